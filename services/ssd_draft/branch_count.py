@@ -43,7 +43,9 @@ class _Times:
 
     def __init__(self) -> None:
         self.first: deque[float] = deque(maxlen=_FIRST_KEPT)
-        """From the start to the first column."""
+        """From the start to the first column or columns."""
+        self.first_depth = 1
+        """Columns that come first: all of them if they are one pass."""
         self.step: deque[float] = deque(maxlen=_STEPS_KEPT)
         """Of each column after it."""
         self.used_at = 0
@@ -57,16 +59,17 @@ class BranchChoice:
         """Construct; ``counts`` are the possible numbers of branches, ``lookahead`` is K."""
         self._counts = sorted(counts, reverse=True)
         self._lookahead = lookahead
-        self._num_tables = 0
+        self._num_tables = self._num_late = 0
         self._times: defaultdict[int, dict[int, _Times]] = defaultdict(
             lambda: {each: _Times() for each in self._counts}
         )
         """By size class of the sessions, and by branches."""
 
-    def note_first(self, num_sessions: int, branches: int, seconds: float) -> None:
-        """Note the time from the start of a batch of tables to its first column."""
+    def note_first(self, num_sessions: int, branches: int, seconds: float, depth: int = 1) -> None:
+        """Note the time from the start of a batch of tables to its first columns."""
         times = self._times[_size_class(num_sessions)][branches]
         times.first.append(seconds)
+        times.first_depth = depth
         self._num_tables += 1
         times.used_at = self._num_tables
 
@@ -102,6 +105,22 @@ class BranchChoice:
             return min(self._counts, key=lambda each: times[each].used_at)
         return max(self._counts, key=value)
 
+    def is_late(self, num_sessions: int, branches: int, seconds: float | None) -> bool:
+        """Return whether the first columns are expected too late; not in one of ``TRY_TABLES``.
+
+        Args:
+            num_sessions: of the batch.
+            branches: of each table.
+            seconds: as in ``choose``.
+        """
+        times = self._times[_size_class(num_sessions)]
+        if seconds is None or not times[self._counts[0]].first:
+            return False
+        if self._expected(times, branches, seconds)[0] > 0.0:
+            return False
+        self._num_late += 1
+        return self._num_late % TRY_TABLES != 0
+
     def _expected(
         self, times: Mapping[int, _Times], branches: int, seconds: float
     ) -> tuple[float, float]:
@@ -115,7 +134,8 @@ class BranchChoice:
         if seconds < first:
             return 0.0, first
         step = share * median(its.step or its.first)
-        return min(1.0 + (seconds - first) / max(step, 1e-6), self._lookahead), first
+        depth = its.first_depth + (seconds - first) / max(step, 1e-6)
+        return min(depth, self._lookahead), first
 
 
 def _size_class(num_sessions: int) -> int:

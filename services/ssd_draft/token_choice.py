@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ssd.engine.batch import StoredNoise
 from ssd.engine.sampling.choose import choose, top_candidates
 from ssd.engine.sampling.keyed import NoiseKeys, chooser_on, packed, ranker_on, to_device
 from ssd.speculation.noise import NoiseRing
@@ -54,6 +55,10 @@ class TokenChoice(Protocol):
 
     def choose(self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints) -> Tensor:
         """Return the token of each row, int64 [R], where the logits are; see ``choose``."""
+        ...
+
+    def stored_noise(self, slots_R: Ints, positions_KR: Ints) -> StoredNoise | None:
+        """Return the noise of several columns; None if it is computed with each choice."""
         ...
 
     def rank(
@@ -103,9 +108,14 @@ class RingChoice:
 
     def choose(self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints) -> Tensor:
         """See ``TokenChoice``."""
-        return choose(
-            logits_RV, self._temperatures_X[slots_R], self._noise(slots_R, positions_R, None)
-        )
+        noise_RV = self._noise(slots_R, positions_R, None)
+        return choose(logits_RV, self._temperatures_X[torch.from_numpy(slots_R)], noise_RV)
+
+    def stored_noise(self, slots_R: Ints, positions_KR: Ints) -> StoredNoise:
+        """See ``TokenChoice``."""
+        rows_KR = self._ring.locate(np.broadcast_to(slots_R, positions_KR.shape), positions_KR)
+        temperature_R = self._temperatures_X[torch.from_numpy(slots_R)]
+        return StoredNoise(temperature_R, self._ring.noise_YV, rows_KR)
 
     def rank(
         self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints, count: int
@@ -167,6 +177,9 @@ class KeyedChoice:
         """See ``TokenChoice``."""
         keys, is_warm = self._keys(slots_R, positions_R)
         return self._choose_of_keys(logits_RV, keys, is_warm=is_warm)
+
+    def stored_noise(self, slots_R: Ints, positions_KR: Ints) -> None:
+        """Return None: the noise of a choice is computed with it."""
 
     def rank(
         self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints, count: int

@@ -19,6 +19,7 @@ all K+1 steps at once: a commit that ends the tree would wait for them, up to a 
 """
 
 from collections import deque
+from collections.abc import Collection
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -27,7 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
+from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, StoredNoise
 from ssd.engine.config import STATIC, EngineConfig
 from ssd.engine.precision import DTYPES
 from ssd.engine.sampling.keyed import to_device
@@ -56,7 +57,24 @@ class TreeRunner(Protocol):
         """Run one step of all branches; returns logits_BNV, float32.
 
         The steps of a batch run in order. Steps of another batch, with another tensor ``slots_B``,
-        and other passes over other sessions may run between them.
+        and other passes over other sessions may run between them. The logits are valid until a
+        later table of one of these sessions begins.
+        """
+        ...
+
+    @property
+    def whole_branches(self) -> Collection[int]:
+        """Numbers of branches for which ``run_columns`` is one pass."""
+        ...
+
+    def run_columns(
+        self, batch: BranchBatch, noise: StoredNoise
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Run and choose all columns of the table of one session.
+
+        Returns:
+            Tokens [K, 1, N], ``NO_TOKEN`` where no score is finite, and the logits [1, N, V] of
+            each step, valid as those of ``run_branches``.
         """
         ...
 
@@ -160,6 +178,10 @@ class _Column:
         return chosen_BN
 
 
+Steps = list[tuple[Ints, torch.Tensor]]
+"""Of each step of a batch of tables: the rows of its sessions, and their logits [B, N, V]."""
+
+
 @dataclass(slots=True)
 class TableBuild:
     """One batch of tables while it is built. Changed by ``Tree`` only."""
@@ -169,16 +191,18 @@ class TableBuild:
     rows_B: Ints
     """The rows of the current sessions in ``tables``."""
     slots_B: torch.Tensor
-    device_slots_B: torch.Tensor
-    """The same on the device of the model."""
     lengths_B: torch.Tensor
     block_tables_BJ: torch.Tensor
     accepted_BN: torch.Tensor
     tokens_BN: torch.Tensor
     """The tokens that the next step runs, on the device of the model."""
+    slots_R: Ints
+    """Of each branch of each session."""
+    positions_R: Ints
+    """Of the token that step 0 chooses."""
     lookahead: int
-    num_steps: int = 0
-    """Steps that have run. Step s chooses column s of the tables; step K only ranks candidates."""
+    steps: Steps = field(default_factory=list)
+    """Those that have run. Step s chooses column s of the tables; step K only ranks candidates."""
     unread: "deque[_Column]" = field(default_factory=deque)
     """Columns that are chosen and not yet in the tables."""
     depth: int = 0
@@ -188,6 +212,23 @@ class TableBuild:
     def branches(self) -> int:
         """N of these tables."""
         return self.tokens_BN.shape[1]
+
+    @property
+    def batch(self) -> BranchBatch:
+        """The next step."""
+        return BranchBatch(
+            self.slots_B,
+            self.tokens_BN,
+            self.accepted_BN,
+            self.num_steps,
+            self.lengths_B,
+            self.block_tables_BJ,
+        )
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that have run."""
+        return len(self.steps)
 
     @property
     def is_complete(self) -> bool:
@@ -210,17 +251,12 @@ class Tree:
         self._block_tables_XJ = torch.zeros((x, shape.num_blocks_each), dtype=torch.int64)
         self._proposals_XK = np.full((x, shape.lookahead), -1, dtype=np.int64)
         self._num_proposed_X = np.zeros(x, dtype=np.int64)
-        self._num_steps_X = np.zeros(x, dtype=np.int64)
-        """Entries that each branch of the newest tree has: its bonus token and tokens after it."""
+        self._newest: dict[int, tuple[Steps, int]] = {}
+        """By slot, the steps of the newest table and its row in the batch."""
         self._ids_XPM = np.zeros((x, p, m), dtype=np.int64)
         self.is_broken_X = np.zeros(x, dtype=np.bool_)
         """Slots for which the model computed NaN or infinity; their tables are invalid."""
         self._scores_XPM = np.full((x, p, m), -np.inf, dtype=np.float32)
-        # Only slots in use touch, and so allocate, their memory.
-        shape_XNPV = (x, shape.branches, p, shape.vocab_size)
-        self._branch_logits_XNPV = torch.empty(
-            shape_XNPV, dtype=DTYPES[shape.engine.dtype], device=self._device
-        )
 
     @property
     def lookahead(self) -> int:
@@ -238,7 +274,7 @@ class Tree:
         self._trunk_lengths_X[slot] = 0
         self._block_tables_XJ[slot] = 0
         self._block_tables_XJ[slot, : len(session.blocks)] = torch.tensor(list(session.blocks))
-        self._num_steps_X[slot] = 0
+        self._newest.pop(slot, None)
         self.is_broken_X[slot] = False
         self._choice.assign(slot, session.seed, session.choice, session.temperature)
 
@@ -291,9 +327,9 @@ class Tree:
         slots_B = torch.tensor(slots)
         lengths_B = self._trunk_lengths_X[slots_B]
         self._fill(np.array(slots), lengths_B.numpy() + 1)
-        self._num_steps_X[slots] = 0
         shape_BNK = (*outcomes.bonus_BN.shape, self._shape.lookahead)
-        return TableBuild(
+        accepted_BN = np.maximum(outcomes.accepted_BN, 0).astype(np.int64)
+        build = TableBuild(
             tables=TableBatch(
                 outcomes.accepted_BN,
                 outcomes.bonus_BN,
@@ -302,15 +338,18 @@ class Tree:
             ),
             rows_B=np.arange(len(slots)),
             slots_B=slots_B,
-            device_slots_B=to_device(slots_B, self._device),
             lengths_B=lengths_B,
             block_tables_BJ=self._block_tables_XJ[slots_B],
-            accepted_BN=torch.from_numpy(np.maximum(outcomes.accepted_BN, 0).astype(np.int64)),
+            accepted_BN=torch.from_numpy(accepted_BN),
             tokens_BN=to_device(
                 torch.from_numpy(np.maximum(outcomes.bonus_BN, 0).astype(np.int64)), self._device
             ),
+            slots_R=np.repeat(slots, accepted_BN.shape[1]),
+            positions_R=(lengths_B.numpy()[:, None] + 2 + accepted_BN).reshape(-1),
             lookahead=self._shape.lookahead,
         )
+        self._newest |= {slot: (build.steps, row) for row, slot in enumerate(slots)}
+        return build
 
     def run_step(self, build: TableBuild) -> None:
         """Run the next step of a batch of tables; all but the last one choose a column.
@@ -318,32 +357,33 @@ class Tree:
         On a device, a column can be read one step after it was chosen.
         """
         step, branches = build.num_steps, build.branches
-        logits_BNV = self._runner.run_branches(
-            BranchBatch(
-                build.slots_B,
-                build.tokens_BN,
-                build.accepted_BN,
-                step,
-                build.lengths_B,
-                build.block_tables_BJ,
-            )
-        )
-        kept_BNV = logits_BNV[..., : self._shape.vocab_size].to(self._branch_logits_XNPV)
-        self._branch_logits_XNPV[:, :branches, step].index_copy_(0, build.device_slots_B, kept_BNV)
-        slots_B = build.slots_B.numpy()
-        build.num_steps += 1
-        self._num_steps_X[slots_B] = build.num_steps
+        logits_BNV = self._runner.run_branches(build.batch)
+        build.steps.append((build.rows_B, logits_BNV.to(DTYPES[self._shape.engine.dtype])))
         if step == self._shape.lookahead:
             self._read(build, 0)
             return
-        slots_R = slots_B.repeat(branches)
-        positions_BN = build.lengths_B[:, None] + 2 + build.accepted_BN + step
-        tokens_R = self._choice.choose(
-            logits_BNV.flatten(0, 1), slots_R, positions_BN.flatten().numpy()
-        )
-        build.tokens_BN = tokens_R.view(-1, branches).clamp_min(0)
-        build.unread.append(_Column(build.rows_B, slots_B, step, tokens_R.view(-1, branches)))
+        chosen_BN = self._choice.choose(
+            logits_BNV.flatten(0, 1), build.slots_R, build.positions_R + step
+        ).view(-1, branches)
+        build.tokens_BN = chosen_BN.clamp_min(0)
+        build.unread.append(_Column(build.rows_B, build.slots_B.numpy(), step, chosen_BN))
         self._read(build, self._lag)
+
+    def can_run_whole(self, num_sessions: int, branches: int) -> bool:
+        """Return whether ``run_whole`` is possible."""
+        return num_sessions == 1 and branches in self._runner.whole_branches
+
+    def run_whole(self, build: TableBuild) -> None:
+        """Run steps 0..K-1 of a new build of one table in one pass; step K remains."""
+        positions_KR = build.positions_R + np.arange(self._shape.lookahead)[:, None]
+        noise = self._choice.stored_noise(build.slots_R, positions_KR)
+        assert noise is not None, "a pass over all columns needs stored noise"
+        chosen_KBN, logits = self._runner.run_columns(build.batch, noise)
+        build.steps += [(build.rows_B, each) for each in logits]
+        build.tables.tokens_BNK[0] = chosen_KBN[:, 0].T.numpy()
+        self.is_broken_X[build.slots_B.numpy()] |= bool((chosen_KBN == NO_TOKEN).any())
+        build.tokens_BN = chosen_KBN[-1].long().clamp_min(0)
+        build.depth = self._shape.lookahead
 
     def _read(self, build: TableBuild, num_left: int) -> None:
         """Put chosen columns into the tables, but for the newest ones."""
@@ -351,20 +391,28 @@ class Tree:
             column = build.unread.popleft()
             chosen_BN = column.wait()
             build.tables.tokens_BNK[column.rows_B, :, column.step] = chosen_BN
-            # A slot whose session has ended may have another one by now.
-            is_current_B = np.isin(column.rows_B, build.rows_B)
-            is_broken_B = (chosen_BN == NO_TOKEN).any(axis=1) & is_current_B
-            self.is_broken_X[column.slots_B] |= is_broken_B
+            is_broken_B = (chosen_BN == NO_TOKEN).any(axis=1)
+            if is_broken_B.any():
+                # A slot whose session has ended may have another one by now.
+                is_broken_B &= np.isin(column.rows_B, build.rows_B)
+                self.is_broken_X[column.slots_B] |= is_broken_B
             build.depth = column.step + 1
 
     def keep(self, build: TableBuild, rows: Rows[int]) -> None:
         """End the tables of all sessions but those in some rows of the current batch."""
         build.rows_B = build.rows_B[rows]
         build.slots_B = build.slots_B[rows]
-        build.device_slots_B = to_device(build.slots_B, self._device)
+        # The steps of the others end here.
+        build.steps = build.steps.copy()
+        for slot, row in zip(build.slots_B.tolist(), build.rows_B.tolist(), strict=True):
+            self._newest[slot] = build.steps, row
         build.lengths_B = build.lengths_B[rows]
         build.block_tables_BJ = build.block_tables_BJ[rows]
         build.accepted_BN = build.accepted_BN[rows]
+        build.slots_R, build.positions_R = (
+            each.reshape(-1, build.branches)[rows].reshape(-1)
+            for each in (build.slots_R, build.positions_R)
+        )
         build.tokens_BN = build.tokens_BN[
             to_device(torch.tensor(rows, dtype=torch.int64), self._device)
         ]
@@ -386,15 +434,20 @@ class Tree:
         """Fill the proposal segments with the next proposals, and rank the forks after them."""
         branch_B = np.array([-1 if move.branch is None else move.branch for move in moves])
         num_proposed_B = np.array([len(move.proposal) for move in moves])
-        is_adopted_B = (branch_B >= 0) & (num_proposed_B < self._num_steps_X[slots_X])
-        self._num_steps_X[slots_X] = 0
+        newest = [self._newest.pop(slot, ([], 0)) for slot in slots_X.tolist()]
+        num_steps_B = np.array([len(steps) for steps, _ in newest])
+        is_adopted_B = (branch_B >= 0) & (num_proposed_B < num_steps_B)
         tokens_BP = _padded([(move.bonus, *move.proposal) for move in moves], self._shape)
-        for rows in (is_adopted_B.nonzero()[0], (~is_adopted_B).nonzero()[0]):
+        # Usually, all sessions are of one batch of tables.
+        batch_B = np.array([id(steps) for steps, _ in newest])
+        parts = [is_adopted_B & (batch_B == each) for each in set(batch_B[is_adopted_B].tolist())]
+        for rows in [each.nonzero()[0] for each in (*parts, ~is_adopted_B)]:
             if not rows.size:
                 continue
             some_X, columns_B = slots_X[rows], num_proposed_B[rows] + 1
             if is_adopted_B[rows[0]]:
-                logits_BPV = self._promote(some_X, branch_B[rows])
+                rows_B = np.array([newest[row][1] for row in rows])
+                logits_BPV = self._promote(some_X, branch_B[rows], newest[rows[0]][0], rows_B)
             else:
                 logits_BPV = self._run_proposals(some_X, tokens_BP[rows], columns_B)
             self._rank(some_X, logits_BPV, columns_B)
@@ -417,11 +470,15 @@ class Tree:
             self._run_proposals(slots_X[rows], tokens_BP, columns_B)
             self._append(slots_X[rows], columns_B)
 
-    def _promote(self, slots_X: Ints, branch_B: Ints) -> torch.Tensor:
-        """Make the winning branches the proposals; return their logits."""
+    def _promote(self, slots_X: Ints, branch_B: Ints, steps: Steps, rows_B: Ints) -> torch.Tensor:
+        """Make winning branches of one batch the proposals; return a column of logits a step."""
         self._runner.promote_branches(torch.from_numpy(slots_X), torch.from_numpy(branch_B))
-        where = to_device(torch.from_numpy(np.stack((slots_X, branch_B))), self._device)
-        return self._branch_logits_XNPV[where[0], where[1]].float()
+        logits_PBV = []
+        for step_rows_B, logits_BNV in steps:
+            index_2B = np.stack((np.searchsorted(step_rows_B, rows_B), branch_B))
+            where = to_device(torch.from_numpy(index_2B), self._device)
+            logits_PBV.append(logits_BNV[where[0], where[1], : self._shape.vocab_size].float())
+        return torch.stack(logits_PBV, dim=1)
 
     def _run_proposals(self, slots_X: Ints, tokens_BP: Ints, columns_B: Ints) -> torch.Tensor:
         """Run one causal pass over some tokens after each trunk; return their logits."""

@@ -83,6 +83,8 @@ class _Batch:
 
     sessions: list[Session]
     build: TableBuild
+    choice: BranchChoice
+    """What chose the branches, and gets the times."""
     begun_at: float
     stepped_at: float = 0.0
     """When the newest step ended."""
@@ -122,7 +124,9 @@ class Worker:
         self._work: defaultdict[int, _LinkWork] = defaultdict(_LinkWork)
         """By link."""
         self._turns = FairTurns()
-        self._branch_choice = BranchChoice(parts.branch_counts, parts.tree.lookahead)
+        self._of_steps = BranchChoice(parts.branch_counts, parts.tree.lookahead)
+        self._of_whole = BranchChoice(parts.branch_counts, parts.tree.lookahead)
+        """The choice of branches for tables that are built in steps, and in one pass."""
         self._is_draining = False
         self.num_sessions = 0
 
@@ -313,23 +317,37 @@ class Worker:
         outcomes = self._tree.select_outcomes(slots, self._policy_of(link.settings))
         is_forecast = work.forecast.seconds > 0
         seconds = _needed_at(due, work.forecast) - begun_at if is_forecast else None
-        branches = self._branch_choice.choose(len(due), seconds, outcomes.probability_BN)
+        choice = self._of_whole
+        branches = choice.choose(len(due), seconds, outcomes.probability_BN)
+        if (
+            # The added time is that of one step.
+            self._added_step_seconds
+            or not self._tree.can_run_whole(len(due), branches)
+            or choice.is_late(len(due), branches, seconds)
+        ):
+            choice = self._of_steps
+            branches = choice.choose(len(due), seconds, outcomes.probability_BN)
         TABLE_BRANCHES.set(branches)
         build = self._tree.begin_tables(slots, outcomes.first(branches))
         for row, session in enumerate(due):
             session.table = _table(session, build.tables, row)
-        work.batches.append(_Batch(due, build, begun_at))
+        work.batches.append(_Batch(due, build, choice, begun_at))
 
     def _run_step(self, work: _LinkWork, waiting: set[int]) -> None:
         """Run one step of the next batch of a link, and send its tables if it is time."""
         batch = work.batches.popleft()
         build, before, old_depth = batch.build, self._clock.now(), batch.build.depth
-        self._tree.run_step(build)
+        old_steps = build.num_steps
+        if batch.choice is self._of_whole and not old_steps:
+            self._tree.run_whole(build)
+        else:
+            self._tree.run_step(build)
         if self._added_step_seconds:
             self._never.wait(self._added_step_seconds)
         now = self._clock.now()
         weight = _WEIGHT if work.step_seconds else 1.0
-        work.step_seconds += weight * (now - before - work.step_seconds)
+        seconds = (now - before) / (build.num_steps - old_steps)
+        work.step_seconds += weight * (seconds - work.step_seconds)
         if not build.is_complete:
             work.batches.append(batch)
         if build.depth == old_depth:
@@ -337,10 +355,10 @@ class Worker:
             return
         size = len(batch.sessions), build.branches
         if old_depth == 0:
-            self._branch_choice.note_first(*size, now - batch.begun_at)
+            batch.choice.note_first(*size, now - batch.begun_at, build.depth)
         else:
             # From column to column: other links have turns between the steps of a batch.
-            self._branch_choice.note_step(*size, now - batch.stepped_at)
+            batch.choice.note_step(*size, now - batch.stepped_at)
         batch.stepped_at = now
         is_whole = build.depth == self._tree.lookahead
         if is_whole:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -54,6 +56,17 @@ class BranchBatch:
     step: int
     trunk_lengths_B: Tensor
     block_tables_BJ: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StoredNoise:
+    """The Gumbel noise with which a table chooses its tokens, float32 and finite."""
+
+    temperature_R: Tensor
+    """Of each branch, float32, >= 0."""
+    noise_YV: Tensor
+    rows_KR: NDArray[np.int64]
+    """The row of ``noise_YV`` for the token that each step chooses for each branch."""
 
 
 def pad_sequences(batch: PagedBatch, count: int) -> PagedBatch:

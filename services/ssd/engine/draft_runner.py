@@ -4,10 +4,13 @@ A session's KV entries are its trunk (pages), its proposal segment and its own s
 ``kv_cache/storage.py``. The number of sessions is not padded, so each number is a shape.
 """
 
+from collections.abc import Collection
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
+from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, StoredNoise
 from ssd.engine.execution import DraftExecution
 from ssd.engine.runner import ModelRunner, Progress
 
@@ -30,6 +33,17 @@ class DraftRunner(ModelRunner):
     def run_branches(self, batch: BranchBatch) -> Tensor:
         """Run one step of all branches; returns fp32 logits [B, N, V]."""
         return self._without_padding_ids(self.execution.run_branches(batch))
+
+    @property
+    def whole_branches(self) -> Collection[int]:
+        """Numbers of branches for which ``run_columns`` is one pass."""
+        return self.execution.whole_branches
+
+    @torch.inference_mode()
+    def run_columns(self, batch: BranchBatch, noise: StoredNoise) -> tuple[Tensor, list[Tensor]]:
+        """Run and choose all columns of the table of one session; see ``DraftExecution``."""
+        tokens_KBN, logits = self.execution.run_columns(batch, noise)
+        return tokens_KBN, [self._without_padding_ids(each) for each in logits]
 
     def append_proposal(
         self,
@@ -63,6 +77,11 @@ class DraftRunner(ModelRunner):
         self.run_proposals(ProposalBatch(slot_B, tokens_BP, one_B, one_B, table_B1))
         for branches in self.engine.branch_counts:
             tokens_BN = zero_B[:, None].expand(-1, branches)
-            self.run_branches(BranchBatch(slot_B, tokens_BN, tokens_BN, 0, one_B, table_B1))
+            batch = BranchBatch(slot_B, tokens_BN, tokens_BN, 0, one_B, table_B1)
+            self.run_branches(batch)
+            if count == 1 and branches in self.whole_branches:
+                no_noise_YV = torch.zeros((1, self.model.vocab_size))
+                rows_KR = np.zeros((self.engine.num_columns - 1, branches), dtype=np.int64)
+                self.run_columns(batch, StoredNoise(torch.zeros(branches), no_noise_YV, rows_KR))
         self.append_proposal(slot_B, zero_B, zero_B, table_B1)
         self.promote_branches(slot_B, zero_B)

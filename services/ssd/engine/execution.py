@@ -4,16 +4,19 @@ A runner decides which passes run and what their results mean. An *execution* is
 KV entries on one engine. Scheduling, sampling, verification and trees know neither.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+import torch
 from torch import Tensor
 
-from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
+from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, StoredNoise
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.parallel.group import ALONE, Group
+from ssd.engine.sampling.choose import choose
 
 
 class Execution(Protocol):
@@ -71,6 +74,9 @@ class TargetExecution(Execution, Protocol):
 class DraftExecution(Execution, Protocol):
     """The passes of a draft. The trunk of a session is in pages; see ``kv_cache/storage.py``."""
 
+    whole_branches: Collection[int]
+    """Numbers of branches for which ``run_columns`` is possible."""
+
     def run_proposals(self, batch: ProposalBatch) -> Tensor:
         """Fill proposal segments; returns fp32 logits [B, P, V]."""
         ...
@@ -79,7 +85,20 @@ class DraftExecution(Execution, Protocol):
         """Run one step of all branches; returns fp32 logits [B, N, V].
 
         Steps run in order from 0. The entries, accepted lengths and trunks apply to all steps with
-        the same tensor ``slots_B``. Other passes may run between them.
+        the same tensor ``slots_B``. Other passes may run between them. The logits are valid until
+        a later table of one of these sessions begins.
+        """
+        ...
+
+    def run_columns(self, batch: BranchBatch, noise: StoredNoise) -> tuple[Tensor, list[Tensor]]:
+        """Run steps 0..K-1 of one session in one pass, from the tokens of step 0.
+
+        Each step chooses the best of logits / T + noise for each branch, which the next one runs.
+        Step K follows with ``run_branches``.
+
+        Returns:
+            The chosen tokens, int32 [K, 1, N], ``NO_TOKEN`` if no score is finite; and the logits
+            of each step, as ``run_branches`` returns them.
         """
         ...
 
@@ -99,6 +118,29 @@ class DraftExecution(Execution, Protocol):
     def promote_branches(self, slots_B: Tensor, branches_B: Tensor) -> None:
         """Copy the own entries of one branch of each session into its proposal segment."""
         ...
+
+
+class RunsBranches(Protocol):
+    """What runs one step of all branches."""
+
+    def run_branches(self, batch: BranchBatch) -> Tensor:
+        """See ``DraftExecution.run_branches``."""
+        ...
+
+
+def run_columns_by_steps(
+    execution: RunsBranches, batch: BranchBatch, noise: StoredNoise
+) -> tuple[Tensor, list[Tensor]]:
+    """Return ``DraftExecution.run_columns`` by several passes; of several sessions, too."""
+    tokens_KBN: list[Tensor] = []
+    logits: list[Tensor] = []
+    for step, rows_R in enumerate(noise.rows_KR):
+        logits.append(execution.run_branches(replace(batch, step=step)))
+        noise_RV = noise.noise_YV[torch.from_numpy(rows_R)]
+        chosen_R = choose(logits[-1].flatten(0, 1), noise.temperature_R, noise_RV)
+        tokens_KBN.append(chosen_R.view(batch.tokens_BN.shape))
+        batch = replace(batch, tokens_BN=tokens_KBN[-1].clamp_min(0))
+    return torch.stack(tokens_KBN).int(), logits
 
 
 Load = Callable[[Path, ModelConfig, EngineConfig, Callable[[float], None], Group], Any]

@@ -82,8 +82,9 @@ class ModelRunner(ABC):
         """
 
     def _without_padding_ids(self, logits_BQV: Tensor) -> Tensor:
-        if self.engine.num_token_ids is not None:
-            logits_BQV[..., self.engine.num_token_ids :] = -torch.inf
+        num_ids = self.engine.num_token_ids
+        if num_ids is not None and num_ids < logits_BQV.shape[-1]:
+            logits_BQV[..., num_ids:] = -torch.inf
         return logits_BQV
 
 

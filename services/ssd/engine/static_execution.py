@@ -18,7 +18,7 @@ is slower. The log reports it once.
 Letters: J pages of a sequence; Y pages of the storage, of C slots.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,11 @@ from torch import Tensor
 
 from ssd.engine.attention.dense import attend_beside
 from ssd.engine.attention.paged import Attend, PagedAttention, make_paged
-from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
+from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, StoredNoise
 from ssd.engine.capture import Capture, CudaTimer, Pass, capture_of
 from ssd.engine.compiler import require_compiler
 from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
+from ssd.engine.execution import run_columns_by_steps
 from ssd.engine.kv_cache.storage import KVStorage
 from ssd.engine.memory import allocate_storage
 from ssd.engine.models.decoder import Decoder
@@ -225,6 +226,8 @@ class StaticTarget(StaticExecution):
 class StaticDraft(StaticExecution):
     """Proposals, and steps of branches. Padding rows use the segments of the spare session."""
 
+    whole_branches: Collection[int] = ()
+
     def __init__(
         self,
         decoder: CausalModel,
@@ -290,7 +293,12 @@ class StaticDraft(StaticExecution):
             self._written[key] = batch.slots_B
         inputs.device["step_1"].fill_(batch.step)
         inputs.device["tokens_BN"][:num_sequences].copy_(batch.tokens_BN, non_blocking=True)
-        return run()[:num_sequences]
+        return run()[:num_sequences].clone()
+
+    @torch.inference_mode()
+    def run_columns(self, batch: BranchBatch, noise: StoredNoise) -> tuple[Tensor, list[Tensor]]:
+        """See ``DraftExecution.run_columns``."""
+        return run_columns_by_steps(self, batch, noise)
 
     @torch.inference_mode()
     def append_proposal(

@@ -4,7 +4,7 @@ All passes have fixed shapes. They differ in which entries the queries see and i
 are written. The model and the attention kernel are the same.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +20,9 @@ from ssd.engine.attention.context import (
     make_run,
     widen,
 )
-from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, pad_sequences
+from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, StoredNoise, pad_sequences
 from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
+from ssd.engine.execution import run_columns_by_steps
 from ssd.engine.kv_cache.storage import KVStorage, fit_block_tables
 from ssd.engine.memory import allocate_storage
 from ssd.engine.models.decoder import Decoder
@@ -176,6 +177,8 @@ class TorchTarget(TorchExecution):
 class TorchDraft(TorchExecution):
     """Proposals, and steps of branches. The number of sessions is not padded."""
 
+    whole_branches: Collection[int] = ()
+
     def __init__(
         self,
         decoder: CausalModel,
@@ -228,6 +231,11 @@ class TorchDraft(TorchExecution):
             batch.tokens_BN, positions_BN, own_BPN[:, batch.step], [run], is_whole=True
         )
         return self._logits(hidden_RD, branches)
+
+    @torch.inference_mode()
+    def run_columns(self, batch: BranchBatch, noise: StoredNoise) -> tuple[Tensor, list[Tensor]]:
+        """See ``DraftExecution.run_columns``."""
+        return run_columns_by_steps(self, batch, noise)
 
     @torch.inference_mode()
     def append_proposal(

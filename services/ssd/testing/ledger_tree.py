@@ -5,9 +5,12 @@ contain tokens, and the logits are a fixed function of the tokens that attention
 length, segment, branch or copy therefore changes the logits.
 """
 
+from collections.abc import Collection
+
 import torch
 
-from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
+from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, StoredNoise
+from ssd.engine.execution import run_columns_by_steps
 from ssd.testing.ledger_runner import law
 
 _UNWRITTEN = -1
@@ -26,6 +29,7 @@ class LedgerTreeRunner:
         self.vocab_size = vocab_size
         self.nan_token: int | None = None
         """Rows of this token are not finite."""
+        self.whole_branches: Collection[int] = ()
         self.num_branch_steps = 0
         self.num_proposal_passes = 0
         num_columns = lookahead + 1
@@ -65,6 +69,12 @@ class LedgerTreeRunner:
                 own_S = self.own_XNP[slot, branch, : batch.step + 1]
                 logits_BNV[row, branch] = self._law(torch.cat([trunk_S, proposal_S, own_S]))
         return logits_BNV
+
+    def run_columns(
+        self, batch: BranchBatch, noise: StoredNoise
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Run and choose all columns of one table."""
+        return run_columns_by_steps(self, batch, noise)
 
     def append_proposal(
         self,

@@ -88,11 +88,21 @@ class KVStorage:
         self.keys = [layer[0].unflatten(1, self.shape_GE) for layer in self.entries_L2ZW]
         self.values = [layer[1].unflatten(1, self.shape_GE) for layer in self.entries_L2ZW]
         self.flat = [layer.flatten(0, 1) for layer in self.entries_L2ZW]
+        self._entries_XZGE = self.entries_L2ZW.flatten(0, 1).unflatten(2, self.shape_GE)
 
     def write(self, layer: int, entries_R: Tensor, keys_RGE: Tensor, values_RGE: Tensor) -> None:
         """Store one layer's keys and values; values that are not finite are stored as 0."""
         self.keys[layer].index_copy_(0, entries_R, keys_RGE.nan_to_num(0.0, 0.0, 0.0))
         self.values[layer].index_copy_(0, entries_R, values_RGE.nan_to_num(0.0, 0.0, 0.0))
+
+    def select(self, entries_BS: Tensor) -> Tensor:
+        """Return entries, [X, B, G, S, E]; X are the keys and the values of each layer."""
+        found_XBGSE: Tensor = self._entries_XZGE[:, entries_BS].transpose(2, 3)
+        return found_XBGSE
+
+    def put(self, entries_BS: Tensor, new_XBGSE: Tensor) -> None:
+        """Store finite keys and values of all layers."""
+        self._entries_XZGE[:, entries_BS] = new_XBGSE.transpose(2, 3)
 
     def copy(self, from_X: Tensor, to_X: Tensor) -> None:
         """Copy entries of all layers; all sources are read before the first write."""

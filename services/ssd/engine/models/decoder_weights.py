@@ -1,6 +1,6 @@
 """The weights of a decoder, for the engine that runs it. Letter: I, both halves of gate and up."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -26,7 +26,7 @@ class DecoderWeights:
     """All weights. Layers are read one by one, so that an engine can convert them in turn."""
 
     embedding_VD: Tensor
-    layers: Iterator[LayerWeights]
+    layers: Iterable[LayerWeights]
     norm_D: Tensor
     head_VD: Tensor | None
     """None if it is the embedding."""

@@ -1,7 +1,8 @@
 """The decoder of Llama and Qwen3 as a graph. Its attention is a parameter."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import openvino
@@ -61,6 +62,13 @@ class GraphWeights:
     layers: Sequence[GraphLayer]
     norm_D: Tensor
     head: Matrix
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the matrices."""
+        layers = [(x.rotated, x.values, x.output, x.gate_up, x.down) for x in self.layers]
+        matrices = {self.embedding, self.head, *chain.from_iterable(layers)}
+        return sum(each.num_bytes for each in matrices)
 
 
 def graph_weights(config: ModelConfig, weights: DecoderWeights, stored: Weights) -> GraphWeights:
@@ -152,9 +160,7 @@ def compile_graph(
     outputs: Sequence[Node],
     inputs: dict[str, Node],
     engine: EngineConfig,
-    *,
-    num_copies: int = 1,
-    max_copied_bytes: int = 0,
+    copies: Sequence[Mapping[str, Sequence[int]]] = (),
 ) -> list[openvino.InferRequest]:
     """Compile a graph whose inputs have these names, for one caller at a time.
 
@@ -162,8 +168,8 @@ def compile_graph(
         outputs: results of the graph.
         inputs: parameters by name.
         engine: number of threads.
-        num_copies: requests to return, each compiled with constants of its own.
-        max_copied_bytes: a graph with larger constants is compiled only once.
+        copies: shapes of the inputs of further requests, each with constants of its own; inputs
+            that are missing stay as they are.
 
     Raises:
         SetupError: OpenVINO cannot compile it on this machine; the message has its reason.
@@ -171,9 +177,9 @@ def compile_graph(
     for name, node in inputs.items():
         node.output(0).get_tensor().set_names({name})
     graph = openvino.Model([port(each) for each in outputs], list(inputs.values()), "decoder")
-    constants = [each for each in graph.get_ops() if each.get_type_name() == "Constant"]
-    if sum(each.get_byte_size() for each in constants) > max_copied_bytes:
-        num_copies = 1
+    graphs = [graph, *(graph.clone() for _ in copies)]
+    for each, shapes in zip(graphs[1:], copies, strict=True):
+        each.reshape(dict(shapes))
     options = {
         "INFERENCE_NUM_THREADS": engine.threads,
         "INFERENCE_PRECISION_HINT": PRECISIONS[engine.dtype],
@@ -186,10 +192,7 @@ def compile_graph(
     }
     try:
         core = openvino.Core()
-        return [
-            core.compile_model(graph, "CPU", options).create_infer_request()
-            for _ in range(num_copies)
-        ]
+        return [core.compile_model(each, "CPU", options).create_infer_request() for each in graphs]
     except RuntimeError as error:
         # The first lines are places in the sources of OpenVINO.
         reason = [line for line in str(error).splitlines() if line.strip()][-1]

@@ -1,13 +1,25 @@
 """The graph of a draft's passes, and its inputs.
 
-Each pass has Q new rows of each session. They see *stored* entries and the new rows themselves,
-each under an additive mask. The graph returns the keys and values of the new rows.
+Each pass has Q new rows of each session. A row sees three kinds of entries, each under an additive
+mask: *stored* entries of its session, *own* entries that no other row sees, and the new rows. The
+graph returns the keys and values of the new rows.
 
-Letters: Q rows of a session, U = Q x heads of a group, S stored entries, X keys and values of
-layers.
+*Decision*: each step of a table is a pass, and the tokens are chosen outside of it. *Because*: a
+pass spends 11 us outside its nodes, while a choice inside the graph takes 150 us (``TopK`` of 24
+rows of 4,096 scores) instead of 5 us (numpy). *Not chosen*: one graph of K unrolled steps. It would
+also run to its end after a commit that makes it useless. *Revisit when* a plugin finds the largest
+score of a row as fast as numpy.
+
+*Decision*: each row has its own entries in a small product. *Because*: as columns that other rows
+do not see, 7 steps of 24 branches are 168 columns of every product, mask and softmax: .83 instead
+of .73 ms a pass of the embedded draft after 250 tokens (one AVX-512 core). *Revisit when* such
+products are slow on a CPU.
+
+Letters: Q rows of a session, U = Q x heads of a group, S stored entries, O own entries of a row, X
+keys and values of layers.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import openvino
@@ -17,7 +29,13 @@ from torch import Tensor
 
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.decoder_weights import DecoderWeights
-from ssd.engine.openvino_engine.decoder import Seen, build_decoder, compile_graph, graph_weights
+from ssd.engine.openvino_engine.decoder import (
+    GraphWeights,
+    Seen,
+    build_decoder,
+    compile_graph,
+    graph_weights,
+)
 from ssd.engine.openvino_engine.layers import (
     Rotation,
     finite_or_zero,
@@ -27,154 +45,222 @@ from ssd.engine.openvino_engine.layers import (
     product_with_transposed,
     reshape,
 )
+from ssd.engine.openvino_engine.table_graph import TableGraph, build_table_graph
 
 MAX_COPIED_BYTES = 64 << 20
-"""Weights that are worth a second copy: passes over larger ones take much longer than 1.2 ms."""
+"""Weights that are worth several copies. Copies save the time in which OpenVINO prepares its nodes
+when the shape of a pass changes (.3 ms for a shape that it knows, else 2 ms), and a tenth of the
+passes of one session, whose copies have fixed shapes but for S."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Gathered entries, and which of them each row sees."""
+class PassInputs:
+    """The inputs of passes of one shape, in memory that the graph reads in every pass."""
 
-    entries_XBGSE: Tensor
-    mask_B1US: Tensor
+    def __init__(
+        self,
+        entries_XBGSE: Tensor,
+        stored_mask_B1US: Tensor,
+        own_XBGQOE: Tensor,
+        new_mask: Tensor,
+        *,
+        needs_logits: bool = True,
+    ) -> None:
+        """Construct. In place of B, Q and O, the own entries may have 1, if no row has any.
+
+        Args:
+            entries_XBGSE: stored entries.
+            stored_mask_B1US: mask of the stored entries.
+            own_XBGQOE: own entries, finite; no row sees them until ``own_mask_O`` changes.
+            new_mask: mask of the new rows, [1, 1, U, Q].
+            needs_logits: whether each row needs logits, or none.
+        """
+        num_rows = len(stored_mask_B1US) * new_mask.shape[3]
+        self.tokens_R = np.zeros(num_rows, dtype=np.int32)
+        self.positions_R = np.zeros(num_rows, dtype=np.int32)
+        self.own_mask_O = np.full(own_XBGQOE.shape[4], -np.inf, dtype=np.float32)
+        arrays = {
+            "tokens": self.tokens_R,
+            "positions": self.positions_R,
+            "logit_rows": np.arange(num_rows if needs_logits else 0, dtype=np.int32),
+            "stored_mask": stored_mask_B1US.numpy(),
+            "own_mask": self.own_mask_O,
+            "new_mask": new_mask.numpy(),
+        }
+        for index, (stored, own) in enumerate(zip(entries_XBGSE, own_XBGQOE, strict=True)):
+            arrays |= {f"stored{index}": stored.numpy(), f"own{index}": own.numpy()}
+        self.tensors = {
+            name: openvino.Tensor(each, shared_memory=True) for name, each in arrays.items()
+        }
 
 
 class DraftGraph:
-    """A compiled graph with its inputs. Step thread only; results are valid until the next pass."""
+    """A compiled graph. Step thread only; results are valid until the next pass."""
 
-    def __init__(self, request: openvino.InferRequest, model: ModelConfig, max_len: int) -> None:
+    def __init__(self, request: openvino.InferRequest, max_len: int) -> None:
         self._request = request
-        self._num_layers = model.num_layers
         self._last_position = max_len - 1
-        self._inputs: dict[str, Tensor] = {}
-        self._stored: Stored | None = None
+        self._inputs: PassInputs | None = None
 
-    def see(
-        self, stored: Stored, new_mask: Tensor, tokens_BQ: Tensor, num_logits: int | None = None
+    def run(
+        self,
+        inputs: PassInputs,
+        tokens_BQ: Tensor,
+        positions_BQ: Tensor,
+        logits: openvino.Tensor | None = None,
     ) -> None:
-        """Set the inputs that the next passes share.
-
-        All calls with one object ``stored`` must have equal other arguments: only the first has an
-        effect.
+        """Run a pass; positions beyond the last one are replaced by it.
 
         Args:
-            stored: the stored entries; their owner may change them between the passes.
-            new_mask: additive mask of the new rows, [1, 1, U, Q].
-            tokens_BQ: tokens of the shape of the passes.
-            num_logits: rows that need logits; None: all.
+            inputs: the other inputs; passes that follow each other may share them.
+            tokens_BQ: int64.
+            positions_BQ: int64.
+            logits: where to write them, float32 [R, V]; None: memory of this graph.
         """
-        if stored is self._stored:
-            return
-        self._stored = stored
-        rows = tokens_BQ.numel()
-        self._inputs = {
-            "tokens": torch.empty(tokens_BQ.shape, dtype=torch.int32),
-            "positions": torch.empty(tokens_BQ.shape, dtype=torch.int32),
-            "shape": torch.tensor(tokens_BQ.shape),
-            "logit_rows": torch.arange(
-                rows if num_logits is None else num_logits, dtype=torch.int32
-            ),
-            "stored_mask": stored.mask_B1US,
-            "new_mask": new_mask,
-        }
-        self._inputs |= dict(zip(_cache_names(self._num_layers), stored.entries_XBGSE, strict=True))
-        # The graph reads this memory in every pass; self._inputs keeps it alive.
-        for name, each in self._inputs.items():
-            values = each.view(-1) if name in ("tokens", "positions") else each
-            self._request.set_tensor(name, openvino.Tensor(values.numpy(), shared_memory=True))
-
-    def run(self, tokens_BQ: Tensor, position_BQ: Tensor) -> None:
-        """Run a pass; positions beyond the last one are replaced by it."""
-        self._inputs["tokens"].copy_(tokens_BQ)
-        self._inputs["positions"].copy_(position_BQ.clamp(max=self._last_position))
+        if inputs is not self._inputs:
+            self._inputs = inputs
+            for name, tensor in inputs.tensors.items():
+                self._request.set_tensor(name, tensor)
+        inputs.tokens_R[:] = tokens_BQ.numpy().reshape(-1)
+        np.minimum(
+            positions_BQ.numpy().reshape(-1),
+            self._last_position,
+            out=inputs.positions_R,
+            casting="same_kind",
+        )
+        if logits is None:
+            logits = openvino.Tensor(openvino.Type.f32, openvino.Shape([0, 0]))
+        self._request.set_output_tensor(0, logits)
         self._request.infer()
 
-    def logits(self, tokens_BQ: Tensor) -> Tensor:
-        """Return the logits of the last pass, [B, Q, V]."""
-        logits_RV = torch.from_numpy(self._request.get_output_tensor(0).data)
-        return logits_RV.view(*tokens_BQ.shape, -1)
+    def logits(self) -> Tensor:
+        """Return the logits of the last pass, [R, V]."""
+        return torch.from_numpy(self._request.get_output_tensor(0).data)
 
     def is_finite(self) -> Tensor:
         """Return whether the hidden state of each row of the last pass is finite, bool [R]."""
         return torch.from_numpy(self._request.get_output_tensor(1).data).isfinite()
 
-    def new_entries(self) -> Tensor:
-        """Return the entries of the rows of the last pass, [L, 2, R, G*E]; all are finite."""
+    def new_entries(self, num_kinds: int) -> Tensor:
+        """Return the new entries of the last pass, [X, B, G, Q, E] with X kinds; all are finite."""
         new = torch.from_numpy(self._request.get_output_tensor(2).data)
-        return new.view(len(new), self._num_layers, 2, -1).movedim(0, 2)
+        entries_XBGQE: Tensor = new.unflatten(0, (num_kinds, -1))
+        return entries_XBGQE
 
 
-def _cache_names(num_layers: int) -> list[str]:
-    return [f"{kind}{layer}" for layer in range(num_layers) for kind in ("keys", "values")]
+class DraftGraphs:
+    """The graph, compiled once, or for each kind of pass if its weights are small."""
+
+    def __init__(self, weights: DecoderWeights, model: ModelConfig, engine: EngineConfig) -> None:
+        """Build and compile.
+
+        Raises:
+            SetupError: OpenVINO cannot compile it on this machine.
+        """
+        nodes = graph_weights(model, weights, engine.weights)
+        counts = engine.branch_counts if nodes.num_bytes <= MAX_COPIED_BYTES else ()
+        outputs, inputs = build_graph(nodes, model, engine)
+        copies = [{}, *(fixed_shapes(model, engine, each) for each in counts)] if counts else []
+        requests = compile_graph(outputs, inputs, engine, copies)
+        graphs = [DraftGraph(each, engine.max_model_len) for each in requests]
+        self.causal, self._branching = graphs[0], graphs[1 if copies else 0]
+        self._of_one_session = dict(zip(counts, graphs[2:], strict=True))
+        self.tables: dict[int, TableGraph] = {}
+        """By branches, the graph of all columns of a table of one session."""
+        for count in counts:
+            outputs, inputs = build_table_graph(nodes, model, engine, count)
+            (request,) = compile_graph(outputs, inputs, engine)
+            self.tables[count] = TableGraph(request, engine, count)
+
+    def branching(self, num_sessions: int, branches: int) -> DraftGraph:
+        """Return the graph of a step of so many branches."""
+        if num_sessions > 1:
+            return self._branching
+        return self._of_one_session.get(branches, self._branching)
 
 
-def build_graphs(
-    weights: DecoderWeights, model: ModelConfig, engine: EngineConfig
-) -> tuple[DraftGraph, DraftGraph]:
-    """Compile the graph, twice if its weights are small; otherwise both are one object.
+def fixed_shapes(
+    model: ModelConfig, engine: EngineConfig, branches: int
+) -> Mapping[str, Sequence[int]]:
+    """Return the shapes of the inputs of a step of one session; only S stays open."""
+    heads, size = model.num_kv_heads, model.head_size
+    num_queries = branches * (model.num_heads // heads)
+    shapes: dict[str, Sequence[int]] = {
+        "tokens": [branches],
+        "positions": [branches],
+        "logit_rows": [branches],
+        "stored_mask": [1, 1, num_queries, -1],
+        "own_mask": [engine.num_columns],
+        "new_mask": [1, 1, num_queries, branches],
+    }
+    for index in range(2 * model.num_layers):
+        shapes[f"stored{index}"] = [1, heads, -1, size]
+        shapes[f"own{index}"] = [1, heads, branches, engine.num_columns, size]
+    return shapes
 
-    A pass whose shape differs from the one before it takes 1.2 ms more, in which OpenVINO prepares
-    its nodes (a pass of the embedded draft: 1 to 3 ms). Passes of two shapes that alternate need
-    two graphs, each with its own packed weights.
 
-    Raises:
-        SetupError: OpenVINO cannot compile it on this machine.
-    """
+def build_graph(
+    weights: GraphWeights, model: ModelConfig, engine: EngineConfig
+) -> tuple[Sequence[Node], dict[str, Node]]:
+    """Return the outputs and the inputs by name: see ``DraftGraph`` and ``PassInputs``."""
     heads, size = model.num_kv_heads, model.head_size
     group = model.num_heads // heads
     inputs = {
         "tokens": opset15.parameter([-1], np.int32),
         "positions": opset15.parameter([-1], np.int32),
-        "shape": opset15.parameter([2], np.int64),
         "logit_rows": opset15.parameter([-1], np.int32),
         "stored_mask": opset15.parameter([-1, 1, -1, -1], np.float32),
+        "own_mask": opset15.parameter([-1], np.float32),
         "new_mask": opset15.parameter([1, 1, -1, -1], np.float32),
     }
+    num_stored, num_own, num_new = (
+        opset15.gather(opset15.shape_of(inputs[name]), ints(axis), ints(0))
+        for name, axis in (("stored_mask", 3), ("own_mask", 0), ("new_mask", 3))
+    )
     new: list[Node] = []
 
     def per_session(rows: Node, each: int) -> Node:
-        """[B*Q, G*each*E] -> [B, G, Q*each, E]."""
-        shape = opset15.concat([inputs["shape"], ints(heads, each, size)], 0)
+        """[B*Q, G*each*E] -> [B, G, Q, each, E]."""
+        shape = opset15.concat([ints(-1), num_new, ints(heads, each, size)], 0)
         split = opset15.reshape(rows, shape, special_zero=False)
-        moved = opset15.transpose(split, ints(0, 2, 1, 3, 4))
-        return reshape(moved, 0, heads, -1, size)
+        return opset15.transpose(split, ints(0, 2, 1, 3, 4))
 
     def attend(layer: int, queries: Node, keys: Node, values: Node) -> Node:
         stored = [opset15.parameter([-1, heads, -1, size], np.float32) for _ in range(2)]
-        inputs[f"keys{layer}"], inputs[f"values{layer}"] = stored
-        keys, values = finite_or_zero(keys), finite_or_zero(values)
-        new.extend((keys, values))
+        own = [opset15.parameter([-1, heads, -1, -1, size], np.float32) for _ in range(2)]
+        for kind in range(2):
+            inputs[f"stored{2 * layer + kind}"] = stored[kind]
+            inputs[f"own{2 * layer + kind}"] = own[kind]
         scaled = opset15.multiply(per_session(queries, group), number(size**-0.5))
-        new_keys, new_values = per_session(keys, 1), per_session(values, 1)
-        on_stored = opset15.add(product_with_transposed(scaled, stored[0]), inputs["stored_mask"])
-        on_new = opset15.add(product_with_transposed(scaled, new_keys), inputs["new_mask"])
-        shares = opset15.softmax(opset15.concat([on_stored, on_new], 3), 3)
-        num_stored = opset15.gather(opset15.shape_of(stored[0]), ints(2), ints(0))
-        num_new = opset15.gather(inputs["shape"], ints(1), ints(0))
-        parts = opset15.variadic_split(
-            shares, opset15.constant(3), opset15.concat([num_stored, num_new], 0)
+        all_scaled = reshape(scaled, 0, 0, -1, size)
+        now = [
+            reshape(per_session(finite_or_zero(each), 1), 0, 0, -1, size) for each in (keys, values)
+        ]
+        new.extend(now)
+        scores = [
+            opset15.add(product_with_transposed(all_scaled, stored[0]), inputs["stored_mask"]),
+            opset15.reshape(
+                opset15.add(product_with_transposed(scaled, own[0]), inputs["own_mask"]),
+                opset15.concat([ints(0, 0, -1), num_own], 0),
+                special_zero=True,
+            ),
+            opset15.add(product_with_transposed(all_scaled, now[0]), inputs["new_mask"]),
+        ]
+        shares = opset15.variadic_split(
+            opset15.softmax(opset15.concat(scores, 3), 3),
+            opset15.constant(3),
+            opset15.concat([num_stored, num_own, num_new], 0),
         )
-        seen = opset15.add(
-            product(parts.output(0), stored[1]),
-            product(parts.output(1), new_values),
+        of_shared = opset15.add(
+            product(shares.output(0), stored[1]), product(shares.output(2), now[1])
         )
-        split = reshape(seen, 0, heads, -1, group, size)
-        moved = opset15.transpose(split, ints(0, 2, 1, 3, 4))
-        return reshape(moved, -1, heads * group * size)
+        split = opset15.concat([ints(0, 0), num_new, ints(group, -1)], 0)
+        of_own = product(opset15.reshape(shares.output(1), split, special_zero=True), own[1])
+        seen = opset15.add(opset15.reshape(of_shared, split, special_zero=True), of_own)
+        return reshape(opset15.transpose(seen, ints(0, 2, 1, 3, 4)), -1, heads * group * size)
 
     graph_parts = Seen(
         rotation=Rotation(model, engine.max_model_len, inputs["positions"]),
         attend=attend,
     )
-    nodes = graph_weights(model, weights, engine.weights)
-    outputs = build_decoder(model, nodes, inputs["tokens"], inputs["logit_rows"], graph_parts)
-    requests = compile_graph(
-        (*outputs, opset15.concat(new, 1)),
-        inputs,
-        engine,
-        num_copies=2,
-        max_copied_bytes=MAX_COPIED_BYTES,
-    )
-    graphs = [DraftGraph(each, model, engine.max_model_len) for each in requests]
-    return graphs[0], graphs[-1]
+    outputs = build_decoder(model, weights, inputs["tokens"], inputs["logit_rows"], graph_parts)
+    return (*outputs, opset15.concat(new, 0)), inputs

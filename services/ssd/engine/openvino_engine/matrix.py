@@ -49,6 +49,12 @@ class Matrix:
             self._values = opset15.constant(values_OXI[:, 0].numpy())
             self._scales = opset15.constant(scales_OX1[:, 0].numpy())
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of the values."""
+        size: int = self._values.get_byte_size()
+        return size
+
     def times(self, x: Node) -> Node:
         """Return x W^T of rows ``x``."""
         values = _as_float(self._values)

@@ -71,14 +71,10 @@ def choose_rows(
 
 
 def _scores(logits_RV: Tensor, temperature_R: Tensor, noise_RV: Tensor | None) -> Tensor:
+    """Return logits + T * noise: in the order of logits / T + noise, continuous down to T = 0."""
     if noise_RV is None:
         return logits_RV
-    is_warm_R1 = temperature_R[:, None] > 0
-    scores_RV = logits_RV / torch.where(is_warm_R1, temperature_R[:, None], 1.0)
-    scores_RV += noise_RV
-    if not bool(is_warm_R1.all()):
-        scores_RV = torch.where(is_warm_R1, scores_RV, logits_RV)
-    return scores_RV
+    return torch.addcmul(logits_RV, temperature_R[:, None], noise_RV)
 
 
 def _argmax(scores_RV: Tensor) -> Tensor:
@@ -101,8 +97,5 @@ def top_candidates(
         ids int64 [R, count] and scores fp32 [R, count]. The first score of a row is finite if its
         candidates are valid.
     """
-    scores_RV = logits_RV
-    if noise_RV is not None:
-        scores_RV = torch.addcmul(logits_RV, temperature_R[:, None], noise_RV)
-    best = scores_RV.topk(count, dim=-1)
+    best = _scores(logits_RV, temperature_R, noise_RV).topk(count, dim=-1)
     return best.indices, best.values

@@ -50,7 +50,7 @@ def test_a_pass_has_as_many_rows_as_its_sequences_have_columns(make_runner: Make
 
 def test_sessions_share_a_pass_unless_padding_takes_longer() -> None:
     def groups(*lengths: int) -> list[list[int]]:
-        return [each.tolist() for each in group_by_width(torch.tensor(lengths), 168)]
+        return [each.tolist() for each in group_by_width(torch.tensor(lengths))]
 
     assert groups(100, 120) == [[0, 1]]
     assert groups(100, 3000, 90, 110) == [[0, 2, 3], [1]]
