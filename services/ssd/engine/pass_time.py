@@ -170,12 +170,12 @@ AVX512-BF16 and VNNI, without AMX (family 6, model 207), in a virtual machine wh
 reaches 15 GB/s for each core. Measured ms of 6, 12 and 24 rows:
 
 - Qwen3-0.6B: bfloat16 100, 159, 263; int8 58, 71, 110; int4 51, 66, 104
-- Llama-3.2-1B: bfloat16 155, 249, 447; int8 78, 103, 146; int4 63, 82, 135
+- Llama-3.2-1B: bfloat16 157, 260, 451; int8 81, 97, 153; int4 63, 82, 135
 
-Those of Llama in bfloat16 and int8 are CPU times of a busy machine, divided by two threads. The
-constants are between the two models: predictions are up to 20 % too low for Qwen3-0.6B and too high
-for Llama-3.2-1B. Without AMX, a row in bfloat16 takes three times as long as in int8. Cores with
-AMX multiply faster, above all in bfloat16; they have not been measured."""
+Int8 of Llama with 6 and 12 rows is the CPU time of a busy machine, divided by two threads. The
+constants are between the two models: predictions are up to 20 % too low for Qwen3-0.6B and up to
+25 % too high for Llama-3.2-1B. Without AMX, a row in bfloat16 takes three to four times as long as
+in int8. Cores with AMX multiply faster, above all in bfloat16; they have not been measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
