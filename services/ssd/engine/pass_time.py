@@ -174,7 +174,7 @@ reaches 15 GB/s for each core. Measured ms of 6, 12 and 24 rows:
 
 Int8 of Llama with 6 and 12 rows is the CPU time of a busy machine, divided by two threads. The
 constants are between the two models: predictions are up to 20 % too low for Qwen3-0.6B and up to
-25 % too high for Llama-3.2-1B. Without AMX, a row in bfloat16 takes three to four times as long as
+30 % too high for Llama-3.2-1B. Without AMX, a row in bfloat16 takes three to four times as long as
 in int8. Cores with AMX multiply faster, above all in bfloat16; they have not been measured."""
 
 
