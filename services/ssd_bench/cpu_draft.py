@@ -2,6 +2,7 @@
 
 The times of two numbers of rows give the parts of a step: what it takes for its weights, and what
 each row adds. ``cpu_pass_time`` extends them to more cores and to the bandwidth of a server.
+Passes of proposals are not measured, since they also gather the stored entries of the trunk.
 """
 
 import gc
@@ -15,13 +16,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ssd.engine.batch import BranchBatch, ProposalBatch
+from ssd.engine.batch import BranchBatch
 from ssd.engine.config import ModelConfig
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.known_shapes import KNOWN_SHAPES
-from ssd.engine.pass_time import WEIGHTS, Cpu, PassShape, WeightFormat, cpu_pass_time
+from ssd.engine.pass_time import (
+    WEIGHTS,
+    Cpu,
+    PassShape,
+    WeightFormat,
+    cpu_kv_bytes,
+    cpu_pass_time,
+    flops_of_pass,
+)
 from ssd.engine.runner import load_runner
-from ssd.engine.sizes import pass_weights
 from ssd.local_model import find_model
 from ssd.settings import load
 from ssd_bench.gpu_check.checkpoints import write_checkpoint
@@ -29,8 +37,8 @@ from ssd_bench.machine import read_bandwidth
 from ssd_draft.settings import DraftSettings
 
 CONTEXT_TOKENS = 512
-ROWS = (1, 8, 24)
-"""A pass of one and of eight columns, and a step of a tree of 24 branches."""
+ROWS = (6, 12, 24)
+"""Steps of a tree of one session, with each number of branches that a table of 24 may have."""
 WARM_UPS = 2
 SERVER_CORES = (32, 56)
 """Cores of a draft on a socket, for predictions."""
@@ -45,8 +53,9 @@ class Steps:
     engine: str
     step_seconds: dict[int, float]
     """Medians, by number of rows."""
-    bytes_per_second: float
-    """Bytes of the weights divided by the time of a step of one row."""
+    core_bytes: float
+    core_flops: float
+    """See ``WeightFormat``."""
     predicted_seconds: dict[int, float]
     """Of a step of 24 rows, by number of cores of a server."""
 
@@ -77,6 +86,7 @@ def measure(
         SetupError: a model cannot be loaded in a format.
     """
     cpus = sorted(os.sched_getaffinity(0))
+    cores = Cpu(num_cores=len(cpus), bandwidth=read_bandwidth(cpus))
     steps = []
     for name in models:
         folder = scratch / name
@@ -86,14 +96,15 @@ def measure(
             times, engine = step_times(folder, weights, len(cpus), repetitions)
             gc.collect()
             model = KNOWN_SHAPES[name]
-            found = rates(model, weights, times, len(cpus))
+            found = rates(model, weights, times, cores)
             steps.append(
                 Steps(
                     model=name,
                     weights=weights,
                     engine=engine,
                     step_seconds=times,
-                    bytes_per_second=found.bytes_of_pass(model) / times[1],
+                    core_bytes=found.core_bytes,
+                    core_flops=found.core_flops,
                     predicted_seconds={
                         cores: cpu_pass_time(
                             model,
@@ -107,7 +118,7 @@ def measure(
             )
     return Measurement(
         threads=len(cpus),
-        read_bytes_per_second=read_bandwidth(cpus),
+        read_bytes_per_second=cores.bandwidth,
         server_bytes_per_second=server_bytes_per_second,
         steps=tuple(steps),
     )
@@ -119,13 +130,12 @@ def step_times(
     """Return the median seconds of a step by its number of rows, and the engine that ran it."""
     flags = {
         "--model": folder,
-        "--dtype": "bfloat16",
+        "--dtype": "bfloat16" if weights == "bfloat16" else "float32",
         "--weights": "same" if weights == "bfloat16" else weights,
         "--threads": threads,
         "--max-sessions": 1,
         "--max-model-len": 2 * CONTEXT_TOKENS,
-        "--lookahead": ROWS[1] - 1,
-        "--branches": ROWS[2],
+        "--branches": max(ROWS),
     }
     argv = [str(part) for flag in flags.items() for part in flag]
     settings = load(DraftSettings, argv, prefix="SSD_DRAFT", environ={}).settings
@@ -140,14 +150,11 @@ def _step(runner: DraftRunner, rows: int) -> Callable[[], Tensor]:
     slot_B, length_B = torch.zeros(1, dtype=torch.int64), torch.tensor([CONTEXT_TOKENS])
     num_blocks = -(-CONTEXT_TOKENS // runner.engine.block_size) + 1
     tables_BJ = torch.arange(1, 1 + num_blocks)[None]
-    tokens_BR = torch.arange(rows)[None]
-    if rows == runner.engine.branches:
-        first = BranchBatch(slot_B, tokens_BR, torch.zeros_like(tokens_BR), 0, length_B, tables_BJ)
-        # The first step of a table also gathers its stored entries.
-        runner.run_branches(first)
-        return lambda: runner.run_branches(replace(first, step=1))
-    batch = ProposalBatch(slot_B, tokens_BR, torch.tensor([rows]), length_B, tables_BJ)
-    return lambda: runner.run_proposals(batch)
+    tokens_BN = torch.arange(rows)[None]
+    first = BranchBatch(slot_B, tokens_BN, torch.zeros_like(tokens_BN), 0, length_B, tables_BJ)
+    # The first step of a table also gathers its stored entries.
+    runner.run_branches(first)
+    return lambda: runner.run_branches(replace(first, step=1))
 
 
 def _median(run: Callable[[], object], repetitions: int) -> float:
@@ -164,17 +171,24 @@ def shape_of_step(rows: int) -> PassShape:
     return PassShape(rows=rows, sequences=1, context_tokens=CONTEXT_TOKENS)
 
 
-def rates(
-    model: ModelConfig, weights: str, times: dict[int, float], num_cores: int
-) -> WeightFormat:
-    """Return the rates of a core with which ``cpu_pass_time`` gives the measured times."""
+def rates(model: ModelConfig, weights: str, times: dict[int, float], cores: Cpu) -> WeightFormat:
+    """Return the rates of a core with which ``cpu_pass_time`` gives the measured times.
+
+    Args:
+        model: its shape.
+        weights: its format.
+        times: seconds of a step, by its number of rows.
+        cores: that ran the steps.
+    """
     known = WEIGHTS[weights]
     few, many = min(times), max(times)
     row_seconds = (times[many] - times[few]) / (many - few)
+    kv_seconds = cpu_kv_bytes(model, shape_of_step(few)) / cores.bandwidth
+    read_seconds = times[few] - few * row_seconds - kv_seconds
     return replace(
         known,
-        core_bytes=known.bytes_of_pass(model) / times[few] / num_cores,
-        core_flops=2 * pass_weights(model) / row_seconds / num_cores,
+        core_bytes=known.bytes_of_pass(model) / read_seconds / cores.num_cores,
+        core_flops=flops_of_pass(model, shape_of_step(1)) / row_seconds / cores.num_cores,
     )
 
 
@@ -182,7 +196,8 @@ def markdown(found: Measurement) -> str:
     """Return a table of the measurement."""
     rows = " / ".join(map(str, ROWS))
     head = [
-        *("model", "weights", "engine", f"ms at {rows} rows", "GB/s at 1 row"),
+        *("model", "weights", "engine", f"ms at {rows} rows"),
+        *("weights, GB/s of a core", "products, GFLOP/s of a core"),
         *(f"predicted ms at {max(ROWS)} rows, {cores} cores" for cores in SERVER_CORES),
     ]
     lines = [
@@ -197,7 +212,7 @@ def markdown(found: Measurement) -> str:
         cells = [
             *(each.model, each.weights, each.engine),
             " / ".join(f"{each.step_seconds[count] * 1000:.1f}" for count in ROWS),
-            f"{each.bytes_per_second / 1e9:.1f}",
+            *(f"{each.core_bytes / 1e9:.1f}", f"{each.core_flops / 1e9:.0f}"),
             *(f"{each.predicted_seconds[cores] * 1000:.1f}" for cores in SERVER_CORES),
         ]
         lines.append(f"| {' | '.join(cells)} |")

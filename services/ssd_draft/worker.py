@@ -40,7 +40,8 @@ from ssd_draft.commit_forecast import CommitForecast
 from ssd_draft.fair_turns import FairTurns
 from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, LinkUp, Opening
 from ssd_draft.sessions import GapError, Move, Session, Sessions
-from ssd_draft.tree import NewSession, TableBatch, TableBuild, Tree
+from ssd_draft.table_build import TableBatch, TableBuild
+from ssd_draft.tree import NewSession, Tree
 
 _log = get_logger(__name__)
 _BATCHES_BETWEEN_CHUNKS = 4

@@ -151,24 +151,31 @@ class WeightFormat:
 WEIGHTS: Mapping[str, WeightFormat] = MappingProxyType(
     {
         "bfloat16": WeightFormat(
-            bytes_per_weight=2, bytes_per_head_weight=2, core_bytes=11e9, core_flops=0.5e12
+            bytes_per_weight=2, bytes_per_head_weight=2, core_bytes=14e9, core_flops=75e9
         ),
         "int8": WeightFormat(
-            bytes_per_weight=1, bytes_per_head_weight=1, core_bytes=11e9, core_flops=0.3e12
+            bytes_per_weight=1, bytes_per_head_weight=1, core_bytes=9.5e9, core_flops=275e9
         ),
         "int4": WeightFormat(
             # A scale of four bytes for 64 weights.
             bytes_per_weight=0.5625,
             bytes_per_head_weight=1,
-            core_bytes=9.7e9,
-            core_flops=0.27e12,
+            core_bytes=8.7e9,
+            core_flops=265e9,
         ),
     }
 )
-"""Fitted to passes of 1 and 24 rows of OpenVINO, context 512, on two cores of a Xeon with AMX
-(family 6, model 207) in a virtual machine whose plain read reaches 11 to 15 GB/s for each core:
-Llama-3.2-1B in 108 ms (1 row, bfloat16), 56 / 155 (int8) and 42 / 145 (int4); the rows of bfloat16
-from Qwen3-0.6B, 83 / 111. The memory bounds one row there, so more cores may unpack faster."""
+"""Fitted to steps of 6 and 24 branches of OpenVINO, context 512, on two cores of a Xeon with
+AVX512-BF16 and VNNI, without AMX (family 6, model 207), in a virtual machine whose plain read
+reaches 15 GB/s for each core. Measured ms of 6, 12 and 24 rows:
+
+- Qwen3-0.6B: bfloat16 100, 159, 263; int8 58, 71, 110; int4 51, 66, 104
+- Llama-3.2-1B: bfloat16 157, 260, 451; int8 81, 97, 153; int4 63, 82, 135
+
+Int8 of Llama with 6 and 12 rows is the CPU time of a busy machine, divided by two threads. The
+constants are between the two models: predictions are up to 20 % too low for Qwen3-0.6B and up to
+30 % too high for Llama-3.2-1B. Without AMX, a row in bfloat16 takes three to four times as long as
+in int8. Cores with AMX multiply faster, above all in bfloat16; they have not been measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +230,7 @@ def pass_time(
     return PassTime(
         weights=pass_weights(model) * DTYPE_BYTES[DTYPE] / num_gpus / bandwidth,
         kv=kv_bytes / kv_shards(model, num_gpus) / bandwidth,
-        products=_flops(model, shape) / num_gpus / (gpu.flops * FLOPS_SHARE),
+        products=flops_of_pass(model, shape) / num_gpus / (gpu.flops * FLOPS_SHARE),
         all_reduces=_all_reduces(model, gpu, shape.rows, sent_share),
         kernels=num_kernels * KERNEL_SECONDS,
     )
@@ -235,16 +242,21 @@ def cpu_pass_time(model: ModelConfig, cpu: Cpu, shape: PassShape, weights: Weigh
     Without the barriers between its operations, which take longer with more threads.
     """
     num_bytes = weights.bytes_of_pass(model)
-    kv_bytes = shape.sequences * shape.context_tokens * bytes_per_entry(model, DTYPE)
     slowest = min(cpu.bandwidth, cpu.num_cores * weights.core_bytes)
     return (
         num_bytes / slowest
-        + kv_bytes / cpu.bandwidth
-        + _flops(model, shape) / (cpu.num_cores * weights.core_flops)
+        + cpu_kv_bytes(model, shape) / cpu.bandwidth
+        + flops_of_pass(model, shape) / (cpu.num_cores * weights.core_flops)
     )
 
 
-def _flops(model: ModelConfig, shape: PassShape) -> int:
+def cpu_kv_bytes(model: ModelConfig, shape: PassShape) -> int:
+    """Return the bytes of the KV entries that a pass on CPUs reads; drafts store float32."""
+    return shape.sequences * shape.context_tokens * bytes_per_entry(model, "float32")
+
+
+def flops_of_pass(model: ModelConfig, shape: PassShape) -> int:
+    """Return the operations of a pass."""
     # Scores and weighted values: two products with each entry of the context.
     attention = 4 * shape.context_tokens * model.num_layers * model.num_heads * model.head_size
     return shape.rows * (2 * pass_weights(model) + attention)

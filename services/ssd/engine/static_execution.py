@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ssd.engine.attention.dense import attend_beside
 from ssd.engine.attention.paged import Attend, PagedAttention, make_paged
-from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, StoredNoise
+from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
 from ssd.engine.capture import Capture, CudaTimer, Pass, capture_of
 from ssd.engine.compiler import require_compiler
 from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
@@ -295,10 +295,7 @@ class StaticDraft(StaticExecution):
         inputs.device["tokens_BN"][:num_sequences].copy_(batch.tokens_BN, non_blocking=True)
         return run()[:num_sequences].clone()
 
-    @torch.inference_mode()
-    def run_columns(self, batch: BranchBatch, noise: StoredNoise) -> tuple[Tensor, list[Tensor]]:
-        """See ``DraftExecution.run_columns``."""
-        return run_columns_by_steps(self, batch, noise)
+    run_columns = run_columns_by_steps
 
     @torch.inference_mode()
     def append_proposal(

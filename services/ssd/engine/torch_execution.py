@@ -20,7 +20,7 @@ from ssd.engine.attention.context import (
     make_run,
     widen,
 )
-from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, StoredNoise, pad_sequences
+from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, pad_sequences
 from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
 from ssd.engine.execution import run_columns_by_steps
 from ssd.engine.kv_cache.storage import KVStorage, fit_block_tables
@@ -232,10 +232,7 @@ class TorchDraft(TorchExecution):
         )
         return self._logits(hidden_RD, branches)
 
-    @torch.inference_mode()
-    def run_columns(self, batch: BranchBatch, noise: StoredNoise) -> tuple[Tensor, list[Tensor]]:
-        """See ``DraftExecution.run_columns``."""
-        return run_columns_by_steps(self, batch, noise)
+    run_columns = run_columns_by_steps
 
     @torch.inference_mode()
     def append_proposal(

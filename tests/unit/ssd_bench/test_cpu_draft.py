@@ -8,15 +8,15 @@ from ssd_bench.__main__ import main
 from ssd_bench.cpu_draft import rates, shape_of_step
 
 MODEL = KNOWN_SHAPES["qwen3-0.6b"]
-TIMES = {1: 0.080, 8: 0.090, 24: 0.110}
+TIMES = {6: 0.060, 24: 0.105}
+CPU = Cpu(num_cores=2, bandwidth=25e9)
 
 
 @pytest.mark.parametrize("rows", TIMES)
 def test_the_rates_of_a_measurement_predict_it(rows: int) -> None:
-    found = rates(MODEL, "int8", TIMES, num_cores=2)
-    cpu = Cpu(num_cores=2, bandwidth=1e15)
-    predicted = cpu_pass_time(MODEL, cpu, shape_of_step(rows), found)
-    assert predicted == pytest.approx(TIMES[rows], rel=0.06)
+    found = rates(MODEL, "int8", TIMES, CPU)
+    predicted = cpu_pass_time(MODEL, CPU, shape_of_step(rows), found)
+    assert predicted == pytest.approx(TIMES[rows])
     assert found.bytes_per_weight == WEIGHTS["int8"].bytes_per_weight
 
 

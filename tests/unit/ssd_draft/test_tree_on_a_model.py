@@ -20,8 +20,9 @@ from ssd.speculation.noise import gumbel_noise
 from ssd.testing.recorded_graphs import RecordedGraphs
 from ssd.testing.tiny_folder import VOCAB_SIZE, write_tiny_folder
 from ssd_draft.sessions import Move
+from ssd_draft.table_build import TableBatch, TableBuild
 from ssd_draft.token_choice import KeyedChoice, RingChoice
-from ssd_draft.tree import NewSession, TableBatch, TableBuild, Tree, TreeShape
+from ssd_draft.tree import NewSession, Tree, TreeShape
 
 K = 3
 N = 8

@@ -1,0 +1,105 @@
+"""The tables of some sessions while they are built. Changed by ``Tree`` only."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ssd.engine.batch import BranchBatch
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TableBatch:
+    """The tables of some sessions: the outcome of each branch (-1: no branch) and its tokens."""
+
+    accepted_BN: NDArray[np.int32]
+    bonus_BN: NDArray[np.int32]
+    num_branches_B: Ints
+    tokens_BNK: NDArray[np.int32]
+    """-1 in the columns that are not chosen yet."""
+
+
+class ChosenColumn:
+    """One chosen column of a batch of tables, on its way to the host."""
+
+    def __init__(self, rows_B: Ints, slots_B: Ints, step: int, chosen_BN: torch.Tensor) -> None:
+        self.rows_B = rows_B
+        self.slots_B = slots_B
+        self.step = step
+        self._copied: torch.cuda.Event | None = None
+        if chosen_BN.is_cuda:
+            pinned_BN = torch.empty_like(chosen_BN, device="cpu", pin_memory=True)
+            self._chosen_BN = pinned_BN.copy_(chosen_BN, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+        else:
+            self._chosen_BN = chosen_BN.cpu()
+
+    def wait(self) -> Ints:
+        """Return the tokens, [B, N]."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        chosen_BN: Ints = self._chosen_BN.numpy()
+        return chosen_BN
+
+
+Steps = list[tuple[Ints, torch.Tensor]]
+"""Of each step of a batch of tables: the rows of its sessions, and their logits [B, N, V]."""
+
+
+@dataclass(slots=True)
+class TableBuild:
+    """One batch of tables while it is built. Changed by ``Tree`` only."""
+
+    tables: TableBatch
+    """Of all sessions with which the batch began."""
+    rows_B: Ints
+    """The rows of the current sessions in ``tables``."""
+    slots_B: torch.Tensor
+    lengths_B: torch.Tensor
+    block_tables_BJ: torch.Tensor
+    accepted_BN: torch.Tensor
+    tokens_BN: torch.Tensor
+    """The tokens that the next step runs, on the device of the model."""
+    slots_R: Ints
+    """Of each branch of each session."""
+    positions_R: Ints
+    """Of the token that step 0 chooses."""
+    lookahead: int
+    steps: Steps = field(default_factory=list)
+    """Those that have run. Step s chooses column s of the tables; step K only ranks candidates."""
+    unread: "deque[ChosenColumn]" = field(default_factory=deque)
+    """Columns that are chosen and not yet in the tables."""
+    depth: int = 0
+    """Columns of the tables."""
+
+    @property
+    def branches(self) -> int:
+        """N of these tables."""
+        return self.tokens_BN.shape[1]
+
+    @property
+    def batch(self) -> BranchBatch:
+        """The next step."""
+        return BranchBatch(
+            self.slots_B,
+            self.tokens_BN,
+            self.accepted_BN,
+            self.num_steps,
+            self.lengths_B,
+            self.block_tables_BJ,
+        )
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that have run."""
+        return len(self.steps)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all K+1 steps have run."""
+        return self.num_steps > self.lookahead
