@@ -97,7 +97,8 @@ class KVStorage:
 
     def select(self, entries_BS: Tensor) -> Tensor:
         """Return entries, [X, B, G, S, E]; X are the keys and the values of each layer."""
-        return self._entries_XZGE[:, entries_BS].transpose(2, 3)
+        found_XBSGE: Tensor = self._entries_XZGE[:, entries_BS]
+        return found_XBSGE.transpose(2, 3)
 
     def put(self, entries_BS: Tensor, new_XBGSE: Tensor) -> None:
         """Store finite keys and values of all layers."""
