@@ -6,9 +6,9 @@ inside the graph. It chooses argmax(logits + T * noise), and the next step runs 
 *Decision*: a table of one session of a small draft is one pass. *Because*: between two of six
 passes, Python takes .3 ms with cold caches, and another thread may take the interpreter. From the
 commit to the table of 24 branches 6.8 instead of 7.8 ms, of which this pass takes 4.8 (embedded
-draft, one AVX-512 core, float32). *Not chosen*: the same for several sessions, since each number of them is a
-shape, and for large weights, whose columns are worth sending one by one. *Revisit when* tables of
-several sessions are late.
+draft, one AVX-512 core, float32). *Not chosen*: the same for several sessions, since each number of
+them is a shape, and for large weights, whose columns are worth sending one by one. *Revisit when*
+tables of several sessions are late.
 
 Letters: U = N x heads of a group, S stored entries, Y rows of noise.
 """
