@@ -4,7 +4,7 @@ The tree calls a runner and contains no model code. Letter: X session slots of t
 committed tokens, branch j of outcome (k_j, t_j) chooses in step s the token at position
 n + k_j + s + 1, with the noise of that position. Tables may end after any step.
 
-*Decision*: the logits of every branch are kept in the model's precision, and forks are ranked for
+*Decision*: the logits of every branch are kept where the engine wrote them, and forks are ranked for
 the winning branch only. *Because*: a step needs one token per row, and only 1 of N branches is ever
 ranked; ranking all rows took 40 % of a step at 8 sessions (1.7 of 4.6 ms; V = 4,096). *Not chosen*:
 keeping hidden states and running the head again, which delays the next table. *Revisit when*
@@ -18,16 +18,14 @@ all K+1 steps at once: a commit that ends the tree would wait for them, up to a 
 *Revisit when* a profile on a GPU shows that the device waits between steps.
 """
 
-from collections.abc import Collection
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, StoredNoise
+from ssd.engine.batch import PagedBatch, ProposalBatch
 from ssd.engine.config import STATIC, EngineConfig
 from ssd.engine.precision import DTYPES
 from ssd.engine.sampling.keyed import to_device
@@ -36,61 +34,11 @@ from ssd.types import NO_TOKEN
 from ssd_draft.sessions import Move
 from ssd_draft.table_build import ChosenColumn, Steps, TableBatch, TableBuild
 from ssd_draft.token_choice import TokenChoice
+from ssd_draft.tree_runner import TreeRunner
 
 MIN_CANDIDATES = 16
 """Minimum number of candidates that are kept at a position, besides the proposed token."""
 Ints = NDArray[np.int64]
-
-
-class TreeRunner(Protocol):
-    """The methods of ``DraftRunner`` that the tree uses. Step thread only."""
-
-    def prefill(self, batch: PagedBatch) -> int | None:
-        """Store the KV of one chunk of one prompt; returns the first column that is not finite."""
-        ...
-
-    def run_proposals(self, batch: ProposalBatch) -> torch.Tensor:
-        """Fill proposal segments; returns logits_BPV, float32."""
-        ...
-
-    def run_branches(self, batch: BranchBatch) -> torch.Tensor:
-        """Run one step of all branches; returns logits_BNV, float32.
-
-        The steps of a batch run in order. Steps of another batch, with another tensor ``slots_B``,
-        and other passes over other sessions may run between them. The logits are valid until a
-        later table of one of these sessions begins.
-        """
-        ...
-
-    @property
-    def whole_branches(self) -> Collection[int]:
-        """Numbers of branches for which ``run_columns`` is one pass."""
-        ...
-
-    def run_columns(
-        self, batch: BranchBatch, noise: StoredNoise
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Run and choose all columns of the table of one session.
-
-        Returns:
-            Tokens [K, 1, N], ``NO_TOKEN`` where no score is finite, and the logits [1, N, V] of
-            each step, valid as those of ``run_branches``.
-        """
-        ...
-
-    def append_proposal(
-        self,
-        slots_B: torch.Tensor,
-        num_entries_B: torch.Tensor,
-        trunk_lengths_B: torch.Tensor,
-        block_tables_BJ: torch.Tensor,
-    ) -> None:
-        """Append the first entries of proposal segments to their trunks."""
-        ...
-
-    def promote_branches(self, slots_B: torch.Tensor, branches_B: torch.Tensor) -> None:
-        """Copy the own entries of branches into the proposal segments."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,9 @@ def _choose(request: EngineRequest) -> EngineChoice:
             precision = Precision("float32", "the engine torch is the reference")
         return EngineChoice(TORCH, problem or "set explicitly", precision)
     reason = "the default on CPUs" if request.engine == AUTO else "set explicitly"
-    weights = choose_weights(request.weights, is_draft=request.is_draft)
+    weights = choose_weights(
+        request.weights, is_draft=request.is_draft, num_weights=request.num_weights
+    )
     if request.dtype == AUTO and weights != "same":
         precision = Precision("float32", f"products are {weights}, and the rest takes little time")
     elif request.dtype == AUTO and request.num_weights < SMALL_MODEL:

@@ -97,8 +97,9 @@ class DraftExecution(Execution, Protocol):
         Step K follows with ``run_branches``.
 
         Returns:
-            The chosen tokens, int32 [K, 1, N], ``NO_TOKEN`` if no score is finite; and the logits
-            of each step, as ``run_branches`` returns them.
+            The chosen tokens, int32 [K, 1, N], valid until the next pass, with ``NO_TOKEN`` in the
+            first step of a branch that is not finite; and the logits of each step, as
+            ``run_branches`` returns them.
         """
         ...
 

@@ -10,8 +10,8 @@ AVX-512, torch); in small models, passes of many rows are slower in bfloat16 (em
 rows, AVX512-BF16: 27 ms instead of 20). *Not chosen*: timing both, since a busy machine could then
 change the dtype, and with it the tokens, at each start. *Revisit when* memory matters more.
 
-*Decision*: ``auto`` keeps the weights of a target, and is int8 for a draft on a CPU with
-instructions for it. *Because*: a target's tokens are the product, and those of a draft are guesses.
+*Decision*: ``auto`` keeps the weights of a target, and is int8 for a draft of at least
+``TINY_MODEL`` weights on a CPU with instructions for it. *Because*: a target's tokens are the product, and those of a draft are guesses.
 ``matrix`` has the times of the formats.
 """
 
@@ -30,6 +30,8 @@ SMALL_MODEL = 32_000_000
 """Weights below which a model is faster in float32."""
 BFLOAT16_ARITHMETIC = ("avx512_bf16", "amx_bf16")
 """Names in ``torch.cpu.get_capabilities``. OpenVINO's attention in bfloat16 needs AVX-512."""
+TINY_MODEL = 4_000_000
+"""Weights below which int8 is not faster: most of a pass is not products."""
 INT8_ARITHMETIC = ("avx512_vnni", "avx_vnni", "amx_int8")
 
 
@@ -65,16 +67,18 @@ def has_bfloat16() -> bool:
     return _has_any(BFLOAT16_ARITHMETIC)
 
 
-def choose_weights(requested: str, *, is_draft: bool) -> Weights:
+def choose_weights(requested: str, *, is_draft: bool, num_weights: int) -> Weights:
     """Return the format of the weights of a model on a CPU, with the engine openvino.
 
     Args:
         requested: ``auto``, ``same``, ``int8`` or ``int4``.
         is_draft: whether the tokens of the model are guesses.
+        num_weights: of the model.
     """
     if requested == "int4":
         return "int4"
-    is_default = requested == AUTO and is_draft and _has_any(INT8_ARITHMETIC)
+    is_faster = num_weights >= TINY_MODEL and _has_any(INT8_ARITHMETIC)
+    is_default = requested == AUTO and is_draft and is_faster
     return "int8" if requested == "int8" or is_default else "same"
 
 

@@ -74,6 +74,21 @@ def test_steps_of_a_batch_that_has_lost_sessions_are_not_needed() -> None:
     assert choice.choose(9, 0.008, FALLING_BN) == 24
 
 
+def test_columns_that_come_together_are_all_in_time_or_none_is() -> None:
+    choice = BranchChoice(COUNTS, LOOKAHEAD)
+    for branches, seconds in ((24, 0.008), (12, 0.005), (6, 0.003)):
+        choice.note_first(1, branches, seconds, LOOKAHEAD)
+    assert [choice.choose(1, each, EQUAL_BN) for each in (0.009, 0.007, 0.004)] == [24, 12, 6]
+    assert not choice.is_late(1, 24, 0.009)
+    assert not choice.is_late(1, 24, None)
+    is_late = [choice.is_late(1, 24, 0.007) for _ in range(3 * TRY_TABLES)]
+    assert is_late.count(False) == 3, "it is tried again"
+
+
+def test_a_draft_that_has_measured_nothing_is_not_late() -> None:
+    assert not BranchChoice(COUNTS, LOOKAHEAD).is_late(1, 24, 0.001)
+
+
 def used(
     choice: BranchChoice,
     seconds: float,

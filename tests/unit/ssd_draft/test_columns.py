@@ -8,6 +8,7 @@ from tests.unit.ssd_draft.ledger_draft import (
     Draft,
     FakeLink,
     K,
+    N,
     Opened,
     a_text,
 )
@@ -155,3 +156,37 @@ def test_a_branch_with_more_tokens_than_were_sent_is_a_gap(opened: Opened) -> No
     draft.commit(link, Commit(1, session.table.base_len, outcome, Branch(0, 2)))
     draft.settle()
     assert link.refused == [(1, RefusalReason.GAP)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_one_pass_builds_the_columns_of_a_table_of_one_session(temperature: float) -> None:
+    draft, link = Draft(), FakeLink()
+    draft.runner.whole_branches = (N,)
+    text = a_text([5, 9, 2, 7], temperature=temperature)
+    draft.open(link, text)
+    draft.settle()
+    table = link.newest()
+    for _ in range(3):
+        link.frames.clear()
+        draft.commit(link, text.hit(table, 0, K))
+        draft.worker.run_step()
+        assert link.depths == [K], "all columns in the first step"
+        table = link.newest()
+        text.check(table)
+        draft.settle()
+
+
+def test_a_table_whose_one_pass_would_be_late_is_built_in_steps() -> None:
+    draft, link, text = timed(step_seconds=0.010, interval=0.025)
+    draft.runner.whole_branches = (N, N // 2, N // 4)
+    first_at = draft.worker._clock.now()
+    depths = []
+    for number in range(8):
+        link.frames.clear()
+        commit = text.miss(None, 0, ())
+        draft.inbox.put(Commits(link, (commit,), first_at + 0.025 * number))
+        draft.settle()
+        text.check(link.newest())
+        depths.append(link.depths[0])
+    assert depths[0] == K, "nothing is measured yet"
+    assert max(depths[2:]) < K

@@ -58,7 +58,9 @@ def begin(tree: Tree, slots: list[int], branches: int = N) -> TableBuild:
 
 def build(tree: Tree, slots: list[int], num_steps: int = K + 1, branches: int = N) -> TableBatch:
     building = begin(tree, slots, branches)
-    for _ in range(num_steps):
+    if num_steps > K and tree.can_run_whole(len(slots), branches):
+        tree.run_whole(building)
+    for _ in range(num_steps - building.num_steps):
         tree.run_step(building)
     assert building.is_complete == (num_steps > K)
     return building.tables
@@ -235,3 +237,19 @@ def test_several_commits_are_applied_as_one(tree: Tree, texts: list[Text]) -> No
     tables = build(tree, SLOTS)
     for row, text in enumerate(texts):
         text.check(tables, row)
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_the_tables_of_one_session_equal_those_of_plain_text(
+    tree: Tree, texts: list[Text], index: int
+) -> None:
+    """In one pass where the engine has it, mixed with tables that end early."""
+    assert tree.can_run_whole(1, N) == (tree._shape.engine.engine == "openvino")
+    slots, text = SLOTS[:1], texts[index]
+    opened(tree, slots, [text])
+    for turn in range(6):
+        steps, branches = (K + 1, 2, K + 1)[turn % 3], (N, N, N // 2)[turn % 3]
+        tables = build(tree, slots, steps, branches)
+        depth = num_columns(tree, steps)
+        text.check(tables, 0, depth)
+        tree.advance(slots, [text.follow(tables, 0, turn % 4, depth)])

@@ -1,17 +1,19 @@
 """The passes of a draft give the logits of the plain text of each branch."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pytest
 import torch
 from tests.engines import CPU_ENGINES, inside, on
 from torch import Tensor
 
-from ssd.engine.batch import BranchBatch, ProposalBatch
+from ssd.engine.batch import BranchBatch, ProposalBatch, StoredNoise
 from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.runner import ModelRunner
+from ssd.speculation.noise import gumbel_noise
 
 Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
 Plain = Callable[[Sequence[int]], Tensor]
@@ -191,3 +193,53 @@ def test_a_pass_does_not_change_other_slots(make_draft_runner: Make, engine: str
     runner.append_proposal(one_B, one_B, one_B, table_B1)
     runner.promote_branches(one_B, one_B)
     assert torch.equal(inside(runner)._storage.entries_L2ZW[:, :, theirs], before)
+
+
+def test_all_columns_of_one_pass_are_those_of_the_steps(
+    make_draft_runner: Make, store: Store
+) -> None:
+    """The reference chooses step by step. Step K follows, and reads the entries of the others."""
+    engine = replace(ENGINE, num_token_ids=VOCAB - 9)
+    committed = torch.randint(0, VOCAB - 9, (70,), generator=torch.Generator().manual_seed(5))
+    noise_YV = torch.from_numpy(gumbel_noise(7, range(K), VOCAB))
+    blocks_1J = torch.arange(1, 4)[None]
+    accepted_1N = torch.tensor([[0, 2, 1, 2]])
+    proposal_1P = torch.tensor([[1, 2, 3, 0]])
+    found = []
+    for name in ("cpu", "openvino"):
+        runner = make_draft_runner(on(name, engine))
+        store(runner, committed.tolist(), blocks_1J[0])
+        for length, num_columns in ((50, 3), (60, 2)):
+            slot_B, length_B = torch.tensor([2]), torch.tensor([length])
+            counts_B = torch.tensor([num_columns])
+            runner.run_proposals(ProposalBatch(slot_B, proposal_1P, counts_B, length_B, blocks_1J))
+            tokens_1N = torch.tensor([[9, 8, 7, 6]]) + length
+            batch = BranchBatch(slot_B, tokens_1N, accepted_1N, 0, length_B, blocks_1J)
+            temperature_R = torch.tensor([0.0, 1.0, 0.7, 0.0])
+            noise = StoredNoise(temperature_R, noise_YV, np.arange(K)[:, None].repeat(N, axis=1))
+            tokens_K1N, logits = runner.run_columns(batch, noise)
+            logits = [each.clone() for each in logits]
+            last = replace(batch, tokens_BN=tokens_K1N[-1].long(), step=K)
+            found.append((tokens_K1N.clone(), torch.stack([*logits, runner.run_branches(last)])))
+    for expected, actual in zip(found[:2], found[2:], strict=True):
+        assert torch.equal(actual[0], expected[0])
+        assert int(actual[0].max()) < VOCAB - 9
+        close(actual[1], expected[1])
+
+
+def test_a_trunk_of_another_session_in_the_same_slot_is_read_again(
+    make_draft_runner: Make, plain_logits: Plain, store: Store
+) -> None:
+    """One session ends with a long trunk; the next one has the same slot and the same blocks."""
+    runner = make_draft_runner(on("openvino", ENGINE))
+    generator = torch.Generator().manual_seed(1)
+    for length in (40, 60, 1):
+        committed = torch.randint(0, VOCAB, (length,), generator=generator).tolist()
+        session = Session(1, committed)
+        harness = Harness(runner, plain_logits, [session])
+        store(runner, session.committed[:-1], harness.tables_BJ[0])
+        harness.explicit()
+        for _ in range(2):
+            session.fork(generator)
+            harness.branches()
+            harness.adopt([0], [K])

@@ -4,17 +4,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import pytest
 import torch
 from tests.engines import CPU_ENGINES, on
 from torch import Tensor
 
-from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
+from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, StoredNoise
 from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.runner import AnyRunner, ModelRunner, load_runner
 from ssd.engine.target_runner import TargetRunner
 from ssd.testing.tiny_folder import write_tiny_folder
+from ssd.types import NO_TOKEN
 
 Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
 
@@ -139,3 +141,27 @@ def test_a_branch_affects_no_other_branch_and_no_other_session(load: Load, store
         assert expected.isfinite().all()
         assert torch.equal(found[0, [0, 2]], expected[0, [0, 2]])
         assert torch.equal(found[1], expected[1])
+
+
+def test_a_branch_that_is_not_finite_has_no_token_in_a_pass_of_all_columns(
+    load: Load, store: Store
+) -> None:
+    runner = load(DraftRunner, N)
+    store(runner, TEXT[:-1], TABLE)
+    slot_B, length_B = torch.zeros(1, dtype=torch.int64), torch.tensor([len(TEXT) - 1])
+    tokens_1P = torch.tensor([[TEXT[-1], 7, 8, 9]])
+    tables_BJ = TABLE[None]
+    found = []
+    for tokens in ([1, 2, 3], [1, BAD, 3]):
+        runner.run_proposals(
+            ProposalBatch(slot_B, tokens_1P, torch.tensor([4]), length_B, tables_BJ)
+        )
+        batch = BranchBatch(
+            slot_B, torch.tensor([tokens]), torch.tensor([[0, 3, 2]]), 0, length_B, tables_BJ
+        )
+        rows_KR = np.zeros((P - 1, N), dtype=np.int64)
+        noise = StoredNoise(torch.zeros(N), torch.zeros((1, runner.model.vocab_size)), rows_KR)
+        found.append(runner.run_columns(batch, noise)[0].clone())
+    good, bad = found
+    assert int(bad[0, 0, 1]) == NO_TOKEN
+    assert torch.equal(bad[:, 0, [0, 2]], good[:, 0, [0, 2]])

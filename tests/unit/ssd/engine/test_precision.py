@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ssd
-from ssd.engine.precision import Precision, choose_precision, choose_weights
+from ssd.engine.precision import TINY_MODEL, Precision, choose_precision, choose_weights
 
 
 def with_cpu(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -50,10 +50,12 @@ def test_auto_weights_are_int8_for_a_draft_and_unchanged_for_a_target(
     capability: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_cpu(monkeypatch, capability)
-    assert choose_weights("auto", is_draft=True) == "int8"
-    assert choose_weights("auto", is_draft=False) == "same"
+    large = TINY_MODEL
+    assert choose_weights("auto", is_draft=True, num_weights=large) == "int8"
+    assert choose_weights("auto", is_draft=False, num_weights=large) == "same"
+    assert choose_weights("auto", is_draft=True, num_weights=large - 1) == "same"
     with_cpu(monkeypatch, "avx2")
-    assert choose_weights("auto", is_draft=True) == "same"
+    assert choose_weights("auto", is_draft=True, num_weights=large) == "same"
 
 
 @pytest.mark.parametrize("is_draft", [False, True])
@@ -62,7 +64,7 @@ def test_explicit_weights_are_used_on_every_cpu(
     requested: str, monkeypatch: pytest.MonkeyPatch, *, is_draft: bool
 ) -> None:
     with_cpu(monkeypatch)
-    assert choose_weights(requested, is_draft=is_draft) == requested
+    assert choose_weights(requested, is_draft=is_draft, num_weights=1) == requested
 
 
 def test_the_module_prints_the_choice_of_auto_as_json() -> None:
