@@ -4,11 +4,11 @@ The tree calls a runner and contains no model code. Letter: X session slots of t
 committed tokens, branch j of outcome (k_j, t_j) chooses in step s the token at position
 n + k_j + s + 1, with the noise of that position. Tables may end after any step.
 
-*Decision*: the logits of every branch are kept where the engine wrote them, and forks are ranked for
-the winning branch only. *Because*: a step needs one token per row, and only 1 of N branches is ever
-ranked; ranking all rows took 40 % of a step at 8 sessions (1.7 of 4.6 ms; V = 4,096). *Not chosen*:
-keeping hidden states and running the head again, which delays the next table. *Revisit when*
-N x (K+1) x V logits of a session are large compared with its KV entries.
+*Decision*: the logits of every branch are kept where the engine wrote them, and forks are ranked
+for the winning branch only. *Because*: a step needs one token per row, and only 1 of N branches is
+ever ranked; ranking all rows took 40 % of a step at 8 sessions (1.7 of 4.6 ms; V = 4,096). *Not
+chosen*: keeping hidden states and running the head again, which delays the next table. *Revisit
+when* N x (K+1) x V logits of a session are large compared with its KV entries.
 
 *Decision*: on a device, the host waits for each column one step after it was chosen, in a copy with
 an event. *Because*: the next step is queued by then, so the device does not wait for the host, and

@@ -11,8 +11,8 @@ rows, AVX512-BF16: 27 ms instead of 20). *Not chosen*: timing both, since a busy
 change the dtype, and with it the tokens, at each start. *Revisit when* memory matters more.
 
 *Decision*: ``auto`` keeps the weights of a target, and is int8 for a draft of at least
-``TINY_MODEL`` weights on a CPU with instructions for it. *Because*: a target's tokens are the product, and those of a draft are guesses.
-``matrix`` has the times of the formats.
+``TINY_MODEL`` weights on a CPU with instructions for it. *Because*: a target's tokens are the
+product, and those of a draft are guesses. ``matrix`` has the times of the formats.
 """
 
 import json
