@@ -361,7 +361,7 @@ async def test_the_mode_of_requests_in_mode_auto_changes_at_run_time(
 
 async def test_a_draft_that_does_not_pay_is_turned_off_and_reported(folder: Path) -> None:
     async with (
-        draft(folder, "0", "--inject-step-ms", "60") as slow,
+        draft(folder, "0", "--inject-step-ms", "20") as slow,
         target(folder, [slow], "--backup", "none") as (_, client),
     ):
         plain, statistics = await generate(client, Mode.AUTOREGRESSIVE)
