@@ -16,6 +16,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -82,7 +83,8 @@ def proved(folder: Path, engine: EngineConfig, find: Callable[[], str | None]) -
     }
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
     path = Path.home() / ".cache" / "ssd" / "same_bits" / digest
-    if path.is_file():
+    with suppress(OSError):
+        # No file, or a home that this user cannot read, as in a container.
         return path.read_text() or None
     started_at = time.perf_counter()
     difference = find()

@@ -276,6 +276,17 @@ def test_the_result_of_a_long_proof_is_kept(
     assert proved(wide_folder, replace(engine, threads=2), lambda: next(results)) is None
 
 
+def test_a_proof_runs_where_its_result_cannot_be_kept(
+    wide_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A file in place of the home folder: nothing in it can be read or written.
+    home = tmp_path / "home"
+    home.write_text("")
+    monkeypatch.setattr(Path, "home", lambda: home)
+    monkeypatch.setattr(same_bits, "LONG_SECONDS", 0.0)
+    assert proved(wide_folder, EngineConfig(max_model_len=64), lambda: "a") == "a"
+
+
 @pytest.mark.parametrize("shared", [128, 512])
 def test_a_shared_beginning_changes_no_bit(runner: TargetRunner, store: Store, shared: int) -> None:
     check_shared_beginning(runner, store, shared)
