@@ -1,13 +1,14 @@
 """How many branches the tables of a batch get. No clock, no I/O.
 
 More branches foresee more outcomes, fewer branches take less time in each step. With N branches, a
-table contains the outcome with probability p(N) and has D(N) columns when the target needs it. Its
-expected accepted tokens are
+table contains the outcome with probability p(N). With D columns, after the time t(N, D) since the
+commit, it is expected to give the next rounds
 
-    p(N) (a + a^2 + ... + a^D(N))
+    (1 + p(N) (a + a^2 + ... + a^D)) / max(T, t(N, D))
 
-with the acceptance a of a token. The choice is the N with most of them. A draft that has the time
-takes the largest one.
+tokens per second, with the acceptance a of a token and the time T that the target takes without
+waiting. The choice is the N that has the largest value for any D. A draft that has the time takes
+the largest N.
 
 Times are medians of a few measurements. While the draft is too slow for complete tables of all
 branches, one table of ``TRY_TABLES`` has the number of branches that was measured longest ago.
@@ -24,6 +25,7 @@ Letters: B sessions, N branches.
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
@@ -36,6 +38,16 @@ _FIRST_KEPT, _STEPS_KEPT = 7, 15
 """Newest measurements of which the median counts."""
 _FIXED_SHARE = 0.5
 """Assumed share of the time of a step that does not depend on the branches. Used until measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds since the commit that the tables answer."""
+
+    round: float
+    """Until the target needs them."""
+    spent: float
+    """Until now."""
 
 
 class _Times:
@@ -80,62 +92,49 @@ class BranchChoice:
     def choose(
         self,
         num_sessions: int,
-        seconds: float | None,
+        timing: Timing | None,
         probability_BN: NDArray[np.float64] | None,
     ) -> int:
         """Return the number of branches of the tables that start now.
 
         Args:
             num_sessions: of the batch.
-            seconds: until the target needs the tables, < 0 if it is late; None is unknown.
+            timing: of the round; None is unknown.
             probability_BN: of the outcomes that were selected, in their order; None is unknown.
         """
         times, most = self._times[_size_class(num_sessions)], self._counts[0]
-        if probability_BN is None or seconds is None or not times[most].first:
+        if probability_BN is None or timing is None or not times[most].first:
             return most
         found_N = probability_BN.mean(axis=0).cumsum()
 
-        def value(branches: int) -> tuple[float, float]:
-            depth, first = self._expected(times, branches, seconds)
-            tokens = ACCEPTANCE * (1.0 - ACCEPTANCE**depth) / (1.0 - ACCEPTANCE)
-            return float(found_N[branches - 1]) * tokens, -first
+        def value(branches: int) -> float:
+            found = float(found_N[branches - 1])
+            return max(
+                (1.0 + found * _tokens(depth)) / max(timing.round, timing.spent + seconds)
+                for depth, seconds in self._columns(times, branches)
+            )
 
-        is_slow = self._expected(times, most, seconds)[0] < self._lookahead
+        is_slow = timing.spent + max(self._columns(times, most))[1] > timing.round
         if is_slow and self._num_tables % TRY_TABLES == 0:
             return min(self._counts, key=lambda each: times[each].used_at)
         return max(self._counts, key=value)
 
-    def is_late(self, num_sessions: int, branches: int, seconds: float | None) -> bool:
-        """Return whether the first columns are expected too late; not in one of ``TRY_TABLES``.
-
-        Args:
-            num_sessions: of the batch.
-            branches: of each table.
-            seconds: as in ``choose``.
-        """
-        times = self._times[_size_class(num_sessions)]
-        if seconds is None or not times[self._counts[0]].first:
-            return False
-        if self._expected(times, branches, seconds)[0] > 0.0:
-            return False
-        self._num_late += 1
-        return self._num_late % TRY_TABLES != 0
-
-    def _expected(
-        self, times: Mapping[int, _Times], branches: int, seconds: float
-    ) -> tuple[float, float]:
-        """Return the columns after some time, with fractions, and the time of the first one."""
+    def _columns(self, times: Mapping[int, _Times], branches: int) -> list[tuple[int, float]]:
+        """Return possible depths of a table, and the seconds from its start to each."""
         its = times[branches]
         share = 1.0
         if not its.first:
             its = times[self._counts[0]]
             share = _FIXED_SHARE + (1.0 - _FIXED_SHARE) * branches / self._counts[0]
-        first = share * median(its.first)
-        if seconds < first:
-            return 0.0, first
-        step = share * median(its.step or its.first)
-        depth = its.first_depth + (seconds - first) / max(step, 1e-6)
-        return min(depth, self._lookahead), first
+        first, step = share * median(its.first), share * median(its.step or its.first)
+        return [
+            (depth, first + (depth - its.first_depth) * step)
+            for depth in range(its.first_depth, self._lookahead + 1)
+        ]
+
+
+def _tokens(depth: int) -> float:
+    return ACCEPTANCE * (1.0 - ACCEPTANCE**depth) / (1.0 - ACCEPTANCE)
 
 
 def _size_class(num_sessions: int) -> int:

@@ -1,25 +1,39 @@
 """When a target needs its next tables, predicted from its recent commits. Pure."""
 
 from collections import deque
+from collections.abc import Collection
 
 _WINDOW_COMMITS = 8
 
 
 class CommitForecast:
-    """The intervals between the commits of one link. Step thread only."""
+    """The intervals between the commits of one link. Step thread only.
+
+    A verify of proposals takes longer than one without: each kind of round has its own intervals,
+    and a round without proposals is expected to take no longer than the others.
+    """
 
     def __init__(self) -> None:
-        self._recent_seconds: deque[float] = deque(maxlen=_WINDOW_COMMITS)
+        self._recent_seconds: dict[bool, deque[float]] = {
+            is_plain: deque(maxlen=_WINDOW_COMMITS) for is_plain in (True, False)
+        }
         self._arrived_at: float | None = None
+        self._is_plain = True
 
-    def note(self, arrived_at: float, waited_seconds: float) -> None:
-        """Note the arrival of commits, and how long their round waited for tables.
+    def note(self, arrived_at: float, waited_seconds: float, *, is_plain: bool) -> None:
+        """Note the arrival of commits.
 
-        Without that wait, the target would have sent them earlier.
+        Args:
+            arrived_at: their time.
+            waited_seconds: how long their round waited for tables. Without that, the target would
+                have sent them earlier.
+            is_plain: whether the round that begins with them has no proposals.
         """
         if self._arrived_at is not None:
-            self._recent_seconds.append(max(0.0, arrived_at - self._arrived_at - waited_seconds))
+            seconds = max(0.0, arrived_at - self._arrived_at - waited_seconds)
+            self._recent_seconds[self._is_plain].append(seconds)
         self._arrived_at = arrived_at
+        self._is_plain = is_plain
 
     @property
     def seconds(self) -> float:
@@ -28,6 +42,11 @@ class CommitForecast:
         This is the lower quartile: a table that is sent too early costs a frame, one that is sent
         too late a round.
         """
-        if not self._recent_seconds:
-            return 0.0
-        return sorted(self._recent_seconds)[len(self._recent_seconds) // 4]
+        plain, proposed = (_lower_quartile(self._recent_seconds[each]) for each in (True, False))
+        if not plain or not proposed:
+            return plain or proposed
+        return min(plain, proposed) if self._is_plain else proposed
+
+
+def _lower_quartile(seconds: Collection[float]) -> float:
+    return sorted(seconds)[len(seconds) // 4] if seconds else 0.0

@@ -224,9 +224,9 @@ class Tree:
         build.unread.append(ChosenColumn(build.rows_B, build.slots_B.numpy(), step, chosen_BN))
         self._read(build, self._lag)
 
-    def can_run_whole(self, num_sessions: int, branches: int) -> bool:
-        """Return whether ``run_whole`` is possible."""
-        return num_sessions == 1 and branches in self._runner.whole_branches
+    def can_run_whole(self, build: TableBuild) -> bool:
+        """Return whether ``run_whole`` is possible for a new build."""
+        return len(build.rows_B) == 1 and build.branches in self._runner.whole_branches
 
     def run_whole(self, build: TableBuild) -> None:
         """Run steps 0..K-1 of a new build of one table in one pass; step K remains."""
@@ -235,7 +235,7 @@ class Tree:
         assert noise is not None, "a pass over all columns needs stored noise"
         chosen_KBN, logits = self._runner.run_columns(build.batch, noise)
         build.steps += [(build.rows_B, each) for each in logits]
-        build.tables.tokens_BNK[0] = chosen_KBN[:, 0].T.numpy()
+        build.tables.tokens_BNK[build.rows_B] = chosen_KBN.permute(1, 2, 0).numpy()
         self.is_broken_X[build.slots_B.numpy()] |= bool((chosen_KBN == NO_TOKEN).any())
         build.tokens_BN = chosen_KBN[-1].long().clamp_min(0)
         build.depth = self._shape.lookahead

@@ -34,8 +34,8 @@ from ssd.telemetry import (
     WIRE_TO_TABLE_SECONDS,
     get_logger,
 )
-from ssd.types import LinkSettings, RefusalReason
-from ssd_draft.branch_count import BranchChoice
+from ssd.types import Branch, Explicit, LinkSettings, RefusalReason
+from ssd_draft.branch_count import BranchChoice, Timing
 from ssd_draft.commit_forecast import CommitForecast
 from ssd_draft.fair_turns import FairTurns
 from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, LinkUp, Opening
@@ -84,8 +84,6 @@ class _Batch:
 
     sessions: list[Session]
     build: TableBuild
-    choice: BranchChoice
-    """What chose the branches, and gets the times."""
     begun_at: float
     stepped_at: float = 0.0
     """When the newest step ended."""
@@ -125,9 +123,7 @@ class Worker:
         self._work: defaultdict[int, _LinkWork] = defaultdict(_LinkWork)
         """By link."""
         self._turns = FairTurns()
-        self._of_steps = BranchChoice(parts.branch_counts, parts.tree.lookahead)
-        self._of_whole = BranchChoice(parts.branch_counts, parts.tree.lookahead)
-        """The choice of branches for tables that are built in steps, and in one pass."""
+        self._branches = BranchChoice(parts.branch_counts, parts.tree.lookahead)
         self._is_draining = False
         self.num_sessions = 0
 
@@ -218,7 +214,11 @@ class Worker:
 
     def _note_commits(self, event: Commits) -> None:
         waited_us = max((commit.waited_us for commit in event.commits), default=0)
-        self._work[event.link.number].forecast.note(event.arrived_at, waited_us / 1e6)
+        self._work[event.link.number].forecast.note(
+            event.arrived_at,
+            waited_us / 1e6,
+            is_plain=not any(_num_proposed(commit.next) for commit in event.commits),
+        )
         for commit in event.commits:
             session = self._sessions.find(event.link, commit.session)
             if session is None:
@@ -316,30 +316,22 @@ class Worker:
         link, slots = due[0].link, [each.slot for each in due]
         work = self._work[link.number]
         outcomes = self._tree.select_outcomes(slots, self._policy_of(link.settings))
-        is_forecast = work.forecast.seconds > 0
-        seconds = _needed_at(due, work.forecast) - begun_at if is_forecast else None
-        choice = self._of_whole
-        branches = choice.choose(len(due), seconds, outcomes.probability_BN)
-        if (
-            # The added time is that of one step.
-            self._added_step_seconds
-            or not self._tree.can_run_whole(len(due), branches)
-            or choice.is_late(len(due), branches, seconds)
-        ):
-            choice = self._of_steps
-            branches = choice.choose(len(due), seconds, outcomes.probability_BN)
+        spent = begun_at - min(each.arrived_at for each in due) + _SEND_SECONDS
+        timing = Timing(work.forecast.seconds, spent) if work.forecast.seconds > 0 else None
+        branches = self._branches.choose(len(due), timing, outcomes.probability_BN)
         TABLE_BRANCHES.set(branches)
         build = self._tree.begin_tables(slots, outcomes.first(branches))
         for row, session in enumerate(due):
             session.table = _table(session, build.tables, row)
-        work.batches.append(_Batch(due, build, choice, begun_at))
+        work.batches.append(_Batch(due, build, begun_at))
 
     def _run_step(self, work: _LinkWork, waiting: set[int]) -> None:
         """Run one step of the next batch of a link, and send its tables if it is time."""
         batch = work.batches.popleft()
         build, before, old_depth = batch.build, self._clock.now(), batch.build.depth
         old_steps = build.num_steps
-        if batch.choice is self._of_whole and not old_steps:
+        # The added time applies to each step, and a whole table has only one.
+        if not (old_steps or self._added_step_seconds) and self._tree.can_run_whole(build):
             self._tree.run_whole(build)
         else:
             self._tree.run_step(build)
@@ -356,11 +348,10 @@ class Worker:
             return
         size = len(batch.sessions), build.branches
         if old_depth == 0:
-            batch.choice.note_first(*size, now - batch.begun_at, build.depth)
+            self._branches.note_first(*size, now - batch.begun_at, build.depth)
         else:
             # From column to column: other links have turns between the steps of a batch.
-            batch.choice.note_step(*size, now - batch.stepped_at)
-        batch.stepped_at = now
+            self._branches.note_step(*size, now - batch.stepped_at)
         is_whole = build.depth == self._tree.lookahead
         if is_whole:
             DRAFT_TABLE_SECONDS.observe(now - batch.begun_at)
@@ -371,8 +362,15 @@ class Worker:
         next_at = now + sum(max(work.step_seconds, seconds) for seconds in others)
         if is_whole or batch.sent_depth or next_at > needed_at:
             self._push(batch, now)
-            if now > needed_at and len(waiting) == len(work.batches) == 1:
+            if now > needed_at and self._has_time(work, waiting):
                 self._inbox.wait(min(_ANSWER_SECONDS, work.step_seconds / 2))
+        # A wait is not a part of the next step.
+        batch.stepped_at = self._clock.now()
+
+    def _has_time(self, work: _LinkWork, waiting: set[int]) -> bool:
+        """Return whether nothing but the step of one batch waits, and a commit is expected."""
+        is_alone = len(waiting) == len(work.batches) == 1
+        return is_alone and work.forecast.seconds > 0 and all(s.is_open for s in self._sessions)
 
     def _push(self, batch: _Batch, now: float) -> None:
         """Send the columns of a batch in one frame."""
@@ -436,6 +434,10 @@ class Worker:
 def _needed_at(sessions: Rows[Session], forecast: CommitForecast) -> float:
     """Return when the first tables of a batch must be sent."""
     return min(each.arrived_at for each in sessions) + forecast.seconds - _SEND_SECONDS
+
+
+def _num_proposed(following: Branch | Explicit) -> int:
+    return following.num_proposed if isinstance(following, Branch) else len(following.tokens)
 
 
 def _table(session: Session, tables: TableBatch, row: int) -> OutcomeTable:

@@ -3,13 +3,18 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ssd_draft.branch_count import TRY_TABLES, BranchChoice
+from ssd_draft.branch_count import TRY_TABLES, BranchChoice, Timing
 
 COUNTS = (24, 12, 6)
 LOOKAHEAD = 6
 FALLING_BN = np.array([[0.5 * 0.6**n for n in range(24)]])
 """Probabilities of outcomes: six branches have .95 of what 24 have."""
 EQUAL_BN = np.full((1, 24), 1 / 24)
+
+
+def in_time(seconds: float) -> Timing:
+    """Return the timing of a draft that begins at once and has some time."""
+    return Timing(seconds, 0.0)
 
 
 def measured(first: float = 0.005, step: float = 0.003) -> BranchChoice:
@@ -22,30 +27,30 @@ def measured(first: float = 0.005, step: float = 0.003) -> BranchChoice:
 
 
 def test_a_draft_that_has_the_time_takes_all_branches() -> None:
-    assert measured().choose(1, 0.1, FALLING_BN) == 24
+    assert measured().choose(1, in_time(0.1), FALLING_BN) == 24
 
 
 def test_a_draft_without_the_time_takes_fewer_branches() -> None:
-    assert measured().choose(1, 0.008, FALLING_BN) < 24
+    assert measured().choose(1, in_time(0.008), FALLING_BN) < 24
 
 
 def test_branches_that_are_all_needed_are_kept() -> None:
-    assert measured().choose(1, 0.012, EQUAL_BN) == 24
+    assert measured().choose(1, in_time(0.012), EQUAL_BN) == 24
 
 
 def test_a_draft_that_is_always_late_takes_the_branches_with_the_earliest_column() -> None:
-    assert measured().choose(1, 0.001, FALLING_BN) == 6
+    assert measured().choose(1, in_time(0.001), FALLING_BN) == 6
 
 
-def test_a_draft_that_is_late_already_takes_the_branches_with_the_earliest_column() -> None:
-    assert measured().choose(1, -0.05, FALLING_BN) == 6
+def test_branches_are_kept_if_much_more_time_is_spent_already() -> None:
+    assert measured().choose(1, Timing(0.001, 0.5), EQUAL_BN) == 24
 
 
 def test_all_branches_are_taken_while_nothing_is_known() -> None:
-    assert BranchChoice(COUNTS, LOOKAHEAD).choose(1, 0.008, FALLING_BN) == 24
-    assert measured().choose(4, 0.008, FALLING_BN) == 24
+    assert BranchChoice(COUNTS, LOOKAHEAD).choose(1, in_time(0.008), FALLING_BN) == 24
+    assert measured().choose(4, in_time(0.008), FALLING_BN) == 24
     assert measured().choose(1, None, FALLING_BN) == 24
-    assert measured().choose(1, 0.008, None) == 24
+    assert measured().choose(1, in_time(0.008), None) == 24
 
 
 def test_fewer_branches_that_save_no_time_are_given_up() -> None:
@@ -71,22 +76,15 @@ def test_a_draft_that_has_the_time_tries_nothing() -> None:
 def test_steps_of_a_batch_that_has_lost_sessions_are_not_needed() -> None:
     choice = measured()
     choice.note_step(9, 24, 0.1)
-    assert choice.choose(9, 0.008, FALLING_BN) == 24
+    assert choice.choose(9, in_time(0.008), FALLING_BN) == 24
 
 
-def test_columns_that_come_together_are_all_in_time_or_none_is() -> None:
+def test_columns_that_come_together_count_with_the_time_of_all() -> None:
     choice = BranchChoice(COUNTS, LOOKAHEAD)
     for branches, seconds in ((24, 0.008), (12, 0.005), (6, 0.003)):
         choice.note_first(1, branches, seconds, LOOKAHEAD)
-    assert [choice.choose(1, each, EQUAL_BN) for each in (0.009, 0.007, 0.004)] == [24, 12, 6]
-    assert not choice.is_late(1, 24, 0.009)
-    assert not choice.is_late(1, 24, None)
-    is_late = [choice.is_late(1, 24, 0.007) for _ in range(3 * TRY_TABLES)]
-    assert is_late.count(False) == 3, "it is tried again"
-
-
-def test_a_draft_that_has_measured_nothing_is_not_late() -> None:
-    assert not BranchChoice(COUNTS, LOOKAHEAD).is_late(1, 24, 0.001)
+    assert [choice.choose(1, in_time(each), FALLING_BN) for each in (0.009, 0.002)] == [24, 6]
+    assert choice.choose(1, in_time(0.007), EQUAL_BN) == 24, "the target waits"
 
 
 def used(
@@ -98,7 +96,7 @@ def used(
     step: float,
 ) -> int:
     """Choose, and measure tables whose times do not depend on the branches."""
-    branches = choice.choose(1, seconds, probability_BN)
+    branches = choice.choose(1, in_time(seconds), probability_BN)
     choice.note_first(1, branches, first)
     for _ in range(LOOKAHEAD - 1):
         choice.note_step(1, branches, step)

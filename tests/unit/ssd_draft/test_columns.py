@@ -174,19 +174,3 @@ def test_one_pass_builds_the_columns_of_a_table_of_one_session(temperature: floa
         table = link.newest()
         text.check(table)
         draft.settle()
-
-
-def test_a_table_whose_one_pass_would_be_late_is_built_in_steps() -> None:
-    draft, link, text = timed(step_seconds=0.010, interval=0.025)
-    draft.runner.whole_branches = (N, N // 2, N // 4)
-    first_at = draft.worker._clock.now()
-    depths = []
-    for number in range(8):
-        link.frames.clear()
-        commit = text.miss(None, 0, ())
-        draft.inbox.put(Commits(link, (commit,), first_at + 0.025 * number))
-        draft.settle()
-        text.check(link.newest())
-        depths.append(link.depths[0])
-    assert depths[0] == K, "nothing is measured yet"
-    assert max(depths[2:]) < K

@@ -6,7 +6,7 @@ from ssd_draft.commit_forecast import CommitForecast
 def forecast(*arrivals: float, waited: float = 0.0) -> float:
     found = CommitForecast()
     for arrived_at in arrivals:
-        found.note(arrived_at, waited)
+        found.note(arrived_at, waited, is_plain=False)
     return found.seconds
 
 
@@ -32,3 +32,20 @@ def test_most_commits_come_no_earlier_than_expected() -> None:
     intervals = [1.0, 1.2, 0.3, 1.1, 1.3, 0.9, 1.0, 1.4]
     arrivals = [sum(intervals[:count]) for count in range(len(intervals) + 1)]
     assert 0.9 <= forecast(*arrivals) <= 1.001
+
+
+def test_rounds_with_proposals_and_without_have_their_own_intervals() -> None:
+    found = CommitForecast()
+    for turn in range(8):
+        found.note(6.0 * turn, 0.0, is_plain=True)
+        found.note(6.0 * turn + 2.0, 0.0, is_plain=False)
+    assert found.seconds == 4.0
+    found.note(48.0, 0.0, is_plain=True)
+    assert found.seconds == 2.0
+
+
+def test_a_round_without_proposals_is_expected_to_take_no_longer_than_one_with() -> None:
+    found = CommitForecast()
+    for arrived_at, is_plain in ((0.0, True), (4.0, False), (5.0, True)):
+        found.note(arrived_at, 0.0, is_plain=is_plain)
+    assert found.seconds == 1.0

@@ -2,7 +2,6 @@
 
 import itertools
 from functools import cache
-from statistics import median
 
 import pytest
 from tests.unit.ssd_draft.ledger_draft import N
@@ -52,8 +51,10 @@ def test_a_slow_draft_sends_about_two_frames_a_round(ratio: float) -> None:
     assert target.num_frames_counted <= 2.2 * target.counts.rounds
 
 
-@pytest.mark.parametrize(("ratio", "most"), [(0.5, N), (3, N // 2)])
-def test_a_slow_draft_takes_fewer_branches_if_they_save_time(ratio: float, most: int) -> None:
+@pytest.mark.parametrize(("ratio", "expected"), [(0.5, {N}), (3, {N // 2, N // 4})])
+def test_a_slow_draft_takes_fewer_branches_if_they_save_time(
+    ratio: float, expected: set[int]
+) -> None:
     target = VirtualTarget(
         verify_seconds=VERIFY_SECONDS,
         step_seconds=ratio * VERIFY_SECONDS / LOOKAHEAD,
@@ -62,4 +63,6 @@ def test_a_slow_draft_takes_fewer_branches_if_they_save_time(ratio: float, most:
     )
     target.run(NUM_ROUNDS)
     widths = [len(table.bonus_N) for frame in target.link.frames for table in frame]
-    assert median(widths[len(widths) // 2 :]) == most
+    newest = widths[len(widths) // 2 :]
+    # A few tables measure other numbers of branches.
+    assert sum(width in expected for width in newest) >= 0.9 * len(newest)

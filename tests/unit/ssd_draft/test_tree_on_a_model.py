@@ -58,7 +58,7 @@ def begin(tree: Tree, slots: list[int], branches: int = N) -> TableBuild:
 
 def build(tree: Tree, slots: list[int], num_steps: int = K + 1, branches: int = N) -> TableBatch:
     building = begin(tree, slots, branches)
-    if num_steps > K and tree.can_run_whole(len(slots), branches):
+    if num_steps > K and tree.can_run_whole(building):
         tree.run_whole(building)
     for _ in range(num_steps - building.num_steps):
         tree.run_step(building)
@@ -239,14 +239,26 @@ def test_several_commits_are_applied_as_one(tree: Tree, texts: list[Text]) -> No
         text.check(tables, row)
 
 
+def test_a_batch_that_lost_a_session_before_its_first_step_builds_the_table_of_the_other(
+    tree: Tree, texts: list[Text]
+) -> None:
+    opened(tree, SLOTS, texts)
+    building = begin(tree, SLOTS[:2])
+    tree.keep(building, [1])
+    for _ in range(1 if tree.can_run_whole(building) else K + 1):
+        (tree.run_whole if tree.can_run_whole(building) else tree.run_step)(building)
+    assert building.depth == K
+    texts[1].check(building.tables, 1)
+
+
 @pytest.mark.parametrize("index", range(3))
 def test_the_tables_of_one_session_equal_those_of_plain_text(
     tree: Tree, texts: list[Text], index: int
 ) -> None:
     """In one pass where the engine has it, mixed with tables that end early."""
-    assert tree.can_run_whole(1, N) == (tree._shape.engine.engine == "openvino")
     slots, text = SLOTS[:1], texts[index]
     opened(tree, slots, [text])
+    assert tree.can_run_whole(begin(tree, slots)) == (tree._shape.engine.engine == "openvino")
     for turn in range(6):
         steps, branches = (K + 1, 2, K + 1)[turn % 3], (N, N, N // 2)[turn % 3]
         tables = build(tree, slots, steps, branches)

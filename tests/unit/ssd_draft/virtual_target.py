@@ -9,11 +9,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from tests.unit.ssd_draft.ledger_draft import Draft, FakeLink, N, a_text
 
+from ssd.channel_setup import LinkChannel
 from ssd.engine.batch import BranchBatch
 from ssd.speculation.table import OutcomeTable
-from ssd.types import Commit, LinkSettings
+from ssd.transport.inprocess import pair
+from ssd.types import Commit, LinkSettings, Welcome
 from ssd_draft.inbox import Commits
-from ssd_target.drafts.table_deadline import ColumnTimes, ProposalResult, RoundPace, Row, wait_until
+from ssd_target.drafts.link import DraftLink, Session
+from ssd_target.drafts.table_deadline import ProposalResult, RoundPace, Row, wait_until
 
 LATENCY_SECONDS = 0.0005
 LOOKAHEAD = 6
@@ -63,13 +66,14 @@ class VirtualTarget:
         self._acceptance = acceptance
         self._random = random.Random(3)
         self._pace = RoundPace()
-        self._column_times = ColumnTimes()
         self._arrivals: list[tuple[float, OutcomeTable]] = []
         self._commits: list[tuple[float, Commit]] = []
-        self._table: OutcomeTable | None = None
-        self._received_at = 0.0
-        self._is_open = False
-        self._sent_at = 0.0
+        welcome = Welcome(epoch=1, max_sessions=1, lookahead=LOOKAHEAD, branches=N)
+        channel = LinkChannel(pair()[0])
+        self._draft_link = DraftLink("draft", welcome, channel, lambda _message: None)
+        base_len = len(self.text.committed)
+        self._session = Session(1, 1, self._draft_link, base_len, 0.0, 1e9, MAX_LEN)
+        self._draft_link.request_table()
         run_branches = self.draft.runner.run_branches
 
         def run_slowly(batch: BranchBatch) -> torch.Tensor:
@@ -112,7 +116,7 @@ class VirtualTarget:
         assert seconds is not None
         self._receive_frames()
         self._advance_target(self.clock.time + seconds)
-        arrivals = [at for at, _ in self._commits]
+        arrivals = [max(self.clock.time, at) for at, _ in self._commits]
         self.clock.time = min([self.clock.time + seconds, *arrivals])
 
     def _deliver(self) -> None:
@@ -150,51 +154,42 @@ class VirtualTarget:
                 self._commit(at)
 
     def _receive(self, at: float, table: OutcomeTable) -> None:
-        self._is_open = True
-        if table.base_len != len(self.text.committed):
-            return
-        if self._table is not None:
-            num_new = table.depth - self._table.depth
-            self._column_times.note((at - self._received_at) / num_new)
-        else:
-            self._column_times.note_first(table.depth, at - self._sent_at)
-        self._table, self._received_at = table, at
+        self._draft_link.sessions[table.session] = self._session
+        self._draft_link.receive([table], at)
 
     def _look_up(self, now: float) -> None:
         """Wait for another column, or commit."""
         assert self._begun_at is not None
-        lookahead = self.text.lookahead
         row = Row(0)
-        if self._table is not None:
-            depth = self._table.depth
-            next_at = self._received_at + self._column_times.seconds
-            row = Row(depth, 0, min(1, lookahead - depth), next_at)
-        elif self._is_open:
-            next_at = self._sent_at + self._column_times.first_seconds
-            row = Row(0, 0, self._column_times.first_depth, next_at)
-        self._need_at = wait_until([row], self._pace, now)
+        if self._session.is_open:
+            row = self._session.row(0, self._session.depth, self.text.lookahead)
+        self._need_at = wait_until([row], self._pace, self._begun_at, now)
         if self._need_at <= now:
             self._commit(now)
 
     def _commit(self, now: float) -> None:
         assert self._begun_at is not None
-        proposed, table = self.text.proposal, self._table
+        proposed, table = self.text.proposal, self._session.table
         accepted = 0
         while accepted < len(proposed) and self._random.random() < self._acceptance:
             accepted += 1
-        if table is not None and accepted in table.accepted_N:
+        is_hit = table is not None and accepted in table.accepted_N
+        if table is not None and is_hit:
             commit = self.text.hit(table, accepted, table.depth)
         else:
             commit = self.text.miss(None, accepted, ())
-        if table is None:
-            self._column_times.note_late(now - self._sent_at)
+        if self._session.is_open:
+            self._draft_link.note_round([self._session], now)
+        if table is not None:
+            self._pace.hits.note(1, is_hit)
         waited_us = int(1e6 * (now - self._begun_at))
         self._commits.append((now + LATENCY_SECONDS, replace(commit, waited_us=waited_us)))
         self._pace.note_outcomes([ProposalResult(len(proposed), len(proposed), accepted)])
         self._pace.note_round(self._verify_seconds, is_plain=not proposed)
         self.counts.rounds += 1
         self.counts.tokens += accepted + 1
-        self.counts.late += table is None and self._is_open
-        self.counts.depths.append(table.depth if table is not None else 0)
-        self._table, self._begun_at, self._sent_at = None, None, now
+        self.counts.late += table is None and self._session.is_open
+        self.counts.depths.append(self._session.depth)
+        self._session.begin_round(len(self.text.committed), now, is_branch=is_hit)
+        self._begun_at = None
         self._need_at = now + self._verify_seconds

@@ -1,11 +1,12 @@
 """A draft's passes with dense attention over stored entries; see ``draft_graph``.
 
-New entries are written to the KV storage. Tables read trunks and proposals from a dense copy, to
-which each table adds what was committed since the one before.
+New entries are written to the KV storage. Passes read trunks and proposals from a dense copy, to
+which each pass adds what was committed since the one before.
 """
 
 from dataclasses import replace
 
+import numpy as np
 import openvino
 import torch
 from torch import Tensor
@@ -27,63 +28,126 @@ MOST_USED = 0.6
 entries of one padded pass. Each pass reads the weights."""
 
 
-class Tables:
-    """Entries and logits of tables that are built together, in the form of the graph.
+class Trunks:
+    """A dense copy of the stored entries of some sessions: proposals, then trunks."""
 
-    Stored entries are the proposal, then the trunk. The object is used again for later tables of
-    the same sessions.
-    """
-
-    def __init__(self, storage: KVStorage, model: ModelConfig, batch: BranchBatch) -> None:
+    def __init__(self, storage: KVStorage, slots_B: Tensor, lengths_B: Tensor) -> None:
         """Allocate, without entries."""
-        sessions, self._branches = batch.tokens_BN.shape
         self._storage = storage
-        self._columns = storage.entries.num_columns
-        self._group = model.num_heads // model.num_kv_heads
-        self.num_read_B = [0] * sessions
+        self._slots_B = slots_B
+        self.columns = storage.entries.num_columns
+        """P, in front of each trunk."""
+        self.width = whole_width(self.columns + int(lengths_B.max()))
+        """S."""
+        self.num_read_B = [0] * len(slots_B)
         """Entries of each trunk that are in the copy."""
-        longest = int(batch.trunk_lengths_B.max())
-        self._width = whole_width(self._columns + longest)
-        shape_XBG = (2 * model.num_layers, sessions, model.num_kv_heads)
-        self._stored_XBGSE = torch.zeros((*shape_XBG, self._width, model.head_size))
-        self._own_XBGNPE = torch.zeros((*shape_XBG, self._branches, self._columns, model.head_size))
+        shape_BGSE = (len(slots_B), storage.shape_GE[0], self.width, storage.shape_GE[1])
+        self.entries_XBGSE = torch.zeros((2 * len(storage.keys), *shape_BGSE))
+        self.logits_PRV = torch.empty(0)
+        """Of the newest table; ``Tables`` of any number of branches share it."""
+        self.tables: dict[int, Tables] = {}
+        """The newest ones by branches."""
+        self.explicit: dict[int, ExplicitRows] = {}
+        """By rows."""
+
+    def precedes(self, lengths_B: Tensor) -> bool:
+        """Return whether the copy has the shape for trunks of these lengths, and no later entry."""
+        lengths = lengths_B.tolist()
+        return whole_width(self.columns + max(lengths)) == self.width and all(
+            now >= read for now, read in zip(lengths, self.num_read_B, strict=True)
+        )
+
+    def read(self, block_tables_BJ: Tensor, lengths_B: Tensor) -> None:
+        """Read the new entries of the trunks."""
+        paged_BS = self._storage.entries.paged(block_tables_BJ)
+        for row, length in enumerate(lengths_B.tolist()):
+            first = self.num_read_B[row]
+            where = slice(self.columns + first, self.columns + length)
+            self._copy(slice(row, row + 1), where, paged_BS[row : row + 1, first:length])
+            self.num_read_B[row] = length
+
+    def read_proposals(self) -> None:
+        """Read the proposals."""
+        entries_BP = self._storage.entries.proposal(self._slots_B)
+        self._copy(slice(None), slice(self.columns), entries_BP)
+
+    def show(self, mask_B1US: Tensor, num_shown_B: list[int]) -> None:
+        """Unmask the entries of the trunks after those that are shown already."""
+        for row, length in enumerate(self.num_read_B):
+            mask_B1US[row, ..., self.columns + num_shown_B[row] : self.columns + length] = 0.0
+            num_shown_B[row] = length
+
+    def _copy(self, rows: slice, columns: slice, entries_BS: Tensor) -> None:
+        self.entries_XBGSE[:, rows, :, columns] = self._storage.select(entries_BS)
+
+
+class ExplicitRows:
+    """The inputs and the output of a causal pass over explicit tokens after each trunk."""
+
+    def __init__(self, trunks: Trunks, model: ModelConfig, rows: int) -> None:
+        """Allocate; no entry is visible."""
+        sessions = len(trunks.num_read_B)
+        group = model.num_heads // model.num_kv_heads
+        self._trunks = trunks
+        self._num_shown_B = [0] * sessions
+        self._mask_B1US = torch.full((sessions, 1, rows * group, trunks.width), -torch.inf)
+        self.inputs = PassInputs(
+            trunks.entries_XBGSE,
+            self._mask_B1US,
+            no_own_entries(trunks.entries_XBGSE),
+            mask_of(torch.ones((1, rows, rows), dtype=torch.bool).tril(), group),
+        )
+        logits_RV = np.empty((sessions * rows, model.vocab_size), dtype=np.float32)
+        self.output = openvino.Tensor(logits_RV, shared_memory=True)
+
+    def begin(self) -> None:
+        """Make the trunks visible."""
+        self._trunks.show(self._mask_B1US, self._num_shown_B)
+
+
+class Tables:
+    """Entries and logits of tables that are built together, in the form of the graph."""
+
+    def __init__(
+        self, trunks: Trunks, storage: KVStorage, model: ModelConfig, branches: int
+    ) -> None:
+        """Allocate, without entries."""
+        sessions, self._branches = len(trunks.num_read_B), branches
+        self._trunks = trunks
+        self._storage = storage
+        self._columns = trunks.columns
+        self._group = model.num_heads // model.num_kv_heads
+        self._num_shown_B = [0] * sessions
+        shape_XBGNPE = (
+            *(2 * model.num_layers, sessions, model.num_kv_heads),
+            *(branches, self._columns, model.head_size),
+        )
+        self._own_XBGNPE = torch.zeros(shape_XBGNPE)
         self._own_BPN = self._first_BN = torch.empty(0)
         """Own entries in the storage, and the positions of step 0. Set by ``begin``."""
-        num_queries = self._branches * self._group
-        self._mask_B1US = torch.full((sessions, 1, num_queries, self._width), -torch.inf)
-        same_1NN = torch.eye(self._branches, dtype=torch.bool)[None]
+        num_queries = branches * self._group
+        self._mask_B1US = torch.full((sessions, 1, num_queries, trunks.width), -torch.inf)
+        same_1NN = torch.eye(branches, dtype=torch.bool)[None]
         self._inputs = PassInputs(
-            self._stored_XBGSE, self._mask_B1US, self._own_XBGNPE, mask_of(same_1NN, self._group)
+            trunks.entries_XBGSE, self._mask_B1US, self._own_XBGNPE, mask_of(same_1NN, self._group)
         )
-        rows = sessions * self._branches
-        self._logits_PRV = torch.empty((self._columns, rows, model.vocab_size))
+        most, rows = storage.entries.branches, sessions * branches
+        if not trunks.logits_PRV.numel():
+            trunks.logits_PRV = torch.empty((self._columns, sessions * most, model.vocab_size))
+        self._logits_PRV = trunks.logits_PRV[:, :rows]
         self._outputs = [
             openvino.Tensor(each.numpy(), shared_memory=True) for each in self._logits_PRV
         ]
-
-    def precedes(self, batch: BranchBatch) -> bool:
-        """Return whether a batch of the same sessions has the same shape and longer trunks."""
-        lengths = batch.trunk_lengths_B.tolist()
-        return (
-            batch.tokens_BN.shape[1] == self._branches
-            and whole_width(self._columns + max(lengths)) == self._width
-            and all(now >= read for now, read in zip(lengths, self.num_read_B, strict=True))
-        )
 
     def begin(self, batch: BranchBatch) -> None:
         """Read proposals, new entries of the trunks, and own entries of the steps before."""
         columns, entries = self._columns, self._storage.entries
         self._first_BN = batch.trunk_lengths_B[:, None] + 1 + batch.accepted_BN
-        self._read(slice(None), slice(columns), entries.proposal(batch.slots_B))
         is_seen_BNP = torch.arange(columns) <= batch.accepted_BN[:, :, None]
         self._mask_B1US[..., :columns] = mask_of(is_seen_BNP, self._group)
-        paged_BS = entries.paged(batch.block_tables_BJ)
-        for row, length in enumerate(batch.trunk_lengths_B.tolist()):
-            first = self.num_read_B[row]
-            where = slice(columns + first, columns + length)
-            self._read(slice(row, row + 1), where, paged_BS[row : row + 1, first:length])
-            self._mask_B1US[row, ..., where] = 0.0
-            self.num_read_B[row] = length
+        self._trunks.read(batch.block_tables_BJ, batch.trunk_lengths_B)
+        self._trunks.read_proposals()
+        self._trunks.show(self._mask_B1US, self._num_shown_B)
         self._inputs.own_mask_O[:] = -torch.inf
         self._own_BPN = entries.own(batch.slots_B, self._branches)
         for step in range(batch.step):
@@ -93,7 +157,7 @@ class Tables:
         """Run a step; returns logits [B, N, V], valid until the next table."""
         positions_BN = self._first_BN + batch.step
         graph.run(self._inputs, batch.tokens_BN, positions_BN, self._outputs[batch.step])
-        new_XBGNE = graph.new_entries(len(self._stored_XBGSE))
+        new_XBGNE = graph.new_entries(len(self._own_XBGNPE))
         self._storage.put(self._own_BPN[:, batch.step], new_XBGNE)
         self._add_own(batch.step, new_XBGNE)
         return self._logits_PRV[batch.step].view(*batch.tokens_BN.shape, -1)
@@ -110,9 +174,6 @@ class Tables:
         self._own_XBGNPE[..., :lookahead, :] = own_XBGNKE
         self._inputs.own_mask_O[:lookahead] = 0.0
         return tokens_KN[:, None], [each[None] for each in self._logits_PRV[:-1]]
-
-    def _read(self, rows: slice, columns: slice, entries_BS: Tensor) -> None:
-        self._stored_XBGSE[:, rows, :, columns] = self._storage.select(entries_BS)
 
     def _add_own(self, step: int, own_XBGNE: Tensor) -> None:
         self._own_XBGNPE[..., step, :] = own_XBGNE
@@ -133,8 +194,8 @@ class OpenVinoDraft:
         self._storage = allocate_storage(model, engine)
         self._entries = self._storage.entries
         self.num_blocks = self._entries.num_blocks
-        self._tables: dict[tuple[int, ...], Tables] = {}
-        """The newest tables, by the slots of their sessions."""
+        self._trunks: dict[tuple[int, ...], Trunks] = {}
+        """Copies, by the slots of their sessions. A session is in one of them at most."""
         self._parts: list[tuple[Tensor, Tables]] = []
         """Rows and tables of the newest step."""
         self._parts_slots_B: Tensor | None = None
@@ -142,7 +203,7 @@ class OpenVinoDraft:
     def prefill(self, batch: PagedBatch) -> Tensor:
         """See ``Execution.prefill``."""
         # A new session may have the slot and the blocks of one whose trunk was read.
-        self._tables.clear()
+        self._trunks.clear()
         first, count = int(batch.first_positions_B[0]), int(batch.num_columns_B[0])
         rows = max(1, -(-count // ROW_STEP)) * ROW_STEP
         column_Q = torch.arange(rows)
@@ -154,19 +215,30 @@ class OpenVinoDraft:
             batch.block_tables_BJ, batch.first_positions_B, rows, needs_logits=False
         )
         self._graphs.causal.run(inputs, tokens_BQ, position_BQ)
-        self._store(paged_BS.gather(1, position_BQ).where(column_Q < count, 0))
+        self._storage.put(
+            paged_BS.gather(1, position_BQ).where(column_Q < count, 0),
+            self._graphs.causal.new_entries(2 * self._model.num_layers),
+        )
         return self._graphs.causal.is_finite()
 
     def run_proposals(self, batch: ProposalBatch) -> Tensor:
         """See ``DraftExecution.run_proposals``."""
-        columns = batch.tokens_BP.shape[1]
-        column_P = torch.arange(columns)
-        inputs = self._causal_inputs(batch.block_tables_BJ, batch.trunk_lengths_B, columns)
-        positions_BP = batch.trunk_lengths_B[:, None] + column_P
-        self._graphs.causal.run(inputs, batch.tokens_BP, positions_BP)
-        is_real_BP = column_P < batch.num_columns_B[:, None]
-        self._store(self._entries.proposal(batch.slots_B).where(is_real_BP, 0))
-        return self._graphs.causal.logits().view(*batch.tokens_BP.shape, -1)
+        sessions, columns = batch.tokens_BP.shape
+        rows = columns if (batch.num_columns_B > 1).any() else 1
+        tokens_BQ, column_Q = batch.tokens_BP[:, :rows], torch.arange(rows)
+        positions_BQ = batch.trunk_lengths_B[:, None] + column_Q
+        explicit = self._explicit_rows(batch, rows)
+        if explicit is not None:
+            graph = self._graphs.explicit(sessions, rows)
+            graph.run(explicit.inputs, tokens_BQ, positions_BQ, explicit.output)
+        else:
+            graph = self._graphs.causal
+            tables_BJ, lengths_B = batch.block_tables_BJ, batch.trunk_lengths_B
+            graph.run(self._causal_inputs(tables_BJ, lengths_B, rows), tokens_BQ, positions_BQ)
+        is_real_BQ = column_Q < batch.num_columns_B[:, None]
+        entries_BQ = self._entries.proposal(batch.slots_B)[:, :rows].where(is_real_BQ, 0)
+        self._storage.put(entries_BQ, graph.new_entries(2 * self._model.num_layers))
+        return graph.logits().view(sessions, rows, -1)
 
     def run_branches(self, batch: BranchBatch) -> Tensor:
         """See ``DraftExecution.run_branches``.
@@ -206,9 +278,9 @@ class OpenVinoDraft:
         """See ``DraftExecution.append_proposal``."""
         # A trunk that is shorter than the copy is that of another session in the same slot.
         for slot, length in zip(slots_B.tolist(), trunk_lengths_B.tolist(), strict=True):
-            for slots, tables in list(self._tables.items()):
-                if slot in slots and tables.num_read_B[slots.index(slot)] > length:
-                    del self._tables[slots]
+            for slots, trunks in list(self._trunks.items()):
+                if slot in slots and trunks.num_read_B[slots.index(slot)] > length:
+                    del self._trunks[slots]
         self._storage.append_proposal(slots_B, num_entries_B, trunk_lengths_B, block_tables_BJ)
 
     def promote_branches(self, slots_B: Tensor, branches_B: Tensor) -> None:
@@ -217,14 +289,34 @@ class OpenVinoDraft:
 
     def _tables_of(self, batch: BranchBatch) -> Tables:
         """Return tables for a batch that begins, or that has lost sessions."""
-        slots = tuple(batch.slots_B.tolist())
-        tables = self._tables.get(slots)
-        if tables is None or not tables.precedes(batch):
-            tables = Tables(self._storage, self._model, batch)
-            others = {key: each for key, each in self._tables.items() if not {*key} & {*slots}}
-            self._tables = {slots: tables, **others}
+        trunks = self._trunks_of(batch.slots_B, batch.trunk_lengths_B)
+        branches = batch.tokens_BN.shape[1]
+        if branches not in trunks.tables:
+            trunks.tables[branches] = Tables(trunks, self._storage, self._model, branches)
+        tables = trunks.tables[branches]
         tables.begin(batch)
         return tables
+
+    def _trunks_of(self, slots_B: Tensor, lengths_B: Tensor) -> Trunks:
+        slots = tuple(slots_B.tolist())
+        trunks = self._trunks.get(slots)
+        if trunks is None or not trunks.precedes(lengths_B):
+            trunks = Trunks(self._storage, slots_B, lengths_B)
+            others = {key: each for key, each in self._trunks.items() if not {*key} & {*slots}}
+            self._trunks = {slots: trunks, **others}
+        return trunks
+
+    def _explicit_rows(self, batch: ProposalBatch, rows: int) -> ExplicitRows | None:
+        """Return rows after the copy of the trunks; None if other copies would be dropped."""
+        slots = tuple(batch.slots_B.tolist())
+        if any({*key} & {*slots} for key in self._trunks if key != slots):
+            return None
+        trunks = self._trunks_of(batch.slots_B, batch.trunk_lengths_B)
+        trunks.read(batch.block_tables_BJ, batch.trunk_lengths_B)
+        if rows not in trunks.explicit:
+            trunks.explicit[rows] = ExplicitRows(trunks, self._model, rows)
+        trunks.explicit[rows].begin()
+        return trunks.explicit[rows]
 
     def _causal_inputs(
         self, tables_BJ: Tensor, lengths_B: Tensor, rows: int, *, needs_logits: bool = True
@@ -234,19 +326,19 @@ class OpenVinoDraft:
         missing = whole_width(max(1, trunk_BS.shape[1])) - trunk_BS.shape[1]
         seen_BQS = pad(in_trunk_BS, (0, missing))[:, None].expand(-1, rows, -1)
         stored_XBGSE = self._storage.select(pad(trunk_BS, (0, missing)))
-        heads, size = self._storage.shape_GE
-        own_XBGQOE = torch.zeros((len(stored_XBGSE), 1, heads, 1, 1, size))
         return PassInputs(
             stored_XBGSE.contiguous(),
             mask_of(seen_BQS, self._group),
-            own_XBGQOE,
+            no_own_entries(stored_XBGSE),
             mask_of(torch.ones((1, rows, rows), dtype=torch.bool).tril(), self._group),
             needs_logits=needs_logits,
         )
 
-    def _store(self, entries_BQ: Tensor) -> None:
-        """Write the entries of a causal pass to the storage."""
-        self._storage.put(entries_BQ, self._graphs.causal.new_entries(2 * self._model.num_layers))
+
+def no_own_entries(stored_XBGSE: Tensor) -> Tensor:
+    """Return one own entry for all rows, [X, 1, G, 1, 1, E]; ``PassInputs`` masks it."""
+    kinds, _, heads, _, size = stored_XBGSE.shape
+    return torch.zeros((kinds, 1, heads, 1, 1, size))
 
 
 def mask_of(seen_BQS: Tensor, group: int) -> Tensor:

@@ -155,13 +155,17 @@ class DraftGraphs:
             SetupError: OpenVINO cannot compile it on this machine.
         """
         nodes = graph_weights(model, weights, engine.weights)
-        counts = engine.branch_counts if nodes.num_bytes <= MAX_COPIED_BYTES else ()
+        is_small = nodes.num_bytes <= MAX_COPIED_BYTES
+        counts = engine.branch_counts if is_small else ()
+        rows = (1, engine.num_columns) if is_small else ()
         outputs, inputs = build_graph(nodes, model, engine)
-        copies = [{}, *(fixed_shapes(model, engine, each) for each in counts)] if counts else []
-        requests = compile_graph(outputs, inputs, engine, copies)
+        copies = [fixed_shapes(model, engine, each, of_branches=True) for each in counts]
+        copies += [fixed_shapes(model, engine, each, of_branches=False) for each in rows]
+        requests = compile_graph(outputs, inputs, engine, [{}, *copies] if copies else [])
         graphs = [DraftGraph(each, engine.max_model_len) for each in requests]
-        self.causal, self._branching = graphs[0], graphs[1 if copies else 0]
-        self._of_one_session = dict(zip(counts, graphs[2:], strict=True))
+        self.causal, self._branching, *of_one = graphs if copies else (*graphs, *graphs)
+        self._branching_of_one = dict(zip(counts, of_one, strict=False))
+        self._causal_of_one = dict(zip(rows, of_one[len(counts) :], strict=True))
         self.tables: dict[int, TableGraph] = {}
         """By branches, the graph of all columns of a table of one session."""
         for count in counts:
@@ -173,26 +177,31 @@ class DraftGraphs:
         """Return the graph of a step of so many branches."""
         if num_sessions > 1:
             return self._branching
-        return self._of_one_session.get(branches, self._branching)
+        return self._branching_of_one.get(branches, self._branching)
+
+    def explicit(self, num_sessions: int, rows: int) -> DraftGraph:
+        """Return the graph of a causal pass over so many explicit tokens of each session."""
+        return self._causal_of_one.get(rows, self.causal) if num_sessions == 1 else self.causal
 
 
 def fixed_shapes(
-    model: ModelConfig, engine: EngineConfig, branches: int
+    model: ModelConfig, engine: EngineConfig, rows: int, *, of_branches: bool
 ) -> Mapping[str, Sequence[int]]:
-    """Return the shapes of the inputs of a step of one session; only S stays open."""
+    """Return the shapes of the inputs of a pass of one session; only S stays open."""
     heads, size = model.num_kv_heads, model.head_size
-    num_queries = branches * (model.num_heads // heads)
+    num_queries = rows * (model.num_heads // heads)
+    own = (rows, engine.num_columns) if of_branches else (1, 1)
     shapes: dict[str, Sequence[int]] = {
-        "tokens": [branches],
-        "positions": [branches],
-        "logit_rows": [branches],
+        "tokens": [rows],
+        "positions": [rows],
+        "logit_rows": [rows],
         "stored_mask": [1, 1, num_queries, -1],
-        "own_mask": [engine.num_columns],
-        "new_mask": [1, 1, num_queries, branches],
+        "own_mask": own[1:],
+        "new_mask": [1, 1, num_queries, rows],
     }
     for index in range(2 * model.num_layers):
         shapes[f"stored{index}"] = [1, heads, -1, size]
-        shapes[f"own{index}"] = [1, heads, branches, engine.num_columns, size]
+        shapes[f"own{index}"] = [1, heads, *own, size]
     return shapes
 
 

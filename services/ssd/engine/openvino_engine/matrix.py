@@ -1,9 +1,10 @@
 """The matrices of a graph in their stored format: float32, bfloat16, int8 or int4.
 
-Int8 has one scale for each row, int4 one for each ``GROUP`` inputs of a row. Embedding and head are
-int8 in both: a token reads one row of the embedding, and the head chooses. Products convert the
-weights where they read them. On CPUs with VNNI they also round their inputs to int8, with one scale
-for each ``GROUP_OF_INPUTS`` values of a row, so a row does not depend on other rows.
+Int8 has one scale for each row, int4 one for each ``GROUP`` inputs of a row; a matrix whose inputs
+``GROUP`` does not divide is int8. Embedding and head are int8 in both: a token reads one row of the
+embedding, and the head chooses. Products convert the weights where they read them. On CPUs with
+VNNI they also round their inputs to int8, with one scale for each ``GROUP_OF_INPUTS`` values of a
+row, so a row does not depend on other rows.
 
 *Measured* (Xeon 2.3 GHz with AVX512-BF16 and VNNI, one core, 208M weights, context 256), ms for 1,
 7, 24 and 56 rows: float32 57, 84, 121, 221; bfloat16 38, 62, 146, 320; int8 19, 25, 51, 109; int4
