@@ -235,7 +235,10 @@ async def test_sessions_of_a_drained_draft_move_and_it_ends_before_the_streams(
         async with asyncio.timeout(60):
             while 0 in (await sessions()).values():
                 pass
-        async with DraftClient(draining.grpc_address) as admin:
+        async with DraftClient(draining.grpc_address) as admin, asyncio.timeout(60):
+            # The target counts a session before its opening has arrived.
+            while not (await admin.get_status()).sessions:
+                pass
             assert await admin.drain(60_000) > 0
         assert await draining.wait() == 0
         assert not any(each.done() for each in running_on), "the draft did not wait for the streams"
@@ -361,8 +364,8 @@ async def test_the_mode_of_requests_in_mode_auto_changes_at_run_time(
 
 async def test_a_draft_that_does_not_pay_is_turned_off_and_reported(folder: Path) -> None:
     async with (
-        draft(folder, "0", "--inject-step-ms", "20") as slow,
-        target(folder, [slow], "--backup", "none") as (_, client),
+        draft(folder, "0", "--inject-step-ms", "60") as slow,
+        target(folder, [slow], "--backup", "none", "--no-circuit-breaker") as (_, client),
     ):
         plain, statistics = await generate(client, Mode.AUTOREGRESSIVE)
         for _ in range(MAX_TRIES):

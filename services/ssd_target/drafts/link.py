@@ -1,8 +1,9 @@
 """A link to a draft and its sessions, as the pool uses them."""
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
@@ -23,12 +24,15 @@ from ssd_target.decoding.round_result import LookupCounts
 from ssd_target.drafts.circuit_breaker import CircuitBreaker
 from ssd_target.drafts.round_trip import RoundTrip
 from ssd_target.drafts.sustainable_sessions import BatchTimes
-from ssd_target.drafts.table_deadline import ColumnTimes
+from ssd_target.drafts.table_deadline import ColumnTimes, Row
 
 RETRY_SECONDS = 1.0
 """Pause of a link after an opening that was refused or not answered."""
 MOVE_RETRY_SECONDS = 30.0
 """The same for moves: a session that moves and is refused has lost its tables for nothing."""
+
+_NEWEST_COMMITS = 8
+"""Commits of a session whose tables are measured although they arrive after their round."""
 
 
 class LinkState(StrEnum):
@@ -71,6 +75,12 @@ class Session:
     """Tokens of the current proposal that are from a table; the others are from the backup."""
     is_timed: bool = False
     """Whether the time of the current table is known. That of the first includes the prefill."""
+    is_branch: bool = False
+    """Whether the newest commit continues a branch of the draft."""
+    unanswered: deque[tuple[int, float, bool]] = field(
+        default_factory=lambda: deque(maxlen=_NEWEST_COMMITS)
+    )
+    """Base length, time and kind of the newest commits without a table so far."""
 
     @property
     def num_remaining(self) -> int:
@@ -102,13 +112,65 @@ class Session:
         self.received_at = now
         return num_new
 
-    def begin_round(self, base_len: int, now: float) -> None:
+    def begin_round(self, base_len: int, now: float, *, is_branch: bool) -> None:
         """Expect the table of the next round, whose commit is sent now."""
         self.base_len = base_len
         self.table = None
         self.requested_at = now
         self.is_timed = True
+        self.is_branch = is_branch
+        self.unanswered.append((base_len, now, is_branch))
         self.link.request_table()
+
+    def answer(self, base_len: int) -> tuple[float, bool] | None:
+        """Return when the commit of a table was sent, and whether its next proposal is a branch.
+
+        None if there was no such commit, or if another frame has answered it.
+        """
+        while self.unanswered and self.unanswered[0][0] <= base_len:
+            found, sent_at, is_branch = self.unanswered.popleft()
+            if found == base_len:
+                return sent_at, is_branch
+        return None
+
+    def row(self, num_backup: int, depth: int, max_tokens: int) -> Row:
+        """Return a proposal of this session, and the columns that it waits for.
+
+        Args:
+            num_backup: its tokens of the backup.
+            depth: its tokens of the table; 0 if the table does not contain the outcome.
+            max_tokens: of the proposal.
+        """
+        times = self.link.column_times
+        if self.table is None:
+            first = times.expected_first(is_branch=self.is_branch)
+            next_at = self._begins_at(first.seconds) + first.seconds
+            of_branch = times.expected_first(is_branch=True).seconds
+            num_columns = min(first.depth, max_tokens)
+            return Row(0, num_backup, num_columns, next_at, branch_seconds=of_branch)
+        if not depth:
+            return Row(0, num_backup)
+        next_at = self.received_at + times.seconds
+        return Row(depth, num_backup, min(1, max_tokens - depth), next_at, self.received_at)
+
+    def note_round(self, now: float) -> None:
+        """Note at the end of the wait of a round what has not arrived."""
+        times = self.link.column_times
+        if self.table is None:
+            first = times.first[self.is_branch]
+            first.note_late(now - self._begins_at(first.seconds))
+        elif self.depth < self.link.lookahead:
+            times.note_late(now - self.received_at)
+
+    def _begins_at(self, first_seconds: float) -> float:
+        """Return when the draft can begin with the current table, if each takes so long.
+
+        It may still work for the commit before.
+        """
+        if len(self.unanswered) < 2:
+            return self.requested_at
+        _, sent_at, _ = self.unanswered[-2]
+        return max(self.requested_at, sent_at + first_seconds)
 
     def table_seconds(self, lookahead: int, now: float) -> float | None:
         """Return the time from the commit to a complete table, estimated from its columns.
@@ -124,6 +186,42 @@ class Session:
 
 Answer = tuple[Session, OutcomeTable | None]
 """An open session, and the columns of its table that arrived in time; None if none did."""
+
+
+class _FrameTimes:
+    """What the tables of one frame measure. A frame counts once, however many sessions it has."""
+
+    def __init__(self, before: float, now: float) -> None:
+        """Construct; the frame before arrived at ``before``."""
+        self._before = before
+        self._now = now
+        self._first: dict[bool, tuple[float, int]] = {}
+        """Seconds and columns of the first frames, by the kind of their commits."""
+        self._between_seconds = 0.0
+
+    def receive(self, session: Session, table: OutcomeTable) -> int:
+        """Keep the new columns of a session; returns their number."""
+        is_first, newest_at, was_open = session.table is None, session.received_at, session.is_open
+        num_new = session.receive(table, self._now)
+        answered = session.answer(table.base_len)
+        if answered is not None and was_open:
+            # Also of an earlier round: otherwise, no round would wait after a late table.
+            sent_at, is_branch = answered
+            measured = self._now - max(sent_at, self._before), table.depth
+            self._first[is_branch] = max(self._first.get(is_branch, (0.0, 0)), measured)
+        if num_new and not is_first:
+            seconds = (self._now - newest_at) / num_new
+            self._between_seconds = max(self._between_seconds, seconds)
+        elif num_new and session.is_timed:
+            COMMIT_TO_TABLE_SECONDS.observe(self._now - session.requested_at)
+        return num_new
+
+    def note_in(self, times: ColumnTimes) -> None:
+        """Note the longest times."""
+        for is_branch, (seconds, depth) in self._first.items():
+            times.first[is_branch].note(depth, seconds)
+        if self._between_seconds:
+            times.note(self._between_seconds)
 
 
 class DraftLink:
@@ -229,8 +327,10 @@ class DraftLink:
             FrameError: more tables than were requested, a table of a later round, or one that
                 contradicts the columns before.
         """
+        before = self.table_at
         if tables:
             self.table_at = now
+        times = _FrameTimes(before, now)
         for table in tables:
             session = self.sessions.get(table.session)
             if session is not None and table.base_len > session.base_len:
@@ -238,24 +338,14 @@ class DraftLink:
                     f"a table has base length {table.base_len}, the newest commit has "
                     f"{session.base_len}"
                 )
-            num_new = 0 if session is None else self._receive(session, table, now)
+            num_new = 0 if session is None else times.receive(session, table)
             if num_new == 0:
                 STALE_FRAMES_TOTAL.inc()
             # A stale table had at least one new column when it was sent.
             self.num_due_columns -= max(1, num_new)
+        times.note_in(self.column_times)
         if self.num_due_columns < 0:
             raise FrameError("a draft sent more tables than were requested")
-
-    def _receive(self, session: Session, table: OutcomeTable, now: float) -> int:
-        """Keep new columns of a session and note their times; return their number."""
-        is_first, before = session.table is None, session.received_at
-        num_new = session.receive(table, now)
-        if num_new and not is_first:
-            self.column_times.note((now - before) / num_new)
-        elif num_new and session.is_timed:
-            self.column_times.note_first(num_new, now - session.requested_at)
-            COMMIT_TO_TABLE_SECONDS.observe(now - session.requested_at)
-        return num_new
 
     def note_round(self, sessions: Collection[Session], now: float) -> bool:
         """Note the tables of a round; True if at least one of its open sessions has a column."""
@@ -263,8 +353,7 @@ class DraftLink:
         if known := [each for each in seconds if each is not None]:
             self.batch_times.note(known)
         for each in sessions:
-            if each.table is None:
-                self.column_times.note_late(now - each.requested_at)
+            each.note_round(now)
         return any(each.table is not None for each in sessions)
 
     def send_opening(self, opening: OpenSession) -> None:

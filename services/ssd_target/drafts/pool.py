@@ -12,7 +12,15 @@ from ssd.errors import LinkError
 from ssd.ports import Clock
 from ssd.telemetry import COMMIT_TO_WIRE_SECONDS, get_logger
 from ssd.transport.frame import Frame
-from ssd.types import Commit, OpenSession, RefusalReason, SequenceId, SessionRefused
+from ssd.types import (
+    Branch,
+    Commit,
+    LookupResult,
+    OpenSession,
+    RefusalReason,
+    SequenceId,
+    SessionRefused,
+)
 from ssd_target.decoding.round_result import (
     NO_TABLE_NEEDED,
     Lookup,
@@ -177,7 +185,10 @@ class DraftPool:
         """Send the commits of a round, in one frame for each link."""
         commits: dict[DraftLink, list[Commit]] = {}
         waited_us = min(int(self._tables.waited_seconds * 1e6), _MAX_WAITED_US)
-        self._sent_at = now = self._clock.now()
+        now = self._clock.now()
+        # The time from the last sequence to the next request belongs to no round.
+        is_last = all(each.emission.finish_reason is not None for each in results)
+        self._sent_at = None if is_last else now
         with self._changed:
             for result, lookup in zip(results, lookups, strict=True):
                 session = self._sessions.find(result.sequence.sequence_id)
@@ -187,7 +198,9 @@ class DraftPool:
                     session.number, result.base_len, result.outcome, lookup.next, waited_us
                 )
                 commits.setdefault(session.link, []).append(commit)
-                session.begin_round(len(result.sequence.tokens), now)
+                session.begin_round(
+                    len(result.sequence.tokens), now, is_branch=isinstance(lookup.next, Branch)
+                )
         for link, link_commits in commits.items():
             try:
                 link.send_commits(link_commits, self._settings.lookahead)
@@ -297,6 +310,8 @@ class DraftPool:
         session, table = answer
         lookup = look_up_outcome(result, table, self._tables.proposal(result, table))
         session.num_from_table = lookup.num_from_table
+        if lookup.result in (LookupResult.HIT, LookupResult.MISS):
+            self._tables.pace.hits.note(1, lookup.result is LookupResult.HIT)
         session.link.counts.note(lookup.result)
         self.counts.note(lookup.result)
         return lookup

@@ -5,16 +5,23 @@ is expected to gain in the next round
 
     E(D, M) = 1 + a + ... + a^D + a^D (b + ... + b^M)
 
-tokens. C columns that arrive add G = E(D + C, M - C) - E(D, M). Waiting for them pays while the
-tokens per second of a round with them are more than without, with the sums over all sequences:
+tokens. C columns that arrive add G = E(D + C, M - C) - E(D, M). Without them, a round yields E
+tokens in T, with the sums over all sequences. T is the duration of a round with these proposals:
+T_plain if there are none, else T_proposed. If a table has columns, the time that pays for more is
 
-    (E + G) / (seconds of waiting + T_proposed) > E / T
+    G T / E - (T_proposed - T)
 
-T is the duration of a round with these proposals: T_plain if there are none, else T_proposed.
+since a round with them then has as many tokens per second. The first columns of a table gain this
+only with the hit rate p, but a hit gains more than one round. After it, the draft continues a
+branch that it has run. Its tables then take T_branch, and following rounds wait only for what
+exceeds T_proposed, until the next miss. The time that pays for first columns is
 
-A round waits for at most that time, and only if the frame is expected in it. The time of the first
-frame varies more than the time between columns, so it must be expected in half of it: a wait
-without a result costs what the results of others gain.
+    p (G T / E - (T_proposed - T)) + p^2 / (1 - p) (G T / E - (max(T_proposed, T_branch) - T))
+
+A round waits for at most that time since it began to wait, or since the newest column, and only if
+the frame is expected in it. The time of the first frame varies more than the time between columns,
+so a first frame must be expected in half of it: a wait without a result costs what the results of
+others gain.
 
 Source: speculation.md, sections 2 and 7.
 """
@@ -29,7 +36,7 @@ _WINDOW_ROUNDS = 16
 _DECAY = 0.98
 """Weight of the tokens of earlier rounds in the acceptance, for each round that follows."""
 _PRIOR_TESTED = 10.0
-_PRIOR_FROM_TABLES, _PRIOR_FROM_BACKUP = 0.8, 0.5
+_PRIOR_FROM_TABLES, _PRIOR_FROM_BACKUP, _PRIOR_HIT_RATE = 0.8, 0.5, 0.8
 _MIN_ACCEPTANCE, _MAX_ACCEPTANCE = 0.05, 0.95
 _WEIGHT = 0.25
 """Weight of the newest measurement in a mean."""
@@ -41,6 +48,25 @@ OPENING_SECONDS_PER_TOKEN = 0.005
 of tables between two chunks of a prompt."""
 
 
+class FirstFrames:
+    """When the first frames of tables arrive, after commits of one kind."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """Mean time that a draft takes for a frame; 0 before the first measurement."""
+        self.depth = 1.0
+        """Mean number of columns in them."""
+
+    def note(self, depth: int, seconds: float) -> None:
+        """Note a frame: its columns, and the time since its draft could begin with it."""
+        self.depth += _WEIGHT * (depth - self.depth)
+        self.seconds += (_WEIGHT if self.seconds else 1.0) * (seconds - self.seconds)
+
+    def note_late(self, seconds: float) -> None:
+        """Note that no frame has arrived so long after its draft could begin with it."""
+        self.seconds = max(self.seconds, seconds)
+
+
 class ColumnTimes:
     """When the columns of a link's tables arrive.
 
@@ -48,30 +74,36 @@ class ColumnTimes:
     """
 
     def __init__(self) -> None:
-        self.seconds = 0.0
-        """Mean time between two columns of a table; 0 before the first measurement."""
-        self.first_seconds = 0.0
-        """Mean time from a commit to the first frame of its table; 0 before the first measurement.
-        """
-        self.first_depth = 1.0
-        """Mean number of columns in that frame."""
+        self._seconds = 0.0
+        self.first = {is_branch: FirstFrames() for is_branch in (True, False)}
+        """After commits whose next proposal is a branch, which the draft has run, or explicit
+        tokens, which it has not."""
 
-    def note_first(self, depth: int, seconds: float) -> None:
-        """Note the first frame of a table: its columns, and the time from the commit to it."""
-        self.first_depth += _WEIGHT * (depth - self.first_depth)
-        self.first_seconds += _WEIGHT * (seconds - self.first_seconds)
+    def expected_first(self, *, is_branch: bool) -> FirstFrames:
+        """Return the times after such commits; those after the others until there are some."""
+        its, other = self.first[is_branch], self.first[not is_branch]
+        return its if its.seconds else other
 
-    def note_late(self, seconds: float) -> None:
-        """Note that no column has arrived so long after the commit."""
-        self.first_seconds = max(self.first_seconds, seconds)
+    @property
+    def seconds(self) -> float:
+        """Expected time from one column of a table to the next."""
+        first = self.expected_first(is_branch=True)
+        return self._seconds or first.seconds / first.depth
 
     def note(self, seconds: float) -> None:
         """Note the time from one column to the next."""
-        self.seconds += (_WEIGHT if self.seconds else 1.0) * (seconds - self.seconds)
+        self._seconds += (_WEIGHT if self._seconds else 1.0) * (seconds - self._seconds)
+
+    def note_late(self, seconds: float) -> None:
+        """Note that no other column has arrived so long after the newest one."""
+        self._seconds = max(self.seconds, seconds)
 
 
 class Acceptance:
-    """Probability that a proposed token is accepted if those before it are. Step thread only."""
+    """Probability that a proposed token is accepted if those before it are, or another rate.
+
+    Step thread only.
+    """
 
     def __init__(self, prior: float) -> None:
         self._prior = prior
@@ -120,6 +152,8 @@ class RoundPace:
         self._proposed: deque[float] = deque(maxlen=_WINDOW_ROUNDS)
         self.from_tables = Acceptance(_PRIOR_FROM_TABLES)
         self.from_backup = Acceptance(_PRIOR_FROM_BACKUP)
+        self.hits = Acceptance(_PRIOR_HIT_RATE)
+        """Of the tables with a column, those that contained the outcome."""
 
     def note_round(self, seconds: float, *, is_plain: bool) -> None:
         """Note the duration of a round, with proposals or without, and without its waiting."""
@@ -170,9 +204,13 @@ class Row:
     """Columns that the next frame is expected to add; 0 if the sequence does not wait."""
     next_at: float = 0.0
     """Expected arrival of that frame."""
+    newest_at: float = 0.0
+    """Arrival of the newest column; 0 without one."""
+    branch_seconds: float = 0.0
+    """T_branch of its link."""
 
 
-def wait_until(rows: Iterable[Row], pace: RoundPace, now: float) -> float:
+def wait_until(rows: Iterable[Row], pace: RoundPace, begun_at: float, now: float) -> float:
     """Return the time until which a round waits for the next frame; not after ``now``: no wait.
 
     Before the first round has been measured, it is infinite if a sequence waits.
@@ -180,27 +218,33 @@ def wait_until(rows: Iterable[Row], pace: RoundPace, now: float) -> float:
     Args:
         rows: all sequences of the round.
         pace: of recent rounds.
+        begun_at: when the round began to wait.
         now: the current time.
     """
     num_expected = 0.0
     is_plain = True
-    gains: defaultdict[tuple[float, bool], float] = defaultdict(float)
+    gains: defaultdict[tuple[float, float, bool, float], float] = defaultdict(float)
     for row in rows:
         expected = pace.expected_tokens(row.depth, row.num_backup)
         num_expected += expected
         is_plain &= row.depth == row.num_backup == 0
         if row.num_columns:
             num_backup = max(0.0, row.num_backup - row.num_columns)
-            with_columns = pace.expected_tokens(row.depth + row.num_columns, num_backup)
-            gains[row.next_at, row.depth == 0] += with_columns - expected
+            gain = pace.expected_tokens(row.depth + row.num_columns, num_backup) - expected
+            waits_since = max(begun_at, row.newest_at)
+            gains[waits_since, row.next_at, row.depth == 0, row.branch_seconds] += gain
     without = pace.plain_seconds if is_plain else pace.proposed_seconds
     until = now
-    for (next_at, is_first), gain in gains.items():
+    for (waits_since, next_at, is_first, branch_seconds), gain in gains.items():
         if without == inf:
             return inf
         seconds = without * (num_expected + gain) / num_expected - pace.proposed_seconds
-        if next_at - now <= (_SAFE_SHARE if is_first else 1.0) * seconds:
-            until = max(until, now + seconds)
+        if is_first:
+            hit_rate = pace.hits.rate
+            later = seconds - max(0.0, branch_seconds - pace.proposed_seconds)
+            seconds = hit_rate * seconds + hit_rate**2 / (1.0 - hit_rate) * max(0.0, later)
+        if next_at - waits_since <= (_SAFE_SHARE if is_first else 1.0) * seconds:
+            until = max(until, waits_since + seconds)
     return until
 
 

@@ -95,7 +95,7 @@ class TableCollector:
         self._proposals.clear()
         begun_at = now = self._clock.now()
         deadline = begun_at + self._settings.draft_deadline_seconds
-        while (until := min(deadline, self._until(results, now))) > now:
+        while (until := min(deadline, self._until(results, begun_at, now))) > now:
             if now == begun_at:
                 before_wait()
             is_notified = self._changed.wait(until - now)
@@ -124,25 +124,17 @@ class TableCollector:
             self._proposals[result.sequence.sequence_id] = known
         return known[1]
 
-    def _until(self, results: Rows[RoundResult], now: float) -> float:
+    def _until(self, results: Rows[RoundResult], begun_at: float, now: float) -> float:
         """Return the time until which the round waits for a column."""
         rows = [self._row(result) for result in results]
         if self._settings.adaptive_deadline:
-            return wait_until(rows, self.pace, now)
+            return wait_until(rows, self.pace, begun_at, now)
         return inf if any(row.num_columns for row in rows) else now
 
     def _row(self, result: RoundResult) -> Row:
         session = self._sessions.find(result.sequence.sequence_id)
         if session is None or not session.is_open:
             return Row(0)
-        max_tokens = result.max_tokens(self._settings.lookahead)
         found = self.proposal(result, session.table)
-        depth, num_backup = found.num_from_table, found.num_from_backup
-        times = session.link.column_times
-        if session.table is None:
-            next_at = session.requested_at + times.first_seconds
-            return Row(0, num_backup, min(times.first_depth, max_tokens), next_at)
-        if found.branch is None:
-            return Row(0, num_backup)
-        next_at = session.received_at + times.seconds
-        return Row(depth, num_backup, min(1, max_tokens - depth), next_at)
+        max_tokens = result.max_tokens(self._settings.lookahead)
+        return session.row(found.num_from_backup, found.num_from_table, max_tokens)

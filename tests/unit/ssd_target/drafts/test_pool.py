@@ -432,3 +432,12 @@ def test_a_sequence_that_is_too_long_for_a_draft_is_not_opened_there(make_bench:
     bench.loop.run_round()
     assert short.openings == [1]
     bench.run()
+
+
+def test_the_time_between_two_requests_is_not_that_of_a_round(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    for max_tokens in (3, *[1] * 16):
+        bench.submit([1, 2, 3], max_tokens)
+        bench.run()
+        bench.clock.time += 100.0
+    assert bench.pool._tables.pace.plain_seconds < 1.0

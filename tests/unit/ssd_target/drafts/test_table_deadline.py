@@ -5,6 +5,7 @@ import pytest
 from ssd_target.drafts.lookup import MIN_ACCEPTANCE
 from ssd_target.drafts.table_deadline import (
     ColumnTimes,
+    FirstFrames,
     ProposalResult,
     RoundPace,
     Row,
@@ -14,10 +15,17 @@ from ssd_target.drafts.table_deadline import (
 
 ROUND_SECONDS = 0.1
 NOW = 5.0
+LONG = 1.0
+"""Time of the tables after a hit: only the next round gains."""
+ONE_COLUMN = Row(0, 0, 1, NOW, branch_seconds=LONG)
 
 
 def pace(
-    acceptance: float = 0.8, plain_seconds: float = ROUND_SECONDS, *, of_backup: float = 0.5
+    acceptance: float = 0.8,
+    plain_seconds: float = ROUND_SECONDS,
+    *,
+    of_backup: float = 0.5,
+    hit_rate: float = 0.9,
 ) -> RoundPace:
     found = RoundPace()
     found.note_round(ROUND_SECONDS, is_plain=False)
@@ -25,27 +33,29 @@ def pace(
     for _ in range(400):
         found.from_tables.note(100, round(100 * acceptance))
         found.from_backup.note(100, round(100 * of_backup))
+        found.hits.note(100, round(100 * hit_rate))
     assert found.from_tables.rate == pytest.approx(acceptance, rel=1e-3)
     assert found.from_backup.rate == pytest.approx(of_backup, rel=1e-3)
     return found
 
 
 def seconds(rows: list[Row], found: RoundPace | None = None) -> float:
-    return wait_until(rows, found or pace(), NOW) - NOW
+    return wait_until(rows, found or pace(), NOW, NOW) - NOW
 
 
 def test_without_a_round_so_far_only_the_deadline_ends_the_wait() -> None:
-    assert wait_until([Row(0, 0, 1, NOW)], RoundPace(), NOW) == float("inf")
-    assert wait_until([Row(3)], RoundPace(), NOW) == NOW
+    assert wait_until([ONE_COLUMN], RoundPace(), NOW, NOW) == float("inf")
+    assert wait_until([Row(3)], RoundPace(), NOW, NOW) == NOW
 
 
 def test_a_sequence_without_a_column_waits_while_a_round_without_it_would_yield_less() -> None:
-    assert seconds([Row(0, 0, 1, NOW)]) == pytest.approx(0.8 * ROUND_SECONDS, rel=1e-3)
+    found = seconds([ONE_COLUMN])
+    assert found == pytest.approx(0.9 * 0.8 * ROUND_SECONDS, rel=1e-3)
 
 
 def test_a_first_frame_with_more_columns_is_worth_a_longer_wait() -> None:
-    three = (0.8 + 0.64 + 0.512) * ROUND_SECONDS
-    assert seconds([Row(0, 0, 3, NOW)]) == pytest.approx(three, rel=1e-3)
+    three = 0.9 * (0.8 + 0.64 + 0.512) * ROUND_SECONDS
+    assert seconds([Row(0, 0, 3, NOW, branch_seconds=LONG)]) == pytest.approx(three, rel=1e-3)
 
 
 def test_complete_and_missed_tables_do_not_wait() -> None:
@@ -58,18 +68,46 @@ def test_a_column_is_waited_for_if_it_comes_soon_enough() -> None:
     assert seconds([Row(1, 0, 1, NOW + 1.1 * worth)]) == 0.0
 
 
+def test_a_round_does_not_begin_to_wait_again_when_something_else_arrives() -> None:
+    until = wait_until([ONE_COLUMN], pace(), NOW, NOW)
+    assert NOW < until < NOW + ROUND_SECONDS
+    assert wait_until([ONE_COLUMN], pace(), NOW, until - 0.001) == until
+    assert wait_until([ONE_COLUMN], pace(), NOW, until + 0.001) == until + 0.001
+
+
+def test_the_time_that_pays_for_a_column_begins_with_the_one_before() -> None:
+    worth = 0.64 / 1.8 * ROUND_SECONDS
+    later = NOW + 0.05
+    row = Row(1, 0, 1, later + 0.9 * worth, newest_at=later)
+    assert wait_until([row], pace(), NOW, later) == pytest.approx(later + worth)
+
+
 def test_a_first_frame_must_be_expected_in_half_of_the_time_that_pays() -> None:
-    worth = 0.8 * ROUND_SECONDS
-    assert seconds([Row(0, 0, 1, NOW + 0.4 * worth)]) > 0.0
-    assert seconds([Row(0, 0, 1, NOW + 0.6 * worth)]) == 0.0
+    worth = 0.9 * 0.8 * ROUND_SECONDS
+    assert seconds([Row(0, 0, 1, NOW + 0.4 * worth, branch_seconds=LONG)]) > 0.0
+    assert seconds([Row(0, 0, 1, NOW + 0.6 * worth, branch_seconds=LONG)]) == 0.0
+
+
+def test_a_first_frame_is_worth_more_if_the_tables_after_a_hit_take_less_time() -> None:
+    def wait(branch_seconds: float, **of_pace: float) -> float:
+        return seconds([Row(0, 0, 3, NOW, branch_seconds=branch_seconds)], pace(**of_pace))
+
+    once = 0.9 * (0.8 + 0.64 + 0.512) * ROUND_SECONDS
+    assert wait(ROUND_SECONDS) == pytest.approx(10 * once, rel=1e-3)
+    assert wait(0.0) == wait(ROUND_SECONDS)
+    assert once < wait(2 * ROUND_SECONDS) < 6 * once
+    assert wait(9 * ROUND_SECONDS) == pytest.approx(once, rel=1e-3)
+    assert wait(ROUND_SECONDS, hit_rate=0.5) < 2 * once
+    # What loses in one round loses in all that follow.
+    assert wait(0.0, plain_seconds=0.3 * ROUND_SECONDS) == 0.0
 
 
 def test_a_round_waits_less_if_plain_rounds_are_shorter() -> None:
     found = pace(plain_seconds=0.6 * ROUND_SECONDS)
-    assert seconds([Row(0, 0, 1, NOW)], found) == pytest.approx(0.08 * ROUND_SECONDS, rel=1e-2)
-    assert seconds([Row(0, 0, 1, NOW)], pace(plain_seconds=0.5 * ROUND_SECONDS)) == 0.0
+    assert seconds([ONE_COLUMN], found) == pytest.approx(0.072 * ROUND_SECONDS, rel=1e-2)
+    assert seconds([ONE_COLUMN], pace(plain_seconds=0.5 * ROUND_SECONDS)) == 0.0
     # A round in which another sequence has a proposal is not plain.
-    assert seconds([Row(0, 0, 1, NOW), Row(3)], found) > 0.0
+    assert seconds([ONE_COLUMN, Row(3)], found) > 0.0
 
 
 def test_the_deeper_a_proposal_the_less_another_column_is_worth() -> None:
@@ -79,16 +117,16 @@ def test_the_deeper_a_proposal_the_less_another_column_is_worth() -> None:
 
 
 def test_in_a_batch_one_sequence_delays_the_others_less() -> None:
-    alone = seconds([Row(0, 0, 1, NOW)])
-    assert seconds([Row(0, 0, 1, NOW), *[Row(3)] * 7]) < alone / 7
+    alone = seconds([ONE_COLUMN])
+    assert seconds([ONE_COLUMN, *[Row(3)] * 7]) < alone / 7
     together = [Row(1, 0, 1, NOW)] * 8
     assert seconds(together) == pytest.approx(seconds(together[:1]))
 
 
 def test_a_round_waits_less_for_columns_that_the_backup_replaces() -> None:
-    alone, *continued = [seconds([Row(0, num, 1, NOW)]) for num in (0, 1, 6)]
+    alone, *continued = [seconds([Row(0, num, 1, NOW, branch_seconds=LONG)]) for num in (0, 1, 6)]
     assert all(alone > 2 * each for each in continued)
-    assert seconds([Row(0, 6, 1, NOW)], pace(0.4, of_backup=0.8)) == 0.0
+    assert seconds([Row(0, 6, 1, NOW, branch_seconds=LONG)], pace(0.4, of_backup=0.8)) == 0.0
 
 
 def test_the_acceptance_of_a_proposal_counts_for_the_source_of_each_token() -> None:
@@ -112,7 +150,7 @@ def test_a_backup_that_is_not_tested_for_long_is_tried_again() -> None:
 
 
 def test_no_round_waits_long_for_tokens_that_are_not_accepted() -> None:
-    assert seconds([Row(0, 0, 1, NOW)], pace(0.05)) < 0.06 * ROUND_SECONDS
+    assert seconds([ONE_COLUMN], pace(0.05)) < 0.06 * ROUND_SECONDS
 
 
 def test_rounds_without_proposals_do_not_change_the_acceptance() -> None:
@@ -137,18 +175,37 @@ def test_the_time_between_columns_is_a_running_mean() -> None:
     assert 0.010 < times.seconds < 0.030
 
 
-def test_a_table_without_a_column_raises_the_expected_time_of_the_first_frame() -> None:
+def test_the_time_between_columns_is_that_of_a_first_column_until_there_are_two() -> None:
     times = ColumnTimes()
-    for _ in range(50):
-        times.note_first(6, 0.010)
-    assert (times.first_depth, times.first_seconds) == pytest.approx((6.0, 0.010), rel=1e-3)
+    times.first[True].note(1, 0.010)
+    assert times.seconds == 0.010
     times.note_late(0.005)
-    assert times.first_seconds < 0.011
+    assert times.seconds == 0.010
+    times.note_late(0.020)
+    assert times.seconds == 0.020
+
+
+def test_a_table_without_a_column_raises_the_expected_time_of_the_first_frame() -> None:
+    times = FirstFrames()
+    for _ in range(50):
+        times.note(6, 0.010)
+    assert (times.depth, times.seconds) == pytest.approx((6.0, 0.010), rel=1e-3)
+    times.note_late(0.005)
+    assert times.seconds < 0.011
     times.note_late(0.100)
-    assert times.first_seconds == 0.100
+    assert times.seconds == 0.100
     for _ in range(20):
-        times.note_first(1, 0.010)
-    assert times.first_seconds < 0.011
+        times.note(1, 0.010)
+    assert times.seconds < 0.011
+
+
+def test_first_frames_after_branches_and_explicit_tokens_have_their_own_times() -> None:
+    times = ColumnTimes()
+    times.first[False].note(6, 0.010)
+    assert times.expected_first(is_branch=True).seconds == 0.010, "nothing else is known"
+    times.first[True].note(6, 0.005)
+    seconds_of = [times.expected_first(is_branch=each).seconds for each in (True, False)]
+    assert seconds_of == [0.005, 0.010]
 
 
 def test_an_opening_may_take_longer_if_more_tokens_are_prefilled() -> None:

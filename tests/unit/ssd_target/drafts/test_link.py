@@ -1,0 +1,96 @@
+"""What a link measures from the tables that it receives."""
+
+import numpy as np
+import pytest
+
+from ssd.channel_setup import LinkChannel
+from ssd.speculation.table import OutcomeTable
+from ssd.transport.inprocess import pair
+from ssd.types import Welcome
+from ssd_target.drafts.link import DraftLink, Session
+from ssd_target.drafts.session_registry import SessionRegistry
+
+LOOKAHEAD = 6
+
+
+def opened(num_sessions: int) -> tuple[DraftLink, list[Session]]:
+    """Sessions whose first tables, of base length 5, have arrived."""
+    welcome = Welcome(epoch=1, max_sessions=8, lookahead=LOOKAHEAD, branches=2)
+    link = DraftLink("draft", welcome, LinkChannel(pair()[0]), lambda _message: None)
+    registry = SessionRegistry()
+    sessions = [registry.add(link, each, 5, 0.0, 105) for each in range(num_sessions)]
+    for _ in sessions:
+        link.request_table()
+    link.receive([table(each, 5) for each in sessions], 1.0)
+    return link, sessions
+
+
+def table(session: Session, base_len: int, depth: int = LOOKAHEAD) -> OutcomeTable:
+    one = np.zeros(1, dtype=np.int32)
+    tokens_NK = np.full((1, LOOKAHEAD), -1, dtype=np.int32)
+    tokens_NK[:, :depth] = 3
+    return OutcomeTable(session.number, base_len, one, one, tokens_NK)
+
+
+def commit(session: Session, base_len: int, at: float, *, is_branch: bool = False) -> None:
+    session.begin_round(base_len, at, is_branch=is_branch)
+
+
+def first_seconds(link: DraftLink, *, is_branch: bool = False) -> float:
+    return link.column_times.first[is_branch].seconds
+
+
+def test_the_first_table_of_a_session_measures_no_commit() -> None:
+    link, _ = opened(1)
+    assert first_seconds(link) == 0.0
+
+
+def test_a_table_that_arrives_after_its_round_is_measured() -> None:
+    link, (session,) = opened(1)
+    commit(session, 6, 2.0)
+    commit(session, 7, 2.1)
+    link.receive([table(session, 6)], 2.25)
+    assert first_seconds(link) == pytest.approx(0.25)
+    # The draft could begin with this one when it had sent the other one.
+    link.receive([table(session, 7)], 2.35)
+    assert 0.1 < first_seconds(link) < 0.25
+    assert session.table is not None
+
+
+def test_commits_that_continue_a_branch_have_their_own_times() -> None:
+    link, (session,) = opened(1)
+    commit(session, 6, 2.0)
+    link.receive([table(session, 6)], 2.2)
+    commit(session, 9, 3.0, is_branch=True)
+    link.receive([table(session, 9)], 3.1)
+    assert first_seconds(link) == pytest.approx(0.2)
+    assert first_seconds(link, is_branch=True) == pytest.approx(0.1)
+
+
+def test_a_frame_counts_once_however_many_sessions_it_has() -> None:
+    alone, together = opened(1), opened(8)
+    for link, sessions in (alone, together):
+        for at, seconds in ((2.0, 0.1), (3.0, 0.5)):
+            for session in sessions:
+                commit(session, session.base_len + 1, at)
+            link.receive([table(each, each.base_len) for each in sessions], at + seconds)
+    assert first_seconds(alone[0]) == first_seconds(together[0])
+
+
+def test_a_draft_begins_with_a_commit_after_the_table_before() -> None:
+    link, (session,) = opened(1)
+    commit(session, 6, 2.0)
+    link.receive([table(session, 6)], 2.3)
+    commit(session, 7, 3.0)
+    assert session.row(0, 0, LOOKAHEAD).next_at == pytest.approx(3.3)
+    commit(session, 8, 3.1)
+    assert session.row(0, 0, LOOKAHEAD).next_at == pytest.approx(3.6)
+
+
+def test_a_column_that_does_not_arrive_is_expected_later_next_time() -> None:
+    link, (session,) = opened(1)
+    commit(session, 6, 2.0)
+    link.receive([table(session, 6, depth=1)], 2.1)
+    assert session.row(0, 1, LOOKAHEAD).next_at == pytest.approx(2.2)
+    link.note_round([session], 2.6)
+    assert session.row(0, 1, LOOKAHEAD).next_at == pytest.approx(2.6)
