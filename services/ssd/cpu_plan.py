@@ -1,6 +1,9 @@
 """Which CPUs of one machine run the target, the drafts and all other threads."""
 
+import ctypes
 import os
+import platform
+import struct
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,6 +12,13 @@ from pathlib import Path
 from ssd.errors import SettingsError
 
 TOPOLOGY = Path("/sys/devices/system/cpu")
+SHORT_SLICE_SECONDS = 0.0001
+"""Turns of threads that run no model; the shortest that Linux has."""
+_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
+"""Number of the system call by machine: neither Python nor glibc 2.40 has a function for it."""
+_SCHED_ATTR = "=IIQiIQQQII"
+"""``struct sched_attr``: size, policy, flags, nice, priority, runtime, deadline, period, two hints.
+The runtime of the usual policy, 0, is the length of a turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +45,12 @@ def plan_cpus(
 
     The drafts' half is divided evenly. With more drafts than CPUs, several drafts share one.
 
-    *Decision*: if each draft has more than one CPU, the last CPU runs no model. *Because*: with two
-    CPUs, all other threads take a fifth of the draft's CPU, and the draft waits for it a fifth of
-    its time (the embedded pair at temperature 1 on a Xeon at 2.5 GHz). *Not chosen*: these threads
-    beside the target, whose forward pass is always needed. *Revisit when* drafts are so large that
-    their share of the CPUs matters more.
+    *Decision*: if each draft has more than one CPU, the last CPU runs no model. Otherwise, all
+    other threads run on any CPU. *Because*: with two CPUs, these threads take a fifth of a CPU.
+    Tables were late in .27 of the rounds with these threads on the draft's CPU, and in .11 with
+    them on any CPU (target of 50M weights, temperature 0). *Not chosen*: a CPU without a model
+    where each draft has one. *Revisit when* drafts are so large that their share of
+    the CPUs matters more.
 
     Args:
         allowed: CPUs of the models.
@@ -58,7 +69,7 @@ def plan_cpus(
     if not others and len(theirs) > num_drafts:
         others = str(theirs.pop())
     shares = [theirs[i::num_drafts] or [theirs[i % len(theirs)]] for i in range(num_drafts)]
-    others = others or _listed(theirs)
+    others = others or _listed(cpus)
     return CpuPlan(_listed(ours), tuple(map(_listed, shares)), others, is_shared=False)
 
 
@@ -102,6 +113,33 @@ def pin(step_cpus: frozenset[int], other_cpus: frozenset[int]) -> frozenset[int]
     if other_cpus:
         os.sched_setaffinity(0, other_cpus)
     return step_cpus or frozenset(allowed)
+
+
+def set_slice(seconds: float) -> None:
+    """Ask the scheduler for turns of this length for this thread and those that it will start.
+
+    A thread that wakes up interrupts one with longer turns at once. This needs Linux 6.12; earlier
+    kernels ignore it, and a sandbox may forbid it: turns then have the kernel's length (3 ms).
+
+    *Decision*: step threads have turns of the kernel's length, all others short ones. *Because*: a
+    commit or a table passes several threads that do little. Each waited for the end of a turn of a
+    model: a table took 2.0 ms from the draft to the target, and .9 ms with short turns (embedded
+    pair, two CPUs). *Not chosen*: priorities, which also change the shares of other processes.
+    *Revisit when* frames pass fewer threads.
+
+    Args:
+        seconds: .0001 to .1, or 0 for the length that the kernel chooses.
+    """
+    number = _SCHED_SETATTR.get(platform.machine())
+    if number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
+        return
+    size, nice, nanoseconds = (
+        struct.calcsize(_SCHED_ATTR),
+        os.getpriority(os.PRIO_PROCESS, 0),
+        int(seconds * 1e9),
+    )
+    attributes = struct.pack(_SCHED_ATTR, size, os.SCHED_OTHER, 0, nice, 0, nanoseconds, 0, 0, 0, 0)
+    ctypes.CDLL(None).syscall(number, 0, ctypes.c_char_p(attributes), 0)
 
 
 def _listed(cpus: Sequence[int]) -> str:

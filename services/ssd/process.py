@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 import ssd
+from ssd.cpu_plan import SHORT_SLICE_SECONDS, set_slice
 from ssd.engine_settings import EngineSettings
 from ssd.errors import (
     MemoryBudgetError,
@@ -93,6 +94,7 @@ def run_process(
     sys.excepthook = crash_hook(settings.termination_log)
     threading.excepthook = log_crash
     sys.setswitchinterval(SWITCH_SECONDS)
+    set_slice(SHORT_SLICE_SECONDS)
     try:
         if loaded.is_only_shown:
             check(settings)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from typing import Generic, TypeVar
 
+from ssd.cpu_plan import set_slice
 from ssd.ports import Clock
 from ssd.threads import post
 
@@ -107,6 +108,7 @@ class StepThread(Generic[Loaded]):
 
     def _load_and_serve(self) -> None:
         os.sched_setaffinity(0, self._cpus)
+        set_slice(0.0)
         loaded, serve = self._load()
         # Modules and weights stay until the process ends: garbage collection can skip them.
         gc.collect()
