@@ -61,8 +61,8 @@ MIN_ROUNDS, MAX_ROUNDS = 8, 96
 which it needs a speed-up of ``MIN_GAIN``."""
 MIN_GAIN = 1.03
 OPENING_ROUNDS = 128
-"""Rounds after which a trial of speculation is given up if most sessions are still opening. It is
-given up earlier if opening has lost ``most_loss``."""
+"""Rounds in which most sessions are opening after which speculation is turned off, or its trial
+given up. A trial is given up earlier if opening has lost ``most_loss``."""
 LOAD_ROUNDS = 16
 """Rounds at another load after which its choice applies. The prompts of a batch are stored one a
 round, so a load often lasts for a few rounds only."""
@@ -150,6 +150,8 @@ class Load:
     """All rounds since the choice in use has changed."""
     balance: Balance = field(default_factory=Balance)
     """Rounds of speculation that count for the next decision."""
+    unanswered_rounds: int = 0
+    """Newest rounds with sessions of which most were opening, without trials of plain decoding."""
     open_rounds: int = 0
     """Rounds of a trial of speculation since most sessions are open."""
     plain_before: float = 1.0
@@ -232,6 +234,9 @@ class Controller:
             return
         tokens, time = sample.num_tokens / sample.num_sequences, seconds / unit
         load.stage.add(tokens, time)
+        if load.speculates:
+            is_answered = 2 * sample.num_answered >= sample.num_auto
+            load.unanswered_rounds = 0 if is_answered else load.unanswered_rounds + 1
         if not load.speculates:
             self._note_plain(load)
         elif load.is_trial:
@@ -247,7 +252,11 @@ class Controller:
             load.balance = Balance()
         if load.stage.rounds % LENGTH_ROUNDS == 0:
             self._choose_length(load, num_sequences)
-        if -gain > load.most_loss or load.stage.rounds >= load.pauses[True]:
+        if load.unanswered_rounds >= OPENING_ROUNDS:
+            self._judge(load, is_on=False)
+            # No round has gained a token. What opening costs is below the noise.
+            load.speed_up = min(load.speed_up, 1.0 - 1.0 / OPENING_ROUNDS)
+        elif -gain > load.most_loss or load.stage.rounds >= load.pauses[True]:
             load.begin(is_trial=True)
 
     def _note_plain(self, load: Load) -> None:
@@ -270,8 +279,7 @@ class Controller:
 
     def _note_trial(self, load: Load, sample: RoundSample, time: float) -> None:
         """Note a round of a trial of speculation."""
-        is_open = 2 * sample.num_answered >= sample.num_auto
-        load.open_rounds += load.open_rounds > 0 or is_open
+        load.open_rounds += load.open_rounds > 0 or not load.unanswered_rounds
         if load.open_rounds <= SETTLE_ROUNDS or not sample.num_sessions:
             is_unserved = not sample.num_sessions and load.stage.rounds >= LOAD_ROUNDS
             has_lost = -load.stage.gain(load.plain.value) > load.most_loss

@@ -213,6 +213,14 @@ def test_sessions_that_never_open_on_a_shared_core_cost_at_most_two_percent() ->
     assert run.run(150.0) > 0.98 * run.world.plain_rate()
 
 
+def test_drafts_that_never_answer_are_turned_off() -> None:
+    run = Run(World(opening_rounds=10**9, noise=0.1), 0)
+    run.run(START_SECONDS)
+    report = run.controller.report()
+    assert (report.is_on, report.reason) == (False, Reason.SLOWER)
+    assert 0.5 < report.speed_up < 1.0
+
+
 def test_without_drafts_it_stays_at_its_first_choice() -> None:
     run = Run(replace(GOOD, has_drafts=False))
     run.run(20.0)
