@@ -66,7 +66,7 @@ def check_command(
         target=target,
         draft=draft,
         common_flags=("--dtype", dtype, "--engine", engine),
-        target_flags=("--weights", weights),
+        target_flags=("--weights", weights, "--max-num-seqs", str(max(16, batch))),
         draft_flags=("--weights", draft_weights),
     )
     check_models(deployment)

@@ -2,8 +2,9 @@
 
 Kernels sum in orders that depend on the CPU, the data type and the number of rows, and no rule
 predicts where they differ. So each engine runs the passes that it will run, with its own weights:
-every column alone and among K+1, proposals of each length, every number of sequences, and the
-chunks of a prompt together and one by one. The warm-up consists of these passes.
+every column alone and among K+1, proposals of each length, numbers of sequences, proposals of
+different lengths together, and the chunks of a prompt together and one by one. The warm-up consists
+of these passes.
 
 *Decision*: equal bits on one text of a few tokens. *Because*: a kernel that sums in another order
 changes almost every logit, since thousands of sums contribute to each (the tests prove that a
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
@@ -33,6 +35,7 @@ from ssd.telemetry import get_logger
 _log = get_logger("ssd.engine")
 
 CPU_INFO = Path("/proc/cpuinfo")
+_ENGINE = Path(__file__).parent
 LONG_SECONDS = 2.0
 """The result of a proof that takes longer is kept."""
 NUM_CHUNKS = 2
@@ -76,25 +79,34 @@ def proved(folder: Path, engine: EngineConfig, find: Callable[[], str | None]) -
     """
     key = {
         "cpu": sorted(name for name, has in torch.cpu.get_capabilities().items() if has),
-        "model": [line for line in CPU_INFO.read_text().splitlines() if "model" in line][:2],
+        "model": _first_processor(CPU_INFO.read_text()),
         "versions": [version(name) for name in ("torch", "openvino")],
+        "code": [path.read_text() for path in sorted(_ENGINE.rglob("*.py"))],
         "weights": weights_fingerprint(folder),
         "engine": repr(replace(engine, engine_reason="", dtype_reason="", kv_cache_bytes=None)),
     }
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
     path = Path.home() / ".cache" / "ssd" / "same_bits" / digest
-    with suppress(OSError):
-        # No file, or a home that this user cannot read, as in a container.
-        return path.read_text() or None
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        # No file, a part of one, or a home that this user cannot read, as in a container.
+        kept: str | None = json.loads(path.read_text())["difference"]
+        return kept
     started_at = time.perf_counter()
     difference = find()
     if time.perf_counter() - started_at > LONG_SECONDS:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(difference or "")
+            path.write_text(json.dumps({"difference": difference}))
         except OSError as error:
             _log.info("proof_not_kept", reason=str(error))
     return difference
+
+
+def _first_processor(text: str) -> list[str]:
+    """Return the lines of the first processor without those that differ between processors."""
+    lines = text.split("\n\n", 1)[0].splitlines()
+    own = ("processor", "apicid", "initial apicid", "core id", "physical id", "cpu MHz", "bogomips")
+    return [line for line in lines if line.split("\t")[0].strip(" :") not in own]
 
 
 def find_difference(
@@ -109,7 +121,7 @@ def find_difference(
     """
     text = _Text(passes)
     text.store(text.num_chunks)
-    wide_PV = text.verify(1, 0, text.columns)[0]
+    wide_PV = text.run([text.columns], 0)[0]
     comparisons = list(_comparisons(text, passes, sequence_counts))
     total = sum(rows for _, rows, _ in comparisons)
     done, difference = 0, None
@@ -127,31 +139,35 @@ Comparison = tuple[str, int, Callable[[Tensor], bool]]
 
 
 def _comparisons(text: "_Text", passes: Passes, counts: Sequence[int]) -> Iterator[Comparison]:
-    columns = text.columns
-
-    def same(count: int, first: int, last: int) -> Callable[[Tensor], bool]:
-        def run(wide_PV: Tensor) -> bool:
-            found_BPV = text.verify(count, first, last)
-            return torch.equal(found_BPV, wide_PV[first:last].expand_as(found_BPV))
-
-        return run
-
+    columns, row_counts = text.columns, passes.row_counts
     if text.num_chunks > 1:
-
-        def chunks(wide_PV: Tensor) -> bool:
-            text.store(1)
-            return torch.equal(text.verify(1, 0, columns)[0], wide_PV)
-
-        yield "a prompt in chunks", text.num_chunks * text.chunk, chunks
+        yield "a prompt in chunks", text.num_chunks * text.chunk, text.has_same_after_chunks
     for column in range(columns):
-        yield f"column {column} first", columns - column, same(1, column, columns)
-        if 1 in passes.row_counts:
-            yield f"column {column} alone", 1, same(1, column, column + 1)
-    for rows in passes.row_counts[:-1]:
-        yield f"{rows} columns", rows, same(1, 0, rows)
+        rest = columns - column
+        yield f"column {column} first", rest, partial(text.has_same, [rest], column)
+        if 1 in row_counts:
+            yield f"column {column} alone", 1, partial(text.has_same, [1], column)
+    for rows in row_counts[:-1]:
+        yield f"{rows} columns", rows, partial(text.has_same, [rows], 0)
     for count in counts:
-        for rows in sorted({1, columns} & set(passes.row_counts)):
-            yield f"{count} x {rows} rows", count * rows, same(count, columns - rows, columns)
+        for rows in sorted({1, columns} & set(row_counts)):
+            same = partial(text.has_same, [rows] * count, columns - rows)
+            yield f"{count} x {rows} rows", count * rows, same
+    if 1 in row_counts:
+        for total in mixed_totals(columns, counts[-1] * columns):
+            sizes = [columns] * (total // columns) + [total % columns] * (total % columns > 0)
+            yield f"{total} rows of proposals", total, partial(text.has_same, sizes, 0)
+
+
+def mixed_totals(columns: int, most: int) -> list[int]:
+    """Return numbers of rows that proposals of different lengths can have together, up to ``most``.
+
+    Kernels divide rows into blocks of powers of two: each range between two of them has the first
+    number and one in its middle.
+    """
+    starts = [1 << power for power in range(most.bit_length())]
+    totals = {each for start in starts for each in (start + 1, start + start // 2 - 1)}
+    return sorted(each for each in totals if columns < each < most)
 
 
 class _Text:
@@ -187,16 +203,28 @@ class _Text:
                 )
             )
 
-    def verify(self, count: int, first: int, last: int) -> Tensor:
-        """Return the logits of columns first..last-1 of ``count`` copies, [B, last-first, V]."""
-        width = next(each for each in self._passes.verify_columns if each >= last - first)
+    def has_same_after_chunks(self, wide_PV: Tensor) -> bool:
+        """Return whether the columns have these logits after chunks that are stored one by one."""
+        self.store(1)
+        return self.has_same([self.columns], 0, wide_PV)
+
+    def has_same(self, sizes: Sequence[int], first: int, wide_PV: Tensor) -> bool:
+        """Return whether ``run`` computes these logits."""
+        pairs = zip(self.run(sizes, first), sizes, strict=True)
+        return all(
+            torch.equal(each_PV[:size], wide_PV[first : first + size]) for each_PV, size in pairs
+        )
+
+    def run(self, sizes: Sequence[int], first: int) -> Tensor:
+        """Return the logits of so many columns of copies, from ``first`` on, [B, max(sizes), V]."""
+        most, count = max(sizes), len(sizes)
+        width = next(each for each in self._passes.verify_columns if each >= most)
         tokens_P = torch.zeros(width, dtype=torch.int64)
-        tokens_P[: last - first] = self._tokens_S[self._length + first : self._length + last]
-        first_B = torch.full((count,), self._length + first)
+        tokens_P[:most] = self._tokens_S[self._length + first : self._length + first + most]
         batch = PagedBatch(
             tokens_P.expand(count, -1),
-            first_B,
-            torch.full_like(first_B, last - first),
+            torch.full((count,), self._length + first),
+            torch.tensor(sizes),
             self._blocks_J.expand(count, -1),
         )
-        return self._passes.forward(batch)[:, : last - first]
+        return self._passes.forward(batch)[:, :most]

@@ -21,7 +21,7 @@ from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.llama import shapes
 from ssd.engine.precision import has_bfloat16
 from ssd.engine.runner import ModelRunner, load_runner
-from ssd.engine.same_bits import find_difference, proved
+from ssd.engine.same_bits import find_difference, mixed_totals, proved
 from ssd.engine.target_runner import TargetRunner
 
 Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
@@ -239,10 +239,11 @@ class Faulty:
         (lambda batch: len(batch.tokens_BP) * batch.tokens_BP.shape[1] > 33, False, "8 x 7 rows"),
         (lambda batch: batch.num_columns_B[0] == 1, False, "column 0 alone"),
         (lambda batch: batch.num_columns_B[0] == 3, False, "column 4 first"),
+        (lambda batch: batch.num_columns_B.sum() == 33, False, "33 rows of proposals"),
         (lambda batch: batch.num_columns_B[0] == 16, True, "a prompt in chunks"),
         (lambda _batch: False, False, None),
     ],
-    ids=["more rows", "one row", "three columns", "chunks", "none"],
+    ids=["more rows", "one row", "three columns", "different lengths", "chunks", "none"],
 )
 def test_a_pass_with_other_bits_is_found(
     wide_folder: Path, is_faulty: Callable[[PagedBatch], bool], found: str | None, *, prefills: bool
@@ -274,6 +275,25 @@ def test_the_result_of_a_long_proof_is_kept(
     assert proved(wide_folder, engine, lambda: next(results)) == "b"
     assert proved(wide_folder, engine, lambda: next(results)) == "b"
     assert proved(wide_folder, replace(engine, threads=2), lambda: next(results)) is None
+
+
+@pytest.mark.parametrize("content", ["", '{"diff', "{}", "null"])
+def test_a_proof_runs_again_where_its_result_was_not_written_whole(
+    content: str, wide_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    monkeypatch.setattr(same_bits, "LONG_SECONDS", 0.0)
+    engine = EngineConfig(max_model_len=64)
+    assert proved(wide_folder, engine, lambda: "a") == "a"
+    (file,) = (tmp_path / ".cache" / "ssd" / "same_bits").iterdir()
+    file.write_text(content)
+    assert proved(wide_folder, engine, lambda: "b") == "b"
+    assert proved(wide_folder, engine, lambda: "c") == "b"
+
+
+def test_rows_of_proposals_of_different_lengths_are_compared() -> None:
+    assert mixed_totals(7, 16 * 7) == [9, 11, 17, 23, 33, 47, 65, 95]
+    assert mixed_totals(7, 7) == []
 
 
 def test_a_proof_runs_where_its_result_cannot_be_kept(
