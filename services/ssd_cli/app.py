@@ -358,7 +358,7 @@ def up_command(
 @app.command("demo")
 def demo_command(
     *,
-    target: Target = "demo://target",
+    target: Target = "demo://target?widen=2",
     draft: Draft = "demo://draft",
     temperature: Temperature = 0.0,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the noise.")] = 7,
