@@ -41,16 +41,16 @@ class CpuPlan:
 def plan_cpus(
     allowed: Sequence[int], num_drafts: int, without_models: Sequence[int] = ()
 ) -> CpuPlan:
-    """Give the target the first half of the CPUs and the drafts the rest.
+    """Give the target the first half of the CPUs and the drafts the rest; without drafts, all.
 
     The drafts' half is divided evenly. With more drafts than CPUs, several drafts share one.
 
-    *Decision*: if each draft has more than one CPU, the last CPU runs no model. Otherwise, all
-    other threads run on any CPU. *Because*: with two CPUs, these threads take a fifth of a CPU.
-    Tables were late in .27 of the rounds with these threads on the draft's CPU, and in .11 with
-    them on any CPU (target of 50M weights, temperature 0). *Not chosen*: a CPU without a model
-    where each draft has one. *Revisit when* drafts are so large that their share of
-    the CPUs matters more.
+    *Decision*: the last CPU runs no model if each draft has more than one, and without drafts if
+    there are more than two. Otherwise, all other threads run on any CPU. *Because*: with two CPUs,
+    these threads take a fifth of a CPU. Tables were late in .27 of the rounds with these threads
+    on the draft's CPU, and in .11 with them on any CPU (target of 50M weights, temperature 0).
+    *Not chosen*: a CPU without a model where each draft has one. *Revisit when* drafts are so large
+    that their share of the CPUs matters more.
 
     Args:
         allowed: CPUs of the models.
@@ -62,12 +62,11 @@ def plan_cpus(
     if len(cpus) == 1:
         only = str(cpus[0])
         return CpuPlan(only, (only,) * num_drafts, others or only, is_shared=True)
-    half = (len(cpus) + 1) // 2
+    half = (len(cpus) + 1) // 2 if num_drafts else len(cpus)
     ours, theirs = cpus[:half], cpus[half:]
-    if num_drafts == 0:
-        return CpuPlan(_listed(ours), (), others or _listed(theirs), is_shared=False)
-    if not others and len(theirs) > num_drafts:
-        others = str(theirs.pop())
+    last, num_needed = (theirs, num_drafts) if num_drafts else (ours, 2)
+    if not others and len(last) > num_needed:
+        others = str(last.pop())
     shares = [theirs[i::num_drafts] or [theirs[i % len(theirs)]] for i in range(num_drafts)]
     others = others or _listed(cpus)
     return CpuPlan(_listed(ours), tuple(map(_listed, shares)), others, is_shared=False)

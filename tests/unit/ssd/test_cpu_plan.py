@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ssd.cpu_plan import (
     SHORT_SLICE_SECONDS,
+    CpuPlan,
     divide,
     one_cpu_a_core,
     pin,
@@ -29,7 +30,7 @@ def cpus(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
 
-@given(allowed=st.sets(st.integers(0, 300), min_size=2, max_size=40), num_drafts=st.integers(0, 12))
+@given(allowed=st.sets(st.integers(0, 300), min_size=2, max_size=40), num_drafts=st.integers(1, 12))
 def test_target_and_drafts_never_share_a_cpu_if_there_are_two(
     allowed: set[int], num_drafts: int
 ) -> None:
@@ -39,9 +40,9 @@ def test_target_and_drafts_never_share_a_cpu_if_there_are_two(
     assert not plan.is_shared
     assert target_cpus == sorted(allowed)[: (len(allowed) + 1) // 2]
     assert draft_cpus.isdisjoint(target_cpus)
-    has_spare = 0 < num_drafts < len(allowed) // 2
+    has_spare = num_drafts < len(allowed) // 2
     free = allowed - set(target_cpus) - draft_cpus
-    assert set(cpus(plan.others)) == (free if has_spare or not num_drafts else allowed)
+    assert set(cpus(plan.others)) == (free if has_spare else allowed)
     assert len(plan.drafts) == num_drafts
 
 
@@ -55,6 +56,12 @@ def test_one_cpu_runs_no_model_if_each_draft_has_its_own(
     has_spare = num_theirs > num_drafts
     assert len(draft_cpus) == (num_theirs - 1 if has_spare else min(num_theirs, num_drafts))
     assert cpus(plan.others) == ([max(allowed)] if has_spare else sorted(allowed))
+
+
+def test_a_target_without_drafts_uses_all_cpus() -> None:
+    assert plan_cpus((0, 1), 0) == CpuPlan("0,1", (), "0,1", is_shared=False)
+    assert plan_cpus((0, 1, 2, 3), 0) == CpuPlan("0,1,2", (), "3", is_shared=False)
+    assert plan_cpus((0, 1, 2, 3), 0, (4,)) == CpuPlan("0,1,2,3", (), "4", is_shared=False)
 
 
 def test_cpus_without_models_run_all_other_threads() -> None:
