@@ -103,4 +103,9 @@ def _int4_constant(values_OXI: Tensor) -> Node:
 def _as_float(values: Node) -> Node:
     if values.get_element_type() == Type.f32:
         return values
-    return opset15.convert(values, "f32")
+    converted = opset15.convert(values, "f32")
+    if values.get_element_type() == Type.bf16:
+        # Without this mark, the plugin also keeps the matrix in float32. It would stop the plugin
+        # from using integers.
+        converted.get_rt_info()["decompression_0"] = True
+    return converted

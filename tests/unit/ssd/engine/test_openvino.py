@@ -1,7 +1,9 @@
 """What only the OpenVINO engine has: its errors, packed rows, quantised weights."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import openvino
@@ -14,7 +16,7 @@ from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.openvino_engine.draft import group_by_width
 from ssd.engine.openvino_engine.matrix import Matrix
-from ssd.engine.precision import Weights
+from ssd.engine.precision import Weights, has_bfloat16
 from ssd.engine.same_bits import find_difference
 from ssd.engine.target_runner import TargetRunner
 from ssd.errors import SetupError
@@ -74,6 +76,26 @@ def test_a_quantised_product_is_near_the_product_of_its_weight(
     error = (found_RO - expected_RO).norm() / expected_RO.norm()
     # Values have 8 or 4 bits; a row without whole groups stays int8.
     assert error < (0.02 if weights == "int8" or inputs == 48 else 0.15)
+
+
+@pytest.mark.skipif(not has_bfloat16(), reason="OpenVINO uses bfloat16 on CPUs that compute in it")
+def test_a_matrix_in_bfloat16_has_no_copy_in_float32() -> None:
+    weight_OI = torch.randn((8192, 4096)).bfloat16()
+    rows = opset15.parameter([-1, 4096], np.float32)
+    graph = openvino.Model([Matrix(weight_OI, "same").times(rows).output(0)], [rows], "product")
+    num_bytes = weight_OI.nbytes
+    before = anonymous_bytes()
+    compiled = openvino.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "bf16"})
+    compiled([np.ones((7, 4096), dtype=np.float32)])
+    # Its packed copy is one size, a copy in float32 would be two more.
+    assert anonymous_bytes() - before < 2 * num_bytes
+
+
+def anonymous_bytes() -> int:
+    """Return the memory of this process that no file backs."""
+    status = Path("/proc/self/status").read_text()
+    (kib,) = re.findall(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(kib) * 1024
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
