@@ -6,9 +6,17 @@ embedding, and the head chooses. Products convert the weights where they read th
 VNNI they also round their inputs to int8, with one scale for each ``GROUP_OF_INPUTS`` values of a
 row, so a row does not depend on other rows.
 
-*Measured* (Xeon 2.3 GHz with AVX512-BF16 and VNNI, one core, 208M weights, context 256), ms for 1,
-7, 24 and 56 rows: float32 57, 84, 121, 221; bfloat16 38, 62, 146, 320; int8 19, 25, 51, 109; int4
-14, 19, 45, 102.
+*Measured* (one core, 208M weights, context 256), ms for 1, 7, 24 and 56 rows. Xeon at 2.3 GHz with
+AVX512-BF16 and VNNI: float32 57, 84, 121, 221; bfloat16 38, 62, 146, 320; int8 19, 25, 51, 109;
+int4 14, 19, 45, 102. Xeon at 2 GHz with AMX, in part used by other machines: float32 80, 110, 177,
+348; bfloat16 70, 72, 107, 189; int8 34, 41, 91, 213; int4 21, 30, 87, 203. On both, rows have the
+same bits in passes of 1 to 56 rows.
+
+*Decision*: packed products with the weights as the right factor. *Because*: rows have the same bits
+in passes of every number of rows. *Not chosen*: 16-bit weights with float32 arithmetic (40 instead
+of 67 ms for one row), weights as the left factor or not packed (43 instead of 70 ms for one row in
+bfloat16 on the core with AMX, and one copy in memory): each has a kernel of its own for few rows,
+with other bits. *Revisit when* a plugin has one kernel for all of them.
 """
 
 import numpy as np
