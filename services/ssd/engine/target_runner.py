@@ -70,7 +70,10 @@ class TargetRunner(ModelRunner):
 
     @torch.inference_mode()
     def warm_up(self, on_progress: Progress) -> None:
-        """Run every shape once, and prove that the bits of rows do not depend on it."""
+        """Prove that the bits of rows do not depend on the shape of their pass.
+
+        The passes of the proof are the warm-up. Where no shape needs one, a kept result suffices.
+        """
 
         def find() -> str | None:
             counts = self.execution.sequence_counts
