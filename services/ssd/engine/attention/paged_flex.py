@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch._dynamo import config as compiler_config
 from torch.nn.attention.flex_attention import (
     AuxRequest,
     BlockMask,
@@ -59,8 +58,9 @@ class PagedFlex:
         """Choose compiled or eager execution; the first pass of a shape compiles its kernel."""
         self._attend = attend
         if is_compiled:
-            compiler_config.recompile_limit = max(compiler_config.recompile_limit, MAX_SHAPES)
-            self._attend = torch.compile(attend, dynamic=False, fullgraph=True)
+            self._attend = torch.compile(
+                attend, dynamic=False, fullgraph=True, recompile_limit=MAX_SHAPES
+            )
 
     def prepare(
         self,

@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch._dynamo import config as compiler_config
 from torch.nn import functional
 
 from ssd.engine.config import ModelConfig
@@ -26,8 +25,7 @@ from ssd.engine.models.decoder_weights import DecoderWeights, LayerWeights
 from ssd.engine.parallel.group import ALONE, Group
 
 MAX_SHAPES = 256
-"""Limit of compilations; torch allows only 8 by default, and raises beyond. The limit is that of
-the thread that constructs a decoder, which runs its passes too."""
+"""Limit of compilations; torch allows only 8 by default, and raises beyond."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -167,9 +165,10 @@ def after_attention(
 
 def _compiled(function: Function, device: torch.device) -> Function:
     """Fuse the small kernels of a function; without CUDA, only the compiler's first half runs."""
-    compiler_config.recompile_limit = max(compiler_config.recompile_limit, MAX_SHAPES)
     backend = "inductor" if device.type == "cuda" else "aot_eager"
-    compiled = torch.compile(function, dynamic=False, fullgraph=True, backend=backend)
+    compiled = torch.compile(
+        function, dynamic=False, fullgraph=True, backend=backend, recompile_limit=MAX_SHAPES
+    )
     return cast("Function", compiled)
 
 
