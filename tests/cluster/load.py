@@ -19,8 +19,8 @@ NUM_CLIENTS = 8
 NUM_TOKENS = 96
 LONGEST_SECONDS = 90.0
 RETRY_SECONDS = 75.0
-"""How long a request waits for a ready target, with ``retries``. A pod that starts on a busy node of
-this machine can take longer than the client's default; a figure of the run reports the time."""
+"""How long a request waits for a ready target, with ``retries``. A pod that starts on a busy node
+can take longer than the client's default; a figure of the run reports the time."""
 RECOVERY_SECONDS = 5.0
 """How long a client waits for a ready target after a failure before it sends again."""
 PROMPTS = tuple(
