@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from ssd.errors import SettingsError
-from ssd.rpc.server import join_address
+from ssd.rpc.listen import join_address
 from ssd.telemetry import get_logger
 from ssd.threads import in_daemon_thread
 

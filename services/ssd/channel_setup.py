@@ -11,14 +11,13 @@ decides: it sends its last ``ChannelState`` when it can receive frames.
 import asyncio
 import threading
 import time
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 from urllib.parse import unquote
 
 from ssd.errors import HandshakeError, LinkError
-from ssd.rpc.link import HANDSHAKE_SECONDS, LinkCall, LinkFrames, LinkServerCall
-from ssd.speculation.table import row_width
+from ssd.link_channel import LinkChannel, LinkShape
+from ssd.rpc.link import HANDSHAKE_SECONDS, LinkCall, LinkServerCall
 from ssd.telemetry import CHANNEL_FALLBACKS_TOTAL, get_logger
 from ssd.threads import in_daemon_thread
 from ssd.transport.collective_channel import CollectiveChannel
@@ -31,56 +30,17 @@ from ssd.transport.communicator import (
     available_backends,
     backend,
 )
-from ssd.transport.frame import FrameLimits, TensorChannel
-from ssd.transport.grpc_channel import GrpcChannel
-from ssd.transport.probe import ChannelQuality, probe
+from ssd.transport.frame import ChannelQuality
+from ssd.transport.probe import probe
 from ssd.transport.rendezvous import LinkStore
 from ssd.types import ChannelState, Hello, Rendezvous, Welcome
 
 _log = get_logger(__name__)
-GRPC, COLLECTIVE = "grpc", "collective"
+COLLECTIVE = "collective"
 MAX_REASON_CHARACTERS = 200
 """Of an error of torch, which can have a stack trace."""
 _MAPPED = "::ffff:"
 """Prefix of an IPv4 address of a socket of both families."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinkChannel:
-    """The tensor channel of a link."""
-
-    channel: TensorChannel
-    name: str = GRPC
-    """``grpc`` or ``collective``."""
-    reason: str = ""
-    """Why it is gRPC although the target asked for a collective channel, or why backends that were
-    tried first are not used."""
-    last_error: str = ""
-    """Why the last backend is not used; the part of ``reason`` that the draft has not sent yet."""
-    quality: ChannelQuality | None = None
-    """The measurement of a collective channel."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinkShape:
-    """What fixes the largest frames of a link."""
-
-    max_sessions: int
-    branches: int
-    lookahead: int
-
-    @property
-    def commits(self) -> FrameLimits:
-        """The largest frame of a target: one commit of each session."""
-        return FrameLimits(max_rows=max(1, self.max_sessions), max_width=row_width(self.lookahead))
-
-    @property
-    def tables(self) -> FrameLimits:
-        """The largest frame of a draft: one table of each session."""
-        return FrameLimits(
-            max_rows=max(1, self.max_sessions) * (self.branches + 1),
-            max_width=row_width(self.lookahead),
-        )
 
 
 def common_backends(wanted: tuple[str, ...], device: str) -> tuple[tuple[str, ...], str]:
@@ -95,7 +55,7 @@ def common_backends(wanted: tuple[str, ...], device: str) -> tuple[tuple[str, ..
 
 
 async def offer_channel(
-    call: LinkCall, hello: Hello, welcome: Welcome, device: str, address: str
+    call: LinkCall, hello: Hello, welcome: Welcome, address: str, *, device: str
 ) -> LinkChannel:
     """Return the target's end of the channel, after a Welcome.
 
@@ -103,15 +63,15 @@ async def offer_channel(
         call: the link.
         hello: with the backends of the target.
         welcome: with the draft's choice.
-        device: of the target.
         address: of the draft, ``host:port``.
+        device: of the target.
 
     Raises:
         HandshakeError: the draft chose a backend that the target does not have, or one twice.
         LinkError: the link is lost.
     """
-    shape = LinkShape(welcome.max_sessions, welcome.branches, welcome.lookahead)
-    frames = GrpcChannel(LinkFrames(call), shape.tables)
+    shape = LinkShape.of(welcome)
+    frames = shape.frames_of(call)
     if not welcome.backends:
         refusal = welcome.backend_refusal or "the draft does not have this channel"
         return _logged(LinkChannel(frames, reason=refusal if hello.backends else ""), address)
@@ -145,8 +105,8 @@ async def accept_channel(
     Raises:
         LinkError: the link is lost.
     """
-    shape = LinkShape(welcome.max_sessions, welcome.branches, welcome.lookahead)
-    frames = GrpcChannel(LinkFrames(call), shape.tables)
+    shape = LinkShape.of(welcome)
+    frames = shape.frames_of(call)
     if not welcome.backends:
         return LinkChannel(frames, reason=welcome.backend_refusal)
     errors: list[str] = []

@@ -13,8 +13,9 @@ from ssd.engine_settings import EngineSettings
 from ssd.ports import Clock
 from ssd.rpc.call_guard import OnFailure, ServerLimits, ignore_failure
 from ssd.rpc.http import ProbeServer
+from ssd.rpc.listen import join_address
 from ssd.rpc.security import security_of
-from ssd.rpc.server import RpcServer, join_address
+from ssd.rpc.server import RpcServer
 from ssd.step_thread import Loaded, StepThread, Watchdog
 from ssd.telemetry import get_logger, metrics_of
 

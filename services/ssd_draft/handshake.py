@@ -1,7 +1,8 @@
 """The handshake of a link: what a target must have in common with this draft."""
 
-from ssd.channel_setup import GRPC, common_backends
+from ssd.channel_setup import common_backends
 from ssd.errors import HandshakeError, SettingsError
+from ssd.link_channel import GRPC
 from ssd.speculation.fan_out import make_policy
 from ssd.types import Hello, LinkSettings, Welcome
 from ssd_draft.setup import DraftSetup

@@ -5,8 +5,9 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Collection
 
-from ssd.channel_setup import COLLECTIVE, LinkChannel
+from ssd.channel_setup import COLLECTIVE
 from ssd.errors import FrameError, LinkError
+from ssd.link_channel import LinkChannel
 from ssd.rpc.link import LinkServerCall, as_link_error
 from ssd.speculation.table import OutcomeTable, pack_tables, row_width, unpack_commits
 from ssd.telemetry import BAD_FRAMES_TOTAL, STALE_FRAMES_TOTAL, get_logger

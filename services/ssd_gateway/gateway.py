@@ -5,7 +5,7 @@ import contextlib
 
 from ssd.ports import Clock
 from ssd.rpc.credentials import ClientCredentials, TlsFiles
-from ssd.rpc.server import join_address
+from ssd.rpc.listen import join_address
 from ssd.telemetry import TLS_CERTIFICATE_EXPIRY, get_logger
 from ssd_gateway.api_keys import ApiKeys
 from ssd_gateway.app import State, make_app

@@ -126,11 +126,6 @@ class TargetSettings(EngineSettings):
         return self.tensor_parallel_size
 
     @property
-    def draft_deadline_seconds(self) -> float:
-        """``draft_deadline_ms`` in seconds."""
-        return self.draft_deadline_ms / 1000
-
-    @property
     def served_name(self) -> str:
         """Model id that clients use."""
         return self.model_name or self.model.rstrip("/").rpartition("/")[2]

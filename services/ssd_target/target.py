@@ -7,11 +7,17 @@ target refuses new requests and finishes the running ones.
 import asyncio
 from collections.abc import Collection
 from dataclasses import asdict, replace
+from functools import partial
 
-from ssd.channel_setup import GRPC
+from ssd.channel_setup import offer_channel
 from ssd.errors import SettingsError
 from ssd.life_cycle import LifeCycle
+from ssd.link_channel import GRPC
 from ssd.local_model import LocalModel
+from ssd.pool.dialer import LinkDialer
+from ssd.pool.handshake import LinkTerms
+from ssd.pool.pool import DraftPool
+from ssd.pool.rounds import PoolSettings
 from ssd.ports import Clock
 from ssd.rpc.bounds import PromptBounds
 from ssd.rpc.call_guard import ServerLimits
@@ -27,11 +33,8 @@ from ssd.types import WIRE_VERSION, Hello, LinkSettings, Mode, Peer
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.ports import LoopContext
 from ssd_target.decoding.round_log import RoundLog
-from ssd_target.drafts.dialer import LinkDialer
-from ssd_target.drafts.handshake import LinkTerms
-from ssd_target.drafts.pool import DraftPool
-from ssd_target.drafts.status import pool_status
 from ssd_target.models import TargetModels
+from ssd_target.pool_status import pool_status
 from ssd_target.rank_processes import RankProcesses
 from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.serving.request_trace import RequestTraces
@@ -79,14 +82,14 @@ class Target:
         self._clock = clock
         self._inbox = Inbox(settings.max_queue + settings.max_num_seqs)
         self._round_log = RoundLog()
-        self._pool = DraftPool(settings, model.num_token_ids, clock)
+        self._pool = DraftPool(pool_settings(settings, model.num_token_ids), clock)
         self._links = LinkDialer(
             self._pool,
             settings.drafts,
             hello(settings, model, me),
             LinkSettings(fan_out_policy=settings.fan_out, fan_out=settings.fan_out_split),
             terms=LinkTerms(
-                device=model.engine.device,
+                offer_channel=partial(offer_channel, device=model.engine.device),
                 max_round_trip_seconds=settings.max_round_trip_us / 1e6,
                 credentials=link_credentials(settings),
             ),
@@ -132,7 +135,7 @@ class Target:
             backup=change.backup or settings.backup,
             draft_deadline_ms=change.draft_deadline_ms or settings.draft_deadline_ms,
         )
-        self._pool.configure(self._settings)
+        self._pool.configure(pool_settings(self._settings, self._model.num_token_ids))
         if change.mode is not None:
             self._handler.auto_mode = change.mode
             note_mode(change.mode)
@@ -243,6 +246,19 @@ def link_credentials(settings: TargetSettings) -> ClientCredentials:
     for address in settings.drafts:
         credentials.check(address)
     return credentials
+
+
+def pool_settings(settings: TargetSettings, num_token_ids: int) -> PoolSettings:
+    """Return the settings of the pool."""
+    return PoolSettings(
+        lookahead=settings.lookahead,
+        branches=settings.branches,
+        num_token_ids=num_token_ids,
+        backup=settings.backup,
+        deadline_seconds=settings.draft_deadline_ms / 1000,
+        adaptive_deadline=settings.adaptive_deadline,
+        circuit_breaker=settings.circuit_breaker,
+    )
 
 
 def hello(settings: TargetSettings, model: LocalModel, me: Peer) -> Hello:

@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fuzz.messages import almost, messages, scaled
 
+from ssd.pool.dialer import LinkDialer
+from ssd.pool.link import LinkState
+from ssd.pool.pool import DraftPool
+from ssd.pool.rounds import PoolSettings
 from ssd.rpc.link_codec import speculate_response
 from ssd.telemetry import SystemClock
 from ssd.transport.frame import Frame, FrameKind, encode
 from ssd.types import WIRE_VERSION, Hello, LinkSettings, Welcome
 from ssd.v1 import speculation_pb2
-from ssd_target.drafts.dialer import LinkDialer
-from ssd_target.drafts.link import LinkState
-from ssd_target.drafts.pool import DraftPool
-from ssd_target.settings import TargetSettings
 
 END_SECONDS = 20.0
 LOOKAHEAD, BRANCHES, VOCAB = 3, 4, 30
@@ -87,8 +87,10 @@ class World:
     async def state_after(self, payloads: list[bytes]) -> LinkState:
         """The state of a link whose draft has sent these bytes."""
         self.payloads = payloads
-        settings = TargetSettings(lookahead=LOOKAHEAD, branches=BRANCHES, draft_deadline_ms=0.0)
-        pool = DraftPool(settings, VOCAB, SystemClock())
+        settings = PoolSettings(
+            lookahead=LOOKAHEAD, branches=BRANCHES, num_token_ids=VOCAB, deadline_seconds=0.0
+        )
+        pool = DraftPool(settings, SystemClock())
         dialer = LinkDialer(pool, (self.address,), HELLO, LinkSettings())
         task = asyncio.create_task(dialer.run())
         try:

@@ -20,7 +20,7 @@ LOOP = "tests/unit/ssd_target/decoding/test_decode_loop.py"
 SCHEDULER = "tests/unit/ssd_target/decoding/test_scheduler.py"
 BLOCKS = "tests/unit/ssd/engine/kv_cache/test_block_pool.py"
 SYNCHRONOUS = "tests/unit/ssd_target/decoding/test_sequential_drafter.py"
-POOL = "tests/unit/ssd_target/drafts/test_pool.py"
+POOL = "tests/unit/ssd_target/test_pool.py"
 SESSIONS = "tests/unit/ssd_draft/test_sessions.py"
 WORKER = "tests/unit/ssd_draft/test_worker.py"
 COLUMNS = "tests/unit/ssd_draft/test_columns.py"
@@ -188,7 +188,7 @@ MUTANTS = (
     ),
     Mutant(
         "the n-gram backup replaces the branch of a hit",
-        "ssd_target/drafts/lookup.py",
+        "ssd/pool/lookup.py",
         "else table.proposal(branch, max_tokens)",
         "else backup(result.sequence.tokens, max_tokens)",
         (LOOP,),
@@ -239,51 +239,51 @@ MUTANTS = (
     # The target's pool.
     Mutant(
         "the tokens of the wrong branch are proposed",
-        "ssd_target/drafts/lookup.py",
+        "ssd/pool/lookup.py",
         "else table.proposal(branch, max_tokens)",
         "else table.proposal(branch - 1, max_tokens)",
         (LOOP,),
     ),
     Mutant(
         "a frame of an older epoch is accepted",
-        "ssd_target/drafts/tables.py",
+        "ssd/pool/tables.py",
         "if frame.epoch != link.epoch or frame.sequence_number",
         "if frame.epoch > link.epoch or frame.sequence_number",
         (POOL,),
     ),
     Mutant(
         "the table of an earlier round is accepted",
-        "ssd_target/drafts/link.py",
+        "ssd/pool/link.py",
         "if table.base_len != self.base_len or num_new <= 0:",
         "if table.base_len > self.base_len or num_new <= 0:",
         (POOL,),
     ),
     Mutant(
         "a table replaces columns that it contradicts",
-        "ssd_target/drafts/link.py",
+        "ssd/pool/link.py",
         "elif not table.extends(self.table):",
         "elif table.depth <= self.table.depth:",
         (POOL,),
     ),
     Mutant(
         "the table of the round before is used again",
-        "ssd_target/drafts/link.py",
+        "ssd/pool/link.py",
         "        self.base_len = base_len\n        self.table = None\n",
         "        self.base_len = base_len\n",
         (LOOP,),
     ),
     Mutant(
         "the last round of a sequence proposes a token too many",
-        "ssd_target/decoding/round_result.py",
-        "self.sequence.num_remaining - 1)",
-        "self.sequence.num_remaining)",
+        "ssd/pool/sequence.py",
+        "sequence.num_remaining - 1)",
+        "sequence.num_remaining)",
         (LOOP,),
     ),
     Mutant(
         "a commit names the base length after its round",
-        "ssd_target/drafts/pool.py",
-        "session.number, result.base_len, result.outcome, lookup.next",
-        "session.number, len(result.sequence.tokens), result.outcome, lookup.next",
+        "ssd/pool/pool.py",
+        "session.number, base_len, result.outcome, lookup.next",
+        "session.number, num_tokens, result.outcome, lookup.next",
         (LOOP,),
     ),
     Mutant(

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from ssd.errors import NotReadyError, SSDError
 from ssd.rpc.client import DraftClient, TargetClient
+from ssd.rpc.listen import join_address
 from ssd.rpc.pool_codec import PoolStatus
-from ssd.rpc.server import join_address
 from ssd.telemetry import get_logger
 from ssd_operator.children.names import DRAFT_PORT, TARGET_PORT, Component
 from ssd_operator.observe.cluster import Key

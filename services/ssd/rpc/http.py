@@ -18,8 +18,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
 
 from ssd import telemetry
 from ssd.errors import AddressError
-from ssd.rpc.listen import bindable, take_both_families
-from ssd.rpc.server import join_address
+from ssd.rpc.listen import bindable, join_address, take_both_families
 
 REQUEST_SECONDS = 10.0
 """A connection without traffic for this long is closed."""

@@ -1,4 +1,4 @@
-"""The socket address that a process binds for a configured host."""
+"""Socket addresses: what a process binds for a configured host, and ``host:port``."""
 
 import socket
 
@@ -18,3 +18,8 @@ def take_both_families(listening: socket.socket) -> None:
     """Make an unbound IPv6 socket accept IPv4 as well, whatever the default of the machine is."""
     if listening.family == socket.AF_INET6:
         listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+
+
+def join_address(host: str, port: int) -> str:
+    """Return ``host:port``, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"

@@ -13,6 +13,7 @@ from ssd.rpc.access import OPEN, Access, Security
 from ssd.rpc.bounds import MAX_MESSAGE_BYTES
 from ssd.rpc.call_guard import CallGuard, OnFailure, ServerLimits, ignore_failure
 from ssd.rpc.credentials import TlsFiles, server_credentials
+from ssd.rpc.listen import join_address
 
 MAX_METADATA_BYTES = 16 * 1024
 OPTIONS: tuple[tuple[str, int], ...] = (
@@ -81,11 +82,6 @@ def bind(server: grpc.aio.Server, host: str, port: int, tls: TlsFiles | None = N
             f"cannot listen on {address} for gRPC; choose another --port, or 0 for any"
         )
     return bound
-
-
-def join_address(host: str, port: int) -> str:
-    """Return ``host:port``, with brackets around an IPv6 host."""
-    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 class RpcServer:

@@ -75,6 +75,16 @@ class FrameLimits:
 DEFAULT_LIMITS = FrameLimits()
 
 
+@dataclass(frozen=True, slots=True)
+class ChannelQuality:
+    """The measurement of a communicator."""
+
+    round_trip_seconds: float
+    """Of 4 KiB, median."""
+    bytes_per_second: float
+    """Of one large message and its 4 KiB echo, so at least this much."""
+
+
 class TensorChannel(Protocol):
     """One end of a two-way connection for frames.
 

@@ -2,10 +2,9 @@
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ssd.transport.communicator import TARGET_RANK, Communicator, Slot
-from ssd.transport.frame import WORD_BYTES
+from ssd.transport.frame import WORD_BYTES, ChannelQuality
 
 PING_BYTES = 4096
 NUM_PINGS = 9
@@ -15,16 +14,6 @@ NUM_LARGE = 3
 
 _TICK_SECONDS = 1e-9
 """Resolution of a clock."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelQuality:
-    """The measurement of a communicator."""
-
-    round_trip_seconds: float
-    """Of 4 KiB, median."""
-    bytes_per_second: float
-    """Of one large message and its 4 KiB echo, so at least this much."""
 
 
 def probe(communicator: Communicator, rank: int, now: Callable[[], float]) -> ChannelQuality:

@@ -19,6 +19,7 @@ from functools import partial
 import numpy as np
 
 from ssd.errors import NotFiniteError, RankError
+from ssd.pool.rounds import Lookup
 from ssd.speculation.verification import verify_coupled
 from ssd.telemetry import get_logger
 from ssd.types import FinishReason, GenerationChunk, Outcome, SequenceId, TokenId, Usage
@@ -27,7 +28,7 @@ from ssd_target.decoding.ports import Drafter, LoopContext, Runner, Sampler
 from ssd_target.decoding.request_statistics import RequestStatistics
 from ssd_target.decoding.round_metrics import RoundMetrics
 from ssd_target.decoding.round_reports import RoundReports
-from ssd_target.decoding.round_result import Lookup, RoundResult
+from ssd_target.decoding.round_result import RoundResult
 from ssd_target.decoding.round_times import RoundPart, RoundTimes
 from ssd_target.decoding.scheduler import Plan, Scheduler
 from ssd_target.decoding.sequence import Arrival, Sequence
@@ -135,9 +136,9 @@ class DecodeLoop:
         with times.part(RoundPart.STREAM):
             self._push(results)
         with times.part(RoundPart.WAIT):
-            lookups = self._drafts.look_up(results, before_wait=self._wakeups.flush)
-        with times.part(RoundPart.COMMIT):
-            self._drafts.send(results, lookups, decided_at)
+            verified = [each.verified() for each in results]
+            lookups = self._drafts.round(verified, decided_at, before_wait=self._wakeups.flush)
+        times.note_lookups(self._drafts.looked_up_at)
         self._conclude(results, lookups)
         self._fill_noise(times, results, lookups)
         self._end_round(times, results, lookups)
@@ -167,7 +168,7 @@ class DecodeLoop:
             self._proposed.pop(sequence.sequence_id, None)
         # A draft assumes that the round after an opening has no proposal.
         self._drafts.open_sessions(
-            each
+            each.sequence_id
             for each in plan.running
             if self._control.may_open(each) and not self._proposed.get(each.sequence_id)
         )
@@ -182,6 +183,8 @@ class DecodeLoop:
             assert self._drafter is not None
             self._drafter.admit(sequence)
         if not sequence.num_preemptions:
+            if sequence.may_speculate:
+                self._drafts.begin(sequence.for_drafts())
             now = sequence.arrival.times.admitted_at = self._clock.now()
             self._metrics.observe_admission(sequence, now)
             self._request_statistics[sequence.sequence_id] = RequestStatistics(
@@ -334,7 +337,7 @@ class DecodeLoop:
 
     def _drop(self, sequence: Sequence) -> None:
         """Release the rest of a sequence that has ended."""
-        self._drafts.close(sequence.sequence_id)
+        self._drafts.end(sequence.sequence_id)
         self._reports.drop(sequence.sequence_id)
         self._request_statistics.pop(sequence.sequence_id, None)
 

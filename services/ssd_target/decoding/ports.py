@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
+from ssd.pool.rounds import Lookup, NewSequence, VerifiedRound
 from ssd.ports import Clock
 from ssd.speculation.controller import Choice, Report
 from ssd.speculation.round_samples import RoundSample
@@ -19,7 +20,6 @@ from ssd.types import PositionLogprobs, SequenceId, TokenId
 from ssd_target.decoding.batch_builder import Proposals
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.round_log import RoundLog
-from ssd_target.decoding.round_result import Lookup, RoundResult
 from ssd_target.decoding.sequence import Sequence
 
 Ints = NDArray[np.int64]
@@ -92,7 +92,7 @@ class Sampler(Protocol):
 
 
 class Drafts(Protocol):
-    """The part of ``drafts.pool.DraftPool`` that rounds use. Called from the step thread.
+    """The part of ``ssd.pool.DraftPool`` that rounds use. Called from the step thread.
 
     No method raises: a draft that fails costs speed, never a token.
     """
@@ -102,27 +102,34 @@ class Drafts(Protocol):
         """Number of sessions, open or opening."""
         ...
 
-    def open_sessions(self, sequences: Iterable[Sequence]) -> None:
+    @property
+    def looked_up_at(self) -> float:
+        """When the newest round had its lookups, before it sent its commits."""
+        ...
+
+    def begin(self, sequence: NewSequence) -> None:
+        """Add a sequence."""
+        ...
+
+    def open_sessions(self, sequence_ids: Iterable[SequenceId]) -> None:
         """Open a session for each of the sequences that has none, while drafts have room."""
         ...
 
-    def look_up(self, results: Rows[RoundResult], before_wait: Callable[[], None]) -> list[Lookup]:
-        """Look each outcome up in its table; waits for columns while that is faster.
+    def round(
+        self, results: Rows[VerifiedRound], decided_at: float, before_wait: Callable[[], None]
+    ) -> list[Lookup]:
+        """Look each outcome up in its table, and send the outcomes to the drafts.
 
         ``before_wait`` is called once if it waits.
         """
-        ...
-
-    def send(self, results: Rows[RoundResult], lookups: Rows[Lookup], decided_at: float) -> None:
-        """Send one batched commit to each draft."""
         ...
 
     def release(self, sequence_ids: Iterable[SequenceId]) -> None:
         """Close the sessions of sequences that continue without a draft."""
         ...
 
-    def close(self, sequence_id: SequenceId) -> None:
-        """Close the session of a sequence that has ended."""
+    def end(self, sequence_id: SequenceId) -> None:
+        """Remove a sequence that has ended."""
         ...
 
 

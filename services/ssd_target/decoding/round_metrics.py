@@ -3,8 +3,9 @@
 from collections.abc import Sequence as Rows
 
 from ssd import telemetry
+from ssd.pool.rounds import Lookup
 from ssd.types import LookupResult
-from ssd_target.decoding.round_result import Lookup, RoundResult
+from ssd_target.decoding.round_result import RoundResult
 from ssd_target.decoding.round_times import RoundPart, RoundTimes
 from ssd_target.decoding.scheduler import SchedulerCounts
 from ssd_target.decoding.sequence import Sequence

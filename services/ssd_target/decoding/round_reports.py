@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 
+from ssd.pool.rounds import Lookup
 from ssd.types import LookupResult, Round, SequenceId, TokenId, TokenText
-from ssd_target.decoding.round_result import Lookup, RoundResult
+from ssd_target.decoding.round_result import RoundResult
 from ssd_target.decoding.sequence import Sequence
 
 

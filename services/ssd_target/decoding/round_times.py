@@ -35,6 +35,7 @@ class RoundTimes:
         self.begun_at = clock.now()
         self.seconds = dict.fromkeys(RoundPart, 0.0)
         """Duration of each part that has ended."""
+        self._part_ended_at = self.begun_at
         self.round_seconds = 0.0
         """Duration of the round, once it has ended."""
 
@@ -43,7 +44,13 @@ class RoundTimes:
         """Time a part of the round."""
         begun_at = self._clock.now()
         yield
-        self.seconds[part] = self._clock.now() - begun_at
+        self._part_ended_at = self._clock.now()
+        self.seconds[part] = self._part_ended_at - begun_at
+
+    def note_lookups(self, at: float) -> None:
+        """Note when the part WAIT, which has just ended, had its lookups; the rest was COMMIT."""
+        self.seconds[RoundPart.COMMIT] = self._part_ended_at - at
+        self.seconds[RoundPart.WAIT] -= self.seconds[RoundPart.COMMIT]
 
     def note_verify(self, seconds: float | None) -> None:
         """Note what the device measured; the part that waited for it was SAMPLE. None: nothing."""

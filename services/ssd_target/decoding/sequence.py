@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ssd.engine.kv_cache.block_pool import Key
+from ssd.pool.rounds import NewSequence
 from ssd.ports import TokenSink
 from ssd.text.grammar import Grammar
 from ssd.types import NO_TOKEN, FinishReason, Mode, Request, SequenceId, TokenId
@@ -167,6 +168,18 @@ class Sequence:
     def is_synchronous(self) -> bool:
         """Whether a draft on the target's own device proposes."""
         return self.arrival.is_synchronous
+
+    def for_drafts(self) -> NewSequence:
+        """Return what the pool needs of a sequence without emitted tokens."""
+        sampling = self.arrival.request.sampling
+        return NewSequence(
+            sequence_id=self.sequence_id,
+            token_ids=self.arrival.request.prompt_ids,
+            max_len=self.max_len,
+            seed=sampling.seed,
+            choice=self.arrival.request.choice,
+            temperature=sampling.temperature,
+        )
 
     def fail(self) -> None:
         """Mark the sequence as failed."""

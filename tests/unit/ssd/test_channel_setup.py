@@ -15,8 +15,6 @@ from tests.unit.ssd.transport.gloo_pair import held, until_released
 
 from ssd import channel_setup
 from ssd.channel_setup import (
-    LinkChannel,
-    LinkShape,
     accept_channel,
     common_backends,
     confirm_channel,
@@ -24,6 +22,7 @@ from ssd.channel_setup import (
     offer_channel,
 )
 from ssd.errors import HandshakeError, LinkError
+from ssd.link_channel import LinkChannel, LinkShape
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import LinkCall, LinkServerCall
 from ssd.rpc.server import RpcServer
@@ -84,7 +83,7 @@ class Ends:
 
     async def offer(self, hello: Hello = HELLO, welcome: Welcome = WELCOME) -> LinkChannel:
         async with asyncio.timeout(MAX_SECONDS):
-            return await offer_channel(self.call, hello, welcome, "cpu", self.address)
+            return await offer_channel(self.call, hello, welcome, self.address, device="cpu")
 
 
 @contextlib.asynccontextmanager

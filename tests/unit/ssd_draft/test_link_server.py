@@ -10,9 +10,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from ssd.channel_setup import COLLECTIVE, LinkChannel
+from ssd.channel_setup import COLLECTIVE
 from ssd.engine.config import EngineConfig
 from ssd.errors import FrameError, HandshakeError, LinkError
+from ssd.link_channel import LinkChannel
 from ssd.local_model import LocalModel
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import LinkCall, LinkFrames

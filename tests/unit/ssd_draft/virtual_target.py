@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from tests.unit.ssd_draft.ledger_draft import Draft, FakeLink, N, a_text
 
-from ssd.channel_setup import LinkChannel
 from ssd.engine.batch import BranchBatch
+from ssd.link_channel import LinkChannel
+from ssd.pool.link import DraftLink, Session
+from ssd.pool.table_deadline import ProposalResult, RoundPace, Row, wait_until
 from ssd.speculation.table import OutcomeTable
 from ssd.transport.inprocess import pair
 from ssd.types import Commit, LinkSettings, Welcome
 from ssd_draft.inbox import Commits
-from ssd_target.drafts.link import DraftLink, Session
-from ssd_target.drafts.table_deadline import ProposalResult, RoundPace, Row, wait_until
 
 LATENCY_SECONDS = 0.0005
 LOOKAHEAD = 6

@@ -8,12 +8,14 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from ssd.channel_setup import LinkChannel
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.sampling.choose import choose
 from ssd.errors import FrameError, LinkError
+from ssd.link_channel import LinkChannel
+from ssd.pool.link import DraftLink
+from ssd.pool.pool import DraftPool
 from ssd.speculation.controller import Choice, Reason, Report
 from ssd.speculation.noise import NoiseRing
 from ssd.speculation.round_samples import RoundSample
@@ -43,9 +45,8 @@ from ssd_target.decoding.sequence import Arrival
 from ssd_target.decoding.sequential_drafter import COLUMNS as DRAFT_COLUMNS
 from ssd_target.decoding.sequential_drafter import SequentialDrafter
 from ssd_target.decoding.speculation_control import SpeculationControl
-from ssd_target.drafts.link import DraftLink
-from ssd_target.drafts.pool import DraftPool
 from ssd_target.settings import TargetSettings
+from ssd_target.target import pool_settings
 
 VOCAB = 13
 LOOKAHEAD = 3
@@ -179,7 +180,7 @@ class Bench:
             backup=backup,
             circuit_breaker=circuit_breaker,
         )
-        self.pool = DraftPool(settings, VOCAB, self.clock)
+        self.pool = DraftPool(pool_settings(settings, VOCAB), self.clock)
         self.log = RoundLog()
         context = LoopContext(
             inbox=self.inbox,

@@ -13,11 +13,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ssd.channel_setup import LinkChannel
 from ssd.engine.batch import BranchBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import LinkError
+from ssd.link_channel import LinkChannel
+from ssd.pool.link import DraftLink
 from ssd.speculation.fan_out import make_policy
 from ssd.speculation.table import OutcomeTable, pack_tables, row_width, unpack_commits
 from ssd.step_thread import Watchdog
@@ -40,7 +41,6 @@ from ssd_draft.sessions import Sessions
 from ssd_draft.token_choice import RingChoice
 from ssd_draft.tree import Tree, TreeShape
 from ssd_draft.worker import Parts, Worker
-from ssd_target.drafts.link import DraftLink
 
 VOCAB = 13
 LOOKAHEAD = 3

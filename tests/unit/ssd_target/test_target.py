@@ -17,7 +17,7 @@ from ssd_target import target as target_module
 from ssd_target.models import TargetModels
 from ssd_target.serving.streams import TokenStream
 from ssd_target.settings import TargetSettings
-from ssd_target.target import Target, offered_backends
+from ssd_target.target import Target, offered_backends, pool_settings
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ async def test_a_change_of_speculation_keeps_what_is_not_set(target: Target) -> 
     assert target._handler.auto_mode is Mode.AUTOREGRESSIVE
     assert target._settings.draft_deadline_ms == 5.0
     assert target._settings.backup == "none"
-    assert target._pool._settings is target._settings
+    assert target._pool._settings == pool_settings(target._settings, target._model.num_token_ids)
 
 
 def test_a_collective_channel_offers_all_backends_of_the_process(

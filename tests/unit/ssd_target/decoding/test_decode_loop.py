@@ -174,13 +174,13 @@ def test_the_commit_is_sent_before_the_noise_of_the_next_round_is_computed(
     events: list[str] = []
 
     def recording(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def record(*arguments: Any) -> Any:
+        def record(*arguments: Any, **named: Any) -> Any:
             events.append(name)
-            return function(*arguments)
+            return function(*arguments, **named)
 
         return record
 
-    monkeypatch.setattr(bench.pool, "send", recording("commit", bench.pool.send))
+    monkeypatch.setattr(bench.pool, "round", recording("commit", bench.pool.round))
     monkeypatch.setattr(bench.runner, "verify", recording("verify", bench.runner.verify))
     monkeypatch.setattr(RingSampler, "fill", recording("noise", RingSampler.fill))
     bench.submit([1, 2, 3], 40, sampling=WARM)

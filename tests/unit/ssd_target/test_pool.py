@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from ssd.errors import FrameError
+from ssd.pool.link import LinkState
+from ssd.pool.table_deadline import opening_seconds
 from ssd.speculation.table import OutcomeTable, pack_tables, row_width
 from ssd.telemetry import STALE_FRAMES_TOTAL
 from ssd.testing.scripted_draft import Behaviour
@@ -20,8 +22,6 @@ from ssd.types import (
     TargetMessage,
     TokenId,
 )
-from ssd_target.drafts.link import LinkState
-from ssd_target.drafts.table_deadline import opening_seconds
 
 LOOKAHEAD = 3
 GREEDY = SamplingParams(temperature=0.0)

@@ -41,7 +41,7 @@ def test_another_table_deadline_applies_from_the_next_round_on(
     monkeypatch.setattr(bench.pool._changed, "wait", waits.append)
     for deadline_ms in (500.0, 50.0, 900.0):
         settings = replace(
-            bench.pool._settings, adaptive_deadline=False, draft_deadline_ms=deadline_ms
+            bench.pool._settings, adaptive_deadline=False, deadline_seconds=deadline_ms / 1000
         )
         bench.pool.configure(settings)
         bench.loop.run_round()

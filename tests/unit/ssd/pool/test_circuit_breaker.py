@@ -1,6 +1,6 @@
 """When a link is suspended, and for how long."""
 
-from ssd_target.drafts.circuit_breaker import (
+from ssd.pool.circuit_breaker import (
     FIRST_OPEN_SECONDS,
     MAX_OPEN_SECONDS,
     CircuitBreaker,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd_target.drafts.sustainable_sessions import BatchTimes, sustainable_sessions
+from ssd.pool.sustainable_sessions import BatchTimes, sustainable_sessions
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ssd_target.drafts.lookup import MIN_ACCEPTANCE
-from ssd_target.drafts.table_deadline import (
+from ssd.pool.lookup import MIN_ACCEPTANCE
+from ssd.pool.table_deadline import (
     ColumnTimes,
     FirstFrames,
     ProposalResult,

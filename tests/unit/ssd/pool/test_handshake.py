@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from ssd.errors import HandshakeError
+from ssd.pool.handshake import MAX_SESSIONS, check_welcome
 from ssd.types import WIRE_VERSION, Hello, Welcome
-from ssd_target.drafts.handshake import MAX_SESSIONS, check_welcome
 
 HELLO = Hello(
     wire_version=WIRE_VERSION,

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ssd.errors import LinkError
+from ssd.pool.round_trip import RoundTrip
 from ssd.rpc.link import HANDSHAKE_SECONDS, LinkCall
 from ssd.types import Draining, Heartbeat, Peer
-from ssd_target.drafts.round_trip import RoundTrip
 
 NUM_PINGS = 9
 """The result is their median: the first ones are slow because caches are

@@ -6,18 +6,18 @@ from collections.abc import Sequence as Rows
 from math import inf
 
 from ssd.errors import FrameError
+from ssd.pool.link import Answer, DraftLink
+from ssd.pool.lookup import Proposal, propose
+from ssd.pool.rounds import PoolSettings
+from ssd.pool.sequence import Continuation
+from ssd.pool.session_registry import SessionRegistry
+from ssd.pool.table_deadline import RoundPace, Row, wait_until
 from ssd.ports import Clock
 from ssd.speculation.backup import BACKUPS
 from ssd.speculation.table import OutcomeTable, unpack_tables
 from ssd.telemetry import STALE_FRAMES_TOTAL
 from ssd.transport.frame import Frame, FrameKind
 from ssd.types import SequenceId
-from ssd_target.decoding.round_result import RoundResult
-from ssd_target.drafts.link import Answer, DraftLink
-from ssd_target.drafts.lookup import Proposal, propose
-from ssd_target.drafts.session_registry import SessionRegistry
-from ssd_target.drafts.table_deadline import RoundPace, Row, wait_until
-from ssd_target.settings import TargetSettings
 
 
 class TableCollector:
@@ -29,14 +29,12 @@ class TableCollector:
 
     def __init__(
         self,
-        settings: TargetSettings,
-        num_token_ids: int,
+        settings: PoolSettings,
         sessions: SessionRegistry,
         changed: threading.Condition,
         clock: Clock,
     ) -> None:
         self._settings = settings
-        self._num_token_ids = num_token_ids
         self._sessions = sessions
         self._changed = changed
         self._clock = clock
@@ -46,7 +44,7 @@ class TableCollector:
         self._proposals: dict[SequenceId, tuple[int, Proposal]] = {}
         """Of the current round, with the number of columns of the table."""
 
-    def configure(self, settings: TargetSettings) -> None:
+    def configure(self, settings: PoolSettings) -> None:
         """Use another table deadline from the next round on. Lock held."""
         self._settings = settings
 
@@ -79,14 +77,14 @@ class TableCollector:
                 f"a frame has {num_rows} rows, the tables of {max_tables} sessions have "
                 f"at most {max_rows}"
             )
-        tables = unpack_tables(frame.rows_RW, settings.lookahead, self._num_token_ids)
+        tables = unpack_tables(frame.rows_RW, settings.lookahead, settings.num_token_ids)
         widest = max((len(table.bonus_N) for table in tables), default=0)
         if widest > settings.branches:
             raise FrameError(f"a table has {widest} branches, agreed are {settings.branches}")
         return tables
 
     def collect(
-        self, results: Rows[RoundResult], before_wait: Callable[[], None]
+        self, continuing: Rows[Continuation], before_wait: Callable[[], None]
     ) -> dict[SequenceId, Answer]:
         """Wait for tables while it pays; return the tables of the sequences with open sessions.
 
@@ -94,8 +92,8 @@ class TableCollector:
         """
         self._proposals.clear()
         begun_at = now = self._clock.now()
-        deadline = begun_at + self._settings.draft_deadline_seconds
-        while (until := min(deadline, self._until(results, begun_at, now))) > now:
+        deadline = begun_at + self._settings.deadline_seconds
+        while (until := min(deadline, self._until(continuing, begun_at, now))) > now:
             if now == begun_at:
                 before_wait()
             is_notified = self._changed.wait(until - now)
@@ -103,38 +101,29 @@ class TableCollector:
             if not is_notified:
                 break
         self.waited_seconds = now - begun_at
-        found = (self._sessions.find(each.sequence.sequence_id) for each in results)
+        found = (self._sessions.find(each.sequence_id) for each in continuing)
         return {each.sequence_id: (each, each.table) for each in found if each and each.is_open}
 
-    def proposal(self, result: RoundResult, table: OutcomeTable | None) -> Proposal:
+    def proposal(self, after: Continuation, table: OutcomeTable | None) -> Proposal:
         """Return the proposal of a sequence; the text is searched once for each column."""
         depth = 0 if table is None else table.depth
-        known = self._proposals.get(result.sequence.sequence_id)
+        known = self._proposals.get(after.sequence_id)
         if known is None or known[0] != depth:
-            known = (
-                depth,
-                propose(
-                    result,
-                    table,
-                    result.max_tokens(self._settings.lookahead),
-                    BACKUPS[self._settings.backup],
-                    self.pace.from_backup.rate,
-                ),
-            )
-            self._proposals[result.sequence.sequence_id] = known
+            backup = BACKUPS[self._settings.backup]
+            known = depth, propose(after, table, backup, self.pace.from_backup.rate)
+            self._proposals[after.sequence_id] = known
         return known[1]
 
-    def _until(self, results: Rows[RoundResult], begun_at: float, now: float) -> float:
+    def _until(self, continuing: Rows[Continuation], begun_at: float, now: float) -> float:
         """Return the time until which the round waits for a column."""
-        rows = [self._row(result) for result in results]
+        rows = [self._row(each) for each in continuing]
         if self._settings.adaptive_deadline:
             return wait_until(rows, self.pace, begun_at, now)
         return inf if any(row.num_columns for row in rows) else now
 
-    def _row(self, result: RoundResult) -> Row:
-        session = self._sessions.find(result.sequence.sequence_id)
+    def _row(self, after: Continuation) -> Row:
+        session = self._sessions.find(after.sequence_id)
         if session is None or not session.is_open:
             return Row(0)
-        found = self.proposal(result, session.table)
-        max_tokens = result.max_tokens(self._settings.lookahead)
-        return session.row(found.num_from_backup, found.num_from_table, max_tokens)
+        found = self.proposal(after, session.table)
+        return session.row(found.num_from_backup, found.num_from_table, after.max_tokens)

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from ssd.channel_setup import LinkChannel
+from ssd.link_channel import LinkChannel
+from ssd.pool.link import DraftLink, Session
+from ssd.pool.session_registry import SessionRegistry
 from ssd.speculation.table import OutcomeTable
 from ssd.transport.inprocess import pair
 from ssd.types import Welcome
-from ssd_target.drafts.link import DraftLink, Session
-from ssd_target.drafts.session_registry import SessionRegistry
 
 LOOKAHEAD = 6
 

@@ -3,10 +3,10 @@
 from contextlib import suppress
 from dataclasses import dataclass
 
+from ssd.pool.link import DraftLink, LinkState
+from ssd.pool.link_quality import LinkQuality
 from ssd.telemetry import LINK_RTT_SECONDS, LINK_STATE, get_logger
 from ssd.types import Peer
-from ssd_target.drafts.link import DraftLink, LinkState
-from ssd_target.drafts.link_quality import LinkQuality
 
 _log = get_logger(__name__)
 _UNKNOWN = Peer()

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence as Rows
 
+from ssd.pool.link import LinkState
+from ssd.pool.pool import DraftPool
+from ssd.pool.reports import LinkReport
+from ssd.pool.sustainable_sessions import sustainable_sessions
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd_target.decoding.round_log import RoundLog
-from ssd_target.drafts.link import LinkState
-from ssd_target.drafts.pool import DraftPool
-from ssd_target.drafts.reports import LinkReport
-from ssd_target.drafts.sustainable_sessions import sustainable_sessions
 
 _REASONS = {
     LinkState.QUARANTINED: "its tables were late or missing",

@@ -8,15 +8,15 @@ from typing import cast
 import pytest
 
 from ssd.errors import LinkError
-from ssd.rpc.link import LinkCall
-from ssd.types import DraftMessage, Draining, Heartbeat, Peer, TargetMessage
-from ssd_target.drafts.link_quality import (
+from ssd.pool.link_quality import (
     NUM_PINGS,
     LinkQuality,
     LinkTooSlowError,
     check_round_trip,
     measure,
 )
+from ssd.rpc.link import LinkCall
+from ssd.types import DraftMessage, Draining, Heartbeat, Peer, TargetMessage
 
 DRAFT = Peer(pod="demo-draft-0-x", node="n2")
 

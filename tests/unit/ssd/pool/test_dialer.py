@@ -13,6 +13,13 @@ from tests.pki import Authority, put
 
 from ssd import addresses
 from ssd.errors import FrameError, HandshakeError, LinkError
+from ssd.pool import connection, dialer, handshake
+from ssd.pool.dialer import LinkDialer, redial_pause
+from ssd.pool.handshake import LinkTerms
+from ssd.pool.link import DraftLink, LinkState
+from ssd.pool.pool import DraftPool
+from ssd.pool.reports import LinkReport
+from ssd.pool.rounds import PoolSettings
 from ssd.rpc.access import OPEN, Access, Role, Security
 from ssd.rpc.credentials import AcceptedTokens, ClientCredentials
 from ssd.rpc.link import LinkCall, LinkServerCall
@@ -26,13 +33,6 @@ from ssd.telemetry import (
 )
 from ssd.types import WIRE_VERSION, Heartbeat, Hello, LinkSettings, Welcome
 from ssd.v1 import speculation_pb2_grpc
-from ssd_target.drafts import connection, dialer, handshake
-from ssd_target.drafts.dialer import LinkDialer, redial_pause
-from ssd_target.drafts.handshake import LinkTerms
-from ssd_target.drafts.link import DraftLink, LinkState
-from ssd_target.drafts.pool import DraftPool
-from ssd_target.drafts.reports import LinkReport
-from ssd_target.settings import TargetSettings
 
 HELLO = Hello(
     wire_version=WIRE_VERSION,
@@ -71,8 +71,8 @@ class WatchedPool(DraftPool):
     """Records when a link starts and when it ends."""
 
     def __init__(self) -> None:
-        settings = TargetSettings(lookahead=6, branches=4, draft_deadline_ms=0.0)
-        super().__init__(settings, 10, SystemClock())
+        settings = PoolSettings(lookahead=6, branches=4, num_token_ids=10, deadline_seconds=0.0)
+        super().__init__(settings, SystemClock())
         self.events: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
 
     def attach(self, link: DraftLink) -> None:

@@ -1,7 +1,7 @@
 """The round trip of a link, measured with heartbeats."""
 
+from ssd.pool.round_trip import RoundTrip
 from ssd.types import Heartbeat
-from ssd_target.drafts.round_trip import RoundTrip
 
 
 def test_an_echo_is_a_measurement() -> None:

@@ -10,10 +10,11 @@ a proposal in a pass of its own, while it has run a branch already.
 
 from dataclasses import dataclass
 
+from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup
+from ssd.pool.sequence import Continuation
 from ssd.speculation.backup import WINDOW_TOKENS, Backup
 from ssd.speculation.table import OutcomeTable
 from ssd.types import Branch, Explicit, LookupResult, TokenId
-from ssd_target.decoding.round_result import NO_DRAFT, NO_TABLE_NEEDED, Lookup, RoundResult
 
 MIN_ACCEPTANCE = 0.3
 """With less, the rows of a verify are expected to take more time than their tokens save. Estimated
@@ -36,44 +37,39 @@ class Proposal:
 
 
 def propose(
-    result: RoundResult,
-    table: OutcomeTable | None,
-    max_tokens: int,
-    backup: Backup,
-    acceptance: float,
+    after: Continuation, table: OutcomeTable | None, backup: Backup, acceptance: float
 ) -> Proposal:
     """Return the proposal after an outcome.
 
     Args:
-        result: of a sequence that continues.
+        after: the sequence and its outcome.
         table: the columns that have arrived; None if none have.
-        max_tokens: of the proposal.
         backup: proposes after a miss, a late table, or the last column of a table.
         acceptance: of tokens of the backup.
     """
-    branch = table.look_up(result.outcome) if table is not None else None
+    max_tokens = after.max_tokens
+    branch = table.look_up(after.outcome) if table is not None else None
     found = () if table is None or branch is None else table.proposal(branch, max_tokens)
     if len(found) == max_tokens or (found and acceptance < MIN_ACCEPTANCE):
         return Proposal(branch, len(found), found)
-    text = [*result.sequence.tokens[-WINDOW_TOKENS:], *found]
+    text = [*after.sequence.tokens[-WINDOW_TOKENS:], *found]
     return Proposal(branch, len(found), found + backup(text, max_tokens - len(found)))
 
 
-def without_session(result: RoundResult, lookahead: int) -> Lookup:
+def without_session(after: Continuation) -> Lookup:
     """Return the lookup of a sequence that continues and has no open session."""
-    needs_table = result.sequence.may_speculate and result.max_tokens(lookahead) > 0
-    return NO_DRAFT if needs_table else NO_TABLE_NEEDED
+    return NO_DRAFT if after.max_tokens > 0 else NO_TABLE_NEEDED
 
 
-def look_up_outcome(result: RoundResult, table: OutcomeTable | None, found: Proposal) -> Lookup:
+def look_up_outcome(after: Continuation, table: OutcomeTable | None, found: Proposal) -> Lookup:
     """Return the lookup of a sequence that continues and has an open session.
 
     Args:
-        result: of the sequence.
+        after: the sequence and its outcome.
         table: the columns that have arrived; None if none have.
         found: its proposal with these columns.
     """
-    if table is None and result.sequence.num_remaining == 1:
+    if table is None and after.sequence.num_remaining == 1:
         # The next round selects the last token: no round waits for a table.
         return NO_TABLE_NEEDED
     if found.branch is None:

@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Iterable
 
+from ssd.pool.link import DraftLink, Session
+from ssd.pool.table_deadline import opening_seconds
 from ssd.types import SequenceId
-from ssd_target.drafts.link import DraftLink, Session
-from ssd_target.drafts.table_deadline import opening_seconds
 
 
 class SessionRegistry:

@@ -7,8 +7,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
-from ssd.channel_setup import LinkChannel
 from ssd.errors import FrameError, LinkError
+from ssd.link_channel import LinkChannel
+from ssd.pool.circuit_breaker import CircuitBreaker
+from ssd.pool.round_trip import RoundTrip
+from ssd.pool.rounds import LookupCounts
+from ssd.pool.sustainable_sessions import BatchTimes
+from ssd.pool.table_deadline import ColumnTimes, Row
 from ssd.speculation.table import OutcomeTable, pack_commits
 from ssd.telemetry import COMMIT_TO_TABLE_SECONDS, STALE_FRAMES_TOTAL
 from ssd.transport.frame import Frame, FrameKind
@@ -20,11 +25,6 @@ from ssd.types import (
     TargetMessage,
     Welcome,
 )
-from ssd_target.decoding.round_result import LookupCounts
-from ssd_target.drafts.circuit_breaker import CircuitBreaker
-from ssd_target.drafts.round_trip import RoundTrip
-from ssd_target.drafts.sustainable_sessions import BatchTimes
-from ssd_target.drafts.table_deadline import ColumnTimes, Row
 
 RETRY_SECONDS = 1.0
 """Pause of a link after an opening that was refused or not answered."""

@@ -3,13 +3,13 @@
 import asyncio
 from dataclasses import dataclass
 
-from ssd.channel_setup import LinkChannel, offer_channel
 from ssd.errors import HandshakeError, LinkError
+from ssd.link_channel import LinkChannel, OfferChannel, offer_grpc
+from ssd.pool.link import DraftLink
+from ssd.pool.link_quality import LinkQuality, check_round_trip, measure
 from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials
 from ssd.rpc.link import HANDSHAKE_SECONDS, LinkCall
 from ssd.types import Hello, Welcome
-from ssd_target.drafts.link import DraftLink
-from ssd_target.drafts.link_quality import LinkQuality, check_round_trip, measure
 
 MAX_SESSIONS = 256
 """Maximum of a draft's ``max_sessions``. It bounds the frames that this target accepts."""
@@ -19,8 +19,8 @@ MAX_SESSIONS = 256
 class LinkTerms:
     """What all links of a target have in common."""
 
-    device: str = "cpu"
-    """Device of the target."""
+    offer_channel: OfferChannel = offer_grpc
+    """Sets up the tensor channel of a link."""
     max_round_trip_seconds: float = 0.0
     """A link is measured, and refused if it is slower; 0 sets no limit."""
     credentials: ClientCredentials = NO_CREDENTIALS
@@ -49,7 +49,7 @@ async def shake_hands(
     call.send(hello)
     welcome = await _receive_welcome(call)
     check_welcome(hello, welcome)
-    found = await offer_channel(call, hello, welcome, terms.device, address)
+    found = await terms.offer_channel(call, hello, welcome, address)
     link = DraftLink(address, welcome, found, call.send)
     try:
         if terms.max_round_trip_seconds:

@@ -3,6 +3,10 @@
 import asyncio
 
 from ssd.errors import FrameError, LinkError
+from ssd.pool.link import DraftLink, LinkState
+from ssd.pool.pool import DraftPool
+from ssd.pool.reports import LinkReport, LinkReports
+from ssd.pool.round_trip import RoundTrip
 from ssd.rpc.link import (
     HEARTBEAT_SECONDS,
     LEASE_SECONDS,
@@ -20,10 +24,6 @@ from ssd.telemetry import (
 )
 from ssd.transport.frame import Frame
 from ssd.types import Draining, Heartbeat, SessionRefused
-from ssd_target.drafts.link import DraftLink, LinkState
-from ssd_target.drafts.pool import DraftPool
-from ssd_target.drafts.reports import LinkReport, LinkReports
-from ssd_target.drafts.round_trip import RoundTrip
 
 _log = get_logger(__name__)
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd.channel_setup import LinkChannel
+from ssd.link_channel import LinkChannel
+from ssd.pool.link import DraftLink, Session
+from ssd.pool.router import MIN_REMAINING_TOKENS, choose_link, session_to_move
+from ssd.pool.session_registry import SessionRegistry
 from ssd.transport.inprocess import pair
 from ssd.types import Welcome
-from ssd_target.drafts.link import DraftLink, Session
-from ssd_target.drafts.router import MIN_REMAINING_TOKENS, choose_link, session_to_move
-from ssd_target.drafts.session_registry import SessionRegistry
 
 NOW = 10.0
 

@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd.channel_setup import LinkChannel
+from ssd.link_channel import LinkChannel
+from ssd.pool.link import DraftLink
+from ssd.pool.session_registry import SessionRegistry
+from ssd.pool.table_deadline import opening_seconds
 from ssd.transport.inprocess import pair
 from ssd.types import Welcome
-from ssd_target.drafts.link import DraftLink
-from ssd_target.drafts.session_registry import SessionRegistry
-from ssd_target.drafts.table_deadline import opening_seconds
 
 
 def link(name: str = "draft") -> DraftLink:

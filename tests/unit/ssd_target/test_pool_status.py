@@ -4,7 +4,12 @@ from typing import cast
 
 import pytest
 
-from ssd.channel_setup import LinkChannel
+from ssd.link_channel import LinkChannel
+from ssd.pool.link import DraftLink, LinkState, Session
+from ssd.pool.link_quality import LinkQuality
+from ssd.pool.pool import DraftPool
+from ssd.pool.reports import LinkReport
+from ssd.pool.rounds import PoolSettings
 from ssd.rpc.pool_codec import LinkStatus
 from ssd.speculation.controller import Reason, Report
 from ssd.telemetry import SystemClock
@@ -12,12 +17,7 @@ from ssd.transport.inprocess import pair
 from ssd.types import LookupResult, Peer, Welcome
 from ssd_target.decoding.round_log import RoundLog
 from ssd_target.decoding.scheduler import SchedulerCounts
-from ssd_target.drafts.link import DraftLink, LinkState, Session
-from ssd_target.drafts.link_quality import LinkQuality
-from ssd_target.drafts.pool import DraftPool
-from ssd_target.drafts.reports import LinkReport
-from ssd_target.drafts.status import desired_draft_replicas, pool_status
-from ssd_target.settings import TargetSettings
+from ssd_target.pool_status import desired_draft_replicas, pool_status
 
 
 def link(max_sessions: int = 4, name: str = "10.0.0.1:1") -> DraftLink:
@@ -27,7 +27,7 @@ def link(max_sessions: int = 4, name: str = "10.0.0.1:1") -> DraftLink:
 
 
 def pool() -> DraftPool:
-    return DraftPool(TargetSettings(lookahead=3, branches=4), 10, SystemClock())
+    return DraftPool(PoolSettings(lookahead=3, branches=4, num_token_ids=10), SystemClock())
 
 
 def log_of_a_round() -> RoundLog:

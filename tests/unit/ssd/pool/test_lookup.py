@@ -5,25 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ssd.channel_setup import LinkChannel
+from ssd.link_channel import LinkChannel
+from ssd.pool.link import Answer, DraftLink
+from ssd.pool.lookup import look_up_outcome, propose, without_session
+from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup, NewSequence, VerifiedRound
+from ssd.pool.sequence import DraftedSequence, continuation
+from ssd.pool.session_registry import SessionRegistry
 from ssd.speculation.table import OutcomeTable
-from ssd.testing.sink import ListSink
 from ssd.transport.inprocess import pair
 from ssd.types import (
     Branch,
     Explicit,
     LookupResult,
-    Mode,
     Outcome,
-    Request,
-    SamplingParams,
     Welcome,
 )
-from ssd_target.decoding.round_result import NO_DRAFT, NO_TABLE_NEEDED, Lookup, RoundResult
-from ssd_target.decoding.sequence import Arrival, Emission, Sequence
-from ssd_target.drafts.link import Answer, DraftLink
-from ssd_target.drafts.lookup import look_up_outcome, propose, without_session
-from ssd_target.drafts.session_registry import SessionRegistry
 
 LOOKAHEAD = 3
 TABLE = OutcomeTable(
@@ -46,25 +42,18 @@ def look_up(
     outcome: Outcome,
     *,
     remaining: int = 10,
-    mode: Mode = Mode.AUTO,
     acceptance: float = 0.5,
 ) -> Lookup:
-    request = Request(
-        request_id="1", prompt_ids=(8, 9), sampling=SamplingParams(max_tokens=remaining), mode=mode
-    )
-    arrival = Arrival(
-        sequence_id=1,
-        request=request,
-        eos_token_ids=frozenset(),
-        sink=ListSink(),
-    )
-    result = RoundResult(Sequence(arrival, 0), 2, 0, outcome, Emission(()), LOOKAHEAD)
+    new = NewSequence(sequence_id=1, token_ids=(8, 9), max_len=2 + remaining, seed=0)
+    # What the round appended is in the text already.
+    verified = VerifiedRound(1, (), 0, outcome, is_finished=False, max_proposed=LOOKAHEAD)
+    after = continuation(DraftedSequence(new), verified, LOOKAHEAD)
+    assert after is not None
     if found is None:
-        return without_session(result, LOOKAHEAD)
+        return without_session(after)
     _, table = found
-    max_tokens = result.max_tokens(LOOKAHEAD)
-    proposal = propose(result, table, max_tokens, lambda text, num: tuple(text[:num]), acceptance)
-    return look_up_outcome(result, table, proposal)
+    proposal = propose(after, table, lambda text, num: tuple(text[:num]), acceptance)
+    return look_up_outcome(after, table, proposal)
 
 
 def test_a_hit_proposes_the_tokens_of_the_branch() -> None:
@@ -105,5 +94,4 @@ def test_no_table_is_late_before_the_last_token() -> None:
 
 def test_without_an_open_session_there_is_no_proposal() -> None:
     assert look_up(None, Outcome(1, 7)) == NO_DRAFT
-    assert look_up(None, Outcome(1, 7), mode=Mode.AUTOREGRESSIVE) == NO_TABLE_NEEDED
     assert look_up(None, Outcome(1, 7), remaining=1) == NO_TABLE_NEEDED

@@ -15,7 +15,7 @@ the times: while sequences end, 0.6 to 0.9 moves instead of 2.5 to 3.2, and betw
 
 from collections.abc import Callable, Collection, Iterable
 
-from ssd_target.drafts.link import DraftLink, LinkState, Session
+from ssd.pool.link import DraftLink, LinkState, Session
 
 MIN_REMAINING_TOKENS = 32
 """A sequence with fewer tokens to go ends soon after the move."""

@@ -15,16 +15,16 @@ from dataclasses import replace
 
 from ssd.addresses import Addresses, Resolver, resolve
 from ssd.errors import FrameError, HandshakeError, LinkError
+from ssd.pool.connection import Connection
+from ssd.pool.handshake import LinkTerms, shake_hands
+from ssd.pool.link import LinkState
+from ssd.pool.link_quality import TOO_SLOW, LinkTooSlowError
+from ssd.pool.pool import DraftPool
+from ssd.pool.reports import LinkReport, LinkReports
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import LinkCall
 from ssd.telemetry import LINK_REFUSALS_TOTAL, LINK_RTT_SECONDS, get_logger
 from ssd.types import Hello, LinkSettings
-from ssd_target.drafts.connection import Connection
-from ssd_target.drafts.handshake import LinkTerms, shake_hands
-from ssd_target.drafts.link import LinkState
-from ssd_target.drafts.link_quality import TOO_SLOW, LinkTooSlowError
-from ssd_target.drafts.pool import DraftPool
-from ssd_target.drafts.reports import LinkReport, LinkReports
 
 _log = get_logger(__name__)
 RESOLVE_SECONDS = 2.0

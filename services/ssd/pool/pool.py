@@ -9,6 +9,23 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 
 from ssd.errors import LinkError
+from ssd.pool.circuit_breaker import LATE_ROUNDS
+from ssd.pool.link import Answer, DraftLink, LinkState, Session
+from ssd.pool.lookup import look_up_outcome, without_session
+from ssd.pool.rounds import (
+    NO_TABLE_NEEDED,
+    Lookup,
+    LookupCounts,
+    NewSequence,
+    PoolSettings,
+    VerifiedRound,
+)
+from ssd.pool.router import choose_link, session_to_move
+from ssd.pool.sequence import Continuation, DraftedSequence, continuation
+from ssd.pool.session_registry import SessionRegistry
+from ssd.pool.sustainable_sessions import sustainable_sessions
+from ssd.pool.table_deadline import ProposalResult
+from ssd.pool.tables import TableCollector
 from ssd.ports import Clock
 from ssd.telemetry import COMMIT_TO_WIRE_SECONDS, get_logger
 from ssd.transport.frame import Frame
@@ -21,22 +38,6 @@ from ssd.types import (
     SequenceId,
     SessionRefused,
 )
-from ssd_target.decoding.round_result import (
-    NO_TABLE_NEEDED,
-    Lookup,
-    LookupCounts,
-    RoundResult,
-)
-from ssd_target.decoding.sequence import Sequence
-from ssd_target.drafts.circuit_breaker import LATE_ROUNDS
-from ssd_target.drafts.link import Answer, DraftLink, LinkState, Session
-from ssd_target.drafts.lookup import look_up_outcome, without_session
-from ssd_target.drafts.router import choose_link, session_to_move
-from ssd_target.drafts.session_registry import SessionRegistry
-from ssd_target.drafts.sustainable_sessions import sustainable_sessions
-from ssd_target.drafts.table_deadline import ProposalResult
-from ssd_target.drafts.tables import TableCollector
-from ssd_target.settings import TargetSettings
 
 _log = get_logger(__name__)
 _MAX_WAITED_US = 2**31 - 1
@@ -47,27 +48,33 @@ _PERMANENT_REASONS = (RefusalReason.LENGTH, RefusalReason.NOT_FINITE)
 class DraftPool:
     """Opens sessions on drafts, looks outcomes up in their tables, and sends them commits.
 
+    A target calls ``begin`` for each sequence that may speculate, ``open_sessions`` and ``round``
+    in each of its rounds, and ``end``. Nothing here needs the target's model.
+
     Asyncio loop: ``configure``, ``attach``, ``detach``, ``drain``, ``refuse``, ``receive``. Step
-    thread: ``open_sessions``, ``release``, ``close``, ``look_up``, ``send``. Any thread: the rest.
+    thread: ``begin``, ``open_sessions``, ``release``, ``round``, ``end``. Any thread: the rest.
     One lock guards links and sessions. It is not held while waiting or sending to drafts; readers
     of tokens are woken under it.
     """
 
-    def __init__(self, settings: TargetSettings, num_token_ids: int, clock: Clock) -> None:
+    def __init__(self, settings: PoolSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
         self._changed = threading.Condition()
         self._links: dict[str, DraftLink] = {}
+        self._sequences: dict[SequenceId, DraftedSequence] = {}
         self._sessions = SessionRegistry()
         self._reopening: set[SequenceId] = set()
         """Sequences whose session has moved and is not requested yet; at most one."""
-        self._tables = TableCollector(settings, num_token_ids, self._sessions, self._changed, clock)
+        self._tables = TableCollector(settings, self._sessions, self._changed, clock)
+        self.looked_up_at = 0.0
+        """When the newest round had its lookups, before it sent its commits."""
         self._sent_at: float | None = None
         """When the commits of the newest round were sent."""
         self.counts = LookupCounts()
         """Lookups of all links since the start."""
 
-    def configure(self, settings: TargetSettings) -> None:
+    def configure(self, settings: PoolSettings) -> None:
         """Use other settings from the next round on: the backup and the table deadline."""
         with self._changed:
             self._settings = settings
@@ -133,8 +140,12 @@ class DraftPool:
         """Number of sessions."""
         return len(self._sessions)
 
-    def open_sessions(self, sequences: Iterable[Sequence]) -> None:
-        """Open a session for each of the sequences that has none, while links have room.
+    def begin(self, sequence: NewSequence) -> None:
+        """Add a sequence; ``open_sessions`` then opens a session for it."""
+        self._sequences[sequence.sequence_id] = DraftedSequence(sequence)
+
+    def open_sessions(self, sequence_ids: Iterable[SequenceId]) -> None:
+        """Open a session for each of these sequences that has none, while links have room.
 
         Sessions that move are closed first: those on draining links, and one on a link that serves
         too many while another one serves fewer. Their sequences open on other links. A
@@ -143,8 +154,9 @@ class DraftPool:
         if not self._links:
             return
         self._close_unserved()
-        for sequence in sequences:
-            if sequence.sequence_id not in self._sessions and sequence.num_remaining > 1:
+        for sequence_id in sequence_ids:
+            sequence = self._sequences[sequence_id]
+            if sequence_id not in self._sessions and sequence.num_remaining > 1:
                 self._open(sequence)
 
     def release(self, sequence_ids: Iterable[SequenceId]) -> None:
@@ -159,48 +171,78 @@ class DraftPool:
             self._sessions.remove(released)
         _send_closings(released)
 
-    def close(self, sequence_id: SequenceId) -> None:
-        """Close the session of a sequence that has ended."""
+    def end(self, sequence_id: SequenceId) -> None:
+        """Remove a sequence that has ended, and close its session. Idempotent."""
+        self._sequences.pop(sequence_id, None)
         with self._changed:
             self._reopening.discard(sequence_id)
             session = self._sessions.end_sequence(sequence_id)
         if session is not None:
             session.link.send_closing(session.number)
 
-    def look_up(self, results: Rows[RoundResult], before_wait: Callable[[], None]) -> list[Lookup]:
-        """Look each outcome up in the columns of its table; wait for more columns while it pays."""
-        continuing = [each for each in results if each.emission.finish_reason is None]
+    def round(
+        self, results: Rows[VerifiedRound], decided_at: float, before_wait: Callable[[], None]
+    ) -> list[Lookup]:
+        """Look the outcomes of a round up in their tables, and send them to the drafts.
+
+        It waits for more columns of tables while that pays.
+
+        Args:
+            results: of all sequences of the round, those that drafts do not know included.
+            decided_at: when the outcomes were known.
+            before_wait: called once if it waits.
+
+        Returns:
+            The lookup of each result, with the proposal for the next round.
+        """
+        lookups = self._look_up(results, before_wait)
+        self.looked_up_at = self._clock.now()
+        self._send(results, lookups, decided_at)
+        return lookups
+
+    def _look_up(
+        self, results: Rows[VerifiedRound], before_wait: Callable[[], None]
+    ) -> list[Lookup]:
+        rows = [self._continue(each) for each in results]
         pace = self._tables.pace
         if self._sent_at is not None:
             is_plain = not any(each.num_proposed for each in results)
             pace.note_round(self._clock.now() - self._sent_at, is_plain=is_plain)
         with self._changed:
             pace.note_outcomes([self._tested(each) for each in results])
-            answers = self._tables.collect(continuing, before_wait)
+            answers = self._tables.collect([each for each in rows if each], before_wait)
             suspended = self._suspend_late_links(answers)
         _send_closings(suspended)
-        return [self._look_up_one(each, answers.get(each.sequence.sequence_id)) for each in results]
+        return [
+            self._look_up_one(each, answers.get(each.sequence_id)) if each else NO_TABLE_NEEDED
+            for each in rows
+        ]
 
-    def send(self, results: Rows[RoundResult], lookups: Rows[Lookup], decided_at: float) -> None:
+    def _continue(self, result: VerifiedRound) -> Continuation | None:
+        """Append a result to its sequence; None if the sequence has ended or did not begin."""
+        sequence = self._sequences.get(result.sequence_id)
+        if sequence is None:
+            return None
+        return continuation(sequence, result, self._settings.lookahead)
+
+    def _send(self, results: Rows[VerifiedRound], lookups: Rows[Lookup], decided_at: float) -> None:
         """Send the commits of a round, in one frame for each link."""
         commits: dict[DraftLink, list[Commit]] = {}
         waited_us = min(int(self._tables.waited_seconds * 1e6), _MAX_WAITED_US)
         now = self._clock.now()
         # The time from the last sequence to the next request belongs to no round.
-        is_last = all(each.emission.finish_reason is not None for each in results)
+        is_last = all(each.is_finished for each in results)
         self._sent_at = None if is_last else now
         with self._changed:
             for result, lookup in zip(results, lookups, strict=True):
-                session = self._sessions.find(result.sequence.sequence_id)
-                if session is None or result.emission.finish_reason is not None:
+                session = self._sessions.find(result.sequence_id)
+                if session is None or result.is_finished:
                     continue
-                commit = Commit(
-                    session.number, result.base_len, result.outcome, lookup.next, waited_us
-                )
+                num_tokens = len(self._sequences[result.sequence_id].tokens)
+                base_len = num_tokens - len(result.token_ids)
+                commit = Commit(session.number, base_len, result.outcome, lookup.next, waited_us)
                 commits.setdefault(session.link, []).append(commit)
-                session.begin_round(
-                    len(result.sequence.tokens), now, is_branch=isinstance(lookup.next, Branch)
-                )
+                session.begin_round(num_tokens, now, is_branch=isinstance(lookup.next, Branch))
         for link, link_commits in commits.items():
             try:
                 link.send_commits(link_commits, self._settings.lookahead)
@@ -246,7 +288,7 @@ class DraftPool:
             now,
         )
 
-    def _open(self, sequence: Sequence) -> None:
+    def _open(self, sequence: DraftedSequence) -> None:
         """Open a session on the link with the most room, if there is one."""
         now, num_tokens = self._clock.now(), len(sequence.tokens)
         with self._changed:
@@ -254,17 +296,16 @@ class DraftPool:
             link = choose_link(self._links.values(), excluded, num_tokens, now)
             if link is None:
                 return
-            max_len = sequence.arrival.max_len
-            session = self._sessions.add(link, sequence.sequence_id, num_tokens, now, max_len)
-            self._reopening.discard(sequence.sequence_id)
-        request = sequence.arrival.request
+            new = sequence.new
+            session = self._sessions.add(link, new.sequence_id, num_tokens, now, new.max_len)
+            self._reopening.discard(new.sequence_id)
         opening = OpenSession(
             session=session.number,
             token_ids=tuple(sequence.tokens),
-            seed=request.sampling.seed,
-            choice=request.choice,
-            temperature=request.sampling.temperature,
-            max_len=sequence.arrival.max_len,
+            seed=new.seed,
+            choice=new.choice,
+            temperature=new.temperature,
+            max_len=new.max_len,
         )
         try:
             link.send_opening(opening)
@@ -278,7 +319,7 @@ class DraftPool:
         suspended.
         """
         now = self._clock.now()
-        oldest = now - LATE_ROUNDS * self._settings.draft_deadline_seconds
+        oldest = now - LATE_ROUNDS * self._settings.deadline_seconds
         by_link: dict[DraftLink, list[Session]] = {}
         for session, _ in answers.values():
             by_link.setdefault(session.link, []).append(session)
@@ -294,21 +335,19 @@ class DraftPool:
         self._sessions.remove(suspended)
         return suspended
 
-    def _tested(self, result: RoundResult) -> ProposalResult:
+    def _tested(self, result: VerifiedRound) -> ProposalResult:
         """Return what a round tested of a proposal; without a session, none is from a table."""
-        session = self._sessions.find(result.sequence.sequence_id)
+        session = self._sessions.find(result.sequence_id)
         num_from_table = 0 if session is None else session.num_from_table
         return ProposalResult(
             result.num_proposed, min(result.num_proposed, num_from_table), result.outcome.accepted
         )
 
-    def _look_up_one(self, result: RoundResult, answer: Answer | None) -> Lookup:
-        if result.emission.finish_reason is not None:
-            return NO_TABLE_NEEDED
+    def _look_up_one(self, after: Continuation, answer: Answer | None) -> Lookup:
         if answer is None:
-            return without_session(result, self._settings.lookahead)
+            return without_session(after)
         session, table = answer
-        lookup = look_up_outcome(result, table, self._tables.proposal(result, table))
+        lookup = look_up_outcome(after, table, self._tables.proposal(after, table))
         session.num_from_table = lookup.num_from_table
         if lookup.result in (LookupResult.HIT, LookupResult.MISS):
             self._tables.pace.hits.note(1, lookup.result is LookupResult.HIT)

@@ -1,0 +1,97 @@
+"""What a target gives to the pool, and what it gets: sequences, results of rounds, lookups."""
+
+from dataclasses import dataclass, field
+
+from ssd.types import Branch, Explicit, LookupResult, Outcome, SequenceId, TokenId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings:
+    """What target and drafts agree on, and how rounds use tables."""
+
+    lookahead: int
+    """Tokens of a full proposal (K)."""
+    branches: int
+    """Branches of a table at most (N)."""
+    num_token_ids: int
+    """Token ids are below."""
+    backup: str = "ngram"
+    """Name of ``BACKUPS``: what a sequence proposes without a table."""
+    deadline_seconds: float = 0.02
+    """Maximum time that a round waits for its tables."""
+    adaptive_deadline: bool = True
+    """Wait only while that is expected to pay; else until the deadline."""
+    circuit_breaker: bool = True
+    """Suspend links whose tables are late or missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSequence:
+    """A sequence for which drafts may work, and the address of its noise."""
+
+    sequence_id: SequenceId
+    token_ids: tuple[TokenId, ...]
+    """Committed tokens; at least one."""
+    max_len: int
+    """Maximum length in tokens."""
+    seed: int
+    choice: int = 0
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedRound:
+    """What a round verified of one sequence, which need not have begun in the pool."""
+
+    sequence_id: SequenceId
+    token_ids: tuple[TokenId, ...]
+    """Tokens that the round has appended: those of the outcome, or the first ones of them if they
+    end the sequence."""
+    num_proposed: int
+    outcome: Outcome
+    is_finished: bool
+    max_proposed: int
+    """Largest number of tokens of the next proposal that the target allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """The lookup of one outcome: its result and the next proposal.
+
+    ``tokens`` is the next proposal; ``next`` describes it to the draft.
+    """
+
+    result: LookupResult = LookupResult.NONE
+    next: Branch | Explicit = field(default_factory=Explicit)
+    tokens: tuple[TokenId, ...] = ()
+    num_from_table: int = 0
+    """Tokens that are from a table; they come first."""
+
+
+NO_TABLE_NEEDED = Lookup()
+NO_DRAFT = Lookup(LookupResult.NO_DRAFT)
+
+
+@dataclass(slots=True)
+class LookupCounts:
+    """Number of lookups by result: of a request, a link or the process."""
+
+    hits: int = 0
+    misses: int = 0
+    late: int = 0
+
+    def note(self, result: LookupResult) -> None:
+        """Count one lookup."""
+        self.hits += result is LookupResult.HIT
+        self.misses += result is LookupResult.MISS
+        self.late += result is LookupResult.LATE
+
+    @property
+    def total(self) -> int:
+        """Lookups that needed a table."""
+        return self.hits + self.misses + self.late
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits over lookups that needed a table; 0 before the first."""
+        return self.hits / max(1, self.total)

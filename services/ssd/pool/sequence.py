@@ -1,0 +1,50 @@
+"""A sequence as the pool knows it, and what its next proposal may have."""
+
+from dataclasses import dataclass
+
+from ssd.pool.rounds import NewSequence, VerifiedRound
+from ssd.types import Outcome, SequenceId, TokenId
+
+
+class DraftedSequence:
+    """A sequence for which drafts may work: its committed tokens. Step thread only."""
+
+    def __init__(self, new: NewSequence) -> None:
+        self.new = new
+        self.tokens: list[TokenId] = list(new.token_ids)
+
+    @property
+    def sequence_id(self) -> SequenceId:
+        """Id, never reused."""
+        return self.new.sequence_id
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens up to the maximum length."""
+        return self.new.max_len - len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """A sequence after a round that did not end it."""
+
+    sequence: DraftedSequence
+    outcome: Outcome
+    max_tokens: int
+    """Of the next proposal; it leaves room for the bonus token."""
+
+    @property
+    def sequence_id(self) -> SequenceId:
+        """Id of the sequence."""
+        return self.sequence.sequence_id
+
+
+def continuation(
+    sequence: DraftedSequence, result: VerifiedRound, lookahead: int
+) -> Continuation | None:
+    """Append the tokens of a round; None if they end the sequence."""
+    sequence.tokens += result.token_ids
+    if result.is_finished:
+        return None
+    max_tokens = min(lookahead, result.max_proposed, sequence.num_remaining - 1)
+    return Continuation(sequence, result.outcome, max_tokens)
