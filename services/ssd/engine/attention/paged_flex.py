@@ -58,7 +58,7 @@ class PagedFlex:
         """Choose compiled or eager execution; the first pass of a shape compiles its kernel."""
         self._attend = attend
         if is_compiled:
-            self._attend = torch.compile(
+            self._attend = torch.compile(  # type: ignore[call-overload] # lacks recompile_limit
                 attend, dynamic=False, fullgraph=True, recompile_limit=MAX_SHAPES
             )
 

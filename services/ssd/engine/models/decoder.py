@@ -166,7 +166,7 @@ def after_attention(
 def _compiled(function: Function, device: torch.device) -> Function:
     """Fuse the small kernels of a function; without CUDA, only the compiler's first half runs."""
     backend = "inductor" if device.type == "cuda" else "aot_eager"
-    compiled = torch.compile(
+    compiled = torch.compile(  # type: ignore[call-overload] # its types lack recompile_limit
         function, dynamic=False, fullgraph=True, backend=backend, recompile_limit=MAX_SHAPES
     )
     return cast("Function", compiled)

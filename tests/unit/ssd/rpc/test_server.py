@@ -20,10 +20,10 @@ from ssd.rpc import server as rpc_server
 from ssd.rpc.bounds import MAX_MESSAGE_BYTES
 from ssd.rpc.call_guard import ServerLimits, current_request_id
 from ssd.rpc.client import TargetClient
+from ssd.rpc.listen import join_address
 from ssd.rpc.server import (
     RpcServer,
     bind,
-    join_address,
     make_server,
 )
 from ssd.v1 import generate_pb2, generate_pb2_grpc
