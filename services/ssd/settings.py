@@ -95,6 +95,22 @@ def load(
     return Loaded(cls(**values), sources, is_only_shown=arguments.print_config)
 
 
+def from_mapping(cls: type[Settings], values: Mapping[str, object], source: str) -> Settings:
+    """Read settings from a mapping of names to values.
+
+    Raises:
+        SettingsError: an unknown key, or a value of the wrong type or out of bounds.
+    """
+    known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
+    kinds = typing.get_type_hints(cls)
+    for name in values:
+        if name not in known:
+            raise SettingsError(f"{source}: {_unknown(str(name), known, '', cls)}")
+    return cls(
+        **{name: _checked(known[name], kinds[name], values[name], source) for name in values}
+    )
+
+
 def to_json(settings: object) -> str:
     """Return all values as one JSON object, which ``--config`` can read, because it is YAML."""
     values = {item.name: getattr(settings, item.name) for item in fields(settings)}  # type: ignore[arg-type]

@@ -114,7 +114,7 @@ def philox4x32_10(counters_X4: Uint32s, key_2: Uint32s) -> Uint32s:
     return words_1X4.reshape(num, _WORDS)
 
 
-class _Gumbel:
+class GumbelRows:
     """Computes rows of noise with preallocated buffers. One thread."""
 
     def __init__(self, vocab_size: int) -> None:
@@ -183,7 +183,7 @@ def gumbel_noise(
     noise_RV = np.empty((num, vocab_size), dtype=np.float32)
     addresses_R4 = np.empty((num, 4), dtype=np.uint64)
     addresses_R4[:] = [(seed, position, choice, stream) for position in positions]
-    _Gumbel(vocab_size).compute(noise_RV, np.arange(num), addresses_R4)
+    GumbelRows(vocab_size).compute(noise_RV, np.arange(num), addresses_R4)
     return noise_RV
 
 
@@ -202,7 +202,7 @@ class NoiseRing:
         self._temperatures_Z = np.zeros(num_slots)
         self._seeds_Z = np.zeros(num_slots, dtype=np.uint64)
         self._choices_Z = np.zeros(num_slots, dtype=np.uint64)
-        self._gumbel = _Gumbel(vocab_size)
+        self._gumbel = GumbelRows(vocab_size)
 
     def assign(self, slot: int, seed: int, choice: int, temperature: float) -> None:
         """Assign a slot to a sequence; its previous noise is dropped."""

@@ -1,0 +1,57 @@
+"""The links of a pool on a thread of their own, for a target without an asyncio loop.
+
+*Decision*: the thread may run on every CPU of the process. *Because*: a target that pins its
+threads starts this one on its own core, where heartbeats wait until the model's pass ends, and the
+link's lease runs out. *Not chosen*: a process of its own, whose tables need one more copy.
+*Revisit when* links end because the interpreter is held for longer than a lease.
+"""
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+
+from ssd.pool.dialer import LinkDialer
+from ssd.telemetry import get_logger
+
+_log = get_logger(__name__)
+STOP_SECONDS = 5.0
+
+
+class LinkThread:
+    """Runs a dialer from ``start`` to ``stop``. One thread starts and stops it."""
+
+    def __init__(self, make_dialer: Callable[[], LinkDialer]) -> None:
+        """Construct; ``make_dialer`` is called on the thread."""
+        self._make_dialer = make_dialer
+        self._thread = threading.Thread(target=self._run, name="ssd-links", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start to dial."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End all links. Idempotent."""
+        loop, task = self._loop, self._task
+        if loop is not None and task is not None:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(task.cancel)
+        if self._thread.ident is not None:
+            self._thread.join(STOP_SECONDS)
+
+    def _run(self) -> None:
+        # The kernel leaves out those that this process may not use.
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+        try:
+            asyncio.run(self._dial())
+        except asyncio.CancelledError:
+            pass
+        except Exception as error:  # noqa: BLE001 decoding continues without drafts
+            _log.exception("links_crashed", error=repr(error))
+
+    async def _dial(self) -> None:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        await self._make_dialer().run()

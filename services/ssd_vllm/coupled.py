@@ -1,0 +1,152 @@
+"""Choices by argmax(processed logits + Gumbel noise of (seed, position)), for rows of vLLM. Pure.
+
+vLLM's logits are processed before: penalties, bias, grammars, min-p, temperature, top-k and top-p.
+The noise is that of ``ssd.speculation.noise``, so a draft with the same seed foresees the choice,
+and a text does not depend on what was proposed: see speculation.md, section 4.
+
+Letters: B requests, R rows of proposed tokens of all requests, L most proposed tokens of one.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ssd.engine.sampling.keyed import NoiseKeys, gumbel_of_keys, packed, to_device
+from ssd.speculation.noise import GumbelRows
+
+Int64s = NDArray[np.int64]
+NOT_CHOSEN = -1
+"""What vLLM expects after the last token of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepAddresses:
+    """The addresses of the noise of a step."""
+
+    seeds_B: NDArray[np.uint64]
+    temperatures_B: NDArray[np.float32]
+    next_B: Int64s
+    """Index of the next token of each text."""
+    num_proposed_B: Int64s
+
+    def requests_of_rows(self) -> Int64s:
+        """Return the request of each proposed token, [R]."""
+        return np.repeat(np.arange(len(self.next_B)), self.num_proposed_B)
+
+    def columns_of_rows(self) -> Int64s:
+        """Return the place of each proposed token in its proposal, [R]."""
+        first_B = np.cumsum(self.num_proposed_B) - self.num_proposed_B
+        return np.arange(int(self.num_proposed_B.sum())) - np.repeat(first_B, self.num_proposed_B)
+
+
+def keys_of(
+    addresses: StepAddresses, requests_R: Int64s, positions_R: Int64s, device: str
+) -> NoiseKeys:
+    """Return the addresses of rows on a device, copied at once."""
+    choices_R = np.zeros_like(positions_R)
+    seeds_R, temperatures_R = addresses.seeds_B[requests_R], addresses.temperatures_B[requests_R]
+    return NoiseKeys.unpacked(
+        to_device(packed(seeds_R, choices_R, positions_R, temperatures_R), device)
+    )
+
+
+def add_on_device(logits_RV: Tensor, keys: NoiseKeys) -> Tensor:
+    """Return logits plus noise that is computed where they are."""
+    noise_RV = gumbel_of_keys(keys, 0, logits_RV.shape[1])
+    return logits_RV + torch.where(keys.temperatures_R[:, None] > 0, noise_RV, 0.0)
+
+
+class CoupledNoise:
+    """Adds noise to logits, on their device. The worker's thread."""
+
+    def __init__(self) -> None:
+        self._rows: GumbelRows | None = None
+
+    def add(
+        self, logits_RV: Tensor, addresses: StepAddresses, requests_R: Int64s, positions_R: Int64s
+    ) -> Tensor:
+        """Return the scores of rows; those of temperature 0 get no noise."""
+        temperatures_R = addresses.temperatures_B[requests_R]
+        if not (temperatures_R > 0).any():
+            return logits_RV
+        seeds_R = addresses.seeds_B[requests_R]
+        if logits_RV.device.type == "cpu":
+            return logits_RV + self._on_host(logits_RV.shape, seeds_R, positions_R, temperatures_R)
+        keys = keys_of(addresses, requests_R, positions_R, str(logits_RV.device))
+        return add_on_device(logits_RV, keys)
+
+    def _on_host(
+        self,
+        shape: torch.Size,
+        seeds_R: NDArray[np.uint64],
+        positions_R: Int64s,
+        temperatures_R: NDArray[np.float32],
+    ) -> Tensor:
+        if self._rows is None:
+            self._rows = GumbelRows(shape[1])
+        is_warm_R = temperatures_R > 0
+        noise_RV = np.empty(shape, dtype=np.float32)
+        noise_RV[~is_warm_R] = 0.0
+        addresses_R4 = np.zeros((int(is_warm_R.sum()), 4), dtype=np.uint64)
+        addresses_R4[:, 0], addresses_R4[:, 1] = seeds_R[is_warm_R], positions_R[is_warm_R]
+        self._rows.compute(noise_RV, np.flatnonzero(is_warm_R), addresses_R4)
+        return torch.from_numpy(noise_RV)
+
+
+def choose_after_proposals(
+    noise: CoupledNoise, addresses: StepAddresses, logits_BV: Tensor
+) -> Tensor:
+    """Return the choice of each request if all its proposed tokens are accepted, int64 [B].
+
+    Args:
+        noise: of the worker.
+        addresses: of the step.
+        logits_BV: processed, of the row after the proposal.
+    """
+    positions_B = addresses.next_B + addresses.num_proposed_B
+    everyone_B = np.arange(len(positions_B))
+    return noise.add(logits_BV, addresses, everyone_B, positions_B).argmax(dim=-1)
+
+
+def accept(
+    noise: CoupledNoise,
+    addresses: StepAddresses,
+    proposed_R: Tensor,
+    logits_RV: Tensor,
+    bonus_B: Tensor,
+    most_proposed: int,
+) -> Tensor:
+    """Return the tokens of a step: accepted ones, then the choice at the first one that differs.
+
+    A proposed token is accepted if it is the choice of its row.
+
+    Args:
+        noise: of the worker.
+        addresses: of the step.
+        proposed_R: proposed tokens of all requests, one after the other.
+        logits_RV: processed logits of their rows.
+        bonus_B: result of ``choose_after_proposals``.
+        most_proposed: L.
+
+    Returns:
+        int32 [B, L + 1], with ``NOT_CHOSEN`` after the last token.
+    """
+    requests_R, columns_R = addresses.requests_of_rows(), addresses.columns_of_rows()
+    positions_R = addresses.next_B[requests_R] + columns_R
+    scores_RV = noise.add(logits_RV, addresses, requests_R, positions_R)
+    chosen_R = scores_RV.argmax(dim=-1).to(torch.int32)
+    device = str(logits_RV.device)
+    place_2R = to_device(torch.from_numpy(np.stack((requests_R, columns_R))), device)
+    count_B = to_device(torch.from_numpy(addresses.num_proposed_B), device)
+    num_requests = len(addresses.next_B)
+    chosen_BL = bonus_B.new_full((num_requests, most_proposed + 1), NOT_CHOSEN, dtype=torch.int32)
+    chosen_BL.scatter_(1, count_B[:, None], bonus_B.to(torch.int32).view(-1, 1))
+    chosen_BL[place_2R[0], place_2R[1]] = chosen_R
+    is_same_BL = torch.zeros((num_requests, most_proposed + 1), dtype=torch.bool, device=device)
+    is_same_BL[place_2R[0], place_2R[1]] = chosen_R == proposed_R
+    num_accepted_B1 = is_same_BL.to(torch.int32).cumprod(dim=1).sum(dim=1, keepdim=True)
+    column_L = torch.arange(most_proposed + 1, device=device)
+    return chosen_BL.where(column_L <= num_accepted_B1, NOT_CHOSEN)

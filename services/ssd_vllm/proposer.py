@@ -1,0 +1,172 @@
+"""The proposer that vLLM constructs for ``method: custom_class``.
+
+It has the pool and its links. ``Worker`` calls ``begin_step`` before each step and vLLM ``propose``
+after it; both on the worker's thread. On ranks other than the first, vLLM does not read proposals:
+the scheduler sends those of the first one to all.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ssd.errors import SetupError
+from ssd.link_channel import GRPC
+from ssd.pool.dialer import LinkDialer
+from ssd.pool.handshake import LinkTerms
+from ssd.pool.link_thread import LinkThread
+from ssd.pool.pool import DraftPool
+from ssd.telemetry import SystemClock, get_logger
+from ssd.text.tokenizer import load_tokenizer
+from ssd.types import WIRE_VERSION, Hello, LinkSettings, Peer, TokenId
+from ssd_vllm.requests import NewRequest, PoolRequests, Proposals, Step, seed_of
+from ssd_vllm.settings import PluginSettings, read
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.lora.request import LoRARequest
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+_log = get_logger(__name__)
+_LEAST_TEMPERATURE = 1e-5
+"""vLLM selects the largest logit below it."""
+
+
+class Proposer:
+    """See the module. vLLM calls the constructor, ``load_model`` and ``propose``."""
+
+    def __init__(self, vllm_config: "VllmConfig") -> None:
+        """Read the settings; nothing is dialled before ``load_model``.
+
+        Raises:
+            SetupError: a setting is wrong, or the tokenizer cannot be read.
+        """
+        model = vllm_config.model_config
+        self.settings: PluginSettings = read(vllm_config.additional_config)
+        tokenizer = load_tokenizer(tokenizer_folder(model.tokenizer))
+        num_token_ids = min(tokenizer.vocab_size, model.get_vocab_size())
+        lookahead = vllm_config.speculative_config.num_speculative_tokens
+        self._max_model_len = model.max_model_len
+        clock = SystemClock()
+        self.pool = DraftPool(self.settings.pool(lookahead, num_token_ids), clock)
+        self.requests = PoolRequests(self.pool, lookahead, clock)
+        hello = Hello(
+            wire_version=WIRE_VERSION,
+            vocab_size=num_token_ids,
+            tokenizer_fingerprint=tokenizer.fingerprint,
+            lookahead=lookahead,
+            branches=self.settings.branches,
+            channel=GRPC,
+            epoch=0,
+            peer=Peer(pod=os.environ.get("HOSTNAME", socket.gethostname())),  # noqa: TID251
+        )
+        self.links = LinkThread(
+            partial(
+                LinkDialer,
+                self.pool,
+                self.settings.drafts,
+                hello,
+                LinkSettings(fan_out_policy=self.settings.fan_out),
+                terms=LinkTerms(credentials=self.settings.credentials()),
+            )
+        )
+        self._row_ids: Callable[[], Sequence[str]] | None = None
+        self._has_crashed = False
+
+    def connect(self, row_ids: Callable[[], Sequence[str]]) -> None:
+        """Set the function that returns the requests of the rows of the batch. ``Worker``."""
+        self._row_ids = row_ids
+
+    def load_model(self, _target_model: Any = None) -> None:
+        """Dial the drafts, after the target is loaded."""
+        self.links.start()
+
+    def begin_step(self, step: "SchedulerOutput") -> None:
+        """Note the requests that begin and end, and open sessions."""
+        try:
+            self._begin_step(step)
+        except Exception as error:  # noqa: BLE001 a bug here must not end the server
+            self._note_crash(error)
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[TokenId]],
+        num_tokens_no_spec: Any,
+        token_ids_cpu: Any,
+        slot_mappings: object = None,  # noqa: ARG002 vLLM gives it
+    ) -> Proposals:
+        """Return the proposals of each row of the batch; see ``PoolRequests.propose``."""
+        try:
+            if self._row_ids is None:
+                raise SetupError("vLLM runs without --worker-cls ssd_vllm.Worker")
+            return self.requests.propose(
+                self._row_ids(),
+                sampled_token_ids,
+                num_tokens_no_spec[: len(sampled_token_ids)].tolist(),
+                token_ids_cpu,
+            )
+        except Exception as error:  # noqa: BLE001 likewise
+            self._note_crash(error)
+            return [[] for _ in sampled_token_ids]
+
+    def _begin_step(self, step: "SchedulerOutput") -> None:
+        for request_id in step.finished_req_ids:
+            self.requests.end(request_id)
+        for new in step.scheduled_new_reqs:
+            if new.sampling_params is not None and new.prompt_token_ids is not None:
+                self._begin(new.req_id, new.prompt_token_ids, new.sampling_params, new.lora_request)
+        proposed = step.scheduled_spec_decode_tokens
+        counts = {request_id: len(tokens) for request_id, tokens in proposed.items()}
+        self.requests.begin_step(Step(step.num_scheduled_tokens.keys(), counts))
+
+    def _begin(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[TokenId],
+        sampling: "SamplingParams",
+        lora: "LoRARequest | None",
+    ) -> None:
+        if lora is not None:
+            # A draft has the tokens of the base model.
+            return
+        most = self._max_model_len if sampling.max_tokens is None else sampling.max_tokens
+        is_foreseen = self.settings.sampling == "coupled"
+        self.requests.begin(
+            NewRequest(
+                request_id=request_id,
+                prompt_ids=tuple(prompt_ids),
+                max_len=min(self._max_model_len, len(prompt_ids) + most),
+                seed=seed_of(request_id, sampling.seed),
+                temperature=temperature_of(sampling.temperature) if is_foreseen else 0.0,
+                ending_ids=() if sampling.ignore_eos else sampling.all_stop_token_ids,
+            )
+        )
+
+    def _note_crash(self, error: Exception) -> None:
+        if not self._has_crashed:
+            self._has_crashed = True
+            _log.exception("proposer_crashed", error=repr(error))
+
+
+def temperature_of(temperature: float) -> float:
+    """Return the temperature that drafts use."""
+    return temperature if temperature >= _LEAST_TEMPERATURE else 0.0
+
+
+def tokenizer_folder(name: str) -> Path:
+    """Return the folder of a tokenizer: a path, or an entry of the hub's cache.
+
+    Raises:
+        SetupError: the cache has none.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 only for names of the hub
+
+    found = try_to_load_from_cache(name, "tokenizer.json")
+    if not isinstance(found, str):
+        raise SetupError(f"the tokenizer {name} has no tokenizer.json in the cache of the hub")
+    return Path(found).parent

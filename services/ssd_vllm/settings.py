@@ -1,0 +1,98 @@
+"""Settings of the plugin: the key ``ssd`` of vLLM's ``--additional-config``."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ssd.addresses import check_address
+from ssd.errors import SettingsError
+from ssd.pool.rounds import PoolSettings
+from ssd.rpc.credentials import ClientCredentials, TlsFiles
+from ssd.settings import from_mapping
+
+KEY = "ssd"
+SOURCE = f"--additional-config {KEY}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginSettings:
+    """Settings of vLLM as a target; names and defaults are those of ``ssd-target``."""
+
+    drafts: tuple[str, ...] = ()
+    """Addresses ``host:port`` of drafts. A DNS name stands for all of its addresses."""
+    sampling: Literal["coupled", "stock"] = "coupled"
+    """How tokens are drawn at temperatures above 0. ``coupled``: the largest processed logit plus
+    the noise of (seed, position), which drafts foresee. ``stock``: vLLM's own rule; drafts propose
+    the most probable tokens, of which fewer are accepted."""
+    branches: int = field(default=24, metadata={"min": 1, "max": 128})
+    """Branches of a table (N); the drafts must have the same."""
+    backup: Literal["none", "ngram"] = "ngram"
+    """Proposal after a miss: no tokens, or those that follow the longest suffix match."""
+    draft_deadline_ms: float = field(default=20.0, metadata={"min": 0.0, "max": 60_000.0})
+    """Maximum time that a step waits for its tables, in milliseconds."""
+    adaptive_deadline: bool = True
+    """Wait only while that is expected to pay."""
+    circuit_breaker: bool = True
+    """Suspend a link after three consecutive rounds without any table in time."""
+    fan_out: Literal["adaptive", "uniform", "geometric"] = "adaptive"
+    """Policy by which drafts select the outcomes that get a branch."""
+    link_ca: str = ""
+    """PEM file of the authorities of the drafts' certificates; empty: links are plain text."""
+    link_server_name: str = ""
+    """Name in the certificates of the drafts, with DNS names in ``drafts``."""
+    link_token_file: str = ""
+    """File whose first line is the token that drafts accept from targets."""
+    tls_certificate: str = ""
+    """PEM file of the certificate that this target presents to drafts."""
+    tls_key: str = ""
+    """PEM file of its private key."""
+    allow_insecure: bool = False
+    """Send the token to other machines in plain text."""
+
+    def __post_init__(self) -> None:
+        if not self.drafts:
+            raise SettingsError(
+                f'{SOURCE}: give the drafts, for example {{"drafts": ["host:50052"]}}'
+            )
+        for address in self.drafts:
+            check_address("drafts", address)
+
+    def pool(self, lookahead: int, num_token_ids: int) -> PoolSettings:
+        """Return the settings of the pool."""
+        return PoolSettings(
+            lookahead=lookahead,
+            branches=self.branches,
+            num_token_ids=num_token_ids,
+            backup=self.backup,
+            deadline_seconds=self.draft_deadline_ms / 1000,
+            adaptive_deadline=self.adaptive_deadline,
+            circuit_breaker=self.circuit_breaker,
+        )
+
+    def credentials(self) -> ClientCredentials:
+        """Return what links present to drafts.
+
+        Raises:
+            SettingsError: a file is missing or invalid, or a token would be sent in plain text.
+        """
+        tls = None
+        if self.link_ca:
+            tls = TlsFiles(certificate=self.tls_certificate, key=self.tls_key, ca=self.link_ca)
+        found = ClientCredentials(
+            tls, self.link_token_file, self.link_server_name, allow_insecure=self.allow_insecure
+        )
+        for address in self.drafts:
+            found.check(address)
+        return found
+
+
+def read(additional_config: Mapping[str, object]) -> PluginSettings:
+    """Return the settings in vLLM's ``additional_config``.
+
+    Raises:
+        SettingsError: the key is missing, or a name or value is wrong.
+    """
+    values = additional_config.get(KEY, {})
+    if not isinstance(values, Mapping):
+        raise SettingsError(f"{SOURCE}: it must be a mapping of names to values")
+    return from_mapping(PluginSettings, values, SOURCE)

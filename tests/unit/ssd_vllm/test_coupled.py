@@ -1,0 +1,75 @@
+"""The choices of a step of vLLM: equal to those of one row after the other, for any proposals."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssd.speculation.noise import gumbel_noise
+from ssd_vllm import coupled
+from ssd_vllm.coupled import CoupledNoise, StepAddresses, accept, choose_after_proposals
+
+VOCAB = 8
+
+
+def addresses(proposed: list[int], temperatures: list[float], seed: int = 5) -> StepAddresses:
+    count = len(proposed)
+    return StepAddresses(
+        np.arange(seed, seed + count, dtype=np.uint64),
+        np.array(temperatures, dtype=np.float32),
+        np.arange(10, 10 + 3 * count, 3),
+        np.array(proposed, dtype=np.int64),
+    )
+
+
+def choice(step: StepAddresses, request: int, column: int, logits_V: torch.Tensor) -> int:
+    """The token of one row, by the definition."""
+    noise = 0.0
+    if step.temperatures_B[request] > 0:
+        position = int(step.next_B[request]) + column
+        noise = gumbel_noise(int(step.seeds_B[request]), [position], VOCAB)[0]
+    return int(np.argmax(logits_V.numpy() + noise))
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=5).filter(any),
+    st.lists(st.sampled_from([0.0, 1.0]), min_size=5, max_size=5),
+    st.integers(0, 2**32),
+)
+def test_a_step_accepts_what_one_row_after_the_other_would_choose(
+    proposed: list[int], temperatures: list[float], seed: int
+) -> None:
+    step = addresses(proposed, temperatures[: len(proposed)])
+    random = torch.Generator().manual_seed(seed)
+    logits_RV = torch.randn((sum(proposed), VOCAB), generator=random)
+    last_BV = torch.randn((len(proposed), VOCAB), generator=random)
+    noise = CoupledNoise()
+    bonus_B = choose_after_proposals(noise, step, last_BV)
+    # Two tokens, so that some are accepted.
+    proposed_R = torch.randint(0, 2, (sum(proposed),), generator=random, dtype=torch.int32)
+    logits_RV[:, :2] += 2
+    found = accept(noise, step, proposed_R, logits_RV, bonus_B, max(proposed))
+    row = 0
+    for request, count in enumerate(proposed):
+        expected = []
+        for column in range(count):
+            expected.append(choice(step, request, column, logits_RV[row + column]))
+            if expected[-1] != proposed_R[row + column]:
+                break
+        else:
+            expected.append(choice(step, request, count, last_BV[request]))
+        row += count
+        padded = expected + [coupled.NOT_CHOSEN] * (max(proposed) + 1 - len(expected))
+        assert found[request].tolist() == padded
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_noise_on_a_device_and_on_the_host_choose_the_same(temperature: float) -> None:
+    step = addresses([2, 0, 3], [1.0, temperature, 1.0])
+    requests_R = step.requests_of_rows()
+    positions_R = step.next_B[requests_R] + step.columns_of_rows()
+    logits_RV = torch.zeros((5, VOCAB))
+    on_host = CoupledNoise().add(logits_RV, step, requests_R, positions_R)
+    keys = coupled.keys_of(step, requests_R, positions_R, "cpu")
+    torch.testing.assert_close(coupled.add_on_device(logits_RV, keys), on_host, rtol=0, atol=4e-6)

@@ -1,0 +1,106 @@
+"""How steps of vLLM become rounds of the pool."""
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Rows
+
+from ssd.pool.rounds import Lookup, NewSequence, VerifiedRound
+from ssd.telemetry import SystemClock
+from ssd.types import LookupResult, Outcome, SequenceId
+from ssd_vllm.requests import NewRequest, PoolRequests, Step, seed_of
+
+LOOKAHEAD = 3
+PROPOSAL = (7, 8)
+
+
+class RecordingPool:
+    """Keeps what it is given, and proposes the same tokens for all."""
+
+    def __init__(self) -> None:
+        self.begun: dict[SequenceId, NewSequence] = {}
+        self.opened: list[SequenceId] = []
+        self.ended: list[SequenceId] = []
+        self.rounds: list[list[VerifiedRound]] = []
+
+    def begin(self, sequence: NewSequence) -> None:
+        self.begun[sequence.sequence_id] = sequence
+
+    def open_sessions(self, sequence_ids: Iterable[SequenceId]) -> None:
+        self.opened = list(sequence_ids)
+
+    def round(
+        self, results: Rows[VerifiedRound], _decided_at: float, before_wait: Callable[[], None]
+    ) -> list[Lookup]:
+        before_wait()
+        self.rounds.append(list(results))
+        return [Lookup(LookupResult.HIT, tokens=PROPOSAL) for _ in results]
+
+    def end(self, sequence_id: SequenceId) -> None:
+        self.ended.append(sequence_id)
+
+
+def request(name: str, prompt: tuple[int, ...] = (1, 2), max_len: int = 20) -> NewRequest:
+    return NewRequest(
+        request_id=name,
+        prompt_ids=prompt,
+        max_len=max_len,
+        seed=3,
+        temperature=0.5,
+        ending_ids={99},
+    )
+
+
+def made() -> tuple[RecordingPool, PoolRequests]:
+    pool = RecordingPool()
+    return pool, PoolRequests(pool, LOOKAHEAD, SystemClock())
+
+
+def test_a_step_becomes_a_round_of_the_rows_that_got_tokens() -> None:
+    pool, requests = made()
+    for name in ("a", "b", "c"):
+        requests.begin(request(name))
+    requests.begin_step(Step({"a", "b"}, {"b": 2}))
+    assert pool.opened == [1], "b has a proposal, c does not run"
+    found = requests.propose(
+        ("a", "b", "c"), [[5], [7, 6], []], [3, 4, 2], [[1, 2, 5], [1, 2, 7, 6], [1, 2]]
+    )
+    assert found == [[7, 8], [7, 8], []]
+    assert pool.rounds == [
+        [
+            VerifiedRound(1, (5,), 0, Outcome(0, 5), is_finished=False, max_proposed=LOOKAHEAD),
+            VerifiedRound(2, (7, 6), 2, Outcome(1, 6), is_finished=False, max_proposed=LOOKAHEAD),
+        ]
+    ]
+
+
+def test_a_text_ends_with_an_ending_token_or_at_its_maximum_length() -> None:
+    pool, requests = made()
+    requests.begin(request("a"))
+    requests.begin(request("b", max_len=3))
+    requests.propose(("a", "b"), [[99], [5]], [3, 3], [[1, 2, 99], [1, 2, 5]])
+    assert [each.is_finished for each in pool.rounds[0]] == [True, True]
+
+
+def test_a_text_that_vllm_has_changed_begins_again() -> None:
+    pool, requests = made()
+    requests.begin(request("a"))
+    assert requests.propose(("a",), [[6]], [5], [[1, 2, 3, 4, 6, 0]]) == [[]]
+    assert pool.ended == [1]
+    assert pool.begun[2].token_ids == (1, 2, 3, 4, 6)
+    assert not pool.rounds
+    assert requests.propose(("a",), [[7]], [6], [[1, 2, 3, 4, 6, 7]]) == [[7, 8]]
+
+
+def test_requests_that_are_not_known_have_no_proposal() -> None:
+    pool, requests = made()
+    requests.begin_step(Step({"lora"}))
+    assert requests.propose(("lora",), [[5]], [3], [[1, 2, 5]]) == [[]]
+    requests.begin(request("a"))
+    requests.end("a")
+    requests.end("a")
+    assert pool.ended == [1]
+
+
+def test_a_request_without_a_seed_has_one_of_its_id() -> None:
+    assert seed_of("a", None) == seed_of("a", None) != seed_of("b", None)
+    assert seed_of("a", -1) == 2**64 - 1
+    assert seed_of("a", 0) == 0

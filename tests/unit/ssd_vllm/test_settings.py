@@ -1,0 +1,45 @@
+"""Settings of the plugin, and the versions that it accepts."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ssd.errors import SettingsError, SetupError
+from ssd_vllm.settings import read
+from ssd_vllm.versions import check_parameters, check_version
+
+
+def test_settings_are_read_from_the_additional_config() -> None:
+    found = read({"ssd": {"drafts": ["a:1", "b:2"], "branches": 12}, "other": 1})
+    assert (found.drafts, found.branches, found.sampling) == (("a:1", "b:2"), 12, "coupled")
+    assert found.pool(6, 100).branches == 12
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "give the drafts"),
+        ({"ssd": "a:1"}, "must be a mapping"),
+        ({"ssd": {"drafts": ["a"]}}, "is not host:port"),
+        ({"ssd": {"draft": ["a:1"]}}, "did you mean drafts"),
+        ({"ssd": {"drafts": ["a:1"], "sampling": "greedy"}}, "sampling"),
+        ({"ssd": {"drafts": ["a:1"], "branches": 0}}, "outside 1..128"),
+    ],
+)
+def test_a_wrong_setting_is_named(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        read(config)
+
+
+def test_other_versions_of_vllm_are_refused() -> None:
+    check_version("0.32.1")
+    with pytest.raises(SetupError, match=r"supports vLLM 0\.32, found 0\.31\.0"):
+        check_version("0.31.0")
+
+
+def test_a_function_with_other_parameters_is_refused() -> None:
+    function: Callable[..., Any] = lambda logits, more: (logits, more)  # noqa: E731
+    check_parameters({function: ("logits",)})
+    with pytest.raises(SetupError, match=r"has the parameters logits, more; expected more"):
+        check_parameters({function: ("more",)})

@@ -1,0 +1,57 @@
+"""Generates texts with vLLM; runs with the interpreter of vLLM's environment.
+
+Reads an object from standard input: ``model``, ``jobs`` (each with ``prompt_ids``, ``seed`` and
+sampling parameters), ``batch``, ``drafts`` (none: no speculation) and ``engine`` (arguments of
+``LLM``). Prints a line for each batch, its token ids, and a last one with vLLM's counters.
+"""
+
+import json
+import sys
+from typing import Any
+
+from vllm import LLM, SamplingParams
+from vllm.v1.metrics.reader import Counter
+
+
+def main() -> None:
+    """Generate all texts."""
+    task: dict[str, Any] = json.load(sys.stdin)
+    speculation: dict[str, Any] = {}
+    if task["drafts"]:
+        speculation["speculative_config"] = {
+            "method": "custom_class",
+            "model": "ssd_vllm.Proposer",
+            "num_speculative_tokens": 6,
+        }
+    plugin = {"drafts": task["drafts"] or ["127.0.0.1:1"], "draft_deadline_ms": 100}
+    llm = LLM(
+        task["model"],
+        dtype="float32",
+        enforce_eager=True,
+        disable_log_stats=False,
+        max_model_len=512,
+        max_num_seqs=8,
+        worker_cls="ssd_vllm.Worker",
+        additional_config={"ssd": plugin},
+        **speculation,
+        **task["engine"],
+    )
+    for first in range(0, len(task["jobs"]), task["batch"]):
+        jobs = task["jobs"][first : first + task["batch"]]
+        prompts = [{"prompt_token_ids": job.pop("prompt_ids")} for job in jobs]
+        found = llm.generate(
+            prompts, [SamplingParams(ignore_eos=True, **job) for job in jobs], use_tqdm=False
+        )
+        texts = [list(each.outputs[0].token_ids) for each in found]
+        _put("BATCH", texts)
+    values = {each.name: each.value for each in llm.get_metrics() if isinstance(each, Counter)}
+    _put("COUNTERS", values)
+
+
+def _put(name: str, value: object) -> None:
+    sys.stdout.write(f"{name} {json.dumps(value)}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
