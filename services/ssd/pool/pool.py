@@ -204,13 +204,18 @@ class DraftPool:
         self, results: Rows[VerifiedRound], before_wait: Callable[[], None]
     ) -> list[Lookup]:
         rows = [self._continue(each) for each in results]
+        num_others = sum(
+            row is None and not result.is_finished
+            for row, result in zip(rows, results, strict=True)
+        )
         pace = self._tables.pace
         if self._sent_at is not None:
             is_plain = not any(each.num_proposed for each in results)
             pace.note_round(self._clock.now() - self._sent_at, is_plain=is_plain)
         with self._changed:
             pace.note_outcomes([self._tested(each) for each in results])
-            answers = self._tables.collect([each for each in rows if each], before_wait)
+            continuing = [each for each in rows if each]
+            answers = self._tables.collect(continuing, num_others, before_wait)
             suspended = self._suspend_late_links(answers)
         _send_closings(suspended)
         return [

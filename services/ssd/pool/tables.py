@@ -84,16 +84,21 @@ class TableCollector:
         return tables
 
     def collect(
-        self, continuing: Rows[Continuation], before_wait: Callable[[], None]
+        self, continuing: Rows[Continuation], num_others: int, before_wait: Callable[[], None]
     ) -> dict[SequenceId, Answer]:
         """Wait for tables while it pays; return the tables of the sequences with open sessions.
 
         The lock is held by the caller and released while waiting.
+
+        Args:
+            continuing: sequences that continue.
+            num_others: sequences that continue and that no draft knows; they wait too.
+            before_wait: called once if the round waits.
         """
         self._proposals.clear()
         begun_at = now = self._clock.now()
         deadline = begun_at + self._settings.deadline_seconds
-        while (until := min(deadline, self._until(continuing, begun_at, now))) > now:
+        while (until := min(deadline, self._until(continuing, num_others, begun_at, now))) > now:
             if now == begun_at:
                 before_wait()
             is_notified = self._changed.wait(until - now)
@@ -114,9 +119,11 @@ class TableCollector:
             self._proposals[after.sequence_id] = known
         return known[1]
 
-    def _until(self, continuing: Rows[Continuation], begun_at: float, now: float) -> float:
+    def _until(
+        self, continuing: Rows[Continuation], num_others: int, begun_at: float, now: float
+    ) -> float:
         """Return the time until which the round waits for a column."""
-        rows = [self._row(each) for each in continuing]
+        rows = [*map(self._row, continuing), *[Row(0)] * num_others]
         if self._settings.adaptive_deadline:
             return wait_until(rows, self.pace, begun_at, now)
         return inf if any(row.num_columns for row in rows) else now

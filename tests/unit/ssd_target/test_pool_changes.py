@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from ssd.pool import tables
+from ssd.pool.table_deadline import RoundPace, Row
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import CloseSession, Mode, SamplingParams, SessionRefused, TokenId
 
@@ -47,6 +49,27 @@ def test_another_table_deadline_applies_from_the_next_round_on(
         bench.loop.run_round()
         bench.loop.run_round()
     assert waits == pytest.approx([0.5, 0.5, 0.05, 0.05, 0.9, 0.9], abs=0.002)
+
+
+def test_all_sequences_of_a_round_count_in_its_wait(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make_bench()
+    bench.join([Behaviour.HIT])
+    for mode in (Mode.AUTO, Mode.AUTOREGRESSIVE, Mode.AUTOREGRESSIVE):
+        bench.submit([1, 2, 3], 40, mode=mode)
+    for _ in range(3):
+        # The prompts are stored one after the other.
+        bench.loop.run_round()
+    nums_rows: list[int] = []
+
+    def wait_until(rows: list[Row], _pace: RoundPace, _begun_at: float, now: float) -> float:
+        nums_rows.append(len(rows))
+        return now
+
+    monkeypatch.setattr(tables, "wait_until", wait_until)
+    bench.loop.run_round()
+    assert nums_rows == [3]
 
 
 class FixedTimes:
