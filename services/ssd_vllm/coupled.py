@@ -8,6 +8,7 @@ Letters: B requests, R rows of proposed tokens of all requests, L most proposed 
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from ssd.engine.sampling.keyed import NoiseKeys, gumbel_of_keys, packed, to_devi
 from ssd.speculation.noise import GumbelRows
 
 Int64s = NDArray[np.int64]
+BLOCK_VALUES = 1 << 22
+"""Values of noise that are computed together; about 25 bytes each on a device."""
 NOT_CHOSEN = -1
 """What vLLM expects after the last token of a row."""
 
@@ -42,58 +45,68 @@ class StepAddresses:
         return np.arange(int(self.num_proposed_B.sum())) - np.repeat(first_B, self.num_proposed_B)
 
 
-def keys_of(
-    addresses: StepAddresses, requests_R: Int64s, positions_R: Int64s, device: str
-) -> NoiseKeys:
-    """Return the addresses of rows on a device, copied at once."""
-    choices_R = np.zeros_like(positions_R)
-    seeds_R, temperatures_R = addresses.seeds_B[requests_R], addresses.temperatures_B[requests_R]
-    return NoiseKeys.unpacked(
-        to_device(packed(seeds_R, choices_R, positions_R, temperatures_R), device)
-    )
-
-
-def add_on_device(logits_RV: Tensor, keys: NoiseKeys) -> Tensor:
-    """Return logits plus noise that is computed where they are."""
-    noise_RV = gumbel_of_keys(keys, 0, logits_RV.shape[1])
-    return logits_RV + torch.where(keys.temperatures_R[:, None] > 0, noise_RV, 0.0)
-
-
 class CoupledNoise:
-    """Adds noise to logits, on their device. The worker's thread."""
+    """Chooses the tokens of rows. The worker's thread."""
 
     def __init__(self) -> None:
         self._rows: GumbelRows | None = None
 
-    def add(
+    def choose(
         self, logits_RV: Tensor, addresses: StepAddresses, requests_R: Int64s, positions_R: Int64s
     ) -> Tensor:
-        """Return the scores of rows; those of temperature 0 get no noise."""
-        temperatures_R = addresses.temperatures_B[requests_R]
-        if not (temperatures_R > 0).any():
-            return logits_RV
-        seeds_R = addresses.seeds_B[requests_R]
-        if logits_RV.device.type == "cpu":
-            return logits_RV + self._on_host(logits_RV.shape, seeds_R, positions_R, temperatures_R)
-        keys = keys_of(addresses, requests_R, positions_R, str(logits_RV.device))
-        return add_on_device(logits_RV, keys)
+        """Return argmax(logits + noise) of each row, int64 [R]; temperature 0 adds no noise.
 
-    def _on_host(
-        self,
-        shape: torch.Size,
-        seeds_R: NDArray[np.uint64],
-        positions_R: Int64s,
-        temperatures_R: NDArray[np.float32],
-    ) -> Tensor:
+        Rows are computed in blocks: vLLM has not reserved memory for the noise of all.
+        """
+        if not (addresses.temperatures_B[requests_R] > 0).any():
+            return logits_RV.argmax(dim=-1)
+        size = max(1, BLOCK_VALUES // logits_RV.shape[1])
+        chosen = []
+        for first in range(0, len(requests_R), size):
+            block = slice(first, first + size)
+            keys = HostKeys.of(addresses, requests_R[block], positions_R[block])
+            noise_RV = self._noise(keys, logits_RV.shape[1], logits_RV.device)
+            chosen.append((logits_RV[block] + noise_RV).argmax(dim=-1))
+        return torch.cat(chosen)
+
+    def _noise(self, keys: "HostKeys", vocab_size: int, device: torch.device) -> Tensor:
+        if device.type == "cpu":
+            return self._on_host(keys, vocab_size)
+        return noise_on_device(keys, vocab_size, str(device))
+
+    def _on_host(self, keys: "HostKeys", vocab_size: int) -> Tensor:
         if self._rows is None:
-            self._rows = GumbelRows(shape[1])
-        is_warm_R = temperatures_R > 0
-        noise_RV = np.empty(shape, dtype=np.float32)
-        noise_RV[~is_warm_R] = 0.0
+            self._rows = GumbelRows(vocab_size)
+        is_warm_R = keys.temperatures_R > 0
+        noise_RV = np.zeros((len(is_warm_R), vocab_size), dtype=np.float32)
         addresses_R4 = np.zeros((int(is_warm_R.sum()), 4), dtype=np.uint64)
-        addresses_R4[:, 0], addresses_R4[:, 1] = seeds_R[is_warm_R], positions_R[is_warm_R]
+        addresses_R4[:, 0] = keys.seeds_R[is_warm_R]
+        addresses_R4[:, 1] = keys.positions_R[is_warm_R]
         self._rows.compute(noise_RV, np.flatnonzero(is_warm_R), addresses_R4)
         return torch.from_numpy(noise_RV)
+
+
+@dataclass(frozen=True, slots=True)
+class HostKeys:
+    """The addresses of the noise of some rows."""
+
+    seeds_R: NDArray[np.uint64]
+    positions_R: Int64s
+    temperatures_R: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, addresses: StepAddresses, requests_R: Int64s, positions_R: Int64s) -> Self:
+        """Return the addresses of rows of some requests."""
+        return cls(addresses.seeds_B[requests_R], positions_R, addresses.temperatures_B[requests_R])
+
+
+def noise_on_device(keys: HostKeys, vocab_size: int, device: str) -> Tensor:
+    """Return noise that is computed on a device, float32 [R, V]; 0 at temperature 0."""
+    choices_R = np.zeros_like(keys.positions_R)
+    packed_4R = packed(keys.seeds_R, choices_R, keys.positions_R, keys.temperatures_R)
+    on_device = NoiseKeys.unpacked(to_device(packed_4R, device))
+    noise_RV = gumbel_of_keys(on_device, 0, vocab_size)
+    return torch.where(on_device.temperatures_R[:, None] > 0, noise_RV, 0.0)
 
 
 def choose_after_proposals(
@@ -108,7 +121,7 @@ def choose_after_proposals(
     """
     positions_B = addresses.next_B + addresses.num_proposed_B
     everyone_B = np.arange(len(positions_B))
-    return noise.add(logits_BV, addresses, everyone_B, positions_B).argmax(dim=-1)
+    return noise.choose(logits_BV, addresses, everyone_B, positions_B)
 
 
 def accept(
@@ -136,8 +149,7 @@ def accept(
     """
     requests_R, columns_R = addresses.requests_of_rows(), addresses.columns_of_rows()
     positions_R = addresses.next_B[requests_R] + columns_R
-    scores_RV = noise.add(logits_RV, addresses, requests_R, positions_R)
-    chosen_R = scores_RV.argmax(dim=-1).to(torch.int32)
+    chosen_R = noise.choose(logits_RV, addresses, requests_R, positions_R).to(torch.int32)
     device = str(logits_RV.device)
     place_2R = to_device(torch.from_numpy(np.stack((requests_R, columns_R))), device)
     count_B = to_device(torch.from_numpy(addresses.num_proposed_B), device)

@@ -1,10 +1,11 @@
 """The proposer that vLLM constructs for ``method: custom_class``.
 
 It has the pool and its links. ``Worker`` calls ``begin_step`` before each step and vLLM ``propose``
-after it; both on the worker's thread. On ranks other than the first, vLLM does not read proposals:
-the scheduler sends those of the first one to all.
+after it; both on the worker's thread. Of several ranks, only the first one has links and requests:
+the scheduler sends its proposals to all.
 """
 
+import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from ssd.pool.dialer import LinkDialer
 from ssd.pool.handshake import LinkTerms
 from ssd.pool.link_thread import LinkThread
 from ssd.pool.pool import DraftPool
-from ssd.telemetry import SystemClock, get_logger
+from ssd.telemetry import RepeatLimit, SystemClock, TextFormatter, get_logger
 from ssd.text.tokenizer import load_tokenizer
 from ssd.types import WIRE_VERSION, Hello, LinkSettings, Peer, TokenId
 from ssd_vllm.requests import NewRequest, PoolRequests, Proposals, Step, seed_of
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
 
 _log = get_logger(__name__)
+_CPUS = os.sched_getaffinity(0)
+"""Those of the process before vLLM pins its threads, because ``Worker`` imports this module."""
 _LEAST_TEMPERATURE = 1e-5
 """vLLM selects the largest logit below it."""
 
@@ -46,13 +49,14 @@ class Proposer:
         """
         model = vllm_config.model_config
         self.settings: PluginSettings = read(vllm_config.additional_config)
+        self.settings.check_drafts()
         tokenizer = load_tokenizer(tokenizer_folder(model.tokenizer))
         num_token_ids = min(tokenizer.vocab_size, model.get_vocab_size())
         lookahead = vllm_config.speculative_config.num_speculative_tokens
         self._max_model_len = model.max_model_len
         clock = SystemClock()
         self.pool = DraftPool(self.settings.pool(lookahead, num_token_ids), clock)
-        self.requests = PoolRequests(self.pool, lookahead, clock)
+        self.requests = PoolRequests(self.pool, lookahead, num_token_ids, clock)
         hello = Hello(
             wire_version=WIRE_VERSION,
             vocab_size=num_token_ids,
@@ -71,21 +75,27 @@ class Proposer:
                 hello,
                 LinkSettings(fan_out_policy=self.settings.fan_out),
                 terms=LinkTerms(credentials=self.settings.credentials()),
-            )
+            ),
+            _CPUS,
         )
         self._row_ids: Callable[[], Sequence[str]] | None = None
-        self._has_crashed = False
+        self._is_first_rank = False
+        log_to_stderr()
 
     def connect(self, row_ids: Callable[[], Sequence[str]]) -> None:
         """Set the function that returns the requests of the rows of the batch. ``Worker``."""
         self._row_ids = row_ids
 
     def load_model(self, _target_model: Any = None) -> None:
-        """Dial the drafts, after the target is loaded."""
-        self.links.start()
+        """Dial the drafts on the first rank, after the target is loaded."""
+        self._is_first_rank = is_first_rank()
+        if self._is_first_rank:
+            self.links.start()
 
     def begin_step(self, step: "SchedulerOutput") -> None:
         """Note the requests that begin and end, and open sessions."""
+        if not self._is_first_rank:
+            return
         try:
             self._begin_step(step)
         except Exception as error:  # noqa: BLE001 a bug here must not end the server
@@ -99,6 +109,8 @@ class Proposer:
         slot_mappings: object = None,  # noqa: ARG002 vLLM gives it
     ) -> Proposals:
         """Return the proposals of each row of the batch; see ``PoolRequests.propose``."""
+        if not self._is_first_rank:
+            return [[] for _ in sampled_token_ids]
         try:
             if self._row_ids is None:
                 raise SetupError("vLLM runs without --worker-cls ssd_vllm.Worker")
@@ -120,7 +132,9 @@ class Proposer:
                 self._begin(new.req_id, new.prompt_token_ids, new.sampling_params, new.lora_request)
         proposed = step.scheduled_spec_decode_tokens
         counts = {request_id: len(tokens) for request_id, tokens in proposed.items()}
-        self.requests.begin_step(Step(step.num_scheduled_tokens.keys(), counts))
+        self.requests.begin_step(
+            Step(step.num_scheduled_tokens.keys(), counts, step.preempted_req_ids or ())
+        )
 
     def _begin(
         self,
@@ -146,9 +160,32 @@ class Proposer:
         )
 
     def _note_crash(self, error: Exception) -> None:
-        if not self._has_crashed:
-            self._has_crashed = True
-            _log.exception("proposer_crashed", error=repr(error))
+        """Log a bug; the requests that run continue without proposals. Repeated lines are few."""
+        _log.exception("proposer_crashed", error=repr(error))
+        try:
+            self.requests.reset()
+        except Exception as second:  # noqa: BLE001 likewise
+            _log.exception("proposer_crashed", error=repr(second))
+
+
+def is_first_rank() -> bool:
+    """Whether this worker is the one whose proposals vLLM reads."""
+    from vllm.distributed.parallel_state import get_tp_group  # noqa: PLC0415 tests have no vLLM
+
+    return bool(get_tp_group().is_first_rank)
+
+
+def log_to_stderr() -> None:
+    """Write the log lines of this package and its library; vLLM configures only its own."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(TextFormatter("ssd_vllm"))
+    handler.addFilter(RepeatLimit())
+    for name in ("ssd", "ssd_vllm"):
+        logger = logging.getLogger(name)
+        if not logger.handlers:
+            logger.addHandler(handler)
+            logger.setLevel(logging.INFO)
+            logger.propagate = False
 
 
 def temperature_of(temperature: float) -> float:

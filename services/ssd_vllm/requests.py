@@ -11,6 +11,8 @@ from ssd.ports import Clock
 from ssd.types import Outcome, SequenceId, TokenId
 
 _MASK = 2**64 - 1
+_UNKNOWN: SequenceId = 0
+"""No request has this id."""
 Proposals = list[list[TokenId]]
 
 
@@ -35,6 +37,8 @@ class _Request:
     sequence_id: SequenceId
     length: int
     """Tokens of the text that the pool knows."""
+    proposal: tuple[TokenId, ...] = ()
+    """For the step that runs now."""
 
 
 @dataclass(slots=True)
@@ -45,6 +49,8 @@ class Step:
     """Requests that take part."""
     num_proposed: Mapping[str, int] = field(default_factory=dict)
     """Proposed tokens that it verifies; no entry is none."""
+    preempted: Collection[str] = ()
+    """Requests that have lost their place in the batch."""
 
 
 class Pool(Protocol):
@@ -56,6 +62,10 @@ class Pool(Protocol):
 
     def open_sessions(self, sequence_ids: Iterable[SequenceId]) -> None:
         """Open the sessions that are missing, while drafts have room."""
+        ...
+
+    def release(self, sequence_ids: Iterable[SequenceId]) -> None:
+        """Close the sessions of sequences that wait."""
         ...
 
     def round(
@@ -72,9 +82,18 @@ class Pool(Protocol):
 class PoolRequests:
     """Translates steps of vLLM into rounds of the pool. The worker's thread."""
 
-    def __init__(self, pool: Pool, lookahead: int, clock: Clock) -> None:
+    def __init__(self, pool: Pool, lookahead: int, num_token_ids: int, clock: Clock) -> None:
+        """Construct.
+
+        Args:
+            pool: of drafts.
+            lookahead: tokens of a full proposal (K).
+            num_token_ids: drafts have the token ids below. vLLM may have more.
+            clock: of the pool.
+        """
         self._pool = pool
         self._lookahead = lookahead
+        self._num_token_ids = num_token_ids
         self._clock = clock
         self._requests: dict[str, _Request] = {}
         self._sequence_ids = itertools.count(1)
@@ -94,12 +113,19 @@ class PoolRequests:
     def begin_step(self, step: Step) -> None:
         """Note the step that runs now, and open the sessions that are missing."""
         self._step = step
-        known = (self._requests.get(each) for each in step.running)
+        self._pool.release(each.sequence_id for each in self._known(step.preempted))
         self._pool.open_sessions(
             each.sequence_id
-            for each in known
-            if each is not None and not step.num_proposed.get(each.new.request_id)
+            for each in self._known(step.running)
+            if not step.num_proposed.get(each.new.request_id)
         )
+
+    def reset(self) -> None:
+        """Remove all requests; those that run continue without proposals."""
+        while self._requests:
+            _, request = self._requests.popitem()
+            self._pool.end(request.sequence_id)
+        self._step = Step()
 
     def propose(
         self,
@@ -117,49 +143,76 @@ class PoolRequests:
             text_of: the texts, at least so long.
         """
         proposals: Proposals = [[] for _ in sampled]
-        rows, results = [], []
+        rows: list[tuple[int, _Request | None]] = []
+        results: list[VerifiedRound] = []
         texts = zip(request_ids, sampled, lengths, text_of, strict=False)
         for row, (request_id, added, length, text) in enumerate(texts):
-            request = self._requests.get(request_id)
-            if not added or request is None:
+            if not added:
                 continue
-            if length - len(added) != request.length:
-                # vLLM has changed the text, or did not ask for a proposal near the maximum length.
+            request = self._requests.get(request_id)
+            if request is not None and max(added) >= self._num_token_ids:
+                self.end(request_id)
+                request = None
+            if request is not None and not _continues(request, added, length):
                 self.end(request_id)
                 self._begin(request.new, text[:length])
-                continue
-            request.length = length
-            rows.append(row)
-            results.append(self._verified(request, added))
+                request = None
+            rows.append((row, request))
+            results.append(self._verified(request, added, length))
         if results:
             lookups = self._pool.round(results, self._clock.now(), before_wait=_no_readers)
-            for row, lookup in zip(rows, lookups, strict=True):
+            for (row, request), lookup in zip(rows, lookups, strict=True):
                 proposals[row] = list(lookup.tokens)
+                if request is not None:
+                    request.proposal = lookup.tokens
         return proposals
 
+    def _known(self, request_ids: Iterable[str]) -> list[_Request]:
+        found = (self._requests.get(each) for each in request_ids)
+        return [each for each in found if each is not None]
+
     def _begin(self, new: NewRequest, text: Sequence[TokenId]) -> None:
+        token_ids = tuple(int(each) for each in text)
+        if max(token_ids, default=0) >= self._num_token_ids:
+            # A draft would refuse it, and end the link.
+            return
         request = _Request(new, next(self._sequence_ids), len(text))
         self._requests[new.request_id] = request
         self._pool.begin(
             NewSequence(
                 sequence_id=request.sequence_id,
-                token_ids=tuple(int(each) for each in text),
+                token_ids=token_ids,
                 max_len=new.max_len,
                 seed=new.seed,
                 temperature=new.temperature,
             )
         )
 
-    def _verified(self, request: _Request, added: Sequence[TokenId]) -> VerifiedRound:
-        new = request.new
+    def _verified(
+        self, request: _Request | None, added: Sequence[TokenId], length: int
+    ) -> VerifiedRound:
+        """Return the result of a row; one without a request only counts as a part of the round."""
+        outcome = Outcome(len(added) - 1, added[-1])
+        if request is None:
+            return VerifiedRound(_UNKNOWN, (), 0, outcome, is_finished=False, max_proposed=0)
+        request.length, new = length, request.new
         return VerifiedRound(
             request.sequence_id,
             tuple(added),
             self._step.num_proposed.get(new.request_id, 0),
-            Outcome(len(added) - 1, added[-1]),
-            request.length >= new.max_len or any(each in new.ending_ids for each in added),
+            outcome,
+            length >= new.max_len or any(each in new.ending_ids for each in added),
             self._lookahead,
         )
+
+
+def _continues(request: _Request, added: Sequence[TokenId], length: int) -> bool:
+    """Whether a step has added its tokens to the text that the pool knows, after its proposal.
+
+    Otherwise vLLM has changed the text, or has verified something else.
+    """
+    accepted = tuple(added[:-1])
+    return length - len(added) == request.length and accepted == request.proposal[: len(accepted)]
 
 
 def seed_of(request_id: str, seed: int | None) -> int:

@@ -50,12 +50,19 @@ class PluginSettings:
     """Send the token to other machines in plain text."""
 
     def __post_init__(self) -> None:
+        for address in self.drafts:
+            check_address("drafts", address)
+
+    def check_drafts(self) -> None:
+        """Check that there are drafts; the worker alone needs none.
+
+        Raises:
+            SettingsError: there are none.
+        """
         if not self.drafts:
             raise SettingsError(
                 f'{SOURCE}: give the drafts, for example {{"drafts": ["host:50052"]}}'
             )
-        for address in self.drafts:
-            check_address("drafts", address)
 
     def pool(self, lookahead: int, num_token_ids: int) -> PoolSettings:
         """Return the settings of the pool."""

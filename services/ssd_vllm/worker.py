@@ -7,8 +7,10 @@ import torch
 import vllm
 from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
-from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from ssd.errors import SetupError
 from ssd_vllm.coupled import CoupledNoise, StepAddresses, accept, choose_after_proposals
 from ssd_vllm.proposer import Proposer, temperature_of
 from ssd_vllm.requests import seed_of
@@ -21,6 +23,21 @@ else:
     from vllm.v1.worker.gpu_worker import Worker as BaseWorker
 
 
+_STOCK_REJECTION = rejection_sampler.rejection_sample
+_STOCK_CONSTRAINTS = rejection_sampler.apply_sampling_constraints
+_USED = {
+    GPUModelRunner._sample: ("self", "logits", "spec_decode_metadata"),  # noqa: SLF001
+    TopKTopPSampler.forward_native: ("self", "logits", "generators", "k", "p"),
+    _STOCK_REJECTION: (
+        *("draft_token_ids", "num_draft_tokens", "max_spec_len", "cu_num_draft_tokens"),
+        *("draft_probs", "target_logits", "bonus_token_ids", "sampling_metadata"),
+    ),
+    _STOCK_CONSTRAINTS: ("logits", "cu_num_draft_tokens", "sampling_metadata"),
+    rejection_sampler.expand_batch_to_tokens: ("x", "cu_num_tokens", "num_tokens"),
+}
+"""Functions of vLLM that are called or replaced, and their parameters."""
+
+
 class Worker(BaseWorker):  # type: ignore[misc]
     """vLLM's worker of this platform, with a pool of drafts."""
 
@@ -31,31 +48,34 @@ class Worker(BaseWorker):  # type: ignore[misc]
         """Load the target, then connect the proposer and the sampler to the steps.
 
         Raises:
-            SetupError: this version of vLLM is not supported.
+            SetupError: the plugin does not support this version or configuration of vLLM.
         """
         check_version(vllm.__version__)
+        check_parameters(_USED)
+        settings = read(self.vllm_config.additional_config)
+        check_configuration(self.vllm_config)
         super().load_model(**options)
         runner = self.model_runner
-        check_parameters(
-            {
-                original_sample(runner): ("logits", "spec_decode_metadata"),
-                rejection_sampler.rejection_sample: _REJECTION_PARAMETERS,
-                rejection_sampler.expand_batch_to_tokens: ("x", "cu_num_tokens", "num_tokens"),
-                runner.sampler.topk_topp_sampler.forward: ("logits", "generators", "k", "p"),
-            }
-        )
+        self._proposer = getattr(runner, "drafter", None)
         if current_platform.is_cpu():
             _repair_expansion()
-        if read(self.vllm_config.additional_config).sampling == "coupled":
+        if settings.sampling == "coupled":
             CoupledSampling(runner)
-        self._proposer = getattr(runner, "drafter", None)
         if isinstance(self._proposer, Proposer):
             self._proposer.connect(lambda: runner.input_batch.req_ids)
+            _propose_at_any_length(runner)
+
+    def update_max_model_len(self, max_model_len: int) -> None:
+        """See vLLM; proposals stay possible up to the new length."""
+        super().update_max_model_len(max_model_len)
+        if isinstance(self._proposer, Proposer):
+            _propose_at_any_length(self.model_runner)
 
     def shutdown(self) -> None:
-        """End the links too."""
+        """End the links too, and leave vLLM's functions as they were."""
         if isinstance(self._proposer, Proposer):
             self._proposer.links.stop()
+        rejection_sampler.rejection_sample = _STOCK_REJECTION
         super().shutdown()
 
     def execute_model(self, scheduler_output: Any) -> Any:
@@ -65,10 +85,31 @@ class Worker(BaseWorker):  # type: ignore[misc]
         return super().execute_model(scheduler_output)
 
 
-_REJECTION_PARAMETERS = (
-    *("draft_token_ids", "num_draft_tokens", "max_spec_len", "cu_num_draft_tokens"),
-    *("draft_probs", "target_logits", "bonus_token_ids", "sampling_metadata"),
-)
+def check_configuration(config: Any) -> None:
+    """Check what the worker cannot serve exactly.
+
+    Raises:
+        SetupError: another kind of speculation, whose positions are not known when it samples; or
+            the model runner V2.
+    """
+    speculative = config.speculative_config
+    if speculative is not None and speculative.model != "ssd_vllm.Proposer":
+        raise SetupError(
+            f"ssd_vllm.Worker has speculative_config with {speculative.method}; set method to "
+            "custom_class and model to ssd_vllm.Proposer, or use vLLM's own worker"
+        )
+    if config.use_v2_model_runner:
+        raise SetupError(
+            "ssd_vllm.Worker needs the model runner V1: set VLLM_USE_V2_MODEL_RUNNER=0"
+        )
+
+
+def _propose_at_any_length(runner: Any) -> None:
+    """Let vLLM ask for proposals near the maximum length; the pool's are never too long.
+
+    Otherwise one long text would stop the proposals of all.
+    """
+    runner.effective_drafter_max_model_len = runner.max_model_len + runner.num_spec_tokens
 
 
 Row = tuple[torch.Tensor, torch.Tensor | None]
@@ -78,7 +119,7 @@ Row = tuple[torch.Tensor, torch.Tensor | None]
 class CoupledSampling:
     """Replaces the two random choices of a runner of vLLM. The worker's thread.
 
-    Installed for the life of the process: ``rejection_sample`` is a function of a module.
+    ``rejection_sample`` is a function of a module; ``Worker.shutdown`` restores it.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -86,15 +127,16 @@ class CoupledSampling:
         self._noise = CoupledNoise()
         self._step: StepAddresses | None = None
         sampler = runner.sampler.topk_topp_sampler
-        self._sample = original_sample(runner)
+        self._sample = runner._sample  # noqa: SLF001 no public method has its arguments
         self._stock_row = sampler.forward
-        self._stock_rejection = rejection_sampler.rejection_sample
-        runner._sample = self.sample  # noqa: SLF001 see ``original_sample``
+        runner._sample = self.sample  # noqa: SLF001 likewise
         sampler.forward = self.choose_row
         rejection_sampler.rejection_sample = self.choose_rows
 
     def sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
         """Sample a step with the addresses of its rows."""
+        # Nothing draws from them, and on CPUs vLLM 0.32 fails to rewind those of stored prompts.
+        self._runner.input_batch.generators.clear()
         self._step = self._addresses(spec_decode_metadata)
         try:
             return self._sample(logits, spec_decode_metadata)
@@ -126,7 +168,7 @@ class CoupledSampling:
         """In place of ``rejection_sample``."""
         proposed_R, _, most_proposed, _, _, logits_RV, bonus_B1, metadata = given
         if self._step is None or metadata.all_greedy:
-            stock: torch.Tensor = self._stock_rejection(*given, **more)
+            stock: torch.Tensor = _STOCK_REJECTION(*given, **more)
             return stock
         bonus_B = bonus_B1.view(-1)
         return accept(self._noise, self._step, proposed_R, logits_RV, bonus_B, most_proposed)
@@ -144,11 +186,6 @@ class CoupledSampling:
             np.array(batch.num_tokens_no_spec[: len(ids)], dtype=np.int64),
             np.array(proposed, dtype=np.int64),
         )
-
-
-def original_sample(runner: Any) -> Any:
-    """Return the method of a runner that samples a step; no public one has its arguments."""
-    return runner._sample  # noqa: SLF001
 
 
 def _repair_expansion() -> None:
@@ -169,10 +206,8 @@ def _repair_expansion() -> None:
         replaced = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
         return replaced.repeat_interleave(counts, output_size=num_tokens)
 
-    constrain = rejection_sampler.apply_sampling_constraints
-
     def constrain_rows(logits: torch.Tensor, *more: Any) -> torch.Tensor:
-        return constrain(logits, *more) if len(logits) else logits
+        return _STOCK_CONSTRAINTS(logits, *more) if len(logits) else logits
 
     rejection_sampler.expand_batch_to_tokens = expand
     rejection_sampler.apply_sampling_constraints = constrain_rows

@@ -23,7 +23,7 @@ def main() -> None:
             "model": "ssd_vllm.Proposer",
             "num_speculative_tokens": 6,
         }
-    plugin = {"drafts": task["drafts"] or ["127.0.0.1:1"], "draft_deadline_ms": 100}
+    plugin = {"drafts": task["drafts"], "draft_deadline_ms": 100}
     llm = LLM(
         task["model"],
         dtype="float32",

@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,8 @@ ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 MODEL = ROOT / "services/ssd/demo/weights/target"
 NUM_TOKENS = 64
+KILL_SECONDS = 0.3
+"""A batch takes a second."""
 PROMPTS = tuple(f"def {name}(values):\n    " for name in ("mean", "median", "merge", "split"))
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
@@ -186,11 +189,20 @@ def test_preempted_requests_keep_their_texts(draft: Draft, without_drafts: Texts
     # Room for a text of the maximum length, and for 5 of the 8 that run.
     found = run([draft.address], block_size=32, num_gpu_blocks_override=17)
     assert found.counters["vllm:num_preemptions"] > 0
+    assert found.num_accepted > 0
     assert found.texts == without_drafts
 
 
 def test_a_draft_that_is_killed_costs_no_text(draft: Draft, without_drafts: Texts) -> None:
-    found = run([draft.address], batch=4, after_batch=draft.kill)
+    killers: list[threading.Timer] = []
+
+    def kill_in_the_next_batch() -> None:
+        if not killers:
+            killers.append(threading.Timer(KILL_SECONDS, draft.kill))
+            killers[0].start()
+
+    found = run([draft.address], batch=4, after_batch=kill_in_the_next_batch)
+    killers[0].join()
     assert found.texts == without_drafts
     assert found.num_accepted > 0
 

@@ -1,8 +1,8 @@
 """The links of a pool on a thread of their own, for a target without an asyncio loop.
 
-*Decision*: the thread may run on every CPU of the process. *Because*: a target that pins its
-threads starts this one on its own core, where heartbeats wait until the model's pass ends, and the
-link's lease runs out. *Not chosen*: a process of its own, whose tables need one more copy.
+*Decision*: the thread may run on every CPU on which the process may run. *Because*: a target that
+pins its threads starts this one on its own core, where heartbeats wait until the model's pass ends,
+and the link's lease runs out. *Not chosen*: a process of its own, whose tables need one more copy.
 *Revisit when* links end because the interpreter is held for longer than a lease.
 """
 
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ssd.pool.dialer import LinkDialer
 from ssd.telemetry import get_logger
@@ -22,9 +22,16 @@ STOP_SECONDS = 5.0
 class LinkThread:
     """Runs a dialer from ``start`` to ``stop``. One thread starts and stops it."""
 
-    def __init__(self, make_dialer: Callable[[], LinkDialer]) -> None:
-        """Construct; ``make_dialer`` is called on the thread."""
+    def __init__(self, make_dialer: Callable[[], LinkDialer], cpus: Collection[int]) -> None:
+        """Construct.
+
+        Args:
+            make_dialer: called on the thread.
+            cpus: on which the thread may run.
+        """
         self._make_dialer = make_dialer
+        self._cpus = cpus
+        self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="ssd-links", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
@@ -35,6 +42,7 @@ class LinkThread:
 
     def stop(self) -> None:
         """End all links. Idempotent."""
+        self._is_stopping = True
         loop, task = self._loop, self._task
         if loop is not None and task is not None:
             with contextlib.suppress(RuntimeError):
@@ -43,8 +51,9 @@ class LinkThread:
             self._thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
-        # The kernel leaves out those that this process may not use.
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+        # Links work on any CPU, only later.
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, self._cpus)
         try:
             asyncio.run(self._dial())
         except asyncio.CancelledError:
@@ -54,4 +63,5 @@ class LinkThread:
 
     async def _dial(self) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        await self._make_dialer().run()
+        if not self._is_stopping:
+            await self._make_dialer().run()

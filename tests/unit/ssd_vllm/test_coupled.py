@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from ssd.speculation.noise import gumbel_noise
 from ssd_vllm import coupled
-from ssd_vllm.coupled import CoupledNoise, StepAddresses, accept, choose_after_proposals
+from ssd_vllm.coupled import (
+    CoupledNoise,
+    HostKeys,
+    StepAddresses,
+    accept,
+    choose_after_proposals,
+    noise_on_device,
+)
 
 VOCAB = 8
 
@@ -65,11 +72,21 @@ def test_a_step_accepts_what_one_row_after_the_other_would_choose(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_noise_on_a_device_and_on_the_host_choose_the_same(temperature: float) -> None:
+def test_noise_on_a_device_is_that_of_the_host(temperature: float) -> None:
     step = addresses([2, 0, 3], [1.0, temperature, 1.0])
     requests_R = step.requests_of_rows()
+    keys = HostKeys.of(step, requests_R, step.next_B[requests_R] + step.columns_of_rows())
+    on_host = CoupledNoise()._on_host(keys, VOCAB)
+    on_device = noise_on_device(keys, VOCAB, "cpu")
+    torch.testing.assert_close(on_device, on_host, rtol=0, atol=4e-6)
+
+
+def test_blocks_of_rows_choose_as_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = addresses([3, 2, 3], [1.0, 0.0, 1.0])
+    requests_R = step.requests_of_rows()
     positions_R = step.next_B[requests_R] + step.columns_of_rows()
-    logits_RV = torch.zeros((5, VOCAB))
-    on_host = CoupledNoise().add(logits_RV, step, requests_R, positions_R)
-    keys = coupled.keys_of(step, requests_R, positions_R, "cpu")
-    torch.testing.assert_close(coupled.add_on_device(logits_RV, keys), on_host, rtol=0, atol=4e-6)
+    logits_RV = torch.zeros((8, VOCAB))
+    whole = CoupledNoise().choose(logits_RV, step, requests_R, positions_R)
+    monkeypatch.setattr(coupled, "BLOCK_VALUES", 3 * VOCAB)
+    assert CoupledNoise().choose(logits_RV, step, requests_R, positions_R).equal(whole)
+    assert len(set(whole.tolist())) > 1

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 
-from ssd.pool.rounds import Lookup, NewSequence, VerifiedRound
+from ssd.pool.rounds import NO_TABLE_NEEDED, Lookup, NewSequence, VerifiedRound
 from ssd.telemetry import SystemClock
 from ssd.types import LookupResult, Outcome, SequenceId
 from ssd_vllm.requests import NewRequest, PoolRequests, Step, seed_of
 
 LOOKAHEAD = 3
+NUM_TOKEN_IDS = 100
 PROPOSAL = (7, 8)
 
 
@@ -19,6 +20,7 @@ class RecordingPool:
         self.begun: dict[SequenceId, NewSequence] = {}
         self.opened: list[SequenceId] = []
         self.ended: list[SequenceId] = []
+        self.released: list[SequenceId] = []
         self.rounds: list[list[VerifiedRound]] = []
 
     def begin(self, sequence: NewSequence) -> None:
@@ -32,7 +34,11 @@ class RecordingPool:
     ) -> list[Lookup]:
         before_wait()
         self.rounds.append(list(results))
-        return [Lookup(LookupResult.HIT, tokens=PROPOSAL) for _ in results]
+        proposal = Lookup(LookupResult.HIT, tokens=PROPOSAL)
+        return [proposal if each.sequence_id else NO_TABLE_NEEDED for each in results]
+
+    def release(self, sequence_ids: Iterable[SequenceId]) -> None:
+        self.released += sequence_ids
 
     def end(self, sequence_id: SequenceId) -> None:
         self.ended.append(sequence_id)
@@ -51,17 +57,19 @@ def request(name: str, prompt: tuple[int, ...] = (1, 2), max_len: int = 20) -> N
 
 def made() -> tuple[RecordingPool, PoolRequests]:
     pool = RecordingPool()
-    return pool, PoolRequests(pool, LOOKAHEAD, SystemClock())
+    return pool, PoolRequests(pool, LOOKAHEAD, NUM_TOKEN_IDS, SystemClock())
 
 
 def test_a_step_becomes_a_round_of_the_rows_that_got_tokens() -> None:
     pool, requests = made()
     for name in ("a", "b", "c"):
         requests.begin(request(name))
+    assert requests.propose(("b",), [[9]], [3], [[1, 2, 9]]) == [[7, 8]]
+    pool.rounds.clear()
     requests.begin_step(Step({"a", "b"}, {"b": 2}))
     assert pool.opened == [1], "b has a proposal, c does not run"
     found = requests.propose(
-        ("a", "b", "c"), [[5], [7, 6], []], [3, 4, 2], [[1, 2, 5], [1, 2, 7, 6], [1, 2]]
+        ("a", "b", "c"), [[5], [7, 6], []], [3, 5, 2], [[1, 2, 5], [1, 2, 9, 7, 6], [1, 2]]
     )
     assert found == [[7, 8], [7, 8], []]
     assert pool.rounds == [
@@ -86,14 +94,49 @@ def test_a_text_that_vllm_has_changed_begins_again() -> None:
     assert requests.propose(("a",), [[6]], [5], [[1, 2, 3, 4, 6, 0]]) == [[]]
     assert pool.ended == [1]
     assert pool.begun[2].token_ids == (1, 2, 3, 4, 6)
-    assert not pool.rounds
     assert requests.propose(("a",), [[7]], [6], [[1, 2, 3, 4, 6, 7]]) == [[7, 8]]
 
 
-def test_requests_that_are_not_known_have_no_proposal() -> None:
+def test_tokens_after_another_proposal_begin_the_text_again() -> None:
+    pool, requests = made()
+    requests.begin(request("a"))
+    requests.propose(("a",), [[5]], [3], [[1, 2, 5]])
+    requests.propose(("a",), [[8, 6]], [5], [[1, 2, 5, 8, 6]])
+    assert pool.ended == [1], "7 was proposed, not 8"
+    assert pool.begun[2].token_ids == (1, 2, 5, 8, 6)
+
+
+def test_token_ids_that_no_draft_has_end_the_sessions_of_their_request_only() -> None:
+    pool, requests = made()
+    requests.begin(request("a", prompt=(1, NUM_TOKEN_IDS)))
+    assert not pool.begun
+    requests.begin(request("b"))
+    requests.propose(("b",), [[NUM_TOKEN_IDS]], [3], [[1, 2, NUM_TOKEN_IDS]])
+    assert pool.ended == [1]
+
+
+def test_preempted_requests_release_their_sessions() -> None:
+    pool, requests = made()
+    requests.begin(request("a"))
+    requests.begin_step(Step(preempted={"a"}))
+    assert pool.released == [1]
+
+
+def test_a_reset_ends_all_requests() -> None:
+    pool, requests = made()
+    for name in ("a", "b"):
+        requests.begin(request(name))
+    requests.reset()
+    assert sorted(pool.ended) == [1, 2]
+    requests.begin_step(Step({"a", "b"}))
+    assert pool.opened == []
+
+
+def test_requests_that_are_not_known_only_count_in_the_round() -> None:
     pool, requests = made()
     requests.begin_step(Step({"lora"}))
-    assert requests.propose(("lora",), [[5]], [3], [[1, 2, 5]]) == [[]]
+    requests.propose(("lora",), [[5]], [3], [[1, 2, 5]])
+    assert [(each.sequence_id, each.max_proposed) for each in pool.rounds[0]] == [(0, 0)]
     requests.begin(request("a"))
     requests.end("a")
     requests.end("a")

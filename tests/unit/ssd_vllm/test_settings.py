@@ -29,7 +29,7 @@ def test_settings_are_read_from_the_additional_config() -> None:
 )
 def test_a_wrong_setting_is_named(config: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        read(config)
+        read(config).check_drafts()
 
 
 def test_other_versions_of_vllm_are_refused() -> None:
