@@ -1,0 +1,158 @@
+"""What the proposer makes of vLLM's objects, and what it does on other ranks and after a bug."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ssd import demo
+from ssd_vllm import proposer
+from ssd_vllm.proposer import Proposer
+from ssd_vllm.requests import NewRequest, Proposals, Step
+
+MODEL = demo.folder("demo://target")
+MakeProposer = Callable[..., Proposer]
+
+
+class RecordingRequests:
+    """Keeps what it is given; fails if it is told to."""
+
+    def __init__(self) -> None:
+        self.begun: list[NewRequest] = []
+        self.ended: list[str] = []
+        self.steps: list[Step] = []
+        self.num_resets = 0
+        self.error: Exception | None = None
+
+    def begin(self, new: NewRequest) -> None:
+        self.begun.append(new)
+
+    def end(self, request_id: str) -> None:
+        self.ended.append(request_id)
+
+    def begin_step(self, step: Step) -> None:
+        if self.error:
+            raise self.error
+        self.steps.append(step)
+
+    def propose(self, *_arguments: object) -> Proposals:
+        if self.error:
+            raise self.error
+        return [[1]]
+
+    def reset(self) -> None:
+        self.num_resets += 1
+
+
+def config(**settings: Any) -> Any:
+    return SimpleNamespace(
+        model_config=SimpleNamespace(
+            tokenizer=str(MODEL), get_vocab_size=lambda: 4096, max_model_len=64
+        ),
+        speculative_config=SimpleNamespace(num_speculative_tokens=6),
+        additional_config={"ssd": {"drafts": ["127.0.0.1:1"], **settings}},
+    )
+
+
+def sampling(**values: Any) -> Any:
+    default = {
+        "temperature": 1.0,
+        "seed": 3,
+        "max_tokens": None,
+        "ignore_eos": False,
+        "all_stop_token_ids": {9},
+    }
+    return SimpleNamespace(**default | values)
+
+
+def step(*new: Any, **values: Any) -> Any:
+    default: dict[str, Any] = {
+        "finished_req_ids": set(),
+        "scheduled_new_reqs": list(new),
+        "scheduled_spec_decode_tokens": {},
+        "num_scheduled_tokens": {},
+        "preempted_req_ids": None,
+    }
+    return SimpleNamespace(**default | values)
+
+
+def new(name: str, params: Any, lora: Any = None) -> Any:
+    return SimpleNamespace(
+        req_id=name, prompt_token_ids=[1, 2], sampling_params=params, lora_request=lora
+    )
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> MakeProposer:
+    def made(*, is_first: bool = True, **settings: Any) -> Proposer:
+        monkeypatch.setattr(proposer, "is_first_rank", lambda: is_first)
+        monkeypatch.setattr(proposer, "log_to_stderr", lambda: None)
+        found = Proposer(config(**settings))
+        monkeypatch.setattr(found.links, "start", lambda: None)
+        found.requests = RecordingRequests()  # type: ignore[assignment]
+        found.load_model()
+        found.connect(lambda: ["a"])
+        return found
+
+    return made
+
+
+def propose(found: Proposer) -> Proposals:
+    return found.propose([[5]], np.array([3, 0]), np.zeros((2, 64), dtype=np.int32))
+
+
+def test_requests_of_a_step_begin_with_their_seed_and_limits(make: MakeProposer) -> None:
+    found = make()
+    found.begin_step(
+        step(
+            new("a", sampling()),
+            new("greedy", sampling(temperature=1e-6, max_tokens=10, ignore_eos=True)),
+            new("lora", sampling(), lora=object()),
+            new("pooling", None),
+            finished_req_ids={"old"},
+            num_scheduled_tokens={"a": 2},
+            scheduled_spec_decode_tokens={"a": [1, 2]},
+            preempted_req_ids={"b"},
+        )
+    )
+    requests: Any = found.requests
+    assert requests.ended == ["old"]
+    a, greedy = requests.begun
+    assert (a.request_id, a.seed, a.temperature, a.max_len) == ("a", 3, 1.0, 64)
+    assert set(a.ending_ids) == {9}
+    assert (greedy.temperature, greedy.max_len, tuple(greedy.ending_ids)) == (0.0, 12, ())
+    (noted,) = requests.steps
+    assert (set(noted.running), noted.num_proposed, noted.preempted) == ({"a"}, {"a": 2}, {"b"})
+
+
+def test_with_the_stock_rule_drafts_propose_the_most_probable_tokens(make: MakeProposer) -> None:
+    found = make(sampling="stock")
+    found.begin_step(step(new("a", sampling())))
+    requests: Any = found.requests
+    assert requests.begun[0].temperature == 0.0
+
+
+def test_a_bug_costs_the_proposals_and_nothing_else(make: MakeProposer) -> None:
+    found = make()
+    requests: Any = found.requests
+    assert propose(found) == [[1]]
+    requests.error = RuntimeError("a bug")
+    found.begin_step(step())
+    assert propose(found) == [[]]
+    assert requests.num_resets == 2
+
+
+def test_other_ranks_have_no_requests(make: MakeProposer) -> None:
+    found = make(is_first=False)
+    requests: Any = found.requests
+    found.begin_step(step(new("a", sampling())))
+    assert propose(found) == [[]]
+    assert requests.begun == []
+
+
+def test_a_worker_of_vllm_gets_no_proposals(make: MakeProposer) -> None:
+    found = make()
+    found._row_ids = None
+    assert propose(found) == [[]]
