@@ -19,11 +19,13 @@ from ssd.pool.dialer import LinkDialer
 from ssd.pool.handshake import LinkTerms
 from ssd.pool.link_thread import LinkThread
 from ssd.pool.pool import DraftPool
+from ssd.speculation.controller import Controller
 from ssd.telemetry import RepeatLimit, SystemClock, TextFormatter, get_logger
 from ssd.text.tokenizer import load_tokenizer
 from ssd.types import WIRE_VERSION, Hello, LinkSettings, Peer, TokenId
 from ssd_vllm.requests import NewRequest, PoolRequests, Proposals, Step, seed_of
 from ssd_vllm.settings import PluginSettings, read
+from ssd_vllm.step_control import StepControl
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -56,7 +58,11 @@ class Proposer:
         self._max_model_len = model.max_model_len
         clock = SystemClock()
         self.pool = DraftPool(self.settings.pool(lookahead, num_token_ids), clock)
-        self.requests = PoolRequests(self.pool, lookahead, num_token_ids, clock)
+        controller = None
+        if self.settings.mode == "auto":
+            controller = Controller(tuple(range(1, lookahead + 2)), lookahead)
+        control = StepControl(controller, lookahead, clock)
+        self.requests = PoolRequests(self.pool, control, num_token_ids, clock)
         hello = Hello(
             wire_version=WIRE_VERSION,
             vocab_size=num_token_ids,
@@ -132,8 +138,16 @@ class Proposer:
                 self._begin(new.req_id, new.prompt_token_ids, new.sampling_params, new.lora_request)
         proposed = step.scheduled_spec_decode_tokens
         counts = {request_id: len(tokens) for request_id, tokens in proposed.items()}
+        scheduled = step.num_scheduled_tokens
         self.requests.begin_step(
-            Step(step.num_scheduled_tokens.keys(), counts, step.preempted_req_ids or ())
+            Step(
+                running=scheduled.keys(),
+                num_proposed=counts,
+                preempted=step.preempted_req_ids or (),
+                has_prompt=any(
+                    num > 1 + counts.get(request_id, 0) for request_id, num in scheduled.items()
+                ),
+            )
         )
 
     def _begin(

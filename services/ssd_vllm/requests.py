@@ -9,6 +9,7 @@ from typing import Protocol
 from ssd.pool.rounds import Lookup, NewSequence, VerifiedRound
 from ssd.ports import Clock
 from ssd.types import Outcome, SequenceId, TokenId
+from ssd_vllm.step_control import StepControl
 
 _MASK = 2**64 - 1
 _UNKNOWN: SequenceId = 0
@@ -51,10 +52,17 @@ class Step:
     """Proposed tokens that it verifies; no entry is none."""
     preempted: Collection[str] = ()
     """Requests that have lost their place in the batch."""
+    has_prompt: bool = False
+    """Whether it stores a part of a prompt."""
 
 
 class Pool(Protocol):
     """The part of ``ssd.pool.pool.DraftPool`` that requests use."""
+
+    @property
+    def num_sessions(self) -> int:
+        """Number of sessions, open or opening."""
+        ...
 
     def begin(self, sequence: NewSequence) -> None:
         """Add a sequence."""
@@ -82,17 +90,19 @@ class Pool(Protocol):
 class PoolRequests:
     """Translates steps of vLLM into rounds of the pool. The worker's thread."""
 
-    def __init__(self, pool: Pool, lookahead: int, num_token_ids: int, clock: Clock) -> None:
+    def __init__(self, pool: Pool, control: StepControl, num_token_ids: int, clock: Clock) -> None:
         """Construct.
 
         Args:
             pool: of drafts.
-            lookahead: tokens of a full proposal (K).
+            control: chooses whether a step speculates.
             num_token_ids: drafts have the token ids below. vLLM may have more.
             clock: of the pool.
         """
         self._pool = pool
-        self._lookahead = lookahead
+        self._control = control
+        self._num_sessions = 0
+        """During the step that runs now."""
         self._num_token_ids = num_token_ids
         self._clock = clock
         self._requests: dict[str, _Request] = {}
@@ -114,11 +124,15 @@ class PoolRequests:
         """Note the step that runs now, and open the sessions that are missing."""
         self._step = step
         self._pool.release(each.sequence_id for each in self._known(step.preempted))
-        self._pool.open_sessions(
-            each.sequence_id
-            for each in self._known(step.running)
-            if not step.num_proposed.get(each.new.request_id)
-        )
+        if self._control.begin(len(step.running)):
+            self._pool.release(each.sequence_id for each in self._requests.values())
+        if self._control.choice.is_on:
+            self._pool.open_sessions(
+                each.sequence_id
+                for each in self._known(step.running)
+                if not step.num_proposed.get(each.new.request_id)
+            )
+        self._num_sessions = self._pool.num_sessions
 
     def reset(self) -> None:
         """Remove all requests; those that run continue without proposals."""
@@ -160,7 +174,15 @@ class PoolRequests:
             rows.append((row, request))
             results.append(self._verified(request, added, length))
         if results:
-            lookups = self._pool.round(results, self._clock.now(), before_wait=_no_readers)
+            verified_at = self._clock.now()
+            lookups = self._pool.round(results, verified_at, before_wait=_no_readers)
+            self._control.end(
+                results,
+                lookups,
+                verified_at=verified_at,
+                num_sessions=self._num_sessions,
+                has_prompt=self._step.has_prompt,
+            )
             for (row, request), lookup in zip(rows, lookups, strict=True):
                 proposals[row] = list(lookup.tokens)
                 if request is not None:
@@ -202,7 +224,7 @@ class PoolRequests:
             self._step.num_proposed.get(new.request_id, 0),
             outcome,
             length >= new.max_len or any(each in new.ending_ids for each in added),
-            self._lookahead,
+            self._control.choice.max_proposed,
         )
 
 

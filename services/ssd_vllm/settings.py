@@ -20,6 +20,9 @@ class PluginSettings:
 
     drafts: tuple[str, ...] = ()
     """Addresses ``host:port`` of drafts. A DNS name stands for all of its addresses."""
+    mode: Literal["auto", "speculative"] = "auto"
+    """``auto``: a controller measures steps with and without proposals, and uses the faster kind.
+    ``speculative``: every step has proposals."""
     sampling: Literal["coupled", "stock"] = "coupled"
     """How tokens are drawn at temperatures above 0. ``coupled``: the largest processed logit plus
     the noise of (seed, position), which drafts foresee. ``stock``: vLLM's own rule; drafts propose

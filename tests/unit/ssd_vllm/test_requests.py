@@ -4,9 +4,12 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 
 from ssd.pool.rounds import NO_TABLE_NEEDED, Lookup, NewSequence, VerifiedRound
+from ssd.speculation.controller import Choice
+from ssd.speculation.round_samples import RoundSample
 from ssd.telemetry import SystemClock
 from ssd.types import LookupResult, Outcome, SequenceId
 from ssd_vllm.requests import NewRequest, PoolRequests, Step, seed_of
+from ssd_vllm.step_control import StepControl, StepController
 
 LOOKAHEAD = 3
 NUM_TOKEN_IDS = 100
@@ -23,6 +26,10 @@ class RecordingPool:
         self.released: list[SequenceId] = []
         self.rounds: list[list[VerifiedRound]] = []
 
+    @property
+    def num_sessions(self) -> int:
+        return len(self.opened)
+
     def begin(self, sequence: NewSequence) -> None:
         self.begun[sequence.sequence_id] = sequence
 
@@ -38,7 +45,7 @@ class RecordingPool:
         return [proposal if each.sequence_id else NO_TABLE_NEEDED for each in results]
 
     def release(self, sequence_ids: Iterable[SequenceId]) -> None:
-        self.released += sequence_ids
+        self.released += list(sequence_ids)
 
     def end(self, sequence_id: SequenceId) -> None:
         self.ended.append(sequence_id)
@@ -55,9 +62,11 @@ def request(name: str, prompt: tuple[int, ...] = (1, 2), max_len: int = 20) -> N
     )
 
 
-def made() -> tuple[RecordingPool, PoolRequests]:
+def made(controller: StepController | None = None) -> tuple[RecordingPool, PoolRequests]:
     pool = RecordingPool()
-    return pool, PoolRequests(pool, LOOKAHEAD, NUM_TOKEN_IDS, SystemClock())
+    clock = SystemClock()
+    control = StepControl(controller, LOOKAHEAD, clock)
+    return pool, PoolRequests(pool, control, NUM_TOKEN_IDS, clock)
 
 
 def test_a_step_becomes_a_round_of_the_rows_that_got_tokens() -> None:
@@ -141,6 +150,53 @@ def test_requests_that_are_not_known_only_count_in_the_round() -> None:
     requests.end("a")
     requests.end("a")
     assert pool.ended == [1]
+
+
+class FixedChoice:
+    """A controller whose choice a test sets."""
+
+    def __init__(self) -> None:
+        self.choice = Choice(is_on=True, max_proposed=2)
+        self.samples: list[RoundSample] = []
+
+    def choose(self, _num_sequences: int) -> Choice:
+        return self.choice
+
+    def note(self, sample: RoundSample) -> None:
+        self.samples.append(sample)
+
+
+def test_the_controller_closes_sessions_and_opens_them_again() -> None:
+    controller = FixedChoice()
+    pool, requests = made(controller)
+    requests.begin(request("a"))
+    requests.begin_step(Step({"a"}))
+    assert (pool.opened, pool.released) == ([1], [])
+    controller.choice = Choice(is_on=False, max_proposed=0)
+    pool.opened = []
+    for _ in range(2):
+        requests.begin_step(Step({"a"}))
+    assert (pool.opened, pool.released) == ([], [1])
+    controller.choice = Choice(is_on=True, max_proposed=2)
+    requests.begin_step(Step({"a"}))
+    assert pool.opened == [1]
+
+
+def test_steps_are_measured_but_for_the_first_and_those_that_store_prompts() -> None:
+    controller = FixedChoice()
+    _, requests = made(controller)
+    requests.begin(request("a"))
+    text = [1, 2, 5]
+    for count, has_prompt in ((0, True), (2, True), (2, False)):
+        proposed = {"a": count} if count else {}
+        requests.begin_step(Step({"a"}, proposed, has_prompt=has_prompt))
+        added = [7, 4] if count else [5]
+        text += added if count else []
+        requests.propose(("a",), [added], [len(text)], [text])
+    (sample,) = controller.samples
+    assert (sample.num_sequences, sample.num_tokens, sample.num_proposed) == (1, 2, 2)
+    assert (sample.columns, sample.num_accepted_K, sample.num_answered) == (3, (1, 0, 0), 1)
+    assert 0 <= sample.verify_seconds <= sample.seconds
 
 
 def test_a_request_without_a_seed_has_one_of_its_id() -> None:
