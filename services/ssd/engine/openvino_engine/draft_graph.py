@@ -128,7 +128,7 @@ class DraftGraph:
         if logits is None:
             logits = openvino.Tensor(openvino.Type.f32, openvino.Shape([0, 0]))
         self._request.set_output_tensor(0, logits)
-        self._request.infer()
+        self._request.infer(share_outputs=True)
 
     def logits(self) -> Tensor:
         """Return the logits of the last pass, [R, V]."""

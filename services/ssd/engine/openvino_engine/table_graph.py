@@ -93,7 +93,7 @@ class TableGraph:
         )
         self._noise_rows_KN[:] = noise.rows_KR
         self._temperatures_N1[:, 0] = noise.temperature_R.numpy()
-        self._request.infer()
+        self._request.infer(share_outputs=True)
         return torch.from_numpy(self._request.get_output_tensor(0).data)
 
     def own_entries(self) -> Tensor:

@@ -151,7 +151,7 @@ class OpenVinoTarget:
     def _infer(self, inputs: dict[str, openvino.Tensor]) -> None:
         for name, tensor in inputs.items():
             self._request.set_tensor(name, tensor)
-        self._request.infer()
+        self._request.infer(share_outputs=True)
 
 
 def _tensor(values: NDArray[np.generic]) -> openvino.Tensor:
