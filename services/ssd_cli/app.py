@@ -26,6 +26,7 @@ from ssd_cli.chat_command import chat_command
 from ssd_cli.check import check_command
 from ssd_cli.commands import (
     check_drafts,
+    check_extras,
     check_models,
     debug_of_app,
     processes_of,
@@ -428,6 +429,7 @@ def models_command(
 )
 def bench_command(context: typer.Context) -> None:
     """Measure plain and speculative decoding in one run; its --help lists the flags."""
+    check_extras("engine")
     # A separate process, because it needs torch.
     debug = ["--debug"] if debug_of_app.get() else []
     command = [sys.executable, "-c", BENCH, *debug, *context.args]

@@ -21,6 +21,7 @@ from ssd.errors import (
 )
 from ssd.launch import Deployment
 from ssd_cli.display import report
+from ssd_cli.extras import how_to_install, missing_module
 from ssd_cli.shapes import check_pair, downloaded_shape
 
 debug_of_app: ContextVar[bool] = ContextVar("debug_of_app", default=False)
@@ -48,8 +49,19 @@ def check_temperature(temperature: float) -> None:
         raise typer.BadParameter("--temperature nan is not in 0..2")
 
 
+def check_extras(*extras: str) -> None:
+    """Report a package that is missing, and end the command with 1."""
+    if module := missing_module(extras):
+        report("error", how_to_install(module, ("cli", *extras)), "red")
+        raise typer.Exit(1)
+
+
 def check_models(deployment: Deployment, tensor_parallel_size: int = 1) -> None:
-    """Refuse wrong models and sizes before a process starts, which would need seconds for it."""
+    """Refuse wrong models and sizes before a process starts, which would need seconds for it.
+
+    Packages that the processes need are checked too.
+    """
+    check_extras("engine", *(() if deployment.gateway_port is None else ("gateway",)))
     models = {"--target": deployment.target}
     if deployment.num_drafts or deployment.is_synchronous:
         models["--draft"] = deployment.draft

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,11 @@ def copied(root: Path, instructions: str) -> list[Path]:
     return [root / source for line in lines for source in line.split()]
 
 
+def files_of(place: Path) -> list[Path]:
+    """The file, or all files of the folder."""
+    return [place] if place.is_file() else sorted(place.rglob("*.py"))
+
+
 @pytest.mark.parametrize(
     ("dockerfile", "stage", "entries"),
     [
@@ -122,14 +128,63 @@ def test_compiled_kernels_are_kept_in_the_volume_that_a_pod_mounts(root: Path) -
         assert not folder.startswith(reserved.HUB_FOLDER), "engines cannot write there"
 
 
-def test_the_operators_packages_have_bounds_in_the_project(
-    root: Path, project: dict[str, Any]
-) -> None:
-    (line,) = re.findall(r"^ +(kopf .+) \\$", (root / OPERATOR).read_text(), re.MULTILINE)
+DISTRIBUTIONS = {
+    "flash_attn": "flash-attn",
+    "google.protobuf": "protobuf",
+    "google.rpc": "googleapis-common-protos",
+    "grpc": "grpcio",
+    "grpc_health": "grpcio-health-checking",
+    "grpc_reflection": "grpcio-reflection",
+    "kubernetes_asyncio": "kubernetes-asyncio",
+    "opentelemetry": "opentelemetry-api",
+    "prometheus_client": "prometheus-client",
+    "pydantic_core": "pydantic",
+    "yaml": "pyyaml",
+}
+"""Modules whose distribution has another name."""
+OPTIONAL = {"flash-attn"}
+"""Added by the build argument EXTRAS."""
+
+
+def imported_distributions(paths: list[Path]) -> set[str]:
+    """Distributions of others that files import."""
+    found = set()
+    for path in paths:
+        for module in imports(path):
+            top = module.partition(".")[0]
+            name = ".".join(module.split(".")[:2]) if top == "google" else top
+            if top in sys.stdlib_module_names or top == "ssd" or top.startswith("ssd_"):
+                continue
+            found.add(DISTRIBUTIONS.get(name, name))
+    return found - OPTIONAL
+
+
+def installed_distributions(project: dict[str, Any], recipe: str) -> set[str]:
+    """Distributions that a stage installs: by name, or those of the base and of extras."""
+    (words,) = re.findall(r"^ +(\w[\w -]+?)(?: \\\n +)? ?> requirements.txt", recipe, re.MULTILINE)
     settings = project["project"]
-    known = [*settings["dependencies"], *settings["optional-dependencies"]["operator"]]
-    names = {re.split(r"[<>=]", each)[0] for each in known}
-    assert set(line.split()) - names == set()
+    extras = settings["optional-dependencies"]
+    if not set(words.split()) <= extras.keys():
+        return set(words.split())
+    lines = [*settings["dependencies"], *(line for each in words.split() for line in extras[each])]
+    return {re.split(r"[<>=]", line)[0] for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "packages", "stage"),
+    [
+        (OPERATOR, "packages", ""),
+        (ENGINES, "packages", "target"),
+        (ENGINES, "gateway-packages", "gateway"),
+    ],
+)
+def test_an_image_installs_exactly_what_it_imports(
+    root: Path, project: dict[str, Any], dockerfile: str, packages: str, stage: str
+) -> None:
+    recipes = stages((root / dockerfile).read_text())
+    there = [path for each in copied(root, recipes[stage]) for path in files_of(each)]
+    ours = [path for path in there if not path.is_relative_to(root / "services/ssd/testing")]
+    assert installed_distributions(project, recipes[packages]) == imported_distributions(ours)
 
 
 def test_nothing_in_an_image_runs_as_root_or_under_a_shell(root: Path) -> None:

@@ -149,7 +149,12 @@ from ssd_bench.gpu_check.__main__ import REQUIRED
 def normal(requirement):
     return re.sub("[-_.]+", "-", re.match("[A-Za-z0-9._-]+", requirement)[0]).lower()
 
-needed = {normal(each) for each in requires("ssd-serving") if "extra ==" not in each}
+products = re.compile("extra == .(engine|gateway|cli).")
+needed = {
+    normal(each)
+    for each in requires("ssd-serving")
+    if "extra ==" not in each or products.search(each)
+}
 missing = needed - {normal(each) for each in REQUIRED.values()}
 blocked = {
     module
