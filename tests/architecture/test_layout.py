@@ -58,6 +58,30 @@ def test_every_path_that_a_readme_names_exists(root: Path) -> None:
         assert [path for path in named if not (root / path).exists()] == []
 
 
+def pages(root: Path) -> list[Path]:
+    """All Markdown files for readers."""
+    folders = ("charts", "docs", "examples", "services", "operator", "tests")
+    found = (path for folder in folders for path in (root / folder).rglob("*.md"))
+    return [*root.glob("*.md"), *(path for path in found if "node_modules" not in path.parts)]
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of the headings of a page, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
+def test_every_relative_link_of_a_page_leads_somewhere(root: Path) -> None:
+    wrong = []
+    for page in pages(root):
+        for link in re.findall(r"\]\((?!https?://|mailto:)([^)\s]+)\)", page.read_text()):
+            name, _, anchor = link.partition("#")
+            place = page.parent / name if name else page
+            if not place.exists() or (anchor and anchor not in anchors(place)):
+                wrong.append(f"{page.relative_to(root)}: {link}")
+    assert wrong == []
+
+
 def test_ci_begins_with_the_quick_start_of_the_readme(root: Path) -> None:
     quick_start = (root / "README.md").read_text().partition("\n## Quick start\n")[2]
     block = quick_start.partition("```sh\n")[2].partition("```")[0]
