@@ -29,12 +29,12 @@ from ssd.engine.batch import PagedBatch, ProposalBatch
 from ssd.engine.config import STATIC, EngineConfig
 from ssd.engine.precision import DTYPES
 from ssd.engine.sampling.keyed import to_device
+from ssd.engine.tree_runner import TreeRunner
 from ssd.speculation.fan_out import Candidates, FanOutPolicy, SelectedOutcomes
 from ssd.types import NO_TOKEN
 from ssd_draft.sessions import Move
 from ssd_draft.table_build import ChosenColumn, Steps, TableBatch, TableBuild
 from ssd_draft.token_choice import TokenChoice
-from ssd_draft.tree_runner import TreeRunner
 
 MIN_CANDIDATES = 16
 """Minimum number of candidates that are kept at a position, besides the proposed token."""

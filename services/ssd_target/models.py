@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from ssd.errors import SettingsError
 from ssd.local_model import LocalModel, check_model, find_model
-from ssd_target.decoding.sequential_drafter import COLUMNS
+from ssd_target.decoding.sequential_drafter import num_columns
 from ssd_target.settings import TargetSettings
 
 DRAFT_CHUNK = 128
@@ -30,7 +30,9 @@ def find_models(settings: TargetSettings) -> TargetModels:
     target = find_model(settings, max_num_seqs=settings.max_num_seqs)
     if not settings.draft_model:
         return TargetModels(target=target, draft=None)
-    draft = find_model(_of_draft(settings), max_num_seqs=settings.max_num_seqs, is_draft=True)
+    draft = find_model(
+        _of_draft(settings), max_num_seqs=settings.max_num_seqs, branches=1, is_draft=True
+    )
     if draft.tokenizer.fingerprint != target.tokenizer.fingerprint:
         raise SettingsError(
             f"draft_model {settings.draft_model} has another tokenizer than {settings.model}"
@@ -42,7 +44,10 @@ def find_models(settings: TargetSettings) -> TargetModels:
         )
     # The shape of its passes does not matter for the tokens, which the target verifies.
     engine = replace(
-        draft.engine, num_columns=COLUMNS, deterministic=False, prefill_chunk=DRAFT_CHUNK
+        draft.engine,
+        num_columns=num_columns(settings.lookahead),
+        deterministic=False,
+        prefill_chunk=DRAFT_CHUNK,
     )
     return TargetModels(target=target, draft=replace(draft, engine=engine))
 

@@ -5,10 +5,11 @@ from collections.abc import Callable
 import torch
 
 from ssd.engine.config import STATIC
+from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.parallel.group import ALONE, Group
 from ssd.engine.parallel.rank_loop import SplitTarget
-from ssd.engine.runner import load_runner
+from ssd.engine.runner import AnyRunner, load_runner
 from ssd.engine.target_runner import TargetRunner
 from ssd.local_model import LocalModel
 from ssd.speculation.controller import Controller
@@ -49,20 +50,23 @@ class ModelLoader:
         """
         torch.set_num_threads(self._models.target.engine.threads)
         group = self._join()
-        runner = _load(self._models.target, group)
-        draft_runner = _load(self._models.draft, ALONE) if self._models.draft is not None else None
+        runner = _load(TargetRunner, self._models.target, group)
+        draft = self._models.draft
+        draft_runner = _load(DraftRunner, draft, ALONE) if draft is not None else None
         loop = self._loop(runner, draft_runner)
         group.begin_service()
         return runner, torch.inference_mode()(loop.run)
 
-    def _loop(self, runner: TargetRunner, draft_runner: TargetRunner | None) -> DecodeLoop:
+    def _loop(self, runner: TargetRunner, draft_runner: DraftRunner | None) -> DecodeLoop:
         engine = runner.engine
         sampler = _sampler(runner)
         drafter = None
         if draft_runner is not None:
             draft_blocks = BlockPool(draft_runner.num_blocks)
             lookahead = self._settings.lookahead
-            drafter = SequentialDrafter(draft_runner, draft_blocks, sampler, lookahead)
+            drafter = SequentialDrafter(
+                draft_runner, draft_runner.engine, draft_blocks, sampler, lookahead
+            )
         return DecodeLoop(
             self._context,
             runner,
@@ -104,8 +108,8 @@ def _sampler(runner: TargetRunner) -> Sampler:
     return sampler
 
 
-def _load(model: LocalModel, group: Group) -> TargetRunner:
+def _load(kind: type[AnyRunner], model: LocalModel, group: Group) -> AnyRunner:
     on_progress = progress_log()
-    runner = load_runner(TargetRunner, model.folder, model.engine, on_progress, group)
+    runner = load_runner(kind, model.folder, model.engine, on_progress, group)
     runner.warm_up(on_progress)
     return runner

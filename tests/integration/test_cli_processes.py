@@ -278,7 +278,7 @@ async def test_demo_fails_if_no_draft_is_linked(
 
 
 async def test_check_compares_the_texts_of_a_batch() -> None:
-    size = ("--batch", "4", "--max-tokens", "24")
+    size = ("--batch", "4", "--max-tokens", "128")
     code, printed, _ = await completed("check", "--target", "demo://target", *size, "--json")
     found = json.loads(printed)
     assert (code, found["num_equal"], found["first_differences"]) == (0, 4, [None] * 4)

@@ -89,15 +89,15 @@ MUTANTS = (
     Mutant(
         "the draft on the target's device has no entry of the last accepted token",
         "ssd_target/decoding/sequential_drafter.py",
-        "COLUMNS = 2",
-        "COLUMNS = 1",
+        "zip(committed, text.run, strict=False)",
+        "zip(committed, text.run[:-1], strict=False)",
         (SYNCHRONOUS,),
     ),
     Mutant(
         "the draft on the target's device takes the noise of the position before",
         "ssd_target/decoding/sequential_drafter.py",
-        "choose_at(slots_B[alive_B], positions_B, logits_BV)",
-        "choose_at(slots_B[alive_B], positions_B - (step > 0), logits_BV)",
+        "positions_A = lengths.numpy()[row_A] + step + 1",
+        "positions_A = lengths.numpy()[row_A] + max(step, 1)",
         (SYNCHRONOUS,),
     ),
     Mutant(

@@ -102,6 +102,8 @@ class LedgerTreeRunner:
         return self.pages_S[self._places(blocks_J)[:length]]
 
     def _write(self, blocks_J: torch.Tensor, first: int, tokens_S: torch.Tensor) -> None:
+        if not tokens_S.numel():
+            return
         places_S = self._places(blocks_J)[first : first + tokens_S.numel()]
         assert places_S.numel() == tokens_S.numel(), "a position is outside the block table"
         assert int(places_S.min()) >= self.block_size, "a real token in reserved block 0"

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ssd.engine.batch import PagedBatch
+from ssd.engine.batch import PagedBatch, StoredNoise
 from ssd.engine.config import EngineConfig
 from ssd.pool.rounds import Lookup, NewSequence, VerifiedRound
 from ssd.ports import Clock
@@ -84,6 +84,10 @@ class Sampler(Protocol):
 
         There can be more than tokens of the round.
         """
+        ...
+
+    def stored_noise(self, slots_R: Ints, positions_KR: Ints) -> StoredNoise | None:
+        """Return the noise of prepared positions; None if it is computed with each choice."""
         ...
 
     def choose_at(self, slots_B: Ints, positions_B: Ints, logits_BV: torch.Tensor) -> Ints:

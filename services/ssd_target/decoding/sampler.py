@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ssd.engine.batch import StoredNoise
 from ssd.engine.config import EngineConfig
 from ssd.engine.sampling.choose import choose_rows
 from ssd.engine.sampling.keyed import NoiseKeys, chooser_on, packed, to_device
@@ -152,6 +153,14 @@ class RingSampler:
             active_A = active_A[chosen_BP[active_A, column] == proposed_BK[active_A, column]]
         return chosen_BP
 
+    def stored_noise(self, slots_R: Ints, positions_KR: Ints) -> StoredNoise:
+        """Return the noise of positions that are filled."""
+        return StoredNoise(
+            torch.from_numpy(self._temperature_S[slots_R]),
+            self._ring.noise_YV,
+            self._ring.locate(np.broadcast_to(slots_R, positions_KR.shape), positions_KR),
+        )
+
     def choose_at(self, slots_B: Ints, positions_B: Ints, logits_BV: torch.Tensor) -> Ints:
         """Select one token of each slot, with the noise of a position that is filled.
 
@@ -271,6 +280,9 @@ class KeyedSampler:
         is_read_BP = column_P <= proposals.num_proposed_B[:, None]
         chosen_BP = chosen_R.cpu().numpy().reshape(is_read_BP.shape)
         return np.where(is_read_BP, chosen_BP, NO_TOKEN)
+
+    def stored_noise(self, slots_R: Ints, positions_KR: Ints) -> None:
+        """Return None: the noise of a choice is computed with it."""
 
     def choose_at(self, slots_R: Ints, positions_R: Ints, logits_RV: torch.Tensor) -> Ints:
         """Select one token of each row, from all logits of a model on this device."""

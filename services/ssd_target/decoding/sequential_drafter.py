@@ -4,26 +4,49 @@ This is classical speculative decoding, the baseline of SSD: the same kernels, s
 but a round takes the time of K draft steps and of the verify. The tokens are those of plain
 decoding, because the target verifies every proposal.
 
-The draft's KV cache is paged like the target's and has blocks of its own. Nothing is rolled back:
-entries after the committed tokens are overwritten before they are read.
+A proposal is a table of one branch, whose root is the newest token: the draft's engine runs it as
+it runs tables, for a small draft in one pass. The entries of the accepted tokens are appended to
+the trunk in the next round. Nothing is rolled back: other entries are overwritten before they are
+read.
+
+*Decision*: one pass runs K+1 steps, and single steps are K, or K+1 after a round that accepted the
+whole proposal, whose last token has no entry yet. *Because*: in a pass, a step costs less than the
+pass of one token that would add the entry. *Not chosen*: K+1 steps always, which would slow the
+baseline of large models. *Revisit when* a proposal of several sequences is one pass.
 """
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from ssd.engine.batch import BranchBatch, PagedBatch
+from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
+from ssd.engine.tree_runner import TreeRunner
 from ssd.types import NO_TOKEN, SequenceId, TokenId
-from ssd_target.decoding.batch_builder import BatchBuilder
-from ssd_target.decoding.ports import Runner, Sampler
-from ssd_target.decoding.scheduler import Stored
+from ssd_target.decoding.ports import Sampler
 from ssd_target.decoding.sequence import Sequence
 
-COLUMNS = 2
-"""Columns of the first pass of a round: the newest token, and the one before it, whose KV entry is
-missing after a round that accepted the whole proposal. The engine of the draft has this number."""
+_MOST_GIVEN = 2
+"""Tokens without an entry before a proposal: the newest one, and one of a proposal before it."""
+
+
+@dataclass(slots=True)
+class _Text:
+    """The draft's copy of one sequence."""
+
+    blocks: list[int]
+    num_stored: int = 0
+    """Length of the trunk."""
+    is_stored: bool = False
+    """Whether the trunk has been stored; proposals extend it from then on."""
+    run: tuple[TokenId, ...] = ()
+    """Tokens after the trunk whose entries are in the proposal segment."""
 
 
 class SequentialDrafter:
@@ -34,101 +57,184 @@ class SequentialDrafter:
     prefix cache. Blocks are reserved for the maximum length, because it may lose speed only.
     """
 
-    def __init__(self, runner: Runner, blocks: BlockPool, sampler: Sampler, lookahead: int) -> None:
+    def __init__(
+        self,
+        runner: TreeRunner,
+        engine: EngineConfig,
+        blocks: BlockPool,
+        sampler: Sampler,
+        lookahead: int,
+    ) -> None:
         """Construct a drafter.
 
         Args:
-            runner: of the draft model, with ``COLUMNS`` columns.
+            runner: of the draft model.
+            engine: of the runner, with one branch and ``num_columns(lookahead)``.
             blocks: of its KV cache.
             sampler: of the target, which holds the noise.
             lookahead: tokens of a full proposal (K).
         """
         self._runner = runner
+        self._engine = engine
         self._blocks = blocks
         self._sampler = sampler
         self._lookahead = lookahead
-        self._builder = BatchBuilder(runner.engine, (COLUMNS,))
-        self._held: dict[SequenceId, list[int]] = {}
-        self._num_stored: dict[SequenceId, int] = {}
-        """Of texts that are not stored yet: a multiple of the chunk."""
+        shape_SJ = engine.max_num_seqs, -(-engine.max_model_len // engine.block_size)
+        self._block_tables_SJ = torch.zeros(shape_SJ, dtype=torch.int64)
+        self._texts: dict[SequenceId, _Text] = {}
 
     def admit(self, sequence: Sequence) -> None:
         """Allocate blocks for a sequence that begins, or continues after a preemption."""
-        engine = self._runner.engine
         max_len = sequence.arrival.max_len
-        count = -(-max_len // engine.block_size)
-        if max_len <= engine.max_model_len and self._blocks.can_allocate(count):
-            blocks = self._held[sequence.sequence_id] = self._blocks.allocate(count)
-            self._num_stored[sequence.sequence_id] = 0
-            self._builder.set_blocks(sequence.slot, blocks)
+        count = -(-max_len // self._engine.block_size)
+        if max_len <= self._engine.max_model_len and self._blocks.can_allocate(count):
+            blocks = self._blocks.allocate(count)
+            self._texts[sequence.sequence_id] = _Text(blocks)
+            self._block_tables_SJ[sequence.slot] = 0
+            self._block_tables_SJ[sequence.slot, :count] = torch.tensor(blocks)
 
     def release(self, sequence: Sequence) -> None:
         """Free the blocks of a sequence that has ended, if it has any."""
-        blocks = self._held.pop(sequence.sequence_id, None)
-        if blocks is not None:
-            self._num_stored.pop(sequence.sequence_id, None)
-            self._blocks.free(blocks)
+        text = self._texts.pop(sequence.sequence_id, None)
+        if text is not None:
+            self._blocks.free(text.blocks)
 
     def store(self, sequences: Iterable[Sequence]) -> None:
         """Store one more chunk of the first of these texts that is not stored yet.
 
-        A text is stored but for the columns of the first pass of ``propose``, which goes on storing
-        it from then on.
+        A text is stored but for its newest token.
         """
-        if not self._num_stored:
-            return
-        chunk = self._runner.engine.prefill_chunk
+        chunk = self._engine.prefill_chunk
         for sequence in sequences:
-            first = self._num_stored.get(sequence.sequence_id)
-            if first is None:
+            text = self._texts.get(sequence.sequence_id)
+            if text is None or text.is_stored:
                 continue
-            end = len(sequence.tokens) - COLUMNS
-            last = min(first + chunk, end)
-            self._num_stored[sequence.sequence_id] = last
-            if last >= end:
-                del self._num_stored[sequence.sequence_id]
+            first, end = text.num_stored, len(sequence.tokens) - 1
+            text.num_stored = last = min(first + chunk, end)
+            text.is_stored = last == end
             if first < last:
-                work = Stored(sequence, first, last)
-                self._runner.prefill(self._builder.stored([work], chunk))
+                tokens_1P = torch.zeros((1, chunk), dtype=torch.int64)
+                tokens_1P[0, : last - first] = torch.tensor(sequence.tokens[first:last])
+                where = torch.tensor([first]), torch.tensor([last - first])
+                slot = sequence.slot
+                table_1J = self._block_tables_SJ[slot : slot + 1]
+                self._runner.prefill(PagedBatch(tokens_1P, *where, table_1J))
                 return
 
     def propose(self, sequences: Rows[Sequence]) -> dict[SequenceId, tuple[TokenId, ...]]:
         """Return the next proposal of each sequence that the draft knows; at most K tokens."""
-        drafted = [
-            each
-            for each in sequences
-            if each.sequence_id in self._held
-            and each.sequence_id not in self._num_stored
-            and each.num_remaining > 1
-        ]
+        drafted = [each for each in sequences if self._can_propose(each)]
         if not drafted:
             return {}
-        count = len(drafted)
-        slots_B = np.fromiter((each.slot for each in drafted), np.int64, count)
-        lengths_B = np.fromiter((len(each.tokens) for each in drafted), np.int64, count)
-        remaining_B = np.fromiter((each.num_remaining for each in drafted), np.int64, count)
+        slots_B = np.array([each.slot for each in drafted])
+        self._append(drafted, slots_B)
+        remaining_B = np.array([each.num_remaining for each in drafted])
         limits_B = np.minimum(remaining_B - 1, self._lookahead)
         self._sampler.fill(drafted, limits_B)
-        proposals_BK = np.full((count, self._lookahead), NO_TOKEN, dtype=np.int64)
-        given_B = np.minimum(lengths_B, COLUMNS)
-        newest = [each.tokens[-COLUMNS:] for each in drafted]
-        tokens_BP = np.array([tokens + [0] * (COLUMNS - len(tokens)) for tokens in newest])
-        first_B = lengths_B - given_B
-        alive_B = np.arange(count)
-        for step in range(int(limits_B.max())):
-            batch = self._builder.columns(slots_B[alive_B], tokens_BP, first_B, given_B)
-            logits_BPV = self._runner.verify(self._runner.prepare(batch))
-            logits_BV = logits_BPV[torch.arange(len(alive_B)), torch.from_numpy(given_B - 1)]
-            positions_B = lengths_B[alive_B] + step
-            chosen_B = self._sampler.choose_at(slots_B[alive_B], positions_B, logits_BV)
-            proposals_BK[alive_B, step] = chosen_B
-            goes_on_B = (chosen_B != NO_TOKEN) & (limits_B[alive_B] > step + 1)
-            alive_B = alive_B[goes_on_B]
-            if not len(alive_B):
-                break
-            tokens_BP = chosen_B[goes_on_B][:, None]
-            first_B, given_B = positions_B[goes_on_B], np.ones_like(alive_B)
+        found = self._run_whole(drafted, slots_B, limits_B)
+        if found is None:
+            found = self._run_steps(drafted, slots_B, limits_B)
+        self._runner.promote_branches(
+            torch.from_numpy(slots_B), torch.zeros(len(drafted), dtype=torch.int64)
+        )
         return {
-            each.sequence_id: tuple(token for token in row if token != NO_TOKEN)
-            for each, row in zip(drafted, proposals_BK.tolist(), strict=True)
+            each.sequence_id: tokens[:limit]
+            for each, tokens, limit in zip(drafted, found, limits_B.tolist(), strict=True)
         }
+
+    def _can_propose(self, sequence: Sequence) -> bool:
+        text = self._texts.get(sequence.sequence_id)
+        has_room = len(sequence.tokens) + self._lookahead < self._engine.max_model_len
+        return text is not None and text.is_stored and sequence.num_remaining > 1 and has_room
+
+    def _append(self, drafted: Rows[Sequence], slots_B: NDArray[np.int64]) -> None:
+        """Append the entries of committed tokens to the trunks."""
+        texts = [self._texts[each.sequence_id] for each in drafted]
+        counts = []
+        for sequence, text in zip(drafted, texts, strict=True):
+            committed = sequence.tokens[text.num_stored : -1]
+            pairs = zip(committed, text.run, strict=False)
+            counts.append(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        if any(counts):
+            slots = torch.from_numpy(slots_B)
+            lengths_B = torch.tensor([text.num_stored for text in texts])
+            tables_BJ = self._block_tables_SJ[slots]
+            self._runner.append_proposal(slots, torch.tensor(counts), lengths_B, tables_BJ)
+        for text, count in zip(texts, counts, strict=True):
+            text.num_stored += count
+            text.run = ()
+
+    def _run_whole(
+        self, drafted: Rows[Sequence], slots_B: NDArray[np.int64], limits_B: NDArray[np.int64]
+    ) -> list[tuple[TokenId, ...]] | None:
+        """Choose the tokens after one sequence in one pass; None if that is not possible."""
+        sequence, text = drafted[0], self._texts[drafted[0].sequence_id]
+        given = sequence.tokens[text.num_stored :]
+        if len(drafted) > 1 or len(given) > 1 or 1 not in self._runner.whole_branches:
+            return None
+        step_K1 = np.arange(self._lookahead + 1)[:, None]
+        # The last tokens are not used, so their noise does not matter.
+        positions_K1 = len(sequence.tokens) + np.minimum(step_K1, limits_B)
+        noise = self._sampler.stored_noise(slots_B, positions_K1)
+        if noise is None:
+            return None
+        batch = self._batch(slots_B, torch.tensor([text.num_stored]), given, 0)
+        chosen_K11, _ = self._runner.run_columns(batch, noise)
+        tokens = _before_no_token(chosen_K11.flatten().tolist())
+        text.run = (*given, *tokens)[: self._lookahead + 1]
+        return [tokens[: self._lookahead]]
+
+    def _run_steps(
+        self, drafted: Rows[Sequence], slots_B: NDArray[np.int64], limits_B: NDArray[np.int64]
+    ) -> list[tuple[TokenId, ...]]:
+        """Choose the tokens after several sequences step by step."""
+        texts = [self._texts[each.sequence_id] for each in drafted]
+        pairs = zip(drafted, texts, strict=True)
+        given = [each.tokens[text.num_stored :] for each, text in pairs]
+        num_given_B = np.array([len(each) for each in given])
+        assert num_given_B.max() <= _MOST_GIVEN, "a committed token was never run"
+        count, num_steps = len(drafted), int((num_given_B - 1 + limits_B).max())
+        lengths = torch.tensor([text.num_stored for text in texts])
+        tokens_BS = np.full((count, num_steps + 1), NO_TOKEN)
+        for row, some in enumerate(given):
+            tokens_BS[row, : len(some)] = some
+        batch = self._batch(slots_B, lengths, tokens_BS[:, 0], 0)
+        for step in range(num_steps):
+            logits_BV = self._runner.run_branches(batch)[:, 0]
+            number_B = step + 1 - num_given_B
+            row_A = np.flatnonzero((number_B >= 0) & (number_B < limits_B))
+            row_A = row_A[tokens_BS[row_A, step] != NO_TOKEN]
+            if row_A.size:
+                positions_A = lengths.numpy()[row_A] + step + 1
+                chosen_A = self._sampler.choose_at(slots_B[row_A], positions_A, logits_BV[row_A])
+                tokens_BS[row_A, step + 1] = chosen_A
+            batch = self._batch(batch.slots_B, lengths, tokens_BS[:, step + 1], step + 1)
+        found = []
+        for row, text in enumerate(texts):
+            tokens = _before_no_token(tokens_BS[row].tolist())
+            text.run = tokens[:num_steps]
+            found.append(tokens[num_given_B[row] :])
+        return found
+
+    def _batch(
+        self,
+        slots_B: torch.Tensor | NDArray[np.int64],
+        lengths_B: torch.Tensor,
+        tokens_B: Rows[int] | NDArray[np.int64],
+        step: int,
+    ) -> BranchBatch:
+        """Return a step of one branch after each trunk; the branches see no proposal."""
+        slots = torch.as_tensor(slots_B)
+        tokens_B1 = torch.as_tensor(tokens_B)[:, None].clamp_min(0)
+        no_proposal_B1 = torch.full_like(tokens_B1, -1)
+        tables_BJ = self._block_tables_SJ[slots]
+        return BranchBatch(slots, tokens_B1, no_proposal_B1, step, lengths_B, tables_BJ)
+
+
+def num_columns(lookahead: int) -> int:
+    """Return the columns of the draft's engine: a table of K+1 steps and its root."""
+    return lookahead + 2
+
+
+def _before_no_token(tokens: Iterable[TokenId]) -> tuple[TokenId, ...]:
+    return tuple(takewhile(lambda token: token != NO_TOKEN, tokens))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from ssd.engine.batch import PagedBatch
+from ssd.engine.batch import BranchBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.sampling.choose import choose
@@ -21,6 +21,7 @@ from ssd.speculation.noise import NoiseRing
 from ssd.speculation.round_samples import RoundSample
 from ssd.step_thread import Watchdog
 from ssd.testing.ledger_runner import LedgerRunner, law
+from ssd.testing.ledger_tree import LedgerTreeRunner
 from ssd.testing.scripted_draft import Behaviour, ScriptedDraft
 from ssd.text.grammar import Grammar
 from ssd.transport.frame import Frame
@@ -42,8 +43,7 @@ from ssd_target.decoding.round_log import RoundLog
 from ssd_target.decoding.sampler import RingSampler
 from ssd_target.decoding.scheduler import Scheduler, SchedulerLimits
 from ssd_target.decoding.sequence import Arrival
-from ssd_target.decoding.sequential_drafter import COLUMNS as DRAFT_COLUMNS
-from ssd_target.decoding.sequential_drafter import SequentialDrafter
+from ssd_target.decoding.sequential_drafter import SequentialDrafter, num_columns
 from ssd_target.decoding.speculation_control import SpeculationControl
 from ssd_target.settings import TargetSettings
 from ssd_target.target import pool_settings
@@ -199,7 +199,7 @@ class Bench:
             self.scheduler,
             sampler,
             SpeculationControl(self.controller, self.pool, self.log, LOOKAHEAD),
-            SequentialDrafter(own_draft, self.draft_blocks, sampler, LOOKAHEAD)
+            SequentialDrafter(own_draft, own_draft.engine, self.draft_blocks, sampler, LOOKAHEAD)
             if own_draft
             else None,
         )
@@ -326,22 +326,38 @@ def make_bench() -> Callable[..., Bench]:
     return Bench
 
 
-class OtherLaw(LedgerRunner):
+class OwnDraft(LedgerTreeRunner):
+    """The runner of a draft on the target's own device."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.engine = replace(ENGINE, num_columns=num_columns(LOOKAHEAD), branches=1)
+        self.num_blocks = num_blocks
+        super().__init__(
+            num_slots=self.engine.max_num_seqs,
+            num_branches=1,
+            lookahead=self.engine.num_columns - 1,
+            num_blocks=num_blocks,
+            vocab_size=VOCAB,
+        )
+
+
+class OtherLaw(OwnDraft):
     """A draft that seldom agrees with the target."""
 
-    def forward(self, batch: PagedBatch) -> torch.Tensor:
-        return super().forward(batch).roll(1, dims=2)
+    def run_branches(self, batch: BranchBatch) -> torch.Tensor:
+        return super().run_branches(batch).roll(1, dims=2)
 
 
-def own_draft(kind: Literal["perfect", "other"], num_blocks: int = 80) -> LedgerRunner:
-    """The runner of a draft on the target's own device."""
-    engine = replace(ENGINE, num_columns=DRAFT_COLUMNS)
-    runner = LedgerRunner if kind == "perfect" else OtherLaw
-    return runner(engine, num_blocks=num_blocks, vocab_size=VOCAB)
+def own_draft(
+    kind: Literal["perfect", "other"], num_blocks: int = 80, *, runs_whole: bool = False
+) -> OwnDraft:
+    runner = OwnDraft(num_blocks) if kind == "perfect" else OtherLaw(num_blocks)
+    runner.whole_branches = (1,) if runs_whole else ()
+    return runner
 
 
 @pytest.fixture(scope="session")
-def make_own_draft() -> Callable[..., LedgerRunner]:
+def make_own_draft() -> Callable[..., OwnDraft]:
     return own_draft
 
 

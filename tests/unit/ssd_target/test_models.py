@@ -6,6 +6,7 @@ import pytest
 
 from ssd.errors import ModelNotFoundError, SettingsError
 from ssd.testing.tiny_folder import write_byte_tokenizer, write_tiny_folder
+from ssd_target.decoding.sequential_drafter import num_columns
 from ssd_target.models import check_models, find_models
 from ssd_target.settings import TargetSettings
 
@@ -23,12 +24,13 @@ def test_without_a_draft_model_only_the_target_is_found(target: Path) -> None:
     assert find_models(of(target, "")).draft is None
 
 
-def test_a_draft_on_the_targets_device_runs_passes_of_one_or_two_columns(
+def test_a_draft_on_the_targets_device_builds_tables_of_one_branch(
     target: Path, tmp_path: Path
 ) -> None:
     draft = find_models(of(target, str(write_tiny_folder(tmp_path / "draft", seed=1)))).draft
     assert draft is not None
-    assert draft.engine.verify_columns == (1, 2)
+    lookahead = TargetSettings().lookahead
+    assert (draft.engine.branches, draft.engine.num_columns) == (1, num_columns(lookahead))
 
 
 def test_a_draft_with_another_tokenizer_is_refused(target: Path, tmp_path: Path) -> None:

@@ -14,13 +14,15 @@ from prometheus_client import REGISTRY
 from tests.engines import on
 
 from ssd.engine.config import EngineConfig
+from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.runner import load_runner
 from ssd.engine.target_runner import TargetRunner
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import Mode, SamplingParams
-from ssd_target.decoding.sequential_drafter import COLUMNS
+from ssd_target.decoding.sequential_drafter import num_columns
 
 MAX_LEN = 128
+LOOKAHEAD = 3
 ENGINE = EngineConfig(
     max_model_len=MAX_LEN, max_num_seqs=3, num_columns=4, prefill_chunk=16, kv_cache_bytes=1 << 24
 )
@@ -59,7 +61,8 @@ def test_a_shortage_of_blocks_and_shared_prompts_change_no_token(
         sink = bench.submit(prompt, length, sampling=WARM, mode=Mode.AUTOREGRESSIVE)
         bench.run()
         expected.append(sink.tokens)
-    draft = load(folder, replace(on(name, ENGINE), num_columns=COLUMNS))
+    of_draft = replace(on(name, ENGINE), num_columns=num_columns(LOOKAHEAD), branches=1)
+    draft = load_runner(DraftRunner, folder, of_draft, lambda _stage, _fraction: None)
     # Enough for one and a half sequences of maximum length.
     num_blocks = 1 + 3 * MAX_LEN // 2 // runner.engine.block_size
     bench = make_bench(runner=runner, own_draft=draft, num_blocks=num_blocks, step_tokens=64)

@@ -17,31 +17,34 @@ Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("runs_whole", [False, True], ids=["steps", "whole"])
 @pytest.mark.parametrize("kind", ["perfect", "other"])
-@pytest.mark.parametrize("length", [1, 2, 3, 8, 9, 17])
 def test_a_draft_on_the_targets_device_changes_no_token(
     make_bench: MakeBench,
     make_own_draft: MakeDraft,
     plain: Plain,
     kind: Literal["perfect", "other"],
     sampling: SamplingParams,
-    length: int,
+    *,
+    runs_whole: bool,
 ) -> None:
-    bench = make_bench(own_draft=make_own_draft(kind))
-    prompt = [(3 * i + 1) % 13 for i in range(length)]
-    sink = bench.submit(prompt, 21, sampling=sampling, mode=Mode.SYNCHRONOUS)
-    bench.run()
-    assert sink.tokens == plain(prompt, 21, sampling)
-    assert sink.statistics.mode is Mode.SYNCHRONOUS
-    assert (sink.statistics.hits, sink.statistics.misses, sink.statistics.late) == (0, 0, 0)
+    for length in (1, 2, 3, 8, 9, 17):
+        bench = make_bench(own_draft=make_own_draft(kind, runs_whole=runs_whole))
+        prompt = [(3 * i + 1) % 13 for i in range(length)]
+        sink = bench.submit(prompt, 21, sampling=sampling, mode=Mode.SYNCHRONOUS)
+        bench.run()
+        assert sink.tokens == plain(prompt, 21, sampling)
+        assert sink.statistics.mode is Mode.SYNCHRONOUS
+        assert (sink.statistics.hits, sink.statistics.misses, sink.statistics.late) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("runs_whole", [False, True], ids=["steps", "whole"])
 def test_a_perfect_draft_proposes_what_is_accepted(
-    make_bench: MakeBench, make_own_draft: MakeDraft, sampling: SamplingParams
+    make_bench: MakeBench, make_own_draft: MakeDraft, sampling: SamplingParams, *, runs_whole: bool
 ) -> None:
-    # Each round accepts the whole proposal, so the last proposed token has no KV entry yet.
-    bench = make_bench(own_draft=make_own_draft("perfect"))
+    # Each round accepts the whole proposal, whose last token then has no KV entry after steps.
+    bench = make_bench(own_draft=make_own_draft("perfect", runs_whole=runs_whole))
     rounds = 5
     sink = bench.submit(
         [1, 2, 3], rounds * (LOOKAHEAD + 1), sampling=sampling, mode=Mode.SYNCHRONOUS
@@ -52,10 +55,12 @@ def test_a_perfect_draft_proposes_what_is_accepted(
     assert sink.statistics.proposed_tokens == rounds * LOOKAHEAD
 
 
+@pytest.mark.parametrize("runs_whole", [False, True], ids=["steps", "whole"])
 def test_modes_of_one_batch_do_not_disturb_each_other(
-    make_bench: MakeBench, make_own_draft: MakeDraft, plain: Plain
+    make_bench: MakeBench, make_own_draft: MakeDraft, plain: Plain, *, runs_whole: bool
 ) -> None:
-    bench = make_bench(own_draft=make_own_draft("perfect"))
+    # The longer text is alone after the end of the shorter one.
+    bench = make_bench(own_draft=make_own_draft("perfect", runs_whole=runs_whole))
     bench.join([Behaviour.HIT])
     modes = (Mode.SYNCHRONOUS, Mode.SPECULATIVE, Mode.AUTOREGRESSIVE, Mode.SYNCHRONOUS)
     prompts = [[number + 1] * (number + 1) for number in range(len(modes))]
@@ -68,6 +73,8 @@ def test_modes_of_one_batch_do_not_disturb_each_other(
     for sink, prompt, limit, mode in zip(sinks, prompts, limits, modes, strict=True):
         assert sink.tokens == plain(prompt, limit, GREEDY)
         assert sink.statistics.mode is mode
+        if mode is Mode.SYNCHRONOUS:
+            assert sink.statistics.accepted_tokens == sink.statistics.proposed_tokens > 0
 
 
 def test_a_sequence_without_blocks_of_the_draft_runs_without_proposals(
