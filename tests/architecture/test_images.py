@@ -73,6 +73,7 @@ def copied(root: Path, instructions: str) -> list[Path]:
         (ENGINES, "target", [f"services/ssd_{name}" for name in ("target", "gateway", "cli")]),
         (ENGINES, "draft", ["services/ssd_draft"]),
         (ENGINES, "gateway", ["services/ssd_gateway"]),
+        (ENGINES, "vllm", ["services/ssd_vllm"]),
     ],
 )
 def test_an_image_has_every_module_that_it_imports(
