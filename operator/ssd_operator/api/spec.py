@@ -145,7 +145,8 @@ class Target(Process):
     with the highest number is removed first."""
     tensor_parallel_size: Literal[1, 2, 4, 8] | None = None
     """GPUs of a target, 1, 2, 4 or 8, with one rank of the model on each; absent means 4. It must
-    divide the attention heads of the model; vLLM gets it as --tensor-parallel-size. Refused with accelerator cpu. Cannot change."""
+    divide the attention heads of the model. vLLM receives it as --tensor-parallel-size. Refused
+    with accelerator cpu. Cannot change."""
     engine: Literal["ssd", "vllm"] = "ssd"
     """Program that serves the model. vllm: vLLM's OpenAI server with the plugin ssd_vllm, which
     clients call at http://NAME:8000/v1. A change replaces targets."""
