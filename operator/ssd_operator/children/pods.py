@@ -59,7 +59,6 @@ POD_SECURITY: Object = {
     "fsGroupChangePolicy": "OnRootMismatch",
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-_GPU_SHARED_MEMORY = {Component.TARGET: "8Gi", Component.DRAFT: "1Gi"}
 # A folder that a person has prepared, or that holds files, keeps its owner.
 _OPEN_CACHE = (
     f"import os; p = {reserved.CACHE_FOLDER!r}; "
@@ -355,8 +354,7 @@ def present(**fields: object) -> Object:
 def _volumes(resource: Resource, component: Component, source: Source) -> list[Object]:
     """Volumes of a pod, without the user's own."""
     cache = resource.spec.model_cache
-    is_gpu = placement.device_of(resource, component) == "nvidia"
-    size = _GPU_SHARED_MEMORY[component] if is_gpu else "64Mi"
+    size = process_of(resource, component).shared_memory[placement.device_of(resource, component)]
     caches: dict[str, Object] = {
         "PVC": {"persistentVolumeClaim": {"claimName": cache.claim_name}},
         "HostPath": {"hostPath": {"path": cache.host_path, "type": "DirectoryOrCreate"}},

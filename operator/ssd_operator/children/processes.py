@@ -3,11 +3,11 @@
 Everything that depends on ``spec.target.engine`` is here: no other module compares its name.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ssd_operator.api.spec import Object, Resource
+from ssd_operator.api.spec import Accelerator, Object, Resource
 from ssd_operator.children.environment import engine_environment
 from ssd_operator.children.names import DRAFT_PORT, HTTP_PORT, TARGET_PORT, Component
 from ssd_operator.children.vllm import VLLM_PORT, vllm_arguments, vllm_environment
@@ -46,6 +46,8 @@ class EngineProcess:
     """Where clients call, with HOST for the name of the Service."""
     ready_page: str = "/readyz"
     live_page: str = "/livez"
+    shared_memory: Mapping[Accelerator, str]
+    """Maximum size of ``/dev/shm`` by device."""
     arguments: Callable[[Start], list[str]] = lambda _start: []
     environment: Callable[[Start], list[Object]]
 
@@ -64,6 +66,7 @@ def _environment(component: Component) -> Callable[[Start], list[Object]]:
 _DRAFT = EngineProcess(
     module="ssd_draft",
     image=lambda settings: settings.draft_image,
+    shared_memory={"nvidia": "1Gi", "cpu": "64Mi"},
     grpc_port=DRAFT_PORT,
     environment=_environment(Component.DRAFT),
 )
@@ -71,6 +74,7 @@ _TARGETS = {
     "ssd": EngineProcess(
         module="ssd_target",
         image=lambda settings: settings.target_image,
+        shared_memory={"nvidia": "8Gi", "cpu": "64Mi"},
         grpc_port=TARGET_PORT,
         endpoint=f"HOST:{TARGET_PORT}",
         environment=_environment(Component.TARGET),
@@ -78,6 +82,8 @@ _TARGETS = {
     "vllm": EngineProcess(
         module="ssd_vllm",
         image=lambda settings: settings.vllm_image,
+        # Its processes exchange messages there, 160 MiB and more.
+        shared_memory={"nvidia": "8Gi", "cpu": "1Gi"},
         grpc_port=TARGET_PORT,
         http_port=VLLM_PORT,
         api="http",

@@ -49,7 +49,7 @@ def vllm_pair() -> Object:
 def served(kube: Kube, vllm_image: None) -> Iterator[openai.OpenAI]:
     """A client of the ready resource."""
     with kube.applied(vllm_pair()):
-        kube.wait_ready(NAME, timeout=600)
+        kube.wait_for(NAME, "Ready", "True", timeout=600)
         kube.wait_linked(NAME, 2)
         address = kube.get("service", NAME)["spec"]["clusterIP"]
         with openai.OpenAI(base_url=f"http://{address}:8000/v1", api_key="none") as client:
