@@ -5,6 +5,12 @@ vLLM parses them and the plugin reads its settings. This prints both, loads no m
 device.
 """
 
+from ssd.sigterm import end_at_sigterm
+
+if __name__ == "__main__":
+    # Until vLLM sets its own handler.
+    end_at_sigterm()
+
 import json
 import os
 import runpy
