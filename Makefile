@@ -14,7 +14,7 @@ IMAGE_ARGS ?=
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test coverage check format protos exactness mutants bench soak browser package vllm gpu-check e2e e2e-full images
+.PHONY: help setup run test coverage check format protos exactness mutants bench soak browser package vllm gpu-check e2e e2e-full images vllm-image vllm-cpu-image
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -114,26 +114,41 @@ gpu-check: ## check and measure a GPU machine in 8 minutes; needs torch with CUD
 	fi; $(GPU_PYTHON) -m ssd_bench.gpu_check $(GPU_CHECK_ARGS)
 
 # These tests use the cluster of KUBECONFIG, or one that SSD_CLUSTER_TOOL starts and stops.
-e2e: $(TOOLS) ## test the chart on a real cluster: images, install, serve, failures, uninstall (25 minutes)
+e2e: $(TOOLS) ## test the chart on a real cluster: images, install, serve, failures, uninstall (30 minutes)
 	$(BIN)/python -m pytest tests/cluster -m "cluster and not slow" --durations 15
 
 e2e-full: $(TOOLS) ## the same with all repetitions (an hour)
 	$(BIN)/python -m pytest tests/cluster -m "cluster" --durations 15
 
-# These names are the defaults of the chart.
-images: ## build localhost/ssd-{target,draft,gateway,operator} with docker, podman or the test cluster's tool
-	@if docker info >/dev/null 2>&1; then build="docker build"; \
+# Sets $$build, the command that builds an image.
+define BUILDER
+	if docker info >/dev/null 2>&1; then build="docker build"; \
 	elif command -v podman >/dev/null 2>&1; then build="podman build"; \
 	elif [ -x "$(SSD_CLUSTER_TOOL)" ]; then \
 	  base=$$("$(SSD_CLUSTER_TOOL)" base-image) || exit 1; \
 	  build="$(SSD_CLUSTER_TOOL) build --layers --build-arg BASE_IMAGE=$$base"; \
 	else \
-	  echo "make images needs docker with a running daemon, podman, or SSD_CLUSTER_TOOL=path/of/cluster" >&2; exit 1; \
-	fi; set -e; \
+	  echo "make $@ needs docker with a running daemon, podman, or SSD_CLUSTER_TOOL=path/of/cluster" >&2; exit 1; \
+	fi; set -e
+endef
+
+# These names are the defaults of the chart.
+images: ## build localhost/ssd-{target,draft,gateway,operator} with docker, podman or the test cluster's tool
+	@$(BUILDER); \
 	$$build $(IMAGE_ARGS) -f services/Dockerfile --target target -t localhost/ssd-target:$(VERSION) .; \
 	$$build $(IMAGE_ARGS) -f services/Dockerfile --target draft -t localhost/ssd-draft:$(VERSION) .; \
 	$$build $(IMAGE_ARGS) -f services/Dockerfile --target gateway -t localhost/ssd-gateway:$(VERSION) .; \
 	$$build $(IMAGE_ARGS) -f operator/Dockerfile -t localhost/ssd-operator:$(VERSION) .
+
+VLLM_IMAGE ?= docker.io/vllm/vllm-openai:v0.32.0
+vllm-image: ## build localhost/ssd-vllm, vLLM with the plugin, from VLLM_IMAGE
+	@$(BUILDER); \
+	$$build --build-arg VLLM_IMAGE=$(VLLM_IMAGE) -f services/Dockerfile --target vllm -t localhost/ssd-vllm:$(VERSION) .
+
+# For tests; 3.5 GB.
+vllm-cpu-image:
+	@$(BUILDER); \
+	$$build -f tests/cluster/e2e/vllm-cpu.Dockerfile -t localhost/vllm-cpu:0.32.0 tests/cluster/e2e
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -18,6 +18,8 @@ class OperatorSettings:
     """Image of targets whose resource sets none."""
     draft_image: str = f"localhost/ssd-draft:{ssd.__version__}"
     """Image of drafts whose resource sets none."""
+    vllm_image: str = f"localhost/ssd-vllm:{ssd.__version__}"
+    """Image of targets with engine vllm whose resource sets none."""
     gateway_image: str = f"localhost/ssd-gateway:{ssd.__version__}"
     """Image of gateways whose resource sets none."""
     image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"

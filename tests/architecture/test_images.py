@@ -79,6 +79,7 @@ def files_of(place: Path) -> list[Path]:
         (ENGINES, "target", [f"services/ssd_{name}" for name in ("target", "gateway", "cli")]),
         (ENGINES, "draft", ["services/ssd_draft"]),
         (ENGINES, "gateway", ["services/ssd_gateway"]),
+        (ENGINES, "vllm", ["services/ssd_vllm"]),
     ],
 )
 def test_an_image_has_every_module_that_it_imports(

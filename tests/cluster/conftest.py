@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -122,17 +122,23 @@ def api_server(cluster: None) -> Iterator[Kube]:
 
 
 @pytest.fixture(scope="session")
-def images(cluster: None) -> None:
-    """The images of this checkout, in the cluster.
+def load_image(cluster: None) -> Callable[[str], object] | None:
+    """Loads a built image into the cluster; None if all images are there already.
 
-    SSD_E2E_LOAD is the command that loads an image into it; empty if they are loaded already.
+    SSD_E2E_LOAD is the command that loads an image; empty for None.
     """
     load = shlex.split(os.environ.get("SSD_E2E_LOAD", f"{TOOL} load"))
-    if not load:
+    return (lambda name: run(*load, name, timeout=600)) if load else None
+
+
+@pytest.fixture(scope="session")
+def images(load_image: Callable[[str], object] | None) -> None:
+    """The images of this checkout, in the cluster."""
+    if load_image is None:
         return
     run("make", "-C", str(ROOT), "images", timeout=1500)
     for part in ("target", "draft", "gateway", "operator"):
-        run(*load, f"localhost/ssd-{part}:{__version__}", timeout=300)
+        load_image(f"localhost/ssd-{part}:{__version__}")
 
 
 @pytest.fixture(scope="session")

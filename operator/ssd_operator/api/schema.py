@@ -72,7 +72,7 @@ _COLUMNS = (
     ("Age", ".metadata.creationTimestamp", "Time since creation.", 0),
     ("Model", ".status.model.name", "Id that clients use.", 1),
     ("Reason", _CONDITION.format("Ready", "reason"), "Why it is ready or not.", 1),
-    ("Endpoint", ".status.endpoint.grpc", "Where clients call.", 1),
+    ("Endpoint", ".status.endpoint.*", "Where clients call.", 1),
 )
 """Name, path, description, and 1 if it is shown with ``-o wide`` only."""
 

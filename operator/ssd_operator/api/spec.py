@@ -12,7 +12,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ssd_operator.api import reserved
-from ssd_operator.api.fields import Block, ObjectName, Quantity, Visible, between, checked, text
+from ssd_operator.api.engine_rules import VLLM_ARGS_RULES, VLLM_RULES
+from ssd_operator.api.fields import (
+    Block,
+    ObjectName,
+    Quantity,
+    Visible,
+    between,
+    checked,
+    rules,
+    text,
+)
 from ssd_operator.api.gateway import Gateway
 from ssd_operator.api.kubernetes_types import ObjectKey, Resources
 from ssd_operator.api.pod_template import PodOverrides, PodTemplate
@@ -93,8 +103,8 @@ class Source(Block):
     operator never reads it."""
 
 
-class Engine(Block):
-    """Settings of the target's engine. A change replaces targets."""
+class SsdEngine(Block):
+    """Settings of a target with engine ssd. A change replaces targets."""
 
     max_num_seqs: Annotated[int, between(1, 256)] | None = None
     """Maximum number of running sequences; absent means the default of the process."""
@@ -135,8 +145,19 @@ class Target(Process):
     with the highest number is removed first."""
     tensor_parallel_size: Literal[1, 2, 4, 8] | None = None
     """GPUs of a target, 1, 2, 4 or 8, with one rank of the model on each; absent means 4. It must
-    divide the attention heads of the model. Refused with accelerator cpu. Cannot change."""
-    engine: Engine = Engine()
+    divide the attention heads of the model. vLLM receives it as --tensor-parallel-size. Refused
+    with accelerator cpu. Cannot change."""
+    engine: Literal["ssd", "vllm"] = "ssd"
+    """Program that serves the model. vllm: vLLM's OpenAI server with the plugin ssd_vllm, which
+    clients call at http://NAME:8000/v1. A change replaces targets."""
+    ssd: SsdEngine | None = None
+    """Settings of engine ssd; refused with engine vllm."""
+    args: Annotated[
+        tuple[Annotated[str, text(1024, least=1)], ...],
+        Field(max_length=64, json_schema_extra=rules(*VLLM_ARGS_RULES)),
+    ] = ()
+    """Additional arguments of vLLM's server, such as --max-num-seqs=64; refused with engine ssd,
+    and so are those that other fields set. A change replaces targets."""
     startup_timeout_seconds: Annotated[int, between(10, 7200)] = 1800
     """Maximum time from the start of a pod until it is ready; after that it is restarted. A change
     replaces targets."""
@@ -370,6 +391,7 @@ class Spec(Block):
             "!has(self.security.tls) || self.transport.channel == 'Grpc'",
             "transport.channel: only Grpc is encrypted: leave Collective out with security.tls",
         ),
+        *VLLM_RULES,
     )
     accelerator: Accelerator = "nvidia"
     """Device of targets, and of drafts without a device of their own. A pod without its device

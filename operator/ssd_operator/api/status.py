@@ -63,7 +63,9 @@ STATUS = block(
         "Current conditions; True is good, except for NotWorthwhile.", 16, _CONDITION, "type"
     ),
     endpoint=block(
-        "Where clients call.", grpc=string("host:port of Generate, for gRPC clients.", 512)
+        "Where clients call.",
+        grpc=string("host:port of Generate, for gRPC clients of engine ssd.", 512),
+        http=string("Base URL of the OpenAI API of engine vllm.", 512),
     ),
     model=block(
         "The model that is served.",

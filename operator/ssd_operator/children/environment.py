@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ssd_operator.api import reserved
-from ssd_operator.api.spec import Draft, Object, Resource, Source, Target
+from ssd_operator.api.spec import Draft, Object, Resource, Source, SsdEngine, Target
 from ssd_operator.children.names import (
     DRAFT_PORT,
     HTTP_PORT,
@@ -30,7 +30,7 @@ TOKEN_KEYS = {
     Component.DRAFT: (LINK_TOKENS, ADMIN_TOKENS),
 }
 """Those that the pods of a component have. A draft has no token of a client."""
-_PROCESS_DEADLINE_MILLISECONDS = 20
+PROCESS_DEADLINE_MILLISECONDS = 20
 """The processes' own table deadline."""
 
 
@@ -61,8 +61,8 @@ def engine_environment(
         "PORT": PORTS[component],
         "HTTP_PORT": HTTP_PORT,
         "DEVICE": "cuda" if is_gpu else "cpu",
-        "DTYPE": _unless_default(spec.model.dtype, "auto"),
-        "WEIGHTS": _unless_default(process.weights.lower(), "auto"),
+        "DTYPE": unless_default(spec.model.dtype, "auto"),
+        "WEIGHTS": unless_default(process.weights.lower(), "auto"),
         "DRAIN_SECONDS": process.drain_seconds,
         "MAX_MODEL_LEN": spec.model.max_model_len,
         "LOOKAHEAD": spec.speculation.lookahead,
@@ -84,10 +84,13 @@ def engine_environment(
     ]
     if cell is not None:
         found.append({"name": f"{prefix}_CELL", "value": str(cell)})
-    if is_on_hub(process.source):
-        # The engine reads what was fetched, and sends no request to the hub.
-        found += [_HUB, {"name": "HF_HUB_OFFLINE", "value": "1"}]
-    return found
+    return found + hub_environment(process.source)
+
+
+def hub_environment(source: Source) -> list[Object]:
+    """Variables of a process whose model is on the hub; empty for other sources."""
+    # The engine reads what was fetched, and sends no request to the hub.
+    return [_HUB, {"name": "HF_HUB_OFFLINE", "value": "1"}] if is_on_hub(source) else []
 
 
 def is_on_hub(source: Source) -> bool:
@@ -126,29 +129,37 @@ def _claim_and_path(source: Source) -> tuple[str, str]:
 
 
 def _model(source: Source) -> str:
-    """The source as the processes spell it."""
+    """The source as our processes spell it."""
+    return f"{source.uri}@{source.revision}" if source.revision else model_folder(source)
+
+
+def model_folder(source: Source) -> str:
+    """Folder of a claim in the pod; the name of an embedded model as it is."""
     claim, path = _claim_and_path(source)
-    if claim:
-        return f"{reserved.MODELS_FOLDER}/{path}".rstrip("/")
-    return f"{source.uri}@{source.revision}" if source.revision else source.uri
+    return f"{reserved.MODELS_FOLDER}/{path}".rstrip("/") if claim else source.uri
+
+
+def unless_default(value: object, default: object) -> object:
+    """Return a value that differs from the default of the process, else None."""
+    return None if value == default else value
 
 
 def _target_settings(resource: Resource, cell: int) -> dict[str, object]:
-    spec, engine = resource.spec, resource.spec.target.engine
+    spec, engine = resource.spec, resource.spec.target.ssd or SsdEngine()
     return {
         "MODEL_NAME": spec.model.name or resource.name,
         "DRAFTS": f"{draft_deployment(resource, cell)}:{DRAFT_PORT}",
         # One rank on each GPU of the pod.
-        "TENSOR_PARALLEL_SIZE": _unless_default(spec.tensor_parallel_size, 1),
+        "TENSOR_PARALLEL_SIZE": unless_default(spec.tensor_parallel_size, 1),
         "MAX_NUM_SEQS": engine.max_num_seqs,
         "MAX_QUEUE": engine.max_queue,
         "DETERMINISTIC": "true" if engine.deterministic else None,
-        "CHANNEL": _unless_default(spec.transport.channel.lower(), "grpc"),
+        "CHANNEL": unless_default(spec.transport.channel.lower(), "grpc"),
         "MAX_ROUND_TRIP_US": spec.transport.max_round_trip_microseconds,
-        "FAN_OUT": _unless_default(spec.speculation.fan_out.lower(), "adaptive"),
-        "BACKUP": _unless_default(spec.speculation.backup.lower(), "ngram"),
-        "DRAFT_DEADLINE_MS": _unless_default(
-            spec.draft_deadline_milliseconds, _PROCESS_DEADLINE_MILLISECONDS
+        "FAN_OUT": unless_default(spec.speculation.fan_out.lower(), "adaptive"),
+        "BACKUP": unless_default(spec.speculation.backup.lower(), "ngram"),
+        "DRAFT_DEADLINE_MS": unless_default(
+            spec.draft_deadline_milliseconds, PROCESS_DEADLINE_MILLISECONDS
         ),
     }
 
@@ -184,10 +195,6 @@ def _security_settings(
 
 def _tokens(key: str) -> str:
     return f"{reserved.TOKENS_FOLDER}/{key}"
-
-
-def _unless_default(value: object, default: object) -> object:
-    return None if value == default else value
 
 
 def _variables(prefix: str, settings: Mapping[str, object]) -> list[Object]:

@@ -8,9 +8,7 @@ from ssd_operator.children.names import (
     CELL_LABEL,
     COMPONENT_LABEL,
     GATEWAY,
-    HTTP_PORT,
     NAME_LABEL,
-    PORTS,
     Component,
     component_name,
     draft_cell,
@@ -22,6 +20,7 @@ from ssd_operator.children.names import (
 )
 from ssd_operator.children.objects import KINDS, ChildFactory
 from ssd_operator.children.pods import engine_template
+from ssd_operator.children.processes import process_of
 from ssd_operator.settings import OperatorSettings
 
 METRIC = "ssd_desired_draft_replicas"
@@ -81,18 +80,24 @@ def _network_policies(factory: ChildFactory) -> Iterator[Object]:
     gateways: Object = {"podSelector": {"matchLabels": selector(resource, GATEWAY)}}
     # Gateways are always clients.
     own = [gateways] if resource.spec.gateway.enabled and resource.spec.security.clients else []
-    callers = {Component.TARGET: [*clients, *own, operator], Component.DRAFT: [targets, operator]}
+    callers = {Component.TARGET: [*clients, *own], Component.DRAFT: [targets]}
     drafts: Object = {"podSelector": {"matchLabels": selector(resource, Component.DRAFT)}}
     peers = {Component.TARGET: drafts, Component.DRAFT: targets}
     is_collective = resource.spec.transport.channel == "Collective"
     for each in Component if resource.spec.security.network_policy else ():
+        process = process_of(resource, each)
+        # Pages that no client calls are metrics and probes, without a prompt or a secret.
+        allowed: dict[str, list[Object]] = {"grpc": [], "http": [ANY_POD]}
+        allowed[process.api] = callers[each]
+        allowed["grpc"] = [*allowed["grpc"], operator]
         spec = {
             "podSelector": {"matchLabels": selector(resource, each)},
             "policyTypes": ["Ingress"],
             "ingress": [
-                {"from": callers[each], "ports": [tcp(PORTS[each])]},
-                # Metrics and probes, which contain no prompt and no secret.
-                {"from": [ANY_POD], "ports": [tcp(HTTP_PORT)]},
+                *(
+                    {"from": allowed[name], "ports": [tcp(port)]}
+                    for name, port in process.ports.items()
+                ),
                 # gloo and NCCL listen on ports that the system selects.
                 *([{"from": [peers[each]], "ports": [_ANY_TCP_PORT]}] if is_collective else []),
             ],
@@ -116,12 +121,14 @@ def _services(factory: ChildFactory) -> Iterator[Object]:
         ),
     ]
     for name, component, cell in rows:
+        process = process_of(resource, component)
         protocol = "kubernetes.io/h2c" if resource.spec.security.tls is None else "https"
-        grpc = {"targetPort": "grpc", "appProtocol": protocol}
+        protocols = {"appProtocol": protocol} if process.api == "grpc" else {}
+        port = {"name": process.api} | tcp(process.ports[process.api])
         spec = {
             "type": "ClusterIP",
             "selector": selector(resource, component, cell),
-            "ports": [{"name": "grpc"} | tcp(PORTS[component]) | grpc],
+            "ports": [port | {"targetPort": process.api} | protocols],
             "publishNotReadyAddresses": False,
         }
         headless = {} if name == resource.name else {"clusterIP": "None"}

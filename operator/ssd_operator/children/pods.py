@@ -23,8 +23,6 @@ from ssd_operator.children import environment, placement
 from ssd_operator.children.environment import is_on_hub, volume_claim
 from ssd_operator.children.names import (
     FETCH,
-    HTTP_PORT,
-    PORTS,
     RESTART_ANNOTATION,
     REVISION_LABEL,
     Component,
@@ -33,6 +31,7 @@ from ssd_operator.children.names import (
     spiffe_id,
 )
 from ssd_operator.children.objects import digest
+from ssd_operator.children.processes import Start, process_of
 from ssd_operator.settings import OperatorSettings
 
 REVISION_DIGITS = 10
@@ -60,7 +59,6 @@ POD_SECURITY: Object = {
     "fsGroupChangePolicy": "OnRootMismatch",
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-_GPU_SHARED_MEMORY = {Component.TARGET: "8Gi", Component.DRAFT: "1Gi"}
 # A folder that a person has prepared, or that holds files, keeps its owner.
 _OPEN_CACHE = (
     f"import os; p = {reserved.CACHE_FOLDER!r}; "
@@ -112,7 +110,7 @@ def engine_template(
         cell=cell,
         process=process,
         template=spec.pod_template.overridden(process.pod_template),
-        image=process.image or (settings.target_image if is_target else settings.draft_image),
+        image=process.image or process_of(resource, component).image(settings),
         resources=_resources(resource, component, process),
     )
     annotations = dict(engine.template.annotations)
@@ -137,7 +135,7 @@ def preflight_spec(deployment: Object, node: str) -> Object:
     is_read_only = engine["securityContext"]["readOnlyRootFilesystem"]
     container = _without(engine, "ports", "lifecycle", *_PROBES) | {
         "name": "preflight",
-        "args": ["--print-config"],
+        "args": [*engine.get("args", ()), "--print-config"],
         "resources": copy.deepcopy(_PREFLIGHT_RESOURCES),
         "securityContext": unprivileged(is_read_only=is_read_only),
     }
@@ -194,11 +192,11 @@ def _pod_spec(engine: _Engine) -> Object:
 
 def _engine_container(engine: _Engine) -> Object:
     process, component = engine.process, engine.component
-    variables = environment.engine_environment(
-        engine.resource,
-        component,
-        engine.cell,
-        _num_threads(engine),
+    kind = process_of(engine.resource, component)
+    start = Start(
+        resource=engine.resource,
+        cell=engine.cell,
+        num_threads=_num_threads(engine),
         operator=spiffe_id(engine.settings.pod_namespace, engine.settings.service_account),
     )
     mounts = [mount("tmp", reserved.SCRATCH_FOLDER), mount("cache", reserved.CACHE_FOLDER)]
@@ -214,20 +212,21 @@ def _engine_container(engine: _Engine) -> Object:
         mount(each["name"], _SECRET_FOLDERS[each["name"]]) | {"readOnly": True}
         for each in _secrets(engine.resource, component)
     ]
-    ports = {"grpc": PORTS[component], "http": HTTP_PORT}
     sleep = {"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}}
     startup_failures = math.ceil(process.startup_timeout_seconds / 2)
     # With a command, an image of another process fails at once instead of serving.
     return {
-        **_container(engine, str(component), f"ssd_{component}", variables, mounts),
+        **_container(engine, str(component), kind.module, kind.environment(start), mounts),
+        **present(args=kind.arguments(start)),
         "ports": [
-            {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()
+            {"name": name, "containerPort": port, "protocol": "TCP"}
+            for name, port in kind.ports.items()
         ],
         "resources": engine.resources,
-        "startupProbe": probe("/readyz", 2, 2, startup_failures) | KILL,
+        "startupProbe": probe(kind.ready_page, 2, 2, startup_failures) | KILL,
         # The heartbeat of the step thread, never drafts or load: those restart nothing.
-        "livenessProbe": probe("/livez", 10, 5, 6) | KILL,
-        "readinessProbe": probe("/readyz", 2, 2, 2),
+        "livenessProbe": probe(kind.live_page, 10, 5, 6) | KILL,
+        "readinessProbe": probe(kind.ready_page, 2, 2, 2),
         **present(lifecycle=sleep if component is Component.TARGET else {}),
     }
 
@@ -355,8 +354,7 @@ def present(**fields: object) -> Object:
 def _volumes(resource: Resource, component: Component, source: Source) -> list[Object]:
     """Volumes of a pod, without the user's own."""
     cache = resource.spec.model_cache
-    is_gpu = placement.device_of(resource, component) == "nvidia"
-    size = _GPU_SHARED_MEMORY[component] if is_gpu else "64Mi"
+    size = process_of(resource, component).shared_memory[placement.device_of(resource, component)]
     caches: dict[str, Object] = {
         "PVC": {"persistentVolumeClaim": {"claimName": cache.claim_name}},
         "HostPath": {"hostPath": {"path": cache.host_path, "type": "DirectoryOrCreate"}},

@@ -8,13 +8,13 @@ from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.spec import Object, Resource
 from ssd_operator.api.status import MOST_LINKS
 from ssd_operator.children.names import (
-    TARGET_PORT,
     Component,
     cell_of,
     draft_deployment,
     selector,
     target_deployment,
 )
+from ssd_operator.children.processes import process_of
 from ssd_operator.observe.pod_state import is_ready, is_scheduled, name_of, to_text
 from ssd_operator.observe.snapshot import PoolFact
 from ssd_operator.status.condition_rules import conditions
@@ -44,7 +44,8 @@ def status_of(result: PassResult) -> Object:
     }
     if result.has_endpoint:
         host = f"{resource.name}.{resource.namespace}.svc"
-        status["endpoint"] = {"grpc": f"{host}:{TARGET_PORT}"}
+        process = process_of(resource, Component.TARGET)
+        status["endpoint"] = {process.api: process.endpoint.replace("HOST", host)}
     return {name: value for name, value in status.items() if value or name == "links"}
 
 

@@ -156,6 +156,16 @@ def test_wide_columns_show_reason_and_endpoint(unwatched: Kube, shown: Object) -
     assert row.split()[-3:] == ["tiny", "Serving", "shown.here.svc:50051"]
 
 
+def test_the_endpoint_column_shows_the_url_of_vllm(api_server: Kube) -> None:
+    given = named_demo("openai")
+    assert api_server.send("create", given).returncode == 0
+    url = "http://openai.here.svc:8000/v1"
+    given["status"] = {"endpoint": {"http": url}}
+    assert api_server.send("apply", given, *STATUS).returncode == 0
+    _, row = api_server("get", "ssd", "openai", "--output=wide").splitlines()
+    assert row.split()[-1] == url
+
+
 def test_the_category_lists_it(unwatched: Kube, shown: Object) -> None:
     assert "shown" in unwatched("get", "inference")
 

@@ -50,6 +50,7 @@ class PinnedSettings(OperatorSettings):
 SETTINGS = PinnedSettings(
     target_image="localhost/ssd-target:0.1.0",
     draft_image="localhost/ssd-draft:0.1.0",
+    vllm_image="localhost/ssd-vllm:0.1.0",
     gateway_image="localhost/ssd-gateway:0.1.0",
     pod_namespace="ssd",
 )

@@ -193,8 +193,8 @@ def test_a_forbidden_value_is_refused_with_field_value_and_bound(obj: Object, wo
 
 
 def test_a_refusal_names_three_problems_and_counts_the_others() -> None:
-    engine = {"maxNumSeqs": 0, "maxQueue": -1}
-    error = refusal(demo(target={"replicas": 0, "engine": engine}, draft={"replicas": -1}))
+    ssd = {"maxNumSeqs": 0, "maxQueue": -1}
+    error = refusal(demo(target={"replicas": 0, "ssd": ssd}, draft={"replicas": -1}))
     assert str(error).count("should be greater") == 3
     assert str(error).endswith("; and 1 more")
 

@@ -185,6 +185,7 @@ def test_a_new_version_of_the_operator_writes_objects_and_replaces_no_pod() -> N
     newer = NewerSettings(
         target_image=SETTINGS.target_image,
         draft_image=SETTINGS.draft_image,
+        vllm_image=SETTINGS.vllm_image,
         gateway_image=SETTINGS.gateway_image,
         pod_namespace="elsewhere",
     )

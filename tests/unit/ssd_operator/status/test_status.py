@@ -15,7 +15,7 @@ from tests.unit.ssd_operator.scenes import (
     unscheduled,
 )
 
-from ssd_operator.api.spec import Model, Object
+from ssd_operator.api.spec import Model, Object, Source, Target
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import to_text
 from ssd_operator.observe.snapshot import PoolFact
@@ -232,6 +232,13 @@ def test_figures_are_means_weighted_by_running_sequences_and_stay_while_idle() -
 
 def test_the_model_name_of_the_spec_is_reported() -> None:
     assert derive(Scene(spec={"model": Model(name="llama")}))["model"] == {"name": "llama"}
+
+
+def test_the_endpoint_of_vllm_is_its_openai_api() -> None:
+    vllm = Target(source=Source(uri="demo://target"), engine="vllm")
+    assert derive(Scene(spec={"target": vllm}))["endpoint"] == {
+        "http": "http://demo.default.svc:8000/v1"
+    }
 
 
 def test_a_foreign_service_is_no_endpoint() -> None:

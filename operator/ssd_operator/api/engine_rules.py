@@ -1,0 +1,69 @@
+"""Rules of the engines of targets: a field that an engine cannot obey is refused, with the fix."""
+
+
+def _without(names: str, message: str) -> tuple[str, str]:
+    """Refuse arguments by name, with one or two dashes.
+
+    vLLM reads ``_`` as ``-``, and ``--speculative-config.key=1`` as one key of the value. It also
+    accepts the beginning of a name, but the last value counts, which is the operator's.
+    """
+    pattern = names.replace("-", "[-_]")
+    return f"!self.exists(a, a.matches('^--?({pattern})([.=].*)?$'))", message
+
+
+VLLM_ARGS_RULES = (
+    _without(
+        "model|revision|served-model-name|dtype|max-model-len|tensor-parallel-size|tp"
+        "|speculative-config|sc|additional-config|shutdown-timeout",
+        "args: fields of the resource set these arguments: target.source (--model, "
+        "--revision), model (--served-model-name, --dtype, --max-model-len), "
+        "target.tensorParallelSize, target.drainSeconds (--shutdown-timeout), speculation "
+        "(--speculative-config, --additional-config)",
+    ),
+    _without(
+        "worker-cls|port|config|ssl-.*|root-path",
+        "args: --worker-cls, --port, --config, --root-path and --ssl-* are the operator's, "
+        "leave them out",
+    ),
+    _without(
+        "(pipeline|data)-parallel-.*|pp|dp.?|nnodes",
+        "args: a target has tensorParallelSize GPUs and one replica of the model: leave "
+        "pipeline and data parallel arguments out, and use target.replicas",
+    ),
+)
+"""Of the additional arguments of vLLM."""
+
+
+def _with_vllm(wanted: str, message: str) -> tuple[str, str]:
+    return f"self.target.engine != 'vllm' || ({wanted})", message
+
+
+VLLM_RULES = (
+    (
+        "self.target.engine == 'vllm' || !has(self.target.args) || self.target.args.size() == 0",
+        "target.args: only engine vllm has arguments, give target.engine vllm or leave them out",
+    ),
+    _with_vllm(
+        "!has(self.target.ssd)",
+        "target.ssd: engine vllm has arguments instead, give target.args",
+    ),
+    _with_vllm(
+        "self.target.weights == 'Auto'",
+        "target.weights: with engine vllm give --quantization in target.args",
+    ),
+    _with_vllm(
+        "!self.gateway.enabled",
+        "gateway: vLLM serves the OpenAI API itself, leave the gateway out with engine vllm",
+    ),
+    _with_vllm(
+        "self.transport.channel == 'Grpc' && !has(self.transport.maxRoundTripMicroseconds)",
+        "transport: links of engine vllm use gRPC and have no limit, leave channel and "
+        "maxRoundTripMicroseconds out",
+    ),
+    _with_vllm(
+        "!has(self.security.tls) && !has(self.security.tokenSecretName)",
+        "security: pods with engine vllm support neither tls nor tokenSecretName yet, leave them "
+        "out",
+    ),
+)
+"""Of a spec."""

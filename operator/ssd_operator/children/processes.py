@@ -1,0 +1,102 @@
+"""The process of a pod: what the engines of targets, and drafts, differ in. Pure.
+
+Everything that depends on ``spec.target.engine`` is here: no other module compares its name.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ssd_operator.api.spec import Accelerator, Object, Resource
+from ssd_operator.children.environment import engine_environment
+from ssd_operator.children.names import DRAFT_PORT, HTTP_PORT, TARGET_PORT, Component
+from ssd_operator.children.vllm import VLLM_PORT, vllm_arguments, vllm_environment
+from ssd_operator.settings import OperatorSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where a process starts."""
+
+    resource: Resource
+    cell: int | None
+    """None for the drafts of a Pool."""
+    num_threads: int
+    """Of a forward pass on a CPU."""
+    operator: str
+    """Name in the operator's certificate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProcess:
+    """One kind of process."""
+
+    module: str
+    """``python -m`` runs it. With ``--print-config`` it checks its settings and exits."""
+    image: Callable[[OperatorSettings], str]
+    """Of pods whose resource sets none."""
+    grpc_port: int
+    """The operator calls it."""
+    http_port: int = HTTP_PORT
+    """Probes and metrics."""
+    api: Literal["grpc", "http"] = "grpc"
+    """Name of the port that clients, or the targets of drafts, call. If it is ``http``, only they
+    reach it; otherwise its pages contain no prompt, and any pod does."""
+    endpoint: str = ""
+    """Where clients call, with HOST for the name of the Service."""
+    ready_page: str = "/readyz"
+    live_page: str = "/livez"
+    shared_memory: Mapping[Accelerator, str]
+    """Maximum size of ``/dev/shm`` by device."""
+    arguments: Callable[[Start], list[str]] = lambda _start: []
+    environment: Callable[[Start], list[Object]]
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Ports of the container by name."""
+        return {"grpc": self.grpc_port, "http": self.http_port}
+
+
+def _environment(component: Component) -> Callable[[Start], list[Object]]:
+    return lambda start: engine_environment(
+        start.resource, component, start.cell, start.num_threads, start.operator
+    )
+
+
+_DRAFT = EngineProcess(
+    module="ssd_draft",
+    image=lambda settings: settings.draft_image,
+    shared_memory={"nvidia": "1Gi", "cpu": "64Mi"},
+    grpc_port=DRAFT_PORT,
+    environment=_environment(Component.DRAFT),
+)
+_TARGETS = {
+    "ssd": EngineProcess(
+        module="ssd_target",
+        image=lambda settings: settings.target_image,
+        shared_memory={"nvidia": "8Gi", "cpu": "64Mi"},
+        grpc_port=TARGET_PORT,
+        endpoint=f"HOST:{TARGET_PORT}",
+        environment=_environment(Component.TARGET),
+    ),
+    "vllm": EngineProcess(
+        module="ssd_vllm",
+        image=lambda settings: settings.vllm_image,
+        # Its processes exchange messages there, 160 MiB and more.
+        shared_memory={"nvidia": "8Gi", "cpu": "1Gi"},
+        grpc_port=TARGET_PORT,
+        http_port=VLLM_PORT,
+        api="http",
+        endpoint=f"http://HOST:{VLLM_PORT}/v1",
+        # It answers once the model is loaded, and fails when the engine has died.
+        ready_page="/health",
+        live_page="/health",
+        arguments=lambda start: vllm_arguments(start.resource, start.cell or 0),
+        environment=lambda start: vllm_environment(start.resource, start.num_threads),
+    ),
+}
+
+
+def process_of(resource: Resource, component: Component) -> EngineProcess:
+    """Return the process of a component's pods."""
+    return _TARGETS[resource.spec.target.engine] if component is Component.TARGET else _DRAFT

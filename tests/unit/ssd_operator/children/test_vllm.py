@@ -1,0 +1,166 @@
+"""Targets with engine vllm: what vLLM gets, who calls it, and how drafts stay as they are."""
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from tests.unit.ssd_operator.resources import (
+    DEMO_DRAFT,
+    DEMO_TARGET,
+    SAMPLES,
+    SETTINGS,
+    children,
+    cpu_demo,
+    deployments,
+    resource,
+)
+
+from ssd_operator.api.kubernetes_types import NetworkPeer
+from ssd_operator.api.security import Security
+from ssd_operator.api.spec import Draft, Object, Observability, Resource, Source, Spec, Target
+from ssd_operator.children.names import Component
+from ssd_operator.children.pods import engine_template, preflight_spec
+from ssd_operator.observe.pod_state import name_of
+from ssd_vllm.settings import PluginSettings
+
+LLAMA = SAMPLES["llama-3.1-70b-vllm"]
+OPERATOR = {
+    "podSelector": {"matchLabels": {"app.kubernetes.io/name": "ssd-operator"}},
+    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ssd"}},
+}
+
+
+def vllm_demo(security: Security | None = None, **target: Any) -> Spec:
+    wanted: dict[str, Any] = {"source": DEMO_TARGET, "engine": "vllm"} | target
+    return cpu_demo(target=Target(**wanted), security=security)
+
+
+def container_of(resource: Resource, component: Component = Component.TARGET) -> Object:
+    (container,) = engine_template(resource, SETTINGS, component, 0)["spec"]["containers"]
+    return dict(container)
+
+
+def arguments_of(resource: Resource) -> dict[str, str]:
+    """Arguments by name; the last one counts, as for vLLM."""
+    return dict(each.removeprefix("--").split("=", 1) for each in container_of(resource)["args"])
+
+
+def plugin_of(resource: Resource) -> dict[str, Any]:
+    """Settings of the plugin."""
+    return dict(json.loads(arguments_of(resource)["additional-config"])["ssd"])
+
+
+def of_kind(resource: Resource, kind: str) -> dict[str, Object]:
+    return {name_of(each): each["spec"] for each in children(resource) if each["kind"] == kind}
+
+
+def test_fields_of_the_resource_are_arguments_of_vllm() -> None:
+    found = arguments_of(LLAMA)
+    assert found["model"] == "meta-llama/Llama-3.1-70B-Instruct"
+    assert found["revision"] == "0" * 40
+    assert found["served-model-name"] == "llama-70b"
+    assert found["tensor-parallel-size"] == "4"
+    assert found["max-model-len"] == "16384"
+    assert found["shutdown-timeout"] == "300"
+    assert found["worker-cls"] == "ssd_vllm.Worker"
+    assert found["max-num-seqs"] == "32"
+    assert "dtype" not in found
+    speculation = json.loads(found["speculative-config"])
+    assert speculation["num_speculative_tokens"] == LLAMA.spec.speculation.lookahead
+    assert container_of(LLAMA)["resources"]["limits"]["nvidia.com/gpu"] == "4"
+
+
+def test_the_plugin_connects_to_the_drafts_of_the_cell_and_serves_the_operator() -> None:
+    found = plugin_of(LLAMA)
+    assert found["drafts"] == ["llama-70b-draft-0:50052"]
+    assert (found["admin_port"], found["admin_host"]) == (50051, "0.0.0.0")
+    assert found["branches"] == LLAMA.spec.speculation.branches
+    on_cpus = resource(vllm_demo().changed(speculation=LLAMA.spec.speculation))
+    assert plugin_of(on_cpus)["draft_deadline_ms"] == 100
+
+
+def test_defaults_of_the_plugin_are_not_given() -> None:
+    defaults = {each.name: each.default for each in fields(PluginSettings)}
+    found = plugin_of(resource(vllm_demo()))
+    names = found.keys() & defaults.keys() - {"branches", "allow_insecure"}
+    assert [name for name in names if found[name] == defaults[name]] == []
+
+
+def test_an_argument_of_the_user_cannot_replace_one_of_a_field() -> None:
+    args = ("--max-num-seqs=8", "--tensor-parallel-siz=2")
+    given = container_of(resource(vllm_demo(args=args, tensor_parallel_size=1)))["args"]
+    assert given[:2] == list(args)
+    assert given[-1].startswith("--additional-config=")
+
+
+@pytest.mark.parametrize(
+    ("uri", "model"),
+    [("pvc://claim/a/b", "/models/a/b"), ("demo://target", "demo://target")],
+)
+def test_a_folder_or_the_embedded_model_has_no_revision(uri: str, model: str) -> None:
+    found = arguments_of(resource(vllm_demo(source=Source(uri=uri))))
+    assert found["model"] == model
+    assert "revision" not in found
+
+
+def test_vllm_reads_the_fetched_model_and_has_no_setting_of_our_target() -> None:
+    names = {each["name"] for each in container_of(LLAMA)["env"]}
+    assert names == {"HF_HOME", "HF_HUB_OFFLINE"}
+    pod = engine_template(LLAMA, SETTINGS, Component.TARGET, 0)["spec"]
+    assert [each["command"] for each in pod["initContainers"]] == [["python", "-m", "ssd.fetch"]]
+    on_cpus = container_of(resource(vllm_demo(resources={"requests": {"cpu": 3}})))
+    assert on_cpus["env"] == [{"name": "OMP_NUM_THREADS", "value": "3"}]
+
+
+def test_the_image_is_that_of_vllm_unless_the_resource_sets_one() -> None:
+    assert container_of(LLAMA)["image"] == SETTINGS.vllm_image
+    assert container_of(resource(vllm_demo(image="r/own:1")))["image"] == "r/own:1"
+    assert container_of(LLAMA, Component.DRAFT)["image"] == SETTINGS.draft_image
+
+
+def test_probes_and_metrics_are_pages_of_vllms_own_port() -> None:
+    container = container_of(LLAMA)
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert ports == {"grpc": 50051, "http": 8000}
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/health", "port": "http"}
+    watched = resource(vllm_demo().changed(observability=Observability(pod_monitor=True)))
+    (monitor,) = of_kind(watched, "PodMonitor").values()
+    assert monitor["podMetricsEndpoints"] == [{"port": "http", "path": "/metrics"}]
+
+
+def test_clients_reach_the_api_of_vllm_and_only_the_operator_its_admin_port() -> None:
+    client: NetworkPeer = {"podSelector": {"matchLabels": {"app": "chat"}}}
+    demo = resource(vllm_demo(security=Security(clients=(client,))))
+    rules = of_kind(demo, "NetworkPolicy")["demo-target"]["ingress"]
+    allowed = {rule["ports"][0]["port"]: rule["from"] for rule in rules}
+    assert allowed == {50051: [OPERATOR], 8000: [client]}
+    services = of_kind(demo, "Service")
+    for name in ("demo", "demo-targets"):
+        (port,) = services[name]["ports"]
+        assert (port["name"], port["port"], port["targetPort"]) == ("http", 8000, "http")
+
+
+def test_the_engine_of_the_target_changes_nothing_of_the_drafts() -> None:
+    ours, theirs = resource(cpu_demo()), resource(vllm_demo())
+    assert deployments(ours, "draft") == deployments(theirs, "draft")
+    for kind, name in (("NetworkPolicy", "demo-draft"), ("Service", "demo-draft-0")):
+        assert of_kind(ours, kind)[name] == of_kind(theirs, kind)[name]
+
+
+def test_a_preflight_checks_the_arguments_of_vllm() -> None:
+    (deployment,) = deployments(LLAMA, "target")
+    (container,) = preflight_spec(deployment, "node")["containers"]
+    assert container["command"] == ["python", "-m", "ssd_vllm"]
+    assert container["args"] == [*container_of(LLAMA)["args"], "--print-config"]
+
+
+def test_vllm_may_finish_its_requests_before_the_pod_is_killed() -> None:
+    spec = cpu_demo(
+        target=Target(source=DEMO_TARGET, engine="vllm", drain_seconds=60),
+        draft=Draft(source=DEMO_DRAFT),
+    )
+    pod = engine_template(resource(spec), SETTINGS, Component.TARGET, 0)["spec"]
+    assert arguments_of(resource(spec))["shutdown-timeout"] == "60"
+    assert pod["terminationGracePeriodSeconds"] == 90
