@@ -17,8 +17,11 @@ from ssd.local_model import LocalModel
 from ssd.pool.dialer import LinkDialer
 from ssd.pool.handshake import LinkTerms
 from ssd.pool.pool import DraftPool
+from ssd.pool.round_log import RoundLog
 from ssd.pool.rounds import PoolSettings
+from ssd.pool.status import pool_status
 from ssd.ports import Clock
+from ssd.rpc.admin_servicer import AdminServicer
 from ssd.rpc.bounds import PromptBounds
 from ssd.rpc.call_guard import ServerLimits
 from ssd.rpc.codec import SpeculationChange
@@ -32,13 +35,11 @@ from ssd.transport.communicator import available_backends
 from ssd.types import WIRE_VERSION, Hello, LinkSettings, Mode, Peer
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.ports import LoopContext
-from ssd_target.decoding.round_log import RoundLog
 from ssd_target.models import TargetModels
-from ssd_target.pool_status import pool_status
 from ssd_target.rank_processes import RankProcesses
 from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.serving.request_trace import RequestTraces
-from ssd_target.serving.servicer import AdminServicer, GenerateServicer, count_failure
+from ssd_target.serving.servicer import GenerateServicer, count_failure
 from ssd_target.serving.streams import Wakeups
 from ssd_target.settings import TargetSettings
 from ssd_target.step_thread import ModelLoader

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 
 from ssd import telemetry
+from ssd.pool.round_log import RoundLog
 from ssd.pool.rounds import Lookup
 from ssd.speculation.controller import Choice, Reason, Report
 from ssd.speculation.round_samples import RoundSample
 from ssd.types import LookupResult
 from ssd_target.decoding.ports import Drafts, RoundController
-from ssd_target.decoding.round_log import RoundLog
 from ssd_target.decoding.round_result import RoundResult
 from ssd_target.decoding.round_times import RoundPart, RoundTimes
 from ssd_target.decoding.sequence import Sequence
