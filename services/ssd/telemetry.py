@@ -151,6 +151,11 @@ MAX_PROPOSED_TOKENS = Gauge(
     "Maximum number of tokens of a proposal that the target chose.",
     **_NEWEST,
 )
+PROPOSER_CRASHES_TOTAL = Counter(
+    "ssd_proposer_crashes",
+    "Steps of vLLM that continued without proposals because of a bug of ssd_vllm; the first one is "
+    "in the log.",
+)
 COMMIT_TO_TABLE_SECONDS = Histogram(
     "ssd_commit_to_table_seconds",
     "Seconds from sending a commit to the arrival of the first columns of its table.",
@@ -250,7 +255,8 @@ _OF_TARGET = (
     *(LINK_TRANSPORT_INFO, LINK_REFUSALS_TOTAL, SPECULATION_ACTIVE, SPECULATION_SPEED_UP),
     *(SPECULATION_REASON, SPECULATION_MODE, MAX_PROPOSED_TOKENS, LINK_BANDWIDTH),
 )
-_OF_OTHERS = {"target": _OF_DRAFT, "draft": _OF_TARGET}
+_OF_VLLM = (PROPOSER_CRASHES_TOTAL,)
+_OF_OTHERS = {"target": (*_OF_DRAFT, *_OF_VLLM), "draft": (*_OF_TARGET, *_OF_VLLM)}
 
 
 class _MetricsOf:

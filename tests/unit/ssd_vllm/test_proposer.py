@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from ssd import demo
 from ssd_vllm import proposer
@@ -49,8 +50,13 @@ class RecordingRequests:
 def config(**settings: Any) -> Any:
     return SimpleNamespace(
         model_config=SimpleNamespace(
-            tokenizer=str(MODEL), get_vocab_size=lambda: 4096, max_model_len=64
+            model=str(MODEL),
+            tokenizer=str(MODEL),
+            dtype=torch.float32,
+            get_vocab_size=lambda: 4096,
+            max_model_len=64,
         ),
+        parallel_config=SimpleNamespace(data_parallel_rank=2),
         speculative_config=SimpleNamespace(num_speculative_tokens=6),
         additional_config={"ssd": {"drafts": ["127.0.0.1:1"], **settings}},
     )

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 
+from ssd.pool.round_log import RoundLog
 from ssd.pool.rounds import NO_TABLE_NEEDED, Lookup, NewSequence, VerifiedRound
-from ssd.speculation.controller import Choice
+from ssd.speculation.controller import Choice, Reason, Report
 from ssd.speculation.round_samples import RoundSample
 from ssd.telemetry import SystemClock
-from ssd.types import LookupResult, Outcome, SequenceId
+from ssd.types import LookupResult, Mode, Outcome, SequenceId
 from ssd_vllm.requests import NewRequest, PoolRequests, Step, seed_of
 from ssd_vllm.step_control import StepControl, StepController
 
@@ -25,6 +26,8 @@ class RecordingPool:
         self.ended: list[SequenceId] = []
         self.released: list[SequenceId] = []
         self.rounds: list[list[VerifiedRound]] = []
+
+    looked_up_at = 0.0
 
     @property
     def num_sessions(self) -> int:
@@ -62,10 +65,13 @@ def request(name: str, prompt: tuple[int, ...] = (1, 2), max_len: int = 20) -> N
     )
 
 
-def made(controller: StepController | None = None) -> tuple[RecordingPool, PoolRequests]:
+def made(
+    controller: StepController | None = None, mode: Mode = Mode.AUTO
+) -> tuple[RecordingPool, PoolRequests]:
     pool = RecordingPool()
     clock = SystemClock()
-    control = StepControl(controller, LOOKAHEAD, clock)
+    controller = controller or FixedChoice(LOOKAHEAD)
+    control = StepControl(controller, mode, LOOKAHEAD, RoundLog(), clock)
     return pool, PoolRequests(pool, control, NUM_TOKEN_IDS, clock)
 
 
@@ -155,8 +161,8 @@ def test_requests_that_are_not_known_only_count_in_the_round() -> None:
 class FixedChoice:
     """A controller whose choice a test sets."""
 
-    def __init__(self) -> None:
-        self.choice = Choice(is_on=True, max_proposed=2)
+    def __init__(self, max_proposed: int = 2) -> None:
+        self.choice = Choice(is_on=True, max_proposed=max_proposed)
         self.samples: list[RoundSample] = []
 
     def choose(self, _num_sequences: int) -> Choice:
@@ -164,6 +170,9 @@ class FixedChoice:
 
     def note(self, sample: RoundSample) -> None:
         self.samples.append(sample)
+
+    def report(self) -> Report:
+        return Report(self.choice.is_on, Reason.FASTER, 1.5, self.choice.max_proposed)
 
 
 def test_the_controller_closes_sessions_and_opens_them_again() -> None:
