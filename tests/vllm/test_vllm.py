@@ -5,12 +5,14 @@ import json
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from math import exp, inf, prod, sqrt
 from typing import Any
 
 import pytest
+from tests.vllm.server import MODEL, ROOT, command
 
 from ssd.launch import Deployment, deployed
 from ssd.rpc.client import TargetClient
@@ -19,10 +21,10 @@ from ssd.text.tokenizer import load_tokenizer
 from ssd.types import Mode, SamplingParams
 
 pytestmark = pytest.mark.vllm
-ROOT = Path(__file__).parents[2]
-PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
-MODEL = ROOT / "services/ssd/demo/weights/target"
 NUM_TOKENS = 64
+NUM_SAMPLES = 2000
+LEAST_EXPECTED = 5.0
+"""Texts with fewer expected samples are one cell."""
 KILL_SECONDS = 0.3
 """A batch takes a second."""
 PROMPTS = tuple(f"def {name}(values):\n    " for name in ("mean", "median", "merge", "split"))
@@ -42,6 +44,8 @@ class Run:
 
     texts: Texts = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
+    logprobs: list[dict[int, float]] = field(default_factory=list)
+    """Of the first tokens, where jobs request some."""
 
     @property
     def num_accepted(self) -> int:
@@ -98,30 +102,23 @@ def jobs() -> list[dict[str, Any]]:
 def run(
     drafts: Sequence[str],
     *,
+    of: Sequence[dict[str, Any]] = (),
+    plugin: dict[str, Any] | None = None,
     batch: int = 8,
     after_batch: Callable[[], None] = lambda: None,
     **engine: Any,
 ) -> Run:
-    """Generate all texts with vLLM; ``engine`` has arguments of ``LLM``."""
+    """Generate texts with vLLM, all by default; ``engine`` has arguments of ``LLM``."""
     task = {
         "model": str(MODEL),
-        "jobs": jobs(),
+        "jobs": list(of) or jobs(),
         "batch": batch,
         "drafts": list(drafts),
+        "plugin": plugin or {},
         "engine": engine,
     }
-    variables = {
-        "PYTHONPATH": ROOT / "services",
-        "LD_PRELOAD": PYTHON.parents[1] / "lib/libiomp5.so",
-        "VLLM_CPU_KVCACHE_SPACE": 1,
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "HF_HUB_OFFLINE": 1,
-    }
     process = subprocess.Popen(
-        [
-            *("env", *(f"{name}={value}" for name, value in variables.items())),
-            *(PYTHON, ROOT / "tests/vllm/generate.py"),
-        ],
+        command(ROOT / "tests/vllm/generate.py", VLLM_LOGGING_LEVEL="WARNING"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -137,6 +134,10 @@ def run(
             if name == "BATCH":
                 found.texts += json.loads(value)
                 after_batch()
+            if name == "LOGPROBS":
+                found.logprobs += [
+                    {int(k): v for k, v in each.items()} for each in json.loads(value)
+                ]
             if name == "COUNTERS":
                 found.counters = json.loads(value)
         assert process.wait(timeout=60) == 0
@@ -209,3 +210,49 @@ def test_a_draft_that_is_killed_costs_no_text(draft: Draft, without_drafts: Text
 
 def test_vllm_serves_without_any_draft(without_drafts: Texts) -> None:
     assert run(["127.0.0.1:1"]).texts == without_drafts
+
+
+@pytest.mark.parametrize("sampling", ["coupled", "stock"])
+def test_texts_have_the_probabilities_of_the_model(draft: Draft, sampling: str) -> None:
+    """Chi-square of all texts of 8 tokens, each one of the two most probable."""
+    prompt = load_tokenizer(MODEL).encode(PROMPTS[0])
+    # A seed of each request makes vLLM's own sampler slow.
+    seeds = range(NUM_SAMPLES) if sampling == "coupled" else [None] * NUM_SAMPLES
+    samples = run(
+        [draft.address],
+        of=[
+            {"prompt_ids": prompt, "seed": seed, "max_tokens": 8, "temperature": 1.0, "top_k": 2}
+            for seed in seeds
+        ],
+        plugin={"sampling": sampling, "mode": "speculative"},
+        batch=NUM_SAMPLES,
+        max_num_seqs=32,
+    )
+    assert samples.num_accepted > NUM_SAMPLES // 2, "proposals take part"
+    counts = Counter(tuple(each) for each in samples.texts)
+    prefixes = sorted({text[:length] for text in counts for length in range(8)})
+    contexts = [
+        {"prompt_ids": [*prompt, *prefix], "max_tokens": 1, "temperature": 0.0, "logprobs": 2}
+        for prefix in prefixes
+    ]
+    found = run((), of=contexts, batch=len(contexts))
+    likely = {
+        prefix: dict(sorted(each.items(), key=lambda item: item[1])[-2:])
+        for prefix, each in zip(prefixes, found.logprobs, strict=True)
+    }
+    expected = {
+        text: NUM_SAMPLES * prod(share(likely[text[:end]], text[end]) for end in range(8))
+        for text in counts
+    }
+    cells = [(counts[text], expected[text]) for text in counts if expected[text] >= LEAST_EXPECTED]
+    rest = NUM_SAMPLES - sum(count for count, _ in cells), NUM_SAMPLES - sum(e for _, e in cells)
+    distance = sum((count - mean) ** 2 / mean for count, mean in (*cells, rest))
+    freedom = len(cells)
+    assert freedom > 20
+    # Four standard deviations: a correct sampler fails once in 10,000 runs.
+    assert distance < freedom + 4 * sqrt(2 * freedom), (distance, freedom)
+
+
+def share(likely: dict[int, float], token: int) -> float:
+    """The probability of a token among the likely ones; 0 for another."""
+    return exp(likely.get(token, -inf)) / sum(map(exp, likely.values()))
