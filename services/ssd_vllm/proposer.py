@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 _log = get_logger(__name__)
 _CPUS = os.sched_getaffinity(0)
 """Those of the process before vLLM pins its threads, because ``Worker`` imports this module."""
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""Environment variable with which vLLM's ``/metrics`` has the metrics of its workers."""
 _LEAST_TEMPERATURE = 1e-5
 """vLLM selects the largest logit below it."""
 
@@ -115,6 +117,8 @@ class Proposer:
         """Dial the drafts on the first rank, after the target is loaded."""
         self._is_first_rank = is_first_rank()
         if self._is_first_rank:
+            if METRICS_FOLDER not in os.environ:  # noqa: TID251 a variable of vLLM
+                _log.info("metrics_not_served", needed=METRICS_FOLDER)
             self.links.start()
 
     def begin_step(self, step: "SchedulerOutput") -> None:

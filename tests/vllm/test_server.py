@@ -88,9 +88,18 @@ def requests() -> list[dict[str, Any]]:
 
 
 async def complete_all(server: Server) -> list[Any]:
-    """Send all requests at once."""
-    calls = (asyncio.to_thread(server.complete, each) for each in requests())
-    return [results(each) for each in await asyncio.gather(*calls)]
+    """Send all requests of the model at once, then those of the adapter.
+
+    In a batch of both, vLLM 0.32 on CPUs gives the adapter to rows of the model too.
+    """
+    found: dict[int, Any] = {}
+    numbered = list(enumerate(requests()))
+    for is_adapted in (False, True):
+        some = [each for each in numbered if ("model" in each[1]) is is_adapted]
+        calls = (asyncio.to_thread(server.complete, request) for _, request in some)
+        choices = await asyncio.gather(*calls)
+        found |= {number: results(each) for (number, _), each in zip(some, choices, strict=True)}
+    return [found[number] for number, _ in numbered]
 
 
 def results(choices: list[dict[str, Any]]) -> Any:
@@ -242,13 +251,16 @@ async def test_kills_of_drafts_change_no_text(
             count += 1
         return count
 
-    generating = asyncio.create_task(generate())
-    try:
-        for _ in range(kills):
-            async with draft(client, draft_port):
-                await until(client, lambda pool: pool.links[0].sessions > 0)
-            await until(client, lambda pool: not is_active(pool))
-            assert not generating.done()
-    finally:
-        is_over.set()
-    assert await generating > 0
+    async def kill() -> None:
+        try:
+            for _ in range(kills):
+                async with draft(client, draft_port):
+                    await until(client, lambda pool: pool.links[0].sessions > 0)
+                await until(client, lambda pool: not is_active(pool))
+        finally:
+            is_over.set()
+
+    async with asyncio.TaskGroup() as group:
+        generating = group.create_task(generate())
+        group.create_task(kill())
+    assert generating.result() > 0
