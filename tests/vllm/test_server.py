@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,39 +88,50 @@ def requests() -> list[dict[str, Any]]:
     return [{"prompt": PROMPT, **each} for each in (*FEATURES.values(), to_the_end)]
 
 
-async def complete_all(server: Server) -> list[Any]:
+Texts = list[list[tuple[Any, ...]]]
+
+
+@dataclass(frozen=True)
+class Results:
+    """What all requests have got: their choices, and the log-probabilities of those that ask."""
+
+    texts: Texts
+    logprobs: list[float]
+
+    def check(self, expected: "Results") -> None:
+        """Compare; log-probabilities may differ in their last bits."""
+        assert self.texts == expected.texts
+        assert self.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+
+
+async def complete_all(server: Server) -> Results:
     """Send all requests of the model at once, then those of the adapter.
 
     In a batch of both, vLLM 0.32 on CPUs gives the adapter to rows of the model too.
     """
-    found: dict[int, Any] = {}
+    found: dict[int, list[dict[str, Any]]] = {}
     numbered = list(enumerate(requests()))
     for is_adapted in (False, True):
         some = [each for each in numbered if ("model" in each[1]) is is_adapted]
         calls = (asyncio.to_thread(server.complete, request) for _, request in some)
         choices = await asyncio.gather(*calls)
-        found |= {number: results(each) for (number, _), each in zip(some, choices, strict=True)}
-    return [found[number] for number, _ in numbered]
+        found |= {number: each for (number, _), each in zip(some, choices, strict=True)}
+    ordered = [found[number] for number, _ in numbered]
+    logprobs = [each["logprobs"] for choices in ordered for each in choices if each["logprobs"]]
+    return Results(
+        [[result(each) for each in choices] for choices in ordered],
+        [value for each in logprobs for value in each["token_logprobs"]],
+    )
 
 
-def results(choices: list[dict[str, Any]]) -> Any:
-    """What must be equal in all runs. Log-probabilities may differ in their last bits."""
-    return [
-        (
-            each["index"],
-            each["token_ids"],
-            each["text"],
-            each["finish_reason"],
-            each["stop_reason"],
-            each["logprobs"] and each["logprobs"]["tokens"],
-            each["logprobs"] and pytest.approx(each["logprobs"]["token_logprobs"], abs=1e-4),
-        )
-        for each in choices
-    ]
+def result(choice: dict[str, Any]) -> tuple[Any, ...]:
+    """What must be equal in all runs."""
+    names = ("index", "token_ids", "text", "finish_reason", "stop_reason")
+    return tuple(choice[name] for name in names)
 
 
 @pytest.fixture(scope="module")
-def expected(adapter: Path) -> list[Any]:
+def expected(adapter: Path) -> Results:
     """The results of vLLM without speculation."""
     with serving(adapter) as server:
         return asyncio.run(complete_all(server))
@@ -131,9 +143,9 @@ def draft_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def server(adapter: Path, expected: list[Any], draft_port: int) -> Iterator[Server]:
+def server(adapter: Path, expected: Results, draft_port: int) -> Iterator[Server]:
     """A server with drafts; nobody listens at their address yet."""
-    assert expected
+    assert expected.texts
     drafts = [f"127.0.0.1:{draft_port}"]
     with serving(adapter, drafts=drafts, mode="speculative") as found:
         yield found
@@ -167,28 +179,28 @@ async def draft(client: TargetClient, port: int) -> AsyncIterator[ProcessUnderTe
         yield process
 
 
-def test_the_features_are_used(expected: list[Any]) -> None:
+def test_the_features_are_used(expected: Results) -> None:
     """Otherwise equal texts would show nothing."""
-    found = dict(zip(FEATURES, expected, strict=False))
+    found = dict(zip(FEATURES, expected.texts, strict=False))
     assert len({tuple(choice[1]) for choice in found["choices"]}) == 3
     assert [found[name][0][3] for name in ("stop", "stop across tokens")] == ["stop", "stop"]
     for name in ("schema", "schema, greedy"):
         value = json.loads(found[name][0][2])
         assert (value["name"] in ("mean", "median"), value["size"] in (1, 20, 300)) == (True, True)
-    assert len(found["logprobs"][0][5]) == 60
+    assert len(expected.logprobs) == 60
     assert found["adapter, greedy"] != found["plain"]
-    assert len(expected[-1][0][1]) > 450, "a text up to the maximum length"
-    assert expected[-1][0][3] == "length"
+    assert len(expected.texts[-1][0][1]) > 450, "a text up to the maximum length"
+    assert expected.texts[-1][0][3] == "length"
 
 
 async def test_a_draft_that_appears_later_is_used(
-    server: Server, client: TargetClient, expected: list[Any], draft_port: int
+    server: Server, client: TargetClient, expected: Results, draft_port: int
 ) -> None:
-    assert await complete_all(server) == expected
+    (await complete_all(server)).check(expected)
     status = await client.pool_status()
     assert (status.links[0].state, status.hit_rate) == ("lost", 0.0)
     async with draft(client, draft_port):
-        assert await complete_all(server) == expected
+        (await complete_all(server)).check(expected)
         status = await client.pool_status()
     assert status.hit_rate > 0.3
     assert status.dtype == "float32"
@@ -219,11 +231,11 @@ async def test_requests_that_are_aborted_leave_no_sessions(
 
 
 async def test_speculation_is_changed_at_run_time(
-    server: Server, client: TargetClient, expected: list[Any], draft_port: int
+    server: Server, client: TargetClient, expected: Results, draft_port: int
 ) -> None:
     async def num_proposed() -> float:
         before = server.metrics()["vllm:spec_decode_num_draft_tokens_total"]
-        assert await complete_all(server) == expected
+        (await complete_all(server)).check(expected)
         return server.metrics()["vllm:spec_decode_num_draft_tokens_total"] - before
 
     async with draft(client, draft_port):
@@ -240,14 +252,14 @@ async def test_speculation_is_changed_at_run_time(
 @pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.timeout(3600)
 async def test_kills_of_drafts_change_no_text(
-    server: Server, client: TargetClient, expected: list[Any], draft_port: int, kills: int
+    server: Server, client: TargetClient, expected: Results, draft_port: int, kills: int
 ) -> None:
     is_over = asyncio.Event()
 
     async def generate() -> int:
         count = 0
         while not is_over.is_set():
-            assert await complete_all(server) == expected
+            (await complete_all(server)).check(expected)
             count += 1
         return count
 
