@@ -160,7 +160,7 @@ def test_steps_are_in_the_status_and_in_the_metrics() -> None:
     control = StepControl(FixedChoice(LOOKAHEAD), Mode.AUTO, LOOKAHEAD, log, clock)
     requests = PoolRequests(pool, control, NUM_TOKEN_IDS, clock)
     requests.begin(request("a"))
-    names = (
+    names: tuple[tuple[str, dict[str, str]], ...] = (
         ("ssd_rounds_total", {"result": "hit"}),
         ("ssd_proposed_tokens_total", {}),
         ("ssd_accepted_tokens_total", {"position": "1"}),
