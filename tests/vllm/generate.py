@@ -3,7 +3,8 @@
 Reads an object from standard input: ``model``, ``jobs`` (each with ``prompt_ids``, ``seed`` and
 sampling parameters), ``batch``, ``drafts`` (none: no speculation), ``plugin`` (its other settings)
 and ``engine`` (arguments of ``LLM``). Prints a line for each batch, its token ids, one with the
-log-probabilities of first tokens where a job requests some, and a last one with vLLM's counters.
+log-probabilities at each token of the prompts where jobs request them, and a last one with vLLM's
+counters.
 """
 
 import json
@@ -44,9 +45,9 @@ def main() -> None:
         )
         texts = [list(each.outputs[0].token_ids) for each in found]
         _put("BATCH", texts)
-        if jobs[0].get("logprobs"):
-            of_first = [each.outputs[0].logprobs[0] for each in found]
-            _put("LOGPROBS", [{key: one.logprob for key, one in each.items()} for each in of_first])
+        if jobs[0].get("prompt_logprobs"):
+            rows = [row or {} for each in found for row in each.prompt_logprobs]
+            _put("LOGPROBS", [{key: one.logprob for key, one in row.items()} for row in rows])
     values = {each.name: each.value for each in llm.get_metrics() if isinstance(each, Counter)}
     _put("COUNTERS", values)
 

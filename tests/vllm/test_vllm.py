@@ -5,10 +5,9 @@ import json
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import exp, inf, prod, sqrt
+from math import exp
 from typing import Any
 
 import pytest
@@ -22,9 +21,8 @@ from ssd.types import Mode, SamplingParams
 
 pytestmark = pytest.mark.vllm
 NUM_TOKENS = 64
-NUM_SAMPLES = 2000
-LEAST_EXPECTED = 5.0
-"""Texts with fewer expected samples are one cell."""
+NUM_SAMPLES = 96
+NUM_BINS = 8
 KILL_SECONDS = 0.3
 """A batch takes a second."""
 PROMPTS = tuple(f"def {name}(values):\n    " for name in ("mean", "median", "merge", "split"))
@@ -45,7 +43,7 @@ class Run:
     texts: Texts = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
     logprobs: list[dict[int, float]] = field(default_factory=list)
-    """Of the first tokens, where jobs request some."""
+    """At each token of the prompts, where jobs request them."""
 
     @property
     def num_accepted(self) -> int:
@@ -213,46 +211,45 @@ def test_vllm_serves_without_any_draft(without_drafts: Texts) -> None:
 
 
 @pytest.mark.parametrize("sampling", ["coupled", "stock"])
-def test_texts_have_the_probabilities_of_the_model(draft: Draft, sampling: str) -> None:
-    """Chi-square of all texts of 8 tokens, each one of the two most probable."""
+def test_tokens_have_the_probabilities_of_the_model(draft: Draft, sampling: str) -> None:
+    """Chi-square of the choices between the two most probable tokens, by their probability."""
     prompt = load_tokenizer(MODEL).encode(PROMPTS[0])
-    # A seed of each request makes vLLM's own sampler slow.
-    seeds = range(NUM_SAMPLES) if sampling == "coupled" else [None] * NUM_SAMPLES
     samples = run(
         [draft.address],
         of=[
-            {"prompt_ids": prompt, "seed": seed, "max_tokens": 8, "temperature": 1.0, "top_k": 2}
-            for seed in seeds
+            {
+                "prompt_ids": prompt,
+                # On CPUs, vLLM 0.32 cannot rewind the generators of its own rule.
+                "seed": seed if sampling == "coupled" else None,
+                "max_tokens": NUM_TOKENS,
+                "temperature": 1.0,
+                "top_k": 2,
+            }
+            for seed in range(NUM_SAMPLES)
         ],
         plugin={"sampling": sampling, "mode": "speculative"},
-        batch=NUM_SAMPLES,
-        max_num_seqs=32,
     )
-    assert samples.num_accepted > NUM_SAMPLES // 2, "proposals take part"
-    counts = Counter(tuple(each) for each in samples.texts)
-    prefixes = sorted({text[:length] for text in counts for length in range(8)})
-    contexts = [
-        {"prompt_ids": [*prompt, *prefix], "max_tokens": 1, "temperature": 0.0, "logprobs": 2}
-        for prefix in prefixes
-    ]
-    found = run((), of=contexts, batch=len(contexts))
-    likely = {
-        prefix: dict(sorted(each.items(), key=lambda item: item[1])[-2:])
-        for prefix, each in zip(prefixes, found.logprobs, strict=True)
-    }
-    expected = {
-        text: NUM_SAMPLES * prod(share(likely[text[:end]], text[end]) for end in range(8))
-        for text in counts
-    }
-    cells = [(counts[text], expected[text]) for text in counts if expected[text] >= LEAST_EXPECTED]
-    rest = NUM_SAMPLES - sum(count for count, _ in cells), NUM_SAMPLES - sum(e for _, e in cells)
-    distance = sum((count - mean) ** 2 / mean for count, mean in (*cells, rest))
-    freedom = len(cells)
-    assert freedom > 20
-    # Four standard deviations: a correct sampler fails once in 10,000 runs.
-    assert distance < freedom + 4 * sqrt(2 * freedom), (distance, freedom)
-
-
-def share(likely: dict[int, float], token: int) -> float:
-    """The probability of a token among the likely ones; 0 for another."""
-    return exp(likely.get(token, -inf)) / sum(map(exp, likely.values()))
+    assert samples.num_accepted > NUM_SAMPLES * NUM_TOKENS // 10, "proposals take part"
+    found = run(
+        (),
+        of=[
+            {"prompt_ids": [*prompt, *text], "max_tokens": 1, "prompt_logprobs": 2}
+            for text in samples.texts
+        ],
+    ).logprobs
+    # The sum of the choices of a bin, less its mean, has independent increments of known variance.
+    chosen, mean, variance = ([0.0] * NUM_BINS for _ in range(3))
+    for number, text in enumerate(samples.texts):
+        first = number * (len(prompt) + NUM_TOKENS) + len(prompt)
+        for token, near in zip(text, found[first : first + NUM_TOKENS], strict=True):
+            first_id, second_id = sorted(near, key=lambda each: -near[each])[:2]
+            assert token in (first_id, second_id)
+            share = 1 / (1 + exp(near[second_id] - near[first_id]))
+            which = min(int((share - 0.5) * 2 * NUM_BINS), NUM_BINS - 1)
+            chosen[which] += token == first_id
+            mean[which] += share
+            variance[which] += share * (1 - share)
+    assert min(variance) > 5.0, "each bin has enough choices"
+    squares = [(c - m) ** 2 / v for c, m, v in zip(chosen, mean, variance, strict=True)]
+    # A correct sampler exceeds it once in 1,000 runs: chi-square with 8 degrees of freedom.
+    assert sum(squares) < 26.1, (chosen, mean, variance)
