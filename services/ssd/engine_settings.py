@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ssd.errors import SettingsError
-from ssd.settings import TERMINATION_LOG, is_loopback, parse_cpus
+from ssd.settings import TERMINATION_LOG, check_callers, parse_cpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,17 +119,9 @@ class EngineSettings:
                 raise SettingsError(
                     f"{name} are names in certificates of callers, which need tls_client_ca"
                 )
-        if self.tls_client_ca or self.allow_insecure or is_loopback(self.host):
-            return
-        if not self.token_file:
-            raise SettingsError(
-                f"every machine that reaches {self.host} could call this process: set token_file "
-                "or tls_client_ca, or allow_insecure if the network protects the port"
-            )
-        if not has_tls:
-            raise SettingsError(
-                f"callers of {self.host} would send their tokens in plain text: set "
-                "tls_certificate and tls_key, or allow_insecure if the network protects the port"
+        if not (self.tls_client_ca or self.allow_insecure):
+            check_callers(
+                self.host, "token_file", has_tokens=bool(self.token_file), has_tls=has_tls
             )
 
     @property

@@ -193,6 +193,26 @@ def _own_field_help(cls: type) -> dict[str, str]:
     return found
 
 
+def check_callers(host: str, name: str, *, has_tokens: bool, has_tls: bool) -> None:
+    """Check that a port without mutual TLS is on the loopback, or has tokens and TLS.
+
+    Raises:
+        SettingsError: it has not; ``name`` is the setting of its tokens.
+    """
+    if is_loopback(host):
+        return
+    if not has_tokens:
+        raise SettingsError(
+            f"every machine that reaches {host} could call this process: set {name} "
+            "or tls_client_ca, or allow_insecure if the network protects the port"
+        )
+    if not has_tls:
+        raise SettingsError(
+            f"callers of {host} would send their tokens in plain text: set "
+            "tls_certificate and tls_key, or allow_insecure if the network protects the port"
+        )
+
+
 def parse_cpus(name: str, text: str) -> frozenset[int]:
     """Return the CPU numbers of a list such as ``0,2-3``.
 

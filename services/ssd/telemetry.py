@@ -33,6 +33,10 @@ _PROGRESS_STEPS = 25
 _FAST_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _SLOW_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 600)
 
+_SUM: Literal["livesum"] = "livesum"
+_NEWEST: Literal["mostrecent"] = "mostrecent"
+"""How gauges of several processes of one server become one, as in vLLM with ``ssd_vllm``."""
+
 OUTCOMES = (
     *("stop", "length", "cancelled", "deadline"),
     *("invalid", "denied", "overloaded", "unavailable", "error"),
@@ -83,7 +87,9 @@ PREEMPTIONS_TOTAL = Counter(
     "Running sequences that lost their KV blocks to earlier ones; they run again later, and their "
     "texts do not change.",
 )
-RUNNING_SEQUENCES = Gauge("ssd_running_sequences", "Sequences in the batch.")
+RUNNING_SEQUENCES = Gauge(
+    "ssd_running_sequences", "Sequences in the batch.", multiprocess_mode=_SUM
+)
 WAITING_SEQUENCES = Gauge("ssd_waiting_sequences", "Sequences in the queue.")
 KV_BLOCKS = Gauge(
     "ssd_kv_blocks",
@@ -118,28 +124,41 @@ ACCEPTED_TOKENS_TOTAL = Counter(
     ["position"],
 )
 PROPOSED_TOKENS_TOTAL = Counter("ssd_proposed_tokens", "Tokens proposed to the target.")
-OPEN_SESSIONS = Gauge("ssd_open_sessions", "Sessions that a target has open on its drafts.")
+OPEN_SESSIONS = Gauge(
+    "ssd_open_sessions", "Sessions that a target has open on its drafts.", multiprocess_mode=_SUM
+)
 SPECULATION_MODE = Gauge(
     "ssd_speculation_mode",
     "1 for the mode of requests that arrive in mode AUTO, else 0; SetSpeculation changes it.",
     ["mode"],
+    multiprocess_mode=_NEWEST,
 )
 SPECULATION_ACTIVE = Gauge(
     "ssd_speculation_active",
     "1 while requests in mode AUTO speculate, 0 while plain decoding is faster for them.",
+    multiprocess_mode=_NEWEST,
 )
 SPECULATION_SPEED_UP = Gauge(
     "ssd_speculation_speed_up",
     "Measured tokens/s of speculation divided by those of plain decoding, at the current number of "
     "running sequences; 0 before the first comparison.",
+    multiprocess_mode=_NEWEST,
 )
 SPECULATION_REASON = Gauge(
     "ssd_speculation_reason",
     "1 for the reason of ssd_speculation_active: measuring (too few rounds), faster, slower.",
     ["reason"],
+    multiprocess_mode=_NEWEST,
 )
 MAX_PROPOSED_TOKENS = Gauge(
-    "ssd_max_proposed_tokens", "Maximum number of tokens of a proposal that the target chose."
+    "ssd_max_proposed_tokens",
+    "Maximum number of tokens of a proposal that the target chose.",
+    multiprocess_mode=_NEWEST,
+)
+PROPOSER_CRASHES_TOTAL = Counter(
+    "ssd_proposer_crashes",
+    "Steps of vLLM that continued without proposals because of a bug of ssd_vllm; the first one is "
+    "in the log.",
 )
 COMMIT_TO_TABLE_SECONDS = Histogram(
     "ssd_commit_to_table_seconds",
@@ -161,23 +180,32 @@ DRAFT_MAX_SESSIONS = Gauge(
 DESIRED_DRAFT_REPLICAS = Gauge(
     "ssd_desired_draft_replicas",
     "Number of drafts that the eligible sequences of a target need, a fraction; mean over 30 s.",
+    multiprocess_mode=_SUM,
 )
-LINK_STATE = Gauge("ssd_link_state", "1 while a link accepts sessions, else 0.", ["draft"])
+LINK_STATE = Gauge(
+    "ssd_link_state",
+    "1 while a link accepts sessions, else 0.",
+    ["draft"],
+    multiprocess_mode=_NEWEST,
+)
 LINK_RTT_SECONDS = Gauge(
     "ssd_link_rtt_seconds",
     "Seconds from a heartbeat to its echo, between the event loops.",
     ["draft"],
+    multiprocess_mode=_NEWEST,
 )
 LINK_BANDWIDTH = Gauge(
     "ssd_link_bandwidth_bytes_per_second",
     "Bytes per second of a collective channel, measured when the link came up; links over gRPC "
     "are not measured.",
     ["draft"],
+    multiprocess_mode=_NEWEST,
 )
 LINK_TRANSPORT_INFO = Gauge(
     "ssd_link_transport_info",
     "1 for the transport of an active link: tcp, or the path that NCCL reports.",
     ["draft", "transport"],
+    multiprocess_mode=_NEWEST,
 )
 LINK_REFUSALS_TOTAL = Counter(
     "ssd_link_refusals",
@@ -234,7 +262,8 @@ _OF_TARGET = (
     *(LINK_TRANSPORT_INFO, LINK_REFUSALS_TOTAL, SPECULATION_ACTIVE, SPECULATION_SPEED_UP),
     *(SPECULATION_REASON, SPECULATION_MODE, MAX_PROPOSED_TOKENS, LINK_BANDWIDTH),
 )
-_OF_OTHERS = {"target": _OF_DRAFT, "draft": _OF_TARGET}
+_OF_VLLM = (PROPOSER_CRASHES_TOTAL,)
+_OF_OTHERS = {"target": (*_OF_DRAFT, *_OF_VLLM), "draft": (*_OF_TARGET, *_OF_VLLM)}
 
 
 class _MetricsOf:

@@ -16,29 +16,31 @@ from ssd.link_channel import GRPC
 from ssd.local_model import LocalModel
 from ssd.pool.dialer import LinkDialer
 from ssd.pool.handshake import LinkTerms
+from ssd.pool.metrics import publish_mode
 from ssd.pool.pool import DraftPool
+from ssd.pool.round_log import RoundLog
 from ssd.pool.rounds import PoolSettings
+from ssd.pool.status import pool_status
 from ssd.ports import Clock
+from ssd.rpc.admin_servicer import AdminServicer
 from ssd.rpc.bounds import PromptBounds
 from ssd.rpc.call_guard import ServerLimits
 from ssd.rpc.codec import SpeculationChange
 from ssd.rpc.credentials import ClientCredentials, TlsFiles
 from ssd.rpc.pool_codec import PoolStatus
 from ssd.step_thread import StepThread, Watchdog
-from ssd.telemetry import DESIRED_DRAFT_REPLICAS, OPEN_SESSIONS, SPECULATION_MODE, get_logger
+from ssd.telemetry import DESIRED_DRAFT_REPLICAS, OPEN_SESSIONS, get_logger
 from ssd.text.chat_template import load_template
 from ssd.tracing import exported_spans
 from ssd.transport.communicator import available_backends
-from ssd.types import WIRE_VERSION, Hello, LinkSettings, Mode, Peer
+from ssd.types import WIRE_VERSION, Hello, LinkSettings, Peer
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.ports import LoopContext
-from ssd_target.decoding.round_log import RoundLog
 from ssd_target.models import TargetModels
-from ssd_target.pool_status import pool_status
 from ssd_target.rank_processes import RankProcesses
 from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.serving.request_trace import RequestTraces
-from ssd_target.serving.servicer import AdminServicer, GenerateServicer, count_failure
+from ssd_target.serving.servicer import GenerateServicer, count_failure
 from ssd_target.serving.streams import Wakeups
 from ssd_target.settings import TargetSettings
 from ssd_target.step_thread import ModelLoader
@@ -138,7 +140,7 @@ class Target:
         self._pool.configure(pool_settings(self._settings, self._model.num_token_ids))
         if change.mode is not None:
             self._handler.auto_mode = change.mode
-            note_mode(change.mode)
+            publish_mode(change.mode)
         if change.fan_out_policy is not None:
             self._links.configure(LinkSettings(fan_out_policy=change.fan_out_policy))
         _log.info("speculation_set", **{k: str(v) for k, v in asdict(change).items() if v})
@@ -154,7 +156,7 @@ class Target:
         """
         DESIRED_DRAFT_REPLICAS.set_function(lambda: self._pool_status().desired_draft_replicas)
         OPEN_SESSIONS.set_function(lambda: self._pool.num_sessions)
-        note_mode(self._handler.auto_mode)
+        publish_mode(self._handler.auto_mode)
         admin = AdminServicer(
             self._pool_status, set_speculation=self.set_speculation, drain=self.drain
         )
@@ -212,12 +214,6 @@ class Target:
             dtype=self._model.engine.precision,
             dtype_reason=self._model.engine.dtype_reason,
         )
-
-
-def note_mode(mode: Mode) -> None:
-    """Publish the mode of requests that arrive in mode AUTO."""
-    for each in Mode:
-        SPECULATION_MODE.labels(mode=str(each)).set(each is mode)
 
 
 def log_crash_of_links(links: "asyncio.Task[None]") -> None:

@@ -5,6 +5,7 @@ after it; both on the worker's thread. Of several ranks, only the first one has 
 the scheduler sends its proposals to all.
 """
 
+import contextlib
 import logging
 import os
 import socket
@@ -13,16 +14,26 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssd.errors import SetupError
+from ssd.engine.models.fingerprint import weights_fingerprint
+from ssd.errors import SetupError, WeightsError
 from ssd.link_channel import GRPC
 from ssd.pool.dialer import LinkDialer
 from ssd.pool.handshake import LinkTerms
 from ssd.pool.link_thread import LinkThread
 from ssd.pool.pool import DraftPool
+from ssd.pool.round_log import RoundLog
+from ssd.rpc.pool_codec import PoolStatus
 from ssd.speculation.controller import Controller
-from ssd.telemetry import RepeatLimit, SystemClock, TextFormatter, get_logger
+from ssd.telemetry import (
+    PROPOSER_CRASHES_TOTAL,
+    RepeatLimit,
+    SystemClock,
+    TextFormatter,
+    get_logger,
+)
 from ssd.text.tokenizer import load_tokenizer
-from ssd.types import WIRE_VERSION, Hello, LinkSettings, Peer, TokenId
+from ssd.types import WIRE_VERSION, Hello, LinkSettings, Mode, Peer, TokenId
+from ssd_vllm.pool_server import PoolServer, Served
 from ssd_vllm.requests import NewRequest, PoolRequests, Proposals, Step, seed_of
 from ssd_vllm.settings import PluginSettings, read
 from ssd_vllm.step_control import StepControl
@@ -36,6 +47,8 @@ if TYPE_CHECKING:
 _log = get_logger(__name__)
 _CPUS = os.sched_getaffinity(0)
 """Those of the process before vLLM pins its threads, because ``Worker`` imports this module."""
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""Environment variable with which vLLM's ``/metrics`` has the metrics of its workers."""
 _LEAST_TEMPERATURE = 1e-5
 """vLLM selects the largest logit below it."""
 
@@ -58,10 +71,14 @@ class Proposer:
         self._max_model_len = model.max_model_len
         clock = SystemClock()
         self.pool = DraftPool(self.settings.pool(lookahead, num_token_ids), clock)
-        controller = None
-        if self.settings.mode == "auto":
-            controller = Controller(tuple(range(1, lookahead + 2)), lookahead)
-        control = StepControl(controller, lookahead, clock)
+        round_log = RoundLog()
+        control = StepControl(
+            Controller(tuple(range(1, lookahead + 2)), lookahead),
+            Mode(self.settings.mode),
+            lookahead,
+            round_log,
+            clock,
+        )
         self.requests = PoolRequests(self.pool, control, num_token_ids, clock)
         hello = Hello(
             wire_version=WIRE_VERSION,
@@ -73,7 +90,10 @@ class Proposer:
             epoch=0,
             peer=Peer(pod=os.environ.get("HOSTNAME", socket.gethostname())),  # noqa: TID251
         )
-        self.links = LinkThread(
+        self.server = PoolServer(
+            self.settings,
+            admin_port(self.settings, vllm_config.parallel_config),
+            Served(self.pool, control, round_log, clock, lookahead, num_token_ids, identity(model)),
             partial(
                 LinkDialer,
                 self.pool,
@@ -82,10 +102,11 @@ class Proposer:
                 LinkSettings(fan_out_policy=self.settings.fan_out),
                 terms=LinkTerms(credentials=self.settings.credentials()),
             ),
-            _CPUS,
         )
+        self.links = LinkThread(self.server.run, _CPUS)
         self._row_ids: Callable[[], Sequence[str]] | None = None
         self._is_first_rank = False
+        self._has_crashed = False
         log_to_stderr()
 
     def connect(self, row_ids: Callable[[], Sequence[str]]) -> None:
@@ -96,6 +117,8 @@ class Proposer:
         """Dial the drafts on the first rank, after the target is loaded."""
         self._is_first_rank = is_first_rank()
         if self._is_first_rank:
+            if METRICS_FOLDER not in os.environ:  # noqa: TID251 a variable of vLLM
+                _log.info("metrics_not_served", needed=METRICS_FOLDER)
             self.links.start()
 
     def begin_step(self, step: "SchedulerOutput") -> None:
@@ -137,7 +160,10 @@ class Proposer:
             if new.sampling_params is not None and new.prompt_token_ids is not None:
                 self._begin(new.req_id, new.prompt_token_ids, new.sampling_params, new.lora_request)
         proposed = step.scheduled_spec_decode_tokens
-        counts = {request_id: len(tokens) for request_id, tokens in proposed.items()}
+        counts = {
+            request_id: sum(token >= 0 for token in tokens)
+            for request_id, tokens in proposed.items()
+        }
         scheduled = step.num_scheduled_tokens
         self.requests.begin_step(
             Step(
@@ -174,12 +200,31 @@ class Proposer:
         )
 
     def _note_crash(self, error: Exception) -> None:
-        """Log a bug; the requests that run continue without proposals. Repeated lines are few."""
-        _log.exception("proposer_crashed", error=repr(error))
+        """Count a bug and log the first; the requests that run continue without proposals."""
+        if not self._has_crashed:
+            _log.exception("proposer_crashed", error=repr(error))
+        self._has_crashed = True
+        PROPOSER_CRASHES_TOTAL.inc()
         try:
             self.requests.reset()
         except Exception as second:  # noqa: BLE001 likewise
             _log.exception("proposer_crashed", error=repr(second))
+
+
+def admin_port(settings: PluginSettings, parallel: Any) -> int:
+    """Return the port of this replica; 0: none."""
+    return settings.admin_port and settings.admin_port + int(parallel.data_parallel_rank)
+
+
+def identity(model: Any) -> PoolStatus:
+    """Return what the status reports of the target's model."""
+    folder, fingerprint = Path(model.model), ""
+    if folder.is_dir():
+        # Formats without safetensors have none.
+        with contextlib.suppress(WeightsError):
+            fingerprint = weights_fingerprint(folder)
+    dtype = str(model.dtype).removeprefix("torch.")
+    return PoolStatus(weights_fingerprint=fingerprint, dtype=dtype, dtype_reason="dtype of vLLM")
 
 
 def is_first_rank() -> bool:

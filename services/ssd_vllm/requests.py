@@ -64,6 +64,11 @@ class Pool(Protocol):
         """Number of sessions, open or opening."""
         ...
 
+    @property
+    def looked_up_at(self) -> float:
+        """When the newest round had its lookups."""
+        ...
+
     def begin(self, sequence: NewSequence) -> None:
         """Add a sequence."""
         ...
@@ -124,7 +129,7 @@ class PoolRequests:
         """Note the step that runs now, and open the sessions that are missing."""
         self._step = step
         self._pool.release(each.sequence_id for each in self._known(step.preempted))
-        if self._control.begin(len(step.running)):
+        if self._control.begin(len(step.running), len(self._known(step.running))):
             self._pool.release(each.sequence_id for each in self._requests.values())
         if self._control.choice.is_on:
             self._pool.open_sessions(
@@ -180,6 +185,7 @@ class PoolRequests:
                 results,
                 lookups,
                 verified_at=verified_at,
+                looked_up_at=self._pool.looked_up_at,
                 num_sessions=self._num_sessions,
                 has_prompt=self._step.has_prompt,
             )

@@ -7,8 +7,10 @@ from typing import Literal
 from ssd.addresses import check_address
 from ssd.errors import SettingsError
 from ssd.pool.rounds import PoolSettings
+from ssd.rpc.access import Access, Security
 from ssd.rpc.credentials import ClientCredentials, TlsFiles
-from ssd.settings import from_mapping
+from ssd.rpc.security import role_of
+from ssd.settings import check_callers, from_mapping
 
 KEY = "ssd"
 SOURCE = f"--additional-config {KEY}"
@@ -46,15 +48,40 @@ class PluginSettings:
     link_token_file: str = ""
     """File whose first line is the token that drafts accept from targets."""
     tls_certificate: str = ""
-    """PEM file of the certificate that this target presents to drafts."""
+    """PEM file of the certificate that this target presents to drafts, and at its port."""
     tls_key: str = ""
     """PEM file of its private key."""
+    admin_port: int = field(default=0, metadata={"min": 0, "max": 65535})
+    """Port of ``ssd.v1.AdminService`` and of gRPC health, on the first rank; 0: none. Replica *i*
+    of a data-parallel server uses the port plus *i*."""
+    admin_host: str = "127.0.0.1"
+    """Address of this port; ``0.0.0.0`` or ``::`` for all addresses."""
+    tls_client_ca: str = ""
+    """PEM file of authorities. A caller of the port then needs a certificate of one of them."""
+    admin_token_file: str = ""
+    """File of tokens, one a line, of which a caller of the port needs one."""
+    admin_names: tuple[str, ...] = ()
+    """Names in certificates, of which a caller of the port needs one."""
     allow_insecure: bool = False
-    """Send the token to other machines in plain text."""
+    """Send the token to other machines in plain text, and listen on an address that they reach
+    although callers need neither a token nor a certificate."""
 
     def __post_init__(self) -> None:
         for address in self.drafts:
             check_address("drafts", address)
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise SettingsError("tls_certificate and tls_key: give both, or neither")
+        if self.tls_client_ca and not self.tls_certificate:
+            raise SettingsError("tls_client_ca needs tls_certificate and tls_key")
+        if self.admin_names and not self.tls_client_ca:
+            raise SettingsError("admin_names are names in certificates, which need tls_client_ca")
+        if self.admin_port and not (self.tls_client_ca or self.allow_insecure):
+            check_callers(
+                self.admin_host,
+                "admin_token_file",
+                has_tokens=bool(self.admin_token_file),
+                has_tls=bool(self.tls_certificate),
+            )
 
     def check_drafts(self) -> None:
         """Check that there are drafts; the worker alone needs none.
@@ -94,6 +121,21 @@ class PluginSettings:
         for address in self.drafts:
             found.check(address)
         return found
+
+    def security(self) -> Security:
+        """Return who may call the port, and its certificate.
+
+        Raises:
+            SettingsError: a file is missing or invalid.
+        """
+        tls = None
+        if self.tls_certificate:
+            tls = TlsFiles(
+                certificate=self.tls_certificate, key=self.tls_key, ca=self.tls_client_ca
+            )
+            tls.read()
+        role = role_of("admin", self.admin_token_file, self.admin_names)
+        return Security(tls=tls, access=Access(role=role))
 
 
 def read(additional_config: Mapping[str, object]) -> PluginSettings:

@@ -1,8 +1,10 @@
 """Generates texts with vLLM; runs with the interpreter of vLLM's environment.
 
 Reads an object from standard input: ``model``, ``jobs`` (each with ``prompt_ids``, ``seed`` and
-sampling parameters), ``batch``, ``drafts`` (none: no speculation) and ``engine`` (arguments of
-``LLM``). Prints a line for each batch, its token ids, and a last one with vLLM's counters.
+sampling parameters), ``batch``, ``drafts`` (none: no speculation), ``plugin`` (its other settings)
+and ``engine`` (arguments of ``LLM``). Prints a line for each batch, its token ids, one with the
+log-probabilities at each token of the prompts where jobs request them, and a last one with vLLM's
+counters.
 """
 
 import json
@@ -23,18 +25,17 @@ def main() -> None:
             "model": "ssd_vllm.Proposer",
             "num_speculative_tokens": 6,
         }
-    plugin = {"drafts": task["drafts"], "draft_deadline_ms": 100}
+    plugin = {"drafts": task["drafts"], "draft_deadline_ms": 100, **task["plugin"]}
     llm = LLM(
         task["model"],
         dtype="float32",
         enforce_eager=True,
         disable_log_stats=False,
         max_model_len=512,
-        max_num_seqs=8,
         worker_cls="ssd_vllm.Worker",
         additional_config={"ssd": plugin},
         **speculation,
-        **task["engine"],
+        **{"max_num_seqs": 8, **task["engine"]},
     )
     for first in range(0, len(task["jobs"]), task["batch"]):
         jobs = task["jobs"][first : first + task["batch"]]
@@ -44,6 +45,9 @@ def main() -> None:
         )
         texts = [list(each.outputs[0].token_ids) for each in found]
         _put("BATCH", texts)
+        if jobs[0].get("prompt_logprobs"):
+            rows = [row or {} for each in found for row in each.prompt_logprobs]
+            _put("LOGPROBS", [{key: one.logprob for key, one in row.items()} for row in rows])
     values = {each.name: each.value for each in llm.get_metrics() if isinstance(each, Counter)}
     _put("COUNTERS", values)
 

@@ -7,10 +7,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from math import exp
 from typing import Any
 
 import pytest
+from tests.vllm.server import MODEL, ROOT, command
 
 from ssd.launch import Deployment, deployed
 from ssd.rpc.client import TargetClient
@@ -19,10 +20,9 @@ from ssd.text.tokenizer import load_tokenizer
 from ssd.types import Mode, SamplingParams
 
 pytestmark = pytest.mark.vllm
-ROOT = Path(__file__).parents[2]
-PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
-MODEL = ROOT / "services/ssd/demo/weights/target"
 NUM_TOKENS = 64
+NUM_SAMPLES = 96
+NUM_BINS = 8
 KILL_SECONDS = 0.3
 """A batch takes a second."""
 PROMPTS = tuple(f"def {name}(values):\n    " for name in ("mean", "median", "merge", "split"))
@@ -42,6 +42,8 @@ class Run:
 
     texts: Texts = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
+    logprobs: list[dict[int, float]] = field(default_factory=list)
+    """At each token of the prompts, where jobs request them."""
 
     @property
     def num_accepted(self) -> int:
@@ -98,30 +100,23 @@ def jobs() -> list[dict[str, Any]]:
 def run(
     drafts: Sequence[str],
     *,
+    of: Sequence[dict[str, Any]] = (),
+    plugin: dict[str, Any] | None = None,
     batch: int = 8,
     after_batch: Callable[[], None] = lambda: None,
     **engine: Any,
 ) -> Run:
-    """Generate all texts with vLLM; ``engine`` has arguments of ``LLM``."""
+    """Generate texts with vLLM, all by default; ``engine`` has arguments of ``LLM``."""
     task = {
         "model": str(MODEL),
-        "jobs": jobs(),
+        "jobs": list(of) or jobs(),
         "batch": batch,
         "drafts": list(drafts),
+        "plugin": plugin or {},
         "engine": engine,
     }
-    variables = {
-        "PYTHONPATH": ROOT / "services",
-        "LD_PRELOAD": PYTHON.parents[1] / "lib/libiomp5.so",
-        "VLLM_CPU_KVCACHE_SPACE": 1,
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "HF_HUB_OFFLINE": 1,
-    }
     process = subprocess.Popen(
-        [
-            *("env", *(f"{name}={value}" for name, value in variables.items())),
-            *(PYTHON, ROOT / "tests/vllm/generate.py"),
-        ],
+        command(ROOT / "tests/vllm/generate.py", VLLM_LOGGING_LEVEL="WARNING"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -137,6 +132,10 @@ def run(
             if name == "BATCH":
                 found.texts += json.loads(value)
                 after_batch()
+            if name == "LOGPROBS":
+                found.logprobs += [
+                    {int(k): v for k, v in each.items()} for each in json.loads(value)
+                ]
             if name == "COUNTERS":
                 found.counters = json.loads(value)
         assert process.wait(timeout=60) == 0
@@ -209,3 +208,48 @@ def test_a_draft_that_is_killed_costs_no_text(draft: Draft, without_drafts: Text
 
 def test_vllm_serves_without_any_draft(without_drafts: Texts) -> None:
     assert run(["127.0.0.1:1"]).texts == without_drafts
+
+
+@pytest.mark.parametrize("sampling", ["coupled", "stock"])
+def test_tokens_have_the_probabilities_of_the_model(draft: Draft, sampling: str) -> None:
+    """Chi-square of the choices between the two most probable tokens, by their probability."""
+    prompt = load_tokenizer(MODEL).encode(PROMPTS[0])
+    samples = run(
+        [draft.address],
+        of=[
+            {
+                "prompt_ids": prompt,
+                # On CPUs, vLLM 0.32 cannot rewind the generators of its own rule.
+                "seed": seed if sampling == "coupled" else None,
+                "max_tokens": NUM_TOKENS,
+                "temperature": 1.0,
+                "top_k": 2,
+            }
+            for seed in range(NUM_SAMPLES)
+        ],
+        plugin={"sampling": sampling, "mode": "speculative"},
+    )
+    assert samples.num_accepted > NUM_SAMPLES * NUM_TOKENS // 10, "proposals take part"
+    found = run(
+        (),
+        of=[
+            {"prompt_ids": [*prompt, *text], "max_tokens": 1, "prompt_logprobs": 2}
+            for text in samples.texts
+        ],
+    ).logprobs
+    # The sum of the choices of a bin, less its mean, has independent increments of known variance.
+    chosen, mean, variance = ([0.0] * NUM_BINS for _ in range(3))
+    for number, text in enumerate(samples.texts):
+        first = number * (len(prompt) + NUM_TOKENS) + len(prompt)
+        for token, near in zip(text, found[first : first + NUM_TOKENS], strict=True):
+            first_id, second_id = sorted(near, key=lambda each: -near[each])[:2]
+            assert token in (first_id, second_id)
+            share = 1 / (1 + exp(near[second_id] - near[first_id]))
+            which = min(int((share - 0.5) * 2 * NUM_BINS), NUM_BINS - 1)
+            chosen[which] += token == first_id
+            mean[which] += share
+            variance[which] += share * (1 - share)
+    assert min(variance) > 5.0, "each bin has enough choices"
+    squares = [(c - m) ** 2 / v for c, m, v in zip(chosen, mean, variance, strict=True)]
+    # A correct sampler exceeds it once in 1,000 runs: chi-square with 8 degrees of freedom.
+    assert sum(squares) < 26.1, (chosen, mean, variance)

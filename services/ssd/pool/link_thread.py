@@ -10,9 +10,8 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 
-from ssd.pool.dialer import LinkDialer
 from ssd.telemetry import get_logger
 
 _log = get_logger(__name__)
@@ -20,16 +19,18 @@ STOP_SECONDS = 5.0
 
 
 class LinkThread:
-    """Runs a dialer from ``start`` to ``stop``. One thread starts and stops it."""
+    """Runs a coroutine from ``start`` to ``stop``. One thread starts and stops it."""
 
-    def __init__(self, make_dialer: Callable[[], LinkDialer], cpus: Collection[int]) -> None:
+    def __init__(
+        self, serve: Callable[[], Coroutine[None, None, None]], cpus: Collection[int]
+    ) -> None:
         """Construct.
 
         Args:
-            make_dialer: called on the thread.
+            serve: called on the thread; it dials until it is cancelled.
             cpus: on which the thread may run.
         """
-        self._make_dialer = make_dialer
+        self._serve = serve
         self._cpus = cpus
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="ssd-links", daemon=True)
@@ -55,13 +56,13 @@ class LinkThread:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, self._cpus)
         try:
-            asyncio.run(self._dial())
+            asyncio.run(self._main())
         except asyncio.CancelledError:
             pass
         except Exception as error:  # noqa: BLE001 decoding continues without drafts
             _log.exception("links_crashed", error=repr(error))
 
-    async def _dial(self) -> None:
+    async def _main(self) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         if not self._is_stopping:
-            await self._make_dialer().run()
+            await self._serve()

@@ -50,6 +50,8 @@ class LinkReports:
     def remove(self, address: str) -> None:
         """Remove an address and its gauges."""
         del self._reports[address]
+        # The files of several processes keep a value that is removed.
+        LINK_STATE.labels(draft=address).set(0)
         for gauge in (LINK_STATE, LINK_RTT_SECONDS):
             with suppress(KeyError):
                 gauge.remove(address)

@@ -28,12 +28,13 @@ def security_of(settings: EngineSettings, process: Literal["target", "draft"]) -
             ca=settings.tls_client_ca,
         )
         tls.read()
-    caller = _role(_CALLERS[process], settings.token_file, settings.caller_names)
-    admin = _role(_ADMIN, settings.admin_token_file, settings.admin_names)
+    caller = role_of(_CALLERS[process], settings.token_file, settings.caller_names)
+    admin = role_of(_ADMIN, settings.admin_token_file, settings.admin_names)
     others = {} if admin.is_open else dict.fromkeys(_ADMIN_METHODS[process], admin)
     return Security(tls=tls, access=Access(role=caller, others=others))
 
 
-def _role(name: str, token_file: str, names: tuple[str, ...]) -> Role:
+def role_of(name: str, token_file: str, names: tuple[str, ...]) -> Role:
+    """Return the callers with a token of a file, or with a name in their certificate."""
     tokens = AcceptedTokens(token_file) if token_file else None
     return Role(name=name, tokens=tokens, names=frozenset(names))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ssd.engine.batch import PagedBatch, StoredNoise
 from ssd.engine.config import EngineConfig
+from ssd.pool.round_log import RoundLog
 from ssd.pool.rounds import Lookup, NewSequence, VerifiedRound
 from ssd.ports import Clock
 from ssd.speculation.controller import Choice, Report
@@ -19,7 +20,6 @@ from ssd.step_thread import Watchdog
 from ssd.types import PositionLogprobs, SequenceId, TokenId
 from ssd_target.decoding.batch_builder import Proposals
 from ssd_target.decoding.inbox import Inbox
-from ssd_target.decoding.round_log import RoundLog
 from ssd_target.decoding.sequence import Sequence
 
 Ints = NDArray[np.int64]

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from ssd.pool.round_log import RoundLog
 from ssd.pool.rounds import LookupCounts
 from ssd.types import Mode, SpeculationStatistics
-from ssd_target.decoding.round_log import RoundLog
 
 
 @dataclass(slots=True)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence as Rows
 
 from ssd import telemetry
+from ssd.pool.metrics import LookupMetrics
 from ssd.pool.rounds import Lookup
-from ssd.types import LookupResult
 from ssd_target.decoding.round_result import RoundResult
 from ssd_target.decoding.round_times import RoundPart, RoundTimes
 from ssd_target.decoding.scheduler import SchedulerCounts
@@ -20,13 +20,7 @@ class RoundMetrics:
         seconds = telemetry.ROUND_SECONDS
         self._part_seconds = {part: seconds.labels(part=part.value) for part in _OBSERVED_PARTS}
         self._host_seconds = seconds.labels(part="host")
-        self._results = {
-            result: telemetry.ROUNDS_TOTAL.labels(result=result.value) for result in LookupResult
-        }
-        self._accepted = [
-            telemetry.ACCEPTED_TOKENS_TOTAL.labels(position=str(position))
-            for position in range(1, num_columns)
-        ]
+        self._lookups = LookupMetrics(num_columns - 1)
         self._output_tokens = telemetry.TOKENS_TOTAL.labels(kind="output")
         self._prompt_tokens = telemetry.TOKENS_TOTAL.labels(kind="prompt")
         self._cached_tokens = telemetry.TOKENS_TOTAL.labels(kind="cached")
@@ -41,26 +35,14 @@ class RoundMetrics:
         for part, seconds in self._part_seconds.items():
             seconds.observe(times.seconds[part])
         self._host_seconds.observe(times.host_seconds)
-        # Each call of a counter takes a lock, so it is called once for all rows.
-        kinds: dict[LookupResult, int] = {}
-        lengths: list[int] = []
-        num_tokens = num_proposed = 0
-        for result, lookup in zip(results, lookups, strict=True):
-            kinds[lookup.result] = kinds.get(lookup.result, 0) + 1
+        self._lookups.observe(results, lookups)
+        num_tokens = 0
+        for result in results:
             num_tokens += len(result.emission.token_ids)
-            if result.num_proposed:
-                num_proposed += result.num_proposed
-                lengths.append(result.outcome.accepted)
             if result.base_len == result.sequence.num_prompt and result.sequence.num_cached:
                 telemetry.PREFIX_HITS_TOTAL.inc()
                 self._cached_tokens.inc(result.sequence.num_cached)
-        for kind, count in kinds.items():
-            self._results[kind].inc(count)
         self._output_tokens.inc(num_tokens)
-        if num_proposed:
-            telemetry.PROPOSED_TOKENS_TOTAL.inc(num_proposed)
-            for position in range(max(lengths)):
-                self._accepted[position].inc(sum(length > position for length in lengths))
 
     def observe_admission(self, sequence: Sequence, now: float) -> None:
         """Publish that a sequence has left the queue."""

@@ -42,6 +42,7 @@ from secrets import token_bytes
 from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool, chain_keys
 from ssd.errors import OverloadedError, SSDError
+from ssd.pool.round_log import SequenceCounts
 from ssd.types import FinishReason, SequenceId
 from ssd_target.decoding.sequence import Arrival, Sequence
 
@@ -71,13 +72,9 @@ class SchedulerLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerCounts:
+class SchedulerCounts(SequenceCounts):
     """Sequences and KV blocks that the scheduler holds."""
 
-    running: int = 0
-    waiting: int = 0
-    eligible: int = 0
-    """Running sequences whose mode allows speculation, with or without a draft."""
     free_blocks: int = 0
     cached_blocks: int = 0
     used_blocks: int = 0

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 
-from ssd import telemetry
+from ssd.pool.metrics import publish_report
+from ssd.pool.round_log import RoundLog
 from ssd.pool.rounds import Lookup
-from ssd.speculation.controller import Choice, Reason, Report
+from ssd.speculation.controller import Choice
 from ssd.speculation.round_samples import RoundSample
 from ssd.types import LookupResult
 from ssd_target.decoding.ports import Drafts, RoundController
-from ssd_target.decoding.round_log import RoundLog
 from ssd_target.decoding.round_result import RoundResult
 from ssd_target.decoding.round_times import RoundPart, RoundTimes
 from ssd_target.decoding.sequence import Sequence
@@ -110,12 +110,4 @@ class SpeculationControl:
         report = self._controller.report()
         if report != self._round_log.speculation:
             self._round_log.speculation = report
-            _publish(report)
-
-
-def _publish(report: Report) -> None:
-    telemetry.SPECULATION_ACTIVE.set(report.is_on)
-    telemetry.SPECULATION_SPEED_UP.set(report.speed_up)
-    telemetry.MAX_PROPOSED_TOKENS.set(report.max_proposed)
-    for reason in Reason:
-        telemetry.SPECULATION_REASON.labels(reason=reason.value).set(reason is report.reason)
+            publish_report(report)

@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console
 
 from ssd.errors import NotReadyError
+from ssd.rpc.admin_servicer import AdminServicer
 from ssd.rpc.client import TargetClient
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd.rpc.server import RpcServer
 from ssd_cli import pool_view
 from ssd_cli.app import run
 from ssd_cli.pool_view import show_pool
-from ssd_target.serving.servicer import AdminServicer
 
 GOOD = LinkStatus(
     address="10.0.0.1:50052",

@@ -16,6 +16,7 @@ from ssd.errors import FrameError, LinkError
 from ssd.link_channel import LinkChannel
 from ssd.pool.link import DraftLink
 from ssd.pool.pool import DraftPool
+from ssd.pool.round_log import RoundLog
 from ssd.speculation.controller import Choice, Reason, Report
 from ssd.speculation.noise import NoiseRing
 from ssd.speculation.round_samples import RoundSample
@@ -39,7 +40,6 @@ from ssd.types import (
 from ssd_target.decoding.decode_loop import DecodeLoop
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.ports import LoopContext, RoundController
-from ssd_target.decoding.round_log import RoundLog
 from ssd_target.decoding.sampler import RingSampler
 from ssd_target.decoding.scheduler import Scheduler, SchedulerLimits
 from ssd_target.decoding.sequence import Arrival

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from ssd import demo
+from ssd.telemetry import PROPOSER_CRASHES_TOTAL
 from ssd_vllm import proposer
-from ssd_vllm.proposer import Proposer
+from ssd_vllm.proposer import Proposer, admin_port
 from ssd_vllm.requests import NewRequest, Proposals, Step
 
 MODEL = demo.folder("demo://target")
@@ -25,6 +27,7 @@ class RecordingRequests:
         self.steps: list[Step] = []
         self.num_resets = 0
         self.error: Exception | None = None
+        self.reset_error: Exception | None = None
 
     def begin(self, new: NewRequest) -> None:
         self.begun.append(new)
@@ -44,13 +47,20 @@ class RecordingRequests:
 
     def reset(self) -> None:
         self.num_resets += 1
+        if self.reset_error:
+            raise self.reset_error
 
 
 def config(**settings: Any) -> Any:
     return SimpleNamespace(
         model_config=SimpleNamespace(
-            tokenizer=str(MODEL), get_vocab_size=lambda: 4096, max_model_len=64
+            model=str(MODEL),
+            tokenizer=str(MODEL),
+            dtype=torch.float32,
+            get_vocab_size=lambda: 4096,
+            max_model_len=64,
         ),
+        parallel_config=SimpleNamespace(data_parallel_rank=2),
         speculative_config=SimpleNamespace(num_speculative_tokens=6),
         additional_config={"ssd": {"drafts": ["127.0.0.1:1"], **settings}},
     )
@@ -134,14 +144,45 @@ def test_with_the_stock_rule_drafts_propose_the_most_probable_tokens(make: MakeP
     assert requests.begun[0].temperature == 0.0
 
 
-def test_a_bug_costs_the_proposals_and_nothing_else(make: MakeProposer) -> None:
+def test_a_bug_costs_the_proposals_and_nothing_else(
+    make: MakeProposer, caplog: pytest.LogCaptureFixture
+) -> None:
     found = make()
+    before = PROPOSER_CRASHES_TOTAL._value.get()
     requests: Any = found.requests
     assert propose(found) == [[1]]
     requests.error = RuntimeError("a bug")
     found.begin_step(step())
     assert propose(found) == [[]]
     assert requests.num_resets == 2
+    assert PROPOSER_CRASHES_TOTAL._value.get() == before + 2
+    assert caplog.text.count("proposer_crashed") == 1
+    requests.error = None
+    assert propose(found) == [[1]]
+
+
+def test_a_bug_in_the_reset_does_not_reach_the_engine(make: MakeProposer) -> None:
+    found = make()
+    requests: Any = found.requests
+    requests.error = requests.reset_error = RuntimeError("a bug")
+    assert propose(found) == [[]]
+
+
+def test_rows_that_cannot_be_read_do_not_reach_the_engine(make: MakeProposer) -> None:
+    found = make()
+    assert found.propose([[5]], None, None) == [[]]
+
+
+def test_tokens_that_a_grammar_has_invalidated_are_not_proposed(make: MakeProposer) -> None:
+    found = make()
+    found.begin_step(step(scheduled_spec_decode_tokens={"a": [1, -1, -1]}))
+    requests: Any = found.requests
+    assert requests.steps[0].num_proposed == {"a": 1}
+
+
+def test_each_replica_has_a_port(make: MakeProposer) -> None:
+    assert admin_port(make(admin_port=9000).settings, config().parallel_config) == 9002
+    assert admin_port(make().settings, config().parallel_config) == 0
 
 
 def test_other_ranks_have_no_requests(make: MakeProposer) -> None:

@@ -3,11 +3,14 @@
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 
+from prometheus_client import REGISTRY
+
+from ssd.pool.round_log import RoundLog
 from ssd.pool.rounds import NO_TABLE_NEEDED, Lookup, NewSequence, VerifiedRound
-from ssd.speculation.controller import Choice
+from ssd.speculation.controller import Choice, Reason, Report
 from ssd.speculation.round_samples import RoundSample
 from ssd.telemetry import SystemClock
-from ssd.types import LookupResult, Outcome, SequenceId
+from ssd.types import LookupResult, Mode, Outcome, SequenceId
 from ssd_vllm.requests import NewRequest, PoolRequests, Step, seed_of
 from ssd_vllm.step_control import StepControl, StepController
 
@@ -25,6 +28,8 @@ class RecordingPool:
         self.ended: list[SequenceId] = []
         self.released: list[SequenceId] = []
         self.rounds: list[list[VerifiedRound]] = []
+
+    looked_up_at = 0.0
 
     @property
     def num_sessions(self) -> int:
@@ -62,10 +67,13 @@ def request(name: str, prompt: tuple[int, ...] = (1, 2), max_len: int = 20) -> N
     )
 
 
-def made(controller: StepController | None = None) -> tuple[RecordingPool, PoolRequests]:
+def made(
+    controller: StepController | None = None, mode: Mode = Mode.AUTO
+) -> tuple[RecordingPool, PoolRequests]:
     pool = RecordingPool()
     clock = SystemClock()
-    control = StepControl(controller, LOOKAHEAD, clock)
+    controller = controller or FixedChoice(LOOKAHEAD)
+    control = StepControl(controller, mode, LOOKAHEAD, RoundLog(), clock)
     return pool, PoolRequests(pool, control, NUM_TOKEN_IDS, clock)
 
 
@@ -115,6 +123,66 @@ def test_tokens_after_another_proposal_begin_the_text_again() -> None:
     assert pool.begun[2].token_ids == (1, 2, 5, 8, 6)
 
 
+def test_a_trimmed_proposal_continues_its_text() -> None:
+    pool, requests = made()
+    requests.begin(request("a"))
+    requests.propose(("a",), [[5]], [3], [[1, 2, 5]])
+    requests.begin_step(Step({"a"}, {"a": 1}))
+    requests.propose(("a",), [[7, 8]], [5], [[1, 2, 5, 7, 8]])
+    assert pool.ended == [], "the bonus token is the proposed token that was not verified"
+    assert pool.rounds[-1] == [
+        VerifiedRound(1, (7, 8), 1, Outcome(1, 8), is_finished=False, max_proposed=LOOKAHEAD)
+    ]
+
+
+def test_the_mode_is_used_from_the_next_step_on() -> None:
+    pool = RecordingPool()
+    clock, controller = SystemClock(), FixedChoice(LOOKAHEAD)
+    control = StepControl(controller, Mode.SPECULATIVE, LOOKAHEAD, RoundLog(), clock)
+    requests = PoolRequests(pool, control, NUM_TOKEN_IDS, clock)
+    requests.begin(request("a"))
+    requests.begin_step(Step({"a"}))
+    assert (pool.opened, pool.released) == ([1], [])
+    control.mode = Mode.AUTOREGRESSIVE
+    pool.opened = []
+    requests.begin_step(Step({"a"}))
+    assert (pool.opened, pool.released) == ([], [1])
+    requests.propose(("a",), [[5]], [3], [[1, 2, 5]])
+    assert pool.rounds[-1][0].max_proposed == 0
+    assert controller.samples == []
+
+
+def test_steps_are_in_the_status_and_in_the_metrics() -> None:
+    def value(name: str, **labels: str) -> float:
+        return REGISTRY.get_sample_value(name, labels) or 0.0
+
+    pool, log, clock = RecordingPool(), RoundLog(), SystemClock()
+    control = StepControl(FixedChoice(LOOKAHEAD), Mode.AUTO, LOOKAHEAD, log, clock)
+    requests = PoolRequests(pool, control, NUM_TOKEN_IDS, clock)
+    requests.begin(request("a"))
+    names: tuple[tuple[str, dict[str, str]], ...] = (
+        ("ssd_rounds_total", {"result": "hit"}),
+        ("ssd_proposed_tokens_total", {}),
+        ("ssd_accepted_tokens_total", {"position": "1"}),
+        ("ssd_accepted_tokens_total", {"position": "2"}),
+        ("ssd_round_seconds_count", {"part": "verify"}),
+    )
+    before = [value(name, **labels) for name, labels in names]
+    requests.begin_step(Step({"a", "lora"}, has_prompt=True))
+    assert (log.counts.running, log.counts.eligible) == (2, 1)
+    assert value("ssd_running_sequences") == 2
+    requests.propose(("a",), [[5]], [3], [[1, 2, 5]])
+    requests.begin_step(Step({"a"}, {"a": 2}))
+    requests.propose(("a",), [[7, 4]], [5], [[1, 2, 5, 7, 4]])
+    grown = [value(name, **labels) - old for (name, labels), old in zip(names, before, strict=True)]
+    assert grown == [2, 2, 1, 0, 1], "the step with a part of a prompt has no time"
+    assert log.tokens_per_round == 2.0
+    assert 0 < log.efficiency < 1
+    assert (log.speculation.speed_up, value("ssd_speculation_speed_up")) == (1.5, 1.5)
+    requests.begin_step(Step())
+    assert value("ssd_running_sequences") == 0
+
+
 def test_token_ids_that_no_draft_has_end_the_sessions_of_their_request_only() -> None:
     pool, requests = made()
     requests.begin(request("a", prompt=(1, NUM_TOKEN_IDS)))
@@ -155,8 +223,8 @@ def test_requests_that_are_not_known_only_count_in_the_round() -> None:
 class FixedChoice:
     """A controller whose choice a test sets."""
 
-    def __init__(self) -> None:
-        self.choice = Choice(is_on=True, max_proposed=2)
+    def __init__(self, max_proposed: int = 2) -> None:
+        self.choice = Choice(is_on=True, max_proposed=max_proposed)
         self.samples: list[RoundSample] = []
 
     def choose(self, _num_sequences: int) -> Choice:
@@ -164,6 +232,9 @@ class FixedChoice:
 
     def note(self, sample: RoundSample) -> None:
         self.samples.append(sample)
+
+    def report(self) -> Report:
+        return Report(self.choice.is_on, Reason.FASTER, 1.5, self.choice.max_proposed)
 
 
 def test_the_controller_closes_sessions_and_opens_them_again() -> None:

@@ -25,11 +25,24 @@ def test_settings_are_read_from_the_additional_config() -> None:
         ({"ssd": {"draft": ["a:1"]}}, "did you mean drafts"),
         ({"ssd": {"drafts": ["a:1"], "sampling": "greedy"}}, "sampling"),
         ({"ssd": {"drafts": ["a:1"], "branches": 0}}, "outside 1..128"),
+        ({"ssd": {"admin_port": 1, "admin_host": "0.0.0.0"}}, "set admin_token_file"),
+        ({"ssd": {"tls_certificate": "c"}}, "give both, or neither"),
+        ({"ssd": {"tls_client_ca": "c"}}, "tls_client_ca needs tls_certificate"),
+        ({"ssd": {"admin_names": ["o"]}}, "need tls_client_ca"),
+        (
+            {"ssd": {"admin_port": 1, "admin_host": "0.0.0.0", "admin_token_file": "t"}},
+            "send their tokens in plain text",
+        ),
     ],
 )
 def test_a_wrong_setting_is_named(config: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         read(config).check_drafts()
+
+
+def test_the_network_may_protect_the_port() -> None:
+    exposed = {"admin_port": 1, "admin_host": "0.0.0.0", "allow_insecure": True}
+    assert read({"ssd": exposed}).security().access.role.is_open
 
 
 def test_other_versions_of_vllm_are_refused() -> None:

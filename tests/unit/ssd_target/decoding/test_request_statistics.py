@@ -2,9 +2,9 @@
 
 import pytest
 
+from ssd.pool.round_log import RoundLog
 from ssd.types import LookupResult, Mode
 from ssd_target.decoding.request_statistics import RequestStatistics
-from ssd_target.decoding.round_log import RoundLog
 
 
 def test_a_request_without_lookups_ran_autoregressively() -> None:

@@ -9,15 +9,14 @@ from ssd.pool.link import DraftLink, LinkState, Session
 from ssd.pool.link_quality import LinkQuality
 from ssd.pool.pool import DraftPool
 from ssd.pool.reports import LinkReport
+from ssd.pool.round_log import RoundLog, SequenceCounts
 from ssd.pool.rounds import PoolSettings
+from ssd.pool.status import desired_draft_replicas, pool_status
 from ssd.rpc.pool_codec import LinkStatus
 from ssd.speculation.controller import Reason, Report
 from ssd.telemetry import SystemClock
 from ssd.transport.inprocess import pair
 from ssd.types import LookupResult, Peer, Welcome
-from ssd_target.decoding.round_log import RoundLog
-from ssd_target.decoding.scheduler import SchedulerCounts
-from ssd_target.pool_status import desired_draft_replicas, pool_status
 
 
 def link(max_sessions: int = 4, name: str = "10.0.0.1:1") -> DraftLink:
@@ -53,7 +52,7 @@ def test_the_status_of_a_link_has_its_epoch_sessions_counts_and_round_trip() -> 
     shared = pool()
     shared.counts = mine.counts
     log = log_of_a_round()
-    log.note_counts(SchedulerCounts(running=2, waiting=5, eligible=6), 0.0)
+    log.note_counts(SequenceCounts(running=2, waiting=5, eligible=6), 0.0)
     status = pool_status([up(mine)], shared, log, 1.0)
     shown = status.links[0]
     assert (shown.address, shown.state, shown.epoch) == ("10.0.0.1:1", "active", 3)

@@ -5,9 +5,9 @@ from collections.abc import Sequence as Rows
 from ssd.pool.link import LinkState
 from ssd.pool.pool import DraftPool
 from ssd.pool.reports import LinkReport
+from ssd.pool.round_log import RoundLog
 from ssd.pool.sustainable_sessions import sustainable_sessions
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
-from ssd_target.decoding.round_log import RoundLog
 
 _REASONS = {
     LinkState.QUARANTINED: "its tables were late or missing",

@@ -2,8 +2,7 @@
 
 import pytest
 
-from ssd_target.decoding.round_log import RoundLog
-from ssd_target.decoding.scheduler import SchedulerCounts
+from ssd.pool.round_log import RoundLog, SequenceCounts
 
 
 def run_rounds(log: RoundLog, starts: list[float], verify_seconds: float) -> None:
@@ -72,7 +71,7 @@ def test_a_round_in_progress_does_not_count_in_recent_figures() -> None:
 def test_eligible_sequences_are_a_mean_over_time() -> None:
     log = RoundLog()
     assert log.mean_eligible(1.0) == 0.0
-    log.note_counts(SchedulerCounts(running=4, eligible=3), 0.0)
-    log.note_counts(SchedulerCounts(running=1, eligible=1), 1.0)
+    log.note_counts(SequenceCounts(running=4, eligible=3), 0.0)
+    log.note_counts(SequenceCounts(running=1, eligible=1), 1.0)
     assert log.counts.running == 1
     assert log.mean_eligible(2.0) == pytest.approx(2.0)

@@ -1,18 +1,29 @@
 """Counts and times of rounds, kept in one place.
 
 The statistics of a request and the status of the pool are computed from it. Prometheus metrics are
-not: ``round_metrics`` observes the same rounds beside it, and nothing reads a metric.
+not: ``metrics`` observes the same rounds beside it, and nothing reads a metric.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ssd.pool.time_mean import TimeMean
 from ssd.speculation.controller import Reason, Report
-from ssd_target.decoding.scheduler import SchedulerCounts
-from ssd_target.decoding.time_mean import TimeMean
 
 _ROUNDS_KEPT = 1 << 16
 _RECENT_ROUNDS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceCounts:
+    """Sequences that the scheduler of a target holds."""
+
+    running: int = 0
+    waiting: int = 0
+    eligible: int = 0
+    """Running sequences whose mode allows speculation, with or without a draft."""
 
 
 class RoundLog:
@@ -25,8 +36,8 @@ class RoundLog:
     def __init__(self) -> None:
         self.num_rounds = 0
         """Rounds that have begun; the newest one has the index before it."""
-        self.counts = SchedulerCounts()
-        """Sequences and KV blocks that the scheduler holds now."""
+        self.counts = SequenceCounts()
+        """Sequences that the scheduler holds now."""
         self.speculation = Report(is_on=True, reason=Reason.MEASURING, speed_up=0.0, max_proposed=0)
         """Choice of the controller."""
         self._num_complete = 0
@@ -38,7 +49,7 @@ class RoundLog:
         self._num_sequences = np.zeros(_ROUNDS_KEPT, dtype=np.int64)
         self._num_tokens = np.zeros(_ROUNDS_KEPT, dtype=np.int64)
 
-    def note_counts(self, counts: SchedulerCounts, now: float) -> None:
+    def note_counts(self, counts: SequenceCounts, now: float) -> None:
         """Keep the counts of the scheduler, which have changed."""
         self.counts = counts
         self._eligible.note(counts.eligible, now)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd_target.decoding.time_mean import WINDOW_SECONDS, TimeMean
+from ssd.pool.time_mean import WINDOW_SECONDS, TimeMean
 
 
 def test_the_mean_before_the_first_value_is_0() -> None:

@@ -1,0 +1,134 @@
+"""The loop of the links: it dials drafts and serves ``AdminService`` on ``admin_port``.
+
+The port is the same for ``ssd pool`` and for the operator as that of ``ssd-target``. vLLM owns the
+requests, so there is no ``Drain``: SIGTERM to vLLM drains them. The number of waiting requests is
+known to vLLM's scheduler alone; it is 0 here.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict, dataclass, replace
+
+from ssd.errors import FieldError, SetupError
+from ssd.pool.dialer import LinkDialer
+from ssd.pool.metrics import publish_mode
+from ssd.pool.pool import DraftPool
+from ssd.pool.round_log import RoundLog
+from ssd.pool.status import pool_status
+from ssd.ports import Clock
+from ssd.rpc.admin_servicer import AdminServicer
+from ssd.rpc.codec import SpeculationChange
+from ssd.rpc.listen import join_address
+from ssd.rpc.pool_codec import PoolStatus
+from ssd.rpc.server import RpcServer
+from ssd.telemetry import DESIRED_DRAFT_REPLICAS, OPEN_SESSIONS, get_logger
+from ssd.types import LinkSettings, Mode
+from ssd_vllm.settings import PluginSettings
+from ssd_vllm.step_control import StepControl
+
+_log = get_logger(__name__)
+PUBLISH_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the loop of the links reads and changes; the worker's thread runs its steps."""
+
+    pool: DraftPool
+    control: StepControl
+    round_log: RoundLog
+    clock: Clock
+    lookahead: int
+    num_token_ids: int
+    identity: PoolStatus
+    """Has the weights and the data type of the target."""
+
+
+class PoolServer:
+    """Serves until it is cancelled. Asyncio loop."""
+
+    def __init__(
+        self,
+        settings: PluginSettings,
+        port: int,
+        served: Served,
+        make_dialer: Callable[[], LinkDialer],
+    ) -> None:
+        """Construct; ``port`` 0 serves no calls."""
+        self._settings = settings
+        self._port = port
+        self._served = served
+        self._make_dialer = make_dialer
+        self._dialer: LinkDialer | None = None
+
+    async def run(self) -> None:
+        """Dial drafts, answer calls and publish gauges."""
+        self._dialer = self._make_dialer()
+        publish_mode(self._served.control.mode)
+        async with self._listening(), asyncio.TaskGroup() as group:
+            group.create_task(self._dialer.run())
+            group.create_task(self._publish())
+
+    def status(self) -> PoolStatus:
+        """Return what ``GetPoolStatus`` answers."""
+        served = self._served
+        reports = [] if self._dialer is None else self._dialer.reports()
+        return replace(
+            pool_status(reports, served.pool, served.round_log, served.clock.now()),
+            weights_fingerprint=served.identity.weights_fingerprint,
+            dtype=served.identity.dtype,
+            dtype_reason=served.identity.dtype_reason,
+        )
+
+    def set_speculation(self, change: SpeculationChange) -> None:
+        """Change how steps speculate, from the next one on; None keeps a value.
+
+        Raises:
+            FieldError: vLLM has no such mode; nothing is changed.
+        """
+        if change.mode is Mode.SYNCHRONOUS:
+            raise FieldError("mode", "SYNCHRONOUS does not exist in vLLM; use another mode")
+        settings, served = self._settings, self._served
+        self._settings = replace(
+            settings,
+            backup=change.backup or settings.backup,
+            draft_deadline_ms=change.draft_deadline_ms or settings.draft_deadline_ms,
+        )
+        served.pool.configure(self._settings.pool(served.lookahead, served.num_token_ids))
+        if change.mode is not None:
+            served.control.mode = change.mode
+            publish_mode(change.mode)
+        if change.fan_out_policy is not None and self._dialer is not None:
+            self._dialer.configure(LinkSettings(fan_out_policy=change.fan_out_policy))
+        _log.info("speculation_set", **{k: str(v) for k, v in asdict(change).items() if v})
+
+    @contextlib.asynccontextmanager
+    async def _listening(self) -> AsyncIterator[None]:
+        """Inside, calls are answered; without the port, vLLM serves and links work."""
+        if not self._port:
+            yield
+            return
+        admin = AdminServicer(self.status, set_speculation=self.set_speculation, drain=None)
+        host = self._settings.admin_host
+        try:
+            server = RpcServer(host, self._port, security=self._settings.security())
+            admin.add_to(server)
+            await server.start()
+        except SetupError as error:
+            _log.error("admin_port_failed", error=str(error))
+            yield
+            return
+        server.set_serving(True)
+        _log.info("listening", admin=join_address(host, server.port))
+        try:
+            yield
+        finally:
+            admin.close()
+            await server.stop()
+
+    async def _publish(self) -> None:
+        while True:
+            OPEN_SESSIONS.set(self._served.pool.num_sessions)
+            DESIRED_DRAFT_REPLICAS.set(self.status().desired_draft_replicas)
+            await asyncio.sleep(PUBLISH_SECONDS)

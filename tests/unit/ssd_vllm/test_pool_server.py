@@ -1,0 +1,144 @@
+"""The port of the plugin: status, changes of speculation, and a port that cannot be bound."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ssd.errors import AccessError, FieldError, NotReadyError
+from ssd.pool.dialer import LinkDialer
+from ssd.pool.pool import DraftPool
+from ssd.pool.round_log import RoundLog, SequenceCounts
+from ssd.rpc.client import TargetClient
+from ssd.rpc.codec import SpeculationChange
+from ssd.rpc.credentials import ClientCredentials
+from ssd.rpc.pool_codec import PoolStatus
+from ssd.speculation.controller import Controller
+from ssd.telemetry import DESIRED_DRAFT_REPLICAS, OPEN_SESSIONS, SystemClock
+from ssd.types import Hello, LinkSettings, Mode, Peer
+from ssd_vllm.pool_server import PoolServer, Served
+from ssd_vllm.settings import PluginSettings
+from ssd_vllm.step_control import StepControl
+
+LOOKAHEAD = 3
+CLOCK = SystemClock()
+SETTINGS = PluginSettings(drafts=("127.0.0.1:1",))
+IDENTITY = PoolStatus(weights_fingerprint="sha256:w", dtype="float16", dtype_reason="dtype of vLLM")
+
+
+class RecordingPool(DraftPool):
+    """Keeps the settings that it is given."""
+
+    deadline_seconds = 0.0
+
+    def configure(self, settings: object) -> None:
+        self.deadline_seconds = settings.deadline_seconds  # type: ignore[attr-defined]
+
+
+def served() -> Served:
+    log = RoundLog()
+    controller = Controller(tuple(range(1, LOOKAHEAD + 2)), LOOKAHEAD)
+    control = StepControl(controller, Mode.AUTO, LOOKAHEAD, log, CLOCK)
+    pool = RecordingPool(SETTINGS.pool(LOOKAHEAD, 10), CLOCK)
+    return Served(pool, control, log, CLOCK, LOOKAHEAD, 10, IDENTITY)
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+@contextlib.asynccontextmanager
+async def running(server: PoolServer) -> AsyncIterator[None]:
+    task = asyncio.create_task(server.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+def make(parts: Served, port: int, settings: PluginSettings = SETTINGS) -> PoolServer:
+    hello = Hello(
+        wire_version=1,
+        vocab_size=10,
+        tokenizer_fingerprint="t",
+        lookahead=LOOKAHEAD,
+        branches=4,
+        channel="grpc",
+        epoch=0,
+        peer=Peer(),
+    )
+
+    def dialer() -> LinkDialer:
+        return LinkDialer(parts.pool, settings.drafts, hello, LinkSettings())
+
+    return PoolServer(settings, port, parts, dialer)
+
+
+async def first_status(client: TargetClient) -> PoolStatus:
+    """The status once the port answers; a call waits for the connection."""
+    while True:
+        with contextlib.suppress(NotReadyError):
+            return await client.pool_status()
+        await asyncio.sleep(0)
+
+
+async def test_the_port_has_the_status_of_the_pool() -> None:
+    parts, port = served(), free_port()
+    parts.round_log.note_counts(SequenceCounts(running=2, eligible=2), CLOCK.now())
+    async with running(make(parts, port)), TargetClient(f"127.0.0.1:{port}") as client:
+        status = await first_status(client)
+    assert [each.address for each in status.links] == ["127.0.0.1:1"]
+    assert status.running_sequences == 2
+    assert (status.weights_fingerprint, status.dtype) == ("sha256:w", "float16")
+
+
+async def test_speculation_is_changed_from_the_next_step_on() -> None:
+    parts, port = served(), free_port()
+    async with running(make(parts, port)), TargetClient(f"127.0.0.1:{port}") as client:
+        await first_status(client)
+        change = SpeculationChange(mode=Mode.AUTOREGRESSIVE, draft_deadline_ms=7.0)
+        await client.set_speculation(change)
+        with pytest.raises(FieldError, match="SYNCHRONOUS does not exist in vLLM"):
+            await client.set_speculation(SpeculationChange(mode=Mode.SYNCHRONOUS))
+    assert parts.control.mode is Mode.AUTOREGRESSIVE
+    assert isinstance(parts.pool, RecordingPool)
+    assert parts.pool.deadline_seconds == pytest.approx(0.007)
+
+
+async def test_a_port_in_use_leaves_the_links_running(caplog: pytest.LogCaptureFixture) -> None:
+    parts = served()
+    OPEN_SESSIONS.set(9)
+    DESIRED_DRAFT_REPLICAS.set(9)
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        bound.listen()
+        server = make(parts, bound.getsockname()[1])
+        async with running(server), asyncio.timeout(60):
+            while not server.status().links:  # noqa: ASYNC110 - reports have no event
+                await asyncio.sleep(0)
+    assert "admin_port_failed" in caplog.text
+    assert OPEN_SESSIONS._value.get() == 0
+    assert DESIRED_DRAFT_REPLICAS._value.get() == 0
+
+
+async def test_callers_need_the_token(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("secret-of-the-operator\n")
+    parts, port = served(), free_port()
+    settings = replace(SETTINGS, admin_token_file=str(tokens))
+    async with running(make(parts, port, settings)):
+        address = f"127.0.0.1:{port}"
+        async with TargetClient(
+            address, credentials=ClientCredentials(None, str(tokens))
+        ) as client:
+            await first_status(client)
+        async with TargetClient(address) as client:
+            with pytest.raises(AccessError, match="no token of the role admin"):
+                await client.pool_status()

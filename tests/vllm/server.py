@@ -1,0 +1,123 @@
+"""vLLM's HTTP server as a process under test."""
+
+import json
+import socket
+import subprocess
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+MODEL = ROOT / "services/ssd/demo/weights/target"
+LOOKAHEAD = 6
+GRAMMARS = {"backend": "xgrammar", "disable_any_whitespace": True}
+VARIABLES = {
+    "PYTHONPATH": ROOT / "services",
+    "LD_PRELOAD": PYTHON.parents[1] / "lib/libiomp5.so",
+    "VLLM_CPU_KVCACHE_SPACE": 1,
+    "HF_HUB_OFFLINE": 1,
+}
+SPECULATION = {
+    "method": "custom_class",
+    "model": "ssd_vllm.Proposer",
+    "num_speculative_tokens": LOOKAHEAD,
+}
+
+
+def command(*arguments: object, **variables: object) -> list[str]:
+    """Return a command that runs vLLM's interpreter with its environment variables."""
+    settings = (f"{name}={value}" for name, value in (VARIABLES | variables).items())
+    return ["env", *settings, str(PYTHON), *map(str, arguments)]
+
+
+def free_port() -> int:
+    """Return a port that nobody uses now."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+class Server:
+    """A server that answers, with its admin port."""
+
+    def __init__(self, port: int, admin_port: int) -> None:
+        self._url = f"http://127.0.0.1:{port}"
+        self.admin_address = f"127.0.0.1:{admin_port}"
+
+    def complete(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the choices of a completion; fails with the HTTP error."""
+        with urllib.request.urlopen(self._request(request)) as answer:
+            choices: list[dict[str, Any]] = json.load(answer)["choices"]
+            return choices
+
+    def abort(self, request: Mapping[str, Any]) -> None:
+        """Read the first event of a stream, then leave."""
+        with urllib.request.urlopen(self._request({**request, "stream": True})) as answer:
+            assert answer.readline().startswith(b"data: {")
+
+    def metrics(self) -> dict[str, float]:
+        """Return all samples of /metrics by name and labels; labels of vLLM are dropped."""
+        with urllib.request.urlopen(f"{self._url}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        found = {}
+        for line in lines:
+            if not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                found[name.partition("{")[0] if name.startswith("vllm:") else name] = float(value)
+        return found
+
+    def _request(self, request: Mapping[str, Any]) -> urllib.request.Request:
+        body = {"model": "base", "return_token_ids": True, **request}
+        return urllib.request.Request(
+            f"{self._url}/v1/completions",
+            json.dumps(body).encode(),
+            {"content-type": "application/json"},
+        )
+
+
+@contextmanager
+def serving(adapter: Path, *flags: str, **plugin: Any) -> Iterator[Server]:
+    """Start vLLM; ``plugin`` has settings of it, none: the worker without speculation."""
+    port, admin_port = free_port(), free_port()
+    settings = {"admin_port": admin_port, "draft_deadline_ms": 100, **plugin} if plugin else {}
+    speculation = ("--speculative-config", json.dumps(SPECULATION)) if plugin else ()
+    with tempfile.TemporaryDirectory() as metrics:
+        process = subprocess.Popen(
+            command(
+                *("-m", "vllm.entrypoints.openai.api_server", "--model", MODEL, "--port", port),
+                *("--served-model-name", "base", "--dtype", "float32", "--enforce-eager"),
+                *("--max-model-len", 512, "--max-num-seqs", 8, "--max-num-batched-tokens", 64),
+                *("--enable-lora", "--lora-modules", f"tuned={adapter}", "--max-lora-rank", 8),
+                # A small model would write white space up to the maximum length.
+                *("--structured-outputs-config", json.dumps(GRAMMARS)),
+                *("--worker-cls", "ssd_vllm.Worker", *speculation),
+                *("--additional-config", json.dumps({"ssd": settings}), *flags),
+                PROMETHEUS_MULTIPROC_DIR=metrics,
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdout is not None
+        try:
+            log = []
+            for line in process.stdout:
+                log.append(line)
+                if "Application startup complete" in line:
+                    break
+            else:
+                raise AssertionError("".join(log[-30:]))
+            # A process stops at a full pipe.
+            reader = threading.Thread(target=process.stdout.read, daemon=True)
+            reader.start()
+            yield Server(port, admin_port)
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
+            with process:
+                """Closes its pipe."""
