@@ -83,7 +83,7 @@ browser: $(TOOLS) ## test the playground in the Chromium of this machine; pictur
 # An environment of its own, because vLLM has other versions of our packages.
 VLLM := .venv-vllm
 vllm: $(TOOLS) $(VLLM)/installed ## test real vLLM as the target of drafts, on CPUs; installs 3.5 GB once
-	$(BIN)/python -m pytest tests/vllm -m vllm --timeout 900
+	$(BIN)/python -m pytest tests/vllm -m "vllm and not slow" --timeout 900
 
 $(VLLM)/installed:
 	@$(PYTHON) -m venv $(VLLM)
