@@ -87,7 +87,7 @@ package: $(TOOLS) ## build the wheel and install its base without torch, and its
 VLLM := .venv-vllm
 VLLM_PIP := $(VLLM)/bin/python -m pip --disable-pip-version-check
 vllm: $(TOOLS) $(VLLM)/installed ## test real vLLM as the target of drafts, on CPUs; installs 3.5 GB once
-	$(BIN)/python -m pytest tests/vllm -m vllm --timeout 900
+	$(BIN)/python -m pytest tests/vllm -m "vllm and not slow" --timeout 900
 
 $(VLLM)/installed: $(VLLM)/packages.txt pyproject.toml
 	@$(VLLM_PIP) install -q -e '.[vllm]'
