@@ -157,8 +157,8 @@ MAX_PROPOSED_TOKENS = Gauge(
 )
 PROPOSER_CRASHES_TOTAL = Counter(
     "ssd_proposer_crashes",
-    "Steps of vLLM that continued without proposals because of a bug of ssd_vllm; the first one is "
-    "in the log.",
+    "Steps of vLLM that continued without proposals because of a bug of the plugin; the first one "
+    "is in the log.",
 )
 COMMIT_TO_TABLE_SECONDS = Histogram(
     "ssd_commit_to_table_seconds",
