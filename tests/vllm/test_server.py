@@ -144,7 +144,7 @@ def draft_port() -> int:
 
 @pytest.fixture(scope="module")
 def server(adapter: Path, expected: Results, draft_port: int) -> Iterator[Server]:
-    """A server with drafts; nobody listens at their address yet."""
+    """A server with drafts; no process listens at their addresses yet."""
     assert expected.texts
     drafts = [f"127.0.0.1:{draft_port}"]
     with serving(adapter, drafts=drafts, mode="speculative") as found:

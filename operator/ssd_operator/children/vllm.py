@@ -44,7 +44,7 @@ def vllm_arguments(resource: Resource, cell: int) -> list[str]:
     plugin = {
         "drafts": [f"{draft_deployment(resource, cell)}:{DRAFT_PORT}"],
         "admin_port": TARGET_PORT,
-        # The operator calls the address of the pod; the NetworkPolicy admits nobody else.
+        # The operator calls the address of the pod; the NetworkPolicy admits no other client.
         "admin_host": "0.0.0.0",  # noqa: S104
         "allow_insecure": True,
         "branches": spec.speculation.branches,
