@@ -121,6 +121,18 @@ def api_server(cluster: None) -> Iterator[Kube]:
         everywhere("delete", CRD, "--timeout=50s", "--ignore-not-found")
 
 
+def build(target: str, *arguments: str, timeout: float) -> None:
+    """Build images by a target of the Makefile; a second time if the first one fails.
+
+    The builder sometimes cannot start a step ("Device or resource busy"). It keeps complete steps.
+    """
+    command = ("make", "-C", str(ROOT), target, *arguments)
+    try:
+        run(*command, timeout=timeout)
+    except AssertionError:
+        run(*command, timeout=timeout)
+
+
 @pytest.fixture(scope="session")
 def load_image(cluster: None) -> Callable[[str], object] | None:
     """Loads a built image into the cluster; None if all images are there already.
@@ -136,7 +148,7 @@ def images(load_image: Callable[[str], object] | None) -> None:
     """The images of this checkout, in the cluster."""
     if load_image is None:
         return
-    run("make", "-C", str(ROOT), "images", timeout=1500)
+    build("images", timeout=1500)
     for part in ("target", "draft", "gateway", "operator"):
         load_image(f"localhost/ssd-{part}:{__version__}")
 

@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
-from tests.cluster.kube import ROOT, Kube, Object, eventually, run, sample
+from tests.cluster.conftest import build
+from tests.cluster.kube import Kube, Object, eventually, sample
 
 from ssd import __version__
 
@@ -24,10 +25,10 @@ def vllm_image(load_image: Callable[[str], object] | None) -> None:
     if load_image is None:
         return
     try:
-        run("make", "-C", str(ROOT), "vllm-cpu-image", timeout=1200)
+        build("vllm-cpu-image", timeout=1200)
     except AssertionError as error:
         pytest.skip(f"vLLM for CPUs cannot be installed: {str(error)[-200:]}")
-    run("make", "-C", str(ROOT), "vllm-image", f"VLLM_IMAGE={BASE}", timeout=600)
+    build("vllm-image", f"VLLM_IMAGE={BASE}", timeout=600)
     load_image(f"localhost/ssd-vllm:{__version__}")
 
 
