@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from ssd.engine.config import ModelConfig
 from ssd.errors import SettingsError
 from ssd.local_model import LocalModel, check_model, find_model
 from ssd_target.decoding.sequential_drafter import num_columns
@@ -41,6 +42,12 @@ def find_models(settings: TargetSettings) -> TargetModels:
         raise SettingsError(
             f"draft_model {settings.draft_model} has {draft.num_token_ids} token ids, but "
             f"{settings.model} has {target.num_token_ids}"
+        )
+    sizes = [ModelConfig.from_folder(each.folder).vocab_size for each in (draft, target)]
+    if sizes[0] > sizes[1]:
+        raise SettingsError(
+            f"draft_model {settings.draft_model} has an embedding of {sizes[0]} rows, padding "
+            f"included, which is more than the {sizes[1]} of {settings.model}"
         )
     # The shape of its passes does not matter for the tokens, which the target verifies.
     engine = replace(

@@ -63,9 +63,12 @@ class ModelLoader:
         drafter = None
         if draft_runner is not None:
             draft_blocks = BlockPool(draft_runner.num_blocks)
-            lookahead = self._settings.lookahead
             drafter = SequentialDrafter(
-                draft_runner, draft_runner.engine, draft_blocks, sampler, lookahead
+                draft_runner,
+                draft_runner.engine,
+                draft_blocks,
+                sampler,
+                draft_runner.model.vocab_size,
             )
         return DecodeLoop(
             self._context,

@@ -12,7 +12,8 @@ read.
 *Decision*: one pass runs K+1 steps, and single steps are K, or K+1 after a round that accepted the
 whole proposal, whose last token has no entry yet. *Because*: in a pass, a step costs less than the
 pass of one token that would add the entry. *Not chosen*: K+1 steps always, which would slow the
-baseline of large models. *Revisit when* a proposal of several sequences is one pass.
+baseline of large models. A sequence that becomes alone in such a round runs steps until a proposal
+is not accepted whole. *Revisit when* a proposal of several sequences is one pass.
 """
 
 from collections.abc import Iterable
@@ -63,22 +64,23 @@ class SequentialDrafter:
         engine: EngineConfig,
         blocks: BlockPool,
         sampler: Sampler,
-        lookahead: int,
+        vocab_size: int,
     ) -> None:
         """Construct a drafter.
 
         Args:
             runner: of the draft model.
-            engine: of the runner, with one branch and ``num_columns(lookahead)``.
+            engine: of the runner, with one branch and ``num_columns`` of the lookahead.
             blocks: of its KV cache.
             sampler: of the target, which holds the noise.
-            lookahead: tokens of a full proposal (K).
+            vocab_size: of the draft model, with padding. The target's can differ.
         """
         self._runner = runner
+        self._vocab_size = vocab_size
         self._engine = engine
         self._blocks = blocks
         self._sampler = sampler
-        self._lookahead = lookahead
+        self._lookahead = engine.num_columns - num_columns(0)
         shape_SJ = engine.max_num_seqs, -(-engine.max_model_len // engine.block_size)
         self._block_tables_SJ = torch.zeros(shape_SJ, dtype=torch.int64)
         self._texts: dict[SequenceId, _Text] = {}
@@ -176,7 +178,7 @@ class SequentialDrafter:
         # The last tokens are not used, so their noise does not matter.
         positions_K1 = len(sequence.tokens) + np.minimum(step_K1, limits_B)
         noise = self._sampler.stored_noise(slots_B, positions_K1)
-        if noise is None:
+        if noise is None or noise.noise_YV.shape[1] != self._vocab_size:
             return None
         batch = self._batch(slots_B, torch.tensor([text.num_stored]), given, 0)
         chosen_K11, _ = self._runner.run_columns(batch, noise)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -199,7 +200,9 @@ class Bench:
             self.scheduler,
             sampler,
             SpeculationControl(self.controller, self.pool, self.log, LOOKAHEAD),
-            SequentialDrafter(own_draft, own_draft.engine, self.draft_blocks, sampler, LOOKAHEAD)
+            SequentialDrafter(
+                own_draft, own_draft.engine, self.draft_blocks, sampler, own_draft.model.vocab_size
+            )
             if own_draft
             else None,
         )
@@ -332,6 +335,7 @@ class OwnDraft(LedgerTreeRunner):
     def __init__(self, num_blocks: int) -> None:
         self.engine = replace(ENGINE, num_columns=num_columns(LOOKAHEAD), branches=1)
         self.num_blocks = num_blocks
+        self.model = SimpleNamespace(vocab_size=VOCAB)
         super().__init__(
             num_slots=self.engine.max_num_seqs,
             num_branches=1,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ssd.errors import ModelNotFoundError, SettingsError
-from ssd.testing.tiny_folder import write_byte_tokenizer, write_tiny_folder
+from ssd.testing.tiny_folder import VOCAB_SIZE, write_byte_tokenizer, write_tiny_folder
 from ssd_target.decoding.sequential_drafter import num_columns
 from ssd_target.models import check_models, find_models
 from ssd_target.settings import TargetSettings
@@ -44,6 +44,12 @@ def test_a_draft_with_a_smaller_embedding_is_refused(target: Path, tmp_path: Pat
     small = write_tiny_folder(tmp_path / "small", vocab_size=200)
     with pytest.raises(SettingsError, match=r"has 200 token ids, but .* has 257"):
         find_models(of(target, str(small)))
+
+
+def test_a_draft_with_more_padding_than_the_target_is_refused(target: Path, tmp_path: Path) -> None:
+    wide = write_tiny_folder(tmp_path / "wide", vocab_size=VOCAB_SIZE + 63)
+    with pytest.raises(SettingsError, match=rf"embedding of {VOCAB_SIZE + 63} rows"):
+        find_models(of(target, str(wide)))
 
 
 def test_a_missing_draft_is_found_without_the_weights(target: Path) -> None:

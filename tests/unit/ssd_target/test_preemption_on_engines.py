@@ -17,7 +17,7 @@ from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.runner import load_runner
 from ssd.engine.target_runner import TargetRunner
-from ssd.testing.tiny_folder import write_tiny_folder
+from ssd.testing.tiny_folder import VOCAB_SIZE, write_tiny_folder
 from ssd.types import Mode, SamplingParams
 from ssd_target.decoding.sequential_drafter import num_columns
 
@@ -76,3 +76,24 @@ def test_a_shortage_of_blocks_and_shared_prompts_change_no_token(
     assert [sink.tokens for sink in sinks] == expected
     assert num_preemptions() > before
     assert any(sink.chunks[-1].usage.cached_tokens for sink in sinks)
+
+
+@pytest.mark.parametrize("num_texts", [1, 2])
+def test_a_target_may_have_more_padding_in_its_vocabulary_than_its_draft(
+    make_bench: Callable[..., Any], tmp_path: Path, num_texts: int
+) -> None:
+    engine = replace(on("openvino", ENGINE), num_token_ids=VOCAB_SIZE)
+    padded = write_tiny_folder(tmp_path / "padded", vocab_size=VOCAB_SIZE + 63)
+    runner = load(padded, engine)
+    runner.warm_up(lambda _stage, _fraction: None)
+    of_draft = replace(engine, num_columns=num_columns(LOOKAHEAD), branches=1)
+    small = write_tiny_folder(tmp_path / "small")
+    draft = load_runner(DraftRunner, small, of_draft, lambda _stage, _fraction: None)
+    found = {}
+    for mode in (Mode.AUTOREGRESSIVE, Mode.SYNCHRONOUS):
+        bench = make_bench(runner=runner, own_draft=draft, num_blocks=runner.num_blocks)
+        sinks = [bench.submit(each, 20, sampling=WARM, mode=mode) for each in PROMPTS[:num_texts]]
+        bench.run()
+        found[mode] = [sink.tokens for sink in sinks]
+    assert found[Mode.AUTOREGRESSIVE] == found[Mode.SYNCHRONOUS]
+    assert all(sink.statistics.proposed_tokens for sink in sinks)
