@@ -402,6 +402,7 @@ def models_command(
 
     Exit code 1 if a model cannot run.
     """
+    check_extras("engine")
     models = local_models(folders or [])
     if not is_json:
         print_table(out, models_table(models))

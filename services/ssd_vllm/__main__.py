@@ -1,15 +1,17 @@
 """``python -m ssd_vllm ARGUMENTS``: vLLM's OpenAI server, as the process of a pod.
 
-The arguments are vLLM's; ``--model=demo://target`` is the embedded model. With ``--print-config``
-vLLM parses them and the plugin reads its settings. This prints both, loads no model and needs no
-device.
+The arguments are vLLM's, without abbreviations; ``--model=demo://target`` is the embedded model.
+vLLM parses them and the plugin reads its settings before anything is loaded. With
+``--print-config`` this prints both and ends; it needs no device.
 """
 
 from ssd.sigterm import end_at_sigterm
+from ssd_vllm.metrics_folder import make_metrics_folder
 
 if __name__ == "__main__":
     # Until vLLM sets its own handler.
     end_at_sigterm()
+    make_metrics_folder()
 
 import json
 import os
@@ -32,20 +34,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the process and return its exit code."""
     given = sys.argv[1:] if argv is None else argv
     arguments = [_with_folder(each) for each in given if each != _PRINT_CONFIG]
-    if _PRINT_CONFIG in given:
-        return check(arguments)
+    is_only_shown = _PRINT_CONFIG in given
+    code = check(arguments, is_only_shown=is_only_shown)
+    if code != os.EX_OK or is_only_shown:
+        return code
     sys.argv[1:] = arguments
     runpy.run_module(SERVER, run_name="__main__", alter_sys=True)
     return 0
 
 
-def check(arguments: Sequence[str]) -> int:
+def check(arguments: Sequence[str], *, is_only_shown: bool) -> int:
     """Check the arguments and return the exit code of the process.
 
-    vLLM's parser ends the process with 2 if it refuses one.
+    vLLM's parser ends the process with 2 if it refuses one. Without abbreviations, the rules of an
+    SSDDeployment see every name that it accepts.
+
+    Args:
+        arguments: of vLLM's server.
+        is_only_shown: whether to print the settings. vLLM's parser needs a device; where there is
+            none, it gets that of a CPU.
     """
-    # Takes seconds, and only this check needs it here.
+    # Takes seconds. Tests of this module do without vLLM.
     import vllm  # noqa: PLC0415
+    from vllm import platforms  # noqa: PLC0415
+
+    if is_only_shown and platforms.current_platform.is_unspecified():
+        from vllm.platforms.cpu import CpuPlatform  # noqa: PLC0415
+
+        platforms._current_platform = CpuPlatform()  # noqa: SLF001 - it has no setter
     from vllm.entrypoints.launchers.cli_args import (  # noqa: PLC0415
         make_arg_parser,
         validate_parsed_serve_args,
@@ -54,15 +70,17 @@ def check(arguments: Sequence[str]) -> int:
 
     try:
         check_version(vllm.__version__)
-        parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(list(arguments))
+        parser = make_arg_parser(FlexibleArgumentParser(allow_abbrev=False))
+        parsed = parser.parse_args(list(arguments))
         validate_parsed_serve_args(parsed)
         read(parsed.additional_config or {}).check_drafts()
     except SetupError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return os.EX_CONFIG
-    shown = {"arguments": list(arguments), KEY: parsed.additional_config[KEY]}
-    sys.stdout.write(json.dumps(shown) + "\n")
-    return 0
+    if is_only_shown:
+        shown = {"arguments": list(arguments), KEY: parsed.additional_config[KEY]}
+        sys.stdout.write(json.dumps(shown) + "\n")
+    return os.EX_OK
 
 
 def _with_folder(argument: str) -> str:

@@ -33,6 +33,7 @@ from ssd.telemetry import (
 )
 from ssd.text.tokenizer import load_tokenizer
 from ssd.types import WIRE_VERSION, Hello, LinkSettings, Mode, Peer, TokenId
+from ssd_vllm.metrics_folder import METRICS_FOLDER
 from ssd_vllm.pool_server import PoolServer, Served
 from ssd_vllm.requests import NewRequest, PoolRequests, Proposals, Step, seed_of
 from ssd_vllm.settings import PluginSettings, read
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
 _log = get_logger(__name__)
 _CPUS = os.sched_getaffinity(0)
 """Those of the process before vLLM pins its threads, because ``Worker`` imports this module."""
-METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""Environment variable with which vLLM's ``/metrics`` has the metrics of its workers."""
 _LEAST_TEMPERATURE = 1e-5
 """vLLM selects the largest logit below it."""
 

@@ -14,7 +14,7 @@ from ssd.pool.metrics import LookupMetrics, publish_report
 from ssd.pool.round_log import RoundLog, SequenceCounts
 from ssd.pool.rounds import Lookup, VerifiedRound
 from ssd.ports import Clock
-from ssd.speculation.controller import Choice, Report
+from ssd.speculation.controller import Choice, Reason, Report
 from ssd.speculation.round_samples import RoundSample
 from ssd.types import LookupResult, Mode
 
@@ -98,6 +98,9 @@ class StepControl:
                 self.choice = Choice(is_on=True, max_proposed=self._lookahead)
             case _:
                 self.choice = Choice(is_on=False, max_proposed=0)
+        if self.mode is not Mode.AUTO:
+            choice = self.choice
+            self._publish(Report(choice.is_on, Reason.MEASURING, 0.0, choice.max_proposed))
         return was_on and not self.choice.is_on
 
     def end(
@@ -155,7 +158,9 @@ class StepControl:
                 verify_seconds=verify_seconds,
             )
         )
-        report = self._controller.report()
+        self._publish(self._controller.report())
+
+    def _publish(self, report: Report) -> None:
         if report != self._round_log.speculation:
             self._round_log.speculation = report
             publish_report(report)

@@ -4,8 +4,8 @@
 def _without(names: str, message: str) -> tuple[str, str]:
     """Refuse arguments by name, with one or two dashes.
 
-    vLLM reads ``_`` as ``-``, and ``--speculative-config.key=1`` as one key of the value. It also
-    accepts the beginning of a name, but the last value counts, which is the operator's.
+    vLLM reads ``_`` as ``-``, and ``--speculative-config.key=1`` as one key of the value. The
+    process refuses abbreviations of names (``ssd_vllm.__main__``).
     """
     pattern = names.replace("-", "[-_]")
     return f"!self.exists(a, a.matches('^--?({pattern})([.=].*)?$'))", message
@@ -14,19 +14,19 @@ def _without(names: str, message: str) -> tuple[str, str]:
 VLLM_ARGS_RULES = (
     _without(
         "model|revision|served-model-name|dtype|max-model-len|tensor-parallel-size|tp"
-        "|speculative-config|sc|additional-config|shutdown-timeout",
+        "|speculative-config|sc|spec-(method|model|tokens)|additional-config|shutdown-timeout",
         "args: fields of the resource set these arguments: target.source (--model, "
         "--revision), model (--served-model-name, --dtype, --max-model-len), "
         "target.tensorParallelSize, target.drainSeconds (--shutdown-timeout), speculation "
         "(--speculative-config, --additional-config)",
     ),
     _without(
-        "worker-cls|port|config|ssl-.*|root-path",
-        "args: --worker-cls, --port, --config, --root-path and --ssl-* are the operator's, "
-        "leave them out",
+        "worker-cls|port|config|ssl-.*|root-path|headless|print-config",
+        "args: --worker-cls, --port, --config, --root-path, --ssl-*, --headless and "
+        "--print-config are the operator's, leave them out",
     ),
     _without(
-        "(pipeline|data)-parallel-.*|pp|dp.?|nnodes",
+        "(pipeline|data)-parallel-.*|pp|dp.?|nnodes|n[0-9]*",
         "args: a target has tensorParallelSize GPUs and one replica of the model: leave "
         "pipeline and data parallel arguments out, and use target.replicas",
     ),

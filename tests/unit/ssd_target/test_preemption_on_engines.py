@@ -90,6 +90,7 @@ def test_a_target_may_have_more_padding_in_its_vocabulary_than_its_draft(
     small = write_tiny_folder(tmp_path / "small")
     draft = load_runner(DraftRunner, small, of_draft, lambda _stage, _fraction: None)
     found = {}
+    sinks: list[Any] = []
     for mode in (Mode.AUTOREGRESSIVE, Mode.SYNCHRONOUS):
         bench = make_bench(runner=runner, own_draft=draft, num_blocks=runner.num_blocks)
         sinks = [bench.submit(each, 20, sampling=WARM, mode=mode) for each in PROMPTS[:num_texts]]

@@ -8,6 +8,7 @@ import pytest
 
 from ssd import demo
 from ssd.errors import ModelNotFoundError
+from ssd_vllm import __main__ as process
 from ssd_vllm.__main__ import SERVER, main
 
 
@@ -21,12 +22,24 @@ def test_vllms_server_runs_as_the_main_module_with_the_arguments(
 
     monkeypatch.setattr(sys, "argv", ["ssd_vllm"])
     monkeypatch.setattr(runpy, "run_module", run_module)
+    monkeypatch.setattr(process, "check", lambda _arguments, *, is_only_shown: is_only_shown)
     assert main(["--model=org/name", "--max-num-seqs", "8"]) == 0
     assert main(["--model=demo://target", "--port=8000"]) == 0
     assert runs == [
         (SERVER, ["--model=org/name", "--max-num-seqs", "8"]),
         (SERVER, [f"--model={demo.folder('target')}", "--port=8000"]),
     ]
+
+
+@pytest.mark.parametrize("arguments", [["--port=x"], ["--port=8000", "--print-config"]])
+def test_the_server_does_not_run_after_a_wrong_argument_or_for_its_settings(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setattr(
+        process, "check", lambda found, *, is_only_shown: 78 * ("--port=x" in found)
+    )
+    monkeypatch.setattr(runpy, "run_module", lambda *_, **__: pytest.fail("the server runs"))
+    assert main(arguments) == (78 if "--port=x" in arguments else 0)
 
 
 def test_an_embedded_model_that_does_not_exist_is_named() -> None:
