@@ -17,6 +17,7 @@ from ssd.engine.attention.choice import check_attention
 from ssd.engine.config import STATIC
 from ssd.engine.precision import (
     AUTO,
+    SMALL_MODEL,
     Precision,
     Weights,
     choose_precision,
@@ -77,7 +78,7 @@ def choose_engine(request: EngineRequest) -> EngineChoice:
 
 
 def _choose(request: EngineRequest) -> EngineChoice:
-    precision = choose_precision(request.dtype, request.device, request.num_weights)
+    precision = choose_precision(request.dtype, request.device)
     if request.engine == STATIC:
         return EngineChoice(STATIC, "set explicitly", precision)
     if not request.device.startswith("cpu"):
@@ -100,6 +101,8 @@ def _choose(request: EngineRequest) -> EngineChoice:
     )
     if request.dtype == AUTO and weights != "same":
         precision = Precision("float32", f"products are {weights}, and the rest takes little time")
+    elif request.dtype == AUTO and request.num_weights < SMALL_MODEL:
+        precision = Precision("float32", f"the model has fewer than {SMALL_MODEL:,} weights")
     return EngineChoice(OPENVINO, reason, precision, weights)
 
 
