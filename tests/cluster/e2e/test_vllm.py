@@ -10,7 +10,8 @@ from tests.cluster.kube import Kube, Object, eventually, sample
 
 from ssd import __version__
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+# Slow: its image contains 3.5 GB of packages.
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
 NAME = "vllm"
 BASE = "localhost/vllm-cpu:0.32.0"
 PROMPTS = tuple(f"def {name}(values):\n    " for name in ("mean", "median", "merge", "split"))
