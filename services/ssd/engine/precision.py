@@ -11,7 +11,7 @@ rows, AVX512-BF16: 27 ms instead of 20). *Not chosen*: timing both, since a busy
 change the dtype, and with it the tokens, at each start; bfloat16 for small models on CPUs with AMX,
 where the embedded target takes 1.8, 2.1 and 5.4 ms for 1, 7 and 56 rows instead of 2.8, 4.0 and 15.
 In one run of the cluster tests on a busy machine, 13 to 35 texts of each load then differed from
-plain decoding; 1,050 texts afterwards did not, and the cause is unknown. *Revisit when* it is.
+plain decoding; 1,181 texts afterwards did not, and the cause is unknown. *Revisit when* it is.
 
 *Decision*: ``auto`` keeps the weights of a target, and is int8 for a draft of at least
 ``TINY_MODEL`` weights on a CPU with instructions for it. *Because*: a target's tokens are the
