@@ -132,18 +132,19 @@ define BUILDER
 	fi; set -e
 endef
 
-# These names are the defaults of the chart.
+# With IMAGE_REGISTRY=localhost, these names are the defaults of the chart.
+IMAGE_REGISTRY ?= localhost
 images: ## build localhost/ssd-{target,draft,gateway,operator} with docker, podman or the test cluster's tool
 	@$(BUILDER); \
-	$$build $(IMAGE_ARGS) -f services/Dockerfile --target target -t localhost/ssd-target:$(VERSION) .; \
-	$$build $(IMAGE_ARGS) -f services/Dockerfile --target draft -t localhost/ssd-draft:$(VERSION) .; \
-	$$build $(IMAGE_ARGS) -f services/Dockerfile --target gateway -t localhost/ssd-gateway:$(VERSION) .; \
-	$$build $(IMAGE_ARGS) -f operator/Dockerfile -t localhost/ssd-operator:$(VERSION) .
+	$$build $(IMAGE_ARGS) -f services/Dockerfile --target target -t $(IMAGE_REGISTRY)/ssd-target:$(VERSION) .; \
+	$$build $(IMAGE_ARGS) -f services/Dockerfile --target draft -t $(IMAGE_REGISTRY)/ssd-draft:$(VERSION) .; \
+	$$build $(IMAGE_ARGS) -f services/Dockerfile --target gateway -t $(IMAGE_REGISTRY)/ssd-gateway:$(VERSION) .; \
+	$$build $(IMAGE_ARGS) -f operator/Dockerfile -t $(IMAGE_REGISTRY)/ssd-operator:$(VERSION) .
 
 VLLM_IMAGE ?= docker.io/vllm/vllm-openai:v0.32.0
 vllm-image: ## build localhost/ssd-vllm, vLLM with the plugin, from VLLM_IMAGE
 	@$(BUILDER); \
-	$$build --build-arg VLLM_IMAGE=$(VLLM_IMAGE) -f services/Dockerfile --target vllm -t localhost/ssd-vllm:$(VERSION) .
+	$$build --build-arg VLLM_IMAGE=$(VLLM_IMAGE) -f services/Dockerfile --target vllm -t $(IMAGE_REGISTRY)/ssd-vllm:$(VERSION) .
 
 # For tests; 3.5 GB.
 vllm-cpu-image:

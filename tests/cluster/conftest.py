@@ -12,18 +12,19 @@ from tests.cluster.kube import (
     CHART,
     CRD,
     EVERYWHERE,
+    KEEPS_IMAGES,
+    REGISTRY,
     ROOT,
     Kube,
     Release,
     dump_cluster_state,
+    image_of,
     install,
     inventory,
     run,
     take_over_crd,
 )
 from tests.cluster.operators import Operator, ReleasedOperator, operator_process
-
-from ssd import __version__
 
 TOOL = Path(os.environ.get("SSD_CLUSTER_TOOL", ROOT.parent / "shared" / "k8s" / "cluster"))
 NEEDS_NODE = tuple(Path(__file__).parent / each for each in ("e2e", "passes", "placement", "scale"))
@@ -126,7 +127,7 @@ def build(target: str, *arguments: str, timeout: float) -> None:
 
     The builder sometimes cannot start a step ("Device or resource busy"). It keeps complete steps.
     """
-    command = ("make", "-C", str(ROOT), target, *arguments)
+    command = ("make", "-C", str(ROOT), target, f"IMAGE_REGISTRY={REGISTRY}", *arguments)
     try:
         run(*command, timeout=timeout)
     except AssertionError:
@@ -139,8 +140,10 @@ def load_image(cluster: None) -> Callable[[str], object] | None:
 
     SSD_E2E_LOAD is the command that loads an image; empty for None.
     """
+    if KEEPS_IMAGES:
+        return None
     load = shlex.split(os.environ.get("SSD_E2E_LOAD", f"{TOOL} load"))
-    return (lambda name: run(*load, name, timeout=600)) if load else None
+    return lambda name: run(*load, name, timeout=600)
 
 
 @pytest.fixture(scope="session")
@@ -150,7 +153,7 @@ def images(load_image: Callable[[str], object] | None) -> None:
         return
     build("images", timeout=1500)
     for part in ("target", "draft", "gateway", "operator"):
-        load_image(f"localhost/ssd-{part}:{__version__}")
+        load_image(image_of(part))
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,9 @@
 """kubectl and helm, and how tests wait for a state of the cluster."""
 
 import contextlib
+import hashlib
 import json
+import os
 import subprocess
 import threading
 import time
@@ -10,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ssd import __version__
+
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "ssd"
 CRD = "crd/ssddeployments.ssd.dev"
@@ -17,7 +21,21 @@ OURS = "app.kubernetes.io/name in (ssd, ssd-operator)"
 """Selects the pods of engines and of operators."""
 EVERYWHERE = ("--set", "operator.watchAllNamespaces=true")
 """The suite's resources are in other namespaces than its release."""
+KEEPS_IMAGES = os.environ.get("SSD_E2E_LOAD") == ""
+"""The images are in the cluster already, under the names of ``make images``."""
+REGISTRY = (
+    "localhost"
+    if KEEPS_IMAGES
+    else f"localhost/{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}"
+)
+"""One for each checkout: images of another one, with the same version, replaced those of this suite
+while it ran."""
 Object = dict[str, Any]
+
+
+def image_of(part: str) -> str:
+    """This checkout's image of ``target``, ``draft``, ``gateway``, ``operator`` or ``vllm``."""
+    return f"{REGISTRY}/ssd-{part}:{__version__}"
 
 
 def run(*command: str, timeout: float = 120.0) -> str:
@@ -201,7 +219,7 @@ class Release:
 def install(name: str, namespace: str, *arguments: str, chart: Path = CHART) -> Release:
     """Install or upgrade a release, and wait until its operator is ready."""
     run(
-        *("helm", "upgrade", "--install", name, str(chart)),
+        *("helm", "upgrade", "--install", name, str(chart), f"--set=imageRegistry={REGISTRY}"),
         *("-n", namespace, "--create-namespace", "--wait", "--timeout", "120s", *arguments),
         timeout=180,
     )

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -70,7 +71,8 @@ class RequestCounts:
     """Results of all clients."""
 
     num_finished: int = 0
-    num_different: int = 0
+    different: Counter[tuple[Job, int]] = field(default_factory=Counter)
+    """Texts that are not those of plain decoding, by job and first different token."""
     num_cut: int = 0
     """Failures after the first token."""
     failures: list[SSDError] = field(default_factory=list)
@@ -112,7 +114,9 @@ class Load:
         """No request failed, and no text differs."""
         errors = [f"{type(each).__name__}: {each}" for each in self.counts.failures]
         assert not errors, f"{errors}, {self.counts.num_cut} of them cut a stream"
-        assert self.counts.num_different == 0, f"{self.counts.num_different} texts differ"
+        assert not self.counts.different, (
+            f"of {self.counts.num_finished} texts: {self.counts.different}"
+        )
         assert self.counts.num_finished > 0
 
     def _run(self) -> None:
@@ -136,7 +140,11 @@ class Load:
             number += 1
             if found.error is None:
                 self.counts.num_finished += 1
-                self.counts.num_different += found.tokens != list(self._expected[job])
+                expected = self._expected[job]
+                if found.tokens != list(expected):
+                    pairs = zip(found.tokens, expected, strict=False)
+                    first = next((i for i, (one, other) in enumerate(pairs) if one != other), -1)
+                    self.counts.different[job, first] += 1
                 continue
             self.counts.failures.append(found.error)
             self.counts.num_cut += bool(found.tokens)

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
-from tests.cluster.kube import Kube, Release, sample
+from tests.cluster.kube import Kube, Release, image_of, sample
 from tests.cluster.load import Job, Load, plain_texts
 
-from ssd import __version__
 from ssd.types import TokenId
 
 
@@ -47,9 +46,8 @@ def in_cluster(kube: Kube) -> Callable[..., str]:
     """
 
     def run_in_pod(*command: str) -> str:
-        image = f"localhost/ssd-target:{__version__}"
         kube(
-            *("run", "client", "--restart=Never", f"--image={image}"),
+            *("run", "client", "--restart=Never", f"--image={image_of('target')}"),
             *("--image-pull-policy=IfNotPresent", "--command", "--", *command),
         )
         succeeded = "--for=jsonpath={.status.phase}=Succeeded"

@@ -173,7 +173,7 @@ def test_a_killed_target_fails_only_its_open_streams_and_repeats_give_the_same_t
     failures = load.counts.failures
     assert failures, "no stream was open"
     assert all(isinstance(each, NotReadyError) for each in failures), failures
-    assert load.counts.num_different == 0
+    assert not load.counts.different
     figures["target killed: streams cut, calls that failed meanwhile"] = (
         load.counts.num_cut,
         len(failures) - load.counts.num_cut,

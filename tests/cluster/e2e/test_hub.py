@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 from tests import hub
-from tests.cluster.kube import Kube, Object, eventually, sample
+from tests.cluster.kube import Kube, Object, eventually, image_of, sample
 
-from ssd import __version__
 from ssd.testing.tiny_folder import write_tiny_folder
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -51,7 +50,7 @@ def endpoint(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
 def hub_pod() -> Object:
     container = {
         "name": "hub",
-        "image": f"localhost/ssd-target:{__version__}",
+        "image": image_of("target"),
         "command": ["python", "/hub/hub.py", "/hub", str(PORT)],
         "volumeMounts": [{"name": "hub", "mountPath": "/hub"}],
         "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1},

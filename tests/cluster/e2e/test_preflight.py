@@ -3,10 +3,8 @@
 import time
 
 import pytest
-from tests.cluster.kube import Kube, Object, eventually, sample
+from tests.cluster.kube import Kube, Object, eventually, image_of, sample
 from tests.cluster.load import Load
-
-from ssd import __version__
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 Figures = dict[str, object]
@@ -45,7 +43,7 @@ def is_settled(kube: Kube, name: str) -> bool:
     [
         ({"image": "localhost/ssd-target:nope"}, "cannot pull localhost/ssd-target:nope"),
         ({"podTemplate": setting("MAX_QUEU", "7")}, "did you mean SSD_TARGET_MAX_QUEUE?"),
-        ({"image": f"localhost/ssd-draft:{__version__}"}, "has no ssd_target"),
+        ({"image": image_of("draft")}, "has no ssd_target"),
     ],
     ids=["image", "setting", "process"],
 )

