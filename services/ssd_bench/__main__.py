@@ -32,6 +32,7 @@ from ssd.model_source import resolve
 from ssd_bench.auto import auto
 from ssd_bench.drawing import plots
 from ssd_bench.machine import read_bandwidth
+from ssd_bench.peers.command import peers
 from ssd_bench.report import (
     markdown,
     records,
@@ -422,6 +423,7 @@ def main(argv: Sequence[str] | None = None, prog_name: str = "python -m ssd_benc
     app.command()(auto)
     app.command()(rounds)
     app.command()(cpu_draft)
+    app.command()(peers)
     app.command()(serve)
     is_debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     try:

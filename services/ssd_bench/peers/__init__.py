@@ -1,0 +1,5 @@
+"""``ssd bench peers``: this product beside other engines, with the same weights, prompts and CPUs.
+
+Each peer runs in its own environment, as a process that executes one file of ``workers`` with the
+interpreter of that environment. All contenders stay loaded and measure in turn.
+"""

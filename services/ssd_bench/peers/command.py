@@ -1,0 +1,179 @@
+"""``ssd bench peers``: the command."""
+
+import asyncio
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from ssd.cpu_plan import one_cpu_a_core
+from ssd.demo.corpus import held_out_prompts
+from ssd.errors import SettingsError
+from ssd.model_source import resolve
+from ssd.text.tokenizer import load_tokenizer
+from ssd_bench.drawing import plots
+from ssd_bench.peers.contenders import PEERS, contenders
+from ssd_bench.peers.engines import Setup
+from ssd_bench.peers.measure import Row, measure, num_steps
+from ssd_bench.peers.report import markdown, records, rows_of
+from ssd_bench.peers.workers.wire import Batch
+
+PROMPT_CHARS = 1200
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def peers(
+    *,
+    target: Annotated[str, typer.Option(help="Model folder or demo://target.")] = "demo://target",
+    draft: Annotated[str, typer.Option(help="Model folder or demo://draft.")] = "demo://draft",
+    names: Annotated[str, typer.Option("--peers", help="Engines, separated by commas.")] = ",".join(
+        PEERS
+    ),
+    dtypes: Annotated[str, typer.Option(help="float32, bfloat16, int8.")] = "float32",
+    lookaheads: Annotated[str, typer.Option(help="K of drafts on the target's CPUs.")] = "3,5",
+    ssd_lookahead: Annotated[int, typer.Option(min=1, max=16, help="K of SSD.")] = 6,
+    threads: Annotated[str, typer.Option(help="CPUs of a target.")] = "1,2",
+    batch: Annotated[int, typer.Option(min=1, max=16, help="Prompts at a time.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0, max=2)] = 0.0,
+    prompt_tokens: Annotated[int, typer.Option(min=8, max=512)] = 96,
+    max_tokens: Annotated[int, typer.Option(min=16, max=448)] = 160,
+    repetitions: Annotated[int, typer.Option(min=1, help="Batches, each in turn.")] = 7,
+    environments: Annotated[
+        Path | None, typer.Option(help="Folder of the engines' environments; they are built once.")
+    ] = None,
+    output: Annotated[
+        Path, typer.Option(help="Folder for the results; a run that was ended goes on there.")
+    ] = Path("results/peers"),
+    is_json: Annotated[bool, typer.Option("--json", help="Print peers.json.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show stack traces.")] = False,
+) -> None:
+    """Measure this product beside other engines; write peers.json, peers.md and peers.png."""
+    given = {name: str(value) for name, value in locals().items()}
+    for name in ("environments", "output", "is_json", "debug"):
+        del given[name]
+    del debug
+    chosen = names.split(",")
+    if not set(chosen) <= set(PEERS):
+        raise typer.BadParameter(f"--peers {names!r}: choose of {', '.join(PEERS)}")
+    drawing = plots()
+    cpus = one_cpu_a_core(os.sched_getaffinity(0))
+    rows = [
+        Row(each)
+        for each in contenders(
+            chosen,
+            dtypes=dtypes.split(","),
+            lookaheads=_whole(lookaheads, "--lookaheads"),
+            threads=_whole(threads, "--threads"),
+            ssd_lookahead=ssd_lookahead,
+            batch=batch,
+        )
+    ]
+    most = max(each.contender.threads + (each.contender.drafting == "ssd") for each in rows)
+    if most > len(cpus):
+        raise SettingsError(f"the contenders need {most} CPUs, this process may use {len(cpus)}")
+    cache = environments or Path.home() / ".cache" / "ssd" / "peers"
+    scratch = cache / "scratch"
+    scratch.mkdir(parents=True, exist_ok=True)
+    setup = Setup(
+        target=resolve(target),
+        draft=resolve(draft),
+        cpus=cpus,
+        batch=batch,
+        environments=cache,
+        scratch=scratch,
+    )
+    output.mkdir(parents=True, exist_ok=True)
+    file = output / "peers.json"
+    rows = _continued(file, given, rows)
+    batches = _batches(setup, batch, repetitions, prompt_tokens, max_tokens, temperature)
+
+    def save() -> None:
+        found: dict[str, Any] = {"settings": given, "machine": machine(), "rows": records(rows)}
+        file.write_text(json.dumps(found))
+
+    try:
+        _with_progress(rows, setup, batches, save)
+    finally:
+        save()
+    conditions = (
+        f"{machine()}; {batch} at a time, {prompt_tokens} + {max_tokens} tokens, temperature "
+        f"{temperature:g}; medians (quartiles) of {repetitions} batches in turn, whole requests."
+    )
+    table = markdown(rows, conditions)
+    (output / "peers.md").write_text(table)
+    drawing.draw_peers(rows, output / "peers.png")
+    if is_json:
+        out.print_json(file.read_text())
+        return
+    out.print(table, soft_wrap=True)
+    err.print(f"written to {output}/peers.json, peers.md and peers.png")
+
+
+def machine() -> str:
+    """Return the processor and its number of CPUs."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} CPUs"
+
+
+def _whole(text: str, flag: str) -> list[int]:
+    try:
+        found = [int(each) for each in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise typer.BadParameter(f"{flag} {text!r}: must be whole numbers, separated by commas")
+    return found
+
+
+def _batches(
+    setup: Setup,
+    batch: int,
+    repetitions: int,
+    prompt_tokens: int,
+    max_tokens: int,
+    temperature: float,
+) -> list[Batch]:
+    tokenizer = load_tokenizer(setup.target)
+    texts = held_out_prompts(batch * repetitions, num_chars=PROMPT_CHARS)
+    prompts = [list(tokenizer.encode(text))[:prompt_tokens] for text in texts]
+    if min(map(len, prompts)) < prompt_tokens:
+        raise SettingsError(f"--prompt-tokens {prompt_tokens}: the prompts are shorter")
+    return [
+        {
+            "prompts": prompts[first : first + batch],
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "seed": first,
+        }
+        for first in range(0, batch * repetitions, batch)
+    ]
+
+
+def _continued(file: Path, given: dict[str, str], rows: list[Row]) -> list[Row]:
+    """Return rows with the measurements of a run that was ended, if the file has one."""
+    if not file.exists():
+        return rows
+    found = json.loads(file.read_text())
+    if found["settings"] != given:
+        raise SettingsError(f"{file} has a run with other settings: choose another --output")
+    known = {row.contender: row for row in rows_of(found["rows"])}
+    return [known.get(row.contender, row) for row in rows]
+
+
+def _with_progress(rows: list[Row], setup: Setup, batches: list[Batch], save: Any) -> None:
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task("", total=num_steps(rows, len(batches)))
+
+        def on_step(what: str) -> None:
+            progress.update(task, description=what, advance=1)
+            save()
+
+        asyncio.run(measure(rows, setup, batches, on_step))

@@ -1,0 +1,248 @@
+"""Engines under measurement: each completes a batch of prompts."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ssd.errors import SetupError
+from ssd.launch import Deployment, deployed, draft_process
+from ssd.rpc.client import TargetClient
+from ssd.rpc.codec import GenerateCall
+from ssd.types import Mode, SamplingParams
+from ssd_bench.peers.contenders import Contender
+from ssd_bench.peers.environments import interpreter, preload
+from ssd_bench.peers.workers.wire import Batch, Config
+
+WORKERS = Path(__file__).parent / "workers"
+LOAD_SECONDS = 600.0
+BATCH_SECONDS = 600.0
+LINE_BYTES = 16 << 20
+MAX_LENGTH = 1024
+MODES = {"none": Mode.AUTOREGRESSIVE, "draft": Mode.SYNCHRONOUS, "ssd": Mode.SPECULATIVE}
+DTYPE_FLAGS = {
+    "float32": ("--dtype", "float32", "--weights", "same"),
+    "bfloat16": ("--dtype", "bfloat16", "--weights", "same"),
+    "int8": ("--dtype", "float32", "--weights", "int8"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What all engines of a run share."""
+
+    target: Path
+    draft: Path
+    cpus: Sequence[int]
+    batch: int
+    environments: Path
+    scratch: Path
+
+
+class Engine(Protocol):
+    """A loaded contender."""
+
+    version: str
+
+    async def complete(self, batch: Batch) -> list[list[int]]:
+        """Return the new tokens of each prompt.
+
+        Raises:
+            SetupError: the engine ended, or did not answer in time.
+        """
+
+
+class OwnEngine:
+    """A target of this product."""
+
+    def __init__(self, client: TargetClient, mode: Mode, version: str) -> None:
+        self.version = version
+        self._client = client
+        self._mode = mode
+
+    async def complete(self, batch: Batch) -> list[list[int]]:
+        """Return the new tokens of each prompt."""
+        return await asyncio.gather(
+            *(
+                self._one(
+                    GenerateCall(
+                        prompt=tuple(prompt),
+                        sampling=SamplingParams(temperature=batch["temperature"], ignore_eos=True),
+                        seed=batch["seed"] + index,
+                        max_tokens=batch["max_tokens"],
+                        mode=self._mode,
+                    )
+                )
+                for index, prompt in enumerate(batch["prompts"])
+            )
+        )
+
+    async def _one(self, call: GenerateCall) -> list[int]:
+        found: list[int] = []
+        async for chunk in self._client.generate(call):
+            found.extend(chunk.token_ids)
+        return found
+
+
+class WorkerEngine:
+    """A process of another environment."""
+
+    def __init__(self, process: asyncio.subprocess.Process, name: str) -> None:
+        self.version = ""
+        self._process = process
+        self._name = name
+
+    async def load(self, config: Config) -> None:
+        """Load the models.
+
+        Raises:
+            SetupError: the process ended, or did not answer in time.
+        """
+        self.version = str((await self._ask(config, LOAD_SECONDS))["version"])
+
+    async def complete(self, batch: Batch) -> list[list[int]]:
+        """Return the new tokens of each prompt."""
+        found: list[list[int]] = (await self._ask(batch, BATCH_SECONDS))["tokens"]
+        return found
+
+    async def _ask(self, value: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(seconds):
+                self._process.stdin.write(json.dumps(value).encode() + b"\n")
+                await self._process.stdin.drain()
+                line = await self._process.stdout.readline()
+        except TimeoutError:
+            raise SetupError(f"{self._name}: no answer within {seconds:g} s") from None
+        except ConnectionError:
+            line = b""
+        if not line:
+            code = await self._process.wait()
+            raise SetupError(f"{self._name}: the process ended with exit code {code}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+
+@asynccontextmanager
+async def engine(contender: Contender, setup: Setup) -> AsyncIterator[Engine]:
+    """Run a contender. Inside, it is loaded; afterwards, its processes have ended.
+
+    Raises:
+        SetupError: it cannot start.
+    """
+    if contender.peer == "ssd":
+        async with _own(contender, setup) as found:
+            yield found
+        return
+    async with AsyncExitStack() as stack:
+        drafts: list[str] = []
+        if contender.drafting == "ssd":
+            drafts = [await stack.enter_async_context(_draft(contender, setup))]
+        yield await stack.enter_async_context(_worker(contender, setup, drafts))
+
+
+def _deployment(contender: Contender, setup: Setup) -> Deployment:
+    has_draft = contender.drafting == "ssd"
+    num_cpus = contender.threads + has_draft
+    lookahead = ("--lookahead", str(contender.lookahead)) if contender.lookahead else ()
+    return Deployment(
+        target=str(setup.target),
+        draft=str(setup.draft),
+        num_drafts=int(has_draft),
+        is_synchronous=contender.drafting == "draft",
+        common_flags=(
+            *("--max-model-len", str(MAX_LENGTH)),
+            *DTYPE_FLAGS[contender.dtype],
+            *lookahead,
+        ),
+        target_flags=("--threads", str(contender.threads)),
+        allowed_cpus=tuple(setup.cpus[:num_cpus]),
+    )
+
+
+@asynccontextmanager
+async def _own(contender: Contender, setup: Setup) -> AsyncIterator[OwnEngine]:
+    async with (
+        deployed(_deployment(contender, setup)) as running,
+        TargetClient(running.target.grpc_address, ready_seconds=0) as client,
+    ):
+        info = await client.model_info()
+        yield OwnEngine(client, MODES[contender.drafting], info.dtype)
+
+
+@asynccontextmanager
+async def _draft(contender: Contender, setup: Setup) -> AsyncIterator[str]:
+    deployment = _deployment(contender, setup)
+    draft = draft_process(deployment, deployment.plan(), 0, lambda _name, _event: None)
+    try:
+        await draft.start()
+        await draft.ready()
+        yield draft.grpc_address
+    finally:
+        await draft.stop()
+
+
+@asynccontextmanager
+async def _worker(
+    contender: Contender, setup: Setup, drafts: Sequence[str]
+) -> AsyncIterator[WorkerEngine]:
+    config: Config = {
+        "target": str(setup.target),
+        "threads": contender.threads,
+        "dtype": contender.dtype,
+        "batch": setup.batch,
+        "length": MAX_LENGTH,
+        "scratch": str(setup.scratch),
+        "ngrams": contender.drafting == "ngram",
+    }
+    if contender.lookahead:
+        config["lookahead"] = contender.lookahead
+    if contender.drafting == "draft":
+        config["draft"] = str(setup.draft)
+    if drafts:
+        config["drafts"] = list(drafts)
+    python = await asyncio.to_thread(interpreter, contender.peer, setup.environments)
+    cpus = setup.cpus[: contender.threads]
+    variables = _variables(contender, cpus) | preload(python)
+    log = setup.scratch / f"{contender.name}.log"
+    with log.open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            *("env", *(f"{name}={value}" for name, value in variables.items())),
+            *(python, WORKERS / "wire.py", f"{contender.peer.replace('-', '_')}_worker"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+            limit=LINE_BYTES,
+            preexec_fn=lambda: os.sched_setaffinity(0, cpus),
+            start_new_session=True,
+        )
+    try:
+        found = WorkerEngine(process, f"{contender.name} (see {log})")
+        await found.load(config)
+        yield found
+    finally:
+        _kill_group(process.pid)
+        await process.wait()
+
+
+def _variables(contender: Contender, cpus: Collection[int]) -> dict[str, str]:
+    return {
+        "OMP_NUM_THREADS": str(contender.threads),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(cpus))),
+        "VLLM_LOGGING_LEVEL": "WARNING",
+    }
+
+
+def _kill_group(pid: int) -> None:
+    """Kill a process and those that it started: each worker leads a session of its own."""
+    try:
+        os.killpg(pid, 9)
+    except ProcessLookupError:
+        return

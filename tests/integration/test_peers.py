@@ -1,0 +1,46 @@
+"""``ssd bench peers`` with real engines: this product's and transformers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ssd.errors import SetupError
+from ssd_bench.__main__ import main
+from ssd_bench.peers.contenders import Contender
+from ssd_bench.peers.engines import Setup, engine
+from ssd_bench.peers.measure import Row, measure
+
+
+def test_engines_of_two_environments_write_the_same_texts(tmp_path: Path) -> None:
+    small = ("--repetitions", "2", "--prompt-tokens", "16", "--max-tokens", "24")
+    which = ("--peers", "ssd,transformers", "--threads", "1", "--lookaheads", "3")
+    arguments = ["peers", *which, *small, "--environments", str(tmp_path), "--output"]
+    assert main([*arguments, str(tmp_path / "out")]) == 0
+    found = json.loads((tmp_path / "out" / "peers.json").read_text())
+    texts = {row["contender"]["peer"]: row["texts"] for row in found["rows"]}
+    assert not [row["failure"] for row in found["rows"] if row["failure"]]
+    assert texts["ssd"] == texts["transformers"]
+    assert (tmp_path / "out" / "peers.png").stat().st_size > 1000
+    table = (tmp_path / "out" / "peers.md").read_text()
+    assert table.count("| 0/2 |") == 3
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_cannot_load_is_a_row_with_its_reason(tmp_path: Path) -> None:
+    setup = Setup(
+        target=tmp_path,
+        draft=tmp_path,
+        cpus=(0,),
+        batch=1,
+        environments=tmp_path,
+        scratch=tmp_path,
+    )
+    contender = Contender(peer="transformers")
+    with pytest.raises(SetupError, match="the process ended with exit code 1"):
+        async with engine(contender, setup):
+            pass
+    rows = [Row(contender)]
+    batch = {"prompts": [[1]], "max_tokens": 16, "temperature": 0.0, "seed": 0}
+    await measure(rows, setup, [batch], lambda _what: None)
+    assert "exit code 1" in rows[0].failure

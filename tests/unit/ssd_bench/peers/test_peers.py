@@ -1,0 +1,98 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from ssd.errors import SettingsError
+from ssd_bench.peers.command import _continued
+from ssd_bench.peers.contenders import PEERS, Contender, contenders
+from ssd_bench.peers.measure import Row, num_steps
+from ssd_bench.peers.report import markdown, records, rows_of
+
+PLAIN = Contender(peer="ssd")
+SSD = replace(PLAIN, drafting="ssd", lookahead=6)
+
+
+def offered(*peers: str, batch: int = 1, dtypes: tuple[str, ...] = ("float32",)) -> list[Contender]:
+    return contenders(
+        peers, dtypes=dtypes, lookaheads=[3, 5], threads=[1, 2], ssd_lookahead=6, batch=batch
+    )
+
+
+def row(contender: Contender, *speeds: float, texts: list[list[list[int]]] | None = None) -> Row:
+    return Row(
+        contender,
+        tokens_per_second=list(speeds),
+        other_cpus=[0.01] * len(speeds),
+        texts=texts or [[[1, 2]] for _ in speeds],
+    )
+
+
+def test_each_number_of_cpus_has_plain_decoding_and_each_lookahead() -> None:
+    found = offered("openvino-genai")
+    assert [(each.threads, each.drafting, each.lookahead) for each in found] == [
+        (1, "none", 0),
+        (2, "none", 0),
+        (1, "draft", 3),
+        (1, "draft", 5),
+        (2, "draft", 3),
+        (2, "draft", 5),
+    ]
+
+
+def test_ssd_has_one_target_cpu_and_its_own_lookahead() -> None:
+    ssd = [each for each in offered("ssd", "vllm") if each.drafting == "ssd"]
+    assert [(each.peer, each.threads, each.lookahead) for each in ssd] == [
+        ("ssd", 1, 6),
+        ("vllm", 1, 6),
+    ]
+    assert ssd[0].name == "ssd, SSD, K=6, float32, 1 + 1 CPUs"
+
+
+def test_names_are_unique() -> None:
+    found = offered(*PEERS, dtypes=("float32", "bfloat16", "int8"))
+    assert len({each.name for each in found}) == len(found)
+
+
+def test_what_an_engine_does_not_offer_is_left_out() -> None:
+    assert {each.dtype for each in offered("transformers", dtypes=("float32", "int8"))} == {
+        "float32"
+    }
+    assert {each.drafting for each in offered("transformers", batch=8)} == {"none"}
+
+
+def test_the_table_compares_with_plain_decoding_of_the_same_engine() -> None:
+    rows = [
+        row(PLAIN, 10.0, 12.0, 11.0),
+        row(SSD, 20.0, 24.0, 22.0, texts=[[[1, 2]], [[1, 3]], [[1, 2]]]),
+        row(replace(PLAIN, peer="vllm"), 5.0),
+    ]
+    plain, ssd, other = markdown(rows, "conditions").splitlines()[-3:]
+    assert "| 11 (10.5–11.5) |  |  |" in plain
+    assert "| 22 (21–23) | 2.00 | 1/3 |" in ssd
+    assert "| 5 (5–5) |  |  |" in other
+
+
+def test_a_busy_machine_and_a_failure_are_visible() -> None:
+    busy, failed = row(PLAIN, 10.0), row(SSD)
+    busy.other_cpus = [0.5]
+    failed.failure = "the process ended with exit code -8"
+    table = markdown([busy, failed], "")
+    assert "10 (10–10), busy" in table
+    assert "failed: the process ended with exit code -8" in table
+
+
+def test_rows_survive_a_file() -> None:
+    rows = [row(PLAIN, 1.0, 2.0), row(SSD)]
+    assert rows_of(json.loads(json.dumps(records(rows)))) == rows
+
+
+def test_a_run_goes_on_where_it_ended(tmp_path) -> None:
+    file = tmp_path / "peers.json"
+    file.write_text(json.dumps({"settings": {"batch": "1"}, "rows": records([row(SSD, 1.0)])}))
+    fresh = [Row(PLAIN), Row(SSD)]
+    found = _continued(file, {"batch": "1"}, fresh)
+    assert [each.tokens_per_second for each in found] == [[], [1.0]]
+    assert num_steps(found, 2) == 3 + 2
+    with pytest.raises(SettingsError, match="other settings"):
+        _continued(file, {"batch": "8"}, fresh)
