@@ -10,6 +10,7 @@ from ssd_bench.__main__ import main
 from ssd_bench.peers.contenders import Contender
 from ssd_bench.peers.engines import Setup, engine
 from ssd_bench.peers.measure import Row, measure
+from ssd_bench.peers.workers.wire import Batch
 
 
 def test_engines_of_two_environments_write_the_same_texts(tmp_path: Path) -> None:
@@ -41,6 +42,6 @@ async def test_an_engine_that_cannot_load_is_a_row_with_its_reason(tmp_path: Pat
         async with engine(contender, setup):
             pass
     rows = [Row(contender)]
-    batch = {"prompts": [[1]], "max_tokens": 16, "temperature": 0.0, "seed": 0}
+    batch: Batch = {"prompts": [[1]], "max_tokens": 16, "temperature": 0.0, "seed": 0}
     await measure(rows, setup, [batch], lambda _what: None)
     assert "exit code 1" in rows[0].failure

@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -87,7 +88,7 @@ def test_rows_survive_a_file() -> None:
     assert rows_of(json.loads(json.dumps(records(rows)))) == rows
 
 
-def test_a_run_goes_on_where_it_ended(tmp_path) -> None:
+def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     file = tmp_path / "peers.json"
     file.write_text(json.dumps({"settings": {"batch": "1"}, "rows": records([row(SSD, 1.0)])}))
     fresh = [Row(PLAIN), Row(SSD)]
