@@ -17,7 +17,6 @@ from ssd.engine.attention.choice import check_attention
 from ssd.engine.config import STATIC
 from ssd.engine.precision import (
     AUTO,
-    SMALL_MODEL,
     Precision,
     Weights,
     choose_precision,
@@ -78,7 +77,7 @@ def choose_engine(request: EngineRequest) -> EngineChoice:
 
 
 def _choose(request: EngineRequest) -> EngineChoice:
-    precision = choose_precision(request.dtype, request.device)
+    precision = choose_precision(request.dtype, request.device, request.num_weights)
     if request.engine == STATIC:
         return EngineChoice(STATIC, "set explicitly", precision)
     if not request.device.startswith("cpu"):
@@ -101,8 +100,6 @@ def _choose(request: EngineRequest) -> EngineChoice:
     )
     if request.dtype == AUTO and weights != "same":
         precision = Precision("float32", f"products are {weights}, and the rest takes little time")
-    elif request.dtype == AUTO and request.num_weights < SMALL_MODEL:
-        precision = Precision("float32", f"the model has fewer than {SMALL_MODEL:,} weights")
     return EngineChoice(OPENVINO, reason, precision, weights)
 
 

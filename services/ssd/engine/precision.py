@@ -3,15 +3,13 @@
 ``python -m ssd.engine.precision`` prints the choice of ``auto`` on this machine's CPU as JSON, for
 processes that do not import torch.
 
-*Decision*: ``auto`` is float32 on a CPU without bfloat16 arithmetic, and for models below
-``SMALL_MODEL`` weights on every CPU. *Because*: without it, a CPU converts the weights in each
-product, and passes of 7 and 56 rows took 220 and 1,089 ms instead of 130 and 325 (208M weights,
-AVX-512, torch); in small models, passes of many rows are slower in bfloat16 (embedded target, 56
-rows, AVX512-BF16: 27 ms instead of 20). *Not chosen*: timing both, since a busy machine could then
-change the dtype, and with it the tokens, at each start; bfloat16 for small models on CPUs with AMX,
-where the embedded target takes 1.8, 2.1 and 5.4 ms for 1, 7 and 56 rows instead of 2.8, 4.0 and 15.
-In one run of the cluster tests on a busy machine, 13 to 35 texts of each load then differed from
-plain decoding; 1,181 texts afterwards did not, and the cause is unknown. *Revisit when* it is.
+*Decision*: ``auto`` is float32 on a CPU without bfloat16 arithmetic, and without AMX for models
+below ``SMALL_MODEL`` weights. *Because*: without it, a CPU converts the weights in each product,
+and passes of 7 and 56 rows took 220 and 1,089 ms instead of 130 and 325 (208M weights, AVX-512,
+torch); in small models, passes of many rows are slower in bfloat16 without AMX (embedded target, 56
+rows, AVX512-BF16: 27 ms instead of 20) and faster with it (1, 7 and 56 rows, one core: 1.8, 2.1 and
+5.4 ms instead of 2.8, 4.0 and 15). *Not chosen*: timing both, since a busy machine could then
+change the dtype, and with it the tokens, at each start. *Revisit when* memory matters more.
 
 *Decision*: ``auto`` keeps the weights of a target, and is int8 for a draft of at least
 ``TINY_MODEL`` weights on a CPU with instructions for it. *Because*: a target's tokens are the
@@ -33,8 +31,9 @@ AUTO = "auto"
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 """The data types of torch, by their names in the settings."""
 SMALL_MODEL = 32_000_000
-"""Weights below which a model is faster in float32."""
-BFLOAT16_ARITHMETIC = ("avx512_bf16", "amx_bf16")
+"""Weights below which a model is faster in float32 on a CPU without ``MATRIX_ARITHMETIC``."""
+MATRIX_ARITHMETIC = "amx_bf16"
+BFLOAT16_ARITHMETIC = ("avx512_bf16", MATRIX_ARITHMETIC)
 """Names in ``torch.cpu.get_capabilities``. OpenVINO's attention in bfloat16 needs AVX-512."""
 TINY_MODEL = 4_000_000
 """Weights below which int8 is not faster: most of a pass is not products."""
@@ -51,12 +50,13 @@ class Precision:
     """One clause, for logs and status."""
 
 
-def choose_precision(requested: str, device: str) -> Precision:
+def choose_precision(requested: str, device: str, num_weights: int = SMALL_MODEL) -> Precision:
     """Return the dtype to run with.
 
     Args:
         requested: ``auto``, ``bfloat16`` or ``float32``.
         device: ``cpu``, ``cuda:0``.
+        num_weights: of the model; if not given, the model is not small.
     """
     if requested != AUTO:
         return Precision(requested, "set explicitly")
@@ -65,12 +65,20 @@ def choose_precision(requested: str, device: str) -> Precision:
     if not has_bfloat16():
         names = ", ".join(BFLOAT16_ARITHMETIC)
         return Precision("float32", f"this CPU has no bfloat16 arithmetic (none of {names})")
+    if num_weights < SMALL_MODEL and not has_matrices():
+        reason = f"the model has fewer than {SMALL_MODEL:,} weights, and this CPU no AMX"
+        return Precision("float32", reason)
     return Precision("bfloat16", "this CPU has bfloat16 arithmetic")
 
 
 def has_bfloat16() -> bool:
     """Return whether the CPU computes in bfloat16."""
     return _has_any(BFLOAT16_ARITHMETIC)
+
+
+def has_matrices() -> bool:
+    """Return whether the CPU has instructions for products of bfloat16 matrices."""
+    return _has_any((MATRIX_ARITHMETIC,))
 
 
 def choose_weights(requested: str, *, is_draft: bool, num_weights: int) -> Weights:
@@ -95,7 +103,7 @@ def _has_any(names: tuple[str, ...]) -> bool:
 
 if __name__ == "__main__":
     found = choose_precision(AUTO, "cpu")
-    if found.dtype != "float32":
+    if found.dtype != "float32" and not has_matrices():
         small = f"; models of fewer than {SMALL_MODEL:,} weights are float32"
         found = replace(found, reason=found.reason + small)
     sys.stdout.write(json.dumps(asdict(found)) + "\n")

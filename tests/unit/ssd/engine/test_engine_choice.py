@@ -11,7 +11,7 @@ from ssd.engine.precision import SMALL_MODEL
 from ssd.errors import SettingsError
 
 
-@pytest.fixture(params=["avx2", "avx512_bf16"])
+@pytest.fixture(params=["avx2", "avx512_bf16", "amx_bf16"])
 def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """What the CPU has, besides instructions for int8."""
     names = dict.fromkeys((request.param, "avx512_vnni"), True)
@@ -27,14 +27,14 @@ def choose(**settings: Any) -> EngineChoice:
 def test_auto_is_openvino_on_every_cpu_in_its_fastest_dtype(capability: str) -> None:
     choice = choose()
     assert choice.engine == "openvino"
-    assert choice.precision.dtype == ("bfloat16" if capability == "avx512_bf16" else "float32")
+    assert choice.precision.dtype == ("float32" if capability == "avx2" else "bfloat16")
     assert choice.weights == "same"
 
 
-@pytest.mark.usefixtures("capability")
-def test_a_small_model_is_float32() -> None:
+def test_a_small_model_is_float32_on_cpus_without_amx(capability: str) -> None:
     choice = choose(num_weights=SMALL_MODEL - 1)
-    assert (choice.engine, choice.precision.dtype) == ("openvino", "float32")
+    expected = "bfloat16" if capability == "amx_bf16" else "float32"
+    assert (choice.engine, choice.precision.dtype) == ("openvino", expected)
 
 
 @pytest.mark.usefixtures("capability")
