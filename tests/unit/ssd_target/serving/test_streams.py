@@ -10,7 +10,13 @@ import pytest
 from ssd.errors import OverloadedError
 from ssd.testing.clock import FakeClock
 from ssd.types import FinishReason, GenerationChunk, PositionLogprobs, TokenLogprob
-from ssd_target.serving.streams import MAX_MERGED_TOKENS, LastTake, TokenStream, Wakeups
+from ssd_target.serving.streams import (
+    MAX_MERGED_TOKENS,
+    MESSAGE_SECONDS,
+    LastTake,
+    TokenStream,
+    Wakeups,
+)
 
 
 def chunk(*token_ids: int, reason: FinishReason | None = None) -> GenerationChunk:
@@ -202,3 +208,48 @@ def test_flush_after_the_loop_has_closed_has_no_effect() -> None:
     loop.close()
     wakeups.mark(stream)
     wakeups.flush()
+
+
+def taken_at_once(stream: TokenStream) -> GenerationChunk | None:
+    """What a reader gets without waiting."""
+    taking = stream.take()
+    try:
+        taking.send(None)
+    except StopIteration as end:
+        found: GenerationChunk = end.value
+        return found
+    taking.close()
+    return None
+
+
+async def test_the_first_and_the_last_tokens_do_not_wait_for_others() -> None:
+    ends = Ends()
+    ends.stream.put(chunk(1))
+    assert taken_at_once(ends.stream) == chunk(1)
+    ends.stream.put(chunk(2))
+    assert taken_at_once(ends.stream) is None
+    ends.stream.put(chunk(3, reason=FinishReason.LENGTH))
+    assert taken_at_once(ends.stream) == chunk(2, 3, reason=FinishReason.LENGTH)
+
+
+async def test_rounds_within_a_pause_are_one_message() -> None:
+    ends, loop = Ends(), asyncio.get_running_loop()
+    ends.stream.put(chunk(1))
+    began_at = loop.time()
+    await ends.stream.take()
+    for token_id in (2, 3, 4):
+        ends.stream.put(chunk(token_id))
+        ends.wakeups.flush()
+    assert await ends.stream.take() == chunk(2, 3, 4)
+    assert loop.time() - began_at >= MESSAGE_SECONDS
+
+
+async def test_an_error_does_not_wait_for_the_next_message() -> None:
+    ends = Ends()
+    ends.stream.put(chunk(1))
+    await ends.stream.take()
+    ends.stream.put(chunk(2))
+    ends.stream.fail(OverloadedError("full"))
+    assert taken_at_once(ends.stream) == chunk(2)
+    with pytest.raises(OverloadedError):
+        await ends.stream.take()
