@@ -144,7 +144,7 @@ class ChildProcess:
         if self._failure is not None:
             return self._failure
         code = self._process.returncode if self._process is not None else None
-        words = [f"{self.name} {_ending(code)}"]
+        words = [f"{self.name} {ending(code)}"]
         lines = [line for line in self._other_lines if line.strip()]
         # The last line of a traceback is its exception.
         words += list(takewhile(lambda line: not line.startswith(_FAULT_DUMP), lines))[-1:]
@@ -224,7 +224,7 @@ def setup_error(name: str, event: Event) -> SetupError:
     return error
 
 
-def _ending(code: int | None) -> str:
+def ending(code: int | None) -> str:
     """Return how a process ended."""
     if code is None or code >= 0:
         return f"ended with exit code {code}"

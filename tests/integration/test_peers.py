@@ -38,7 +38,7 @@ async def test_an_engine_that_cannot_load_is_a_row_with_its_reason(tmp_path: Pat
         scratch=tmp_path,
     )
     contender = Contender(peer="transformers")
-    with pytest.raises(SetupError, match="the process ended with exit code 1"):
+    with pytest.raises(SetupError, match="the process ended with exit code 1: "):
         async with engine(contender, setup):
             pass
     rows = [Row(contender)]

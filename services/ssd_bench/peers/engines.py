@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ssd.errors import SetupError
-from ssd.launch import Deployment, deployed, draft_process
+from ssd.launch import Deployment, deployed, draft_process, ending
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.types import Mode, SamplingParams
@@ -22,6 +22,8 @@ WORKERS = Path(__file__).parent / "workers"
 LOAD_SECONDS = 600.0
 BATCH_SECONDS = 600.0
 LINE_BYTES = 16 << 20
+LINE_CHARS = 120
+"""Of the last line of a process that has failed."""
 MAX_LENGTH = 1024
 MODES = {"none": Mode.AUTOREGRESSIVE, "draft": Mode.SYNCHRONOUS, "ssd": Mode.SPECULATIVE}
 DTYPE_FLAGS = {
@@ -91,10 +93,11 @@ class OwnEngine:
 class WorkerEngine:
     """A process of another environment."""
 
-    def __init__(self, process: asyncio.subprocess.Process, name: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+        """Construct; ``log`` has what the process writes to standard error."""
         self.version = ""
         self._process = process
-        self._name = name
+        self._log = log
 
     async def load(self, config: Config) -> None:
         """Load the models.
@@ -118,12 +121,14 @@ class WorkerEngine:
                 await self._process.stdin.drain()
                 line = await self._process.stdout.readline()
         except TimeoutError:
-            raise SetupError(f"{self._name}: no answer within {seconds:g} s") from None
+            raise SetupError(f"no answer within {seconds:g} s") from None
         except ConnectionError:
             line = b""
         if not line:
             code = await self._process.wait()
-            raise SetupError(f"{self._name}: the process ended with exit code {code}")
+            lines = self._log.read_text(errors="replace").split("\n")
+            last = next((each for each in reversed(lines) if each.strip()), "no output")
+            raise SetupError(f"the process {ending(code)}: {last.strip()[:LINE_CHARS]}")
         found: dict[str, Any] = json.loads(line)
         return found
 
@@ -222,7 +227,7 @@ async def _worker(
             start_new_session=True,
         )
     try:
-        found = WorkerEngine(process, f"{contender.name} (see {log})")
+        found = WorkerEngine(process, log)
         await found.load(config)
         yield found
     finally:
