@@ -488,7 +488,12 @@ def load(
     if engine.compile_layers:
         require_compiler(engine.device)
     dtype, shard = DTYPES[engine.dtype], group.shard
-    chosen = make_paged(engine.attention, engine.device, engine.dtype)
+    chosen = make_paged(
+        engine.attention,
+        engine.device,
+        engine.dtype,
+        is_deterministic=engine.deterministic,
+    )
     _log.info("attention", name=chosen.attention.name, reason=chosen.reason)
     weights, reader = open_weights(folder, model, dtype, engine.device, on_progress, shard)
     part = model_of(model, shard)

@@ -28,6 +28,10 @@ FLEX_CASES = (
 """The shapes of targets and drafts. Each takes seconds to compile, so the others are checked last,
 with the time that is left."""
 
+EDGES = (128, 256, 512, 2048, 4096)
+"""Positions at which a pass has one page more, or one split more."""
+COLUMNS = 7
+
 
 def check_flash_attn(environment: Environment) -> dict[str, Figure]:
     """Check the kernels of the package flash-attn."""
@@ -44,6 +48,51 @@ def check_flex(environment: Environment) -> dict[str, Figure]:
     backend = PagedFlex(is_compiled=environment.is_cuda)
     dtype = torch.bfloat16 if environment.is_cuda else torch.float32
     return _compare(backend, dtype, environment, FLEX_CASES)
+
+
+def check_flex_bits(environment: Environment) -> dict[str, Figure]:
+    """Check that a query of a deterministic pass has the same bits in each column.
+
+    Plain decoding runs the token at position p in column 0 of a pass, which then ends at p + K;
+    speculation runs it in a later column, and the pass ends earlier, perhaps a page earlier.
+
+    Raises:
+        WrongResultError: names the positions at which bits differ.
+    """
+    backend = PagedFlex(is_compiled=environment.is_cuda, is_deterministic=True)
+    last = EDGES[-1] if environment.is_cuda else EDGES[0]
+    positions = [edge + shift for edge in EDGES if edge <= last for shift in (-2, -1, 0)]
+    device, page = environment.target_device, backend.block_size
+    num_pages = 2 + (last + COLUMNS) // page
+    generator = torch.Generator().manual_seed(3)
+    dtype = torch.bfloat16 if environment.is_cuda else torch.float32
+    queries_SHE = torch.randn((num_pages * page, 8, 64), generator=generator).to(device, dtype)
+    keys_YCGE, values_YCGE = (
+        torch.randn((2, num_pages + 1, page, 2, 64), generator=generator).to(device, dtype)
+    ).unbind(0)
+    table_1J = torch.arange(1, num_pages + 1, dtype=torch.int32, device=device)[None]
+
+    def attended(first: int) -> torch.Tensor:
+        """Return the results of columns at positions ``first``, ``first`` + 1, …."""
+        attend = backend.prepare(
+            table_1J,
+            torch.tensor([first + COLUMNS], dtype=torch.int32, device=device),
+            num_queries=COLUMNS,
+            num_pages=num_pages + 1,
+            is_causal=True,
+        )
+        found_1QHE, _ = attend(queries_SHE[None, first : first + COLUMNS], keys_YCGE, values_YCGE)
+        return found_1QHE[0]
+
+    wrong = [
+        f"position {position} in column {column}"
+        for position in positions
+        for column in range(1, COLUMNS)
+        if not torch.equal(attended(position)[0], attended(position - column)[column])
+    ]
+    if wrong:
+        raise WrongResultError(f"flex has other bits at {', '.join(wrong[:8])}")
+    return {"positions": len(positions), "columns": COLUMNS}
 
 
 def check_flex_shapes(environment: Environment) -> dict[str, Figure]:

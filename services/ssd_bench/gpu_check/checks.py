@@ -21,6 +21,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
     {
         "machine": Check("machine:check_machine", 10.0),
         "attention flex": Check("attention:check_flex", 50.0),
+        "bits of flex": Check("attention:check_flex_bits", 15.0),
         "attention flash_attn": Check("attention:check_flash_attn", 15.0),
         "tokens of the embedded pair": Check("tokens:check_embedded_pair", 60.0),
         "graphs": Check("graphs:check_graphs", 35.0),

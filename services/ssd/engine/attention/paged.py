@@ -84,13 +84,16 @@ class PagedChoice:
     """One clause, for logs."""
 
 
-def make_paged(requested: str, device: str, dtype: str) -> PagedChoice:
+def make_paged(
+    requested: str, device: str, dtype: str, *, is_deterministic: bool = False
+) -> PagedChoice:
     """Return the requested backend, or for ``auto`` the fastest of the device.
 
     Args:
         requested: ``auto`` or a name of ``PAGED``.
         device: ``cuda:0``; ``cpu`` has the reference only.
         dtype: ``bfloat16`` or ``float32``.
+        is_deterministic: whether the bits of a query may not depend on the lengths of its pass.
 
     Raises:
         SettingsError: the backend does not exist, is not installed, or cannot run with the device
@@ -100,19 +103,28 @@ def make_paged(requested: str, device: str, dtype: str) -> PagedChoice:
         if (problem := paged_problem(requested, device, dtype)) is not None:
             raise SettingsError(f"attention {requested}: {problem}; set attention to auto")
         try:
-            return PagedChoice(_load(requested), "set explicitly")
+            return PagedChoice(
+                _load(requested, is_deterministic=is_deterministic), "set explicitly"
+            )
         except (ImportError, OSError) as error:
             cause = f"attention {requested} cannot be imported: {error}"
             raise SettingsError(f"{cause}; set attention to auto, or install it") from error
     if not device.startswith("cuda"):
-        return PagedChoice(_load("reference"), f"the kernels for pages need CUDA, not {device}")
+        return PagedChoice(
+            _load("reference", is_deterministic=is_deterministic),
+            f"the kernels for pages need CUDA, not {device}",
+        )
     problem = paged_problem("flash_attn", device, dtype)
     if problem is None:
         try:
-            return PagedChoice(_load("flash_attn"), "flash-attn is installed")
+            return PagedChoice(
+                _load("flash_attn", is_deterministic=is_deterministic), "flash-attn is installed"
+            )
         except (ImportError, OSError) as error:
             problem = f"it cannot be imported: {error}"
-    return PagedChoice(_load("flex"), f"not flash_attn: {problem}")
+    return PagedChoice(
+        _load("flex", is_deterministic=is_deterministic), f"not flash_attn: {problem}"
+    )
 
 
 def paged_problem(name: str, device: str, dtype: str) -> str | None:
@@ -128,6 +140,9 @@ def paged_problem(name: str, device: str, dtype: str) -> str | None:
     return None
 
 
-def _load(name: str) -> PagedAttention:
+def _load(name: str, *, is_deterministic: bool) -> PagedAttention:
     module, _, attribute = PAGED[name].partition(":")
-    return cast("PagedAttention", getattr(import_module(module), attribute)())
+    kind = getattr(import_module(module), attribute)
+    # The sums of the other backends do not depend on the lengths.
+    options = {"is_deterministic": is_deterministic} if name == "flex" else {}
+    return cast("PagedAttention", kind(**options))

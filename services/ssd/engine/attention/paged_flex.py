@@ -9,9 +9,16 @@ sequence uses a small part of them, and most splits would have no work. *Not cho
 for prefills only, which use another kernel and would save a comparison for each score. *Revisit
 when* torch divides the blocks of a sequence instead, as it does without full blocks.
 
+*Decision*: deterministic passes read all columns of a block table, in splits of a fixed size.
+*Because*: torch's decoding kernel divides the pages that a pass sees by the number of splits, so
+the same token would be summed in other groups in a pass that is one page longer. Columns beyond a
+text list the reserved page, which stays in the cache of the device. *Not chosen*: one split, in
+which a few of the device's processors would read a long text alone.
+
 X: rows of the block mask, one for 128 queries.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -30,6 +37,8 @@ BLOCK_BITS = 7
 BLOCK_SIZE = 1 << BLOCK_BITS
 BEYOND = 1 << 30
 """A position that no query sees; the storage has fewer slots."""
+FIXED_SPLIT = 512
+"""Slots of a split of the decoding kernel in deterministic passes."""
 MAX_SHAPES = 256
 """Limit of compilations. Every pass shape compiles one kernel, and torch allows only 8 by default;
 beyond the limit, it raises."""
@@ -54,12 +63,15 @@ class PagedFlex:
     name = "flex"
     block_size = BLOCK_SIZE
 
-    def __init__(self, *, is_compiled: bool = True) -> None:
+    def __init__(self, *, is_compiled: bool = True, is_deterministic: bool = False) -> None:
         """Choose compiled or eager execution; the first pass of a shape compiles its kernel."""
-        self._attend = attend
+        self._is_deterministic = is_deterministic
+        self._attend: Callable[..., tuple[Tensor, Tensor]] = partial(
+            attend, has_fixed_splits=is_deterministic
+        )
         if is_compiled:
             self._attend = torch.compile(  # type: ignore[call-overload] # lacks recompile_limit
-                attend, dynamic=False, fullgraph=True, recompile_limit=MAX_SHAPES
+                self._attend, dynamic=False, fullgraph=True, recompile_limit=MAX_SHAPES
             )
 
     def prepare(
@@ -74,7 +86,9 @@ class PagedFlex:
         """See ``PagedAttention.prepare``."""
         num_visible_BQ = num_visible(lengths_B, num_queries, is_causal=is_causal)
         mask = make_mask(block_tables_BJ, num_visible_BQ, num_pages)
-
+        if self._is_deterministic:
+            all_pages = torch.full_like(mask.num_pages_B1X, block_tables_BJ.shape[1])
+            mask = mask._replace(num_pages_B1X=all_pages)
         return partial(self._attend, mask)
 
 
@@ -110,7 +124,12 @@ def _num_blocks(num_positions: Tensor) -> Tensor:
 
 
 def attend(
-    mask: PageMask, queries_BQHE: Tensor, keys_YCGE: Tensor, values_YCGE: Tensor
+    mask: PageMask,
+    queries_BQHE: Tensor,
+    keys_YCGE: Tensor,
+    values_YCGE: Tensor,
+    *,
+    has_fixed_splits: bool,
 ) -> tuple[Tensor, Tensor]:
     """Attend in one layer; see ``Attend``."""
 
@@ -128,13 +147,17 @@ def attend(
         seq_lengths=(num_queries, num_pages * BLOCK_SIZE),
         compute_q_blocks=False,
     )
+    options = kernel_options(num_queries, num_heads // num_kv_heads, head_size)
+    if has_fixed_splits and options:
+        num_slots = mask.pages_B1XJ.shape[-1] * BLOCK_SIZE
+        options["SPLIT_KV"] = -(-num_slots // FIXED_SPLIT)  # type: ignore[typeddict-unknown-key]
     out_BHQE, aux = flex_attention(
         queries_BQHE.transpose(1, 2),
         keys_YCGE.flatten(0, 1).transpose(0, 1)[None],
         values_YCGE.flatten(0, 1).transpose(0, 1)[None],
         block_mask=block_mask,
         enable_gqa=True,
-        kernel_options=kernel_options(num_queries, num_heads // num_kv_heads, head_size),
+        kernel_options=options,
         return_aux=AuxRequest(lse=True),
     )
     assert aux.lse is not None

@@ -1,14 +1,17 @@
 """The checks that start no processes, on a CPU with small models."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from ssd.engine.attention import paged_flex
 from ssd.engine.batch import ProposalBatch
 from ssd.engine.capture import Capture
 from ssd.engine.target_runner import TargetRunner
 from ssd.testing.recorded_graphs import RecordedGraph, RecordedGraphs
+from ssd_bench.gpu_check.attention import check_flex_bits
 from ssd_bench.gpu_check.checkpoints import llama_pair
 from ssd_bench.gpu_check.checks import CHECKS
 from ssd_bench.gpu_check.child import run_check
@@ -44,6 +47,21 @@ def test_a_check_passes_on_a_cpu_or_names_what_it_needs(
         assert outcome.status == "passed", outcome.reason
         assert outcome.figures
         assert Outcome.from_json(outcome.to_json()) == outcome
+
+
+def test_bits_that_depend_on_the_column_are_found(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def by_column(*arguments: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        out_BQHE, mass_BHQ = attend(*arguments, **options)
+        return out_BQHE + torch.arange(out_BQHE.shape[1])[:, None, None], mass_BHQ
+
+    attend = paged_flex.attend
+    flex = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
+    monkeypatch.setattr(flex, True)
+    monkeypatch.setattr(paged_flex, "attend", by_column)
+    with pytest.raises(WrongResultError, match="other bits at position 126 in column 1"):
+        check_flex_bits(environment)
 
 
 def test_replays_of_recorded_passes_equal_eager_passes(environment: Environment) -> None:

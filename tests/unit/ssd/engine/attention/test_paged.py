@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from ssd.testing.fake_device import fake_device
 BACKENDS: dict[str, PagedAttention] = {
     "reference": PagedReference(),
     "flex": PagedFlex(is_compiled=False),
+    "flex-deterministic": PagedFlex(is_compiled=False, is_deterministic=True),
 }
 ON_CPU = pytest.mark.parametrize("backend", list(BACKENDS.values()), ids=list(BACKENDS))
 
@@ -111,7 +113,7 @@ def test_flex_is_one_graph_for_all_lengths_and_pages() -> None:
         return graph
 
     backend = PagedFlex(is_compiled=False)
-    backend._attend = torch.compile(paged_flex.attend, backend=count, dynamic=False, fullgraph=True)
+    backend._attend = torch.compile(backend._attend, backend=count, dynamic=False, fullgraph=True)
     for lengths in ((7, 130), (256, 100), (128, 256)):
         case = PagedCase(lengths=lengths, num_queries=7, is_causal=lengths[0] > 7)
         assert differs_by(backend, case, torch.float32) < 1e-5
@@ -133,6 +135,31 @@ def test_blocks_of_the_decoding_kernel_fit_the_mask_and_the_registers(
 ) -> None:
     """Compiled for sm_90 with these numbers, no kernel spilled."""
     assert paged_flex.kernel_options(num_queries, group, head_size) == options
+
+
+def test_deterministic_splits_do_not_depend_on_the_lengths(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At 128 and 129 tokens, a text has one page more; the sums of its first token stay."""
+    given: list[tuple[list[int], int]] = []
+    real: Any = torch.nn.attention.flex_attention.flex_attention
+
+    def record(*tensors: Tensor, **options: Any) -> Any:
+        mask, splits = options["block_mask"], options["kernel_options"]["SPLIT_KV"]
+        given.append((mask.kv_num_blocks.flatten().tolist(), splits))
+        return real(*tensors, **options)
+
+    monkeypatch.setattr(paged_flex, "flex_attention", record)
+    for length in (128, 129, 1100):
+        lengths_B = torch.tensor([length], dtype=torch.int32)
+        PagedFlex(is_compiled=False, is_deterministic=True).prepare(
+            torch.arange(1, 11, dtype=torch.int32)[None],
+            lengths_B,
+            num_queries=1,
+            num_pages=11,
+            is_causal=True,
+        )(torch.zeros(1, 1, 4, 16), *torch.zeros(2, 11, 128, 2, 16))
+    assert given == [([10], 3)] * 3
 
 
 def segments(seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
