@@ -8,7 +8,7 @@ import torch
 from ssd_bench.gpu_check.outcome import Environment, Figure, WrongResultError
 from ssd_bench.gpu_check.timing import device_seconds
 
-MIN_TORCH = (2, 11)
+MIN_TORCH = (2, 13)
 PACKAGES = ("transformers", "flash-attn", "vllm", "triton")
 COPY_BYTES = {"cuda": 2 << 30, "cpu": 64 << 20}
 

@@ -39,6 +39,8 @@ BEYOND = 1 << 30
 """A position that no query sees; the storage has fewer slots."""
 FIXED_SPLIT = 512
 """Slots of a split of the decoding kernel in deterministic passes."""
+MAX_STAGED_SIZE = 128
+"""Largest head size of which three blocks of keys and values fit the shared memory."""
 MAX_SHAPES = 256
 """Limit of compilations. Every pass shape compiles one kernel, and torch allows only 8 by default;
 beyond the limit, it raises."""
@@ -170,12 +172,16 @@ def kernel_options(num_queries: int, group: int, head_size: int) -> FlexKernelOp
     Torch chooses the decoding kernel for less than 128 queries and a power of two as group. By
     default, all rows of a group are one block of two warps. Compiled for sm_90, 128 rows of head
     size 64 then spill 9 KB a thread, and nothing with four warps. More rows than those of the block
-    mask do not divide them, and torch finds no kernel.
+    mask do not divide them, and torch finds no kernel. Torch 2.13 means to load three blocks ahead
+    on sm_90, but its last rule overrides that one.
     """
     if num_queries >= BLOCK_SIZE or group & (group - 1):
         return {}
     num_rows = num_queries * group
-    options: FlexKernelOptions = {"num_warps": 8 if num_rows > 64 and head_size > 64 else 4}
+    options: FlexKernelOptions = {
+        "num_warps": 8 if num_rows > 64 and head_size > 64 else 4,
+        "num_stages": 3 if head_size <= MAX_STAGED_SIZE else 1,
+    }
     if num_rows > BLOCK_SIZE:
         options["BLOCK_M"] = BLOCK_SIZE
     return options

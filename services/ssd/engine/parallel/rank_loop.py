@@ -134,6 +134,8 @@ class SplitTarget:
         parts = zip(parts_NXV, self._num_ids, strict=True)
         return torch.cat([part_XV[:, :count] for part_XV, count in parts], dim=1)
 
+    # As in rounds: torch compiles once more for another mode.
+    @torch.inference_mode()
     def warm_up_choice(self) -> None:
         """Choose with and without noise on all ranks, so that no request waits for a compiler."""
         keys_4R = torch.zeros((4, len(self._newest_RV)), dtype=torch.int64)

@@ -109,7 +109,7 @@ def test_an_old_torch_fails(environment: Environment, monkeypatch: pytest.Monkey
     monkeypatch.setattr("torch.__version__", "2.10.1+cu126")
     outcome = run_check("machine", environment)
     assert outcome.status == "failed"
-    assert outcome.reason == "torch is 2.10.1+cu126, and the product needs 2.11"
+    assert outcome.reason == "torch is 2.10.1+cu126, and the product needs 2.13"
 
 
 def test_too_little_space_skips_a_check_with_the_numbers(

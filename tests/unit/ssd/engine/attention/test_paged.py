@@ -123,9 +123,10 @@ def test_flex_is_one_graph_for_all_lengths_and_pages() -> None:
 @pytest.mark.parametrize(
     ("num_queries", "group", "head_size", "options"),
     [
-        (7, 4, 128, {"num_warps": 4}),
-        (24, 4, 64, {"num_warps": 4}),
-        (24, 8, 128, {"num_warps": 8, "BLOCK_M": 128}),
+        (7, 4, 128, {"num_warps": 4, "num_stages": 3}),
+        (24, 4, 64, {"num_warps": 4, "num_stages": 3}),
+        (24, 8, 128, {"num_warps": 8, "num_stages": 3, "BLOCK_M": 128}),
+        (7, 4, 256, {"num_warps": 4, "num_stages": 1}),
         (7, 5, 128, {}),
         (128, 4, 128, {}),
     ],

@@ -102,3 +102,17 @@ def test_several_ranks_choose_the_tokens_of_one(tmp_path: Path, family: str, siz
     found = on_ranks(size, lambda group: run_rank(group, folder, ENGINE))
     assert found[0][0] == expected
     assert found[0][1] == alone.num_parameters
+
+
+def test_choices_are_warmed_up_in_the_mode_of_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch compiles a function once for inference mode and once without it."""
+    modes: list[bool] = []
+
+    def note_mode(*_arguments: object, **_options: object) -> None:
+        modes.append(torch.is_inference_mode_enabled())
+
+    monkeypatch.setattr(SplitTarget, "choose", note_mode)
+    target = SplitTarget.__new__(SplitTarget)
+    target._newest_RV = torch.zeros(2, VOCAB_SIZE)
+    target.warm_up_choice()
+    assert modes == [True, True]
