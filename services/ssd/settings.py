@@ -140,6 +140,15 @@ def show_gpus(ids: Sequence[str]) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ids)
 
 
+def load_kernels_early() -> None:
+    """Let CUDA load all kernels when it starts, here and in processes that this one will start.
+
+    Otherwise the first launch of a kernel waits until the device is idle, and a receive that NCCL
+    has posted keeps it busy until the peer sends. A value of the user stays.
+    """
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+
+
 def nccl_log() -> Path | None:
     """Return the file of NCCL's log, if the environment asks NCCL to write one."""
     pattern = os.environ.get("NCCL_DEBUG_FILE", "")

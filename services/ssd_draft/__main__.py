@@ -15,6 +15,7 @@ from ssd.gpu_allocation import use_own_gpus
 from ssd.local_model import check_model, find_model
 from ssd.process import peer, run_process, run_until_signal
 from ssd.rpc.security import security_of
+from ssd.settings import load_kernels_early
 from ssd.telemetry import SystemClock
 from ssd_draft.draft import Draft
 from ssd_draft.settings import DraftSettings
@@ -33,6 +34,8 @@ async def serve(settings: DraftSettings) -> int:
         SetupError: the process cannot start.
     """
     use_own_gpus(settings)
+    # The target chooses the channel, after the start of a draft.
+    load_kernels_early()
     cpus = pin(settings.step_cpus, settings.other_cpus)
     model = find_model(settings, max_num_seqs=settings.max_sessions, branches=settings.branches)
     me = peer(settings, weights_fingerprint(model.folder))

@@ -14,6 +14,7 @@ from ssd.engine.models.fingerprint import weights_fingerprint
 from ssd.gpu_allocation import use_own_gpus
 from ssd.process import peer, run_process, run_until_signal
 from ssd.rpc.security import security_of
+from ssd.settings import load_kernels_early
 from ssd.telemetry import SystemClock
 from ssd.tracing import check_endpoint
 from ssd_target.models import check_models, find_models
@@ -33,6 +34,8 @@ async def serve(settings: TargetSettings) -> int:
         SetupError: the process cannot start.
     """
     use_own_gpus(settings)
+    if settings.channel == "collective":
+        load_kernels_early()
     cpus = pin(settings.step_cpus, settings.other_cpus)
     models = find_models(settings)
     me = peer(settings, weights_fingerprint(models.target.folder))

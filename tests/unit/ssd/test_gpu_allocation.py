@@ -1,11 +1,12 @@
 """A process uses the GPUs that are allocated to its container, and no others."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ssd.errors import SettingsError
+from ssd.errors import SettingsError, SetupError
 from ssd.gpu_allocation import MOUNTED, GpuView, allocated_gpus, own_gpus, use_own_gpus
 from ssd.settings import gpu_lists
 from ssd_draft import __main__ as draft
@@ -132,3 +133,23 @@ def test_cuda_is_restricted_to_the_allocated_gpus_if_the_container_has_more_devi
     monkeypatch.setattr("ssd.gpu_allocation.DEVICES", tmp_path)
     use_own_gpus(DraftSettings(device="cuda"))
     assert gpu_lists() == ("GPU-a,GPU-b", "GPU-a,GPU-b")
+
+
+@pytest.mark.usefixtures("two_allocated")
+@pytest.mark.parametrize(
+    ("process", "settings", "value"),
+    [
+        (target, TargetSettings(device="cuda", channel="collective"), "EAGER"),
+        (target, TargetSettings(device="cuda"), None),
+        (draft, DraftSettings(device="cuda"), "EAGER"),
+    ],
+    ids=["collective", "grpc", "draft"],
+)
+async def test_kernels_are_loaded_before_a_receive_of_nccl_can_delay_them(
+    process: Any, settings: Any, value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "")
+    monkeypatch.delenv("CUDA_MODULE_LOADING")
+    with pytest.raises(SetupError):
+        await process.serve(settings)
+    assert os.environ.get("CUDA_MODULE_LOADING") == value  # noqa: TID251
