@@ -75,6 +75,11 @@ def targets_service(resource: Resource) -> str:
     return f"{resource.name}-targets"
 
 
+def gateway_services(resource: Resource) -> tuple[str, ...]:
+    """Names of the Services that a gateway needs: of what it calls, and of itself."""
+    return targets_service(resource), component_name(resource, GATEWAY)
+
+
 def component_name(resource: Resource, component: str) -> str:
     """Name of the objects that a component has once, such as its ServiceAccount and budget."""
     return f"{resource.name}-{component}"
@@ -134,6 +139,12 @@ def controller_of(thing: Object) -> Object:
     """The owner reference that controls an object; empty without one."""
     owners: list[Object] = thing["metadata"].get("ownerReferences") or []
     return next((owner for owner in owners if owner.get("controller")), {})
+
+
+def owner_text(thing: Object) -> str:
+    """The controller of an object, for a message."""
+    owner = controller_of(thing)
+    return f"{owner['kind']} {owner['name']}" if owner else "another owner"
 
 
 def is_engine_pod(pod: Object, name: str) -> bool:

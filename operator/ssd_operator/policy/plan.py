@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from ssd_operator.api.spec import Object, Resource
 from ssd_operator.children.manifests import wanted
-from ssd_operator.children.names import COMPONENT_LABEL, Component, revision_of
+from ssd_operator.children.names import COMPONENT_LABEL, GATEWAY, Component, revision_of
 from ssd_operator.children.objects import ChildFactory
 from ssd_operator.observe.cluster import Ref, is_owned_by, ref_of
 from ssd_operator.observe.diff import matches
@@ -78,7 +78,11 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, memory: Memory) -> Plan
     """Decide on everything but the status; ``memory`` is of the pass before."""
     resource, children = snapshot.resource, snapshot.children
     drains = plan_drains(snapshot)
-    objects = wanted(resource, settings, drains.replicas, snapshot.kinds)
+    objects = [
+        each
+        for each in wanted(resource, settings, drains.replicas, snapshot.kinds)
+        if not (_is_gateway(each) and snapshot.gateway_services_lost)
+    ]
     deployments = [each for each in objects if each["kind"] == "Deployment"]
     targets, drafts = (
         [each for each in deployments if each["metadata"]["labels"].get(COMPONENT_LABEL) == part]
@@ -107,7 +111,7 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, memory: Memory) -> Plan
     is_changed = decision is not None and decision.replicas != snapshot.num_drafts_wanted
     targets_held = held_targets(targets, outdated, snapshot, preflight.stage)
     drafts_held = held_drafts(drafts, targets, snapshot, targets_held, preflight.stage)
-    skipped = targets_held | snapshot.foreign | snapshot.former | memory.failures.keys()
+    skipped = targets_held | snapshot.foreign.keys() | snapshot.former | memory.failures.keys()
     allowed = (
         # The number of drafts follows the resource also while their template waits.
         with_template_of(children[ref], each) if ref in drafts_held and ref in children else each
@@ -160,9 +164,17 @@ def _decide(snapshot: Snapshot, memory: Memory) -> History:
 def _is_needed(each: Object, snapshot: Snapshot) -> bool:
     live = snapshot.children.get(ref_of(each))
     if live is None:
-        # Half of the children beside another owner's Service would serve no client.
-        return not snapshot.foreign
+        # Half of the children beside another owner's Service would serve no client. A gateway
+        # starts after the Services that it needs: by their names it could reach those of others.
+        is_early = _is_gateway(each) and not snapshot.has_gateway_services
+        return not snapshot.foreign and not is_early
     return not is_terminating(live) and not matches(live, each)
+
+
+def _is_gateway(each: Object) -> bool:
+    """Whether an object is the Deployment of the gateways."""
+    component = each["metadata"]["labels"].get(COMPONENT_LABEL)
+    return (each["kind"], component) == ("Deployment", GATEWAY)
 
 
 def _unwanted(resource: Resource, objects: Sequence[Object], snapshot: Snapshot) -> tuple[Ref, ...]:

@@ -9,7 +9,7 @@ speculate for half a minute before its status shows it. *Revisit when* one resou
 than two warnings an hour.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ssd_operator.api.spec import Autoscaling, Draft, Object, Target
 from ssd_operator.children.names import GATEWAY, Component, cell_of, component_name
@@ -60,13 +60,13 @@ def conditions(result: PassResult) -> dict[str, Condition]:
 
 
 def _ready(result: PassResult, others: Mapping[str, Condition]) -> Condition:
-    """At least one target serves, and clients reach it.
+    """At least one target serves, and clients reach it and no other owner's pods.
 
     Otherwise the reason is that of the target, or of what prevents a first target.
     """
     num_ready, num_cells = _num_ready_cells(result), result.resource.spec.num_cells
     is_reached = any(name_of(pod) in result.endpoints for pod in result.ready_targets)
-    if is_reached and result.has_endpoint:
+    if is_reached and result.has_endpoint and not result.gateway_services_lost:
         reason = "Serving" if num_ready == num_cells else "ServingPartly"
         return yes(reason, f"{num_ready} of {num_cells} targets serve.")
     if result.resource.spec.paused and not result.target_deployments:
@@ -137,6 +137,10 @@ def _gateway_ready(result: PassResult) -> Condition | None:
     gateway, name = result.resource.spec.gateway, component_name(result.resource, GATEWAY)
     if not gateway.enabled:
         return None
+    if result.gateway_services_lost:
+        return no(
+            "NameTaken", f"There is no gateway: {_taken(result, result.gateway_services_lost)}."
+        )
     deployment = result.children.get(Ref("Deployment", name))
     num_ready = int((deployment or {}).get("status", {}).get("availableReplicas") or 0)
     summary = f"{num_ready} of {gateway.replicas} gateways are ready"
@@ -375,13 +379,19 @@ def _spec_valid(result: PassResult) -> Condition:
 
 def _resources_owned(result: PassResult) -> Condition:
     """All names are free or this resource's, and the operator may write the objects."""
-    if taken := ", ".join(f"{ref.kind} {ref.name}" for ref in sorted(result.foreign)):
-        message = f"{taken} belongs to another owner and stays as it is; rename or remove it."
-        return no("NameTaken", message)
+    if result.foreign:
+        taken = _taken(result, result.foreign)
+        return no("NameTaken", f"{taken}; rename or remove it, or rename this resource.")
     if forbidden := result.results.forbidden:
         ref = min(forbidden)
         return no("Forbidden", f"{ref.kind} {ref.name} cannot be written: {forbidden[ref]}")
     return yes("Owned", "All objects belong to this resource.")
+
+
+def _taken(result: PassResult, refs: Iterable[Ref]) -> str:
+    """Names that are not this resource's, each with its owner."""
+    found = (f"{ref.kind} {ref.name} belongs to {result.foreign[ref]}" for ref in sorted(refs))
+    return ", ".join(found)
 
 
 _RULES: Mapping[str, Callable[[PassResult], Condition | None]] = {

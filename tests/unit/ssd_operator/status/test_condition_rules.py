@@ -32,6 +32,7 @@ from ssd_operator.status.condition_rules import conditions
 
 TARGET, DRAFTED = Ref("Deployment", "demo-target-0"), Ref("Deployment", "demo-draft-0")
 SERVICE = Ref("Service", "demo")
+BALANCED = Ref("Service", "demo-targets")
 ACCOUNT = Ref("ServiceAccount", "demo-draft")
 HPA = Ref("HorizontalPodAutoscaler", "demo-draft")
 BOTH = (deployment("demo-target-0"), deployment("demo-target-1"))
@@ -71,7 +72,7 @@ def test_all_conditions_of_a_healthy_resource_are_true() -> None:
 
 def foreign(ref: Ref, **more: Any) -> Scene:
     """An object of another owner has the name of a child."""
-    return Scene(facts={"foreign": {ref}}, **more)
+    return Scene(facts={"foreign": {ref: "SSDDeployment x"}}, **more)
 
 
 def nothing(**more: Any) -> Scene:
@@ -92,6 +93,7 @@ READY = [
     (Scene(pods=(terminating(target()),)), "False Draining"),
     (Scene(pods=(pod("gateway", "g0"), unscheduled(target()))), "False Unschedulable"),
     (foreign(SERVICE), "False NameTaken"),
+    (foreign(BALANCED), "False NameTaken"),
     (foreign(ACCOUNT), "True Serving"),
     (foreign(ACCOUNT, pods=(), deployments=()), "False NameTaken"),
     (nothing(results=refused(TARGET)), "False PodTemplateInvalid"),
@@ -339,9 +341,10 @@ MESSAGES = [
     ),
     (
         "ResourcesOwned",
-        Scene(facts={"foreign": {SERVICE, ACCOUNT}}),
-        "Service demo, ServiceAccount demo-draft",
+        Scene(facts={"foreign": {SERVICE: "SSDDeployment x", ACCOUNT: "another owner"}}),
+        "Service demo belongs to SSDDeployment x, ServiceAccount demo-draft belongs to another ",
     ),
+    ("Ready", foreign(BALANCED), "Service demo-targets belongs to SSDDeployment x;"),
 ]
 
 
@@ -399,6 +402,7 @@ GATEWAY = [
     (gated(), "False Loading"),
     (Scene(spec=GATED), "False Loading"),
     (gated(conditions=[FORBIDDEN]), "False PodForbidden"),
+    (replace(gated(), facts={"foreign": {BALANCED: "SSDDeployment x"}}), "False NameTaken"),
 ]
 
 

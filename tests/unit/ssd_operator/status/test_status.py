@@ -242,7 +242,9 @@ def test_the_endpoint_of_vllm_is_its_openai_api() -> None:
 
 
 def test_a_foreign_service_is_no_endpoint() -> None:
-    assert "endpoint" not in derive(Scene(facts={"foreign": {Ref("Service", "demo")}}))
+    assert "endpoint" not in derive(
+        Scene(facts={"foreign": {Ref("Service", "demo"): "another owner"}})
+    )
 
 
 def test_the_chosen_data_type_is_reported_with_its_reason() -> None:
