@@ -385,6 +385,10 @@ def _resources_owned(result: PassResult) -> Condition:
     if forbidden := result.results.forbidden:
         ref = min(forbidden)
         return no("Forbidden", f"{ref.kind} {ref.name} cannot be written: {forbidden[ref]}")
+    failures = sorted(result.results.failures.items())
+    for _, failure in failures:
+        if failure.cause == "Contested" and failure.retry_at > result.now:
+            return no("ApplyReverted", failure.message)
     return yes("Owned", "All objects belong to this resource.")
 
 
