@@ -7,6 +7,10 @@ A cause has a reason of its own only if a person or a machine acts on it. The me
 minutes that needed no action. *Not chosen*: the same delay for gains, because a new resource would
 speculate for half a minute before its status shows it. *Revisit when* one resource still has more
 than two warnings an hour.
+
+*Decision*: NotWorthwhile appears and disappears after a target has kept its choice for a minute.
+*Because* under load a target revised its choice 9 times in 156 s. *Not chosen*: to slow the choice
+itself, which costs tokens. *Revisit when* a choice lasts for minutes and still alternates.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +35,8 @@ from ssd_operator.status.pass_result import PassResult
 
 HOLD_SECONDS = 30.0
 """A loss that may pass is reported if it lasts this long."""
+TURN_SECONDS = 60.0
+"""A choice of a target to speculate or not is reported if it lasts this long."""
 _FIRST_ANSWER_SECONDS = 30.0
 """A target that has been ready for less may not have been polled yet."""
 _REFUSALS = {
@@ -172,7 +178,8 @@ def unlinked_since(result: PassResult) -> float | None:
     if not may_pass or not result.num_drafts_wanted:
         return None
     was_active = condition_in(result.status, "SpeculationActive").get("status") == "True"
-    return result.now if result.unlinked_since is None and was_active else result.unlinked_since
+    since = result.unreported.unlinked_since
+    return result.now if since is None and was_active else since
 
 
 def _links_now(result: PassResult) -> Condition:
@@ -214,8 +221,24 @@ def _unlinked(result: PassResult, target: str) -> Condition:
     return no(reason, f"{target} and {link.draft_pod or link.address}: {cause}.")
 
 
-def _not_worthwhile(result: PassResult) -> Condition | None:
-    """A target decodes without its drafts, because that is faster; None if no target does."""
+def not_worthwhile(result: PassResult) -> Condition | None:
+    """A target has decoded without its drafts for a while, because that is faster; else None."""
+    since, before = turned_since(result), condition_in(result.status, "NotWorthwhile")
+    if since is not None and result.now - since < TURN_SECONDS:
+        return yes(before["reason"], before["message"]) if before else None
+    return _slower_now(result)
+
+
+def turned_since(result: PassResult) -> float | None:
+    """Begin of a choice that differs from the reported one; None if it is the same."""
+    if (_slower_now(result) is None) != bool(condition_in(result.status, "NotWorthwhile")):
+        return None
+    since = result.unreported.turned_since
+    return result.now if since is None else since
+
+
+def _slower_now(result: PassResult) -> Condition | None:
+    """A target decodes without its drafts at this moment; None if no target does."""
     for name, fact in result.answers.items():
         if not fact.speculating and fact.speculation_reason == "slower":
             # Without the figure: each other message is a write of the status.
@@ -403,7 +426,7 @@ _RULES: Mapping[str, Callable[[PassResult], Condition | None]] = {
     "DraftReady": _draft_ready,
     "GatewayReady": _gateway_ready,
     "SpeculationActive": speculation_active,
-    "NotWorthwhile": _not_worthwhile,
+    "NotWorthwhile": not_worthwhile,
     "DraftCapacity": _draft_capacity,
     "ScalingActive": _scaling_active,
     "Progressing": _progressing,

@@ -25,7 +25,7 @@ from ssd_operator.observe.snapshot import PoolFact
 from ssd_operator.policy.apply_failures import ApplyFailure, Cause, Results
 from ssd_operator.policy.plan import Memory, Plan
 from ssd_operator.policy.scaling import Decision, History, Reason
-from ssd_operator.status.pass_result import PassResult
+from ssd_operator.status.pass_result import PassResult, Unreported
 
 NOW = 1_000_000.0
 PLACED: Object = {"type": "PodScheduled", "status": "True", "lastTransitionTime": to_text(NOW)}
@@ -128,6 +128,7 @@ class Scene:
     plan: Plan = field(default_factory=lambda: Plan(revisions=UP_TO_DATE))
     results: Results = field(default_factory=Results)
     unlinked_since: float | None = None
+    turned_since: float | None = None
     spec: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -164,7 +165,9 @@ class Scene:
             pools=pools,
             plan=self.plan,
             results=self.results,
-            unlinked_since=self.unlinked_since,
+            unreported=Unreported(
+                unlinked_since=self.unlinked_since, turned_since=self.turned_since
+            ),
             now=NOW,
             **facts,
         )
