@@ -1,7 +1,7 @@
 """The status of a resource: conditions, and blocks with the numbers. Pure."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
 
 from ssd.rpc.pool_codec import LinkStatus
@@ -30,17 +30,18 @@ _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 def status_of(result: PassResult) -> Object:
     """The whole status; transitions of the present one keep their times."""
     resource, old, now = result.resource, result.status, to_text(result.now)
+    found = conditions(result)
     active = [link for link in result.links.values() if link.state == "Active"]
     transports = {link.transport.upper() for link in active if link.transport}
     status: Object = {
         "observedGeneration": resource.generation,
-        "conditions": merge(old, conditions(result), resource.generation, now),
+        "conditions": merge(old, found, resource.generation, now),
         "model": _model(result),
         "target": _target(result),
         "draft": _draft(result),
         "transport": {"effective": min(transports, key=_speed)} if transports else {},
         "links": _links(result),
-        "speculation": _speculation(result),
+        "speculation": {"state": _speculation_state(found)} | _speculation(result),
     }
     if result.has_endpoint:
         host = f"{resource.name}.{resource.namespace}.svc"
@@ -184,11 +185,18 @@ def _round_trip(before: Object, link: LinkStatus) -> int:
     return known if is_same and 0 < known < 2 * measured else measured
 
 
+def _speculation_state(found: Mapping[str, Condition]) -> str:
+    """In one word; links are active also while a target decodes without them."""
+    speculation, slower = found["SpeculationActive"], found.get("NotWorthwhile")
+    return speculation.reason if speculation.status != "True" or slower is None else slower.reason
+
+
 def _speculation(result: PassResult) -> Object:
     """Means over targets, weighted by their running sequences; without any, the last figures."""
     measured = [fact for fact in result.answers.values() if fact.tokens_per_round > 0]
     if not measured:
-        return dict(result.status.get("speculation", {}))
+        old = result.status.get("speculation", {})
+        return {name: value for name, value in old.items() if name != "state"}
     block = {
         "tokensPerRound": f"{_mean(measured, lambda fact: fact.tokens_per_round):.1f}",
         "hitRate": f"{_mean(measured, lambda fact: fact.hit_rate):.2f}",
