@@ -4,10 +4,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
 
+from ssd.rpc.listen import join_address
 from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.spec import Object, Resource
 from ssd_operator.api.status import MOST_LINKS
 from ssd_operator.children.names import (
+    DRAFT_PORT,
     Component,
     cell_of,
     draft_deployment,
@@ -15,7 +17,7 @@ from ssd_operator.children.names import (
     target_deployment,
 )
 from ssd_operator.children.processes import process_of
-from ssd_operator.observe.pod_state import is_ready, is_scheduled, name_of, to_text
+from ssd_operator.observe.pod_state import address_of, is_ready, is_scheduled, name_of, to_text
 from ssd_operator.observe.snapshot import PoolFact
 from ssd_operator.status.condition_rules import conditions
 from ssd_operator.status.conditions import LONGEST_MESSAGE, Condition, merge, no, unknown
@@ -146,7 +148,11 @@ def _last_scale(result: PassResult) -> Object:
 
 def _links(result: PassResult) -> list[Object]:
     """The links, as measured: pods on one node do not necessarily use a faster transport."""
-    nodes = {name_of(pod): pod.get("spec", {}).get("nodeName", "") for pod in result.drafts}
+    nodes = {
+        name: pod.get("spec", {}).get("nodeName", "")
+        for pod in result.drafts
+        for name in (name_of(pod), *_addresses(pod))
+    }
     cells = {name_of(pod): cell_of(pod) for pod in result.targets}
     old = {(each["target"], each["draft"]): each for each in result.status.get("links") or []}
     entries = [
@@ -167,6 +173,12 @@ def _links(result: PassResult) -> list[Object]:
     ]
     entries.sort(key=lambda entry: (entry["cell"], entry["target"], entry["draft"]))
     return entries[:MOST_LINKS]
+
+
+def _addresses(pod: Object) -> list[str]:
+    """What a target calls a draft whose name it does not know."""
+    found = address_of(pod)
+    return [] if found is None else [join_address(found.host, DRAFT_PORT)]
 
 
 def _speed(transport: str) -> tuple[int, str]:
