@@ -368,7 +368,8 @@ def _under_way(result: PassResult) -> Condition | None:
         diagnoses += _diagnoses(result, result.staying_drafts, spec.draft)
         cause = worst(each for each in diagnoses if each.reason not in _USUAL)
         suffix = "" if cause is None else f"; {cause.message}"
-        return yes("RollingOut", f"{num_updated} of {len(pods)} pods are up to date{suffix}.")
+        num_ready = result.updated([pod for pod in pods if is_ready(pod)])
+        return yes("RollingOut", f"{num_ready} of {len(pods)} pods are up to date{suffix}.")
     if result.num_draining:
         return yes("Draining", f"{result.num_draining} drafts are drained or deleted.")
     wanted, num_drafts = result.num_drafts_wanted, len(result.ready_drafts)

@@ -336,7 +336,7 @@ MESSAGES = [
     (
         "Progressing",
         replace(drafts_deployment(reason="ReplicaSetUpdated"), pods=(*PAIR, CRASHES)),
-        "3 of 3 pods are up to date; "
+        "2 of 3 pods are up to date; "
         "d1 ended with exit code 1, 5 restarts so far: RuntimeError: no (x.py:1).",
     ),
     (
