@@ -7,9 +7,11 @@ from ssd_operator.api.parse import SpecError, parse
 from ssd_operator.api.spec import KIND, Object, Resource
 from ssd_operator.children.manifests import wanted
 from ssd_operator.children.names import (
+    GATEWAY,
+    Component,
     draft_cells,
     draft_deployment,
-    is_engine_pod,
+    is_pod_of,
     is_released,
     maker_of,
     owner_text,
@@ -49,13 +51,16 @@ async def observe(
         for ref, each in seen.items()
         if (is_owned_by if ref.kind == "Pod" else is_ours)(each, resource.uid)
     }
-    pods = tuple(
-        each
-        for ref, each in seen.items()
-        if ref.kind == "Pod"
-        and ref not in children
-        and is_engine_pod(each, resource.name)
-        and not _is_older(each, found, children.get(Ref("Deployment", maker_of(each))))
+    pods, gateways = (
+        tuple(
+            each
+            for ref, each in seen.items()
+            if ref.kind == "Pod"
+            and ref not in children
+            and is_pod_of(each, resource.name, components)
+            and not _is_older(each, found, children.get(Ref("Deployment", maker_of(each))))
+        )
+        for components in (set(Component), {GATEWAY})
     )
     replicas = {cell: _most_drafts(resource, cell, children) for cell in draft_cells(resource)}
     names = dict.fromkeys(map(ref_of, wanted(resource, settings, replicas, cache.kinds)))
@@ -80,6 +85,7 @@ async def observe(
         now=now,
         children=children,
         pods=pods,
+        gateways=gateways,
         released=tuple(each for each in seen.values() if is_released(each, resource)),
         endpoints=endpoints_of(resource.name, seen.values()),
         foreign=foreign,

@@ -56,6 +56,8 @@ class Snapshot:
     the pods of Deployments are not."""
     pods: tuple[Object, ...] = ()
     """Pods of engines: the others with the resource's ``ssd.dev/name`` label."""
+    gateways: tuple[Object, ...] = ()
+    """Pods of gateways."""
     released: tuple[Object, ...] = ()
     """Pods of engines that no ReplicaSet and no resource owns, since their labels were changed."""
     endpoints: frozenset[str] = frozenset()

@@ -13,6 +13,7 @@ than two warnings an hour.
 itself, which costs tokens. *Revisit when* a choice lasts for minutes and still alternates.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ssd_operator.api.spec import Autoscaling, Draft, Object, Target
@@ -23,6 +24,7 @@ from ssd_operator.observe.pod_state import (
     annotations_of,
     condition_of,
     has_started,
+    is_live,
     is_ready,
     is_scheduled,
     is_unschedulable,
@@ -152,12 +154,16 @@ def _gateway_ready(result: PassResult) -> Condition | None:
     summary = f"{num_ready} of {gateway.replicas} gateways are ready"
     if num_ready >= gateway.replicas:
         return yes("AllReady", f"{summary}.")
-    found = diagnose_absence(deployment, name)
-    if found is not None:
+    # A gateway has no timeout of its own: it waits for a target.
+    diagnoses = [diagnose(pod, math.inf, result.now) for pod in result.gateways if is_live(pod)]
+    diagnoses.append(diagnose_absence(deployment, name))
+    found = worst(each for each in diagnoses if each is not None)
+    if found is not None and found.reason is not PodReason.LOADING:
         return no(str(found.reason), f"{summary}; {found.message}.")
+    what = f"see the pods of {name}" if found is None else found.message
     return no(
         str(PodReason.LOADING),
-        f"{summary}; the others start, or wait for a ready target: see the pods of {name}.",
+        f"{summary}; the others start, or wait for a ready target: {what}.",
     )
 
 

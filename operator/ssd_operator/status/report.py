@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from ssd_operator.api.spec import Object
+from ssd_operator.observe.diagnosis import mounting_deadline
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.apply_failures import Results
 from ssd_operator.policy.plan import Plan, unanswered_seconds
@@ -71,6 +72,8 @@ def report_pass(snapshot: Snapshot, plan: Plan, results: Results, memory: Report
     memory = replace(memory, unreported=since)
     holds = [(since.unlinked_since, HOLD_SECONDS), (since.turned_since, TURN_SECONDS)]
     ends = [begin + seconds - now for begin, seconds in holds if begin is not None]
+    pods = (*snapshot.targets, *snapshot.drafts, *snapshot.gateways)
+    ends += [mounting_deadline(pod) - now for pod in pods]
     wait = min((each for each in ends if each > 0), default=math.inf)
     return _report(old, status_of(result), events, memory, now, wait)
 

@@ -53,6 +53,22 @@ def fetching(**container: Any) -> Object:
     return made
 
 
+TLS: Object = {"name": "tls", "secret": {"secretName": "tls"}}
+EXTRA: Object = {"name": "extra", "configMap": {"name": "extra", "optional": True}}
+MODELS: Object = {"name": "models", "persistentVolumeClaim": {"claimName": "models"}}
+
+
+def mounting(*volumes: Object, seconds: float = 11, is_mounted: bool = False) -> Object:
+    """A pod that was placed some time ago and whose containers have not been created."""
+    made = pod(
+        scheduled={"lastTransitionTime": to_text(NOW - seconds)}, state=waiting("ContainerCreating")
+    )
+    made["spec"]["volumes"] = list(volumes) or [TLS, EXTRA, MODELS]
+    started = {"type": "PodReadyToStartContainers", "status": str(is_mounted)}
+    made["status"]["conditions"].append(started)
+    return made
+
+
 WHY = "WeightsError: layer 3 is missing; take another source"
 NO_TOKEN = "ModelNotFoundError: hf://org/name@0: the hub refuses"
 NO_ROOM = "CacheError: no room"
@@ -158,13 +174,14 @@ CASES: list[tuple[Object, PodReason, str]] = [
         PodReason.LOADING,
         "demo-target-0-x is being created",
     ),
+    (mounting(seconds=9), PodReason.LOADING, "demo-target-0-x is being created"),
+    (mounting(seconds=61, is_mounted=True), PodReason.LOADING, "demo-target-0-x is being created"),
+    (mounting({"name": "tmp", "emptyDir": {}}), PodReason.LOADING, "is being created"),
     (
-        pod(
-            scheduled={"lastTransitionTime": to_text(NOW - 61)},
-            state=waiting("ContainerCreating"),
-        ),
+        mounting(),
         PodReason.LOADING,
-        "has not been created for 60 s: the Secret, ConfigMap or claim of a volume may be missing",
+        "demo-target-0-x has waited for its volumes for over 10 s; "
+        "look for Secret tls, PersistentVolumeClaim models",
     ),
 ]
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tests.unit.ssd_operator.scenes import (
     NOW,
+    PLACED,
     Scene,
     answer,
     decided,
@@ -409,6 +410,36 @@ GATEWAY = [
 @pytest.mark.parametrize(("scene", "expected"), GATEWAY)
 def test_gateway_ready_counts_available_gateways(scene: Scene, expected: str) -> None:
     assert judge(scene, "GatewayReady") == expected
+
+
+CREATED: Object = {"type": "PodReadyToStartContainers", "status": "False"}
+
+
+def front(**status: Any) -> Object:
+    """A pod of a gateway that mounts the Secret of its keys."""
+    made = pod("gateway", "g0", ready=False, **status)
+    made["spec"]["volumes"] = [{"name": "keys", "secret": {"secretName": "keys"}}]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("gateway", "expected", "words"),
+    [
+        (front(containerStatuses=PULL), "False ImagePull", "ready; g0 cannot pull x: denied."),
+        (
+            front(conditions=[CREATED, PLACED | {"lastTransitionTime": to_text(NOW - 11)}]),
+            "False Loading",
+            "a ready target: g0 has waited for its volumes for over 10 s; look for Secret keys.",
+        ),
+        (terminating(front()), "False Loading", "a ready target: see the pods of demo-gateway."),
+    ],
+)
+def test_a_gateway_that_is_not_ready_is_diagnosed(
+    gateway: Object, expected: str, words: str
+) -> None:
+    scene = replace(gated(), facts={"gateways": (gateway,)})
+    assert judge(scene, "GatewayReady") == expected
+    assert words in message(scene, "GatewayReady")
 
 
 def test_a_resource_without_gateways_has_no_condition_for_them() -> None:
