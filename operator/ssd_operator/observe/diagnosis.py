@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -75,6 +76,9 @@ _CONFIGURATION = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 )
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(: ErrImagePull: )?')
+_KILLED = frozenset({128 + signal.SIGKILL, 128 + signal.SIGTERM})
+"""Exit codes of a process that another one has ended."""
+_ENGINE_ERROR = re.compile(r"[A-Za-z_][\w.]*: .*[^}]$")
 _PLACE = re.compile(r" \([\w./-]+:\d+\)$")
 """File and line at the end of an engine's error."""
 _NO_DEVICE = re.compile(r"device .* cannot be used here")
@@ -230,9 +234,13 @@ def _error_of(ended: Object) -> str:
     """The error in the termination message of a container; empty without one.
 
     An engine writes one line, ``Type: message (file:line)``. If it could not, the kubelet takes the
-    end of the log instead, of which only an error is quoted.
+    end of the log instead, of which only an error is quoted. The log of a process that was killed
+    has no error of its end.
     """
     lines = [line.strip() for line in str(ended.get("message") or "").splitlines()]
+    is_written = len(lines) == 1 and _ENGINE_ERROR.match(lines[0])
+    if ended.get("exitCode") in _KILLED and not is_written:
+        return ""
     text = next((error for line in reversed(lines) if (error := _error_in(line))), "")
     found = _PLACE.search(text)
     place = found[0] if found else ""
@@ -244,7 +252,8 @@ def _error_in(line: str) -> str:
     try:
         event = json.loads(line)
     except ValueError:
-        return line
+        # The kubelet cuts the log anywhere: a part of an event has one of its braces at most.
+        return "" if line.startswith("{") or line.endswith("}") else line
     if not isinstance(event, dict):
         return line
     if "error" in event and "message" in event:
