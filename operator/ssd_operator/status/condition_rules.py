@@ -311,8 +311,14 @@ def _internal(result: PassResult, autoscaling: Autoscaling) -> Condition:
         )
     low, high = autoscaling.min_replicas, autoscaling.max_replicas
     suffix = "; none is added while one has no node" if decision.reason == "Unschedulable" else ""
-    message = f"The operator sets {decision.replicas} drafts, {low} to {high} are allowed{suffix}."
-    return yes("Internal", message)
+    message = f"The operator sets {decision.replicas} drafts, {low} to {high} are allowed"
+    demand = result.plan.memory.history.demand
+    if demand is not None and demand.eligible is not None:
+        sessions = (
+            f"{demand.sustainable_sessions:.0f} ({autoscaling.target_occupancy} of them used)"
+        )
+        message += f"; {demand.eligible:.1f} sequences speculate, a draft sustains {sessions}"
+    return yes("Internal", f"{message}{suffix}.")
 
 
 def _copied(result: PassResult, ref: Ref, kind: str) -> Condition:

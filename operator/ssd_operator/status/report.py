@@ -112,4 +112,9 @@ def _state(status: Object) -> Object:
         {**link, ROUND_TRIP: bool(link.get(ROUND_TRIP)), "reason": ""}
         for link in status.get("links") or []
     ]
-    return {**status, "links": links, "speculation": {}}
+    conditions = [
+        # The present demand; the number that follows from it is in the status of the drafts.
+        {**each, "message": ""} if each["reason"] == "Internal" else each
+        for each in status.get("conditions") or []
+    ]
+    return {**status, "links": links, "speculation": {}, "conditions": conditions}

@@ -24,7 +24,7 @@ from ssd_operator.observe.pod_state import (
 from ssd_operator.observe.snapshot import PoolFact
 from ssd_operator.policy.apply_failures import ApplyFailure, Cause, Results
 from ssd_operator.policy.plan import Memory, Plan
-from ssd_operator.policy.scaling import Decision, History, Reason
+from ssd_operator.policy.scaling import Decision, Demand, History, Reason
 from ssd_operator.status.pass_result import PassResult, Unreported
 
 NOW = 1_000_000.0
@@ -107,10 +107,10 @@ def refused(ref: Ref, message: str = "no.", cause: Cause = "Refused") -> Results
     return Results(failures={ref: ApplyFailure(cause, message, ("", 1, ""), NOW)})
 
 
-def decided(replicas: int, reason: Reason) -> Plan:
+def decided(replicas: int, reason: Reason, demand: Demand | None = None) -> Plan:
     """The Internal loop wants this number of drafts."""
     decision = Decision(replicas, reason)
-    return Plan(scale=decision, memory=Memory(history=History(decision=decision)))
+    return Plan(scale=decision, memory=Memory(history=History(decision=decision, demand=demand)))
 
 
 @dataclass

@@ -29,6 +29,7 @@ from ssd_operator.observe.pod_state import endpoints_of, to_text
 from ssd_operator.policy.apply_failures import Cause, Results
 from ssd_operator.policy.plan import Plan
 from ssd_operator.policy.rollout import Preflight, Stage
+from ssd_operator.policy.scaling import Demand
 from ssd_operator.status.condition_rules import conditions
 
 TARGET, DRAFTED = Ref("Deployment", "demo-target-0"), Ref("Deployment", "demo-draft-0")
@@ -204,6 +205,7 @@ def hpa(status: str, reason: str) -> Scene:
     return scaled("HPA", facts={"children": {HPA: {"status": {"conditions": [found]}}}})
 
 
+DEMAND = Demand(replicas=1, eligible=6.0, sustainable_sessions=2.0)
 ZERO = scaled("HPA", min_replicas=0, results=refused(HPA, "must be > 0."))
 SCALING = [
     (scaled("Internal", plan=decided(2, "Steady")), "True Internal"),
@@ -334,6 +336,12 @@ MESSAGES = [
         "Deployment demo-target-0 was refused: spec.env: Invalid.",
     ),
     ("Progressing", PAUSED, "demo-draft-0"),
+    (
+        "ScalingActive",
+        scaled("Internal", plan=decided(3, "ScaleUp", demand=DEMAND)),
+        "The operator sets 3 drafts, 1 to 4 are allowed; 6.0 sequences speculate, "
+        "a draft sustains 2 (0.8 of them used).",
+    ),
     (
         "Progressing",
         replace(drafts_deployment(reason="ReplicaSetUpdated"), pods=(*PAIR, CRASHES)),
