@@ -83,7 +83,8 @@ class StepControl:
             num_known: those of them for which drafts may work.
         """
         self._begun_at = self._clock.now()
-        eligible = 0 if self.mode is Mode.AUTOREGRESSIVE else num_known
+        # In mode AUTOREGRESSIVE the choice is off, too.
+        eligible = num_known if self._round_log.speculation.is_on else 0
         counts = SequenceCounts(running=num_running, eligible=eligible)
         if counts != self._round_log.counts:
             self._round_log.note_counts(counts, self._begun_at)

@@ -62,12 +62,7 @@ _COLUMNS = (
     ("Ready", _CONDITION.format("Ready", "status"), "Whether a target serves.", 0),
     ("Targets", ".status.target.summary", "Ready over wanted.", 0),
     ("Drafts", ".status.draft.summary", "Active links over wanted.", 0),
-    (
-        "Speculation",
-        _CONDITION.format("SpeculationActive", "status"),
-        "Whether each ready target has an active link.",
-        0,
-    ),
+    ("Speculation", ".status.speculation.state", "Active, or why it is not.", 0),
     ("Transport", ".status.transport.effective", "How tables are sent.", 0),
     ("Age", ".metadata.creationTimestamp", "Time since creation.", 0),
     ("Model", ".status.model.name", "Id that clients use.", 1),

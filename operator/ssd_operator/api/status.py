@@ -112,7 +112,12 @@ STATUS = block(
         "draft",
     ),
     speculation=block(
-        "Last measured effect of speculation.",
+        "State and last measured effect of speculation.",
+        state=string(
+            "Active; Slower, while a target decodes without drafts because that is faster; else "
+            "the reason of SpeculationActive.",
+            1024,
+        ),
         tokensPerRound=string("Tokens per target step.", 32),
         hitRate=string("Hits divided by rounds that needed a table.", 32),
         efficiency=string("Time of verification divided by time of a round.", 32),

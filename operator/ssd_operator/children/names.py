@@ -3,6 +3,7 @@
 Names of resources have at most 40 characters, so that those of their children fit in 63.
 """
 
+from collections.abc import Collection
 from enum import StrEnum
 
 from ssd_operator.api.spec import GROUP, Object, Resource
@@ -75,6 +76,11 @@ def targets_service(resource: Resource) -> str:
     return f"{resource.name}-targets"
 
 
+def gateway_services(resource: Resource) -> tuple[str, ...]:
+    """Names of the Services that a gateway needs: of what it calls, and of itself."""
+    return targets_service(resource), component_name(resource, GATEWAY)
+
+
 def component_name(resource: Resource, component: str) -> str:
     """Name of the objects that a component has once, such as its ServiceAccount and budget."""
     return f"{resource.name}-{component}"
@@ -136,8 +142,14 @@ def controller_of(thing: Object) -> Object:
     return next((owner for owner in owners if owner.get("controller")), {})
 
 
-def is_engine_pod(pod: Object, name: str) -> bool:
-    """Whether a ReplicaSet of a Deployment of this resource made and controls a pod.
+def owner_text(thing: Object) -> str:
+    """The controller of an object, for a message."""
+    owner = controller_of(thing)
+    return f"{owner['kind']} {owner['name']}" if owner else "another owner"
+
+
+def is_pod_of(pod: Object, name: str, components: Collection[str]) -> bool:
+    """Whether a ReplicaSet of a Deployment of these components made and controls a pod.
 
     A pod that a person has removed from its ReplicaSet, or has labelled like ours, is neither
     counted nor deleted. A ReplicaSet releases a pod whose cell is not a number.
@@ -148,7 +160,7 @@ def is_engine_pod(pod: Object, name: str) -> bool:
     cell = labels.get(CELL_LABEL)
     return (
         labels.get(NAME_LABEL) == name
-        and labels.get(COMPONENT_LABEL) in set(Component)
+        and labels.get(COMPONENT_LABEL) in components
         and (cell is None or cell.isdecimal())
         and controller.get("kind") == "ReplicaSet"
         and controller.get("name") == f"{maker_of(pod)}-{labels.get(TEMPLATE_HASH_LABEL)}"
@@ -175,7 +187,7 @@ def resource_of_account(name: str) -> str:
 
 
 def maker_of(pod: Object) -> str:
-    """Name of the Deployment that made an engine pod."""
+    """Name of the Deployment that made a pod."""
     labels = pod["metadata"].get("labels") or {}
     name = f"{labels.get(NAME_LABEL)}-{labels.get(COMPONENT_LABEL)}"
     return f"{name}-{labels[CELL_LABEL]}" if CELL_LABEL in labels else name

@@ -38,8 +38,10 @@ REVISION_DIGITS = 10
 _PRE_STOP_SECONDS = 5
 """Endpoints remove a target during this time, before it refuses new calls."""
 KILL: Object = {"terminationGracePeriodSeconds": 10}
-"""Grace period of a process whose probe fails: it does not drain, and the grace period of the pod,
-which allows a drain, would keep it for minutes."""
+"""Grace period of a process that does not start: it does not drain, and the grace period of the
+pod, which allows a drain, would keep it for minutes."""
+_KILL_AT_ONCE: Object = {"terminationGracePeriodSeconds": 1}
+"""Grace period of a process that hangs: it receives no SIGTERM."""
 
 _MARGIN_SECONDS = {Component.TARGET: 30, Component.DRAFT: 25}
 """From the longest drain to the kill of the process."""
@@ -225,7 +227,8 @@ def _engine_container(engine: _Engine) -> Object:
         "resources": engine.resources,
         "startupProbe": probe(kind.ready_page, 2, 2, startup_failures) | KILL,
         # The heartbeat of the step thread, never drafts or load: those restart nothing.
-        "livenessProbe": probe(kind.live_page, 10, 5, 6) | KILL,
+        "livenessProbe": probe(kind.live_page, kind.live_period, 5, kind.live_failures)
+        | _KILL_AT_ONCE,
         "readinessProbe": probe(kind.ready_page, 2, 2, 2),
         **present(lifecycle=sleep if component is Component.TARGET else {}),
     }

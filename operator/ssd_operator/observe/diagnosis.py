@@ -4,7 +4,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable
+import signal
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -20,8 +21,8 @@ from ssd_operator.observe.pod_state import (
     to_seconds,
 )
 
-CREATING_SECONDS = 60.0
-"""A container that takes longer to be created may wait for an object that does not exist."""
+MOUNTING_SECONDS = 10.0
+"""A pod whose volumes take longer may wait for an object that does not exist."""
 PROBE_SLACK_SECONDS = 15.0
 """How late the kubelet may be with a probe and the kill after it."""
 LONGEST_QUOTE = 400
@@ -54,6 +55,12 @@ class Diagnosis:
     """Without a full stop."""
 
 
+_VOLUME_OBJECTS = {
+    "secret": ("Secret", "secretName"),
+    "configMap": ("ConfigMap", "name"),
+    "persistentVolumeClaim": ("PersistentVolumeClaim", "claimName"),
+}
+"""Kind of the object that a volume needs and the key of its name, by the field of the volume."""
 _NO_PROCESS = re.compile(r"No module named '?(ssd_(?:target|draft))")
 _PULL = frozenset(
     {
@@ -69,6 +76,9 @@ _CONFIGURATION = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 )
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(: ErrImagePull: )?')
+_KILLED = frozenset({128 + signal.SIGKILL, 128 + signal.SIGTERM})
+"""Exit codes of a process that another one has ended."""
+_ENGINE_ERROR = re.compile(r"[A-Za-z_][\w.]*: .*[^}]$")
 _PLACE = re.compile(r" \([\w./-]+:\d+\)$")
 """File and line at the end of an engine's error."""
 _NO_DEVICE = re.compile(r"device .* cannot be used here")
@@ -81,7 +91,7 @@ def worst(diagnoses: Iterable[Diagnosis]) -> Diagnosis | None:
     return min(diagnoses, key=lambda found: order.index(found.reason), default=None)
 
 
-def diagnose(pod: Object, startup_timeout_seconds: int, now: float) -> Diagnosis | None:
+def diagnose(pod: Object, startup_timeout_seconds: float, now: float) -> Diagnosis | None:
     """Return why a pod is not ready; None if it is."""
     if is_ready(pod):
         return None
@@ -195,22 +205,42 @@ def _progress(pod: Object, now: float) -> str:
         if (container.get("state") or {}).get("running"):
             ended = (container.get("lastState") or {}).get("terminated")
             return "loads" if not ended else f"loads again; it {_crash(container, ended)}"
-    since = to_seconds(condition_of(pod, "PodScheduled").get("lastTransitionTime"))
-    if since is not None and now - since > CREATING_SECONDS:
-        return (
-            f"has not been created for {CREATING_SECONDS:.0f} s: "
-            "the Secret, ConfigMap or claim of a volume may be missing"
-        )
+    if now >= mounting_deadline(pod) and (objects := ", ".join(_mounted(pod))):
+        return f"has waited for its volumes for over {MOUNTING_SECONDS:.0f} s; look for {objects}"
     return "is being created"
+
+
+def mounting_deadline(pod: Object) -> float:
+    """When the volumes of a pod take too long, in seconds since the epoch; infinite if it has them.
+
+    Only the kubelet's Events have the cause, and the operator reads no Events.
+    """
+    # The kubelet mounts all volumes, then makes the sandbox, then pulls images.
+    is_waiting = condition_of(pod, "PodReadyToStartContainers").get("status") == "False"
+    since = to_seconds(condition_of(pod, "PodScheduled").get("lastTransitionTime"))
+    return since + MOUNTING_SECONDS if is_waiting and since is not None else math.inf
+
+
+def _mounted(pod: Object) -> Iterator[str]:
+    """Objects that the volumes of a pod need."""
+    for volume in pod["spec"].get("volumes") or ():
+        for field, (kind, key) in _VOLUME_OBJECTS.items():
+            source = volume.get(field) or {}
+            if source.get(key) and not source.get("optional"):
+                yield f"{kind} {source[key]}"
 
 
 def _error_of(ended: Object) -> str:
     """The error in the termination message of a container; empty without one.
 
     An engine writes one line, ``Type: message (file:line)``. If it could not, the kubelet takes the
-    end of the log instead, of which only an error is quoted.
+    end of the log instead, of which only an error is quoted. The log of a process that was killed
+    has no error of its end.
     """
     lines = [line.strip() for line in str(ended.get("message") or "").splitlines()]
+    is_written = len(lines) == 1 and _ENGINE_ERROR.match(lines[0])
+    if ended.get("exitCode") in _KILLED and not is_written:
+        return ""
     text = next((error for line in reversed(lines) if (error := _error_in(line))), "")
     found = _PLACE.search(text)
     place = found[0] if found else ""
@@ -222,7 +252,8 @@ def _error_in(line: str) -> str:
     try:
         event = json.loads(line)
     except ValueError:
-        return line
+        # The kubelet cuts the log anywhere: a part of an event has one of its braces at most.
+        return "" if line.startswith("{") or line.endswith("}") else line
     if not isinstance(event, dict):
         return line
     if "error" in event and "message" in event:

@@ -59,6 +59,21 @@ class ObjectCache:
         found = (each for each in self._of(key) if each["kind"] == KIND)
         return max(found, key=_version, default=None)
 
+    def namesakes(self, resource: Object) -> list[Object]:
+        """Other resources of a namespace of which one's name begins with the other's.
+
+        Names of children are their resource's with a suffix, so no other two want one name.
+        """
+        namespace, name = resource["metadata"]["namespace"], resource["metadata"]["name"]
+        found = (
+            self.resource(key)
+            for key in list(self._uids)
+            if key[0] == namespace
+            and key[1] != name
+            and (key[1].startswith(f"{name}-") or name.startswith(f"{key[1]}-"))
+        )
+        return [each for each in found if each is not None]
+
     def children(self, key: Key) -> dict[Ref, Object]:
         """Children and pods that may be a resource's; of two with one name the newer."""
         found = (each for each in self._of(key) if each["kind"] != KIND)

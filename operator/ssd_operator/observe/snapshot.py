@@ -13,6 +13,7 @@ from ssd_operator.children.names import (
     cell_of,
     draft_cells,
     draft_deployment,
+    gateway_services,
     target_deployment,
 )
 from ssd_operator.children.objects import REQUIRED_KINDS
@@ -55,12 +56,15 @@ class Snapshot:
     the pods of Deployments are not."""
     pods: tuple[Object, ...] = ()
     """Pods of engines: the others with the resource's ``ssd.dev/name`` label."""
+    gateways: tuple[Object, ...] = ()
+    """Pods of gateways."""
     released: tuple[Object, ...] = ()
     """Pods of engines that no ReplicaSet and no resource owns, since their labels were changed."""
     endpoints: frozenset[str] = frozenset()
     """Names of the ready pods of the client Service."""
-    foreign: frozenset[Ref] = frozenset()
-    """Wanted names that other owners' objects have."""
+    foreign: Mapping[Ref, str] = field(default_factory=dict)
+    """Wanted names that other owners' objects have, or that an older resource wants, too; with the
+    owner."""
     former: frozenset[Ref] = frozenset()
     """Wanted names of children that a former resource of this name left; they will be deleted."""
     free: frozenset[Ref] = frozenset()
@@ -132,6 +136,20 @@ class Snapshot:
         names = {name_of(pod) for pod in self.drafts}
         linked = {draft for (_, draft), link in self.links.items() if link.state == "Active"}
         return frozenset(names & linked)
+
+    @cached_property
+    def gateway_services_lost(self) -> frozenset[Ref]:
+        """Services that gateways need and whose names are another owner's."""
+        return frozenset(self._gateway_services & self.foreign.keys())
+
+    @property
+    def has_gateway_services(self) -> bool:
+        """Whether the resource owns the Services that gateways need."""
+        return self._gateway_services <= self.children.keys()
+
+    @property
+    def _gateway_services(self) -> frozenset[Ref]:
+        return frozenset(Ref("Service", name) for name in gateway_services(self.resource))
 
     @property
     def num_drafts_wanted(self) -> int:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 
 from ssd_operator.api.spec import Object, Resource
 from ssd_operator.children.manifests import wanted
-from ssd_operator.children.names import COMPONENT_LABEL, Component, revision_of
+from ssd_operator.children.names import COMPONENT_LABEL, GATEWAY, Component, revision_of
 from ssd_operator.children.objects import ChildFactory
 from ssd_operator.observe.cluster import Ref, is_owned_by, ref_of
-from ssd_operator.observe.diff import matches
+from ssd_operator.observe.diff import differences
 from ssd_operator.observe.pod_state import drain_deadline_of, is_terminating, name_of
 from ssd_operator.observe.snapshot import OLDEST_ANSWER_SECONDS, Snapshot
 from ssd_operator.policy.apply_failures import ApplyFailure, holding
@@ -78,7 +78,11 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, memory: Memory) -> Plan
     """Decide on everything but the status; ``memory`` is of the pass before."""
     resource, children = snapshot.resource, snapshot.children
     drains = plan_drains(snapshot)
-    objects = wanted(resource, settings, drains.replicas, snapshot.kinds)
+    objects = [
+        each
+        for each in wanted(resource, settings, drains.replicas, snapshot.kinds)
+        if not (_is_gateway(each) and snapshot.gateway_services_lost)
+    ]
     deployments = [each for each in objects if each["kind"] == "Deployment"]
     targets, drafts = (
         [each for each in deployments if each["metadata"]["labels"].get(COMPONENT_LABEL) == part]
@@ -107,15 +111,18 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, memory: Memory) -> Plan
     is_changed = decision is not None and decision.replicas != snapshot.num_drafts_wanted
     targets_held = held_targets(targets, outdated, snapshot, preflight.stage)
     drafts_held = held_drafts(drafts, targets, snapshot, targets_held, preflight.stage)
-    skipped = targets_held | snapshot.foreign | snapshot.former | memory.failures.keys()
+    contested = {ref: each for ref, each in memory.failures.items() if each.cause == "Contested"}
+    failed = memory.failures.keys() - contested.keys()
+    skipped = targets_held | snapshot.foreign.keys() | snapshot.former | failed
+    # The number of pods follows the resource also while their template waits.
+    waiting = drafts_held | {ref for ref, each in contested.items() if each.is_of_template}
     allowed = (
-        # The number of drafts follows the resource also while their template waits.
-        with_template_of(children[ref], each) if ref in drafts_held and ref in children else each
+        with_template_of(children[ref], each) if ref in waiting and ref in children else each
         for each in objects
         if (ref := ref_of(each)) not in skipped
     )
     return Plan(
-        apply=tuple(each for each in allowed if _is_needed(each, snapshot)),
+        apply=tuple(each for each in allowed if _is_needed(each, snapshot, contested)),
         adopt=snapshot.released,
         drains=drains,
         scale=decision if is_new and is_changed else None,
@@ -157,12 +164,22 @@ def _decide(snapshot: Snapshot, memory: Memory) -> History:
     return next_replicas(bounds, measure(snapshot), memory.history, snapshot.now)
 
 
-def _is_needed(each: Object, snapshot: Snapshot) -> bool:
-    live = snapshot.children.get(ref_of(each))
+def _is_needed(each: Object, snapshot: Snapshot, contested: Mapping[Ref, ApplyFailure]) -> bool:
+    live = snapshot.children.get(ref := ref_of(each))
     if live is None:
-        # Half of the children beside another owner's Service would serve no client.
-        return not snapshot.foreign
-    return not is_terminating(live) and not matches(live, each)
+        # Half of the children beside another owner's Service would serve no client. A gateway
+        # starts after the Services that it needs: by their names it could reach those of others.
+        is_early = _is_gateway(each) and not snapshot.has_gateway_services
+        return not snapshot.foreign and not is_early
+    left = contested[ref].fields if ref in contested else frozenset()
+    is_different = any(path not in left for path in differences(live, each))
+    return is_different and not is_terminating(live)
+
+
+def _is_gateway(each: Object) -> bool:
+    """Whether an object is the Deployment of the gateways."""
+    component = each["metadata"]["labels"].get(COMPONENT_LABEL)
+    return (each["kind"], component) == ("Deployment", GATEWAY)
 
 
 def _unwanted(resource: Resource, objects: Sequence[Object], snapshot: Snapshot) -> tuple[Ref, ...]:

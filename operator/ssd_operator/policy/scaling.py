@@ -46,7 +46,7 @@ class Demand:
     replicas: int
     """Present number."""
     eligible: float | None
-    """Running sequences that may speculate, of all targets that speculate, mean of 30 s.
+    """Running sequences that speculate, with or without a draft, of all targets; mean of 30 s.
     None if no target is ready, or one of them has not answered for 30 s."""
     sustainable_sessions: float
     """Of one draft, mean of the drafts with active links; ``sequencesPerReplica`` if none is
@@ -75,6 +75,8 @@ class History:
     last_change: float = -math.inf
     decision: Decision | None = None
     """The newest."""
+    demand: Demand | None = None
+    """Of this decision."""
     decided_at: float = -math.inf
 
 
@@ -95,7 +97,7 @@ def measure(snapshot: Snapshot) -> Demand:
             )
     targets, answers = snapshot.ready_targets, snapshot.answers
     is_known = bool(targets) and all(name_of(pod) in answers for pod in targets)
-    eligible = sum(fact.eligible_sequences for fact in answers.values() if fact.speculating)
+    eligible = sum(fact.eligible_sequences for fact in answers.values())
     default = snapshot.resource.spec.draft.sequences_per_replica
     return Demand(
         replicas=snapshot.num_drafts_wanted,
@@ -118,7 +120,9 @@ def next_replicas(bounds: Autoscaling, demand: Demand, history: History, now: fl
     )
     decision = _decide(bounds, demand, history, number, now)
     changed_at = now if decision.replicas != present else history.last_change
-    return replace(history, decision=decision, decided_at=now, last_change=changed_at)
+    return replace(
+        history, decision=decision, demand=demand, decided_at=now, last_change=changed_at
+    )
 
 
 def _needed(bounds: Autoscaling, demand: Demand) -> int | None:

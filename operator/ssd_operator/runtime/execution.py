@@ -135,7 +135,10 @@ class Execution:
         _log.info("applied", object=str(ref))
         self.cache.put(answer)
         failure = contest(wanted, live, answer, snapshot, self.repairs)
-        if failure is not None:
+        held = self.results.failures.get(ref)
+        # A repair of another field neither extends the pause of a contested one nor reports it.
+        is_new = failure is not None and (held is None or held.fields != failure.fields)
+        if failure is not None and is_new:
             _log.warning("apply_reverted", object=str(ref), error=failure.message)
             self.results.failures[ref] = failure
         if failure is None or live is None:

@@ -7,9 +7,14 @@ A cause has a reason of its own only if a person or a machine acts on it. The me
 minutes that needed no action. *Not chosen*: the same delay for gains, because a new resource would
 speculate for half a minute before its status shows it. *Revisit when* one resource still has more
 than two warnings an hour.
+
+*Decision*: NotWorthwhile appears and disappears after a target has kept its choice for a minute.
+*Because* under load a target revised its choice 9 times in 156 s. *Not chosen*: to slow the choice
+itself, which costs tokens. *Revisit when* a choice lasts for minutes and still alternates.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ssd_operator.api.spec import Autoscaling, Draft, Object, Target
 from ssd_operator.children.names import GATEWAY, Component, cell_of, component_name
@@ -19,6 +24,7 @@ from ssd_operator.observe.pod_state import (
     annotations_of,
     condition_of,
     has_started,
+    is_live,
     is_ready,
     is_scheduled,
     is_unschedulable,
@@ -31,6 +37,8 @@ from ssd_operator.status.pass_result import PassResult
 
 HOLD_SECONDS = 30.0
 """A loss that may pass is reported if it lasts this long."""
+TURN_SECONDS = 60.0
+"""A choice of a target to speculate or not is reported if it lasts this long."""
 _FIRST_ANSWER_SECONDS = 30.0
 """A target that has been ready for less may not have been polled yet."""
 _REFUSALS = {
@@ -60,13 +68,13 @@ def conditions(result: PassResult) -> dict[str, Condition]:
 
 
 def _ready(result: PassResult, others: Mapping[str, Condition]) -> Condition:
-    """At least one target serves, and clients reach it.
+    """At least one target serves, and clients reach it and no other owner's pods.
 
     Otherwise the reason is that of the target, or of what prevents a first target.
     """
     num_ready, num_cells = _num_ready_cells(result), result.resource.spec.num_cells
     is_reached = any(name_of(pod) in result.endpoints for pod in result.ready_targets)
-    if is_reached and result.has_endpoint:
+    if is_reached and result.has_endpoint and not result.gateway_services_lost:
         reason = "Serving" if num_ready == num_cells else "ServingPartly"
         return yes(reason, f"{num_ready} of {num_cells} targets serve.")
     if result.resource.spec.paused and not result.target_deployments:
@@ -137,17 +145,25 @@ def _gateway_ready(result: PassResult) -> Condition | None:
     gateway, name = result.resource.spec.gateway, component_name(result.resource, GATEWAY)
     if not gateway.enabled:
         return None
+    if result.gateway_services_lost:
+        return no(
+            "NameTaken", f"There is no gateway: {_taken(result, result.gateway_services_lost)}."
+        )
     deployment = result.children.get(Ref("Deployment", name))
     num_ready = int((deployment or {}).get("status", {}).get("availableReplicas") or 0)
     summary = f"{num_ready} of {gateway.replicas} gateways are ready"
     if num_ready >= gateway.replicas:
         return yes("AllReady", f"{summary}.")
-    found = diagnose_absence(deployment, name)
-    if found is not None:
+    # A gateway has no timeout of its own: it waits for a target.
+    diagnoses = [diagnose(pod, math.inf, result.now) for pod in result.gateways if is_live(pod)]
+    diagnoses.append(diagnose_absence(deployment, name))
+    found = worst(each for each in diagnoses if each is not None)
+    if found is not None and found.reason is not PodReason.LOADING:
         return no(str(found.reason), f"{summary}; {found.message}.")
+    what = f"see the pods of {name}" if found is None else found.message
     return no(
         str(PodReason.LOADING),
-        f"{summary}; the others start, or wait for a ready target: see the pods of {name}.",
+        f"{summary}; the others start, or wait for a ready target: {what}.",
     )
 
 
@@ -168,7 +184,8 @@ def unlinked_since(result: PassResult) -> float | None:
     if not may_pass or not result.num_drafts_wanted:
         return None
     was_active = condition_in(result.status, "SpeculationActive").get("status") == "True"
-    return result.now if result.unlinked_since is None and was_active else result.unlinked_since
+    since = result.unreported.unlinked_since
+    return result.now if since is None and was_active else since
 
 
 def _links_now(result: PassResult) -> Condition:
@@ -210,8 +227,24 @@ def _unlinked(result: PassResult, target: str) -> Condition:
     return no(reason, f"{target} and {link.draft_pod or link.address}: {cause}.")
 
 
-def _not_worthwhile(result: PassResult) -> Condition | None:
-    """A target decodes without its drafts, because that is faster; None if no target does."""
+def not_worthwhile(result: PassResult) -> Condition | None:
+    """A target has decoded without its drafts for a while, because that is faster; else None."""
+    since, before = turned_since(result), condition_in(result.status, "NotWorthwhile")
+    if since is not None and result.now - since < TURN_SECONDS:
+        return yes(before["reason"], before["message"]) if before else None
+    return _slower_now(result)
+
+
+def turned_since(result: PassResult) -> float | None:
+    """Begin of a choice that differs from the reported one; None if it is the same."""
+    if (_slower_now(result) is None) != bool(condition_in(result.status, "NotWorthwhile")):
+        return None
+    since = result.unreported.turned_since
+    return result.now if since is None else since
+
+
+def _slower_now(result: PassResult) -> Condition | None:
+    """A target decodes without its drafts at this moment; None if no target does."""
     for name, fact in result.answers.items():
         if not fact.speculating and fact.speculation_reason == "slower":
             # Without the figure: each other message is a write of the status.
@@ -278,8 +311,14 @@ def _internal(result: PassResult, autoscaling: Autoscaling) -> Condition:
         )
     low, high = autoscaling.min_replicas, autoscaling.max_replicas
     suffix = "; none is added while one has no node" if decision.reason == "Unschedulable" else ""
-    message = f"The operator sets {decision.replicas} drafts, {low} to {high} are allowed{suffix}."
-    return yes("Internal", message)
+    message = f"The operator sets {decision.replicas} drafts, {low} to {high} are allowed"
+    demand = result.plan.memory.history.demand
+    if demand is not None and demand.eligible is not None:
+        sessions = (
+            f"{demand.sustainable_sessions:.0f} ({autoscaling.target_occupancy} of them used)"
+        )
+        message += f"; {demand.eligible:.1f} sequences speculate, a draft sustains {sessions}"
+    return yes("Internal", f"{message}{suffix}.")
 
 
 def _copied(result: PassResult, ref: Ref, kind: str) -> Condition:
@@ -341,7 +380,8 @@ def _under_way(result: PassResult) -> Condition | None:
         diagnoses += _diagnoses(result, result.staying_drafts, spec.draft)
         cause = worst(each for each in diagnoses if each.reason not in _USUAL)
         suffix = "" if cause is None else f"; {cause.message}"
-        return yes("RollingOut", f"{num_updated} of {len(pods)} pods are up to date{suffix}.")
+        num_ready = result.updated([pod for pod in pods if is_ready(pod)])
+        return yes("RollingOut", f"{num_ready} of {len(pods)} pods are up to date{suffix}.")
     if result.num_draining:
         return yes("Draining", f"{result.num_draining} drafts are drained or deleted.")
     wanted, num_drafts = result.num_drafts_wanted, len(result.ready_drafts)
@@ -375,13 +415,23 @@ def _spec_valid(result: PassResult) -> Condition:
 
 def _resources_owned(result: PassResult) -> Condition:
     """All names are free or this resource's, and the operator may write the objects."""
-    if taken := ", ".join(f"{ref.kind} {ref.name}" for ref in sorted(result.foreign)):
-        message = f"{taken} belongs to another owner and stays as it is; rename or remove it."
-        return no("NameTaken", message)
+    if result.foreign:
+        taken = _taken(result, result.foreign)
+        return no("NameTaken", f"{taken}; rename or remove it, or rename this resource.")
     if forbidden := result.results.forbidden:
         ref = min(forbidden)
         return no("Forbidden", f"{ref.kind} {ref.name} cannot be written: {forbidden[ref]}")
+    failures = sorted(result.results.failures.items())
+    for _, failure in failures:
+        if failure.cause == "Contested" and failure.retry_at > result.now:
+            return no("ApplyReverted", failure.message)
     return yes("Owned", "All objects belong to this resource.")
+
+
+def _taken(result: PassResult, refs: Iterable[Ref]) -> str:
+    """Names that are not this resource's, each with its owner."""
+    found = (f"{ref.kind} {ref.name} belongs to {result.foreign[ref]}" for ref in sorted(refs))
+    return ", ".join(found)
 
 
 _RULES: Mapping[str, Callable[[PassResult], Condition | None]] = {
@@ -389,7 +439,7 @@ _RULES: Mapping[str, Callable[[PassResult], Condition | None]] = {
     "DraftReady": _draft_ready,
     "GatewayReady": _gateway_ready,
     "SpeculationActive": speculation_active,
-    "NotWorthwhile": _not_worthwhile,
+    "NotWorthwhile": not_worthwhile,
     "DraftCapacity": _draft_capacity,
     "ScalingActive": _scaling_active,
     "Progressing": _progressing,

@@ -167,15 +167,23 @@ def _warnings(old: Object, new: Object) -> list[Event]:
 
 
 def _refused_links(old: Object, new: Object) -> list[Event]:
-    before, after = (
-        {
-            (link["target"], link["draft"]): link.get("reason", "no reason given")
-            for link in status.get("links") or []
-            if link.get("state") == "Refused"
-        }
-        for status in (old, new)
-    )
+    before, after = map(_refusals, (old, new))
     return [
         Event("Warning", "LinkRefused", f"{target} and {draft}: {after[target, draft]}.")
         for target, draft in sorted(after.keys() - before)
     ]
+
+
+def _refusals(status: Object) -> dict[tuple[str, str], str]:
+    """Reasons of refused links that a person must act on, by target and draft.
+
+    During a rollout, pods of two revisions refuse each other, and after it a target still reports
+    the address of a draft that is gone: a link without a node.
+    """
+    if condition_in(status, "Progressing").get("reason") == "RollingOut":
+        return {}
+    return {
+        (link["target"], link["draft"]): link.get("reason", "no reason given")
+        for link in status.get("links") or []
+        if link.get("state") == "Refused" and link.get("node")
+    }

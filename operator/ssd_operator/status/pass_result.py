@@ -14,14 +14,27 @@ from ssd_operator.policy.plan import Plan
 from ssd_operator.policy.rollout import Preflight
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreported:
+    """Begins of changes that may pass, and that the status does not report yet.
+
+    None where there is no such change. Times are in seconds since the epoch.
+    """
+
+    unlinked_since: float | None = None
+    """Loss of the links of SpeculationActive."""
+    turned_since: float | None = None
+    """A target turned its drafts off or on again, unlike NotWorthwhile."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PassResult(Snapshot):
     """A snapshot, the plan that was made from it, and the results of the plan."""
 
     plan: Plan = field(default_factory=Plan)
     results: Results = field(default_factory=Results)
-    unlinked_since: float | None = None
-    """Begin of a loss of links that may pass, as of the pass before; seconds since the epoch."""
+    unreported: Unreported = field(default_factory=Unreported)
+    """As of the pass before."""
 
     @cached_property
     def refused(self) -> dict[Ref, str]:
@@ -65,8 +78,8 @@ class PassResult(Snapshot):
 
 
 def result_of(
-    snapshot: Snapshot, plan: Plan, results: Results, unlinked_since: float | None
+    snapshot: Snapshot, plan: Plan, results: Results, unreported: Unreported
 ) -> PassResult:
     """The result of a pass over what a snapshot holds."""
     found = {each.name: getattr(snapshot, each.name) for each in fields(snapshot)}
-    return PassResult(**found, plan=plan, results=results, unlinked_since=unlinked_since)
+    return PassResult(**found, plan=plan, results=results, unreported=unreported)

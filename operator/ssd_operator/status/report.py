@@ -5,10 +5,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from ssd_operator.api.spec import Object
+from ssd_operator.observe.diagnosis import mounting_deadline
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.apply_failures import Results
 from ssd_operator.policy.plan import Plan, unanswered_seconds
-from ssd_operator.status.condition_rules import HOLD_SECONDS, unlinked_since
+from ssd_operator.status.condition_rules import (
+    HOLD_SECONDS,
+    TURN_SECONDS,
+    turned_since,
+    unlinked_since,
+)
 from ssd_operator.status.events import (
     Event,
     EventLog,
@@ -18,7 +24,7 @@ from ssd_operator.status.events import (
     reversion_events,
     status_events,
 )
-from ssd_operator.status.pass_result import PassResult, result_of
+from ssd_operator.status.pass_result import PassResult, Unreported, result_of
 from ssd_operator.status.status import ROUND_TRIP, status_of, status_of_invalid
 
 SHORTEST_SECONDS = 1.0
@@ -34,8 +40,7 @@ class Reported:
     log: EventLog = field(default_factory=dict)
     written_at: float = -math.inf
     """Last write of the status."""
-    unlinked_since: float | None = None
-    """Begin of a loss of links that may pass."""
+    unreported: Unreported = field(default_factory=Unreported)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +67,14 @@ def report_pass(snapshot: Snapshot, plan: Plan, results: Results, memory: Report
     )
     if (wait := unanswered_seconds(snapshot, plan.memory.began_at)) > 0:
         return _report(old, old, events, memory, now, wait)
-    result: PassResult = result_of(snapshot, plan, results, memory.unlinked_since)
-    memory = replace(memory, unlinked_since=unlinked_since(result))
-    held_seconds = (memory.unlinked_since or -math.inf) + HOLD_SECONDS - now
-    wait = held_seconds if held_seconds > 0 else math.inf
+    result: PassResult = result_of(snapshot, plan, results, memory.unreported)
+    since = Unreported(unlinked_since=unlinked_since(result), turned_since=turned_since(result))
+    memory = replace(memory, unreported=since)
+    holds = [(since.unlinked_since, HOLD_SECONDS), (since.turned_since, TURN_SECONDS)]
+    ends = [begin + seconds - now for begin, seconds in holds if begin is not None]
+    pods = (*snapshot.targets, *snapshot.drafts, *snapshot.gateways)
+    ends += [mounting_deadline(pod) - now for pod in pods]
+    wait = min((each for each in ends if each > 0), default=math.inf)
     return _report(old, status_of(result), events, memory, now, wait)
 
 
@@ -103,4 +112,9 @@ def _state(status: Object) -> Object:
         {**link, ROUND_TRIP: bool(link.get(ROUND_TRIP)), "reason": ""}
         for link in status.get("links") or []
     ]
-    return {**status, "links": links, "speculation": {}}
+    conditions = [
+        # The present demand; the number that follows from it is in the status of the drafts.
+        {**each, "message": ""} if each["reason"] == "Internal" else each
+        for each in status.get("conditions") or []
+    ]
+    return {**status, "links": links, "speculation": {}, "conditions": conditions}

@@ -1,13 +1,15 @@
 """The status of a resource: conditions, and blocks with the numbers. Pure."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
 
+from ssd.rpc.listen import join_address
 from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.spec import Object, Resource
 from ssd_operator.api.status import MOST_LINKS
 from ssd_operator.children.names import (
+    DRAFT_PORT,
     Component,
     cell_of,
     draft_deployment,
@@ -15,7 +17,7 @@ from ssd_operator.children.names import (
     target_deployment,
 )
 from ssd_operator.children.processes import process_of
-from ssd_operator.observe.pod_state import is_ready, is_scheduled, name_of, to_text
+from ssd_operator.observe.pod_state import address_of, is_ready, is_scheduled, name_of, to_text
 from ssd_operator.observe.snapshot import PoolFact
 from ssd_operator.status.condition_rules import conditions
 from ssd_operator.status.conditions import LONGEST_MESSAGE, Condition, merge, no, unknown
@@ -30,17 +32,18 @@ _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 def status_of(result: PassResult) -> Object:
     """The whole status; transitions of the present one keep their times."""
     resource, old, now = result.resource, result.status, to_text(result.now)
+    found = conditions(result)
     active = [link for link in result.links.values() if link.state == "Active"]
     transports = {link.transport.upper() for link in active if link.transport}
     status: Object = {
         "observedGeneration": resource.generation,
-        "conditions": merge(old, conditions(result), resource.generation, now),
+        "conditions": merge(old, found, resource.generation, now),
         "model": _model(result),
         "target": _target(result),
         "draft": _draft(result),
         "transport": {"effective": min(transports, key=_speed)} if transports else {},
         "links": _links(result),
-        "speculation": _speculation(result),
+        "speculation": {"state": _speculation_state(found)} | _speculation(result),
     }
     if result.has_endpoint:
         host = f"{resource.name}.{resource.namespace}.svc"
@@ -145,7 +148,11 @@ def _last_scale(result: PassResult) -> Object:
 
 def _links(result: PassResult) -> list[Object]:
     """The links, as measured: pods on one node do not necessarily use a faster transport."""
-    nodes = {name_of(pod): pod.get("spec", {}).get("nodeName", "") for pod in result.drafts}
+    nodes = {
+        name: pod.get("spec", {}).get("nodeName", "")
+        for pod in result.drafts
+        for name in (name_of(pod), *_addresses(pod))
+    }
     cells = {name_of(pod): cell_of(pod) for pod in result.targets}
     old = {(each["target"], each["draft"]): each for each in result.status.get("links") or []}
     entries = [
@@ -168,6 +175,12 @@ def _links(result: PassResult) -> list[Object]:
     return entries[:MOST_LINKS]
 
 
+def _addresses(pod: Object) -> list[str]:
+    """What a target calls a draft whose name it does not know."""
+    found = address_of(pod)
+    return [] if found is None else [join_address(found.host, DRAFT_PORT)]
+
+
 def _speed(transport: str) -> tuple[int, str]:
     """A key that sorts transports, slowest first."""
     ranks = (rank for rank, each in enumerate(_SLOWEST_FIRST) if transport.startswith(each))
@@ -184,11 +197,18 @@ def _round_trip(before: Object, link: LinkStatus) -> int:
     return known if is_same and 0 < known < 2 * measured else measured
 
 
+def _speculation_state(found: Mapping[str, Condition]) -> str:
+    """In one word; links are active also while a target decodes without them."""
+    speculation, slower = found["SpeculationActive"], found.get("NotWorthwhile")
+    return speculation.reason if speculation.status != "True" or slower is None else slower.reason
+
+
 def _speculation(result: PassResult) -> Object:
     """Means over targets, weighted by their running sequences; without any, the last figures."""
     measured = [fact for fact in result.answers.values() if fact.tokens_per_round > 0]
     if not measured:
-        return dict(result.status.get("speculation", {}))
+        old = result.status.get("speculation", {})
+        return {name: value for name, value in old.items() if name != "state"}
     block = {
         "tokensPerRound": f"{_mean(measured, lambda fact: fact.tokens_per_round):.1f}",
         "hitRate": f"{_mean(measured, lambda fact: fact.hit_rate):.2f}",

@@ -23,7 +23,8 @@ class SequenceCounts:
     running: int = 0
     waiting: int = 0
     eligible: int = 0
-    """Running sequences whose mode allows speculation, with or without a draft."""
+    """Running sequences that speculate, with or without a draft: those in mode SPECULATIVE, and
+    those in mode AUTO unless it has turned speculation off."""
 
 
 class RoundLog:

@@ -47,7 +47,7 @@ class PoolStatus:
     hit_rate: float = 0.0
     """Hits divided by rounds that needed a table, 0..1."""
     eligible_sequences: float = 0.0
-    """Running sequences whose mode allows speculation, mean over 30 s."""
+    """Running sequences in mode SPECULATIVE, and in AUTO while ``speculating``; mean over 30 s."""
     speculating: bool = True
     """False while plain decoding is faster for requests in mode AUTO."""
     speculation_reason: str = ""

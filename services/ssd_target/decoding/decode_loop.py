@@ -302,6 +302,8 @@ class DecodeLoop:
     def _note_counts(self) -> None:
         """Report the counts of the scheduler, if they have changed."""
         counts = self._scheduler.counts
+        if not self._round_log.speculation.is_on:
+            counts = replace(counts, eligible=counts.eligible - counts.auto)
         if counts != self._round_log.counts:
             self._inbox.num_waiting = counts.waiting
             self._round_log.note_counts(counts, self._clock.now())

@@ -75,6 +75,8 @@ class SchedulerLimits:
 class SchedulerCounts(SequenceCounts):
     """Sequences and KV blocks that the scheduler holds."""
 
+    auto: int = 0
+    """Eligible sequences in mode AUTO."""
     free_blocks: int = 0
     cached_blocks: int = 0
     used_blocks: int = 0
@@ -137,6 +139,7 @@ class Scheduler:
         self._num_new_tokens = 0
         """Tokens of their prompts."""
         self._num_eligible = 0
+        self._num_auto = 0
         self._free_slots = list(range(engine.max_num_seqs - 1, -1, -1))
         self._newest_prefills: tuple[Stored, ...] = ()
         self._salt = token_bytes(16)
@@ -150,6 +153,7 @@ class Scheduler:
             running=len(self._running),
             waiting=len(self._waiting),
             eligible=self._num_eligible,
+            auto=self._num_auto,
             free_blocks=self._blocks.num_free - self._blocks.num_cached,
             cached_blocks=self._blocks.num_cached,
             used_blocks=self._blocks.num_taken,
@@ -229,6 +233,8 @@ class Scheduler:
         assert not any(each.blocks for each in self._waiting), "a waiting sequence owns blocks"
         num_eligible = sum(each.may_speculate for each in self._running)
         assert self._num_eligible == num_eligible, f"eligible sequences: {self._num_eligible}"
+        num_auto = sum(each.is_auto for each in self._running)
+        assert self._num_auto == num_auto, f"sequences in mode AUTO: {self._num_auto}"
         new = [each.num_prompt for each in self._waiting if not each.num_preemptions]
         assert (self._num_new, self._num_new_tokens) == (len(new), sum(new)), "the queue is lost"
         owned = {block for each in self._running for block in each.blocks}
@@ -258,6 +264,7 @@ class Scheduler:
         """Take the slot and the blocks from a running sequence."""
         del self._running[bisect_left(self._running, sequence.precedence, key=_precedence)]
         self._num_eligible -= sequence.may_speculate
+        self._num_auto -= sequence.is_auto
         self._free_slots.append(sequence.slot)
         self._blocks.free(sequence.blocks)
         sequence.blocks = []
@@ -326,6 +333,7 @@ class Scheduler:
             self._note_shared(sequence, len(shared))
             insort(self._running, sequence, key=_precedence)
             self._num_eligible += sequence.may_speculate
+            self._num_auto += sequence.is_auto
             admitted.append(sequence)
         return admitted
 

@@ -72,6 +72,7 @@ def shown(unwatched: Kube) -> Object:
         "endpoint": {"grpc": "shown.here.svc:50051"},
         "model": {"name": "tiny"},
         "target": {"summary": "1/1"},
+        "speculation": {"state": "Slower"},
         "draft": {"replicas": 2, "summary": "2/2", "selector": "ssd.dev/name=shown"},
         "transport": {"effective": "TCP"},
         "links": [{"target": "t", "draft": "d", "roundTripMicroseconds": 120}],
@@ -147,7 +148,7 @@ def test_columns_show_the_state(unwatched: Kube, shown: Object) -> None:
     assert head.split() == [
         *("NAME", "READY", "TARGETS", "DRAFTS", "SPECULATION", "TRANSPORT", "AGE"),
     ]
-    assert row.split()[:-1] == ["shown", "True", "1/1", "2/2", "True", "TCP"]
+    assert row.split()[:-1] == ["shown", "True", "1/1", "2/2", "Slower", "TCP"]
 
 
 def test_wide_columns_show_reason_and_endpoint(unwatched: Kube, shown: Object) -> None:

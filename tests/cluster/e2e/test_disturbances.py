@@ -189,7 +189,7 @@ def test_a_hung_process_is_restarted_without_the_time_to_drain(
     times = sum(each["restartCount"] for each in pod["status"]["containerStatuses"]) + 1
     grace = pod["spec"]["terminationGracePeriodSeconds"]
     os.kill(process_of(pod), signal.SIGSTOP)
-    seconds = wait_restarted(kube, pod, times, timeout=120)
+    seconds = wait_restarted(kube, pod, times, timeout=45)
     figures[f"{component} stopped (SIGSTOP), pod's grace {grace} s: restarted, s"] = round(seconds)
     kube.wait_for(demo, "Ready", "True", timeout=90)
     kube.wait_for(demo, "SpeculationActive", "True")

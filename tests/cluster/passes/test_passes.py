@@ -1,6 +1,7 @@
 """Passes: their order, the first status, and names that are taken."""
 
 import copy
+import json
 from functools import partial
 
 import pytest
@@ -59,18 +60,46 @@ def deadline(kube: Kube) -> str:
     return str(found[0]) if found else ""
 
 
-def test_a_name_conflict_between_two_resources_is_reported(kube: Kube) -> None:
+def test_of_two_resources_that_want_a_name_the_first_has_it(kube: Kube) -> None:
     for number in range(5):
-        names = (f"x{number}", f"x{number}-targets")
-        kube.apply(all_of([pending(name) for name in names]))
-
-        def is_reported(names: tuple[str, ...]) -> bool:
-            owned = [kube.condition(name, "ResourcesOwned")["reason"] for name in names]
-            return sorted(owned) == ["NameTaken", "Owned"]
-
-        eventually(partial(is_reported, names), f"one of {names} reports NameTaken", 30)
-        for name in names:
+        first, second = f"x{number}", f"x{number}-targets"
+        gated = pending(first)
+        gated["spec"]["gateway"] = {"enabled": True}
+        kube.apply(all_of([gated, pending(second)]))
+        owner = f"Service {second} belongs to SSDDeployment {first};"
+        kube.wait_for(second, "Ready", "False", "NameTaken", owner, timeout=30)
+        kube.wait_for(first, "ResourcesOwned", "True", timeout=30)
+        kube("delete", "service", second)
+        eventually(partial(is_child, kube, second, first), "the first has its name again", 30)
+        assert is_child(kube, f"{first}-gateway", first, "deployment")
+        for name in (first, second):
             assert kube.condition(name, "SpecValid")["status"] == "True"
+
+
+def test_a_gateway_is_removed_while_another_owner_has_a_service_that_it_needs(kube: Kube) -> None:
+    gated = pending("y")
+    gated["spec"]["gateway"] = {"enabled": True}
+    metadata = kube.get("namespace", kube.namespace)["metadata"]
+    owner = {"apiVersion": "v1", "kind": "Namespace", "controller": True}
+    kube.apply(gated)
+    eventually(partial(is_child, kube, "y-gateway", "y", "deployment"), "it has a gateway", 30)
+    owners = [owner | {name: metadata[name] for name in ("name", "uid")}]
+    change = json.dumps({"metadata": {"ownerReferences": owners}})
+    kube("patch", "service", "y-targets", "--type=merge", "-p", change)
+    words = f"y-targets belongs to Namespace {kube.namespace}"
+    kube.wait_for("y", "GatewayReady", "False", "NameTaken", words, timeout=30)
+    gone = kube.attempt("get", "deployment/y-gateway").returncode != 0
+    assert gone or kube.get("deployment", "y-gateway")["metadata"].get("deletionTimestamp")
+    kube("delete", "service", "y-targets")
+    eventually(partial(is_child, kube, "y-gateway", "y", "deployment"), "it is made again", 30)
+
+
+def is_child(kube: Kube, name: str, owner: str, kind: str = "service") -> bool:
+    """Whether an object exists and this resource is its owner."""
+    if kube.attempt("get", f"{kind}/{name}").returncode != 0:
+        return False
+    owners = kube.get(kind, name)["metadata"].get("ownerReferences", [])
+    return [each["name"] for each in owners] == [owner]
 
 
 @pytest.mark.parametrize("label", ["ssd.dev/name", "ssd.dev/component", "ssd.dev/cell"])

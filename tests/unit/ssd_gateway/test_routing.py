@@ -20,6 +20,16 @@ def test_a_prefix_never_overloads_its_target(outstanding: dict[str, int], key: s
     assert chosen <= min(outstanding.values()) + AFFINITY_SLACK
 
 
+@given(key=st.text(), least=st.integers(0, 3))
+def test_a_prefix_keeps_its_target_up_to_the_slack_and_leaves_it_beyond(
+    key: str, least: int
+) -> None:
+    own = choose_target(dict.fromkeys(ADDRESSES, 0), key)
+    others = dict.fromkeys(ADDRESSES, least)
+    assert choose_target(others | {own: least + AFFINITY_SLACK}, key) == own
+    assert choose_target(others | {own: least + AFFINITY_SLACK + 1}, key) != own
+
+
 def test_a_prefix_keeps_its_target_and_few_move_when_a_target_leaves() -> None:
     idle = dict.fromkeys(ADDRESSES, 0)
     keys = [str(n) for n in range(500)]

@@ -1,5 +1,6 @@
 """Sample resources of tests. Run as a module, it writes the snapshots again, for review."""
 
+import json
 from pathlib import Path
 from typing import get_args
 
@@ -223,6 +224,7 @@ NAMES = st.from_regex(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", fullmatch=True)
 if __name__ == "__main__":
     snapshots = {title: children(sample) for title, sample in SAMPLES.items()}
     snapshots["scalers"] = scalers("HPA") + scalers("KEDA")
-    for title, made in snapshots.items():
+    # As JSON, values that several objects share are written out.
+    for title, made in json.loads(json.dumps(snapshots)).items():
         text = yaml.safe_dump_all(made, sort_keys=False, default_flow_style=None, width=120)
         (SNAPSHOTS / f"{title}.yaml").write_text(text)

@@ -24,8 +24,8 @@ from ssd_operator.observe.pod_state import (
 from ssd_operator.observe.snapshot import PoolFact
 from ssd_operator.policy.apply_failures import ApplyFailure, Cause, Results
 from ssd_operator.policy.plan import Memory, Plan
-from ssd_operator.policy.scaling import Decision, History, Reason
-from ssd_operator.status.pass_result import PassResult
+from ssd_operator.policy.scaling import Decision, Demand, History, Reason
+from ssd_operator.status.pass_result import PassResult, Unreported
 
 NOW = 1_000_000.0
 PLACED: Object = {"type": "PodScheduled", "status": "True", "lastTransitionTime": to_text(NOW)}
@@ -107,10 +107,10 @@ def refused(ref: Ref, message: str = "no.", cause: Cause = "Refused") -> Results
     return Results(failures={ref: ApplyFailure(cause, message, ("", 1, ""), NOW)})
 
 
-def decided(replicas: int, reason: Reason) -> Plan:
+def decided(replicas: int, reason: Reason, demand: Demand | None = None) -> Plan:
     """The Internal loop wants this number of drafts."""
     decision = Decision(replicas, reason)
-    return Plan(scale=decision, memory=Memory(history=History(decision=decision)))
+    return Plan(scale=decision, memory=Memory(history=History(decision=decision, demand=demand)))
 
 
 @dataclass
@@ -128,6 +128,7 @@ class Scene:
     plan: Plan = field(default_factory=lambda: Plan(revisions=UP_TO_DATE))
     results: Results = field(default_factory=Results)
     unlinked_since: float | None = None
+    turned_since: float | None = None
     spec: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -164,7 +165,9 @@ class Scene:
             pools=pools,
             plan=self.plan,
             results=self.results,
-            unlinked_since=self.unlinked_since,
+            unreported=Unreported(
+                unlinked_since=self.unlinked_since, turned_since=self.turned_since
+            ),
             now=NOW,
             **facts,
         )

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 
+import pytest
 from prometheus_client import REGISTRY
 
 from ssd.pool.round_log import RoundLog
@@ -218,6 +220,16 @@ def test_requests_that_are_not_known_only_count_in_the_round() -> None:
     requests.end("a")
     requests.end("a")
     assert pool.ended == [1]
+
+
+@pytest.mark.parametrize(("is_on", "eligible"), [(True, 2), (False, 0)])
+def test_requests_are_eligible_while_the_controller_speculates(
+    *, is_on: bool, eligible: int
+) -> None:
+    log = RoundLog()
+    log.speculation = replace(log.speculation, is_on=is_on)
+    StepControl(FixedChoice(), Mode.AUTO, LOOKAHEAD, log, SystemClock()).begin(3, 2)
+    assert log.counts.eligible == eligible
 
 
 class FixedChoice:

@@ -401,7 +401,21 @@ def test_only_the_startup_probe_waits_for_the_model_and_a_hung_process_is_not_dr
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
             assert "initialDelaySeconds" not in container[probe]
             graces[probe] = container[probe].get("terminationGracePeriodSeconds")
-        assert graces == {"startupProbe": 10, "livenessProbe": 10, "readinessProbe": None}
+        assert graces == {"startupProbe": 10, "livenessProbe": 1, "readinessProbe": None}
+
+
+RUN_LATE_SECONDS = 2
+"""Least time that the kubelet leaves a process after its preStop hook."""
+
+
+def test_a_hung_process_is_killed_within_30_seconds() -> None:
+    for container in map(container_of, both_of(DEMO)):
+        probe = container["livenessProbe"]
+        period, timeout = probe["periodSeconds"], probe["timeoutSeconds"]
+        # It stops just after an answer. A probe that takes a period delays no other one.
+        seen = period + (probe["failureThreshold"] - 1) * max(period, timeout) + timeout
+        assert seen + probe["terminationGracePeriodSeconds"] + RUN_LATE_SECONDS <= 30
+        assert seen >= 20, "a pause of some seconds is no hang"
 
 
 def secured(*, mode: Literal["Server", "Mutual"] = "Mutual", **tls: Any) -> Resource:

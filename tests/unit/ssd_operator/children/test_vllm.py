@@ -125,6 +125,9 @@ def test_probes_and_metrics_are_pages_of_vllms_own_port() -> None:
     assert ports == {"grpc": 50051, "http": 8000}
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         assert container[probe]["httpGet"] == {"path": "/health", "port": "http"}
+    assert container["livenessProbe"]["failureThreshold"] == 6, (
+        "its loop answers, if it is not busy"
+    )
     watched = resource(vllm_demo().changed(observability=Observability(pod_monitor=True)))
     (monitor,) = of_kind(watched, "PodMonitor").values()
     assert monitor["podMetricsEndpoints"] == [{"port": "http", "path": "/metrics"}]

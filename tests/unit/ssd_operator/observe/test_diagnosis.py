@@ -53,6 +53,22 @@ def fetching(**container: Any) -> Object:
     return made
 
 
+TLS: Object = {"name": "tls", "secret": {"secretName": "tls"}}
+EXTRA: Object = {"name": "extra", "configMap": {"name": "extra", "optional": True}}
+MODELS: Object = {"name": "models", "persistentVolumeClaim": {"claimName": "models"}}
+
+
+def mounting(*volumes: Object, seconds: float = 11, is_mounted: bool = False) -> Object:
+    """A pod that was placed some time ago and whose containers have not been created."""
+    made = pod(
+        scheduled={"lastTransitionTime": to_text(NOW - seconds)}, state=waiting("ContainerCreating")
+    )
+    made["spec"]["volumes"] = list(volumes) or [TLS, EXTRA, MODELS]
+    started = {"type": "PodReadyToStartContainers", "status": str(is_mounted)}
+    made["status"]["conditions"].append(started)
+    return made
+
+
 WHY = "WeightsError: layer 3 is missing; take another source"
 NO_TOKEN = "ModelNotFoundError: hf://org/name@0: the hub refuses"
 NO_ROOM = "CacheError: no room"
@@ -158,13 +174,14 @@ CASES: list[tuple[Object, PodReason, str]] = [
         PodReason.LOADING,
         "demo-target-0-x is being created",
     ),
+    (mounting(seconds=9), PodReason.LOADING, "demo-target-0-x is being created"),
+    (mounting(seconds=61, is_mounted=True), PodReason.LOADING, "demo-target-0-x is being created"),
+    (mounting({"name": "tmp", "emptyDir": {}}), PodReason.LOADING, "is being created"),
     (
-        pod(
-            scheduled={"lastTransitionTime": to_text(NOW - 61)},
-            state=waiting("ContainerCreating"),
-        ),
+        mounting(),
         PodReason.LOADING,
-        "has not been created for 60 s: the Secret, ConfigMap or claim of a volume may be missing",
+        "demo-target-0-x has waited for its volumes for over 10 s; "
+        "look for Secret tls, PersistentVolumeClaim models",
     ),
 ]
 
@@ -189,6 +206,8 @@ TERMINATION_MESSAGES = [
     (f"{CRASHED}\n{STOPPED}\n", "RuntimeError: mkldnn: no avx512bw"),
     (f"{STACK}\n{STOPPED}", "RuntimeError: mkldnn: no avx512bw"),
     (STOPPED, ""),
+    (f"{CRASHED[9:]}\n{STOPPED}", ""),
+    (f"{STOPPED}\n{CRASHED[:40]}", ""),
     ("", ""),
 ]
 """Termination messages, and the quotation of each; None for the whole message."""
@@ -205,6 +224,28 @@ def test_a_crash_quotes_the_error_and_no_other_line_of_the_log(
     suffix = f": {words}" if words else ""
     expected = f"demo-target-0-x ended with exit code 1, 4 restarts so far{suffix}"
     assert diagnosis == Diagnosis(PodReason.CRASH_LOOP, expected)
+
+
+@pytest.mark.parametrize("code", [137, 143])
+@pytest.mark.parametrize(
+    ("left", "quoted"),
+    [
+        (f"{STOPPED[30:]}\n{STOPPED}", ""),
+        (STOPPED[30:], ""),
+        ('slow: 12 ms", "code": 1}', ""),
+        ("INFO 11-24 12:00:01 [loggers.py:273] Engine 000: Running: 1 reqs\nINFO: GET /health", ""),
+        ("RankError: rank 1 is gone (ssd/engine/x.py:4)", ": RankError: rank 1 is gone (ssd/engin"),
+    ],
+)
+def test_a_process_that_was_killed_quotes_its_termination_log_and_no_line_of_its_log(
+    code: int, left: str, quoted: str
+) -> None:
+    killed = pod(state=waiting("CrashLoopBackOff"), lastState=ended(code, left), restartCount=4)
+    diagnosis = diagnose(killed, 600, NOW)
+    assert diagnosis is not None
+    expected = f"demo-target-0-x ended with exit code {code}, 4 restarts so far{quoted}"
+    assert diagnosis.message.startswith(expected)
+    assert bool(quoted) or diagnosis.message == expected
 
 
 def test_a_long_error_is_cut_before_its_file_and_line() -> None:

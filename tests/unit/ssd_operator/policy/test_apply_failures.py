@@ -16,7 +16,7 @@ from tests.unit.ssd_operator.world import (
 from ssd_operator.api.spec import Object
 from ssd_operator.children.names import revision_of
 from ssd_operator.observe.cluster import BusyError, ForbiddenError, Ref, RefusedError
-from ssd_operator.observe.pod_state import name_of
+from ssd_operator.observe.pod_state import name_of, to_seconds
 from ssd_operator.policy.apply_failures import MOST_REPAIRS, RETRY_SECONDS
 from ssd_operator.runtime.reconcile import FAILING_SECONDS
 
@@ -126,7 +126,7 @@ def become_a_node_port(thing: Object) -> None:
         thing["spec"]["type"] = "NodePort"
 
 
-async def test_an_object_that_a_webhook_changes_is_applied_and_reported_every_ten_minutes() -> None:
+async def test_a_field_that_a_webhook_changes_is_applied_and_reported_every_ten_minutes() -> None:
     world = World()
     world.cluster.admit = become_a_node_port
     await world.come_to_rest()
@@ -134,13 +134,14 @@ async def test_an_object_that_a_webhook_changes_is_applied_and_reported_every_te
     with world.edited(SERVICE) as found:
         found["metadata"]["labels"]["app.kubernetes.io/name"] = "theirs"
     await world.come_to_rest(2)
-    assert world.written("Service").count("demo") == 1
+    assert world[SERVICE]["metadata"]["labels"]["app.kubernetes.io/name"] == "ssd"
+    assert world.written("Service").count("demo") == 2
     events = [event.message for event in world.cluster.events if event.reason == "ApplyReverted"]
     assert len(events) == 1
     assert events[0].startswith("Service demo: spec.type ")
     world.cluster.now += RETRY_SECONDS / 2
     await world.come_to_rest(2)
-    assert world.written("Service").count("demo") == 2
+    assert world.written("Service").count("demo") == 3
     world.cluster.admit = lambda thing: None
     world.edit_spec(draft={"replicas": 1})
     await world.come_to_rest()
@@ -243,3 +244,52 @@ async def test_a_restarted_operator_keeps_the_status_until_targets_have_answered
     world.report_links()
     await world.round()
     assert world.cluster.writes == []
+
+
+async def test_a_service_is_repaired_however_often_it_is_edited_and_its_writer_is_reported() -> (
+    None
+):
+    world = await settled()
+    for _ in range(2 * MOST_REPAIRS):
+        with world.edited(SERVICE) as found:
+            found["spec"]["selector"]["by"] = "hand"
+        await world.round()
+        assert "by" not in world[SERVICE]["spec"]["selector"]
+    assert world.condition("ResourcesOwned") == ("True", "Owned")
+    (event,) = (each for each in world.cluster.events if each.reason == "ApplyReverted")
+    assert event.message == (
+        "Service demo: spec.selector.by is changed again after each repair; "
+        "look for another writer."
+    )
+
+
+async def test_fields_are_counted_one_by_one() -> None:
+    world = await settled()
+    for number in range(2 * MOST_REPAIRS - 2):
+        with world.edited(TARGET) as found:
+            found["spec"]["revisionHistoryLimit" if number % 2 else "progressDeadlineSeconds"] = 99
+        await world.come_to_rest()
+    assert world[TARGET]["spec"]["revisionHistoryLimit"] == 2
+    assert "ApplyReverted" not in world.reasons
+
+
+async def test_a_pause_is_in_the_status_with_its_end_and_other_fields_are_still_repaired() -> None:
+    world = await settled()
+    await contest(world, 20)
+    assert world.condition("ResourcesOwned") == ("False", "ApplyReverted")
+    message = world.message("ResourcesOwned")
+    text, _, end = message.rstrip(".").rpartition(" again at ")
+    assert text.endswith("changed again after each repair; look for another writer. It is repaired")
+    seconds = to_seconds(end)
+    assert seconds is not None
+    assert 0 < seconds - world.cluster.now <= RETRY_SECONDS
+    (event,) = (each for each in world.cluster.events if each.reason == "ApplyReverted")
+    assert event.message == message
+    with world.edited(TARGET) as found:
+        found["spec"]["replicas"] = 0
+    await world.round()
+    assert world[TARGET]["spec"]["replicas"] == 1
+    assert add_a_variable(world) is False, "the repair of another field leaves the template alone"
+    wait(world)
+    await world.come_to_rest()
+    assert world.condition("ResourcesOwned") == ("True", "Owned")

@@ -246,11 +246,14 @@ def test_demand_is_unknown_while_a_ready_target_has_not_answered(pools: tuple[ob
     assert measure(Scene(pods=(target(ready=False),)).result).eligible is None
 
 
-def test_a_target_whose_controller_turned_speculation_off_needs_no_drafts() -> None:
-    busy = answer("t0", eligible_sequences=16)
-    off = answer("t1", eligible_sequences=99, speculating=False)
-    scene = Scene(cells=2, pods=(target(), target("t1", cell=1)), pools=(busy, off))
-    assert measure(scene.result).eligible == 16
+def test_sequences_that_speculate_in_spite_of_the_controller_need_drafts() -> None:
+    forced = answer("t0", eligible_sequences=6, speculating=False)
+    assert measure(Scene(pools=(forced,)).result).eligible == 6
+
+
+def test_a_decision_keeps_the_demand_that_it_follows_from() -> None:
+    _, history = decide(load(1, 60), History(), 0)
+    assert history.demand == load(1, 60)
 
 
 @pytest.mark.parametrize("mode", [None, *get_args(ScalingMode)])

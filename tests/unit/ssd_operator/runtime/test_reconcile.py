@@ -18,7 +18,8 @@ from tests.unit.ssd_operator.world import (
 from ssd_operator.api.spec import Object
 from ssd_operator.children.names import RESTART_ANNOTATION, revision_of
 from ssd_operator.observe.cluster import BusyError, ConflictError, ForbiddenError, MissingError, Ref
-from ssd_operator.observe.pod_state import name_of
+from ssd_operator.observe.diagnosis import MOUNTING_SECONDS
+from ssd_operator.observe.pod_state import name_of, to_text
 from ssd_operator.runtime.work_queue import DEBOUNCE_SECONDS
 
 
@@ -163,6 +164,25 @@ async def test_a_pod_taken_out_of_its_replica_set_neither_counts_nor_blocks_a_sc
     await world.come_to_rest()
     assert world[DRAFTS]["spec"]["replicas"] == world.status["draft"]["replicas"] == 0
     assert Ref("Pod", "orphan") in world
+
+
+@pytest.mark.parametrize("component", ["target", "draft", "gateway"])
+async def test_a_missing_secret_of_any_pod_is_named_after_ten_seconds(component: str) -> None:
+    world = await settled(gateway={"enabled": True})
+    (found, *_) = world.ready_pods(component)
+    since = to_text(world.cluster.now)
+    with world.edited(Ref("Pod", name_of(found))) as pod:
+        pod["spec"]["volumes"] = [{"name": "tls", "secret": {"secretName": "lost"}}]
+        pod["status"]["conditions"] = [
+            {"type": "PodScheduled", "status": "True", "lastTransitionTime": since},
+            {"type": "PodReadyToStartContainers", "status": "False"},
+        ]
+    again_after = await world.next_pass()
+    assert again_after is not None
+    assert again_after <= MOUNTING_SECONDS, "nothing reports the end of the wait"
+    world.cluster.now += again_after
+    await world.next_pass()
+    assert "Secret lost" in world.message(f"{component.capitalize()}Ready")
 
 
 async def test_a_foreign_pod_with_our_labels_is_no_target_and_is_not_dialled() -> None:

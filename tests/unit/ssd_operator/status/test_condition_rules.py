@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tests.unit.ssd_operator.scenes import (
     NOW,
+    PLACED,
     Scene,
     answer,
     decided,
@@ -28,10 +29,12 @@ from ssd_operator.observe.pod_state import endpoints_of, to_text
 from ssd_operator.policy.apply_failures import Cause, Results
 from ssd_operator.policy.plan import Plan
 from ssd_operator.policy.rollout import Preflight, Stage
+from ssd_operator.policy.scaling import Demand
 from ssd_operator.status.condition_rules import conditions
 
 TARGET, DRAFTED = Ref("Deployment", "demo-target-0"), Ref("Deployment", "demo-draft-0")
 SERVICE = Ref("Service", "demo")
+BALANCED = Ref("Service", "demo-targets")
 ACCOUNT = Ref("ServiceAccount", "demo-draft")
 HPA = Ref("HorizontalPodAutoscaler", "demo-draft")
 BOTH = (deployment("demo-target-0"), deployment("demo-target-1"))
@@ -71,7 +74,7 @@ def test_all_conditions_of_a_healthy_resource_are_true() -> None:
 
 def foreign(ref: Ref, **more: Any) -> Scene:
     """An object of another owner has the name of a child."""
-    return Scene(facts={"foreign": {ref}}, **more)
+    return Scene(facts={"foreign": {ref: "SSDDeployment x"}}, **more)
 
 
 def nothing(**more: Any) -> Scene:
@@ -92,6 +95,7 @@ READY = [
     (Scene(pods=(terminating(target()),)), "False Draining"),
     (Scene(pods=(pod("gateway", "g0"), unscheduled(target()))), "False Unschedulable"),
     (foreign(SERVICE), "False NameTaken"),
+    (foreign(BALANCED), "False NameTaken"),
     (foreign(ACCOUNT), "True Serving"),
     (foreign(ACCOUNT, pods=(), deployments=()), "False NameTaken"),
     (nothing(results=refused(TARGET)), "False PodTemplateInvalid"),
@@ -201,6 +205,7 @@ def hpa(status: str, reason: str) -> Scene:
     return scaled("HPA", facts={"children": {HPA: {"status": {"conditions": [found]}}}})
 
 
+DEMAND = Demand(replicas=1, eligible=6.0, sustainable_sessions=2.0)
 ZERO = scaled("HPA", min_replicas=0, results=refused(HPA, "must be > 0."))
 SCALING = [
     (scaled("Internal", plan=decided(2, "Steady")), "True Internal"),
@@ -332,16 +337,23 @@ MESSAGES = [
     ),
     ("Progressing", PAUSED, "demo-draft-0"),
     (
+        "ScalingActive",
+        scaled("Internal", plan=decided(3, "ScaleUp", demand=DEMAND)),
+        "The operator sets 3 drafts, 1 to 4 are allowed; 6.0 sequences speculate, "
+        "a draft sustains 2 (0.8 of them used).",
+    ),
+    (
         "Progressing",
         replace(drafts_deployment(reason="ReplicaSetUpdated"), pods=(*PAIR, CRASHES)),
-        "3 of 3 pods are up to date; "
+        "2 of 3 pods are up to date; "
         "d1 ended with exit code 1, 5 restarts so far: RuntimeError: no (x.py:1).",
     ),
     (
         "ResourcesOwned",
-        Scene(facts={"foreign": {SERVICE, ACCOUNT}}),
-        "Service demo, ServiceAccount demo-draft",
+        Scene(facts={"foreign": {SERVICE: "SSDDeployment x", ACCOUNT: "another owner"}}),
+        "Service demo belongs to SSDDeployment x, ServiceAccount demo-draft belongs to another ",
     ),
+    ("Ready", foreign(BALANCED), "Service demo-targets belongs to SSDDeployment x;"),
 ]
 
 
@@ -399,12 +411,43 @@ GATEWAY = [
     (gated(), "False Loading"),
     (Scene(spec=GATED), "False Loading"),
     (gated(conditions=[FORBIDDEN]), "False PodForbidden"),
+    (replace(gated(), facts={"foreign": {BALANCED: "SSDDeployment x"}}), "False NameTaken"),
 ]
 
 
 @pytest.mark.parametrize(("scene", "expected"), GATEWAY)
 def test_gateway_ready_counts_available_gateways(scene: Scene, expected: str) -> None:
     assert judge(scene, "GatewayReady") == expected
+
+
+CREATED: Object = {"type": "PodReadyToStartContainers", "status": "False"}
+
+
+def front(**status: Any) -> Object:
+    """A pod of a gateway that mounts the Secret of its keys."""
+    made = pod("gateway", "g0", ready=False, **status)
+    made["spec"]["volumes"] = [{"name": "keys", "secret": {"secretName": "keys"}}]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("gateway", "expected", "words"),
+    [
+        (front(containerStatuses=PULL), "False ImagePull", "ready; g0 cannot pull x: denied."),
+        (
+            front(conditions=[CREATED, PLACED | {"lastTransitionTime": to_text(NOW - 11)}]),
+            "False Loading",
+            "a ready target: g0 has waited for its volumes for over 10 s; look for Secret keys.",
+        ),
+        (terminating(front()), "False Loading", "a ready target: see the pods of demo-gateway."),
+    ],
+)
+def test_a_gateway_that_is_not_ready_is_diagnosed(
+    gateway: Object, expected: str, words: str
+) -> None:
+    scene = replace(gated(), facts={"gateways": (gateway,)})
+    assert judge(scene, "GatewayReady") == expected
+    assert words in message(scene, "GatewayReady")
 
 
 def test_a_resource_without_gateways_has_no_condition_for_them() -> None:

@@ -40,7 +40,11 @@ def status(drafts: int = 2, links: tuple[Object, ...] = (), **reasons: str) -> O
 
 
 def refused(draft: str) -> Object:
-    return {"target": "t", "draft": draft, "state": "Refused"}
+    return {"target": "t", "draft": draft, "node": "n1", "state": "Refused"}
+
+
+ROLLING = status(links=(refused("d0"),), Progressing="RollingOut")
+"""A target refuses a draft of the former revision."""
 
 
 def with_reason(kind: str, reason: str) -> Object:
@@ -63,6 +67,14 @@ CHANGES: list[tuple[Object, Object, list[str]]] = [
     (status(drafts=1), status(drafts=3), ["DraftsScaled"]),
     (status(), status(links=(refused("d0"),)), ["LinkRefused"]),
     (status(links=(refused("d0"),)), status(links=(refused("d0"),)), []),
+    (status(), status(links=(refused("d0") | {"node": ""},)), []),
+    (status(), ROLLING, []),
+    (ROLLING, status(Progressing="RollingOut"), []),
+    (
+        ROLLING,
+        status(links=(refused("d0"),), Progressing="UpToDate"),
+        ["RolledOut", "LinkRefused"],
+    ),
     (
         status(drafts=1, SpeculationActive="Active"),
         status(drafts=0, SpeculationActive="NoDrafts"),

@@ -65,5 +65,13 @@ def test_measured_values_wait_a_minute(new: Object) -> None:
     assert not needs_write(new, deepcopy(new), 1e9)
 
 
+def test_the_demand_of_the_internal_loop_is_a_measured_value() -> None:
+    scaled = changed("conditions", 0, "reason", to="Internal")
+    new = deepcopy(scaled)
+    new["conditions"][0]["message"] = "6.1 sequences speculate."
+    assert not needs_write(scaled, new, 59.9)
+    assert needs_write(scaled, new, 60)
+
+
 def test_the_first_status_is_written() -> None:
     assert needs_write({}, STATUS, 1.0)

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 from tests.unit.ssd_operator.scenes import NOW, Scene, answer, draft, link, target
-from tests.unit.ssd_operator.world import settled
+from tests.unit.ssd_operator.world import World, settled
 
 from ssd_operator.api.spec import Object
 from ssd_operator.status.condition_rules import (
     HOLD_SECONDS,
+    TURN_SECONDS,
     conditions,
     speculation_active,
     unlinked_since,
@@ -75,21 +76,54 @@ def test_a_target_that_is_faster_without_drafts_reports_it_and_keeps_its_links()
         "speculation_reason": "slower",
         "speculation_speed_up": 0.83,
     }
-    found = conditions(Scene(pools=(answer("t0", link("d0"), **slower),)).result)
+    lasting = NOW - TURN_SECONDS
+    scene = Scene(pools=(answer("t0", link("d0"), **slower),), turned_since=lasting)
+    found = conditions(scene.result)
     assert found["NotWorthwhile"] == yes(
         "Slower", "t0 decodes without drafts, because that is faster."
     )
     assert found["SpeculationActive"].status == "True"
     for reason in ("faster", "measuring", ""):
         other = answer("t0", link("d0"), **slower | {"speculation_reason": reason})
-        assert "NotWorthwhile" not in conditions(Scene(pools=(other,)).result)
+        scene = Scene(pools=(other,), turned_since=lasting)
+        assert "NotWorthwhile" not in conditions(scene.result)
+
+
+async def choose(world: World, num_passes: int, *, is_faster: bool) -> float:
+    """A pass each ten seconds while speculation is faster, or is not; seconds until the next."""
+    again_after: float | None = 0.0
+    for _ in range(num_passes):
+        world.cluster.now += 8.0
+        world.report(speculating=is_faster, speculation_reason="faster" if is_faster else "slower")
+        again_after = await world.next_pass()
+    assert again_after is not None
+    return again_after
+
+
+async def test_a_choice_that_changes_every_few_seconds_is_not_reported() -> None:
+    world = await settled()
+
+    async def alternate() -> set[bool]:
+        seen = set()
+        for number in range(20):
+            await choose(world, 2, is_faster=number % 2 == 0)
+            kinds = {each["type"] for each in world.status["conditions"]}
+            seen.add("NotWorthwhile" in kinds)
+        return seen
+
+    assert await alternate() == {False}
+    await choose(world, 8, is_faster=False)
+    assert await alternate() == {True}
+    await choose(world, 8, is_faster=True)
+    assert await alternate() == {False}
 
 
 async def test_a_target_that_is_faster_without_drafts_causes_no_warning() -> None:
     world = await settled()
-    world.report(speculating=False, speculation_reason="slower", speculation_speed_up=0.83)
     world.cluster.events.clear()
-    await world.round()
+    again_after = await choose(world, 1, is_faster=False)
+    assert 0 < again_after <= TURN_SECONDS, "no watch reports the end of the wait"
+    await choose(world, 7, is_faster=False)
     assert world.condition("NotWorthwhile") == ("True", "Slower")
     assert [event.severity for event in world.cluster.events if event.severity != "Normal"] == []
 
@@ -97,6 +131,7 @@ async def test_a_target_that_is_faster_without_drafts_causes_no_warning() -> Non
 async def test_a_measured_speed_up_that_changes_causes_no_write() -> None:
     world = await settled()
     slower: dict[str, Any] = {"speculating": False, "speculation_reason": "slower"}
+    await choose(world, 8, is_faster=False)
     world.report(**slower, speculation_speed_up=0.94)
     await world.come_to_rest()
     world.cluster.writes.clear()

@@ -21,6 +21,7 @@ from ssd_operator.observe.pod_state import to_text
 from ssd_operator.observe.snapshot import PoolFact
 from ssd_operator.policy.apply_failures import Results
 from ssd_operator.policy.plan import Plan
+from ssd_operator.status.condition_rules import TURN_SECONDS
 from ssd_operator.status.status import status_of, status_of_invalid
 
 STAMP = to_text(NOW)
@@ -78,7 +79,12 @@ def test_the_complete_status_of_a_healthy_resource() -> None:
             }
             for name, micros in [("d0", 120), ("d1", 80)]
         ],
-        "speculation": {"tokensPerRound": "3.1", "hitRate": "0.86", "efficiency": "0.95"},
+        "speculation": {
+            "state": "Active",
+            "tokensPerRound": "3.1",
+            "hitRate": "0.86",
+            "efficiency": "0.95",
+        },
     }
 
 
@@ -125,7 +131,7 @@ def test_the_status_of_a_new_resource() -> None:
     assert (status["target"]["summary"], status["draft"]["summary"]) == ("0/1", "0/2")
     assert status["links"] == []
     assert "transport" not in status
-    assert "speculation" not in status
+    assert status["speculation"] == {"state": "NoDrafts"}
 
 
 def test_replicas_count_exactly_the_pods_of_the_selector() -> None:
@@ -185,6 +191,14 @@ def test_an_inactive_link_has_its_reason_and_its_measurements() -> None:
     assert not {"channel", "transport", "reason"} & by_draft["10.0.0.9:50052"].keys()
 
 
+def test_a_link_without_a_name_has_the_node_of_its_address() -> None:
+    pods = (target(), draft("d0", podIP="10.0.0.1"))
+    links = [link("", "Refused", address=f"10.0.0.{host}:50052") for host in (1, 2)]
+    scene = Scene(pods=pods, pools=(answer("t0", *links),))
+    nodes = {each["draft"]: each.get("node") for each in derive(scene)["links"]}
+    assert nodes == {"10.0.0.1:50052": "n1", "10.0.0.2:50052": None}
+
+
 def test_an_active_link_has_its_channel_and_the_reason_for_grpc() -> None:
     reason = "gloo does not connect"
     links = (
@@ -216,18 +230,41 @@ def test_links_of_old_answers_and_of_pods_that_are_not_ready_are_left_out() -> N
     assert derive(Scene(cells=2, pods=pods, pools=pools))["links"] == []
 
 
+def figures_of(scene: Scene) -> Object:
+    """The measured effect of speculation."""
+    block = derive(scene)["speculation"]
+    return {name: value for name, value in block.items() if name != "state"}
+
+
 def test_figures_are_means_weighted_by_running_sequences_and_stay_while_idle() -> None:
     busy = answer("t0", eligible_sequences=9, tokens_per_round=4.0, hit_rate=1.0)
     calm = answer("t1", eligible_sequences=1, tokens_per_round=2.0, hit_rate=0.5)
     scene = Scene(cells=2, pods=(target(), target("t1", cell=1)), pools=(busy, calm))
-    assert derive(scene)["speculation"] == {"tokensPerRound": "3.8", "hitRate": "0.95"}
+    assert figures_of(scene) == {"tokensPerRound": "3.8", "hitRate": "0.95"}
     idle = replace(
         scene, pools=(replace(busy, eligible_sequences=0), replace(calm, eligible_sequences=0))
     )
-    assert derive(idle)["speculation"] == {"tokensPerRound": "3.0", "hitRate": "0.75"}
-    old = {"speculation": {"tokensPerRound": "3.8", "hitRate": "0.95"}}
+    assert figures_of(idle) == {"tokensPerRound": "3.0", "hitRate": "0.75"}
+    old = {"speculation": {"state": "Slower", "tokensPerRound": "3.8", "hitRate": "0.95"}}
     fresh = replace(scene, pools=(answer("t0"),), facts={"status": old})
-    assert derive(fresh)["speculation"] == old["speculation"]
+    assert figures_of(fresh) == {"tokensPerRound": "3.8", "hitRate": "0.95"}
+
+
+@pytest.mark.parametrize(
+    ("pool", "state"),
+    [
+        (answer("t0", link("d0")), "Active"),
+        (answer("t0", link("d0"), speculating=False, speculation_reason="slower"), "Slower"),
+        (answer("t0", link("d0", "Quarantined")), "Quarantined"),
+        (answer("t0", speculating=False, speculation_reason="slower"), "NoDrafts"),
+        (answer("t0", age=31), "TargetUnreachable"),
+    ],
+)
+def test_the_state_of_speculation_is_what_targets_do_not_what_is_linked(
+    pool: PoolFact, state: str
+) -> None:
+    scene = Scene(pools=(pool,), turned_since=NOW - TURN_SECONDS)
+    assert derive(scene)["speculation"]["state"] == state
 
 
 def test_the_model_name_of_the_spec_is_reported() -> None:
@@ -242,7 +279,9 @@ def test_the_endpoint_of_vllm_is_its_openai_api() -> None:
 
 
 def test_a_foreign_service_is_no_endpoint() -> None:
-    assert "endpoint" not in derive(Scene(facts={"foreign": {Ref("Service", "demo")}}))
+    assert "endpoint" not in derive(
+        Scene(facts={"foreign": {Ref("Service", "demo"): "another owner"}})
+    )
 
 
 def test_the_chosen_data_type_is_reported_with_its_reason() -> None:

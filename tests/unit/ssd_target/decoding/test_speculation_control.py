@@ -114,6 +114,19 @@ def test_on_opens_sessions_again(make_bench: MakeBench) -> None:
     assert len([each for each in draft.received if isinstance(each, OpenSession)]) == 1
 
 
+def test_while_the_controller_is_off_only_requests_that_force_speculation_are_eligible(
+    make_bench: MakeBench,
+) -> None:
+    bench = make_bench(controller=Scripted([OFF]))
+    modes = (Mode.SPECULATIVE, Mode.AUTO, Mode.AUTOREGRESSIVE)
+    for number, mode in enumerate(modes):
+        bench.submit([1, number], 9, mode=mode)
+    bench.loop.run_round()
+    bench.loop.run_round()
+    counts = bench.log.counts
+    assert (counts.running, counts.eligible) == (3, 1)
+
+
 def test_a_request_that_forces_speculation_keeps_its_session(make_bench: MakeBench) -> None:
     bench = make_bench(controller=Scripted([OFF]))
     draft = bench.join([Behaviour.HIT])
