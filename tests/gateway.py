@@ -40,6 +40,7 @@ INFO = ModelInfo(
     max_num_seqs=4,
     deterministic=False,
     dtype_reason="set explicitly",
+    max_text_bytes=1 << 20,
 )
 HELLO: Any = [{"role": "user", "content": "hello"}]
 # Bodies of requests, most of which are not valid.

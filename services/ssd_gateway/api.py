@@ -4,6 +4,7 @@ import contextlib
 import json
 import secrets
 from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Generic
 
@@ -15,12 +16,14 @@ from ssd.errors import FieldError, SSDError, UnsupportedError
 from ssd.ports import Clock
 from ssd.types import GenerationChunk
 from ssd_gateway.body import BodyBudget, ClientLeftError, read_body, while_connected
+from ssd_gateway.body_limits import BodyLimits
 from ssd_gateway.deadlines import Deadlines
 from ssd_gateway.merge import merged
 from ssd_gateway.metrics import BROKEN_STREAMS_TOTAL, FIRST_TOKEN_SECONDS
+from ssd_gateway.parser import RequestParser
 from ssd_gateway.problems import problem
 from ssd_gateway.responses import Assembly, Format, Head
-from ssd_gateway.schemas import AnyRequest, parse
+from ssd_gateway.schemas import AnyRequest, PreparedRequest
 from ssd_gateway.targets import TargetPool
 
 STATUS_KEY = "ssd.status"
@@ -38,19 +41,28 @@ Chunks = AsyncGenerator[tuple[int, GenerationChunk], None]
 """Chunks of the calls of a request, with the index of the call."""
 
 
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """How the gateway reads bodies; both endpoints share it."""
+
+    budget: BodyBudget
+    parser: RequestParser
+    max_body_bytes: int
+
+
 class GenerationEndpoint(Generic[AnyRequest]):
     """An endpoint as an ASGI application. Asyncio loop."""
 
     def __init__(
         self,
-        budget: BodyBudget,
+        intake: Intake,
         deadlines: Deadlines,
         targets: TargetPool,
         clock: Clock,
         kind: type[AnyRequest],
         form: Format,
     ) -> None:
-        self._budget = budget
+        self._intake = intake
         self._deadlines = deadlines
         self._targets = targets
         self._clock = clock
@@ -64,10 +76,13 @@ class GenerationEndpoint(Generic[AnyRequest]):
             SSDError: the request failed before the response began.
         """
         try:
+            limits = BodyLimits.of_models(
+                self._targets.models().values(), self._intake.max_body_bytes
+            )
             # Until the end of the request: its prompt stays in memory.
-            with self._budget.share() as take:
-                body = await read_body(scope, receive, self._budget.max_body_bytes, take)
-                request = parse(self._kind, body)
+            with self._intake.budget.share() as take:
+                body = await read_body(scope, receive, limits.num_bytes, take)
+                request = await self._intake.parser.prepare(self._kind, body, limits)
                 # Frees the prompt's JSON, which is not needed while the request waits and runs.
                 del body
                 if request.stream:
@@ -78,14 +93,14 @@ class GenerationEndpoint(Generic[AnyRequest]):
         except ClientLeftError:
             scope[STATUS_KEY] = CLIENT_LEFT
 
-    async def _whole(self, request: AnyRequest) -> JSONResponse:
+    async def _whole(self, request: PreparedRequest) -> JSONResponse:
         assembly = self._assembly(request)
         async with self._deadlines.bound(), self._chunks(request) as chunks:
             async for prompt, chunk in chunks:
                 assembly.add(prompt, chunk)
         return JSONResponse(assembly.whole())
 
-    async def _stream(self, request: AnyRequest, send: Send) -> None:
+    async def _stream(self, request: PreparedRequest, send: Send) -> None:
         assembly = self._assembly(request)
         events = EventStream(send)
         try:
@@ -102,22 +117,22 @@ class GenerationEndpoint(Generic[AnyRequest]):
             _log.info("stream_broken", error=type(error).__name__, reason=str(error))
             await events.fail(error)
 
-    def _assembly(self, request: AnyRequest) -> Assembly:
+    def _assembly(self, request: PreparedRequest) -> Assembly:
         head = Head(
             id=self._form.id_prefix + secrets.token_hex(12),
             created=int(datetime.now(UTC).timestamp()),
-            model=self._targets.model(request.model or "").model,
+            model=self._targets.model(request.model).model,
             fingerprint=f"ssd-{__version__}",
         )
-        return Assembly(head, self._form, request.n or 1, is_extended=request.report_rounds)
+        return Assembly(head, self._form, request.n, is_extended=request.report_rounds)
 
-    def _chunks(self, request: AnyRequest) -> contextlib.aclosing[Chunks]:
+    def _chunks(self, request: PreparedRequest) -> contextlib.aclosing[Chunks]:
         return contextlib.aclosing(self._run(request))
 
-    async def _run(self, request: AnyRequest) -> Chunks:
+    async def _run(self, request: PreparedRequest) -> Chunks:
         arrived_at: float | None = self._clock.now()
         request_id = telemetry.request_id.get() or ""
-        calls = request.calls()
+        calls = request.calls
         # With echo, the first chunk of a continuation is a copy of the prompt.
         copies = {
             (prompt, choice)
@@ -135,7 +150,7 @@ class GenerationEndpoint(Generic[AnyRequest]):
                         arrived_at = None
                     yield prompt, chunk
         except (FieldError, UnsupportedError) as error:
-            names = request.names()
+            names = request.names
             if error.field not in names:
                 raise
             raise type(error)(names[error.field], error.description) from error

@@ -15,13 +15,14 @@ from starlette.routing import BaseRoute, Route
 from ssd import __version__, telemetry
 from ssd.errors import SSDError
 from ssd.ports import Clock
-from ssd_gateway.api import GenerationEndpoint
+from ssd_gateway.api import GenerationEndpoint, Intake
 from ssd_gateway.api_keys import ApiKeys
 from ssd_gateway.body import BodyBudget
 from ssd_gateway.deadlines import Deadlines
 from ssd_gateway.gate import Gate
 from ssd_gateway.metrics import REGISTRY
 from ssd_gateway.openapi import document
+from ssd_gateway.parser import RequestParser
 from ssd_gateway.problems import error_object, problem_response
 from ssd_gateway.responses import ChatFormat, CompletionFormat, model_object
 from ssd_gateway.schemas import ChatRequest, CompletionRequest
@@ -85,8 +86,9 @@ def make_app(
     async def metrics(_request: Request) -> Response:
         return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
 
-    budget = BodyBudget(settings.max_body_bytes, settings.max_total_body_bytes)
-    of_all = budget, state.deadlines, targets, clock
+    budget = BodyBudget(settings.max_total_body_bytes)
+    intake = Intake(budget, RequestParser(), settings.max_body_bytes)
+    of_all = intake, state.deadlines, targets, clock
     chat = GenerationEndpoint(*of_all, ChatRequest, ChatFormat())
     completions = GenerationEndpoint(*of_all, CompletionRequest, CompletionFormat())
     routes: list[BaseRoute] = [

@@ -26,9 +26,7 @@ class ClientLeftError(CancelledError):
 class BodyBudget:
     """Bounds the bytes of the bodies of all requests in progress. Asyncio loop."""
 
-    def __init__(self, max_body_bytes: int, max_bytes: int) -> None:
-        self.max_body_bytes = max_body_bytes
-        """Maximum size of one body."""
+    def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
 

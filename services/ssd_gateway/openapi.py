@@ -8,11 +8,11 @@ from pydantic import BaseModel
 from ssd import __version__
 from ssd_gateway.schemas import (
     MISSING_FEATURES,
-    MISSING_STRUCTURES,
     WITHOUT_EFFECT,
     ChatRequest,
     CompletionRequest,
 )
+from ssd_gateway.structures import MISSING_STRUCTURES
 
 _Schema = dict[str, Any]
 _REFS = "#/components/schemas/{model}"

@@ -102,6 +102,7 @@ class ModelInfo:
     max_num_seqs: int
     deterministic: bool
     dtype_reason: str
+    max_text_bytes: int
 
 
 _MODES = {

@@ -87,7 +87,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "family", "num_parameters", "vocab_size", "max_model_len", "dtype", "attention_backend", "device", "version", "tokenizer_fingerprint", "lookahead", "branches", "active_drafts", "max_num_seqs", "deterministic", "dtype_reason")
+    __slots__ = ("model", "family", "num_parameters", "vocab_size", "max_model_len", "dtype", "attention_backend", "device", "version", "tokenizer_fingerprint", "lookahead", "branches", "active_drafts", "max_num_seqs", "deterministic", "dtype_reason", "max_text_bytes")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +104,7 @@ class GetModelInfoResponse(_message.Message):
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
     DTYPE_REASON_FIELD_NUMBER: _ClassVar[int]
+    MAX_TEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
     model: str
     family: str
     num_parameters: int
@@ -120,4 +121,5 @@ class GetModelInfoResponse(_message.Message):
     max_num_seqs: int
     deterministic: bool
     dtype_reason: str
-    def __init__(self, model: _Optional[str] = ..., family: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., dtype: _Optional[str] = ..., attention_backend: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., lookahead: _Optional[int] = ..., branches: _Optional[int] = ..., active_drafts: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., deterministic: _Optional[bool] = ..., dtype_reason: _Optional[str] = ...) -> None: ...
+    max_text_bytes: int
+    def __init__(self, model: _Optional[str] = ..., family: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., dtype: _Optional[str] = ..., attention_backend: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., lookahead: _Optional[int] = ..., branches: _Optional[int] = ..., active_drafts: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., deterministic: _Optional[bool] = ..., dtype_reason: _Optional[str] = ..., max_text_bytes: _Optional[int] = ...) -> None: ...

@@ -169,5 +169,6 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
             active_drafts=self._num_drafts(),
             max_num_seqs=runner.engine.max_num_seqs,
             deterministic=runner.engine.deterministic,
+            max_text_bytes=self._handler.bounds.text_bytes,
         )
         return codec.model_info_response(info)

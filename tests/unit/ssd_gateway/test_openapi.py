@@ -3,11 +3,11 @@
 from ssd_gateway.openapi import document
 from ssd_gateway.schemas import (
     MISSING_FEATURES,
-    MISSING_STRUCTURES,
     WITHOUT_EFFECT,
     ChatRequest,
     CompletionRequest,
 )
+from ssd_gateway.structures import MISSING_STRUCTURES
 
 
 def test_the_document_has_every_field_that_is_accepted() -> None:

@@ -12,9 +12,9 @@ from tests.gateway import BODIES, VALUES
 from ssd.errors import FieldError, RequestError, UnsupportedError
 from ssd.rpc.codec import GenerateCall, generate_request
 from ssd.types import SamplingParams
+from ssd_gateway.fields import MAX_BIASES
 from ssd_gateway.problems import problem
 from ssd_gateway.schemas import (
-    MAX_BIASES,
     WITHOUT_EFFECT,
     ChatRequest,
     CompletionRequest,

@@ -341,6 +341,7 @@ def test_model_info_is_unchanged_after_encoding_and_decoding() -> None:
         active_drafts=1,
         max_num_seqs=16,
         deterministic=True,
+        max_text_bytes=4096,
     )
     assert model_info(model_info_response(info)) == info
     names = {field.name for field in generate_pb2.GetModelInfoResponse.DESCRIPTOR.fields}
