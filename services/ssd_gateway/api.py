@@ -28,6 +28,8 @@ from ssd_gateway.targets import TargetPool
 
 STATUS_KEY = "ssd.status"
 """Key of the scope: the status for metrics, if it is not that of the response."""
+CLIENT_KEY = "ssd.client"
+"""Key of the scope: who sends the request, the name of an API key or an address."""
 CLIENT_LEFT = 499
 _EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -79,12 +81,12 @@ class GenerationEndpoint(Generic[AnyRequest]):
             limits = BodyLimits.of_models(
                 self._targets.models().values(), self._intake.max_body_bytes
             )
-            # Until the end of the request: its prompt stays in memory.
-            with self._intake.budget.share() as take:
-                body = await read_body(scope, receive, limits.num_bytes, take)
+            with self._intake.budget.share(scope[CLIENT_KEY]) as share:
+                body = await read_body(scope, receive, limits.num_bytes, share)
                 request = await self._intake.parser.prepare(self._kind, body, limits)
-                # Frees the prompt's JSON, which is not needed while the request waits and runs.
+                # Frees the JSON. Only the prompt stays in memory until the end of the request.
                 del body
+                share.keep(request.prompt_bytes)
                 if request.stream:
                     await while_connected(receive, self._stream(request, send))
                 else:

@@ -38,6 +38,7 @@ MAX_STOPS = 16
 MAX_IGNORED = 1 << 18
 """Maximum number of characters and values of a field without effect."""
 _SEEDS = 2**64
+_BYTES_OF_ID = 8
 
 MISSING_FEATURES: Mapping[str, tuple[object, ...]] = {
     "tools": (None, []),
@@ -95,6 +96,11 @@ class PreparedRequest:
     includes_usage: bool
     """Whether a stream ends with the token counts."""
     report_rounds: bool
+
+    @property
+    def prompt_bytes(self) -> int:
+        """Size of the prompts, rounded: characters, and 8 bytes for each token id."""
+        return sum(_num_bytes(call.prompt) for call in self.calls)
 
 
 class StreamOptions(Part):
@@ -297,6 +303,16 @@ class CompletionRequest(_Request):
         if ids:
             return [ids]
         return [tuple(each) if isinstance(each, list) else str(each) for each in items]
+
+
+def _num_bytes(prompt: Prompt) -> int:
+    match prompt:
+        case Conversation(turns):
+            return sum(len(turn.content) for turn in turns)
+        case str() as text:
+            return len(text)
+        case token_ids:
+            return _BYTES_OF_ID * len(token_ids)
 
 
 AnyRequest = TypeVar("AnyRequest", ChatRequest, CompletionRequest)
