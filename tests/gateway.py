@@ -42,6 +42,9 @@ INFO = ModelInfo(
     dtype_reason="set explicitly",
     max_text_bytes=1 << 20,
 )
+JSON_HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+)
 HELLO: Any = [{"role": "user", "content": "hello"}]
 # Bodies of requests, most of which are not valid.
 SCALARS = st.one_of(

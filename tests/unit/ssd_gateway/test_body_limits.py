@@ -34,13 +34,13 @@ def test_no_body_has_more_values_than_the_bound_or_less_than_half(
 ) -> None:
     body = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode(errors="replace")
     found = num_values(json.loads(body))
-    assert found <= max_values(body) <= 2 * found
+    assert found <= max_values(body, 1 << 20) <= 2 * found
 
 
 @pytest.mark.parametrize("each", ["[]", "{}", "1", '""', '{"a":[{}]}'])
 def test_a_body_with_many_values_is_refused_before_it_is_parsed(each: str) -> None:
     body = '{"metadata":[' + ",".join([each] * 1000) + "]}"
-    with pytest.raises(TooLargeError, match="values, must have at most 1000"):
+    with pytest.raises(TooLargeError, match="the body has over 1000 values"):
         LIMITS.check_values(body.encode())
 
 
