@@ -41,6 +41,7 @@ INFO = ModelInfo(
     deterministic=False,
     dtype_reason="set explicitly",
     max_text_bytes=1 << 20,
+    tool_format="hermes",
 )
 JSON_HEAD = (
     b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Generic
 
 from starlette.responses import JSONResponse
@@ -96,14 +97,14 @@ class GenerationEndpoint(Generic[AnyRequest]):
             scope[STATUS_KEY] = CLIENT_LEFT
 
     async def _whole(self, request: PreparedRequest) -> JSONResponse:
-        assembly = self._assembly(request)
+        assembly = self._assembly(request, is_whole=True)
         async with self._deadlines.bound(), self._chunks(request) as chunks:
             async for prompt, chunk in chunks:
                 assembly.add(prompt, chunk)
         return JSONResponse(assembly.whole())
 
     async def _stream(self, request: PreparedRequest, send: Send) -> None:
-        assembly = self._assembly(request)
+        assembly = self._assembly(request, is_whole=False)
         events = EventStream(send)
         try:
             async with self._deadlines.bound(), self._chunks(request) as chunks:
@@ -119,14 +120,18 @@ class GenerationEndpoint(Generic[AnyRequest]):
             _log.info("stream_broken", error=type(error).__name__, reason=str(error))
             await events.fail(error)
 
-    def _assembly(self, request: PreparedRequest) -> Assembly:
+    def _assembly(self, request: PreparedRequest, *, is_whole: bool) -> Assembly:
+        info = self._targets.model(request.model)
         head = Head(
             id=self._form.id_prefix + secrets.token_hex(12),
             created=int(datetime.now(UTC).timestamp()),
-            model=self._targets.model(request.model).model,
+            model=info.model,
             fingerprint=f"ssd-{__version__}",
         )
-        return Assembly(head, self._form, request.n, is_extended=request.report_rounds)
+        new_reader = partial(request.tool_use.reader, info.tool_format, is_whole=is_whole)
+        # Refuses tools of a model whose format is not known before the request runs.
+        new_reader()
+        return Assembly(head, self._form, request, new_reader)
 
     def _chunks(self, request: PreparedRequest) -> contextlib.aclosing[Chunks]:
         return contextlib.aclosing(self._run(request))

@@ -61,7 +61,8 @@ def _generation(kind: type[BaseModel], answer: str, schemas: _Schema) -> _Schema
     schemas |= body.pop("$defs")
     body["properties"]["model"] = _TEXT
     body["required"] = ["model", *body["required"]]
-    body["properties"] |= _missing(MISSING_FEATURES)
+    # A feature of one endpoint can be missing in the other.
+    body["properties"] = _missing(MISSING_FEATURES) | body["properties"]
     schemas["StructuredOutputs"]["properties"] |= _missing(MISSING_STRUCTURES)
     body["properties"] |= {name: {"description": "No effect."} for name in sorted(WITHOUT_EFFECT)}
     body["additionalProperties"] = False
@@ -117,6 +118,11 @@ _TEXT: _Schema = {"type": "string"}
 _COUNT: _Schema = {"type": "integer", "minimum": 0}
 _NUMBER: _Schema = {"type": "number"}
 _LOGPROB = {"token": _TEXT, "logprob": _NUMBER, "bytes": _list(_COUNT)}
+_CALL = _object(
+    id=_TEXT,
+    type={"const": "function"},
+    function=_object(name=_TEXT, arguments=_TEXT),
+)
 _CHOICE = {"index": _COUNT, "finish_reason": {"enum": ["stop", "length"]}}
 
 
@@ -143,8 +149,14 @@ _RESPONSES: _Schema = {
     "ChatCompletion": _answer(
         "chat.completion",
         _object(
-            **_CHOICE,
-            message=_object(role={"const": "assistant"}, content=_TEXT, refusal={"type": "null"}),
+            index=_COUNT,
+            finish_reason={"enum": ["stop", "length", "tool_calls"]},
+            message=_object(
+                {"tool_calls": _list(_CALL)},
+                role={"const": "assistant"},
+                content=_or_null(_TEXT),
+                refusal={"type": "null"},
+            ),
             logprobs=_or_null(
                 _object(
                     content=_list(_object(**_LOGPROB, top_logprobs=_list(_object(**_LOGPROB)))),

@@ -5,6 +5,7 @@ message to it. Unknown fields are refused, as OpenAI's API does. A field of Open
 feature is missing is accepted only with a value that asks for nothing.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ from ssd_gateway.fields import (
 )
 from ssd_gateway.messages import Message
 from ssd_gateway.refusals import refusal
-from ssd_gateway.structures import MISSING_STRUCTURES, StructureFields
+from ssd_gateway.structures import MISSING_STRUCTURES, Structure, StructureFields
+from ssd_gateway.tools import ToolChoice, Tools, ToolUse, tool_use, tools_text
 
 COMPLETION_MAX_TOKENS = 16
 """Default of ``max_tokens`` of a completion, as in OpenAI's API."""
@@ -43,6 +45,7 @@ _BYTES_OF_ID = 8
 MISSING_FEATURES: Mapping[str, tuple[object, ...]] = {
     "tools": (None, []),
     "tool_choice": (None, "none", "auto"),
+    "parallel_tool_calls": (None, True, False),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
     "modalities": (None, ["text"]),
@@ -73,7 +76,7 @@ _MISSING_PATHS = frozenset(f"structured_outputs.{name}" for name in MISSING_STRU
 
 WITHOUT_EFFECT = frozenset(
     {
-        *("metadata", "parallel_tool_calls", "prediction", "prompt_cache_key"),
+        *("metadata", "prediction", "prompt_cache_key"),
         *("prompt_cache_retention", "reasoning_effort", "safety_identifier", "service_tier"),
         *("store", "user", "verbosity"),
         "guided_decoding_backend",
@@ -95,7 +98,10 @@ class PreparedRequest:
     stream: bool
     includes_usage: bool
     """Whether a stream ends with the token counts."""
+    repeats_usage: bool
+    """Whether each object of the stream has the token counts so far."""
     report_rounds: bool
+    tool_use: ToolUse
 
     @property
     def prompt_bytes(self) -> int:
@@ -107,6 +113,7 @@ class StreamOptions(Part):
     """Options of a stream."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
@@ -147,15 +154,24 @@ class _Request(StructureFields):
         Raises:
             RequestError: a field is not valid or not supported.
         """
+        options = self.stream_options or StreamOptions()
+        includes_usage = bool(options.include_usage)
         return PreparedRequest(
             calls=tuple(self.calls()),
             names=self.names(),
             model=self.model or "",
             n=self.n or 1,
             stream=bool(self.stream),
-            includes_usage=bool(self.stream_options and self.stream_options.include_usage),
+            includes_usage=includes_usage,
+            # As vLLM's, it has no effect without include_usage.
+            repeats_usage=includes_usage and bool(options.continuous_usage_stats),
             report_rounds=self.report_rounds,
+            tool_use=self.tool_use(),
         )
+
+    def tool_use(self) -> ToolUse:
+        """Return how the text contains calls of tools."""
+        return ToolUse()
 
     def calls(self) -> list[GenerateCall]:
         """Return a call for each prompt.
@@ -231,6 +247,10 @@ class ChatRequest(_Request):
     max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: Count | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -240,7 +260,11 @@ class ChatRequest(_Request):
 
     def names(self) -> dict[str, str]:
         """Return fields of the body by their paths in the call, where the two differ."""
-        found = super().names() | {"sampling.logprobs": "top_logprobs"}
+        found = super().names() | {
+            "sampling.logprobs": "top_logprobs",
+            "chat.template_arguments": "chat_template_kwargs",
+            "chat.tools": "tools",
+        }
         if self.max_completion_tokens is not None:
             found["sampling.max_tokens"] = "max_completion_tokens"
         return found
@@ -259,7 +283,44 @@ class ChatRequest(_Request):
         )
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         sampling = self._sampling(limit, logprobs, echo=False)
-        return [self._call(Conversation(turns), sampling, limit)]
+        arguments = self.chat_template_kwargs
+        tools = self.tools if self.tool_choice != "none" else None
+        conversation = Conversation(
+            turns,
+            tools=tools_text(tools) if tools else "",
+            template_arguments=json.dumps(arguments, ensure_ascii=False) if arguments else "",
+        )
+        return [self._call(conversation, sampling, limit)]
+
+    def tool_use(self) -> ToolUse:
+        """Return how the text contains calls of tools.
+
+        Raises:
+            FieldError: ``tool_choice`` names no tool, or the tools contradict each other.
+        """
+        return self._tool_use()[0]
+
+    def structure(self) -> Structure:
+        """Return the structure of the text: that of calls, if it must be calls.
+
+        Raises:
+            FieldError: a field that asks for a structure is not valid, or cannot be combined with
+                the tools.
+        """
+        asked = super().structure()
+        use, schema = self._tool_use()
+        if asked.field and use.choice != "none":
+            raise FieldError(
+                asked.field, "cannot be combined with tools; set tool_choice to 'none'"
+            )
+        if schema is None:
+            return asked
+        return Structure("tools", json.dumps(schema, ensure_ascii=False))
+
+    def _tool_use(self) -> tuple[ToolUse, dict[str, Any] | None]:
+        return tool_use(
+            self.tools or (), self.tool_choice, are_parallel=self.parallel_tool_calls is not False
+        )
 
 
 class CompletionRequest(_Request):
@@ -307,8 +368,8 @@ class CompletionRequest(_Request):
 
 def _num_bytes(prompt: Prompt) -> int:
     match prompt:
-        case Conversation(turns):
-            return sum(len(turn.content) for turn in turns)
+        case Conversation() as conversation:
+            return sum(map(len, conversation.texts))
         case str() as text:
             return len(text)
         case token_ids:
