@@ -1,6 +1,7 @@
 """The ASGI application: routes, pages and error handlers."""
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
@@ -35,7 +36,7 @@ _PAGES = {
     "/playground/style.css": ("style.css", "text/css"),
     **{
         f"/playground/{name}": (name, "text/javascript")
-        for name in ("app.js", "lane.js", "stream.js")
+        for name in ("app.js", "fields.js", "lane.js", "stream.js")
     },
 }
 _PAGE_HEADERS = {
@@ -44,6 +45,15 @@ _PAGE_HEADERS = {
     "frame-ancestors 'none'",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
+}
+
+
+_CDN = "https://cdn.jsdelivr.net/npm/swagger-ui-dist@5.35.0/"
+_DOCS_HEADERS = _PAGE_HEADERS | {
+    # Swagger UI has styles in its elements.
+    "content-security-policy": f"default-src 'none'; script-src 'self' {_CDN}; style-src {_CDN} "
+    "'unsafe-inline'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
 }
 
 
@@ -103,20 +113,27 @@ def make_app(
         Route("/health", readyz),
         _page("/version", json.dumps({"version": __version__}).encode(), "application/json"),
         _page("/openapi.json", json.dumps(document()).encode(), "application/json"),
+        _page("/docs", _file("docs.html"), "text/html", _DOCS_HEADERS),
+        _page("/docs/docs.js", _file("docs.js"), "text/javascript"),
         Route("/metrics", metrics),
     ]
     if settings.playground:
         routes += [
-            _page(path, (_PLAYGROUND / name).read_bytes(), media_type)
-            for path, (name, media_type) in _PAGES.items()
+            _page(path, _file(name), media_type) for path, (name, media_type) in _PAGES.items()
         ]
     handlers = {SSDError: _failed, HTTPException: _not_served, Exception: _failed}
     return Gate(Starlette(routes=routes, exception_handlers=handlers), settings, keys)
 
 
-def _page(path: str, content: bytes, media_type: str) -> Route:
+def _file(name: str) -> bytes:
+    return (_PLAYGROUND / name).read_bytes()
+
+
+def _page(
+    path: str, content: bytes, media_type: str, headers: Mapping[str, str] = _PAGE_HEADERS
+) -> Route:
     async def page(_request: Request) -> Response:
-        return Response(content, media_type=media_type, headers=_PAGE_HEADERS)
+        return Response(content, media_type=media_type, headers=headers)
 
     return Route(path, page)
 

@@ -33,7 +33,7 @@ class FunctionDefinition(Body):
     description: str | None = None
     parameters: _Schema | None = None
 
-    def schema(self) -> _Schema:
+    def arguments_schema(self) -> _Schema:
         """Return the JSON schema of the arguments, an object."""
         return {"type": "object", **(self.parameters or {"properties": {}})}
 
@@ -118,7 +118,9 @@ def tool_use(
         return ToolUse("required", max_calls=max_calls), _list_schema(tools, max_calls)
     assert isinstance(choice, NamedTool)
     name = choice.function.name
-    schema = next((each.function.schema() for each in tools if each.function.name == name), None)
+    schema = next(
+        (each.function.arguments_schema() for each in tools if each.function.name == name), None
+    )
     if schema is None:
         raise FieldError("tool_choice.function.name", f"{name[:64]!r} is not one of the tools")
     return ToolUse("named", name), schema
@@ -134,7 +136,7 @@ def _list_schema(tools: Sequence[Tool], max_calls: int | None) -> _Schema:
     definitions: _Schema = {}
     calls = []
     for tool in tools:
-        parameters = tool.function.schema()
+        parameters = tool.function.arguments_schema()
         for name, each in (parameters.pop("$defs", None) or {}).items():
             if definitions.setdefault(name, each) != each:
                 raise FieldError("tools", f"have two different $defs of the name {name[:64]!r}")

@@ -84,10 +84,11 @@ async def test_texts_are_those_of_the_target_and_sigterm_finishes_streams() -> N
 
         await answers_have_their_structure(client, messages, same)
 
+        options: Any = {"include_usage": True, "continuous_usage_stats": True}
         counted = await client.chat.completions.create(
             messages=messages,
             stream=True,
-            stream_options={"include_usage": True, "continuous_usage_stats": True},
+            stream_options=options,
             extra_body={"chat_template_kwargs": {"unknown": [1]}},
             **same,
         )

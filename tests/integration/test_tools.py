@@ -116,7 +116,11 @@ async def test_tools_calls_and_variables_reach_the_template(client: AsyncOpenAI)
     assert await num_prompt_tokens(tools=[ADD], tool_choice="none") == plain
     thinking = {"chat_template_kwargs": {"enable_thinking": False, "unknown": 1}}
     assert await num_prompt_tokens(extra_body=thinking) > plain
-    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    call: dict[str, Any] = {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "add", "arguments": "{}"},
+    }
     history = [
         *SAME["messages"],
         {"role": "assistant", "content": None, "tool_calls": [call]},

@@ -12,6 +12,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ssd.errors import FieldError, TokenizerError
 from ssd.types import ChatTurn
 
+_KINDS: dict[type, str] = {list: "list", dict: "object"}
 JSON = TypeVar("JSON", list[Any], dict[str, Any])
 RENDERING_ERRORS = (
     *(TemplateError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError),
@@ -114,7 +115,7 @@ def _parsed(field: str, text: str, kind: type[JSON]) -> JSON:
     except (ValueError, RecursionError) as error:
         raise FieldError(field, f"is not valid JSON: {error}") from error
     if not isinstance(value, kind):
-        raise FieldError(field, f"is not a JSON {'list' if kind is list else 'object'}")
+        raise FieldError(field, f"is not a JSON {_KINDS[kind]}")
     return value
 
 

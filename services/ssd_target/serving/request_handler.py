@@ -247,16 +247,18 @@ class RequestHandler:
         sampling, choice = request.sampling, request.choice
         writer = TextWriter(self.tokenizer, sampling.stop)
         metrics = StreamMetrics(arrival.arrived_at)
-        # The first chunk has the seed and the number of prompt tokens.
-        first: dict[str, int] = {
-            "seed": sampling.seed,
-            "prompt_tokens": len(request.prompt_ids),
-        }
+        # Only the first chunk has them.
+        seed: int | None = sampling.seed
+        prompt_tokens = len(request.prompt_ids)
         if sampling.echo:
             yield GenerationChunk(
-                token_ids=request.prompt_ids, text=prompt_text, choice=choice, **first
+                token_ids=request.prompt_ids,
+                text=prompt_text,
+                choice=choice,
+                seed=seed,
+                prompt_tokens=prompt_tokens,
             )
-            first = {}
+            seed, prompt_tokens = None, 0
         finish_reason: FinishReason | None = None
         while finish_reason is None:
             try:
@@ -270,8 +272,10 @@ class RequestHandler:
             if finish_reason is not None:
                 text += writer.finish()
             logprobs = logprobs_with_texts(chunk.logprobs, self.tokenizer)
-            yield replace(chunk, text=text, logprobs=logprobs, **first)
-            first = {}
+            yield replace(
+                chunk, text=text, seed=seed, prompt_tokens=prompt_tokens, logprobs=logprobs
+            )
+            seed, prompt_tokens = None, 0
 
     async def _end_of_target(self, error: RankError) -> NotReadyError:
         """Return the error of a request whose step thread has lost a rank.

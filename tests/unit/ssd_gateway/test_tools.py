@@ -15,7 +15,7 @@ from ssd.types import FinishReason, GenerationChunk
 from ssd_gateway.schemas import ChatRequest, parse
 
 PLACE = {"$ref": "#/$defs/Place"}
-WEATHER: dict[str, Any] = {
+WEATHER: Any = {
     "type": "function",
     "function": {
         "name": "weather",
@@ -28,7 +28,7 @@ WEATHER: dict[str, Any] = {
         },
     },
 }
-TIME: dict[str, Any] = {"type": "function", "function": {"name": "time"}}
+TIME: Any = {"type": "function", "function": {"name": "time"}}
 TEXT = 'Sure.<tool_call>\n{"name": "weather", "arguments": {"place": "é"}}\n</tool_call>'
 LLAMA_TEXT = '{"name": "weather", "parameters": {"place": "é"}}; {"name": "time", "parameters": {}}'
 
@@ -193,4 +193,4 @@ def test_definitions_of_two_tools_that_contradict_each_other_are_refused() -> No
     other = json.loads(json.dumps(WEATHER).replace('"string"', '"integer"'))
     with pytest.raises(FieldError, match="two different \\$defs of the name 'Place'"):
         call_of(tools=[WEATHER, other], tool_choice="required")
-    assert call_of(tools=[WEATHER, WEATHER], tool_choice="required")
+    assert call_of(tools=[WEATHER, WEATHER], tool_choice="required").sampling.json_schema
