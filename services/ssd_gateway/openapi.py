@@ -28,6 +28,15 @@ _ERRORS = {
     500: "An internal error.",
     503: "No target is ready; Retry-After has the seconds to wait.",
 }
+_EXAMPLES: Mapping[type[BaseModel], _Schema] = {
+    ChatRequest: {
+        "model": "target",
+        "messages": [{"role": "user", "content": "Return the largest item of a list."}],
+        "max_tokens": 64,
+    },
+    CompletionRequest: {"model": "target", "prompt": "def fib(n):", "max_tokens": 64},
+}
+"""Bodies that a page shows; the model is that of ``ssd up``."""
 _OF_MODELS = (401, 403, 404, 429, 500, 503)
 
 
@@ -62,14 +71,15 @@ def _generation(kind: type[BaseModel], answer: str, schemas: _Schema) -> _Schema
     body["properties"]["model"] = _TEXT
     body["required"] = ["model", *body["required"]]
     # A feature of one endpoint can be missing in the other.
-    body["properties"] = _missing(MISSING_FEATURES) | body["properties"]
+    missing = MISSING_FEATURES.keys() - body["properties"].keys()
+    body["properties"] |= _missing({name: MISSING_FEATURES[name] for name in sorted(missing)})
     schemas["StructuredOutputs"]["properties"] |= _missing(MISSING_STRUCTURES)
     body["properties"] |= {name: {"description": "No effect."} for name in sorted(WITHOUT_EFFECT)}
     body["additionalProperties"] = False
     schemas[kind.__name__] = body
     found = _operation("Text, whole or as a stream of events.", answer, tuple(_ERRORS))
     found["responses"]["200"]["content"]["text/event-stream"] = {"schema": _TEXT}
-    content = {"application/json": {"schema": _ref(kind.__name__)}}
+    content = {"application/json": {"schema": _ref(kind.__name__), "example": _EXAMPLES[kind]}}
     return {"post": found | {"requestBody": {"required": True, "content": content}}}
 
 

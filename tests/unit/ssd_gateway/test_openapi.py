@@ -1,11 +1,14 @@
 """The OpenAPI document; ``make soak`` compares the answers with it."""
 
+import json
+
 from ssd_gateway.openapi import document
 from ssd_gateway.schemas import (
     MISSING_FEATURES,
     WITHOUT_EFFECT,
     ChatRequest,
     CompletionRequest,
+    parse,
 )
 from ssd_gateway.structures import MISSING_STRUCTURES
 
@@ -17,3 +20,11 @@ def test_the_document_has_every_field_that_is_accepted() -> None:
         assert fields == kind.model_fields.keys() | MISSING_FEATURES.keys() | WITHOUT_EFFECT
     of_structures = schemas["StructuredOutputs"]["properties"].keys()
     assert of_structures >= MISSING_STRUCTURES.keys() | {"json", "regex"}
+
+
+def test_the_example_of_each_body_is_a_request() -> None:
+    for path, body in document()["paths"].items():
+        if "post" in body:
+            kind = ChatRequest if "chat" in path else CompletionRequest
+            content = body["post"]["requestBody"]["content"]["application/json"]
+            assert parse(kind, json.dumps(content["example"]).encode()).calls()
