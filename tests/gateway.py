@@ -40,6 +40,11 @@ INFO = ModelInfo(
     max_num_seqs=4,
     deterministic=False,
     dtype_reason="set explicitly",
+    max_text_bytes=1 << 20,
+    tool_format="hermes",
+)
+JSON_HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 )
 HELLO: Any = [{"role": "user", "content": "hello"}]
 # Bodies of requests, most of which are not valid.

@@ -94,12 +94,25 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool in an assistant's turn."""
+
+    id: str
+    name: str
+    arguments: str
+    """A JSON object."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatTurn:
     """One turn of a conversation."""
 
     role: str
-    """``system``, ``user`` or ``assistant``."""
+    """``system``, ``user``, ``assistant`` or ``tool``."""
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    """Of a turn ``tool``: id of the call whose result it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,6 +334,8 @@ class GenerationChunk:
     text: str = ""
     choice: int = 0
     seed: int | None = None
+    prompt_tokens: int = 0
+    """Tokens of the prompt, in the first chunk of a continuation; 0 in others."""
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     statistics: SpeculationStatistics | None = None

@@ -4,7 +4,9 @@ import contextlib
 import json
 import secrets
 from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Generic
 
 from starlette.responses import JSONResponse
@@ -15,16 +17,20 @@ from ssd.errors import FieldError, SSDError, UnsupportedError
 from ssd.ports import Clock
 from ssd.types import GenerationChunk
 from ssd_gateway.body import BodyBudget, ClientLeftError, read_body, while_connected
+from ssd_gateway.body_limits import BodyLimits
 from ssd_gateway.deadlines import Deadlines
 from ssd_gateway.merge import merged
 from ssd_gateway.metrics import BROKEN_STREAMS_TOTAL, FIRST_TOKEN_SECONDS
+from ssd_gateway.parser import RequestParser
 from ssd_gateway.problems import problem
 from ssd_gateway.responses import Assembly, Format, Head
-from ssd_gateway.schemas import AnyRequest, parse
+from ssd_gateway.schemas import AnyRequest, PreparedRequest
 from ssd_gateway.targets import TargetPool
 
 STATUS_KEY = "ssd.status"
 """Key of the scope: the status for metrics, if it is not that of the response."""
+CLIENT_KEY = "ssd.client"
+"""Key of the scope: who sends the request, the name of an API key or an address."""
 CLIENT_LEFT = 499
 _EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -38,19 +44,28 @@ Chunks = AsyncGenerator[tuple[int, GenerationChunk], None]
 """Chunks of the calls of a request, with the index of the call."""
 
 
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """How the gateway reads bodies; both endpoints share it."""
+
+    budget: BodyBudget
+    parser: RequestParser
+    max_body_bytes: int
+
+
 class GenerationEndpoint(Generic[AnyRequest]):
     """An endpoint as an ASGI application. Asyncio loop."""
 
     def __init__(
         self,
-        budget: BodyBudget,
+        intake: Intake,
         deadlines: Deadlines,
         targets: TargetPool,
         clock: Clock,
         kind: type[AnyRequest],
         form: Format,
     ) -> None:
-        self._budget = budget
+        self._intake = intake
         self._deadlines = deadlines
         self._targets = targets
         self._clock = clock
@@ -64,12 +79,15 @@ class GenerationEndpoint(Generic[AnyRequest]):
             SSDError: the request failed before the response began.
         """
         try:
-            # Until the end of the request: its prompt stays in memory.
-            with self._budget.share() as take:
-                body = await read_body(scope, receive, self._budget.max_body_bytes, take)
-                request = parse(self._kind, body)
-                # Frees the prompt's JSON, which is not needed while the request waits and runs.
+            limits = BodyLimits.of_models(
+                self._targets.models().values(), self._intake.max_body_bytes
+            )
+            with self._intake.budget.share(scope[CLIENT_KEY]) as share:
+                body = await read_body(scope, receive, limits.num_bytes, share)
+                request = await self._intake.parser.prepare(self._kind, body, limits)
+                # Frees the JSON. Only the prompt stays in memory until the end of the request.
                 del body
+                share.keep(request.prompt_bytes)
                 if request.stream:
                     await while_connected(receive, self._stream(request, send))
                 else:
@@ -78,15 +96,15 @@ class GenerationEndpoint(Generic[AnyRequest]):
         except ClientLeftError:
             scope[STATUS_KEY] = CLIENT_LEFT
 
-    async def _whole(self, request: AnyRequest) -> JSONResponse:
-        assembly = self._assembly(request)
+    async def _whole(self, request: PreparedRequest) -> JSONResponse:
+        assembly = self._assembly(request, is_whole=True)
         async with self._deadlines.bound(), self._chunks(request) as chunks:
             async for prompt, chunk in chunks:
                 assembly.add(prompt, chunk)
         return JSONResponse(assembly.whole())
 
-    async def _stream(self, request: AnyRequest, send: Send) -> None:
-        assembly = self._assembly(request)
+    async def _stream(self, request: PreparedRequest, send: Send) -> None:
+        assembly = self._assembly(request, is_whole=False)
         events = EventStream(send)
         try:
             async with self._deadlines.bound(), self._chunks(request) as chunks:
@@ -102,22 +120,26 @@ class GenerationEndpoint(Generic[AnyRequest]):
             _log.info("stream_broken", error=type(error).__name__, reason=str(error))
             await events.fail(error)
 
-    def _assembly(self, request: AnyRequest) -> Assembly:
+    def _assembly(self, request: PreparedRequest, *, is_whole: bool) -> Assembly:
+        info = self._targets.model(request.model)
         head = Head(
             id=self._form.id_prefix + secrets.token_hex(12),
             created=int(datetime.now(UTC).timestamp()),
-            model=self._targets.model(request.model or "").model,
+            model=info.model,
             fingerprint=f"ssd-{__version__}",
         )
-        return Assembly(head, self._form, request.n or 1, is_extended=request.report_rounds)
+        new_reader = partial(request.tool_use.reader, info.tool_format, is_whole=is_whole)
+        # Refuses tools of a model whose format is not known before the request runs.
+        new_reader()
+        return Assembly(head, self._form, request, new_reader)
 
-    def _chunks(self, request: AnyRequest) -> contextlib.aclosing[Chunks]:
+    def _chunks(self, request: PreparedRequest) -> contextlib.aclosing[Chunks]:
         return contextlib.aclosing(self._run(request))
 
-    async def _run(self, request: AnyRequest) -> Chunks:
+    async def _run(self, request: PreparedRequest) -> Chunks:
         arrived_at: float | None = self._clock.now()
         request_id = telemetry.request_id.get() or ""
-        calls = request.calls()
+        calls = request.calls
         # With echo, the first chunk of a continuation is a copy of the prompt.
         copies = {
             (prompt, choice)
@@ -135,7 +157,7 @@ class GenerationEndpoint(Generic[AnyRequest]):
                         arrived_at = None
                     yield prompt, chunk
         except (FieldError, UnsupportedError) as error:
-            names = request.names()
+            names = request.names
             if error.field not in names:
                 raise
             raise type(error)(names[error.field], error.description) from error

@@ -1,6 +1,7 @@
 """The ASGI application: routes, pages and error handlers."""
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
@@ -15,13 +16,14 @@ from starlette.routing import BaseRoute, Route
 from ssd import __version__, telemetry
 from ssd.errors import SSDError
 from ssd.ports import Clock
-from ssd_gateway.api import GenerationEndpoint
+from ssd_gateway.api import GenerationEndpoint, Intake
 from ssd_gateway.api_keys import ApiKeys
 from ssd_gateway.body import BodyBudget
 from ssd_gateway.deadlines import Deadlines
 from ssd_gateway.gate import Gate
 from ssd_gateway.metrics import REGISTRY
 from ssd_gateway.openapi import document
+from ssd_gateway.parser import RequestParser
 from ssd_gateway.problems import error_object, problem_response
 from ssd_gateway.responses import ChatFormat, CompletionFormat, model_object
 from ssd_gateway.schemas import ChatRequest, CompletionRequest
@@ -34,7 +36,7 @@ _PAGES = {
     "/playground/style.css": ("style.css", "text/css"),
     **{
         f"/playground/{name}": (name, "text/javascript")
-        for name in ("app.js", "lane.js", "stream.js")
+        for name in ("app.js", "fields.js", "lane.js", "stream.js")
     },
 }
 _PAGE_HEADERS = {
@@ -43,6 +45,15 @@ _PAGE_HEADERS = {
     "frame-ancestors 'none'",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
+}
+
+
+_CDN = "https://cdn.jsdelivr.net/npm/swagger-ui-dist@5.35.0/"
+_DOCS_HEADERS = _PAGE_HEADERS | {
+    # Swagger UI has styles in its elements.
+    "content-security-policy": f"default-src 'none'; script-src 'self' {_CDN}; style-src {_CDN} "
+    "'unsafe-inline'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
 }
 
 
@@ -85,8 +96,9 @@ def make_app(
     async def metrics(_request: Request) -> Response:
         return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
 
-    budget = BodyBudget(settings.max_body_bytes, settings.max_total_body_bytes)
-    of_all = budget, state.deadlines, targets, clock
+    budget = BodyBudget(settings.max_total_body_bytes)
+    intake = Intake(budget, RequestParser(), settings.max_body_bytes)
+    of_all = intake, state.deadlines, targets, clock
     chat = GenerationEndpoint(*of_all, ChatRequest, ChatFormat())
     completions = GenerationEndpoint(*of_all, CompletionRequest, CompletionFormat())
     routes: list[BaseRoute] = [
@@ -101,20 +113,27 @@ def make_app(
         Route("/health", readyz),
         _page("/version", json.dumps({"version": __version__}).encode(), "application/json"),
         _page("/openapi.json", json.dumps(document()).encode(), "application/json"),
+        _page("/docs", _file("docs.html"), "text/html", _DOCS_HEADERS),
+        _page("/docs/docs.js", _file("docs.js"), "text/javascript"),
         Route("/metrics", metrics),
     ]
     if settings.playground:
         routes += [
-            _page(path, (_PLAYGROUND / name).read_bytes(), media_type)
-            for path, (name, media_type) in _PAGES.items()
+            _page(path, _file(name), media_type) for path, (name, media_type) in _PAGES.items()
         ]
     handlers = {SSDError: _failed, HTTPException: _not_served, Exception: _failed}
     return Gate(Starlette(routes=routes, exception_handlers=handlers), settings, keys)
 
 
-def _page(path: str, content: bytes, media_type: str) -> Route:
+def _file(name: str) -> bytes:
+    return (_PLAYGROUND / name).read_bytes()
+
+
+def _page(
+    path: str, content: bytes, media_type: str, headers: Mapping[str, str] = _PAGE_HEADERS
+) -> Route:
     async def page(_request: Request) -> Response:
-        return Response(content, media_type=media_type, headers=_PAGE_HEADERS)
+        return Response(content, media_type=media_type, headers=headers)
 
     return Route(path, page)
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Generator
+from collections import Counter
+from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
@@ -13,6 +14,9 @@ from ssd_gateway.problems import MediaTypeError
 
 BODY_SECONDS = 30.0
 """Maximum time until the body of a request has arrived."""
+PART_SECONDS = 5.0
+"""Maximum time until the next ``PART_BYTES`` of a body, or its end, have arrived."""
+PART_BYTES = 64 * 1024
 Result = TypeVar("Result")
 
 
@@ -24,42 +28,70 @@ class ClientLeftError(CancelledError):
 
 
 class BodyBudget:
-    """Bounds the bytes of the bodies of all requests in progress. Asyncio loop."""
+    """Bounds the bytes of the bodies that are received, and of the prompts that are in memory.
 
-    def __init__(self, max_body_bytes: int, max_bytes: int) -> None:
-        self.max_body_bytes = max_body_bytes
-        """Maximum size of one body."""
+    A client has at most half of what the others leave, so no client can use all of it. Asyncio
+    loop.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._num_bytes = 0
+        self._by_client: Counter[str] = Counter()
 
     @contextlib.contextmanager
-    def share(self) -> Generator[Callable[[int], None], None, None]:
-        """Yield a function that takes bytes for a request; its end returns them.
-
-        The function raises ``OverloadedError`` if too few are left.
-        """
-        taken = 0
-
-        def take(num_bytes: int) -> None:
-            nonlocal taken
-            if self._num_bytes + num_bytes > self._max_bytes:
-                raise OverloadedError(
-                    f"the bodies of the requests in progress have {self._num_bytes} bytes; with "
-                    f"this one they would pass {self._max_bytes}, the maximum of this gateway "
-                    "(max_total_body_bytes)"
-                )
-            self._num_bytes += num_bytes
-            taken += num_bytes
-
+    def share(self, client: str) -> Generator["Share", None, None]:
+        """Yield the share of a request of a client; its end returns the bytes."""
+        share = Share(self, client)
         try:
-            yield take
+            yield share
         finally:
-            self._num_bytes -= taken
+            share.keep(0)
+
+    def change(self, client: str, num_bytes: int) -> None:
+        """Give bytes to a client, or take them back.
+
+        Raises:
+            OverloadedError: the client would have more than its part.
+        """
+        new = self._by_client[client] + num_bytes
+        left = (self._max_bytes - self._by_client.total() + self._by_client[client]) // 2
+        if num_bytes > 0 and new > left:
+            raise OverloadedError(
+                f"the requests of this client in progress would have {new} bytes, must have at "
+                f"most {left}: half of what others leave of {self._max_bytes} "
+                "(max_total_body_bytes)"
+            )
+        self._by_client[client] = new
+        if not new:
+            # The names of clients that have left would take memory.
+            del self._by_client[client]
 
 
-async def read_body(
-    scope: Scope, receive: Receive, max_bytes: int, take: Callable[[int], None]
-) -> bytes:
+class Share:
+    """The bytes of one request. Asyncio loop."""
+
+    def __init__(self, budget: BodyBudget, client: str) -> None:
+        self._budget = budget
+        self._client = client
+        self._num_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Take more bytes.
+
+        Raises:
+            OverloadedError: the client would have more than its part.
+        """
+        self._budget.change(self._client, num_bytes)
+        self._num_bytes += num_bytes
+
+    def keep(self, num_bytes: int) -> None:
+        """Return all but some bytes; no effect if it has fewer."""
+        surplus = max(0, self._num_bytes - num_bytes)
+        self._num_bytes -= surplus
+        self._budget.change(self._client, -surplus)
+
+
+async def read_body(scope: Scope, receive: Receive, max_bytes: int, share: Share) -> bytes:
     """Return the body of a request that is declared as JSON.
 
     A page of another origin can send a request without asking the browser only if it is not
@@ -68,8 +100,8 @@ async def read_body(
     Raises:
         MediaTypeError: it is not declared as JSON, or is compressed.
         TooLargeError: it is over ``max_bytes``.
-        OverloadedError: ``take`` refused its bytes.
-        DeadlineError: it did not arrive in time.
+        OverloadedError: ``share`` refused its bytes.
+        DeadlineError: it did not arrive in time, or too slowly.
         ClientLeftError: the client left.
     """
     headers = Headers(scope=scope)
@@ -84,9 +116,12 @@ async def read_body(
     declared = headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:18]) > max_bytes:
         raise too_large
+    loop = asyncio.get_running_loop()
+    end_at = loop.time() + BODY_SECONDS
     body = bytearray()
+    num_timed = 0
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout_at(min(end_at, loop.time() + PART_SECONDS)) as deadline:
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
@@ -94,12 +129,18 @@ async def read_body(
                 part = message.get("body", b"")
                 if len(body) + len(part) > max_bytes:
                     raise too_large
-                take(len(part))
+                share.take(len(part))
                 body += part
                 if not message.get("more_body", False):
                     return bytes(body)
+                if len(body) - num_timed >= PART_BYTES:
+                    num_timed = len(body)
+                    deadline.reschedule(min(end_at, loop.time() + PART_SECONDS))
     except TimeoutError as error:
-        raise DeadlineError(f"the body did not arrive within {BODY_SECONDS:g} s") from error
+        raise DeadlineError(
+            f"the body arrives too slowly: {len(body)} bytes so far; send {PART_BYTES} bytes "
+            f"every {PART_SECONDS:g} s, and all within {BODY_SECONDS:g} s"
+        ) from error
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

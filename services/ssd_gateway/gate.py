@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ssd import telemetry
 from ssd.errors import NotAllowedError, OverloadedError, SSDError
 from ssd.settings import is_loopback
-from ssd_gateway.api import STATUS_KEY
+from ssd_gateway.api import CLIENT_KEY, STATUS_KEY
 from ssd_gateway.api_keys import ApiKeys
 from ssd_gateway.metrics import REQUESTS_TOTAL, RUNNING_REQUESTS
 from ssd_gateway.problems import problem_response
@@ -85,6 +85,8 @@ class Gate:
             await problem_response(error, out.request_id)(scope, receive, out)
             return
         _log.debug("request", path=scope["path"], key=name)
+        address, _ = scope.get("client") or ("", 0)
+        scope[CLIENT_KEY] = f"key {name}" if name else address
         await self._app(scope, receive, out)
 
 

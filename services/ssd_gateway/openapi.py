@@ -8,11 +8,11 @@ from pydantic import BaseModel
 from ssd import __version__
 from ssd_gateway.schemas import (
     MISSING_FEATURES,
-    MISSING_STRUCTURES,
     WITHOUT_EFFECT,
     ChatRequest,
     CompletionRequest,
 )
+from ssd_gateway.structures import MISSING_STRUCTURES
 
 _Schema = dict[str, Any]
 _REFS = "#/components/schemas/{model}"
@@ -28,6 +28,15 @@ _ERRORS = {
     500: "An internal error.",
     503: "No target is ready; Retry-After has the seconds to wait.",
 }
+_EXAMPLES: Mapping[type[BaseModel], _Schema] = {
+    ChatRequest: {
+        "model": "target",
+        "messages": [{"role": "user", "content": "Return the largest item of a list."}],
+        "max_tokens": 64,
+    },
+    CompletionRequest: {"model": "target", "prompt": "def fib(n):", "max_tokens": 64},
+}
+"""Bodies that a page shows; the model is that of ``ssd up``."""
 _OF_MODELS = (401, 403, 404, 429, 500, 503)
 
 
@@ -61,14 +70,16 @@ def _generation(kind: type[BaseModel], answer: str, schemas: _Schema) -> _Schema
     schemas |= body.pop("$defs")
     body["properties"]["model"] = _TEXT
     body["required"] = ["model", *body["required"]]
-    body["properties"] |= _missing(MISSING_FEATURES)
+    # A feature of one endpoint can be missing in the other.
+    missing = MISSING_FEATURES.keys() - body["properties"].keys()
+    body["properties"] |= _missing({name: MISSING_FEATURES[name] for name in sorted(missing)})
     schemas["StructuredOutputs"]["properties"] |= _missing(MISSING_STRUCTURES)
     body["properties"] |= {name: {"description": "No effect."} for name in sorted(WITHOUT_EFFECT)}
     body["additionalProperties"] = False
     schemas[kind.__name__] = body
     found = _operation("Text, whole or as a stream of events.", answer, tuple(_ERRORS))
     found["responses"]["200"]["content"]["text/event-stream"] = {"schema": _TEXT}
-    content = {"application/json": {"schema": _ref(kind.__name__)}}
+    content = {"application/json": {"schema": _ref(kind.__name__), "example": _EXAMPLES[kind]}}
     return {"post": found | {"requestBody": {"required": True, "content": content}}}
 
 
@@ -117,6 +128,11 @@ _TEXT: _Schema = {"type": "string"}
 _COUNT: _Schema = {"type": "integer", "minimum": 0}
 _NUMBER: _Schema = {"type": "number"}
 _LOGPROB = {"token": _TEXT, "logprob": _NUMBER, "bytes": _list(_COUNT)}
+_CALL = _object(
+    id=_TEXT,
+    type={"const": "function"},
+    function=_object(name=_TEXT, arguments=_TEXT),
+)
 _CHOICE = {"index": _COUNT, "finish_reason": {"enum": ["stop", "length"]}}
 
 
@@ -143,8 +159,14 @@ _RESPONSES: _Schema = {
     "ChatCompletion": _answer(
         "chat.completion",
         _object(
-            **_CHOICE,
-            message=_object(role={"const": "assistant"}, content=_TEXT, refusal={"type": "null"}),
+            index=_COUNT,
+            finish_reason={"enum": ["stop", "length", "tool_calls"]},
+            message=_object(
+                {"tool_calls": _list(_CALL)},
+                role={"const": "assistant"},
+                content=_or_null(_TEXT),
+                refusal={"type": "null"},
+            ),
             logprobs=_or_null(
                 _object(
                     content=_list(_object(**_LOGPROB, top_logprobs=_list(_object(**_LOGPROB)))),

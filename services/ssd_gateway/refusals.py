@@ -12,6 +12,8 @@ _UNIONS = {
     "prompt": "a text, a list of texts, a list of token ids, or a list of lists of token ids",
     "stop": "a text or a list of texts",
     "content": "a text or a list of parts",
+    "arguments": "a text or an object",
+    "tool_choice": "'none', 'auto', 'required', or a function as an object",
     "guided_json": "a JSON schema, as an object or a text",
     "json": "a JSON schema, as an object or a text",
 }
@@ -42,7 +44,7 @@ def refusal(error: ValidationError) -> RequestError:
     """Return the error of a request."""
     found = error.errors(include_url=False)
     # Of a union, an alternative with the right type explains more than one with another.
-    first = next((each for each in found if each["type"] not in _TYPES), found[0])
+    first = next((each for each in found if _has_right_type(each)), found[0])
     kind, place = first["type"], path(first["loc"])
     if kind == "json_invalid":
         return RequestError(f"the body is not valid JSON: {first['msg'].partition(': ')[2]}")
@@ -52,6 +54,12 @@ def refusal(error: ValidationError) -> RequestError:
         place, _, message = first["msg"].removeprefix("Value error, ").partition(": ")
         return FieldError(place, message)
     return FieldError(place, _message(first))
+
+
+def _has_right_type(error: ErrorDetails) -> bool:
+    """Whether a value has a type that its field accepts."""
+    is_no_literal = error["type"] == "literal_error" and isinstance(error["input"], dict | list)
+    return error["type"] not in _TYPES and not is_no_literal
 
 
 def _message(error: ErrorDetails) -> str:

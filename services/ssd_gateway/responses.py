@@ -1,10 +1,13 @@
-"""Chunks of a target as OpenAI objects. Pure."""
+"""Chunks of a target as OpenAI objects. Pure, but for the random ids of tool calls."""
 
-from collections.abc import Iterable
+import secrets
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ssd.types import FinishReason, GenerationChunk, PositionLogprobs, TokenLogprob, Usage
+from ssd_gateway.schemas import PreparedRequest
+from ssd_gateway.tool_calls import CallPart, Parts, TextReader
 
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
@@ -40,12 +43,8 @@ class Counts:
         """Return the counts as OpenAI writes them."""
         prompt_tokens = sum(count for count, _ in self.prompts.values())
         cached_tokens = sum(cached for _, cached in self.prompts.values())
-        return {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": cached_tokens},
-        }
+        details = {"prompt_tokens_details": {"cached_tokens": cached_tokens}}
+        return usage(prompt_tokens, self.completion_tokens) | details
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +67,24 @@ class ChatFormat:
         """Return the delta that begins a continuation."""
         return {"delta": {"role": "assistant", "content": ""}}
 
-    def delta(self, text: str, positions: list[Position]) -> dict[str, Any]:
+    def delta(self, parts: Parts, positions: list[Position]) -> dict[str, Any]:
         """Return the new part of a continuation."""
-        found: dict[str, Any] = {"delta": {"content": text} if text else {}}
+        delta: dict[str, Any] = {"content": parts.content} if parts.content else {}
+        if parts.calls:
+            delta["tool_calls"] = [_call_delta(each) for each in parts.calls]
+        found: dict[str, Any] = {"delta": delta}
         if positions:
             found["logprobs"] = {"content": _chat_logprobs(positions), "refusal": None}
         return found
 
-    def whole(self, text: str, positions: list[Position]) -> dict[str, Any]:
+    def whole(self, parts: Parts, positions: list[Position]) -> dict[str, Any]:
         """Return a complete continuation."""
+        message: dict[str, Any] = {"role": "assistant", "content": parts.content, "refusal": None}
+        if parts.calls:
+            message["content"] = parts.content or None
+            message["tool_calls"] = [_call(each.name, each.arguments) for each in parts.calls]
         return {
-            "message": {"role": "assistant", "content": text, "refusal": None},
+            "message": message,
             "logprobs": {"content": _chat_logprobs(positions), "refusal": None}
             if positions
             else None,
@@ -94,9 +100,10 @@ class CompletionFormat:
     def first(self) -> None:
         """Nothing begins a continuation."""
 
-    def delta(self, text: str, positions: list[Position]) -> dict[str, Any]:
+    def delta(self, parts: Parts, positions: list[Position]) -> dict[str, Any]:
         """Return the new part of a continuation."""
-        return {"text": text, "logprobs": _text_logprobs(positions) if positions else None}
+        logprobs = _text_logprobs(positions) if positions else None
+        return {"text": parts.content, "logprobs": logprobs}
 
     whole = delta
 
@@ -108,14 +115,22 @@ Format = ChatFormat | CompletionFormat
 class Continuation:
     """One continuation of a response, as far as it has arrived."""
 
-    text: list[str] = field(default_factory=list)
+    reader: TextReader
+    parts: list[Parts] = field(default_factory=list)
     positions: list[Position] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     next_offset: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
-    def add(self, chunk: GenerationChunk) -> list[Position]:
-        """Add a chunk; return its positions."""
-        self.text.append(chunk.text)
+    def add(self, chunk: GenerationChunk, *, is_prompt: bool) -> tuple[Parts, list[Position]]:
+        """Add a chunk, which contains the prompt or new tokens; return what is new."""
+        new = self.reader.push(chunk.text)
+        if chunk.finish_reason is not None:
+            new.extend(self.reader.finish())
+        self.parts.append(new)
+        self.prompt_tokens = self.prompt_tokens or chunk.prompt_tokens
+        self.completion_tokens += 0 if is_prompt else len(chunk.token_ids)
         self.finish_reason = chunk.finish_reason
         added = []
         for each in chunk.logprobs:
@@ -123,65 +138,95 @@ class Continuation:
             # Characters that begin in the token.
             self.next_offset += sum(byte & 0xC0 != 0x80 for byte in each.selected.encoded)
         self.positions += added
-        return added
+        return new, added
+
+    @property
+    def all_parts(self) -> Parts:
+        """All of the continuation so far."""
+        found = Parts("".join(each.content for each in self.parts))
+        for each in self.parts:
+            found.extend(Parts(calls=each.calls))
+        return found
+
+    @property
+    def finish_name(self) -> str | None:
+        """OpenAI's name of the reason for the end; None before it."""
+        if self.finish_reason is None:
+            return None
+        if self.finish_reason is FinishReason.STOP and self.reader.num_calls:
+            return "tool_calls"
+        return finish(self.finish_reason)
 
 
 class Assembly:
     """Turns the chunks of a request into the objects of its response."""
 
-    def __init__(self, head: Head, form: Format, num_choices: int, *, is_extended: bool) -> None:
+    def __init__(
+        self,
+        head: Head,
+        form: Format,
+        request: PreparedRequest,
+        new_reader: Callable[[], TextReader],
+    ) -> None:
         """Prepare.
 
         Args:
             head: of all objects.
             form: of the endpoint.
-            num_choices: continuations of each prompt.
-            is_extended: add the field ``ssd``.
+            request: what the client asked for.
+            new_reader: returns what finds calls of tools in the text of a continuation.
         """
         self._head = head
         self._form = form
-        self._num_choices = num_choices
-        self._is_extended = is_extended
+        self._request = request
+        self._new_reader = new_reader
         self._choices: dict[int, Continuation] = {}
         self._counts = Counts()
         self._extension: dict[str, Any] = {}
 
     def add(self, prompt: int, chunk: GenerationChunk) -> list[dict[str, Any]]:
         """Add a chunk; return the objects of a stream that it yields."""
-        index = prompt * self._num_choices + chunk.choice
+        index = prompt * self._request.n + chunk.choice
         parts: list[dict[str, Any]] = []
-        if index not in self._choices:
-            self._choices[index] = Continuation()
+        is_first = index not in self._choices
+        if is_first:
+            self._choices[index] = Continuation(self._new_reader())
             parts += filter(None, [self._form.first()])
         choice = self._choices[index]
-        positions = choice.add(chunk)
+        echoes = self._request.calls[prompt].sampling.echo
+        new, positions = choice.add(chunk, is_prompt=is_first and echoes)
         self._counts.add(prompt, chunk.usage)
-        more = extension(chunk) if self._is_extended else {}
+        more = extension(chunk) if self._request.report_rounds else {}
         for name, value in more.items():
             # Rounds add up; seed and statistics are single.
             known = self._extension.get(name)
             self._extension[name] = known + value if isinstance(known, list) else value
-        has_news = chunk.text or chunk.logprobs or chunk.finish_reason or more
+        has_news = new or chunk.logprobs or chunk.finish_reason or more
         if has_news:
-            parts.append(self._form.delta(chunk.text, positions))
+            parts.append(self._form.delta(new, positions))
         objects = [
             self._object(self._form.stream_name, [{"index": index, **part, "finish_reason": None}])
             for part in parts
         ]
         if chunk.finish_reason is not None:
-            objects[-1]["choices"][0]["finish_reason"] = finish(chunk.finish_reason)
+            objects[-1]["choices"][0]["finish_reason"] = choice.finish_name
         if more:
             objects[-1]["ssd"] = more
+        if self._request.repeats_usage:
+            # The object with the role comes before the tokens.
+            for each in objects[:-1]:
+                each["usage"] = usage(choice.prompt_tokens, 0)
+            for each in objects[-1:]:
+                each["usage"] = usage(choice.prompt_tokens, choice.completion_tokens)
         return objects
 
     def whole(self) -> dict[str, Any]:
         """Return the response of a request that does not stream."""
         made = []
         for index, each in sorted(self._choices.items()):
-            assert each.finish_reason is not None
-            body = self._form.whole("".join(each.text), each.positions)
-            made.append({"index": index, **body, "finish_reason": finish(each.finish_reason)})
-        extended = {"ssd": self._extension} if self._is_extended else {}
+            body = self._form.whole(each.all_parts, each.positions)
+            made.append({"index": index, **body, "finish_reason": each.finish_name})
+        extended = {"ssd": self._extension} if self._request.report_rounds else {}
         return self._object(self._form.name, made) | {"usage": self._counts.usage()} | extended
 
     def usage(self) -> dict[str, Any]:
@@ -197,6 +242,15 @@ class Assembly:
             "system_fingerprint": self._head.fingerprint,
             "choices": choices,
         }
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+    """Return token counts as OpenAI writes them."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
 
 
 def finish(reason: FinishReason) -> str:
@@ -223,6 +277,18 @@ def extension(chunk: GenerationChunk) -> dict[str, Any]:
     if chunk.statistics is not None:
         found["statistics"] = asdict(chunk.statistics)
     return found
+
+
+def _call(name: str, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+
+
+def _call_delta(part: CallPart) -> dict[str, Any]:
+    """Return the new part of a call; the first one has an id and the name."""
+    if part.name:
+        return {"index": part.index, **_call(part.name, part.arguments)}
+    return {"index": part.index, "function": {"arguments": part.arguments}}
 
 
 def model_object(model: str, max_model_len: int, created: int) -> dict[str, Any]:

@@ -8,38 +8,44 @@ feature is missing is accepted only with a value that asks for nothing.
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticKnownError
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from ssd.errors import FieldError, UnsupportedError
 from ssd.rpc.codec import Conversation, GenerateCall, Prompt
-from ssd.types import ChatTurn, Mode, SamplingParams
+from ssd.types import Mode, SamplingParams
+from ssd_gateway.fields import (
+    UINT32,
+    Biases,
+    Count,
+    Limit,
+    Number,
+    Part,
+    Texts,
+    TokenIdList,
+    is_one_of,
+)
+from ssd_gateway.messages import Message
 from ssd_gateway.refusals import refusal
+from ssd_gateway.structures import MISSING_STRUCTURES, Structure, StructureFields
+from ssd_gateway.tools import ToolChoice, Tools, ToolUse, tool_use, tools_text
 
 COMPLETION_MAX_TOKENS = 16
 """Default of ``max_tokens`` of a completion, as in OpenAI's API."""
 MAX_PROMPTS = 32
 """Maximum number of prompts of one completion request."""
 MAX_STOPS = 16
-MAX_BIASES = 1024
-"""Maximum number of entries of ``logit_bias``."""
-_UINT32 = 2**32 - 1
+MAX_IGNORED = 1 << 18
+"""Maximum number of characters and values of a field without effect."""
 _SEEDS = 2**64
-_ROLES = ("developer", "system", "user", "assistant")
-_ANY_OBJECT = '{"type":"object"}'
-Count = Annotated[int, Field(ge=0, le=_UINT32)]
-Limit = Annotated[int, Field(ge=1, le=2**31 - 1)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-# A list ends at its first wrong entry: an error for each of a million entries would take gigabytes.
-Texts = Annotated[list[str], Field(fail_fast=True)]
-Choices = Annotated[list[str], Field(min_length=1, fail_fast=True)]
-TokenIdList = Annotated[list[Count], Field(max_length=1_000_000, fail_fast=True)]
+_BYTES_OF_ID = 8
 
 MISSING_FEATURES: Mapping[str, tuple[object, ...]] = {
     "tools": (None, []),
     "tool_choice": (None, "none", "auto"),
+    "parallel_tool_calls": (None, True, False),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
     "modalities": (None, ["text"]),
@@ -66,20 +72,11 @@ MISSING_FEATURES: Mapping[str, tuple[object, ...]] = {
     "use_beam_search": (None, False),
 }
 """Fields of features that are missing, with the values that do not ask for them."""
-MISSING_STRUCTURES: Mapping[str, tuple[object, ...]] = {
-    "disable_additional_properties": (None, False),
-    "disable_any_whitespace": (None, False),
-    "disable_fallback": (None, False),
-    "grammar": (None,),
-    "structural_tag": (None,),
-    "whitespace_pattern": (None,),
-}
-"""The same of ``structured_outputs``."""
 _MISSING_PATHS = frozenset(f"structured_outputs.{name}" for name in MISSING_STRUCTURES)
 
 WITHOUT_EFFECT = frozenset(
     {
-        *("metadata", "parallel_tool_calls", "prediction", "prompt_cache_key"),
+        *("metadata", "prediction", "prompt_cache_key"),
         *("prompt_cache_retention", "reasoning_effort", "safety_identifier", "service_tier"),
         *("store", "user", "verbosity"),
         "guided_decoding_backend",
@@ -88,103 +85,39 @@ WITHOUT_EFFECT = frozenset(
 """Fields that are accepted with any value: accounting and hints."""
 
 
-def _is_one_of(value: object, neutral: tuple[object, ...]) -> bool:
-    """Whether JSON's equality finds a value; Python's true also equals 1."""
-    return any(
-        value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRequest:
+    """A request without its body."""
+
+    calls: tuple[GenerateCall, ...]
+    """One for each prompt; at least one."""
+    names: dict[str, str]
+    """Fields of the body by their paths in the calls, where the two differ."""
+    model: str
+    n: int
+    stream: bool
+    includes_usage: bool
+    """Whether a stream ends with the token counts."""
+    repeats_usage: bool
+    """Whether each object of the stream has the token counts so far."""
+    report_rounds: bool
+    tool_use: ToolUse
+
+    @property
+    def prompt_bytes(self) -> int:
+        """Size of the prompts, rounded: characters, and 8 bytes for each token id."""
+        return sum(_num_bytes(call.prompt) for call in self.calls)
 
 
-def _with_few_entries(value: object) -> object:
-    """Refuse too many entries of an object before their values are checked."""
-    if isinstance(value, dict) and len(value) > MAX_BIASES:
-        size: dict[str, Any] = {"max_length": MAX_BIASES, "actual_length": len(value)}
-        raise PydanticKnownError("too_long", {"field_type": "Dictionary", **size})
-    return value
-
-
-Biases = Annotated[
-    dict[str, Number], Field(max_length=MAX_BIASES), BeforeValidator(_with_few_entries)
-]
-
-
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class _Part(_Body):
-    """An object inside a body."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _keep_one_unknown(cls, value: object) -> object:
-        """Drop unknown fields but the first, whose error names it."""
-        if not isinstance(value, dict):
-            return value
-        known = {each.alias or name for name, each in cls.model_fields.items()}
-        dropped = frozenset([name for name in value if name not in known][1:])
-        return {name: each for name, each in value.items() if name not in dropped}
-
-
-class StreamOptions(_Part):
+class StreamOptions(Part):
     """Options of a stream."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class JsonSchema(_Part):
-    """The schema of a response format."""
-
-    name: str = ""
-    description: str | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    strict: bool | None = None
-
-
-class ResponseFormat(_Part):
-    """What the text must look like."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    def schema_text(self) -> str | None:
-        """Return the JSON schema of the text; None for any text.
-
-        Raises:
-            FieldError: the format needs a schema and has none.
-        """
-        if self.type == "text":
-            return None
-        if self.type == "json_object":
-            return _ANY_OBJECT
-        if self.json_schema is None or self.json_schema.schema_ is None:
-            raise FieldError("response_format.json_schema.schema", "is required")
-        return json.dumps(self.json_schema.schema_, ensure_ascii=False)
-
-
-class StructuredOutputs(_Part):
-    """What the text must look like, with vLLM's names. At most one field is set."""
-
-    json_: str | dict[str, Any] | None = Field(default=None, alias="json")
-    json_object: bool | None = None
-    regex: str | None = None
-    choice: Choices | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_neutral(cls, value: object) -> object:
-        """Drop fields of missing features that do not ask for them."""
-        if not isinstance(value, dict):
-            return value
-        return {
-            name: each
-            for name, each in value.items()
-            if not _is_one_of(each, MISSING_STRUCTURES.get(name, ()))
-        }
-
-
-class _Request(_Body):
+class _Request(StructureFields):
     """Fields of both endpoints."""
 
     model_config = ConfigDict(extra="allow")
@@ -201,18 +134,12 @@ class _Request(_Body):
     n: Limit | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
 
     # Extensions, with the names that other servers use.
-    top_k: Annotated[int, Field(ge=-1, le=_UINT32)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=UINT32)] | None = None
     min_p: Number | None = None
     repetition_penalty: Number | None = None
     min_tokens: Count | None = None
-    regex: str | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: str | dict[str, Any] | None = None
-    guided_regex: str | None = None
-    guided_choice: Choices | None = None
     ignore_eos: bool = False
     stop_token_ids: Annotated[list[Count], Field(max_length=MAX_STOPS, fail_fast=True)] | None = (
         None
@@ -221,16 +148,44 @@ class _Request(_Body):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     report_rounds: bool = False
 
-    @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with the token counts."""
-        return bool(self.stream_options and self.stream_options.include_usage)
+    def prepared(self) -> PreparedRequest:
+        """Return the calls of the request, and what its response needs.
+
+        Raises:
+            RequestError: a field is not valid or not supported.
+        """
+        options = self.stream_options or StreamOptions()
+        includes_usage = bool(options.include_usage)
+        return PreparedRequest(
+            calls=tuple(self.calls()),
+            names=self.names(),
+            model=self.model or "",
+            n=self.n or 1,
+            stream=bool(self.stream),
+            includes_usage=includes_usage,
+            # As vLLM's, it has no effect without include_usage.
+            repeats_usage=includes_usage and bool(options.continuous_usage_stats),
+            report_rounds=self.report_rounds,
+            tool_use=self.tool_use(),
+        )
+
+    def tool_use(self) -> ToolUse:
+        """Return how the text contains calls of tools."""
+        return ToolUse()
+
+    def calls(self) -> list[GenerateCall]:
+        """Return a call for each prompt.
+
+        Raises:
+            RequestError: a field is not valid or not supported.
+        """
+        raise NotImplementedError
 
     def _sampling(
         self, max_tokens: int | None, logprobs: int | None, *, echo: bool
     ) -> SamplingParams:
         """Return the sampling parameters; fields that are not set have their defaults."""
-        _, json_schema, regex = self._structure()
+        structure = self.structure()
         bias = (self.logit_bias or {}).items()
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         given: dict[str, Any] = {
@@ -254,45 +209,15 @@ class _Request(_Body):
             stop=stop,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
-            json_schema=json_schema,
-            regex=regex,
+            json_schema=structure.json_schema,
+            regex=structure.regex,
             **{name: value for name, value in given.items() if value is not None},
         )
 
     def names(self) -> dict[str, str]:
         """Return fields of the body by their paths in the call, where the two differ."""
-        of_structure, _, _ = self._structure()
-        return {"sampling.json_schema": of_structure, "sampling.regex": of_structure}
-
-    def _structure(self) -> tuple[str, str, str]:
-        """Return the field that asks for a structure, the JSON schema and the regular expression.
-
-        At most one of the latter two is not empty.
-
-        Raises:
-            FieldError: several fields ask for a structure, or one with an empty text.
-        """
-        named = self.structured_outputs or StructuredOutputs()
-        schemas = {
-            "response_format": self.response_format and self.response_format.schema_text(),
-            "structured_outputs.json": _json_text(named.json_),
-            "structured_outputs.json_object": _ANY_OBJECT if named.json_object else None,
-            "guided_json": _json_text(self.guided_json),
-        }
-        expressions = {
-            "regex": self.regex,
-            "structured_outputs.regex": named.regex,
-            "structured_outputs.choice": _any_of(named.choice),
-            "guided_regex": self.guided_regex,
-            "guided_choice": _any_of(self.guided_choice),
-        }
-        given = {name: text for name, text in (schemas | expressions).items() if text is not None}
-        first, *others = given or [""]
-        if others:
-            raise FieldError(others[0], f"cannot be combined with {first}")
-        if first and not given[first]:
-            raise FieldError(first, "is empty; leave it out for any text")
-        return first, schemas.get(first) or "", expressions.get(first) or ""
+        field = self.structure().field
+        return {"sampling.json_schema": field, "sampling.regex": field}
 
     def _call(
         self, prompt: Prompt, sampling: SamplingParams, max_tokens: int | None
@@ -310,69 +235,9 @@ class _Request(_Body):
 
 
 def _token_id(key: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,10}", key) or int(key) > _UINT32:
+    if not re.fullmatch(r"[0-9]{1,10}", key) or int(key) > UINT32:
         raise FieldError("logit_bias", f"{key[:32]!r} is not a token id")
     return int(key)
-
-
-def _json_text(schema: str | dict[str, Any] | None) -> str | None:
-    return json.dumps(schema, ensure_ascii=False) if isinstance(schema, dict) else schema
-
-
-def _any_of(texts: list[str] | None) -> str | None:
-    """Return the regular expression of some texts."""
-    return None if texts is None else "|".join(map(re.escape, texts))
-
-
-class Message(BaseModel):
-    """A message of a conversation. Fields of roles that are refused may be present."""
-
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
-
-    # Checked after the features that other roles need.
-    role: str = Field(json_schema_extra={"enum": list(_ROLES)})
-    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
-
-    def turn(self, place: str) -> ChatTurn:
-        """Return the message as a turn.
-
-        Args:
-            place: path of the message, for errors.
-
-        Raises:
-            FieldError: the role or the content is not valid.
-            UnsupportedError: the message needs tools, images or audio.
-        """
-        extra = self.model_extra or {}
-        if (
-            self.role in ("tool", "function")
-            or extra.get("tool_calls")
-            or extra.get("function_call")
-        ):
-            raise UnsupportedError(place, "tools are not supported; send text messages")
-        if self.role not in _ROLES:
-            allowed = ", ".join(_ROLES)
-            raise FieldError(f"{place}.role", f"is {self.role[:32]!r}, must be one of {allowed}")
-        role = "system" if self.role == "developer" else self.role
-        match self.content:
-            case None:
-                raise FieldError(f"{place}.content", "is missing; it must be a text")
-            case str() as text:
-                return ChatTurn(role, text)
-            case parts:
-                texts = [_part_text(part, f"{place}.content[{i}]") for i, part in enumerate(parts)]
-                return ChatTurn(role, "".join(texts))
-
-
-def _part_text(part: Mapping[str, Any], place: str) -> str:
-    kind, text = part.get("type"), part.get("text")
-    if kind != "text":
-        raise UnsupportedError(
-            place, f"parts of type {str(kind)[:32]!r} are not supported; send text"
-        )
-    if not isinstance(text, str):
-        raise FieldError(f"{place}.text", "is not a text")
-    return text
 
 
 class ChatRequest(_Request):
@@ -382,6 +247,10 @@ class ChatRequest(_Request):
     max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: Count | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -391,7 +260,11 @@ class ChatRequest(_Request):
 
     def names(self) -> dict[str, str]:
         """Return fields of the body by their paths in the call, where the two differ."""
-        found = super().names() | {"sampling.logprobs": "top_logprobs"}
+        found = super().names() | {
+            "sampling.logprobs": "top_logprobs",
+            "chat.template_arguments": "chat_template_kwargs",
+            "chat.tools": "tools",
+        }
         if self.max_completion_tokens is not None:
             found["sampling.max_tokens"] = "max_completion_tokens"
         return found
@@ -410,7 +283,44 @@ class ChatRequest(_Request):
         )
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         sampling = self._sampling(limit, logprobs, echo=False)
-        return [self._call(Conversation(turns), sampling, limit)]
+        arguments = self.chat_template_kwargs
+        tools = self.tools if self.tool_choice != "none" else None
+        conversation = Conversation(
+            turns,
+            tools=tools_text(tools) if tools else "",
+            template_arguments=json.dumps(arguments, ensure_ascii=False) if arguments else "",
+        )
+        return [self._call(conversation, sampling, limit)]
+
+    def tool_use(self) -> ToolUse:
+        """Return how the text contains calls of tools.
+
+        Raises:
+            FieldError: ``tool_choice`` names no tool, or the tools contradict each other.
+        """
+        return self._tool_use()[0]
+
+    def structure(self) -> Structure:
+        """Return the structure of the text: that of calls, if it must be calls.
+
+        Raises:
+            FieldError: a field that asks for a structure is not valid, or cannot be combined with
+                the tools.
+        """
+        asked = super().structure()
+        use, schema = self._tool_use()
+        if asked.field and use.choice != "none":
+            raise FieldError(
+                asked.field, "cannot be combined with tools; set tool_choice to 'none'"
+            )
+        if schema is None:
+            return asked
+        return Structure("tools", json.dumps(schema, ensure_ascii=False))
+
+    def _tool_use(self) -> tuple[ToolUse, dict[str, Any] | None]:
+        return tool_use(
+            self.tools or (), self.tool_choice, are_parallel=self.parallel_tool_calls is not False
+        )
 
 
 class CompletionRequest(_Request):
@@ -456,6 +366,16 @@ class CompletionRequest(_Request):
         return [tuple(each) if isinstance(each, list) else str(each) for each in items]
 
 
+def _num_bytes(prompt: Prompt) -> int:
+    match prompt:
+        case Conversation() as conversation:
+            return sum(map(len, conversation.texts))
+        case str() as text:
+            return len(text)
+        case token_ids:
+            return _BYTES_OF_ID * len(token_ids)
+
+
 AnyRequest = TypeVar("AnyRequest", ChatRequest, CompletionRequest)
 
 
@@ -475,12 +395,33 @@ def parse(kind: type[AnyRequest], body: bytes) -> AnyRequest:
             raise _unsupported(found.field) from None
         raise found from None
     for name, value in (request.model_extra or {}).items():
-        if name in WITHOUT_EFFECT or _is_one_of(value, MISSING_FEATURES.get(name, ())):
+        if name in WITHOUT_EFFECT:
+            _check_size(name, value)
+            continue
+        if is_one_of(value, MISSING_FEATURES.get(name, ())):
             continue
         if name in MISSING_FEATURES:
             raise _unsupported(name)
         raise FieldError(name, "unrecognized request argument")
     return request
+
+
+def _check_size(name: str, value: object) -> None:
+    """Refuse a large value of a field without effect."""
+    room, waiting = MAX_IGNORED, [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, str | list | dict):
+            room -= len(each)
+        room -= 1
+        if room < 0:
+            raise FieldError(
+                name, f"has no effect, and has over {MAX_IGNORED} characters and values"
+            )
+        if isinstance(each, dict):
+            waiting += (*each.keys(), *each.values())
+        elif isinstance(each, list):
+            waiting += each
 
 
 def _unsupported(name: str) -> UnsupportedError:

@@ -45,10 +45,13 @@ class GatewaySettings:
     max_connections: int = field(default=2048, metadata={"min": 1, "max": 65_536})
     """Maximum number of connections; further ones are closed."""
     max_body_bytes: int = field(default=8 << 20, metadata={"min": 1024, "max": 64 << 20})
-    """Maximum size of the body of a request; a larger one is answered 413."""
-    max_total_body_bytes: int = field(default=16 << 20, metadata={"min": 1024, "max": 16 << 30})
-    """Maximum size of the bodies of all requests in progress; above it, requests are answered 429.
-    A request needs up to 20 times the size of its body in memory."""
+    """Maximum size of the body of a request; a larger one is answered 413. The limit is lower where
+    the longest prompt of the models is shorter."""
+    max_total_body_bytes: int = field(default=32 << 20, metadata={"min": 2048, "max": 16 << 30})
+    """Maximum size of the bodies that are received and of the prompts of all requests in progress.
+    A client (an API key, or an address without keys) has at most half of what the others leave;
+    above it, its requests are answered 429. A body needs up to 10 times its size in memory while it
+    is parsed, one after the other, and a prompt of token ids up to 5 times its size."""
     request_timeout_seconds: float = field(default=600.0, metadata={"min": 0.001, "max": 86_400.0})
     """Maximum duration of a request, in seconds. It is then answered 408."""
     stream_stall_seconds: float = field(default=60.0, metadata={"min": 0.001, "max": 86_400.0})
@@ -67,10 +70,10 @@ class GatewaySettings:
             raise SettingsError("targets: is empty; name at least one host:port")
         for address in self.targets:
             check_address("targets", address)
-        if self.max_total_body_bytes < self.max_body_bytes:
+        if self.max_total_body_bytes < 2 * self.max_body_bytes:
             raise SettingsError(
-                f"max_total_body_bytes: is {self.max_total_body_bytes}, less than max_body_bytes, "
-                f"which is {self.max_body_bytes}"
+                f"max_total_body_bytes: is {self.max_total_body_bytes}, must be at least "
+                f"{2 * self.max_body_bytes}, twice max_body_bytes: a client has at most half of it"
             )
         if (
             self.target_ca

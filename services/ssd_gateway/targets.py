@@ -255,8 +255,8 @@ def _texts(call: GenerateCall) -> list[str]:
     match call.prompt:
         case str() as text:
             return [text]
-        case Conversation(turns):
-            return [turn.content for turn in turns]
+        case Conversation() as conversation:
+            return conversation.texts
         case token_ids:
             return [",".join(map(str, token_ids[:512]))]
 

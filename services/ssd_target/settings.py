@@ -17,6 +17,9 @@ class TargetSettings(EngineSettings):
     http_port: int = field(default=9090, metadata={"min": 0, "max": 65535})
     model_name: str = ""
     """Model id that clients use; empty takes the last part of ``model``."""
+    tool_format: Literal["auto", "hermes", "llama3_json", "none"] = "auto"
+    """Format in which the model writes calls of tools: ``hermes`` (Qwen3), ``llama3_json`` (Llama
+    3), or none that a gateway reads. ``auto`` finds it in the chat template."""
     draft_model: str = ""
     """Model of a draft on the target's own device, for mode SYNCHRONOUS; empty for none. Requests
     of mode AUTO use it if ``drafts`` is empty."""

@@ -84,6 +84,19 @@ async def test_texts_are_those_of_the_target_and_sigterm_finishes_streams() -> N
 
         await answers_have_their_structure(client, messages, same)
 
+        options: Any = {"include_usage": True, "continuous_usage_stats": True}
+        counted = await client.chat.completions.create(
+            messages=messages,
+            stream=True,
+            stream_options=options,
+            extra_body={"chat_template_kwargs": {"unknown": [1]}},
+            **same,
+        )
+        counts = [part.usage async for part in counted]
+        assert {each.prompt_tokens for each in counts} == {chat.usage.prompt_tokens}
+        assert counts[0].completion_tokens == 0
+        assert counts[-2].completion_tokens == counts[-1].completion_tokens == LIMIT
+
         with pytest.raises(openai.BadRequestError) as caught:
             await client.completions.create(model="target", prompt=PROMPT, max_tokens=5000)
         assert caught.value.code == "context_length_exceeded"

@@ -138,3 +138,30 @@ async def test_the_page_fits_a_phone(chromium: str) -> None:
             ".map((each) => each.offsetHeight)"
         )
         assert min(heights) >= 40
+
+
+async def test_a_wrong_seed_and_an_empty_prompt_have_a_message_that_replaces_the_last_one(
+    chromium: str,
+) -> None:
+    async with playground(chromium) as (page, _):
+        await page.fill("#seed", "abc")
+        await page.keyboard.press("Control+Enter")
+        assert "“abc” is not an integer" in await page.inner_text("#error")
+        await page.fill("#prompt", "")
+        await page.click("#run")
+        assert await page.inner_text("#error") == "Enter a text."
+        await page.fill("#seed", "")
+        await page.fill("#prompt", "x = ")
+        await page.click("#run")
+        await page.wait_for_selector("#verdict:not([hidden])")
+        assert await page.is_hidden("#error")
+
+
+async def test_the_preset_needs_few_rounds(chromium: str) -> None:
+    async with playground(chromium) as (page, _):
+        await page.click("#preset")
+        await page.wait_for_selector("#verdict:not([hidden])")
+        verdict = await page.inner_text("#verdict")
+        found = re.search(r"(\d+) rounds instead of (\d+)", verdict)
+        assert found is not None
+        assert 2 * int(found[1]) < int(found[2])

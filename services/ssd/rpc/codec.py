@@ -36,6 +36,7 @@ from ssd.types import (
     SpeculationStatistics,
     TokenId,
     TokenText,
+    ToolCall,
     Usage,
 )
 from ssd.v1 import admin_pb2, generate_pb2, types_pb2
@@ -47,7 +48,10 @@ MAX_PRIORITY = 100
 MAX_METADATA_ENTRIES = 16
 MAX_METADATA_CHARACTERS = 256
 MAX_NAME_CHARACTERS = 256
-ROLES = ("system", "user", "assistant")
+MAX_TOOL_CALLS = 4096
+"""Maximum number of tool calls in all turns."""
+MAX_TEMPLATE_ARGUMENTS_BYTES = 16 * 1024
+ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,20 @@ class Conversation:
     """A prompt that the chat template converts to text; oldest turn first."""
 
     turns: tuple[ChatTurn, ...]
+    tools: str = ""
+    """Tools that the assistant can call: a JSON list; empty for none."""
+    template_arguments: str = ""
+    """Other variables of the template: a JSON object; empty for none."""
+
+    @property
+    def texts(self) -> list[str]:
+        """All texts that the template can put into the prompt, in their usual order."""
+        found = [self.tools]
+        for turn in self.turns:
+            found += (turn.content, turn.tool_call_id)
+            for call in turn.tool_calls:
+                found += (call.id, call.name, call.arguments)
+        return list(filter(None, found))
 
 
 Prompt = str | tuple[TokenId, ...] | Conversation
@@ -102,6 +120,8 @@ class ModelInfo:
     max_num_seqs: int
     deterministic: bool
     dtype_reason: str
+    max_text_bytes: int
+    tool_format: str
 
 
 _MODES = {
@@ -236,10 +256,10 @@ def generate_request(call: GenerateCall) -> generate_pb2.GenerateRequest:
         match call.prompt:
             case str() as text:
                 message.text = text
-            case Conversation(turns):
-                message.chat.messages.extend(
-                    types_pb2.ChatMessage(role=turn.role, content=turn.content) for turn in turns
-                )
+            case Conversation() as chat:
+                message.chat.messages.extend(map(_chat_message, chat.turns))
+                message.chat.tools = chat.tools
+                message.chat.template_arguments = chat.template_arguments
                 message.chat.SetInParent()
             case token_ids:
                 message.token_ids.ids.extend(token_ids)
@@ -258,6 +278,7 @@ def generate_response(chunk: GenerationChunk) -> generate_pb2.GenerateResponse:
         text=chunk.text,
         finish_reason=_FINISH_NUMBERS[chunk.finish_reason],
         seed=chunk.seed,
+        prompt_tokens=chunk.prompt_tokens,
         rounds=map(_round_message, chunk.rounds),
     )
     if chunk.usage is not None:
@@ -287,6 +308,7 @@ def generation_chunk(message: generate_pb2.GenerateResponse) -> GenerationChunk:
         text=message.text,
         choice=message.choice,
         seed=message.seed if message.HasField("seed") else None,
+        prompt_tokens=message.prompt_tokens,
         finish_reason=_FINISH_REASONS.get(message.finish_reason),
         usage=usage,
         statistics=statistics,
@@ -350,18 +372,47 @@ def _prompt(request: generate_pb2.GenerateRequest, bounds: PromptBounds) -> Prom
                 raise ContextLengthError(len(ids), max_tokens, bounds.tokens, "token_ids.ids")
             return tuple(ids)
         case "chat":
-            num_turns = len(request.chat.messages)
-            check_count("chat.messages", num_turns, "turns", 1, MAX_TURNS)
-            turns = tuple(ChatTurn(turn.role, turn.content) for turn in request.chat.messages)
-            for index, turn in enumerate(turns):
-                if turn.role not in ROLES:
-                    raise FieldError(
-                        f"chat.messages[{index}].role",
-                        f"is {turn.role[:32]!r}, must be one of {', '.join(ROLES)}",
-                    )
-            check_text("chat", *(turn.content for turn in turns), bounds=bounds)
-            return Conversation(turns)
+            return _conversation(request.chat, bounds)
     raise FieldError("input", "no prompt; set text, token_ids or chat")
+
+
+def _conversation(chat: types_pb2.ChatMessages, bounds: PromptBounds) -> Conversation:
+    check_count("chat.messages", len(chat.messages), "turns", 1, MAX_TURNS)
+    num_calls = sum(len(turn.tool_calls) for turn in chat.messages)
+    check_count("chat.messages", num_calls, "tool calls", 0, MAX_TOOL_CALLS)
+    num_bytes = len(chat.template_arguments.encode())
+    place = "chat.template_arguments"
+    check_count(place, num_bytes, "bytes", 0, MAX_TEMPLATE_ARGUMENTS_BYTES)
+    for index, turn in enumerate(chat.messages):
+        if turn.role not in ROLES:
+            raise FieldError(
+                f"chat.messages[{index}].role",
+                f"is {turn.role[:32]!r}, must be one of {', '.join(ROLES)}",
+            )
+    turns = tuple(
+        ChatTurn(
+            turn.role,
+            turn.content,
+            tuple(ToolCall(each.id, each.name, each.arguments) for each in turn.tool_calls),
+            turn.tool_call_id,
+        )
+        for turn in chat.messages
+    )
+    conversation = Conversation(turns, chat.tools, chat.template_arguments)
+    check_text("chat", *conversation.texts, bounds=bounds)
+    return conversation
+
+
+def _chat_message(turn: ChatTurn) -> types_pb2.ChatMessage:
+    return types_pb2.ChatMessage(
+        role=turn.role,
+        content=turn.content,
+        tool_calls=(
+            types_pb2.ToolCall(id=each.id, name=each.name, arguments=each.arguments)
+            for each in turn.tool_calls
+        ),
+        tool_call_id=turn.tool_call_id,
+    )
 
 
 def _mode(number: types_pb2.Mode) -> Mode:

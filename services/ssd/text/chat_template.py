@@ -2,10 +2,9 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -13,7 +12,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ssd.errors import FieldError, TokenizerError
 from ssd.types import ChatTurn
 
-RENDERING_ERRORS = (TemplateError, ArithmeticError, LookupError, TypeError, ValueError)
+_KINDS: dict[type, str] = {list: "list", dict: "object"}
+JSON = TypeVar("JSON", list[Any], dict[str, Any])
+RENDERING_ERRORS = (
+    *(TemplateError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError),
+)
 """Errors that an expression in a template can raise."""
 
 
@@ -36,25 +39,84 @@ def load_template(folder: Path) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def render_chat(template: str | None, turns: Sequence[ChatTurn], **tokens: Any) -> str:
+def tool_format(template: str | None) -> str:
+    """Return the format of tool calls that a template asks for; empty if it is not known.
+
+    ``hermes``: objects between the tags ``<tool_call>``. ``llama3_json``: an object with
+    ``parameters``, of Llama 3. A template with ``<function=`` asks for XML, which is not known.
+    """
+    text = template or ""
+    if "tools" not in text or "<function=" in text:
+        return ""
+    if "<tool_call>" in text:
+        return "hermes"
+    is_llama = "<|start_header_id|>" in text and '"parameters": ' in text
+    return "llama3_json" if is_llama else ""
+
+
+def render_chat(
+    template: str | None, turns: Sequence[ChatTurn], tools: str = "", arguments: str = ""
+) -> str:
     """Return the prompt of a conversation, ready for the assistant's turn.
 
     Args:
         template: Jinja, run in a sandbox.
         turns: oldest first.
-        tokens: special tokens such as ``bos_token``, which templates use.
+        tools: a JSON list, the variable ``tools``; empty for none.
+        arguments: a JSON object, other variables such as ``enable_thinking``; empty for none.
 
     Raises:
-        FieldError: the model has no template, or it rejects the conversation.
+        FieldError: the model has no template, or it rejects the conversation; or one of the JSON
+            texts is malformed.
     """
     if template is None:
         raise FieldError("chat", "this model has no chat template; send text or token_ids")
+    given = _parsed("chat.template_arguments", arguments, dict) if arguments else {}
+    own = {
+        "messages": [_message(turn, index) for index, turn in enumerate(turns)],
+        "tools": _parsed("chat.tools", tools, list) if tools else None,
+        "add_generation_prompt": True,
+    }
+    if taken := sorted(own.keys() & given.keys()):
+        raise FieldError("chat.template_arguments", f"{taken[0]!r} is set by the server")
     try:
-        return _compiled(template).render(
-            messages=[asdict(turn) for turn in turns], add_generation_prompt=True, **tokens
-        )
+        return _compiled(template).render(given | own)
     except RENDERING_ERRORS as error:
         raise FieldError("chat", f"the chat template of the model rejects it: {error}") from error
+
+
+def _message(turn: ChatTurn, index: int) -> dict[str, Any]:
+    """Return a turn in the form of templates, where arguments are objects."""
+    found: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    if turn.tool_call_id:
+        found["tool_call_id"] = turn.tool_call_id
+    if turn.tool_calls:
+        place = f"chat.messages[{index}].tool_calls"
+        found["tool_calls"] = [
+            {
+                "id": each.id,
+                "type": "function",
+                "function": {
+                    "name": each.name,
+                    "arguments": _parsed(
+                        f"{place}[{number}].function.arguments", each.arguments, dict
+                    ),
+                },
+            }
+            for number, each in enumerate(turn.tool_calls)
+        ]
+    return found
+
+
+def _parsed(field: str, text: str, kind: type[JSON]) -> JSON:
+    """Return the value of a JSON text of a type."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FieldError(field, f"is not valid JSON: {error}") from error
+    if not isinstance(value, kind):
+        raise FieldError(field, f"is not a JSON {_KINDS[kind]}")
+    return value
 
 
 @lru_cache(maxsize=4)
@@ -64,8 +126,14 @@ def _compiled(template: str) -> Template:
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.globals["raise_exception"] = _refuse
+    environment.filters["tojson"] = _to_json
     return environment.from_string(template)
 
 
 def _refuse(message: str) -> NoReturn:
     raise TemplateError(message)
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    """Return JSON as Hugging Face's filter does; that of Jinja escapes characters of HTML."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)

@@ -37,7 +37,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[_types_pb2.ChatMessages, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., priority: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., report_rounds: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("choice", "token_ids", "text", "finish_reason", "usage", "statistics", "seed", "rounds", "logprobs")
+    __slots__ = ("choice", "token_ids", "text", "finish_reason", "usage", "statistics", "seed", "rounds", "logprobs", "prompt_tokens")
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class GenerateResponse(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     choice: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
@@ -56,7 +57,8 @@ class GenerateResponse(_message.Message):
     seed: int
     rounds: _containers.RepeatedCompositeFieldContainer[_types_pb2.Round]
     logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.PositionLogprobs]
-    def __init__(self, choice: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., statistics: _Optional[_Union[_types_pb2.SpeculationStatistics, _Mapping]] = ..., seed: _Optional[int] = ..., rounds: _Optional[_Iterable[_Union[_types_pb2.Round, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.PositionLogprobs, _Mapping]]] = ...) -> None: ...
+    prompt_tokens: int
+    def __init__(self, choice: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., statistics: _Optional[_Union[_types_pb2.SpeculationStatistics, _Mapping]] = ..., seed: _Optional[int] = ..., rounds: _Optional[_Iterable[_Union[_types_pb2.Round, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.PositionLogprobs, _Mapping]]] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("text",)
@@ -87,7 +89,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "family", "num_parameters", "vocab_size", "max_model_len", "dtype", "attention_backend", "device", "version", "tokenizer_fingerprint", "lookahead", "branches", "active_drafts", "max_num_seqs", "deterministic", "dtype_reason")
+    __slots__ = ("model", "family", "num_parameters", "vocab_size", "max_model_len", "dtype", "attention_backend", "device", "version", "tokenizer_fingerprint", "lookahead", "branches", "active_drafts", "max_num_seqs", "deterministic", "dtype_reason", "max_text_bytes", "tool_format")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +106,8 @@ class GetModelInfoResponse(_message.Message):
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
     DTYPE_REASON_FIELD_NUMBER: _ClassVar[int]
+    MAX_TEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOOL_FORMAT_FIELD_NUMBER: _ClassVar[int]
     model: str
     family: str
     num_parameters: int
@@ -120,4 +124,6 @@ class GetModelInfoResponse(_message.Message):
     max_num_seqs: int
     deterministic: bool
     dtype_reason: str
-    def __init__(self, model: _Optional[str] = ..., family: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., dtype: _Optional[str] = ..., attention_backend: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., lookahead: _Optional[int] = ..., branches: _Optional[int] = ..., active_drafts: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., deterministic: _Optional[bool] = ..., dtype_reason: _Optional[str] = ...) -> None: ...
+    max_text_bytes: int
+    tool_format: str
+    def __init__(self, model: _Optional[str] = ..., family: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., dtype: _Optional[str] = ..., attention_backend: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., lookahead: _Optional[int] = ..., branches: _Optional[int] = ..., active_drafts: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., deterministic: _Optional[bool] = ..., dtype_reason: _Optional[str] = ..., max_text_bytes: _Optional[int] = ..., tool_format: _Optional[str] = ...) -> None: ...

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12ssd/v1/types.proto\x12\x06ssd.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"5\n\x0c\x43hatMessages\x12%\n\x08messages\x18\x01 \x03(\x0b\x32\x13.ssd.v1.ChatMessage\"\xc6\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x07\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x08\x88\x01\x01\x12\x39\n\nlogit_bias\x18\t \x03(\x0b\x32%.ssd.v1.SamplingParams.LogitBiasEntry\x12\x17\n\nmax_tokens\x18\n \x01(\rH\t\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0b \x01(\rH\n\x88\x01\x01\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x0b\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\x10 \x01(\x08\x12\x0e\n\x01n\x18\x11 \x01(\rH\x0c\x88\x01\x01\x12\x15\n\x0bjson_schema\x18\x12 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x13 \x01(\tH\x00\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\tstructureB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0b\n\t_logprobsB\x04\n\x02_n\"P\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0f\n\x07partial\x18\x04 \x01(\x0c\"]\n\x10PositionLogprobs\x12&\n\x08selected\x18\x01 \x01(\x0b\x32\x14.ssd.v1.TokenLogprob\x12!\n\x03top\x18\x02 \x03(\x0b\x32\x14.ssd.v1.TokenLogprob\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\"\xba\x02\n\x15SpeculationStatistics\x12\x0e\n\x06rounds\x18\x01 \x01(\r\x12\x0c\n\x04hits\x18\x02 \x01(\r\x12\x0e\n\x06misses\x18\x03 \x01(\r\x12\x0c\n\x04late\x18\x04 \x01(\r\x12\x17\n\x0fproposed_tokens\x18\x05 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x06 \x01(\r\x12#\n\x1btime_to_first_token_seconds\x18\x07 \x01(\x01\x12\x14\n\x0cwall_seconds\x18\x08 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\t \x01(\x01\x12\x16\n\x0everify_seconds\x18\n \x01(\x01\x12\x15\n\rround_seconds\x18\x0b \x01(\x01\x12\x1a\n\x04mode\x18\x0c \x01(\x0e\x32\x0c.ssd.v1.Mode\x12\x15\n\rpaused_rounds\x18\r \x01(\r\"%\n\tTokenText\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x8d\x01\n\x05Round\x12#\n\x08proposed\x18\x01 \x03(\x0b\x32\x11.ssd.v1.TokenText\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x02 \x01(\r\x12 \n\x05\x61\x64\x64\x65\x64\x18\x03 \x03(\x0b\x32\x11.ssd.v1.TokenText\x12$\n\x06lookup\x18\x04 \x01(\x0e\x32\x14.ssd.v1.LookupResult*p\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_AUTO\x10\x01\x12\x17\n\x13MODE_AUTOREGRESSIVE\x10\x02\x12\x14\n\x10MODE_SYNCHRONOUS\x10\x03\x12\x14\n\x10MODE_SPECULATIVE\x10\x04*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03*\x90\x01\n\x0cLookupResult\x12\x1d\n\x19LOOKUP_RESULT_UNSPECIFIED\x10\x00\x12\x15\n\x11LOOKUP_RESULT_HIT\x10\x01\x12\x16\n\x12LOOKUP_RESULT_MISS\x10\x02\x12\x16\n\x12LOOKUP_RESULT_LATE\x10\x03\x12\x1a\n\x16LOOKUP_RESULT_NO_DRAFT\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12ssd/v1/types.proto\x12\x06ssd.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"h\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12$\n\ntool_calls\x18\x03 \x03(\x0b\x32\x10.ssd.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\"`\n\x0c\x43hatMessages\x12%\n\x08messages\x18\x01 \x03(\x0b\x32\x13.ssd.v1.ChatMessage\x12\r\n\x05tools\x18\x02 \x01(\t\x12\x1a\n\x12template_arguments\x18\x03 \x01(\t\"\xc6\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x07\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x08\x88\x01\x01\x12\x39\n\nlogit_bias\x18\t \x03(\x0b\x32%.ssd.v1.SamplingParams.LogitBiasEntry\x12\x17\n\nmax_tokens\x18\n \x01(\rH\t\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0b \x01(\rH\n\x88\x01\x01\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x0b\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\x10 \x01(\x08\x12\x0e\n\x01n\x18\x11 \x01(\rH\x0c\x88\x01\x01\x12\x15\n\x0bjson_schema\x18\x12 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x13 \x01(\tH\x00\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\tstructureB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0b\n\t_logprobsB\x04\n\x02_n\"P\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0f\n\x07partial\x18\x04 \x01(\x0c\"]\n\x10PositionLogprobs\x12&\n\x08selected\x18\x01 \x01(\x0b\x32\x14.ssd.v1.TokenLogprob\x12!\n\x03top\x18\x02 \x03(\x0b\x32\x14.ssd.v1.TokenLogprob\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\"\xba\x02\n\x15SpeculationStatistics\x12\x0e\n\x06rounds\x18\x01 \x01(\r\x12\x0c\n\x04hits\x18\x02 \x01(\r\x12\x0e\n\x06misses\x18\x03 \x01(\r\x12\x0c\n\x04late\x18\x04 \x01(\r\x12\x17\n\x0fproposed_tokens\x18\x05 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x06 \x01(\r\x12#\n\x1btime_to_first_token_seconds\x18\x07 \x01(\x01\x12\x14\n\x0cwall_seconds\x18\x08 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\t \x01(\x01\x12\x16\n\x0everify_seconds\x18\n \x01(\x01\x12\x15\n\rround_seconds\x18\x0b \x01(\x01\x12\x1a\n\x04mode\x18\x0c \x01(\x0e\x32\x0c.ssd.v1.Mode\x12\x15\n\rpaused_rounds\x18\r \x01(\r\"%\n\tTokenText\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x8d\x01\n\x05Round\x12#\n\x08proposed\x18\x01 \x03(\x0b\x32\x11.ssd.v1.TokenText\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x02 \x01(\r\x12 \n\x05\x61\x64\x64\x65\x64\x18\x03 \x03(\x0b\x32\x11.ssd.v1.TokenText\x12$\n\x06lookup\x18\x04 \x01(\x0e\x32\x14.ssd.v1.LookupResult*p\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_AUTO\x10\x01\x12\x17\n\x13MODE_AUTOREGRESSIVE\x10\x02\x12\x14\n\x10MODE_SYNCHRONOUS\x10\x03\x12\x14\n\x10MODE_SPECULATIVE\x10\x04*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03*\x90\x01\n\x0cLookupResult\x12\x1d\n\x19LOOKUP_RESULT_UNSPECIFIED\x10\x00\x12\x15\n\x11LOOKUP_RESULT_HIT\x10\x01\x12\x16\n\x12LOOKUP_RESULT_MISS\x10\x02\x12\x16\n\x12LOOKUP_RESULT_LATE\x10\x03\x12\x1a\n\x16LOOKUP_RESULT_NO_DRAFT\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,32 +33,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_MODE']._serialized_start=1628
-  _globals['_MODE']._serialized_end=1740
-  _globals['_FINISHREASON']._serialized_start=1742
-  _globals['_FINISHREASON']._serialized_end=1866
-  _globals['_LOOKUPRESULT']._serialized_start=1869
-  _globals['_LOOKUPRESULT']._serialized_end=2013
+  _globals['_MODE']._serialized_start=1788
+  _globals['_MODE']._serialized_end=1900
+  _globals['_FINISHREASON']._serialized_start=1902
+  _globals['_FINISHREASON']._serialized_end=2026
+  _globals['_LOOKUPRESULT']._serialized_start=2029
+  _globals['_LOOKUPRESULT']._serialized_end=2173
   _globals['_TOKENIDS']._serialized_start=30
   _globals['_TOKENIDS']._serialized_end=53
-  _globals['_CHATMESSAGE']._serialized_start=55
-  _globals['_CHATMESSAGE']._serialized_end=99
-  _globals['_CHATMESSAGES']._serialized_start=101
-  _globals['_CHATMESSAGES']._serialized_end=154
-  _globals['_SAMPLINGPARAMS']._serialized_start=157
-  _globals['_SAMPLINGPARAMS']._serialized_end=867
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=636
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=684
-  _globals['_TOKENLOGPROB']._serialized_start=869
-  _globals['_TOKENLOGPROB']._serialized_end=949
-  _globals['_POSITIONLOGPROBS']._serialized_start=951
-  _globals['_POSITIONLOGPROBS']._serialized_end=1044
-  _globals['_USAGE']._serialized_start=1046
-  _globals['_USAGE']._serialized_end=1126
-  _globals['_SPECULATIONSTATISTICS']._serialized_start=1129
-  _globals['_SPECULATIONSTATISTICS']._serialized_end=1443
-  _globals['_TOKENTEXT']._serialized_start=1445
-  _globals['_TOKENTEXT']._serialized_end=1482
-  _globals['_ROUND']._serialized_start=1485
-  _globals['_ROUND']._serialized_end=1626
+  _globals['_TOOLCALL']._serialized_start=55
+  _globals['_TOOLCALL']._serialized_end=110
+  _globals['_CHATMESSAGE']._serialized_start=112
+  _globals['_CHATMESSAGE']._serialized_end=216
+  _globals['_CHATMESSAGES']._serialized_start=218
+  _globals['_CHATMESSAGES']._serialized_end=314
+  _globals['_SAMPLINGPARAMS']._serialized_start=317
+  _globals['_SAMPLINGPARAMS']._serialized_end=1027
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=796
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=844
+  _globals['_TOKENLOGPROB']._serialized_start=1029
+  _globals['_TOKENLOGPROB']._serialized_end=1109
+  _globals['_POSITIONLOGPROBS']._serialized_start=1111
+  _globals['_POSITIONLOGPROBS']._serialized_end=1204
+  _globals['_USAGE']._serialized_start=1206
+  _globals['_USAGE']._serialized_end=1286
+  _globals['_SPECULATIONSTATISTICS']._serialized_start=1289
+  _globals['_SPECULATIONSTATISTICS']._serialized_end=1603
+  _globals['_TOKENTEXT']._serialized_start=1605
+  _globals['_TOKENTEXT']._serialized_end=1642
+  _globals['_ROUND']._serialized_start=1645
+  _globals['_ROUND']._serialized_end=1786
 # @@protoc_insertion_point(module_scope)

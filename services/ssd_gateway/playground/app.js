@@ -1,5 +1,6 @@
 // The page: composes requests, runs them one after the other, compares the two lanes.
 
+import { mistake } from "./fields.js";
 import { Lane } from "./lane.js";
 import { ApiError, problem, streamed } from "./stream.js";
 
@@ -10,6 +11,14 @@ const EXAMPLES = {
     "import json\n\ndef load_config(path):",
   ],
   chat: ["Return the largest item of a list.", "A class for a bank account.", "Read all lines of a file."],
+};
+/** A text that the draft proposes well: few rounds, also where the machine is too slow for speed. */
+const PRESET = {
+  prompt: EXAMPLES.completion[1],
+  temperature: "0",
+  "max-tokens": "96",
+  seed: "1",
+  mode: "speculative",
 };
 const HINTS = { completion: "Text to continue", chat: "Message" };
 const REASONS = {
@@ -46,8 +55,16 @@ function setKind(name) {
       return button;
     }),
   );
+  $("preset").hidden = name !== "completion";
   $("prompt").value = name === "completion" ? EXAMPLES.completion[0] : "";
   showTurns();
+}
+
+function setPreset() {
+  for (const [name, value] of Object.entries(PRESET)) $(name).value = value;
+  $("temperature-shown").textContent = PRESET.temperature;
+  $("compare").checked = true;
+  run();
 }
 
 function showTurns() {
@@ -66,8 +83,7 @@ function showTurns() {
 }
 
 /** Return path and body of the request, without its mode. */
-function composed(prompt) {
-  const seed = $("seed").value.trim();
+function composed(prompt, seed) {
   const shared = {
     model,
     temperature: Number($("temperature").value),
@@ -103,9 +119,14 @@ async function runLane(lane, path, body, mode, prompt) {
 }
 
 async function run() {
+  if (running) return;
   const prompt = $("prompt").value;
-  if (running || !prompt.trim()) return;
-  const [path, body] = composed(prompt);
+  const seed = $("seed").value.trim();
+  const wrong = mistake(prompt, seed);
+  $("error").textContent = wrong;
+  $("error").hidden = !wrong;
+  if (wrong) return;
+  const [path, body] = composed(prompt, seed);
   const compares = $("compare").checked;
   const mode = $("mode").value;
   const shown = kind === "completion" ? prompt : "";
@@ -137,10 +158,7 @@ async function run() {
 function setRunning(isRunning) {
   $("run").disabled = isRunning;
   $("stop").disabled = !isRunning;
-  if (isRunning) {
-    $("error").hidden = true;
-    $("verdict").hidden = true;
-  }
+  if (isRunning) $("verdict").hidden = true;
 }
 
 function showVerdict(mode) {
@@ -201,6 +219,7 @@ $("form").addEventListener("submit", (event) => {
   event.preventDefault();
   run();
 });
+$("preset").addEventListener("click", setPreset);
 $("stop").addEventListener("click", () => running?.abort());
 $("clear").addEventListener("click", () => {
   turns = [];

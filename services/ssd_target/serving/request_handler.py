@@ -20,7 +20,7 @@ from ssd.errors import (
 from ssd.ports import Clock, Tokenizer
 from ssd.rpc.bounds import ANY_MODEL, PromptBounds, check_text, check_token_ids
 from ssd.rpc.codec import Conversation, GenerateCall, Prompt, prompt_field
-from ssd.text.chat_template import render_chat
+from ssd.text.chat_template import render_chat, tool_format
 from ssd.text.grammar import Grammar, GrammarSource
 from ssd.types import FinishReason, GenerationChunk, Mode, Request, SamplingParams, TokenId
 from ssd_target.decoding.inbox import Inbox
@@ -70,6 +70,10 @@ class RequestHandler:
         """Continuations of requests whose prompt is being tokenized."""
         self._settings = settings
         self._chat_template = chat_template
+        self.tool_format = tool_format(chat_template)
+        """Format of tool calls; empty if it is not known."""
+        if settings.tool_format != "auto":
+            self.tool_format = settings.tool_format.replace("none", "")
         self._inbox = inbox
         self._clock = clock
         self._wakeups: Wakeups | None = None
@@ -243,12 +247,18 @@ class RequestHandler:
         sampling, choice = request.sampling, request.choice
         writer = TextWriter(self.tokenizer, sampling.stop)
         metrics = StreamMetrics(arrival.arrived_at)
+        # Only the first chunk has them.
         seed: int | None = sampling.seed
+        prompt_tokens = len(request.prompt_ids)
         if sampling.echo:
             yield GenerationChunk(
-                token_ids=request.prompt_ids, text=prompt_text, choice=choice, seed=seed
+                token_ids=request.prompt_ids,
+                text=prompt_text,
+                choice=choice,
+                seed=seed,
+                prompt_tokens=prompt_tokens,
             )
-            seed = None
+            seed, prompt_tokens = None, 0
         finish_reason: FinishReason | None = None
         while finish_reason is None:
             try:
@@ -262,8 +272,10 @@ class RequestHandler:
             if finish_reason is not None:
                 text += writer.finish()
             logprobs = logprobs_with_texts(chunk.logprobs, self.tokenizer)
-            yield replace(chunk, text=text, seed=seed, logprobs=logprobs)
-            seed = None
+            yield replace(
+                chunk, text=text, seed=seed, prompt_tokens=prompt_tokens, logprobs=logprobs
+            )
+            seed, prompt_tokens = None, 0
 
     async def _end_of_target(self, error: RankError) -> NotReadyError:
         """Return the error of a request whose step thread has lost a rank.
@@ -346,7 +358,9 @@ class RequestHandler:
     async def _prompt_ids(self, prompt: Prompt) -> tuple[tuple[TokenId, ...], str]:
         """Return the prompt as token ids, and as text if it is one."""
         if isinstance(prompt, Conversation):
-            prompt = render_chat(self._chat_template, prompt.turns)
+            prompt = render_chat(
+                self._chat_template, prompt.turns, prompt.tools, prompt.template_arguments
+            )
             check_text("chat", prompt, bounds=self.bounds)
         ids = await self.tokenization.encode_prompt(prompt) if isinstance(prompt, str) else prompt
         if not ids:

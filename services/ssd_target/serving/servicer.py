@@ -169,5 +169,7 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
             active_drafts=self._num_drafts(),
             max_num_seqs=runner.engine.max_num_seqs,
             deterministic=runner.engine.deterministic,
+            max_text_bytes=self._handler.bounds.text_bytes,
+            tool_format=self._handler.tool_format,
         )
         return codec.model_info_response(info)

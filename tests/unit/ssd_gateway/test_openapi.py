@@ -1,13 +1,16 @@
 """The OpenAPI document; ``make soak`` compares the answers with it."""
 
+import json
+
 from ssd_gateway.openapi import document
 from ssd_gateway.schemas import (
     MISSING_FEATURES,
-    MISSING_STRUCTURES,
     WITHOUT_EFFECT,
     ChatRequest,
     CompletionRequest,
+    parse,
 )
+from ssd_gateway.structures import MISSING_STRUCTURES
 
 
 def test_the_document_has_every_field_that_is_accepted() -> None:
@@ -17,3 +20,12 @@ def test_the_document_has_every_field_that_is_accepted() -> None:
         assert fields == kind.model_fields.keys() | MISSING_FEATURES.keys() | WITHOUT_EFFECT
     of_structures = schemas["StructuredOutputs"]["properties"].keys()
     assert of_structures >= MISSING_STRUCTURES.keys() | {"json", "regex"}
+
+
+def test_the_example_of_each_body_is_a_request() -> None:
+    def example(path: str) -> bytes:
+        body = document()["paths"][path]["post"]["requestBody"]
+        return json.dumps(body["content"]["application/json"]["example"]).encode()
+
+    assert parse(ChatRequest, example("/v1/chat/completions")).calls()
+    assert parse(CompletionRequest, example("/v1/completions")).calls()

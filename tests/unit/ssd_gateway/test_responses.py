@@ -151,3 +151,36 @@ async def test_cached_tokens_are_those_that_all_continuations_of_a_prompt_had() 
     assert answer.usage is not None
     assert answer.usage.prompt_tokens_details is not None
     assert answer.usage.prompt_tokens_details.cached_tokens == 0
+
+
+async def test_each_object_of_a_stream_has_the_token_counts_so_far_on_request() -> None:
+    async def counts(call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
+        async for chunk in spells(call):
+            first = chunk.token_ids == (0,)
+            if first and call.sampling.echo:
+                yield GenerationChunk(token_ids=(7,) * 5, text="p", prompt_tokens=5)
+                first = False
+            yield replace(chunk, prompt_tokens=5 if first else 0)
+
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    async with fronting(ScriptedTarget(counts)) as front, front.client() as client:
+        chat = await client.chat.completions.create(
+            model="demo", messages=HELLO, stream=True, stream_options=options
+        )
+        of_chat = [chunk.usage async for chunk in chat]
+        text = await client.completions.create(
+            model="demo", prompt="p", echo=True, stream=True, stream_options=options
+        )
+        of_text = [chunk.usage async for chunk in text]
+        alone = await client.completions.create(
+            model="demo",
+            prompt="p",
+            stream=True,
+            stream_options=options | {"include_usage": False},
+        )
+        assert [chunk.usage async for chunk in alone] == [None] * 3
+    # The role, or the echo; three tokens; the counts of all continuations.
+    for found in (of_chat, of_text):
+        assert [each and each.completion_tokens for each in found] == [0, 1, 2, 3, 3]
+        assert [each and each.prompt_tokens for each in found] == [5] * 5
+        assert [each and each.total_tokens for each in found] == [5, 6, 7, 8, 8]

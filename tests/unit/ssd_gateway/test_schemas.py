@@ -10,11 +10,11 @@ from pydantic import ValidationError
 from tests.gateway import BODIES, VALUES
 
 from ssd.errors import FieldError, RequestError, UnsupportedError
-from ssd.rpc.codec import GenerateCall, generate_request
-from ssd.types import SamplingParams
+from ssd.rpc.codec import Conversation, GenerateCall, generate_request
+from ssd.types import ChatTurn, SamplingParams, ToolCall
+from ssd_gateway.fields import MAX_BIASES
 from ssd_gateway.problems import problem
 from ssd_gateway.schemas import (
-    MAX_BIASES,
     WITHOUT_EFFECT,
     ChatRequest,
     CompletionRequest,
@@ -96,9 +96,7 @@ def test_extensions_have_the_names_of_other_servers() -> None:
     assert call.max_tokens == 16
 
 
-@pytest.mark.parametrize(
-    "name", ["tools", "functions", "tool_choice", "audio", "web_search_options"]
-)
+@pytest.mark.parametrize("name", ["functions", "function_call", "audio", "web_search_options"])
 def test_missing_features_are_accepted_only_if_nothing_asks_for_them(name: str) -> None:
     valid: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
     assert calls(ChatRequest, json.dumps(valid | {name: None}).encode())
@@ -166,10 +164,62 @@ def test_a_structure_has_the_names_of_other_servers() -> None:
         assert (json.loads(found) if found else None, call.sampling.regex) == expected
 
 
-def test_a_conversation_with_tool_calls_is_refused() -> None:
-    turns = [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]
-    with pytest.raises(UnsupportedError, match="tools"):
-        calls(ChatRequest, json.dumps({"messages": turns}).encode())
+def test_a_history_has_calls_of_tools_and_their_results() -> None:
+    called = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    turns = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [called], "refusal": None},
+        {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "2"}]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "g", "arguments": {"é": []}}}]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "h"}}]},
+        {"role": "assistant", "content": None},
+    ]
+    (call,) = calls(ChatRequest, json.dumps({"messages": turns}).encode())
+    assert call.prompt == Conversation(
+        (
+            ChatTurn("user", "x"),
+            ChatTurn("assistant", "", (ToolCall("1", "f", '{"a": 1}'),)),
+            ChatTurn("tool", "2", tool_call_id="1"),
+            ChatTurn("assistant", "", (ToolCall("", "g", '{"é": []}'),)),
+            ChatTurn("assistant", "", (ToolCall("", "h", "{}"),)),
+            ChatTurn("assistant", ""),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "path"),
+    [
+        ({"role": "function", "content": "x"}, "messages[0]"),
+        ({"role": "assistant", "function_call": {"name": "f"}}, "messages[0]"),
+        (
+            {"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "f"}}]},
+            "messages[0].tool_calls[0].type",
+        ),
+        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "messages[0].tool_calls[0].function"),
+        (
+            {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}}]},
+            "messages[0].tool_calls",
+        ),
+        ({"role": "tool", "content": None}, "messages[0].content"),
+    ],
+)
+def test_a_history_that_no_template_reads_is_refused_by_name(
+    message: dict[str, Any], path: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        calls(ChatRequest, json.dumps({"messages": [message]}).encode())
+    assert isinstance(caught.value, FieldError | UnsupportedError)
+    assert caught.value.field == path
+
+
+def test_variables_of_the_template_are_passed() -> None:
+    turns = [{"role": "user", "content": "x"}]
+    arguments = {"enable_thinking": False, "é": {"a": [1]}}
+    body = {"messages": turns, "chat_template_kwargs": arguments}
+    (call,) = calls(ChatRequest, json.dumps(body).encode())
+    assert isinstance(call.prompt, Conversation)
+    assert json.loads(call.prompt.template_arguments) == arguments
 
 
 def test_an_unknown_field_is_named() -> None:

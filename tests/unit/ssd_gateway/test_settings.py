@@ -12,9 +12,10 @@ def test_targets_are_addresses(targets: tuple[str, ...]) -> None:
         GatewaySettings(targets=targets)
 
 
-def test_the_bodies_of_all_requests_may_be_as_large_as_that_of_one() -> None:
-    with pytest.raises(SettingsError, match="max_total_body_bytes"):
-        GatewaySettings(max_body_bytes=2048, max_total_body_bytes=2047)
+def test_half_of_the_bytes_of_all_bodies_is_enough_for_one() -> None:
+    GatewaySettings(max_body_bytes=2048, max_total_body_bytes=4096)
+    with pytest.raises(SettingsError, match="max_total_body_bytes: is 4095"):
+        GatewaySettings(max_body_bytes=2048, max_total_body_bytes=4095)
 
 
 def test_a_name_that_must_be_resolved_is_an_address() -> None:

@@ -30,6 +30,7 @@ from ssd.types import (
     SamplingParams,
     SpeculationStatistics,
     TokenText,
+    ToolCall,
     Usage,
 )
 from ssd.v1 import generate_pb2, types_pb2
@@ -74,8 +75,20 @@ def test_seed_zero_and_temperature_zero_differ_from_unset() -> None:
     prompt=st.one_of(
         st.text(min_size=1),
         st.lists(st.integers(0, VOCAB - 1), min_size=1).map(tuple),
-        st.lists(st.builds(ChatTurn, st.just("user"), st.text()), min_size=1).map(
-            lambda turns: Conversation(tuple(turns))
+        st.builds(
+            Conversation,
+            st.lists(
+                st.builds(
+                    ChatTurn,
+                    st.sampled_from(["user", "assistant", "tool"]),
+                    st.text(),
+                    st.lists(st.builds(ToolCall, st.text(), st.text(), st.text())).map(tuple),
+                    st.text(),
+                ),
+                min_size=1,
+            ).map(tuple),
+            st.text(),
+            st.text(),
         ),
     ),
     temperature=st.just(0.0) | st.floats(2**-16, 2, width=32),
@@ -162,6 +175,45 @@ def test_a_call_is_unchanged_after_encoding_and_decoding(
                 chat=types_pb2.ChatMessages(messages=[types_pb2.ChatMessage(role="root")])
             ),
             "chat.messages[0].role",
+        ),
+        (
+            generate_pb2.GenerateRequest(
+                chat=types_pb2.ChatMessages(
+                    messages=[
+                        types_pb2.ChatMessage(
+                            role="assistant", tool_calls=[types_pb2.ToolCall()] * 4097
+                        )
+                    ]
+                )
+            ),
+            "chat.messages",
+        ),
+        (
+            generate_pb2.GenerateRequest(
+                chat=types_pb2.ChatMessages(
+                    messages=[types_pb2.ChatMessage(role="user")],
+                    template_arguments="x" * (16 * 1024 + 1),
+                )
+            ),
+            "chat.template_arguments",
+        ),
+        *(
+            (
+                generate_pb2.GenerateRequest(
+                    chat=types_pb2.ChatMessages(
+                        messages=[
+                            types_pb2.ChatMessage(
+                                role="user",
+                                content="x",
+                                tool_calls=[types_pb2.ToolCall(arguments=in_turn)],
+                            )
+                        ],
+                        tools=tools,
+                    )
+                ),
+                "chat",
+            )
+            for in_turn, tools in (("x" * MAX_TEXT_BYTES, ""), ("", "x" * MAX_TEXT_BYTES))
         ),
         (request(model="m" * 257), "model"),
         (request(mode=99), "mode"),
@@ -341,6 +393,8 @@ def test_model_info_is_unchanged_after_encoding_and_decoding() -> None:
         active_drafts=1,
         max_num_seqs=16,
         deterministic=True,
+        max_text_bytes=4096,
+        tool_format="hermes",
     )
     assert model_info(model_info_response(info)) == info
     names = {field.name for field in generate_pb2.GetModelInfoResponse.DESCRIPTOR.fields}

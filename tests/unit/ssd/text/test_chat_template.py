@@ -6,8 +6,8 @@ from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ssd.errors import FieldError, TokenizerError
-from ssd.text.chat_template import load_template, render_chat
-from ssd.types import ChatTurn
+from ssd.text.chat_template import load_template, render_chat, tool_format
+from ssd.types import ChatTurn, ToolCall
 
 TURNS = [ChatTurn("system", "Be brief."), ChatTurn("user", "2 < 3?")]
 TEMPLATE = """
@@ -25,8 +25,63 @@ def test_a_conversation_becomes_a_prompt_for_the_next_turn() -> None:
     assert render_chat(TEMPLATE, TURNS) == "<system>Be brief.<user>2 < 3?<assistant>"
 
 
-def test_templates_see_the_special_tokens_they_name() -> None:
-    assert render_chat("{{ bos_token }}{{ eos_token }}", TURNS, bos_token="<s>") == "<s>"
+def test_templates_see_the_variables_of_the_request() -> None:
+    template = "{{ enable_thinking }}{{ unknown.a[0] }}{{ messages | length }}"
+    arguments = json.dumps({"enable_thinking": False, "unknown": {"a": ["b"]}, "ignored": None})
+    assert render_chat(template, TURNS, arguments=arguments) == "Falseb2"
+    assert render_chat("{{ enable_thinking is defined }}", TURNS) == "False"
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
+def test_a_request_cannot_replace_what_the_server_sets(name: str) -> None:
+    with pytest.raises(FieldError, match=f"{name}' is set by the server") as caught:
+        render_chat(TEMPLATE, TURNS, arguments=json.dumps({name: []}))
+    assert caught.value.field == "chat.template_arguments"
+
+
+def test_templates_see_tools_and_calls_as_objects() -> None:
+    template = """
+    {%- for tool in tools %}{{ tool | tojson }};{% endfor %}
+    {%- for message in messages %}
+        {%- for call in message.tool_calls %}
+            {{- call.id ~ call.function.name ~ call.function.arguments | tojson }}
+        {%- endfor %}
+        {{- message.tool_call_id ~ message.content }}
+    {%- endfor %}"""
+    turns = [
+        ChatTurn("assistant", "", (ToolCall("1", "add", '{"a": "<é>"}'), ToolCall("2", "f", "{}"))),
+        ChatTurn("tool", "3", tool_call_id="1"),
+    ]
+    tools = '[{"type": "function"}]'
+    assert render_chat(template, turns, tools) == ('{"type": "function"};1add{"a": "<é>"}2f{}13')
+    assert render_chat("{{ tools is none }}{{ 'tool_calls' in messages[0] }}", TURNS) == "TrueFalse"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [("{", "not valid JSON"), ("[]", "not a JSON object"), ("[" * 99_999, "not valid JSON")],
+    ids=["malformed", "list", "deep"],
+)
+def test_arguments_of_a_call_that_are_no_object_are_refused(arguments: str, words: str) -> None:
+    turns = [ChatTurn("assistant", "", (ToolCall("1", "add", arguments),))]
+    with pytest.raises(FieldError, match=words) as caught:
+        render_chat(TEMPLATE, turns)
+    assert caught.value.field == "chat.messages[0].tool_calls[0].function.arguments"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{% if tools %}<tool_call>{% endif %}", "hermes"),
+        ("<tool_call>", ""),
+        ("{% if tools %}<tool_call><function=x>{% endif %}", ""),
+        ('{{ tools }}<|start_header_id|>{"name": x, "parameters": y}', "llama3_json"),
+        ("{{ tools }}<|start_header_id|>", ""),
+        (None, ""),
+    ],
+)
+def test_the_format_of_calls_is_found_in_the_template(template: str | None, expected: str) -> None:
+    assert tool_format(template) == expected
 
 
 def test_a_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,8 +117,8 @@ def test_without_a_template_chat_is_unsupported_by_name() -> None:
 
 
 def test_a_template_can_reject_a_conversation() -> None:
-    with pytest.raises(FieldError, match="no role tool") as caught:
-        render_chat(TEMPLATE, [ChatTurn("tool", "x")])
+    with pytest.raises(FieldError, match="no role king") as caught:
+        render_chat(TEMPLATE, [ChatTurn("king", "x")])
     assert caught.value.field == "chat"
 
 

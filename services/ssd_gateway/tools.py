@@ -1,0 +1,153 @@
+"""Tools of a request: their definitions, and which of them the model may or must call."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from ssd.errors import FieldError, UnsupportedError
+from ssd_gateway.fields import Body, Part
+from ssd_gateway.tool_calls import (
+    CallReader,
+    HermesReader,
+    ListReader,
+    LlamaReader,
+    NamedReader,
+    TextReader,
+)
+
+MAX_TOOLS = 128
+"""As in OpenAI's API."""
+_READERS: dict[str, type[CallReader]] = {"hermes": HermesReader, "llama3_json": LlamaReader}
+_Schema = dict[str, Any]
+
+
+class FunctionDefinition(Body):
+    """A function that the model can call. The template receives all fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: _Schema | None = None
+
+    def arguments_schema(self) -> _Schema:
+        """Return the JSON schema of the arguments, an object."""
+        return {"type": "object", **(self.parameters or {"properties": {}})}
+
+
+class Tool(Part):
+    """A tool; only functions are supported."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(Part):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(Part):
+    """The tool that the model must call."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """How a text contains calls."""
+
+    choice: Literal["none", "auto", "required", "named"] = "none"
+    name: str = ""
+    """Of the function that must be called, for "named"."""
+    max_calls: int | None = None
+
+    def reader(self, tool_format: str, *, is_whole: bool) -> TextReader:
+        """Return what finds the calls.
+
+        Args:
+            tool_format: of the model; empty if it is not known.
+            is_whole: whether the response does not stream.
+
+        Raises:
+            UnsupportedError: the model may call tools, and its format is not known.
+        """
+        match self.choice:
+            case "none":
+                return TextReader()
+            case "named":
+                return NamedReader(self.name)
+            case "required":
+                return ListReader(is_whole=is_whole, max_calls=self.max_calls)
+        if tool_format not in _READERS:
+            raise UnsupportedError(
+                "tool_choice",
+                f"'auto' needs a model whose format of calls is known: {', '.join(_READERS)}; set "
+                "tool_format of the target, or tool_choice to 'required', 'none' or a function",
+            )
+        return _READERS[tool_format](is_whole=is_whole, max_calls=self.max_calls)
+
+
+def tool_use(
+    tools: Sequence[Tool], choice: ToolChoice | None, *, are_parallel: bool
+) -> tuple[ToolUse, _Schema | None]:
+    """Return how a text contains calls, and the JSON schema of a text that must be calls.
+
+    Raises:
+        FieldError: the choice names no tool, or the tools contradict each other.
+    """
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise FieldError("tool_choice", "needs tools")
+        return ToolUse(), None
+    max_calls = None if are_parallel else 1
+    if choice == "none":
+        return ToolUse(), None
+    if choice in (None, "auto"):
+        return ToolUse("auto", max_calls=max_calls), None
+    if choice == "required":
+        return ToolUse("required", max_calls=max_calls), _list_schema(tools, max_calls)
+    assert isinstance(choice, NamedTool)
+    name = choice.function.name
+    schema = next(
+        (each.function.arguments_schema() for each in tools if each.function.name == name), None
+    )
+    if schema is None:
+        raise FieldError("tool_choice.function.name", f"{name[:64]!r} is not one of the tools")
+    return ToolUse("named", name), schema
+
+
+def tools_text(tools: Sequence[Tool]) -> str:
+    """Return the tools as the template receives them."""
+    return json.dumps([each.model_dump(exclude_none=True) for each in tools], ensure_ascii=False)
+
+
+def _list_schema(tools: Sequence[Tool], max_calls: int | None) -> _Schema:
+    """Return the schema of a list of calls. Definitions move to its root, where references look."""
+    definitions: _Schema = {}
+    calls = []
+    for tool in tools:
+        parameters = tool.function.arguments_schema()
+        for name, each in (parameters.pop("$defs", None) or {}).items():
+            if definitions.setdefault(name, each) != each:
+                raise FieldError("tools", f"have two different $defs of the name {name[:64]!r}")
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": tool.function.name}, "parameters": parameters},
+                "required": ["name", "parameters"],
+                "additionalProperties": False,
+            }
+        )
+    limit = {} if max_calls is None else {"maxItems": max_calls}
+    defined = {"$defs": definitions} if definitions else {}
+    return {"type": "array", "minItems": 1, **limit, "items": {"anyOf": calls}, **defined}

@@ -1,0 +1,65 @@
+"""Bounds of bodies before they are parsed."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.gateway import INFO, VALUES
+
+from ssd.errors import TooLargeError
+from ssd_gateway.body_limits import OTHER_BYTES, OTHER_VALUES, BodyLimits, max_values
+
+LIMITS = BodyLimits(num_bytes=1 << 23, num_values=1000)
+
+
+def num_values(value: Any) -> int:
+    match value:
+        case dict():
+            return 1 + len(value) + sum(map(num_values, value.values()))
+        case list():
+            return 1 + sum(map(num_values, value))
+    return 1
+
+
+@given(
+    value=VALUES | st.text('\\"[]{},:\n é'),
+    ascii_only=st.booleans(),
+    indent=st.sampled_from([None, 1]),
+)
+def test_no_body_has_more_values_than_the_bound_or_less_than_half(
+    value: Any, *, ascii_only: bool, indent: int | None
+) -> None:
+    body = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode(errors="replace")
+    found = num_values(json.loads(body))
+    assert found <= max_values(body, 1 << 20) <= 2 * found
+
+
+@pytest.mark.parametrize("each", ["[]", "{}", "1", '""', '{"a":[{}]}'])
+def test_a_body_with_many_values_is_refused_before_it_is_parsed(each: str) -> None:
+    body = '{"metadata":[' + ",".join([each] * 1000) + "]}"
+    with pytest.raises(TooLargeError, match="the body has over 1000 values"):
+        LIMITS.check_values(body.encode())
+
+
+def test_a_long_text_is_one_value() -> None:
+    code = 'x = [{"a": [1, 2, 3]}, "\\\\"],\n' * 10_000
+    LIMITS.check_values(json.dumps({"prompt": code}).encode())
+
+
+def test_the_longest_prompt_of_a_model_fits_and_a_longer_body_does_not() -> None:
+    info = replace(INFO, max_model_len=2000, max_text_bytes=64_000)
+    limits = BodyLimits.of_models([INFO, info], 1 << 30)
+    limits_of_one = BodyLimits.of_models([info], 1 << 30)
+    assert limits.num_bytes > limits_of_one.num_bytes == OTHER_BYTES + 3 * 64_000
+    assert limits_of_one.num_values == OTHER_VALUES + 2000
+    escaped = json.dumps({"prompt": "é" * 32_000})
+    assert len(escaped) <= limits_of_one.num_bytes
+    assert BodyLimits.of_models([info], 2048).num_bytes == 2048
+
+
+def test_a_target_that_reports_no_bound_has_that_of_all_models() -> None:
+    older = replace(INFO, max_text_bytes=0)
+    assert BodyLimits.of_models([older], 1 << 30).num_bytes == OTHER_BYTES + 3 * (4 << 20)

@@ -1,0 +1,71 @@
+"""Where bodies are parsed, and what a large one may contain."""
+
+import json
+import threading
+
+import pytest
+from tests.gateway import ScriptedTarget, fronting, get
+
+from ssd.errors import FieldError, TooLargeError
+from ssd.rpc.codec import GenerateCall
+from ssd_gateway.body_limits import BodyLimits
+from ssd_gateway.parser import SMALL_BYTES, RequestParser
+from ssd_gateway.schemas import MAX_IGNORED, CompletionRequest
+
+LIMITS = BodyLimits(num_bytes=1 << 23, num_values=1000)
+threads: list[str] = []
+
+
+class Noted(CompletionRequest):
+    """Notes the thread in which it is converted."""
+
+    def calls(self) -> list[GenerateCall]:
+        threads.append(threading.current_thread().name)
+        return super().calls()
+
+
+async def test_a_large_body_is_parsed_away_from_the_event_loop() -> None:
+    parser = RequestParser()
+    threads.clear()
+    for size in (SMALL_BYTES // 2, 2 * SMALL_BYTES):
+        body = json.dumps({"model": "m", "prompt": "x" * size}).encode()
+        request = await parser.prepare(Noted, body, LIMITS)
+        assert request.calls[0].prompt == "x" * size
+    assert threads[0] == threading.current_thread().name
+    assert threads[1].startswith("parser")
+
+
+async def test_errors_of_large_bodies_are_those_of_small_ones() -> None:
+    parser = RequestParser()
+    body = json.dumps({"prompt": "x" * SMALL_BYTES, "top_p": "1"}).encode()
+    with pytest.raises(FieldError, match="top_p: must be a number"):
+        await parser.prepare(CompletionRequest, body, LIMITS)
+    with pytest.raises(TooLargeError, match="values"):
+        await parser.prepare(CompletionRequest, b"[" * (2 * SMALL_BYTES), LIMITS)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "x" * (MAX_IGNORED + 1),
+        {"a": ["x" * (MAX_IGNORED // 4)] * 5},
+        [[]] * MAX_IGNORED,
+        {"k" * MAX_IGNORED: 1},
+    ],
+    ids=["text", "texts", "lists", "name"],
+)
+async def test_fields_without_effect_are_bounded(value: object) -> None:
+    limits = BodyLimits(num_bytes=1 << 23, num_values=1 << 23)
+    body = json.dumps({"prompt": "x", "metadata": value}).encode()
+    with pytest.raises(FieldError, match="metadata: has no effect, and has over"):
+        await RequestParser().prepare(CompletionRequest, body, limits)
+
+
+async def test_a_body_beyond_the_longest_prompt_is_refused_before_it_is_read() -> None:
+    async with fronting(ScriptedTarget()) as front:
+        large = b'{"prompt":"' + b"x" * (4 << 20) + b'"}'
+        status, _, text = await get(front, "/v1/completions", large)
+        assert (status, "over the limit" in text) == (413, True)
+        many = b'{"prompt":"x","metadata":[' + b"[]," * (1 << 18) + b"[]]}"
+        status, _, text = await get(front, "/v1/completions", many)
+        assert (status, "values; send shorter" in text) == (413, True)

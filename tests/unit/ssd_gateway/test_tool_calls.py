@@ -1,0 +1,132 @@
+"""Calls of tools in texts, however the texts are divided."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssd_gateway.tool_calls import (
+    CallPart,
+    HermesReader,
+    ListReader,
+    LlamaReader,
+    NamedReader,
+    Parts,
+    TextReader,
+)
+
+ARGUMENTS = '{"a": "}\\"{\\\\", "b": [1, {"c": "</tool_call>"}], "é": null}'
+ONE = '{"name": "f", "arguments": ' + ARGUMENTS + "}"
+TWO = '{"name": "g", "parameters": {}}'
+LATE = '{"arguments": {"x": 1}, "name": "late"}'
+TYPED = '{"type": "function", "name": "typed", "parameters": {"y": 2}}'
+F, G = ("f", ARGUMENTS), ("g", "{}")
+HERMES: list[tuple[str, str, list[tuple[str, str]]]] = [
+    ("no call < here", "no call < here", []),
+    ("", "", []),
+    (" \n", " \n", []),
+    (f"<tool_call>\n{ONE}\n</tool_call>", "", [F]),
+    (f"<tool_call>{ONE}</tool_call>\n<tool_call>\n{TWO}\n</tool_call>\n", "", [F, G]),
+    (f"Sure.\n<tool_call>\n{ONE}\n</tool_call> Done.", "Sure.\n Done.", [F]),
+    (f"<think>\n\n</think>\n\n<tool_call>{TWO}</tool_call>", "<think>\n\n</think>\n\n", [G]),
+    (f"<tool_call>\n{LATE}\n</tool_call>", "", [("late", '{"x": 1}')]),
+    (f"<tool_call>{TYPED}</tool_call>", "", [("typed", '{"y": 2}')]),
+    (f"<tool_call>{ONE}<tool_call>{TWO}", "", [F, G]),
+    ("a <tool_cal> b <tool_", "a <tool_cal> b <tool_", []),
+    ('<tool_call>{"a": 1}</tool_call>', '<tool_call>{"a": 1}</tool_call>', []),
+    ('<tool_call>{"name": 1, "arguments": {}}', '<tool_call>{"name": 1, "arguments": {}}', []),
+    ("<tool_call>text</tool_call>", "<tool_call>text</tool_call>", []),
+    ("<tool_call>\n", "<tool_call>\n", []),
+    ('<tool_call>{"name": "f", "argu', '<tool_call>{"name": "f", "argu', []),
+    ("<tool_call>" + "{" * 50, "<tool_call>" + "{" * 50, []),
+]
+LLAMA: list[tuple[str, str, list[tuple[str, str]]]] = [
+    ("no call {", "no call {", []),
+    (ONE, "", [F]),
+    (f"<|python_tag|>{ONE}", "", [F]),
+    (f"\n{ONE}; {TWO}", "", [F, G]),
+    (f"{ONE} text", " text", [F]),
+    (f"{ONE}{TWO}", TWO, [F]),
+    ('{"a": 1} is JSON', '{"a": 1} is JSON', []),
+    ('{"a": 1}; ' + TWO, '{"a": 1}; ' + TWO, []),
+    ("<|python_tag|>import os", "<|python_tag|>import os", []),
+    ("<|python", "<|python", []),
+    ('{"name": "f", ', '{"name": "f", ', []),
+]
+LISTS = [(f"[{TWO}]", "", [G]), (f"[{ONE.replace('arguments', 'parameters')}, {TWO}]", "", [F, G])]
+CASES = [
+    *((HermesReader, *each) for each in HERMES),
+    *((LlamaReader, *each) for each in LLAMA),
+    *((ListReader, *each) for each in LISTS),
+]
+
+
+def read(reader: TextReader, pieces: Iterable[str]) -> Parts:
+    """All that a text adds, with the rule that the first part of a call has its name."""
+    found, seen = Parts(), set()
+    for each in [*map(reader.push, pieces), reader.finish()]:
+        for call in each.calls:
+            assert bool(call.name) == (call.index not in seen)
+            seen.add(call.index)
+        found.extend(each)
+    assert reader.num_calls == len(found.calls)
+    return found
+
+
+def wanted(content: str, calls: list[tuple[str, str]]) -> Parts:
+    return Parts(content, [CallPart(index, *each) for index, each in enumerate(calls)])
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize(("kind", "text", "content", "calls"), CASES)
+def test_a_text_has_the_same_content_and_calls_however_it_is_divided(
+    kind: Callable[..., TextReader],
+    text: str,
+    content: str,
+    calls: list[tuple[str, str]],
+    *,
+    is_whole: bool,
+) -> None:
+    new = partial(kind, is_whole=is_whole)
+    assert read(new(), [text]) == wanted(content, calls)
+    assert read(new(), text) == wanted(content, calls)
+    for place in range(len(text)):
+        assert read(new(), [text[:place], text[place:]]) == wanted(content, calls)
+
+
+@given(st.text('<>/tool_ca{}[]"\\:,; name', max_size=60), st.data())
+def test_any_text_has_the_same_parts_however_it_is_divided(text: str, data: st.DataObject) -> None:
+    text = data.draw(st.sampled_from(["", "<tool_call>", ONE[:20], ONE])) + text
+    places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=3)))
+    pieces = [text[i:j] for i, j in zip([0, *places], [*places, len(text)], strict=True)]
+    for kind in (HermesReader, LlamaReader):
+        for is_whole in (True, False):
+            whole = read(kind(is_whole=is_whole), [text])
+            assert read(kind(is_whole=is_whole), pieces) == whole
+
+
+def test_arguments_arrive_before_their_call_is_complete_only_in_a_stream() -> None:
+    head = '<tool_call>{"name": "f", "arguments": {"a": '
+    stream = HermesReader(is_whole=False)
+    assert stream.push(head).calls == [CallPart(0, "f", '{"a": ')]
+    assert stream.push("1").calls == [CallPart(0, "", "1")]
+    assert stream.finish() == Parts()
+    whole = HermesReader(is_whole=True)
+    assert not whole.push(head + "1")
+    assert whole.finish() == Parts(head + "1")
+    assert whole.num_calls == 0
+
+
+def test_calls_beyond_the_first_are_dropped_if_they_may_not_be_parallel() -> None:
+    text = f"<tool_call>{ONE}</tool_call><tool_call>{TWO}</tool_call>"
+    for is_whole in (True, False):
+        assert read(HermesReader(is_whole=is_whole, max_calls=1), text) == wanted("", [F])
+
+
+def test_a_named_function_has_all_text_as_its_arguments() -> None:
+    reader = NamedReader("f")
+    parts = [reader.push(each) for each in ('{"a":', "1}")]
+    assert [each.calls for each in parts] == [[CallPart(0, "f", '{"a":')], [CallPart(0, "", "1}")]]
+    assert reader.num_calls == 0
