@@ -22,6 +22,8 @@ MAX_TOOLS = 128
 """As in OpenAI's API."""
 _READERS: dict[str, type[CallReader]] = {"hermes": HermesReader, "llama3_json": LlamaReader}
 _Schema = dict[str, Any]
+_COMBINING = {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"}
+"""Keywords with which ``properties`` is not the whole list of arguments."""
 
 
 class FunctionDefinition(Body):
@@ -34,8 +36,15 @@ class FunctionDefinition(Body):
     parameters: _Schema | None = None
 
     def arguments_schema(self) -> _Schema:
-        """Return the JSON schema of the arguments, an object."""
-        return {"type": "object", **(self.parameters or {"properties": {}})}
+        """Return the JSON schema of the arguments, an object.
+
+        It has no other arguments than those that are listed, unless it allows them: a weak model
+        would add arguments until its tokens end.
+        """
+        schema = {"type": "object", **(self.parameters or {"properties": {}})}
+        if "properties" in schema and not _COMBINING & schema.keys():
+            schema.setdefault("additionalProperties", False)
+        return schema
 
 
 class Tool(Part):

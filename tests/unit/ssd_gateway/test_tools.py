@@ -13,6 +13,7 @@ from ssd.errors import FieldError, RequestError
 from ssd.rpc.codec import Conversation, GenerateCall
 from ssd.types import FinishReason, GenerationChunk
 from ssd_gateway.schemas import ChatRequest, parse
+from ssd_gateway.tools import FunctionDefinition
 
 PLACE = {"$ref": "#/$defs/Place"}
 WEATHER: Any = {
@@ -163,11 +164,12 @@ def test_the_grammar_of_required_calls_has_a_shape_for_each_tool() -> None:
     weather, time = (each["properties"] for each in schema["items"]["anyOf"])
     assert (weather["name"], time["name"]) == ({"const": "weather"}, {"const": "time"})
     assert weather["parameters"]["properties"] == {"place": PLACE}
-    assert time["parameters"] == {"type": "object", "properties": {}}
+    closed = {"additionalProperties": False}
+    assert time["parameters"] == {"type": "object", "properties": {}} | closed
     single = call_of(tool_choice="required", parallel_tool_calls=False).sampling.json_schema
     assert json.loads(single)["maxItems"] == 1
     named = call_of(tool_choice={"type": "function", "function": {"name": "weather"}})
-    assert json.loads(named.sampling.json_schema) == WEATHER["function"]["parameters"]
+    assert json.loads(named.sampling.json_schema) == WEATHER["function"]["parameters"] | closed
     assert not call_of(tool_choice="auto").sampling.json_schema
 
 
@@ -194,3 +196,20 @@ def test_definitions_of_two_tools_that_contradict_each_other_are_refused() -> No
     with pytest.raises(FieldError, match="two different \\$defs of the name 'Place'"):
         call_of(tools=[WEATHER, other], tool_choice="required")
     assert call_of(tools=[WEATHER, WEATHER], tool_choice="required").sampling.json_schema
+
+
+@pytest.mark.parametrize(
+    ("parameters", "additional"),
+    [
+        ({"properties": {"a": {}}}, False),
+        ({"properties": {"a": {}}, "additionalProperties": True}, True),
+        ({"properties": {"a": {}}, "allOf": [{"properties": {"b": {}}}]}, None),
+        ({"$ref": "#/$defs/x", "$defs": {"x": {}}}, None),
+        (None, False),
+    ],
+)
+def test_a_call_has_no_arguments_that_are_not_listed(
+    parameters: dict[str, Any] | None, additional: object
+) -> None:
+    function = FunctionDefinition(name="add", parameters=parameters)
+    assert function.arguments_schema().get("additionalProperties") is additional
