@@ -91,6 +91,9 @@ class ModelRunner(ABC):
 AnyRunner = TypeVar("AnyRunner", bound=ModelRunner)
 
 
+_DRIVERS = "CUDA 13 needs a driver of at least 580, CUDA 12 of at least 525"
+
+
 def require_device(device: str) -> None:
     """Use the device of the settings in this thread; there is no fall-back to another device.
 
@@ -101,6 +104,8 @@ def require_device(device: str) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         cause = str(error).partition("\n")[0]
+        if "driver" in cause and torch.version.cuda is not None:
+            cause += f"; torch is built for CUDA {torch.version.cuda}: {_DRIVERS}"
         raise SettingsError(f"device {device!r} cannot be used here: {cause}") from error
     index = torch.device(device).index
     if device.startswith("cuda") and index is not None:
