@@ -104,7 +104,7 @@ $(VLLM)/packages.txt:
 # Runs from the sources with the packages of GPU_PYTHON. WHEELS=folder adds missing ones from there.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 GPU_PACKAGES := .gpu-check
-gpu-check: ## check and measure a GPU machine in 8 minutes; needs torch with CUDA and transformers
+gpu-check: ## check and measure a GPU machine in up to 25 minutes; needs torch with CUDA and transformers
 	@export PYTHONPATH=services:$(GPU_PACKAGES); \
 	if [ -n "$(WHEELS)" ]; then \
 	  [ -d "$(WHEELS)" ] || { echo "error: WHEELS=$(WHEELS): there is no such folder" >&2; exit 2; }; \

@@ -34,9 +34,10 @@ class Environment:
 class Outcome:
     """The result of a check."""
 
-    status: Literal["passed", "failed", "skipped"]
+    status: Literal["passed", "failed", "timed out", "skipped"]
+    """Of a check that timed out, nothing is known: compilers can be slow."""
     reason: str = ""
-    """Why it failed or was skipped."""
+    """Why it did not pass."""
     figures: Mapping[str, Figure] = field(default_factory=dict)
 
     def to_json(self) -> str:

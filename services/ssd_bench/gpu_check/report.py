@@ -9,7 +9,7 @@ from rich.table import Table
 from ssd_bench.gpu_check.outcome import Outcome
 from ssd_bench.gpu_check.targets import verdicts
 
-COLOURS = {"passed": "green", "failed": "red", "skipped": "yellow"}
+COLOURS = {"passed": "green", "failed": "red", "timed out": "yellow", "skipped": "yellow"}
 TARGET_COLOURS = {"met": "green", "not met": "red", "not measured": "yellow"}
 
 

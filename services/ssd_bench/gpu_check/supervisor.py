@@ -49,7 +49,7 @@ def run_checks(
             found = Outcome(status="skipped", reason=reason)
         elif found is None:
             reason = f"no result within {left:.0f} s; --limit gives all checks more time"
-            found = Outcome(status="failed", reason=reason)
+            found = Outcome(status="timed out", reason=reason)
         outcomes[name] = outcome = _of_peer(CHECKS[name], found)
         on_outcome(name, outcome, monotonic() - started)
     return outcomes
@@ -94,6 +94,6 @@ def _last_line(errors: Path) -> str:
 
 
 def _of_peer(check: Check, outcome: Outcome) -> Outcome:
-    if check.is_peer and outcome.status == "failed":
-        return Outcome(status="skipped", reason=f"it failed: {outcome.reason}")
+    if check.is_peer and outcome.status in {"failed", "timed out"}:
+        return Outcome(status="skipped", reason=f"it {outcome.status}: {outcome.reason}")
     return outcome

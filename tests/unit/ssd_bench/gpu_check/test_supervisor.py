@@ -78,11 +78,11 @@ def test_a_check_that_reaches_its_budget_fails_and_leaves_the_budgets_of_others(
     monkeypatch: pytest.MonkeyPatch, environment: Environment
 ) -> None:
     own, peer = of_each(monkeypatch, environment, 60.0, found=None)
-    assert own == ("own", "failed", "no result within 30 s; --limit gives all checks more time")
+    assert own == ("own", "timed out", "no result within 30 s; --limit gives all checks more time")
     # The first check ended at once here: its time is that of the second one.
     assert peer[1:] == (
         "skipped",
-        "it failed: no result within 60 s; --limit gives all checks more time",
+        "it timed out: no result within 60 s; --limit gives all checks more time",
     )
 
 
