@@ -114,7 +114,7 @@ gpu-check: ## check and measure a GPU machine in up to 25 minutes; needs torch w
 	fi; $(GPU_PYTHON) -m ssd_bench.gpu_check $(GPU_CHECK_ARGS)
 
 # These tests use the cluster of KUBECONFIG, or one that SSD_CLUSTER_TOOL starts and stops.
-e2e: $(TOOLS) ## test the chart on a real cluster: images, install, serve, failures, uninstall (30 minutes)
+e2e: $(TOOLS) ## test the chart on a real cluster: images, install, serve, failures, uninstall (35 minutes)
 	$(BIN)/python -m pytest tests/cluster -m "cluster and not slow" --durations 15
 
 e2e-full: $(TOOLS) ## the same with all repetitions (an hour)

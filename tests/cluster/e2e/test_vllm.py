@@ -8,8 +8,7 @@ import pytest
 from tests.cluster.conftest import build
 from tests.cluster.kube import Kube, Object, eventually, image_of, sample
 
-# Slow: its image contains 3.5 GB of packages.
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 NAME = "vllm"
 BASE = "localhost/vllm-cpu:0.32.0"
 PROMPTS = tuple(f"def {name}(values):\n    " for name in ("mean", "median", "merge", "split"))
