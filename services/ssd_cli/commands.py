@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from ssd.engine.checkpoint_format import missing_weights
 from ssd.engine.config import ModelConfig
 from ssd.errors import (
     AccessError,
@@ -20,6 +21,7 @@ from ssd.errors import (
     UnsupportedModelError,
 )
 from ssd.launch import Deployment
+from ssd.model_name import local_folder
 from ssd_cli.display import report
 from ssd_cli.extras import how_to_install, missing_module
 from ssd_cli.shapes import check_pair, downloaded_shape
@@ -71,6 +73,9 @@ def check_models(deployment: Deployment, tensor_parallel_size: int = 1) -> None:
             shapes[flag] = downloaded_shape(model)
         except (ModelNotFoundError, UnsupportedModelError) as error:
             raise typer.BadParameter(f"{flag} {error}") from None
+        folder = local_folder(model)
+        if folder is not None and (problem := missing_weights(folder)):
+            raise typer.BadParameter(f"{flag} {model}: {problem}")
     try:
         warning = check_pair(shapes["--target"], shapes.get("--draft"), tensor_parallel_size)
     except SettingsError as error:

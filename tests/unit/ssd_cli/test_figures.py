@@ -83,7 +83,9 @@ def test_the_json_object_has_the_log_probabilities_of_openai() -> None:
     found = json.loads(json.dumps(collector.finish().as_json(), allow_nan=False))
     assert found["logprobs"] == [
         {
-            "token_id": 5, "token": "\N{REPLACEMENT CHARACTER}", "logprob": -0.5,
+            "token_id": 5,
+            "token": "\N{REPLACEMENT CHARACTER}",
+            "logprob": -0.5,
             "bytes": [0xC3],
             "top_logprobs": [
                 {"token_id": 6, "token": "é", "logprob": -9999.0, "bytes": [0xC3, 0xA9]}

@@ -57,7 +57,7 @@ def problem_of(folder: Path) -> str:
         ("config.json", '{"model_type": "gpt2"}', "model_type 'gpt2' is not supported; supported"),
         ("config.json", '{"model_type": [1]}', "model_type [1] is not supported"),
         ("config.json", '{"model_type": "llama"}', "config.json lacks 'num_hidden_layers'"),
-        ("model.safetensors", None, "no .safetensors file in the folder"),
+        ("model.safetensors", None, "no .safetensors file in this folder"),
         ("model.safetensors.index.json", "[]", "is not an index of weights"),
         (
             "model.safetensors.index.json",
