@@ -209,8 +209,7 @@ def models_table(models: Iterable[Model]) -> Table:
         table.add_column(
             title,
             justify="left" if title in ("model", "family") else "right",
-            overflow="fold",
-            no_wrap=title != "model",
+            no_wrap=True,
         )
     for model in models:
         table.add_row(
