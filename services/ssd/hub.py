@@ -10,6 +10,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
     HfHubHTTPError,
     HTTPError,
     LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -48,8 +49,26 @@ def as_setup_error(model: str, error: Exception) -> SetupError:
     for kind_of_refusal, sentence in _REFUSALS.items():
         if isinstance(error, kind_of_refusal):
             return ModelNotFoundError(f"{model}: {sentence}")
-    kind = HubError if may_pass(error) else ModelNotFoundError
-    return kind(f"{model}: not downloaded from the hub: {error}")
+    if not may_pass(error):
+        return ModelNotFoundError(f"{model}: not downloaded from the hub: {error}")
+    return HubError(f"{model}: {_why_unreachable(error)}")
+
+
+def _why_unreachable(error: Exception) -> str:
+    if isinstance(error, HfHubHTTPError):
+        return f"the hub is overloaded; try again later: {error}"
+    if not isinstance(error, (LocalEntryNotFoundError, ConnectionError, HTTPError)):
+        return f"not downloaded from the hub: {error}"
+    cause = error.__cause__ or error
+    reason, fix = (
+        ("HF_HUB_OFFLINE forbids a download", "unset it")
+        if isinstance(cause, OfflineModeIsEnabled)
+        else (f"the hub cannot be reached ({cause})", "check the network")
+    )
+    return (
+        f"its files are not all in {HF_HUB_CACHE}, and {reason}; {fix}, or copy the model to this "
+        "machine and use its folder"
+    )
 
 
 def may_pass(error: Exception) -> bool:

@@ -3,14 +3,17 @@
 Neither torch nor the hub's library is imported, so a wrong name is reported within a second.
 """
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ssd import demo
+from ssd.engine.checkpoint_format import refused_format
 from ssd.engine.config import ModelConfig
 from ssd.errors import ModelNotFoundError
 
 _HUB = "hf://"
+_NAME_ON_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +46,20 @@ def local_folder(model: str) -> Path | None:
         return demo.folder(model)
     folder = Path(model)
     if not (folder / "config.json").is_file():
-        problem = "no config.json in this folder" if folder.is_dir() else "there is no such folder"
-        raise ModelNotFoundError(
-            f"{model}: {problem}; use a model folder, demo://target, demo://draft or hf://org/name"
-        )
+        raise ModelNotFoundError(f"{model}: {_why_no_model(folder, model)}")
     return folder
+
+
+def _why_no_model(path: Path, model: str) -> str:
+    """Return why a path has no model, and what to use instead."""
+    if refusal := refused_format(path):
+        return refusal
+    if path.is_file():
+        return "this is a file; use the folder that contains it, config.json and tokenizer.json"
+    if not path.exists() and _NAME_ON_HUB.fullmatch(model):
+        return f"there is no such folder; for a model on the hub, use {_HUB}{model}"
+    problem = "no config.json in this folder" if path.is_dir() else "there is no such folder"
+    return f"{problem}; use a model folder, demo://target, demo://draft or hf://org/name"
 
 
 def local_shape(model: str) -> ModelConfig | None:

@@ -314,6 +314,11 @@ class TokenLogprob:
         """UTF-8 of this token alone; a part of it if the token is part of a character."""
         return self.partial or self.text.encode()
 
+    @property
+    def finite(self) -> float:
+        """``logprob`` as JSON can have it: OpenAI's -9999 for a token that cannot be selected."""
+        return max(self.logprob, -9999.0)
+
 
 @dataclass(frozen=True, slots=True)
 class PositionLogprobs:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.text import Text
 from typer.exceptions import TyperException
 
 from ssd import demo
+from ssd.console import can_redraw, make_console, style_help
 from ssd.demo.corpus import held_out_prompts
 from ssd.engine.known_shapes import KNOWN_SHAPES
 from ssd.engine.pass_time import WEIGHTS
@@ -51,8 +51,8 @@ PROMPT_CHARS = 450
 """About 128 tokens, as in the model cards."""
 MAX_BATCH = 16
 """Maximum batch size of a target. A larger batch would wait in its queue."""
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+out = make_console(soft_wrap=False)
+err = make_console(stderr=True)
 BAD_INPUT = (SettingsError, ModelNotFoundError, UnsupportedModelError)
 """Errors caused by the command line: exit code 2."""
 Measured = TypeVar("Measured")
@@ -404,8 +404,11 @@ def _with_progress(
     total: int, measure: Callable[[Callable[[], None]], Coroutine[Any, Any, Measured]]
 ) -> Measured:
     """Measure with a progress bar, which ``measure`` advances after each of ``total`` batches."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as progress:
+    parts = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    is_off = not can_redraw(err)
+    with Progress(
+        "{task.description}", *parts, console=err, transient=True, disable=is_off
+    ) as progress:
         task = progress.add_task("batches", total=total)
         return asyncio.run(measure(lambda: progress.advance(task)))
 
@@ -425,6 +428,7 @@ def main(argv: Sequence[str] | None = None, prog_name: str = "python -m ssd_benc
     app.command()(cpu_draft)
     app.command()(peers)
     app.command()(serve)
+    style_help()
     is_debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     try:
         return int(app(argv, prog_name=prog_name, standalone_mode=False) or 0)

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ssd import demo
+from ssd.console import make_console
 from ssd.cpu_plan import one_cpu_a_core, plan_cpus
 from ssd.demo.corpus import held_out_prompts
 from ssd.launch import Deployment, deployed
@@ -42,8 +42,8 @@ BUSY_PROCESSES = 3
 """Processes that compute without end on each CPU of the overloaded draft."""
 FIRST_BATCHES = 5
 MODES = (Mode.AUTOREGRESSIVE, Mode.SPECULATIVE, Mode.AUTO)
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+out = make_console()
+err = make_console(stderr=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

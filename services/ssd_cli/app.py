@@ -15,6 +15,7 @@ import typer
 from typer.exceptions import TyperException
 
 import ssd
+from ssd.console import style_help
 from ssd.cpu_plan import one_cpu_a_core
 from ssd.errors import SSDError
 from ssd.launch import Deployment
@@ -34,7 +35,7 @@ from ssd_cli.commands import (
     warn_about_one_cpu,
 )
 from ssd_cli.demo import DemoOptions, demo
-from ssd_cli.display import err, out, print_table, report, write
+from ssd_cli.display import err, out, print_table, report, status, write
 from ssd_cli.figures import Collector
 from ssd_cli.generate import (
     GenerateOptions,
@@ -412,7 +413,7 @@ def models_command(
         for folder in folders or []:
             if not models_in(folder):
                 report("warning", f"{folder} contains no models")
-    with err.status("checking bfloat16 on this machine"):
+    with status("checking bfloat16 on this machine"):
         precision: AutoPrecision = run_work(auto_precision(), is_debug=debug)
     if is_json:
         found = [asdict(model) | asdict(precision) for model in models]
@@ -476,6 +477,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         argv: the arguments without the program name; None: those of this process.
     """
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    style_help()
     try:
         return int(app(words, prog_name="ssd", standalone_mode=False) or 0)
     except TyperException as error:

@@ -8,9 +8,11 @@ from typing import Any
 
 import typer
 
+from ssd.engine.checkpoint_format import missing_weights
 from ssd.engine.config import ModelConfig
 from ssd.errors import (
     AccessError,
+    FieldError,
     IncompleteTextError,
     ModelNotFoundError,
     NotReadyError,
@@ -20,8 +22,10 @@ from ssd.errors import (
     UnsupportedModelError,
 )
 from ssd.launch import Deployment
+from ssd.model_name import local_folder
 from ssd_cli.display import report
 from ssd_cli.extras import how_to_install, missing_module
+from ssd_cli.sampling_options import flag_problem
 from ssd_cli.shapes import check_pair, downloaded_shape
 
 debug_of_app: ContextVar[bool] = ContextVar("debug_of_app", default=False)
@@ -71,6 +75,9 @@ def check_models(deployment: Deployment, tensor_parallel_size: int = 1) -> None:
             shapes[flag] = downloaded_shape(model)
         except (ModelNotFoundError, UnsupportedModelError) as error:
             raise typer.BadParameter(f"{flag} {error}") from None
+        folder = local_folder(model)
+        if folder is not None and (problem := missing_weights(folder)):
+            raise typer.BadParameter(f"{flag} {model}: {problem}")
     try:
         warning = check_pair(shapes["--target"], shapes.get("--draft"), tensor_parallel_size)
     except SettingsError as error:
@@ -100,5 +107,7 @@ def _with_hint(error: SSDError) -> str:
         return f"{error} ('ssd up' starts a target and prints its address)"
     if isinstance(error, AccessError):
         return f"{error} (--token-file and --tls-ca give the credentials)"
+    if isinstance(error, FieldError):
+        return flag_problem(error)
     has_stack = bool(getattr(error, "__notes__", ()))
     return f"{error} (--debug shows the output of the process)" if has_stack else str(error)

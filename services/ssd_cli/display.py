@@ -4,23 +4,28 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from ssd.console import can_redraw, make_console
 from ssd.launch import EventListener
 from ssd.telemetry import Event
 from ssd_cli.figures import Figures
 
-out = Console(highlight=False, soft_wrap=True)
+out = make_console()
 """Standard output: results, which users redirect."""
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+err = make_console(stderr=True)
 """Standard error: progress, summaries of redirected text, errors."""
 _CONTROL = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f]")
 
 UNKNOWN = "–"
 """Cell of a figure that was not measured."""
+_GAP = 2
+"""Columns between the cells of a table without lines."""
 _UNLIMITED = 1 << 16
 """Width of redirected tables; without it, rich wraps them at 80 columns."""
 _STAGES = {"load": "reading weights", "pack": "packing weights", "warm-up": "warming up"}
@@ -38,8 +43,43 @@ def write(text: str) -> None:
 def print_table(console: Console, table: Table) -> None:
     """Print a table. A terminal wraps long cells; redirected rows stay on one line."""
     if not console.is_terminal:
-        console = Console(file=console.file, width=_UNLIMITED)
-    console.print(table)
+        Console(file=console.file, width=_UNLIMITED).print(table)
+        return
+    console.print(fitted(console, table), soft_wrap=False)
+
+
+def fitted(console: Console, table: Table) -> RenderableType:
+    """Return the table, or its rows as text if the terminal is too narrow for its words."""
+    options = console.options.update(max_width=_UNLIMITED)
+    width = _GAP * (len(table.columns) - 1)
+    for column in table.columns:
+        sizes = [Measurement.get(console, options, each) for each in (column.header, *column.cells)]
+        width += max(each.maximum if column.no_wrap else each.minimum for each in sizes)
+    return table if width <= console.width else Group(*_as_text(table))
+
+
+def _as_text(table: Table) -> Iterator[RenderableType]:
+    """Yield the first cell of each row, then its other cells with their titles."""
+    titles = [str(column.header) for column in table.columns]
+    for first, *rest in zip(*(column.cells for column in table.columns), strict=True):
+        yield first
+        named = zip(titles[1:], map(_text, rest), strict=True)
+        cells = [Text(f"{title} ").append_text(cell) for title, cell in named if cell]
+        yield Padding(Text(", ").join(cells), (0, 0, 0, 2))
+
+
+def _text(cell: RenderableType) -> Text:
+    return cell if isinstance(cell, Text) else Text.from_markup(str(cell))
+
+
+@contextmanager
+def status(message: str) -> Iterator[None]:
+    """Show that work is in progress during the block, if standard error can show it."""
+    if not can_redraw(err):
+        yield
+        return
+    with err.status(message):
+        yield
 
 
 def report(label: str, message: str, style: str = "yellow") -> None:
@@ -52,16 +92,31 @@ def report(label: str, message: str, style: str = "yellow") -> None:
 def startup_progress(*, is_quiet: bool) -> Iterator[EventListener]:
     """Show a progress bar for each process during the block; yield the listener of their events.
 
-    Show nothing if standard error is not a terminal.
+    Show nothing if standard error is not a terminal, and a line for each stage with ``NO_COLOR``.
     """
     if is_quiet or not err.is_terminal:
         yield lambda _name, _event: None
+        return
+    if not can_redraw(err):
+        yield _stage_lines()
         return
     columns = (TextColumn("{task.description}"), BarColumn(24), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True) as progress:
         # A process needs seconds for its imports before its first event.
         first = progress.add_task("starting", total=None)
         yield _bars(progress, first)
+
+
+def _stage_lines() -> EventListener:
+    stages: dict[str, str] = {}
+
+    def on_event(name: str, event: Event) -> None:
+        stage = _stage_of(event)
+        if stage and stages.get(name) != stage:
+            stages[name] = stage
+            report(name, stage)
+
+    return on_event
 
 
 def _bars(progress: Progress, first: TaskID) -> EventListener:
@@ -71,17 +126,18 @@ def _bars(progress: Progress, first: TaskID) -> EventListener:
         progress.update(first, visible=False)
         if name not in tasks:
             tasks[name] = progress.add_task(f"{name}: starting", total=1.0)
-        if event.name == "progress":
-            stage = _STAGES.get(event.fields["stage"], event.fields["stage"])
-            progress.update(
-                tasks[name],
-                description=f"{name}: {stage}",
-                completed=float(event.fields["fraction"]),
-            )
-        elif event.name == "ready":
-            progress.update(tasks[name], description=f"{name}: ready", completed=1.0)
+        if stage := _stage_of(event):
+            completed = float(event.fields.get("fraction", 1.0))
+            progress.update(tasks[name], description=f"{name}: {stage}", completed=completed)
 
     return on_event
+
+
+def _stage_of(event: Event) -> str:
+    """Return what a process does, empty if the event does not state it."""
+    if event.name == "progress":
+        return str(_STAGES.get(event.fields["stage"], event.fields["stage"]))
+    return "ready" if event.name == "ready" else ""
 
 
 _SEED = "seed"

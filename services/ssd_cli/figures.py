@@ -13,6 +13,7 @@ from ssd.types import (
     PositionLogprobs,
     SpeculationStatistics,
     TokenId,
+    TokenLogprob,
 )
 
 
@@ -68,6 +69,7 @@ class Generation:
         """Return the object that ``--json`` prints; ``error`` is present only after an error.
 
         ``logprobs`` and ``choices``, the other continuations, are present if there are any.
+        ``logprobs`` has an entry for each token, as OpenAI's API, with the token id.
 
         ``statistics`` of a partial generation contains only the figures that were measured.
         """
@@ -81,10 +83,25 @@ class Generation:
             "statistics": statistics,
         }
         if self.logprobs:
-            found["logprobs"] = [asdict(each) for each in self.logprobs]
+            found["logprobs"] = [
+                {
+                    **_token(each.selected),
+                    "top_logprobs": [_token(token) for token in each.top],
+                }
+                for each in self.logprobs
+            ]
         if self.others:
             found["choices"] = [each.as_json() for each in self.others]
         return found | {"error": self.error} if self.error else found
+
+
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    return {
+        "token_id": token.token_id,
+        "token": token.text,
+        "logprob": token.finite,
+        "bytes": list(token.encoded),
+    }
 
 
 @dataclass(slots=True)

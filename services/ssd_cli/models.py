@@ -15,6 +15,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from rich.table import Table
 
 from ssd import demo
+from ssd.engine.checkpoint_format import missing_weights
 from ssd.errors import SetupError, TokenizerError
 
 MAX_HEADER_BYTES = 100 << 20
@@ -138,9 +139,9 @@ def _json_object(file: Path) -> dict[str, Any]:
 
 def _missing_weights(folder: Path) -> str:
     """Return which weights are missing, empty if none."""
+    if problem := missing_weights(folder):
+        return f"{folder}: {problem}"
     present = {path.name for path in folder.glob("*.safetensors")}
-    if not present:
-        return f"{folder}: no .safetensors file in the folder"
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return ""
@@ -208,8 +209,7 @@ def models_table(models: Iterable[Model]) -> Table:
         table.add_column(
             title,
             justify="left" if title in ("model", "family") else "right",
-            overflow="fold",
-            no_wrap=title != "model",
+            no_wrap=True,
         )
     for model in models:
         table.add_row(

@@ -10,10 +10,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ssd.console import can_redraw
 from ssd.errors import NotReadyError
 from ssd.rpc.client import TargetClient
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
-from ssd_cli.display import UNKNOWN, out, print_table, write
+from ssd_cli.display import UNKNOWN, fitted, out, print_table, write
 
 _STYLES = {"active": "green", "refused": "red", "lost": "red"}
 _REASONS = {
@@ -26,7 +27,7 @@ _REASONS = {
 async def show_pool(client: TargetClient, *, is_json: bool, is_once: bool) -> None:
     """Show the pool of a target: once, or each change until the target stops.
 
-    Redirected output shows it once. The client is closed at the end.
+    Redirected output, and that with ``NO_COLOR``, shows it once. The client is closed at the end.
 
     Raises:
         NotReadyError: the target cannot be reached, or has stopped.
@@ -36,16 +37,17 @@ async def show_pool(client: TargetClient, *, is_json: bool, is_once: bool) -> No
         if is_json:
             write(json.dumps(asdict(await client.pool_status())) + "\n")
             return
-        if is_once or not out.is_terminal:
+        if is_once or not can_redraw(out):
             pool = await client.pool_status()
             for line in pool_lines(pool):
-                out.print(line)
+                out.print(line, soft_wrap=not out.is_terminal)
             print_table(out, links_table(pool.links))
             return
         with Live(console=out, auto_refresh=False) as live:
             async with contextlib.aclosing(client.watch_pool()) as pools:
                 async for pool in pools:
-                    live.update(Group(*pool_lines(pool), links_table(pool.links)), refresh=True)
+                    table = fitted(out, links_table(pool.links))
+                    live.update(Group(*pool_lines(pool), table), refresh=True)
     raise NotReadyError(f"the target at {client.endpoint} has stopped")
 
 
@@ -71,11 +73,11 @@ def pool_lines(pool: PoolStatus) -> list[Text]:
 def links_table(links: Sequence[LinkStatus]) -> Table:
     """Return one row for each draft."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("draft")
-    table.add_column("state")
+    table.add_column("draft", no_wrap=True)
+    table.add_column("state", no_wrap=True)
     for title in ("sessions", "sustainable", "hits", "late", "round trip"):
-        table.add_column(title, justify="right")
-    table.add_column("channel")
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("channel", no_wrap=True)
     table.add_column("reason")
     for link in links:
         looked_up = link.hits + link.misses + link.late

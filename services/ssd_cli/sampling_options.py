@@ -60,6 +60,8 @@ JsonSchema = Annotated[
     ),
 ]
 Regex = Annotated[str, typer.Option(help="Regular expression that the text matches.")]
+_SAMPLING = "sampling."
+"""Beginning of the fields of a request that have flags here."""
 
 
 def schema_text(file: Path | None, regex: str) -> str:
@@ -100,6 +102,17 @@ def logit_biases(given: list[str] | None) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(found.items()))
 
 
+def flag_problem(error: FieldError) -> str:
+    """Return an error of a sampling parameter with its flag instead of its field."""
+    if not error.field.startswith(_SAMPLING):
+        return str(error)
+    name, bracket, entry = error.field.removeprefix(_SAMPLING).partition("[")
+    flag = name.replace("_ids", "_id").replace("_", "-")
+    # Of a bias, the token id; of a list, the place.
+    place = f" {entry.removesuffix(']')}" if bracket else ""
+    return f"--{flag}{place} {error.description}"
+
+
 def checked(sampling: SamplingParams) -> SamplingParams:
     """Return parameters within the bounds of a request.
 
@@ -109,10 +122,6 @@ def checked(sampling: SamplingParams) -> SamplingParams:
     try:
         return sampling_params(sampling_message(sampling, None, None))
     except FieldError as error:
-        name, bracket, entry = error.field.removeprefix("sampling.").partition("[")
-        flag = name.replace("_ids", "_id").replace("_", "-")
-        # Of a bias, the token id; of a list, the place.
-        place = f" {entry.removesuffix(']')}" if bracket else ""
-        raise typer.BadParameter(f"--{flag}{place} {error.description}") from None
+        raise typer.BadParameter(flag_problem(error)) from None
     except ValueError as error:
         raise typer.BadParameter(f"a flag cannot be sent: {error}") from None

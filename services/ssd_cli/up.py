@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.live import Live
 from rich.text import Text
 
+from ssd.console import can_redraw
 from ssd.cpu_plan import CpuPlan
 from ssd.errors import AddressError
 from ssd.launch import (
@@ -262,7 +263,7 @@ async def _first_signal() -> int:
 
 
 async def _show_status(running: RunningDeployment, *, is_quiet: bool) -> None:
-    if is_quiet or not err.is_terminal:
+    if is_quiet or not can_redraw(err):
         return
     url = f"http://{running.target.http_address}/metrics"
     last: Reading | None = None

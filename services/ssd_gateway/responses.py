@@ -315,7 +315,7 @@ def _chat_logprobs(positions: Iterable[Position]) -> list[dict[str, Any]]:
 def _token(token: TokenLogprob) -> dict[str, Any]:
     return {
         "token": token.text,
-        "logprob": _finite(token.logprob),
+        "logprob": token.finite,
         "bytes": list(token.encoded),
     }
 
@@ -330,8 +330,8 @@ def _text_logprobs(positions: Iterable[Position]) -> dict[str, Any]:
     for each in positions:
         selected, top = each.logprobs.selected, each.logprobs.top
         found["tokens"].append(_name(selected))
-        found["token_logprobs"].append(_finite(selected.logprob))
-        found["top_logprobs"].append({_name(token): _finite(token.logprob) for token in top})
+        found["token_logprobs"].append(selected.finite)
+        found["top_logprobs"].append({_name(token): token.finite for token in top})
         found["text_offset"].append(each.offset)
     return found
 
@@ -341,8 +341,3 @@ def _name(token: TokenLogprob) -> str:
     if not token.partial:
         return token.text
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.partial)
-
-
-def _finite(logprob: float) -> float:
-    """Return a number that JSON has, for tokens that cannot be selected; OpenAI's is -9999."""
-    return max(logprob, -9999.0)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from ssd.console import can_redraw, make_console
 from ssd.cpu_plan import one_cpu_a_core
 from ssd.demo.corpus import held_out_prompts
 from ssd.errors import SettingsError
@@ -24,8 +24,8 @@ from ssd_bench.peers.report import markdown, records, rows_of
 from ssd_bench.peers.workers.wire import Batch
 
 PROMPT_CHARS = 1200
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+out = make_console(soft_wrap=False)
+err = make_console(stderr=True)
 
 
 def peers(
@@ -169,7 +169,8 @@ def _continued(file: Path, given: dict[str, str], rows: list[Row]) -> list[Row]:
 
 def _with_progress(rows: list[Row], setup: Setup, batches: list[Batch], save: Any) -> None:
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=err, transient=True) as progress:
+    is_off = not can_redraw(err)
+    with Progress(*columns, console=err, transient=True, disable=is_off) as progress:
         task = progress.add_task("", total=num_steps(rows, len(batches)))
 
         def on_step(what: str) -> None:

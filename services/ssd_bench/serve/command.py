@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
+from ssd.console import make_console
 from ssd.errors import SSDError
 from ssd.launch import Deployment
 from ssd.model_name import local_folder
@@ -30,8 +30,8 @@ from ssd_bench.serve.scenarios import (
 )
 from ssd_bench.serve.served_target import ServedTarget, connected, started
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+out = make_console(soft_wrap=False)
+err = make_console(stderr=True)
 MAX_NUM_SEQS = 256
 LOAD_SECONDS = 30.0
 """Duration of a load without a scenario."""

@@ -22,6 +22,39 @@ def test_a_missing_folder_and_a_folder_without_a_model_are_different_errors(tmp_
         local_folder(str(tmp_path))
 
 
+def test_a_name_of_the_hub_without_its_scheme_gets_it_as_a_hint() -> None:
+    with pytest.raises(ModelNotFoundError, match=r"on the hub, use hf://Qwen/Qwen3-0.6B$"):
+        local_folder("Qwen/Qwen3-0.6B")
+
+
+@pytest.mark.parametrize("path", ["./org/name", "../name", "/org/name", "org/name/more"])
+def test_a_missing_path_gets_no_hint_of_the_hub(path: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"use a model folder, .* or hf://org/name$"):
+        local_folder(path)
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("m.gguf", "GGUF is not supported; use the same model as safetensors"),
+        ("pytorch_model.bin", "pickled weights are not read, .*; save the model as safetensors"),
+        ("model.safetensors", "this is a file; use the folder that contains it"),
+    ],
+)
+def test_a_file_of_weights_is_refused_with_what_to_use_instead(
+    tmp_path: Path, file: str, words: str
+) -> None:
+    (tmp_path / file).touch()
+    with pytest.raises(ModelNotFoundError, match=f"{file}: {words}"):
+        local_folder(str(tmp_path / file))
+
+
+def test_a_folder_with_a_refused_format_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    with pytest.raises(ModelNotFoundError, match=r"m\.gguf: GGUF is not supported"):
+        local_folder(str(tmp_path))
+
+
 def test_a_wider_model_has_the_folder_of_the_packaged_one() -> None:
     assert local_folder("demo://target?widen=4") == demo.folder("target")
 

@@ -135,6 +135,28 @@ def test_a_wrong_model_is_refused_before_a_process_starts(
     assert problem in error
 
 
+@pytest.mark.parametrize(
+    ("file", "problem"),
+    [
+        ("pytorch_model.bin", "pytorch_model.bin: pickled weights are not read"),
+        ("m.gguf", "m.gguf: GGUF is not supported"),
+        ("notes.txt", "no .safetensors file in this folder"),
+    ],
+)
+def test_a_model_without_safetensors_is_refused_before_a_process_starts(
+    file: str,
+    problem: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(app, "generate", None)
+    weights = write_tiny_folder(tmp_path) / "model.safetensors"
+    weights.rename(tmp_path / file)
+    assert run(["generate", "x", "--draft", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: --draft {tmp_path}: {problem}")
+
+
 @pytest.mark.parametrize("command", [["generate", "x"], ["up"]])
 def test_ranks_that_do_not_divide_the_target_are_refused_before_a_process_starts(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from ssd.telemetry import Event
 from ssd.types import Mode, SpeculationStatistics
@@ -63,6 +65,47 @@ def test_each_process_has_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> Non
     shown = screen.getvalue()
     assert "target: packing weights" in shown
     assert "draft 0: ready" in shown
+
+
+def test_without_a_cursor_each_stage_of_a_process_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, no_color=True, color_system=None)
+    monkeypatch.setattr(display, "err", console)
+    with display.startup_progress(is_quiet=False) as on_event, display.status("checking"):
+        on_event("target", Event("listening", {"grpc": "a:1", "http": "a:2"}))
+        for fraction in (0.1, 0.5):
+            on_event("target", Event("progress", {"stage": "load", "fraction": fraction}))
+        on_event("target", Event("ready", {"seconds": 1.0}))
+    assert screen.getvalue() == "target: reading weights\ntarget: ready\n"
+
+
+def table_of_one_draft() -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("draft", "sessions", "late", "reason"):
+        table.add_column(title, no_wrap=title != "reason")
+    table.add_row("[dim]pod-0[/dim]", Text("3"), "", "no message for 2 s")
+    return table
+
+
+@pytest.mark.parametrize("width", [30, 40, 80])
+def test_a_table_fits_a_terminal_without_a_break_in_a_word(width: int) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=width, color_system=None)
+    display.print_table(console, table_of_one_draft())
+    lines = [line.rstrip() for line in screen.getvalue().splitlines()]
+    assert max(map(len, lines)) <= width
+    words = "draft sessions late reason pod-0 3 no message for 2 s"
+    assert sorted(" ".join(lines).split()) == sorted(words.split())
+
+
+def test_the_rows_of_a_table_are_text_on_a_narrow_terminal() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=24, color_system=None)
+    display.print_table(console, table_of_one_draft())
+    lines = [line.rstrip() for line in screen.getvalue().splitlines()]
+    assert lines == ["pod-0", "  sessions 3, reason no", "  message for 2 s"]
 
 
 def test_quiet_progress_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,14 @@ from dataclasses import replace
 import pytest
 
 from ssd.testing.clock import FakeClock
-from ssd.types import FinishReason, GenerationChunk, Mode, SpeculationStatistics
+from ssd.types import (
+    FinishReason,
+    GenerationChunk,
+    Mode,
+    PositionLogprobs,
+    SpeculationStatistics,
+    TokenLogprob,
+)
 from ssd_cli.demo import first_difference
 from ssd_cli.figures import Collector, Figures, figures, why_not_speculative
 
@@ -58,6 +65,33 @@ def test_the_json_object_has_text_ids_reason_and_statistics() -> None:
         *("misses", "late", "hit_rate", "tokens_per_round", "verify_seconds"),
         *("round_seconds", "efficiency", "mode", "seed"),
     }
+
+
+def test_the_json_object_has_the_log_probabilities_of_openai() -> None:
+    part_of_a_character = TokenLogprob(5, -0.5, "\N{REPLACEMENT CHARACTER}", b"\xc3")
+    never = TokenLogprob(6, float("-inf"), "é")
+    collector = Collector()
+    collector.add(
+        GenerationChunk(
+            token_ids=(5,),
+            text="",
+            logprobs=(PositionLogprobs(part_of_a_character, (never,)),),
+            finish_reason=FinishReason.LENGTH,
+            statistics=STATISTICS,
+        )
+    )
+    found = json.loads(json.dumps(collector.finish().as_json(), allow_nan=False))
+    assert found["logprobs"] == [
+        {
+            "token_id": 5,
+            "token": "\N{REPLACEMENT CHARACTER}",
+            "logprob": -0.5,
+            "bytes": [0xC3],
+            "top_logprobs": [
+                {"token_id": 6, "token": "é", "logprob": -9999.0, "bytes": [0xC3, 0xA9]}
+            ],
+        }
+    ]
 
 
 def test_a_partial_generation_has_the_figures_that_its_client_measured() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ssd.errors import FieldError
 from ssd.rpc.codec import GenerateCall
 from ssd.types import FinishReason, GenerationChunk, Mode, SamplingParams, SpeculationStatistics
 from ssd_cli import app
@@ -49,6 +50,17 @@ def test_flags_are_the_sampling_parameters_of_the_request(
         logit_bias=((3, -100.0), (9, 1.5)),
     )
     assert calls[0].priority == -7
+
+
+def test_a_parameter_that_the_target_refuses_is_named_by_its_flag(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def generate(*_arguments: object) -> None:
+        raise FieldError("sampling.regex", "cannot be used: unclosed group")
+
+    monkeypatch.setattr(app, "generate", generate)
+    assert run(["generate", "x", "--endpoint", "127.0.0.1:1", "--regex", "("]) == 2
+    assert capsys.readouterr().err == "error: --regex cannot be used: unclosed group\n"
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])

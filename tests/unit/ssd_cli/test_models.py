@@ -1,17 +1,20 @@
 """Model folders, read without their weights."""
 
 import asyncio
+import io
 import json
 import os
 import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from ssd.errors import SetupError
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd_cli import app, models
 from ssd_cli.app import run
+from ssd_cli.display import print_table
 from ssd_cli.models import AutoPrecision, auto_precision, local_models, models_table
 
 
@@ -27,6 +30,15 @@ def test_models_in_and_below_a_folder_are_listed_with_their_parameters(tmp_path:
     assert names == {str(tmp_path / "models" / "a"): 257 * 32 + 32 + 2 * (attention + mlp + norms)}
     models = local_models([tmp_path / "models"], tmp_path)
     assert models_table(models).row_count == len(models)
+
+
+@pytest.mark.parametrize("width", [40, 60, 120])
+def test_names_of_models_are_whole_on_a_narrow_terminal(width: int, tmp_path: Path) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=width, color_system=None)
+    print_table(console, models_table(local_models([], tmp_path)))
+    words = screen.getvalue().split()
+    assert {"demo://target", "demo://draft", "vocabulary", "parameters"} <= set(words)
 
 
 def test_downloaded_models_have_the_name_for_the_target_flag(tmp_path: Path) -> None:
@@ -57,7 +69,7 @@ def problem_of(folder: Path) -> str:
         ("config.json", '{"model_type": "gpt2"}', "model_type 'gpt2' is not supported; supported"),
         ("config.json", '{"model_type": [1]}', "model_type [1] is not supported"),
         ("config.json", '{"model_type": "llama"}', "config.json lacks 'num_hidden_layers'"),
-        ("model.safetensors", None, "no .safetensors file in the folder"),
+        ("model.safetensors", None, "no .safetensors file in this folder"),
         ("model.safetensors.index.json", "[]", "is not an index of weights"),
         (
             "model.safetensors.index.json",

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
 
@@ -104,6 +105,33 @@ async def test_one_shot_prints_the_state_as_a_table(
     assert "no message for 2 s" in lines[5]
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+async def test_headings_are_whole_on_a_narrow_terminal(
+    width: int, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = io.StringIO()
+    console = Console(
+        file=screen, force_terminal=True, width=width, color_system=None, soft_wrap=True
+    )
+    monkeypatch.setattr(pool_view, "out", console)
+    await show_pool(target.client(), is_json=False, is_once=True)
+    lines = [line.rstrip() for line in screen.getvalue().splitlines()]
+    assert max(map(len, lines)) <= width
+    words = re.findall(r"[^\s,]+", screen.getvalue())
+    assert {"sessions", "sustainable", "channel", "reason", "demo-draft-0"} <= set(words)
+
+
+async def test_without_a_cursor_the_state_is_shown_once(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, no_color=True, color_system=None)
+    monkeypatch.setattr(pool_view, "out", console)
+    await show_pool(target.client(), is_json=False, is_once=False)
+    assert "demo-draft-0" in screen.getvalue()
+    assert "\x1b" not in screen.getvalue()
+
+
 async def test_json_has_every_field(target: Target, capsys: pytest.CaptureFixture[str]) -> None:
     await show_pool(target.client(), is_json=True, is_once=False)
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(asdict(POOL)))
@@ -123,7 +151,7 @@ async def test_a_live_view_follows_the_pool_until_the_target_stops(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=120, height=40, no_color=True)
+    console = Console(file=screen, force_terminal=True, width=120, height=40, color_system=None)
     monkeypatch.setattr(pool_view, "out", console)
     view = asyncio.create_task(show_pool(target.client(), is_json=False, is_once=False))
 

@@ -1,6 +1,8 @@
 """The OpenAPI document; ``make soak`` compares the answers with it."""
 
 import json
+import re
+from pathlib import Path
 
 from ssd_gateway.openapi import document
 from ssd_gateway.schemas import (
@@ -20,6 +22,14 @@ def test_the_document_has_every_field_that_is_accepted() -> None:
         assert fields == kind.model_fields.keys() | MISSING_FEATURES.keys() | WITHOUT_EFFECT
     of_structures = schemas["StructuredOutputs"]["properties"].keys()
     assert of_structures >= MISSING_STRUCTURES.keys() | {"json", "regex"}
+
+
+def test_the_page_of_the_api_names_every_field() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "openai-api.md").read_text()
+    named = set(re.findall(r"`(\w+)`", page))
+    for kind in (ChatRequest, CompletionRequest):
+        fields = {each.alias or name for name, each in kind.model_fields.items()}
+        assert fields | MISSING_FEATURES.keys() | WITHOUT_EFFECT <= named
 
 
 def test_the_example_of_each_body_is_a_request() -> None:

@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ssd.engine.checkpoint_format import missing_weights
 from ssd.engine.parallel.shard import Part
 from ssd.errors import WeightsError
 
@@ -164,7 +165,7 @@ def _locate(folder: Path) -> dict[str, Path]:
     whole = folder / "model.safetensors"
     files = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
     if not files:
-        raise WeightsError(f"{folder}: no *.safetensors file in this folder")
+        raise WeightsError(f"{folder}: {missing_weights(folder)}")
     located: dict[str, Path] = {}
     for path in files:
         located.update(dict.fromkeys(_open(path).keys(), path))

@@ -11,6 +11,7 @@ from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -90,3 +91,19 @@ def test_the_error_states_the_refusal_and_not_the_empty_cache() -> None:
     assert isinstance(as_setup_error("hf://org/name", error), ModelNotFoundError)
     error.__cause__ = OSError("no route")
     assert isinstance(as_setup_error("hf://org/name", error), HubError)
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (OfflineModeIsEnabled("set"), "HF_HUB_OFFLINE forbids a download; unset it, or copy"),
+        (OSError("no route"), "the hub cannot be reached (no route); check the network, or copy"),
+    ],
+)
+def test_without_a_hub_the_error_is_one_line_with_a_hint(cause: Exception, words: str) -> None:
+    error = LocalEntryNotFoundError("Got: an error\nPlease check")
+    error.__cause__ = cause
+    found = str(as_setup_error("hf://org/name", error))
+    assert found.startswith("hf://org/name: its files are not all in ")
+    assert words in found
+    assert "\n" not in found
