@@ -488,17 +488,12 @@ def load(
     if engine.compile_layers:
         require_compiler(engine.device)
     dtype, shard = DTYPES[engine.dtype], group.shard
-    chosen = make_paged(
-        engine.attention,
-        engine.device,
-        engine.dtype,
-        is_deterministic=engine.deterministic,
-    )
+    attention, is_exact = engine.attention, engine.deterministic
+    chosen = make_paged(attention, engine.device, engine.dtype, is_deterministic=is_exact)
     _log.info("attention", name=chosen.attention.name, reason=chosen.reason)
     weights, reader = open_weights(folder, model, dtype, engine.device, on_progress, shard)
-    part = model_of(model, shard)
-    first_id = ids_of(model, shard).start
-    decoder = Decoder(part, weights, group, first_id, is_compiled=engine.compile_layers)
+    part, ids = model_of(model, shard), ids_of(model, shard)
+    decoder = Decoder(part, weights, group, ids.start, is_compiled=engine.compile_layers)
     capture = capture_of(engine.device)
     execution = make_execution(decoder, part, engine, chosen.attention, capture, group)
     execution.num_parameters = reader.num_parameters
