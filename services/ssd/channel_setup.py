@@ -188,9 +188,9 @@ class _Setup:
         if not self._is_taken:
             self._abort()
             self._mine.add_done_callback(_release)
-        if not self._theirs.done():
-            self._theirs.cancel()
-            await asyncio.gather(self._theirs, return_exceptions=True)
+        self._theirs.cancel()
+        # Reads its exception too: the link may be lost while the set-up is cancelled.
+        await asyncio.gather(self._theirs, return_exceptions=True)
 
     async def outcome(self, *, needs_theirs: bool) -> str:
         """Wait until both ends are connected, or one has failed; return why, empty if connected.

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
@@ -80,6 +81,7 @@ class Ends:
     call: LinkCall
     address: str
     draft: AcceptingDraft
+    client: DraftClient
 
     async def offer(self, hello: Hello = HELLO, welcome: Welcome = WELCOME) -> LinkChannel:
         async with asyncio.timeout(MAX_SECONDS):
@@ -97,7 +99,7 @@ async def link(welcome: Welcome = WELCOME) -> AsyncIterator[Ends]:
         address = f"127.0.0.1:{server.port}"
         async with DraftClient(address) as client:
             call = await client.open_link()
-            yield Ends(call, address, draft)
+            yield Ends(call, address, draft, client)
             await call.close()
     finally:
         await server.stop(0)
@@ -326,6 +328,38 @@ async def test_a_link_that_is_lost_during_the_set_up_leaves_nothing(
         with pytest.raises(LinkError):
             await offering
     await until_released(before)
+
+
+async def test_a_target_that_cancels_its_link_during_the_set_up_leaves_no_failed_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    has_begun, has_ended = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    reports: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _loop, context: reports.append(context))
+
+    def connect(store: LinkStore, place: Place) -> GlooCommunicator:
+        is_draft = place.rank == DRAFT_RANK
+        if is_draft:
+            loop.call_soon_threadsafe(has_begun.set)
+        try:
+            store.get("never")
+        finally:
+            if is_draft:
+                loop.call_soon_threadsafe(has_ended.set)
+        raise AssertionError
+
+    monkeypatch.setattr(gloo, "connect", connect)
+    async with link() as ends, asyncio.timeout(MAX_SECONDS):
+        offering = asyncio.create_task(ends.offer())
+        await has_begun.wait()
+        await ends.client.close()
+        with pytest.raises(LinkError):
+            await offering
+        await has_ended.wait()
+    # A task with an exception that was not read reports it when it is collected.
+    gc.collect()
+    assert reports == []
 
 
 async def test_a_set_up_that_is_cancelled_leaves_nothing() -> None:
