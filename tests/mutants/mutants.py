@@ -136,6 +136,13 @@ MUTANTS = (
         (SCHEDULER,),
     ),
     Mutant(
+        "a block that is filled in part is in the prefix cache",
+        "ssd_target/decoding/scheduler.py",
+        "min(prefill.last // size, len(sequence.keys))",
+        "min(-(-prefill.last // size), len(sequence.keys))",
+        (SCHEDULER,),
+    ),
+    Mutant(
         "the prefix cache ignores the tokens before a block",
         "ssd/engine/kv_cache/block_pool.py",
         "sha256(keys[-1] + text",

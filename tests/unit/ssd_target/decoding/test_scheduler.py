@@ -5,7 +5,7 @@ No model runs: ``Ledger`` notes what each plan stores in which block.
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -56,6 +56,7 @@ def scheduler(
     max_queue_tokens: int = 1000,
     step_tokens: int = 8,
     prefix_cache: bool = True,
+    engine: EngineConfig = ENGINE,
 ) -> Scheduler:
     limits = SchedulerLimits(
         max_queue=max_queue,
@@ -63,7 +64,7 @@ def scheduler(
         step_tokens=step_tokens,
         prefix_cache=prefix_cache,
     )
-    return Scheduler(ENGINE, BlockPool(blocks), limits)
+    return Scheduler(engine, BlockPool(blocks), limits)
 
 
 def ids(sequences: Iterable[Sequence]) -> list[int]:
@@ -262,6 +263,38 @@ def test_equal_prompts_that_arrive_together_are_stored_once() -> None:
     assert stored == [(0, 0), (0, 8), (0, 16), (1, 16), (2, 16)]
     first, second, third = plan.decoding
     assert first.blocks[:4] == second.blocks[:4] == third.blocks[:4]
+
+
+@pytest.mark.parametrize(("num_steps", "num_cached"), [(1, 0), (2, 8), (3, 8), (4, 16)])
+def test_a_block_that_a_chunk_fills_in_part_is_not_shared(num_steps: int, num_cached: int) -> None:
+    """Chunks of 4 tokens in blocks of 8; the first prompt is cancelled after some of them."""
+    engine = replace(ENGINE, block_size=8, prefill_chunk=4)
+    subject = scheduler(step_tokens=4, engine=engine)
+    subject.plan([arrival(1, 25)])
+    for _ in range(num_steps - 1):
+        subject.plan([])
+    plan = subject.plan([Cancel(1), arrival(2, 25)])
+    assert [each.num_cached for each in plan.admitted] == [num_cached]
+    assert [(each.first, each.last) for each in plan.prefills] == [(num_cached, num_cached + 4)]
+
+
+@pytest.mark.parametrize("num_cached", [0, 8])
+def test_a_preempted_sequence_does_not_count_its_own_entries_as_cached(num_cached: int) -> None:
+    subject = scheduler(blocks=17)
+    prompt = tuple(range(20, 40))
+    end(subject, run_until_stored(subject, arrival(0, (*prompt[:num_cached], 99))))
+    first = run_until_stored(subject, arrival(1, 9, 55))
+    (second,) = subject.plan([arrival(2, prompt, 30)]).admitted
+    assert second.num_cached == num_cached
+    while not second.is_stored:
+        subject.plan([])
+    while not subject.plan([]).preempted:
+        first.append([7])
+    end(subject, first)
+    plan = subject.plan([])
+    assert plan.admitted == (second,)
+    assert [each.first for each in plan.prefills] == [16]
+    assert second.num_cached == num_cached
 
 
 def test_the_least_recently_used_blocks_lose_their_entries_first() -> None:
