@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ssd.engine.batch import StoredNoise
 from ssd.engine.sampling.choose import choose, top_candidates
+from ssd.engine.sampling.host_noise import gumbel_by_torch
 from ssd.engine.sampling.keyed import NoiseKeys, chooser_on, packed, ranker_on, to_device
 from ssd.speculation.noise import NoiseRing
 
@@ -73,7 +74,8 @@ class RingChoice:
 
     def __init__(self, num_slots: int, num_rows: int, vocab_size: int) -> None:
         """Construct; see ``NoiseRing``."""
-        self._ring = NoiseRing(num_slots, num_rows, vocab_size)
+        self._ring = NoiseRing(num_slots, num_rows, vocab_size, gumbel_by_torch)
+        self._noise_YV = torch.from_numpy(self._ring.noise_YV)
         self._temperatures_X = torch.zeros(num_slots)
         self._filled_X = np.zeros(num_slots, dtype=np.int64)
         """Last position that is filled; 0 before the first ``fill``."""
@@ -115,7 +117,7 @@ class RingChoice:
         """See ``TokenChoice``."""
         rows_KR = self._ring.locate(np.broadcast_to(slots_R, positions_KR.shape), positions_KR)
         temperature_R = self._temperatures_X[torch.from_numpy(slots_R)]
-        return StoredNoise(temperature_R, self._ring.noise_YV, rows_KR)
+        return StoredNoise(temperature_R, self._noise_YV, rows_KR)
 
     def rank(
         self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints, count: int
@@ -126,8 +128,8 @@ class RingChoice:
         return top_candidates(logits_RV, self._temperatures_X[slots_R], noise_RV, count)
 
     def _noise(self, slots_R: Ints, positions_R: Ints, num_ids: int | None) -> Tensor | None:
-        noise_RV = self._ring.rows(torch.from_numpy(slots_R), torch.from_numpy(positions_R))
-        return None if noise_RV is None else noise_RV[:, :num_ids]
+        noise_RV = self._ring.rows(slots_R, positions_R)
+        return None if noise_RV is None else torch.from_numpy(noise_RV)[:, :num_ids]
 
 
 class KeyedChoice:

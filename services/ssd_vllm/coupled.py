@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ssd.engine.sampling.host_noise import gumbel_by_torch
 from ssd.engine.sampling.keyed import NoiseKeys, gumbel_of_keys, packed, to_device
 from ssd.speculation.noise import GumbelRows
 
@@ -76,7 +77,7 @@ class CoupledNoise:
 
     def _on_host(self, keys: "HostKeys", vocab_size: int) -> Tensor:
         if self._rows is None:
-            self._rows = GumbelRows(vocab_size)
+            self._rows = GumbelRows(vocab_size, gumbel_by_torch)
         is_warm_R = keys.temperatures_R > 0
         noise_RV = np.zeros((len(is_warm_R), vocab_size), dtype=np.float32)
         addresses_R4 = np.zeros((int(is_warm_R.sum()), 4), dtype=np.uint64)

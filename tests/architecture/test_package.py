@@ -21,12 +21,14 @@ LIGHT_MODULES = (
     *BASE_MODULES,
     *(f"ssd.{name}" for name in ("launch", "process", "telemetry", "rpc.server", "link_channel")),
     *(f"ssd.v1.{name}_pb2_grpc" for name in ("generate", "speculation", "admin")),
-    *(f"ssd.speculation.{name}" for name in ("table", "verification", "fan_out", "backup")),
+    *(
+        f"ssd.speculation.{name}"
+        for name in ("table", "verification", "fan_out", "backup", "noise")
+    ),
     *("ssd.speculation.controller", "ssd.speculation.speed_model"),
     *("ssd_vllm.settings", "ssd_vllm.versions", "ssd_vllm.step_control"),
 )
-"""Modules that the base installation imports. The noise of a draft (``ssd.speculation.noise``)
-needs torch, as its callers do."""
+"""Modules that the base installation imports."""
 MAX_BASE_MB = 150
 """Of the base with all its dependencies. Measured: 137, of which numpy has 71, the embedded pair 31
 and gRPC 19."""

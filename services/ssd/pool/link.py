@@ -67,6 +67,8 @@ class Session:
     """Maximum length of the sequence in tokens."""
     table: OutcomeTable | None = None
     """The columns of the current round's table that have arrived."""
+    depth: int = 0
+    """Their number."""
     received_at: float = 0.0
     """Arrival time of its newest column."""
     is_open: bool = False
@@ -87,11 +89,6 @@ class Session:
         """Tokens until the maximum length of the sequence."""
         return self.max_len - self.base_len
 
-    @property
-    def depth(self) -> int:
-        """Columns of the current round's table that have arrived."""
-        return 0 if self.table is None else self.table.depth
-
     def receive(self, table: OutcomeTable, now: float) -> int:
         """Keep the columns of the current round; return how many are new, 0 if none.
 
@@ -99,7 +96,8 @@ class Session:
             FrameError: the table contradicts the columns that arrived before.
         """
         was_open, self.is_open = self.is_open, True
-        num_new = table.depth - self.depth
+        depth = table.depth
+        num_new = depth - self.depth
         if table.base_len != self.base_len or num_new <= 0:
             return 0
         if self.table is None:
@@ -109,6 +107,7 @@ class Session:
                 f"a table of session {table.session} contradicts the columns sent before"
             )
         self.table = table
+        self.depth = depth
         self.received_at = now
         return num_new
 
@@ -116,6 +115,7 @@ class Session:
         """Expect the table of the next round, whose commit is sent now."""
         self.base_len = base_len
         self.table = None
+        self.depth = 0
         self.requested_at = now
         self.is_timed = True
         self.is_branch = is_branch

@@ -52,7 +52,8 @@ def propose(
     found = () if table is None or branch is None else table.proposal(branch, max_tokens)
     if len(found) == max_tokens or (found and acceptance < MIN_ACCEPTANCE):
         return Proposal(branch, len(found), found)
-    text = [*after.sequence.tokens[-WINDOW_TOKENS:], *found]
+    text = after.sequence.tokens[-WINDOW_TOKENS:]
+    text.extend(found)
     return Proposal(branch, len(found), found + backup(text, max_tokens - len(found)))
 
 

@@ -41,8 +41,8 @@ class TableCollector:
         self.pace = RoundPace()
         self.waited_seconds = 0.0
         """How long the newest round waited."""
-        self._proposals: dict[SequenceId, tuple[int, Proposal]] = {}
-        """Of the current round, with the number of columns of the table."""
+        self._proposals: dict[SequenceId, tuple[OutcomeTable | None, Proposal]] = {}
+        """Of the current round, with the table that they are from."""
 
     def configure(self, settings: PoolSettings) -> None:
         """Use another table deadline from the next round on. Lock held."""
@@ -111,11 +111,10 @@ class TableCollector:
 
     def proposal(self, after: Continuation, table: OutcomeTable | None) -> Proposal:
         """Return the proposal of a sequence; the text is searched once for each column."""
-        depth = 0 if table is None else table.depth
         known = self._proposals.get(after.sequence_id)
-        if known is None or known[0] != depth:
+        if known is None or known[0] is not table:
             backup = BACKUPS[self._settings.backup]
-            known = depth, propose(after, table, backup, self.pace.from_backup.rate)
+            known = table, propose(after, table, backup, self.pace.from_backup.rate)
             self._proposals[after.sequence_id] = known
         return known[1]
 

@@ -1,35 +1,40 @@
 """Shared Gumbel noise: the same value for (seed, choice, stream, position, token) on both sides.
 
     word = Philox4x32-10(key = seed, counter = (token // 4, position, choice, stream))[token % 4]
-    v = min((float32(word) + 0.5) * 2^-32, 1 - 2^-24)     E = -log1p(-v)     g = -log(E)
+    v = min((float32(word) + 0.5) * 2^-32, 1 - 2^-24)     g = float32(-log(-log(1 - v)))
 
-All in float32. Words have the same bits in every implementation. g is finite, between -2.82 and
-22.88, and agrees to 2e-6 between implementations. Coupled sampling uses stream 0. Streams 1 to 3
-are reserved for rejection sampling, because a shared stream would bias the output.
+v is float32, the logarithms are float64. Words have the same bits in every implementation. g is
+finite, between -2.82 and 22.88, and has the same bits on every CPU, with numpy and with torch:
+compared for all words, with the instructions of SSE, AVX2 and AVX-512. Devices compute the
+logarithms in float32 (``engine/sampling/keyed.py``), where g agrees to 2e-6. Coupled sampling uses
+stream 0. Streams 1 to 3 are reserved for rejection sampling, because a shared stream would bias the
+output.
 
 Letters: X counters, Y rows of the ring or of a tile, Z slots, T counters of a row of a tile, I
 rounds of Philox. Q counters of one position: V / 4, rounded up.
 
-*Decision*: Philox by numpy in tiles of many rows, logarithms by torch. *Because*: 1.9 ms for a
-position of 128,256 tokens, 5.4 ms with strided 32-bit words and numpy's logarithms (one core,
-AVX-512). *Not chosen*: torch alone (Philox 1.4 ms, 1.3 by numpy) and numexpr (3.3 ms). *Revisit
-when* torch's stateless Philox runs on CPUs, or a compiler is available: a fused kernel takes a
-tenth of the time.
+*Decision*: Philox by numpy in tiles of many rows; logarithms in float64, by numpy or, in processes
+that have it, by torch. *Because*: a target without torch has the same bits. A position of 128,256
+tokens takes 1.1 ms with AVX-512, and 1.7 by numpy and 1.1 by torch with AVX2 (one core). *Not
+chosen*: logarithms in float32, whose bits differ between libraries and between CPUs (.15 ms less);
+torch alone (Philox takes .1 ms longer) and numexpr (1.4 ms longer). *Revisit when* torch's
+stateless Philox runs on CPUs, or a compiler is available: a fused kernel takes a tenth of the time.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), for Philox;
 arXiv 2408.07978 for sharing the noise.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 Uint32s = NDArray[np.uint32]
 Uint64s = NDArray[np.uint64]
 Float32s = NDArray[np.float32]
 Int64s = NDArray[np.int64]
+GumbelFromWords = Callable[[Float32s], None]
+"""``gumbel_from_words``, or another implementation of it."""
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
@@ -114,11 +119,25 @@ def philox4x32_10(counters_X4: Uint32s, key_2: Uint32s) -> Uint32s:
     return words_1X4.reshape(num, _WORDS)
 
 
+def gumbel_from_words(noise: Float32s) -> None:
+    """Convert words, given as contiguous float32, to Gumbel noise in place."""
+    noise += np.float32(0.5)
+    noise *= np.float32(2.0**-32)
+    np.minimum(noise, np.float32(_LARGEST_V), out=noise)
+    # Exact, since v is a multiple of 2^-33.
+    exact = np.subtract(1.0, noise, dtype=np.float64)
+    np.log(exact, out=exact)
+    np.negative(exact, out=exact)
+    np.log(exact, out=exact)
+    np.negative(exact, out=noise, casting="same_kind")
+
+
 class GumbelRows:
     """Computes rows of noise with preallocated buffers. One thread."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, from_words: GumbelFromWords = gumbel_from_words) -> None:
         self._vocab_size = vocab_size
+        self._from_words = from_words
         self._num_counters = -(-vocab_size // _WORDS)
         self._tile = min(_TILE, self._num_counters)
         self._tile_rows = _TILE // self._tile
@@ -148,20 +167,10 @@ class GumbelRows:
                 _copy_words(words_YT4, *self._philox.run((blocks_T, *address_Y1), keys_2Y, shape))
                 noise = self._noise[: words_YT4.size]
                 np.copyto(noise, words_YT4.reshape(-1), casting="same_kind")
-                gumbel_from_words(noise)
+                self._from_words(noise)
                 tile_V = slice(first * _WORDS, min(self._vocab_size, (first + shape[1]) * _WORDS))
                 width = tile_V.stop - tile_V.start
                 out_XV[rows_R[some_Y], tile_V] = noise.reshape(shape[0], -1)[:, :width]
-
-
-def gumbel_from_words(noise: Float32s) -> None:
-    """Convert words, given as contiguous float32, to Gumbel noise in place.
-
-    By torch, whose logarithms use vector instructions on every CPU; numpy's ``log1p`` does so with
-    AVX-512 only.
-    """
-    negative_v = torch.from_numpy(noise).add_(0.5).mul_(-(2.0**-32)).clamp_(min=-_LARGEST_V)
-    negative_v.log1p_().neg_().log_().neg_()
 
 
 def gumbel_noise(
@@ -194,15 +203,21 @@ class NoiseRing:
     at most ``num_rows``. Memory: slots x rows x vocabulary x 4 bytes.
     """
 
-    def __init__(self, num_slots: int, num_rows: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        num_rows: int,
+        vocab_size: int,
+        from_words: GumbelFromWords = gumbel_from_words,
+    ) -> None:
         self._num_rows = num_rows
-        self.noise_YV = torch.zeros((num_slots * num_rows, vocab_size))
+        self.noise_YV: Float32s = np.zeros((num_slots * num_rows, vocab_size), dtype=np.float32)
         """The rows of all slots."""
         self._positions_ZY: Int64s = np.full((num_slots, num_rows), -1, dtype=np.int64)
         self._temperatures_Z = np.zeros(num_slots)
         self._seeds_Z = np.zeros(num_slots, dtype=np.uint64)
         self._choices_Z = np.zeros(num_slots, dtype=np.uint64)
-        self._gumbel = GumbelRows(vocab_size)
+        self._gumbel = GumbelRows(vocab_size, from_words)
 
     def assign(self, slot: int, seed: int, choice: int, temperature: float) -> None:
         """Assign a slot to a sequence; its previous noise is dropped."""
@@ -254,25 +269,20 @@ class NoiseRing:
         addresses_R4[:, 1] = positions_R
         addresses_R4[:, 2] = self._choices_Z[slots_R]
         ring_rows_R = slots_R * self._num_rows + rows_R
-        self._gumbel.compute(self.noise_YV.numpy(), ring_rows_R, addresses_R4)
+        self._gumbel.compute(self.noise_YV, ring_rows_R, addresses_R4)
         self._positions_ZY[slots_R, rows_R] = positions_R
         return len(slots_R)
 
-    def rows(self, slots_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor | None:
+    def rows(self, slots_R: Int64s, positions_R: Int64s) -> Float32s | None:
         """Return the noise of some positions, which were filled before.
-
-        Args:
-            slots_R: int64 on the CPU.
-            positions_R: int64 on the CPU.
 
         Returns:
             float32 [R, V]; None if every slot has temperature 0. Otherwise rows of slots with
             temperature 0 have finite, meaningless values.
         """
-        slots, positions = slots_R.numpy(), positions_R.numpy()
-        if not (self._temperatures_Z[slots] > 0.0).any():
+        if not (self._temperatures_Z[slots_R] > 0.0).any():
             return None
-        return self.noise_YV.index_select(0, torch.from_numpy(self.locate(slots, positions)))
+        return self.noise_YV[self.locate(slots_R, positions_R)]
 
     def locate(self, slots_R: Int64s, positions_R: Int64s) -> Int64s:
         """Return the rows of ``noise_YV`` that contain the noise of some filled positions."""

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from ssd.engine.batch import StoredNoise
 from ssd.engine.config import EngineConfig
 from ssd.engine.sampling.choose import choose_rows
+from ssd.engine.sampling.host_noise import gumbel_by_torch
 from ssd.engine.sampling.keyed import NoiseKeys, chooser_on, packed, to_device
 from ssd.engine.sampling.logits import Filters, filtered
 from ssd.speculation.noise import NoiseRing
@@ -89,7 +90,9 @@ class RingSampler:
     def __init__(self, engine: EngineConfig, vocab_size: int) -> None:
         self._steps = StepsOfSequences(vocab_size, "cpu")
         # Rows of the round in progress, and of the next one.
-        self._ring = NoiseRing(engine.max_num_seqs, 2 * engine.num_columns, vocab_size)
+        rows = 2 * engine.num_columns
+        self._ring = NoiseRing(engine.max_num_seqs, rows, vocab_size, gumbel_by_torch)
+        self._noise_YV = torch.from_numpy(self._ring.noise_YV)
         self._temperature_S = np.zeros(engine.max_num_seqs, dtype=np.float32)
 
     def admit(self, sequence: Sequence) -> None:
@@ -157,7 +160,7 @@ class RingSampler:
         """Return the noise of positions that are filled."""
         return StoredNoise(
             torch.from_numpy(self._temperature_S[slots_R]),
-            self._ring.noise_YV,
+            self._noise_YV,
             self._ring.locate(np.broadcast_to(slots_R, positions_KR.shape), positions_KR),
         )
 
@@ -199,7 +202,7 @@ class RingSampler:
             logits_XV,
             rows_R,
             self._temperature_S[slots_R],
-            self._ring.noise_YV,
+            self._noise_YV,
             self._ring.locate(slots_R, positions_R),
         )
 

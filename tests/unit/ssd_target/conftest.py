@@ -19,7 +19,7 @@ from ssd.pool.link import DraftLink
 from ssd.pool.pool import DraftPool
 from ssd.pool.round_log import RoundLog
 from ssd.speculation.controller import Choice, Reason, Report
-from ssd.speculation.noise import NoiseRing
+from ssd.speculation.noise import gumbel_noise
 from ssd.speculation.round_samples import RoundSample
 from ssd.step_thread import Watchdog
 from ssd.testing.ledger_runner import LedgerRunner, law
@@ -316,10 +316,7 @@ def naive(prompt: Iterable[TokenId], count: int, sampling: SamplingParams) -> li
 def next_token(tokens: tuple[TokenId, ...], sampling: SamplingParams) -> TokenId:
     """The token after some; many texts of one test begin alike."""
     position = len(tokens)
-    ring = NoiseRing(1, 2, VOCAB)
-    ring.assign(0, sampling.seed, 0, sampling.temperature)
-    ring.fill(0, position, position)
-    noise_RV = ring.rows(torch.tensor([0]), torch.tensor([position]))
+    noise_RV = torch.from_numpy(gumbel_noise(sampling.seed, [position], VOCAB))
     logits_RV = law(torch.tensor(tokens), VOCAB)[None]
     return int(choose(logits_RV, torch.tensor([sampling.temperature]), noise_RV)[0])
 

@@ -1,10 +1,10 @@
 """Known answers, the distribution and the bookkeeping of the shared noise."""
 
+import hashlib
 import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import kolmogorov
@@ -54,7 +54,7 @@ def test_each_token_uses_its_word_of_its_counter() -> None:
         assert noise_V[token] == pytest.approx(-math.log(-math.log1p(-v)), abs=2e-6)
 
 
-def test_noise_is_finite_and_within_2e6_of_float64_at_both_ends_and_between() -> None:
+def test_noise_is_finite_and_rounded_once_at_both_ends_and_between() -> None:
     ends = np.concatenate([np.arange(20_000), 2**32 - 1 - np.arange(20_000)])
     middle = np.arange(0, 2**32, 86_243)
     words_V = np.concatenate([ends, middle]).astype(np.uint32)
@@ -63,7 +63,13 @@ def test_noise_is_finite_and_within_2e6_of_float64_at_both_ends_and_between() ->
     v_V = (words_V.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
     v_V = np.minimum(v_V, np.float32(1 - 2**-24)).astype(np.float64)
     assert np.isfinite(noise_V).all()
-    assert np.abs(noise_V + np.log(-np.log1p(-v_V))).max() < 2e-6
+    np.testing.assert_array_equal(noise_V, (-np.log(-np.log1p(-v_V))).astype(np.float32))
+
+
+def test_noise_has_the_same_bits_on_every_machine() -> None:
+    noise_RV = gumbel_noise(2**64 - 3, [0, 4097], 50_001, choice=2)
+    digest = hashlib.sha256(noise_RV.astype("<f4").tobytes()).hexdigest()
+    assert digest == "a87656b5741091f7e3ec8286e2609887d4b3f16408ca5bcf5de2e0175aef94c6"
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
@@ -118,13 +124,13 @@ class TestNoiseRing:
         ring.assign(2, 22, 1, 0.5)
         ring.fill(0, 4, 9)
         ring.fill(2, 100, 102)
-        rows_RV = ring.rows(torch.tensor([2, 0, 0]), torch.tensor([101, 9, 4]))
+        rows_RV = ring.rows(np.array([2, 0, 0]), np.array([101, 9, 4]))
         assert rows_RV is not None
-        assert rows_RV.dtype == torch.float32
+        assert rows_RV.dtype == np.float32
         expected_RV = np.concatenate(
             [gumbel_noise(22, [101], 10, choice=1), gumbel_noise(11, [9, 4], 10)]
         )
-        np.testing.assert_array_equal(rows_RV.numpy(), expected_RV)
+        np.testing.assert_array_equal(rows_RV, expected_RV)
 
     def test_only_missing_positions_are_computed(self) -> None:
         ring = NoiseRing(1, 6, 8)
@@ -143,11 +149,11 @@ class TestNoiseRing:
         ring.release(0)
         ring.assign(0, 2, 0, 1.0)
         with pytest.raises(AssertionError, match="not filled"):
-            ring.rows(torch.tensor([0]), torch.tensor([2]))
+            ring.rows(np.array([0]), np.array([2]))
         assert ring.fill(0, 0, 3) == 4
-        rows_RV = ring.rows(torch.tensor([0]), torch.tensor([2]))
+        rows_RV = ring.rows(np.array([0]), np.array([2]))
         assert rows_RV is not None
-        np.testing.assert_array_equal(rows_RV.numpy(), gumbel_noise(2, [2], 8))
+        np.testing.assert_array_equal(rows_RV, gumbel_noise(2, [2], 8))
 
     def test_one_pass_over_several_slots_gives_the_bits_of_each_alone(self) -> None:
         # 2,051 tokens need 513 counters, so a tile has the rows of several slots.
@@ -162,29 +168,29 @@ class TestNoiseRing:
                 each.assign(slot, 2**63 + slot, slot, temperature)
         assert ring.fill_each(slots_B, first_B, counts_B) == 11
         for slot, first, count in ((5, 7, 7), (3, 64, 4)):
-            positions_R = torch.arange(first, first + count)
+            positions_R = np.arange(first, first + count)
             for position in positions_R.tolist():
                 alone.fill(slot, position, position)
             found_RV = ring.rows(positions_R * 0 + slot, positions_R)
             expected_RV = alone.rows(positions_R * 0 + slot, positions_R)
             assert found_RV is not None
             assert expected_RV is not None
-            assert torch.equal(found_RV, expected_RV)
+            assert np.array_equal(found_RV, expected_RV)
 
     def test_temperature_zero_needs_no_noise(self) -> None:
         ring = NoiseRing(2, 4, 8)
         ring.assign(0, 1, 0, 0.0)
         assert ring.fill(0, 0, 3) == 0
-        assert ring.rows(torch.tensor([0, 0]), torch.tensor([0, 1])) is None
+        assert ring.rows(np.array([0, 0]), np.array([0, 1])) is None
 
     def test_greedy_rows_among_others_are_finite(self) -> None:
         ring = NoiseRing(2, 4, 8)
         ring.assign(0, 1, 0, 0.0)
         ring.assign(1, 1, 0, 1.0)
         ring.fill(1, 7, 7)
-        rows_RV = ring.rows(torch.tensor([0, 1]), torch.tensor([3, 7]))
+        rows_RV = ring.rows(np.array([0, 1]), np.array([3, 7]))
         assert rows_RV is not None
-        assert rows_RV.isfinite().all()
+        assert np.isfinite(rows_RV).all()
 
     @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 4)), max_size=12))
     @settings(max_examples=40, deadline=None)
@@ -195,8 +201,8 @@ class TestNoiseRing:
         ring.assign(0, 99, 0, 1.0)
         for first, extent in ranges:
             ring.fill(0, first, first + extent)
-            positions_R = torch.arange(first, first + extent + 1)
-            rows_RV = ring.rows(torch.zeros_like(positions_R), positions_R)
+            positions_R = np.arange(first, first + extent + 1)
+            rows_RV = ring.rows(np.zeros_like(positions_R), positions_R)
             assert rows_RV is not None
             expected_RV = gumbel_noise(99, positions_R.tolist(), 6)
-            np.testing.assert_array_equal(rows_RV.numpy(), expected_RV)
+            np.testing.assert_array_equal(rows_RV, expected_RV)

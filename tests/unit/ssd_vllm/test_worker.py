@@ -1,0 +1,288 @@
+"""The worker and its sampling, between fakes of vLLM's classes."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.ssd_vllm.fake_vllm import STOCK_ROW, STOCK_ROWS, Calls, modules
+
+import ssd_vllm
+from ssd.errors import SettingsError, SetupError
+from ssd.speculation.noise import gumbel_noise
+from ssd_vllm.proposer import Proposer
+from ssd_vllm.requests import seed_of
+
+VOCAB = 8
+MAX_LEN = 64
+LOOKAHEAD = 6
+Import = Callable[..., ModuleType]
+
+
+@pytest.fixture
+def calls() -> Calls:
+    return []
+
+
+@pytest.fixture
+def import_worker(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> Import:
+    """Imports the module with vLLM's fakes; afterwards it is gone."""
+
+    def imported(**vllm: Any) -> ModuleType:
+        for name, module in modules(calls, **vllm).items():
+            monkeypatch.setitem(sys.modules, name, module)
+        monkeypatch.delitem(sys.modules, "ssd_vllm.worker", raising=False)
+        monkeypatch.setattr(ssd_vllm, "worker", None, raising=False)
+        found = importlib.import_module("ssd_vllm.worker")
+        monkeypatch.setitem(sys.modules, "ssd_vllm.worker", found)
+        return found
+
+    return imported
+
+
+class RecordingProposer(Proposer):
+    """A proposer without links."""
+
+    def __init__(self, calls: Calls) -> None:
+        self.links: Any = SimpleNamespace(stop=lambda: calls.append(("stop",)))
+        self._calls = calls
+
+    def begin_step(self, step: Any) -> None:
+        self._calls.append(("begin_step", step))
+
+
+def config(*, plugin: Any = None, speculative: Any = "ssd_vllm.Proposer", **values: Any) -> Any:
+    method = SimpleNamespace(method="eagle" if plugin else "custom_class", model=speculative)
+    default = {
+        "additional_config": {"ssd": plugin or {}},
+        "speculative_config": speculative and method,
+        "use_v2_model_runner": False,
+    }
+    return SimpleNamespace(**default | values)
+
+
+@dataclass
+class Runner:
+    """A runner of vLLM with some requests."""
+
+    num_reqs: int
+    seeds: tuple[int | None, ...] = (5, 5, 5)
+    temperatures: tuple[float, ...] = (1.0, 1.0, 1.0)
+    logprobs_mode: str = "raw_logprobs"
+    drafter: Any = None
+    max_model_len: int = MAX_LEN
+    num_spec_tokens: int = LOOKAHEAD
+    effective_drafter_max_model_len: int = MAX_LEN
+    sampled: Any = None
+    """What ``_sample`` calls."""
+
+    def __post_init__(self) -> None:
+        ids = ["a", "b", "c", None]
+        self.input_batch = SimpleNamespace(
+            req_ids=ids,
+            num_reqs=self.num_reqs,
+            # Rows of the batch that are not in use have old values.
+            num_tokens_no_spec=np.array([10, 20, 30, 99]),
+            generators={0: torch.Generator()},
+        )
+        self.requests = {
+            name: SimpleNamespace(sampling_params=SimpleNamespace(seed=seed, temperature=each))
+            for name, seed, each in zip(ids, self.seeds, self.temperatures, strict=False)
+        }
+        topk_topp_sampler = SimpleNamespace(forward=lambda *_: STOCK_ROW)
+        self.sampler = SimpleNamespace(
+            topk_topp_sampler=topk_topp_sampler, logprobs_mode=self.logprobs_mode
+        )
+
+    def _sample(self, logits: Any, metadata: Any) -> Any:
+        return self.sampled(logits, metadata)
+
+
+def logits(num_rows: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn((num_rows, VOCAB), generator=torch.Generator().manual_seed(seed))
+
+
+def chosen(row_V: torch.Tensor, seed: int, position: int) -> int:
+    return int(np.argmax(row_V.numpy() + gumbel_noise(seed, [position], VOCAB)[0]))
+
+
+def test_without_proposals_each_row_is_the_choice_at_its_position(
+    import_worker: Import, calls: Calls
+) -> None:
+    runner = Runner(num_reqs=3, seeds=(5, None, 2**64 + 6), temperatures=(1.0, 1.0, 1e-6))
+    logits_BV = logits(3)
+    runner.sampled = lambda rows, _: runner.sampler.topk_topp_sampler.forward(rows, {}, "k", "p")
+    import_worker().CoupledSampling(runner)
+    token_B, returned = runner._sample(logits_BV, None)
+    expected = [chosen(logits_BV[0], 5, 10), chosen(logits_BV[1], seed_of("b", None), 20)]
+    assert token_B.tolist() == [*expected, int(logits_BV[2].argmax())]
+    assert returned is None
+    assert calls == [("filters", "k", "p")]
+
+
+def test_proposed_tokens_are_accepted_while_they_are_the_choices(import_worker: Import) -> None:
+    module = import_worker()
+    runner = Runner(num_reqs=2)
+    target_3V, bonus_2V = logits(3), logits(2, seed=2)
+    choices = [chosen(target_3V[row], 5, position) for row, position in enumerate((10, 11, 20))]
+    proposed_3 = torch.tensor([*choices[:2], 1 - min(choices[2], 1)], dtype=torch.int32)
+    assert proposed_3[2] != choices[2]
+
+    def sampled(_logits: Any, metadata: Any) -> torch.Tensor:
+        bonus_2, _ = runner.sampler.topk_topp_sampler.forward(bonus_2V, {}, None, None)
+        rows: torch.Tensor = module.rejection_sampler.rejection_sample(
+            *(proposed_3, metadata.num_draft_tokens, 2, None, None, target_3V, bonus_2[:, None]),
+            SimpleNamespace(all_greedy=False),
+        )
+        return rows
+
+    runner.sampled = sampled
+    module.CoupledSampling(runner)
+    found = runner._sample(None, SimpleNamespace(num_draft_tokens=[2, 1]))
+    assert found.tolist() == [[*choices[:2], chosen(bonus_2V[0], 5, 12)], [choices[2], -1, -1]]
+
+
+@pytest.mark.parametrize("mode", ["processed_logits", "processed_logprobs"])
+def test_processed_values_are_returned_without_noise(import_worker: Import, mode: str) -> None:
+    runner = Runner(num_reqs=1, logprobs_mode=mode)
+    runner.sampled = lambda rows, _: runner.sampler.topk_topp_sampler.forward(rows, {}, None, None)
+    import_worker().CoupledSampling(runner)
+    logits_BV = logits(1)
+    _, returned = runner._sample(logits_BV, None)
+    expected = logits_BV if mode == "processed_logits" else logits_BV.log_softmax(dim=-1)
+    torch.testing.assert_close(returned, expected)
+
+
+def test_greedy_batches_and_dummy_runs_are_vllms_own(import_worker: Import, calls: Calls) -> None:
+    module = import_worker()
+    runner = Runner(num_reqs=1)
+    module.CoupledSampling(runner)
+    given = (None,) * 7
+    greedy, warm = (SimpleNamespace(all_greedy=each) for each in (True, False))
+    rejection_sample = module.rejection_sampler.rejection_sample
+    runner.sampled = lambda *_: rejection_sample(*given, greedy, synthetic_mode=True)
+    assert runner._sample(None, SimpleNamespace(num_draft_tokens=[1])) is STOCK_ROWS
+    assert rejection_sample(*given, warm) is STOCK_ROWS
+    assert calls == [("rejection_sample", True), ("rejection_sample", False)]
+    assert runner.sampler.topk_topp_sampler.forward(None, {}, None, None) is STOCK_ROW
+
+
+def test_a_failed_step_leaves_no_addresses_and_no_generators(import_worker: Import) -> None:
+    runner = Runner(num_reqs=1)
+    runner.sampled = lambda *_: 1 / 0
+    import_worker().CoupledSampling(runner)
+    with pytest.raises(ZeroDivisionError):
+        runner._sample(None, None)
+    assert runner.sampler.topk_topp_sampler.forward(None, {}, None, None) is STOCK_ROW
+    assert runner.input_batch.generators == {}
+
+
+def test_the_worker_connects_the_proposer_after_the_model(
+    import_worker: Import, calls: Calls
+) -> None:
+    proposer = RecordingProposer(calls)
+    runner = Runner(num_reqs=2, drafter=proposer)
+    worker = import_worker().Worker(config(), runner)
+    worker.load_model(load_dummy_weights=True)
+    assert calls == [("load_model", {"load_dummy_weights": True})]
+    assert proposer._row_ids is not None
+    assert list(proposer._row_ids()) == ["a", "b", "c", None]
+    assert runner.effective_drafter_max_model_len == MAX_LEN + LOOKAHEAD
+    worker.update_max_model_len(32)
+    assert runner.effective_drafter_max_model_len == 32 + LOOKAHEAD
+    assert worker.execute_model("step") == "output"
+    assert calls[1:] == [("begin_step", "step"), ("execute_model", "step")]
+
+
+def test_the_worker_runs_without_speculation(import_worker: Import, calls: Calls) -> None:
+    runner = Runner(num_reqs=1)
+    worker = import_worker().Worker(config(speculative=None), runner)
+    worker.load_model()
+    worker.update_max_model_len(32)
+    worker.execute_model("step")
+    worker.shutdown()
+    assert [name for name, *_ in calls] == ["load_model", "execute_model", "shutdown"]
+    assert runner.effective_drafter_max_model_len == MAX_LEN
+
+
+@pytest.mark.parametrize("sampling", ["coupled", "stock"])
+def test_the_setting_selects_whose_choices_are_used_until_the_end(
+    import_worker: Import, calls: Calls, sampling: str
+) -> None:
+    module = import_worker()
+    sampler = module.rejection_sampler
+    stock = sampler.rejection_sample
+    runner = Runner(num_reqs=1, drafter=RecordingProposer(calls))
+    stock_row = runner.sampler.topk_topp_sampler.forward
+    worker = module.Worker(config(additional_config={"ssd": {"sampling": sampling}}), runner)
+    worker.load_model()
+    is_stock = sampling == "stock"
+    assert (sampler.rejection_sample is stock) is is_stock
+    assert (runner.sampler.topk_topp_sampler.forward is stock_row) is is_stock
+    worker.shutdown()
+    assert sampler.rejection_sample is stock
+    assert calls[-2:] == [("stop",), ("shutdown",)]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"speculative": "org/eagle", "plugin": {"drafts": ["a:1"]}}, "speculative_config with ea"),
+        ({"use_v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER=0"),
+    ],
+)
+def test_what_it_cannot_serve_exactly_ends_the_start(
+    import_worker: Import, calls: Calls, values: dict[str, Any], message: str
+) -> None:
+    worker = import_worker().Worker(config(**values), Runner(num_reqs=1))
+    with pytest.raises(SetupError, match=message):
+        worker.load_model()
+    assert calls == [], "before the model is loaded"
+
+
+def test_another_version_of_vllm_ends_the_start(import_worker: Import, calls: Calls) -> None:
+    worker = import_worker(version="0.33.1").Worker(config(), Runner(num_reqs=1))
+    with pytest.raises(SetupError, match=r"supports vLLM 0\.32, found 0\.33\.1"):
+        worker.load_model()
+    assert calls == []
+
+
+def test_a_changed_function_of_vllm_ends_the_start(import_worker: Import, calls: Calls) -> None:
+    module = import_worker()
+    module._USED[lambda self, rows: None] = ("self", "logits")
+    with pytest.raises(SetupError, match="has the parameters self, rows; expected self, logits"):
+        module.Worker(config(), Runner(num_reqs=1)).load_model()
+    assert calls == []
+
+
+def test_a_wrong_setting_ends_the_start(import_worker: Import, calls: Calls) -> None:
+    wrong = config(additional_config={"ssd": {"sampling": "other"}})
+    with pytest.raises(SettingsError, match="sampling"):
+        import_worker().Worker(wrong, Runner(num_reqs=1)).load_model()
+    assert calls == []
+
+
+def test_on_cpus_values_of_requests_reach_their_rows(import_worker: Import, calls: Calls) -> None:
+    module = import_worker()
+    module.Worker(config(), Runner(num_reqs=1)).load_model()
+    sampler = module.rejection_sampler
+    temperature_3 = torch.tensor([0.5, 0.0, 2.0])
+    found = sampler.expand_batch_to_tokens(temperature_3, torch.tensor([2, 3, 3]), 3, 0, 1)
+    assert found.tolist() == [0.5, 0.5, 1.0]
+    assert temperature_3.tolist() == [0.5, 0.0, 2.0]
+    none_0V = torch.zeros((0, VOCAB))
+    assert sampler.apply_sampling_constraints(none_0V, None, None) is none_0V
+    assert sampler.apply_sampling_constraints(torch.ones((1, 1)), None, None).item() == 0.5
+    assert calls[1:] == [("constraints", 1)]
+
+
+def test_on_gpus_vllms_functions_stay(import_worker: Import) -> None:
+    module = import_worker(is_cpu=False)
+    stock = module.rejection_sampler.expand_batch_to_tokens
+    module.Worker(config(), Runner(num_reqs=1)).load_model()
+    assert module.rejection_sampler.expand_batch_to_tokens is stock
