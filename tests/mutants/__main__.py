@@ -15,7 +15,8 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from tests.mutants.mutants import MUTANTS, Mutant
+from tests.mutants.mutant import Mutant
+from tests.mutants.mutants import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("services", "operator", "tests", "tools")

@@ -4,7 +4,7 @@ A mutant replaces a text that occurs exactly once in its file. It must import an
 wrong token, position, length or identity.
 """
 
-from dataclasses import dataclass
+from tests.mutants.mutant import Mutant
 
 VERIFICATION = "tests/unit/ssd/speculation/test_verification.py"
 NOISE = "tests/unit/ssd/speculation/test_noise.py"
@@ -29,18 +29,6 @@ PAIR = (
     "tests/integration/test_target_drafts.py::"
     "test_a_draft_with_the_targets_weights_has_no_misses_and_no_rejections"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """One mistake: ``before`` becomes ``after`` in a file below ``services/``."""
-
-    name: str
-    path: str
-    before: str
-    after: str
-    tests: tuple[str, ...]
-
 
 MUTANTS = (
     # Verification and the target's own choice.
