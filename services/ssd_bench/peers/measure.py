@@ -2,14 +2,15 @@
 
 import asyncio
 import contextlib
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-
-import psutil
+from pathlib import Path
 
 from ssd.errors import SSDError
+from ssd_bench.machine import memory_bytes
 from ssd_bench.metrics import Spread
 from ssd_bench.peers.contenders import Contender
 from ssd_bench.peers.engines import Engine, Setup, engine
@@ -121,15 +122,29 @@ def _failures(row: Row) -> Iterator[None]:
 
 async def other_work() -> float:
     """Return the CPUs that are in use while this run computes nothing."""
-    psutil.cpu_percent()
+    before = _cpu_ticks()
     await asyncio.sleep(QUIET_SECONDS)
-    return psutil.cpu_percent() / 100 * (psutil.cpu_count() or 1)
+    used, whole = (now - then for now, then in zip(_cpu_ticks(), before, strict=True))
+    return used / whole * (os.cpu_count() or 1) if whole else 0.0
+
+
+def _cpu_ticks() -> tuple[int, int]:
+    """Return the time in which the CPUs of the machine computed, and all of it."""
+    ticks = [int(each) for each in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    idle = sum(ticks[3:5])  # idle, and waiting for a disk
+    return sum(ticks[:8]) - idle, sum(ticks[:8])
 
 
 def own_memory() -> int:
-    """Return the resident memory of the processes that this one started."""
-    total = 0
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            total += process.memory_info().rss
-    return total
+    """Return the resident memory of the processes that this one started, and of theirs."""
+    children: dict[int, list[int]] = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            pid, after_name = file.parent.name, file.read_text().rpartition(")")[2]
+            children.setdefault(int(after_name.split()[1]), []).append(int(pid))
+    found, todo = 0, list(children.get(os.getpid(), []))
+    while todo:
+        pid = todo.pop()
+        found += memory_bytes(pid)
+        todo += children.get(pid, [])
+    return found
