@@ -140,9 +140,9 @@ def own_memory() -> int:
     children: dict[int, list[int]] = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            pid, after_name = file.parent.name, file.read_text().rpartition(")")[2]
-            children.setdefault(int(after_name.split()[1]), []).append(int(pid))
-    found, todo = 0, list(children.get(os.getpid(), []))
+            after_name = file.read_text().rpartition(")")[2]
+            children.setdefault(int(after_name.split()[1]), []).append(int(file.parent.name))
+    found, todo = 0, [*children.get(os.getpid(), [])]
     while todo:
         pid = todo.pop()
         found += memory_bytes(pid)

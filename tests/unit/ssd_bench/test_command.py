@@ -55,6 +55,16 @@ def test_a_wrong_path_is_refused_without_the_imports_that_measure(tmp_path: Path
     assert "torch" not in ast.literal_eval(ended.stdout)
 
 
+def test_the_command_starts_without_the_packages_of_its_extra() -> None:
+    code = (
+        "import sys; sys.modules |= dict.fromkeys(['psutil', 'matplotlib', 'transformers']); "
+        "from ssd_bench.__main__ import main; sys.exit(main(['--help']))"
+    )
+    place = Path(ssd.__file__).parents[1]
+    ended = subprocess.run([sys.executable, "-c", code], cwd=place, check=False, text=True)
+    assert ended.returncode == 0
+
+
 def test_a_plot_without_matplotlib_is_refused_before_a_measurement(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
