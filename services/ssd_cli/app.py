@@ -51,7 +51,9 @@ from ssd_cli.options import (
     AllowInsecure,
     Branches,
     Debug,
+    Device,
     Draft,
+    DraftDevice,
     DraftWeights,
     Dtype,
     Endpoint,
@@ -71,8 +73,11 @@ from ssd_cli.options import (
     TokenFile,
     Weights,
     client_credentials,
+    common_flags,
+    device_flags,
     refuse_with_endpoint,
     refuse_without_endpoint,
+    target_flags,
 )
 from ssd_cli.plan_command import plan_command
 from ssd_cli.pool_command import pool_command
@@ -191,6 +196,8 @@ def generate_command(
     weights: Weights = "auto",
     draft_weights: DraftWeights = "auto",
     engine: Engine = "auto",
+    device: Device = "",
+    draft_device: DraftDevice = "",
     tensor_parallel_size: TensorParallelSize = 1,
     is_json: Json = False,
     debug: Debug = False,
@@ -251,9 +258,9 @@ def generate_command(
             draft=draft,
             num_drafts=processes_of(mode, num_drafts),
             is_synchronous=mode == "synchronous",
-            common_flags=_common_flags(lookahead, branches, dtype, engine),
-            target_flags=_target_flags(tensor_parallel_size, weights, draft_weights),
-            draft_flags=("--weights", draft_weights),
+            common_flags=common_flags(lookahead, branches, dtype, engine),
+            target_flags=target_flags(tensor_parallel_size, weights, draft_weights, device),
+            draft_flags=("--weights", draft_weights, *device_flags(draft_device or device)),
         ),
         is_quiet=is_json,
     )
@@ -302,6 +309,8 @@ def up_command(
     weights: Weights = "auto",
     draft_weights: DraftWeights = "auto",
     engine: Engine = "auto",
+    device: Device = "",
+    draft_device: DraftDevice = "",
     tensor_parallel_size: TensorParallelSize = 1,
     port: Annotated[
         int,
@@ -347,9 +356,9 @@ def up_command(
         http_port=http_port,
         is_shared=True,
         gateway_port=gateway_port if gateway else None,
-        common_flags=_common_flags(lookahead, branches, dtype, engine),
-        target_flags=_target_flags(tensor_parallel_size, weights, draft_weights),
-        draft_flags=("--weights", draft_weights),
+        common_flags=common_flags(lookahead, branches, dtype, engine),
+        target_flags=target_flags(tensor_parallel_size, weights, draft_weights, device),
+        draft_flags=("--weights", draft_weights, *device_flags(draft_device or device)),
     )
     check_models(deployment, tensor_parallel_size)
     warn_about_one_cpu(deployment)
@@ -379,7 +388,7 @@ def demo_command(
     deployment = Deployment(
         target=target,
         draft=draft,
-        common_flags=_common_flags(lookahead, branches, dtype, engine),
+        common_flags=common_flags(lookahead, branches, dtype, engine),
         allowed_cpus=cores[:2],
         cpus_without_models=cores[2:],
     )
@@ -448,16 +457,6 @@ app.command("pool")(pool_command)
 def version_command() -> None:
     """Print the version."""
     out.print(ssd.__version__)
-
-
-def _common_flags(lookahead: int, branches: int, dtype: str, engine: str) -> tuple[str, ...]:
-    shape = ("--lookahead", str(lookahead), "--branches", str(branches))
-    return (*shape, "--dtype", dtype, "--engine", engine)
-
-
-def _target_flags(ranks: int, weights: str, draft_weights: str) -> tuple[str, ...]:
-    formats = ("--weights", weights, "--draft-weights", draft_weights)
-    return ("--tensor-parallel-size", str(ranks), *formats)
 
 
 def _usage_problem(message: str, command: str) -> str:

@@ -17,7 +17,19 @@ from ssd.types import Mode, SamplingParams, TokenId
 from ssd_cli.commands import check_models, run_work
 from ssd_cli.demo import DifferentTextError, NotSpeculativeError, first_difference
 from ssd_cli.display import err, out, startup_progress, write
-from ssd_cli.options import Debug, Draft, DraftWeights, Dtype, Engine, Json, Target, Weights
+from ssd_cli.options import (
+    Debug,
+    Device,
+    Draft,
+    DraftDevice,
+    DraftWeights,
+    Dtype,
+    Engine,
+    Json,
+    Target,
+    Weights,
+    device_flags,
+)
 
 PROMPT_CHARS = 360
 """About 96 tokens of the embedded tokenizer."""
@@ -55,6 +67,8 @@ def check_command(
     weights: Weights = "auto",
     draft_weights: DraftWeights = "auto",
     engine: Engine = "auto",
+    device: Device = "",
+    draft_device: DraftDevice = "",
     is_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -66,8 +80,11 @@ def check_command(
         target=target,
         draft=draft,
         common_flags=("--dtype", dtype, "--engine", engine),
-        target_flags=("--weights", weights, "--max-num-seqs", str(max(16, batch))),
-        draft_flags=("--weights", draft_weights),
+        target_flags=(
+            *("--weights", weights, "--max-num-seqs", str(max(16, batch))),
+            *device_flags(device),
+        ),
+        draft_flags=("--weights", draft_weights, *device_flags(draft_device or device)),
     )
     check_models(deployment)
     run_work(_check(deployment, batch, max_tokens, is_json=is_json), is_debug=debug)

@@ -12,6 +12,7 @@ MAX_TOKENS = 1 << 20
 
 OF_A_DEPLOYMENT = (
     *("target", "draft", "lookahead", "branches", "num_drafts", "dtype", "engine"),
+    *("device", "draft_device"),
     *("weights", "draft_weights"),
     "tensor_parallel_size",
 )
@@ -55,6 +56,11 @@ Engine = Annotated[
     Literal["auto", "openvino", "static", "torch"],
     typer.Option("--engine", help="Executes forward passes; auto: openvino on a CPU."),
 ]
+Device = Annotated[
+    str,
+    typer.Option("--device", help="cpu, cuda or cuda:N; of the drafts too, unless they have one."),
+]
+DraftDevice = Annotated[str, typer.Option("--draft-device", help="cpu, cuda or cuda:N.")]
 TensorParallelSize = Annotated[
     int,
     typer.Option(
@@ -165,3 +171,20 @@ def refuse_without_endpoint(context: typer.Context) -> None:
             raise typer.BadParameter(
                 f"{flag} is for a running target; name it with --endpoint, or leave out {flag}"
             )
+
+
+def common_flags(lookahead: int, branches: int, dtype: str, engine: str) -> tuple[str, ...]:
+    """Return the flags of the target and of its drafts."""
+    shape = ("--lookahead", str(lookahead), "--branches", str(branches))
+    return (*shape, "--dtype", dtype, "--engine", engine)
+
+
+def target_flags(ranks: int, weights: str, draft_weights: str, device: str) -> tuple[str, ...]:
+    """Return the flags of the target alone."""
+    formats = ("--weights", weights, "--draft-weights", draft_weights)
+    return ("--tensor-parallel-size", str(ranks), *formats, *device_flags(device))
+
+
+def device_flags(device: str) -> tuple[str, ...]:
+    """Return the flags of a process; none for an empty device, which the environment can set."""
+    return ("--device", device) if device else ()

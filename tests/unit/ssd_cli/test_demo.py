@@ -52,3 +52,9 @@ def test_a_text_without_a_hit_reports_the_cause_and_no_ratio(
 def test_a_text_with_one_hit_reports_a_ratio(capsys: pytest.CaptureFixture[str]) -> None:
     demo._compare(text(), text(hits=1, late=30), [LINK])
     assert "SSD is 1.00x as fast as AR on this machine" in capsys.readouterr().out
+
+
+def test_the_ratio_is_a_median_with_its_range(capsys: pytest.CaptureFixture[str]) -> None:
+    demo._compare(text(), text(hits=1), [LINK], [2.5, 19.0, 2.4, 2.6])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "SSD is 2.50x as fast as AR on this machine (median of 5 runs, 1.00 to 19.00)" in printed
