@@ -51,6 +51,7 @@ CASES = {
     "filters": replace(WARM, top_k=40, top_p=0.8, min_p=0.02),
     "repetition": replace(COLD, repetition_penalty=1.2),
     "penalties": replace(WARM, presence_penalty=0.8, frequency_penalty=0.3),
+    "repetitive": replace(COLD, presence_penalty=-1.0, frequency_penalty=-0.4),
     "bias": replace(COLD, logit_bias=((32, 3.0), (200, -100.0), (300, 2.0))),
     "end": replace(WARM, ignore_eos=False, min_tokens=20, logit_bias=((0, 4.0),)),
     "stop": replace(WARM, top_p=0.9, stop=("(self", "return", "\n\n")),
@@ -78,7 +79,7 @@ CASES = {
 }
 BATCH = (
     *("schema", "greedy schema", "any object", "regex"),
-    *("logprobs", "greedy logprobs", "penalties", "repetition"),
+    *("repetitive", "penalties", "logprobs", "greedy logprobs"),
 )
 """Eight cases, one text each."""
 LEAST_ACCEPTED_CASES = 6
