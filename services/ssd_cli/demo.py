@@ -33,9 +33,8 @@ WARM_UP_SECONDS = 10.0
 WARM_UP_TOKENS = 16
 """Length of the first short text; each next one is twice as long, up to the limit below."""
 LONGEST_WARM_UP_TOKENS = 128
-NUM_REPEATED = 4
-"""Comparisons in addition to the one that is shown: one alone can fall into other work."""
-REPEATED_TOKENS = 64
+NUM_RATIOS = 4
+"""Comparisons after the one that is shown, which alone can fall into other work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +77,9 @@ async def demo(deployment: Deployment, options: DemoOptions) -> None:
         )
         results = {mode: await _show(client, mode, options) for mode in TITLES}
         links = (await client.pool_status()).links
-        repeated = [await _ratio(client, options) for _ in range(NUM_REPEATED)]
-    _compare(results[Mode.AUTOREGRESSIVE], results[Mode.SPECULATIVE], links, repeated)
+        with err.status(f"comparing {NUM_RATIOS} more times"):
+            ratios = [await _ratio(client, options) for _ in range(NUM_RATIOS)]
+    _compare(results[Mode.AUTOREGRESSIVE], results[Mode.SPECULATIVE], links, ratios)
 
 
 async def _show(client: TargetClient, mode: Mode, options: DemoOptions) -> Generation:
@@ -92,15 +92,16 @@ async def _show(client: TargetClient, mode: Mode, options: DemoOptions) -> Gener
     return collector.finish()
 
 
-async def _ratio(client: TargetClient, options: DemoOptions) -> float:
-    """Return the speed of a short speculative text over that of the same text without."""
+async def _ratio(client: TargetClient, options: DemoOptions) -> float | None:
+    """Return the speed of a speculative text over that of the same text without; None: unknown."""
     speeds = []
     for mode in (Mode.AUTOREGRESSIVE, Mode.SPECULATIVE):
         collector = Collector()
-        call = _call(mode, options, min(options.max_tokens, REPEATED_TOKENS))
+        call = _call(mode, options, options.max_tokens)
         await stream(client, call, collector, lambda _text: None)
-        speeds.append(collector.finish().figures.tokens_per_second or 0.0)
-    return speeds[1] / speeds[0] if speeds[0] else 0.0
+        speeds.append(collector.finish().figures.tokens_per_second)
+    alone, ahead = speeds
+    return ahead / alone if alone and ahead else None
 
 
 async def _warm_up(client: TargetClient, mode: Mode, options: DemoOptions) -> None:
@@ -134,7 +135,7 @@ def _compare(
     alone: Generation,
     ahead: Generation,
     links: Sequence[LinkStatus],
-    repeated: Sequence[float] = (),
+    repeated: Sequence[float | None] = (),
 ) -> None:
     print_table(out, summary([("AR", alone.figures), ("SSD", ahead.figures)]))
     index = first_difference(alone.token_ids, ahead.token_ids)
@@ -147,7 +148,7 @@ def _compare(
         raise NotSpeculativeError(f"no round of the SSD text was speculative: {reason}")
     if alone.figures.tokens_per_second and ahead.figures.tokens_per_second:
         shown = ahead.figures.tokens_per_second / alone.figures.tokens_per_second
-        ratios = sorted((shown, *repeated))
+        ratios = sorted(filter(None, (shown, *repeated)))
         spread = f" (median of {len(ratios)} runs, {ratios[0]:.2f} to {ratios[-1]:.2f})"
         out.print(
             f"SSD is [bold]{median(ratios):.2f}x[/bold] as fast as AR on this machine"

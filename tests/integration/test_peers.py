@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+import transformers
 
+import ssd
 from ssd.errors import SetupError
 from ssd_bench.__main__ import main
 from ssd_bench.peers.contenders import Contender
@@ -22,6 +24,7 @@ def test_engines_of_two_environments_write_the_same_texts(tmp_path: Path) -> Non
     texts = {row["contender"]["peer"]: row["texts"] for row in found["rows"]}
     assert not [row["failure"] for row in found["rows"] if row["failure"]]
     assert texts["ssd"] == texts["transformers"]
+    assert {row["version"] for row in found["rows"]} == {ssd.__version__, transformers.__version__}
     assert (tmp_path / "out" / "peers.png").stat().st_size > 1000
     table = (tmp_path / "out" / "peers.md").read_text()
     assert table.count("| 0/2 |") == 3

@@ -74,6 +74,8 @@ def peers(
             batch=batch,
         )
     ]
+    if not rows:
+        raise typer.BadParameter(f"--dtypes {dtypes!r}: {names} offers none of them")
     most = max(each.contender.threads + (each.contender.drafting == "ssd") for each in rows)
     if most > len(cpus):
         raise SettingsError(f"the contenders need {most} CPUs, this process may use {len(cpus)}")
@@ -89,13 +91,14 @@ def peers(
         scratch=scratch,
     )
     output.mkdir(parents=True, exist_ok=True)
-    file = output / "peers.json"
+    file, partial = output / "peers.json", output / "peers.json.part"
     rows = _continued(file, given, rows)
     batches = _batches(setup, batch, repetitions, prompt_tokens, max_tokens, temperature)
 
     def save() -> None:
         found: dict[str, Any] = {"settings": given, "machine": machine(), "rows": records(rows)}
-        file.write_text(json.dumps(found))
+        partial.write_text(json.dumps(found))
+        partial.replace(file)
 
     try:
         _with_progress(rows, setup, batches, save)
@@ -164,6 +167,8 @@ def _continued(file: Path, given: dict[str, str], rows: list[Row]) -> list[Row]:
     if found["settings"] != given:
         raise SettingsError(f"{file} has a run with other settings: choose another --output")
     known = {row.contender: row for row in rows_of(found["rows"])}
+    for row in known.values():
+        row.failure = ""
     return [known.get(row.contender, row) for row in rows]
 
 

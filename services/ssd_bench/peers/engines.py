@@ -124,12 +124,17 @@ class WorkerEngine:
             raise SetupError(f"no answer within {seconds:g} s") from None
         except ConnectionError:
             line = b""
+        except ValueError as error:
+            raise SetupError(f"the answer is too long: {error}") from None
         if not line:
             code = await self._process.wait()
             lines = self._log.read_text(errors="replace").split("\n")
             last = next((each for each in reversed(lines) if each.strip()), "no output")
             raise SetupError(f"the process {ending(code)}: {last.strip()[:LINE_CHARS]}")
-        found: dict[str, Any] = json.loads(line)
+        try:
+            found: dict[str, Any] = json.loads(line)
+        except ValueError:
+            raise SetupError(f"the answer is not JSON: {line[:LINE_CHARS]!r}") from None
         return found
 
 
@@ -177,7 +182,7 @@ async def _own(contender: Contender, setup: Setup) -> AsyncIterator[OwnEngine]:
         TargetClient(running.target.grpc_address, ready_seconds=0) as client,
     ):
         info = await client.model_info()
-        yield OwnEngine(client, MODES[contender.drafting], info.dtype)
+        yield OwnEngine(client, MODES[contender.drafting], info.version)
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ import contextlib
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,6 +74,7 @@ async def measure(
     """
     async with contextlib.AsyncExitStack() as stack:
         engines: dict[str, Engine] = {}
+        ends: dict[str, contextlib.AsyncExitStack] = {}
         for row in rows:
             if row.failure or len(row.tokens_per_second) >= len(batches):
                 continue
@@ -81,8 +82,9 @@ async def measure(
             on_step(f"loading {name}")
             before = own_memory()
             started = time.perf_counter()
-            with _failures(row):
-                engines[name] = await stack.enter_async_context(engine(row.contender, setup))
+            ends[name] = await stack.enter_async_context(contextlib.AsyncExitStack())
+            async with _failures(row, ends[name]):
+                engines[name] = await ends[name].enter_async_context(engine(row.contender, setup))
                 await engines[name].complete({**batches[0], "max_tokens": 16})
                 row.version = engines[name].version
                 row.load_seconds = time.perf_counter() - started
@@ -93,7 +95,7 @@ async def measure(
                 if row.failure or len(row.tokens_per_second) > repetition:
                     continue
                 on_step(f"{repetition + 1}/{len(batches)} {row.contender.name}")
-                with _failures(row):
+                async with _failures(row, ends[row.contender.name]):
                     await _one(row, engines[row.contender.name], batch)
 
 
@@ -104,20 +106,23 @@ def num_steps(rows: Sequence[Row], num_batches: int) -> int:
 
 
 async def _one(row: Row, engine: Engine, batch: Batch) -> None:
-    row.other_cpus.append(await other_work())
+    other_cpus = await other_work()
     started = time.perf_counter()
     texts = await engine.complete(batch)
     seconds = time.perf_counter() - started
+    row.other_cpus.append(other_cpus)
     row.tokens_per_second.append(sum(map(len, texts)) / seconds)
     row.texts.append(texts)
 
 
-@contextlib.contextmanager
-def _failures(row: Row) -> Iterator[None]:
+@contextlib.asynccontextmanager
+async def _failures(row: Row, end: contextlib.AsyncExitStack) -> AsyncIterator[None]:
+    """Note the failure of a contender and end it: it must not compute beside the others."""
     try:
         yield
     except SSDError as error:
         row.failure = str(error)
+        await end.aclose()
 
 
 async def other_work() -> float:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ssd.errors import SettingsError
+from ssd_bench.__main__ import main
 from ssd_bench.peers.command import _continued
 from ssd_bench.peers.contenders import PEERS, Contender, contenders
 from ssd_bench.peers.measure import Row, num_steps
@@ -90,10 +91,17 @@ def test_rows_survive_a_file() -> None:
 
 def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     file = tmp_path / "peers.json"
-    file.write_text(json.dumps({"settings": {"batch": "1"}, "rows": records([row(SSD, 1.0)])}))
+    failed = row(SSD, 1.0)
+    failed.failure = "no answer within 600 s"
+    file.write_text(json.dumps({"settings": {"batch": "1"}, "rows": records([failed])}))
     fresh = [Row(PLAIN), Row(SSD)]
     found = _continued(file, {"batch": "1"}, fresh)
     assert [each.tokens_per_second for each in found] == [[], [1.0]]
-    assert num_steps(found, 2) == 3 + 2
+    assert num_steps(found, 2) == 3 + 2, "what failed is tried again"
     with pytest.raises(SettingsError, match="other settings"):
         _continued(file, {"batch": "8"}, fresh)
+
+
+def test_what_no_engine_offers_is_a_usage_error() -> None:
+    arguments = ["peers", "--peers", "transformers", "--dtypes", "int8"]
+    assert main(arguments) == 2
