@@ -22,7 +22,7 @@ from ssd_operator.observe.pod_state import (
 )
 
 MOUNTING_SECONDS = 10.0
-"""A pod whose volumes take longer may wait for an object that does not exist."""
+"""A pod without a sandbox for longer may wait for an object that does not exist."""
 PROBE_SLACK_SECONDS = 15.0
 """How late the kubelet may be with a probe and the kill after it."""
 LONGEST_QUOTE = 400
@@ -205,13 +205,18 @@ def _progress(pod: Object, now: float) -> str:
         if (container.get("state") or {}).get("running"):
             ended = (container.get("lastState") or {}).get("terminated")
             return "loads" if not ended else f"loads again; it {_crash(container, ended)}"
-    if now >= mounting_deadline(pod) and (objects := ", ".join(_mounted(pod))):
-        return f"has waited for its volumes for over {MOUNTING_SECONDS:.0f} s; look for {objects}"
+    if now >= mounting_deadline(pod):
+        objects = ", ".join(_mounted(pod))
+        suffix = f", and look for {objects}" if objects else ""
+        return (
+            f"has no sandbox after {MOUNTING_SECONDS:.0f} s: a volume is missing or not attached, "
+            f"or the network is not ready; see kubectl describe pod {name_of(pod)}{suffix}"
+        )
     return "is being created"
 
 
 def mounting_deadline(pod: Object) -> float:
-    """When the volumes of a pod take too long, in seconds since the epoch; infinite if it has them.
+    """When the sandbox of a pod takes too long, in seconds since the epoch; infinite if it has one.
 
     Only the kubelet's Events have the cause, and the operator reads no Events.
     """

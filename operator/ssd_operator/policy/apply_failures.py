@@ -6,13 +6,14 @@ it again, with the queue's back-off. A forbidden preflight is: it delays one cha
 
 *Decision*: a field of a Deployment that another writer changes again and again is repaired
 ``MOST_REPAIRS`` times an hour, then left as it is for ten minutes, with the pod template if the
-field is in it. Fields are counted one by one, and fields of objects without pods have no limit. A
-field that a webhook changes in the apply itself is left for ten minutes, in any object. *Because*
-each repair of a template replaces pods: a controller that added one variable after each repair had
-a lone target replaced 59 times in 120 s. With one limit for all objects and fields, a sixth edit of
-a Service by hand left its endpoint broken for ten minutes. *Not chosen*: a pause before each
-repair, because a change by hand is to be undone at once. *Revisit when* users need the six repairs
-an hour raised.
+field is in it. In objects without pods it is repaired every ten seconds from then on. A field that
+a webhook changes in the apply itself is left for ten minutes, in any object. Fields are counted and
+paused one by one. *Because* each repair of a template replaces pods: a controller that added one
+variable after each repair had a lone target replaced 59 times in 120 s. With one limit for all
+objects and fields, a sixth edit of a Service by hand left its endpoint broken for ten minutes, and
+without any limit two controllers write a Service many times a second. *Not chosen*: a pause before
+each repair, because a change by hand is to be undone at once. *Revisit when* users need the six
+repairs an hour raised.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,7 +31,9 @@ from ssd_operator.observe.snapshot import Snapshot
 REFUSED_SECONDS = 60.0
 """Until a refused object is applied again: its cause may be gone without a change of it."""
 RETRY_SECONDS = 600.0
-"""Until a contested field is repaired again."""
+"""Until a contested field is repaired again that a webhook changes, or that is of a Deployment."""
+PACE_SECONDS = 10.0
+"""Until a contested field of an object without pods is repaired again."""
 MOST_REPAIRS = 6
 """Repairs of one field in ``REPAIRS_SECONDS``; the last of them begins a pause."""
 REPAIRS_SECONDS = 3600.0
@@ -38,6 +41,15 @@ REPAIRS_SECONDS = 3600.0
 Cause = Literal["Refused", "Forbidden", "Contested"]
 Version = tuple[str, int, str]
 """Hash of a wanted object, generation of its resource, uid of the live object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A contested field that is left as it is."""
+
+    message: str
+    retry_at: float
+    """When it is repaired again, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +66,8 @@ class ApplyFailure:
     """That was applied."""
     retry_at: float
     """When the apply is repeated although nothing has changed, in seconds since the epoch."""
-    fields: frozenset[str] = frozenset()
-    """Paths of the contested fields; other differences of the object are still repaired."""
+    fields: Mapping[str, Pause] = field(default_factory=dict)
+    """The contested fields, by path; other differences of the object are still repaired."""
 
     @property
     def is_of_template(self) -> bool:
@@ -69,6 +81,8 @@ class Results:
 
     applied: set[Ref] = field(default_factory=set)
     """Objects that the API server stored in this pass."""
+    stored: dict[Ref, Object] = field(default_factory=dict)
+    """What it stored, also if that differs from what was applied."""
     failures: dict[Ref, ApplyFailure] = field(default_factory=dict)
     """Those that hold after the pass."""
     forbidden: dict[Ref, str] = field(default_factory=dict)
@@ -89,6 +103,10 @@ class RepairLog:
     times: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Of each field in the last ``REPAIRS_SECONDS``, oldest first."""
 
+    def is_first_pause(self, paths: Iterable[str]) -> bool:
+        """Whether one of these fields, which are paused now, was not paused lately."""
+        return any(len(self.times.get(path, ())) <= MOST_REPAIRS for path in paths)
+
 
 Repairs = dict[Ref, RepairLog]
 
@@ -98,13 +116,18 @@ def holding(
 ) -> dict[Ref, ApplyFailure]:
     """Failures of wanted objects that an apply would repeat; one whose name is taken has none."""
     return {
-        ref: found
+        ref: rest
         for each in objects
         if (found := failures.get(ref := ref_of(each))) is not None
         and ref not in snapshot.foreign
         and found.version == _version(each, snapshot.children.get(ref), snapshot)
-        and snapshot.now < found.retry_at
+        and (rest := _rest(found, snapshot.now)) is not None
     }
+
+
+def merged(held: ApplyFailure | None, new: ApplyFailure) -> ApplyFailure:
+    """Both failures of a contested object. A pause that holds neither ends nor becomes longer."""
+    return new if held is None else _contested(new.version, {**new.fields, **held.fields})
 
 
 def refusal(
@@ -117,29 +140,48 @@ def refusal(
 
 
 def contest(
-    wanted: Object, live: Object | None, answer: Object, snapshot: Snapshot, repairs: Repairs
+    sent: Object, wanted: Object, answer: Object, snapshot: Snapshot, repairs: Repairs
 ) -> ApplyFailure | None:
-    """Record an apply; returns its failure if another writer undoes it, as far as is known."""
+    """Record an apply; returns its failure if another writer undoes it, as far as is known.
+
+    ``sent`` is what is wanted, with the live template and its hash while the template waits.
+    """
     ref, now = ref_of(wanted), snapshot.now
+    live = snapshot.children.get(ref)
     # The annotation is the live one's while a template waits, whatever else changes.
-    sent, before = digest(wanted, HASH_DIGITS), repairs.get(ref, RepairLog())
-    is_repair = live is not None and before.applied == sent
-    repaired = frozenset(differences(live or {}, wanted)) if is_repair else frozenset()
+    applied, before = digest(sent, HASH_DIGITS), repairs.get(ref, RepairLog())
+    is_repair = live is not None and before.applied == applied
+    repaired = frozenset(differences(live or {}, sent)) if is_repair else frozenset()
     times = _times(before, repaired, now)
-    repairs[ref] = RepairLog(sent, times)
+    repairs[ref] = RepairLog(applied, times)
     retry_at = now + RETRY_SECONDS
-    if reverted := frozenset(differences(answer, wanted)):
-        cause = f"{min(reverted)} is not stored as applied; look for a webhook."
+    end = f"at {to_text(retry_at)}"
+    if reverted := frozenset(differences(answer, sent)):
+        cause = "is not stored as applied; look for a webhook."
     elif reverted := frozenset(path for path in repaired if len(times[path]) >= MOST_REPAIRS):
-        cause = f"{min(reverted)} is changed again after each repair; look for another writer."
-        retry_at = retry_at if ref.kind == "Deployment" else now
+        cause = "is changed again after each repair; look for another writer."
+        if ref.kind != "Deployment":
+            retry_at, end = now + PACE_SECONDS, f"after {PACE_SECONDS:.0f} s"
     else:
         return None
-    pause = f" It is repaired again at {to_text(retry_at)}." if retry_at > now else ""
-    version = _version(wanted, answer, snapshot)
-    return ApplyFailure(
-        "Contested", f"{ref.kind} {ref.name}: {cause}{pause}", version, retry_at, reverted
-    )
+    fields = {
+        path: Pause(f"{ref.kind} {ref.name}: {path} {cause} It is repaired again {end}.", retry_at)
+        for path in reverted
+    }
+    return _contested(_version(wanted, answer, snapshot), fields)
+
+
+def _contested(version: Version, fields: Mapping[str, Pause]) -> ApplyFailure:
+    retry_at = min(each.retry_at for each in fields.values())
+    return ApplyFailure("Contested", fields[min(fields)].message, version, retry_at, fields)
+
+
+def _rest(failure: ApplyFailure, now: float) -> ApplyFailure | None:
+    """What still holds of a failure; None if nothing does."""
+    if now < failure.retry_at:
+        return failure
+    fields = {path: each for path, each in failure.fields.items() if now < each.retry_at}
+    return _contested(failure.version, fields) if fields else None
 
 
 def _times(before: RepairLog, repaired: frozenset[str], now: float) -> dict[str, tuple[float, ...]]:

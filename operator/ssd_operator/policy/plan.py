@@ -60,6 +60,8 @@ class Plan:
     scale: Decision | None = None
     """Number of drafts to write to the resource."""
     delete: tuple[Ref, ...] = ()
+    wanted: Mapping[Ref, Object] = field(default_factory=dict)
+    """All objects, also those that wait."""
     revisions: Mapping[str, str] = field(default_factory=dict)
     """Wanted revision of each Deployment's pods, by its name."""
     preflight: Preflight = field(default_factory=Preflight)
@@ -89,11 +91,11 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, memory: Memory) -> Plan
         for part in map(str, Component)
     )
     failures = holding(memory.failures, targets, snapshot)
-    # An apply of a contested Deployment would not change its pods.
+    # An apply would not change a contested template.
     outdated = [
         each
         for each in outdated_targets(targets, snapshot)
-        if (found := failures.get(ref_of(each))) is None or found.cause == "Refused"
+        if (found := failures.get(ref_of(each))) is None or not found.is_of_template
     ]
     factory = ChildFactory(resource=resource, settings=settings)
     preflight = preflight_state(factory, targets, outdated, snapshot)
@@ -104,8 +106,9 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, memory: Memory) -> Plan
         failures=holding(memory.failures, objects, snapshot),
     )
     revisions = {name_of(each): revision_of(each) for each in deployments}
+    by_ref = {ref_of(each): each for each in objects}
     if resource.spec.paused:
-        return Plan(revisions=revisions, preflight=preflight, memory=memory)
+        return Plan(wanted=by_ref, revisions=revisions, preflight=preflight, memory=memory)
     memory = replace(memory, history=_decide(snapshot, memory))
     decision, is_new = memory.history.decision, memory.history.decided_at == snapshot.now
     is_changed = decision is not None and decision.replicas != snapshot.num_drafts_wanted
@@ -127,6 +130,7 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, memory: Memory) -> Plan
         drains=drains,
         scale=decision if is_new and is_changed else None,
         delete=_unwanted(resource, objects, snapshot),
+        wanted=by_ref,
         revisions=revisions,
         preflight=preflight,
         again_after=min(preflight.again_after, *_waits(snapshot, memory)),
@@ -171,7 +175,7 @@ def _is_needed(each: Object, snapshot: Snapshot, contested: Mapping[Ref, ApplyFa
         # starts after the Services that it needs: by their names it could reach those of others.
         is_early = _is_gateway(each) and not snapshot.has_gateway_services
         return not snapshot.foreign and not is_early
-    left = contested[ref].fields if ref in contested else frozenset()
+    left = contested[ref].fields if ref in contested else {}
     is_different = any(path not in left for path in differences(live, each))
     return is_different and not is_terminating(live)
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 from ssd_operator.api.spec import Autoscaling, Draft
 from ssd_operator.observe.pod_state import is_unschedulable, name_of
-from ssd_operator.observe.snapshot import Snapshot
+from ssd_operator.observe.snapshot import PoolFact, Snapshot
 
 DECISION_SECONDS = 10.0
 """Between two decisions."""
@@ -97,7 +97,7 @@ def measure(snapshot: Snapshot) -> Demand:
             )
     targets, answers = snapshot.ready_targets, snapshot.answers
     is_known = bool(targets) and all(name_of(pod) in answers for pod in targets)
-    eligible = sum(fact.eligible_sequences for fact in answers.values())
+    eligible = sum(map(_speculative, answers.values()))
     default = snapshot.resource.spec.draft.sequences_per_replica
     return Demand(
         replicas=snapshot.num_drafts_wanted,
@@ -106,6 +106,14 @@ def measure(snapshot: Snapshot) -> Demand:
         num_unschedulable=sum(map(is_unschedulable, snapshot.staying_drafts)),
         num_draining=snapshot.num_draining,
     )
+
+
+def _speculative(fact: PoolFact) -> float:
+    """Running sequences of a target that speculate."""
+    if fact.speculative_sequences is not None:
+        return fact.speculative_sequences
+    # An earlier version counts sequences in mode AUTO also while it does not speculate for them.
+    return fact.eligible_sequences if fact.speculating else 0.0
 
 
 def next_replicas(bounds: Autoscaling, demand: Demand, history: History, now: float) -> History:

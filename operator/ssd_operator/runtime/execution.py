@@ -28,6 +28,7 @@ from ssd_operator.policy.apply_failures import (
     Repairs,
     Results,
     contest,
+    merged,
     refusal,
 )
 from ssd_operator.policy.drain import DrainCall, Mark
@@ -87,8 +88,8 @@ class Execution:
 
     def _calls(self, decided: Plan) -> Iterator[tuple[Ref, Callable[[], Awaitable[None]]]]:
         """The calls about each object, in order."""
-        for wanted in decided.apply:
-            yield ref_of(wanted), partial(self._apply, wanted)
+        for each in decided.apply:
+            yield (ref := ref_of(each)), partial(self._apply, each, decided.wanted[ref])
         for pod in decided.adopt:
             yield ref_of(pod), partial(self._adopt, pod)
         pods = {name_of(pod): pod for pod in self.snapshot.pods}
@@ -111,7 +112,8 @@ class Execution:
                 if found is None or found["metadata"]["uid"] != known["metadata"]["uid"]:
                     self.cache.mark_deleted(known)
 
-    async def _apply(self, wanted: Object) -> None:
+    async def _apply(self, sent: Object, wanted: Object) -> None:
+        """Write an object; ``sent`` has the live template while the template waits."""
         ref, snapshot = ref_of(wanted), self.snapshot
         live = snapshot.children.get(ref)
         try:
@@ -119,8 +121,8 @@ class Execution:
                 await self._check_name(ref)
             # Only the child that was observed: another object may have its name by now.
             uid = "" if live is None else live["metadata"]["uid"]
-            answer = await self.cluster.apply(wanted, uid)
-            if places := additions(answer, wanted):
+            answer = await self.cluster.apply(sent, uid)
+            if places := additions(answer, sent):
                 rest = removal(answer, places)
                 answer = await self.cluster.patch(self.resource.namespace, ref, rest)
                 _log.info("pruned", object=str(ref), places=[".".join(map(str, p)) for p in places])
@@ -134,13 +136,12 @@ class Execution:
             return
         _log.info("applied", object=str(ref))
         self.cache.put(answer)
-        failure = contest(wanted, live, answer, snapshot, self.repairs)
-        held = self.results.failures.get(ref)
-        # A repair of another field neither extends the pause of a contested one nor reports it.
-        is_new = failure is not None and (held is None or held.fields != failure.fields)
-        if failure is not None and is_new:
-            _log.warning("apply_reverted", object=str(ref), error=failure.message)
-            self.results.failures[ref] = failure
+        self.results.stored[ref] = answer
+        failure = contest(sent, wanted, answer, snapshot, self.repairs)
+        if failure is not None:
+            if self.repairs[ref].is_first_pause(failure.fields):
+                _log.warning("apply_reverted", object=str(ref), error=failure.message)
+            self.results.failures[ref] = merged(self.results.failures.get(ref), failure)
         if failure is None or live is None:
             self.results.applied.add(ref)
 

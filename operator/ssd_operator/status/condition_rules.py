@@ -20,6 +20,7 @@ from ssd_operator.api.spec import Autoscaling, Draft, Object, Target
 from ssd_operator.children.names import GATEWAY, Component, cell_of, component_name
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.diagnosis import Diagnosis, PodReason, diagnose, diagnose_absence, worst
+from ssd_operator.observe.diff import differences
 from ssd_operator.observe.pod_state import (
     annotations_of,
     condition_of,
@@ -421,10 +422,13 @@ def _resources_owned(result: PassResult) -> Condition:
     if forbidden := result.results.forbidden:
         ref = min(forbidden)
         return no("Forbidden", f"{ref.kind} {ref.name} cannot be written: {forbidden[ref]}")
-    failures = sorted(result.results.failures.items())
-    for _, failure in failures:
-        if failure.cause == "Contested" and failure.retry_at > result.now:
-            return no("ApplyReverted", failure.message)
+    for ref, failure in sorted(result.results.failures.items()):
+        live = result.results.stored.get(ref, result.children.get(ref))
+        # After the repair that begins a pause, the object is as wanted until its next change.
+        if failure.fields and live is not None:
+            for path in sorted(set(differences(live, result.plan.wanted[ref]))):
+                if path in failure.fields:
+                    return no("ApplyReverted", failure.fields[path].message)
     return yes("Owned", "All objects belong to this resource.")
 
 

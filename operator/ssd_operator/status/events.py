@@ -102,11 +102,12 @@ def release_events(pods: Iterable[Object]) -> tuple[Event, ...]:
 def reversion_events(
     before: Mapping[Ref, ApplyFailure], failures: Mapping[Ref, ApplyFailure]
 ) -> tuple[Event, ...]:
-    """Events of objects that are not stored as they were applied, each once."""
+    """Events of fields that are not stored as they were applied, each once."""
     return tuple(
-        Event("Warning", "ApplyReverted", failure.message)
+        Event("Warning", "ApplyReverted", pause.message)
         for ref, failure in sorted(failures.items())
-        if failure.cause == "Contested" and before.get(ref) != failure
+        for path, pause in sorted(failure.fields.items())
+        if ref not in before or before[ref].fields.get(path) != pause
     )
 
 

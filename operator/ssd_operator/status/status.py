@@ -67,7 +67,10 @@ def status_of_invalid(old: Object, generation: int, problem: str, now: float) ->
         "SpecValid": bad,
     }
     merged = merge(old, new, generation, to_text(now))
-    return old | {"observedGeneration": generation, "conditions": merged}
+    status = old | {"observedGeneration": generation, "conditions": merged}
+    if "speculation" in old:
+        status["speculation"] = old["speculation"] | {"state": reason}
+    return status
 
 
 def _model(result: PassResult) -> Object:

@@ -29,6 +29,7 @@ def pool_status(
         waiting_sequences=round_log.counts.waiting,
         hit_rate=pool.counts.hit_rate,
         eligible_sequences=eligible,
+        speculative_sequences=eligible,
         tokens_per_round=round_log.tokens_per_round,
         desired_draft_replicas=desired,
         efficiency=round_log.efficiency,

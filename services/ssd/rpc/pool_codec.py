@@ -47,7 +47,10 @@ class PoolStatus:
     hit_rate: float = 0.0
     """Hits divided by rounds that needed a table, 0..1."""
     eligible_sequences: float = 0.0
-    """Running sequences in mode SPECULATIVE, and in AUTO while ``speculating``; mean over 30 s."""
+    """For clients of earlier versions. Targets of earlier versions count all sequences in AUTO."""
+    speculative_sequences: float | None = None
+    """Running sequences in mode SPECULATIVE, and in AUTO while ``speculating``; mean over 30 s.
+    None from a target of an earlier version."""
     speculating: bool = True
     """False while plain decoding is faster for requests in mode AUTO."""
     speculation_reason: str = ""
@@ -104,7 +107,10 @@ def pool_status(message: admin_pb2.GetPoolStatusResponse) -> PoolStatus:
         LinkStatus(state=_state(link.state), **shared_fields(link, LinkStatus, "state"))
         for link in message.links
     )
-    return PoolStatus(links=links, **shared_fields(message, PoolStatus, "links"))
+    name = "speculative_sequences"
+    speculative = message.speculative_sequences if message.HasField(name) else None
+    values = shared_fields(message, PoolStatus, "links", name)
+    return PoolStatus(links=links, speculative_sequences=speculative, **values)
 
 
 def draft_status_response(status: DraftStatus) -> speculation_pb2.GetStatusResponse:

@@ -38,6 +38,7 @@ def test_pool_status_is_unchanged_after_encoding_and_decoding() -> None:
         waiting_sequences=1,
         hit_rate=0.5,
         eligible_sequences=2.5,
+        speculative_sequences=0.0,
         speculating=False,
         tokens_per_round=3.1,
         desired_draft_replicas=1.25,
@@ -48,6 +49,10 @@ def test_pool_status_is_unchanged_after_encoding_and_decoding() -> None:
     )
     wire = pool_status_response(pool).SerializeToString()
     assert pool_status(admin_pb2.GetPoolStatusResponse.FromString(wire)) == pool
+
+
+def test_a_target_of_an_earlier_version_reports_no_speculative_sequences() -> None:
+    assert pool_status(admin_pb2.GetPoolStatusResponse()).speculative_sequences is None
 
 
 def test_each_link_state_has_a_name() -> None:

@@ -176,12 +176,17 @@ CASES: list[tuple[Object, PodReason, str]] = [
     ),
     (mounting(seconds=9), PodReason.LOADING, "demo-target-0-x is being created"),
     (mounting(seconds=61, is_mounted=True), PodReason.LOADING, "demo-target-0-x is being created"),
-    (mounting({"name": "tmp", "emptyDir": {}}), PodReason.LOADING, "is being created"),
+    (
+        mounting({"name": "tmp", "emptyDir": {}}),
+        PodReason.LOADING,
+        "the network is not ready; see kubectl describe pod demo-target-0-x",
+    ),
     (
         mounting(),
         PodReason.LOADING,
-        "demo-target-0-x has waited for its volumes for over 10 s; "
-        "look for Secret tls, PersistentVolumeClaim models",
+        "demo-target-0-x has no sandbox after 10 s: a volume is missing or not attached, or the "
+        "network is not ready; see kubectl describe pod demo-target-0-x, and look for Secret tls, "
+        "PersistentVolumeClaim models",
     ),
 ]
 

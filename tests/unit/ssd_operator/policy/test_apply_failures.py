@@ -17,7 +17,7 @@ from ssd_operator.api.spec import Object
 from ssd_operator.children.names import revision_of
 from ssd_operator.observe.cluster import BusyError, ForbiddenError, Ref, RefusedError
 from ssd_operator.observe.pod_state import name_of, to_seconds
-from ssd_operator.policy.apply_failures import MOST_REPAIRS, RETRY_SECONDS
+from ssd_operator.policy.apply_failures import MOST_REPAIRS, PACE_SECONDS, RETRY_SECONDS
 from ssd_operator.runtime.reconcile import FAILING_SECONDS
 
 
@@ -246,21 +246,53 @@ async def test_a_restarted_operator_keeps_the_status_until_targets_have_answered
     assert world.cluster.writes == []
 
 
-async def test_a_service_is_repaired_however_often_it_is_edited_and_its_writer_is_reported() -> (
-    None
-):
+def add_a_label(world: World) -> None:
+    with world.edited(SERVICE) as found:
+        found["spec"]["selector"]["by"] = "hand"
+
+
+def is_repaired(world: World) -> bool:
+    return "by" not in world[SERVICE]["spec"]["selector"]
+
+
+async def test_a_service_is_repaired_at_once_and_after_some_repairs_within_ten_seconds() -> None:
     world = await settled()
-    for _ in range(2 * MOST_REPAIRS):
-        with world.edited(SERVICE) as found:
-            found["spec"]["selector"]["by"] = "hand"
+    for _ in range(MOST_REPAIRS):
+        add_a_label(world)
         await world.round()
-        assert "by" not in world[SERVICE]["spec"]["selector"]
+        assert is_repaired(world)
+    await world.round()
+    assert world.condition("ResourcesOwned") == ("True", "Owned"), "the object is as wanted"
+    add_a_label(world)
+    world.catch_up()
+    again_after = await world.run_pass()
+    assert not is_repaired(world)
+    assert world.condition("ResourcesOwned") == ("False", "ApplyReverted")
+    assert again_after is not None
+    assert 0 < again_after <= PACE_SECONDS
+    world.cluster.now += again_after
+    await world.run_pass()
+    assert is_repaired(world)
+    await world.round()
     assert world.condition("ResourcesOwned") == ("True", "Owned")
     (event,) = (each for each in world.cluster.events if each.reason == "ApplyReverted")
     assert event.message == (
         "Service demo: spec.selector.by is changed again after each repair; "
-        "look for another writer."
+        "look for another writer. It is repaired again after 10 s."
     )
+
+
+async def test_a_writer_that_never_rests_has_a_service_repaired_every_ten_seconds_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = await settled()
+    for _ in range(100):
+        add_a_label(world)
+        world.cluster.now += 1.0
+        world.catch_up()
+        await world.run_pass()
+    assert len(world.written("Service")) <= MOST_REPAIRS + 100 / PACE_SECONDS
+    assert caplog.text.count("apply_reverted") == 1
 
 
 async def test_fields_are_counted_one_by_one() -> None:
@@ -293,3 +325,72 @@ async def test_a_pause_is_in_the_status_with_its_end_and_other_fields_are_still_
     wait(world)
     await world.come_to_rest()
     assert world.condition("ResourcesOwned") == ("True", "Owned")
+
+
+def scale_to(world: World, replicas: int) -> None:
+    with world.edited(TARGET) as found:
+        found["spec"]["replicas"] = replicas
+
+
+async def test_a_second_contested_field_does_not_end_the_pause_of_the_first() -> None:
+    world = await settled()
+    await contest(world, 20)
+    variables = "spec.template.spec.containers.env"
+    for _ in range(1 + MOST_REPAIRS):  # the first is with another template, so no repeated repair
+        scale_to(world, 2)
+        await world.round()
+        assert world[TARGET]["spec"]["replicas"] == 1
+    scale_to(world, 2)
+    await world.rounds(3)
+    assert world[TARGET]["spec"]["replicas"] == 2, "both fields are paused"
+    assert add_a_variable(world) is False
+    first, second = (each for each in world.cluster.events if each.reason == "ApplyReverted")
+    assert variables in first.message
+    assert "spec.replicas" in second.message
+    end = to_seconds(first.message.rstrip(".").rpartition(" again at ")[2])
+    assert end is not None
+    world.cluster.now = end
+    await world.come_to_rest(12)
+    assert add_a_variable(world) is True, "each pause has its own end"
+
+
+async def test_cells_whose_number_of_pods_is_contested_are_replaced_one_after_the_other() -> None:
+    world = await settled(target={"replicas": 2})
+    cells = [TARGET, Ref("Deployment", "demo-target-1")]
+    for _ in range(MOST_REPAIRS + 1):
+        for cell in cells:
+            with world.edited(cell) as found:
+                found["spec"]["replicas"] = 0
+        await world.round()
+    for cell in cells:
+        with world.edited(cell) as found:
+            found["spec"]["replicas"] = 1
+    await world.come_to_rest()
+    for cell in cells:
+        with world.edited(cell) as found:
+            found["spec"]["template"]["spec"]["containers"][0]["image"] = "localhost/theirs:1"
+    world.controllers.settle()
+    world.cluster.writes.clear()
+    for _ in range(12):
+        before = len(world.written("Deployment"))
+        await world.round()
+        assert len(world.written("Deployment")) - before <= 1
+    assert sorted(world.written("Deployment")) == ["demo-target-0", "demo-target-1"]
+
+
+async def test_a_pause_of_an_object_that_waits_for_its_rollout_is_kept() -> None:
+    world = await settled()
+    world.controllers.outcomes = {"localhost/new:1": {"phase": "Pending"}}
+    world.edit_spec(target={"image": "localhost/new:1"}, speculation={"branches": 16})
+    await world.come_to_rest()
+    world.cluster.admit = set_the_deadline
+    world.cluster.writes.clear()
+    with world.edited(DRAFTS) as found:
+        set_the_deadline(found)
+    await world.rounds(5)
+    assert world.written("Deployment") == ["demo-draft-0"]
+
+
+def set_the_deadline(thing: Object) -> None:
+    if thing["kind"] == "Deployment" and thing["metadata"]["name"] == "demo-draft-0":
+        thing["spec"]["progressDeadlineSeconds"] = 99

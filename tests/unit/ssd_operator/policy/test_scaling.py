@@ -247,8 +247,16 @@ def test_demand_is_unknown_while_a_ready_target_has_not_answered(pools: tuple[ob
 
 
 def test_sequences_that_speculate_in_spite_of_the_controller_need_drafts() -> None:
-    forced = answer("t0", eligible_sequences=6, speculating=False)
+    forced = answer("t0", speculative_sequences=6, speculating=False)
     assert measure(Scene(pools=(forced,)).result).eligible == 6
+
+
+def test_a_target_of_an_earlier_version_that_does_not_speculate_needs_no_drafts() -> None:
+    old = answer("t0", eligible_sequences=6, speculating=False)
+    assert measure(Scene(pools=(old,)).result).eligible == 0
+    assert measure(Scene(pools=(replace(old, speculating=True),)).result).eligible == 6
+    idle = answer("t0", eligible_sequences=6, speculative_sequences=0.0)
+    assert measure(Scene(pools=(idle,)).result).eligible == 0
 
 
 def test_a_decision_keeps_the_demand_that_it_follows_from() -> None:

@@ -437,7 +437,8 @@ def front(**status: Any) -> Object:
         (
             front(conditions=[CREATED, PLACED | {"lastTransitionTime": to_text(NOW - 11)}]),
             "False Loading",
-            "a ready target: g0 has waited for its volumes for over 10 s; look for Secret keys.",
+            "a ready target: g0 has no sandbox after 10 s: a volume is missing or not attached, or "
+            "the network is not ready; see kubectl describe pod g0, and look for Secret keys.",
         ),
         (terminating(front()), "False Loading", "a ready target: see the pods of demo-gateway."),
     ],

@@ -336,6 +336,8 @@ def test_conditions_of_an_unreadable_resource_are_unknown() -> None:
     assert {each["status"] for each in others} == {"Unknown"}
     assert new["observedGeneration"] == 5
     assert new["draft"] == old["draft"]
+    assert old["speculation"]["state"] == "Active"
+    assert new["speculation"] == old["speculation"] | {"state": "SpecInvalid"}
 
 
 @pytest.mark.parametrize("old", [{}, {"conditions": [{"type": "Ready", "status": "False"}]}])
