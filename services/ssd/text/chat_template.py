@@ -67,7 +67,7 @@ def render_chat(
 
     Raises:
         FieldError: the model has no template, or it rejects the conversation; or one of the JSON
-            texts is malformed.
+            texts is malformed or is not valid Unicode.
     """
     if template is None:
         raise FieldError("chat", "this model has no chat template; send text or token_ids")
@@ -112,6 +112,11 @@ def _parsed(field: str, text: str, kind: type[JSON]) -> JSON:
     """Return the value of a JSON text of a type."""
     try:
         value = json.loads(text)
+        if "\\u" in text:
+            # An escape can be half of a character, which no prompt can contain.
+            _to_json(value).encode()
+    except UnicodeEncodeError as error:
+        raise FieldError(field, "is not valid Unicode") from error
     except (ValueError, RecursionError) as error:
         raise FieldError(field, f"is not valid JSON: {error}") from error
     if not isinstance(value, kind):

@@ -84,6 +84,21 @@ def test_the_format_of_calls_is_found_in_the_template(template: str | None, expe
     assert tool_format(template) == expected
 
 
+@pytest.mark.parametrize("text", [r'{"a": "\ud800"}', r'{"\udc00": 1}'])
+def test_json_with_half_a_character_is_refused_by_its_field(text: str) -> None:
+    call = ToolCall("1", "f", text)
+    with pytest.raises(FieldError, match="is not valid Unicode") as caught:
+        render_chat(TEMPLATE, [ChatTurn("assistant", "", (call,))])
+    assert caught.value.field == "chat.messages[0].tool_calls[0].function.arguments"
+    with pytest.raises(FieldError, match="is not valid Unicode") as caught:
+        render_chat(TEMPLATE, TURNS, tools=f"[{text}]")
+    assert caught.value.field == "chat.tools"
+    with pytest.raises(FieldError, match="is not valid Unicode") as caught:
+        render_chat(TEMPLATE, TURNS, arguments=text)
+    assert caught.value.field == "chat.template_arguments"
+    render_chat(TEMPLATE, TURNS, arguments=r'{"a": "\ud83d\ude00"}')
+
+
 def test_a_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
     from_string = ImmutableSandboxedEnvironment.from_string
