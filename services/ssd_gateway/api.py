@@ -113,12 +113,15 @@ class GenerationEndpoint(Generic[AnyRequest]):
                 if request.includes_usage:
                     await events.write([assembly.usage()])
                 await events.end()
-        except SSDError as error:
+        except Exception as error:
             if not events.has_begun:
                 raise
             BROKEN_STREAMS_TOTAL.inc()
             _log.info("stream_broken", error=type(error).__name__, reason=str(error))
             await events.fail(error)
+            if not isinstance(error, SSDError):
+                # A bug, for the server's log.
+                raise
 
     def _assembly(self, request: PreparedRequest, *, is_whole: bool) -> Assembly:
         info = self._targets.model(request.model)

@@ -14,6 +14,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import TypeGuard
 
 _MARK = re.compile(r'["\\{}\[\]]')
 _HEAD = re.compile(
@@ -317,7 +318,7 @@ class _Object:
             return rest, "", self._next_arguments(text)
         head = _HEAD.match(self.text)
         name = _parsed(head[1]) if head else None
-        if self._is_whole or not head or not isinstance(name, str) or not name:
+        if self._is_whole or not head or not _is_name(name):
             return rest, *(self._whole_call() if self.is_complete else ("", ""))
         self.is_reported = True
         self._arguments = _Scanner()
@@ -340,14 +341,29 @@ class _Object:
             return "", ""
         name = call.get("name")
         key = next((each for each in _ARGUMENTS if isinstance(call.get(each), dict)), None)
-        if not isinstance(name, str) or not name or key is None:
+        if not _is_name(name) or key is None:
             return "", ""
-        self.is_reported = True
         head = _HEAD.match(self.text)
         if head is None:
-            return name, json.dumps(call[key], ensure_ascii=False)
+            arguments = json.dumps(call[key], ensure_ascii=False)
+            self.is_reported = _is_unicode(arguments)
+            return (name, arguments) if self.is_reported else ("", "")
+        self.is_reported = True
         self._arguments = _Scanner()
         return name, self._next_arguments(self.text[head.end() :])
+
+
+def _is_name(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and value != "" and _is_unicode(value)
+
+
+def _is_unicode(text: str) -> bool:
+    """Return whether a text can be sent: an escape in JSON can be half of a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _parsed(text: str) -> object:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import NoReturn
 
 import openai
 import pytest
@@ -21,6 +22,7 @@ from ssd.types import (
     Mode,
 )
 from ssd_gateway import http_server
+from ssd_gateway.responses import Assembly
 
 NOTHING: tuple[GenerationChunk, ...] = ()
 
@@ -142,6 +144,28 @@ async def test_a_stream_that_breaks_ends_with_an_error_and_is_not_sent_again() -
         with pytest.raises(openai.APIError, match="incomplete"):
             await anext(parts)
     assert sum(len(target.calls) for target in targets) == 1
+
+
+async def test_a_stream_that_breaks_by_a_bug_ends_with_an_error_and_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(_assembly: Assembly) -> NoReturn:
+        raise RuntimeError("a bug")
+
+    async def num_broken(front: Front) -> float:
+        text: str = (await get(front, "/metrics"))[2]
+        return float(text.partition("\nssd_gateway_broken_streams_total ")[2].split()[0])
+
+    monkeypatch.setattr(Assembly, "usage", fails)
+    async with fronting(ScriptedTarget()) as front, front.client() as client:
+        before = await num_broken(front)
+        stream = await client.completions.create(
+            model="demo", prompt="x", stream=True, stream_options={"include_usage": True}
+        )
+        with pytest.raises(openai.APIError, match="internal error"):
+            async for _ in stream:
+                pass
+        assert await num_broken(front) == before + 1
 
 
 async def test_a_stream_that_outlasts_the_drain_ends_with_an_error() -> None:

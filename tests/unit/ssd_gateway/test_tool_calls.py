@@ -21,6 +21,9 @@ ARGUMENTS = '{"a": "}\\"{\\\\", "b": [1, {"c": "</tool_call>"}], "é": null}'
 ONE = '{"name": "f", "arguments": ' + ARGUMENTS + "}"
 TWO = '{"name": "g", "parameters": {}}'
 LATE = '{"arguments": {"x": 1}, "name": "late"}'
+HALF_NAME = r'<tool_call>{"name": "\ud800", "arguments": {}}</tool_call>'
+HALF_LATE = r'<tool_call>{"arguments": {"x": "\ud83d"}, "name": "late"}</tool_call>'
+HALF = r'{"x": "\ud83d"}'
 TYPED = '{"type": "function", "name": "typed", "parameters": {"y": 2}}'
 F, G = ("f", ARGUMENTS), ("g", "{}")
 HERMES: list[tuple[str, str, list[tuple[str, str]]]] = [
@@ -34,6 +37,9 @@ HERMES: list[tuple[str, str, list[tuple[str, str]]]] = [
     (f"<tool_call>\n{LATE}\n</tool_call>", "", [("late", '{"x": 1}')]),
     (f"<tool_call>{TYPED}</tool_call>", "", [("typed", '{"y": 2}')]),
     (f"<tool_call>{ONE}<tool_call>{TWO}", "", [F, G]),
+    (HALF_NAME, HALF_NAME, []),
+    (HALF_LATE, HALF_LATE, []),
+    (f'<tool_call>{{"name": "f", "arguments": {HALF}}}</tool_call>', "", [("f", HALF)]),
     ("a <tool_cal> b <tool_", "a <tool_cal> b <tool_", []),
     ('<tool_call>{"a": 1}</tool_call>', '<tool_call>{"a": 1}</tool_call>', []),
     ('<tool_call>{"name": 1, "arguments": {}}', '<tool_call>{"name": 1, "arguments": {}}', []),
