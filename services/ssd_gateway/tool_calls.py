@@ -4,6 +4,7 @@ Two formats, with the names of vLLM's parsers: ``hermes`` (Qwen3) writes
 ``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` between texts, ``llama3_json`` writes
 ``{"name": …, "parameters": {…}}`` from the first character, several divided by semicolons. Text
 that is not a call is content. The arguments are those that the model wrote, character by character.
+A tag ends an object, also if a brace is missing: a call whose arguments are complete is reported.
 
 The result does not depend on how the text is divided into parts. White space before, between and
 after calls is dropped if there is nothing else.
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
-_MARK = re.compile(r'["\\{}\[\]]')
+_MARK = re.compile(r'["\\{}\[\]<]')
 _HEAD = re.compile(
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,'
     r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
@@ -257,7 +258,7 @@ class ListReader(CallReader):
 
 
 class _Scanner:
-    """Finds the ends of lists and objects in a JSON text."""
+    """Finds the ends of lists and objects in a text that should be JSON."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -265,7 +266,10 @@ class _Scanner:
         self._is_escaped = False
 
     def ends(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield the place after each bracket that closes, with the number of open brackets."""
+        """Yield the place after each bracket that closes, with the number of open brackets.
+
+        A tag, which is not JSON, ends all brackets.
+        """
         place = 0
         while place < len(text):
             if self._is_escaped:
@@ -282,6 +286,8 @@ class _Scanner:
                 self._is_in_text = mark != '"'
             elif mark == '"':
                 self._is_in_text = True
+            elif mark == "<":
+                yield match.start(), 0
             elif mark in "{[":
                 self._depth += 1
             elif mark in "}]":
@@ -335,22 +341,25 @@ class _Object:
         return text
 
     def _whole_call(self) -> tuple[str, str]:
-        """Return name and arguments of a complete object; empty if it is not a call."""
+        """Return name and arguments of an object that has ended; empty if it is not a call."""
+        name, arguments = self._found_call()
+        if not _is_name(name) or not isinstance(_parsed(arguments), dict):
+            return "", ""
+        self.is_reported = True
+        return name, arguments
+
+    def _found_call(self) -> tuple[object, str]:
+        if head := _HEAD.match(self.text):
+            self._arguments = _Scanner()
+            return _parsed(head[1]), self._next_arguments(self.text[head.end() :])
         call = _parsed(self.text)
         if not isinstance(call, dict):
-            return "", ""
-        name = call.get("name")
-        key = next((each for each in _ARGUMENTS if isinstance(call.get(each), dict)), None)
-        if not _is_name(name) or key is None:
-            return "", ""
-        head = _HEAD.match(self.text)
-        if head is None:
-            arguments = json.dumps(call[key], ensure_ascii=False)
-            self.is_reported = _is_unicode(arguments)
-            return (name, arguments) if self.is_reported else ("", "")
-        self.is_reported = True
-        self._arguments = _Scanner()
-        return name, self._next_arguments(self.text[head.end() :])
+            return None, ""
+        arguments = next(
+            (call[each] for each in _ARGUMENTS if isinstance(call.get(each), dict)), None
+        )
+        text = json.dumps(arguments, ensure_ascii=False)
+        return call.get("name"), text if _is_unicode(text) else ""
 
 
 def _is_name(value: object) -> TypeGuard[str]:

@@ -37,6 +37,14 @@ HERMES: list[tuple[str, str, list[tuple[str, str]]]] = [
     (f"<tool_call>\n{LATE}\n</tool_call>", "", [("late", '{"x": 1}')]),
     (f"<tool_call>{TYPED}</tool_call>", "", [("typed", '{"y": 2}')]),
     (f"<tool_call>{ONE}<tool_call>{TWO}", "", [F, G]),
+    (f"<tool_call>{ONE[:-1]}\n</tool_call>\n<tool_call>{TWO}</tool_call> Done.", " Done.", [F, G]),
+    (f"<tool_call>{ONE[:-1]}<tool_call>{TWO}", "", [F, G]),
+    (
+        f'<tool_call>{{"name": "f"</tool_call>{TWO}',
+        f'<tool_call>{{"name": "f"</tool_call>{TWO}',
+        [],
+    ),
+    (f"<tool_call>{ONE[:-1]}, x}}</tool_call> Done.", " Done.", [F]),
     (HALF_NAME, HALF_NAME, []),
     (HALF_LATE, HALF_LATE, []),
     (f'<tool_call>{{"name": "f", "arguments": {HALF}}}</tool_call>', "", [("f", HALF)]),
@@ -111,6 +119,13 @@ def test_any_text_has_the_same_parts_however_it_is_divided(text: str, data: st.D
         for is_whole in (True, False):
             whole = read(kind(is_whole=is_whole), [text])
             assert read(kind(is_whole=is_whole), pieces) == whole
+
+
+def test_a_call_with_incomplete_arguments_is_content_of_a_whole_response() -> None:
+    text = f'<tool_call>{{"name": "f", "arguments": {{"a": 1</tool_call><tool_call>{TWO}'
+    content = text.removesuffix(f"<tool_call>{TWO}")
+    assert read(HermesReader(is_whole=True), [text]) == wanted(content, [G])
+    assert read(HermesReader(is_whole=False), [text]) == wanted("", [("f", '{"a": 1'), G])
 
 
 def test_arguments_arrive_before_their_call_is_complete_only_in_a_stream() -> None:
