@@ -80,7 +80,9 @@ class GenerationEndpoint(Generic[AnyRequest]):
         """
         try:
             limits = BodyLimits.of_models(
-                self._targets.models().values(), self._intake.max_body_bytes
+                self._targets.models().values(),
+                self._intake.max_body_bytes,
+                self._kind.max_prompts,
             )
             with self._intake.budget.share(scope[CLIENT_KEY]) as share:
                 body = await read_body(scope, receive, limits.num_bytes, share)

@@ -16,9 +16,12 @@ JSON_FACTOR = 3
 ID_BYTES = 10
 """Bytes of JSON per token id: up to 8 digits, a comma and a space."""
 OTHER_BYTES = 512 * 1024
-"""Bytes of JSON beside the longest prompt: names and roles of 4096 messages, a JSON schema."""
+"""Bytes of JSON beside the prompts: names and roles of 4096 messages, a JSON schema."""
 OTHER_VALUES = 128 * 1024
-"""Values beside the longest prompt. They are parsed in at most 60 ms."""
+"""Values beside the prompts. They are parsed in at most 60 ms."""
+MAX_VALUES = 512 * 1024
+"""Maximum values of a body with several prompts. They are parsed in at most .3 s, away from the
+event loop. One prompt of a longer model may have more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +33,15 @@ class BodyLimits:
     """Texts, numbers, lists and objects, and the names of fields."""
 
     @classmethod
-    def of_models(cls, models: Iterable[ModelInfo], max_bytes: int) -> "BodyLimits":
+    def of_models(
+        cls, models: Iterable[ModelInfo], max_bytes: int, num_prompts: int = 1
+    ) -> "BodyLimits":
         """Return the limits that follow from the longest prompt of any of these models.
 
         Args:
             models: at least one.
             max_bytes: upper bound of ``num_bytes``.
+            num_prompts: maximum number of prompts in a body.
         """
         num_bytes = max(
             max(
@@ -44,7 +50,10 @@ class BodyLimits:
             for info in models
         )
         num_ids = max(info.max_model_len for info in models)
-        return cls(min(max_bytes, OTHER_BYTES + num_bytes), OTHER_VALUES + num_ids)
+        return cls(
+            min(max_bytes, OTHER_BYTES + num_prompts * num_bytes),
+            OTHER_VALUES + max(num_ids, min(num_prompts * num_ids, MAX_VALUES - OTHER_VALUES)),
+        )
 
     def check_values(self, body: bytes) -> None:
         """Refuse a body with too many values.

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
@@ -34,8 +34,6 @@ from ssd_gateway.tools import ToolChoice, Tools, ToolUse, tool_use, tools_text
 
 COMPLETION_MAX_TOKENS = 16
 """Default of ``max_tokens`` of a completion, as in OpenAI's API."""
-MAX_PROMPTS = 32
-"""Maximum number of prompts of one completion request."""
 MAX_STOPS = 16
 MAX_IGNORED = 1 << 18
 """Maximum number of characters and values of a field without effect."""
@@ -121,6 +119,8 @@ class _Request(StructureFields):
     """Fields of both endpoints."""
 
     model_config = ConfigDict(extra="allow")
+    max_prompts: ClassVar[int] = 1
+    """Maximum number of prompts of one request."""
 
     model: str | None = None
     max_tokens: Limit | None = None
@@ -326,6 +326,8 @@ class ChatRequest(_Request):
 class CompletionRequest(_Request):
     """Body of ``POST /v1/completions``."""
 
+    max_prompts: ClassVar[int] = 32
+
     prompt: str | TokenIdList | Texts | Annotated[list[TokenIdList], Field(fail_fast=True)]
     logprobs: Count | None = None
     echo: bool | None = None
@@ -351,8 +353,10 @@ class CompletionRequest(_Request):
         limit = COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
         sampling = self._sampling(limit, self.logprobs, echo=bool(self.echo))
         prompts = self._prompts()
-        if not 1 <= len(prompts) <= MAX_PROMPTS:
-            raise FieldError("prompt", f"has {len(prompts)} prompts, must have 1..{MAX_PROMPTS}")
+        if not 1 <= len(prompts) <= self.max_prompts:
+            raise FieldError(
+                "prompt", f"has {len(prompts)} prompts, must have 1..{self.max_prompts}"
+            )
         return [self._call(prompt, sampling, limit) for prompt in prompts]
 
     def _prompts(self) -> list[Prompt]:

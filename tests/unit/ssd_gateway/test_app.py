@@ -5,12 +5,13 @@ import contextlib
 import hashlib
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 import openai
 import pytest
-from tests.gateway import HELLO, JSON_HEAD, Front, ScriptedTarget, fronting, get, spells
+from tests.gateway import HELLO, INFO, JSON_HEAD, Front, ScriptedTarget, fronting, get, spells
 
 from ssd import __version__
 from ssd.errors import NotReadyError, OverloadedError
@@ -107,6 +108,14 @@ async def test_several_prompts_are_choices_of_one_completion() -> None:
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == 15
     assert found == {0: "<(1,)>", 1: "<(2,)>"}
+
+
+async def test_a_batch_of_long_prompts_reaches_the_target() -> None:
+    target = ScriptedTarget(info=replace(INFO, max_model_len=6000, max_text_bytes=60_000))
+    async with fronting(target) as front, front.client() as client:
+        batch = [[1] * 5000] * 32
+        answer = await client.completions.create(model="demo", prompt=batch)
+    assert len(answer.choices) == len(target.calls) == 32
 
 
 async def test_the_time_to_the_first_token_is_not_that_of_an_echoed_prompt() -> None:

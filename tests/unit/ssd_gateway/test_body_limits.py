@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tests.gateway import INFO, VALUES
 
 from ssd.errors import TooLargeError
-from ssd_gateway.body_limits import OTHER_BYTES, OTHER_VALUES, BodyLimits, max_values
+from ssd_gateway.body_limits import MAX_VALUES, OTHER_BYTES, OTHER_VALUES, BodyLimits, max_values
+from ssd_gateway.schemas import CompletionRequest
 
 LIMITS = BodyLimits(num_bytes=1 << 23, num_values=1000)
 
@@ -58,6 +59,20 @@ def test_the_longest_prompt_of_a_model_fits_and_a_longer_body_does_not() -> None
     escaped = json.dumps({"prompt": "é" * 32_000})
     assert len(escaped) <= limits_of_one.num_bytes
     assert BodyLimits.of_models([info], 2048).num_bytes == 2048
+
+
+def test_the_longest_prompts_of_a_batch_fit_within_fixed_maximums() -> None:
+    info = replace(INFO, max_model_len=6000, max_text_bytes=60_000)
+    batch = CompletionRequest.max_prompts
+    limits = BodyLimits.of_models([info], 1 << 30, batch)
+    body = json.dumps({"prompt": [[100_000] * 6000] * batch}).encode()
+    assert len(body) <= limits.num_bytes == OTHER_BYTES + batch * 3 * 60_000
+    limits.check_values(body)
+    longer = replace(info, max_model_len=100_000)
+    assert BodyLimits.of_models([longer], 1 << 30, batch).num_values == MAX_VALUES
+    longest = replace(info, max_model_len=1_000_000)
+    assert BodyLimits.of_models([longest], 1 << 30, batch).num_values == OTHER_VALUES + 1_000_000
+    assert BodyLimits.of_models([longest], 2048, batch).num_bytes == 2048
 
 
 def test_a_target_that_reports_no_bound_has_that_of_all_models() -> None:

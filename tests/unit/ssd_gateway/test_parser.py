@@ -63,9 +63,9 @@ async def test_fields_without_effect_are_bounded(value: object) -> None:
 
 async def test_a_body_beyond_the_longest_prompt_is_refused_before_it_is_read() -> None:
     async with fronting(ScriptedTarget()) as front:
-        large = b'{"prompt":"' + b"x" * (4 << 20) + b'"}'
-        status, _, text = await get(front, "/v1/completions", large)
+        large = b'{"messages":"' + b"x" * (4 << 20) + b'"}'
+        status, _, text = await get(front, "/v1/chat/completions", large)
         assert (status, "over the limit" in text) == (413, True)
-        many = b'{"prompt":"x","metadata":[' + b"[]," * (1 << 18) + b"[]]}"
-        status, _, text = await get(front, "/v1/completions", many)
+        many = b'{"messages":"x","metadata":[' + b"[]," * (1 << 18) + b"[]]}"
+        status, _, text = await get(front, "/v1/chat/completions", many)
         assert (status, "values; send shorter" in text) == (413, True)
