@@ -24,6 +24,10 @@ _READERS: dict[str, type[CallReader]] = {"hermes": HermesReader, "llama3_json": 
 _Schema = dict[str, Any]
 _COMBINING = {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"}
 """Keywords with which ``properties`` is not the whole list of arguments."""
+_DATA = {"const", "default", "enum", "examples"}
+"""Keywords whose values are no schemas."""
+_MAPS = {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
+"""Keywords whose values have schemas by name."""
 
 
 class FunctionDefinition(Body):
@@ -112,7 +116,7 @@ def tool_use(
     """Return how a text contains calls, and the JSON schema of a text that must be calls.
 
     Raises:
-        FieldError: the choice names no tool, or the tools contradict each other.
+        FieldError: the choice names no tool.
     """
     if not tools:
         if choice not in (None, "none", "auto"):
@@ -141,22 +145,47 @@ def tools_text(tools: Sequence[Tool]) -> str:
 
 
 def _list_schema(tools: Sequence[Tool], max_calls: int | None) -> _Schema:
-    """Return the schema of a list of calls. Definitions move to its root, where references look."""
+    """Return the schema of a list of calls. That of each tool is a definition at its root."""
     definitions: _Schema = {}
     calls = []
-    for tool in tools:
-        parameters = tool.function.arguments_schema()
-        for name, each in (parameters.pop("$defs", None) or {}).items():
-            if definitions.setdefault(name, each) != each:
-                raise FieldError("tools", f"have two different $defs of the name {name[:64]!r}")
+    for number, tool in enumerate(tools):
+        place = f"#/$defs/{number}"
+        definitions[str(number)] = _moved(tool.function.arguments_schema(), place)
         calls.append(
             {
                 "type": "object",
-                "properties": {"name": {"const": tool.function.name}, "parameters": parameters},
+                "properties": {
+                    "name": {"const": tool.function.name},
+                    "parameters": {"$ref": place},
+                },
                 "required": ["name", "parameters"],
                 "additionalProperties": False,
             }
         )
     limit = {} if max_calls is None else {"maxItems": max_calls}
-    defined = {"$defs": definitions} if definitions else {}
-    return {"type": "array", "minItems": 1, **limit, "items": {"anyOf": calls}, **defined}
+    items = {"anyOf": calls}
+    return {"type": "array", "minItems": 1, **limit, "items": items, "$defs": definitions}
+
+
+def _moved(schema: Any, place: str, *, is_map: bool = False) -> Any:
+    """Return a schema whose references to its root point to a place.
+
+    Args:
+        schema: or a part of it.
+        place: the reference of the new place.
+        is_map: whether the keys are names of schemas, not keywords.
+    """
+    if isinstance(schema, list):
+        return [_moved(each, place) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if is_map:
+        return {name: _moved(each, place) for name, each in schema.items()}
+    found = {
+        key: each if key in _DATA else _moved(each, place, is_map=key in _MAPS)
+        for key, each in schema.items()
+    }
+    reference = found.get("$ref")
+    if isinstance(reference, str) and (reference + "/").startswith("#/"):
+        found["$ref"] = place + reference[1:]
+    return found

@@ -160,12 +160,11 @@ async def test_tools_of_a_model_whose_format_is_not_known_are_refused_before_it_
 def test_the_grammar_of_required_calls_has_a_shape_for_each_tool() -> None:
     schema = json.loads(call_of(tool_choice="required").sampling.json_schema)
     assert (schema["type"], schema["minItems"]) == ("array", 1)
-    assert schema["$defs"] == {"Place": {"type": "string"}}
     weather, time = (each["properties"] for each in schema["items"]["anyOf"])
-    assert (weather["name"], time["name"]) == ({"const": "weather"}, {"const": "time"})
-    assert weather["parameters"]["properties"] == {"place": PLACE}
+    assert weather == {"name": {"const": "weather"}, "parameters": {"$ref": "#/$defs/0"}}
+    assert time == {"name": {"const": "time"}, "parameters": {"$ref": "#/$defs/1"}}
     closed = {"additionalProperties": False}
-    assert time["parameters"] == {"type": "object", "properties": {}} | closed
+    assert schema["$defs"]["1"] == {"type": "object", "properties": {}} | closed
     single = call_of(tool_choice="required", parallel_tool_calls=False).sampling.json_schema
     assert json.loads(single)["maxItems"] == 1
     named = call_of(tool_choice={"type": "function", "function": {"name": "weather"}})
@@ -191,11 +190,30 @@ def test_tools_that_cannot_be_used_are_refused_by_name(fields: dict[str, Any], p
     assert caught.value.field == path
 
 
-def test_definitions_of_two_tools_that_contradict_each_other_are_refused() -> None:
-    other = json.loads(json.dumps(WEATHER).replace('"string"', '"integer"'))
-    with pytest.raises(FieldError, match="two different \\$defs of the name 'Place'"):
-        call_of(tools=[WEATHER, other], tool_choice="required")
-    assert call_of(tools=[WEATHER, WEATHER], tool_choice="required").sampling.json_schema
+def test_references_of_required_calls_stay_within_their_tool() -> None:
+    data: Any = {"$ref": "#/definitions/P"}
+    parameters: Any = {
+        "properties": {
+            "const": {"$ref": "#/definitions/P"},
+            "b": {"$ref": "#/properties/const"},
+            "c": {"anyOf": [{"$ref": "#"}, {"const": data}]},
+            "$ref": {"type": "string"},
+            "d": {"$ref": "https://example.com/schema"},
+        },
+        "definitions": {"P": {"type": "integer"}},
+    }
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    text = call_of(tools=[WEATHER, tool], tool_choice="required").sampling.json_schema
+    first, second = json.loads(text)["$defs"].values()
+    assert first["properties"] == {"place": {"$ref": "#/$defs/0/$defs/Place"}}
+    assert second["properties"] == {
+        "const": {"$ref": "#/$defs/1/definitions/P"},
+        "b": {"$ref": "#/$defs/1/properties/const"},
+        "c": {"anyOf": [{"$ref": "#/$defs/1"}, {"const": data}]},
+        "$ref": {"type": "string"},
+        "d": {"$ref": "https://example.com/schema"},
+    }
+    assert second["definitions"] == parameters["definitions"]
 
 
 @pytest.mark.parametrize(
