@@ -116,6 +116,8 @@ class Continuation:
     """One continuation of a response, as far as it has arrived."""
 
     reader: TextReader
+    is_whole: bool
+    """Whether to keep parts and positions: a stream has sent them."""
     parts: list[Parts] = field(default_factory=list)
     positions: list[Position] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -128,7 +130,6 @@ class Continuation:
         new = self.reader.push(chunk.text)
         if chunk.finish_reason is not None:
             new.extend(self.reader.finish())
-        self.parts.append(new)
         self.prompt_tokens = self.prompt_tokens or chunk.prompt_tokens
         self.completion_tokens += 0 if is_prompt else len(chunk.token_ids)
         self.finish_reason = chunk.finish_reason
@@ -137,12 +138,14 @@ class Continuation:
             added.append(Position(self.next_offset, each))
             # Characters that begin in the token.
             self.next_offset += sum(byte & 0xC0 != 0x80 for byte in each.selected.encoded)
-        self.positions += added
+        if self.is_whole:
+            self.parts.append(new)
+            self.positions += added
         return new, added
 
     @property
     def all_parts(self) -> Parts:
-        """All of the continuation so far."""
+        """All of the continuation so far, unless it streams."""
         found = Parts("".join(each.content for each in self.parts))
         for each in self.parts:
             found.extend(Parts(calls=each.calls))
@@ -190,17 +193,15 @@ class Assembly:
         parts: list[dict[str, Any]] = []
         is_first = index not in self._choices
         if is_first:
-            self._choices[index] = Continuation(self._new_reader())
+            self._choices[index] = Continuation(self._new_reader(), not self._request.stream)
             parts += filter(None, [self._form.first()])
         choice = self._choices[index]
         echoes = self._request.calls[prompt].sampling.echo
         new, positions = choice.add(chunk, is_prompt=is_first and echoes)
         self._counts.add(prompt, chunk.usage)
         more = extension(chunk) if self._request.report_rounds else {}
-        for name, value in more.items():
-            # Rounds add up; seed and statistics are single.
-            known = self._extension.get(name)
-            self._extension[name] = known + value if isinstance(known, list) else value
+        if not self._request.stream:
+            self._extend(more)
         has_news = new or chunk.logprobs or chunk.finish_reason or more
         if has_news:
             parts.append(self._form.delta(new, positions))
@@ -219,6 +220,12 @@ class Assembly:
             for each in objects[-1:]:
                 each["usage"] = usage(choice.prompt_tokens, choice.completion_tokens)
         return objects
+
+    def _extend(self, more: dict[str, Any]) -> None:
+        """Rounds add up; seed and statistics are single."""
+        for name, value in more.items():
+            known = self._extension.get(name)
+            self._extension[name] = known + value if isinstance(known, list) else value
 
     def whole(self) -> dict[str, Any]:
         """Return the response of a request that does not stream."""
