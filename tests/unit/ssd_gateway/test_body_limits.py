@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tests.gateway import INFO, VALUES
 
 from ssd.errors import TooLargeError
-from ssd_gateway.body_limits import MAX_VALUES, OTHER_BYTES, OTHER_VALUES, BodyLimits, max_values
+from ssd.rpc.bounds import max_values
+from ssd_gateway.body_limits import MAX_VALUES, OTHER_BYTES, OTHER_VALUES, BodyLimits
 from ssd_gateway.schemas import CompletionRequest
 
 LIMITS = BodyLimits(num_bytes=1 << 23, num_values=1000)

@@ -1,3 +1,4 @@
+import json
 import math
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from ssd.errors import FieldError
 from ssd.rpc.bounds import MAX_TEXT_BYTES, MAX_TOKEN_IDS
 from ssd.rpc.codec import (
+    MAX_JSON_VALUES,
     Conversation,
     GenerateCall,
     ModelInfo,
@@ -256,6 +258,35 @@ def test_a_value_out_of_bounds_is_refused_with_its_field(
     with pytest.raises(FieldError) as caught:
         generate_call(message, VOCAB)
     assert caught.value.field == field
+
+
+MANY = "[" + "[]," * (MAX_JSON_VALUES // 2) + "1]"
+
+
+@pytest.mark.parametrize(
+    ("calls", "tools", "arguments"),
+    [
+        ([MANY], "", ""),
+        (['{"a": 1}'] * 4096, "[" + '{"a": 1},' * (MAX_JSON_VALUES // 3) + "1]", ""),
+        ([], MANY, ""),
+    ],
+    ids=["call", "together", "tools"],
+)
+def test_a_conversation_with_much_json_is_refused(
+    calls: list[str], tools: str, arguments: str
+) -> None:
+    turn = ChatTurn("assistant", "", tuple(ToolCall("1", "f", each) for each in calls))
+    sent = generate_request(GenerateCall(prompt=Conversation((turn,), tools, arguments)))
+    with pytest.raises(FieldError, match="has over 65536 JSON values") as caught:
+        generate_call(sent)
+    assert caught.value.field == "chat"
+
+
+def test_a_long_text_in_arguments_is_one_value() -> None:
+    arguments = json.dumps({"code": 'x = [{"a": [1, 2]}],\n' * 100_000})
+    turn = ChatTurn("assistant", "", (ToolCall("1", "f", arguments),))
+    call = GenerateCall(prompt=Conversation((turn,)))
+    assert generate_call(generate_request(call)) == call
 
 
 def test_values_without_effect_are_those_of_a_request_that_does_not_set_them() -> None:
