@@ -21,8 +21,13 @@ from ssd.types import Mode, SamplingParams
 Job = dict[str, Any]
 """``prompt_ids``, ``seed``, ``max_tokens`` and sampling parameters."""
 Texts = list[list[int]]
-PATIENT = {"draft_deadline_ms": 2000.0, "adaptive_deadline": False, "circuit_breaker": False}
-"""Settings with which tables arrive in time on a busy machine too."""
+PATIENT = {
+    "mode": "speculative",
+    "draft_deadline_ms": 2000.0,
+    "adaptive_deadline": False,
+    "circuit_breaker": False,
+}
+"""Settings with which proposals are from tables on a busy machine too."""
 NUM_CALLS = 8
 """Texts that our target generates at a time."""
 WORK_SECONDS, STALL_SECONDS = 3.0, 1.5

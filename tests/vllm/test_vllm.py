@@ -152,7 +152,7 @@ def samples() -> dict[str, list[tuple[list[int], list[Near]]]]:
                     for seed in range(NUM_SAMPLES)
                 ],
                 [draft.address],
-                plugin={"sampling": sampling, "mode": "speculative", **PATIENT},
+                plugin={"sampling": sampling, **PATIENT},
             )
             assert sampled.num_accepted > NUM_SAMPLES * NUM_TOKENS // 10, "proposals take part"
             texts[sampling] = sampled.texts
