@@ -11,7 +11,7 @@ from tests.processes import ProcessUnderTest, running
 from ssd.errors import NotFiniteError
 from ssd.rpc.client import TargetClient
 from ssd.testing.tiny_folder import VOCAB_SIZE, write_tiny_folder
-from ssd.types import SamplingParams, SpeculationStatistics, TokenId
+from ssd.types import Mode, SamplingParams, SpeculationStatistics, TokenId
 
 SHAPE = (
     *("--dtype", "float32", "--lookahead", "3", "--branches", "8", "--max-model-len", "256"),
@@ -44,7 +44,9 @@ async def serving(folder: Path, draft: Path | None = None) -> AsyncIterator[Targ
 
 async def generate(client: TargetClient, prompt: list[TokenId]) -> Text:
     sampling = SamplingParams(temperature=0.8, seed=5, max_tokens=30, ignore_eos=True)
-    chunks = [chunk async for chunk in client.generate(prompt, sampling)]
+    # Mode AUTO would decode plainly where the drafts of a busy machine do not pay.
+    generating = client.generate(prompt, sampling, Mode.SPECULATIVE)
+    chunks = [chunk async for chunk in generating]
     statistics = chunks[-1].statistics
     assert statistics is not None
     return [token for chunk in chunks for token in chunk.token_ids], statistics
