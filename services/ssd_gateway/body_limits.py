@@ -19,7 +19,7 @@ OTHER_BYTES = 512 * 1024
 """Bytes of JSON beside the prompts: names and roles of 4096 messages, a JSON schema."""
 OTHER_VALUES = 128 * 1024
 """Values beside the prompts. They are parsed in at most 60 ms."""
-MAX_VALUES = 512 * 1024
+MAX_VALUES = 256 * 1024
 """Maximum values of a body with several prompts. They are parsed in at most .3 s, away from the
 event loop. One prompt of a longer model may have more."""
 
