@@ -7,6 +7,7 @@ feature is missing is accepted only with a value that asks for nothing.
 
 import json
 import re
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
@@ -173,13 +174,13 @@ class _Request(StructureFields):
         """Return how the text contains calls of tools."""
         return ToolUse()
 
+    @abstractmethod
     def calls(self) -> list[GenerateCall]:
         """Return a call for each prompt.
 
         Raises:
             RequestError: a field is not valid or not supported.
         """
-        raise NotImplementedError
 
     def _sampling(
         self, max_tokens: int | None, logprobs: int | None, *, echo: bool
