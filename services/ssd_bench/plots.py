@@ -95,7 +95,7 @@ def draw_peers(rows: Sequence[Row], path: Path) -> None:
     figure = Figure(figsize=(8, 1 + 0.28 * len(bars)), layout="constrained")
     axes = figure.subplots()
     axes.barh(
-        [row.contender.name for row, _ in bars],
+        [row.name for row, _ in bars],
         [spread.median for _, spread in bars],
         xerr=[
             [spread.median - spread.q1 for _, spread in bars],

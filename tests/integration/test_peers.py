@@ -11,12 +11,21 @@ from ssd.errors import SetupError
 from ssd_bench.__main__ import main
 from ssd_bench.peers.contenders import Contender
 from ssd_bench.peers.engines import Setup, engine
-from ssd_bench.peers.measure import Row, measure
+from ssd_bench.peers.measure import Case, Row, measure
 from ssd_bench.peers.workers.wire import Batch
 
 
 def test_engines_of_two_environments_write_the_same_texts(tmp_path: Path) -> None:
-    small = ("--repetitions", "2", "--prompt-tokens", "16", "--max-tokens", "24")
+    small = (
+        "--batches",
+        "1,2",
+        "--repetitions",
+        "2",
+        "--prompt-tokens",
+        "16",
+        "--max-tokens",
+        "24",
+    )
     which = ("--peers", "ssd,transformers", "--threads", "1", "--lookaheads", "3")
     arguments = ["peers", *which, *small, "--environments", str(tmp_path), "--output"]
     assert main([*arguments, str(tmp_path / "out")]) == 0
@@ -28,6 +37,7 @@ def test_engines_of_two_environments_write_the_same_texts(tmp_path: Path) -> Non
     assert (tmp_path / "out" / "peers.png").stat().st_size > 1000
     table = (tmp_path / "out" / "peers.md").read_text()
     assert table.count("| 0/2 |") == 3
+    assert table.count("| 0/4 |") == 2, "assisted generation takes one prompt at a time"
 
 
 @pytest.mark.asyncio
@@ -46,5 +56,5 @@ async def test_an_engine_that_cannot_load_is_a_row_with_its_reason(tmp_path: Pat
             pass
     rows = [Row(contender)]
     batch: Batch = {"prompts": [[1]], "max_tokens": 16, "temperature": 0.0, "seed": 0}
-    await measure(rows, setup, [batch], lambda _what: None)
+    await measure(rows, setup, {Case(): [batch]}, lambda _what: None)
     assert "exit code 1" in rows[0].failure

@@ -4,8 +4,9 @@ import asyncio
 import json
 import os
 import platform
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -19,11 +20,13 @@ from ssd.text.tokenizer import load_tokenizer
 from ssd_bench.drawing import plots
 from ssd_bench.peers.contenders import PEERS, contenders
 from ssd_bench.peers.engines import Setup
-from ssd_bench.peers.measure import Row, measure, num_steps
+from ssd_bench.peers.measure import Case, Row, measure, num_steps
 from ssd_bench.peers.report import markdown, records, rows_of
 from ssd_bench.peers.workers.wire import Batch
 
 PROMPT_CHARS = 1200
+MAX_BATCH = 16
+N = TypeVar("N", int, float)
 out = make_console(soft_wrap=False)
 err = make_console(stderr=True)
 
@@ -39,8 +42,8 @@ def peers(
     lookaheads: Annotated[str, typer.Option(help="K of drafts on the target's CPUs.")] = "3,5",
     ssd_lookahead: Annotated[int, typer.Option(min=1, max=16, help="K of SSD.")] = 6,
     threads: Annotated[str, typer.Option(help="CPUs of a target.")] = "1,2",
-    batch: Annotated[int, typer.Option(min=1, max=16, help="Prompts at a time.")] = 1,
-    temperature: Annotated[float, typer.Option(min=0, max=2)] = 0.0,
+    batches: Annotated[str, typer.Option(help="Prompts at a time.")] = "1",
+    temperatures: Annotated[str, typer.Option(help="Each with each of --batches.")] = "0",
     prompt_tokens: Annotated[int, typer.Option(min=8, max=512)] = 96,
     max_tokens: Annotated[int, typer.Option(min=16, max=448)] = 160,
     repetitions: Annotated[int, typer.Option(min=1, help="Batches, each in turn.")] = 7,
@@ -58,21 +61,27 @@ def peers(
     for name in ("environments", "output", "is_json", "debug"):
         del given[name]
     del debug
+    cases = [
+        Case(batch, temperature)
+        for temperature in _numbers(temperatures, "--temperatures", float, 0, 2)
+        for batch in _numbers(batches, "--batches", int, 1, MAX_BATCH)
+    ]
     chosen = names.split(",")
     if not set(chosen) <= set(PEERS):
         raise typer.BadParameter(f"--peers {names!r}: choose of {', '.join(PEERS)}")
     drawing = plots()
     cpus = one_cpu_a_core(os.sched_getaffinity(0))
     rows = [
-        Row(each)
+        Row(each, case)
+        for case in cases
         for each in contenders(
             chosen,
             dtypes=dtypes.split(","),
-            lookaheads=_whole(lookaheads, "--lookaheads"),
-            threads=_whole(threads, "--threads"),
+            lookaheads=_numbers(lookaheads, "--lookaheads", int, 1, 16),
+            threads=_numbers(threads, "--threads", int, 1, len(cpus)),
             ssd_lookahead=ssd_lookahead,
-            batch=batch,
         )
+        if each.drafting != "draft" or case.batch <= PEERS[each.peer].drafting_batch
     ]
     if not rows:
         raise typer.BadParameter(f"--dtypes {dtypes!r}: {names} offers none of them")
@@ -80,20 +89,19 @@ def peers(
     if most > len(cpus):
         raise SettingsError(f"the contenders need {most} CPUs, this process may use {len(cpus)}")
     cache = environments or Path.home() / ".cache" / "ssd" / "peers"
-    scratch = cache / "scratch"
-    scratch.mkdir(parents=True, exist_ok=True)
     setup = Setup(
         target=resolve(target),
         draft=resolve(draft),
         cpus=cpus,
-        batch=batch,
+        batch=max(case.batch for case in cases),
         environments=cache,
-        scratch=scratch,
+        scratch=cache / "scratch",
     )
+    setup.scratch.mkdir(parents=True, exist_ok=True)
     output.mkdir(parents=True, exist_ok=True)
     file, partial = output / "peers.json", output / "peers.json.part"
     rows = _continued(file, given, rows)
-    batches = _batches(setup, batch, repetitions, prompt_tokens, max_tokens, temperature)
+    asked = {case: _batches(setup, case, repetitions, prompt_tokens, max_tokens) for case in cases}
 
     def save() -> None:
         found: dict[str, Any] = {"settings": given, "machine": machine(), "rows": records(rows)}
@@ -101,12 +109,12 @@ def peers(
         partial.replace(file)
 
     try:
-        _with_progress(rows, setup, batches, save)
+        _with_progress(rows, setup, asked, save)
     finally:
         save()
     conditions = (
-        f"{machine()}; {batch} at a time, {prompt_tokens} + {max_tokens} tokens, temperature "
-        f"{temperature:g}; medians (quartiles) of {repetitions} batches in turn, whole requests."
+        f"{machine()}; {prompt_tokens} + {max_tokens} tokens; medians (quartiles) of {repetitions} "
+        "batches in turn, whole requests."
     )
     table = markdown(rows, conditions)
     (output / "peers.md").write_text(table)
@@ -125,25 +133,22 @@ def machine() -> str:
     return f"{names[0] if names else platform.machine()}, {os.cpu_count()} CPUs"
 
 
-def _whole(text: str, flag: str) -> list[int]:
+def _numbers(text: str, flag: str, kind: type[N], low: N, high: N) -> list[N]:
     try:
-        found = [int(each) for each in text.split(",")]
+        found = [kind(each) for each in text.split(",")]
     except ValueError:
         found = []
-    if not found or min(found) < 1:
-        raise typer.BadParameter(f"{flag} {text!r}: must be whole numbers, separated by commas")
+    if not found or not all(low <= each <= high for each in found):
+        raise typer.BadParameter(
+            f"{flag} {text!r}: must be numbers from {low:g} to {high:g}, separated by commas"
+        )
     return found
 
 
 def _batches(
-    setup: Setup,
-    batch: int,
-    repetitions: int,
-    prompt_tokens: int,
-    max_tokens: int,
-    temperature: float,
+    setup: Setup, case: Case, repetitions: int, prompt_tokens: int, max_tokens: int
 ) -> list[Batch]:
-    tokenizer = load_tokenizer(setup.target)
+    tokenizer, batch = load_tokenizer(setup.target), case.batch
     texts = held_out_prompts(batch * repetitions, num_chars=PROMPT_CHARS)
     prompts = [list(tokenizer.encode(text))[:prompt_tokens] for text in texts]
     if min(map(len, prompts)) < prompt_tokens:
@@ -152,7 +157,7 @@ def _batches(
         {
             "prompts": prompts[first : first + batch],
             "max_tokens": max_tokens,
-            "temperature": temperature,
+            "temperature": case.temperature,
             "seed": first,
         }
         for first in range(0, batch * repetitions, batch)
@@ -166,17 +171,19 @@ def _continued(file: Path, given: dict[str, str], rows: list[Row]) -> list[Row]:
     found = json.loads(file.read_text())
     if found["settings"] != given:
         raise SettingsError(f"{file} has a run with other settings: choose another --output")
-    known = {row.contender: row for row in rows_of(found["rows"])}
+    known = {(row.contender, row.case): row for row in rows_of(found["rows"])}
     for row in known.values():
         row.failure = ""
-    return [known.get(row.contender, row) for row in rows]
+    return [known.get((row.contender, row.case), row) for row in rows]
 
 
-def _with_progress(rows: list[Row], setup: Setup, batches: list[Batch], save: Any) -> None:
+def _with_progress(
+    rows: list[Row], setup: Setup, batches: Mapping[Case, Sequence[Batch]], save: Any
+) -> None:
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     is_off = not can_redraw(err)
     with Progress(*columns, console=err, transient=True, disable=is_off) as progress:
-        task = progress.add_task("", total=num_steps(rows, len(batches)))
+        task = progress.add_task("", total=num_steps(rows, batches))
 
         def on_step(what: str) -> None:
             progress.update(task, description=what, advance=1)

@@ -42,12 +42,14 @@ class Peer:
 
     dtypes: tuple[Dtype, ...]
     drafting: tuple[Drafting, ...]
+    drafting_batch: int = 16
+    """Most prompts at a time with a draft."""
 
 
 PEERS = {
     "ssd": Peer(("float32", "bfloat16", "int8"), ("none", "draft", "ssd")),
     "openvino-genai": Peer(("float32", "bfloat16", "int8"), ("none", "draft")),
-    "transformers": Peer(("float32", "bfloat16"), ("none", "draft")),
+    "transformers": Peer(("float32", "bfloat16"), ("none", "draft"), drafting_batch=1),
     "vllm": Peer(("float32", "bfloat16"), ("none", "ngram", "draft", "ssd")),
 }
 
@@ -59,7 +61,6 @@ def contenders(
     lookaheads: Sequence[int],
     threads: Sequence[int],
     ssd_lookahead: int,
-    batch: int,
 ) -> list[Contender]:
     """Return all contenders that the peers offer, in the order of the arguments.
 
@@ -69,7 +70,6 @@ def contenders(
         lookaheads: for drafts on the target's CPUs.
         threads: numbers of CPUs of a target; SSD uses one, and another one for its draft.
         ssd_lookahead: for drafts of this product.
-        batch: prompts at a time; assisted generation of transformers takes one.
     """
 
     def offered() -> Iterator[Contender]:
@@ -78,8 +78,6 @@ def contenders(
                 if dtype not in PEERS[peer].dtypes:
                     continue
                 for drafting in PEERS[peer].drafting:
-                    if peer == "transformers" and drafting == "draft" and batch > 1:
-                        continue
                     if drafting == "ssd":
                         yield Contender(
                             peer=peer, drafting="ssd", lookahead=ssd_lookahead, dtype=dtype

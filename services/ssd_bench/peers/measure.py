@@ -5,7 +5,7 @@ import contextlib
 import os
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,11 +23,21 @@ BUSY_CPUS = 0.15
 """Other work on the machine, in CPUs, from which on a measurement is not usable."""
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Case:
+    """What contenders are asked for."""
+
+    batch: int = 1
+    """Prompts at a time."""
+    temperature: float = 0.0
+
+
 @dataclass(slots=True)
 class Row:
-    """The measurements of one contender."""
+    """The measurements of one contender in one case."""
 
     contender: Contender
+    case: Case = Case()
     version: str = ""
     load_seconds: float = 0.0
     memory_bytes: int = 0
@@ -39,6 +49,11 @@ class Row:
     """By repetition and prompt."""
     failure: str = ""
     """Why the contender has no more measurements."""
+
+    @property
+    def name(self) -> str:
+        """Unique, for plots."""
+        return f"{self.contender.name}, batch {self.case.batch}, T={self.case.temperature:g}"
 
     @property
     def spread(self) -> Spread | None:
@@ -59,7 +74,7 @@ class Row:
 async def measure(
     rows: Sequence[Row],
     setup: Setup,
-    batches: Sequence[Batch],
+    batches: Mapping[Case, Sequence[Batch]],
     on_step: Callable[[str], None],
 ) -> None:
     """Load all contenders, then measure each with each batch; adds to ``rows``.
@@ -69,40 +84,44 @@ async def measure(
     Args:
         rows: their measurements of an earlier run are kept; batches that they have are left out.
         setup: what all contenders share.
-        batches: one for each repetition.
+        batches: of each case, one for each repetition.
         on_step: called before each load and measurement, with what follows.
     """
     async with contextlib.AsyncExitStack() as stack:
-        engines: dict[str, Engine] = {}
-        ends: dict[str, contextlib.AsyncExitStack] = {}
-        for row in rows:
-            if row.failure or len(row.tokens_per_second) >= len(batches):
-                continue
-            name = row.contender.name
-            on_step(f"loading {name}")
-            before = own_memory()
-            started = time.perf_counter()
-            ends[name] = await stack.enter_async_context(contextlib.AsyncExitStack())
-            async with _failures(row, ends[name]):
-                engines[name] = await ends[name].enter_async_context(engine(row.contender, setup))
-                await engines[name].complete({**batches[0], "max_tokens": 16})
-                row.version = engines[name].version
+        engines: dict[Contender, Engine] = {}
+        ends: dict[Contender, contextlib.AsyncExitStack] = {}
+        for each in dict.fromkeys(row.contender for row in rows if _left(row, batches)):
+            own = [row for row in rows if row.contender == each]
+            on_step(f"loading {each.name}")
+            before, started = own_memory(), time.perf_counter()
+            ends[each] = await stack.enter_async_context(contextlib.AsyncExitStack())
+            async with _failures(own, ends[each]):
+                engines[each] = await ends[each].enter_async_context(engine(each, setup))
+                for row in own:
+                    await engines[each].complete({**batches[row.case][0], "max_tokens": 16})
+            for row in own:
+                row.version = engines[each].version if each in engines else ""
                 row.load_seconds = time.perf_counter() - started
                 row.memory_bytes = own_memory() - before
-        for repetition, batch in enumerate(batches):
+        for repetition in range(max(map(len, batches.values()))):
             turn = repetition % len(rows)
             for row in (*rows[turn:], *rows[:turn]):
                 if row.failure or len(row.tokens_per_second) > repetition:
                     continue
-                on_step(f"{repetition + 1}/{len(batches)} {row.contender.name}")
-                async with _failures(row, ends[row.contender.name]):
-                    await _one(row, engines[row.contender.name], batch)
+                on_step(f"{repetition + 1}/{len(batches[row.case])} {row.contender.name}")
+                own = [each for each in rows if each.contender == row.contender]
+                async with _failures(own, ends[row.contender]):
+                    await _one(row, engines[row.contender], batches[row.case][repetition])
 
 
-def num_steps(rows: Sequence[Row], num_batches: int) -> int:
+def _left(row: Row, batches: Mapping[Case, Sequence[Batch]]) -> int:
+    return 0 if row.failure else max(0, len(batches[row.case]) - len(row.tokens_per_second))
+
+
+def num_steps(rows: Sequence[Row], batches: Mapping[Case, Sequence[Batch]]) -> int:
     """How often ``measure`` calls ``on_step`` if no contender fails."""
-    left = [num_batches - len(row.tokens_per_second) for row in rows if not row.failure]
-    return sum(1 + each for each in left if each > 0)
+    left = {row.contender for row in rows if _left(row, batches)}
+    return len(left) + sum(_left(row, batches) for row in rows)
 
 
 async def _one(row: Row, engine: Engine, batch: Batch) -> None:
@@ -116,12 +135,13 @@ async def _one(row: Row, engine: Engine, batch: Batch) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _failures(row: Row, end: contextlib.AsyncExitStack) -> AsyncIterator[None]:
+async def _failures(rows: Sequence[Row], end: contextlib.AsyncExitStack) -> AsyncIterator[None]:
     """Note the failure of a contender and end it: it must not compute beside the others."""
     try:
         yield
     except SSDError as error:
-        row.failure = str(error)
+        for row in rows:
+            row.failure = str(error)
         await end.aclose()
 
 

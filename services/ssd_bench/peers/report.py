@@ -5,9 +5,21 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ssd_bench.peers.contenders import Contender
-from ssd_bench.peers.measure import Row
+from ssd_bench.peers.measure import Case, Row
 
-TITLES = ("engine", "decoding", "K", "dtype", "CPUs", "tokens/s", "/ plain", "different", "memory")
+TITLES = (
+    "batch",
+    "T",
+    "engine",
+    "decoding",
+    "K",
+    "dtype",
+    "CPUs",
+    "tokens/s",
+    "/ plain",
+    "different",
+    "memory",
+)
 METHODS = {"none": "plain", "draft": "draft model", "ngram": "n-grams", "ssd": "SSD"}
 
 
@@ -18,7 +30,16 @@ def records(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def rows_of(values: Sequence[dict[str, Any]]) -> list[Row]:
     """Return the rows of ``records``."""
-    return [Row(**{**each, "contender": Contender(**each["contender"])}) for each in values]
+    return [
+        Row(
+            **{
+                **each,
+                "contender": Contender(**each["contender"]),
+                "case": Case(**each["case"]),
+            }
+        )
+        for each in values
+    ]
 
 
 def markdown(rows: Sequence[Row], conditions: str) -> str:
@@ -29,9 +50,10 @@ def markdown(rows: Sequence[Row], conditions: str) -> str:
 
 
 def _plain(row: Row, rows: Sequence[Row]) -> Row | None:
-    """Return plain decoding of the same engine with the same dtype and CPUs."""
+    """Return plain decoding of the same engine and case with the same dtype and CPUs."""
     plain = replace(row.contender, drafting="none", lookahead=0)
-    return next((each for each in rows if each.contender == plain), None)
+    found = (each for each in rows if each.contender == plain and each.case == row.case)
+    return next(found, None)
 
 
 def _cells(row: Row, plain: Row | None) -> tuple[str, ...]:
@@ -46,6 +68,8 @@ def _cells(row: Row, plain: Row | None) -> tuple[str, ...]:
         ]
         different = f"{sum(a != b for a, b in pairs)}/{len(pairs)}"
     return (
+        f"{row.case.batch}",
+        f"{row.case.temperature:g}",
         own.peer,
         METHODS[own.drafting],
         f"{own.lookahead or ''}",

@@ -8,17 +8,16 @@ from ssd.errors import SettingsError
 from ssd_bench.__main__ import main
 from ssd_bench.peers.command import _continued
 from ssd_bench.peers.contenders import PEERS, Contender, contenders
-from ssd_bench.peers.measure import Row, num_steps
+from ssd_bench.peers.measure import Case, Row, num_steps
 from ssd_bench.peers.report import markdown, records, rows_of
+from ssd_bench.peers.workers.wire import Batch
 
 PLAIN = Contender(peer="ssd")
 SSD = replace(PLAIN, drafting="ssd", lookahead=6)
 
 
-def offered(*peers: str, batch: int = 1, dtypes: tuple[str, ...] = ("float32",)) -> list[Contender]:
-    return contenders(
-        peers, dtypes=dtypes, lookaheads=[3, 5], threads=[1, 2], ssd_lookahead=6, batch=batch
-    )
+def offered(*peers: str, dtypes: tuple[str, ...] = ("float32",)) -> list[Contender]:
+    return contenders(peers, dtypes=dtypes, lookaheads=[3, 5], threads=[1, 2], ssd_lookahead=6)
 
 
 def row(contender: Contender, *speeds: float, texts: list[list[list[int]]] | None = None) -> Row:
@@ -60,11 +59,11 @@ def test_what_an_engine_does_not_offer_is_left_out() -> None:
     assert {each.dtype for each in offered("transformers", dtypes=("float32", "int8"))} == {
         "float32"
     }
-    assert {each.drafting for each in offered("transformers", batch=8)} == {"none"}
 
 
 def test_the_table_compares_with_plain_decoding_of_the_same_engine() -> None:
     rows = [
+        replace(row(PLAIN, 99.0), case=Case(batch=8)),
         row(PLAIN, 10.0, 12.0, 11.0),
         row(SSD, 20.0, 24.0, 22.0, texts=[[[1, 2]], [[1, 3]], [[1, 2]]]),
         row(replace(PLAIN, peer="vllm"), 5.0),
@@ -85,7 +84,7 @@ def test_a_busy_machine_and_a_failure_are_visible() -> None:
 
 
 def test_rows_survive_a_file() -> None:
-    rows = [row(PLAIN, 1.0, 2.0), row(SSD)]
+    rows = [row(PLAIN, 1.0, 2.0), replace(row(SSD), case=Case(8, 0.7))]
     assert rows_of(json.loads(json.dumps(records(rows)))) == rows
 
 
@@ -97,11 +96,14 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     fresh = [Row(PLAIN), Row(SSD)]
     found = _continued(file, {"batch": "1"}, fresh)
     assert [each.tokens_per_second for each in found] == [[], [1.0]]
-    assert num_steps(found, 2) == 3 + 2, "what failed is tried again"
+    batch: Batch = {"prompts": [[1]], "max_tokens": 16, "temperature": 0.0, "seed": 0}
+    assert num_steps(found, {Case(): [batch] * 2}) == 3 + 2, "what failed is tried again"
     with pytest.raises(SettingsError, match="other settings"):
         _continued(file, {"batch": "8"}, fresh)
 
 
-def test_what_no_engine_offers_is_a_usage_error() -> None:
-    arguments = ["peers", "--peers", "transformers", "--dtypes", "int8"]
-    assert main(arguments) == 2
+@pytest.mark.parametrize(
+    "arguments", [["--dtypes", "int8"], ["--batches", "1,17"], ["--temperatures", "hot"]]
+)
+def test_what_no_engine_offers_is_a_usage_error(arguments: list[str]) -> None:
+    assert main(["peers", "--peers", "transformers", *arguments]) == 2
