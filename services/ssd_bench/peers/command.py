@@ -21,7 +21,7 @@ from ssd_bench.drawing import plots
 from ssd_bench.peers.contenders import PEERS, contenders
 from ssd_bench.peers.engines import Setup
 from ssd_bench.peers.measure import Case, Row, measure, num_steps
-from ssd_bench.peers.report import markdown, records, rows_of
+from ssd_bench.peers.report import METHODS, markdown, records, rows_of
 from ssd_bench.peers.workers.wire import Batch
 
 PROMPT_CHARS = 1200
@@ -39,6 +39,7 @@ def peers(
         PEERS
     ),
     dtypes: Annotated[str, typer.Option(help="float32, bfloat16, int8.")] = "float32",
+    methods: Annotated[str, typer.Option(help="none, draft, ngram, ssd.")] = ",".join(METHODS),
     lookaheads: Annotated[str, typer.Option(help="K of drafts on the target's CPUs.")] = "3,5",
     ssd_lookahead: Annotated[int, typer.Option(min=1, max=16, help="K of SSD.")] = 6,
     threads: Annotated[str, typer.Option(help="CPUs of a target.")] = "1,2",
@@ -81,10 +82,11 @@ def peers(
             threads=_numbers(threads, "--threads", int, 1, len(cpus)),
             ssd_lookahead=ssd_lookahead,
         )
-        if each.drafting != "draft" or case.batch <= PEERS[each.peer].drafting_batch
+        if each.drafting in methods.split(",")
+        and (each.drafting != "draft" or case.batch <= PEERS[each.peer].drafting_batch)
     ]
     if not rows:
-        raise typer.BadParameter(f"--dtypes {dtypes!r}: {names} offers none of them")
+        raise typer.BadParameter(f"{names} offers none of {methods} with {dtypes}")
     most = max(each.contender.threads + (each.contender.drafting == "ssd") for each in rows)
     if most > len(cpus):
         raise SettingsError(f"the contenders need {most} CPUs, this process may use {len(cpus)}")

@@ -16,9 +16,11 @@ from ssd_bench.peers.contenders import Contender
 from ssd_bench.peers.engines import Engine, Setup, engine
 from ssd_bench.peers.workers.wire import Batch
 
-QUIET_SECONDS = 0.4
-"""Sample of the load of the machine while no contender computes; also the time in which the threads
-of the last one stop to wait actively."""
+SAMPLE_SECONDS = 0.4
+"""Of the load of the machine while no contender computes."""
+SETTLE_SAMPLES = 15
+"""Before a measurement: the processes of the last contender stop to wait actively. Those of vLLM do
+so for some seconds."""
 BUSY_CPUS = 0.15
 """Other work on the machine, in CPUs, from which on a measurement is not usable."""
 
@@ -125,7 +127,9 @@ def num_steps(rows: Sequence[Row], batches: Mapping[Case, Sequence[Batch]]) -> i
 
 
 async def _one(row: Row, engine: Engine, batch: Batch) -> None:
-    other_cpus = await other_work()
+    for _ in range(SETTLE_SAMPLES):
+        if (other_cpus := await other_work()) < BUSY_CPUS:
+            break
     started = time.perf_counter()
     texts = await engine.complete(batch)
     seconds = time.perf_counter() - started
@@ -148,7 +152,7 @@ async def _failures(rows: Sequence[Row], end: contextlib.AsyncExitStack) -> Asyn
 async def other_work() -> float:
     """Return the CPUs that are in use while this run computes nothing."""
     before = _cpu_ticks()
-    await asyncio.sleep(QUIET_SECONDS)
+    await asyncio.sleep(SAMPLE_SECONDS)
     used, whole = (now - then for now, then in zip(_cpu_ticks(), before, strict=True))
     return used / whole * (os.cpu_count() or 1) if whole else 0.0
 
