@@ -1,6 +1,6 @@
 """Protocols without tensors: interfaces that tests replace with fakes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from ssd.types import GenerationChunk, TokenId
@@ -31,34 +31,6 @@ class TokenSink(Protocol):
     @property
     def is_abandoned(self) -> bool:
         """Whether the reader has left; the sequence is then cancelled."""
-        ...
-
-
-class ByteStream(Protocol):
-    """Transports whole byte strings between two processes, in order.
-
-    ``send`` may be called from any thread and never blocks; the receiver is called from one thread.
-    """
-
-    def start(
-        self, on_payload: Callable[[bytes], None], on_lost: Callable[[Exception], None]
-    ) -> None:
-        """Deliver payloads to ``on_payload``; call ``on_lost`` once when the peer is lost.
-
-        A payload that arrived earlier ends the stream with a ``FrameError``.
-        """
-        ...
-
-    def send(self, payload: bytes) -> None:
-        """Queue a payload.
-
-        Raises:
-            LinkError: the stream is closed, or its bounded outbox is full.
-        """
-        ...
-
-    def close(self) -> None:
-        """Close the stream without a call of ``on_lost``. Idempotent."""
         ...
 
 

@@ -215,8 +215,8 @@ LINK_REFUSALS_TOTAL = Counter(
 )
 CHANNEL_FALLBACKS_TOTAL = Counter(
     "ssd_channel_fallbacks",
-    "Backends of a collective channel that target and draft both have and could not connect; the "
-    "link uses the next one or gRPC. The reason is in the status of the link.",
+    "Collective channels that target and draft could not set up; the link uses gRPC. The reason is "
+    "in the status of the link.",
     ["backend"],
 )
 LINK_BYTES_TOTAL = Counter("ssd_link_bytes", "Bytes of frames, by direction.", ["direction"])

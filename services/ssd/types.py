@@ -10,7 +10,7 @@ from enum import StrEnum
 
 TokenId = int
 SequenceId = int
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 """Version of messages and frames on a link; both ends must have the same."""
 NO_TOKEN = -1
 """Replaces a token id at padding and at rows whose logits are not finite."""
@@ -203,7 +203,6 @@ class Hello:
     tokenizer_fingerprint: str
     lookahead: int
     branches: int
-    channel: str
     epoch: int
     peer: Peer = field(default_factory=Peer)
     backends: tuple[str, ...] = ()
@@ -223,8 +222,8 @@ class Welcome:
     peer: Peer = field(default_factory=Peer)
     max_len: int = 0
     """Sessions are shorter than this number of tokens; 0 is unknown."""
-    backends: tuple[str, ...] = ()
-    """Backends of the collective channel that both ends now try in this order; empty for none."""
+    backend: str = ""
+    """Backend of the collective channel that both ends now try; empty for none."""
     backend_refusal: str = ""
     """Why the draft chose none of the target's backends."""
 
@@ -404,6 +403,6 @@ class Draining:
 TargetMessage = (
     Hello | OpenSession | CloseSession | LinkSettings | Heartbeat | Rendezvous | ChannelState
 )
-"""A control message from a target to a draft. Frames are sent in the same stream, as bytes."""
+"""A control message from a target to a draft. Commits and tables are bytes."""
 DraftMessage = Welcome | SessionRefused | Draining | Heartbeat | Rendezvous | ChannelState
 """A control message from a draft to a target."""

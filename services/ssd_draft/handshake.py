@@ -1,8 +1,6 @@
 """The handshake of a link: what a target must have in common with this draft."""
 
-from ssd.channel_setup import common_backends
 from ssd.errors import HandshakeError, SettingsError
-from ssd.link_channel import GRPC
 from ssd.speculation.fan_out import make_policy
 from ssd.types import Hello, LinkSettings, Welcome
 from ssd_draft.setup import DraftSetup
@@ -16,7 +14,12 @@ _FIXES = dict.fromkeys(
 
 def welcome(hello: Hello, setup: DraftSetup) -> Welcome:
     """Return the answer to a valid Hello."""
-    backends, refusal = common_backends(hello.backends, setup.model.engine.device)
+    backend, refusal = "", ""
+    if hello.backends:
+        # Without a collective channel, a link needs none of this.
+        from ssd.transport.communicator import common_backend  # noqa: PLC0415
+
+        backend, refusal = common_backend(hello.backends, setup.model.engine.device)
     return Welcome(
         epoch=hello.epoch,
         max_sessions=setup.settings.max_sessions,
@@ -24,7 +27,7 @@ def welcome(hello: Hello, setup: DraftSetup) -> Welcome:
         branches=setup.settings.branches,
         peer=setup.peer,
         max_len=setup.max_len,
-        backends=backends,
+        backend=backend,
         backend_refusal=refusal,
     )
 
@@ -49,8 +52,6 @@ def check_hello(hello: Hello, setup: DraftSetup) -> None:
                 f"this draft has {_short(value)}, the target has {_short(received)}"
                 + _FIXES.get(name, ""),
             )
-    if hello.channel != GRPC:
-        raise HandshakeError("channel", f"this draft has {GRPC}, the target has {hello.channel}")
 
 
 def check_settings(settings: LinkSettings, setup: DraftSetup) -> None:

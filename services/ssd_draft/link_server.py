@@ -6,8 +6,8 @@ Asyncio loop. A link with an invalid message is closed and counted; the other li
 import asyncio
 import itertools
 from collections import Counter
+from collections.abc import Collection
 
-from ssd.channel_setup import accept_channel, confirm_channel
 from ssd.errors import FrameError, LinkError, OverloadedError
 from ssd.ports import Clock
 from ssd.rpc.link import (
@@ -17,12 +17,24 @@ from ssd.rpc.link import (
     LinkServerCall,
     first_result,
 )
-from ssd.telemetry import get_logger
-from ssd.types import CloseSession, Heartbeat, Hello, LinkSettings, OpenSession, RefusalReason
+from ssd.rpc.link_codec import OpeningBounds
+from ssd.speculation.table import OutcomeTable, pack_tables, unpack_commits
+from ssd.telemetry import BAD_FRAMES_TOTAL, get_logger
+from ssd.types import (
+    CloseSession,
+    DraftMessage,
+    Draining,
+    Heartbeat,
+    Hello,
+    LinkSettings,
+    OpenSession,
+    RefusalReason,
+    SessionRefused,
+    TargetMessage,
+)
 from ssd_draft.handshake import check_hello, check_settings, welcome
 from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, LinkUp, Opening
 from ssd_draft.setup import DraftSetup
-from ssd_draft.target_link import TargetLink
 
 _log = get_logger(__name__)
 _MIN_MESSAGE_BYTES = 64 * 1024
@@ -37,6 +49,36 @@ UNREAD_SECONDS = 20.0
 of tables for all sessions of a large draft on a CPU, takes a fraction of it. Shorter than
 ``ssd.step_thread.STUCK_SECONDS``, after which ``/livez`` fails: the end of a link costs less than a
 restart, and the targets open their sessions on other drafts."""
+
+
+class TargetLink:
+    """The draft's end of one link after its handshake. Any thread; see ``LinkEnd``."""
+
+    def __init__(self, number: int, hello: Hello, call: LinkServerCall, setup: DraftSetup) -> None:
+        self.number = number
+        self.name = hello.peer.pod or f"link {number}"
+        self.settings = LinkSettings(fan_out_policy=setup.settings.fan_out)
+        self._call = call
+        self._lookahead = setup.settings.lookahead
+
+    def push(self, tables: Collection[OutcomeTable]) -> None:
+        """See ``LinkEnd``."""
+        self.send(pack_tables(tables, self._lookahead))
+
+    def refuse(self, session: int, reason: RefusalReason) -> None:
+        """See ``LinkEnd``."""
+        self.send(SessionRefused(session, str(reason)))
+
+    def fail(self, error: LinkError) -> None:
+        """See ``LinkEnd``."""
+        self._call.fail(error)
+
+    def send(self, message: DraftMessage | bytes) -> None:
+        """Send a message; a link that accepts none ends."""
+        try:
+            self._call.send(message)
+        except LinkError as error:
+            self.fail(error)
 
 
 class LinkServer:
@@ -58,20 +100,20 @@ class LinkServer:
         return len(self._links)
 
     @property
-    def max_opening_tokens(self) -> int:
-        """Largest number of token ids of an opening that is decoded; one as long is refused."""
-        return self._setup.max_len
+    def opening_bounds(self) -> OpeningBounds:
+        """What an opening may have."""
+        return OpeningBounds(self._setup.max_len, self._setup.vocab_size)
 
     def start_draining(self) -> None:
         """Send ``Draining`` on all links, and on each later link after its handshake."""
         self._is_draining = True
         for link in self._links.values():
-            link.send_draining()
+            link.send(Draining())
 
     def close(self) -> None:
         """End all links."""
         for link in self._links.values():
-            link.end(LinkError("the draft is shutting down"))
+            link.fail(LinkError("the draft is shutting down"))
 
     async def serve(self, call: LinkServerCall) -> None:
         """Serve one link until it ends.
@@ -106,59 +148,77 @@ class LinkServer:
         check_hello(hello, self._setup)
         answer = welcome(hello, self._setup)
         call.send(answer)
-        channel = await accept_channel(call, hello, answer, self._setup.model.engine.device)
-        link = TargetLink(next(self._numbers), hello, call, self._setup, channel)
-        link.start(lambda commits: self._put(link, Commits(link, commits, self._clock.now())))
+        if answer.backend:
+            # Without a collective channel, a link needs none of this.
+            from ssd.transport.setup import set_up_channel  # noqa: PLC0415
+
+            await set_up_channel(call, answer, call.name, self._setup.model.engine.device)
+        link = TargetLink(next(self._numbers), hello, call, self._setup)
         self._links[link.number] = link
         self._inbox.put(LinkUp(link))
         if self._is_draining:
-            link.send_draining()
-        _log.info("link", target=link.name, state="active", epoch=link.epoch)
+            link.send(Draining())
+        _log.info("link", target=link.name, state="active", epoch=hello.epoch)
         error: LinkError | None = LinkError("the connection to the target is lost")
         try:
-            confirm_channel(call, answer, channel)
-            error = await first_result(
-                link.ended, self._receive(link, call), self._send_heartbeats(call)
-            )
+            error = await first_result(self._receive(link, call), self._send_heartbeats(call))
         finally:
             del self._links[link.number]
             self._inbox.put(LinkLost(link))
-            await link.close()
             reason = str(error or "closed by the target")
             _log.info("link", target=link.name, state="ended", reason=reason)
         if error is not None:
             raise error
 
     async def _receive(self, link: TargetLink, call: LinkServerCall) -> LinkError | None:
-        """Receive control messages; returns the reason of the end."""
-        while True:
-            try:
-                async with asyncio.timeout(LEASE_SECONDS):
-                    message = await call.receive()
-                match message:
-                    case None:
-                        return None
-                    case OpenSession():
-                        self._open(link, message)
-                    case CloseSession():
-                        self._put(link, Closing(link, message.session))
-                    case LinkSettings():
-                        check_settings(message, self._setup)
-                        link.settings = message
-                    case Heartbeat(nonce=nonce) if nonce:
-                        call.send(Heartbeat(echo=nonce))
-                    case Hello():
-                        return FrameError("a second Hello")
-                    case _:
-                        pass
-            except TimeoutError:
-                return LinkError(f"no heartbeat for {LEASE_SECONDS} s")
-            except LinkError as error:
-                return error
+        """Receive messages until the link ends; returns the reason, None if it was closed."""
+        try:
+            while (message := await call.receive()) is not None:
+                self._handle(link, call, message)
+        except FrameError as error:
+            BAD_FRAMES_TOTAL.inc()
+            _log.warning("bad_frame", target=link.name, reason=str(error))
+            return error
+        except LinkError as error:
+            return error
+        return None
+
+    def _handle(
+        self, link: TargetLink, call: LinkServerCall, message: TargetMessage | bytes
+    ) -> None:
+        match message:
+            case bytes():
+                self._put(link, self._commits(link, message))
+            case OpenSession():
+                if not self._inbox.put(Opening(link, message, self._clock.now())):
+                    link.refuse(message.session, RefusalReason.MAX_SESSIONS)
+            case CloseSession():
+                self._put(link, Closing(link, message.session))
+            case LinkSettings():
+                check_settings(message, self._setup)
+                link.settings = message
+            case Heartbeat(nonce=nonce) if nonce:
+                call.send(Heartbeat(echo=nonce))
+            case Hello():
+                raise FrameError("a second Hello")
+            case _:
+                pass
+
+    def _commits(self, link: TargetLink, frame: bytes) -> Commits:
+        settings = self._setup.settings
+        commits = unpack_commits(
+            frame,
+            settings.lookahead,
+            max_commits=settings.max_sessions,
+            num_token_ids=self._setup.vocab_size,
+        )
+        return Commits(link, commits, self._clock.now())
 
     async def _send_heartbeats(self, call: LinkServerCall) -> LinkError | None:
-        """Send heartbeats until the step thread is stuck or the call fails; returns the reason."""
+        """Send heartbeats until the lease ends, the step thread is stuck or the call fails."""
         while (stuck := self._stuck()) is None:
+            if call.silent_seconds > LEASE_SECONDS:
+                return LinkError(f"no heartbeat for {LEASE_SECONDS} s")
             try:
                 call.send(Heartbeat())
             except LinkError as error:
@@ -173,18 +233,9 @@ class LinkServer:
             return None
         return LinkError(f"the draft's step thread has not read its inbox for {seconds:.1f} s")
 
-    def _open(self, link: TargetLink, opening: OpenSession) -> None:
-        """Queue an opening, or refuse the session if it is too long or the inbox is full."""
-        check_opening(opening, self._setup.vocab_size)
-        if len(opening.token_ids) >= self._setup.max_len:
-            link.refuse(opening.session, RefusalReason.LENGTH)
-        elif not self._inbox.put(Opening(link, opening, self._clock.now())):
-            link.refuse(opening.session, RefusalReason.MAX_SESSIONS)
-        link.note_opening(opening.session)
-
     def _put(self, link: TargetLink, event: Event) -> None:
         if not self._inbox.put(event):
-            link.end(LinkError("too many messages wait for the step thread"))
+            link.fail(LinkError("too many messages wait for the step thread"))
 
 
 def may_link(mine: int, num_links: int) -> bool:
@@ -202,19 +253,6 @@ def max_message_bytes(setup: DraftSetup) -> int:
     Decoding a message takes the event loop 20 ns per byte.
     """
     return max(_MIN_MESSAGE_BYTES, _OTHER_BYTES + _TOKEN_BYTES * setup.max_len)
-
-
-def check_opening(opening: OpenSession, vocab_size: int) -> None:
-    """Refuse an opening that the model cannot run.
-
-    Raises:
-        FrameError: no tokens, token ids outside the vocabulary, or numbers out of range.
-    """
-    ids = opening.token_ids
-    if not ids or min(ids) < 0 or max(ids) >= vocab_size:
-        raise FrameError(f"an opening needs one or more token ids of 0..{vocab_size - 1}")
-    if not 0.0 <= opening.temperature <= 2.0:
-        raise FrameError(f"temperature {opening.temperature} of an opening is not in 0..2")
 
 
 async def _receive_hello(call: LinkServerCall) -> Hello:

@@ -45,7 +45,7 @@ class SpeculationServicer(speculation_pb2_grpc.SpeculationServiceServicer):
         del request_iterator
         if not self._is_ready():
             raise NotReadyError("the draft is loading; try again")
-        async with LinkServerCall(context, max_tokens=self._links.max_opening_tokens) as call:
+        async with LinkServerCall(context, bounds=self._links.opening_bounds) as call:
             await self._links.serve(call)
 
     async def GetStatus(  # noqa: N802 - gRPC's name

@@ -9,13 +9,11 @@ from collections.abc import Collection
 from dataclasses import asdict, replace
 from functools import partial
 
-from ssd.channel_setup import offer_channel
 from ssd.errors import SettingsError
 from ssd.life_cycle import LifeCycle
-from ssd.link_channel import GRPC
 from ssd.local_model import LocalModel
 from ssd.pool.dialer import LinkDialer
-from ssd.pool.handshake import LinkTerms
+from ssd.pool.handshake import LinkTerms, SetUpChannel
 from ssd.pool.metrics import publish_mode
 from ssd.pool.pool import DraftPool
 from ssd.pool.round_log import RoundLog
@@ -27,12 +25,12 @@ from ssd.rpc.bounds import PromptBounds
 from ssd.rpc.call_guard import ServerLimits
 from ssd.rpc.codec import SpeculationChange
 from ssd.rpc.credentials import ClientCredentials, TlsFiles
+from ssd.rpc.link import GRPC
 from ssd.rpc.pool_codec import PoolStatus
 from ssd.step_thread import StepThread, Watchdog
 from ssd.telemetry import DESIRED_DRAFT_REPLICAS, OPEN_SESSIONS, get_logger
 from ssd.text.chat_template import load_template
 from ssd.tracing import exported_spans
-from ssd.transport.communicator import available_backends
 from ssd.types import WIRE_VERSION, Hello, LinkSettings, Peer
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.ports import LoopContext
@@ -85,13 +83,14 @@ class Target:
         self._inbox = Inbox(settings.max_queue + settings.max_num_seqs)
         self._round_log = RoundLog()
         self._pool = DraftPool(pool_settings(settings, model.num_token_ids), clock)
+        backends, set_up_channel = collective_channel(settings.channel, model.engine.device)
         self._links = LinkDialer(
             self._pool,
             settings.drafts,
-            hello(settings, model, me),
+            hello(settings, model, me, backends),
             LinkSettings(fan_out_policy=settings.fan_out, fan_out=settings.fan_out_split),
             terms=LinkTerms(
-                offer_channel=partial(offer_channel, device=model.engine.device),
+                set_up_channel=set_up_channel,
                 max_round_trip_seconds=settings.max_round_trip_us / 1e6,
                 credentials=link_credentials(settings),
             ),
@@ -257,7 +256,9 @@ def pool_settings(settings: TargetSettings, num_token_ids: int) -> PoolSettings:
     )
 
 
-def hello(settings: TargetSettings, model: LocalModel, me: Peer) -> Hello:
+def hello(
+    settings: TargetSettings, model: LocalModel, me: Peer, backends: tuple[str, ...]
+) -> Hello:
     """Return the first message of a link; each link sets its own epoch."""
     return Hello(
         wire_version=WIRE_VERSION,
@@ -265,23 +266,28 @@ def hello(settings: TargetSettings, model: LocalModel, me: Peer) -> Hello:
         tokenizer_fingerprint=model.tokenizer.fingerprint,
         lookahead=settings.lookahead,
         branches=settings.branches,
-        channel=GRPC,
         epoch=0,
         peer=me,
-        backends=offered_backends(settings.channel, model.engine.device),
+        backends=backends,
     )
 
 
-def offered_backends(channel: str, device: str) -> tuple[str, ...]:
-    """Return the backends of a target's collective channel, best first; none if it uses gRPC.
+def collective_channel(channel: str, device: str) -> tuple[tuple[str, ...], SetUpChannel | None]:
+    """Return the backends of a target's collective channel, best first, and how a link sets it up.
+
+    A target that uses gRPC has neither.
 
     Raises:
         SettingsError: this process has no backend.
     """
     if channel == GRPC:
-        return ()
+        return (), None
+    # Without the option, nothing of it is imported.
+    from ssd.transport.communicator import available_backends  # noqa: PLC0415
+    from ssd.transport.setup import set_up_channel  # noqa: PLC0415
+
     if found := available_backends(device):
-        return found
+        return found, partial(set_up_channel, device=device)
     raise SettingsError(f"channel {channel}: this torch has no gloo; set channel to {GRPC}")
 
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from ssd.engine.models.fingerprint import weights_fingerprint
 from ssd.errors import SetupError, WeightsError
-from ssd.link_channel import GRPC
 from ssd.pool.dialer import LinkDialer
 from ssd.pool.handshake import LinkTerms
 from ssd.pool.link_thread import LinkThread
@@ -85,7 +84,6 @@ class Proposer:
             tokenizer_fingerprint=tokenizer.fingerprint,
             lookahead=lookahead,
             branches=self.settings.branches,
-            channel=GRPC,
             epoch=0,
             peer=Peer(pod=os.environ.get("HOSTNAME", socket.gethostname())),  # noqa: TID251
         )

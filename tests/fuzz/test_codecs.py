@@ -1,7 +1,6 @@
 """Frames and messages with any content: a value within its bounds, or the one error for it."""
 
 import contextlib
-import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +30,6 @@ from ssd.rpc.link_codec import (
 from ssd.rpc.pool_codec import draft_status, pool_status
 from ssd.rpc.status import from_rpc_error
 from ssd.speculation.table import row_width, unpack_commits, unpack_tables
-from ssd.transport.frame import MAGIC, VERSION, Frame, FrameKind, decode, encode
 from ssd.v1 import admin_pb2, generate_pb2, speculation_pb2
 
 WORDS = st.integers(-(2**31), 2**31 - 1)
@@ -41,34 +39,8 @@ BOUNDS = PromptBounds(tokens=64, text_bytes=256)
 
 @scaled(40)
 @given(st.binary(max_size=400))
-def test_any_bytes_are_a_frame_or_a_frame_error(payload: bytes) -> None:
-    try:
-        frame = decode(payload)
-    except FrameError:
-        return
-    assert encode(frame) == payload
-
-
-@scaled(40)
-@given(
-    words=st.lists(SMALL | WORDS, min_size=8, max_size=80),
-    header=st.fixed_dictionaries(
-        {}, optional={0: st.just(MAGIC), 1: st.just(VERSION), 2: st.integers(1, 2), 7: st.just(0)}
-    ),
-    has_a_true_shape=st.booleans(),
-)
-def test_almost_a_frame_is_a_frame_or_a_frame_error(
-    words: list[int], header: dict[int, int], *, has_a_true_shape: bool
-) -> None:
-    for place, word in header.items():
-        words[place] = word
-    if has_a_true_shape:
-        words[5:7] = [(len(words) - 8) // 4, 4]
-    try:
-        frame = decode(struct.pack(f"<{len(words)}i", *words))
-    except FrameError:
-        return
-    assert frame.rows_RW.size == len(words) - 8
+def test_any_bytes_are_commits_and_tables_or_a_frame_error(frame: bytes) -> None:
+    check_frame(frame, lookahead=3)
 
 
 @scaled(40)
@@ -81,19 +53,19 @@ def test_any_rows_are_commits_and_tables_within_their_bounds_or_a_frame_error(
     lookahead: int, rows: list[list[int]], *, is_of_this_width: bool
 ) -> None:
     width = row_width(lookahead) if is_of_this_width else 7
-    rows_RW = np.array([row[:width] for row in rows], dtype=np.int32).reshape(len(rows), width)
-    try:
-        for commit in unpack_commits(rows_RW, lookahead):
+    rows_RW = np.array([row[:width] for row in rows], dtype="<i4").reshape(len(rows), width)
+    check_frame(rows_RW.tobytes(), lookahead)
+
+
+def check_frame(frame: bytes, lookahead: int) -> None:
+    with contextlib.suppress(FrameError):
+        for commit in unpack_commits(frame, lookahead, max_commits=4, num_token_ids=30):
             assert 0 <= commit.outcome.accepted <= lookahead
-            assert commit.outcome.bonus >= 0
-    except FrameError:
-        pass
-    try:
-        for table in unpack_tables(rows_RW, lookahead, vocab_size=30):
+            assert 0 <= commit.outcome.bonus < 30
+    with contextlib.suppress(FrameError):
+        for table in unpack_tables(frame, lookahead, max_tables=2, branches=3, num_token_ids=30):
             assert 1 <= table.depth <= lookahead
             assert table.tokens_NK.max(initial=0) < 30
-    except FrameError:
-        pass
 
 
 @pytest.mark.parametrize(
@@ -181,10 +153,3 @@ def test_any_status_of_a_server_becomes_an_error_of_this_product(
     trailers = grpc.aio.Metadata(("grpc-status-details-bin", trailer))
     error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailers, details, "")
     assert isinstance(from_rpc_error(error, "host:1"), SSDError)
-
-
-def test_an_honest_frame_is_unchanged() -> None:
-    rows_RW = np.arange(24, dtype=np.int32).reshape(2, 12)
-    frame = decode(encode(Frame(FrameKind.TABLES, 3, 4, rows_RW)))
-    assert (frame.kind, frame.epoch, frame.sequence_number) == (FrameKind.TABLES, 3, 4)
-    assert np.array_equal(frame.rows_RW, rows_RW)

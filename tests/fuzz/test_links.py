@@ -20,7 +20,6 @@ from ssd.pool.pool import DraftPool
 from ssd.pool.rounds import PoolSettings
 from ssd.rpc.link_codec import speculate_response
 from ssd.telemetry import SystemClock
-from ssd.transport.frame import Frame, FrameKind, encode
 from ssd.types import WIRE_VERSION, Hello, LinkSettings, Welcome
 from ssd.v1 import speculation_pb2
 
@@ -32,7 +31,6 @@ HELLO = Hello(
     tokenizer_fingerprint="f",
     lookahead=LOOKAHEAD,
     branches=BRANCHES,
-    channel="grpc",
     epoch=1,
 )
 WELCOME = Welcome(epoch=1, max_sessions=4, lookahead=LOOKAHEAD, branches=BRANCHES)
@@ -42,16 +40,15 @@ EVENTS = st.lists(
 )
 
 
-def _frame(number: int, rows: list[list[int]]) -> bytes:
-    rows_RW = np.array(rows, dtype=np.int32).reshape(len(rows), 10)
-    payload = encode(Frame(FrameKind.TABLES, 1, number, rows_RW))
-    return speculation_pb2.SpeculateResponse(frame=payload).SerializeToString()
+def _frame(rows: list[list[int]]) -> bytes:
+    payload = np.array(rows, dtype="<i4").tobytes()
+    return speculation_pb2.SpeculateResponse(tables=payload).SerializeToString()
 
 
 ANYTHING = (
     messages(speculation_pb2.SpeculateResponse).map(lambda each: each.SerializeToString())
     | almost(messages(speculation_pb2.SpeculateResponse))
-    | st.builds(_frame, st.integers(0, 5), EVENTS)
+    | st.builds(_frame, EVENTS)
 )
 
 

@@ -24,7 +24,6 @@ from ssd.rpc.client import TargetClient
 from ssd.rpc.link_codec import speculate_request
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.text.tokenizer import load_tokenizer
-from ssd.transport.frame import Frame, FrameKind, encode
 from ssd.types import WIRE_VERSION, Hello, LinkSettings, OpenSession, SamplingParams
 from ssd.v1 import admin_pb2, generate_pb2, speculation_pb2
 
@@ -63,7 +62,6 @@ class World:
             tokenizer_fingerprint=tokenizer.fingerprint,
             lookahead=LOOKAHEAD,
             branches=BRANCHES,
-            channel="grpc",
             epoch=1,
         )
         self._folder = folder
@@ -155,12 +153,8 @@ def test_any_request_ends_with_an_answer_or_an_error_of_its_caller(
     assert world.runner.run(world.call(method, payload)) not in ERRORS_OF_THE_SERVER
 
 
-def _commits(number: int, rows: list[list[int]]) -> bytes:
-    width = LOOKAHEAD + 7
-    rows_RW = np.array([row[:width] for row in rows], dtype=np.int32).reshape(len(rows), width)
-    return speculate_request(
-        encode(Frame(FrameKind.COMMITS, 1, number, rows_RW))
-    ).SerializeToString()
+def _commits(rows: list[list[int]]) -> bytes:
+    return speculate_request(np.array(rows, dtype="<i4").tobytes()).SerializeToString()
 
 
 def _opening(session: int, tokens: list[int], max_len: int) -> bytes:
@@ -182,7 +176,6 @@ ANYTHING = (
     )
     | st.builds(
         _commits,
-        st.integers(0, 9),
         st.lists(st.lists(NUMBER, min_size=10, max_size=10), max_size=4),
     )
     | st.just(speculate_request(LinkSettings(fan_out_policy="uniform")).SerializeToString())

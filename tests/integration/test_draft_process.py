@@ -1,10 +1,9 @@
 """A real draft process and a scripted target over real gRPC."""
 
 import asyncio
-import itertools
 import json
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +15,10 @@ from tests.processes import ProcessUnderTest, completed, running
 
 from ssd.errors import FrameError, HandshakeError, LinkError
 from ssd.rpc.client import DraftClient
-from ssd.rpc.link import LinkCall, LinkFrames
+from ssd.rpc.link import LinkCall
 from ssd.speculation.table import OutcomeTable, pack_commits, unpack_tables
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.text.tokenizer import load_tokenizer
-from ssd.transport.frame import Frame, FrameKind
-from ssd.transport.grpc_channel import GrpcChannel
 from ssd.types import (
     WIRE_VERSION,
     Branch,
@@ -80,24 +77,21 @@ class ScriptedTarget:
         default_factory=asyncio.Queue
     )
     tables: "asyncio.Queue[OutcomeTable]" = field(default_factory=asyncio.Queue)
-    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-
-    def __post_init__(self) -> None:
-        self.channel = GrpcChannel(LinkFrames(self.call))
 
     async def shake_hands(self) -> Welcome:
         self.call.send(self.hello)
         async with asyncio.timeout(ANSWER_SECONDS):
             welcome = await self.call.receive()
         assert isinstance(welcome, Welcome)
-        self.channel.start(self._on_frame, lambda _error: None)
         return welcome
 
     async def read(self) -> None:
         """Receive all messages but heartbeats, until the link ends."""
         try:
             while (message := await self.call.receive()) is not None:
-                if not isinstance(message, Heartbeat):
+                if isinstance(message, bytes):
+                    self._receive_tables(message)
+                elif not isinstance(message, Heartbeat):
                     self.messages.put_nowait(message)
                 elif self.has_heartbeat:
                     self.call.send(Heartbeat())
@@ -105,10 +99,9 @@ class ScriptedTarget:
         except LinkError as error:
             self.messages.put_nowait(error)
 
-    def _on_frame(self, frame: Frame) -> None:
-        assert frame.kind is FrameKind.TABLES
-        assert frame.epoch == self.hello.epoch
-        for table in unpack_tables(frame.rows_RW, K, self.hello.vocab_size):
+    def _receive_tables(self, frame: bytes) -> None:
+        num_token_ids = self.hello.vocab_size
+        for table in unpack_tables(frame, K, max_tables=3, branches=N, num_token_ids=num_token_ids):
             self.tables.put_nowait(table)
 
     def open(self, session: int, tokens: tuple[int, ...] = PROMPT, max_len: int = 200) -> None:
@@ -117,9 +110,7 @@ class ScriptedTarget:
         )
 
     def commit(self, *commits: Commit) -> None:
-        rows_RW = pack_commits(commits, K)
-        number = next(self.numbers)
-        self.channel.send(Frame(FrameKind.COMMITS, self.hello.epoch, number, rows_RW))
+        self.call.send(pack_commits(commits, K))
 
     async def table(self) -> OutcomeTable:
         """Return the next complete table."""

@@ -240,13 +240,6 @@ MUTANTS = (
         (LOOP,),
     ),
     Mutant(
-        "a frame of an older epoch is accepted",
-        "ssd/pool/tables.py",
-        "if frame.epoch != link.epoch or frame.sequence_number",
-        "if frame.epoch > link.epoch or frame.sequence_number",
-        (POOL,),
-    ),
-    Mutant(
         "the table of an earlier round is accepted",
         "ssd/pool/link.py",
         "if table.base_len != self.base_len or num_new <= 0:",

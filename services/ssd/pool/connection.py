@@ -6,14 +6,7 @@ from ssd.errors import FrameError, LinkError
 from ssd.pool.link import DraftLink, LinkState
 from ssd.pool.pool import DraftPool
 from ssd.pool.reports import LinkReport, LinkReports
-from ssd.pool.round_trip import RoundTrip
-from ssd.rpc.link import (
-    HEARTBEAT_SECONDS,
-    LEASE_SECONDS,
-    LinkCall,
-    as_link_error,
-    first_result,
-)
+from ssd.rpc.link import HEARTBEAT_SECONDS, LEASE_SECONDS, LinkCall, first_result
 from ssd.telemetry import (
     BAD_FRAMES_TOTAL,
     LINK_BANDWIDTH,
@@ -22,100 +15,73 @@ from ssd.telemetry import (
     LINK_TRANSPORT_INFO,
     get_logger,
 )
-from ssd.transport.frame import Frame
 from ssd.types import Draining, Heartbeat, SessionRefused
 
 _log = get_logger(__name__)
 
 
-class Connection:
-    """Serves one link from its handshake to its end.
+async def serve(
+    link: DraftLink, call: LinkCall, pool: DraftPool, reports: LinkReports
+) -> LinkError:
+    """Serve a link from its handshake to its end; return the cause. Asyncio loop."""
+    pool.attach(link)
+    reports.set(LinkReport(link.name, LinkState.ACTIVE, link=link))
+    channel = link.channel
+    LINK_TRANSPORT_INFO.labels(draft=link.name, transport=channel.transport).set(1)
+    if channel.bytes_per_second:
+        LINK_BANDWIDTH.labels(draft=link.name).set(channel.bytes_per_second)
+    error = LinkError("cancelled")
+    try:
+        error = await first_result(
+            _receive(link, call, pool, reports), _send_heartbeats(link, call, pool)
+        )
+    finally:
+        LINK_TRANSPORT_INFO.remove(link.name, channel.transport)
+        if channel.bytes_per_second:
+            LINK_BANDWIDTH.remove(link.name)
+        pool.detach(link, str(error))
+    return error
 
-    Asyncio loop.
-    """
 
-    def __init__(
-        self, link: DraftLink, call: LinkCall, pool: DraftPool, reports: LinkReports
-    ) -> None:
-        self._link = link
-        self._call = call
-        self._pool = pool
-        self._reports = reports
-        self._loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[LinkError] = self._loop.create_future()
-
-    async def serve(self) -> LinkError:
-        """Serve the link until it ends; return the cause."""
-        link = self._link
-        link.start(self._on_frame, lambda error: self._end(as_link_error(error)))
-        self._pool.attach(link)
-        self._reports.set(LinkReport(link.name, LinkState.ACTIVE, link=link))
-        LINK_TRANSPORT_INFO.labels(draft=link.name, transport=link.transport).set(1)
-        quality = link.channel.quality
-        if quality is not None:
-            LINK_BANDWIDTH.labels(draft=link.name).set(quality.bytes_per_second)
-        error = LinkError("cancelled")
-        try:
-            error = await first_result(self._ended, self._receive(), self._send_heartbeats())
-        finally:
-            LINK_TRANSPORT_INFO.remove(link.name, link.transport)
-            if quality is not None:
-                LINK_BANDWIDTH.remove(link.name)
-            self._pool.detach(link, str(error))
-            link.close()
-        return error
-
-    async def _receive(self) -> LinkError:
-        """Receive the draft's control messages until the link ends; return the cause."""
-        while True:
-            try:
-                async with asyncio.timeout(LEASE_SECONDS):
-                    message = await self._call.receive()
-            except TimeoutError:
-                return LinkError(f"no message for {LEASE_SECONDS} s")
-            except LinkError as error:
-                return error
+async def _receive(
+    link: DraftLink, call: LinkCall, pool: DraftPool, reports: LinkReports
+) -> LinkError:
+    """Receive the draft's messages until the link ends; return the cause."""
+    now = asyncio.get_running_loop().time
+    try:
+        while (message := await call.receive()) is not None:
             match message:
-                case None:
-                    return LinkError("the draft closed the link")
+                case bytes():
+                    pool.tables.receive(link, message)
                 case Heartbeat():
-                    self._note_heartbeat(message)
+                    if link.round_trip.receive(message, now()):
+                        LINK_RTT_SECONDS.labels(draft=link.name).set(link.round_trip.seconds)
                 case SessionRefused():
-                    self._pool.refuse(self._link, message)
+                    pool.refuse(link, message)
                 case Draining():
-                    self._pool.drain(self._link)
-                    name = self._link.name
-                    self._reports.set(LinkReport(name, LinkState.DRAINING, link=self._link))
+                    pool.drain(link)
+                    reports.set(LinkReport(link.name, LinkState.DRAINING, link=link))
                 case _:
                     pass
+    except FrameError as error:
+        BAD_FRAMES_TOTAL.inc()
+        _log.warning("bad_frame", draft=link.name, reason=str(error))
+        return error
+    except LinkError as error:
+        return error
+    return LinkError("the draft closed the link")
 
-    async def _send_heartbeats(self) -> LinkError:
-        """Send heartbeats until the link is lost; return the cause."""
-        link = self._link
-        while link.lost_because is None:
-            try:
-                self._call.send(link.round_trip.next_heartbeat(self._loop.time()))
-            except LinkError as error:
-                return error
-            LINK_STATE.labels(draft=link.name).set(self._pool.state(link) is LinkState.ACTIVE)
-            await asyncio.sleep(HEARTBEAT_SECONDS)
-        return LinkError(link.lost_because)
 
-    def _note_heartbeat(self, heartbeat: Heartbeat) -> None:
-        round_trip: RoundTrip = self._link.round_trip
-        if round_trip.receive(heartbeat, self._loop.time()):
-            LINK_RTT_SECONDS.labels(draft=self._link.name).set(round_trip.seconds)
-
-    def _on_frame(self, frame: Frame) -> None:
-        if self._ended.done():
-            return
+async def _send_heartbeats(link: DraftLink, call: LinkCall, pool: DraftPool) -> LinkError:
+    """Send heartbeats until the link is lost or its lease ends; return the cause."""
+    now = asyncio.get_running_loop().time
+    while link.lost_because is None:
+        if call.silent_seconds > LEASE_SECONDS:
+            return LinkError(f"no message for {LEASE_SECONDS} s")
         try:
-            self._pool.receive(self._link, frame)
-        except FrameError as error:
-            BAD_FRAMES_TOTAL.inc()
-            _log.warning("bad_frame", draft=self._link.name, reason=str(error))
-            self._end(error)
-
-    def _end(self, error: LinkError) -> None:
-        if not self._ended.done():
-            self._ended.set_result(error)
+            call.send(link.round_trip.next_heartbeat(now()))
+        except LinkError as error:
+            return error
+        LINK_STATE.labels(draft=link.name).set(pool.state(link) is LinkState.ACTIVE)
+        await asyncio.sleep(HEARTBEAT_SECONDS)
+    return LinkError(link.lost_because)

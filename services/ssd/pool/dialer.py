@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from ssd.addresses import Addresses, Resolver, resolve
 from ssd.errors import FrameError, HandshakeError, LinkError
-from ssd.pool.connection import Connection
+from ssd.pool.connection import serve
 from ssd.pool.handshake import LinkTerms, shake_hands
 from ssd.pool.link import LinkState
 from ssd.pool.link_quality import TOO_SLOW, LinkTooSlowError
@@ -145,14 +145,12 @@ class LinkDialer:
     async def _serve(self, address: str, call: LinkCall) -> LinkError:
         hello = replace(self._hello, epoch=next(self._epochs))
         link = await shake_hands(address, call, hello, self._terms)
+        call.send(self._settings)
+        self._calls.add(call)
         try:
-            call.send(self._settings)
-            self._calls.add(call)
-            return await Connection(link, call, self._pool, self._reports).serve()
+            return await serve(link, call, self._pool, self._reports)
         finally:
             self._calls.discard(call)
-            # Released before the draft is dialled again, with another epoch.
-            await link.end()
 
     def _report_end(self, address: str, error: LinkError) -> None:
         match error:

@@ -1,26 +1,29 @@
 """The handshake of a link: Hello, Welcome, its channel, and the measured round trip."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from ssd.errors import HandshakeError, LinkError
-from ssd.link_channel import LinkChannel, OfferChannel, offer_grpc
 from ssd.pool.link import DraftLink
 from ssd.pool.link_quality import LinkQuality, check_round_trip, measure
 from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials
-from ssd.rpc.link import HANDSHAKE_SECONDS, LinkCall
+from ssd.rpc.link import HANDSHAKE_SECONDS, ChannelStatus, LinkCall
 from ssd.types import Hello, Welcome
 
 MAX_SESSIONS = 256
 """Maximum of a draft's ``max_sessions``. It bounds the frames that this target accepts."""
+
+SetUpChannel = Callable[[LinkCall, Welcome, str], Awaitable[ChannelStatus]]
+"""Sets up the collective channel of a link to an address, after a Welcome that has a backend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTerms:
     """What all links of a target have in common."""
 
-    offer_channel: OfferChannel = offer_grpc
-    """Sets up the tensor channel of a link."""
+    set_up_channel: SetUpChannel | None = None
+    """None for a target that has no backends."""
     max_round_trip_seconds: float = 0.0
     """A link is measured, and refused if it is slower; 0 sets no limit."""
     credentials: ClientCredentials = NO_CREDENTIALS
@@ -49,24 +52,28 @@ async def shake_hands(
     call.send(hello)
     welcome = await _receive_welcome(call)
     check_welcome(hello, welcome)
-    found = await terms.offer_channel(call, hello, welcome, address)
-    link = DraftLink(address, welcome, found, call.send)
-    try:
-        if terms.max_round_trip_seconds:
-            seconds = await _round_trip(call, found)
-            quality = LinkQuality(transport=link.transport, round_trip_seconds=seconds)
-            check_round_trip(quality, welcome.peer, terms.max_round_trip_seconds)
-    except BaseException:
-        await link.end()
-        raise
-    return link
+    channel = ChannelStatus()
+    if welcome.backend and terms.set_up_channel is not None:
+        channel = await terms.set_up_channel(call, welcome, address)
+    elif hello.backends:
+        channel = ChannelStatus(
+            reason=welcome.backend_refusal or "the draft does not have this channel"
+        )
+    if terms.max_round_trip_seconds:
+        seconds = channel.round_trip_seconds
+        if not seconds:
+            seconds = await measure(call, asyncio.get_running_loop().time)
+        quality = LinkQuality(transport=channel.transport, round_trip_seconds=seconds)
+        check_round_trip(quality, welcome.peer, terms.max_round_trip_seconds)
+    return DraftLink(address, welcome, call.send, channel)
 
 
 def check_welcome(hello: Hello, welcome: Welcome) -> None:
     """Compare the values of a Welcome with those of the Hello.
 
     Raises:
-        HandshakeError: they differ, or the draft accepts too many sessions.
+        HandshakeError: they differ, the draft accepts too many sessions, or it chose a backend that
+            was not offered.
     """
     if welcome.max_sessions > MAX_SESSIONS:
         raise HandshakeError(
@@ -77,13 +84,9 @@ def check_welcome(hello: Hello, welcome: Welcome) -> None:
         mine, theirs = getattr(hello, name), getattr(welcome, name)
         if mine != theirs:
             raise HandshakeError(name, f"this target has {mine}, the draft answered {theirs}")
-
-
-async def _round_trip(call: LinkCall, found: LinkChannel) -> float:
-    """Return the seconds of a round trip over the channel; see ``measure``."""
-    if found.quality is not None:
-        return found.quality.round_trip_seconds
-    return await measure(call, asyncio.get_running_loop().time)
+    if welcome.backend and welcome.backend not in hello.backends:
+        offered = ", ".join(hello.backends) or "none"
+        raise HandshakeError("backend", f"the draft chose {welcome.backend}, offered: {offered}")
 
 
 async def _receive_welcome(call: LinkCall) -> Welcome:

@@ -8,15 +8,14 @@ from enum import StrEnum
 from math import inf
 
 from ssd.errors import FrameError, LinkError
-from ssd.link_channel import LinkChannel
 from ssd.pool.circuit_breaker import CircuitBreaker
-from ssd.pool.round_trip import RoundTrip
+from ssd.pool.link_quality import RoundTrip
 from ssd.pool.rounds import LookupCounts
 from ssd.pool.sustainable_sessions import BatchTimes
 from ssd.pool.table_deadline import ColumnTimes, Row
+from ssd.rpc.link import ChannelStatus
 from ssd.speculation.table import OutcomeTable, pack_commits
 from ssd.telemetry import COMMIT_TO_TABLE_SECONDS, STALE_FRAMES_TOTAL
-from ssd.transport.frame import Frame, FrameKind
 from ssd.types import (
     CloseSession,
     Commit,
@@ -31,6 +30,7 @@ RETRY_SECONDS = 1.0
 MOVE_RETRY_SECONDS = 30.0
 """The same for moves: a session that moves and is refused has lost its tables for nothing."""
 
+_GRPC = ChannelStatus()
 _NEWEST_COMMITS = 8
 """Commits of a session whose tables are measured although they arrive after their round."""
 
@@ -184,10 +184,6 @@ class Session:
         return (self.received_at - self.requested_at) * lookahead / self.depth
 
 
-Answer = tuple[Session, OutcomeTable | None]
-"""An open session, and the columns of its table that arrived in time; None if none did."""
-
-
 class _FrameTimes:
     """What the tables of one frame measure. A frame counts once, however many sessions it has."""
 
@@ -227,17 +223,16 @@ class _FrameTimes:
 class DraftLink:
     """A link to a draft after its handshake.
 
-    Changed under the lock of ``DraftPool``; ``round_trip`` and ``newest_frame`` on the asyncio
-    loop. Any thread may read single values for a status. Control messages travel through
-    ``send_control`` and frames through the channel. Neither blocks.
+    Changed under the lock of ``DraftPool``; ``round_trip`` on the asyncio loop. Any thread may read
+    single values for a status. No method blocks.
     """
 
     def __init__(
         self,
         name: str,
         welcome: Welcome,
-        channel: LinkChannel,
-        send_control: Callable[[TargetMessage], None],
+        send: Callable[[TargetMessage | bytes], None],
+        channel: ChannelStatus = _GRPC,
     ) -> None:
         self.name = name
         self.epoch = welcome.epoch
@@ -264,33 +259,10 @@ class DraftLink:
         self.is_draining = False
         self.lost_because: str | None = None
         self.channel = channel
-        self._send_control = send_control
+        self._send = send
         self._session_numbers = itertools.count(1)
-        self._frame_numbers = itertools.count(1)
         self.table_at = -inf
         """When the newest table arrived, for a round of any session."""
-        self.newest_frame = 0
-        """Number of the newest frame of the draft. A frame with no higher number is stale."""
-
-    def start(
-        self, on_frame: Callable[[Frame], None], on_lost: Callable[[Exception], None]
-    ) -> None:
-        """Receive the frames of the draft from now on; see ``TensorChannel``."""
-        self.channel.channel.start(on_frame, on_lost)
-
-    def close(self) -> None:
-        """Close the channel; idempotent."""
-        self.channel.channel.close()
-
-    async def end(self) -> None:
-        """Close the channel and wait until it holds nothing more."""
-        self.close()
-        await self.channel.channel.wait_closed()
-
-    @property
-    def transport(self) -> str:
-        """How its bytes travel."""
-        return self.channel.channel.transport
 
     def state(self, now: float) -> LinkState:
         """Return the state of the link."""
@@ -362,21 +334,19 @@ class DraftLink:
         Raises:
             LinkError: the link is closed or its outbox is full.
         """
-        self._send_control(opening)
+        self._send(opening)
 
     def send_closing(self, number: int) -> None:
         """Close a session on the draft. A failure marks the link as lost."""
         try:
-            self._send_control(CloseSession(number))
+            self._send(CloseSession(number))
         except LinkError as error:
             self.lost_because = self.lost_because or str(error)
 
-    def send_commits(self, commits: Collection[Commit], lookahead: int) -> None:
+    def send_commits(self, commits: Collection[Commit]) -> None:
         """Send the commits of a round in one frame.
 
         Raises:
             LinkError: the link is closed or its outbox is full.
         """
-        rows_RW = pack_commits(commits, lookahead)
-        number = next(self._frame_numbers)
-        self.channel.channel.send(Frame(FrameKind.COMMITS, self.epoch, number, rows_RW))
+        self._send(pack_commits(commits, self.lookahead))

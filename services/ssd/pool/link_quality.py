@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ssd.errors import LinkError
-from ssd.pool.round_trip import RoundTrip
 from ssd.rpc.link import HANDSHAKE_SECONDS, LinkCall
 from ssd.types import Draining, Heartbeat, Peer
 
@@ -19,6 +18,35 @@ NUM_PINGS = 9
 cold, and one in a hundred because the event loop is busy."""
 TOO_SLOW = "link_too_slow"
 """Prefix of the reason of a link that was refused because of its measurement."""
+
+
+class RoundTrip:
+    """Measures the time from a heartbeat to its echo.
+
+    Asyncio loop. One heartbeat at a time has a nonce, so a slow echo is measured in full.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """The newest measurement; 0 before the first."""
+        self._nonce = 0
+        self._sent_at: float | None = None
+
+    def next_heartbeat(self, now: float) -> Heartbeat:
+        """Return the next heartbeat to send."""
+        if self._sent_at is not None:
+            return Heartbeat()
+        self._nonce += 1
+        self._sent_at = now
+        return Heartbeat(nonce=self._nonce)
+
+    def receive(self, heartbeat: Heartbeat, now: float) -> bool:
+        """Note a heartbeat of the draft; true if it was the echo and a measurement."""
+        if self._sent_at is None or heartbeat.echo != self._nonce:
+            return False
+        self.seconds = now - self._sent_at
+        self._sent_at = None
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Rows
 
 from ssd.errors import LinkError
 from ssd.pool.circuit_breaker import LATE_ROUNDS
-from ssd.pool.link import Answer, DraftLink, LinkState, Session
+from ssd.pool.link import DraftLink, LinkState, Session
 from ssd.pool.lookup import look_up_outcome, without_session
 from ssd.pool.rounds import (
     NO_TABLE_NEEDED,
@@ -24,11 +24,9 @@ from ssd.pool.router import choose_link, session_to_move
 from ssd.pool.sequence import Continuation, DraftedSequence, continuation
 from ssd.pool.session_registry import SessionRegistry
 from ssd.pool.sustainable_sessions import sustainable_sessions
-from ssd.pool.table_deadline import ProposalResult
 from ssd.pool.tables import TableCollector
 from ssd.ports import Clock
 from ssd.telemetry import COMMIT_TO_WIRE_SECONDS, get_logger
-from ssd.transport.frame import Frame
 from ssd.types import (
     Branch,
     Commit,
@@ -51,8 +49,8 @@ class DraftPool:
     A target calls ``begin`` for each sequence that may speculate, ``open_sessions`` and ``round``
     in each of its rounds, and ``end``. Nothing here needs the target's model.
 
-    Asyncio loop: ``configure``, ``attach``, ``detach``, ``drain``, ``refuse``, ``receive``. Step
-    thread: ``begin``, ``open_sessions``, ``release``, ``round``, ``end``. Any thread: the rest.
+    Asyncio loop: ``configure``, ``attach``, ``detach``, ``drain``, ``refuse``. Step thread:
+    ``begin``, ``open_sessions``, ``release``, ``round``, ``end``. Any thread: the rest.
     One lock guards links and sessions. It is not held while waiting or sending to drafts; readers
     of tokens are woken under it.
     """
@@ -66,7 +64,7 @@ class DraftPool:
         self._sessions = SessionRegistry()
         self._reopening: set[SequenceId] = set()
         """Sequences whose session has moved and is not requested yet; at most one."""
-        self._tables = TableCollector(settings, self._sessions, self._changed, clock)
+        self.tables = TableCollector(settings, self._sessions, self._changed, clock)
         self.looked_up_at = 0.0
         """When the newest round had its lookups, before it sent its commits."""
         self._sent_at: float | None = None
@@ -78,7 +76,7 @@ class DraftPool:
         """Use other settings from the next round on: the backup and the table deadline."""
         with self._changed:
             self._settings = settings
-            self._tables.configure(settings)
+            self.tables.configure(settings)
 
     def attach(self, link: DraftLink) -> None:
         """Use a link that is up."""
@@ -112,14 +110,6 @@ class DraftPool:
                 link.note_unserved_opening(self._clock.now())
             self._changed.notify_all()
         _log.info("session_refused", draft=link.name, reason=refusal.reason)
-
-    def receive(self, link: DraftLink, frame: Frame) -> None:
-        """Keep the tables of a frame; see ``TableCollector.receive``.
-
-        Raises:
-            FrameError: the frame is malformed or was not requested; the caller closes the link.
-        """
-        self._tables.receive(link, frame)
 
     def links(self) -> tuple[DraftLink, ...]:
         """Return the links that are up."""
@@ -208,18 +198,21 @@ class DraftPool:
             row is None and not result.is_finished
             for row, result in zip(rows, results, strict=True)
         )
-        pace = self._tables.pace
+        pace = self.tables.pace
         if self._sent_at is not None:
             is_plain = not any(each.num_proposed for each in results)
             pace.note_round(self._clock.now() - self._sent_at, is_plain=is_plain)
         with self._changed:
-            pace.note_outcomes([self._tested(each) for each in results])
+            pace.note_outcomes(
+                (each.num_proposed, self._num_from_table(each), each.outcome.accepted)
+                for each in results
+            )
             continuing = [each for each in rows if each]
-            answers = self._tables.collect(continuing, num_others, before_wait)
-            suspended = self._suspend_late_links(answers)
+            answering = self.tables.collect(continuing, num_others, before_wait)
+            suspended = self._suspend_late_links(answering.values())
         _send_closings(suspended)
         return [
-            self._look_up_one(each, answers.get(each.sequence_id)) if each else NO_TABLE_NEEDED
+            self._look_up_one(each, answering.get(each.sequence_id)) if each else NO_TABLE_NEEDED
             for each in rows
         ]
 
@@ -233,7 +226,7 @@ class DraftPool:
     def _send(self, results: Rows[VerifiedRound], lookups: Rows[Lookup], decided_at: float) -> None:
         """Send the commits of a round, in one frame for each link."""
         commits: dict[DraftLink, list[Commit]] = {}
-        waited_us = min(int(self._tables.waited_seconds * 1e6), _MAX_WAITED_US)
+        waited_us = min(int(self.tables.waited_seconds * 1e6), _MAX_WAITED_US)
         now = self._clock.now()
         # The time from the last sequence to the next request belongs to no round.
         is_last = all(each.is_finished for each in results)
@@ -250,7 +243,7 @@ class DraftPool:
                 session.begin_round(num_tokens, now, is_branch=isinstance(lookup.next, Branch))
         for link, link_commits in commits.items():
             try:
-                link.send_commits(link_commits, self._settings.lookahead)
+                link.send_commits(link_commits)
             except LinkError as error:
                 self.detach(link, str(error))
             else:
@@ -283,7 +276,7 @@ class DraftPool:
         """Return the session that closes because another link serves it better. Lock held."""
         if len(self._links) < 2 or self._reopening:
             return None
-        round_seconds = self._tables.pace.proposed_seconds
+        round_seconds = self.tables.pace.proposed_seconds
         return session_to_move(
             self._links.values(),
             lambda link: sustainable_sessions(
@@ -317,7 +310,7 @@ class DraftPool:
         except LinkError as error:
             self.detach(link, str(error))
 
-    def _suspend_late_links(self, answers: dict[SequenceId, Answer]) -> list[Session]:
+    def _suspend_late_links(self, answering: Iterable[Session]) -> list[Session]:
         """Remove and return the sessions of links that were late too often. Lock held.
 
         A draft whose tables arrive after their rounds is slow: rounds do not wait for it. It is not
@@ -326,7 +319,7 @@ class DraftPool:
         now = self._clock.now()
         oldest = now - LATE_ROUNDS * self._settings.deadline_seconds
         by_link: dict[DraftLink, list[Session]] = {}
-        for session, _ in answers.values():
+        for session in answering:
             by_link.setdefault(session.link, []).append(session)
         suspended: list[Session] = []
         for link, sessions in by_link.items():
@@ -340,22 +333,20 @@ class DraftPool:
         self._sessions.remove(suspended)
         return suspended
 
-    def _tested(self, result: VerifiedRound) -> ProposalResult:
-        """Return what a round tested of a proposal; without a session, none is from a table."""
+    def _num_from_table(self, result: VerifiedRound) -> int:
+        """Return how many tokens of a tested proposal are from a table. Lock held."""
         session = self._sessions.find(result.sequence_id)
-        num_from_table = 0 if session is None else session.num_from_table
-        return ProposalResult(
-            result.num_proposed, min(result.num_proposed, num_from_table), result.outcome.accepted
-        )
+        return 0 if session is None else session.num_from_table
 
-    def _look_up_one(self, after: Continuation, answer: Answer | None) -> Lookup:
-        if answer is None:
+    def _look_up_one(self, after: Continuation, session: Session | None) -> Lookup:
+        if session is None:
             return without_session(after)
-        session, table = answer
-        lookup = look_up_outcome(after, table, self._tables.proposal(after, table))
+        # Read once: the asyncio loop may replace it.
+        table = session.table
+        lookup = look_up_outcome(after, table, self.tables.proposal(after, table))
         session.num_from_table = lookup.num_from_table
         if lookup.result in (LookupResult.HIT, LookupResult.MISS):
-            self._tables.pace.hits.note(1, lookup.result is LookupResult.HIT)
+            self.tables.pace.hits.note(1, lookup.result is LookupResult.HIT)
         session.link.counts.note(lookup.result)
         self.counts.note(lookup.result)
         return lookup

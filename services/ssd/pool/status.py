@@ -46,7 +46,7 @@ def link_status(report: LinkReport, now: float, verify_seconds: float) -> LinkSt
     if link is None:
         return _without_link(report)
     state = link.state(now)
-    quality = link.channel.quality
+    channel = link.channel
     return LinkStatus(
         address=report.address,
         state=state,
@@ -62,11 +62,11 @@ def link_status(report: LinkReport, now: float, verify_seconds: float) -> LinkSt
         reason=link.lost_because or _REASONS.get(state, report.reason),
         draft_pod=link.peer.pod,
         draft_node=link.peer.node,
-        channel=link.channel.name,
-        channel_reason=link.channel.reason,
-        channel_round_trip_seconds=quality.round_trip_seconds if quality else 0.0,
-        channel_bytes_per_second=quality.bytes_per_second if quality else 0.0,
-        transport=link.transport,
+        channel=channel.name,
+        channel_reason=channel.reason,
+        channel_round_trip_seconds=channel.round_trip_seconds,
+        channel_bytes_per_second=channel.bytes_per_second,
+        transport=channel.transport,
         draft_weights=link.peer.weights_fingerprint,
     )
 

@@ -27,7 +27,7 @@ Source: speculation.md, sections 2 and 7.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 from statistics import median
@@ -127,20 +127,6 @@ class Acceptance:
         return min(max(self._num_accepted / self._num_tested, _MIN_ACCEPTANCE), _MAX_ACCEPTANCE)
 
 
-@dataclass(frozen=True, slots=True)
-class ProposalResult:
-    """The tokens of one proposal in one round."""
-
-    num_proposed: int
-    num_from_table: int
-    num_accepted: int
-
-    @property
-    def is_rejected(self) -> bool:
-        """Whether a token was rejected; those after it are not tested."""
-        return self.num_accepted < self.num_proposed
-
-
 class RoundPace:
     """What a round yields: its duration without waiting, and the acceptance of proposed tokens.
 
@@ -159,19 +145,23 @@ class RoundPace:
         """Note the duration of a round, with proposals or without, and without its waiting."""
         (self._plain if is_plain else self._proposed).append(seconds)
 
-    def note_outcomes(self, proposals: Collection[ProposalResult]) -> None:
-        """Note the proposals of a round."""
-        tested = [(each, each.num_accepted + each.is_rejected) for each in proposals]
-        num_of_tables = sum(min(num, each.num_from_table) for each, num in tested)
-        num_of_backup = sum(max(0, num - each.num_from_table) for each, num in tested)
-        self.from_tables.note(
-            num_of_tables, sum(min(each.num_accepted, each.num_from_table) for each, _ in tested)
-        )
-        self.from_backup.note(
-            num_of_backup,
-            sum(max(0, each.num_accepted - each.num_from_table) for each, _ in tested),
-        )
-        if num_of_tables and not num_of_backup:
+    def note_outcomes(self, proposals: Iterable[tuple[int, int, int]]) -> None:
+        """Note the proposals of a round.
+
+        Args:
+            proposals: of each sequence its tokens, those of a table, which come first, and the
+                accepted ones. The tokens after the first rejected one were not tested.
+        """
+        tested, accepted, of_tables, accepted_of_tables = 0, 0, 0, 0
+        for num_proposed, num_from_table, num_accepted in proposals:
+            num_tested = num_accepted + (num_accepted < num_proposed)
+            tested += num_tested
+            accepted += num_accepted
+            of_tables += min(num_tested, num_from_table)
+            accepted_of_tables += min(num_accepted, num_from_table)
+        self.from_tables.note(of_tables, accepted_of_tables)
+        self.from_backup.note(tested - of_tables, accepted - accepted_of_tables)
+        if tested == of_tables > 0:
             # Otherwise, a backup that continues no proposal would never be tried again.
             self.from_backup.fade()
 

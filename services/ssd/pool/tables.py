@@ -5,8 +5,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from math import inf
 
-from ssd.errors import FrameError
-from ssd.pool.link import Answer, DraftLink
+from ssd.pool.link import DraftLink, Session
 from ssd.pool.lookup import Proposal, propose
 from ssd.pool.rounds import PoolSettings
 from ssd.pool.sequence import Continuation
@@ -15,8 +14,6 @@ from ssd.pool.table_deadline import RoundPace, Row, wait_until
 from ssd.ports import Clock
 from ssd.speculation.backup import BACKUPS
 from ssd.speculation.table import OutcomeTable, unpack_tables
-from ssd.telemetry import STALE_FRAMES_TOTAL
-from ssd.transport.frame import Frame, FrameKind
 from ssd.types import SequenceId
 
 
@@ -48,45 +45,32 @@ class TableCollector:
         """Use another table deadline from the next round on. Lock held."""
         self._settings = settings
 
-    def receive(self, link: DraftLink, frame: Frame) -> None:
+    def receive(self, link: DraftLink, frame: bytes) -> None:
         """Keep the tables of a frame that match a session and its round exactly.
 
-        A frame of another epoch, or without a higher number than the newest one, is stale.
         A draft sends at most K tables for each opening and commit, each with more columns, and a
         frame has at most one table of each session. This bounds the time of the asyncio loop.
 
         Raises:
-            FrameError: the frame is malformed or contains what was not requested.
+            FrameError: the frame is malformed or contains what was not requested; the caller ends
+                the link.
         """
-        if frame.epoch != link.epoch or frame.sequence_number <= link.newest_frame:
-            STALE_FRAMES_TOTAL.inc()
-            return
-        link.newest_frame = frame.sequence_number
-        tables = self._unpack(frame, link.peak_sessions)
+        settings = self._settings
+        tables = unpack_tables(
+            frame,
+            settings.lookahead,
+            max_tables=link.peak_sessions,
+            branches=settings.branches,
+            num_token_ids=settings.num_token_ids,
+        )
         with self._changed:
             link.receive(tables, self._clock.now())
             self._changed.notify_all()
 
-    def _unpack(self, frame: Frame, max_tables: int) -> list[OutcomeTable]:
-        if frame.kind is not FrameKind.TABLES:
-            raise FrameError(f"a draft sent a frame of kind {frame.kind.name}")
-        settings = self._settings
-        num_rows, max_rows = len(frame.rows_RW), max_tables * (settings.branches + 1)
-        if num_rows > max_rows:
-            raise FrameError(
-                f"a frame has {num_rows} rows, the tables of {max_tables} sessions have "
-                f"at most {max_rows}"
-            )
-        tables = unpack_tables(frame.rows_RW, settings.lookahead, settings.num_token_ids)
-        widest = max((len(table.bonus_N) for table in tables), default=0)
-        if widest > settings.branches:
-            raise FrameError(f"a table has {widest} branches, agreed are {settings.branches}")
-        return tables
-
     def collect(
         self, continuing: Rows[Continuation], num_others: int, before_wait: Callable[[], None]
-    ) -> dict[SequenceId, Answer]:
-        """Wait for tables while it pays; return the tables of the sequences with open sessions.
+    ) -> dict[SequenceId, Session]:
+        """Wait for tables while it pays; return the open sessions of the sequences.
 
         The lock is held by the caller and released while waiting.
 
@@ -107,7 +91,7 @@ class TableCollector:
                 break
         self.waited_seconds = now - begun_at
         found = (self._sessions.find(each.sequence_id) for each in continuing)
-        return {each.sequence_id: (each, each.table) for each in found if each and each.is_open}
+        return {each.sequence_id: each for each in found if each and each.is_open}
 
     def proposal(self, after: Continuation, table: OutcomeTable | None) -> Proposal:
         """Return the proposal of a sequence; the text is searched once for each column."""

@@ -1,9 +1,9 @@
 """The two ends of a link: typed messages over one bidirectional gRPC stream.
 
 ``send`` may be called from any thread and never blocks. It appends to a bounded queue, which a task
-of the event loop writes to the stream in order. A second task reads the stream: it passes frames to
-the frame callback on the loop's thread, and queues all other messages for ``receive``. ``send``
-wakes the loop only if its queue was empty.
+of the event loop writes to the stream in order. A second task reads the stream and queues the
+messages for ``receive``. ``send`` wakes the loop only if its queue was empty. Commits and tables
+are messages of the type ``bytes``; ``ssd.speculation.table`` defines and checks their contents.
 
 *Decision*: asyncio gRPC streams, on the loop's thread. *Because*: they are fast enough, and one
 thread fewer competes with the step thread for the interpreter. Measured: the round trip of a frame
@@ -18,31 +18,38 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 import grpc
 import grpc.aio
 
 from ssd.errors import AccessError, FrameError, HandshakeError, LinkError, SSDError
-from ssd.rpc.bounds import LARGEST_ID
 from ssd.rpc.call_guard import Undecodable
 from ssd.rpc.link_codec import (
+    NO_BOUNDS,
+    OpeningBounds,
     draft_message,
     speculate_request,
     speculate_response,
     target_message,
 )
 from ssd.rpc.status import from_rpc_error
-from ssd.telemetry import get_logger
+from ssd.telemetry import LINK_BYTES_TOTAL, get_logger
 from ssd.types import DraftMessage, TargetMessage
 from ssd.v1 import speculation_pb2
 
 _log = get_logger(__name__)
+_SENT_BYTES = LINK_BYTES_TOTAL.labels(direction="out")
+_RECEIVED_BYTES = LINK_BYTES_TOTAL.labels(direction="in")
+GRPC = "grpc"
+"""Name of the channel that every link has: commits and tables are messages of the stream."""
 HEARTBEAT_SECONDS = 0.25
 """Pause between two heartbeats of an end."""
 LEASE_SECONDS = 1.5
-"""A link without a control message from the peer for this long is closed. Frames do not count."""
+"""A link without a control message from the peer for this long is closed, at the next heartbeat.
+Commits and tables do not count."""
 HANDSHAKE_SECONDS = 5.0
 """Maximum time that either end waits for Hello or Welcome."""
 MAX_OUTGOING = 1024
@@ -100,15 +107,58 @@ async def first_result(*awaitables: Awaitable[Result]) -> Result:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def as_link_error(error: Exception) -> LinkError:
-    """Convert the error of a channel to an error of the link."""
-    return error if isinstance(error, LinkError) else LinkError(str(error))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelStatus:
+    """How commits and tables travel on a link."""
+
+    name: str = GRPC
+    """``grpc`` or ``collective``."""
+    reason: str = ""
+    """Why it is gRPC although the target asked for a collective channel."""
+    transport: str = "tcp"
+    """How the bytes travel: ``tcp``, or the path that NCCL reports."""
+    round_trip_seconds: float = 0.0
+    """Of 4 KiB over a collective channel, median."""
+    bytes_per_second: float = 0.0
+    """Of a collective channel, at least."""
+
+
+class TensorChannel(Protocol):
+    """Carries commits and tables beside the stream of a link; see ``ssd.transport``.
+
+    It calls ``deliver`` and ``fail`` of the link.
+    """
+
+    def send(self, frame: bytes, num_controls: int) -> None:
+        """Queue a frame. Any thread; never blocks.
+
+        Args:
+            frame: commits or tables.
+            num_controls: control messages of this end that precede it. The peer delivers it after
+                them.
+
+        Raises:
+            LinkError: the channel is closed, its outbox is full, or the frame is too large.
+        """
+        ...
+
+    def note_control(self) -> None:
+        """Note that ``num_controls`` of the link has changed."""
+        ...
+
+    def close(self) -> None:
+        """Close the channel at both ends. Idempotent; reports no failure at this end."""
+        ...
+
+    async def wait_closed(self) -> None:
+        """Wait until everything that the channel held is released. After ``close`` or a failure."""
+        ...
 
 
 class _Link(ABC, Generic[Sent, Received]):
     """One end of a link. Entering the context starts its tasks, leaving it closes the link.
 
-    Owned by its event loop; other threads call only ``send`` and ``close_soon``.
+    Owned by its event loop; other threads call only ``send`` and ``fail``.
     """
 
     def __init__(self, name: str, max_outgoing: int) -> None:
@@ -121,11 +171,14 @@ class _Link(ABC, Generic[Sent, Received]):
         self._is_idle = True
         self._send_error: LinkError | None = None
         self._wake = asyncio.Event()
-        self._incoming: asyncio.Queue[Received | LinkError | None] = asyncio.Queue()
+        self._incoming: asyncio.Queue[Received | bytes | LinkError | None] = asyncio.Queue()
         self._has_ended = False
         self._rate_limit = RateLimit(MESSAGES_PER_SECOND, BURST_MESSAGES)
-        self._on_payload: Callable[[bytes], None] | None = None
-        self._on_lost: Callable[[Exception], None] | None = None
+        self._channel: TensorChannel | None = None
+        self._num_sent_controls = 0
+        self.num_controls = 0
+        """Number of control messages that have arrived."""
+        self._control_at = self._loop.time()
         self._reader: asyncio.Task[None] | None = None
         self._writer: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -150,11 +203,17 @@ class _Link(ABC, Generic[Sent, Received]):
         self._writer = self._loop.create_task(self._write_all())
 
     def send(self, message: Sent | bytes) -> None:
-        """Queue a control message or the bytes of a frame, in order. Any thread; never blocks.
+        """Queue a message. Any thread; never blocks. They arrive in order.
 
         Raises:
             LinkError: the link is closed or lost, or ``max_outgoing`` messages are queued.
         """
+        is_frame = isinstance(message, bytes)
+        if isinstance(message, bytes):
+            _SENT_BYTES.inc(len(message))
+            if self._channel is not None:
+                self._channel.send(message, self._num_sent_controls)
+                return
         with self._lock:
             if self._send_error is not None:
                 raise LinkError(str(self._send_error))
@@ -163,12 +222,13 @@ class _Link(ABC, Generic[Sent, Received]):
                     f"{self.name} accepts no messages: {self._max_outgoing} wait to be sent"
                 )
             self._outgoing.append(message)
+            self._num_sent_controls += not is_frame
             must_wake, self._is_idle = self._is_idle, False
         if must_wake:
             self._call_in_loop(self._wake.set)
 
-    async def receive(self) -> Received | None:
-        """Return the next message that is not a frame, or None after either end closed the link.
+    async def receive(self) -> Received | bytes | None:
+        """Return the next message, or None after either end closed the link.
 
         Cancelling it loses no message. One reader at a time.
 
@@ -184,33 +244,38 @@ class _Link(ABC, Generic[Sent, Received]):
                 raise found
         return found
 
-    def receive_frames(
-        self, on_payload: Callable[[bytes], None], on_lost: Callable[[Exception], None]
-    ) -> None:
-        """Pass frames to ``on_payload``; call ``on_lost`` once at the end.
+    def use(self, channel: TensorChannel) -> None:
+        """Send commits and tables over another channel from now on. The link closes it."""
+        self._channel = channel
 
-        Called at the end of the handshake. A frame that arrives earlier ends the link.
+    def deliver(self, frame: bytes) -> None:
+        """Queue commits or tables of the peer for ``receive``. Loop's thread.
+
+        Raises:
+            FrameError: too many messages were not read.
         """
-        self._on_payload, self._on_lost = on_payload, on_lost
-        if self._has_ended:
-            self._report_lost(self._send_error or LinkError(f"the link to {self.name} has ended"))
+        _RECEIVED_BYTES.inc(len(frame))
+        self._put(frame)
 
-    def ignore_frames(self) -> None:
-        """Drop frames from now on, and do not report the end of the link."""
-        self._on_payload, self._on_lost = _drop, None
+    def fail(self, error: LinkError) -> None:
+        """End the link; ``receive`` raises the error. Any thread. The first error counts."""
+        with contextlib.suppress(LinkError):
+            self._call_in_loop(lambda: self._end(error))
+
+    def renew_lease(self) -> None:
+        """Count the silence of the peer from now on."""
+        self._control_at = self._loop.time()
+
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds since the newest control message."""
+        return self._loop.time() - self._control_at
 
     async def close(self) -> None:
         """Send the queued messages within ``FLUSH_SECONDS`` and end the link. Idempotent."""
         if self._closing is None:
             self._closing = self._loop.create_task(self._close())
         await asyncio.shield(self._closing)
-
-    def close_soon(self) -> None:
-        """Start closing. Called from any thread."""
-        with self._lock:
-            self._send_error = self._send_error or LinkError(f"the link to {self.name} is closed")
-        with contextlib.suppress(LinkError):
-            self._call_in_loop(self._begin_close)
 
     @abstractmethod
     async def _read(self) -> tuple[Received | bytes | None, int]:
@@ -224,14 +289,11 @@ class _Link(ABC, Generic[Sent, Received]):
     async def _end_call(self, reader: "asyncio.Task[None]") -> None:
         """End the call, in an orderly way if the peer allows it."""
 
-    def _begin_close(self) -> None:
-        if self._closing is None:
-            self._closing = self._loop.create_task(self._close())
-
     async def _close(self) -> None:
-        self._on_lost = None
         with self._lock:
             self._send_error = self._send_error or LinkError(f"the link to {self.name} is closed")
+        if self._channel is not None:
+            self._channel.close()
         reader, writer = self._reader, self._writer
         if reader is None or writer is None:
             self._end(None)
@@ -244,6 +306,8 @@ class _Link(ABC, Generic[Sent, Received]):
         reader.cancel()
         await asyncio.gather(reader, writer, return_exceptions=True)
         self._end(None)
+        if self._channel is not None:
+            await self._channel.wait_closed()
 
     async def _read_all(self) -> None:
         try:
@@ -252,11 +316,13 @@ class _Link(ABC, Generic[Sent, Received]):
                 if message is None:
                     break
                 if isinstance(message, bytes):
-                    self._deliver(message)
-                elif self._incoming.qsize() < MAX_INCOMING:
-                    self._incoming.put_nowait(message)
+                    self.deliver(message)
                 else:
-                    raise FrameError(f"{self.name} sent {MAX_INCOMING} messages that were not read")
+                    self._put(message)
+                    self.num_controls += 1
+                    self.renew_lease()
+                    if self._channel is not None:
+                        self._channel.note_control()
                 # Flow control makes the peer wait. Meanwhile the loop reads the other links.
                 units = max(1.0, num_bytes / UNIT_BYTES)
                 if pause := self._rate_limit.spend(units, self._loop.time()):
@@ -296,10 +362,10 @@ class _Link(ABC, Generic[Sent, Received]):
             self._is_idle = True
             return None
 
-    def _deliver(self, payload: bytes) -> None:
-        if self._on_payload is None:
-            raise FrameError(f"{self.name} sent a frame before the end of the handshake")
-        self._on_payload(payload)
+    def _put(self, message: Received | bytes) -> None:
+        if self._incoming.qsize() >= MAX_INCOMING:
+            raise FrameError(f"{self.name} sent {MAX_INCOMING} messages that were not read")
+        self._incoming.put_nowait(message)
 
     def _end(self, error: LinkError | None) -> None:
         """End the link; the first cause is reported."""
@@ -313,15 +379,9 @@ class _Link(ABC, Generic[Sent, Received]):
             self._outgoing.clear()
         self._wake.set()
         self._incoming.put_nowait(error)
-        self._report_lost(error or LinkError(f"{self.name} closed the link"))
-
-    def _report_lost(self, error: Exception) -> None:
-        on_lost, self._on_lost = self._on_lost, None
-        if on_lost is not None:
-            on_lost(error)
 
     def _on_reader_done(self, reader: "asyncio.Task[None]") -> None:
-        """End the link if the reader failed: a frame callback raised, or the call was cancelled."""
+        """End the link if the reader failed because of a bug, or the call was cancelled."""
         crash = None if reader.cancelled() else reader.exception()
         if crash is not None:
             _log.error("link_failed", peer=self.name, error=repr(crash))
@@ -372,56 +432,33 @@ class LinkCall(_Link[TargetMessage, DraftMessage]):
 class LinkServerCall(_Link[DraftMessage, TargetMessage]):
     """The draft's end of a link, created by its servicer: ``async with LinkServerCall(context)``.
 
-    The handler is a coroutine that yields nothing. If the connection is lost, ``on_lost`` is called
-    at once and gRPC cancels the handler, so the handler cleans up in ``finally``.
+    The handler is a coroutine that yields nothing. If the connection is lost, gRPC cancels the
+    handler, so the handler cleans up in ``finally``.
     """
 
     def __init__(
         self,
         context: "grpc.aio.ServicerContext[speculation_pb2.SpeculateRequest, speculation_pb2.SpeculateResponse]",  # noqa: E501
         max_outgoing: int = MAX_OUTGOING,
-        *,
-        max_tokens: int = LARGEST_ID,
+        bounds: OpeningBounds = NO_BOUNDS,
     ) -> None:
-        """Prepare the link of a call; ``target_message`` explains ``max_tokens``."""
+        """Prepare the link of a call; ``bounds`` are those of its openings."""
         super().__init__(context.peer(), max_outgoing)
         self._context = context
-        self._max_tokens = max_tokens
+        self._bounds = bounds
 
     async def _read(self) -> tuple[TargetMessage | bytes | None, int]:
         message: object = await self._context.read()
         _refuse_undecodable(message, self.name)
         if not isinstance(message, speculation_pb2.SpeculateRequest):
             return None, 0
-        return target_message(message, self._max_tokens), message.ByteSize()
+        return target_message(message, self._bounds), message.ByteSize()
 
     async def _write(self, message: DraftMessage | bytes) -> None:
         await self._context.write(speculate_response(message))
 
     async def _end_call(self, reader: "asyncio.Task[None]") -> None:
         """GRPC ends the call when the handler returns."""
-
-
-class LinkFrames:
-    """The frames of a link as a ``ByteStream``, for ``GrpcChannel``. Closing it closes the link."""
-
-    def __init__(self, call: LinkCall | LinkServerCall) -> None:
-        self._call = call
-
-    def start(
-        self, on_payload: Callable[[bytes], None], on_lost: Callable[[Exception], None]
-    ) -> None:
-        """See ``ByteStream``. Loop's thread."""
-        self._call.receive_frames(on_payload, on_lost)
-
-    def send(self, payload: bytes) -> None:
-        """See ``ByteStream``."""
-        self._call.send(payload)
-
-    def close(self) -> None:
-        """See ``ByteStream``."""
-        self._call.ignore_frames()
-        self._call.close_soon()
 
 
 def _named_error(error: SSDError, name: str) -> LinkError:
@@ -436,7 +473,3 @@ def _named_error(error: SSDError, name: str) -> LinkError:
 def _refuse_undecodable(message: object, name: str) -> None:
     if isinstance(message, Undecodable):
         raise FrameError(f"{name}: {message.reason}")
-
-
-def _drop(_payload: bytes) -> None:
-    """Ignore a frame."""

@@ -5,6 +5,7 @@ A control message out of bounds is a ``FrameError``. A Hello or Welcome out of b
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ssd.errors import FrameError, HandshakeError
@@ -35,16 +36,28 @@ MAX_WORD_CHARACTERS = 256
 MAX_BACKENDS = 8
 MAX_RENDEZVOUS_BYTES = 64 * 1024
 
+
+@dataclass(frozen=True, slots=True)
+class OpeningBounds:
+    """What an OpenSession may have."""
+
+    max_tokens: int = LARGEST_ID
+    """Only so many token ids are copied; the draft refuses a session that reaches this number."""
+    num_token_ids: int = LARGEST_ID + 1
+    """Token ids are below."""
+
+
+NO_BOUNDS = OpeningBounds()
 _Request = speculation_pb2.SpeculateRequest
 _Response = speculation_pb2.SpeculateResponse
 _UNKNOWN = "a message of the link is empty, or of a kind that this version does not support"
 
 
 def speculate_request(message: TargetMessage | bytes) -> speculation_pb2.SpeculateRequest:
-    """Convert a message of a target, or the bytes of a frame, to its wire form."""
+    """Convert a message of a target, or its commits, to its wire form."""
     match message:
         case bytes():
-            return _Request(frame=message)
+            return _Request(commits=message)
         case Heartbeat() | Rendezvous() | ChannelState():
             return _Request(**_common_field(message))
         case OpenSession():
@@ -64,24 +77,22 @@ def speculate_request(message: TargetMessage | bytes) -> speculation_pb2.Specula
 
 
 def target_message(
-    message: speculation_pb2.SpeculateRequest, max_tokens: int = LARGEST_ID
+    message: speculation_pb2.SpeculateRequest,
+    bounds: OpeningBounds = NO_BOUNDS,
 ) -> TargetMessage | bytes:
     """Convert the wire form of a target's message.
-
-    Only the first ``max_tokens`` token ids of an OpenSession are copied. The caller sets the bound
-    and refuses a session that reaches it.
 
     Raises:
         HandshakeError: a Hello with a field out of bounds.
         FrameError: any other message that is empty or out of bounds.
     """
     match message.WhichOneof("message"):
-        case "frame":
-            return message.frame
+        case "commits":
+            return message.commits
         case "heartbeat" | "rendezvous" | "channel_state" as kind:
             return _common_message(kind, message)
         case "open_session":
-            return _opening(message.open_session, max_tokens)
+            return _opening(message.open_session, bounds)
         case "close_session":
             return CloseSession(_session(message.close_session.session))
         case "link_settings":
@@ -92,10 +103,10 @@ def target_message(
 
 
 def speculate_response(message: DraftMessage | bytes) -> speculation_pb2.SpeculateResponse:
-    """Convert a message of a draft, or the bytes of a frame, to its wire form."""
+    """Convert a message of a draft, or its tables, to its wire form."""
     match message:
         case bytes():
-            return _Response(frame=message)
+            return _Response(tables=message)
         case Heartbeat() | Rendezvous() | ChannelState():
             return _Response(**_common_field(message))
         case Draining():
@@ -118,8 +129,8 @@ def draft_message(message: speculation_pb2.SpeculateResponse) -> DraftMessage | 
         FrameError: any other message that is empty or out of bounds.
     """
     match message.WhichOneof("message"):
-        case "frame":
-            return message.frame
+        case "tables":
+            return message.tables
         case "heartbeat" | "rendezvous" | "channel_state" as kind:
             return _common_message(kind, message)
         case "draining":
@@ -144,12 +155,14 @@ def _hello(message: speculation_pb2.Hello) -> Hello:
     _check_handshake("lookahead", message.lookahead, 1, MAX_LOOKAHEAD)
     _check_handshake("branches", message.branches, 1, MAX_BRANCHES)
     _check_handshake("epoch", message.epoch, 1, LARGEST_ID)
-    _check_words(
-        tokenizer_fingerprint=message.tokenizer_fingerprint,
-        channel=message.channel,
-    )
+    _check_words(tokenizer_fingerprint=message.tokenizer_fingerprint)
+    num_backends = len(message.backends)
+    if num_backends > MAX_BACKENDS:
+        raise HandshakeError("backends", f"has {num_backends} entries, at most {MAX_BACKENDS}")
+    for backend in message.backends:
+        _check_words(backend=backend)
     fields = shared_fields(message, Hello, "peer", "backends")
-    return Hello(peer=_peer(message.peer), backends=_backends(message), **fields)
+    return Hello(peer=_peer(message.peer), backends=tuple(message.backends), **fields)
 
 
 def _welcome(message: speculation_pb2.Welcome) -> Welcome:
@@ -157,18 +170,8 @@ def _welcome(message: speculation_pb2.Welcome) -> Welcome:
     _check_handshake("max_sessions", message.max_sessions, 0, LARGEST_ID)
     _check_handshake("lookahead", message.lookahead, 1, MAX_LOOKAHEAD)
     _check_handshake("branches", message.branches, 1, MAX_BRANCHES)
-    _check_words(backend_refusal=message.backend_refusal)
-    fields = shared_fields(message, Welcome, "peer", "backends")
-    return Welcome(peer=_peer(message.peer), backends=_backends(message), **fields)
-
-
-def _backends(message: speculation_pb2.Hello | speculation_pb2.Welcome) -> tuple[str, ...]:
-    num_backends = len(message.backends)
-    if num_backends > MAX_BACKENDS:
-        raise HandshakeError("backends", f"has {num_backends} entries, at most {MAX_BACKENDS}")
-    for backend in message.backends:
-        _check_words(backend=backend)
-    return tuple(message.backends)
+    _check_words(backend=message.backend, backend_refusal=message.backend_refusal)
+    return Welcome(peer=_peer(message.peer), **shared_fields(message, Welcome, "peer"))
 
 
 def _common_field(message: Heartbeat | Rendezvous | ChannelState) -> dict[str, Any]:
@@ -209,14 +212,17 @@ def _rendezvous(message: speculation_pb2.Rendezvous) -> Rendezvous:
     return Rendezvous(message.key, message.value)
 
 
-def _opening(message: speculation_pb2.OpenSession, max_tokens: int) -> OpenSession:
+def _opening(message: speculation_pb2.OpenSession, bounds: OpeningBounds) -> OpenSession:
     session = _session(message.session)
     num_tokens = len(message.token_ids)
-    token_ids = tuple(message.token_ids[:max_tokens])
+    token_ids = tuple(message.token_ids[: bounds.max_tokens])
     if not token_ids:
         raise FrameError(f"OpenSession of session {session} has no token; at least 1 is required")
-    if max(token_ids) > LARGEST_ID:
-        raise FrameError(f"OpenSession of session {session} has token id {max(token_ids)}")
+    if max(token_ids) >= bounds.num_token_ids:
+        raise FrameError(
+            f"OpenSession of session {session} has token id {max(token_ids)}, allowed are "
+            f"0..{bounds.num_token_ids - 1}"
+        )
     if not (0.0 <= message.temperature <= MAX_TEMPERATURE and math.isfinite(message.temperature)):
         raise FrameError(
             f"session {session} has temperature {message.temperature:g}, must be in "

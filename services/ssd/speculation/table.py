@@ -1,6 +1,6 @@
-"""Outcome tables and commits, and the int32 rows that carry them in a frame.
+"""Outcome tables and commits, and the bytes that carry them on a link.
 
-Every frame has rows of ``row_width(K)`` = K + 7 columns. Unused columns are -1.
+A frame is little-endian int32: rows of ``row_width(K)`` = K + 7 columns. Unused columns are -1.
 
     commit                         [session, base_len, k, t*, branch, m, waited, d_1..d_K]
     table, head row                [session, base_len, num_branches, depth]
@@ -13,10 +13,11 @@ A table may be sent before it is complete: its depth, 1..K, is the number of tok
 has. A later table with the same session and base length repeats the outcomes and tokens and adds
 columns, so the newest one is always sufficient.
 
-Received rows are checked completely before anything is built from them. ``FrameError`` names the
-first bad row and column.
+This is the only place where received frames are checked, completely and before anything is built
+from them. ``FrameError`` names the first bad row and column. Letters: R rows, W columns.
 """
 
+import struct
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -34,11 +35,17 @@ _HEAD_COLUMNS = 4
 _BRANCH_COLUMNS = 2
 _COMMIT_COLUMNS = 7
 _LARGEST = np.iinfo(np.int32).max
+_WORD = np.dtype("<i4")
 
 
 def row_width(lookahead: int) -> int:
     """Columns of a row, the same for commits and tables."""
     return lookahead + _COMMIT_COLUMNS
+
+
+def frame_bytes(num_rows: int, lookahead: int) -> int:
+    """Size of a frame."""
+    return num_rows * row_width(lookahead) * _WORD.itemsize
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,10 +88,10 @@ class OutcomeTable:
         return tuple(tokens[: tokens.index(_PAD)] if _PAD in tokens else tokens)
 
 
-def pack_tables(tables: Collection[OutcomeTable], width: int) -> Int32s:
-    """Return the rows of one frame, int32 [R, width]."""
+def pack_tables(tables: Collection[OutcomeTable], lookahead: int) -> bytes:
+    """Return the frame of some tables."""
     num_rows = len(tables) + sum(len(table.bonus_N) for table in tables)
-    rows_RW = np.full((num_rows, width), _PAD, dtype=np.int32)
+    rows_RW = np.full((num_rows, row_width(lookahead)), _PAD, dtype=_WORD)
     first = 0
     for table in tables:
         num_branches = len(table.bonus_N)
@@ -95,17 +102,26 @@ def pack_tables(tables: Collection[OutcomeTable], width: int) -> Int32s:
         end = _BRANCH_COLUMNS + table.tokens_NK.shape[1]
         rows_RW[first + 1 : last, _BRANCH_COLUMNS:end] = table.tokens_NK
         first = last
-    return rows_RW
+    return rows_RW.tobytes()
 
 
-def unpack_tables(rows_RW: Int32s, lookahead: int, vocab_size: int) -> list[OutcomeTable]:
-    """Return the tables of one frame, as views of its rows.
+def unpack_tables(
+    frame: bytes, lookahead: int, *, max_tables: int, branches: int, num_token_ids: int
+) -> list[OutcomeTable]:
+    """Return the tables of a frame, as views of it.
+
+    Args:
+        frame: as received.
+        lookahead: K.
+        max_tables: that the frame may have.
+        branches: that a table may have.
+        num_token_ids: token ids are below.
 
     Raises:
-        FrameError: a row is malformed, a session or an outcome of a table occurs twice, or a token
-            is outside the vocabulary.
+        FrameError: the frame has a wrong size or too many rows, a row is malformed, a session or an
+            outcome of a table occurs twice, or a token is outside the vocabulary.
     """
-    _check_shape(rows_RW, lookahead)
+    rows_RW = _rows(frame, lookahead, max_tables * (branches + 1), f"{max_tables} tables")
     heads = _find_heads(rows_RW, lookahead)
     is_head_R = np.zeros(len(rows_RW), dtype=np.bool_)
     is_head_R[heads] = True
@@ -124,9 +140,10 @@ def unpack_tables(rows_RW: Int32s, lookahead: int, vocab_size: int) -> list[Outc
     _reject_repeats(keys_R3[~is_head_R], "outcome")
     # A draft sends a frame for each batch of tables, and a batch has one table of a session.
     _reject_repeats(rows_RW[heads, :1], "table")
-    highest = int(rows_RW[~is_head_R, 1 : _BRANCH_COLUMNS + lookahead].max(initial=0))
-    if highest >= vocab_size:
-        raise FrameError(f"a table holds token id {highest}, the vocabulary has {vocab_size}")
+    _check_tokens(rows_RW[~is_head_R, 1 : _BRANCH_COLUMNS + lookahead], num_token_ids, "table")
+    widest = int(rows_RW[heads, 2].max(initial=0))
+    if widest > branches:
+        raise FrameError(f"a table has {widest} branches, agreed are {branches}")
     tables = []
     for first, head in zip(heads.tolist(), rows_RW[heads, :_HEAD_COLUMNS].tolist(), strict=True):
         session, base_len, num_branches, _ = head
@@ -165,9 +182,9 @@ def _find_heads(rows_RW: Int32s, lookahead: int) -> NDArray[np.int64]:
     return heads_H
 
 
-def pack_commits(commits: Collection[Commit], lookahead: int) -> Int32s:
-    """Return the rows of one frame, int32 [R, row_width(lookahead)], one for each commit."""
-    rows = []
+def pack_commits(commits: Collection[Commit], lookahead: int) -> bytes:
+    """Return the frame of some commits, one row for each."""
+    words: list[int] = []
     for commit in commits:
         if isinstance(commit.next, Branch):
             branch, num_proposed = commit.next.index, commit.next.num_proposed
@@ -176,19 +193,28 @@ def pack_commits(commits: Collection[Commit], lookahead: int) -> Int32s:
             tokens = commit.next.tokens
             branch, num_proposed = _PAD, len(tokens)
         outcome = commit.outcome
-        head = (commit.session, commit.base_len, outcome.accepted, outcome.bonus)
-        padding = (_PAD,) * (lookahead - len(tokens))
-        rows.append((*head, branch, num_proposed, commit.waited_us, *tokens, *padding))
-    return np.array(rows, dtype=np.int32).reshape(len(rows), row_width(lookahead))
+        words += (commit.session, commit.base_len, outcome.accepted, outcome.bonus)
+        words += (branch, num_proposed, commit.waited_us, *tokens)
+        words += (_PAD,) * (lookahead - len(tokens))
+    return struct.pack(f"<{len(words)}i", *words)
 
 
-def unpack_commits(rows_RW: Int32s, lookahead: int) -> list[Commit]:
-    """Return the commits of one frame.
+def unpack_commits(
+    frame: bytes, lookahead: int, *, max_commits: int, num_token_ids: int
+) -> list[Commit]:
+    """Return the commits of a frame.
+
+    Args:
+        frame: as received.
+        lookahead: K.
+        max_commits: that the frame may have.
+        num_token_ids: token ids are below.
 
     Raises:
-        FrameError: a row is malformed, or a session occurs twice.
+        FrameError: the frame has a wrong size or too many rows, a row is malformed, a session
+            occurs twice, or a token is outside the vocabulary.
     """
-    _check_shape(rows_RW, lookahead)
+    rows_RW = _rows(frame, lookahead, max_commits, f"{max_commits} commits")
     highest_W = np.full(rows_RW.shape[1], _LARGEST, dtype=np.int64)
     highest_W[[2, 5]] = lookahead
     lowest_W = np.full_like(highest_W, _PAD)
@@ -197,6 +223,8 @@ def unpack_commits(rows_RW: Int32s, lookahead: int) -> list[Commit]:
     num_explicit_R = np.where(rows_RW[:, 4] == _PAD, rows_RW[:, 5], 0)
     is_bad_RW |= _not_tokens(rows_RW, _COMMIT_COLUMNS, lookahead, num_explicit_R)
     _reject(rows_RW, is_bad_RW, "commit")
+    _check_tokens(rows_RW[:, 3], num_token_ids, "commit")
+    _check_tokens(rows_RW[:, _COMMIT_COLUMNS:], num_token_ids, "commit")
     # A target commits one round of a session at a time. More would take time from other sessions.
     _reject_repeats(rows_RW[:, :1], "commit")
     return [_commit_from(row) for row in rows_RW.tolist()]
@@ -209,16 +237,27 @@ def _commit_from(row: list[int]) -> Commit:
     return Commit(session, base_len, Outcome(accepted, bonus), following, waited_us)
 
 
-def _check_shape(rows_RW: Int32s, lookahead: int) -> None:
-    if rows_RW.ndim != 2 or rows_RW.dtype != np.int32:
+def _rows(frame: bytes, lookahead: int, max_rows: int, allowed: str) -> Int32s:
+    """Return the rows of a frame as a read-only view, int32 [R, W].
+
+    Raises:
+        FrameError: the frame has too many rows, or bytes that are no row.
+    """
+    row_bytes = frame_bytes(1, lookahead)
+    num_rows, num_rest = divmod(len(frame), row_bytes)
+    if num_rest or num_rows > max_rows:
         raise FrameError(
-            f"rows of shape {rows_RW.shape} and type {rows_RW.dtype}, not [R, W] int32"
+            f"a frame has {len(frame)} bytes, allowed are {allowed}: up to {max_rows} rows of "
+            f"{row_bytes} bytes"
         )
-    if rows_RW.shape[1] != row_width(lookahead):
-        raise FrameError(
-            f"rows have {rows_RW.shape[1]} columns; lookahead {lookahead} requires "
-            f"{row_width(lookahead)}"
-        )
+    rows_RW = np.frombuffer(frame, dtype=_WORD).reshape(num_rows, row_width(lookahead))
+    return rows_RW.astype(np.int32, copy=False)
+
+
+def _check_tokens(tokens: Int32s, num_token_ids: int, kind: str) -> None:
+    highest = int(tokens.max(initial=0))
+    if highest >= num_token_ids:
+        raise FrameError(f"a {kind} has token id {highest}, the vocabulary has {num_token_ids}")
 
 
 def _not_tokens(rows_RW: Int32s, first: int, num: int, num_tokens_R: Int32s) -> Bools:

@@ -7,19 +7,12 @@ call that delivers the commit, so a test needs neither threads nor sleeps.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import chain, count, repeat
+from itertools import chain, repeat
 
 import numpy as np
 
 from ssd.errors import LinkError
-from ssd.speculation.table import (
-    Int32s,
-    OutcomeTable,
-    pack_tables,
-    row_width,
-    unpack_commits,
-)
-from ssd.transport.frame import Frame, FrameKind, TensorChannel
+from ssd.speculation.table import OutcomeTable, frame_bytes, pack_tables, unpack_commits
 from ssd.types import (
     Branch,
     CloseSession,
@@ -54,16 +47,14 @@ class Behaviour(StrEnum):
     """As ``COLUMNS``, but later frames change the first column."""
     FOREIGN = "foreign"
     """The table names a session that does not exist."""
-    OLD_EPOCH = "old epoch"
-    """The frame has an earlier epoch of the link."""
     AHEAD = "ahead"
     """The table has the base length of a commit that was never sent."""
     BAD_ID = "bad id"
     """The table contains an id outside the vocabulary."""
     GARBAGE = "garbage"
-    """The rows are malformed."""
+    """The frame is malformed."""
     DIE = "die"
-    """The draft closes the channel."""
+    """The draft ends the link."""
 
 
 @dataclass(slots=True)
@@ -78,19 +69,20 @@ class _Session:
 class ScriptedDraft:
     """The draft's end of a link.
 
-    Runs on the caller's thread. ``continuations`` maps committed tokens to all tokens of the
-    sequence, prompt included. ``script`` has one behaviour for each table; the last one repeats.
+    Runs on the caller's thread. ``send`` delivers tables to the target. ``continuations`` maps
+    committed tokens to all tokens of the sequence, prompt included. ``script`` has one behaviour
+    for each table; the last one repeats.
     """
 
-    channel: TensorChannel
+    send: Callable[[bytes], None]
+    end: Callable[[], None]
+    """Ends the link."""
     continuations: Callable[[tuple[TokenId, ...]], tuple[TokenId, ...]]
     lookahead: int
     vocab_size: int
     script: Iterable[Behaviour] = (Behaviour.HIT,)
-    epoch: int = 1
     received: list[TargetMessage] = field(default_factory=list)
     commits: list[Commit] = field(default_factory=list)
-    frame_numbers: Iterator[int] = field(default_factory=lambda: count(1))
     _sessions: dict[int, _Session] = field(default_factory=dict)
     _late: list[OutcomeTable] = field(default_factory=list)
     _behaviours: Iterator[Behaviour] = field(default_factory=lambda: iter(()))
@@ -115,18 +107,17 @@ class ScriptedDraft:
         """Sessions that the target has closed, in order."""
         return [each.session for each in self.received if isinstance(each, CloseSession)]
 
-    def start(self) -> None:
-        """Receive commits from now on."""
-        self.channel.start(self._on_frame, lambda _error: None)
-
-    def receive(self, message: TargetMessage) -> None:
-        """Receive a control message, as the ``send_control`` of a link.
+    def receive(self, message: TargetMessage | bytes) -> None:
+        """Receive a message, as the ``send`` of a link.
 
         Raises:
             LinkError: the draft has failed.
         """
         if self._has_failed:
             raise LinkError("the scripted draft has failed")
+        if isinstance(message, bytes):
+            self._receive_commits(message)
+            return
         self.received.append(message)
         if isinstance(message, OpenSession):
             future = self.continuations(message.token_ids)
@@ -135,8 +126,13 @@ class ScriptedDraft:
         elif isinstance(message, CloseSession):
             self._sessions.pop(message.session, None)
 
-    def _on_frame(self, frame: Frame) -> None:
-        commits = unpack_commits(frame.rows_RW, self.lookahead)
+    def _receive_commits(self, frame: bytes) -> None:
+        commits = unpack_commits(
+            frame,
+            self.lookahead,
+            max_commits=len(self._sessions),
+            num_token_ids=self.vocab_size,
+        )
         self.commits += commits
         for commit in commits:
             self._apply(commit)
@@ -170,20 +166,15 @@ class ScriptedDraft:
                 return
             case Behaviour.DIE:
                 self._has_failed = True
-                self.channel.close()
+                self.end()
                 return
             case Behaviour.GARBAGE:
-                rows_RW = np.full((3, row_width(self.lookahead)), -7, dtype=np.int32)
-                self._send(rows_RW, self.epoch)
+                self.send(b"\xf0" * frame_bytes(3, self.lookahead))
                 return
         tables = [*self._late, *_frames_of(table, behaviour)]
         self._late.clear()
         for each in tables:
-            rows_RW = pack_tables([each], row_width(self.lookahead))
-            self._send(rows_RW, self.epoch - (behaviour is Behaviour.OLD_EPOCH))
-
-    def _send(self, rows_RW: Int32s, epoch: int) -> None:
-        self.channel.send(Frame(FrameKind.TABLES, epoch, next(self.frame_numbers), rows_RW))
+            self.send(pack_tables([each], self.lookahead))
 
     def _table(self, number: int, session: _Session, behaviour: Behaviour) -> OutcomeTable:
         """Return a table of two branches: a wrong outcome and the right one.

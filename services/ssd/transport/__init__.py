@@ -1,5 +1,5 @@
-"""Moves rows of int32 between a target and a draft, without interpreting them.
+"""Collective channels, an option: NCCL or gloo carries commits and tables beside a link's stream.
 
-This package holds the frame format, its limits, and the channels that carry frames.
-``ssd.speculation.table`` defines the meaning of rows, ``ssd.rpc.link`` the control messages.
+``setup`` connects the two ends of a link, ``collective_channel`` carries frames, and
+``communicator`` has the interface of the backends. A link without this option imports nothing here.
 """

@@ -1,8 +1,9 @@
 """Frames as messages of a communicator, beside the gRPC stream of the link.
 
-All buffers of one direction have the size of its largest frame, so that receives can be posted
-before the peer sends, into buffers that stay. The header of a frame states how much is used.
-The end of the link's stream or of its lease closes the channel; a peer that dies loses it.
+A message is a header of two words, the bytes of the frame and the number of control messages that
+precede it, and the frame. All buffers of one direction have the size of its largest frame, so that
+receives can be posted before the peer sends, into buffers that stay. The end of the link's stream
+or of its lease closes the channel; a peer that dies loses it.
 
 *Decision*: ``send`` hands the message to the backend on the caller's thread, and two threads for
 each channel wait for what is sent and received. *Because*: a commit then leaves without waiting for
@@ -19,13 +20,13 @@ from collections.abc import Callable
 import numpy as np
 
 from ssd.errors import FrameError, LinkError
-from ssd.telemetry import BAD_FRAMES_TOTAL, LINK_BYTES_TOTAL, get_logger
+from ssd.rpc.link import LinkCall, LinkServerCall
+from ssd.telemetry import get_logger
 from ssd.transport.communicator import Communicator, Slot, Transfer
-from ssd.transport.frame import HEADER_WORDS, WORD_BYTES, Frame, FrameLimits, decode, encode
 
 _log = get_logger(__name__)
-_SENT_BYTES = LINK_BYTES_TOTAL.labels(direction="out")
-_RECEIVED_BYTES = LINK_BYTES_TOTAL.labels(direction="in")
+HEADER_WORDS = 2
+WORD_BYTES = 4
 MAX_OUTGOING = 64
 """Maximum number of frames that the peer has not received yet. A round sends one."""
 NUM_POSTED = 4
@@ -41,22 +42,29 @@ CLOSE_SECONDS = 5.0
 class CollectiveChannel:
     """A ``TensorChannel`` over a communicator, which it owns.
 
-    ``send`` and ``close`` on any thread; everything else, and all callbacks, on the asyncio loop.
+    ``send`` and ``close`` on any thread; everything else, and all calls of the link, on the asyncio
+    loop.
     """
 
     def __init__(
-        self, communicator: Communicator, outgoing: FrameLimits, incoming: FrameLimits
+        self,
+        communicator: Communicator,
+        link: LinkCall | LinkServerCall,
+        outgoing_bytes: int,
+        incoming_bytes: int,
     ) -> None:
         """Construct one end, in a running asyncio loop; ``open`` starts it.
 
         Args:
             communicator: of this link and epoch.
-            outgoing: the largest frame that this end sends; ``incoming`` of the peer.
-            incoming: the largest frame that the peer sends.
+            link: receives the frames.
+            outgoing_bytes: size of the largest frame that this end sends.
+            incoming_bytes: size of the largest frame that the peer sends.
         """
         self._communicator = communicator
-        self._outgoing = outgoing
-        self._incoming = incoming
+        self._link = link
+        self._outgoing_bytes = outgoing_bytes
+        self._incoming_bytes = incoming_bytes
         self._loop = asyncio.get_running_loop()
         self._changed = threading.Condition()
         """Guards the fields from here to ``_undelivered``."""
@@ -67,8 +75,8 @@ class CollectiveChannel:
         self._free: list[Slot] = []
         self._sending: deque[tuple[Slot, Transfer]] = deque()
         self._num_undelivered = 0
-        self._on_frame: Callable[[Frame], None] | None = None
-        self._on_lost: Callable[[Exception], None] | None = None
+        self._is_closed = False
+        """Whether this end has closed the channel."""
         self._closed = asyncio.Event()
         self._receiver = threading.Thread(
             target=self._receive_all, name="collective-in", daemon=True
@@ -77,34 +85,24 @@ class CollectiveChannel:
             target=self._reclaim_all, name="collective-out", daemon=True
         )
 
-    @property
-    def transport(self) -> str:
-        """See ``TensorChannel``."""
-        return self._communicator.transport
-
     def open(self) -> None:
-        """Post the receives. Called once, before ``start``."""
+        """Post the receives. Called once."""
         self._receiver.start()
         self._sender.start()
 
-    def start(
-        self, on_frame: Callable[[Frame], None], on_lost: Callable[[Exception], None]
-    ) -> None:
+    def send(self, frame: bytes, num_controls: int) -> None:
         """See ``TensorChannel``."""
-        self._on_frame, self._on_lost = on_frame, on_lost
-        self._report_loss()
-
-    def send(self, frame: Frame) -> None:
-        """See ``TensorChannel``."""
-        payload = encode(frame, self._outgoing)
+        if len(frame) > self._outgoing_bytes:
+            raise FrameError(f"a frame has {len(frame)} bytes, allowed are {self._outgoing_bytes}")
         with self._changed:
             if self._error is not None:
                 raise LinkError(str(self._error))
             if len(self._sending) >= MAX_OUTGOING:
                 raise LinkError(f"the channel accepts no frames: {MAX_OUTGOING} wait to be sent")
-            slot = self._free.pop() if self._free else self._slot(self._outgoing)
-            num_words = len(payload) // WORD_BYTES
-            slot.words[:num_words] = np.frombuffer(payload, dtype=np.int32)
+            slot = self._free.pop() if self._free else self._slot(self._outgoing_bytes)
+            num_words = HEADER_WORDS + len(frame) // WORD_BYTES
+            slot.words[:HEADER_WORDS] = len(frame), num_controls
+            slot.words[HEADER_WORDS:num_words] = np.frombuffer(frame, dtype=np.int32)
             try:
                 transfer = self._communicator.send(slot, num_words)
             except LinkError as error:
@@ -112,11 +110,15 @@ class CollectiveChannel:
                 raise
             self._sending.append((slot, transfer))
             self._changed.notify_all()
-        _SENT_BYTES.inc(len(payload))
+
+    def note_control(self) -> None:
+        """See ``TensorChannel``."""
+        with self._changed:
+            self._changed.notify_all()
 
     def close(self) -> None:
         """See ``TensorChannel``. Frames that are being sent have ``FLUSH_SECONDS``."""
-        self._on_frame = self._on_lost = None
+        self._is_closed = True
         with self._changed:
             if self._error is not None:
                 return
@@ -134,53 +136,68 @@ class CollectiveChannel:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._closed.wait()
         except TimeoutError:
-            _log.error("channel_not_closed", seconds=CLOSE_SECONDS, transport=self.transport)
+            _log.error("channel_not_closed", seconds=CLOSE_SECONDS, peer=self._link.name)
 
-    def _slot(self, limits: FrameLimits) -> Slot:
-        return self._communicator.slot(HEADER_WORDS + limits.max_rows * limits.max_width)
+    def _slot(self, num_bytes: int) -> Slot:
+        return self._communicator.slot(HEADER_WORDS + num_bytes // WORD_BYTES)
 
     def _receive_all(self) -> None:
         """Deliver frames until the channel ends. The receiver's thread."""
         try:
-            slots = deque(self._slot(self._incoming) for _ in range(NUM_POSTED))
+            slots = deque(self._slot(self._incoming_bytes) for _ in range(NUM_POSTED))
             posted = deque((slot, self._communicator.receive(slot)) for slot in slots)
             while True:
                 slot, transfer = posted.popleft()
                 transfer.wait()
-                frame = decode(used_bytes(slot), self._incoming)
+                frame, num_controls = self._content(slot)
                 posted.append((slot, self._communicator.receive(slot)))
-                self._deliver(frame)
+                self._deliver(frame, num_controls)
         except LinkError as error:
             self._fail(error)
         finally:
             # A bug must not leave a channel that receives nothing.
             self._fail(LinkError("the channel has no receiver"))
 
-    def _deliver(self, frame: Frame) -> None:
-        """Pass a frame to the loop; wait while too many are there.
+    def _content(self, slot: Slot) -> tuple[bytes, int]:
+        """Return a copy of the frame in a slot, and the number of control messages before it."""
+        num_bytes, num_controls = (int(each) for each in slot.words[:HEADER_WORDS])
+        if not 0 <= num_bytes <= self._incoming_bytes or num_bytes % WORD_BYTES or num_controls < 0:
+            raise FrameError(
+                f"a frame has {num_bytes} bytes after {num_controls} messages, allowed are words "
+                f"of {WORD_BYTES} bytes up to {self._incoming_bytes}"
+            )
+        return slot.words[HEADER_WORDS:][: num_bytes // WORD_BYTES].tobytes(), num_controls
+
+    def _deliver(self, frame: bytes, num_controls: int) -> None:
+        """Pass a frame to the loop; wait while too many are there, or messages are missing.
 
         Raises:
             LinkError: the channel has ended.
         """
-        _RECEIVED_BYTES.inc(WORD_BYTES * (HEADER_WORDS + frame.rows_RW.size))
         with self._changed:
             self._changed.wait_for(
-                lambda: self._error is not None or self._num_undelivered < MAX_UNDELIVERED
+                lambda: (
+                    self._error is not None
+                    or (
+                        self._num_undelivered < MAX_UNDELIVERED
+                        and self._link.num_controls >= num_controls
+                    )
+                )
             )
             if self._error is not None and not self._is_flushing:
                 raise LinkError(str(self._error))
             self._num_undelivered += 1
         self._in_loop(self._take, frame)
 
-    def _take(self, frame: Frame) -> None:
-        """Pass a frame to its reader. Asyncio loop."""
+    def _take(self, frame: bytes) -> None:
+        """Pass a frame to the link. Asyncio loop."""
         with self._changed:
             self._num_undelivered -= 1
             self._changed.notify_all()
-        if self._on_frame is not None:
-            self._on_frame(frame)
-        elif self._error is None:
-            self._fail(FrameError("a frame arrived before the channel was started"))
+        try:
+            self._link.deliver(frame)
+        except FrameError as error:
+            self._fail(error)
 
     def _reclaim_all(self) -> None:
         """Reuse the slots of sent frames; at the end release everything. The sender's thread."""
@@ -216,19 +233,14 @@ class CollectiveChannel:
             if self._error is None:
                 # Its traceback refers to the transfers of the thread, which hold the connection.
                 self._error = error.with_traceback(None)
-                if isinstance(error, FrameError):
-                    BAD_FRAMES_TOTAL.inc()
-                    _log.warning("bad_frame", reason=str(error))
             self._changed.notify_all()
         self._communicator.abort()
         self._in_loop(self._report_loss)
 
     def _report_loss(self) -> None:
-        """Report the end once, if this end did not close the channel. Asyncio loop."""
-        on_lost = self._on_lost
-        if on_lost is not None and self._error is not None:
-            self._on_frame = self._on_lost = None
-            on_lost(self._error)
+        """End the link, if this end did not close the channel. Asyncio loop."""
+        if self._error is not None and not self._is_closed:
+            self._link.fail(self._error)
 
     def _in_loop(self, callback: Callable[..., object], *args: object) -> None:
         try:
@@ -237,11 +249,3 @@ class CollectiveChannel:
             # The process stops: the loop is closed, and nothing waits for the frame.
             if not self._loop.is_closed():
                 raise
-
-
-def used_bytes(slot: Slot) -> bytes:
-    """Return a copy of the frame in a slot. What is no frame is returned up to the slot's end."""
-    num_rows, width = (int(each) for each in slot.words[5:7])
-    num_words = HEADER_WORDS + num_rows * width
-    is_plausible = num_rows >= 0 and width >= 1 and num_words <= len(slot.words)
-    return slot.words[: num_words if is_plausible else None].tobytes()

@@ -5,6 +5,7 @@ part of torch's default group: a target has many drafts, which come and go.
 """
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -51,7 +52,7 @@ class Communicator(Protocol):
 
     @property
     def transport(self) -> str:
-        """How the bytes travel; see ``TensorChannel``."""
+        """How the bytes travel: ``tcp``, or the path that NCCL reports."""
         ...
 
     @property
@@ -132,3 +133,17 @@ def backend(name: str) -> Backend:
 def available_backends(device: str) -> tuple[str, ...]:
     """Return the names of the backends that a process with this device has, best first."""
     return tuple(name for name in BACKENDS if backend(name).is_available(device))
+
+
+def common_backend(wanted: Sequence[str], device: str) -> tuple[str, str]:
+    """Return the first of the target's backends that this draft has, or why it has none of them.
+
+    Args:
+        wanted: by the target, best first.
+        device: of this draft.
+    """
+    available = available_backends(device)
+    if found := next((each for each in wanted if each in available), ""):
+        return found, ""
+    mine = ", ".join(available) or "no collective channel"
+    return "", f"the draft on {device} has {mine}, the target has {', '.join(wanted)}"

@@ -2,10 +2,11 @@
 
 import statistics
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ssd.transport.communicator import TARGET_RANK, Communicator, Slot
-from ssd.transport.frame import WORD_BYTES, ChannelQuality
 
+WORD_BYTES = 4
 PING_BYTES = 4096
 NUM_PINGS = 9
 """The result is their median: the first ones are slow because caches are cold."""
@@ -14,6 +15,16 @@ NUM_LARGE = 3
 
 _TICK_SECONDS = 1e-9
 """Resolution of a clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelQuality:
+    """The measurement of a communicator."""
+
+    round_trip_seconds: float
+    """Of 4 KiB, median."""
+    bytes_per_second: float
+    """Of one large message and its 4 KiB echo, so at least this much."""
 
 
 def probe(communicator: Communicator, rank: int, now: Callable[[], float]) -> ChannelQuality:

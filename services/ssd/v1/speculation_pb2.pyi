@@ -19,13 +19,12 @@ class Peer(_message.Message):
     def __init__(self, pod: _Optional[str] = ..., node: _Optional[str] = ..., cell: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("wire_version", "vocab_size", "tokenizer_fingerprint", "lookahead", "branches", "channel", "peer", "epoch", "backends")
+    __slots__ = ("wire_version", "vocab_size", "tokenizer_fingerprint", "lookahead", "branches", "peer", "epoch", "backends")
     WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
     BRANCHES_FIELD_NUMBER: _ClassVar[int]
-    CHANNEL_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BACKENDS_FIELD_NUMBER: _ClassVar[int]
@@ -34,11 +33,10 @@ class Hello(_message.Message):
     tokenizer_fingerprint: str
     lookahead: int
     branches: int
-    channel: str
     peer: Peer
     epoch: int
     backends: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, wire_version: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., lookahead: _Optional[int] = ..., branches: _Optional[int] = ..., channel: _Optional[str] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., epoch: _Optional[int] = ..., backends: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, wire_version: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., lookahead: _Optional[int] = ..., branches: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., epoch: _Optional[int] = ..., backends: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Rendezvous(_message.Message):
     __slots__ = ("key", "value")
@@ -93,13 +91,13 @@ class Heartbeat(_message.Message):
     def __init__(self, nonce: _Optional[int] = ..., echo: _Optional[int] = ...) -> None: ...
 
 class SpeculateRequest(_message.Message):
-    __slots__ = ("hello", "open_session", "close_session", "link_settings", "heartbeat", "frame", "rendezvous", "channel_state")
+    __slots__ = ("hello", "open_session", "close_session", "link_settings", "heartbeat", "commits", "rendezvous", "channel_state")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OPEN_SESSION_FIELD_NUMBER: _ClassVar[int]
     CLOSE_SESSION_FIELD_NUMBER: _ClassVar[int]
     LINK_SETTINGS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
-    FRAME_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_STATE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
@@ -107,20 +105,20 @@ class SpeculateRequest(_message.Message):
     close_session: CloseSession
     link_settings: LinkSettings
     heartbeat: Heartbeat
-    frame: bytes
+    commits: bytes
     rendezvous: Rendezvous
     channel_state: ChannelState
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., link_settings: _Optional[_Union[LinkSettings, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., frame: _Optional[bytes] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., channel_state: _Optional[_Union[ChannelState, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., link_settings: _Optional[_Union[LinkSettings, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., commits: _Optional[bytes] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., channel_state: _Optional[_Union[ChannelState, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("epoch", "max_sessions", "lookahead", "branches", "peer", "max_len", "backends", "backend_refusal")
+    __slots__ = ("epoch", "max_sessions", "lookahead", "branches", "peer", "max_len", "backend", "backend_refusal")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
     BRANCHES_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     MAX_LEN_FIELD_NUMBER: _ClassVar[int]
-    BACKENDS_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
     BACKEND_REFUSAL_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     max_sessions: int
@@ -128,9 +126,9 @@ class Welcome(_message.Message):
     branches: int
     peer: Peer
     max_len: int
-    backends: _containers.RepeatedScalarFieldContainer[str]
+    backend: str
     backend_refusal: str
-    def __init__(self, epoch: _Optional[int] = ..., max_sessions: _Optional[int] = ..., lookahead: _Optional[int] = ..., branches: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., max_len: _Optional[int] = ..., backends: _Optional[_Iterable[str]] = ..., backend_refusal: _Optional[str] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., max_sessions: _Optional[int] = ..., lookahead: _Optional[int] = ..., branches: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., max_len: _Optional[int] = ..., backend: _Optional[str] = ..., backend_refusal: _Optional[str] = ...) -> None: ...
 
 class SessionRefused(_message.Message):
     __slots__ = ("session", "reason")
@@ -145,22 +143,22 @@ class Draining(_message.Message):
     def __init__(self) -> None: ...
 
 class SpeculateResponse(_message.Message):
-    __slots__ = ("welcome", "session_refused", "draining", "heartbeat", "frame", "rendezvous", "channel_state")
+    __slots__ = ("welcome", "session_refused", "draining", "heartbeat", "tables", "rendezvous", "channel_state")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     SESSION_REFUSED_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
-    FRAME_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_STATE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     session_refused: SessionRefused
     draining: Draining
     heartbeat: Heartbeat
-    frame: bytes
+    tables: bytes
     rendezvous: Rendezvous
     channel_state: ChannelState
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., session_refused: _Optional[_Union[SessionRefused, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., frame: _Optional[bytes] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., channel_state: _Optional[_Union[ChannelState, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., session_refused: _Optional[_Union[SessionRefused, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., tables: _Optional[bytes] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., channel_state: _Optional[_Union[ChannelState, _Mapping]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

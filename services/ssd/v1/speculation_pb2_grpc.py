@@ -59,7 +59,7 @@ class SpeculationServiceServicer:
     def Speculate(self, request_iterator, context):
         """Opens a link. The target sends Hello first, the draft replies with Welcome. Then both send
         control messages, heartbeats and frames until one of them ends the call. The link ends if Hello
-        or Welcome is missing for 5 s, or if a frame arrives before them.
+        or Welcome is missing for 5 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

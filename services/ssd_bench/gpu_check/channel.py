@@ -1,7 +1,7 @@
 """The collective channel: messages between two processes, and tokens of a pair that uses it.
 
 With one GPU, both processes of the first part share it, which NCCL allows if it takes them for two
-hosts. The processes of the product do not, so the second part uses gloo then.
+hosts. The processes of the product do not, so the second part needs two GPUs.
 """
 
 import asyncio
@@ -42,8 +42,9 @@ def check_collective(environment: Environment) -> dict[str, Figure]:
     if name not in available_backends(environment.target_device):
         raise SkipError(f"{name} is not available for {environment.target_device}")
     figures = exchange(name, _devices(environment))
-    has_own_gpus = environment.is_cuda and torch.cuda.device_count() > 1
-    return figures | _tokens(environment, must_use_nccl=has_own_gpus)
+    if environment.is_cuda and torch.cuda.device_count() < 2:
+        return figures
+    return figures | _tokens(environment)
 
 
 def _devices(environment: Environment) -> tuple[str, str]:
@@ -154,12 +155,12 @@ def _exchange(communicator: Communicator, rank: int) -> float:
     return (perf_counter() - started) / NUM_MESSAGES
 
 
-def _tokens(environment: Environment, *, must_use_nccl: bool) -> dict[str, Figure]:
+def _tokens(environment: Environment) -> dict[str, Figure]:
     """Compare the tokens of a pair whose link uses the channel."""
     flags = (*ONE_SHAPE, "--channel", "collective")
     deployment = deployment_of(*small_pair(environment), environment, flags)
     figures = asyncio.run(check_pair(deployment, counting_prompts(environment), environment))
     channel, transport = str(figures["channel"]), figures["transport"]
-    if not channel.startswith("collective") or (must_use_nccl and transport == "tcp"):
+    if not channel.startswith("collective") or (environment.is_cuda and transport == "tcp"):
         raise WrongResultError(f"the link of the pair uses {channel} over {transport}")
     return {f"pair_{name}": value for name, value in figures.items()}

@@ -1,32 +1,25 @@
 """The draft's end of links over real gRPC; no step thread reads the inbox."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import pytest
 
-from ssd.channel_setup import COLLECTIVE
 from ssd.engine.config import EngineConfig
 from ssd.errors import FrameError, HandshakeError, LinkError
-from ssd.link_channel import LinkChannel
 from ssd.local_model import LocalModel
 from ssd.rpc.client import DraftClient
-from ssd.rpc.link import LinkCall, LinkFrames
+from ssd.rpc.link import LinkCall
 from ssd.rpc.link_codec import speculate_request
 from ssd.rpc.pool_codec import DraftStatus
 from ssd.rpc.server import RpcServer
-from ssd.speculation.table import pack_commits
+from ssd.speculation.table import frame_bytes, pack_commits
 from ssd.telemetry import BAD_FRAMES_TOTAL
 from ssd.testing.clock import FakeClock
 from ssd.testing.tokenizer import ByteTokenizer
-from ssd.transport.frame import Frame, FrameKind
-from ssd.transport.grpc_channel import GrpcChannel
-from ssd.transport.inprocess import pair
 from ssd.types import (
     WIRE_VERSION,
     CloseSession,
@@ -44,12 +37,17 @@ from ssd.types import (
     Welcome,
 )
 from ssd_draft import link_server
-from ssd_draft.inbox import Inbox, LinkLost, LinkUp
-from ssd_draft.link_server import UNREAD_SECONDS, LinkServer, max_message_bytes, may_link
+from ssd_draft.inbox import Inbox
+from ssd_draft.link_server import (
+    UNREAD_SECONDS,
+    LinkServer,
+    TargetLink,
+    max_message_bytes,
+    may_link,
+)
 from ssd_draft.servicer import SpeculationServicer
 from ssd_draft.settings import DraftSettings
 from ssd_draft.setup import DraftSetup
-from ssd_draft.target_link import MAX_EARLY, TargetLink
 
 
 def make_setup(max_len: int = 20) -> DraftSetup:
@@ -71,7 +69,6 @@ HELLO = Hello(
     tokenizer_fingerprint=ByteTokenizer().fingerprint,
     lookahead=6,
     branches=24,
-    channel="grpc",
     epoch=3,
 )
 
@@ -166,70 +163,44 @@ async def test_an_idle_step_thread_is_not_stuck(server: Server) -> None:
             assert await call.receive() is not None
 
 
-@pytest.mark.parametrize(
-    "kind", [FrameKind.COMMITS, FrameKind.TABLES], ids=["invalid rows", "wrong kind"]
-)
-async def test_an_invalid_frame_ends_its_link_and_is_counted_once(
-    server: Server, kind: FrameKind
-) -> None:
+async def test_an_invalid_frame_ends_its_link_and_is_counted_once(server: Server) -> None:
     before = BAD_FRAMES_TOTAL._value.get()
     async with server.linked() as call:
-        rows_RW = np.full((1, 12), -7, dtype=np.int32)
-        for number in range(1, 20):
-            GrpcChannel(LinkFrames(call)).send(Frame(kind, HELLO.epoch, number, rows_RW))
+        for _ in range(20):
+            call.send(b"\xf0" * frame_bytes(1, HELLO.lookahead))
         with pytest.raises(LinkError):
             await receive_all(call)
     assert BAD_FRAMES_TOTAL._value.get() == before + 1
 
 
-async def test_an_unknown_channel_is_refused_by_name(server: Server) -> None:
-    async with server.dialled(replace(HELLO, channel="pigeon")) as call:
-        with pytest.raises(HandshakeError, match=r"channel: this draft has grpc, .* pigeon"):
-            await call.receive()
-    assert not any(isinstance(event, LinkUp | LinkLost) for event in server.inbox.drain())
+async def test_commits_before_the_hello_end_the_link(server: Server) -> None:
+    call = await server.client.open_link()
+    call.send(pack_commits([Commit(1, 5, Outcome(0, 1), Explicit())], HELLO.lookahead))
+    with pytest.raises(FrameError, match="must be Hello"):
+        await call.receive()
+    await call.close()
 
 
 class ClosedCall:
-    """A call that is closed."""
+    """A call that accepts nothing."""
+
+    def __init__(self) -> None:
+        self.errors: list[LinkError] = []
 
     def send(self, message: object) -> None:
         raise LinkError("the link is closed")
 
-    def receive_frames(self, on_payload: object, on_lost: object) -> None: ...
+    def fail(self, error: LinkError) -> None:
+        self.errors.append(error)
 
 
-def test_messages_of_the_step_thread_after_the_loop_has_closed_are_dropped() -> None:
-    async def make() -> TargetLink:
-        call: Any = ClosedCall()
-        channel = LinkChannel(GrpcChannel(LinkFrames(call)))
-        return TargetLink(1, HELLO, call, make_setup(), channel)
-
-    loop = asyncio.new_event_loop()
-    link = loop.run_until_complete(make())
-    loop.close()
+def test_a_link_that_accepts_no_message_of_the_step_thread_ends() -> None:
+    call: Any = ClosedCall()
+    link = TargetLink(1, HELLO, call, make_setup())
     link.push([])
     link.refuse(1, RefusalReason.GAP)
     link.fail(LinkError("gone"))
-    assert not link.ended.done()
-
-
-async def test_an_opening_that_is_too_long_is_refused_and_the_link_stays(
-    server: Server,
-) -> None:
-    too_long = OpenSession(
-        session=3, token_ids=(1,) * SETUP.max_len, seed=1, temperature=0.0, max_len=4096
-    )
-    async with server.linked() as call:
-        call.send(too_long)
-        while not isinstance(answer := await call.receive(), SessionRefused):
-            pass
-        assert answer == SessionRefused(3, "length")
-        call.send(replace(too_long, session=4, token_ids=(1,) * (SETUP.max_len - 1)))
-        call.send(Heartbeat(nonce=1))
-        while await call.receive() != Heartbeat(echo=1):
-            pass
-        received = [type(event).__name__ for event in server.inbox.drain()]
-    assert received == ["LinkUp", "Opening"]
+    assert [str(each) for each in call.errors] == ["the link is closed"] * 2 + ["gone"]
 
 
 @pytest.mark.parametrize(
@@ -282,36 +253,9 @@ async def test_a_frame_with_more_commits_than_sessions_ends_its_link(server: Ser
     async with server.linked() as call:
         sessions = range(1, SETUP.settings.max_sessions + 2)
         commits = [Commit(session, 5, Outcome(0, 1), Explicit()) for session in sessions]
-        rows_RW = pack_commits(commits, SETUP.settings.lookahead)
-        GrpcChannel(LinkFrames(call)).send(Frame(FrameKind.COMMITS, HELLO.epoch, 1, rows_RW))
-        with pytest.raises(FrameError, match="5 commits, this draft has at most 4 sessions"):
+        call.send(pack_commits(commits, SETUP.settings.lookahead))
+        with pytest.raises(FrameError, match="allowed are 4 commits"):
             await receive_all(call)
-
-
-async def test_commits_that_overtake_the_opening_of_their_session_wait_for_it() -> None:
-    """On a collective channel, frames and control messages use different connections."""
-    near, far = pair()
-    setup = make_setup()
-    channel = LinkChannel(far, COLLECTIVE)
-    link = TargetLink(1, HELLO, cast(Any, ClosedCall()), setup, channel)
-    received: list[int] = []
-    link.start(lambda commits: received.extend(each.session for each in commits))
-
-    def send(number: int, *sessions: int) -> None:
-        commits = [Commit(each, 5, Outcome(0, 1), Explicit()) for each in sessions]
-        rows_RW = pack_commits(commits, setup.settings.lookahead)
-        near.send(Frame(FrameKind.COMMITS, HELLO.epoch, number, rows_RW))
-
-    link.note_opening(1)
-    send(1, 1)
-    send(2, 1, 2)
-    send(3, 1)
-    assert received == [1]
-    link.note_opening(2)
-    assert received == [1, 1, 2, 1]
-    for number in range(MAX_EARLY + 1):
-        send(4 + number, 3)
-    assert isinstance(link.ended.result(), FrameError)
 
 
 async def test_openings_beyond_the_inbox_are_refused_and_other_links_are_served(

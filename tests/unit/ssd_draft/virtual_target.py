@@ -10,11 +10,9 @@ import torch
 from tests.unit.ssd_draft.ledger_draft import Draft, FakeLink, N, a_text
 
 from ssd.engine.batch import BranchBatch
-from ssd.link_channel import LinkChannel
 from ssd.pool.link import DraftLink, Session
-from ssd.pool.table_deadline import ProposalResult, RoundPace, Row, wait_until
+from ssd.pool.table_deadline import RoundPace, Row, wait_until
 from ssd.speculation.table import OutcomeTable
-from ssd.transport.inprocess import pair
 from ssd.types import Commit, LinkSettings, Welcome
 from ssd_draft.inbox import Commits
 
@@ -69,8 +67,7 @@ class VirtualTarget:
         self._arrivals: list[tuple[float, OutcomeTable]] = []
         self._commits: list[tuple[float, Commit]] = []
         welcome = Welcome(epoch=1, max_sessions=1, lookahead=LOOKAHEAD, branches=N)
-        channel = LinkChannel(pair()[0])
-        self._draft_link = DraftLink("draft", welcome, channel, lambda _message: None)
+        self._draft_link = DraftLink("draft", welcome, lambda _message: None)
         base_len = len(self.text.committed)
         self._session = Session(1, 1, self._draft_link, base_len, 0.0, 1e9, MAX_LEN)
         self._draft_link.request_table()
@@ -184,7 +181,7 @@ class VirtualTarget:
             self._pace.hits.note(1, is_hit)
         waited_us = int(1e6 * (now - self._begun_at))
         self._commits.append((now + LATENCY_SECONDS, replace(commit, waited_us=waited_us)))
-        self._pace.note_outcomes([ProposalResult(len(proposed), len(proposed), accepted)])
+        self._pace.note_outcomes([(len(proposed), len(proposed), accepted)])
         self._pace.note_round(self._verify_seconds, is_plain=not proposed)
         self.counts.rounds += 1
         self.counts.tokens += accepted + 1

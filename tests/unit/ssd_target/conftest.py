@@ -14,7 +14,6 @@ from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.sampling.choose import choose
 from ssd.errors import FrameError, LinkError
-from ssd.link_channel import LinkChannel
 from ssd.pool.link import DraftLink
 from ssd.pool.pool import DraftPool
 from ssd.pool.round_log import RoundLog
@@ -26,8 +25,6 @@ from ssd.testing.ledger_runner import LedgerRunner, law
 from ssd.testing.ledger_tree import LedgerTreeRunner
 from ssd.testing.scripted_draft import Behaviour, ScriptedDraft
 from ssd.text.grammar import Grammar
-from ssd.transport.frame import Frame
-from ssd.transport.inprocess import pair
 from ssd.types import (
     FinishReason,
     GenerationChunk,
@@ -246,7 +243,6 @@ class Bench:
         script: Iterable[Behaviour],
         *,
         sampling: SamplingParams | None = None,
-        epoch: int = 1,
         name: str = "scripted",
         max_sessions: int = 16,
         text: tuple[TokenId, ...] | None = None,
@@ -255,7 +251,6 @@ class Bench:
 
         These are those of ``naive`` with ``sampling``, or those of ``text``, prompt included.
         """
-        mine, theirs = pair()
         how = sampling or GREEDY
 
         def continued(tokens: tuple[TokenId, ...]) -> tuple[TokenId, ...]:
@@ -264,28 +259,23 @@ class Bench:
             return (*tokens, *naive(tokens, 64 - len(tokens), how))
 
         draft = ScriptedDraft(
-            channel=theirs,
+            send=lambda frame: self.receive(link, frame),
+            end=lambda: self.pool.detach(link, "the draft ended the link"),
             continuations=continued,
             lookahead=LOOKAHEAD,
             vocab_size=VOCAB,
             script=tuple(script),
-            epoch=epoch,
         )
         welcome = Welcome(
-            epoch=epoch, max_sessions=max_sessions, lookahead=LOOKAHEAD, branches=BRANCHES
+            epoch=1, max_sessions=max_sessions, lookahead=LOOKAHEAD, branches=BRANCHES
         )
-        link = DraftLink(name, welcome, LinkChannel(mine), draft.receive)
-        mine.start(
-            lambda frame: self._receive(link, frame),
-            lambda error: self.pool.detach(link, str(error)),
-        )
-        draft.start()
+        link = DraftLink(name, welcome, draft.receive)
         self.pool.attach(link)
         return draft
 
-    def _receive(self, link: DraftLink, frame: Frame) -> None:
+    def receive(self, link: DraftLink, frame: bytes) -> None:
         try:
-            self.pool.receive(link, frame)
+            self.pool.tables.receive(link, frame)
         except FrameError as error:
             self.pool.detach(link, str(error))
 

@@ -1,7 +1,7 @@
 """A target and a draft, both without a model: tables that arrive column by column, or not at all.
 
 Both ends are the real ones: decode loop and pool, worker and tree. Only the models are ledgers,
-and the channel loses, delays, reorders and repeats frames.
+and tables wait until a test delivers them.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -17,14 +17,11 @@ from ssd.engine.batch import BranchBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import LinkError
-from ssd.link_channel import LinkChannel
 from ssd.pool.link import DraftLink
 from ssd.speculation.fan_out import make_policy
-from ssd.speculation.table import OutcomeTable, pack_tables, row_width, unpack_commits
+from ssd.speculation.table import OutcomeTable, pack_tables, unpack_commits
 from ssd.step_thread import Watchdog
 from ssd.testing.ledger_tree import LedgerTreeRunner
-from ssd.transport.frame import Frame, FrameKind
-from ssd.transport.inprocess import Fault, pair
 from ssd.types import (
     CloseSession,
     LinkSettings,
@@ -63,7 +60,9 @@ class DraftEnd:
     def __init__(self, bench: Any) -> None:
         self.bench = bench
         self.depths: list[int] = []
-        self.commit_channel, self.channel = mine, _ = pair()
+        self.is_slow = False
+        """Whether the tables wait for ``deliver``."""
+        self.waiting: list[bytes] = []
         engine = EngineConfig(
             max_model_len=MAX_LEN,
             max_num_seqs=SLOTS,
@@ -101,31 +100,28 @@ class DraftEnd:
             )
         )
         welcome = Welcome(epoch=1, max_sessions=SLOTS, lookahead=LOOKAHEAD, branches=BRANCHES)
-        self.link = DraftLink("draft", welcome, LinkChannel(mine), self.receive)
-        mine.start(
-            lambda frame: bench.pool.receive(self.link, frame),
-            lambda error: bench.pool.detach(self.link, str(error)),
-        )
-        self.channel.start(self._on_commits, lambda _error: None)
+        self.link = DraftLink("draft", welcome, self.receive)
         bench.pool.attach(self.link)
-        self._frame_number = 0
 
-    def receive(self, message: TargetMessage) -> None:
+    def receive(self, message: TargetMessage | bytes) -> None:
         now = self.bench.clock.now()
-        if isinstance(message, OpenSession):
+        if isinstance(message, bytes):
+            commits = unpack_commits(message, LOOKAHEAD, max_commits=SLOTS, num_token_ids=VOCAB)
+            self.inbox.put(Commits(self, commits, now))
+        elif isinstance(message, OpenSession):
             self.inbox.put(Opening(self, message, now))
         elif isinstance(message, CloseSession):
             self.inbox.put(Closing(self, message.session))
 
-    def _on_commits(self, frame: Frame) -> None:
-        commits = unpack_commits(frame.rows_RW, LOOKAHEAD)
-        self.inbox.put(Commits(self, commits, self.bench.clock.now()))
-
     def push(self, tables: Collection[OutcomeTable]) -> None:
         self.depths += [table.depth for table in tables]
-        self._frame_number += 1
-        rows_RW = pack_tables(tables, row_width(LOOKAHEAD))
-        self.channel.send(Frame(FrameKind.TABLES, 1, self._frame_number, rows_RW))
+        self.waiting.append(pack_tables(tables, LOOKAHEAD))
+        if not self.is_slow:
+            self.deliver()
+
+    def deliver(self) -> None:
+        while self.waiting:
+            self.bench.pool.tables.receive(self.link, self.waiting.pop(0))
 
     def refuse(self, session: int, reason: RefusalReason) -> None:
         self.bench.pool.refuse(self.link, SessionRefused(session, str(reason)))
@@ -138,14 +134,8 @@ class DraftEnd:
             self.worker.run_step()
 
 
-turns = st.tuples(
-    st.integers(0, LOOKAHEAD + 3),
-    st.lists(st.sampled_from(Fault), max_size=3),
-    st.sampled_from([Fault.NONE] * 9 + [Fault.DROP]),
-    st.booleans(),
-)
-"""Steps of the draft before a round, faults of its frames, the fault of the commit, and whether the
-delayed frames arrive before the round."""
+turns = st.tuples(st.integers(0, LOOKAHEAD + 3), st.booleans())
+"""Steps of the draft before a round, and whether its tables wait until the next round."""
 
 
 @settings(
@@ -156,11 +146,11 @@ delayed frames arrive before the round."""
     turns=st.lists(turns, max_size=30),
     backup=st.sampled_from(["none", "ngram"]),
 )
-def test_no_delay_and_no_lost_or_repeated_frame_changes_a_token(
+def test_no_delay_of_a_table_changes_a_token(
     make_bench: MakeBench,
     plain: Plain,
     temperature: float,
-    turns: list[tuple[int, list[Fault], Fault, bool]],
+    turns: list[tuple[int, bool]],
     backup: str,
 ) -> None:
     bench = make_bench(backup=backup, circuit_breaker=False)
@@ -168,15 +158,12 @@ def test_no_delay_and_no_lost_or_repeated_frame_changes_a_token(
     sampling = SamplingParams(temperature=temperature, seed=7)
     prompts = [[1, 2, 3], [4, 5], list(range(12))]
     sinks = [bench.submit(prompt, NUM_TOKENS, sampling=sampling) for prompt in prompts]
-    for num_steps, faults, commit_fault, is_released in turns:
-        draft.channel.script(*faults)
+    for num_steps, draft.is_slow in turns:
+        draft.deliver()
         draft.run(num_steps)
-        if is_released:
-            draft.channel.release()
-        draft.commit_channel.script(commit_fault)
         bench.loop.run_round()
     bench.run()
-    assert bench.pool.links() == (draft.link,), "no fault of the channel is one of the draft"
+    assert bench.pool.links() == (draft.link,), "a late table is no fault of the draft"
     for prompt, sink in zip(prompts, sinks, strict=True):
         assert sink.tokens == plain(prompt, NUM_TOKENS, sampling)
 

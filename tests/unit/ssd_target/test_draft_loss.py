@@ -37,7 +37,7 @@ class WatchedCondition(threading.Condition):
 
 def watch_lock(bench: Any) -> WatchedCondition:
     """Replace the lock of the pool by one that reports when a thread waits."""
-    bench.pool._changed = bench.pool._tables._changed = changed = WatchedCondition()
+    bench.pool._changed = bench.pool.tables._changed = changed = WatchedCondition()
     return changed
 
 

@@ -1,8 +1,7 @@
 """Which tables the pool keeps, and when it opens and closes sessions."""
 
-import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,9 @@ import pytest
 from ssd.errors import FrameError
 from ssd.pool.link import LinkState
 from ssd.pool.table_deadline import opening_seconds
-from ssd.speculation.table import OutcomeTable, pack_tables, row_width
+from ssd.speculation.table import OutcomeTable, frame_bytes, pack_tables
 from ssd.telemetry import STALE_FRAMES_TOTAL
 from ssd.testing.scripted_draft import Behaviour
-from ssd.transport.frame import Frame, FrameKind
 from ssd.types import (
     CloseSession,
     SamplingParams,
@@ -35,17 +33,9 @@ def stale_frames() -> float:
     return float(STALE_FRAMES_TOTAL._value.get())
 
 
-_frame_numbers = itertools.count(1)
-
-
 def tables_frame(
-    session: int,
-    base_len: int,
-    bonus: Iterable[int],
-    epoch: int = 1,
-    numbers: Iterator[int] = _frame_numbers,
-    depth: int = LOOKAHEAD,
-) -> Frame:
+    session: int, base_len: int, bonus: Iterable[int], depth: int = LOOKAHEAD
+) -> bytes:
     bonus_N = np.array(tuple(bonus), dtype=np.int32)
     tokens_NK = np.full((len(bonus_N), LOOKAHEAD), 1, dtype=np.int32)
     tokens_NK[:, depth:] = -1
@@ -56,8 +46,7 @@ def tables_frame(
         bonus_N=bonus_N,
         tokens_NK=tokens_NK,
     )
-    rows_RW = pack_tables([table], row_width(LOOKAHEAD))
-    return Frame(FrameKind.TABLES, epoch, next(numbers), rows_RW)
+    return pack_tables([table], LOOKAHEAD)
 
 
 def begun(bench: Any, script: Iterable[Behaviour] = SILENT, **options: Any) -> tuple[Any, Any, Any]:
@@ -158,7 +147,7 @@ class LockWatch:
         self._receive = draft.receive
         self.was_free: list[bool] = []
 
-    def __call__(self, message: TargetMessage) -> None:
+    def __call__(self, message: TargetMessage | bytes) -> None:
         if isinstance(message, CloseSession):
             taker = threading.Thread(target=self._try)
             taker.start()
@@ -178,7 +167,7 @@ def test_the_lock_is_free_while_sessions_of_a_suspended_link_are_closed(
     bench = make_bench()
     draft = bench.join(script)
     (link,) = bench.pool.links()
-    link._send_control = watch = LockWatch(bench, draft)
+    link._send = watch = LockWatch(bench, draft)
     bench.submit([1, 2, 3], 40)
     bench.loop.run_round()
     bench.clock.time += opening_seconds(3)
@@ -196,14 +185,14 @@ def test_a_slow_draft_is_not_suspended_a_silent_one_is(
     make_bench: MakeBench, *, is_answering: bool, state: LinkState
 ) -> None:
     bench = make_bench(deadline_ms=20.0)
-    draft, link, _ = begun(bench, [Behaviour.HIT, *SILENT])
+    _, link, _ = begun(bench, [Behaviour.HIT, *SILENT])
     for _ in range(6):
         (session,) = link.sessions.values()
-        late = tables_frame(1, session.base_len, [5], numbers=draft.frame_numbers)
+        late = tables_frame(1, session.base_len, [5])
         bench.clock.time += 0.02
         bench.loop.run_round()
         if is_answering:
-            bench.pool.receive(link, late)
+            bench.pool.tables.receive(link, late)
         if bench.pool.state(link) is LinkState.QUARANTINED:
             break
     assert bench.pool.state(link) is state
@@ -249,43 +238,28 @@ def test_a_sequence_that_a_draft_cannot_serve_is_excluded_there_and_no_other_is(
 
 def test_a_second_table_for_the_same_round_is_stale(make_bench: MakeBench) -> None:
     bench = make_bench()
-    draft, link, session = begun(bench, [Behaviour.SILENT, Behaviour.HIT])
+    _, link, session = begun(bench, [Behaviour.SILENT, Behaviour.HIT])
     first = session.table
     assert first is not None
     before = stale_frames()
-    frame = tables_frame(1, session.base_len, [5], numbers=draft.frame_numbers)
-    bench.pool.receive(link, frame)
+    frame = tables_frame(1, session.base_len, [5])
+    bench.pool.tables.receive(link, frame)
     assert session.table is first
     assert stale_frames() == before + 1
     bench.run()
 
 
-def test_a_repeated_or_older_frame_is_dropped_and_counted(make_bench: MakeBench) -> None:
-    bench = make_bench(circuit_breaker=False)
-    _, link, session = begun(bench)
-    older = tables_frame(1, session.base_len, [5])
-    newest = tables_frame(1, session.base_len, [6])
-    bench.pool.receive(link, newest)
-    before, num_due = stale_frames(), link.num_due_columns
-    for frame in (newest, older):
-        bench.pool.receive(link, frame)
-    assert stale_frames() == before + 2
-    assert link.num_due_columns == num_due, "a repetition is not a requested table"
-    assert session.table.bonus_N.tolist() == [6]
-    bench.run()
-
-
-@pytest.mark.parametrize(("distance", "epoch"), [(-1, 5), (-2, 5), (0, 4), (0, 6)])
-def test_a_table_of_another_round_or_epoch_is_dropped_and_counted(
-    make_bench: MakeBench, distance: int, epoch: int
+@pytest.mark.parametrize("distance", [-1, -2])
+def test_a_table_of_another_round_is_dropped_and_counted(
+    make_bench: MakeBench, distance: int
 ) -> None:
     bench = make_bench()
-    _, link, session = begun(bench, epoch=5)
+    _, link, session = begun(bench)
     before = stale_frames()
-    bench.pool.receive(link, tables_frame(1, session.base_len + distance, [5], epoch=epoch))
+    bench.pool.tables.receive(link, tables_frame(1, session.base_len + distance, [5]))
     assert session.table is None
     assert stale_frames() == before + 1
-    bench.pool.receive(link, tables_frame(1, session.base_len, [5], epoch=5))
+    bench.pool.tables.receive(link, tables_frame(1, session.base_len, [5]))
     assert session.table is not None
 
 
@@ -296,11 +270,11 @@ def test_the_first_table_of_a_session_is_not_timed(
     bench = make_bench()
     _, link, session = begun(bench)
     bench.clock.time += 3.0
-    bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
+    bench.pool.tables.receive(link, tables_frame(1, session.base_len, [5]))
     bench.loop.run_round()
     assert link.batch_times.seconds_by_sessions == {}
     bench.clock.time += 0.5
-    bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
+    bench.pool.tables.receive(link, tables_frame(1, session.base_len, [5]))
     bench.loop.run_round()
     assert 0.5 < link.batch_times.seconds_by_sessions[1] < 0.7
 
@@ -314,16 +288,8 @@ def test_a_table_with_more_branches_than_agreed_is_rejected(make_bench: MakeBenc
     (link,) = bench.pool.links()
     session, _ = link.sessions.values()
     with pytest.raises(FrameError, match="a table has 3 branches, agreed are 2"):
-        bench.pool.receive(link, tables_frame(1, session.base_len, [5, 6, 7]))
+        bench.pool.tables.receive(link, tables_frame(1, session.base_len, [5, 6, 7]))
     bench.run()
-
-
-def empty_heads(num_rows: int) -> Frame:
-    """Return rows of heads without branches, each of another session."""
-    rows_RW = np.full((num_rows, row_width(LOOKAHEAD)), -1, dtype=np.int32)
-    rows_RW[:, :4] = 0
-    rows_RW[:, 0] = np.arange(1, num_rows + 1)
-    return Frame(FrameKind.TABLES, 1, next(_frame_numbers), rows_RW)
 
 
 def test_a_frame_with_more_rows_than_the_sessions_allow_is_rejected(
@@ -332,12 +298,12 @@ def test_a_frame_with_more_rows_than_the_sessions_allow_is_rejected(
     bench = make_bench()
     bench.join(SILENT)
     (link,) = bench.pool.links()
-    with pytest.raises(FrameError, match="1 rows, the tables of 0 sessions"):
-        bench.pool.receive(link, empty_heads(1))
+    with pytest.raises(FrameError, match="allowed are 0 tables: up to 0 rows"):
+        bench.pool.tables.receive(link, bytes(frame_bytes(1, LOOKAHEAD)))
     bench.submit([1, 2, 3], 40)
     bench.loop.run_round()
-    with pytest.raises(FrameError, match="4096 rows, the tables of 1 sessions have at most 3"):
-        bench.pool.receive(link, empty_heads(4096))
+    with pytest.raises(FrameError, match="allowed are 1 tables: up to 3 rows"):
+        bench.pool.tables.receive(link, bytes(frame_bytes(4, LOOKAHEAD)))
     bench.run()
 
 
@@ -347,10 +313,10 @@ def test_a_draft_may_send_as_many_tables_as_columns_were_requested(make_bench: M
     num_stale = LOOKAHEAD  # the columns of the opening; the commit of the round requested as many
     before = stale_frames()
     for _ in range(1 + num_stale):
-        bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
+        bench.pool.tables.receive(link, tables_frame(1, session.base_len, [5]))
     assert stale_frames() == before + num_stale
     with pytest.raises(FrameError, match="more tables than were requested"):
-        bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
+        bench.pool.tables.receive(link, tables_frame(1, session.base_len, [5]))
     bench.loop.run_round()
     bench.pool.detach(link, "it broke the rules")
     bench.run()
@@ -362,7 +328,7 @@ def test_a_later_frame_adds_columns_to_the_table(make_bench: MakeBench) -> None:
     before = stale_frames()
     for depth in (1, 3, 2):
         frame = tables_frame(1, session.base_len, [5, 6], depth=depth)
-        bench.pool.receive(link, frame)
+        bench.pool.tables.receive(link, frame)
     assert session.depth == 3
     assert stale_frames() == before + 1, "a table with fewer columns than before is stale"
     assert link.num_due_columns == LOOKAHEAD - 1, "those of the opening, less the stale table"
@@ -372,9 +338,9 @@ def test_a_later_frame_adds_columns_to_the_table(make_bench: MakeBench) -> None:
 def test_a_table_that_contradicts_its_earlier_columns_is_rejected(make_bench: MakeBench) -> None:
     bench = make_bench(circuit_breaker=False)
     _, link, session = begun(bench)
-    bench.pool.receive(link, tables_frame(1, session.base_len, [5, 6], depth=1))
+    bench.pool.tables.receive(link, tables_frame(1, session.base_len, [5, 6], depth=1))
     with pytest.raises(FrameError, match="contradicts the columns sent before"):
-        bench.pool.receive(link, tables_frame(1, session.base_len, [6, 5], depth=2))
+        bench.pool.tables.receive(link, tables_frame(1, session.base_len, [6, 5], depth=2))
     assert session.table.bonus_N.tolist() == [5, 6]
     bench.run()
 
@@ -440,4 +406,4 @@ def test_the_time_between_two_requests_is_not_that_of_a_round(make_bench: MakeBe
         bench.submit([1, 2, 3], max_tokens)
         bench.run()
         bench.clock.time += 100.0
-    assert bench.pool._tables.pace.plain_seconds < 1.0
+    assert bench.pool.tables.pace.plain_seconds < 1.0

@@ -12,12 +12,12 @@ from ssd.rpc.codec import SpeculationChange
 from ssd.settings import load
 from ssd.telemetry import SystemClock
 from ssd.testing.tokenizer import ByteTokenizer
+from ssd.transport import communicator
 from ssd.types import Mode, Peer
-from ssd_target import target as target_module
 from ssd_target.models import TargetModels
 from ssd_target.serving.streams import TokenStream
 from ssd_target.settings import TargetSettings
-from ssd_target.target import Target, offered_backends, pool_settings
+from ssd_target.target import Target, collective_channel, pool_settings
 
 
 @pytest.fixture
@@ -43,15 +43,17 @@ async def test_a_change_of_speculation_keeps_what_is_not_set(target: Target) -> 
 def test_a_collective_channel_offers_all_backends_of_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(target_module, "available_backends", lambda _device: ("nccl", "gloo"))
-    assert offered_backends("grpc", "cuda:0") == ()
-    assert offered_backends("collective", "cuda:0") == ("nccl", "gloo")
+    monkeypatch.setattr(communicator, "available_backends", lambda _device: ("nccl", "gloo"))
+    assert collective_channel("grpc", "cuda:0") == ((), None)
+    backends, set_up_channel = collective_channel("collective", "cuda:0")
+    assert backends == ("nccl", "gloo")
+    assert set_up_channel is not None
 
 
 def test_a_process_without_a_backend_is_told_to_use_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_module, "available_backends", lambda _device: ())
+    monkeypatch.setattr(communicator, "available_backends", lambda _device: ())
     with pytest.raises(SettingsError, match="has no gloo; set channel to grpc"):
-        offered_backends("collective", "cpu")
+        collective_channel("collective", "cpu")
 
 
 def test_the_channel_nccl_of_earlier_versions_names_its_replacement() -> None:

@@ -70,7 +70,6 @@ def make(parts: Served, port: int, settings: PluginSettings = SETTINGS) -> PoolS
         tokenizer_fingerprint="t",
         lookahead=LOOKAHEAD,
         branches=4,
-        channel="grpc",
         epoch=0,
         peer=Peer(),
     )

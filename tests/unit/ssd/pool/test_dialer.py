@@ -40,7 +40,6 @@ HELLO = Hello(
     tokenizer_fingerprint="f",
     lookahead=6,
     branches=24,
-    channel="grpc",
     epoch=3,
 )
 WELCOME = Welcome(epoch=3, max_sessions=4, lookahead=6, branches=24)

@@ -14,7 +14,6 @@ HELLO = Hello(
     tokenizer_fingerprint="f",
     lookahead=6,
     branches=24,
-    channel="grpc",
     epoch=3,
 )
 WELCOME = Welcome(epoch=3, max_sessions=4, lookahead=6, branches=24)
@@ -28,14 +27,13 @@ def test_a_welcome_must_repeat_the_values_of_the_hello() -> None:
 
 
 @pytest.mark.parametrize("max_sessions", [MAX_SESSIONS + 1, 2**32 - 1])
-def test_a_draft_with_too_many_sessions_is_rejected_with_the_field(
-    max_sessions: int,
-) -> None:
-    welcome = Welcome(
-        epoch=HELLO.epoch,
-        max_sessions=max_sessions,
-        lookahead=HELLO.lookahead,
-        branches=HELLO.branches,
-    )
+def test_a_draft_with_too_many_sessions_is_rejected_with_the_field(max_sessions: int) -> None:
     with pytest.raises(HandshakeError, match="max_sessions"):
-        check_welcome(HELLO, welcome)
+        check_welcome(HELLO, replace(WELCOME, max_sessions=max_sessions))
+
+
+@pytest.mark.parametrize("offered", [(), ("gloo",)])
+def test_a_backend_that_was_not_offered_is_refused(offered: tuple[str, ...]) -> None:
+    hello = replace(HELLO, backends=offered)
+    with pytest.raises(HandshakeError, match="backend: the draft chose nccl, offered: "):
+        check_welcome(hello, replace(WELCOME, backend="nccl"))

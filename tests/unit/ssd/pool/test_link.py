@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 
-from ssd.link_channel import LinkChannel
 from ssd.pool.link import DraftLink, Session
 from ssd.pool.session_registry import SessionRegistry
 from ssd.speculation.table import OutcomeTable
-from ssd.transport.inprocess import pair
 from ssd.types import Welcome
 
 LOOKAHEAD = 6
@@ -16,7 +14,7 @@ LOOKAHEAD = 6
 def opened(num_sessions: int) -> tuple[DraftLink, list[Session]]:
     """Sessions whose first tables, of base length 5, have arrived."""
     welcome = Welcome(epoch=1, max_sessions=8, lookahead=LOOKAHEAD, branches=2)
-    link = DraftLink("draft", welcome, LinkChannel(pair()[0]), lambda _message: None)
+    link = DraftLink("draft", welcome, lambda _message: None)
     registry = SessionRegistry()
     sessions = [registry.add(link, each, 5, 0.0, 105) for each in range(num_sessions)]
     for _ in sessions:

@@ -12,6 +12,7 @@ from ssd.pool.link_quality import (
     NUM_PINGS,
     LinkQuality,
     LinkTooSlowError,
+    RoundTrip,
     check_round_trip,
     measure,
 )
@@ -83,3 +84,22 @@ def test_a_round_trip_above_the_limit_is_refused_with_the_numbers() -> None:
         "place the draft nearer, or raise the limit"
     )
     assert (caught.value.quality.round_trip_seconds, caught.value.peer) == (0.00101, DRAFT)
+
+
+def test_heartbeats_without_the_expected_echo_are_no_measurement() -> None:
+    trip = RoundTrip()
+    assert not trip.receive(Heartbeat(), 1.0)
+    sent = trip.next_heartbeat(10.0)
+    assert not trip.receive(Heartbeat(), 10.1)
+    assert not trip.receive(Heartbeat(echo=sent.nonce + 1), 10.1)
+    assert trip.receive(Heartbeat(echo=sent.nonce), 10.2)
+    assert not trip.receive(Heartbeat(echo=sent.nonce), 10.3), "an echo counts once"
+
+
+def test_an_echo_slower_than_the_heartbeats_is_measured_in_full() -> None:
+    trip = RoundTrip()
+    sent = trip.next_heartbeat(10.0)
+    assert trip.next_heartbeat(10.25) == Heartbeat()
+    assert trip.receive(Heartbeat(echo=sent.nonce), 10.7)
+    assert trip.seconds == pytest.approx(0.7)
+    assert trip.next_heartbeat(10.75).nonce == sent.nonce + 1

@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd.link_channel import LinkChannel
 from ssd.pool.link import DraftLink, Session
 from ssd.pool.router import MIN_REMAINING_TOKENS, choose_link, session_to_move
 from ssd.pool.session_registry import SessionRegistry
-from ssd.transport.inprocess import pair
 from ssd.types import Welcome
 
 NOW = 10.0
@@ -19,7 +17,7 @@ NOW = 10.0
 
 def link(name: str = "draft", max_sessions: int = 4, max_len: int = 0, used: int = 0) -> DraftLink:
     welcome = Welcome(epoch=1, max_sessions=max_sessions, lookahead=3, branches=2, max_len=max_len)
-    made = DraftLink(name, welcome, LinkChannel(pair()[0]), lambda _message: None)
+    made = DraftLink(name, welcome, lambda _message: None)
     registry = SessionRegistry()
     for sequence_id in range(used):
         registry.add(made, sequence_id, 5, NOW, 105)

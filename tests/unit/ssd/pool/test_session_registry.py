@@ -3,17 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd.link_channel import LinkChannel
 from ssd.pool.link import DraftLink
 from ssd.pool.session_registry import SessionRegistry
 from ssd.pool.table_deadline import opening_seconds
-from ssd.transport.inprocess import pair
 from ssd.types import Welcome
 
 
 def link(name: str = "draft") -> DraftLink:
     welcome = Welcome(epoch=1, max_sessions=8, lookahead=3, branches=2)
-    return DraftLink(name, welcome, LinkChannel(pair()[0]), lambda _message: None)
+    return DraftLink(name, welcome, lambda _message: None)
 
 
 STEPS = st.lists(

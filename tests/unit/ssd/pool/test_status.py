@@ -4,7 +4,6 @@ from typing import cast
 
 import pytest
 
-from ssd.link_channel import LinkChannel
 from ssd.pool.link import DraftLink, LinkState, Session
 from ssd.pool.link_quality import LinkQuality
 from ssd.pool.pool import DraftPool
@@ -15,14 +14,13 @@ from ssd.pool.status import desired_draft_replicas, pool_status
 from ssd.rpc.pool_codec import LinkStatus
 from ssd.speculation.controller import Reason, Report
 from ssd.telemetry import SystemClock
-from ssd.transport.inprocess import pair
 from ssd.types import LookupResult, Peer, Welcome
 
 
 def link(max_sessions: int = 4, name: str = "10.0.0.1:1") -> DraftLink:
     peer = Peer(pod="demo-draft-0-x", node="n1", cell="0", weights_fingerprint="sha256:d")
     welcome = Welcome(epoch=3, max_sessions=max_sessions, lookahead=3, branches=4, peer=peer)
-    return DraftLink(name, welcome, LinkChannel(pair()[0]), lambda _message: None)
+    return DraftLink(name, welcome, lambda _message: None)
 
 
 def pool() -> DraftPool:
@@ -62,7 +60,7 @@ def test_the_status_of_a_link_has_its_epoch_sessions_counts_and_round_trip() -> 
     assert (status.running_sequences, status.waiting_sequences) == (2, 5)
     assert status.hit_rate == pytest.approx(3 / 5)
     assert (shown.draft_pod, shown.draft_node) == ("demo-draft-0-x", "n1")
-    assert shown.transport == mine.transport == "memory"
+    assert shown.transport == "tcp"
     assert (status.eligible_sequences, status.tokens_per_round) == (6.0, 2.5)
     assert status.speculative_sequences == 6.0
     assert status.desired_draft_replicas == 1.5

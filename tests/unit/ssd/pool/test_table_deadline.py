@@ -6,7 +6,6 @@ from ssd.pool.lookup import MIN_ACCEPTANCE
 from ssd.pool.table_deadline import (
     ColumnTimes,
     FirstFrames,
-    ProposalResult,
     RoundPace,
     Row,
     opening_seconds,
@@ -134,7 +133,7 @@ def test_the_acceptance_of_a_proposal_counts_for_the_source_of_each_token() -> N
     for _ in range(400):
         # All of two tokens of the table, one of two of the backup; the second case has no test of
         # the backup.
-        found.note_outcomes([ProposalResult(4, 2, 3), ProposalResult(4, 2, 1)])
+        found.note_outcomes([(4, 2, 3), (4, 2, 1)])
     assert found.from_tables.rate == pytest.approx(3 / 4, rel=1e-2)
     assert found.from_backup.rate == pytest.approx(1 / 2, rel=1e-2)
 
@@ -143,7 +142,7 @@ def test_a_backup_that_is_not_tested_for_long_is_tried_again() -> None:
     found = pace(of_backup=0.1)
     rates = []
     for _ in range(200):
-        found.note_outcomes([ProposalResult(2, 2, 2)])
+        found.note_outcomes([(2, 2, 2)])
         rates.append(found.from_backup.rate)
     assert rates == sorted(rates)
     assert rates[5] < MIN_ACCEPTANCE < rates[-1]
@@ -156,7 +155,7 @@ def test_no_round_waits_long_for_tokens_that_are_not_accepted() -> None:
 def test_rounds_without_proposals_do_not_change_the_acceptance() -> None:
     found = pace(0.6)
     for _ in range(1000):
-        found.note_outcomes([ProposalResult(0, 0, 0)])
+        found.note_outcomes([(0, 0, 0)])
     assert found.from_tables.rate == pytest.approx(0.6, rel=1e-3)
 
 

@@ -1,6 +1,5 @@
 import asyncio
 import contextlib
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from ssd.errors import FrameError, HandshakeError, LinkError
 from ssd.rpc import link as link_module
 from ssd.rpc.client import DraftClient
-from ssd.rpc.link import MAX_INCOMING, LinkCall, LinkFrames, LinkServerCall, RateLimit
+from ssd.rpc.link import MAX_INCOMING, LinkCall, LinkServerCall, RateLimit
 from ssd.rpc.link_codec import speculate_request
 from ssd.rpc.server import RpcServer
 from ssd.speculation.table import row_width
@@ -33,7 +32,6 @@ HELLO = Hello(
     tokenizer_fingerprint="f",
     lookahead=6,
     branches=24,
-    channel="grpc",
     epoch=1,
 )
 Serve = Callable[[LinkServerCall], Awaitable[None]]
@@ -165,34 +163,84 @@ async def test_a_draft_detects_a_lost_target() -> None:
             await link.receive()
 
 
-async def test_frames_are_passed_to_the_callback_on_the_loop_thread() -> None:
+async def test_frames_arrive_in_order_with_other_messages_from_any_thread() -> None:
+    received: list[object] = []
+
     async def serve(call: LinkServerCall) -> None:
-        frames = LinkFrames(call)
-        frames.start(frames.send, lambda _: None)
-        await receive_until_closed(call)
+        while (message := await call.receive()) is not None:
+            received.append(message)
+            call.send(b"tables")
 
     async with linked(serve) as link:
-        received: list[bytes] = []
-        threads: set[int] = set()
-        all_received = asyncio.Event()
-
-        def on_payload(payload: bytes) -> None:
-            received.append(payload)
-            threads.add(threading.get_ident())
-            if len(received) == 10:
-                all_received.set()
-
-        frames = LinkFrames(link)
-        frames.start(on_payload, lambda _: None)
+        sent: list[TargetMessage | bytes] = [HELLO, b"one", CloseSession(1), b"two", b""]
 
         def send_all() -> None:
-            for each in range(10):
-                frames.send(bytes([each]))
+            for message in sent:
+                link.send(message)
 
         await asyncio.to_thread(send_all)
-        await all_received.wait()
-        assert received == [bytes([each]) for each in range(10)]
-        assert threads == {threading.get_ident()}
+        assert [await link.receive() for _ in sent] == [b"tables"] * len(sent)
+        assert link.num_controls == 0
+    assert received == sent
+
+
+async def test_a_failed_link_raises_the_first_error_and_accepts_no_message() -> None:
+    async with linked(receive_until_closed) as link:
+        await asyncio.to_thread(link.fail, FrameError("a bad table"))
+        link.fail(LinkError("another error"))
+        for _ in range(2):
+            with pytest.raises(FrameError, match="a bad table"):
+                await link.receive()
+        with pytest.raises(LinkError, match="a bad table"):
+            link.send(Heartbeat())
+
+
+async def test_control_messages_renew_the_lease_and_frames_do_not() -> None:
+    async def serve(call: LinkServerCall) -> None:
+        while (message := await call.receive()) is not None:
+            call.send(b"tables" if isinstance(message, bytes) else Heartbeat())
+
+    async with linked(serve) as link:
+        for message, is_renewed in ((b"commits", False), (HELLO, True)):
+            link._control_at -= 1000.0
+            link.send(message)
+            await link.receive()
+            assert (link.silent_seconds < 1000.0) is is_renewed
+
+
+class RecordedChannel:
+    """Carries frames nowhere."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[bytes, int]] = []
+        self.is_closed = False
+
+    def send(self, frame: bytes, num_controls: int) -> None:
+        self.sent.append((frame, num_controls))
+
+    def note_control(self) -> None: ...
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    async def wait_closed(self) -> None:
+        assert self.is_closed
+
+
+async def test_a_channel_carries_frames_with_the_number_of_messages_before_them() -> None:
+    received: list[object] = []
+
+    async def serve(call: LinkServerCall) -> None:
+        while (message := await call.receive()) is not None:
+            received.append(message)
+
+    async with linked(serve) as link:
+        link.use(channel := RecordedChannel())
+        for message in (b"one", HELLO, CloseSession(1), b"two"):
+            link.send(message)
+    assert channel.sent == [(b"one", 0), (b"two", 2)]
+    assert received == [HELLO, CloseSession(1)]
+    assert channel.is_closed
 
 
 async def test_send_raises_a_link_error_if_its_queue_is_full() -> None:
@@ -252,22 +300,22 @@ async def test_cancelling_receive_loses_no_message() -> None:
         assert await link.receive() == Draining()
 
 
-async def test_an_exception_in_the_frame_callback_ends_the_link_and_is_logged(
-    caplog: pytest.LogCaptureFixture,
+async def test_a_bug_in_the_reader_ends_the_link_and_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def serve(call: LinkServerCall) -> None:
+        await call.receive()
         call.send(b"x")
         await receive_until_closed(call)
 
-    def fail(_payload: bytes) -> None:
+    def fail(_frame: bytes) -> None:
         raise ZeroDivisionError("a bug")
 
-    losses: list[Exception] = []
     async with linked(serve) as link:
-        LinkFrames(link).start(fail, losses.append)
+        monkeypatch.setattr(link, "deliver", fail)
+        link.send(HELLO)
         with pytest.raises(LinkError, match="failed"):
             await link.receive()
-    assert len(losses) == 1
     assert "link_failed" in caplog.text
 
 
@@ -323,16 +371,6 @@ async def test_a_link_is_read_at_a_bounded_rate(
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await link.receive()
-
-
-async def test_a_frame_before_the_end_of_the_handshake_ends_the_link() -> None:
-    async def serve(call: LinkServerCall) -> None:
-        call.send(b"x")
-        await receive_until_closed(call)
-
-    async with linked(serve) as link:
-        with pytest.raises(FrameError, match="before the end of the handshake"):
-            await link.receive()
 
 
 async def test_a_link_ends_if_its_peer_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from ssd.errors import FrameError, HandshakeError, LinkError
 from ssd.rpc.link_codec import (
+    OpeningBounds,
     draft_message,
     speculate_request,
     speculate_response,
@@ -34,7 +35,6 @@ HELLO = Hello(
     tokenizer_fingerprint="ab",
     lookahead=6,
     branches=24,
-    channel="grpc",
     epoch=3,
     peer=Peer(pod="p", node="n", cell="c"),
     backends=("nccl", "gloo"),
@@ -46,7 +46,7 @@ WELCOME = Welcome(
     branches=24,
     peer=Peer(pod="d", weights_fingerprint="sha256:d"),
     max_len=4096,
-    backends=("gloo",),
+    backend="gloo",
     backend_refusal="none",
 )
 OPENING = OpenSession(
@@ -206,8 +206,16 @@ def test_a_draft_message_out_of_bounds_is_a_link_error(message: pb2.SpeculateRes
 
 
 def test_a_long_opening_is_cut_to_max_tokens() -> None:
-    found = target_message(opening(token_ids=[1] * 100_000, max_len=100_000), max_tokens=10)
+    bounds = OpeningBounds(max_tokens=10)
+    found = target_message(opening(token_ids=[1] * 100_000, max_len=100_000), bounds)
     assert isinstance(found, OpenSession)
     assert found.token_ids == (1,) * 10
     with pytest.raises(FrameError, match="100000 tokens and max_len 99999"):
-        target_message(opening(token_ids=[1] * 100_000, max_len=99_999), max_tokens=10)
+        target_message(opening(token_ids=[1] * 100_000, max_len=99_999), bounds)
+
+
+def test_an_opening_with_a_token_outside_the_vocabulary_is_a_frame_error() -> None:
+    bounds = OpeningBounds(num_token_ids=10)
+    assert target_message(opening(token_ids=[9]), bounds)
+    with pytest.raises(FrameError, match=r"token id 10, allowed are 0\.\.9"):
+        target_message(opening(token_ids=[1, 10]), bounds)

@@ -9,21 +9,46 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from ssd.errors import FrameError
+from ssd.speculation import table as table_module
 from ssd.speculation.table import (
     Int32s,
     OutcomeTable,
+    frame_bytes,
     pack_commits,
     pack_tables,
     row_width,
-    unpack_commits,
-    unpack_tables,
 )
 from ssd.types import Branch, Commit, Explicit, Outcome
 
 LOOKAHEAD = 3
 VOCAB = 2**31
 WIDTH = row_width(LOOKAHEAD)
+BRANCHES = 6
 Plain = tuple[int, int, tuple[tuple[int, int, tuple[int, ...]], ...]]
+
+
+def unpack_tables(
+    frame: bytes | Int32s, num_token_ids: int = VOCAB, max_tables: int = 6
+) -> list[OutcomeTable]:
+    return table_module.unpack_tables(
+        bytes(frame),
+        LOOKAHEAD,
+        max_tables=max_tables,
+        branches=BRANCHES,
+        num_token_ids=num_token_ids,
+    )
+
+
+def unpack_commits(
+    frame: bytes | Int32s, num_token_ids: int = VOCAB, max_commits: int = 6
+) -> list[Commit]:
+    return table_module.unpack_commits(
+        bytes(frame), LOOKAHEAD, max_commits=max_commits, num_token_ids=num_token_ids
+    )
+
+
+def rows_of(frame: bytes) -> Int32s:
+    return np.frombuffer(frame, dtype="<i4").reshape(-1, WIDTH)
 
 
 def make_table(
@@ -94,7 +119,7 @@ class TestExtends:
 
 def test_a_table_is_a_head_row_and_one_row_for_each_branch() -> None:
     table = make_table([(0, 7), (2, 8)], [[1, 2, -1], [4, 5, -1]])
-    assert pack_tables([table], WIDTH).tolist() == [
+    assert rows_of(pack_tables([table], LOOKAHEAD)).tolist() == [
         [4, 9, 2, 2, -1, -1, -1, -1, -1, -1],
         [0, 7, 1, 2, -1, -1, -1, -1, -1, -1],
         [2, 8, 4, 5, -1, -1, -1, -1, -1, -1],
@@ -107,7 +132,7 @@ def test_a_commit_is_one_row() -> None:
         Commit(6, 1, Outcome(0, 7), Explicit((1, 2)), waited_us=2500),
         Commit(7, 1, Outcome(0, 7), Explicit()),
     ]
-    assert pack_commits(commits, LOOKAHEAD).tolist() == [
+    assert rows_of(pack_commits(commits, LOOKAHEAD)).tolist() == [
         [4, 9, 2, 8, 5, 3, 0, -1, -1, -1],
         [6, 1, 0, 7, -1, 2, 2500, 1, 2, -1],
         [7, 1, 0, 7, -1, 0, 0, -1, -1, -1],
@@ -115,9 +140,9 @@ def test_a_commit_is_one_row() -> None:
 
 
 def test_a_frame_without_rows_has_no_tables_and_commits() -> None:
-    assert pack_tables([], WIDTH).shape == (0, WIDTH)
-    assert unpack_tables(pack_tables([], WIDTH), LOOKAHEAD, VOCAB) == []
-    assert unpack_commits(pack_commits([], LOOKAHEAD), LOOKAHEAD) == []
+    assert pack_tables([], LOOKAHEAD) == pack_commits([], LOOKAHEAD) == b""
+    assert unpack_tables(b"") == []
+    assert unpack_commits(b"") == []
 
 
 numbers = st.integers(0, 2**31 - 1)
@@ -137,7 +162,7 @@ def tables(draw: st.DrawFn) -> OutcomeTable:
 @given(st.lists(tables(), max_size=5, unique_by=lambda table: table.session))
 @settings(max_examples=60, deadline=None)
 def test_unpacked_tables_equal_the_packed_ones(sent: list[OutcomeTable]) -> None:
-    received = unpack_tables(pack_tables(sent, WIDTH), LOOKAHEAD, VOCAB)
+    received = unpack_tables(pack_tables(sent, LOOKAHEAD))
     assert [plain(table) for table in received] == [plain(table) for table in sent]
 
 
@@ -154,23 +179,19 @@ commits_of_any_kind = st.builds(
 @given(st.lists(commits_of_any_kind, max_size=5, unique_by=lambda commit: commit.session))
 @settings(max_examples=60, deadline=None)
 def test_unpacked_commits_equal_the_packed_ones(sent: list[Commit]) -> None:
-    assert unpack_commits(pack_commits(sent, LOOKAHEAD), LOOKAHEAD) == sent
+    assert unpack_commits(pack_commits(sent, LOOKAHEAD)) == sent
 
 
-TABLES_RW = pack_tables(
-    [
-        make_table([(0, 7), (2, 8)], [[1, 2, -1], [4, 5, -1]]),
-        make_table([(1, 7)], [[1, 2, 3]], session=5),
-    ],
-    WIDTH,
-)
-COMMITS_RW = pack_commits(
-    [
-        Commit(4, 9, Outcome(2, 8), Branch(5, 3)),
-        Commit(6, 1, Outcome(0, 7), Explicit((1, 2))),
-    ],
-    LOOKAHEAD,
-)
+TABLES = [
+    make_table([(0, 7), (2, 8)], [[1, 2, -1], [4, 5, -1]]),
+    make_table([(1, 7)], [[1, 2, 3]], session=5),
+]
+TABLES_RW = rows_of(pack_tables(TABLES, LOOKAHEAD))
+COMMITS = [
+    Commit(4, 9, Outcome(2, 8), Branch(5, 3)),
+    Commit(6, 1, Outcome(0, 7), Explicit((1, 2))),
+]
+COMMITS_RW = rows_of(pack_commits(COMMITS, LOOKAHEAD))
 
 
 def altered(rows_RW: Int32s, row: int, column: int, value: int) -> Int32s:
@@ -206,7 +227,7 @@ def test_a_bad_number_in_a_table_is_rejected_with_row_and_column(
     row: int, column: int, value: int
 ) -> None:
     with pytest.raises(FrameError, match=f"row {row}, column {column}: {value} "):
-        unpack_tables(altered(TABLES_RW, row, column, value), LOOKAHEAD, VOCAB)
+        unpack_tables(altered(TABLES_RW, row, column, value))
 
 
 @pytest.mark.parametrize(
@@ -231,57 +252,63 @@ def test_a_bad_number_in_a_commit_is_rejected_with_row_and_column(
     row: int, column: int, value: int
 ) -> None:
     with pytest.raises(FrameError, match=f"row {row}, column {column}: {value} "):
-        unpack_commits(altered(COMMITS_RW, row, column, value), LOOKAHEAD)
+        unpack_commits(altered(COMMITS_RW, row, column, value))
 
 
 def test_a_depth_that_is_not_that_of_the_branches_is_rejected() -> None:
     with pytest.raises(FrameError, match="branch row 1, column 3: 2 "):
-        unpack_tables(altered(TABLES_RW, 0, 3, 1), LOOKAHEAD, VOCAB)
+        unpack_tables(altered(TABLES_RW, 0, 3, 1))
     with pytest.raises(FrameError, match="branch row 1, column 4: -1 "):
-        unpack_tables(altered(TABLES_RW, 0, 3, 3), LOOKAHEAD, VOCAB)
+        unpack_tables(altered(TABLES_RW, 0, 3, 3))
 
 
 def test_repeated_outcomes_sessions_and_commits_are_rejected() -> None:
     outcome_twice_RW = altered(altered(TABLES_RW, 2, 0, 0), 2, 1, 7)
     with pytest.raises(FrameError, match=r"outcome .* twice"):
-        unpack_tables(outcome_twice_RW, LOOKAHEAD, VOCAB)
+        unpack_tables(outcome_twice_RW)
     with pytest.raises(FrameError, match=r"table .* twice"):
-        unpack_tables(altered(TABLES_RW, 3, 0, 4), LOOKAHEAD, VOCAB)
+        unpack_tables(altered(TABLES_RW, 3, 0, 4))
     with pytest.raises(FrameError, match=r"commit .* twice"):
-        unpack_commits(COMMITS_RW[[0, 1, 0]], LOOKAHEAD)
+        unpack_commits(COMMITS_RW[[0, 1, 0]])
 
 
 def test_a_token_outside_the_vocabulary_is_rejected_in_every_column() -> None:
-    assert len(unpack_tables(TABLES_RW, LOOKAHEAD, 9)) == 2
+    assert len(unpack_tables(TABLES_RW, 9)) == 2
     for row, column in ((1, 1), (2, 1), (4, 4)):
-        with pytest.raises(FrameError, match="a table holds token id 9, the vocabulary has 9"):
-            unpack_tables(altered(TABLES_RW, row, column, 9), LOOKAHEAD, 9)
+        with pytest.raises(FrameError, match="a table has token id 9, the vocabulary has 9"):
+            unpack_tables(altered(TABLES_RW, row, column, 9), 9)
 
 
 def test_session_and_base_length_may_be_larger_than_the_vocabulary() -> None:
-    rows_RW = pack_tables([make_table([(0, 7)], [[1, 2, 3]], session=70, base_len=90)], WIDTH)
-    assert len(unpack_tables(rows_RW, LOOKAHEAD, 9)) == 1
+    sent = [make_table([(0, 7)], [[1, 2, 3]], session=70, base_len=90)]
+    assert len(unpack_tables(pack_tables(sent, LOOKAHEAD), 9)) == 1
 
 
 def test_two_tables_may_contain_the_same_outcome() -> None:
     sent = [make_table([(0, 7)], [[1, 2, 3]], session) for session in (1, 2)]
-    assert len(unpack_tables(pack_tables(sent, WIDTH), LOOKAHEAD, VOCAB)) == 2
+    assert len(unpack_tables(pack_tables(sent, LOOKAHEAD))) == 2
 
 
-@pytest.mark.parametrize(
-    "rows_RW",
-    [
-        np.zeros((2, WIDTH - 1), dtype=np.int32),
-        np.zeros((2, WIDTH + 1), dtype=np.int32),
-        np.zeros(WIDTH, dtype=np.int32),
-        np.zeros((2, WIDTH), dtype=np.int64),
-    ],
-)
-def test_rows_of_another_shape_or_type_are_rejected(rows_RW: Int32s) -> None:
-    with pytest.raises(FrameError):
-        unpack_tables(rows_RW, LOOKAHEAD, VOCAB)
-    with pytest.raises(FrameError):
-        unpack_commits(rows_RW, LOOKAHEAD)
+def test_a_token_of_a_commit_outside_the_vocabulary_is_rejected() -> None:
+    assert unpack_commits(COMMITS_RW, 9) == COMMITS
+    for row, column in ((0, 3), (1, 7), (1, 8)):
+        with pytest.raises(FrameError, match="a commit has token id 9, the vocabulary has 9"):
+            unpack_commits(altered(COMMITS_RW, row, column, 9), 9)
+
+
+def test_a_frame_with_too_many_rows_or_branches_or_a_part_of_a_row_is_rejected() -> None:
+    frame = pack_tables(TABLES, LOOKAHEAD)
+    assert len(unpack_tables(frame, max_tables=2)) == 2
+    with pytest.raises(FrameError, match="allowed are 0 tables: up to 0 rows of 40 bytes"):
+        unpack_tables(frame, max_tables=0)
+    with pytest.raises(FrameError, match="allowed are 1 commits: up to 1 rows"):
+        unpack_commits(COMMITS_RW, max_commits=1)
+    wide = make_table([(0, each) for each in range(BRANCHES + 1)], [[1, 2, 3]] * (BRANCHES + 1))
+    with pytest.raises(FrameError, match="a table has 7 branches, agreed are 6"):
+        unpack_tables(pack_tables([wide], LOOKAHEAD))
+    for unpack in (unpack_tables, unpack_commits):
+        with pytest.raises(FrameError, match=r"a frame has 41 bytes"):
+            unpack(frame[: frame_bytes(1, LOOKAHEAD) + 1])
 
 
 elements = st.one_of(st.integers(-2, 4), st.integers(-(2**31), 2**31 - 1))
@@ -292,9 +319,9 @@ shapes = st.tuples(st.integers(0, 6), st.sampled_from([WIDTH, WIDTH, WIDTH, 0, 3
 @settings(max_examples=150, deadline=None)
 def test_random_rows_raise_only_frame_errors(rows_RW: Int32s) -> None:
     with suppress(FrameError):
-        unpack_tables(rows_RW, LOOKAHEAD, VOCAB)
+        unpack_tables(rows_RW)
     with suppress(FrameError):
-        unpack_commits(rows_RW, LOOKAHEAD)
+        unpack_commits(rows_RW)
 
 
 @given(st.integers(0, 4), st.integers(0, WIDTH - 1), elements)
@@ -304,7 +331,7 @@ def test_accepted_rows_with_one_change_are_packed_to_the_same_rows(
 ) -> None:
     tables_RW = altered(TABLES_RW, row, column, value)
     try:
-        received = unpack_tables(tables_RW, LOOKAHEAD, VOCAB)
+        received = unpack_tables(tables_RW)
     except FrameError:
         return
-    np.testing.assert_array_equal(pack_tables(received, WIDTH), tables_RW)
+    np.testing.assert_array_equal(rows_of(pack_tables(received, LOOKAHEAD)), tables_RW)

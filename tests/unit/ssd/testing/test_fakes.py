@@ -1,9 +1,8 @@
 import pytest
 
-from ssd.ports import ByteStream, Clock, Tokenizer, TokenSink
+from ssd.ports import Clock, Tokenizer, TokenSink
 from ssd.testing.clock import FakeClock
 from ssd.testing.sink import ListSink
-from ssd.testing.stream import memory_streams
 from ssd.testing.tokenizer import ByteTokenizer
 from ssd.types import FinishReason, GenerationChunk
 
@@ -11,10 +10,8 @@ from ssd.types import FinishReason, GenerationChunk
 def test_the_fakes_fit_their_protocols() -> None:
     clock: Clock = FakeClock()
     tokenizer: Tokenizer = ByteTokenizer()
-    stream: ByteStream = memory_streams()[0]
     assert clock.now() == 0.0
     assert tokenizer.vocab_size == 257
-    stream.close()
 
 
 def test_a_sink_has_a_reader_that_may_leave() -> None:

@@ -1,10 +1,12 @@
-"""What a collective channel adds to the contract of channels: bounds, and what it releases."""
+"""A collective channel: order, bounds, losses, and what it releases."""
 
 import asyncio
 import contextlib
 import socket
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,34 +23,137 @@ from tests.unit.ssd.transport.gloo_pair import (
 from ssd.errors import FrameError, LinkError
 from ssd.threads import in_daemon_thread
 from ssd.transport import collective_channel, gloo
-from ssd.transport.collective_channel import MAX_OUTGOING, CollectiveChannel
+from ssd.transport.collective_channel import HEADER_WORDS, MAX_OUTGOING, CollectiveChannel
 from ssd.transport.communicator import Place, available_backends
-from ssd.transport.frame import HEADER_WORDS, Frame, FrameKind, FrameLimits
 from ssd.transport.gloo import GlooCommunicator, local_address
 from ssd.transport.probe import probe
 from ssd.transport.rendezvous import MAX_ENTRIES, LinkStore
 
-LIMITS = FrameLimits(max_rows=8, max_width=4)
+MAX_BYTES = 128
 MAX_SECONDS = 20.0
 
 
-def frame(number: int) -> Frame:
-    return Frame(FrameKind.TABLES, 1, number, np.full((2, 3), number, dtype=np.int32))
+def frame(number: int) -> bytes:
+    return np.full(6, number, dtype=np.int32).tobytes()
+
+
+@dataclass
+class FakeLink:
+    """Records what a channel delivers."""
+
+    name: str = "peer"
+    num_controls: int = 0
+    frames: list[bytes] = field(default_factory=list)
+    errors: list[LinkError] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def deliver(self, received: bytes) -> None:
+        self.frames.append(received)
+        self.changed.set()
+
+    def fail(self, error: LinkError) -> None:
+        self.errors.append(error)
+        self.changed.set()
+
+    async def wait(self, num_frames: int = 0, num_errors: int = 0) -> None:
+        async with asyncio.timeout(MAX_SECONDS):
+            while len(self.frames) < num_frames or len(self.errors) < num_errors:
+                self.changed.clear()
+                await self.changed.wait()
+
+
+class End(CollectiveChannel):
+    """One end, and its link."""
+
+    def __init__(self, communicator: GlooCommunicator) -> None:
+        self.link = FakeLink()
+        super().__init__(communicator, cast(Any, self.link), MAX_BYTES, MAX_BYTES)
+        self.open()
+
+    async def end(self) -> None:
+        self.close()
+        async with asyncio.timeout(MAX_SECONDS):
+            await self.wait_closed()
 
 
 @contextlib.asynccontextmanager
-async def channels() -> AsyncIterator[tuple[CollectiveChannel, CollectiveChannel]]:
+async def channels() -> AsyncIterator[tuple[End, End]]:
     async with joined() as (near, far):
-        left, right = (CollectiveChannel(each, LIMITS, LIMITS) for each in (near, far))
-        left.open()
-        right.open()
+        left, right = End(near), End(far)
         yield left, right
-        for each in (left, right):
-            each.close()
-            await each.wait_closed()
+        await left.end()
+        await right.end()
 
 
 def ignore(*_args: object) -> None: ...
+
+
+async def test_frames_arrive_whole_and_in_order_both_ways_from_any_thread() -> None:
+    async with channels() as (left, right):
+        sent = [frame(number) for number in range(50)]
+
+        def send_all() -> None:
+            for each in sent:
+                left.send(each, 0)
+                right.send(each, 0)
+
+        await asyncio.to_thread(send_all)
+        await right.link.wait(50)
+        await left.link.wait(50)
+        assert left.link.frames == right.link.frames == sent
+
+
+async def test_a_frame_waits_for_the_messages_that_were_sent_before_it() -> None:
+    async with channels() as (left, right):
+        for number in (0, 2, 1):
+            left.send(frame(number), number)
+        await right.link.wait(1)
+        right.link.num_controls = 1
+        right.note_control()
+        await asyncio.sleep(0)
+        assert right.link.frames == [frame(0)]
+        right.link.num_controls = 2
+        right.note_control()
+        await right.link.wait(3)
+        assert right.link.frames == [frame(0), frame(2), frame(1)]
+
+
+async def test_frames_sent_before_a_close_still_arrive_and_only_the_peer_is_notified() -> None:
+    async with channels() as (left, right):
+        for number in range(20):
+            left.send(frame(number), 0)
+        left.close()
+        left.close()
+        await right.link.wait(20, num_errors=1)
+        assert len(right.link.frames) == 20
+        assert left.link.errors == []
+        with pytest.raises(LinkError, match="closed"):
+            left.send(frame(1), 0)
+
+
+async def test_a_frame_that_is_too_large_is_refused_by_its_sender_and_the_channel_stays() -> None:
+    async with channels() as (left, right):
+        with pytest.raises(FrameError, match="132 bytes, allowed are 128"):
+            left.send(bytes(MAX_BYTES + 4), 0)
+        left.send(bytes(MAX_BYTES), 0)
+        await right.link.wait(1)
+
+
+@pytest.mark.parametrize("header", [(-4, 0), (MAX_BYTES + 4, 0), (3, 0), (4, -1)])
+async def test_a_malformed_header_ends_the_link(header: tuple[int, int]) -> None:
+    async with joined() as (near, far):
+        right = End(far)
+        slot = near.slot(HEADER_WORDS)
+        slot.words[:] = header
+        sending = near.send(slot, HEADER_WORDS)
+        await right.link.wait(num_errors=1)
+        assert isinstance(right.link.errors[0], FrameError)
+        assert right.link.frames == []
+        with pytest.raises(LinkError):
+            right.send(frame(1), 0)
+        await right.end()
+        del sending
+        near.close()
 
 
 async def test_a_closed_channel_holds_no_descriptor_and_no_thread() -> None:
@@ -56,11 +161,9 @@ async def test_a_closed_channel_holds_no_descriptor_and_no_thread() -> None:
         pass
     before = held()
     for _ in range(3):
-        async with channels() as (left, right):
-            right.start(ignore, ignore)
-            left.start(ignore, ignore)
+        async with channels() as (left, _):
             for number in range(10):
-                left.send(frame(number))
+                left.send(frame(number), 0)
         await until_released(before)
 
 
@@ -69,13 +172,11 @@ async def test_a_lost_channel_holds_nothing_before_it_is_closed() -> None:
         pass
     before = held()
     async with joined() as (near, far):
-        channel = CollectiveChannel(near, LIMITS, LIMITS)
-        lost: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        channel.open()
-        channel.start(ignore, lost.set_result)
+        channel = End(near)
         far.close()
+        await channel.link.wait(num_errors=1)
+        assert "gloo connection is lost" in str(channel.link.errors[0])
         async with asyncio.timeout(MAX_SECONDS):
-            assert "gloo connection is lost" in str(await lost)
             await channel.wait_closed()
         del near, far
     await until_released(before)
@@ -83,33 +184,13 @@ async def test_a_lost_channel_holds_nothing_before_it_is_closed() -> None:
 
 async def test_frames_to_a_peer_that_receives_none_are_refused_at_the_bound() -> None:
     async with joined() as (near, far):
-        left = CollectiveChannel(near, LIMITS, LIMITS)
-        left.open()
-        left.start(ignore, ignore)
+        left = End(near)
         for number in range(MAX_OUTGOING):
-            left.send(frame(number))
+            left.send(frame(number), 0)
         with pytest.raises(LinkError, match="64 wait to be sent"):
-            left.send(frame(MAX_OUTGOING))
-        left.close()
-        async with asyncio.timeout(MAX_SECONDS):
-            await left.wait_closed()
+            left.send(frame(MAX_OUTGOING), 0)
+        await left.end()
         far.close()
-
-
-async def test_a_frame_that_claims_a_negative_shape_is_malformed() -> None:
-    async with joined() as (near, far):
-        right = CollectiveChannel(far, LIMITS, LIMITS)
-        right.open()
-        lost: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        right.start(ignore, lost.set_result)
-        slot = near.slot(HEADER_WORDS)
-        slot.words[:] = (0x53534446, 1, 2, 1, 1, -5, -7, 0)
-        sending = near.send(slot, HEADER_WORDS)
-        async with asyncio.timeout(MAX_SECONDS):
-            assert isinstance(await lost, FrameError)
-            await right.wait_closed()
-        del sending
-        near.close()
 
 
 async def test_a_slow_reader_makes_the_peer_wait_and_loses_no_frame(
@@ -117,21 +198,10 @@ async def test_a_slow_reader_makes_the_peer_wait_and_loses_no_frame(
 ) -> None:
     monkeypatch.setattr(collective_channel, "MAX_UNDELIVERED", 2)
     async with channels() as (left, right):
-        numbers: list[int] = []
-        is_complete = asyncio.Event()
-
-        def on_frame(received: Frame) -> None:
-            numbers.append(received.sequence_number)
-            if len(numbers) == 40:
-                is_complete.set()
-
-        left.start(ignore, ignore)
-        right.start(on_frame, ignore)
         for number in range(40):
-            left.send(frame(number))
-        async with asyncio.timeout(MAX_SECONDS):
-            await is_complete.wait()
-        assert numbers == list(range(40))
+            left.send(frame(number), 0)
+        await right.link.wait(40)
+        assert right.link.frames == [frame(number) for number in range(40)]
 
 
 async def test_a_communicator_is_measured() -> None:
@@ -236,18 +306,9 @@ async def test_a_bug_in_a_thread_of_the_channel_loses_it(monkeypatch: pytest.Mon
     def fail(*_args: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(collective_channel, "decode", fail)
     monkeypatch.setattr(threading, "excepthook", ignore)
-    async with joined() as (near, far):
-        left, right = (CollectiveChannel(each, LIMITS, LIMITS) for each in (near, far))
-        lost: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        for each in (left, right):
-            each.open()
-        left.start(ignore, ignore)
-        right.start(ignore, lost.set_result)
-        left.send(frame(1))
-        async with asyncio.timeout(MAX_SECONDS):
-            assert "no receiver" in str(await lost)
-            for each in (left, right):
-                each.close()
-                await each.wait_closed()
+    async with channels() as (left, right):
+        monkeypatch.setattr(right, "_content", fail)
+        left.send(frame(1), 0)
+        await right.link.wait(num_errors=1)
+        assert "no receiver" in str(right.link.errors[0])

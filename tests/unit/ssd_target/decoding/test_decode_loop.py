@@ -21,7 +21,6 @@ WRONG_TABLES = [
     Behaviour.AHEAD,
     Behaviour.GARBAGE,
     Behaviour.FOREIGN,
-    Behaviour.OLD_EPOCH,
 ]
 
 MakeBench = Callable[..., Any]
