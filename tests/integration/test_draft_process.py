@@ -135,7 +135,6 @@ def hello(folder: Path, **changes: Any) -> Hello:
         "tokenizer_fingerprint": tokenizer.fingerprint,
         "lookahead": K,
         "branches": N,
-        "channel": "grpc",
         "epoch": 1,
     }
     return Hello(**(fields | changes))
@@ -235,7 +234,6 @@ async def test_a_gap_closes_the_session_and_not_the_link(
         ("tokenizer_fingerprint", "other"),
         ("lookahead", K + 1),
         ("branches", N + 1),
-        ("channel", "collective"),
     ],
 )
 async def test_a_target_that_does_not_match_is_refused_with_the_name_of_the_field(
@@ -275,7 +273,7 @@ async def test_a_draft_with_fewer_embeddings_than_tokens_serves_the_ids_it_has(
                 await call.receive()
         async with target(process, folder, vocab_size=250) as link:
             link.open(1, (1, 250))
-            with pytest.raises(LinkError, match=r"token ids of 0\.\.249"):
+            with pytest.raises(LinkError, match=r"token id 250, allowed are 0\.\.249"):
                 await link.receive()
         for bonus, proposal in ((250, ()), (1, (2, 250))):
             async with target(process, folder, vocab_size=250) as link:

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Rows
 from ssd.errors import LinkError
 from ssd.pool.circuit_breaker import LATE_ROUNDS
 from ssd.pool.link import DraftLink, LinkState, Session
-from ssd.pool.lookup import look_up_outcome, without_session
+from ssd.pool.lookup import without_session
 from ssd.pool.rounds import (
     NO_TABLE_NEEDED,
     Lookup,
@@ -341,9 +341,7 @@ class DraftPool:
     def _look_up_one(self, after: Continuation, session: Session | None) -> Lookup:
         if session is None:
             return without_session(after)
-        # Read once: the asyncio loop may replace it.
-        table = session.table
-        lookup = look_up_outcome(after, table, self.tables.proposal(after, table))
+        lookup = self.tables.look_up(after, session.table)
         session.num_from_table = lookup.num_from_table
         if lookup.result in (LookupResult.HIT, LookupResult.MISS):
             self.tables.pace.hits.note(1, lookup.result is LookupResult.HIT)

@@ -6,8 +6,8 @@ from collections.abc import Sequence as Rows
 from math import inf
 
 from ssd.pool.link import DraftLink, Session
-from ssd.pool.lookup import Proposal, propose
-from ssd.pool.rounds import PoolSettings
+from ssd.pool.lookup import look_up
+from ssd.pool.rounds import Lookup, PoolSettings
 from ssd.pool.sequence import Continuation
 from ssd.pool.session_registry import SessionRegistry
 from ssd.pool.table_deadline import RoundPace, Row, wait_until
@@ -38,7 +38,7 @@ class TableCollector:
         self.pace = RoundPace()
         self.waited_seconds = 0.0
         """How long the newest round waited."""
-        self._proposals: dict[SequenceId, tuple[OutcomeTable | None, Proposal]] = {}
+        self._lookups: dict[SequenceId, tuple[OutcomeTable | None, Lookup]] = {}
         """Of the current round, with the table that they are from."""
 
     def configure(self, settings: PoolSettings) -> None:
@@ -79,7 +79,7 @@ class TableCollector:
             num_others: sequences that continue and that no draft knows; they wait too.
             before_wait: called once if the round waits.
         """
-        self._proposals.clear()
+        self._lookups.clear()
         begun_at = now = self._clock.now()
         deadline = begun_at + self._settings.deadline_seconds
         while (until := min(deadline, self._until(continuing, num_others, begun_at, now))) > now:
@@ -93,13 +93,13 @@ class TableCollector:
         found = (self._sessions.find(each.sequence_id) for each in continuing)
         return {each.sequence_id: each for each in found if each and each.is_open}
 
-    def proposal(self, after: Continuation, table: OutcomeTable | None) -> Proposal:
-        """Return the proposal of a sequence; the text is searched once for each column."""
-        known = self._proposals.get(after.sequence_id)
+    def look_up(self, after: Continuation, table: OutcomeTable | None) -> Lookup:
+        """Return the lookup of a sequence; the text is searched once for each column."""
+        known = self._lookups.get(after.sequence_id)
         if known is None or known[0] is not table:
             backup = BACKUPS[self._settings.backup]
-            known = table, propose(after, table, backup, self.pace.from_backup.rate)
-            self._proposals[after.sequence_id] = known
+            known = table, look_up(after, table, backup, self.pace.from_backup.rate)
+            self._lookups[after.sequence_id] = known
         return known[1]
 
     def _until(
@@ -115,5 +115,6 @@ class TableCollector:
         session = self._sessions.find(after.sequence_id)
         if session is None or not session.is_open:
             return Row(0)
-        found = self.proposal(after, session.table)
-        return session.row(found.num_from_backup, found.num_from_table, after.max_tokens)
+        found = self.look_up(after, session.table)
+        num_from_backup = len(found.tokens) - found.num_from_table
+        return session.row(num_from_backup, found.num_from_table, after.max_tokens)

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ssd.pool.lookup import look_up_outcome, propose, without_session
+from ssd.pool import lookup as lookup_module
+from ssd.pool.lookup import without_session
 from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup, NewSequence, VerifiedRound
 from ssd.pool.sequence import Continuation, DraftedSequence, continuation
 from ssd.speculation.table import OutcomeTable
@@ -34,8 +35,7 @@ def look_up(
     acceptance: float = 0.5,
 ) -> Lookup:
     after = continued(outcome, remaining)
-    proposal = propose(after, table, lambda text, num: tuple(text[:num]), acceptance)
-    return look_up_outcome(after, table, proposal)
+    return lookup_module.look_up(after, table, lambda text, num: tuple(text[:num]), acceptance)
 
 
 def continued(outcome: Outcome, remaining: int = 10) -> Continuation:
