@@ -14,10 +14,19 @@ from ssd_operator.api.spec import GROUP, KIND, PLURAL, VERSION, Object, Spec
 from ssd_operator.api.status import STATUS
 
 _RESOURCE_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+_SERVICES = "^.*-(targets|gateway|draft(-[0-9]+)?)$"
+"""Names of Services of other resources, which clients of this one would reach."""
 _NAMED = (
-    f"self.metadata.name.size() <= 40 && self.metadata.name.matches('{_RESOURCE_NAME}')",
-    "metadata.name: children add to it, so it has at most 40 characters of a-z, 0-9 and '-', "
-    "begins with a letter and does not end with '-'",
+    (
+        f"self.metadata.name.size() <= 40 && self.metadata.name.matches('{_RESOURCE_NAME}')",
+        "metadata.name: children add to it, so it has at most 40 characters of a-z, 0-9 and '-', "
+        "begins with a letter and does not end with '-'",
+    ),
+    (
+        f"!self.metadata.name.matches('{_SERVICES}')",
+        "metadata.name: names that end in -targets, -gateway, -draft or -draft-NUMBER are those of "
+        "other resources' Services, use another one",
+    ),
 )
 
 _NOT_STRUCTURAL = {"title", "$defs", "$ref", "anyOf"}
@@ -88,7 +97,7 @@ def crd() -> Object:
     ]
     root = version["schema"]["openAPIV3Schema"]
     root["properties"] |= {"spec": structural(Spec), "status": _structural(STATUS, {})}
-    root |= rules(_NAMED)
+    root |= rules(*_NAMED)
     return definition
 
 

@@ -58,7 +58,7 @@ _SYSTEM_FOLDERS = (
 
 Accelerator = Literal["nvidia", "cpu"]
 Sharing = Literal["Cell", "Pool"]
-ScalingMode = Literal["None", "Internal", "HPA", "KEDA", "External"]
+ScalingMode = Literal["None", "Internal", "External"]
 
 
 class Model(Block):
@@ -137,7 +137,7 @@ class Process(Block):
     pod_template: PodOverrides = Field(default_factory=PodOverrides)
 
 
-class Target(Process):
+class TargetSpec(Process):
     """The model whose text is served, one pod per cell."""
 
     replicas: Annotated[int, between(1, 8)] = 1
@@ -165,15 +165,6 @@ class Target(Process):
     """Time after SIGTERM in which open streams may finish. A change replaces targets."""
 
 
-class Keda(Block):
-    """Settings of mode KEDA."""
-
-    server_address: Annotated[str, text(512, pattern="^https?://[!-~]+$")]
-    """URL of Prometheus."""
-    fallback_replicas: Annotated[int, between(0, _MOST_DRAFTS)] = 1
-    """Number of drafts while Prometheus does not answer."""
-
-
 class Autoscaling(Block):
     """Scaling of the drafts; absent leaves draft.replicas as it is. A change replaces no pod."""
 
@@ -182,14 +173,10 @@ class Autoscaling(Block):
             "self.minReplicas <= self.maxReplicas",
             "minReplicas is above maxReplicas: lower the one or raise the other",
         ),
-        (
-            "self.mode != 'KEDA' || has(self.keda)",
-            "mode KEDA reads a metric of Prometheus: give keda",
-        ),
     )
     mode: ScalingMode = "Internal"
-    """Who writes draft.replicas. None: you. Internal: the operator. HPA, KEDA: an object that the
-    operator creates. External: another scaler, through /scale."""
+    """Who writes draft.replicas. None: you. Internal: the operator. External: another scaler, such
+    as an HPA, through /scale; the other fields are then unused."""
     min_replicas: Annotated[int, between(0, _MOST_DRAFTS)] = 1
     """Minimum number of drafts."""
     max_replicas: Annotated[int, between(1, _MOST_DRAFTS)] = 4
@@ -201,11 +188,10 @@ class Autoscaling(Block):
     scale_down_stabilization_seconds: Annotated[int, between(0, 3600)] = 300
     """Time for which demand must have been lower before drafts are removed."""
     cooldown_seconds: Annotated[int, between(0, 600)] = 30
-    """Mode Internal: minimum time from any change to a scale-down. Scale-ups are 10 s apart."""
-    keda: Keda | None = None
+    """Minimum time from any change to a scale-down. Scale-ups are 10 s apart."""
 
 
-class Draft(Process):
+class DraftSpec(Process):
     """The small model that prepares outcomes ahead of the target; the drafts of all cells."""
 
     model_config = checked(
@@ -329,11 +315,8 @@ class ModelCache(Block):
 
 
 class Observability(Block):
-    """Which metrics and descriptions are published."""
+    """What is published for observers."""
 
-    pod_monitor: bool = False
-    """Whether the operator creates a PodMonitor, if the cluster has that API. A change replaces no
-    pod."""
     reflection: bool = False
     """Whether gRPC reflection is served. A change replaces targets and drafts."""
 
@@ -399,8 +382,8 @@ class Spec(Block):
     paused: bool = False
     """Whether the operator writes only the status. A change replaces no pod."""
     model: Model = Model()
-    target: Target
-    draft: Draft
+    target: TargetSpec
+    draft: DraftSpec
     pod_template: PodTemplate = Field(default_factory=PodTemplate)
     speculation: Speculation = Speculation()
     transport: Transport = Transport()

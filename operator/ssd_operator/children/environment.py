@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ssd_operator.api import reserved
-from ssd_operator.api.spec import Draft, Object, Resource, Source, SsdEngine, Target
+from ssd_operator.api.spec import DraftSpec, Object, Resource, Source, SsdEngine, TargetSpec
 from ssd_operator.children.names import (
     DRAFT_PORT,
     HTTP_PORT,
-    PORTS,
+    TARGET_PORT,
     Component,
     component_name,
     draft_deployment,
@@ -53,12 +53,12 @@ def engine_environment(
     spec, prefix = resource.spec, f"SSD_{component.upper()}"
     is_gpu = device_of(resource, component) == "nvidia"
     is_target = component is Component.TARGET
-    process: Target | Draft = spec.target if is_target else spec.draft
+    process: TargetSpec | DraftSpec = spec.target if is_target else spec.draft
     settings = {
         "MODEL": _model(process.source),
         # A pod is reached by its own address, of either family: the processes take this for both.
         "HOST": "0.0.0.0",  # noqa: S104
-        "PORT": PORTS[component],
+        "PORT": TARGET_PORT if is_target else DRAFT_PORT,
         "HTTP_PORT": HTTP_PORT,
         "DEVICE": "cuda" if is_gpu else "cpu",
         "DTYPE": unless_default(spec.model.dtype, "auto"),
@@ -78,7 +78,7 @@ def engine_environment(
         ),
     }
     fields = {"POD_NAME": "metadata.name", "NODE_NAME": "spec.nodeName"}
-    found = _variables(prefix, settings) + [
+    found = variables(prefix, settings) + [
         {"name": f"{prefix}_{name}", "valueFrom": {"fieldRef": {"fieldPath": path}}}
         for name, path in fields.items()
     ]
@@ -101,7 +101,7 @@ def is_on_hub(source: Source) -> bool:
 def fetch_environment(source: Source) -> list[Object]:
     """Settings of the container that fetches a model. No other container has the hub's token."""
     settings: dict[str, object] = {"MODEL": _model(source), "TERMINATION_LOG": TERMINATION_LOG}
-    found = [*_variables("SSD_FETCH", settings), _HUB]
+    found = [*variables("SSD_FETCH", settings), _HUB]
     if source.token_secret_ref is not None:
         # By reference: the operator never reads its value.
         reference = {"secretKeyRef": dict(source.token_secret_ref)}
@@ -197,7 +197,8 @@ def _tokens(key: str) -> str:
     return f"{reserved.TOKENS_FOLDER}/{key}"
 
 
-def _variables(prefix: str, settings: Mapping[str, object]) -> list[Object]:
+def variables(prefix: str, settings: Mapping[str, object]) -> list[Object]:
+    """Settings as variables of a container, without those that are None."""
     return [
         {"name": f"{prefix}_{name}", "value": str(value)}
         for name, value in sorted(settings.items())

@@ -28,10 +28,6 @@ DRAFT_PORT = 50052
 HTTP_PORT = 9090
 GATEWAY_PORT = 8000
 """HTTP port of gateways: the API, probes and metrics."""
-GATEWAY = "gateway"
-"""Component of gateways. They run no engine: no pass counts or drains their pods."""
-
-
 FETCH = "fetch"
 """Init container that fetches a model of the hub."""
 PREFLIGHT = "preflight"
@@ -39,14 +35,20 @@ PREFLIGHT = "preflight"
 
 
 class Component(StrEnum):
-    """Which engine a child is for."""
+    """Which pods a child is for."""
 
     TARGET = "target"
     DRAFT = "draft"
+    GATEWAY = "gateway"
 
 
-PORTS = {Component.TARGET: TARGET_PORT, Component.DRAFT: DRAFT_PORT}
-"""Of gRPC."""
+ENGINES = (Component.TARGET, Component.DRAFT)
+"""Components whose pods run an engine; no pass counts or drains the pods of gateways."""
+
+
+def components_of(resource: Resource) -> tuple[Component, ...]:
+    """Components that a resource has."""
+    return tuple(Component) if resource.spec.gateway.enabled else ENGINES
 
 
 def target_deployment(resource: Resource, cell: int) -> str:
@@ -78,7 +80,7 @@ def targets_service(resource: Resource) -> str:
 
 def gateway_services(resource: Resource) -> tuple[str, ...]:
     """Names of the Services that a gateway needs: of what it calls, and of itself."""
-    return targets_service(resource), component_name(resource, GATEWAY)
+    return targets_service(resource), component_name(resource, Component.GATEWAY)
 
 
 def component_name(resource: Resource, component: str) -> str:
@@ -165,25 +167,6 @@ def is_pod_of(pod: Object, name: str, components: Collection[str]) -> bool:
         and controller.get("kind") == "ReplicaSet"
         and controller.get("name") == f"{maker_of(pod)}-{labels.get(TEMPLATE_HASH_LABEL)}"
     )
-
-
-def is_released(pod: Object, resource: Resource) -> bool:
-    """Whether a Deployment of a resource made a pod that has no owner now.
-
-    A ReplicaSet releases a pod whose labels it no longer selects, and no controller deletes it.
-    Labels can change, so its account and the name that it was generated from identify it.
-    """
-    metadata, account = pod["metadata"], str(pod.get("spec", {}).get("serviceAccountName", ""))
-    is_left = not metadata.get("ownerReferences") and not metadata.get("deletionTimestamp")
-    is_made_here = str(metadata.get("generateName", "")).startswith(f"{account}-")
-    is_ours = pod["kind"] == "Pod" and resource_of_account(account) == resource.name
-    return is_left and is_made_here and is_ours
-
-
-def resource_of_account(name: str) -> str:
-    """Name of the resource whose pods use this account; empty for other accounts."""
-    resource, _, component = name.rpartition("-")
-    return resource if component in set(Component) else ""
 
 
 def maker_of(pod: Object) -> str:

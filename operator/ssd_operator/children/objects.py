@@ -17,8 +17,6 @@ class ServedKind:
 
     api_version: str
     plural: str
-    is_optional: bool = False
-    """Whether a cluster may not serve it, or the operator may have no right to it."""
 
     @property
     def group(self) -> str:
@@ -38,17 +36,12 @@ KINDS: Mapping[str, ServedKind] = {
     "Service": ServedKind("v1", "services"),
     "Deployment": ServedKind("apps/v1", "deployments"),
     "PodDisruptionBudget": ServedKind("policy/v1", "poddisruptionbudgets"),
-    "HorizontalPodAutoscaler": ServedKind("autoscaling/v2", "horizontalpodautoscalers"),
-    "ScaledObject": ServedKind("keda.sh/v1alpha1", "scaledobjects", is_optional=True),
-    "PodMonitor": ServedKind("monitoring.coreos.com/v1", "podmonitors", is_optional=True),
     "Pod": ServedKind("v1", "pods"),
     "EndpointSlice": ServedKind("discovery.k8s.io/v1", "endpointslices"),
     "Event": ServedKind("v1", "events"),
 }
 """Kinds that we read or write."""
-OPTIONAL_KINDS = frozenset(kind for kind, served in KINDS.items() if served.is_optional)
-REQUIRED_KINDS = frozenset(KINDS) - OPTIONAL_KINDS - {"Event"}
-"""Kinds that are watched in every cluster."""
+WATCHED_KINDS = frozenset(KINDS) - {"Event"}
 
 
 HASH_DIGITS = 16

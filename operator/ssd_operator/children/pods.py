@@ -13,12 +13,13 @@ model loads, in spite of the Job.
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ssd_operator.api import reserved
 from ssd_operator.api.fields import parse_quantity
 from ssd_operator.api.pod_template import PodTemplate
-from ssd_operator.api.spec import Draft, Object, Resource, Source, Target
+from ssd_operator.api.spec import DraftSpec, Object, Resource, Source, TargetSpec
 from ssd_operator.children import environment, placement
 from ssd_operator.children.environment import is_on_hub, volume_claim
 from ssd_operator.children.names import (
@@ -92,7 +93,7 @@ class _Engine:
     settings: OperatorSettings
     component: Component
     cell: int | None
-    process: Target | Draft
+    process: TargetSpec | DraftSpec
     template: PodTemplate
     image: str
     resources: Object
@@ -115,15 +116,39 @@ def engine_template(
         image=process.image or process_of(resource, component).image(settings),
         resources=_resources(resource, component, process),
     )
-    annotations = dict(engine.template.annotations)
-    if restart := resource.annotations.get(RESTART_ANNOTATION):
-        annotations[RESTART_ANNOTATION] = restart
-    labels = engine.template.labels | labels_of(resource, component, cell)
-    pod = _pod_spec(engine)
-    labels[REVISION_LABEL] = digest(
-        {"labels": labels, "annotations": annotations, "spec": pod}, REVISION_DIGITS
-    )
-    return {"metadata": {"labels": labels} | present(annotations=annotations), "spec": pod}
+    return make_template(resource, component, _pod_spec(engine), cell, engine.template)
+
+
+def make_template(
+    resource: Resource,
+    component: Component,
+    spec: Object,
+    cell: int | None = None,
+    added: PodTemplate | None = None,
+) -> Object:
+    """A template of pods with this spec, the labels and annotations of the user, and ours."""
+    added = added or PodTemplate()
+    restart = resource.annotations.get(RESTART_ANNOTATION)
+    annotations = added.annotations | ({RESTART_ANNOTATION: restart} if restart else {})
+    labels = added.labels | labels_of(resource, component, cell)
+    hashed = {"labels": labels, "annotations": annotations, "spec": spec}
+    labels = labels | {REVISION_LABEL: digest(hashed, REVISION_DIGITS)}
+    return {"metadata": {"labels": labels} | present(annotations=annotations), "spec": spec}
+
+
+def plain_pod(
+    resource: Resource, component: Component, grace_seconds: int, **fields: object
+) -> Object:
+    """Spec of a pod without privileges, with those of the fields that hold something."""
+    return {
+        "serviceAccountName": component_name(resource, component),
+        "automountServiceAccountToken": False,
+        # A Service called ssd-target would inject SSD_TARGET_PORT=tcp://…, a setting of ours.
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": grace_seconds,
+        "securityContext": POD_SECURITY,
+        **present(**fields),
+    }
 
 
 def preflight_spec(deployment: Object, node: str) -> Object:
@@ -171,16 +196,12 @@ def _pod_spec(engine: _Engine) -> Object:
     inits = [_fetch_container(engine)] if is_on_hub(process.source) else []
     if resource.spec.model_cache.host_path:
         inits.insert(0, _folder_container(engine))
-    return {
-        "serviceAccountName": component_name(resource, engine.component),
-        "automountServiceAccountToken": False,
-        # A Service called ssd-target would inject SSD_TARGET_PORT=tcp://…, a setting of ours.
-        "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": process.drain_seconds + _MARGIN_SECONDS[engine.component],
-        "securityContext": POD_SECURITY,
-        "containers": [_engine_container(engine)],
-        "volumes": [*_volumes(resource, engine.component, process.source), *template.volumes],
-    } | present(
+    return plain_pod(
+        resource,
+        engine.component,
+        grace_seconds=process.drain_seconds + _MARGIN_SECONDS[engine.component],
+        containers=[_engine_container(engine)],
+        volumes=[*_volumes(resource, engine.component, process.source), *template.volumes],
         affinity=placement.affinity(resource, engine.component, engine.cell),
         initContainers=inits,
         nodeSelector=template.node_selector,
@@ -216,7 +237,6 @@ def _engine_container(engine: _Engine) -> Object:
     ]
     sleep = {"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}}
     startup_failures = math.ceil(process.startup_timeout_seconds / 2)
-    # With a command, an image of another process fails at once instead of serving.
     return {
         **_container(engine, str(component), kind.module, kind.environment(start), mounts),
         **present(args=kind.arguments(start)),
@@ -265,16 +285,31 @@ def _container(
     engine: _Engine, name: str, module: str, variables: list[Object], mounts: list[Object]
 ) -> Object:
     is_read_only = engine.resource.spec.security.read_only_root_filesystem
+    return container(
+        name,
+        module,
+        engine.image,
+        engine.settings,
+        env=environment.merged(variables, engine.template.env),
+        securityContext=unprivileged(is_read_only=is_read_only),
+        volumeMounts=[*mounts, *engine.template.volume_mounts],
+    )
+
+
+def container(
+    name: str, module: str, image: str, settings: OperatorSettings, **fields: object
+) -> Object:
+    """A container without rights that runs one of our modules."""
     return {
         "name": name,
-        "image": engine.image,
-        "imagePullPolicy": engine.settings.image_pull_policy,
+        "image": image,
+        "imagePullPolicy": settings.image_pull_policy,
+        # With a command, an image of another process fails at once instead of serving.
         "command": ["python", "-m", module],
-        "env": environment.merged(variables, engine.template.env),
-        "securityContext": unprivileged(is_read_only=is_read_only),
+        "securityContext": unprivileged(is_read_only=True),
         "terminationMessagePath": environment.TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [*mounts, *engine.template.volume_mounts],
+        **fields,
     }
 
 
@@ -310,15 +345,9 @@ def _resources_without_gpus(engine: _Engine) -> Object:
     return present(**resources)
 
 
-def _resources(resource: Resource, component: Component, process: Target | Draft) -> Object:
-    """Defaults, except for each key that the user names, and the GPUs.
-
-    A key named in requests or limits alone loses both defaults: a request above our own limit would
-    be refused, and a limit without a request is also the request.
-    """
+def _resources(resource: Resource, component: Component, process: TargetSpec | DraftSpec) -> Object:
+    """What the user gives, our defaults, and the GPUs."""
     spec, device = resource.spec, placement.device_of(resource, component)
-    requests: Object = dict(process.resources.get("requests", {}))
-    limits: Object = dict(process.resources.get("limits", {}))
     is_beside_gpus = spec.is_gpu and device == "cpu"
     own_requests = dict(_REQUESTS_BESIDE_GPUS if is_beside_gpus else _REQUESTS[device, component])
     own_limits = {} if spec.is_gpu else {"memory": "2Gi"}
@@ -326,14 +355,28 @@ def _resources(resource: Resource, component: Component, process: Target | Draft
         own_requests["ephemeral-storage"] = str(spec.model_cache.size_limit)
     num_gpus = spec.tensor_parallel_size if component is Component.TARGET else 1
     gpus = {process.gpu_resource: str(num_gpus)} if device == "nvidia" else {}
-    named = {*requests, *limits}
-    requests = {key: own_requests[key] for key in own_requests if key not in named} | requests
-    limits = {key: own_limits[key] for key in own_limits if key not in named} | limits | gpus
+    made = with_defaults(process.resources, own_requests, own_limits)
+    requests, limits = made.get("requests", {}), made.get("limits", {}) | gpus
     if is_beside_gpus:
         # Equal requests and limits: the QoS class Guaranteed, which has CPUs of its own.
         equal = {key: {**limits, **requests}[key] for key in ("cpu", "memory")}
         requests, limits = equal | requests, equal | limits
     return present(requests=requests, limits=limits)
+
+
+def with_defaults(given: Object, requests: Object, limits: Object) -> Object:
+    """Resources that the user gives, and defaults for other keys.
+
+    A key named in requests or limits alone loses both defaults: a request above our own limit would
+    be refused, and a limit without a request is also the request.
+    """
+    named = {*given.get("requests", {}), *given.get("limits", {})}
+    defaults = {"requests": requests, "limits": limits}
+    made = {
+        part: {key: size for key, size in sizes.items() if key not in named} | given.get(part, {})
+        for part, sizes in defaults.items()
+    }
+    return present(**made)
 
 
 def _num_threads(engine: _Engine) -> int:
@@ -376,19 +419,24 @@ def _volumes(resource: Resource, component: Component, source: Source) -> list[O
 
 def _secrets(resource: Resource, component: Component) -> list[Object]:
     """Volumes of certificates and tokens."""
-    security, found = resource.spec.security, list[tuple[str, Object]]()
+    security, found = resource.spec.security, list[Object]()
     if (tls := security.tls) is not None:
         is_target = component is Component.TARGET
         name = tls.target_secret_name if is_target else tls.draft_secret_name
-        found.append((reserved.TLS_VOLUME, {"secretName": name}))
+        found.append(secret_volume(reserved.TLS_VOLUME, name))
     if security.token_secret_name is not None:
-        items = [{"key": key, "path": key} for key in environment.TOKEN_KEYS[component]]
-        tokens = {"secretName": security.token_secret_name, "items": items}
-        found.append((reserved.TOKENS_VOLUME, tokens))
-    return [
-        {"name": volume, "secret": secret | {"defaultMode": SECRET_MODE}}
-        for volume, secret in found
-    ]
+        files = {key: key for key in environment.TOKEN_KEYS[component]}
+        found.append(secret_volume(reserved.TOKENS_VOLUME, security.token_secret_name, files))
+    return found
+
+
+def secret_volume(name: str, secret: str, files: Mapping[str, str] | None = None) -> Object:
+    """A volume of a Secret, with these of its keys by name of the file, or with all."""
+    items = [{"key": key, "path": path} for path, key in (files or {}).items()]
+    return {
+        "name": name,
+        "secret": {"secretName": secret, "defaultMode": SECRET_MODE} | present(items=items),
+    }
 
 
 def mount(name: str, path: str) -> Object:

@@ -11,12 +11,18 @@ stand still for seconds. *Revisit when* a process is restarted that was not stop
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ssd_operator.api.spec import Accelerator, Object, Resource
 from ssd_operator.children.environment import engine_environment
-from ssd_operator.children.names import DRAFT_PORT, HTTP_PORT, TARGET_PORT, Component
+from ssd_operator.children.names import (
+    DRAFT_PORT,
+    GATEWAY_PORT,
+    HTTP_PORT,
+    TARGET_PORT,
+    Component,
+)
 from ssd_operator.children.vllm import VLLM_PORT, vllm_arguments, vllm_environment
 from ssd_operator.settings import OperatorSettings
 
@@ -42,10 +48,8 @@ class EngineProcess:
     """``python -m`` runs it. With ``--print-config`` it checks its settings and exits."""
     image: Callable[[OperatorSettings], str]
     """Of pods whose resource sets none."""
-    grpc_port: int
-    """The operator calls it."""
-    http_port: int = HTTP_PORT
-    """Probes and metrics."""
+    ports: Mapping[str, int]
+    """By name. The operator calls ``grpc``; ``http`` has probes and metrics."""
     api: Literal["grpc", "http"] = "grpc"
     """Name of the port that clients, or the targets of drafts, call. If it is ``http``, only they
     reach it; otherwise its pages contain no prompt, and any pod does."""
@@ -57,15 +61,10 @@ class EngineProcess:
     """Seconds between two probes of this page; one fails after 5 s without an answer."""
     live_failures: int = 4
     """Failed probes that restart a container."""
-    shared_memory: Mapping[Accelerator, str]
+    shared_memory: Mapping[Accelerator, str] = field(default_factory=dict)
     """Maximum size of ``/dev/shm`` by device."""
     arguments: Callable[[Start], list[str]] = lambda _start: []
-    environment: Callable[[Start], list[Object]]
-
-    @property
-    def ports(self) -> dict[str, int]:
-        """Ports of the container by name."""
-        return {"grpc": self.grpc_port, "http": self.http_port}
+    environment: Callable[[Start], list[Object]] = lambda _start: []
 
 
 def _environment(component: Component) -> Callable[[Start], list[Object]]:
@@ -78,15 +77,21 @@ _DRAFT = EngineProcess(
     module="ssd_draft",
     image=lambda settings: settings.draft_image,
     shared_memory={"nvidia": "1Gi", "cpu": "64Mi"},
-    grpc_port=DRAFT_PORT,
+    ports={"grpc": DRAFT_PORT, "http": HTTP_PORT},
     environment=_environment(Component.DRAFT),
+)
+_GATEWAY = EngineProcess(
+    module="ssd_gateway",
+    image=lambda settings: settings.gateway_image,
+    ports={"http": GATEWAY_PORT},
+    api="http",
 )
 _TARGETS = {
     "ssd": EngineProcess(
         module="ssd_target",
         image=lambda settings: settings.target_image,
         shared_memory={"nvidia": "8Gi", "cpu": "64Mi"},
-        grpc_port=TARGET_PORT,
+        ports={"grpc": TARGET_PORT, "http": HTTP_PORT},
         endpoint=f"HOST:{TARGET_PORT}",
         environment=_environment(Component.TARGET),
     ),
@@ -95,8 +100,7 @@ _TARGETS = {
         image=lambda settings: settings.vllm_image,
         # Its processes exchange messages there, 160 MiB and more.
         shared_memory={"nvidia": "8Gi", "cpu": "1Gi"},
-        grpc_port=TARGET_PORT,
-        http_port=VLLM_PORT,
+        ports={"grpc": TARGET_PORT, "http": VLLM_PORT},
         api="http",
         endpoint=f"http://HOST:{VLLM_PORT}/v1",
         # It answers once the model is loaded, and fails when the engine has died.
@@ -113,4 +117,6 @@ _TARGETS = {
 
 def process_of(resource: Resource, component: Component) -> EngineProcess:
     """Return the process of a component's pods."""
-    return _TARGETS[resource.spec.target.engine] if component is Component.TARGET else _DRAFT
+    targets = _TARGETS[resource.spec.target.engine]
+    processes = {Component.TARGET: targets, Component.DRAFT: _DRAFT, Component.GATEWAY: _GATEWAY}
+    return processes[component]

@@ -5,7 +5,7 @@ import math
 import os
 import re
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -55,12 +55,6 @@ class Diagnosis:
     """Without a full stop."""
 
 
-_VOLUME_OBJECTS = {
-    "secret": ("Secret", "secretName"),
-    "configMap": ("ConfigMap", "name"),
-    "persistentVolumeClaim": ("PersistentVolumeClaim", "claimName"),
-}
-"""Kind of the object that a volume needs and the key of its name, by the field of the volume."""
 _NO_PROCESS = re.compile(r"No module named '?(ssd_(?:target|draft))")
 _PULL = frozenset(
     {
@@ -78,7 +72,9 @@ _CONFIGURATION = frozenset(
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(: ErrImagePull: )?')
 _KILLED = frozenset({128 + signal.SIGKILL, 128 + signal.SIGTERM})
 """Exit codes of a process that another one has ended."""
-_ENGINE_ERROR = re.compile(r"[A-Za-z_][\w.]*: .*[^}]$")
+_ENGINE_ERROR = re.compile(r"[A-Za-z_][\w.]*: .*")
+_END_OF_EVENT = re.compile(r'.*("}|": .*})$')
+"""Of a JSON event whose begin the kubelet has cut off."""
 _PLACE = re.compile(r" \([\w./-]+:\d+\)$")
 """File and line at the end of an engine's error."""
 _NO_DEVICE = re.compile(r"device .* cannot be used here")
@@ -206,11 +202,9 @@ def _progress(pod: Object, now: float) -> str:
             ended = (container.get("lastState") or {}).get("terminated")
             return "loads" if not ended else f"loads again; it {_crash(container, ended)}"
     if now >= mounting_deadline(pod):
-        objects = ", ".join(_mounted(pod))
-        suffix = f", and look for {objects}" if objects else ""
         return (
             f"has no sandbox after {MOUNTING_SECONDS:.0f} s: a volume is missing or not attached, "
-            f"or the network is not ready; see kubectl describe pod {name_of(pod)}{suffix}"
+            f"or the network is not ready; see kubectl describe pod {name_of(pod)}"
         )
     return "is being created"
 
@@ -226,15 +220,6 @@ def mounting_deadline(pod: Object) -> float:
     return since + MOUNTING_SECONDS if is_waiting and since is not None else math.inf
 
 
-def _mounted(pod: Object) -> Iterator[str]:
-    """Objects that the volumes of a pod need."""
-    for volume in pod["spec"].get("volumes") or ():
-        for field, (kind, key) in _VOLUME_OBJECTS.items():
-            source = volume.get(field) or {}
-            if source.get(key) and not source.get("optional"):
-                yield f"{kind} {source[key]}"
-
-
 def _error_of(ended: Object) -> str:
     """The error in the termination message of a container; empty without one.
 
@@ -243,7 +228,7 @@ def _error_of(ended: Object) -> str:
     has no error of its end.
     """
     lines = [line.strip() for line in str(ended.get("message") or "").splitlines()]
-    is_written = len(lines) == 1 and _ENGINE_ERROR.match(lines[0])
+    is_written = len(lines) == 1 and _ENGINE_ERROR.match(lines[0]) and _error_in(lines[0])
     if ended.get("exitCode") in _KILLED and not is_written:
         return ""
     text = next((error for line in reversed(lines) if (error := _error_in(line))), "")
@@ -257,8 +242,8 @@ def _error_in(line: str) -> str:
     try:
         event = json.loads(line)
     except ValueError:
-        # The kubelet cuts the log anywhere: a part of an event has one of its braces at most.
-        return "" if line.startswith("{") or line.endswith("}") else line
+        # The kubelet cuts the log anywhere, also inside of an event.
+        return "" if line.startswith("{") or _END_OF_EVENT.match(line) else line
     if not isinstance(event, dict):
         return line
     if "error" in event and "message" in event:

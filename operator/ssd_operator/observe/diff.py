@@ -6,18 +6,15 @@ owned as a whole, except in pods: selectors, variables, limits, allowed clients.
 longer wanted is not found here; the hash in our annotations differs then.
 """
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 from ssd_operator.api.fields import parse_quantity, parse_rounded
 from ssd_operator.api.spec import Object
 
 Path = tuple[str, ...]
-Place = tuple[str | int, ...]
-"""Keys and indices that lead into an object."""
+_Difference = tuple[Path, bool]
+"""Where, and whether another writer has added it and may not."""
 
 _MERGE_KEYS: Mapping[Path, tuple[str, ...]] = {
     ("metadata", "ownerReferences"): ("uid",),
@@ -77,59 +74,41 @@ def differences(live: Object, wanted: Object) -> Iterator[str]:
     an added variable or selector changes the meaning of ours. ``apiVersion`` and ``kind`` are not
     compared: items of a list come without them.
     """
-    return (".".join(found.path) for found in _all_differences(live, wanted))
+    return (".".join(path) for path, _ in _all_differences(live, wanted))
 
 
-def additions(live: Object, wanted: Object) -> list[Place]:
-    """Places in ``live`` that others have added below fields that we own; the last item first.
+def has_additions(live: Object, wanted: Object) -> bool:
+    """Whether others have added items or keys below fields that we own.
 
     An apply removes added keys of atomic maps, but no items of a list that is merged by a key.
     """
-    found = [each.addition for each in _all_differences(live, wanted) if each.addition]
-    return sorted(found, key=lambda place: [str(step).zfill(9) for step in place], reverse=True)
-
-
-def removal(live: Object, places: Sequence[Place]) -> Object:
-    """A merge patch that removes parts of an object, last items first."""
-    rest: Any = copy.deepcopy(live)
-    for *way, last in places:
-        del reduce(lambda part, step: part[step], way, rest)[last]
-    # Lists are replaced as a whole; what others add to maps outside of lists, the apply removes.
-    return {"metadata": {"uid": live["metadata"]["uid"]}, "spec": rest["spec"]}
-
-
-@dataclass(frozen=True, slots=True)
-class _Difference:
-    path: Path
-    """Names on the way."""
-    addition: Place = ()
-    """Place in the live object, if no other writer may add it."""
+    return any(is_addition for _, is_addition in _all_differences(live, wanted))
 
 
 def _all_differences(live: Object, wanted: Object) -> Iterator[_Difference]:
     identity = ("apiVersion", "kind")
     ours = {name: value for name, value in wanted.items() if name not in identity}
-    found = _differences(live, ours, (), ())
+    found = _differences(live, ours, ())
     if wanted.get("kind") == "Pod":
         # Admission adds variables and limits to pods, and nothing can remove them from a live pod.
-        return (each for each in found if not each.addition)
+        return (each for each in found if not each[1])
     return found
 
 
-def _differences(live: Any, wanted: Any, path: Path, place: Place) -> Iterator[_Difference]:
+def _differences(live: Any, wanted: Any, path: Path) -> Iterator[_Difference]:
     if isinstance(wanted, dict) and isinstance(live, dict):
         for name, value in wanted.items():
             if name in live:
-                yield from _differences(live[name], value, (*path, name), (*place, name))
+                yield from _differences(live[name], value, (*path, name))
             elif path[-1:] in _STRINGS or not _is_dropped(value, name):
-                yield _Difference((*path, name))
+                yield (*path, name), False
         for name in live.keys() - wanted.keys():
             if _is_addition(name, live, path):
-                yield _Difference((*path, name), (*place, name))
+                yield (*path, name), True
     elif isinstance(wanted, list) and isinstance(live, list):
-        yield from _differences_of_lists(live, wanted, path, place)
+        yield from _differences_of_lists(live, wanted, path)
     elif not _equals(live, wanted, path):
-        yield _Difference(path)
+        yield path, False
 
 
 def _is_addition(name: str, live: Object, path: Path) -> bool:
@@ -140,26 +119,25 @@ def _is_addition(name: str, live: Object, path: Path) -> bool:
 
 
 def _differences_of_lists(
-    live: Sequence[Any], wanted: Sequence[Any], path: Path, place: Place
+    live: Sequence[Any], wanted: Sequence[Any], path: Path
 ) -> Iterator[_Difference]:
     keys = _MERGE_KEYS.get(path[-2:])
     if keys is None:
         if len(live) != len(wanted):
-            yield _Difference(path)
+            yield path, False
             return
-        for number, (there, here) in enumerate(zip(live, wanted, strict=True)):
-            yield from _differences(there, here, path, (*place, number))
+        for there, here in zip(live, wanted, strict=True):
+            yield from _differences(there, here, path)
         return
     identity = _identity(keys)
-    found = {identity(each): (number, each) for number, each in enumerate(live)}
+    found = {identity(each): each for each in live}
     for each in wanted:
         if identity(each) in found:
-            number, there = found.pop(identity(each))
-            yield from _differences(there, each, path, (*place, number))
+            yield from _differences(found.pop(identity(each)), each, path)
         else:
-            yield _Difference(path)
+            yield path, False
     if path[-1:] == ("env",):
-        yield from (_Difference(path, (*place, number)) for number, _ in found.values())
+        yield from ((path, True) for _ in found)
 
 
 def _identity(keys: tuple[str, ...]) -> Callable[[Object], tuple[Any, ...]]:

@@ -1,7 +1,6 @@
 """The objects of all resources, as watches and answers to our own writes report them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
 
 from ssd_operator.api.spec import GROUP, KIND, Object
 from ssd_operator.children.names import (
@@ -9,7 +8,6 @@ from ssd_operator.children.names import (
     NAME_LABEL,
     OPERATOR,
     controller_of,
-    resource_of_account,
 )
 from ssd_operator.children.objects import KINDS
 from ssd_operator.observe.cluster import Key, Ref, is_owned_by, ref_of
@@ -45,11 +43,6 @@ class ObjectCache:
         """Version of the last list by kind and namespace."""
 
     @property
-    def kinds(self) -> AbstractSet[str]:
-        """Kinds that are served and were listed."""
-        return {kind for kind, _ in self._lists}
-
-    @property
     def resources(self) -> set[Key]:
         """All resources."""
         return {key for key in self._uids if self.resource(key) is not None}
@@ -58,21 +51,6 @@ class ObjectCache:
         """A resource; None if there is none."""
         found = (each for each in self._of(key) if each["kind"] == KIND)
         return max(found, key=_version, default=None)
-
-    def namesakes(self, resource: Object) -> list[Object]:
-        """Other resources of a namespace of which one's name begins with the other's.
-
-        Names of children are their resource's with a suffix, so no other two want one name.
-        """
-        namespace, name = resource["metadata"]["namespace"], resource["metadata"]["name"]
-        found = (
-            self.resource(key)
-            for key in list(self._uids)
-            if key[0] == namespace
-            and key[1] != name
-            and (key[1].startswith(f"{name}-") or name.startswith(f"{key[1]}-"))
-        )
-        return [each for each in found if each is not None]
 
     def children(self, key: Key) -> dict[Ref, Object]:
         """Children and pods that may be a resource's; of two with one name the newer."""
@@ -104,7 +82,7 @@ class ObjectCache:
             self._remove(uid, version)
 
     def replace(self, kind: str, namespace: str, things: Sequence[Object], version: int) -> None:
-        """Keep a list of a kind that is complete as of a version: what it does not have is gone.
+        """Keep a complete list of a kind; objects that are not in the list are removed.
 
         Args:
             kind: of the objects.
@@ -122,12 +100,6 @@ class ObjectCache:
         oldest = self._lists.get((kind, namespace), 0)
         self._deleted = {uid: last for uid, last in self._deleted.items() if last >= oldest}
         self._lists[kind, namespace] = version
-
-    def drop_kind(self, kind: str, namespace: str) -> None:
-        """A kind is not served any more, or we may not list it: what it had is not known."""
-        self._lists.pop((kind, namespace), None)
-        for uid in self._all(kind, namespace):
-            self._remove(uid, -1)
 
     def _all(self, kind: str, namespace: str) -> dict[str, Object]:
         return {
@@ -166,15 +138,13 @@ def key_of(thing: Object) -> Key | None:
 def owner_key(thing: Object) -> Key | None:
     """Key of the resource that an object belongs to, by its controller, else by its label.
 
-    Pods have a ReplicaSet as controller, and their account shows whose they are when labels were
-    changed. Labels of other children may have been removed.
+    Pods have a ReplicaSet as controller. Labels of other children may have been removed.
     """
     metadata = thing["metadata"]
     for owner in metadata.get("ownerReferences") or []:
         if owner.get("kind") == KIND and str(owner.get("apiVersion", "")).startswith(f"{GROUP}/"):
             return metadata["namespace"], owner["name"]
-    account = thing.get("spec", {}).get("serviceAccountName", "") if thing["kind"] == "Pod" else ""
-    name = resource_of_account(account) or (metadata.get("labels") or {}).get(NAME_LABEL)
+    name = (metadata.get("labels") or {}).get(NAME_LABEL)
     return None if name is None else (metadata["namespace"], name)
 
 

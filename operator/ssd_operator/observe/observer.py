@@ -1,24 +1,21 @@
 """Collects what one pass sees of a resource: cached objects, and objects read by name."""
 
-import contextlib
 from collections.abc import Mapping
 
-from ssd_operator.api.parse import SpecError, parse
-from ssd_operator.api.spec import KIND, Object, Resource
+from ssd_operator.api.spec import Object, Resource
 from ssd_operator.children.manifests import wanted
 from ssd_operator.children.names import (
-    GATEWAY,
+    ENGINES,
     Component,
     draft_cells,
     draft_deployment,
     is_pod_of,
-    is_released,
     maker_of,
     owner_text,
 )
 from ssd_operator.observe.cluster import Cluster, Ref, is_owned_by, ref_of
 from ssd_operator.observe.object_cache import ObjectCache, is_of_former, is_ours
-from ssd_operator.observe.pod_state import endpoints_of, is_terminating, name_of, to_seconds
+from ssd_operator.observe.pod_state import endpoints_of, is_terminating, to_seconds
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.settings import OperatorSettings
 
@@ -60,21 +57,18 @@ async def observe(
             and is_pod_of(each, resource.name, components)
             and not _is_older(each, found, children.get(Ref("Deployment", maker_of(each))))
         )
-        for components in (set(Component), {GATEWAY})
+        for components in (ENGINES, (Component.GATEWAY,))
     )
     replicas = {cell: _most_drafts(resource, cell, children) for cell in draft_cells(resource)}
-    names = dict.fromkeys(map(ref_of, wanted(resource, settings, replicas, cache.kinds)))
+    names = dict.fromkeys(map(ref_of, wanted(resource, settings, replicas)))
     # One that is not wanted and has lost its labels would never be deleted, but its pods show it.
     names |= {Ref("Deployment", maker_of(pod)): None for pod in pods if not is_terminating(pod)}
-    foreign, former, free = dict[Ref, str](), set[Ref](), set[Ref]()
-    claims = _claims(cache, settings, found)
+    foreign, former = dict[Ref, str](), set[Ref]()
     for ref in [each for each in names if each not in children]:
         live = await cluster.get(resource.namespace, ref)
-        if live is None and ref in claims:
-            foreign[ref] = claims[ref]
-        elif live is None:
-            free.add(ref)
-        elif is_ours(live, resource.uid):
+        if live is None:
+            continue
+        if is_ours(live, resource.uid):
             children[ref] = live
         elif is_of_former(live, resource.name, resource.uid):
             former.add(ref)
@@ -86,38 +80,11 @@ async def observe(
         children=children,
         pods=pods,
         gateways=gateways,
-        released=tuple(each for each in seen.values() if is_released(each, resource)),
         endpoints=endpoints_of(resource.name, seen.values()),
         foreign=foreign,
         former=frozenset(former),
-        free=frozenset(free),
-        kinds=cache.kinds,
         status=found.get("status") or {},
     )
-
-
-def _claims(cache: ObjectCache, settings: OperatorSettings, found: Object) -> dict[Ref, str]:
-    """Names that older resources of the namespace want, with these resources.
-
-    Without this the faster of two resources would get a name, and the loser would find out
-    when another object already answers under it.
-    """
-    claims: dict[Ref, str] = {}
-    for other in cache.namesakes(found):
-        if is_terminating(other) or _seniority(other) > _seniority(found):
-            continue
-        with contextlib.suppress(SpecError):
-            resource = parse(other)
-            objects = wanted(
-                resource, settings, dict.fromkeys(draft_cells(resource), 0), cache.kinds
-            )
-            claims |= dict.fromkeys(map(ref_of, objects), f"{KIND} {resource.name}")
-    return claims
-
-
-def _seniority(resource: Object) -> tuple[float, str]:
-    """Sorts resources of a namespace, oldest first."""
-    return _made_at(resource), name_of(resource)
 
 
 def _most_drafts(resource: Resource, cell: int, children: Mapping[Ref, Object]) -> int:

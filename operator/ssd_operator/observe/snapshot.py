@@ -1,7 +1,6 @@
 """The state of one resource in one pass: its children, pods and links. Pure."""
 
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,7 +15,6 @@ from ssd_operator.children.names import (
     gateway_services,
     target_deployment,
 )
-from ssd_operator.children.objects import REQUIRED_KINDS
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import (
     drain_deadline_of,
@@ -58,25 +56,16 @@ class Snapshot:
     """Pods of engines: the others with the resource's ``ssd.dev/name`` label."""
     gateways: tuple[Object, ...] = ()
     """Pods of gateways."""
-    released: tuple[Object, ...] = ()
-    """Pods of engines that no ReplicaSet and no resource owns, since their labels were changed."""
     endpoints: frozenset[str] = frozenset()
     """Names of the ready pods of the client Service."""
     foreign: Mapping[Ref, str] = field(default_factory=dict)
-    """Wanted names that other owners' objects have, or that an older resource wants, too; with the
-    owner."""
+    """Wanted names that other owners' objects have, with the owner."""
     former: frozenset[Ref] = frozenset()
     """Wanted names of children that a former resource of this name left; they will be deleted."""
-    free: frozenset[Ref] = frozenset()
-    """Wanted names that no object has."""
     pools: Mapping[str, PoolFact] = field(default_factory=dict)
     """By target pod; only pods that exist."""
     drains: Mapping[str, str] = field(default_factory=dict)
     """Results by draft pod: Drained, TimedOut, Unreachable; empty while a drain runs."""
-    kinds: AbstractSet[str] = REQUIRED_KINDS
-    """Kinds that are watched."""
-    spec_problem: str = ""
-    """Why the resource as it is cannot be read; ``resource`` is the last version that could."""
     status: Object = field(default_factory=dict)
     """The present status."""
 

@@ -4,21 +4,20 @@ A failure holds for a while, or until what is wanted, the resource or the uid of
 changes. What is forbidden (a quota, a policy, a missing right) is not stored: the next pass sends
 it again, with the queue's back-off. A forbidden preflight is: it delays one change alone.
 
-*Decision*: a field of a Deployment that another writer changes again and again is repaired
-``MOST_REPAIRS`` times an hour, then left as it is for ten minutes, with the pod template if the
-field is in it. In objects without pods it is repaired every ten seconds from then on. A field that
-a webhook changes in the apply itself is left for ten minutes, in any object. Fields are counted and
-paused one by one. *Because* each repair of a template replaces pods: a controller that added one
-variable after each repair had a lone target replaced 59 times in 120 s. With one limit for all
-objects and fields, a sixth edit of a Service by hand left its endpoint broken for ten minutes, and
-without any limit two controllers write a Service many times a second. *Not chosen*: a pause before
-each repair, because a change by hand is to be undone at once. *Revisit when* users need the six
-repairs an hour raised.
+*Decision*: an object that another writer changes again and again is repaired ``MOST_REPAIRS`` times
+an hour. Then the changed fields of a Deployment are left as they are for ten minutes, with the pod
+template if one of them is in it; other objects are repaired every ten seconds. Fields that a
+webhook changes in the apply itself are left for ten minutes, in any object. *Because* each repair
+of a template replaces pods: a controller that added one variable after each repair had a lone
+target replaced 59 times in 120 s. With ten minutes for all objects, a sixth edit of a Service by
+hand left its endpoint broken, and without any limit two controllers write a Service many times a
+second. *Not chosen*: a pause before each repair, because a change by hand is to be undone at once.
+*Revisit when* users need the six repairs an hour raised.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
 
 from ssd_operator.api.spec import Object
 from ssd_operator.children.names import HASH_ANNOTATION
@@ -31,25 +30,16 @@ from ssd_operator.observe.snapshot import Snapshot
 REFUSED_SECONDS = 60.0
 """Until a refused object is applied again: its cause may be gone without a change of it."""
 RETRY_SECONDS = 600.0
-"""Until a contested field is repaired again that a webhook changes, or that is of a Deployment."""
+"""Until contested fields are repaired again that a webhook changes, or that are of a Deployment."""
 PACE_SECONDS = 10.0
-"""Until a contested field of an object without pods is repaired again."""
+"""Until a contested object without pods is repaired again."""
 MOST_REPAIRS = 6
-"""Repairs of one field in ``REPAIRS_SECONDS``; the last of them begins a pause."""
+"""Repairs of one object in ``REPAIRS_SECONDS``; the last of them begins a pause."""
 REPAIRS_SECONDS = 3600.0
 
 Cause = Literal["Refused", "Forbidden", "Contested"]
 Version = tuple[str, int, str]
 """Hash of a wanted object, generation of its resource, uid of the live object."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """A contested field that is left as it is."""
-
-    message: str
-    retry_at: float
-    """When it is repaired again, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +56,13 @@ class ApplyFailure:
     """That was applied."""
     retry_at: float
     """When the apply is repeated although nothing has changed, in seconds since the epoch."""
-    fields: Mapping[str, Pause] = field(default_factory=dict)
-    """The contested fields, by path; other differences of the object are still repaired."""
+    paths: frozenset[str] = frozenset()
+    """The contested fields; other differences of the object are still repaired."""
 
     @property
     def is_of_template(self) -> bool:
         """Whether the pod template is left as it is."""
-        return any(path.startswith("spec.template") for path in self.fields)
+        return any(path.startswith("spec.template") for path in self.paths)
 
 
 @dataclass(slots=True)
@@ -94,18 +84,13 @@ class Results:
     """Whether the number of drafts was written to the resource."""
 
 
-@dataclass(frozen=True, slots=True)
-class RepairLog:
+class RepairLog(NamedTuple):
     """Repairs of one object, which another writer had changed."""
 
     applied: str = ""
     """Hash of what was applied last."""
-    times: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Of each field in the last ``REPAIRS_SECONDS``, oldest first."""
-
-    def is_first_pause(self, paths: Iterable[str]) -> bool:
-        """Whether one of these fields, which are paused now, was not paused lately."""
-        return any(len(self.times.get(path, ())) <= MOST_REPAIRS for path in paths)
+    times: tuple[float, ...] = ()
+    """Of repairs in the last ``REPAIRS_SECONDS``, oldest first."""
 
 
 Repairs = dict[Ref, RepairLog]
@@ -116,18 +101,21 @@ def holding(
 ) -> dict[Ref, ApplyFailure]:
     """Failures of wanted objects that an apply would repeat; one whose name is taken has none."""
     return {
-        ref: rest
+        ref: found
         for each in objects
         if (found := failures.get(ref := ref_of(each))) is not None
         and ref not in snapshot.foreign
         and found.version == _version(each, snapshot.children.get(ref), snapshot)
-        and (rest := _rest(found, snapshot.now)) is not None
+        and snapshot.now < found.retry_at
     }
 
 
 def merged(held: ApplyFailure | None, new: ApplyFailure) -> ApplyFailure:
     """Both failures of a contested object. A pause that holds neither ends nor becomes longer."""
-    return new if held is None else _contested(new.version, {**new.fields, **held.fields})
+    if held is None:
+        return new
+    message = held.message if new.paths <= held.paths else f"{held.message} {new.message}"
+    return replace(held, version=new.version, message=message, paths=held.paths | new.paths)
 
 
 def refusal(
@@ -152,46 +140,24 @@ def contest(
     applied, before = digest(sent, HASH_DIGITS), repairs.get(ref, RepairLog())
     is_repair = live is not None and before.applied == applied
     repaired = frozenset(differences(live or {}, sent)) if is_repair else frozenset()
-    times = _times(before, repaired, now)
+    times = tuple(each for each in before.times if now - each < REPAIRS_SECONDS)
+    times += (now,) if repaired else ()
     repairs[ref] = RepairLog(applied, times)
     retry_at = now + RETRY_SECONDS
     end = f"at {to_text(retry_at)}"
-    if reverted := frozenset(differences(answer, sent)):
-        cause = "is not stored as applied; look for a webhook."
-    elif reverted := frozenset(path for path in repaired if len(times[path]) >= MOST_REPAIRS):
-        cause = "is changed again after each repair; look for another writer."
+    if paths := frozenset(differences(answer, sent)):
+        cause = "not stored as applied; look for a webhook."
+    elif (paths := repaired) and len(times) >= MOST_REPAIRS:
+        cause = "changed again after each repair; look for another writer."
         if ref.kind != "Deployment":
             retry_at, end = now + PACE_SECONDS, f"after {PACE_SECONDS:.0f} s"
     else:
         return None
-    fields = {
-        path: Pause(f"{ref.kind} {ref.name}: {path} {cause} It is repaired again {end}.", retry_at)
-        for path in reverted
-    }
-    return _contested(_version(wanted, answer, snapshot), fields)
-
-
-def _contested(version: Version, fields: Mapping[str, Pause]) -> ApplyFailure:
-    retry_at = min(each.retry_at for each in fields.values())
-    return ApplyFailure("Contested", fields[min(fields)].message, version, retry_at, fields)
-
-
-def _rest(failure: ApplyFailure, now: float) -> ApplyFailure | None:
-    """What still holds of a failure; None if nothing does."""
-    if now < failure.retry_at:
-        return failure
-    fields = {path: each for path, each in failure.fields.items() if now < each.retry_at}
-    return _contested(failure.version, fields) if fields else None
-
-
-def _times(before: RepairLog, repaired: frozenset[str], now: float) -> dict[str, tuple[float, ...]]:
-    """The latest repairs of each field, with those of now."""
-    kept = {
-        path: tuple(each for each in before.times.get(path, ()) if now - each < REPAIRS_SECONDS)
-        for path in before.times.keys() | repaired
-    }
-    found = {path: (*times, now) if path in repaired else times for path, times in kept.items()}
-    return {path: times for path, times in found.items() if times}
+    verb = "is" if len(paths) == 1 else "are"
+    fields = f"{ref.kind} {ref.name}: {', '.join(sorted(paths))} {verb}"
+    message = f"{fields} {cause} It is repaired again {end}."
+    version = _version(wanted, answer, snapshot)
+    return ApplyFailure("Contested", message, version, retry_at, paths)
 
 
 def _version(wanted: Object, live: Object | None, snapshot: Snapshot) -> Version:

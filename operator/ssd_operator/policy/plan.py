@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from ssd_operator.api.spec import Object, Resource
 from ssd_operator.children.manifests import wanted
-from ssd_operator.children.names import COMPONENT_LABEL, GATEWAY, Component, revision_of
+from ssd_operator.children.names import COMPONENT_LABEL, ENGINES, Component, revision_of
 from ssd_operator.children.objects import ChildFactory
 from ssd_operator.observe.cluster import Ref, is_owned_by, ref_of
 from ssd_operator.observe.diff import differences
@@ -39,7 +39,7 @@ FORMER_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class PlanState:
     """What one pass leaves to the next. A restarted operator begins with an empty one."""
 
     began_at: float | None = None
@@ -49,12 +49,10 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PassPlan:
     """What to do, in the order of the fields, and what the report uses of it."""
 
     apply: tuple[Object, ...] = ()
-    adopt: tuple[Object, ...] = ()
-    """Pods that their ReplicaSets have released."""
     drains: DrainPlan = field(default_factory=DrainPlan)
     """Marks, calls and pods to delete; its replicas are in ``apply``."""
     scale: Decision | None = None
@@ -67,30 +65,30 @@ class Plan:
     preflight: Preflight = field(default_factory=Preflight)
     again_after: float = math.inf
     """Seconds until another pass is due without any change."""
-    memory: Memory = field(default_factory=Memory)
+    state: PlanState = field(default_factory=PlanState)
 
     @property
     def is_writing(self) -> bool:
         """Whether carrying this out changes anything in the cluster."""
         drains = self.drains.marks or self.drains.delete_pods
-        return bool(self.apply or self.adopt or drains or self.scale or self.delete)
+        return bool(self.apply or drains or self.scale or self.delete)
 
 
-def plan(snapshot: Snapshot, settings: OperatorSettings, memory: Memory) -> Plan:
-    """Decide on everything but the status; ``memory`` is of the pass before."""
+def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> PassPlan:
+    """Decide on everything but the status; ``state`` is of the pass before."""
     resource, children = snapshot.resource, snapshot.children
     drains = plan_drains(snapshot)
     objects = [
         each
-        for each in wanted(resource, settings, drains.replicas, snapshot.kinds)
+        for each in wanted(resource, settings, drains.replicas)
         if not (_is_gateway(each) and snapshot.gateway_services_lost)
     ]
     deployments = [each for each in objects if each["kind"] == "Deployment"]
     targets, drafts = (
         [each for each in deployments if each["metadata"]["labels"].get(COMPONENT_LABEL) == part]
-        for part in map(str, Component)
+        for part in ENGINES
     )
-    failures = holding(memory.failures, targets, snapshot)
+    failures = holding(state.failures, targets, snapshot)
     # An apply would not change a contested template.
     outdated = [
         each
@@ -100,22 +98,22 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, memory: Memory) -> Plan
     factory = ChildFactory(resource=resource, settings=settings)
     preflight = preflight_state(factory, targets, outdated, snapshot)
     objects += [] if preflight.pod is None else [preflight.pod]
-    memory = Memory(
-        began_at=snapshot.now if memory.began_at is None else memory.began_at,
-        history=memory.history,
-        failures=holding(memory.failures, objects, snapshot),
+    state = PlanState(
+        began_at=snapshot.now if state.began_at is None else state.began_at,
+        history=state.history,
+        failures=holding(state.failures, objects, snapshot),
     )
     revisions = {name_of(each): revision_of(each) for each in deployments}
     by_ref = {ref_of(each): each for each in objects}
     if resource.spec.paused:
-        return Plan(wanted=by_ref, revisions=revisions, preflight=preflight, memory=memory)
-    memory = replace(memory, history=_decide(snapshot, memory))
-    decision, is_new = memory.history.decision, memory.history.decided_at == snapshot.now
+        return PassPlan(wanted=by_ref, revisions=revisions, preflight=preflight, state=state)
+    state = replace(state, history=_decide(snapshot, state))
+    decision, is_new = state.history.decision, state.history.decided_at == snapshot.now
     is_changed = decision is not None and decision.replicas != snapshot.num_drafts_wanted
     targets_held = held_targets(targets, outdated, snapshot, preflight.stage)
     drafts_held = held_drafts(drafts, targets, snapshot, targets_held, preflight.stage)
-    contested = {ref: each for ref, each in memory.failures.items() if each.cause == "Contested"}
-    failed = memory.failures.keys() - contested.keys()
+    contested = {ref: each for ref, each in state.failures.items() if each.cause == "Contested"}
+    failed = state.failures.keys() - contested.keys()
     skipped = targets_held | snapshot.foreign.keys() | snapshot.former | failed
     # The number of pods follows the resource also while their template waits.
     waiting = drafts_held | {ref for ref, each in contested.items() if each.is_of_template}
@@ -124,17 +122,16 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, memory: Memory) -> Plan
         for each in objects
         if (ref := ref_of(each)) not in skipped
     )
-    return Plan(
+    return PassPlan(
         apply=tuple(each for each in allowed if _is_needed(each, snapshot, contested)),
-        adopt=snapshot.released,
         drains=drains,
         scale=decision if is_new and is_changed else None,
         delete=_unwanted(resource, objects, snapshot),
         wanted=by_ref,
         revisions=revisions,
         preflight=preflight,
-        again_after=min(preflight.again_after, *_waits(snapshot, memory)),
-        memory=memory,
+        again_after=min(preflight.again_after, *_waits(snapshot, state)),
+        state=state,
     )
 
 
@@ -157,15 +154,15 @@ def unanswered_seconds(snapshot: Snapshot, began_at: float | None) -> float:
     return max(began_at + OLDEST_ANSWER_SECONDS - snapshot.now, 0.0)
 
 
-def _decide(snapshot: Snapshot, memory: Memory) -> History:
+def _decide(snapshot: Snapshot, state: PlanState) -> History:
     """Run the Internal loop, if it is on and due."""
     bounds = internal_scaling(snapshot.resource.spec.draft)
     if bounds is None:
         return History()
-    is_early = snapshot.now - memory.history.decided_at < DECISION_SECONDS
-    if is_early or unanswered_seconds(snapshot, memory.began_at) > 0:
-        return memory.history
-    return next_replicas(bounds, measure(snapshot), memory.history, snapshot.now)
+    is_early = snapshot.now - state.history.decided_at < DECISION_SECONDS
+    if is_early or unanswered_seconds(snapshot, state.began_at) > 0:
+        return state.history
+    return next_replicas(bounds, measure(snapshot), state.history, snapshot.now)
 
 
 def _is_needed(each: Object, snapshot: Snapshot, contested: Mapping[Ref, ApplyFailure]) -> bool:
@@ -175,7 +172,7 @@ def _is_needed(each: Object, snapshot: Snapshot, contested: Mapping[Ref, ApplyFa
         # starts after the Services that it needs: by their names it could reach those of others.
         is_early = _is_gateway(each) and not snapshot.has_gateway_services
         return not snapshot.foreign and not is_early
-    left = contested[ref].fields if ref in contested else {}
+    left = contested[ref].paths if ref in contested else frozenset()
     is_different = any(path not in left for path in differences(live, each))
     return is_different and not is_terminating(live)
 
@@ -183,7 +180,7 @@ def _is_needed(each: Object, snapshot: Snapshot, contested: Mapping[Ref, ApplyFa
 def _is_gateway(each: Object) -> bool:
     """Whether an object is the Deployment of the gateways."""
     component = each["metadata"]["labels"].get(COMPONENT_LABEL)
-    return (each["kind"], component) == ("Deployment", GATEWAY)
+    return (each["kind"], component) == ("Deployment", Component.GATEWAY)
 
 
 def _unwanted(resource: Resource, objects: Sequence[Object], snapshot: Snapshot) -> tuple[Ref, ...]:
@@ -196,12 +193,12 @@ def _unwanted(resource: Resource, objects: Sequence[Object], snapshot: Snapshot)
     )
 
 
-def _waits(snapshot: Snapshot, memory: Memory) -> list[float]:
+def _waits(snapshot: Snapshot, state: PlanState) -> list[float]:
     """Seconds until a pass is due that no watch triggers."""
-    waits = [each.retry_at - snapshot.now for each in memory.failures.values()]
-    if memory.history.decision is not None:
-        due = memory.history.decided_at + DECISION_SECONDS - snapshot.now
-        waits.append(max(due, unanswered_seconds(snapshot, memory.began_at)))
+    waits = [each.retry_at - snapshot.now for each in state.failures.values()]
+    if state.history.decision is not None:
+        due = state.history.decided_at + DECISION_SECONDS - snapshot.now
+        waits.append(max(due, unanswered_seconds(snapshot, state.began_at)))
     deadlines = (drain_deadline_of(pod) for pod in snapshot.drafts)
     waits += [each - snapshot.now for each in deadlines if each is not None and each > snapshot.now]
     if snapshot.former:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
-from ssd_operator.api.spec import Autoscaling, Draft
+from ssd_operator.api.spec import Autoscaling, DraftSpec
 from ssd_operator.observe.pod_state import is_unschedulable, name_of
-from ssd_operator.observe.snapshot import PoolFact, Snapshot
+from ssd_operator.observe.snapshot import Snapshot
 
 DECISION_SECONDS = 10.0
 """Between two decisions."""
@@ -80,7 +80,7 @@ class History:
     decided_at: float = -math.inf
 
 
-def internal_scaling(draft: Draft) -> Autoscaling | None:
+def internal_scaling(draft: DraftSpec) -> Autoscaling | None:
     """The bounds of the Internal loop; None if the user or another scaler writes the number."""
     found = draft.autoscaling
     return found if found is not None and found.mode == "Internal" else None
@@ -97,7 +97,7 @@ def measure(snapshot: Snapshot) -> Demand:
             )
     targets, answers = snapshot.ready_targets, snapshot.answers
     is_known = bool(targets) and all(name_of(pod) in answers for pod in targets)
-    eligible = sum(map(_speculative, answers.values()))
+    eligible = sum(fact.speculative_sequences or 0.0 for fact in answers.values())
     default = snapshot.resource.spec.draft.sequences_per_replica
     return Demand(
         replicas=snapshot.num_drafts_wanted,
@@ -106,14 +106,6 @@ def measure(snapshot: Snapshot) -> Demand:
         num_unschedulable=sum(map(is_unschedulable, snapshot.staying_drafts)),
         num_draining=snapshot.num_draining,
     )
-
-
-def _speculative(fact: PoolFact) -> float:
-    """Running sequences of a target that speculate."""
-    if fact.speculative_sequences is not None:
-        return fact.speculative_sequences
-    # An earlier version counts sequences in mode AUTO also while it does not speculate for them.
-    return fact.eligible_sequences if fact.speculating else 0.0
 
 
 def next_replicas(bounds: Autoscaling, demand: Demand, history: History, now: float) -> History:

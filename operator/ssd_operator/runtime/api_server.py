@@ -80,17 +80,7 @@ class ApiServer:
             wanted = wanted | {"metadata": wanted["metadata"] | {"uid": uid}}
         path = _path(KINDS[ref.kind], namespace, ref.name, subresource)
         query = {"fieldManager": OPERATOR, "force": "true"}
-        try:
-            return await self._call("PATCH", KINDS[ref.kind], path, _APPLY, wanted, query=query)
-        except RefusedError as refusal:
-            # An apply keeps the entries that others put into a list beside ours, and together they
-            # may be refused: two ports of one name. A merge patch puts our lists in their place.
-            # Without a uid the object may have another owner, whose lists must stay.
-            if not uid or subresource:
-                raise
-            with contextlib.suppress(ClusterError):
-                return await self.patch(namespace, ref, wanted)
-            raise refusal from None
+        return await self._call("PATCH", KINDS[ref.kind], path, _APPLY, wanted, query=query)
 
     async def patch(
         self, namespace: str, ref: Ref, changes: Object, subresource: str = ""

@@ -1,6 +1,5 @@
 """One pass over one resource: observe, plan, carry out, report. Level-triggered."""
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -20,14 +19,15 @@ from ssd_operator.observe.observer import observe
 from ssd_operator.observe.pod_state import Address, address_of, is_terminating, name_of
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.apply_failures import Repairs, Results
-from ssd_operator.policy.plan import Memory, Plan, plan
+from ssd_operator.policy.plan import PlanState, plan
 from ssd_operator.runtime import metrics
 from ssd_operator.runtime.engine_client import Engines
-from ssd_operator.runtime.execution import Execution
-from ssd_operator.runtime.work_queue import DEBOUNCE_SECONDS, RESYNC_SECONDS
+from ssd_operator.runtime.plan_executor import PlanExecutor
+from ssd_operator.runtime.work_queue import RESYNC_SECONDS
 from ssd_operator.settings import UNTOUCHED_NAMESPACE, OperatorSettings
 from ssd_operator.status.events import event_object
-from ssd_operator.status.report import Report, Reported, report_invalid, report_pass
+from ssd_operator.status.pass_result import PassResult, ReportState
+from ssd_operator.status.report import PassReport, report_invalid, report_pass
 
 FAILING_SECONDS = 30.0
 """Calls that fail for longer are reported in the status; for less, the API server is busy."""
@@ -40,17 +40,9 @@ class _Record:
     """What is remembered of one resource. Without it a pass is slower, and still correct."""
 
     uid: str
-    resource: Resource | None = None
-    """As it was read last."""
-    readable_spec: Object = field(default_factory=dict)
-    """Of that resource, as it was stored."""
-    spec_problem: str = ""
-    """Why it cannot be read as it is now."""
-    memory: Memory = field(default_factory=Memory)
-    reported: Reported = field(default_factory=Reported)
+    planned: PlanState = field(default_factory=PlanState)
+    reported: ReportState = field(default_factory=ReportState)
     repairs: Repairs = field(default_factory=dict)
-    has_first_status: bool = False
-    """Whether the status that precedes the children was written. Its write is tried once."""
     failing_since: float | None = None
     """First of the latest passes that were all interrupted by a call without an answer."""
 
@@ -105,22 +97,12 @@ class Reconciler:
         return RESYNC_SECONDS
 
     async def _pass(self, key: Key, found: Object, record: _Record) -> float | None:
-        now, old = self._now(), found.get("status") or {}
-        resource = _read(found, record)
-        if resource is None:
-            generation, problem = found["metadata"]["generation"], record.spec_problem
-            invalid = report_invalid(old, generation, problem, record.reported, now)
+        try:
+            resource = parse(found)
+        except SpecError as error:
+            invalid = report_invalid(found, str(error), record.reported, self._now())
             is_there = await self._publish(key, found, record, invalid)
             return RESYNC_SECONDS if is_there else None
-        if not (old or record.has_first_status or self._cache.children(key)):
-            # Children take a dozen calls. Of many resources that were created at once, the last
-            # would have no status until all the others have their children.
-            record.has_first_status = True  # also if it fails: the children matter more
-            first = report_pass(
-                Snapshot(resource=resource, now=now), Plan(), Results(), record.reported
-            )
-            is_there = await self._publish(key, found, record, first)
-            return DEBOUNCE_SECONDS if is_there else None
         return await self._converge(key, found, resource, record)
 
     async def _converge(
@@ -130,14 +112,13 @@ class Reconciler:
             await observe(self._cluster, self._cache, self._settings, found, resource, self._now()),
             pools=self._engines.pools(key),
             drains=self._engines.drains(key),
-            spec_problem=record.spec_problem,
         )
-        decided = plan(snapshot, self._settings, record.memory)
+        decided = plan(snapshot, self._settings, record.planned)
         if decided.is_writing and not await self._exists(key, found):
             self._drop(key, found)
             return None
-        results = Results(failures=dict(decided.memory.failures))
-        execution = Execution(
+        results = Results(failures=dict(decided.state.failures))
+        execution = PlanExecutor(
             cluster=self._cluster,
             cache=self._cache,
             engines=self._engines,
@@ -146,10 +127,17 @@ class Reconciler:
             results=results,
         )
         await execution.carry_out(decided)
-        self._note_interruption(record, results)
+        self._add_interruption(record, results)
         self._engines.follow(key, _addresses(snapshot), set(map(name_of, snapshot.pods)))
-        record.memory = replace(decided.memory, failures=results.failures)
-        report = report_pass(replace(snapshot, now=self._now()), decided, results, record.reported)
+        record.planned = replace(decided.state, failures=results.failures)
+        report = report_pass(
+            PassResult(
+                snapshot=replace(snapshot, now=self._now()),
+                plan=decided,
+                results=results,
+                before=record.reported,
+            )
+        )
         if not await self._publish(key, found, record, report):
             return None
         if results.interruption is not None:
@@ -158,7 +146,7 @@ class Reconciler:
             raise ForbiddenError("; ".join(results.forbidden.values()))
         return min(decided.again_after, report.again_after)
 
-    async def _publish(self, key: Key, found: Object, record: _Record, report: Report) -> bool:
+    async def _publish(self, key: Key, found: Object, record: _Record, report: PassReport) -> bool:
         """Write the status, if it changed, and the Events; whether the resource is still there."""
         if report.is_written:
             identity = {"name": key[1], "namespace": key[0]}
@@ -174,7 +162,7 @@ class Reconciler:
                 return False
             self._cache.put(answer)
         metrics.set_conditions(key, report.status.get("conditions") or ())
-        record.reported = report.memory
+        record.reported = report.state
         for event in report.events:
             try:
                 await self._cluster.create(event_object(found, event, self._now()))
@@ -203,7 +191,7 @@ class Reconciler:
         self._records.pop(key, None)
         metrics.set_conditions(key, ())
 
-    def _note_interruption(self, record: _Record, results: Results) -> None:
+    def _add_interruption(self, record: _Record, results: Results) -> None:
         """Add an error that has interrupted passes for long to what is reported."""
         if results.interruption is None:
             record.failing_since = None
@@ -213,37 +201,6 @@ class Reconciler:
             record.failing_since = self._now()
         if self._now() - record.failing_since >= FAILING_SECONDS:
             results.forbidden[ref] = str(error)
-
-
-def _read(found: Object, record: _Record) -> Resource | None:
-    """Return the parsed resource; if it cannot be parsed, its last version that could be.
-
-    Pause and replicas are those of the newest version, if these two fields are valid.
-    """
-    try:
-        record.resource, record.spec_problem = parse(found), ""
-        record.readable_spec = found["spec"]
-    except SpecError as error:
-        record.spec_problem = str(error)
-        if record.resource is not None:
-            generation = found["metadata"]["generation"]
-            record.resource = replace(record.resource, generation=generation)
-            scaled = found | {"spec": _scaled(record.readable_spec, found.get("spec") or {})}
-            with contextlib.suppress(SpecError):
-                record.resource = replace(record.resource, spec=parse(scaled).spec)
-    return record.resource
-
-
-def _scaled(readable: Object, given: Object) -> Object:
-    """A spec that can be read, with the pause and the number of drafts of one that cannot."""
-    draft = dict(readable["draft"])
-    found = given.get("draft")
-    if isinstance(found, dict) and isinstance(found.get("replicas"), int):
-        draft["replicas"] = found["replicas"]
-    paused = given.get("paused", False)
-    if not isinstance(paused, bool):
-        paused = readable.get("paused", False)
-    return readable | {"draft": draft, "paused": paused}
 
 
 def _addresses(snapshot: Snapshot) -> dict[str, Address]:

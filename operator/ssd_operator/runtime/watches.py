@@ -17,8 +17,8 @@ import kopf
 
 from ssd.telemetry import get_logger
 from ssd_operator.api.spec import KIND
-from ssd_operator.children.objects import KINDS, OPTIONAL_KINDS, REQUIRED_KINDS
-from ssd_operator.observe.cluster import Cluster, ClusterError, ForbiddenError, MissingError
+from ssd_operator.children.objects import KINDS, WATCHED_KINDS
+from ssd_operator.observe.cluster import Cluster, ClusterError, ForbiddenError
 from ssd_operator.observe.object_cache import LABELS, ObjectCache, whole
 from ssd_operator.runtime import metrics
 
@@ -27,8 +27,6 @@ EXIT_SECONDS = 25.0
 """Less than the grace period of the operator's pod."""
 PERIOD_SECONDS = 120.0
 """Longest time until a deletion is found that a watch missed."""
-OPTIONAL_SECONDS = 30.0
-"""Between two lists of an optional kind, which has no watch."""
 RETRY_SECONDS = 5.0
 """From an error to the next list."""
 LISTS_OF_FORBIDDEN = 4
@@ -37,11 +35,11 @@ LISTS_OF_FORBIDDEN = 4
 _log = get_logger(__name__)
 _Place = tuple[str, str]
 """Kind and namespace; no namespace means all."""
-_WATCHED = {(KINDS[k].group, KINDS[k].version, KINDS[k].plural): k for k in REQUIRED_KINDS}
+_WATCHED = {(KINDS[k].group, KINDS[k].version, KINDS[k].plural): k for k in WATCHED_KINDS}
 
 
 async def watch(cache: ObjectCache, namespaces: Sequence[str]) -> None:
-    """Bring changes of all required kinds into the cache, until a signal or an error of kopf."""
+    """Bring changes of all kinds into the cache, until a signal or an error of kopf."""
     await kopf.operator(
         registry=make_registry(cache),
         settings=watch_settings(),
@@ -97,7 +95,7 @@ class Lists:
     """Lists each kind in each namespace from time to time. Asyncio loop.
 
     The first lists make the cache complete, so that passes may begin. Later ones find deletions
-    that a watch missed. Optional kinds are listed only: their definitions may come and go.
+    that a watch missed.
     """
 
     def __init__(self, cluster: Cluster, cache: ObjectCache, namespaces: Sequence[str]) -> None:
@@ -105,7 +103,7 @@ class Lists:
         self._cluster = cluster
         self._cache = cache
         self._namespaces = frozenset(namespaces or ("",))
-        self._places = list(product(sorted(REQUIRED_KINDS | OPTIONAL_KINDS), self._namespaces))
+        self._places = list(product(sorted(WATCHED_KINDS), self._namespaces))
         self._problems: dict[_Place, str] = dict.fromkeys(self._places, "starting")
         """Why a list has not come yet."""
         self._num_forbidden: Counter[_Place] = Counter()
@@ -132,31 +130,22 @@ class Lists:
             try:
                 things, version = await self._cluster.list_all(kind, namespace)
             except ClusterError as error:
-                await asyncio.sleep(self._fail(kind, namespace, error))
+                self._record_failure(kind, namespace, error)
+                await asyncio.sleep(RETRY_SECONDS)
                 continue
             self._cache.replace(kind, namespace, things, version)
-            self._pass_by(kind, namespace)
+            self._problems.pop((kind, namespace), None)
+            self._check()
             await asyncio.sleep(pause)
-            pause = OPTIONAL_SECONDS if kind in OPTIONAL_KINDS else PERIOD_SECONDS
+            pause = PERIOD_SECONDS
 
-    def _fail(self, kind: str, namespace: str, error: ClusterError) -> float:
-        """Note an error; returns the seconds until the next list."""
-        if kind in OPTIONAL_KINDS and isinstance(error, MissingError | ForbiddenError):
-            self._cache.drop_kind(kind, namespace)
-            self._pass_by(kind, namespace)
-            return OPTIONAL_SECONDS
+    def _record_failure(self, kind: str, namespace: str, error: ClusterError) -> None:
         metrics.ERRORS_TOTAL.labels(type(error).__name__).inc()
         _log.warning("list_failed", kind=kind, namespace=namespace, error=str(error))
         if (kind, namespace) in self._problems:
             self._problems[kind, namespace] = str(error)
             self._num_forbidden[kind, namespace] += isinstance(error, ForbiddenError)
             self._check()
-        return RETRY_SECONDS
-
-    def _pass_by(self, kind: str, namespace: str) -> None:
-        """Let passes begin without waiting for this list."""
-        self._problems.pop((kind, namespace), None)
-        self._check()
 
     def _check(self) -> None:
         """Let passes begin if all is listed, but for namespaces deleted with our rights.

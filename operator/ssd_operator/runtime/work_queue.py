@@ -26,7 +26,7 @@ pods, so 21 edits in 5 s must not be 21 rollouts."""
 LONGEST_SETTLE_SECONDS = 10.0
 """Maximum delay by changes that do not end."""
 RESYNC_SECONDS = 30.0
-"""Longest time between two passes, with a fifth more or less."""
+"""Longest time between two passes, varied by ± 20 %."""
 _RESYNC_SPREAD = 0.2
 FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 60.0
@@ -152,7 +152,7 @@ class WorkQueue:
         now, entry.task = self._now(), None
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None:
-            pause = self._note_failure(key, entry, error)
+            pause = self._count_failure(key, entry, error)
             entry.due, entry.not_before = math.inf, now + pause
             self._set_due(key, entry, now)
             return
@@ -166,7 +166,7 @@ class WorkQueue:
         again_after = resync if again_after is None else min(again_after, resync)
         self._set_due(key, entry, now + max(again_after, DEBOUNCE_SECONDS))
 
-    def _note_failure(self, key: Key, entry: _Entry, error: BaseException) -> float:
+    def _count_failure(self, key: Key, entry: _Entry, error: BaseException) -> float:
         """Count and log an error; returns the seconds until the retry."""
         entry.num_failures += 1
         pause = FIRST_RETRY_SECONDS * 2.0 ** min(entry.num_failures - 1, 10)

@@ -2,7 +2,7 @@
 
 A cause has a reason of its own only if a person or a machine acts on it. The message has the rest.
 
-*Decision*: of SpeculationActive, a loss that may pass counts after 30 s; a gain counts at once.
+*Decision*: of SpeculationActive, a transient loss counts after 30 s; a gain counts at once.
 *Because* on a busy node links were lost and came back every 5 to 8 s: 11 Warning Events in 20
 minutes that needed no action. *Not chosen*: the same delay for gains, because a new resource would
 speculate for half a minute before its status shows it. *Revisit when* one resource still has more
@@ -14,10 +14,10 @@ itself, which costs tokens. *Revisit when* a choice lasts for minutes and still 
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from ssd_operator.api.spec import Autoscaling, Draft, Object, Target
-from ssd_operator.children.names import GATEWAY, Component, cell_of, component_name
+from ssd_operator.api.spec import Autoscaling, DraftSpec, Object, TargetSpec
+from ssd_operator.children.names import Component, cell_of, component_name
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.diagnosis import Diagnosis, PodReason, diagnose, diagnose_absence, worst
 from ssd_operator.observe.diff import differences
@@ -32,12 +32,12 @@ from ssd_operator.observe.pod_state import (
     name_of,
     to_seconds,
 )
-from ssd_operator.observe.snapshot import PROGRESS_EXCEEDED
+from ssd_operator.observe.snapshot import PROGRESS_EXCEEDED, Snapshot
 from ssd_operator.status.conditions import Condition, condition_in, no, unknown, yes
 from ssd_operator.status.pass_result import PassResult
 
 HOLD_SECONDS = 30.0
-"""A loss that may pass is reported if it lasts this long."""
+"""A transient loss is reported if it lasts this long."""
 TURN_SECONDS = 60.0
 """A choice of a target to speculate or not is reported if it lasts this long."""
 _FIRST_ANSWER_SECONDS = 30.0
@@ -50,8 +50,8 @@ _REFUSALS = {
 }
 """Condition reason by the first word of the reason of a refused link: a field of the handshake, or
 that its measured round trip is too long."""
-_PASSING = frozenset({"NoDrafts", "Quarantined"})
-"""Reasons that may pass without a change of pods or settings."""
+_TRANSIENT = frozenset({"NoDrafts", "Quarantined"})
+"""Reasons of a loss that may end without a change of pods or settings."""
 _USUAL = frozenset(
     {
         *(PodReason.ROLLING_OUT, PodReason.FETCHING_MODEL, PodReason.LOADING),
@@ -63,7 +63,19 @@ _USUAL = frozenset(
 
 def conditions(result: PassResult) -> dict[str, Condition]:
     """All conditions by type, Ready first."""
-    found = {kind: rule(result) for kind, rule in _RULES.items()}
+    snapshot = result.snapshot
+    found = {
+        "TargetReady": _target_ready(snapshot),
+        "DraftReady": _draft_ready(snapshot),
+        "GatewayReady": _gateway_ready(snapshot),
+        "SpeculationActive": speculation_active(result),
+        "NotWorthwhile": not_worthwhile(result),
+        "DraftCapacity": _draft_capacity(snapshot),
+        "ScalingActive": _scaling_active(result),
+        "Progressing": _progressing(result),
+        "SpecValid": _spec_valid(result),
+        "ResourcesOwned": _resources_owned(result),
+    }
     present = {kind: each for kind, each in found.items() if each is not None}
     return {"Ready": _ready(result, present), **present}
 
@@ -73,46 +85,47 @@ def _ready(result: PassResult, others: Mapping[str, Condition]) -> Condition:
 
     Otherwise the reason is that of the target, or of what prevents a first target.
     """
-    num_ready, num_cells = _num_ready_cells(result), result.resource.spec.num_cells
-    is_reached = any(name_of(pod) in result.endpoints for pod in result.ready_targets)
-    if is_reached and result.has_endpoint and not result.gateway_services_lost:
+    snapshot = result.snapshot
+    num_ready, num_cells = _num_ready_cells(snapshot), snapshot.resource.spec.num_cells
+    is_reached = any(name_of(pod) in snapshot.endpoints for pod in snapshot.ready_targets)
+    if is_reached and result.has_endpoint and not snapshot.gateway_services_lost:
         reason = "Serving" if num_ready == num_cells else "ServingPartly"
         return yes(reason, f"{num_ready} of {num_cells} targets serve.")
-    if result.resource.spec.paused and not result.target_deployments:
+    if snapshot.resource.spec.paused and not snapshot.target_deployments:
         return no("Paused", "spec.paused is true and no target exists; set it to false.")
     kinds = ["SpecValid", "ResourcesOwned", "TargetReady"]
     if num_ready:
         kinds = ["ResourcesOwned", "SpecValid"]
-    elif result.target_deployments:
+    elif snapshot.target_deployments:
         kinds = ["TargetReady", "SpecValid", "ResourcesOwned"]
     for kind in kinds:
         if others[kind].status != "True":
             return no(others[kind].reason, others[kind].message)
-    service = f"the Service {result.resource.name}"
+    service = f"the Service {snapshot.resource.name}"
     state = "has no ready endpoint" if result.has_endpoint else "does not exist"
     return no(
         "EndpointMissing", f"{num_ready} of {num_cells} targets are ready; {service} {state}."
     )
 
 
-def _target_ready(result: PassResult) -> Condition:
+def _target_ready(snapshot: Snapshot) -> Condition:
     """Every cell has a target that serves."""
-    num_cells, num_ready = result.resource.spec.num_cells, _num_ready_cells(result)
+    num_cells, num_ready = snapshot.resource.spec.num_cells, _num_ready_cells(snapshot)
     summary = f"{num_ready} of {num_cells} targets are ready"
-    diagnoses = (_diagnose_cell(result, cell) for cell in range(num_cells))
+    diagnoses = (_diagnose_cell(snapshot, cell) for cell in range(num_cells))
     found = worst(each for each in diagnoses if each is not None)
     if found is None:
         return yes("AllReady", f"{summary}.")
     return no(str(found.reason), f"{summary}; {found.message}.")
 
 
-def _diagnose_cell(result: PassResult, cell: int) -> Diagnosis | None:
+def _diagnose_cell(snapshot: Snapshot, cell: int) -> Diagnosis | None:
     """Why a cell has no ready target; None if it has one."""
-    pods, deployment = result.cell_targets(cell), result.target_deployment(cell)
+    pods, deployment = snapshot.cell_targets(cell), snapshot.target_deployment(cell)
     if any(map(is_ready, pods)):
         return None
     diagnosis = (
-        worst(_diagnoses(result, pods, result.resource.spec.target))
+        worst(_diagnoses(snapshot, pods, snapshot.resource.spec.target))
         or diagnose_absence(deployment, f"cell {cell}")
         or Diagnosis(PodReason.LOADING, f"cell {cell} has no pod yet")
     )
@@ -122,18 +135,18 @@ def _diagnose_cell(result: PassResult, cell: int) -> Diagnosis | None:
     return diagnosis if are_first else Diagnosis(PodReason.ROLLING_OUT, diagnosis.message)
 
 
-def _draft_ready(result: PassResult) -> Condition:
+def _draft_ready(snapshot: Snapshot) -> Condition:
     """As many drafts as wanted are ready, without those that are drained."""
-    wanted, num_ready = result.num_drafts_wanted, len(result.ready_drafts)
+    wanted, num_ready = snapshot.num_drafts_wanted, len(snapshot.ready_drafts)
     if wanted == 0:
         return yes("ScaledToZero", "draft.replicas is 0: targets serve plain autoregressive text.")
     summary = f"{num_ready} of {wanted} drafts are ready"
     if num_ready >= wanted:
         return yes("AllReady", f"{summary}.")
-    diagnoses = _diagnoses(result, result.staying_drafts, result.resource.spec.draft)
-    num_pods = len(result.staying_drafts)
+    diagnoses = _diagnoses(snapshot, snapshot.staying_drafts, snapshot.resource.spec.draft)
+    num_pods = len(snapshot.staying_drafts)
     if num_pods < wanted:
-        absent = (diagnose_absence(made, name_of(made)) for made in result.draft_deployments)
+        absent = (diagnose_absence(made, name_of(made)) for made in snapshot.draft_deployments)
         diagnoses += [each for each in absent if each is not None]
         diagnoses.append(Diagnosis(PodReason.SCALING, f"{num_pods} of {wanted} pods exist"))
     found = worst(diagnoses)
@@ -141,22 +154,21 @@ def _draft_ready(result: PassResult) -> Condition:
     return no(str(found.reason), f"{summary}; {found.message}.")
 
 
-def _gateway_ready(result: PassResult) -> Condition | None:
+def _gateway_ready(snapshot: Snapshot) -> Condition | None:
     """As many gateways as wanted are available; none if they are not enabled."""
-    gateway, name = result.resource.spec.gateway, component_name(result.resource, GATEWAY)
+    gateway = snapshot.resource.spec.gateway
+    name = component_name(snapshot.resource, Component.GATEWAY)
     if not gateway.enabled:
         return None
-    if result.gateway_services_lost:
-        return no(
-            "NameTaken", f"There is no gateway: {_taken(result, result.gateway_services_lost)}."
-        )
-    deployment = result.children.get(Ref("Deployment", name))
+    deployment = snapshot.children.get(Ref("Deployment", name))
     num_ready = int((deployment or {}).get("status", {}).get("availableReplicas") or 0)
     summary = f"{num_ready} of {gateway.replicas} gateways are ready"
+    if lost := snapshot.gateway_services_lost:
+        return no("NameTaken", f"{summary}; {_taken(snapshot, lost)}.")
     if num_ready >= gateway.replicas:
         return yes("AllReady", f"{summary}.")
     # A gateway has no timeout of its own: it waits for a target.
-    diagnoses = [diagnose(pod, math.inf, result.now) for pod in result.gateways if is_live(pod)]
+    diagnoses = [diagnose(pod, math.inf, snapshot.now) for pod in snapshot.gateways if is_live(pod)]
     diagnoses.append(diagnose_absence(deployment, name))
     found = worst(each for each in diagnoses if each is not None)
     if found is not None and found.reason is not PodReason.LOADING:
@@ -170,50 +182,52 @@ def _gateway_ready(result: PassResult) -> Condition | None:
 
 def speculation_active(result: PassResult) -> Condition:
     """Each target that serves has an active link; a short loss changes nothing."""
-    since, before = unlinked_since(result), condition_in(result.status, "SpeculationActive")
-    is_held = since is not None and result.now - since < HOLD_SECONDS
+    snapshot = result.snapshot
+    since, before = (unlinked_since(result), condition_in(snapshot.status, "SpeculationActive"))
+    is_held = since is not None and snapshot.now - since < HOLD_SECONDS
     if is_held and before.get("status") == "True":
         return yes(before["reason"], before["message"])
-    return _links_now(result)
+    return _links_now(snapshot)
 
 
 def unlinked_since(result: PassResult) -> float | None:
-    """Begin of a loss of links that may pass; None if there is none."""
-    found, groups = _links_now(result), (result.targets, result.staying_drafts)
+    """Begin of a transient loss of links; None if there is none."""
+    snapshot = result.snapshot
+    found, groups = _links_now(snapshot), (snapshot.targets, snapshot.staying_drafts)
     have_started = all(any(map(has_started, pods)) for pods in groups)
-    may_pass = found.status == "False" and found.reason in _PASSING and have_started
-    if not may_pass or not result.num_drafts_wanted:
+    is_transient = found.status == "False" and found.reason in _TRANSIENT and have_started
+    if not is_transient or not snapshot.num_drafts_wanted:
         return None
-    was_active = condition_in(result.status, "SpeculationActive").get("status") == "True"
-    since = result.unreported.unlinked_since
-    return result.now if since is None and was_active else since
+    was_active = condition_in(snapshot.status, "SpeculationActive").get("status") == "True"
+    since = result.before.unlinked_since
+    return snapshot.now if since is None and was_active else since
 
 
-def _links_now(result: PassResult) -> Condition:
+def _links_now(snapshot: Snapshot) -> Condition:
     """Whether each target that serves has an active link at this moment."""
-    if not result.ready_targets:
+    if not snapshot.ready_targets:
         return no("NoDrafts", "No target is ready, so no draft has a link.")
-    if result.num_drafts_wanted == 0:
+    if snapshot.num_drafts_wanted == 0:
         return no("NoDrafts", "draft.replicas is 0; scale up to speculate.")
-    active = [pair for pair, link in result.links.items() if link.state == "Active"]
+    active = [pair for pair, link in snapshot.links.items() if link.state == "Active"]
     linked = {target for target, _ in active}
-    without = [pod for pod in result.ready_targets if name_of(pod) not in linked]
+    without = [pod for pod in snapshot.ready_targets if name_of(pod) not in linked]
     if not without:
-        num_drafts = len(result.active_drafts)
+        num_drafts = len(snapshot.active_drafts)
         return yes("Active", f"Active links: {len(active)}, to drafts: {num_drafts}.")
-    answered = next((pod for pod in without if name_of(pod) in result.answers), None)
+    answered = next((pod for pod in without if name_of(pod) in snapshot.answers), None)
     if answered is not None:
-        return _unlinked(result, name_of(answered))
+        return _unlinked(snapshot, name_of(answered))
     name = name_of(without[0])
     since = to_seconds(condition_of(without[0], "Ready").get("lastTransitionTime")) or 0.0
-    if name not in result.pools and result.now - since < _FIRST_ANSWER_SECONDS:
+    if name not in snapshot.pools and snapshot.now - since < _FIRST_ANSWER_SECONDS:
         return no("NoDrafts", f"{name} has just become ready.")
     return unknown("TargetUnreachable", f"{name} has not reported its links for 30 s.")
 
 
-def _unlinked(result: PassResult, target: str) -> Condition:
+def _unlinked(snapshot: Snapshot, target: str) -> Condition:
     """Why a target that answers has no active link."""
-    links = result.answers[target].links
+    links = snapshot.answers[target].links
     by_state = {link.state: link for link in reversed(links)}
     link = by_state.get("Refused") or by_state.get("Quarantined")
     link = link or next((link for link in links if link.reason), None)
@@ -230,36 +244,38 @@ def _unlinked(result: PassResult, target: str) -> Condition:
 
 def not_worthwhile(result: PassResult) -> Condition | None:
     """A target has decoded without its drafts for a while, because that is faster; else None."""
-    since, before = turned_since(result), condition_in(result.status, "NotWorthwhile")
-    if since is not None and result.now - since < TURN_SECONDS:
+    snapshot = result.snapshot
+    since, before = turned_since(result), condition_in(snapshot.status, "NotWorthwhile")
+    if since is not None and snapshot.now - since < TURN_SECONDS:
         return yes(before["reason"], before["message"]) if before else None
-    return _slower_now(result)
+    return _slower_now(snapshot)
 
 
 def turned_since(result: PassResult) -> float | None:
     """Begin of a choice that differs from the reported one; None if it is the same."""
-    if (_slower_now(result) is None) != bool(condition_in(result.status, "NotWorthwhile")):
+    snapshot = result.snapshot
+    if (_slower_now(snapshot) is None) != bool(condition_in(snapshot.status, "NotWorthwhile")):
         return None
-    since = result.unreported.turned_since
-    return result.now if since is None else since
+    since = result.before.turned_since
+    return snapshot.now if since is None else since
 
 
-def _slower_now(result: PassResult) -> Condition | None:
+def _slower_now(snapshot: Snapshot) -> Condition | None:
     """A target decodes without its drafts at this moment; None if no target does."""
-    for name, fact in result.answers.items():
+    for name, fact in snapshot.answers.items():
         if not fact.speculating and fact.speculation_reason == "slower":
             # Without the figure: each other message is a write of the status.
             return yes("Slower", f"{name} decodes without drafts, because that is faster.")
     return None
 
 
-def _draft_capacity(result: PassResult) -> Condition:
+def _draft_capacity(snapshot: Snapshot) -> Condition:
     """The scheduler finds a node for each draft whose target has one."""
-    spec, draft = result.resource.spec, result.resource.spec.draft
-    placed = {cell_of(pod) for pod in result.targets if is_scheduled(pod)}
+    spec, draft = snapshot.resource.spec, snapshot.resource.spec.draft
+    placed = {cell_of(pod) for pod in snapshot.targets if is_scheduled(pod)}
     waiting = [
         pod
-        for pod in result.staying_drafts
+        for pod in snapshot.staying_drafts
         if is_unschedulable(pod) and (placed if draft.sharing == "Pool" else cell_of(pod) in placed)
     ]
     if not waiting:
@@ -271,40 +287,25 @@ def _draft_capacity(result: PassResult) -> Condition:
         less = "draft.replicas or the CPUs of draft.resources,"
     return no(
         reason if f"Insufficient {missing}" in cause else "Unschedulable",
-        f"{len(waiting)} of {result.num_drafts_wanted} drafts have no node; "
+        f"{len(waiting)} of {snapshot.num_drafts_wanted} drafts have no node; "
         f"lower {less} or add room: {cause}.",
     )
 
 
 def _scaling_active(result: PassResult) -> Condition | None:
     """A scaler decides on the number of drafts; None without autoscaling."""
-    autoscaling = result.resource.spec.draft.autoscaling
+    autoscaling = result.snapshot.resource.spec.draft.autoscaling
     if autoscaling is None or autoscaling.mode == "None":
         return None
-    if result.resource.spec.paused:
+    if result.snapshot.resource.spec.paused:
         return no("Paused", "spec.paused is true: the number of drafts does not change.")
-    match autoscaling.mode:
-        case "External":
-            found = yes("External", "Another scaler writes draft.replicas.")
-        case "HPA" if _is_zero_refused(result):
-            found = no("ScaleToZeroUnsupported", result.refused[_hpa(result)])
-        case "HPA":
-            found = _copied(result, _hpa(result), "ScalingActive")
-        case "KEDA" if "ScaledObject" not in result.kinds:
-            found = no(
-                "KEDANotInstalled",
-                "The cluster does not serve ScaledObject (keda.sh), or gives no right to it; "
-                "install KEDA and run helm upgrade, or change the mode.",
-            )
-        case "KEDA":
-            found = _copied(result, Ref("ScaledObject", _hpa(result).name), "Ready")
-        case _:
-            found = _internal(result, autoscaling)
-    return found
+    if autoscaling.mode == "External":
+        return yes("External", "Another scaler writes draft.replicas.")
+    return _internal(result, autoscaling)
 
 
 def _internal(result: PassResult, autoscaling: Autoscaling) -> Condition:
-    decision = result.plan.memory.history.decision
+    decision = result.plan.state.history.decision
     if decision is None or decision.reason == "NoSamples":
         return no(
             "NoSamples",
@@ -313,7 +314,7 @@ def _internal(result: PassResult, autoscaling: Autoscaling) -> Condition:
     low, high = autoscaling.min_replicas, autoscaling.max_replicas
     suffix = "; none is added while one has no node" if decision.reason == "Unschedulable" else ""
     message = f"The operator sets {decision.replicas} drafts, {low} to {high} are allowed"
-    demand = result.plan.memory.history.demand
+    demand = result.plan.state.history.demand
     if demand is not None and demand.eligible is not None:
         sessions = (
             f"{demand.sustainable_sessions:.0f} ({autoscaling.target_occupancy} of them used)"
@@ -322,28 +323,9 @@ def _internal(result: PassResult, autoscaling: Autoscaling) -> Condition:
     return yes("Internal", f"{message}{suffix}.")
 
 
-def _copied(result: PassResult, ref: Ref, kind: str) -> Condition:
-    """A condition of the object that scales."""
-    found = condition_of(result.children.get(ref, {}), kind)
-    make = {"True": yes, "False": no}.get(str(found.get("status")), unknown)
-    message = found.get("message") or f"{ref.kind} {ref.name} has no condition {kind} yet."
-    return make(str(found.get("reason") or "NoSamples"), str(message))
-
-
-def _hpa(result: PassResult) -> Ref:
-    return Ref("HorizontalPodAutoscaler", component_name(result.resource, Component.DRAFT))
-
-
-def _is_zero_refused(result: PassResult) -> bool:
-    """Whether the cluster refused an HPA with minReplicas 0, which few clusters support."""
-    autoscaling = result.resource.spec.draft.autoscaling
-    may_be_zero = autoscaling is not None and autoscaling.min_replicas == 0
-    return may_be_zero and _hpa(result) in result.refused
-
-
 def _progressing(result: PassResult) -> Condition:
     """Changes are complete, or proceed."""
-    if result.resource.spec.paused:
+    if result.snapshot.resource.spec.paused:
         return no("Paused", "spec.paused is true: the operator writes only this status.")
     preflight = result.preflight
     if preflight.stage in ("Failed", "Stuck"):
@@ -373,23 +355,25 @@ def _halted(result: PassResult, deployment: Object) -> Condition | None:
 
 def _under_way(result: PassResult) -> Condition | None:
     """A rollout, a drain or a scale-up; None if everything is up to date."""
-    pods, spec = (*result.targets, *result.staying_drafts), result.resource.spec
+    snapshot = result.snapshot
+    pods, spec = ((*snapshot.targets, *snapshot.staying_drafts), snapshot.resource.spec)
     num_updated = result.updated(pods)
     is_rolling = any(map(_is_rolling, result.deployments)) or result.is_replacing_targets
     if num_updated < len(pods) or is_rolling:
-        diagnoses = _diagnoses(result, result.targets, spec.target)
-        diagnoses += _diagnoses(result, result.staying_drafts, spec.draft)
+        diagnoses = _diagnoses(snapshot, snapshot.targets, spec.target)
+        diagnoses += _diagnoses(snapshot, snapshot.staying_drafts, spec.draft)
         cause = worst(each for each in diagnoses if each.reason not in _USUAL)
         suffix = "" if cause is None else f"; {cause.message}"
         num_ready = result.updated([pod for pod in pods if is_ready(pod)])
-        return yes("RollingOut", f"{num_ready} of {len(pods)} pods are up to date{suffix}.")
-    if result.num_draining:
-        return yes("Draining", f"{result.num_draining} drafts are drained or deleted.")
-    wanted, num_drafts = result.num_drafts_wanted, len(result.ready_drafts)
-    num_ready, num_cells = _num_ready_cells(result), spec.num_cells
+        updated = f"{num_updated} of {len(pods)} pods are up to date"
+        return yes("RollingOut", f"{updated}, {num_ready} of them ready{suffix}.")
+    if snapshot.num_draining:
+        return yes("Draining", f"{snapshot.num_draining} drafts are drained or deleted.")
+    wanted, num_drafts = snapshot.num_drafts_wanted, len(snapshot.ready_drafts)
+    num_ready, num_cells = _num_ready_cells(snapshot), spec.num_cells
     # Pods are counted, because a Deployment with maxUnavailable 1 and one replica is Available
     # without a ready pod.
-    if len(result.staying_drafts) != wanted or num_drafts < wanted or num_ready < num_cells:
+    if len(snapshot.staying_drafts) != wanted or num_drafts < wanted or num_ready < num_cells:
         targets = f"{num_ready} of {num_cells} targets"
         return yes("Scaling", f"{targets} and {num_drafts} of {wanted} drafts are ready.")
     return None
@@ -397,67 +381,45 @@ def _under_way(result: PassResult) -> Condition | None:
 
 def _spec_valid(result: PassResult) -> Condition:
     """The API server and the operator accept the spec, as far as a schema cannot decide it."""
-    if result.spec_problem:
-        return no("SpecInvalid", result.spec_problem)
-    refused = result.refused.keys() - ({_hpa(result)} if _is_zero_refused(result) else set())
-    if refused:
-        ref = min(refused)
+    if result.refused:
+        ref = min(result.refused)
         reason = "PodTemplateInvalid" if ref.kind in ("Deployment", "Pod") else "ObjectRefused"
         return no(reason, f"{ref.kind} {ref.name} was refused: {result.refused[ref]}")
-    if result.resource.spec.observability.pod_monitor and "PodMonitor" not in result.kinds:
-        return no(
-            "OptionalAPIMissing",
-            "observability.podMonitor is true, but the cluster does not serve PodMonitor "
-            "(monitoring.coreos.com), or gives no right to it; install it and run helm upgrade, or "
-            "set the field to false.",
-        )
     return yes("Valid", "The spec is valid.")
 
 
 def _resources_owned(result: PassResult) -> Condition:
     """All names are free or this resource's, and the operator may write the objects."""
-    if result.foreign:
-        taken = _taken(result, result.foreign)
+    snapshot = result.snapshot
+    if snapshot.foreign:
+        taken = _taken(snapshot, snapshot.foreign)
         return no("NameTaken", f"{taken}; rename or remove it, or rename this resource.")
     if forbidden := result.results.forbidden:
         ref = min(forbidden)
         return no("Forbidden", f"{ref.kind} {ref.name} cannot be written: {forbidden[ref]}")
     for ref, failure in sorted(result.results.failures.items()):
-        live = result.results.stored.get(ref, result.children.get(ref))
+        live = result.results.stored.get(ref, snapshot.children.get(ref))
         # After the repair that begins a pause, the object is as wanted until its next change.
-        if failure.fields and live is not None:
-            for path in sorted(set(differences(live, result.plan.wanted[ref]))):
-                if path in failure.fields:
-                    return no("ApplyReverted", failure.fields[path].message)
+        wanted = result.plan.wanted.get(ref, {}) if failure.paths else {}
+        if not failure.paths.isdisjoint(differences(live or wanted, wanted)):
+            return no("ApplyReverted", failure.message)
     return yes("Owned", "All objects belong to this resource.")
 
 
-def _taken(result: PassResult, refs: Iterable[Ref]) -> str:
+def _taken(snapshot: Snapshot, refs: Iterable[Ref]) -> str:
     """Names that are not this resource's, each with its owner."""
-    found = (f"{ref.kind} {ref.name} belongs to {result.foreign[ref]}" for ref in sorted(refs))
+    found = (f"{ref.kind} {ref.name} belongs to {snapshot.foreign[ref]}" for ref in sorted(refs))
     return ", ".join(found)
 
 
-_RULES: Mapping[str, Callable[[PassResult], Condition | None]] = {
-    "TargetReady": _target_ready,
-    "DraftReady": _draft_ready,
-    "GatewayReady": _gateway_ready,
-    "SpeculationActive": speculation_active,
-    "NotWorthwhile": not_worthwhile,
-    "DraftCapacity": _draft_capacity,
-    "ScalingActive": _scaling_active,
-    "Progressing": _progressing,
-    "SpecValid": _spec_valid,
-    "ResourcesOwned": _resources_owned,
-}
+def _num_ready_cells(snapshot: Snapshot) -> int:
+    return len({cell_of(pod) for pod in snapshot.ready_targets})
 
 
-def _num_ready_cells(result: PassResult) -> int:
-    return len({cell_of(pod) for pod in result.ready_targets})
-
-
-def _diagnoses(result: PassResult, pods: Sequence[Object], part: Target | Draft) -> list[Diagnosis]:
-    found = (diagnose(pod, part.startup_timeout_seconds, result.now) for pod in pods)
+def _diagnoses(
+    snapshot: Snapshot, pods: Sequence[Object], part: TargetSpec | DraftSpec
+) -> list[Diagnosis]:
+    found = (diagnose(pod, part.startup_timeout_seconds, snapshot.now) for pod in pods)
     return [each for each in found if each is not None]
 
 

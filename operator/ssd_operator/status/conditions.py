@@ -32,7 +32,10 @@ def condition_in(status: Object, kind: str) -> Object:
 
 
 def merge(old: Object, new: Mapping[str, Condition], generation: int, now: str) -> list[Object]:
-    """Conditions of the new status: those of ``new``; a transition is a change of ``status``."""
+    """Return the conditions ``new`` as objects.
+
+    ``lastTransitionTime`` changes only if ``status`` changes.
+    """
     return [
         {
             "type": kind,

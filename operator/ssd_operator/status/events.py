@@ -1,4 +1,4 @@
-"""Events of a pass: changes of the status, drains, released pods, reverted applies. Pure."""
+"""Events of a pass: changes of the status, drains, reverted applies. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from ssd_operator.observe.pod_state import to_text
 from ssd_operator.policy.apply_failures import ApplyFailure
 from ssd_operator.policy.drain import DrainPlan
 from ssd_operator.status.conditions import LONGEST_MESSAGE, condition_in
+from ssd_operator.status.pass_result import EventLog
 
 QUIET_SECONDS = 600.0
 """The same Event of a resource is posted once in this time."""
@@ -41,9 +42,6 @@ _WARNED = (
 
 _CREATED = Event("Normal", "Created", "The operator creates the objects of this resource.")
 
-EventLog = Mapping[tuple[str, str], float]
-"""Times of the Events of one resource, by reason and message."""
-
 
 def due(events: Iterable[Event], log: EventLog, now: float) -> tuple[tuple[Event, ...], EventLog]:
     """Those that were not posted lately, each once, and the log with them."""
@@ -69,7 +67,7 @@ def status_events(old: Object, new: Object) -> tuple[Event, ...]:
     was, is_now = (status.get("draft", {}).get("desiredReplicas") for status in (old, new))
     if was is not None and was != is_now:
         events.append(Event("Normal", "DraftsScaled", f"From {was} to {is_now} drafts."))
-    return (*events, *_speculation(old, new), *_warnings(old, new), *_refused_links(old, new))
+    return (*events, *_speculation(old, new), *_warnings(old, new))
 
 
 def drain_events(plan: DrainPlan, results: Mapping[str, str]) -> tuple[Event, ...]:
@@ -86,28 +84,14 @@ def drain_events(plan: DrainPlan, results: Mapping[str, str]) -> tuple[Event, ..
     return tuple(events)
 
 
-def release_events(pods: Iterable[Object]) -> tuple[Event, ...]:
-    """Events of pods that a change of their labels took out of their Deployment."""
-    return tuple(
-        Event(
-            "Warning",
-            "PodReleased",
-            f"Labels of {pod['metadata']['name']} were changed, so its Deployment replaces it. "
-            "It keeps running, is not counted, and is deleted with the resource.",
-        )
-        for pod in pods
-    )
-
-
 def reversion_events(
     before: Mapping[Ref, ApplyFailure], failures: Mapping[Ref, ApplyFailure]
 ) -> tuple[Event, ...]:
     """Events of fields that are not stored as they were applied, each once."""
     return tuple(
-        Event("Warning", "ApplyReverted", pause.message)
+        Event("Warning", "ApplyReverted", failure.message)
         for ref, failure in sorted(failures.items())
-        for path, pause in sorted(failure.fields.items())
-        if ref not in before or before[ref].fields.get(path) != pause
+        if failure.paths and (ref not in before or before[ref].message != failure.message)
     )
 
 
@@ -165,26 +149,3 @@ def _warnings(old: Object, new: Object) -> list[Event]:
         and (kind, after["reason"]) != ("DraftReady", "Unschedulable")
         and after["reason"] != condition_in(old, kind).get("reason")
     ]
-
-
-def _refused_links(old: Object, new: Object) -> list[Event]:
-    before, after = map(_refusals, (old, new))
-    return [
-        Event("Warning", "LinkRefused", f"{target} and {draft}: {after[target, draft]}.")
-        for target, draft in sorted(after.keys() - before)
-    ]
-
-
-def _refusals(status: Object) -> dict[tuple[str, str], str]:
-    """Reasons of refused links that a person must act on, by target and draft.
-
-    During a rollout, pods of two revisions refuse each other, and after it a target still reports
-    the address of a draft that is gone: a link without a node.
-    """
-    if condition_in(status, "Progressing").get("reason") == "RollingOut":
-        return {}
-    return {
-        (link["target"], link["draft"]): link.get("reason", "no reason given")
-        for link in status.get("links") or []
-        if link.get("state") == "Refused" and link.get("node")
-    }

@@ -1,7 +1,8 @@
-"""What one pass found, decided and brought about: the input of the status. Pure."""
+"""The snapshot, the plan and the results of one pass: the input of the status. Pure."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ssd_operator.api.spec import Object
@@ -10,31 +11,35 @@ from ssd_operator.observe.cluster import Ref, ref_of
 from ssd_operator.observe.pod_state import is_terminating
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.apply_failures import Results
-from ssd_operator.policy.plan import Plan
+from ssd_operator.policy.plan import PassPlan
 from ssd_operator.policy.rollout import Preflight
+
+EventLog = Mapping[tuple[str, str], float]
+"""Times of the Events of one resource, by reason and message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unreported:
-    """Begins of changes that may pass, and that the status does not report yet.
+class ReportState:
+    """What the report of one pass leaves to the next. Times are in seconds since the epoch."""
 
-    None where there is no such change. Times are in seconds since the epoch.
-    """
-
+    log: EventLog = field(default_factory=dict)
+    written_at: float = -math.inf
+    """Last write of the status."""
     unlinked_since: float | None = None
-    """Loss of the links of SpeculationActive."""
+    """Begin of a loss of the links of SpeculationActive that the status does not report yet."""
     turned_since: float | None = None
-    """A target turned its drafts off or on again, unlike NotWorthwhile."""
+    """When a target turned its drafts off or on again, unlike NotWorthwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassResult(Snapshot):
-    """A snapshot, the plan that was made from it, and the results of the plan."""
+class PassResult:
+    """The snapshot, the plan and the results of one pass."""
 
-    plan: Plan = field(default_factory=Plan)
+    snapshot: Snapshot
+    plan: PassPlan = field(default_factory=PassPlan)
     results: Results = field(default_factory=Results)
-    unreported: Unreported = field(default_factory=Unreported)
-    """As of the pass before."""
+    before: ReportState = field(default_factory=ReportState)
+    """What the report of the pass before left."""
 
     @cached_property
     def refused(self) -> dict[Ref, str]:
@@ -45,7 +50,7 @@ class PassResult(Snapshot):
     @cached_property
     def deployments(self) -> tuple[Object, ...]:
         """Deployments that exist."""
-        return self.target_deployments + self.draft_deployments
+        return self.snapshot.target_deployments + self.snapshot.draft_deployments
 
     @cached_property
     def preflight(self) -> Preflight:
@@ -59,27 +64,21 @@ class PassResult(Snapshot):
     @cached_property
     def has_endpoint(self) -> bool:
         """Whether the Service of the resource's name exists and belongs to the resource."""
-        ref = Ref("Service", self.resource.name)
-        live = self.children.get(ref)
+        ref = Ref("Service", self.snapshot.resource.name)
+        live = self.snapshot.children.get(ref)
         exists = ref in self.results.applied or (live is not None and not is_terminating(live))
-        return exists and ref not in self.foreign
+        return exists and ref not in self.snapshot.foreign
 
     @cached_property
     def is_replacing_targets(self) -> bool:
         """Whether a target of an older revision is being deleted."""
-        cells = range(self.resource.spec.num_cells)
-        pods = [pod for cell in cells for pod in self.cell_targets(cell) if is_terminating(pod)]
+        cells = range(self.snapshot.resource.spec.num_cells)
+        pods = [
+            pod for cell in cells for pod in self.snapshot.cell_targets(cell) if is_terminating(pod)
+        ]
         return self.updated(pods) < len(pods)
 
     def updated(self, pods: Sequence[Object]) -> int:
         """Number of pods that are of the wanted revision, or that no Deployment wants."""
         wanted = self.plan.revisions
         return sum(revision_of(pod) == wanted.get(maker_of(pod), revision_of(pod)) for pod in pods)
-
-
-def result_of(
-    snapshot: Snapshot, plan: Plan, results: Results, unreported: Unreported
-) -> PassResult:
-    """The result of a pass over what a snapshot holds."""
-    found = {each.name: getattr(snapshot, each.name) for each in fields(snapshot)}
-    return PassResult(**found, plan=plan, results=results, unreported=unreported)

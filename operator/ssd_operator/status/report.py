@@ -2,29 +2,19 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.diagnosis import mounting_deadline
-from ssd_operator.observe.snapshot import Snapshot
-from ssd_operator.policy.apply_failures import Results
-from ssd_operator.policy.plan import Plan, unanswered_seconds
+from ssd_operator.policy.plan import unanswered_seconds
 from ssd_operator.status.condition_rules import (
     HOLD_SECONDS,
     TURN_SECONDS,
     turned_since,
     unlinked_since,
 )
-from ssd_operator.status.events import (
-    Event,
-    EventLog,
-    drain_events,
-    due,
-    release_events,
-    reversion_events,
-    status_events,
-)
-from ssd_operator.status.pass_result import PassResult, Unreported, result_of
+from ssd_operator.status.events import Event, drain_events, due, reversion_events, status_events
+from ssd_operator.status.pass_result import PassResult, ReportState
 from ssd_operator.status.status import ROUND_TRIP, status_of, status_of_invalid
 
 SHORTEST_SECONDS = 1.0
@@ -34,17 +24,7 @@ MEASUREMENT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reported:
-    """What the report of one pass leaves to the next. Times are in seconds since the epoch."""
-
-    log: EventLog = field(default_factory=dict)
-    written_at: float = -math.inf
-    """Last write of the status."""
-    unreported: Unreported = field(default_factory=Unreported)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class PassReport:
     """What is published of a pass."""
 
     status: Object
@@ -54,35 +34,33 @@ class Report:
     events: tuple[Event, ...]
     again_after: float
     """Seconds until time alone changes the report."""
-    memory: Reported
+    state: ReportState
 
 
-def report_pass(snapshot: Snapshot, plan: Plan, results: Results, memory: Reported) -> Report:
-    """Derive the status and the Events of a pass from what it found, decided and brought about."""
+def report_pass(result: PassResult) -> PassReport:
+    """Derive the status and the Events of a pass from its snapshot, plan and results."""
+    snapshot, plan = result.snapshot, result.plan
     now, old = snapshot.now, snapshot.status
     events = (
         *drain_events(plan.drains, snapshot.drains),
-        *release_events(plan.adopt),
-        *reversion_events(plan.memory.failures, results.failures),
+        *reversion_events(plan.state.failures, result.results.failures),
     )
-    if (wait := unanswered_seconds(snapshot, plan.memory.began_at)) > 0:
-        return _report(old, old, events, memory, now, wait)
-    result: PassResult = result_of(snapshot, plan, results, memory.unreported)
-    since = Unreported(unlinked_since=unlinked_since(result), turned_since=turned_since(result))
-    memory = replace(memory, unreported=since)
-    holds = [(since.unlinked_since, HOLD_SECONDS), (since.turned_since, TURN_SECONDS)]
+    if (wait := unanswered_seconds(snapshot, plan.state.began_at)) > 0:
+        return _report(old, old, events, result.before, now, wait)
+    unlinked, turned = unlinked_since(result), turned_since(result)
+    state = replace(result.before, unlinked_since=unlinked, turned_since=turned)
+    holds = ((unlinked, HOLD_SECONDS), (turned, TURN_SECONDS))
     ends = [begin + seconds - now for begin, seconds in holds if begin is not None]
     pods = (*snapshot.targets, *snapshot.drafts, *snapshot.gateways)
     ends += [mounting_deadline(pod) - now for pod in pods]
     wait = min((each for each in ends if each > 0), default=math.inf)
-    return _report(old, status_of(result), events, memory, now, wait)
+    return _report(old, status_of(result), events, state, now, wait)
 
 
-def report_invalid(
-    old: Object, generation: int, problem: str, memory: Reported, now: float
-) -> Report:
-    """Report a resource that this operator has never been able to read."""
-    return _report(old, status_of_invalid(old, generation, problem, now), (), memory, now, math.inf)
+def report_invalid(found: Object, problem: str, state: ReportState, now: float) -> PassReport:
+    """Report a resource whose spec cannot be read; its children run on as they are."""
+    old, generation = found.get("status") or {}, found["metadata"]["generation"]
+    return _report(old, status_of_invalid(old, generation, problem, now), (), state, now, math.inf)
 
 
 def needs_write(old: Object, new: Object, seconds_since_write: float) -> bool:
@@ -92,18 +70,20 @@ def needs_write(old: Object, new: Object, seconds_since_write: float) -> bool:
 
 
 def _report(
-    old: Object, new: Object, events: Iterable[Event], memory: Reported, now: float, wait: float
-) -> Report:
-    age = now - memory.written_at
+    old: Object, new: Object, events: Iterable[Event], state: ReportState, now: float, wait: float
+) -> PassReport:
+    age = now - state.written_at
     is_written = needs_write(old, new, age)
     if is_written:
         events = (*events, *status_events(old, new))
-        memory = replace(memory, written_at=now)
+        state = replace(state, written_at=now)
     elif _state(old) != _state(new):
         wait = min(wait, SHORTEST_SECONDS - age)
-    fresh, log = due(events, memory.log, now)
-    memory = replace(memory, log=log)
-    return Report(status=new, is_written=is_written, events=fresh, again_after=wait, memory=memory)
+    fresh, log = due(events, state.log, now)
+    state = replace(state, log=log)
+    return PassReport(
+        status=new, is_written=is_written, events=fresh, again_after=wait, state=state
+    )
 
 
 def _state(status: Object) -> Object:

@@ -18,7 +18,7 @@ from ssd_operator.children.names import (
 )
 from ssd_operator.children.processes import process_of
 from ssd_operator.observe.pod_state import address_of, is_ready, is_scheduled, name_of, to_text
-from ssd_operator.observe.snapshot import PoolFact
+from ssd_operator.observe.snapshot import PoolFact, Snapshot
 from ssd_operator.status.condition_rules import conditions
 from ssd_operator.status.conditions import LONGEST_MESSAGE, Condition, merge, no, unknown
 from ssd_operator.status.pass_result import PassResult
@@ -31,19 +31,20 @@ _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 
 def status_of(result: PassResult) -> Object:
     """The whole status; transitions of the present one keep their times."""
-    resource, old, now = result.resource, result.status, to_text(result.now)
+    snapshot = result.snapshot
+    resource, old, now = (snapshot.resource, snapshot.status, to_text(snapshot.now))
     found = conditions(result)
-    active = [link for link in result.links.values() if link.state == "Active"]
+    active = [link for link in snapshot.links.values() if link.state == "Active"]
     transports = {link.transport.upper() for link in active if link.transport}
     status: Object = {
         "observedGeneration": resource.generation,
         "conditions": merge(old, found, resource.generation, now),
-        "model": _model(result),
+        "model": _model(snapshot),
         "target": _target(result),
         "draft": _draft(result),
         "transport": {"effective": min(transports, key=_speed)} if transports else {},
-        "links": _links(result),
-        "speculation": {"state": _speculation_state(found)} | _speculation(result),
+        "links": _links(snapshot),
+        "speculation": {"state": _speculation_state(found)} | _speculation(snapshot),
     }
     if result.has_endpoint:
         host = f"{resource.name}.{resource.namespace}.svc"
@@ -73,29 +74,29 @@ def status_of_invalid(old: Object, generation: int, problem: str, now: float) ->
     return status
 
 
-def _model(result: PassResult) -> Object:
+def _model(snapshot: Snapshot) -> Object:
     """The name, and the weights on whose fingerprint all engines agree.
 
     While a target has not answered, the last status stands for it.
     """
-    is_complete = len(result.answers) == len(result.ready_targets)
-    old = {} if is_complete else result.status.get("model", {})
-    active = [link for link in result.links.values() if link.state == "Active"]
+    is_complete = len(snapshot.answers) == len(snapshot.ready_targets)
+    old = {} if is_complete else snapshot.status.get("model", {})
+    active = [link for link in snapshot.links.values() if link.state == "Active"]
     reported = {
-        "targetRevision": [fact.weights_fingerprint for fact in result.answers.values()],
+        "targetRevision": [fact.weights_fingerprint for fact in snapshot.answers.values()],
         "draftRevision": [link.draft_weights for link in active],
     }
-    block = {"name": result.resource.spec.model.name or result.resource.name}
+    block = {"name": snapshot.resource.spec.model.name or snapshot.resource.name}
     for name, fingerprints in reported.items():
         found = {*fingerprints, *([old[name]] if name in old else [])}
         if len(found) == 1 and _FINGERPRINT.fullmatch(only := found.pop()):
             block[name] = only
-    return block | _dtypes(result, old)
+    return block | _dtypes(snapshot, old)
 
 
-def _dtypes(result: PassResult, old: Object) -> Object:
+def _dtypes(snapshot: Snapshot, old: Object) -> Object:
     """Data types of the targets with the reasons; nodes with other CPUs may choose others."""
-    answers = [fact for fact in result.answers.values() if fact.dtype]
+    answers = [fact for fact in snapshot.answers.values() if fact.dtype]
     if old or not answers:
         names = ("targetDtype", "targetDtypeReason")
         return {name: old[name] for name in names if name in old}
@@ -105,32 +106,34 @@ def _dtypes(result: PassResult, old: Object) -> Object:
 
 
 def _target(result: PassResult) -> Object:
-    num_ready = len(result.ready_targets)
+    snapshot = result.snapshot
+    num_ready = len(snapshot.ready_targets)
     return _without_empty(
         {
-            "replicas": len(result.targets),
+            "replicas": len(snapshot.targets),
             "readyReplicas": num_ready,
-            "updatedReplicas": result.updated(result.targets),
-            "summary": f"{num_ready}/{result.resource.spec.num_cells}",
+            "updatedReplicas": result.updated(snapshot.targets),
+            "summary": f"{num_ready}/{snapshot.resource.spec.num_cells}",
             "revision": _revision(result, target_deployment),
         }
     )
 
 
 def _draft(result: PassResult) -> Object:
-    wanted, num_active = result.num_drafts_wanted, len(result.active_drafts)
-    labels = selector(result.resource, Component.DRAFT)
+    snapshot = result.snapshot
+    wanted, num_active = snapshot.num_drafts_wanted, len(snapshot.active_drafts)
+    labels = selector(snapshot.resource, Component.DRAFT)
     return _without_empty(
         {
-            "replicas": len(result.drafts),
-            "readyReplicas": sum(is_ready(pod) for pod in result.drafts),
+            "replicas": len(snapshot.drafts),
+            "readyReplicas": sum(is_ready(pod) for pod in snapshot.drafts),
             "activeReplicas": num_active,
-            "pendingReplicas": sum(not is_scheduled(pod) for pod in result.drafts),
-            "drainingReplicas": result.num_draining,
+            "pendingReplicas": sum(not is_scheduled(pod) for pod in snapshot.drafts),
+            "drainingReplicas": snapshot.num_draining,
             "desiredReplicas": wanted,
             "summary": f"{num_active}/{wanted}",
             "revision": _revision(result, draft_deployment),
-            "device": result.resource.spec.draft_device,
+            "device": snapshot.resource.spec.draft_device,
             "selector": ",".join(f"{name}={value}" for name, value in labels.items()),
             **_last_scale(result),
         }
@@ -139,25 +142,25 @@ def _draft(result: PassResult) -> Object:
 
 def _revision(result: PassResult, name: Callable[[Resource, int], str]) -> str:
     """Of the first cell's pods; those of other cells differ in the cell only."""
-    return result.plan.revisions.get(name(result.resource, 0), "")
+    return result.plan.revisions.get(name(result.snapshot.resource, 0), "")
 
 
 def _last_scale(result: PassResult) -> Object:
-    decision, old = result.plan.scale, result.status.get("draft", {})
+    decision, old = result.plan.scale, result.snapshot.status.get("draft", {})
     if decision is not None and result.results.is_scaled:
-        return {"lastScaleTime": to_text(result.now), "lastScaleReason": decision.reason}
+        return {"lastScaleTime": to_text(result.snapshot.now), "lastScaleReason": decision.reason}
     return {name: old[name] for name in ("lastScaleTime", "lastScaleReason") if name in old}
 
 
-def _links(result: PassResult) -> list[Object]:
+def _links(snapshot: Snapshot) -> list[Object]:
     """The links, as measured: pods on one node do not necessarily use a faster transport."""
     nodes = {
         name: pod.get("spec", {}).get("nodeName", "")
-        for pod in result.drafts
+        for pod in snapshot.drafts
         for name in (name_of(pod), *_addresses(pod))
     }
-    cells = {name_of(pod): cell_of(pod) for pod in result.targets}
-    old = {(each["target"], each["draft"]): each for each in result.status.get("links") or []}
+    cells = {name_of(pod): cell_of(pod) for pod in snapshot.targets}
+    old = {(each["target"], each["draft"]): each for each in snapshot.status.get("links") or []}
     entries = [
         _without_empty(
             {
@@ -172,7 +175,7 @@ def _links(result: PassResult) -> list[Object]:
                 "reason": (link.reason or link.channel_reason)[:LONGEST_MESSAGE],
             }
         )
-        for (target, draft), link in result.links.items()
+        for (target, draft), link in snapshot.links.items()
     ]
     entries.sort(key=lambda entry: (entry["cell"], entry["target"], entry["draft"]))
     return entries[:MOST_LINKS]
@@ -206,11 +209,11 @@ def _speculation_state(found: Mapping[str, Condition]) -> str:
     return speculation.reason if speculation.status != "True" or slower is None else slower.reason
 
 
-def _speculation(result: PassResult) -> Object:
+def _speculation(snapshot: Snapshot) -> Object:
     """Means over targets, weighted by their running sequences; without any, the last figures."""
-    measured = [fact for fact in result.answers.values() if fact.tokens_per_round > 0]
+    measured = [fact for fact in snapshot.answers.values() if fact.tokens_per_round > 0]
     if not measured:
-        old = result.status.get("speculation", {})
+        old = snapshot.status.get("speculation", {})
         return {name: value for name, value in old.items() if name != "state"}
     block = {
         "tokensPerRound": f"{_mean(measured, lambda fact: fact.tokens_per_round):.1f}",

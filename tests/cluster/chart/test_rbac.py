@@ -17,13 +17,8 @@ from tests.cluster.operators import OperatorProcess, operator_process
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-UNTESTED = {
-    # Required by an admission plugin that is off in most clusters.
-    "ssddeployments/finalizers",
-    # The cluster of the tests does not serve them.
-    "scaledobjects",
-    "podmonitors",
-}
+UNTESTED = {"ssddeployments/finalizers"}
+"""Required by an admission plugin that is off in most clusters."""
 
 
 def forbidden(operator: OperatorProcess, resource: str) -> float:
@@ -137,8 +132,8 @@ def relabel(api: Kube, kind: str, name: str) -> None:
     api("label", kind, name, "app.kubernetes.io/part-of=theirs", "--overwrite")
 
 
-def scaled_by(mode: str, minimum: int) -> Object:
-    autoscaling = {"mode": mode, "minReplicas": minimum, "maxReplicas": 8}
+def scaled_by_the_operator(minimum: int) -> Object:
+    autoscaling = {"minReplicas": minimum, "maxReplicas": 8}
     return resource(target={"replicas": 2}, draft={"autoscaling": autoscaling})
 
 
@@ -151,8 +146,7 @@ NEEDED: dict[str, Callable[[Kube], object]] = {
     "ssddeployments/status": lambda api: api("scale", "ssd/demo", "--replicas=3"),
     "pods": lambda api: api("scale", "ssd/demo", "--replicas=2"),
     "events": lambda api: api("scale", "ssd/demo", "--replicas=4"),
-    "horizontalpodautoscalers": lambda api: api.apply(scaled_by("HPA", 1)),
-    "ssddeployments/scale": lambda api: api.apply(scaled_by("Internal", 5)),
+    "ssddeployments/scale": lambda api: api.apply(scaled_by_the_operator(5)),
 }
 """Resource of each rule, and an action that makes the operator need it."""
 

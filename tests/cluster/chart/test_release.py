@@ -20,12 +20,9 @@ MINIMUM = {
     ("deployments", "apps"): ALL,
     ("endpointslices", "discovery.k8s.io"): ("get", "list", "watch"),
     ("events", ""): ("create",),
-    ("horizontalpodautoscalers", "autoscaling"): ALL,
     ("networkpolicies", "networking.k8s.io"): ALL,
-    ("podmonitors", "monitoring.coreos.com"): ALL,
     ("poddisruptionbudgets", "policy"): ALL,
     ("pods", ""): ALL,
-    ("scaledobjects", "keda.sh"): ALL,
     ("serviceaccounts", ""): ALL,
     ("services", ""): ALL,
     ("ssddeployments", "ssd.dev"): ("get", "list", "watch"),
@@ -75,8 +72,8 @@ def owner_of_the_crd(kubectl: Any) -> str:
     "values", sorted((CHART / "ci").glob("*.yaml")), ids=lambda path: path.name
 )
 def test_the_api_server_accepts_every_object(kubectl: Any, render: Any, values: Path) -> None:
-    monitors = "--set=metrics.serviceMonitor.enabled=false,metrics.prometheusRule.enabled=false"
-    objects = render("--values", values, monitors)
+    monitors = "--set=metrics.serviceMonitor.enabled=false,metrics.podMonitor.enabled=false"
+    objects = render("--values", values, monitors, "--set=metrics.prometheusRule.enabled=false")
     # Admission of a pod needs its account.
     accounts = [each for each in objects if each["kind"] == "ServiceAccount"]
     kubectl("apply", "-f", "-", given=yaml.safe_dump_all(accounts))

@@ -23,7 +23,6 @@ APIS = {
         "monitoring.coreos.com/v1/ServiceMonitor",
         "monitoring.coreos.com/v1/PrometheusRule",
         "monitoring.coreos.com/v1/PodMonitor",
-        "keda.sh/v1alpha1/ScaledObject",
     ),
 }
 
@@ -123,26 +122,32 @@ def test_no_pod_requests_a_gpu(rendered: list[Object]) -> None:
 
 
 def test_optional_objects_depend_on_the_served_apis_unless_they_are_set(render: Any) -> None:
-    optional = {"ServiceMonitor", "PrometheusRule"}
-    groups = {"keda.sh", "monitoring.coreos.com"}
+    optional = {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
 
-    def found(*arguments: str) -> tuple[set[str], set[str]]:
-        objects = render(*arguments)
-        rules = [rule for role in roles(objects) for rule in role["rules"]]
-        return (
-            {each["kind"] for each in objects} & optional,
-            {group for rule in rules for group in rule["apiGroups"]} & groups,
-        )
+    def found(*arguments: str) -> set[str]:
+        return {each["kind"] for each in render(*arguments)} & optional
 
     served = [f"--api-versions={api}" for api in APIS["all"]]
-    values = (
-        *("metrics.serviceMonitor.enabled", "metrics.prometheusRule.enabled"),
-        *("rbac.scaledObjects", "rbac.podMonitors"),
-    )
-    assert found() == (set(), groups)  # both may be installed after the chart
-    assert found(*served) == (optional, groups)
-    assert found(*(f"--set={value}=true" for value in values)) == (optional, groups)
-    assert found(*served, *(f"--set={value}=false" for value in values)) == (set(), set())
+    values = [f"metrics.{kind[0].lower()}{kind[1:]}.enabled" for kind in optional]
+    assert found() == set()
+    assert found(*served) == optional
+    assert found(*(f"--set={value}=true" for value in values)) == optional
+    assert found(*served, *(f"--set={value}=false" for value in values)) == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "namespaces"),
+    [
+        ((), {"matchNames": ["here"]}),
+        (("--set=operator.watchNamespaces={team-a,team-b}",), {"matchNames": ["team-a", "team-b"]}),
+        (("--set=operator.watchAllNamespaces=true",), {"any": True}),
+    ],
+)
+def test_engines_of_the_watched_namespaces_are_monitored(
+    render: Any, arguments: tuple[str, ...], namespaces: Object
+) -> None:
+    objects = render("--set=metrics.podMonitor.enabled=true", *arguments)
+    assert only(objects, "PodMonitor")["spec"]["namespaceSelector"] == namespaces
 
 
 NAMED = "--set=operator.watchNamespaces={team-a,team-b}"

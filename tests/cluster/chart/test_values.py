@@ -22,6 +22,7 @@ MAPS = {
     "operator.podAnnotations",
     "serviceAccount.annotations",
     "metrics.serviceMonitor.labels",
+    "metrics.podMonitor.labels",
     "metrics.prometheusRule.labels",
     "metrics.dashboard.labels",
     *(

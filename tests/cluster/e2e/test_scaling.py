@@ -1,9 +1,10 @@
-"""Scalers of the drafts, and the conditions of a cluster without them."""
+"""Scalers of the drafts."""
 
 from collections.abc import Mapping, Sequence
 
 import pytest
-from tests.cluster.kube import Kube, Object, sample
+import yaml
+from tests.cluster.kube import CHART, Kube, Object, eventually, sample
 from tests.cluster.load import Job, Load
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -36,23 +37,23 @@ def test_the_internal_loop_follows_a_step_of_load_without_failed_requests(
         assert kube.has("step", "ScalingActive", "True", "Internal")
 
 
-KEDA = {"serverAddress": "http://prometheus:9090"}
+def test_the_hpa_of_the_samples_writes_the_number_of_drafts(kube: Kube) -> None:
+    hpa = yaml.safe_load((CHART / "samples" / "scaling" / "hpa.yaml").read_text())
+    demo = scaled("demo", mode="External")
 
+    def replicas() -> int:
+        return int(kube.get("ssd", "demo")["spec"]["draft"]["replicas"])
 
-@pytest.mark.parametrize(
-    ("document", "reason"),
-    [
-        (scaled("hpa", mode="HPA"), "FailedGet"),
-        (scaled("keda", mode="KEDA", keda=KEDA), "KEDANotInstalled"),
-    ],
-    ids=["hpa", "keda"],
-)
-def test_a_missing_metrics_adapter_and_missing_keda_are_reported(
-    kube: Kube, document: Object, reason: str
-) -> None:
-    with kube.applied(document) as name:
-        kube.wait_for(name, "ScalingActive", "False", reason, timeout=90)
-        assert kube.get("ssd", name)["spec"]["draft"]["replicas"] == 1
+    with kube.applied(demo):
+        kube.apply(hpa)
+        kube.wait_for("demo", "ScalingActive", "True", "External")
+        # Without an adapter of metrics it still enforces its minimum.
+        eventually(lambda: replicas() == hpa["spec"]["minReplicas"], "the HPA scales", 90)
+        kube.wait_linked("demo", 2)
+        found = kube.get("hpa", "demo-draft")["status"]["conditions"]
+        states = {each["type"]: each["status"] for each in found}
+        assert states["AbleToScale"] == "True"
+        kube("delete", "hpa", "demo-draft")
 
 
 def test_a_draft_without_a_node_is_pending_and_reported(kube: Kube) -> None:

@@ -5,7 +5,7 @@ import json
 from functools import partial
 
 import pytest
-from tests.cluster.kube import Kube, Object, all_of, eventually, pending
+from tests.cluster.kube import Kube, all_of, eventually, pending
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -60,22 +60,6 @@ def deadline(kube: Kube) -> str:
     return str(found[0]) if found else ""
 
 
-def test_of_two_resources_that_want_a_name_the_first_has_it(kube: Kube) -> None:
-    for number in range(5):
-        first, second = f"x{number}", f"x{number}-targets"
-        gated = pending(first)
-        gated["spec"]["gateway"] = {"enabled": True}
-        kube.apply(all_of([gated, pending(second)]))
-        owner = f"Service {second} belongs to SSDDeployment {first};"
-        kube.wait_for(second, "Ready", "False", "NameTaken", owner, timeout=30)
-        kube.wait_for(first, "ResourcesOwned", "True", timeout=30)
-        kube("delete", "service", second)
-        eventually(partial(is_child, kube, second, first), "the first has its name again", 30)
-        assert is_child(kube, f"{first}-gateway", first, "deployment")
-        for name in (first, second):
-            assert kube.condition(name, "SpecValid")["status"] == "True"
-
-
 def test_a_gateway_is_removed_while_another_owner_has_a_service_that_it_needs(kube: Kube) -> None:
     gated = pending("y")
     gated["spec"]["gateway"] = {"enabled": True}
@@ -100,24 +84,3 @@ def is_child(kube: Kube, name: str, owner: str, kind: str = "service") -> bool:
         return False
     owners = kube.get(kind, name)["metadata"].get("ownerReferences", [])
     return [each["name"] for each in owners] == [owner]
-
-
-@pytest.mark.parametrize("label", ["ssd.dev/name", "ssd.dev/component", "ssd.dev/cell"])
-def test_a_relabelled_pod_is_deleted_with_its_resource(kube: Kube, label: str) -> None:
-    kube.apply(pending("relabelled"))
-    eventually(lambda: has_draft(kube, "relabelled"), "it has a draft pod", 60)
-    (pod,) = kube.pods("relabelled", "draft")
-    name = pod["metadata"]["name"]
-    kube("label", "pod", name, f"{label}=other", "--overwrite")
-
-    def owners() -> list[Object]:
-        return list(kube.get("pod", name)["metadata"].get("ownerReferences", []))
-
-    eventually(
-        lambda: [each["kind"] for each in owners()] == ["SSDDeployment"], "the resource owns it", 30
-    )
-    eventually(lambda: len(kube.items("pods")) == 3, "another pod replaces it", 30)
-    events = kube.items("events", "--field-selector", "reason=PodReleased")
-    assert any(name in each["message"] for each in events)
-    kube("delete", "ssd", "relabelled", "--wait=true")
-    eventually(lambda: kube.items("pods") == [], "no pod is left", 60)

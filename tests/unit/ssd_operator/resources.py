@@ -14,11 +14,9 @@ from ssd_operator.api.security import Security
 from ssd_operator.api.spec import (
     Accelerator,
     Autoscaling,
-    Draft,
-    Keda,
+    DraftSpec,
     ModelCache,
     Object,
-    Observability,
     Placement,
     Resource,
     ScalingMode,
@@ -26,13 +24,12 @@ from ssd_operator.api.spec import (
     Source,
     Spec,
     Speculation,
-    Target,
+    TargetSpec,
     Transport,
     drafts_of_cell,
 )
 from ssd_operator.children.manifests import wanted
 from ssd_operator.children.names import COMPONENT_LABEL, draft_cells
-from ssd_operator.children.objects import KINDS
 from ssd_operator.children.pods import USER
 from ssd_operator.settings import OperatorSettings
 
@@ -57,7 +54,6 @@ SETTINGS = PinnedSettings(
 )
 UID = "0f0e0d0c-0b0a-0908-0706-050403020100"
 DEMO_TARGET, DEMO_DRAFT = Source(uri="demo://target"), Source(uri="demo://draft")
-KEDA = Keda(server_address="http://prometheus.monitoring:9090")
 TOKEN = {"name": "hf", "key": "token"}
 
 
@@ -87,7 +83,7 @@ def replicas_of(resource: Resource) -> dict[int, int]:
 
 
 def children(resource: Resource, settings: OperatorSettings = SETTINGS) -> list[Object]:
-    return wanted(resource, settings, replicas_of(resource), KINDS)
+    return wanted(resource, settings, replicas_of(resource))
 
 
 def deployments(resource: Resource, component: str) -> list[Object]:
@@ -116,12 +112,14 @@ def not_restricted(pod: Object) -> list[str]:
 
 
 def cpu_demo(
-    draft: Draft | None = None, target: Target | None = None, security: Security | None = None
+    draft: DraftSpec | None = None,
+    target: TargetSpec | None = None,
+    security: Security | None = None,
 ) -> Spec:
     return Spec(
         accelerator="cpu",
-        target=target or Target(source=DEMO_TARGET),
-        draft=draft or Draft(source=DEMO_DRAFT, replicas=2),
+        target=target or TargetSpec(source=DEMO_TARGET),
+        draft=draft or DraftSpec(source=DEMO_DRAFT, replicas=2),
         speculation=Speculation(draft_deadline_milliseconds=20),
         security=security or Security(),
     )
@@ -135,18 +133,12 @@ SAMPLES = {
     )
 }
 """The samples of the chart, and a resource with every field."""
+REVIEWED = ("llama-3.1-70b", "everything")
+"""Those with a snapshot of all objects."""
 DEMO, TWO_CELLS = SAMPLES["demo-cpu"], SAMPLES["llama-3.1-70b"]
 LLAMA, QWEN = TWO_CELLS.spec, SAMPLES["qwen3-32b"].spec
 CPU_DRAFTS = SAMPLES["llama-3.1-70b-cpu-drafts"].spec
 POOL = LLAMA.changed(draft=LLAMA.draft.changed(sharing="Pool"))
-
-
-def scalers(mode: ScalingMode) -> list[Object]:
-    """What scales the drafts of the demo in a mode, besides the operator."""
-    autoscaling = Autoscaling(mode=mode, max_replicas=6, keda=KEDA)
-    spec = cpu_demo(draft=Draft(source=DEMO_DRAFT, autoscaling=autoscaling))
-    kinds = ("HorizontalPodAutoscaler", "ScaledObject")
-    return [each for each in children(resource(spec)) if each["kind"] in kinds]
 
 
 def hub(name: str, token: ObjectKey | None = None) -> Source:
@@ -175,19 +167,18 @@ def specs(draw: st.DrawFn) -> Spec:
             Autoscaling,
             mode=st.sampled_from(get_args(ScalingMode)),
             max_replicas=st.just(9),
-            keda=st.just(KEDA),
         )
     )
     return Spec(
         accelerator=accelerator,
-        target=Target(
+        target=TargetSpec(
             source=source if is_gpu else DEMO_TARGET,
             replicas=draw(st.integers(1, 8)),
             tensor_parallel_size=draw(st.sampled_from([1, 2, 4, 8])) if is_gpu else 1,
             drain_seconds=draw(st.integers(0, 3600)),
             startup_timeout_seconds=draw(st.integers(10, 7200)),
         ),
-        draft=Draft(
+        draft=DraftSpec(
             source=source if is_gpu else DEMO_DRAFT,
             replicas=draw(st.integers(0, 64)),
             sharing=draw(st.sampled_from(get_args(Sharing))),
@@ -213,7 +204,6 @@ def specs(draw: st.DrawFn) -> Spec:
         security=Security(
             network_policy=draw(st.booleans()), read_only_root_filesystem=draw(st.booleans())
         ),
-        observability=Observability(pod_monitor=draw(st.booleans())),
         gateway=Gateway(enabled=draw(st.booleans()), replicas=draw(st.integers(1, 16))),
     )
 
@@ -222,8 +212,7 @@ NAMES = st.from_regex(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", fullmatch=True)
 
 
 if __name__ == "__main__":
-    snapshots = {title: children(sample) for title, sample in SAMPLES.items()}
-    snapshots["scalers"] = scalers("HPA") + scalers("KEDA")
+    snapshots = {title: children(SAMPLES[title]) for title in REVIEWED}
     # As JSON, values that several objects share are written out.
     for title, made in json.loads(json.dumps(snapshots)).items():
         text = yaml.safe_dump_all(made, sort_keys=False, default_flow_style=None, width=120)

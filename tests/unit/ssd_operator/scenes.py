@@ -6,13 +6,13 @@ from typing import Any
 from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.spec import (
     Autoscaling,
-    Draft,
+    DraftSpec,
     Object,
     Resource,
     ScalingMode,
     Source,
     Spec,
-    Target,
+    TargetSpec,
 )
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import (
@@ -21,11 +21,11 @@ from ssd_operator.observe.pod_state import (
     name_of,
     to_text,
 )
-from ssd_operator.observe.snapshot import PoolFact
+from ssd_operator.observe.snapshot import PoolFact, Snapshot
 from ssd_operator.policy.apply_failures import ApplyFailure, Cause, Results
-from ssd_operator.policy.plan import Memory, Plan
+from ssd_operator.policy.plan import PassPlan, PlanState
 from ssd_operator.policy.scaling import Decision, Demand, History, Reason
-from ssd_operator.status.pass_result import PassResult, Unreported
+from ssd_operator.status.pass_result import PassResult, ReportState
 
 NOW = 1_000_000.0
 PLACED: Object = {"type": "PodScheduled", "status": "True", "lastTransitionTime": to_text(NOW)}
@@ -107,10 +107,12 @@ def refused(ref: Ref, message: str = "no.", cause: Cause = "Refused") -> Results
     return Results(failures={ref: ApplyFailure(cause, message, ("", 1, ""), NOW)})
 
 
-def decided(replicas: int, reason: Reason, demand: Demand | None = None) -> Plan:
+def decided(replicas: int, reason: Reason, demand: Demand | None = None) -> PassPlan:
     """The Internal loop wants this number of drafts."""
     decision = Decision(replicas, reason)
-    return Plan(scale=decision, memory=Memory(history=History(decision=decision, demand=demand)))
+    return PassPlan(
+        scale=decision, state=PlanState(history=History(decision=decision, demand=demand))
+    )
 
 
 @dataclass
@@ -120,12 +122,11 @@ class Scene:
     cells: int = 1
     drafts: int = 2
     mode: ScalingMode | None = None
-    min_replicas: int = 1
     has_service: bool = True
     pods: tuple[Object, ...] = (target(), draft("d0"), draft("d1"))
     deployments: tuple[Object, ...] = (deployment("demo-target-0"), deployment("demo-draft-0"))
     pools: tuple[PoolFact, ...] = (answer("t0", link("d0"), link("d1")),)
-    plan: Plan = field(default_factory=lambda: Plan(revisions=UP_TO_DATE))
+    plan: PassPlan = field(default_factory=lambda: PassPlan(revisions=UP_TO_DATE))
     results: Results = field(default_factory=Results)
     unlinked_since: float | None = None
     turned_since: float | None = None
@@ -134,15 +135,11 @@ class Scene:
 
     @property
     def resource(self) -> Resource:
-        scaling = (
-            None
-            if self.mode is None
-            else Autoscaling(mode=self.mode, min_replicas=self.min_replicas)
-        )
+        scaling = None if self.mode is None else Autoscaling(mode=self.mode)
         fixed: dict[str, Any] = {
             "accelerator": "cpu",
-            "target": Target(source=Source(uri="demo://target"), replicas=self.cells),
-            "draft": Draft(
+            "target": TargetSpec(source=Source(uri="demo://target"), replicas=self.cells),
+            "draft": DraftSpec(
                 source=Source(uri="demo://draft"), replicas=self.drafts, autoscaling=scaling
             ),
         }
@@ -150,7 +147,7 @@ class Scene:
         return Resource(namespace="default", name="demo", uid="u", generation=4, spec=spec)
 
     @property
-    def result(self) -> PassResult:
+    def snapshot(self) -> Snapshot:
         children = {Ref("Deployment", made["metadata"]["name"]): made for made in self.deployments}
         if self.has_service:
             children[Ref("Service", "demo")] = {"metadata": {"name": "demo"}}
@@ -158,16 +155,13 @@ class Scene:
         facts.setdefault("endpoints", frozenset(name_of(pod) for pod in self.pods if is_ready(pod)))
         children |= facts.pop("children", {})
         pools = {fact.target_pod: fact for fact in self.pools}
+        return Snapshot(
+            resource=self.resource, now=NOW, children=children, pods=self.pods, pools=pools, **facts
+        )
+
+    @property
+    def result(self) -> PassResult:
+        before = ReportState(unlinked_since=self.unlinked_since, turned_since=self.turned_since)
         return PassResult(
-            resource=self.resource,
-            children=children,
-            pods=self.pods,
-            pools=pools,
-            plan=self.plan,
-            results=self.results,
-            unreported=Unreported(
-                unlinked_since=self.unlinked_since, turned_since=self.turned_since
-            ),
-            now=NOW,
-            **facts,
+            snapshot=self.snapshot, plan=self.plan, results=self.results, before=before
         )

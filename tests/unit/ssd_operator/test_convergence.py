@@ -25,7 +25,7 @@ from tests.unit.ssd_operator.world import KEY, World
 from ssd_operator.api.parse import parse
 from ssd_operator.api.spec import Object
 from ssd_operator.children.manifests import wanted
-from ssd_operator.children.objects import REQUIRED_KINDS
+from ssd_operator.children.objects import WATCHED_KINDS
 from ssd_operator.observe.cluster import (
     BusyError,
     ClusterError,
@@ -195,7 +195,7 @@ class Disturbances(RuleBasedStateMachine):
 
     # ---- time
 
-    @rule(kinds=st.sets(st.sampled_from(sorted(REQUIRED_KINDS))))
+    @rule(kinds=st.sets(st.sampled_from(sorted(WATCHED_KINDS))))
     def pass_with_a_stale_index(self, kinds: set[str]) -> None:
         self.world.catch_up(kinds)
         self.run_pass(is_seen=False)
@@ -255,7 +255,7 @@ class Disturbances(RuleBasedStateMachine):
 
     def check_that_all_is_well(self) -> None:
         resource = parse(self.cluster.resource(KEY))
-        for child in wanted(resource, SETTINGS, replicas_of(resource), REQUIRED_KINDS):
+        for child in wanted(resource, SETTINGS, replicas_of(resource)):
             assert matches(self.world[ref_of(child)], child), ref_of(child)
         assert len(self.world.ready_pods("target")) == resource.spec.num_cells
         assert len(self.world.ready_pods("draft")) == resource.spec.draft.replicas

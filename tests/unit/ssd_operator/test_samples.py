@@ -7,13 +7,13 @@ import yaml
 from tests.unit.ssd_operator.resources import SETTINGS
 
 from ssd_operator.api.parse import parse
-from ssd_operator.children.names import Component
+from ssd_operator.children.names import ENGINES, Component
 from ssd_operator.children.pods import engine_template
 
 SAMPLES = Path(__file__).resolve().parents[3] / "charts" / "ssd" / "samples"
 
 
-@pytest.mark.parametrize("component", Component)
+@pytest.mark.parametrize("component", ENGINES)
 def test_the_job_fetches_what_the_pods_of_the_sample_would_fetch(
     component: Component,
 ) -> None:

@@ -17,7 +17,7 @@ from tests.unit.ssd_operator.world import (
 )
 
 from ssd_operator.api.spec import API_VERSION, KIND, Object
-from ssd_operator.observe.cluster import ConflictError, Key, Ref
+from ssd_operator.observe.cluster import ConflictError, Ref
 from ssd_operator.observe.pod_state import name_of, to_text
 
 OTHERS = [{"kind": KIND, "apiVersion": API_VERSION, "name": "x", "uid": "x", "controller": True}]
@@ -138,33 +138,6 @@ async def test_a_name_that_was_taken_before_the_watch_reported_it_is_not_overwri
     assert world.condition("ResourcesOwned") == TAKEN
 
 
-@pytest.mark.parametrize(
-    ("component", "label", "value"),
-    [
-        ("target", "component", "debug"),
-        ("draft", "name", "other"),
-        ("draft", "cell", "9"),
-        ("draft", "cell", "zero"),
-    ],
-)
-async def test_a_pod_relabelled_by_hand_is_deleted_with_its_resource(
-    component: str, label: str, value: str
-) -> None:
-    world = await settled()
-    ref = Ref("Pod", name_of(world.ready_pods(component)[0]))
-    with world.edited(ref) as pod:
-        pod["metadata"]["labels"][f"ssd.dev/{label}"] = value
-        del pod["metadata"]["ownerReferences"]  # as its ReplicaSet does
-    await world.come_to_rest()
-    assert ref in world, "a person may be inspecting it"
-    assert world.condition("Ready") == ("True", "Serving")
-    assert world.status["draft"]["replicas"] == 2
-    (event,) = [each for each in world.cluster.events if each.reason == "PodReleased"]
-    assert ref.name in event.message
-    world.remove(RESOURCE)
-    assert world.cluster.of_kind("Pod") == []
-
-
 @pytest.mark.parametrize("ref", [RESOURCE, TARGET])
 async def test_a_pod_that_was_adopted_serves_though_it_is_older_than_one_of_its_makers(
     ref: Ref,
@@ -223,48 +196,3 @@ async def test_a_gateway_is_not_made_in_the_pass_that_loses_a_service() -> None:
     world = World(Race(), **GATED)
     await world.come_to_rest()
     assert "demo-gateway" not in world.written("Deployment")
-
-
-SECOND: Key = ("default", TARGETS.name)
-"""A resource whose endpoint has the name of the Service of all targets of the first."""
-
-
-@pytest.mark.parametrize("first", [KEY, SECOND])
-async def test_of_two_resources_that_want_a_name_the_older_gets_it_whoever_is_faster(
-    first: Key,
-) -> None:
-    world = World()
-    world.remove(RESOURCE)
-    for key in (first, SECOND if first == KEY else KEY):
-        world.cluster.create_resource(key, DEMO)
-        world.cluster.now += 5.0
-    younger = SECOND if first == KEY else KEY
-    for key in (younger, younger, first, first, younger):
-        world.cluster.now += 2.0
-        world.catch_up()
-        await world.reconciler.reconcile(key)
-    older = world.cluster.resource(first)
-    (owner,) = world[TARGETS]["metadata"]["ownerReferences"]
-    assert owner["uid"] == older["metadata"]["uid"]
-    condition = world.cluster.condition(younger, "Ready")
-    assert (condition["status"], condition["reason"]) == TAKEN
-    assert f"Service {TARGETS.name} belongs to {KIND} {first[1]};" in condition["message"]
-    assert world.cluster.condition(first, "ResourcesOwned")["status"] == "True"
-
-
-async def test_a_resource_keeps_the_children_that_it_has_when_an_older_one_wants_their_names() -> (
-    None
-):
-    world = await settled()
-    world.cluster.now += 5.0
-    world.cluster.create_resource(("default", FRONT.name), DEMO)
-    for _ in range(3):
-        world.catch_up()
-        await world.reconciler.reconcile(("default", FRONT.name))
-    theirs = world[FRONTED]
-    world.edit_spec(**GATED)
-    await world.rounds(2)
-    assert FRONT not in world
-    assert world[FRONTED] == theirs
-    assert world.condition("Ready") == TAKEN
-    assert world.cluster.condition(("default", FRONT.name), "ResourcesOwned")["status"] == "True"

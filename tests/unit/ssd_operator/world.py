@@ -14,7 +14,7 @@ from tests.unit.ssd_operator.resources import SETTINGS
 
 from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.spec import KIND, Object
-from ssd_operator.children.objects import KINDS, REQUIRED_KINDS
+from ssd_operator.children.objects import WATCHED_KINDS
 from ssd_operator.observe.cluster import ClusterError, Key, Ref
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.pod_state import Address, is_ready, name_of
@@ -71,7 +71,6 @@ class World:
 
     def __init__(self, cluster: MemoryCluster | None = None, **blocks: Any) -> None:
         self.cluster = cluster or CheckedCluster()
-        self.kinds: AbstractSet[str] = REQUIRED_KINDS
         self.controllers = Controllers(self.cluster)
         self.cluster.create_resource(KEY, demo(**blocks))
         self.restart()
@@ -80,9 +79,9 @@ class World:
         """Start a new operator, without memory."""
         self.engines = MemoryEngines()
         self.cache = ObjectCache(lambda key, **_: None)
-        for kind in self.kinds:
+        for kind in WATCHED_KINDS:
             self.cache.replace(kind, "", [], 0)
-        self._seen = dict.fromkeys(self.kinds, 0)
+        self._seen = dict.fromkeys(WATCHED_KINDS, 0)
         self.reconciler = Reconciler(
             self.cluster, self.cache, self.engines, SETTINGS, lambda: self.cluster.now
         )
@@ -171,7 +170,7 @@ class World:
 
     # ---- time
 
-    def catch_up(self, kinds: Iterable[str] = KINDS) -> None:
+    def catch_up(self, kinds: Iterable[str] = WATCHED_KINDS) -> None:
         """The watches of these kinds catch up."""
         for kind in self._seen.keys() & set(kinds):
             new, self._seen[kind] = self.cluster.log[self._seen[kind] :], len(self.cluster.log)

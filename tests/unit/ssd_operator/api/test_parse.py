@@ -15,13 +15,12 @@ from ssd_operator.api.parse import SpecError, parse
 from ssd_operator.api.schema import structural
 from ssd_operator.api.spec import (
     Autoscaling,
-    Draft,
-    Keda,
+    DraftSpec,
     Object,
     Resource,
     Source,
     Spec,
-    Target,
+    TargetSpec,
 )
 from ssd_operator.children.names import Component
 from ssd_operator.children.pods import engine_template
@@ -62,8 +61,8 @@ def test_absent_fields_get_their_defaults() -> None:
         generation=3,
         spec=Spec(
             accelerator="cpu",
-            target=Target(source=Source(uri="demo://target")),
-            draft=Draft(source=Source(uri="demo://draft")),
+            target=TargetSpec(source=Source(uri="demo://target")),
+            draft=DraftSpec(source=Source(uri="demo://draft")),
         ),
     )
 
@@ -95,7 +94,6 @@ def test_every_field_of_a_full_resource_is_read() -> None:
     autoscaling = spec.draft.autoscaling
     assert autoscaling is not None
     assert autoscaling.mode == "External"
-    assert autoscaling.keda == Keda(server_address="https://prometheus:9090/x", fallback_replicas=0)
     assert parse(demo(draft={"autoscaling": {}})).spec.draft.autoscaling == Autoscaling()
 
 

@@ -22,9 +22,9 @@ from tests.unit.ssd_operator.scenes import (
 from ssd.launch import LOCAL_DEADLINE_MS
 from ssd_draft.settings import DraftSettings
 from ssd_operator.api import schema
-from ssd_operator.api.spec import Draft, Object, Source, Spec, Target
+from ssd_operator.api.spec import DraftSpec, Object, Source, Spec, TargetSpec
 from ssd_operator.policy.apply_failures import Results
-from ssd_operator.policy.plan import Plan
+from ssd_operator.policy.plan import PassPlan
 from ssd_operator.status.status import status_of, status_of_invalid
 from ssd_target.settings import TargetSettings
 
@@ -122,7 +122,7 @@ def test_defaults_are_those_of_the_processes() -> None:
     assert transport["channel"]["default"].lower() == settings.channel
     assert SPEC["properties"]["model"]["properties"]["dtype"]["default"] == settings.dtype
     source = Source(uri="demo://target")
-    spec = Spec(target=Target(source=source), draft=Draft(source=source))
+    spec = Spec(target=TargetSpec(source=source), draft=DraftSpec(source=source))
     assert spec.draft_deadline_milliseconds == settings.draft_deadline_ms
     spec = spec.changed(accelerator="cpu")
     assert spec.draft_deadline_milliseconds == LOCAL_DEADLINE_MS
@@ -160,7 +160,7 @@ HEALTHY = answer(
     "t0", link("d0", round_trip_seconds=120e-6), link("d1"), tokens_per_round=3.1, hit_rate=0.8
 )
 SCENES = {
-    "nothing yet": Scene(pods=(), deployments=(), pools=(), plan=Plan()),
+    "nothing yet": Scene(pods=(), deployments=(), pools=(), plan=PassPlan()),
     "healthy": Scene(pools=(HEALTHY,)),
     "links without names": Scene(
         pools=(answer("t0", link("", address="10.0.0.1:50052"), link("", address="10.0.0.2:1")),)

@@ -1,6 +1,6 @@
 """Children of a resource: reviewed snapshots, and properties over all specs."""
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import pytest
 import yaml
@@ -13,6 +13,7 @@ from tests.unit.ssd_operator.resources import (
     LLAMA,
     NAMES,
     POOL,
+    REVIEWED,
     SAMPLES,
     SETTINGS,
     SNAPSHOTS,
@@ -21,7 +22,6 @@ from tests.unit.ssd_operator.resources import (
     deployments,
     not_restricted,
     resource,
-    scalers,
     specs,
 )
 
@@ -29,14 +29,12 @@ from ssd_operator.api.kubernetes_types import NetworkPeer
 from ssd_operator.api.security import Security
 from ssd_operator.api.spec import (
     Autoscaling,
-    Draft,
+    DraftSpec,
     Object,
-    Observability,
     Resource,
-    ScalingMode,
     Sharing,
     Spec,
-    Target,
+    TargetSpec,
     Transport,
 )
 from ssd_operator.children.names import HASH_ANNOTATION, cell_of, revision_of
@@ -49,9 +47,6 @@ ORDER = [
     "Service",
     "Deployment",
     "PodDisruptionBudget",
-    "HorizontalPodAutoscaler",
-    "ScaledObject",
-    "PodMonitor",
 ]
 
 
@@ -75,18 +70,11 @@ def selects(selector: dict[str, str], template: Object) -> bool:
     return bool(selector.items() <= template["metadata"]["labels"].items())
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("name", REVIEWED)
 def test_children_equal_the_reviewed_snapshot(name: str) -> None:
     reviewed = list(yaml.safe_load_all((SNAPSHOTS / f"{name}.yaml").read_text()))
     # If the difference is intended: python -m tests.unit.ssd_operator.resources, then review.
     assert children(SAMPLES[name]) == reviewed
-
-
-@pytest.mark.parametrize("mode", get_args(ScalingMode))
-def test_only_modes_hpa_and_keda_have_a_scaler(mode: ScalingMode) -> None:
-    reviewed = list(yaml.safe_load_all((SNAPSHOTS / "scalers.yaml").read_text()))
-    wanted = {"HPA": [reviewed[0]], "KEDA": [reviewed[1]]}
-    assert scalers(mode) == wanted.get(mode, [])
 
 
 @given(specs(), NAMES)
@@ -154,7 +142,7 @@ def test_pods_are_restricted_unless_a_host_path_is_requested_and_contain_no_secr
 def changes_without_a_new_pod(spec: Spec) -> dict[str, Spec]:
     """A spec for each field whose change must replace no pod."""
     draft, target, security = spec.draft, spec.target, spec.security
-    autoscaling = Autoscaling(mode="HPA", max_replicas=64, target_occupancy="0.5")
+    autoscaling = Autoscaling(max_replicas=64, target_occupancy="0.5")
     is_closed = security.network_policy
     return {
         "paused": spec.changed(paused=True),
@@ -166,7 +154,6 @@ def changes_without_a_new_pod(spec: Spec) -> dict[str, Spec]:
         "gateway": spec.changed(
             gateway=spec.gateway.changed(enabled=True, replicas=spec.gateway.replicas + 1)
         ),
-        "podMonitor": spec.changed(observability=Observability(pod_monitor=True)),
     }
 
 
@@ -240,8 +227,8 @@ def test_no_budget_blocks_a_node_drain(
     sharing: Sharing, num_cells: int, num_drafts: int, budgets: set[str]
 ) -> None:
     spec = cpu_demo(
-        target=Target(source=DEMO_TARGET, replicas=num_cells),
-        draft=Draft(source=DEMO_DRAFT, replicas=num_drafts, sharing=sharing),
+        target=TargetSpec(source=DEMO_TARGET, replicas=num_cells),
+        draft=DraftSpec(source=DEMO_DRAFT, replicas=num_drafts, sharing=sharing),
     )
     made = [each for each in children(resource(spec)) if each["kind"] == "PodDisruptionBudget"]
     assert {name_of(each) for each in made} == budgets

@@ -26,7 +26,7 @@ from ssd_operator.api.kubernetes_types import Resources, Variable, VolumeMount
 from ssd_operator.api.pod_template import PodOverrides, PodTemplate
 from ssd_operator.api.security import Security, Tls
 from ssd_operator.api.spec import (
-    Draft,
+    DraftSpec,
     ModelCache,
     Object,
     Placement,
@@ -34,7 +34,7 @@ from ssd_operator.api.spec import (
     Source,
     Spec,
     Speculation,
-    Target,
+    TargetSpec,
     Transport,
 )
 from ssd_operator.children.names import Component
@@ -62,7 +62,7 @@ def both_of(resource: Resource) -> tuple[Object, Object]:
 
 def demo_target(**target: Any) -> Object:
     """The template of the demo's target with these fields."""
-    return target_of(resource(cpu_demo(target=Target(**{"source": DEMO_TARGET} | target))))
+    return target_of(resource(cpu_demo(target=TargetSpec(**{"source": DEMO_TARGET} | target))))
 
 
 def container_of(template: Object) -> Object:
@@ -118,7 +118,9 @@ def variables(**values: str) -> tuple[Variable, ...]:
 
 def test_a_users_variable_has_precedence_unless_it_is_reserved() -> None:
     own = PodTemplate(env=variables(BRANCHES="7", LOG_FORMAT="json", POD_NAME="an-impostor"))
-    target = Target(source=DEMO_TARGET, pod_template=PodOverrides(env=variables(LOG_FORMAT="text")))
+    target = TargetSpec(
+        source=DEMO_TARGET, pod_template=PodOverrides(env=variables(LOG_FORMAT="text"))
+    )
     template = target_of(resource(cpu_demo(target=target).changed(pod_template=own)))
     found = container_of(template)["env"]
     by_name = {each["name"]: each for each in found}
@@ -138,7 +140,9 @@ def test_targets_and_drafts_override_parts_of_a_common_template() -> None:
     own = PodOverrides(
         labels={"team": "drafts"}, node_selector={"gpu": "small"}, priority_class_name="low"
     )
-    spec = cpu_demo(draft=Draft(source=DEMO_DRAFT, pod_template=own)).changed(pod_template=common)
+    spec = cpu_demo(draft=DraftSpec(source=DEMO_DRAFT, pod_template=own)).changed(
+        pod_template=common
+    )
     target, draft = both_of(resource(spec))
     for template, team, nodes, priority in (
         (target, "serving", {"pool": "engines"}, "high"),
@@ -384,8 +388,8 @@ def test_a_draft_follows_the_target_of_its_own_cell_and_an_exclusive_target_avoi
 
 def test_the_grace_period_is_longer_than_the_drain() -> None:
     demo = cpu_demo(
-        target=Target(source=DEMO_TARGET, drain_seconds=60),
-        draft=Draft(source=DEMO_DRAFT, drain_seconds=10),
+        target=TargetSpec(source=DEMO_TARGET, drain_seconds=60),
+        draft=DraftSpec(source=DEMO_DRAFT, drain_seconds=10),
     )
     seconds = [each["spec"]["terminationGracePeriodSeconds"] for each in both_of(resource(demo))]
     assert seconds == [90, 35]

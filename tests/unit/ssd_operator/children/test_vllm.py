@@ -18,7 +18,14 @@ from tests.unit.ssd_operator.resources import (
 
 from ssd_operator.api.kubernetes_types import NetworkPeer
 from ssd_operator.api.security import Security
-from ssd_operator.api.spec import Draft, Object, Observability, Resource, Source, Spec, Target
+from ssd_operator.api.spec import (
+    DraftSpec,
+    Object,
+    Resource,
+    Source,
+    Spec,
+    TargetSpec,
+)
 from ssd_operator.children.names import Component
 from ssd_operator.children.pods import engine_template, preflight_spec
 from ssd_operator.observe.pod_state import name_of
@@ -33,7 +40,7 @@ OPERATOR = {
 
 def vllm_demo(security: Security | None = None, **target: Any) -> Spec:
     wanted: dict[str, Any] = {"source": DEMO_TARGET, "engine": "vllm"} | target
-    return cpu_demo(target=Target(**wanted), security=security)
+    return cpu_demo(target=TargetSpec(**wanted), security=security)
 
 
 def container_of(resource: Resource, component: Component = Component.TARGET) -> Object:
@@ -128,9 +135,6 @@ def test_probes_and_metrics_are_pages_of_vllms_own_port() -> None:
     assert container["livenessProbe"]["failureThreshold"] == 6, (
         "its loop answers, if it is not busy"
     )
-    watched = resource(vllm_demo().changed(observability=Observability(pod_monitor=True)))
-    (monitor,) = of_kind(watched, "PodMonitor").values()
-    assert monitor["podMetricsEndpoints"] == [{"port": "http", "path": "/metrics"}]
 
 
 def test_clients_reach_the_api_of_vllm_and_only_the_operator_its_admin_port() -> None:
@@ -161,8 +165,8 @@ def test_a_preflight_checks_the_arguments_of_vllm() -> None:
 
 def test_vllm_may_finish_its_requests_before_the_pod_is_killed() -> None:
     spec = cpu_demo(
-        target=Target(source=DEMO_TARGET, engine="vllm", drain_seconds=60),
-        draft=Draft(source=DEMO_DRAFT),
+        target=TargetSpec(source=DEMO_TARGET, engine="vllm", drain_seconds=60),
+        draft=DraftSpec(source=DEMO_DRAFT),
     )
     pod = engine_template(resource(spec), SETTINGS, Component.TARGET, 0)["spec"]
     assert arguments_of(resource(spec))["shutdown-timeout"] == "60"

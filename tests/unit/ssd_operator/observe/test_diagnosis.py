@@ -53,17 +53,11 @@ def fetching(**container: Any) -> Object:
     return made
 
 
-TLS: Object = {"name": "tls", "secret": {"secretName": "tls"}}
-EXTRA: Object = {"name": "extra", "configMap": {"name": "extra", "optional": True}}
-MODELS: Object = {"name": "models", "persistentVolumeClaim": {"claimName": "models"}}
-
-
-def mounting(*volumes: Object, seconds: float = 11, is_mounted: bool = False) -> Object:
+def mounting(*, seconds: float = 11, is_mounted: bool = False) -> Object:
     """A pod that was placed some time ago and whose containers have not been created."""
     made = pod(
         scheduled={"lastTransitionTime": to_text(NOW - seconds)}, state=waiting("ContainerCreating")
     )
-    made["spec"]["volumes"] = list(volumes) or [TLS, EXTRA, MODELS]
     started = {"type": "PodReadyToStartContainers", "status": str(is_mounted)}
     made["status"]["conditions"].append(started)
     return made
@@ -177,16 +171,10 @@ CASES: list[tuple[Object, PodReason, str]] = [
     (mounting(seconds=9), PodReason.LOADING, "demo-target-0-x is being created"),
     (mounting(seconds=61, is_mounted=True), PodReason.LOADING, "demo-target-0-x is being created"),
     (
-        mounting({"name": "tmp", "emptyDir": {}}),
-        PodReason.LOADING,
-        "the network is not ready; see kubectl describe pod demo-target-0-x",
-    ),
-    (
         mounting(),
         PodReason.LOADING,
         "demo-target-0-x has no sandbox after 10 s: a volume is missing or not attached, or the "
-        "network is not ready; see kubectl describe pod demo-target-0-x, and look for Secret tls, "
-        "PersistentVolumeClaim models",
+        "network is not ready; see kubectl describe pod demo-target-0-x",
     ),
 ]
 
@@ -213,6 +201,8 @@ TERMINATION_MESSAGES = [
     (STOPPED, ""),
     (f"{CRASHED[9:]}\n{STOPPED}", ""),
     (f"{STOPPED}\n{CRASHED[:40]}", ""),
+    ("KeyError: {'a': 1}", None),
+    (f"{STOPPED}\nno field {{name}}", "no field {name}"),
     ("", ""),
 ]
 """Termination messages, and the quotation of each; None for the whole message."""
@@ -237,6 +227,7 @@ def test_a_crash_quotes_the_error_and_no_other_line_of_the_log(
     [
         (f"{STOPPED[30:]}\n{STOPPED}", ""),
         (STOPPED[30:], ""),
+        (FAILED, ""),
         ('slow: 12 ms", "code": 1}', ""),
         ("INFO 11-24 12:00:01 [loggers.py:273] Engine 000: Running: 1 reqs\nINFO: GET /health", ""),
         ("RankError: rank 1 is gone (ssd/engine/x.py:4)", ": RankError: rank 1 is gone (ssd/engin"),

@@ -140,12 +140,3 @@ def test_the_deletion_of_a_resource_ends_the_back_off_of_its_name() -> None:
     seen.cache.put(resource(1, 1))
     seen.cache.mark_deleted(resource(2, 1))
     assert seen.woken == [(KEY, False), (KEY, True)]
-
-
-def test_a_kind_that_is_not_served_any_more_may_come_back() -> None:
-    seen = Seen()
-    seen.cache.replace("Pod", "", [pod(3)], 4)
-    seen.cache.drop_kind("Pod", "")
-    assert (seen.version(), seen.cache.kinds) == (None, set())
-    seen.cache.replace("Pod", "", [pod(3)], 4)
-    assert (seen.version(), seen.cache.kinds) == (3, {"Pod"})

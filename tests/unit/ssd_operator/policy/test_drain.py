@@ -204,4 +204,4 @@ def test_drafts_on_another_node_than_their_target_are_misplaced_if_the_node_is_r
 ) -> None:
     placement = Placement(policy=policy, topology_key=topology)  # type: ignore[arg-type]
     scene = Scene(pods=pods, spec={"placement": placement})
-    assert misplaced_drafts(scene.result) == misplaced
+    assert misplaced_drafts(scene.snapshot) == misplaced

@@ -128,8 +128,7 @@ def test_the_pod_has_no_device_and_no_privilege_and_no_selector_matches_it(spec:
     assert not_restricted(made["spec"]) == []
     assert len(name_of(made)) <= 63
     labels = made["metadata"]["labels"]
-    # It has no port for a PodMonitor.
-    selecting = selectors([each for each in children(demo) if each["kind"] != "PodMonitor"])
+    selecting = selectors(children(demo))
     assert not any(each.items() <= labels.items() for each in selecting)
 
 

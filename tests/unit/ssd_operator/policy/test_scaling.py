@@ -227,36 +227,30 @@ def test_demand_is_that_of_ready_targets_and_drafts_with_active_links() -> None:
         "t0",
         link("d0", sustainable_sessions=8),
         link("d1", "Draining", sustainable_sessions=4),
-        eligible_sequences=20,
+        speculative_sequences=20,
     )
-    second = answer("t1", link("d0", sustainable_sessions=6), eligible_sequences=10)
-    stranger = answer("t2", eligible_sequences=99)
+    second = answer("t1", link("d0", sustainable_sessions=6), speculative_sequences=10)
+    stranger = answer("t2", speculative_sequences=99)
     scene = Scene(cells=3, drafts=2, pods=pods, pools=(first, second, stranger))
-    assert measure(scene.result) == Demand(
+    assert measure(scene.snapshot) == Demand(
         replicas=2, eligible=30, sustainable_sessions=6, num_unschedulable=1, num_draining=1
     )
     without_links = replace(scene, pools=(replace(first, links=()), replace(second, links=())))
-    assert measure(without_links.result).sustainable_sessions == 32
+    assert measure(without_links.snapshot).sustainable_sessions == 32
 
 
 @pytest.mark.parametrize("pools", [(), (answer("t1"),), (answer("t0", age=31), answer("t1"))])
 def test_demand_is_unknown_while_a_ready_target_has_not_answered(pools: tuple[object, ...]) -> None:
     scene = Scene(cells=2, pods=(target(), target("t1", cell=1)), pools=pools)  # type: ignore[arg-type]
-    assert measure(scene.result).eligible is None
-    assert measure(Scene(pods=(target(ready=False),)).result).eligible is None
+    assert measure(scene.snapshot).eligible is None
+    assert measure(Scene(pods=(target(ready=False),)).snapshot).eligible is None
 
 
 def test_sequences_that_speculate_in_spite_of_the_controller_need_drafts() -> None:
     forced = answer("t0", speculative_sequences=6, speculating=False)
-    assert measure(Scene(pools=(forced,)).result).eligible == 6
-
-
-def test_a_target_of_an_earlier_version_that_does_not_speculate_needs_no_drafts() -> None:
-    old = answer("t0", eligible_sequences=6, speculating=False)
-    assert measure(Scene(pools=(old,)).result).eligible == 0
-    assert measure(Scene(pools=(replace(old, speculating=True),)).result).eligible == 6
+    assert measure(Scene(pools=(forced,)).snapshot).eligible == 6
     idle = answer("t0", eligible_sequences=6, speculative_sequences=0.0)
-    assert measure(Scene(pools=(idle,)).result).eligible == 0
+    assert measure(Scene(pools=(idle,)).snapshot).eligible == 0
 
 
 def test_a_decision_keeps_the_demand_that_it_follows_from() -> None:

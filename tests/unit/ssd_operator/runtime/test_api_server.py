@@ -9,7 +9,7 @@ from aiohttp import web
 from kubernetes_asyncio import client
 
 from ssd_operator.api.spec import KIND, Object
-from ssd_operator.observe.cluster import BusyError, ConflictError, Ref, RefusedError
+from ssd_operator.observe.cluster import BusyError, ConflictError, Ref
 from ssd_operator.runtime.api_server import ApiServer
 
 
@@ -73,7 +73,7 @@ async def test_a_page_of_a_proxy_in_place_of_a_list_is_an_error_that_is_tried_ag
 async def test_an_expired_token_says_nothing_about_rights() -> None:
     async with answering({"code": 401, "message": "Unauthorized"}) as (cluster, _):
         with pytest.raises(BusyError, match="401 Unauthorized"):
-            await cluster.list_all("PodMonitor", "here")
+            await cluster.list_all("Pod", "here")
 
 
 GONE = {
@@ -101,16 +101,6 @@ async def test_an_object_that_is_not_the_one_that_was_meant_is_no_fault_of_ours(
         sent = json.loads(await requests[0].text())
     assert sent["metadata"]["uid"] == "uid-1"
     assert "uid" not in wanted["metadata"]
-
-
-async def test_an_object_that_may_be_somebody_elses_keeps_its_lists() -> None:
-    wanted = {"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "a", "name": "demo"}}
-    refusal = {"code": 422, "message": "Only one reference can have Controller set to true"}
-    async with answering(refusal) as (cluster, requests):
-        with pytest.raises(RefusedError):
-            await cluster.apply(wanted)
-    (call,) = requests
-    assert call.headers["Content-Type"] == "application/apply-patch+yaml"
 
 
 async def test_a_patch_is_a_merge_patch_of_our_field_manager() -> None:

@@ -14,19 +14,10 @@ from tests.unit.ssd_operator.virtual_time import pass_by, run
 from tests.unit.ssd_operator.world import DEMO, KEY
 
 from ssd_operator.api.spec import KIND, Object
-from ssd_operator.children.objects import OPTIONAL_KINDS, REQUIRED_KINDS
-from ssd_operator.observe.cluster import (
-    BusyError,
-    ClusterError,
-    ForbiddenError,
-    Key,
-    MissingError,
-    Ref,
-)
+from ssd_operator.observe.cluster import BusyError, ForbiddenError, Key, Ref
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.runtime.watches import (
     LISTS_OF_FORBIDDEN,
-    OPTIONAL_SECONDS,
     PERIOD_SECONDS,
     RETRY_SECONDS,
     Lists,
@@ -35,7 +26,6 @@ from ssd_operator.runtime.watches import (
 )
 
 FORBIDDEN = ForbiddenError("cannot list it")
-GONE = MissingError("404")
 
 
 @dataclass
@@ -132,42 +122,12 @@ def test_no_pass_begins_without_a_kind_of_a_namespace_whose_resources_are_listed
     assert watched.lists.problem == str(FORBIDDEN)
 
 
-@pytest.mark.parametrize("error", [GONE, FORBIDDEN])
-def test_an_optional_kind_is_watched_once_it_is_served_and_we_have_the_right(
-    error: ClusterError,
-) -> None:
-    watched = Watched()
-    watched.cluster.list_faults = {"ScaledObject": error}
-
-    def install() -> None:
-        assert watched.lists.problem == ""
-        assert watched.cache.kinds == REQUIRED_KINDS | {"PodMonitor"}
-        watched.cluster.list_faults = {}
-
-    run(watched.follow(OPTIONAL_SECONDS, install))
-    assert watched.cache.kinds == REQUIRED_KINDS | OPTIONAL_KINDS
-
-
-@pytest.mark.parametrize("error", [GONE, FORBIDDEN], ids=["definition", "right"])
-def test_the_operator_continues_without_an_optional_kind_that_it_had(error: ClusterError) -> None:
-    watched = Watched()
-    watched.cluster.put(monitor())
-
-    def uninstall() -> None:
-        assert len(watched.cache.children(KEY)) == 1
-        watched.cluster.list_faults = {"PodMonitor": error}
-
-    run(watched.follow(OPTIONAL_SECONDS, uninstall))
-    assert watched.cache.kinds == REQUIRED_KINDS | {"ScaledObject"}
-    assert watched.cache.children(KEY) == {}
-
-
 @pytest.mark.parametrize(("event", "is_there"), [(None, True), ("ADDED", True), ("DELETED", False)])
 async def test_an_event_of_kopf_is_kept_without_the_record_of_writers(
     event: str | None, *, is_there: bool
 ) -> None:
     watched = Watched()
-    child = {**monitor(), "kind": "Service", "apiVersion": "v1"}
+    child = service()
     child["metadata"] |= {"managedFields": [{}], "resourceVersion": "7"}
     item = {"metadata": child["metadata"]}
     handlers: list[Any] = list(make_registry(watched.cache)._watching.get_all_handlers())
@@ -188,7 +148,7 @@ def test_kopf_copies_and_stores_nothing_of_an_object() -> None:
     assert (essence, patch) == ({}, {})
 
 
-def monitor() -> Object:
+def service() -> Object:
     labels = {"ssd.dev/name": KEY[1], "app.kubernetes.io/managed-by": "ssd-operator"}
     metadata = {"namespace": KEY[0], "name": "demo", "labels": labels}
-    return {"apiVersion": "monitoring.coreos.com/v1", "kind": "PodMonitor", "metadata": metadata}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata}

@@ -23,11 +23,11 @@ from tests.unit.ssd_operator.scenes import (
 
 from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.gateway import Gateway
-from ssd_operator.api.spec import Draft, Object, Observability, ScalingMode, Source
+from ssd_operator.api.spec import DraftSpec, Object, ScalingMode, Source
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import endpoints_of, to_text
 from ssd_operator.policy.apply_failures import Cause, Results
-from ssd_operator.policy.plan import Plan
+from ssd_operator.policy.plan import PassPlan
 from ssd_operator.policy.rollout import Preflight, Stage
 from ssd_operator.policy.scaling import Demand
 from ssd_operator.status.condition_rules import conditions
@@ -36,7 +36,6 @@ TARGET, DRAFTED = Ref("Deployment", "demo-target-0"), Ref("Deployment", "demo-dr
 SERVICE = Ref("Service", "demo")
 BALANCED = Ref("Service", "demo-targets")
 ACCOUNT = Ref("ServiceAccount", "demo-draft")
-HPA = Ref("HorizontalPodAutoscaler", "demo-draft")
 BOTH = (deployment("demo-target-0"), deployment("demo-target-1"))
 """Deployments of two cells."""
 PULL = [{"image": "x", "state": {"waiting": {"reason": "ErrImagePull", "message": "denied"}}}]
@@ -179,7 +178,7 @@ NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
 NO_CPU = "0/2 nodes are available: 1 Insufficient cpu, 1 node(s) didn't match pod affinity rules."
 CPU_DRAFT = {
     "accelerator": "nvidia",
-    "draft": Draft(source=Source(uri="demo://draft"), device="cpu", replicas=2),
+    "draft": DraftSpec(source=Source(uri="demo://draft"), device="cpu", replicas=2),
 }
 CAPACITY = [
     (Scene(pods=(target(), unscheduled(draft("d0")))), "False Unschedulable"),
@@ -199,26 +198,13 @@ def scaled(mode: ScalingMode, **more: Any) -> Scene:
     return Scene(mode=mode, **more)
 
 
-def hpa(status: str, reason: str) -> Scene:
-    """A HorizontalPodAutoscaler with this condition."""
-    found = {"type": "ScalingActive", "status": status, "reason": reason, "message": "a sentence."}
-    return scaled("HPA", facts={"children": {HPA: {"status": {"conditions": [found]}}}})
-
-
 DEMAND = Demand(replicas=1, eligible=6.0, sustainable_sessions=2.0)
-ZERO = scaled("HPA", min_replicas=0, results=refused(HPA, "must be > 0."))
 SCALING = [
     (scaled("Internal", plan=decided(2, "Steady")), "True Internal"),
     (scaled("Internal", plan=decided(2, "NoSamples")), "False NoSamples"),
     (scaled("External"), "True External"),
-    (scaled("KEDA"), "False KEDANotInstalled"),
-    (scaled("KEDA", facts={"kinds": {"ScaledObject"}}), "Unknown NoSamples"),
-    (scaled("HPA"), "Unknown NoSamples"),
-    (hpa("True", "ValidMetricFound"), "True ValidMetricFound"),
-    (hpa("False", "FailedGetExternalMetric"), "False FailedGetExternalMetric"),
-    (ZERO, "False ScaleToZeroUnsupported"),
 ]
-STALE = Plan(revisions={"demo-target-0": "r2", "demo-draft-0": "r1"})
+STALE = PassPlan(revisions={"demo-target-0": "r2", "demo-draft-0": "r1"})
 
 
 def at_stage(stage: Stage) -> Scene:
@@ -263,15 +249,9 @@ PROGRESS = [
     (Scene(pods=(target(ready=False), draft("d0"), draft("d1"))), "True Scaling"),
     (Scene(), "True UpToDate"),
 ]
-MONITORED = Scene(spec={"observability": Observability(pod_monitor=True)})
-UNREADABLE = {"spec_problem": "spec.target is missing."}
 VALID = [
-    (Scene(facts=UNREADABLE), "False SpecInvalid"),
-    (MONITORED, "False OptionalAPIMissing"),
-    (replace(MONITORED, facts={"kinds": {"PodMonitor"}}), "True Valid"),
     (Scene(results=refused(TARGET)), "False PodTemplateInvalid"),
-    (ZERO, "True Valid"),
-    (replace(ZERO, min_replicas=1), "False ObjectRefused"),
+    (Scene(results=refused(ACCOUNT)), "False ObjectRefused"),
 ]
 CASES = {
     "Ready": READY,
@@ -345,7 +325,7 @@ MESSAGES = [
     (
         "Progressing",
         replace(drafts_deployment(reason="ReplicaSetUpdated"), pods=(*PAIR, CRASHES)),
-        "2 of 3 pods are up to date; "
+        "3 of 3 pods are up to date, 2 of them ready; "
         "d1 ended with exit code 1, 5 restarts so far: RuntimeError: no (x.py:1).",
     ),
     (
@@ -354,6 +334,15 @@ MESSAGES = [
         "Service demo belongs to SSDDeployment x, ServiceAccount demo-draft belongs to another ",
     ),
     ("Ready", foreign(BALANCED), "Service demo-targets belongs to SSDDeployment x;"),
+    (
+        "GatewayReady",
+        Scene(
+            spec={"gateway": Gateway(enabled=True), "paused": True},
+            deployments=(deployment("demo-gateway") | {"status": {"availableReplicas": 1}},),
+            facts={"foreign": {BALANCED: "SSDDeployment x"}},
+        ),
+        "1 of 1 gateways are ready; Service demo-targets belongs to SSDDeployment x.",
+    ),
 ]
 
 
@@ -424,10 +413,7 @@ CREATED: Object = {"type": "PodReadyToStartContainers", "status": "False"}
 
 
 def front(**status: Any) -> Object:
-    """A pod of a gateway that mounts the Secret of its keys."""
-    made = pod("gateway", "g0", ready=False, **status)
-    made["spec"]["volumes"] = [{"name": "keys", "secret": {"secretName": "keys"}}]
-    return made
+    return pod("gateway", "g0", ready=False, **status)
 
 
 @pytest.mark.parametrize(
@@ -438,7 +424,7 @@ def front(**status: Any) -> Object:
             front(conditions=[CREATED, PLACED | {"lastTransitionTime": to_text(NOW - 11)}]),
             "False Loading",
             "a ready target: g0 has no sandbox after 10 s: a volume is missing or not attached, or "
-            "the network is not ready; see kubectl describe pod g0, and look for Secret keys.",
+            "the network is not ready; see kubectl describe pod g0.",
         ),
         (terminating(front()), "False Loading", "a ready target: see the pods of demo-gateway."),
     ],

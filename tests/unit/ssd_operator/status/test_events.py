@@ -10,14 +10,14 @@ from ssd_operator.policy.drain import DrainCall, DrainPlan, Mark
 from ssd_operator.status.events import (
     QUIET_SECONDS,
     Event,
-    EventLog,
     drain_events,
     due,
     status_events,
 )
+from ssd_operator.status.pass_result import EventLog
 
 
-def status(drafts: int = 2, links: tuple[Object, ...] = (), **reasons: str) -> Object:
+def status(drafts: int = 2, **reasons: str) -> Object:
     """A status whose conditions have these reasons."""
     bad = {"NoDrafts", "NameTaken", "Unschedulable", "InsufficientLocalGPUs", "Paused"}
     bad |= {"PreflightFailed", "Loading", "ImagePull", "Forbidden", "ReservedEnv"}
@@ -35,16 +35,7 @@ def status(drafts: int = 2, links: tuple[Object, ...] = (), **reasons: str) -> O
         ],
         "target": {"revision": "r1"},
         "draft": {"desiredReplicas": drafts, "revision": "r2"},
-        "links": list(links),
     }
-
-
-def refused(draft: str) -> Object:
-    return {"target": "t", "draft": draft, "node": "n1", "state": "Refused"}
-
-
-ROLLING = status(links=(refused("d0"),), Progressing="RollingOut")
-"""A target refuses a draft of the former revision."""
 
 
 def with_reason(kind: str, reason: str) -> Object:
@@ -65,16 +56,6 @@ CHANGES: list[tuple[Object, Object, list[str]]] = [
     (status(), status(), []),
     *((with_reason(*each), with_reason(*each), []) for each in KEPT),
     (status(drafts=1), status(drafts=3), ["DraftsScaled"]),
-    (status(), status(links=(refused("d0"),)), ["LinkRefused"]),
-    (status(links=(refused("d0"),)), status(links=(refused("d0"),)), []),
-    (status(), status(links=(refused("d0") | {"node": ""},)), []),
-    (status(), ROLLING, []),
-    (ROLLING, status(Progressing="RollingOut"), []),
-    (
-        ROLLING,
-        status(links=(refused("d0"),), Progressing="UpToDate"),
-        ["RolledOut", "LinkRefused"],
-    ),
     (
         status(drafts=1, SpeculationActive="Active"),
         status(drafts=0, SpeculationActive="NoDrafts"),
@@ -113,15 +94,6 @@ CHANGES += [
 @pytest.mark.parametrize(("old", "new", "reasons"), CHANGES)
 def test_status_changes_have_events(old: Object, new: Object, reasons: list[str]) -> None:
     assert [event.reason for event in status_events(old, new)] == reasons
-
-
-def test_the_event_of_a_refused_link_has_its_reason() -> None:
-    link = refused("d0") | {"reason": "link_too_slow: 312 us, at most 1 us are allowed"}
-    (event,) = status_events(status(), status(links=(link,)))
-    assert event.severity == "Warning"
-    assert event.message == "t and d0: link_too_slow: 312 us, at most 1 us are allowed."
-    again = link | {"reason": "link_too_slow: 298 us, at most 1 us are allowed"}
-    assert status_events(status(links=(link,)), status(links=(again,))) == ()
 
 
 def test_a_drain_has_an_event_at_its_begin_and_its_end() -> None:

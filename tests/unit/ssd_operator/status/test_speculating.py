@@ -65,7 +65,7 @@ CAUSES: dict[str, tuple[Scene, float | None]] = {
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_only_a_loss_that_may_pass_is_awaited(cause: str) -> None:
+def test_only_a_transient_loss_is_awaited(cause: str) -> None:
     scene, since = CAUSES[cause]
     assert unlinked_since(replace(scene, facts=before()).result) == since
 

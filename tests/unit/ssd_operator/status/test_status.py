@@ -15,12 +15,12 @@ from tests.unit.ssd_operator.scenes import (
     unscheduled,
 )
 
-from ssd_operator.api.spec import Model, Object, Source, Target
+from ssd_operator.api.spec import Model, Object, Source, TargetSpec
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import to_text
 from ssd_operator.observe.snapshot import PoolFact
 from ssd_operator.policy.apply_failures import Results
-from ssd_operator.policy.plan import Plan
+from ssd_operator.policy.plan import PassPlan
 from ssd_operator.status.condition_rules import TURN_SECONDS
 from ssd_operator.status.status import status_of, status_of_invalid
 
@@ -126,7 +126,7 @@ def test_weights_stay_in_the_status_until_all_targets_have_answered() -> None:
 
 
 def test_the_status_of_a_new_resource() -> None:
-    status = derive(Scene(pods=(), deployments=(), pools=(), plan=Plan()))
+    status = derive(Scene(pods=(), deployments=(), pools=(), plan=PassPlan()))
     assert condition(status, "Ready")["status"] == "False"
     assert (status["target"]["summary"], status["draft"]["summary"]) == ("0/1", "0/2")
     assert status["links"] == []
@@ -272,7 +272,7 @@ def test_the_model_name_of_the_spec_is_reported() -> None:
 
 
 def test_the_endpoint_of_vllm_is_its_openai_api() -> None:
-    vllm = Target(source=Source(uri="demo://target"), engine="vllm")
+    vllm = TargetSpec(source=Source(uri="demo://target"), engine="vllm")
     assert derive(Scene(spec={"target": vllm}))["endpoint"] == {
         "http": "http://demo.default.svc:8000/v1"
     }
@@ -299,7 +299,7 @@ def test_the_chosen_data_type_is_reported_with_its_reason() -> None:
 
 
 def test_outdated_pods_are_counted() -> None:
-    scene = Scene(plan=Plan(revisions={"demo-target-0": "r2"}))
+    scene = Scene(plan=PassPlan(revisions={"demo-target-0": "r2"}))
     block = derive(scene)["target"]
     assert (block["updatedReplicas"], block["revision"]) == (0, "r2")
 
@@ -318,7 +318,8 @@ def test_a_second_pass_over_the_same_state_changes_nothing() -> None:
     scene = Scene()
     first = derive(scene)
     again = replace(scene, facts={"status": first})
-    later = status_of(replace(again.result, now=NOW + 5))
+    result = again.result
+    later = status_of(replace(result, snapshot=replace(result.snapshot, now=NOW + 5)))
     assert later == first
 
 

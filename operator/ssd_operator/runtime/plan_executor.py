@@ -7,7 +7,6 @@ from functools import partial
 
 from ssd.telemetry import get_logger
 from ssd_operator.api.spec import KIND, Object, Resource
-from ssd_operator.children.objects import owner_reference
 from ssd_operator.observe.cluster import (
     BusyError,
     Cluster,
@@ -20,11 +19,12 @@ from ssd_operator.observe.cluster import (
     RefusedError,
     ref_of,
 )
-from ssd_operator.observe.diff import additions, removal
+from ssd_operator.observe.diff import has_additions
 from ssd_operator.observe.object_cache import ObjectCache, is_ours
 from ssd_operator.observe.pod_state import name_of
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.apply_failures import (
+    MOST_REPAIRS,
     Repairs,
     Results,
     contest,
@@ -32,7 +32,7 @@ from ssd_operator.policy.apply_failures import (
     refusal,
 )
 from ssd_operator.policy.drain import DrainCall, Mark
-from ssd_operator.policy.plan import Plan
+from ssd_operator.policy.plan import PassPlan
 from ssd_operator.policy.scaling import Decision
 from ssd_operator.runtime import metrics
 from ssd_operator.runtime.engine_client import Engines
@@ -41,7 +41,7 @@ _log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Execution:
+class PlanExecutor:
     """Carries out what was decided on one resource in one pass. Asyncio loop."""
 
     cluster: Cluster
@@ -52,7 +52,7 @@ class Execution:
     results: Results
     """With the failures of earlier passes that still hold; those of this pass are added."""
 
-    async def carry_out(self, decided: Plan) -> None:
+    async def carry_out(self, decided: PassPlan) -> None:
         """Write objects, drains and the number, then delete what is not wanted any more.
 
         Raises:
@@ -86,12 +86,10 @@ class Execution:
         """Namespace and name of the resource."""
         return self.resource.namespace, self.resource.name
 
-    def _calls(self, decided: Plan) -> Iterator[tuple[Ref, Callable[[], Awaitable[None]]]]:
+    def _calls(self, decided: PassPlan) -> Iterator[tuple[Ref, Callable[[], Awaitable[None]]]]:
         """The calls about each object, in order."""
         for each in decided.apply:
             yield (ref := ref_of(each)), partial(self._apply, each, decided.wanted[ref])
-        for pod in decided.adopt:
-            yield ref_of(pod), partial(self._adopt, pod)
         pods = {name_of(pod): pod for pod in self.snapshot.pods}
         for mark in decided.drains.marks:
             drains = [each for each in decided.drains.calls if each.pod == mark.pod]
@@ -117,15 +115,11 @@ class Execution:
         ref, snapshot = ref_of(wanted), self.snapshot
         live = snapshot.children.get(ref)
         try:
-            if live is None and ref not in snapshot.free:
+            if live is None:
                 await self._check_name(ref)
             # Only the child that was observed: another object may have its name by now.
             uid = "" if live is None else live["metadata"]["uid"]
-            answer = await self.cluster.apply(sent, uid)
-            if places := additions(answer, sent):
-                rest = removal(answer, places)
-                answer = await self.cluster.patch(self.resource.namespace, ref, rest)
-                _log.info("pruned", object=str(ref), places=[".".join(map(str, p)) for p in places])
+            answer = await self._write(sent, uid)
         except (RefusedError, ForbiddenError) as error:
             if isinstance(error, ForbiddenError) and (
                 ref.kind != "Pod" or error.is_namespace_terminating
@@ -139,14 +133,36 @@ class Execution:
         self.results.stored[ref] = answer
         failure = contest(sent, wanted, answer, snapshot, self.repairs)
         if failure is not None:
-            if self.repairs[ref].is_first_pause(failure.fields):
+            held = self.results.failures.get(ref)
+            if held is None and len(self.repairs[ref].times) <= MOST_REPAIRS:
                 _log.warning("apply_reverted", object=str(ref), error=failure.message)
-            self.results.failures[ref] = merged(self.results.failures.get(ref), failure)
+            self.results.failures[ref] = merged(held, failure)
         if failure is None or live is None:
             self.results.applied.add(ref)
 
+    async def _write(self, sent: Object, uid: str) -> Object:
+        """Apply an object; returns it as it is stored.
+
+        An apply keeps the items that others put into a list beside ours. If we own the list as a
+        whole, or the items are refused together (two ports of one name), a merge patch puts our
+        lists in the place of theirs. Without a uid the object may have another owner.
+        """
+        ref, namespace = ref_of(sent), self.resource.namespace
+        meant = sent | {"metadata": sent["metadata"] | {"uid": uid}}
+        try:
+            answer = await self.cluster.apply(sent, uid)
+        except RefusedError as refusal:
+            if uid:
+                with contextlib.suppress(ClusterError):
+                    return await self.cluster.patch(namespace, ref, meant)
+            raise refusal from None
+        if uid and has_additions(answer, sent):
+            answer = await self.cluster.patch(namespace, ref, meant)
+            _log.info("pruned", object=str(ref))
+        return answer
+
     async def _check_name(self, ref: Ref) -> None:
-        """Read a name that this pass has not read: an apply takes over what is there.
+        """Read the name of a new object: an apply takes over what is there.
 
         Raises:
             RefusedError: an object of another owner has it.
@@ -154,13 +170,6 @@ class Execution:
         found = await self.cluster.get(self.resource.namespace, ref)
         if found is not None and not is_ours(found, self.resource.uid):
             raise RefusedError(f"{ref} belongs to another owner; rename or remove it")
-
-    async def _adopt(self, pod: Object) -> None:
-        """Let the pod be deleted with its resource, though its ReplicaSet has released it."""
-        owner = owner_reference(self.resource) | {"controller": False, "blockOwnerDeletion": False}
-        version = pod["metadata"].get("resourceVersion")
-        await self._patch_pod(pod, {"resourceVersion": version, "ownerReferences": [owner]})
-        _log.warning("pod_released", pod=name_of(pod))
 
     async def _drain(self, pod: Object, mark: Mark, drains: Sequence[DrainCall]) -> None:
         """Mark a pod, then start its drain: a restarted operator only sees the mark.
