@@ -12,6 +12,8 @@ settings.register_profile("untimed", deadline=None)
 settings.register_profile("long", deadline=None, max_examples=10_000)
 settings.load_profile("untimed")
 
+UNIT_SECONDS = 10
+"""Time-out of a unit test without its fixtures, unless the option ``--timeout`` is given."""
 LONGEST_FIRST = ("tests/exactness/", "tests/integration/", "tests/unit/ssd_operator/")
 """If a long file began last, one worker would be busy while the others have no work left."""
 
@@ -22,7 +24,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort by folder; the order within a folder stays."""
+    """Sort by folder; the order within a folder stays. A unit test has a short time-out."""
+    for item in items:
+        is_timed = any(map(item.get_closest_marker, ("timeout", "slow")))
+        is_unit = item.nodeid.startswith("tests/unit/") and not is_timed
+        if is_unit and item.config.getoption("timeout") is None:
+            item.add_marker(pytest.mark.timeout(UNIT_SECONDS, func_only=True))
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST_FIRST))
 
 

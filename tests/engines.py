@@ -1,4 +1,4 @@
-"""The engines and attention backends of a CPU, for tests that run on each of them."""
+"""The engines of a CPU, for tests that run on each of them."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,8 +6,7 @@ from typing import Any
 from ssd.engine.config import EngineConfig
 from ssd.engine.runner import ModelRunner
 
-CPU_ENGINES = ("cpu", "reference", "openvino", "static")
-"""Two attention backends of torch, OpenVINO, and the engine of GPUs."""
+CPU_ENGINES = ("torch", "openvino", "static")
 
 
 def on(name: str, engine: EngineConfig) -> EngineConfig:
@@ -15,8 +14,8 @@ def on(name: str, engine: EngineConfig) -> EngineConfig:
     if name == "openvino":
         return replace(engine, engine="openvino", block_size=32)
     if name == "static":
-        return replace(engine, engine="static", attention="reference")
-    return replace(engine, attention=name)
+        return replace(engine, engine="static")
+    return engine
 
 
 def inside(runner: ModelRunner) -> Any:

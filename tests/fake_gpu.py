@@ -13,8 +13,8 @@ from ssd.engine.config import STATIC, EngineConfig, ModelConfig
 from ssd.engine.models.decoder import Decoder
 from ssd.engine.models.decoder_weights import DecoderWeights, LayerWeights
 from ssd.engine.parallel.group import ALONE, Group, RankGroup
-from ssd.engine.parallel.rank_loop import SplitTarget
 from ssd.engine.parallel.shard import ids_of_ranks, model_of
+from ssd.engine.rank_loop import SplitTarget
 from ssd.engine.runner import ModelRunner
 from ssd.engine.sizes import has_head_norms
 from ssd.engine.static_execution import make_execution

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import re
 import runpy
 import signal
 import sys
@@ -16,7 +17,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -28,6 +29,7 @@ from ssd.child import PR_SET_PDEATHSIG
 from ssd.telemetry import Event, parse_event
 
 ROOT = Path(__file__).resolve().parents[1]
+METRICS_SECONDS = 120.0
 _READ_BYTES = 1 << 16
 
 
@@ -82,6 +84,19 @@ class ProcessUnderTest:
     async def probe(self, path: str) -> tuple[int, str]:
         """Status and text of a page of its HTTP port; after ``listening``."""
         return await asyncio.to_thread(_get, f"http://{self.http_address}{path}")
+
+    async def metrics(self) -> dict[str, float]:
+        """Samples of ``/metrics`` by name with labels; after ``listening``."""
+        _, text = await self.probe("/metrics")
+        samples = re.findall(r"^(ssd_[^ ]+) (\S+)$", text, re.MULTILINE)
+        return {name: float(number) for name, number in samples}
+
+    async def until_metrics(self, are_so: Callable[[dict[str, float]], bool]) -> dict[str, float]:
+        """Wait until the metrics are so, and return them."""
+        async with asyncio.timeout(METRICS_SECONDS):
+            while not are_so(metrics := await self.metrics()):
+                pass
+        return metrics
 
     async def wait(self) -> int:
         """Return the exit code; what is left on standard error is read into ``events``."""

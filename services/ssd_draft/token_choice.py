@@ -23,7 +23,14 @@ from torch import Tensor
 from ssd.engine.batch import StoredNoise
 from ssd.engine.sampling.choose import choose, top_candidates
 from ssd.engine.sampling.host_noise import gumbel_by_torch
-from ssd.engine.sampling.keyed import NoiseKeys, chooser_on, packed, ranker_on, to_device
+from ssd.engine.sampling.keyed import (
+    NoiseKeys,
+    choose_of_keys,
+    compiled_on,
+    packed,
+    rank_of_keys,
+    to_device,
+)
 from ssd.speculation.noise import NoiseRing
 
 Ints = NDArray[np.int64]
@@ -137,8 +144,8 @@ class KeyedChoice:
 
     def __init__(self, num_slots: int, device: str) -> None:
         self._device = device
-        self._choose_of_keys = chooser_on(device)
-        self._rank_of_keys = ranker_on(device)
+        self._choose_of_keys = compiled_on(device, choose_of_keys)
+        self._rank_of_keys = compiled_on(device, rank_of_keys)
         self._seeds_X = np.zeros(num_slots, dtype=np.uint64)
         self._choices_X = np.zeros(num_slots, dtype=np.int64)
         self._temperatures_X = np.zeros(num_slots, dtype=np.float32)

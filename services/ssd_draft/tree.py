@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from ssd.engine.batch import PagedBatch, ProposalBatch
 from ssd.engine.config import STATIC, EngineConfig
+from ssd.engine.execution import TreeRunner
 from ssd.engine.precision import DTYPES
 from ssd.engine.sampling.keyed import to_device
-from ssd.engine.tree_runner import TreeRunner
 from ssd.speculation.fan_out import Candidates, FanOutPolicy, SelectedOutcomes
 from ssd.types import NO_TOKEN
 from ssd_draft.sessions import Move
@@ -282,7 +282,12 @@ class Tree:
         return self._choice.fill_ahead(committed_X, 3 * self._shape.lookahead + 2)
 
     def _fill(self, slots_X: Ints, committed_B: Ints) -> None:
-        """Compute the missing noise of trees over these committed tokens."""
+        """Compute the missing noise of trees, 2K+2 positions of each session.
+
+        Args:
+            slots_X: int64, slots of the sessions.
+            committed_B: int64, the number of committed tokens of each, its first position.
+        """
         self._choice.fill(slots_X, committed_B, 2 * self._shape.lookahead + 2)
 
     def _propose(self, slots_X: Ints, moves: Rows[Move]) -> None:

@@ -20,8 +20,8 @@ from ssd.child import end_with_parent
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.execution import load_execution
 from ssd.engine.parallel.group import STEP_DEADLINES, RankGroup, join
-from ssd.engine.parallel.rank_loop import follow
 from ssd.engine.parallel.shard import Shard, ids_of
+from ssd.engine.rank_loop import follow
 from ssd.engine.runner import require_device
 from ssd.errors import RankError
 from ssd.process import run_process

@@ -8,7 +8,7 @@ from ssd.engine.config import STATIC
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.parallel.group import ALONE, Group
-from ssd.engine.parallel.rank_loop import SplitTarget
+from ssd.engine.rank_loop import SplitTarget
 from ssd.engine.runner import AnyRunner, load_runner
 from ssd.engine.target_runner import TargetRunner
 from ssd.local_model import LocalModel

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 
 import pytest
-from tests.processes import ProcessUnderTest, running
+from tests.pairs import draft_of, target_of
+from tests.processes import ProcessUnderTest
 
 from ssd.demo.corpus import held_out_prompts
 from ssd.rpc.client import TargetClient
@@ -17,7 +18,6 @@ from ssd.types import GenerationChunk, Mode, SamplingParams, SpeculationStatisti
 
 TEMPERATURES = (0.0, 0.6, 1.0)
 NUM_PROMPTS = 24
-ANY_PORT = ("--port", "0", "--http-port", "0")
 
 
 @dataclass(frozen=True)
@@ -100,25 +100,13 @@ async def pair(
     shape = (*size.shape, "--branches", str(branches))
     async with AsyncExitStack() as stack:
         drafts = [
-            await stack.enter_async_context(draft_process(draft, *shape, *draft_flags))
+            await stack.enter_async_context(draft_of(draft, *shape, *draft_flags))
             for _ in range(num_drafts)
         ]
-        links = ("--drafts", ",".join(each.grpc_address for each in drafts)) if drafts else ()
-        batch = ("--max-num-seqs", str(size.max_num_seqs))
-        flags = ("--model", "demo://target", *ANY_PORT, *shape, *batch, *links, *target_flags)
-        target = await stack.enter_async_context(running("ssd_target", *flags))
-        await target.until("ready")
-        client = await stack.enter_async_context(TargetClient(target.grpc_address))
-        await wait_for_drafts(client, num_drafts)
+        flags = (*shape, "--max-num-seqs", str(size.max_num_seqs), *target_flags)
+        started = target_of("demo://target", *flags, drafts=drafts)
+        _, client = await stack.enter_async_context(started)
         yield client, drafts
-
-
-@asynccontextmanager
-async def draft_process(model: str, *flags: str) -> AsyncIterator[ProcessUnderTest]:
-    """Run a draft; inside, it is ready."""
-    async with running("ssd_draft", "--model", model, *ANY_PORT, *flags) as process:
-        await process.until("ready")
-        yield process
 
 
 async def wait_for_drafts(client: TargetClient, count: int) -> None:

@@ -6,18 +6,10 @@ tokens are the same, whenever other prompts of a batch begin and end.
 
 import pytest
 from tests.exactness.cells import Report, Size, complete_all, pair
+from tests.pairs import LONG_WAIT
 
 from ssd.engine.precision import has_bfloat16
 from ssd.types import Mode
-
-WAITS_FOR_TABLES = (
-    "--draft-deadline-ms",
-    "10000",
-    "--no-adaptive-deadline",
-    "--no-circuit-breaker",
-    "--backup",
-    "none",
-)
 
 LEAST_ACCEPTED = 0.28
 """Lowest accepted share of the proposed tokens, as in ``test_tokens``."""
@@ -43,7 +35,7 @@ async def test_plain_decoding_of_one_row_writes_the_tokens_of_verification(
     # Texts are long against the rounds in which their sessions open.
     size = Size(lookahead=6, num_prompts=2, engine=engine, max_num_seqs=4, max_tokens=80)
     flags = ("--dtype", dtype)
-    target_flags = (*WAITS_FOR_TABLES, "--draft-model", "demo://draft", *flags)
+    target_flags = (*LONG_WAIT, "--backup", "none", "--draft-model", "demo://draft", *flags)
     draft_flags = ("--no-adaptive-branches", *flags)
     async with pair(size, target_flags=target_flags, draft_flags=draft_flags) as (client, _):
         plain = await complete_all(client, size, Mode.AUTOREGRESSIVE, (0.0, 1.0))

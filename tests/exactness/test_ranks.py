@@ -57,7 +57,8 @@ runpy.run_module("ssd_target", run_name="__main__", alter_sys=True)
 RANK_HANGS_AFTER_ITS_LAST_COLLECTIVE = """
 import sys, threading
 if "ssd_target.rank" in sys.orig_argv:
-    from ssd.engine.parallel import group, rank_loop
+    from ssd.engine import rank_loop
+    from ssd.engine.parallel import group
     group.STEP_DEADLINES = 0.4
     choose = rank_loop.choose_of_ranks
 

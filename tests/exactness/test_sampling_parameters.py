@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import pytest
-from tests.exactness.cells import ANY_PORT, Size, draft_process, pair, wait_for_drafts
-from tests.processes import running
+from tests.exactness.cells import Size, pair
+from tests.pairs import LONG_WAIT, draft_of, target_of
 
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
@@ -27,10 +27,6 @@ from ssd.types import (
     TokenId,
 )
 
-WAITS_FOR_TABLES = (
-    *("--draft-deadline-ms", "10000"),
-    *("--no-adaptive-deadline", "--no-circuit-breaker"),
-)
 PERSON = {
     "type": "object",
     "properties": {
@@ -202,13 +198,11 @@ async def default_pair() -> AsyncIterator[TargetClient]:
 
     Only the deadlines differ: on a busy machine, all tables would be late.
     """
-    async with draft_process("demo://draft") as draft:
-        flags = ("--model", "demo://target", *ANY_PORT, "--drafts", draft.grpc_address)
-        async with running("ssd_target", *flags, *WAITS_FOR_TABLES) as target:
-            await target.until("ready")
-            async with TargetClient(target.grpc_address) as client:
-                await wait_for_drafts(client, 1)
-                yield client
+    async with (
+        draft_of("demo://draft") as draft,
+        target_of("demo://target", *LONG_WAIT, drafts=[draft]) as (_, client),
+    ):
+        yield client
 
 
 async def test_by_default_eight_texts_at_a_time_have_the_tokens_of_plain_decoding() -> None:
@@ -235,7 +229,7 @@ async def test_the_tokens_of_each_mode_are_the_same_for_all_sampling_parameters(
 ) -> None:
     started = pair(
         size,
-        target_flags=(*WAITS_FOR_TABLES, "--draft-model", "demo://draft", *flags),
+        target_flags=(*LONG_WAIT, "--draft-model", "demo://draft", *flags),
         draft_flags=("--no-adaptive-branches",),
     )
     async with started as (client, _):

@@ -27,19 +27,16 @@ from tests.exactness.cells import (
     Size,
     Texts,
     complete_all,
-    draft_process,
     pair,
     plain_texts,
     wait_for_drafts,
 )
+from tests.pairs import LONG_WAIT, draft_of
 
 from ssd import demo
 from ssd.types import Mode
 
-WAITS_FOR_TABLES = (
-    *("--deterministic", "--draft-deadline-ms", "10000", "--no-adaptive-deadline"),
-    *("--no-circuit-breaker", "--backup", "none"),
-)
+WAITS_FOR_TABLES = ("--deterministic", *LONG_WAIT, "--backup", "none")
 """With these flags no table is late, so hits do not depend on the machine's speed."""
 ALL_BRANCHES = ("--no-adaptive-branches",)
 """Of a draft: its tables are the same on every machine."""
@@ -122,6 +119,14 @@ async def test_a_draft_dead_from_the_start_changes_no_token(size: Size, run_cell
     flags = ("--deterministic", "--drafts", unused_address())
     for row in await run_cells("dead", pair(size, num_drafts=0, target_flags=flags)):
         assert row.looked_up == 0
+
+
+# A draft compiles more shapes than torch allows by default.
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [Size(4, 3, 1, "static", 9, 24, ("--compile-layers",))])
+async def test_a_draft_with_compiled_layers_changes_no_token(size: Size, run_cells: Cells) -> None:
+    rows = await run_cells("compiled layers", pair(size, target_flags=WAITS_FOR_TABLES))
+    assert sum(row.hits for row in rows) > 0
 
 
 @sizes
@@ -211,7 +216,7 @@ async def test_a_draft_killed_and_restarted_in_flight_changes_no_token(
         report.compare("killed in flight", size, plain, await flight)
         port = draft.grpc_address.rpartition(":")[2]
         shape = (*size.shape, "--branches", "24", "--port", port)
-        async with draft_process("demo://draft", *shape):
+        async with draft_of("demo://draft", *shape):
             await wait_for_drafts(client, 1)
             for _ in range(MOST_WAVES):
                 found = await complete_all(client, size, Mode.SPECULATIVE)

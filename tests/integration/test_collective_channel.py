@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from tests.integration.test_target_drafts import (
     GAIN,
-    LONG_WAIT,
     SHAPE,
     draft,
     generate,
@@ -20,6 +19,7 @@ from tests.integration.test_target_drafts import (
     until_link,
     unused_port,
 )
+from tests.pairs import LONG_WAIT
 from tests.processes import ProcessUnderTest, running_code
 
 from ssd.rpc.client import DraftClient, TargetClient

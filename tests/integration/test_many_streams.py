@@ -1,16 +1,15 @@
 """Many streams on a real target with a draft: cancelled, refused, or read slowly."""
 
 import asyncio
-import re
-import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
-from tests.processes import ProcessUnderTest, running
+from tests.pairs import draft_of, target_of
+from tests.processes import ProcessUnderTest
 
 from ssd.errors import OverloadedError
 from ssd.rpc.client import DraftClient, TargetClient
@@ -26,14 +25,13 @@ NUM_SLOTS = 32
 MAX_LEN = 4000
 SHAPE = (
     *("--dtype", "float32", "--lookahead", "3", "--branches", "8", "--max-model-len", str(MAX_LEN)),
-    *("--kv-cache-bytes", "256000000", "--port", "0", "--http-port", "0"),
+    *("--kv-cache-bytes", "256000000"),
 )
 WAIT_SECONDS = 120.0
 ENDLESS = SamplingParams(temperature=0.7, seed=3, max_tokens=MAX_LEN - 100, ignore_eos=True)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 NEVER_READS = (("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0))
 """Options of a client that receives nothing until it reads."""
-Metrics = dict[str, float]
 
 
 @pytest.fixture(scope="module")
@@ -46,27 +44,12 @@ async def pair(
     folder: Path, *flags: str
 ) -> AsyncIterator[tuple[ProcessUnderTest, ProcessUnderTest, TargetClient]]:
     sessions = ("--max-sessions", str(NUM_SLOTS))
-    async with running("ssd_draft", "--model", str(folder), *SHAPE, *sessions) as draft:
-        await draft.until("ready")
-        slots = ("--max-num-seqs", str(NUM_SLOTS), "--drafts", draft.grpc_address)
-        async with running("ssd_target", "--model", str(folder), *SHAPE, *slots, *flags) as target:
-            await target.until("ready")
-            await target.until("link")
-            async with TargetClient(target.grpc_address, ready_seconds=0) as client:
-                yield target, draft, client
-
-
-async def until(process: ProcessUnderTest, is_so: Callable[[Metrics], bool]) -> Metrics:
-    def get() -> str:
-        with urllib.request.urlopen(f"http://{process.http_address}/metrics") as answer:
-            return str(answer.read().decode())
-
-    async with asyncio.timeout(WAIT_SECONDS):
-        while True:
-            samples = re.findall(r"^(ssd_[^ ]+) (\S+)$", await asyncio.to_thread(get), re.MULTILINE)
-            found = {name: float(number) for name, number in samples}
-            if is_so(found):
-                return found
+    slots = ("--max-num-seqs", str(NUM_SLOTS), *flags)
+    async with (
+        draft_of(folder, *SHAPE, *sessions) as draft,
+        target_of(folder, *SHAPE, *slots, drafts=[draft]) as (target, client),
+    ):
+        yield target, draft, client
 
 
 async def read(
@@ -82,9 +65,8 @@ async def test_500_cancelled_streams_leave_nothing_and_change_no_tokens(folder: 
             asyncio.create_task(read(client, f"stream {n}", ENDLESS)) for n in range(NUM_STREAMS)
         ]
         # Not at the same time: on a busy machine the circuit breaker suspends the link at times.
-        await until(target, lambda found: found["ssd_open_sessions"] > 0)
-        await until(
-            target,
+        await target.until_metrics(lambda found: found["ssd_open_sessions"] > 0)
+        await target.until_metrics(
             lambda found: (
                 found["ssd_running_sequences"] == NUM_SLOTS
                 and found["ssd_waiting_sequences"] == NUM_STREAMS - NUM_SLOTS
@@ -93,8 +75,7 @@ async def test_500_cancelled_streams_leave_nothing_and_change_no_tokens(folder: 
         for stream in streams:
             stream.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
-        await until(
-            target,
+        await target.until_metrics(
             lambda found: (
                 found["ssd_running_sequences"] == found["ssd_waiting_sequences"] == 0
                 and found['ssd_kv_blocks{state="used"}'] == found["ssd_open_sessions"] == 0
@@ -122,7 +103,7 @@ async def test_refused_streams_do_not_disturb_accepted_ones(folder: Path) -> Non
         assert [tokens(each) for each in complete] == [alone] * len(complete)
         assert all(each[-1].finish_reason is FinishReason.LENGTH for each in complete)
         name = 'ssd_requests_total{outcome="overloaded"}'
-        await until(target, lambda metrics: metrics[name] == len(refused))
+        await target.until_metrics(lambda metrics: metrics[name] == len(refused))
 
 
 async def test_slow_readers_get_all_tokens_in_fewer_messages_and_delay_nobody(folder: Path) -> None:
@@ -138,7 +119,7 @@ async def test_slow_readers_get_all_tokens_in_fewer_messages_and_delay_nobody(fo
             messages = [[await each.read()] for each in slow]
             # While nobody reads, the sequences run to their end and others are served.
             assert tokens(await read(client, "abc", GREEDY)) == tokens(whole)[: GREEDY.max_tokens]
-            await until(target, lambda found: found["ssd_running_sequences"] == 0)
+            await target.until_metrics(lambda found: found["ssd_running_sequences"] == 0)
             for each, found in zip(slow, messages, strict=True):
                 while message := await each.read():
                     found.append(message)

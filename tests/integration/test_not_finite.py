@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.processes import ProcessUnderTest, running
+from tests.pairs import LONG_WAIT, draft_of, target_of
 
 from ssd.errors import NotFiniteError
 from ssd.rpc.client import TargetClient
@@ -15,9 +15,8 @@ from ssd.types import Mode, SamplingParams, SpeculationStatistics, TokenId
 
 SHAPE = (
     *("--dtype", "float32", "--lookahead", "3", "--branches", "8", "--max-model-len", "256"),
-    *("--port", "0", "--http-port", "0", "--prefill-chunk", "32"),
+    *("--prefill-chunk", "32"),
 )
-LONG_WAIT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
 MAX_TRIES = 20
 PROMPTS = [[7, 8, 9], list(range(40)), [100] * 5]
 Text = tuple[list[TokenId], SpeculationStatistics]
@@ -25,21 +24,14 @@ Text = tuple[list[TokenId], SpeculationStatistics]
 
 @asynccontextmanager
 async def serving(folder: Path, draft: Path | None = None) -> AsyncIterator[TargetClient]:
+    flags = (*SHAPE, "--max-num-seqs", "4", "--deterministic", *LONG_WAIT)
     async with AsyncExitStack() as stack:
-
-        async def start(module: str, *flags: str) -> ProcessUnderTest:
-            process = await stack.enter_async_context(running(module, *SHAPE, *flags))
-            await process.until("ready")
-            return process
-
-        flags = ["--model", str(folder), "--max-num-seqs", "4", "--deterministic"]
+        drafts = []
         if draft is not None:
-            draft_process = await start("ssd_draft", "--model", str(draft))
-            flags += ["--drafts", draft_process.grpc_address, *LONG_WAIT]
-        target = await start("ssd_target", *flags)
-        if draft is not None:
-            await target.until("link")
-        yield await stack.enter_async_context(TargetClient(target.grpc_address))
+            drafts.append(await stack.enter_async_context(draft_of(draft, *SHAPE)))
+        started = target_of(folder, *flags, drafts=drafts)
+        _, client = await stack.enter_async_context(started)
+        yield client
 
 
 async def generate(client: TargetClient, prompt: list[TokenId]) -> Text:

@@ -5,12 +5,13 @@ import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.processes import ProcessUnderTest, running
+from tests.pairs import LONG_WAIT, draft_of, target_of
+from tests.processes import ProcessUnderTest
 
 from ssd.errors import FieldError
 from ssd.rpc.client import DraftClient, TargetClient
@@ -18,15 +19,14 @@ from ssd.rpc.codec import SpeculationChange
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import Mode, SamplingParams, SpeculationStatistics
 
-SHAPE = ("--dtype", "float32", "--lookahead", "3", "--branches", "8", "--http-port", "0")
-TARGET = (*SHAPE, "--port", "0", "--max-num-seqs", "4", "--deterministic")
+SHAPE = ("--dtype", "float32", "--lookahead", "3", "--branches", "8")
+TARGET = (*SHAPE, "--max-num-seqs", "4", "--deterministic")
 MAX_LEN = 600
 WARM = SamplingParams(temperature=0.7, seed=2**63 + 5, max_tokens=150, ignore_eos=True)
 GAIN = 8.0
 """Makes attention so strong that a wrong key or value in a draft reduces hits."""
 MAX_TRIES = 20
 """Maximum number of requests until one has hits. A busy draft opens sessions slowly."""
-LONG_WAIT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
 
 
 @pytest.fixture(scope="module")
@@ -34,26 +34,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_folder(tmp_path_factory.mktemp("pair"), seed=1, attention_gain=GAIN)
 
 
-@asynccontextmanager
-async def draft(folder: Path, port: str = "0", *flags: str) -> AsyncIterator[ProcessUnderTest]:
-    shape = (*SHAPE, "--port", port, *flags)
-    async with running("ssd_draft", "--model", str(folder), *shape) as process:
-        await process.until("ready")
-        yield process
+def draft(
+    folder: Path, port: str = "0", *flags: str
+) -> AbstractAsyncContextManager[ProcessUnderTest]:
+    return draft_of(folder, *SHAPE, "--port", port, *flags)
 
 
-@asynccontextmanager
-async def target(
+def target(
     folder: Path, drafts: list[ProcessUnderTest], *flags: str
-) -> AsyncIterator[tuple[ProcessUnderTest, TargetClient]]:
-    addresses = ",".join(each.grpc_address for each in drafts)
-    arguments = ("--model", str(folder), *TARGET, "--drafts", addresses, *flags)
-    async with running("ssd_target", *arguments) as process:
-        await process.until("ready")
-        for _ in drafts:
-            assert (await process.until("link")).fields["state"] == "active"
-        async with TargetClient(process.grpc_address) as client:
-            yield process, client
+) -> AbstractAsyncContextManager[tuple[ProcessUnderTest, TargetClient]]:
+    return target_of(folder, *TARGET, *flags, drafts=drafts)
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +156,23 @@ async def test_target_and_draft_can_have_embeddings_of_different_sizes(
         await generate_until_hits(client, plain, more_than=20)
         with pytest.raises(FieldError, match=r"is 257, must be in 0\.\.256"):
             await anext(client.generate([257], WARM))
+
+
+@pytest.mark.parametrize(
+    ("of_target", "of_draft"), [("float32", "bfloat16"), ("bfloat16", "float32")]
+)
+async def test_a_target_and_a_draft_of_different_dtypes_generate_identical_tokens(
+    folder: Path, of_target: str, of_draft: str
+) -> None:
+    async with (
+        draft(folder, "0", "--dtype", of_draft, "--weights", "same") as twin,
+        target(folder, [twin], *LONG_WAIT, "--dtype", of_target) as (_, client),
+        DraftClient(twin.grpc_address) as admin,
+    ):
+        found = (await client.model_info()).dtype, (await admin.get_status()).dtype
+        assert found == (of_target, of_draft)
+        plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
+        await generate_until_hits(client, plain)
 
 
 async def test_a_killed_draft_does_not_change_the_tokens_of_its_sequences(folder: Path) -> None:

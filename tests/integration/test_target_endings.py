@@ -3,12 +3,12 @@
 import asyncio
 import re
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
-from tests.processes import ProcessUnderTest, running, running_code
+from tests.pairs import ANY_PORT, target_of
+from tests.processes import ProcessUnderTest, running_code
 
 from ssd.errors import IncompleteTextError, InternalError, NotReadyError, SSDError
 from ssd.rpc.client import TargetClient
@@ -18,7 +18,7 @@ from ssd.types import FinishReason, SamplingParams
 MAX_LEN = 4000
 SHAPE = (
     *("--dtype", "float32", "--lookahead", "3", "--max-model-len", str(MAX_LEN)),
-    *("--max-num-seqs", "4", "--kv-cache-bytes", "64000000", "--port", "0", "--http-port", "0"),
+    *("--max-num-seqs", "4", "--kv-cache-bytes", "64000000"),
 )
 LONG = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=MAX_LEN - 100, ignore_eos=True)
@@ -57,15 +57,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def of(folder: Path) -> tuple[str, ...]:
-    return ("--model", str(folder), *SHAPE)
+    return ("--model", str(folder), *ANY_PORT, *SHAPE)
 
 
-@asynccontextmanager
-async def target(folder: Path, *flags: str) -> AsyncIterator[tuple[ProcessUnderTest, TargetClient]]:
-    async with running("ssd_target", *of(folder), *flags) as process:
-        await process.until("ready")
-        async with TargetClient(process.grpc_address, ready_seconds=0) as client:
-            yield process, client
+def target(
+    folder: Path, *flags: str
+) -> AbstractAsyncContextManager[tuple[ProcessUnderTest, TargetClient]]:
+    return target_of(folder, *SHAPE, *flags)
 
 
 async def read(client: TargetClient, prompt: str, sampling: SamplingParams = LONG) -> int:
@@ -117,6 +115,9 @@ async def test_sigterm_finishes_running_streams_and_refuses_new_ones(
         counts = [len((await anext(stream)).token_ids) for stream in streams]
         process.signal(number)
         assert (await process.until("draining")).fields["requests"] == 3
+        # A second signal has no effect.
+        process.signal(signal.SIGTERM)
+        process.signal(signal.SIGINT)
         with pytest.raises(NotReadyError, match="draining"):
             await read(client, "too late")
         assert await process.probe("/readyz") == (503, "draining\n")
@@ -128,11 +129,18 @@ async def test_sigterm_finishes_running_streams_and_refuses_new_ones(
         assert await process.wait() == 0
 
 
-async def test_requests_that_exceed_the_drain_are_cancelled_with_the_reason(folder: Path) -> None:
-    async with target(folder, "--drain-seconds", "0.2") as (process, client):
+@pytest.mark.parametrize("by_call", [False, True])
+async def test_requests_that_exceed_the_drain_are_cancelled_with_the_reason(
+    folder: Path, *, by_call: bool
+) -> None:
+    flags = () if by_call else ("--drain-seconds", "0.2")
+    async with target(folder, *flags) as (process, client):
         stream = client.generate("abc", ENDLESS)
         await anext(stream)
-        process.signal(signal.SIGTERM)
+        if by_call:
+            assert await client.drain(200) == 1
+        else:
+            process.signal(signal.SIGTERM)
         with pytest.raises(IncompleteTextError, match="because it stops or"):
             _ = [chunk async for chunk in stream]
         assert await process.wait() == 0
@@ -152,31 +160,6 @@ async def test_the_drain_rpc_acts_like_sigterm_and_watches_continue_until_the_en
         rest = [chunk async for chunk in stream]
         assert rest[-1].finish_reason is FinishReason.LENGTH
         _ = [status async for status in statuses]
-        assert await process.wait() == 0
-
-
-async def test_requests_beyond_the_deadline_of_a_drain_call_are_cancelled(
-    folder: Path,
-) -> None:
-    async with target(folder) as (process, client):
-        stream = client.generate("abc", ENDLESS)
-        await anext(stream)
-        assert await client.drain(200) == 1
-        with pytest.raises(IncompleteTextError, match="because it stops or"):
-            _ = [chunk async for chunk in stream]
-        assert await process.wait() == 0
-
-
-async def test_a_second_signal_has_no_effect(folder: Path) -> None:
-    async with target(folder) as (process, client):
-        stream = client.generate("abc", LONG)
-        await anext(stream)
-        process.signal(signal.SIGTERM)
-        await process.until("draining")
-        process.signal(signal.SIGTERM)
-        process.signal(signal.SIGINT)
-        rest = [chunk async for chunk in stream]
-        assert rest[-1].finish_reason is FinishReason.LENGTH
         assert await process.wait() == 0
 
 

@@ -1,16 +1,15 @@
 """A real target at its limits: stalled readers, deadlines, disconnected clients, full queues."""
 
 import asyncio
-import re
-import urllib.request
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
-from tests.processes import ProcessUnderTest, running
+from tests.pairs import LONG_WAIT, draft_of, target_of
+from tests.processes import ProcessUnderTest
 
 from ssd.errors import DeadlineError, OverloadedError, RequestError
 from ssd.rpc.client import DraftClient, TargetClient
@@ -25,10 +24,9 @@ from ssd.v1 import generate_pb2_grpc
 MAX_LEN = 20_000
 SHAPE = (
     *("--dtype", "float32", "--lookahead", "3", "--branches", "8", "--max-model-len", str(MAX_LEN)),
-    *("--kv-cache-bytes", "64000000", "--port", "0", "--http-port", "0"),
+    *("--kv-cache-bytes", "64000000"),
 )
 WAIT_SECONDS = 60.0
-LONG_WAIT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0.7, seed=3, max_tokens=MAX_LEN - 100, ignore_eos=True)
 NEVER_READS = (("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0))
@@ -41,36 +39,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_folder(tmp_path_factory.mktemp("target"), seed=1, max_len=MAX_LEN)
 
 
-@asynccontextmanager
-async def target(folder: Path, *flags: str) -> AsyncIterator[tuple[ProcessUnderTest, TargetClient]]:
-    async with running("ssd_target", "--model", str(folder), *SHAPE, *flags) as process:
-        await process.until("ready")
-        async with TargetClient(process.grpc_address) as client:
-            yield process, client
-
-
-@asynccontextmanager
-async def draft(folder: Path) -> AsyncIterator[ProcessUnderTest]:
-    async with running("ssd_draft", "--model", str(folder), *SHAPE) as process:
-        await process.until("ready")
-        yield process
-
-
-async def scrape(process: ProcessUnderTest) -> Metrics:
-    def get() -> str:
-        with urllib.request.urlopen(f"http://{process.http_address}/metrics") as answer:
-            return str(answer.read().decode())
-
-    text = await asyncio.to_thread(get)
-    samples = re.findall(r"^(ssd_[^ ]+) (\S+)$", text, re.MULTILINE)
-    return {name: float(number) for name, number in samples}
-
-
-async def until(process: ProcessUnderTest, is_so: Callable[[Metrics], bool]) -> Metrics:
-    async with asyncio.timeout(WAIT_SECONDS):
-        while not is_so(metrics := await scrape(process)):
-            pass
-    return metrics
+def target(
+    folder: Path, *flags: str, drafts: Sequence[ProcessUnderTest] = ()
+) -> AbstractAsyncContextManager[tuple[ProcessUnderTest, TargetClient]]:
+    return target_of(folder, *SHAPE, *flags, drafts=drafts)
 
 
 def is_free(metrics: Metrics) -> bool:
@@ -106,7 +78,7 @@ def link_of(status: PoolStatus, process: ProcessUnderTest) -> LinkStatus:
 
 
 async def test_get_pool_status_reports_links_and_sequences(folder: Path) -> None:
-    async with draft(folder) as draft_process:
+    async with draft_of(folder, *SHAPE) as draft_process:
         unreachable = "127.0.0.1:1"
         flags = ("--drafts", f"{draft_process.grpc_address},{unreachable}", *LONG_WAIT)
         async with target(folder, *flags) as (process, client):
@@ -137,7 +109,7 @@ async def test_get_pool_status_reports_links_and_sequences(folder: Path) -> None
             assert 1 <= link.sustainable_sessions <= 16
             assert 0 < busy.eligible_sequences <= 1
             assert 0 < busy.desired_draft_replicas <= 1
-            assert 0 < (await scrape(process))["ssd_desired_draft_replicas"] <= 1
+            assert 0 < (await process.metrics())["ssd_desired_draft_replicas"] <= 1
             assert (link.epoch > 0, link.reason) == (True, "")
             assert 0 < busy.hit_rate <= 1
             await stream.aclose()
@@ -151,8 +123,8 @@ async def test_a_stalled_reader_is_cancelled_and_others_continue(folder: Path) -
             call = GenerateCall(prompt="x", sampling=ENDLESS, max_tokens=ENDLESS.max_tokens)
             stalled = stub.Generate(generate_request(call))
             await stalled.read()
-            assert (await scrape(process))['ssd_kv_blocks{state="used"}'] > 0
-            while not is_free(await scrape(process)):
+            assert (await process.metrics())['ssd_kv_blocks{state="used"}'] > 0
+            while not is_free(await process.metrics()):
                 assert await generate(client, "abc") == alone
             with pytest.raises(grpc.aio.AioRpcError, match=r"was not read for 1\.5 s") as caught:
                 await drain(stalled)
@@ -165,28 +137,19 @@ async def test_a_request_that_exceeds_its_time_ends_with_the_reason(folder: Path
         with pytest.raises(DeadlineError, match=r"1\.5 s.*request_timeout_seconds"):
             async for _ in client.generate("abc", ENDLESS):
                 pass
-        await until(process, is_free)
+        await process.until_metrics(is_free)
         assert len(await generate(client, "abc")) == 24
-
-
-async def test_a_deadline_of_the_client_frees_the_sequence(folder: Path) -> None:
-    async with target(folder) as (process, client):
-        with pytest.raises(DeadlineError):
-            async for _ in client.generate("abc", ENDLESS, timeout_seconds=0.3):
-                pass
-        await until(process, is_free)
 
 
 async def test_a_disconnected_client_frees_the_sequence_and_the_session(folder: Path) -> None:
     async with (
-        draft(folder) as draft_process,
-        target(folder, "--drafts", draft_process.grpc_address) as (process, client),
+        draft_of(folder, *SHAPE) as draft_process,
+        target(folder, drafts=[draft_process]) as (process, client),
         DraftClient(draft_process.grpc_address) as watcher,
     ):
-        assert (await process.until("link")).fields["state"] == "active"
         stream = client.generate("abc", ENDLESS)
         await anext(stream)
-        await until(process, lambda found: found["ssd_open_sessions"] == 1)
+        await process.until_metrics(lambda found: found["ssd_open_sessions"] == 1)
         async with asyncio.timeout(WAIT_SECONDS):
             while not (await watcher.get_status()).sessions:
                 pass
@@ -194,7 +157,7 @@ async def test_a_disconnected_client_frees_the_sequence_and_the_session(folder: 
         async with asyncio.timeout(WAIT_SECONDS):
             while (await watcher.get_status()).sessions:
                 pass
-        metrics = await until(process, is_free)
+        metrics = await process.until_metrics(is_free)
         assert metrics["ssd_open_sessions"] == 0
         assert metrics['ssd_requests_total{outcome="cancelled"}'] == 1
 
@@ -205,7 +168,7 @@ async def test_a_full_queue_refuses_with_a_retry_time(folder: Path) -> None:
         stream = client.generate("abc", ENDLESS)
         await anext(stream)
         waiting = [asyncio.create_task(generate(client, f"wait {n}")) for n in range(2)]
-        await until(process, lambda found: found["ssd_waiting_sequences"] == 2)
+        await process.until_metrics(lambda found: found["ssd_waiting_sequences"] == 2)
         with pytest.raises(OverloadedError, match="2 requests are waiting") as caught:
             await generate(client, "one too many")
         assert caught.value.retry_after_seconds > 0
@@ -217,7 +180,7 @@ async def test_a_full_queue_refuses_with_a_retry_time(folder: Path) -> None:
             assert int(trailers[PUSHBACK_TRAILER]) > 0
         await stream.aclose()
         assert [len(tokens) for tokens in await asyncio.gather(*waiting)] == [24, 24]
-        await until(process, is_free)
+        await process.until_metrics(is_free)
 
 
 async def test_each_request_is_counted_once_with_its_outcome(folder: Path) -> None:
@@ -227,8 +190,7 @@ async def test_each_request_is_counted_once_with_its_outcome(folder: Path) -> No
         async def outcomes(**expected: int) -> None:
             total = sum(expected.values())
             names = {outcome: f'ssd_requests_total{{outcome="{outcome}"}}' for outcome in OUTCOMES}
-            found = await until(
-                process,
+            found = await process.until_metrics(
                 lambda found: (
                     sum(found[each] for each in names.values()) == total
                     and found["ssd_waiting_sequences"] == 0
@@ -248,11 +210,11 @@ async def test_each_request_is_counted_once_with_its_outcome(folder: Path) -> No
         stream = client.generate("abc", ENDLESS)
         await anext(stream)
         waiting = asyncio.create_task(generate(client, "abc"))
-        await until(process, lambda found: found["ssd_waiting_sequences"] == 1)
+        await process.until_metrics(lambda found: found["ssd_waiting_sequences"] == 1)
         with pytest.raises(OverloadedError):
             await generate(client, "one too many")
         waiting.cancel()
-        await until(process, lambda found: found["ssd_waiting_sequences"] == 0)
+        await process.until_metrics(lambda found: found["ssd_waiting_sequences"] == 0)
         with pytest.raises(DeadlineError):
             await anext(client.generate("abc", ENDLESS, timeout_seconds=0.3))
         await stream.aclose()
@@ -265,7 +227,7 @@ async def test_each_request_is_counted_once_with_its_outcome(folder: Path) -> No
             call = generate_stub(channel).Generate(generate_request(GenerateCall(prompt="x")))
             assert await call.code() is grpc.StatusCode.UNAVAILABLE
         await outcomes(length=1, invalid=3, overloaded=1, deadline=1, cancelled=2, unavailable=1)
-        metrics = await scrape(process)
+        metrics = await process.metrics()
         assert metrics["ssd_time_to_first_token_seconds_count"] == 3, "two waited in vain"
         assert metrics["ssd_e2e_seconds_count"] == 1
         assert metrics["ssd_queue_seconds_count"] == 3
@@ -275,13 +237,13 @@ async def test_each_request_is_counted_once_with_its_outcome(folder: Path) -> No
 
 
 async def test_more_requests_than_slots_all_receive_their_own_tokens(folder: Path) -> None:
-    async with draft(folder) as draft_process:
-        flags = ("--drafts", draft_process.grpc_address, "--max-num-seqs", "16", "--deterministic")
-        async with target(folder, *flags) as (process, client):
+    async with draft_of(folder, *SHAPE) as draft_process:
+        flags = ("--max-num-seqs", "16", "--deterministic")
+        async with target(folder, *flags, drafts=[draft_process]) as (process, client):
             prompts = [f"number {n} " * (1 + n % 5) for n in range(40)]
             together = await asyncio.gather(*(generate(client, prompt) for prompt in prompts))
             for number in (0, 1, 17, 39):
                 alone = await generate(client, prompts[number], Mode.AUTOREGRESSIVE)
                 assert together[number] == alone
-            metrics = await until(process, is_free)
+            metrics = await process.until_metrics(is_free)
             assert metrics['ssd_requests_total{outcome="length"}'] == 44

@@ -2,29 +2,21 @@
 
 import asyncio
 import json
-import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from tests.pairs import ANY_PORT, target_of
 from tests.processes import ProcessUnderTest, completed, running
 
-from ssd.errors import (
-    ContextLengthError,
-    FieldError,
-    NotReadyError,
-    SSDError,
-    UnknownModelError,
-)
+from ssd.errors import ContextLengthError, FieldError, UnknownModelError
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
-from ssd.testing.tiny_folder import write_byte_tokenizer, write_tiny_folder
+from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import FinishReason, GenerationChunk, Mode, SamplingParams, Usage
 
 SMALL = ("--dtype", "float32", "--max-num-seqs", "4", "--prefill-chunk", "32", "--lookahead", "3")
-ANY_PORT = ("--port", "0", "--http-port", "0")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
@@ -59,12 +51,10 @@ async def generate(
     )
 
 
-@asynccontextmanager
-async def target(folder: Path, *flags: str) -> AsyncIterator[tuple[ProcessUnderTest, TargetClient]]:
-    async with running("ssd_target", "--model", str(folder), *ANY_PORT, *SMALL, *flags) as process:
-        await process.until("ready")
-        async with TargetClient(process.grpc_address, ready_seconds=0) as client:
-            yield process, client
+def target(
+    folder: Path, *flags: str
+) -> AbstractAsyncContextManager[tuple[ProcessUnderTest, TargetClient]]:
+    return target_of(folder, *SMALL, *flags)
 
 
 async def test_invalid_requests_fail_with_the_reason_and_affect_no_other(folder: Path) -> None:
@@ -165,38 +155,6 @@ async def test_a_cancelled_call_frees_its_slot(folder: Path) -> None:
         assert len((await generate(client, "abc")).token_ids) == 24
 
 
-async def test_tokens_do_not_depend_on_other_requests(folder: Path) -> None:
-    async with target(folder, "--deterministic") as (_, client):
-        prompts = ["a", "some words", "x" * 70, "def f(n):"]
-        warm = SamplingParams(temperature=0.9, seed=2**64 - 3, max_tokens=20, ignore_eos=True)
-        alone = [await generate(client, prompt, warm) for prompt in prompts]
-        together = await asyncio.gather(*(generate(client, prompt, warm) for prompt in prompts))
-        assert [each.token_ids for each in alone] == [each.token_ids for each in together]
-
-
-async def test_probes_and_metrics_respond(folder: Path) -> None:
-    async with target(folder) as (process, client):
-        await generate(client, "abc")
-        assert await process.probe("/readyz") == (200, "ready\n")
-        _, metrics = await process.probe("/metrics")
-        assert 'ssd_round_seconds_count{part="host"} 24.0' in metrics
-        assert 'ssd_tokens_total{kind="output"} 24.0' in metrics
-
-
-async def test_a_drain_finishes_running_requests_and_refuses_new_ones(folder: Path) -> None:
-    long = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
-    async with target(folder) as (process, client):
-        stream = client.generate("abc", long)
-        first = await anext(stream)
-        process.signal(signal.SIGTERM)
-        await process.until("draining")
-        with pytest.raises((NotReadyError, SSDError)):
-            await generate(client, "abc")
-        rest = [chunk async for chunk in stream]
-        assert len(first.token_ids) + sum(len(chunk.token_ids) for chunk in rest) == 200
-        assert await process.wait() == 0
-
-
 @pytest.mark.parametrize(
     ("flags", "error", "code"),
     [
@@ -248,24 +206,6 @@ def test_print_config_does_not_load_the_model(
         assert json.loads(ended.stderr)["event"] == "failed"
 
 
-async def test_an_error_names_the_invalid_model_folder(folder: Path, tmp_path: Path) -> None:
-    truncated = write_tiny_folder(tmp_path / "truncated")
-    weights = truncated / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    unknown = write_tiny_folder(tmp_path / "unknown")
-    (unknown / "config.json").write_text(json.dumps({"model_type": "mamba"}))
-    for path, error in (
-        (truncated, "WeightsError"),
-        (bare, "ModelNotFoundError"),
-        (unknown, "UnsupportedModelError"),
-    ):
-        async with running("ssd_target", "--model", str(path), *ANY_PORT) as process:
-            assert (await process.until("failed")).fields["error"] == error
-            assert await process.wait() == 78
-
-
 async def test_a_port_in_use_is_reported_before_the_model_is_loaded(folder: Path) -> None:
     async with target(folder) as (first, _):
         port = first.grpc_address.rpartition(":")[2]
@@ -275,21 +215,3 @@ async def test_a_port_in_use_is_reported_before_the_model_is_loaded(folder: Path
             assert failed.fields["error"] == "AddressError"
             assert not any(event.name == "progress" for event in second.events)
             assert await second.wait() == 1
-
-
-async def test_a_draft_with_another_tokenizer_is_refused_and_requests_run_without_it(
-    folder: Path, tmp_path: Path
-) -> None:
-    strange = write_tiny_folder(tmp_path / "strange")
-    write_byte_tokenizer(strange, end="<|another|>")
-    flags = ("--model", str(strange), *ANY_PORT, *SMALL[:2], "--lookahead", "3")
-    async with running("ssd_draft", *flags) as draft:
-        await draft.until("ready")
-        async with target(folder, "--drafts", draft.grpc_address) as (process, client):
-            link = await process.until("link")
-            assert link.fields["state"] == "refused"
-            assert "tokenizer_fingerprint" in link.fields["reason"]
-            answer = await generate(client, "abc", mode=Mode.SPECULATIVE)
-            assert len(answer.token_ids) == 24
-            assert answer.last.statistics is not None
-            assert answer.last.statistics.mode is Mode.AUTOREGRESSIVE

@@ -416,8 +416,8 @@ MUTANTS = (
     Mutant(
         "the KV of accepted tokens is copied one position too far",
         "ssd/engine/kv_cache/storage.py",
-        "position_BP = (trunk_lengths_B[:, None] + column_P).clamp_(max=paged_BS.shape[1] - 1)",
-        "position_BP = (trunk_lengths_B[:, None] + column_P + 1).clamp_(max=paged_BS.shape[1] - 1)",
+        "position_BP = (trunk_lengths_B[:, None] + column_P).clamp_(max=last)",
+        "position_BP = (trunk_lengths_B[:, None] + column_P + 1).clamp_(max=last)",
         (PASSES, TREE, PAIR),
     ),
     Mutant(
@@ -458,8 +458,8 @@ MUTANTS = (
     Mutant(
         "branches of a graph stand one position too early",
         "ssd/engine/openvino_engine/draft.py",
-        "batch.trunk_lengths_B[:, None] + 1 + batch.accepted_BN + batch.step",
-        "batch.trunk_lengths_B[:, None] + batch.accepted_BN + batch.step",
+        "self._first_BN = batch.trunk_lengths_B[:, None] + 1 + batch.accepted_BN",
+        "self._first_BN = batch.trunk_lengths_B[:, None] + batch.accepted_BN",
         (PASSES, TREE, PAIR),
     ),
     Mutant(

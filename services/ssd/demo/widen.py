@@ -17,6 +17,7 @@ import json
 import logging
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,18 +73,8 @@ def widen(source: Path, factor: int, output: Path) -> Path:
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as name:
         made = Path(name) / "made"
-        made.mkdir()
-        tensors: dict[str, Tensor] = {}
-        for file in _weight_files(source):
-            with safe_open(file, framework="pt") as weights:
-                for key in weights.keys():  # noqa: SIM118 - a handle, not a dictionary
-                    tensors[key] = widened_tensor(key, weights.get_tensor(key), factor)
-        save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
-        _write_json(made / "config.json", config)
+        _write(source, made, config, lambda key, tensor: widened_tensor(key, tensor, factor))
         _write_json(made / MARK, mark)
-        for file in source.iterdir():
-            if _is_companion(file):
-                shutil.copyfile(file, made / file.name)
         try:
             made.rename(output)
         except OSError:
@@ -116,19 +107,12 @@ def pad_vocabulary(source: Path, size: int, output: Path) -> Path:
     missing = size - int(config["vocab_size"])
     if missing < 0:
         raise SetupError(f"{source} has {config['vocab_size']} token ids, more than {size}")
-    output.mkdir(parents=True)
-    tensors: dict[str, Tensor] = {}
-    for file in _weight_files(source):
-        with safe_open(file, framework="pt") as weights:
-            for key in weights.keys():  # noqa: SIM118 - a handle, not a dictionary
-                tensor = weights.get_tensor(key)
-                is_padded = key.rpartition(".")[0].rpartition(".")[2] in {"embed_tokens", "lm_head"}
-                tensors[key] = pad(tensor, (0, 0, 0, missing)) if is_padded else tensor
-    save_file(tensors, output / "model.safetensors", metadata={"format": "pt"})
-    _write_json(output / "config.json", config | {"vocab_size": size})
-    for file in source.iterdir():
-        if _is_companion(file):
-            shutil.copyfile(file, output / file.name)
+
+    def padded(name: str, tensor: Tensor) -> Tensor:
+        is_padded = name.rpartition(".")[0].rpartition(".")[2] in {"embed_tokens", "lm_head"}
+        return pad(tensor, (0, 0, 0, missing)) if is_padded else tensor
+
+    _write(source, output, config | {"vocab_size": size}, padded)
     return output
 
 
@@ -209,6 +193,26 @@ def _fingerprint(folder: Path) -> str:
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()
+
+
+def _write(
+    source: Path,
+    output: Path,
+    config: dict[str, Any],
+    convert: Callable[[str, Tensor], Tensor],
+) -> None:
+    """Write a folder with this config, the converted tensors by name, and the other files."""
+    output.mkdir(parents=True)
+    tensors: dict[str, Tensor] = {}
+    for file in _weight_files(source):
+        with safe_open(file, framework="pt") as weights:
+            for key in weights.keys():  # noqa: SIM118 - a handle, not a dictionary
+                tensors[key] = convert(key, weights.get_tensor(key))
+    save_file(tensors, output / "model.safetensors", metadata={"format": "pt"})
+    _write_json(output / "config.json", config)
+    for file in source.iterdir():
+        if _is_companion(file):
+            shutil.copyfile(file, output / file.name)
 
 
 def _is_companion(file: Path) -> bool:

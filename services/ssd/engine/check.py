@@ -2,7 +2,6 @@
 
 import torch
 
-from ssd.engine.attention.choice import check_attention
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.memory import plan_blocks
 from ssd.engine.parallel.shard import Shard, check_shards, model_of
@@ -15,12 +14,10 @@ def check_engine(model: ModelConfig, engine: EngineConfig) -> None:
     Devices, CPUs and free memory are known only on the machine where the process runs.
 
     Raises:
-        SettingsError: the attention backend or the kind of device does not exist, the backend
-            cannot run with the device or the dtype, or the model cannot be split into
+        SettingsError: the kind of device does not exist, or the model cannot be split into
             ``tensor_parallel_size`` parts.
         MemoryBudgetError: ``kv_cache_bytes`` is too small for one sequence.
     """
-    check_attention(engine.attention, engine.device, engine.dtype)
     try:
         torch.device(engine.device)
     except RuntimeError as error:

@@ -24,7 +24,7 @@ LARGEST_PAGE = 256
 """Slots of a KV block of flash-attn, the largest of all backends."""
 MAX_DEFAULT_LEN = 4096
 """Largest length of a sequence if the settings do not contain one."""
-FAMILIES = {"llama": "llama", "qwen3": "qwen3"}
+FAMILIES = ("llama", "qwen3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class ModelConfig:
         raw = _read_config(folder)
         family = raw.get("model_type")
         if family not in FAMILIES:
-            supported = ", ".join(sorted(FAMILIES))
+            supported = ", ".join(FAMILIES)
             raise UnsupportedModelError(
                 f"{folder}: model_type {family!r} is not supported; supported: {supported}"
             )
@@ -104,12 +104,9 @@ class ModelConfig:
 def _read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise ModelNotFoundError(f"{folder}: no such model folder")
-    if not (folder / "config.json").is_file():
+    path = folder / "config.json"
+    if not path.is_file():
         raise ModelNotFoundError(f"{folder}: no config.json in this folder")
-    return _read_json(folder / "config.json")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(path.read_text())
     except (ValueError, OSError) as error:
@@ -196,7 +193,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     """Number of ranks that share the model, each with its own process."""
     attention: str = "auto"
-    """Name of the attention backend; ``auto`` takes the fastest of the device."""
+    """Attention backend of the engine static; ``auto`` takes the fastest of the device."""
     block_size: int = 16
     """Slots of a KV block, tokens."""
     prefill_chunk: int = 128

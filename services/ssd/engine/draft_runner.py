@@ -4,60 +4,42 @@ A session's KV entries are its trunk (pages), its proposal segment and its own s
 ``kv_cache/storage.py``. The number of sessions is not padded, so each number is a shape.
 """
 
-from collections.abc import Collection
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, StoredNoise
+from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.execution import DraftExecution
 from ssd.engine.runner import ModelRunner, Progress
 
 
 class DraftRunner(ModelRunner):
-    """Runs the passes of a draft's tree; see ``DraftExecution``. Step thread only."""
+    """Implements ``TreeRunner``. Step thread only."""
 
     execution: DraftExecution
 
+    def __init__(self, execution: DraftExecution, model: ModelConfig, engine: EngineConfig) -> None:
+        super().__init__(execution, model, engine)
+        self.whole_branches = execution.whole_branches
+        self.append_proposal = execution.append_proposal
+        self.promote_branches = execution.promote_branches
+
     @torch.inference_mode()
     def run_proposals(self, batch: ProposalBatch) -> Tensor:
-        """Run the newest token and the proposal of each session, and fill the proposal segments.
-
-        Returns:
-            fp32 logits [B, P, V].
-        """
+        """See ``TreePasses.run_proposals``."""
         return self._without_padding_ids(self.execution.run_proposals(batch))
 
     @torch.inference_mode()
     def run_branches(self, batch: BranchBatch) -> Tensor:
-        """Run one step of all branches; returns fp32 logits [B, N, V]."""
+        """See ``TreePasses.run_branches``."""
         return self._without_padding_ids(self.execution.run_branches(batch))
-
-    @property
-    def whole_branches(self) -> Collection[int]:
-        """Numbers of branches for which ``run_columns`` is one pass."""
-        return self.execution.whole_branches
 
     @torch.inference_mode()
     def run_columns(self, batch: BranchBatch, noise: StoredNoise) -> tuple[Tensor, list[Tensor]]:
-        """Run and choose all columns of the table of one session; see ``DraftExecution``."""
+        """See ``TreePasses.run_columns``."""
         tokens_KBN, logits = self.execution.run_columns(batch, noise)
         return tokens_KBN, [self._without_padding_ids(each) for each in logits]
-
-    def append_proposal(
-        self,
-        slots_B: Tensor,
-        num_entries_B: Tensor,
-        trunk_lengths_B: Tensor,
-        block_tables_BJ: Tensor,
-    ) -> None:
-        """Append the first entries of proposal segments to their trunks."""
-        self.execution.append_proposal(slots_B, num_entries_B, trunk_lengths_B, block_tables_BJ)
-
-    def promote_branches(self, slots_B: Tensor, branches_B: Tensor) -> None:
-        """Copy the own entries of one branch of each session into its proposal segment."""
-        self.execution.promote_branches(slots_B, branches_B)
 
     def warm_up(self, on_progress: Progress) -> None:
         """See ``ModelRunner.warm_up``."""

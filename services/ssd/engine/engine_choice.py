@@ -11,9 +11,7 @@ embedded pair, context 200: verifies of 1 and 7 rows took 7.0 and 9.2 ms, with t
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from ssd.engine.attention.backend import AUTO as AUTO_ATTENTION
-from ssd.engine.attention.backend import DEFAULT as CPU_ATTENTION
-from ssd.engine.attention.choice import check_attention
+from ssd.engine.attention.paged import check_paged
 from ssd.engine.config import STATIC
 from ssd.engine.precision import (
     AUTO,
@@ -40,8 +38,8 @@ class EngineRequest:
     weights: str = AUTO
     """``auto``, ``same``, ``int8`` or ``int4``."""
     device: str = "cpu"
-    attention: str = AUTO_ATTENTION
-    """Backend of the engines torch and static."""
+    attention: str = AUTO
+    """Backend of the engine static."""
     tensor_parallel_size: int = 1
     num_weights: int
     is_draft: bool = False
@@ -72,7 +70,12 @@ def choose_engine(request: EngineRequest) -> EngineChoice:
             f"weights {request.weights} needs engine openvino, not {choice.engine} "
             f"({choice.reason}); set weights to same"
         )
-    check_attention(request.attention, request.device, choice.precision.dtype)
+    if request.attention != AUTO and choice.engine != STATIC:
+        raise SettingsError(
+            f"attention {request.attention} needs engine static, not {choice.engine} "
+            f"({choice.reason}); set attention to auto"
+        )
+    check_paged(request.attention, request.device, choice.precision.dtype)
     return choice
 
 
@@ -109,8 +112,6 @@ def _openvino_problem(request: EngineRequest) -> str | None:
         return f"it runs on one rank, and tensor_parallel_size is {request.tensor_parallel_size}"
     if request.dtype == "bfloat16" and not has_bfloat16():
         return "dtype is bfloat16, and this CPU has no bfloat16 arithmetic"
-    if request.attention not in (AUTO_ATTENTION, CPU_ATTENTION):
-        return f"the attention backend {request.attention} belongs to torch"
     if find_spec("openvino") is None:
         return "the package openvino is not installed"
     return None

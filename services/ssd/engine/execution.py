@@ -71,14 +71,23 @@ class TargetExecution(Execution, Protocol):
         ...
 
 
-class DraftExecution(Execution, Protocol):
-    """The passes of a draft. The trunk of a session is in pages; see ``kv_cache/storage.py``."""
+class TreePasses(Protocol):
+    """The passes of a draft's tree. Trunks are in pages, see ``kv_cache/storage.py``.
 
-    whole_branches: Collection[int]
-    """Numbers of branches for which ``run_columns`` is possible."""
+    Step thread only. Tensors that a pass returns are valid until the next pass.
+    """
+
+    @property
+    def whole_branches(self) -> Collection[int]:
+        """Numbers of branches for which ``run_columns`` is possible, and one pass."""
+        ...
 
     def run_proposals(self, batch: ProposalBatch) -> Tensor:
-        """Fill proposal segments; returns fp32 logits [B, P, V]."""
+        """Run the newest token and the proposal of each session, and fill the proposal segments.
+
+        Returns:
+            fp32 logits [B, P, V].
+        """
         ...
 
     def run_branches(self, batch: BranchBatch) -> Tensor:
@@ -109,34 +118,39 @@ class DraftExecution(Execution, Protocol):
         num_entries_B: Tensor,
         trunk_lengths_B: Tensor,
         block_tables_BJ: Tensor,
-    ) -> None:
+    ) -> object:
         """Append the first ``num_entries`` proposal columns to the trunks.
 
         The tables must contain the pages of positions trunk_length..trunk_length+num_entries-1.
+        The result has no use.
         """
         ...
 
-    def promote_branches(self, slots_B: Tensor, branches_B: Tensor) -> None:
+    def promote_branches(self, slots_B: Tensor, branches_B: Tensor) -> object:
         """Copy the own entries of one branch of each session into its proposal segment."""
         ...
 
 
-class RunsBranches(Protocol):
-    """What runs one step of all branches."""
+class DraftExecution(Execution, TreePasses, Protocol):
+    """The passes of a draft."""
 
-    def run_branches(self, batch: BranchBatch) -> Tensor:
-        """See ``DraftExecution.run_branches``."""
+
+class TreeRunner(TreePasses, Protocol):
+    """The methods of ``DraftRunner`` that a tree uses."""
+
+    def prefill(self, batch: PagedBatch) -> int | None:
+        """Store the KV of chunks of one prompt; returns the first column that is not finite."""
         ...
 
 
 def run_columns_by_steps(
-    execution: RunsBranches, batch: BranchBatch, noise: StoredNoise
+    passes: TreePasses, batch: BranchBatch, noise: StoredNoise
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return ``DraftExecution.run_columns`` by several passes; of several sessions, too."""
+    """Return ``TreePasses.run_columns`` by several passes; of several sessions, too."""
     tokens_KBN: list[Tensor] = []
     logits: list[Tensor] = []
     for step, rows_R in enumerate(noise.rows_KR):
-        logits.append(execution.run_branches(replace(batch, step=step)))
+        logits.append(passes.run_branches(replace(batch, step=step)))
         noise_RV = noise.noise_YV[torch.from_numpy(rows_R)]
         chosen_R = choose(logits[-1].flatten(0, 1), noise.temperature_R, noise_RV)
         tokens_KBN.append(chosen_R.view(batch.tokens_BN.shape))

@@ -15,8 +15,8 @@ from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.execution import Execution, load_execution
 from ssd.engine.parallel.group import ALONE, Group, RankGroup
-from ssd.engine.parallel.rank_loop import SplitTarget
 from ssd.engine.parallel.shard import check_shards, ids_of_ranks
+from ssd.engine.rank_loop import SplitTarget
 from ssd.errors import SettingsError
 from ssd.telemetry import get_logger
 

@@ -19,14 +19,16 @@ Letters: J pages of a sequence; Y pages of the storage, of C slots.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ssd.engine.attention.dense import attend_beside
-from ssd.engine.attention.paged import Attend, PagedAttention, make_paged
+from ssd.engine.attention.paged import PagedAttention, make_paged
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
 from ssd.engine.capture import Capture, CudaTimer, Pass, capture_of
 from ssd.engine.compiler import require_compiler
@@ -34,39 +36,38 @@ from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
 from ssd.engine.execution import run_columns_by_steps
 from ssd.engine.kv_cache.storage import KVStorage
 from ssd.engine.memory import allocate_storage
-from ssd.engine.models.decoder import Decoder
-from ssd.engine.models.registry import CausalModel, open_weights
+from ssd.engine.models.registry import CausalModel, open_decoder
 from ssd.engine.parallel.group import ALONE, Group
-from ssd.engine.parallel.shard import ids_of, model_of
-from ssd.engine.precision import DTYPES
 from ssd.engine.static_inputs import Inputs
 from ssd.telemetry import get_logger
 
 _log = get_logger("ssd.engine")
 
 
+PageAttend = Callable[[int, Tensor], tuple[Tensor, Tensor]]
+"""Attends to pages in one layer: ``attend(layer, queries_BQHE)``, results as of ``Attend``."""
+LayerAttend = Callable[[int, Tensor], Tensor]
+"""Attends in one layer: ``attend(layer, queries_BQHE)`` returns values [B, Q, H, E]."""
+Tensors = Mapping[str, Tensor]
+"""The inputs of a pass on the device, by name."""
+
+
+@dataclass(frozen=True, slots=True)
 class PageWriter:
     """The attention of one pass: writes the new entries of a layer, then attends."""
 
-    def __init__(
-        self, storage: KVStorage, entries_R: Tensor, num_sequences: int, attend: "LayerAttend"
-    ) -> None:
-        self._storage = storage
-        self._entries_R = entries_R
-        self._num_sequences = num_sequences
-        self._attend = attend
+    storage: KVStorage
+    entries_R: Tensor
+    num_sequences: int
+    attend_layer: LayerAttend
 
     def attend(
         self, layer: int, queries_RHE: Tensor, keys_RGE: Tensor, values_RGE: Tensor
     ) -> Tensor:
         """Store a layer's new keys and values and return the attention output, [R, H*E]."""
-        self._storage.write(layer, self._entries_R, keys_RGE, values_RGE)
-        queries_BQHE = queries_RHE.unflatten(0, (self._num_sequences, -1))
-        return self._attend(layer, queries_BQHE).reshape(len(queries_RHE), -1)
-
-
-LayerAttend = Callable[[int, Tensor], Tensor]
-"""Attends in one layer: ``attend(layer, queries_BQHE)`` returns values [B, Q, H, E]."""
+        self.storage.write(layer, self.entries_R, keys_RGE, values_RGE)
+        queries_BQHE = queries_RHE.unflatten(0, (self.num_sequences, -1))
+        return self.attend_layer(layer, queries_BQHE).reshape(len(queries_RHE), -1)
 
 
 class StaticExecution:
@@ -90,45 +91,69 @@ class StaticExecution:
         self._decoder = decoder
         self._attention = attention
         self._storage = storage
-        self._entries = storage.entries
         self._last_position = engine.max_model_len - 1
         # Padding columns of a last pass are beyond the last position.
         chunk = engine.prefill_chunk
         stored = -(-engine.max_model_len // chunk) * chunk
         longest = max(engine.max_model_len + engine.num_columns, stored)
         self._num_pages_each = -(-longest // engine.block_size)
+        shape = (self.num_blocks, engine.block_size)
+        self._pages = [
+            tuple(each[: shape[0] * shape[1]].unflatten(0, shape) for each in layer)
+            for layer in zip(storage.keys, storage.values, strict=True)
+        ]
+        """Keys and values of the pages of each layer, [Y, C, G, E] each."""
         self._passes: dict[tuple[Any, ...], tuple[Inputs, Pass]] = {}
+        self._written: dict[tuple[Any, ...], Tensor] = {}
+        """By shape, the slots of the batch of branches whose inputs are on the device."""
 
     @torch.inference_mode()
     def prefill(self, batch: PagedBatch) -> Tensor:
         """See ``Execution.prefill``."""
-        return self._run_paged(batch, "prefill", 1, self._engine.prefill_chunk)
+        return self._run_paged("prefill", 1, self._prefill, batch.tokens_BP, batch)
 
-    def _run_paged(self, batch: PagedBatch, kind: str, count: int, columns: int) -> Tensor:
-        """Run a causal pass over pages, padded to ``count`` sequences of ``columns``."""
-        inputs, run = self._pass_of(
+    def _run_paged(
+        self,
+        kind: str,
+        count: int,
+        function: Callable[[Tensors], Tensor],
+        tokens_BP: Tensor,
+        batch: PagedBatch,
+    ) -> Tensor:
+        """Run a causal pass over pages, padded to ``count`` sequences."""
+        return self._run(
             (kind, count),
-            {
-                "tokens_BP": (count, columns),
-                "first_B": (count,),
-                "num_columns_B": (count,),
-                "tables_BJ": (count, self._num_pages_each),
-            },
-            lambda device: self._paged(device, kind),
-        )
-        inputs.write(
-            tokens_BP=batch.tokens_BP,
-            first_B=batch.first_positions_B,
+            function,
+            tokens_BP=tokens_BP,
+            first_positions_B=batch.first_positions_B,
             num_columns_B=batch.num_columns_B,
-            tables_BJ=batch.block_tables_BJ,
+            block_tables_BJ=batch.block_tables_BJ,
         )
+
+    def _run(
+        self, key: tuple[str, int], function: Callable[[Tensors], Tensor], **values: Tensor
+    ) -> Tensor:
+        """Run a pass of which all inputs are on the host.
+
+        Args:
+            key: kind of the pass, and the number of sequences to which it is padded.
+            function: computes the result from the inputs on the device.
+            values: int64, by name; the first dimension are the sequences.
+        """
+        _, count = key
+        widths = {name: each.shape[1:] for name, each in values.items()}
+        if "block_tables_BJ" in widths:
+            widths["block_tables_BJ"] = torch.Size((self._num_pages_each,))
+        shapes = {name: (count, *width) for name, width in widths.items()}
+        inputs, run = self._pass_of(key, shapes, function)
+        inputs.write(**values)
         return run()
 
     def _pass_of(
         self,
         key: tuple[Any, ...],
         shapes: Mapping[str, tuple[int, ...]],
-        function: Callable[[Mapping[str, Tensor]], Tensor],
+        function: Callable[[Tensors], Tensor],
     ) -> tuple[Inputs, Pass]:
         """Return the inputs and the captured function of a shape; the first call captures."""
         if key not in self._passes:
@@ -139,48 +164,54 @@ class StaticExecution:
             self._passes[key] = inputs, self.capture(key, lambda: function(inputs.device))
         return self._passes[key]
 
-    def _paged(self, inputs: Mapping[str, Tensor], kind: str) -> Tensor:
-        """Return logits [B, P, V] of a verify; of a prefill, which hidden states are finite."""
-        tokens_BP, tables_BJ = inputs["tokens_BP"], inputs["tables_BJ"]
-        first_B1, num_columns_B1 = inputs["first_B"][:, None], inputs["num_columns_B"][:, None]
-        count, columns = tokens_BP.shape
-        column_P = torch.arange(columns, device=tokens_BP.device)
-        positions_BP = first_B1 + column_P
-        size = self._engine.block_size
-        blocks_BP = tables_BJ.gather(1, positions_BP // size)
-        entries_BP = blocks_BP * size + positions_BP % size
-        entries_BP = torch.where(column_P < num_columns_B1, entries_BP, 0)
-        lengths_B = (inputs["first_B"] + columns).int()
-        attend = self._attention.prepare(
-            tables_BJ.int(),
-            lengths_B,
-            num_queries=columns,
-            num_pages=self.num_blocks,
-            is_causal=True,
+    def _prefill(self, inputs: Tensors) -> Tensor:
+        """Return whether each hidden state is finite, bool [P]."""
+        # A sum is finite if its terms are.
+        return self._stored(inputs).sum(dim=1, dtype=torch.float32).isfinite()
+
+    def _stored(self, inputs: Tensors) -> Tensor:
+        """Run a causal pass over pages; returns hidden states [R, D]."""
+        tables_BJ, first_B = inputs["block_tables_BJ"], inputs["first_positions_B"]
+        columns = inputs["tokens_BP"].shape[1]
+        column_P = torch.arange(columns, device=tables_BJ.device)
+        positions_BP = first_B[:, None] + column_P
+        entries_BP = self._storage.entries.at(tables_BJ, positions_BP)
+        entries_BP = torch.where(column_P < inputs["num_columns_B"][:, None], entries_BP, 0)
+        attend = self._attend_pages(tables_BJ, first_B + columns, columns, is_causal=True)
+        return self._hidden(
+            inputs["tokens_BP"],
+            positions_BP,
+            entries_BP,
+            lambda layer, queries_BQHE: attend(layer, queries_BQHE)[0],
         )
-        hidden_RD = self._decoder.forward(
-            tokens_BP.flatten(),
-            positions_BP.clamp(max=self._last_position).flatten(),
-            PageWriter(
-                self._storage,
-                entries_BP.flatten(),
-                count,
-                lambda layer, queries_BQHE: self._attend_pages(attend, layer, queries_BQHE)[0],
-            ),
+
+    def _hidden(
+        self, tokens_BQ: Tensor, positions_BQ: Tensor, entries_BQ: Tensor, attend: LayerAttend
+    ) -> Tensor:
+        """Run all layers; returns hidden states [R, D]."""
+        return self._decoder.forward(
+            tokens_BQ.flatten(),
+            positions_BQ.clamp(max=self._last_position).flatten(),
+            PageWriter(self._storage, entries_BQ.flatten(), len(tokens_BQ), attend),
         )
-        if kind == "prefill":
-            # A sum is finite if its terms are.
-            return hidden_RD.sum(dim=1, dtype=torch.float32).isfinite()
-        return self._logits(hidden_RD, count)
 
     def _attend_pages(
-        self, attend: Attend, layer: int, queries_BQHE: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        shape = (self.num_blocks, self._engine.block_size)
-        size = self.num_blocks * self._engine.block_size
-        keys_YCGE = self._storage.keys[layer][:size].unflatten(0, shape)
-        values_YCGE = self._storage.values[layer][:size].unflatten(0, shape)
-        return self.capture.outside(lambda: attend(queries_BQHE, keys_YCGE, values_YCGE))
+        self, tables_BJ: Tensor, lengths_B: Tensor, num_queries: int, *, is_causal: bool
+    ) -> PageAttend:
+        """Prepare the attention to pages; see ``PagedAttention.prepare``."""
+        attend = self._attention.prepare(
+            tables_BJ.int(),
+            lengths_B.int(),
+            num_queries=num_queries,
+            num_pages=self.num_blocks,
+            is_causal=is_causal,
+        )
+
+        def attend_layer(layer: int, queries_BQHE: Tensor) -> tuple[Tensor, Tensor]:
+            keys_YCGE, values_YCGE = self._pages[layer]
+            return self.capture.outside(lambda: attend(queries_BQHE, keys_YCGE, values_YCGE))
+
+        return attend_layer
 
     def _logits(self, hidden_RD: Tensor, count: int) -> Tensor:
         logits_RV = self._decoder.logits(hidden_RD)
@@ -212,11 +243,16 @@ class StaticTarget(StaticExecution):
             self._timer = CudaTimer()
         if self._timer is not None:
             self._timer.begin()
-        count, all_columns = self._bucket(num_sequences), self._engine.num_columns
-        logits_BPV = self._run_paged(prepared, "verify", count, all_columns)
+        tokens_BP = pad(prepared.tokens_BP, (0, self._engine.num_columns - columns))
+        count = self._bucket(num_sequences)
+        logits_BPV = self._run_paged("verify", count, self._verify, tokens_BP, prepared)
         if self._timer is not None:
             self._timer.end()
         return logits_BPV[:num_sequences, :columns]
+
+    def _verify(self, inputs: Tensors) -> Tensor:
+        """Return logits [B, P, V]."""
+        return self._logits(self._stored(inputs), len(inputs["tokens_BP"]))
 
     def verify_seconds(self) -> float | None:
         """See ``TargetExecution.verify_seconds``."""
@@ -228,46 +264,24 @@ class StaticDraft(StaticExecution):
 
     whole_branches: Collection[int] = ()
 
-    def __init__(
-        self,
-        decoder: CausalModel,
-        engine: EngineConfig,
-        attention: PagedAttention,
-        storage: KVStorage,
-        capture: Capture,
-    ) -> None:
-        super().__init__(decoder, engine, attention, storage, capture)
-        self._written: dict[tuple[Any, ...], Tensor] = {}
-        """By shape, the slots of the batch of branches whose inputs are on the device."""
-
     @torch.inference_mode()
     def run_proposals(self, batch: ProposalBatch) -> Tensor:
-        """See ``DraftExecution.run_proposals``."""
-        num_sequences, columns = batch.tokens_BP.shape
-        count = self._bucket(num_sequences)
-        inputs, run = self._pass_of(
-            ("proposals", count),
-            {
-                "slots_B": (count,),
-                "tokens_BP": (count, columns),
-                "num_columns_B": (count,),
-                "lengths_B": (count,),
-                "tables_BJ": (count, self._num_pages_each),
-            },
+        """See ``TreePasses.run_proposals``."""
+        num_sequences = len(batch.tokens_BP)
+        logits_BPV = self._run(
+            ("proposals", self._bucket(num_sequences)),
             self._proposals,
-        )
-        inputs.write(
             slots_B=batch.slots_B,
             tokens_BP=batch.tokens_BP,
             num_columns_B=batch.num_columns_B,
-            lengths_B=batch.trunk_lengths_B,
-            tables_BJ=batch.block_tables_BJ,
+            trunk_lengths_B=batch.trunk_lengths_B,
+            block_tables_BJ=batch.block_tables_BJ,
         )
-        return run()[:num_sequences]
+        return logits_BPV[:num_sequences]
 
     @torch.inference_mode()
     def run_branches(self, batch: BranchBatch) -> Tensor:
-        """See ``DraftExecution.run_branches``. The tokens may be on the device."""
+        """See ``TreePasses.run_branches``. The tokens may be on the device."""
         num_sequences, branches = batch.tokens_BN.shape
         count = self._bucket(num_sequences)
         key = ("branches", count, branches)
@@ -276,8 +290,8 @@ class StaticDraft(StaticExecution):
             {
                 "slots_B": (count,),
                 "accepted_BN": (count, branches),
-                "lengths_B": (count,),
-                "tables_BJ": (count, self._num_pages_each),
+                "trunk_lengths_B": (count,),
+                "block_tables_BJ": (count, self._num_pages_each),
                 "step_1": (1,),
                 "tokens_BN": (count, branches),
             },
@@ -287,8 +301,8 @@ class StaticDraft(StaticExecution):
             inputs.write(
                 slots_B=batch.slots_B,
                 accepted_BN=batch.accepted_BN,
-                lengths_B=batch.trunk_lengths_B,
-                tables_BJ=batch.block_tables_BJ,
+                trunk_lengths_B=batch.trunk_lengths_B,
+                block_tables_BJ=batch.block_tables_BJ,
             )
             self._written[key] = batch.slots_B
         inputs.device["step_1"].fill_(batch.step)
@@ -305,42 +319,31 @@ class StaticDraft(StaticExecution):
         trunk_lengths_B: Tensor,
         block_tables_BJ: Tensor,
     ) -> None:
-        """See ``DraftExecution.append_proposal``."""
-        count = self._bucket(len(slots_B))
-        inputs, run = self._pass_of(
-            ("append", count),
-            {
-                "slots_B": (count,),
-                "num_entries_B": (count,),
-                "lengths_B": (count,),
-                "tables_BJ": (count, self._num_pages_each),
-            },
-            self._append,
-        )
-        inputs.write(
+        """See ``TreePasses.append_proposal``."""
+        self._run(
+            ("append", self._bucket(len(slots_B))),
+            lambda inputs: self._storage.append_proposal(**inputs),
             slots_B=slots_B,
             num_entries_B=num_entries_B,
-            lengths_B=trunk_lengths_B,
-            tables_BJ=block_tables_BJ,
+            trunk_lengths_B=trunk_lengths_B,
+            block_tables_BJ=block_tables_BJ,
         )
-        run()
 
     @torch.inference_mode()
     def promote_branches(self, slots_B: Tensor, branches_B: Tensor) -> None:
-        """See ``DraftExecution.promote_branches``."""
-        count = self._bucket(len(slots_B))
-        inputs, run = self._pass_of(
-            ("promote", count), {"slots_B": (count,), "branches_B": (count,)}, self._promote
+        """See ``TreePasses.promote_branches``."""
+        self._run(
+            ("promote", self._bucket(len(slots_B))),
+            lambda inputs: self._storage.promote_branches(**inputs),
+            slots_B=slots_B,
+            branches_B=branches_B,
         )
-        inputs.write(slots_B=slots_B, branches_B=branches_B)
-        run()
 
-    def _proposals(self, inputs: Mapping[str, Tensor]) -> Tensor:
+    def _proposals(self, inputs: Tensors) -> Tensor:
         """Return logits [B, P, V] of a causal pass over trunk and proposal segment."""
-        tokens_BP, lengths_B = inputs["tokens_BP"], inputs["lengths_B"]
-        count, columns = tokens_BP.shape
-        column_P = torch.arange(columns, device=tokens_BP.device)
-        proposal_BP = self._proposal_entries(inputs["slots_B"])
+        count, columns = inputs["tokens_BP"].shape
+        column_P = torch.arange(columns, device=inputs["tokens_BP"].device)
+        proposal_BP = self._storage.entries.proposal(inputs["slots_B"])
         is_real_BP = column_P < inputs["num_columns_B"][:, None]
         visible_BPS = (column_P <= column_P[:, None]).expand(count, -1, -1)
         attend = self._attend_trunk(inputs, columns)
@@ -350,26 +353,22 @@ class StaticDraft(StaticExecution):
             trunk = attend(layer, queries_BQHE)
             return attend_beside(trunk, queries_BQHE, keys_BPGE, values_BPGE, visible_BPS)
 
-        positions_BP = (lengths_B[:, None] + column_P).clamp(max=self._last_position)
-        entries_BP = torch.where(is_real_BP, proposal_BP, 0)
-        hidden_RD = self._decoder.forward(
-            tokens_BP.flatten(),
-            positions_BP.flatten(),
-            PageWriter(self._storage, entries_BP.flatten(), count, attend_layer),
+        hidden_RD = self._hidden(
+            inputs["tokens_BP"],
+            inputs["trunk_lengths_B"][:, None] + column_P,
+            torch.where(is_real_BP, proposal_BP, 0),
+            attend_layer,
         )
         return self._logits(hidden_RD, count)
 
-    def _branches(self, inputs: Mapping[str, Tensor]) -> Tensor:
+    def _branches(self, inputs: Tensors) -> Tensor:
         """Return logits [B, N, V] of one step of all branches."""
-        tokens_BN, accepted_BN, step_1 = (
-            inputs["tokens_BN"],
-            inputs["accepted_BN"],
-            inputs["step_1"],
-        )
+        tokens_BN, accepted_BN = inputs["tokens_BN"], inputs["accepted_BN"]
+        slots_B, step_1 = inputs["slots_B"], inputs["step_1"]
         count, branches = tokens_BN.shape
         column_P = torch.arange(self._engine.num_columns, device=tokens_BN.device)
-        proposal_BP = self._proposal_entries(inputs["slots_B"])
-        own_BNP = self._own_entries(inputs["slots_B"], branches)
+        proposal_BP = self._storage.entries.proposal(slots_B)
+        own_BNP = self._storage.entries.own(slots_B, branches).transpose(1, 2)
         # Each branch is a sequence of its own beside the trunk: X = B x N.
         entries_XS = torch.cat(
             (proposal_BP[:, None].expand(-1, branches, -1), own_BNP), dim=2
@@ -391,71 +390,21 @@ class StaticDraft(StaticExecution):
             )
             return out_X1HE.view(queries_BQHE.shape)
 
-        positions_BN = inputs["lengths_B"][:, None] + 1 + accepted_BN + step_1
-        entries_BN = own_BNP.gather(2, step_1.expand(count, branches, 1)).squeeze(2)
-        hidden_RD = self._decoder.forward(
-            tokens_BN.flatten(),
-            positions_BN.clamp(max=self._last_position).flatten(),
-            PageWriter(self._storage, entries_BN.flatten(), count, attend_layer),
+        hidden_RD = self._hidden(
+            tokens_BN,
+            inputs["trunk_lengths_B"][:, None] + 1 + accepted_BN + step_1,
+            own_BNP.gather(2, step_1.expand(count, branches, 1)).squeeze(2),
+            attend_layer,
         )
         return self._logits(hidden_RD, count)
 
-    def _append(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        proposal_BP, tables_BJ = self._proposal_entries(inputs["slots_B"]), inputs["tables_BJ"]
-        column_P = torch.arange(proposal_BP.shape[1], device=proposal_BP.device)
-        positions_BP = inputs["lengths_B"][:, None] + column_P
-        size = self._engine.block_size
-        paged_BP = tables_BJ.gather(1, positions_BP // size) * size + positions_BP % size
-        # Entries that are not appended are copied from entry 0 to itself.
-        is_kept_BP = column_P < inputs["num_entries_B"][:, None]
-        return self._copy(
-            torch.where(is_kept_BP, proposal_BP, 0), torch.where(is_kept_BP, paged_BP, 0)
-        )
-
-    def _promote(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        own_BNP = self._own_entries(inputs["slots_B"], self._engine.branches)
-        index_B1P = inputs["branches_B"][:, None, None].expand(-1, 1, own_BNP.shape[2])
-        from_BP = own_BNP.gather(1, index_B1P).squeeze(1)
-        return self._copy(from_BP, self._proposal_entries(inputs["slots_B"]))
-
-    def _copy(self, from_BP: Tensor, to_BP: Tensor) -> Tensor:
-        """Copy entries of all layers; all sources are read before the first write."""
-        entries_L2ZW = self._storage.entries_L2ZW
-        copied = entries_L2ZW.index_select(2, from_BP.flatten())
-        return entries_L2ZW.index_copy_(2, to_BP.flatten(), copied)
-
-    def _attend_trunk(
-        self, inputs: Mapping[str, Tensor], num_queries: int
-    ) -> Callable[[int, Tensor], tuple[Tensor, Tensor]]:
-        attend = self._attention.prepare(
-            inputs["tables_BJ"].int(),
-            inputs["lengths_B"].int(),
-            num_queries=num_queries,
-            num_pages=self.num_blocks,
-            is_causal=False,
-        )
-        return lambda layer, queries_BQHE: self._attend_pages(attend, layer, queries_BQHE)
+    def _attend_trunk(self, inputs: Tensors, num_queries: int) -> PageAttend:
+        tables_BJ, lengths_B = inputs["block_tables_BJ"], inputs["trunk_lengths_B"]
+        return self._attend_pages(tables_BJ, lengths_B, num_queries, is_causal=False)
 
     def _entries_of(self, layer: int, entries_BS: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and values of some entries, [B, S, G, E] each."""
         return self._storage.keys[layer][entries_BS], self._storage.values[layer][entries_BS]
-
-    def _proposal_entries(self, slots_B: Tensor) -> Tensor:
-        """Return the entries of proposal segments, [B, P]."""
-        columns = self._engine.num_columns
-        first = self.num_blocks * self._engine.block_size
-        column_P = torch.arange(columns, device=slots_B.device)
-        return first + slots_B[:, None] * columns + column_P
-
-    def _own_entries(self, slots_B: Tensor, branches: int) -> Tensor:
-        """Return the entries of the own segments of the first branches, [B, N, P]."""
-        columns, all_branches = self._engine.num_columns, self._engine.branches
-        sessions = self._storage.entries.num_sessions
-        first = self.num_blocks * self._engine.block_size + sessions * columns
-        branch_N1 = torch.arange(branches, device=slots_B.device)[:, None]
-        column_P = torch.arange(columns, device=slots_B.device)
-        own_NP = branch_N1 + column_P * all_branches
-        return first + slots_B[:, None, None] * columns * all_branches + own_NP
 
 
 def make_execution(
@@ -487,14 +436,11 @@ def load(
     """Read a model folder and allocate its KV storage; see ``execution.load_execution``."""
     if engine.compile_layers:
         require_compiler(engine.device)
-    dtype, shard = DTYPES[engine.dtype], group.shard
     attention, is_exact = engine.attention, engine.deterministic
     chosen = make_paged(attention, engine.device, engine.dtype, is_deterministic=is_exact)
     _log.info("attention", name=chosen.attention.name, reason=chosen.reason)
-    weights, reader = open_weights(folder, model, dtype, engine.device, on_progress, shard)
-    part, ids = model_of(model, shard), ids_of(model, shard)
-    decoder = Decoder(part, weights, group, ids.start, is_compiled=engine.compile_layers)
+    decoder = open_decoder(folder, model, engine, on_progress, group)
     capture = capture_of(engine.device)
-    execution = make_execution(decoder, part, engine, chosen.attention, capture, group)
-    execution.num_parameters = reader.num_parameters
+    execution = make_execution(decoder, decoder.config, engine, chosen.attention, capture, group)
+    execution.num_parameters = decoder.num_parameters
     return execution

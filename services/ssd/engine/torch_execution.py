@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ssd.engine.attention.backend import AttentionBackend, make_backend
 from ssd.engine.attention.context import (
     MAX_CHUNKS_A_CALL,
     AttentionPass,
@@ -25,11 +24,8 @@ from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
 from ssd.engine.execution import run_columns_by_steps
 from ssd.engine.kv_cache.storage import KVStorage, fit_block_tables
 from ssd.engine.memory import allocate_storage
-from ssd.engine.models.decoder import Decoder
-from ssd.engine.models.registry import CausalModel, open_weights
+from ssd.engine.models.registry import CausalModel, open_decoder
 from ssd.engine.parallel.group import ALONE, Group
-from ssd.engine.parallel.shard import ids_of, model_of
-from ssd.engine.precision import DTYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +44,18 @@ class PreparedPass:
 class TorchExecution:
     """A model with its KV storage, and the pass that both processes need: ``prefill``."""
 
+    attention_name = "cpu"
+
     def __init__(
-        self,
-        decoder: CausalModel,
-        model: ModelConfig,
-        engine: EngineConfig,
-        backend: AttentionBackend,
-        storage: KVStorage,
+        self, decoder: CausalModel, model: ModelConfig, engine: EngineConfig, storage: KVStorage
     ) -> None:
-        self.attention_name = backend.name
         self.num_blocks = storage.entries.num_blocks
         self.num_parameters = 0
         self._engine = engine
         self._decoder = decoder
-        self._backend = backend
         self._storage = storage
         self._entries = storage.entries
+        self.sequence_counts: Sequence[int] = sequence_buckets(engine)
         self._group = model.num_heads // model.num_kv_heads
         self._last_position = engine.max_model_len - 1
 
@@ -121,7 +113,6 @@ class TorchExecution:
     ) -> Tensor:
         device = self._engine.device
         attention = AttentionPass(
-            self._backend,
             self._storage,
             write_BQ.flatten().to(device),
             runs,
@@ -139,17 +130,7 @@ class TorchExecution:
 class TorchTarget(TorchExecution):
     """Verifies over pages, with sequences padded to a few counts."""
 
-    def __init__(
-        self,
-        decoder: CausalModel,
-        model: ModelConfig,
-        engine: EngineConfig,
-        backend: AttentionBackend,
-        storage: KVStorage,
-    ) -> None:
-        super().__init__(decoder, model, engine, backend, storage)
-        self.packs_rows = False
-        self.sequence_counts: Sequence[int] = sequence_buckets(engine)
+    packs_rows = False
 
     def use_one_shape(self) -> None:
         """See ``TargetExecution.use_one_shape``."""
@@ -180,21 +161,18 @@ class TorchDraft(TorchExecution):
     whole_branches: Collection[int] = ()
 
     def __init__(
-        self,
-        decoder: CausalModel,
-        model: ModelConfig,
-        engine: EngineConfig,
-        backend: AttentionBackend,
-        storage: KVStorage,
+        self, decoder: CausalModel, model: ModelConfig, engine: EngineConfig, storage: KVStorage
     ) -> None:
-        super().__init__(decoder, model, engine, backend, storage)
+        super().__init__(decoder, model, engine, storage)
+        self.append_proposal = storage.append_proposal
+        self.promote_branches = storage.promote_branches
         self._branch_context: ContextRun | None = None
         self._context_slots_B: Tensor | None = None
         self._num_shared = 0
 
     @torch.inference_mode()
     def run_proposals(self, batch: ProposalBatch) -> Tensor:
-        """See ``DraftExecution.run_proposals``."""
+        """See ``TreePasses.run_proposals``."""
         num_sequences, columns = batch.tokens_BP.shape
         column_P = torch.arange(columns)
         is_real_BP = column_P < batch.num_columns_B[:, None]
@@ -218,7 +196,7 @@ class TorchDraft(TorchExecution):
 
     @torch.inference_mode()
     def run_branches(self, batch: BranchBatch) -> Tensor:
-        """See ``DraftExecution.run_branches``."""
+        """See ``TreePasses.run_branches``."""
         branches = batch.tokens_BN.shape[1]
         own_BPN = self._entries.own(batch.slots_B, branches)
         if batch.step == 0 or batch.slots_B is not self._context_slots_B:
@@ -233,22 +211,6 @@ class TorchDraft(TorchExecution):
         return self._logits(hidden_RD, branches)
 
     run_columns = run_columns_by_steps
-
-    @torch.inference_mode()
-    def append_proposal(
-        self,
-        slots_B: Tensor,
-        num_entries_B: Tensor,
-        trunk_lengths_B: Tensor,
-        block_tables_BJ: Tensor,
-    ) -> None:
-        """See ``DraftExecution.append_proposal``."""
-        self._storage.append_proposal(slots_B, num_entries_B, trunk_lengths_B, block_tables_BJ)
-
-    @torch.inference_mode()
-    def promote_branches(self, slots_B: Tensor, branches_B: Tensor) -> None:
-        """See ``DraftExecution.promote_branches``."""
-        self._storage.promote_branches(slots_B, branches_B)
 
     def _branch_run(self, batch: BranchBatch, own_BPN: Tensor) -> tuple[ContextRun, int]:
         """Build the context of the last step; count the entries that all branches share.
@@ -286,13 +248,9 @@ def load(
     group: Group,
 ) -> TorchTarget | TorchDraft:
     """Read a model folder and allocate its KV storage; see ``execution.load_execution``."""
-    dtype, shard = DTYPES[engine.dtype], group.shard
-    backend = make_backend(engine.attention)
-    weights, reader = open_weights(folder, model, dtype, engine.device, on_progress, shard)
-    part = model_of(model, shard)
-    decoder = Decoder(part, weights, group, ids_of(model, shard).start)
-    execution = make_execution(decoder, part, engine, backend, group)
-    execution.num_parameters = reader.num_parameters
+    decoder = open_decoder(folder, model, engine, on_progress, group)
+    execution = make_execution(decoder, decoder.config, engine, group)
+    execution.num_parameters = decoder.num_parameters
     return execution
 
 
@@ -300,7 +258,6 @@ def make_execution(
     decoder: CausalModel,
     model: ModelConfig,
     engine: EngineConfig,
-    backend: AttentionBackend,
     group: Group = ALONE,
 ) -> TorchTarget | TorchDraft:
     """Allocate the KV storage of a model, or of a rank's part of it.
@@ -311,4 +268,4 @@ def make_execution(
     storage = allocate_storage(model, engine, group)
     decoder.prepare(engine.max_model_len)
     kind = TorchDraft if engine.branches else TorchTarget
-    return kind(decoder, model, engine, backend, storage)
+    return kind(decoder, model, engine, storage)

@@ -153,7 +153,7 @@ class GumbelRows:
         Args:
             out_XV: float32, of which the rows ``rows_R`` are written.
             rows_R: the row of each address.
-            addresses_R4: seed, position, choice, stream.
+            addresses_R4: seed, position, choice, and stream, which is 0 in coupled sampling.
         """
         for first_row in range(0, len(rows_R), self._tile_rows):
             some_Y = slice(first_row, first_row + self._tile_rows)
@@ -173,9 +173,7 @@ class GumbelRows:
                 out_XV[rows_R[some_Y], tile_V] = noise.reshape(shape[0], -1)[:, :width]
 
 
-def gumbel_noise(
-    seed: int, positions: Sequence[int], vocab_size: int, choice: int = 0, stream: int = 0
-) -> Float32s:
+def gumbel_noise(seed: int, positions: Sequence[int], vocab_size: int, choice: int = 0) -> Float32s:
     """Return the noise of all tokens at some positions.
 
     Args:
@@ -183,7 +181,6 @@ def gumbel_noise(
         positions: absolute index of the selected token, unsigned 32 bits.
         vocab_size: tokens.
         choice: index of the continuation of the request.
-        stream: 0 for coupled sampling.
 
     Returns:
         float32 [len(positions), vocab_size], finite.
@@ -191,7 +188,7 @@ def gumbel_noise(
     num = len(positions)
     noise_RV = np.empty((num, vocab_size), dtype=np.float32)
     addresses_R4 = np.empty((num, 4), dtype=np.uint64)
-    addresses_R4[:] = [(seed, position, choice, stream) for position in positions]
+    addresses_R4[:] = [(seed, position, choice, 0) for position in positions]
     GumbelRows(vocab_size).compute(noise_RV, np.arange(num), addresses_R4)
     return noise_RV
 

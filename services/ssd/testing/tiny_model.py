@@ -8,7 +8,6 @@ distribution. A surplus, missing or stale slot or a wrong position therefore cha
 import torch
 from torch import Tensor
 
-from ssd.engine.attention.backend import make_backend
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.decoder import Attends
 from ssd.engine.precision import DTYPES
@@ -78,8 +77,8 @@ class TinyModel:
     def make_runner(self, kind: type[AnyRunner], engine: EngineConfig) -> AnyRunner:
         """Return a runner of this model; the engine must have the model's dtype."""
         assert DTYPES[engine.dtype] == self.dtype, engine.dtype
-        backend, config = make_backend(engine.attention), self.config()
-        return kind(make_execution(self, config, engine, backend), config, engine)
+        config = self.config()
+        return kind(make_execution(self, config, engine), config, engine)
 
     def _values(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
         """Return the values of positions: the token, and the token weighted by its position."""

@@ -10,9 +10,7 @@ from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
 from ssd.engine.capture import Capture, CaptureError, CudaGraphs, Graphs, Kind, is_capturing
 from ssd.engine.config import ModelConfig
 from ssd.engine.draft_runner import DraftRunner
-from ssd.engine.models.decoder import Decoder
-from ssd.engine.models.registry import open_weights
-from ssd.engine.precision import DTYPES
+from ssd.engine.models.registry import open_decoder
 from ssd.engine.runner import AnyRunner
 from ssd.engine.static_execution import make_execution
 from ssd.engine.target_runner import TargetRunner
@@ -145,10 +143,8 @@ def _open(
     wrap: Callable[[PagedAttention], PagedAttention],
 ) -> AnyRunner:
     engine, model = local.engine, ModelConfig.from_folder(local.folder)
-    dtype = DTYPES[engine.dtype]
-    weights, _ = open_weights(local.folder, model, dtype, engine.device, lambda _fraction: None)
+    decoder = open_decoder(local.folder, model, engine, lambda _fraction: None)
     attention = wrap(make_paged(engine.attention, engine.device, engine.dtype).attention)
-    decoder = Decoder(model, weights)
     return kind(make_execution(decoder, model, engine, attention, capture), model, engine)
 
 

@@ -77,9 +77,12 @@ class LogitsSteps:
         """Return the logits of some consecutive columns after the steps, as a new tensor.
 
         Args:
-            logits_CV: fp32, of the columns from ``first_column`` on.
+            logits_CV: fp32 [C, V], of the columns from ``first_column`` on.
             proposed: tokens that the columns of the round follow; column c follows c of them.
             first_column: 0 is the column after the committed tokens.
+
+        Returns:
+            fp32 [C, V], -inf at the tokens that a column must not choose.
         """
         sampling = self.sampling
         rows_CV = logits_CV.clone()

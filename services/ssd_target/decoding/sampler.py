@@ -29,7 +29,7 @@ from ssd.engine.batch import StoredNoise
 from ssd.engine.config import EngineConfig
 from ssd.engine.sampling.choose import choose_rows
 from ssd.engine.sampling.host_noise import gumbel_by_torch
-from ssd.engine.sampling.keyed import NoiseKeys, chooser_on, packed, to_device
+from ssd.engine.sampling.keyed import NoiseKeys, choose_of_keys, compiled_on, packed, to_device
 from ssd.engine.sampling.logits import Filters, filtered
 from ssd.speculation.noise import NoiseRing
 from ssd.types import NO_TOKEN, PositionLogprobs, TokenId
@@ -220,7 +220,7 @@ class KeyedSampler:
     def __init__(self, engine: EngineConfig, vocab_size: int, ranks: Ranks | None = None) -> None:
         """Construct; without ``ranks``, the device of the engine has all logits."""
         self._device = engine.device
-        self._choose_of_keys = chooser_on(engine.device)
+        self._choose_of_keys = compiled_on(engine.device, choose_of_keys)
         self._ranks = ranks
         self._steps = StepsOfSequences(vocab_size, engine.device)
         self._seeds_S = np.zeros(engine.max_num_seqs, dtype=np.uint64)

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from ssd.engine.batch import BranchBatch, PagedBatch
 from ssd.engine.config import EngineConfig
+from ssd.engine.execution import TreeRunner
 from ssd.engine.kv_cache.block_pool import BlockPool
-from ssd.engine.tree_runner import TreeRunner
 from ssd.types import NO_TOKEN, SequenceId, TokenId
 from ssd_target.decoding.ports import Sampler
 from ssd_target.decoding.sequence import Sequence

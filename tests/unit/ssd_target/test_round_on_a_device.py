@@ -13,8 +13,8 @@ from tests.fake_gpu import MODEL, on_fake_gpu
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.parallel.group import ALONE, RankGroup
-from ssd.engine.parallel.rank_loop import SplitTarget
 from ssd.engine.parallel.shard import Shard
+from ssd.engine.rank_loop import SplitTarget
 from ssd.engine.target_runner import TargetRunner
 from ssd.testing.fake_device import FakeDevice, fake_device
 from ssd.testing.sink import ListSink

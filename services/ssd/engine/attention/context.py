@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ssd.engine.attention.backend import AttentionBackend
+from ssd.engine.attention.cpu import attend, attend_whole
 from ssd.engine.attention.merge import merge_partials
 from ssd.engine.kv_cache.storage import KVStorage
 
@@ -39,7 +39,6 @@ class AttentionPass:
 
     def __init__(
         self,
-        backend: AttentionBackend,
         storage: KVStorage,
         write_entries_R: Tensor,
         runs: list[ContextRun],
@@ -49,7 +48,6 @@ class AttentionPass:
     ) -> None:
         """Prepare a pass; ``is_whole`` if one chunk of one run contains the whole context."""
         self._is_whole = is_whole
-        self._backend = backend
         self._storage = storage
         self._write_entries_R = write_entries_R
         self._runs = runs
@@ -72,15 +70,15 @@ class AttentionPass:
         num_real = queries_BGUE.shape[2]
         if num_idle := self._runs[0].mask_Y1US.shape[2] - num_real:
             queries_BGUE = functional.pad(queries_BGUE, (0, 0, 0, num_idle))
-        attend = self._attend_whole if self._is_whole else self._attend_chunks
-        out_BGUE = attend(layer, queries_BGUE)[:, :, :num_real]
+        seen = self._attend_whole if self._is_whole else self._attend_chunks
+        out_BGUE = seen(layer, queries_BGUE)[:, :, :num_real]
         out_BGQXE = out_BGUE.view(batch, num_kv_heads, -1, group, head_size)
         return out_BGQXE.transpose(1, 2).reshape(rows, -1)
 
     def _attend_whole(self, layer: int, queries_BGUE: Tensor) -> Tensor:
         (run,) = self._runs
         keys_BSGE, values_BSGE = self._gather(layer, run)
-        return self._backend.attend_whole(queries_BGUE, keys_BSGE, values_BSGE, run.mask_Y1US)
+        return attend_whole(queries_BGUE, keys_BSGE, values_BSGE, run.mask_Y1US)
 
     def _attend_chunks(self, layer: int, queries_BGUE: Tensor) -> Tensor:
         parts = [self._attend_run(layer, queries_BGUE, run) for run in self._runs]
@@ -100,9 +98,7 @@ class AttentionPass:
         queries_YGUE = (
             queries_BGUE if run.num_chunks == 1 else queries_BGUE.repeat(run.num_chunks, 1, 1, 1)
         )
-        out_YGUE, mass_YGU = self._backend.attend(
-            queries_YGUE, keys_YSGE, values_YSGE, run.mask_Y1US
-        )
+        out_YGUE, mass_YGU = attend(queries_YGUE, keys_YSGE, values_YSGE, run.mask_Y1US)
         if run.dead_Y1U is not None:
             mass_YGU = mass_YGU.masked_fill(run.dead_Y1U, -torch.inf)
         return out_YGUE, mass_YGU

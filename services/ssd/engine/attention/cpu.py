@@ -1,4 +1,7 @@
-"""Attention by torch's fused CPU kernel, and by matrix products if no log-sum-exp is needed.
+"""Attention of the engine torch: the fused CPU kernel, or products if no log-sum-exp is needed.
+
+Letters: Q queries of a sequence (its columns or branches), U query rows times query heads of a
+key/value head.
 
 *Decision*: ``attend_whole`` computes softmax(QK)V with matrix products. *Because*: with the 48
 query rows of branches for each key/value head, two batched products and a softmax took half the
@@ -11,34 +14,43 @@ import torch
 from torch import Tensor
 
 
-class FlashCpuAttention:
-    """The kernel behind ``scaled_dot_product_attention`` on CPUs, bf16 and fp32."""
+def attend(
+    queries_BGUE: Tensor, keys_BSGE: Tensor, values_BSGE: Tensor, mask_B1US: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Attend to S entries, in bf16 or fp32.
 
-    name = "cpu"
+    Args:
+        queries_BGUE: the query rows of each key/value head.
+        keys_BSGE: keys of the gathered entries.
+        values_BSGE: their values.
+        mask_B1US: 0 or -inf, added to the scaled scores; some column of each row is 0.
 
-    def attend(
-        self, queries_BGUE: Tensor, keys_BSGE: Tensor, values_BSGE: Tensor, mask_B1US: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """See ``AttentionBackend.attend``."""
-        attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - the only one with a log-sum-exp
-        out_BGUE, mass_BGU = attend(
-            queries_BGUE,
-            keys_BSGE.transpose(1, 2),
-            values_BSGE.transpose(1, 2),
-            0.0,
-            is_causal=False,
-            attn_mask=mask_B1US,
-        )
-        return out_BGUE, mass_BGU
+    Returns:
+        The weighted values [B, G, U, E] and the log-sum-exp of the scores [B, G, U] (fp32).
+    """
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - the only one with a log-sum-exp
+    out_BGUE, mass_BGU = kernel(
+        queries_BGUE,
+        keys_BSGE.transpose(1, 2),
+        values_BSGE.transpose(1, 2),
+        0.0,
+        is_causal=False,
+        attn_mask=mask_B1US,
+    )
+    return out_BGUE, mass_BGU
 
-    def attend_whole(
-        self, queries_BGUE: Tensor, keys_BSGE: Tensor, values_BSGE: Tensor, mask_B1US: Tensor
-    ) -> Tensor:
-        """See ``AttentionBackend.attend_whole``."""
-        scale = queries_BGUE.shape[-1] ** -0.5
-        # Contiguous, since products of strided keys use a loop that is ten times slower.
-        keys_BGSE = keys_BSGE.transpose(1, 2).contiguous()
-        values_BGSE = values_BSGE.transpose(1, 2).contiguous()
-        scores_BGUS = (queries_BGUE @ keys_BGSE.mT).float()
-        weights_BGUS = torch.softmax(torch.add(mask_B1US, scores_BGUS, alpha=scale), dim=-1)
-        return weights_BGUS.to(queries_BGUE.dtype) @ values_BGSE
+
+def attend_whole(
+    queries_BGUE: Tensor, keys_BSGE: Tensor, values_BSGE: Tensor, mask_B1US: Tensor
+) -> Tensor:
+    """Attend to the whole context: ``attend`` without the log-sum-exp, in the fastest way.
+
+    For the passes of a draft, whose bits may depend on the batch: a draft only proposes.
+    """
+    scale = queries_BGUE.shape[-1] ** -0.5
+    # Contiguous, since products of strided keys use a loop that is ten times slower.
+    keys_BGSE = keys_BSGE.transpose(1, 2).contiguous()
+    values_BGSE = values_BSGE.transpose(1, 2).contiguous()
+    scores_BGUS = (queries_BGUE @ keys_BGSE.mT).float()
+    weights_BGUS = torch.softmax(torch.add(mask_B1US, scores_BGUS, alpha=scale), dim=-1)
+    return weights_BGUS.to(queries_BGUE.dtype) @ values_BGSE

@@ -1,21 +1,22 @@
 """The interface between a pass on a device and the attention kernels that read pages.
 
-Unlike ``AttentionBackend``, a kernel gets pages, block tables and lengths, and nothing is gathered.
+A kernel gets pages, block tables and lengths, and nothing is gathered.
 All sizes are static and nothing synchronises with the host, so that a pass can be captured in a
 CUDA graph. Letters: Q queries of a sequence, Y pages of the storage, of C slots.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
-from ssd.engine.attention.backend import AUTO
 from ssd.errors import SettingsError
 
+AUTO = "auto"
 Attend = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Attends in one layer of a prepared pass: ``attend(queries_BQHE, keys_YCGE, values_YCGE)``.
 
@@ -99,36 +100,38 @@ def make_paged(
         SettingsError: the backend does not exist, is not installed, or cannot run with the device
             or the dtype.
     """
+    load = partial(_load, is_deterministic=is_deterministic)
     if requested != AUTO:
-        if (problem := paged_problem(requested, device, dtype)) is not None:
-            raise SettingsError(f"attention {requested}: {problem}; set attention to auto")
+        check_paged(requested, device, dtype)
         try:
-            return PagedChoice(
-                _load(requested, is_deterministic=is_deterministic), "set explicitly"
-            )
+            return PagedChoice(load(requested), "set explicitly")
         except (ImportError, OSError) as error:
             cause = f"attention {requested} cannot be imported: {error}"
             raise SettingsError(f"{cause}; set attention to auto, or install it") from error
     if not device.startswith("cuda"):
-        return PagedChoice(
-            _load("reference", is_deterministic=is_deterministic),
-            f"the kernels for pages need CUDA, not {device}",
-        )
-    problem = paged_problem("flash_attn", device, dtype)
+        return PagedChoice(load("reference"), f"the kernels for pages need CUDA, not {device}")
+    problem = _problem("flash_attn", device, dtype)
     if problem is None:
         try:
-            return PagedChoice(
-                _load("flash_attn", is_deterministic=is_deterministic), "flash-attn is installed"
-            )
+            return PagedChoice(load("flash_attn"), "flash-attn is installed")
         except (ImportError, OSError) as error:
             problem = f"it cannot be imported: {error}"
-    return PagedChoice(
-        _load("flex", is_deterministic=is_deterministic), f"not flash_attn: {problem}"
-    )
+    return PagedChoice(load("flex"), f"not flash_attn: {problem}")
 
 
-def paged_problem(name: str, device: str, dtype: str) -> str | None:
-    """Return why a backend cannot run with a device and a dtype; None if it can."""
+def check_paged(name: str, device: str, dtype: str) -> None:
+    """Refuse a backend that cannot run with a device and a dtype on any machine.
+
+    Whether a package is installed is known only on the machine where the process runs.
+
+    Raises:
+        SettingsError: there is no such backend, or the device or the dtype excludes it.
+    """
+    if name != AUTO and (problem := _problem(name, device, dtype)) is not None:
+        raise SettingsError(f"attention {name}: {problem}; set attention to auto")
+
+
+def _problem(name: str, device: str, dtype: str) -> str | None:
     if name not in PAGED:
         return f"it is not one of {', '.join((AUTO, *PAGED))}"
     if name == "reference":

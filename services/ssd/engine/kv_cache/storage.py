@@ -19,7 +19,7 @@ from ssd.engine.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class EntryMap:
-    """Addresses in a storage; pure arithmetic."""
+    """Addresses in a storage; pure arithmetic on the device of the arguments."""
 
     num_blocks: int
     block_size: int
@@ -39,6 +39,11 @@ class EntryMap:
         entries_BJC = block_tables_BJ[:, :, None] * self.block_size + offset_C
         return entries_BJC.flatten(1)
 
+    def at(self, block_tables_BJ: Tensor, positions_BP: Tensor) -> Tensor:
+        """Return the entries of some positions that block tables cover, int64 [B, P]."""
+        size = self.block_size
+        return block_tables_BJ.gather(1, positions_BP // size) * size + positions_BP % size
+
     def trunk(self, block_tables_BJ: Tensor, trunk_lengths_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return the entries of the trunks, in whole blocks, and which entries are in use."""
         num_blocks = -(-int(trunk_lengths_B.max()) // self.block_size)
@@ -49,14 +54,15 @@ class EntryMap:
     def proposal(self, slots_B: Tensor) -> Tensor:
         """Return the entries of proposal segments, int64 [B, P]."""
         first = self.num_blocks * self.block_size
-        return first + slots_B[:, None] * self.num_columns + torch.arange(self.num_columns)
+        column_P = torch.arange(self.num_columns, device=slots_B.device)
+        return first + slots_B[:, None] * self.num_columns + column_P
 
     def own(self, slots_B: Tensor, branches: int | None = None) -> Tensor:
         """Return the entries of own segments of the first branches, int64 [B, P, N]."""
         first = self.num_blocks * self.block_size + self.num_sessions * self.num_columns
-        columns = torch.arange(self.num_columns * self.branches)
         span = self.num_columns * self.branches
-        entries_BX = first + slots_B[:, None] * span + columns
+        column_X = torch.arange(span, device=slots_B.device)
+        entries_BX = first + slots_B[:, None] * span + column_X
         return entries_BX.view(-1, self.num_columns, self.branches)[..., :branches]
 
 
@@ -104,32 +110,37 @@ class KVStorage:
         """Store finite keys and values of all layers."""
         self._entries_XZGE[:, entries_BS] = new_XBGSE.transpose(2, 3)
 
-    def copy(self, from_X: Tensor, to_X: Tensor) -> None:
+    def copy(self, from_X: Tensor, to_X: Tensor) -> Tensor:
         """Copy entries of all layers; all sources are read before the first write."""
-        self.entries_L2ZW[:, :, to_X] = self.entries_L2ZW[:, :, from_X]
+        copied = self.entries_L2ZW.index_select(2, from_X)
+        return self.entries_L2ZW.index_copy_(2, to_X, copied)
 
+    @torch.inference_mode()
     def append_proposal(
         self,
         slots_B: Tensor,
         num_entries_B: Tensor,
         trunk_lengths_B: Tensor,
         block_tables_BJ: Tensor,
-    ) -> None:
+    ) -> Tensor:
         """Copy the first entries of proposal segments to the ends of their trunks."""
-        column_P = torch.arange(self.entries.num_columns)
-        is_kept_BP = column_P < num_entries_B[:, None]
-        paged_BS = self.entries.paged(block_tables_BJ)
-        position_BP = (trunk_lengths_B[:, None] + column_P).clamp_(max=paged_BS.shape[1] - 1)
-        to_BP = paged_BS.gather(1, position_BP)
         from_BP = self.entries.proposal(slots_B)
-        self.copy(from_BP[is_kept_BP], to_BP[is_kept_BP])
+        column_P = torch.arange(self.entries.num_columns, device=slots_B.device)
+        last = block_tables_BJ.shape[1] * self.entries.block_size - 1
+        position_BP = (trunk_lengths_B[:, None] + column_P).clamp_(max=last)
+        to_BP = self.entries.at(block_tables_BJ, position_BP)
+        # Entries that are not appended are copied from entry 0 to itself.
+        is_kept_BP = column_P < num_entries_B[:, None]
+        from_BP, to_BP = from_BP.where(is_kept_BP, 0), to_BP.where(is_kept_BP, 0)
+        return self.copy(from_BP.flatten(), to_BP.flatten())
 
-    def promote_branches(self, slots_B: Tensor, branches_B: Tensor) -> None:
+    @torch.inference_mode()
+    def promote_branches(self, slots_B: Tensor, branches_B: Tensor) -> Tensor:
         """Copy the own entries of one branch of each session into its proposal segment."""
         own_BPN = self.entries.own(slots_B)
         index_BP1 = branches_B[:, None, None].expand(-1, own_BPN.shape[1], 1)
         from_BP = own_BPN.gather(2, index_BP1).squeeze(2)
-        self.copy(from_BP.flatten(), self.entries.proposal(slots_B).flatten())
+        return self.copy(from_BP.flatten(), self.entries.proposal(slots_B).flatten())
 
 
 def fit_block_tables(block_tables_BJ: Tensor, num_blocks: int) -> Tensor:

@@ -9,7 +9,6 @@ time at start-up. *Revisit when* ``make gpu-check`` shows ``verify_1_compiled_ov
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
@@ -17,11 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ssd.engine.config import ModelConfig
-from ssd.engine.layers.embedding import Embedding
-from ssd.engine.layers.linear import Linear
-from ssd.engine.layers.norm import RMSNorm
-from ssd.engine.layers.rope import RotaryTable, rotate
 from ssd.engine.models.decoder_weights import DecoderWeights, LayerWeights
+from ssd.engine.models.rope import RotaryTable, rotate
 from ssd.engine.parallel.group import ALONE, Group
 
 MAX_SHAPES = 256
@@ -37,20 +33,6 @@ class Attends(Protocol):
     ) -> Tensor:
         """Store new keys and values; return the attention output, [R, H*E]."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderLayer:
-    """The weights of one layer. Query, key and value share a product, as do gate and up."""
-
-    input_norm: RMSNorm
-    qkv: Linear
-    query_norm: RMSNorm | None
-    key_norm: RMSNorm | None
-    output: Linear
-    mlp_norm: RMSNorm
-    gate_up: Linear
-    down: Linear
 
 
 class Decoder:
@@ -77,25 +59,23 @@ class Decoder:
         """
         self.config = config
         self._group = group
+        self._first_id = first_id
         self._embedding_VD = weights.embedding_VD
-        self._embedding = Embedding(weights.embedding_VD, group, first_id)
-        self._layers = [_layer(layer, config.rms_norm_eps) for layer in weights.layers]
+        self._layers = list(weights.layers)
         self._before, self._after = before_attention, after_attention
         if is_compiled:
             device = weights.embedding_VD.device
             self._before = _compiled(before_attention, device)
             self._after = _compiled(after_attention, device)
-        self._norm = RMSNorm(weights.norm_D, config.rms_norm_eps)
-        head_VD = weights.head_VD
-        self._head = Linear(weights.embedding_VD if head_VD is None else head_VD)
+        self._norm_D = weights.norm_D
+        self._head_VD = weights.embedding_VD if weights.head_VD is None else weights.head_VD
         self.rotary: RotaryTable | None = None
+        self.num_parameters = 0
+        """Of the whole model, tensors of the checkpoint that count once; set when it is read."""
 
     def prepare(self, max_len: int) -> None:
         """Compute the rotary table for positions below ``max_len``; once, before ``forward``."""
-        embedding_VD = self._embedding_VD
-        self.rotary = RotaryTable(
-            self.config, max_len, embedding_VD.dtype, str(embedding_VD.device)
-        )
+        self.rotary = RotaryTable(self.config, max_len, self._embedding_VD)
 
     def forward(self, tokens_R: Tensor, positions_R: Tensor, attention: Attends) -> Tensor:
         """Run all layers.
@@ -110,41 +90,63 @@ class Decoder:
         """
         assert self.rotary is not None
         rotation = self.rotary.gather(positions_R)
-        hidden_RD, added_RD = self._embedding(tokens_R), None
+        hidden_RD, added_RD = self._embed(tokens_R), None
         for index, layer in enumerate(self._layers):
             hidden_RD, queries_RHE, keys_RGE, values_RGE = self._before(
                 layer, self.config, hidden_RD, added_RD, rotation
             )
             seen_RX = attention.attend(index, queries_RHE, keys_RGE, values_RGE)
-            seen_RD = self._group.add(layer.output(seen_RX))
-            hidden_RD, part_RD = self._after(layer, hidden_RD, seen_RD)
+            seen_RD = self._group.add(functional.linear(seen_RX, layer.output_DO))
+            hidden_RD, part_RD = self._after(layer, self.config, hidden_RD, seen_RD)
             added_RD = self._group.add(part_RD)
         return hidden_RD if added_RD is None else hidden_RD + added_RD
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Return fp32 logits [R, V] of hidden states, of this rank's token ids."""
-        return self._head(self._norm(hidden_RD)).float()
+        normed_RD = _rms_norm(hidden_RD, self._norm_D, self.config)
+        return functional.linear(normed_RD, self._head_VD).float()
+
+    def _embed(self, tokens_R: Tensor) -> Tensor:
+        """Return the rows of token ids, [R, D]; a rank adds zeros for the ids of others."""
+        if self._group.shard.is_whole:
+            return functional.embedding(tokens_R, self._embedding_VD)
+        row_R = tokens_R - self._first_id
+        is_own_R = (row_R >= 0) & (row_R < len(self._embedding_VD))
+        own_RD = functional.embedding(row_R.where(is_own_R, 0), self._embedding_VD)
+        # ``where`` and not a product: the weight may contain NaN.
+        return self._group.add(torch.where(is_own_R[:, None], own_RD, 0.0))
 
 
 def before_attention(
-    layer: DecoderLayer,
+    layer: LayerWeights,
     config: ModelConfig,
     hidden_RD: Tensor,
     added_RD: Tensor | None,
     rotation: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Add what the layer before adds; return the sum, rotated queries and keys, and values."""
+    """Run the part of a layer before its attention.
+
+    Args:
+        layer: weights.
+        config: shape of this rank's part.
+        hidden_RD: hidden states of the layer before, without ``added_RD``.
+        added_RD: what the MLP of the layer before adds; None in the first layer.
+        rotation: cosines and signed sines of the rows, [R, 1, E] each.
+
+    Returns:
+        The hidden states of this layer [R, D], rotated queries [R, H, E], rotated keys and values
+        [R, G, E] each.
+    """
     if added_RD is not None:
         hidden_RD = hidden_RD + added_RD
     num_heads, num_rotated = config.num_heads, config.num_heads + config.num_kv_heads
-    fused_RD = layer.qkv(layer.input_norm(hidden_RD))
+    fused_RD = functional.linear(_rms_norm(hidden_RD, layer.input_norm_D, config), layer.qkv_OD)
     fused_RHE = fused_RD.view(fused_RD.shape[0], -1, config.head_size)
     heads_RHE = fused_RHE[:, :num_rotated]
-    if layer.query_norm is not None and layer.key_norm is not None:
-        heads_RHE = torch.cat(
-            (layer.query_norm(heads_RHE[:, :num_heads]), layer.key_norm(heads_RHE[:, num_heads:])),
-            dim=1,
-        )
+    if layer.query_norm_E is not None and layer.key_norm_E is not None:
+        queries_RHE = _rms_norm(heads_RHE[:, :num_heads], layer.query_norm_E, config)
+        keys_RGE = _rms_norm(heads_RHE[:, num_heads:], layer.key_norm_E, config)
+        heads_RHE = torch.cat((queries_RHE, keys_RGE), dim=1)
     rotated_RHE = rotate(heads_RHE, *rotation)
     return (
         hidden_RD,
@@ -155,12 +157,27 @@ def before_attention(
 
 
 def after_attention(
-    layer: DecoderLayer, hidden_RD: Tensor, seen_RD: Tensor
+    layer: LayerWeights, config: ModelConfig, hidden_RD: Tensor, seen_RD: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Add what the attention adds; return the sum, and this rank's part of what the MLP adds."""
+    """Run the part of a layer after its attention.
+
+    Args:
+        layer: weights.
+        config: shape of this rank's part.
+        hidden_RD: as ``before_attention`` returns them.
+        seen_RD: what the attention of all ranks adds.
+
+    Returns:
+        The sum of both, and this rank's part of what the MLP adds, [R, D] each.
+    """
     hidden_RD = hidden_RD + seen_RD
-    gate_RI, up_RI = layer.gate_up(layer.mlp_norm(hidden_RD)).chunk(2, dim=-1)
-    return hidden_RD, layer.down(functional.silu(gate_RI) * up_RI)
+    normed_RD = _rms_norm(hidden_RD, layer.mlp_norm_D, config)
+    gate_RI, up_RI = functional.linear(normed_RD, layer.gate_up_ID).chunk(2, dim=-1)
+    return hidden_RD, functional.linear(functional.silu(gate_RI) * up_RI, layer.down_DI)
+
+
+def _rms_norm(input_XD: Tensor, weight_D: Tensor, config: ModelConfig) -> Tensor:
+    return functional.rms_norm(input_XD, weight_D.shape, weight_D, config.rms_norm_eps)
 
 
 def _compiled(function: Function, device: torch.device) -> Function:
@@ -170,17 +187,3 @@ def _compiled(function: Function, device: torch.device) -> Function:
         function, dynamic=False, fullgraph=True, backend=backend, recompile_limit=MAX_SHAPES
     )
     return cast("Function", compiled)
-
-
-def _layer(weights: LayerWeights, epsilon: float) -> DecoderLayer:
-    query_E, key_E = weights.query_norm_E, weights.key_norm_E
-    return DecoderLayer(
-        input_norm=RMSNorm(weights.input_norm_D, epsilon),
-        qkv=Linear(weights.qkv_OD),
-        query_norm=None if query_E is None else RMSNorm(query_E, epsilon),
-        key_norm=None if key_E is None else RMSNorm(key_E, epsilon),
-        output=Linear(weights.output_DO),
-        mlp_norm=RMSNorm(weights.mlp_norm_D, epsilon),
-        gate_up=Linear(weights.gate_up_ID),
-        down=Linear(weights.down_DI),
-    )

@@ -8,12 +8,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ssd.engine.config import ModelConfig
+from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models import llama, qwen3
-from ssd.engine.models.decoder import Attends
+from ssd.engine.models.decoder import Attends, Decoder
 from ssd.engine.models.decoder_weights import DecoderWeights
 from ssd.engine.models.weights import Checkpoint, TensorReader
-from ssd.engine.parallel.shard import WHOLE, Shard
+from ssd.engine.parallel.group import ALONE, Group
+from ssd.engine.parallel.shard import WHOLE, Shard, ids_of, model_of
+from ssd.engine.precision import DTYPES
 
 
 class CausalModel(Protocol):
@@ -78,3 +80,28 @@ def open_weights(
     checkpoint.select(llama.parts(config, shard))
     reader = TensorReader(checkpoint, dtype, device, len(shapes), on_progress)
     return family.weights(config, reader), reader
+
+
+def open_decoder(
+    folder: Path,
+    config: ModelConfig,
+    engine: EngineConfig,
+    on_progress: Callable[[float], None],
+    group: Group = ALONE,
+) -> Decoder:
+    """Read a folder as a decoder of torch, or a rank's part of one.
+
+    Raises:
+        WeightsError: as ``open_weights``.
+    """
+    dtype, shard = DTYPES[engine.dtype], group.shard
+    weights, reader = open_weights(folder, config, dtype, engine.device, on_progress, shard)
+    decoder = Decoder(
+        model_of(config, shard),
+        weights,
+        group,
+        ids_of(config, shard).start,
+        is_compiled=engine.compile_layers,
+    )
+    decoder.num_parameters = reader.num_parameters
+    return decoder

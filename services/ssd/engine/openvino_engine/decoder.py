@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -27,14 +28,6 @@ from ssd.errors import SetupError
 PRECISIONS = {"bfloat16": ElementType.bf16, "float32": ElementType.f32}
 Attend = Callable[[int, Node, Node, Node], Node]
 """(layer, queries [R, H*E], keys [R, G*E], values [R, G*E]) -> [R, H*E]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """The parts in which passes differ: positions and attention."""
-
-    rotation: Rotation
-    attend: Attend
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +89,12 @@ def _graph_layer(layer: LayerWeights, num_rotated: int, stored: Weights) -> Grap
 
 
 def build_decoder(
-    config: ModelConfig, weights: GraphWeights, tokens_R: Node, logit_rows: Node, seen: Seen
+    config: ModelConfig,
+    weights: GraphWeights,
+    tokens_R: Node,
+    logit_rows: Node,
+    rotation: Rotation,
+    attend: Attend,
 ) -> tuple[Node, Node]:
     """Build all layers.
 
@@ -105,7 +103,8 @@ def build_decoder(
         weights: of the model.
         tokens_R: int32 ids of the rows.
         logit_rows: int32 numbers of the rows that need logits.
-        seen: positions and attention.
+        rotation: of the positions of the rows.
+        attend: attention to the entries that the rows see.
 
     Returns:
         Logits of the rows of ``logit_rows``, and the sum of each row's hidden state, which is
@@ -113,13 +112,19 @@ def build_decoder(
     """
     hidden = weights.embedding.rows(tokens_R)
     for index, layer in enumerate(weights.layers):
-        hidden = _layer(config, index, layer, hidden, seen)
+        hidden = _layer(config, layer, hidden, rotation, partial(attend, index))
     total_R = opset15.reduce_sum(hidden, ints(-1))
     normed = rms_norm(rows_of(hidden, logit_rows), weights.norm_D, config.rms_norm_eps)
     return weights.head.times(normed), total_R
 
 
-def _layer(config: ModelConfig, index: int, layer: GraphLayer, hidden: Node, seen: Seen) -> Node:
+def _layer(
+    config: ModelConfig,
+    layer: GraphLayer,
+    hidden: Node,
+    rotation: Rotation,
+    attend: Callable[[Node, Node, Node], Node],
+) -> Node:
     epsilon = config.rms_norm_eps
     num_rotated = config.num_heads + config.num_kv_heads
     normed = rms_norm(hidden, layer.input_norm_D, epsilon)
@@ -133,8 +138,8 @@ def _layer(config: ModelConfig, index: int, layer: GraphLayer, hidden: Node, see
             ],
             1,
         )
-    queries, keys = _split_heads(config, seen.rotation.rotate(heads, num_rotated))
-    attended = seen.attend(index, queries, keys, values)
+    queries, keys = _split_heads(config, rotation.rotate(heads, num_rotated))
+    attended = attend(queries, keys, values)
     hidden = opset15.add(hidden, layer.output.times(attended))
     normed = rms_norm(hidden, layer.mlp_norm_D, epsilon)
     both = layer.gate_up.times(normed)

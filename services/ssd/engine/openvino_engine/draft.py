@@ -165,7 +165,7 @@ class Tables:
     def run_columns(
         self, graph: TableGraph, batch: BranchBatch, noise: StoredNoise
     ) -> tuple[Tensor, list[Tensor]]:
-        """Run all steps but the last one; see ``DraftExecution.run_columns``."""
+        """Run all steps but the last one; see ``TreePasses.run_columns``."""
         lookahead = self._columns - 1
         tokens_KN = graph.run(self._inputs.tensors, self._outputs[:-1], batch, noise)
         own_XBGNKE = graph.own_entries()[:, None]
@@ -192,6 +192,7 @@ class OpenVinoDraft:
         self.whole_branches = self._graphs.tables.keys()
         # After the weights have been packed: the rest of the memory is for the KV cache.
         self._storage = allocate_storage(model, engine)
+        self.promote_branches = self._storage.promote_branches
         self._entries = self._storage.entries
         self.num_blocks = self._entries.num_blocks
         self._trunks: dict[tuple[int, ...], Trunks] = {}
@@ -209,20 +210,20 @@ class OpenVinoDraft:
         column_Q = torch.arange(rows)
         missing = max(0, rows - batch.tokens_BP.shape[1])
         tokens_BQ = pad(batch.tokens_BP[:, :rows], (0, missing))
-        paged_BS = self._entries.paged(batch.block_tables_BJ)
-        position_BQ = (first + column_Q)[None].clamp(max=paged_BS.shape[1] - 1)
+        last = batch.block_tables_BJ.shape[1] * self._entries.block_size - 1
+        position_BQ = (first + column_Q)[None].clamp(max=last)
         inputs = self._causal_inputs(
             batch.block_tables_BJ, batch.first_positions_B, rows, needs_logits=False
         )
         self._graphs.causal.run(inputs, tokens_BQ, position_BQ)
         self._storage.put(
-            paged_BS.gather(1, position_BQ).where(column_Q < count, 0),
+            self._entries.at(batch.block_tables_BJ, position_BQ).where(column_Q < count, 0),
             self._graphs.causal.new_entries(2 * self._model.num_layers),
         )
         return self._graphs.causal.is_finite()
 
     def run_proposals(self, batch: ProposalBatch) -> Tensor:
-        """See ``DraftExecution.run_proposals``."""
+        """See ``TreePasses.run_proposals``."""
         sessions, columns = batch.tokens_BP.shape
         rows = columns if (batch.num_columns_B > 1).any() else 1
         tokens_BQ, column_Q = batch.tokens_BP[:, :rows], torch.arange(rows)
@@ -241,7 +242,7 @@ class OpenVinoDraft:
         return graph.logits().view(sessions, rows, -1)
 
     def run_branches(self, batch: BranchBatch) -> Tensor:
-        """See ``DraftExecution.run_branches``.
+        """See ``TreePasses.run_branches``.
 
         Sessions with much shorter trunks than others run in a pass of their own.
         """
@@ -263,7 +264,7 @@ class OpenVinoDraft:
         return torch.cat(found)[order]
 
     def run_columns(self, batch: BranchBatch, noise: StoredNoise) -> tuple[Tensor, list[Tensor]]:
-        """See ``DraftExecution.run_columns``."""
+        """See ``TreePasses.run_columns``."""
         tables = self._tables_of(batch)
         self._parts, self._parts_slots_B = [(torch.arange(1), tables)], batch.slots_B
         return tables.run_columns(self._graphs.tables[batch.tokens_BN.shape[1]], batch, noise)
@@ -275,17 +276,13 @@ class OpenVinoDraft:
         trunk_lengths_B: Tensor,
         block_tables_BJ: Tensor,
     ) -> None:
-        """See ``DraftExecution.append_proposal``."""
+        """See ``TreePasses.append_proposal``."""
         # A trunk that is shorter than the copy is that of another session in the same slot.
         for slot, length in zip(slots_B.tolist(), trunk_lengths_B.tolist(), strict=True):
             for slots, trunks in list(self._trunks.items()):
                 if slot in slots and trunks.num_read_B[slots.index(slot)] > length:
                     del self._trunks[slots]
         self._storage.append_proposal(slots_B, num_entries_B, trunk_lengths_B, block_tables_BJ)
-
-    def promote_branches(self, slots_B: Tensor, branches_B: Tensor) -> None:
-        """See ``DraftExecution.promote_branches``."""
-        self._storage.promote_branches(slots_B, branches_B)
 
     def _tables_of(self, batch: BranchBatch) -> Tables:
         """Return tables for a batch that begins, or that has lost sessions."""

@@ -29,7 +29,6 @@ from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.decoder_weights import DecoderWeights
 from ssd.engine.openvino_engine.decoder import (
     GraphWeights,
-    Seen,
     build_decoder,
     compile_graph,
     graph_weights,
@@ -265,9 +264,7 @@ def build_graph(
         seen = opset15.add(opset15.reshape(of_shared, split, special_zero=True), of_own)
         return reshape(opset15.transpose(seen, ints(0, 2, 1, 3, 4)), -1, heads * group * size)
 
-    graph_parts = Seen(
-        rotation=Rotation(model, engine.max_model_len, inputs["positions"]),
-        attend=attend,
-    )
-    outputs = build_decoder(model, weights, inputs["tokens"], inputs["logit_rows"], graph_parts)
+    rotation = Rotation(model, engine.max_model_len, inputs["positions"])
+    tokens, logit_rows = inputs["tokens"], inputs["logit_rows"]
+    outputs = build_decoder(model, weights, tokens, logit_rows, rotation, attend)
     return (*outputs, opset15.concat(new, 0)), inputs

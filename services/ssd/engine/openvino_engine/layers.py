@@ -10,7 +10,7 @@ from openvino import Node, Output, opset15
 from torch import Tensor
 
 from ssd.engine.config import ModelConfig
-from ssd.engine.layers.rope import inverse_frequencies
+from ssd.engine.models.rope import inverse_frequencies
 
 
 def port(x: Node) -> Output:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ssd.engine.batch import BranchBatch, StoredNoise
 from ssd.engine.config import EngineConfig, ModelConfig
-from ssd.engine.openvino_engine.decoder import GraphWeights, Seen, build_decoder
+from ssd.engine.openvino_engine.decoder import GraphWeights, build_decoder
 from ssd.engine.openvino_engine.layers import (
     Rotation,
     ints,
@@ -152,12 +152,9 @@ def build_table_graph(
     tokens, all_tokens, all_logits = inputs["tokens"], [], []
     for step in range(lookahead):
         of_step = opset15.constant(np.int32(step))
-        seen = Seen(
-            rotation=Rotation(model, engine.max_model_len, rows_of(inputs["positions"], of_step)),
-            attend=attend,
-        )
+        rotation = Rotation(model, engine.max_model_len, rows_of(inputs["positions"], of_step))
         every_row = opset15.constant(np.arange(branches, dtype=np.int32))
-        logits, _ = build_decoder(model, weights, tokens, every_row, seen)
+        logits, _ = build_decoder(model, weights, tokens, every_row, rotation, attend)
         noise = rows_of(inputs["noise"], rows_of(inputs["noise_rows"], of_step))
         scores = opset15.add(logits, opset15.multiply(inputs["temperatures"], noise))
         if engine.num_token_ids is not None and engine.num_token_ids < model.vocab_size:

@@ -35,7 +35,6 @@ from ssd.engine.memory import plan_blocks
 from ssd.engine.models.decoder_weights import DecoderWeights
 from ssd.engine.openvino_engine.decoder import (
     PRECISIONS,
-    Seen,
     build_decoder,
     compile_graph,
     graph_weights,
@@ -203,12 +202,10 @@ def _build(
             facts[f"{kind}_head_size"] = model.head_size
         return attention.output(0)
 
-    seen = Seen(
-        rotation=Rotation(model, engine.max_model_len, inputs["positions"]),
-        attend=attend,
-    )
+    rotation = Rotation(model, engine.max_model_len, inputs["positions"])
     nodes = graph_weights(model, weights, engine.weights)
-    outputs = build_decoder(model, nodes, inputs["tokens"], inputs["logit_rows"], seen)
+    tokens, logit_rows = inputs["tokens"], inputs["logit_rows"]
+    outputs = build_decoder(model, nodes, tokens, logit_rows, rotation, attend)
     (request,) = compile_graph(outputs, inputs | caches, engine)
     return request, list(caches)
 

@@ -14,7 +14,7 @@ up.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -144,64 +144,28 @@ def best_of_keys(
 def rank_of_keys(
     logits_RV: Tensor, keys: NoiseKeys, count: int, *, is_warm: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the ``count`` best tokens of each row and their scores; see ``top_candidates``."""
+    """Return the ``count`` best tokens of each row and their scores, best first.
+
+    Args:
+        logits_RV: fp32, of all token ids.
+        keys: of the rows.
+        count: candidates of each row.
+        is_warm: whether some temperature is not 0. Otherwise no noise is computed.
+
+    Returns:
+        ids int64 [R, count] and scores log q + T g, fp32 [R, count]; see ``top_candidates``.
+    """
     noise_RV = gumbel_of_keys(keys, 0, logits_RV.shape[1]) if is_warm else None
     return top_candidates(logits_RV, keys.temperatures_R, noise_RV, count)
 
 
-class Choose(Protocol):
-    """``choose_of_keys``, or the same over the parts of a vocabulary."""
-
-    def __call__(self, logits_RV: Tensor, keys: NoiseKeys, *, is_warm: bool) -> Tensor:
-        """Return the token of each row, int64 [R]."""
-        ...
-
-
-class Best(Protocol):
-    """``best_of_keys``."""
-
-    def __call__(
-        self, logits_RV: Tensor, keys: NoiseKeys, *, is_warm: bool, first_id: int = 0
-    ) -> tuple[Tensor, Tensor]:
-        """Return the best score of each row and its token."""
-        ...
-
-
-class Rank(Protocol):
-    """``rank_of_keys``."""
-
-    def __call__(
-        self, logits_RV: Tensor, keys: NoiseKeys, count: int, *, is_warm: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Return the best tokens of each row and their scores."""
-        ...
-
-
-def ranker_on(device: str) -> Rank:
-    """Return ``rank_of_keys``, compiled into a few kernels on CUDA."""
-    return _compiled(rank_of_keys) if _is_compiled_on(device) else rank_of_keys
-
-
-def chooser_on(device: str) -> Choose:
-    """Return ``choose_of_keys``, compiled into a few kernels on CUDA."""
-    return _compiled(choose_of_keys) if _is_compiled_on(device) else choose_of_keys
-
-
-def best_on(device: str) -> Best:
-    """Return ``best_of_keys``, compiled into a few kernels on CUDA."""
-    return _compiled(best_of_keys) if _is_compiled_on(device) else best_of_keys
-
-
-def _is_compiled_on(device: str) -> bool:
+def compiled_on(device: str, function: Function) -> Function:
+    """Return a function of this module, compiled into a few kernels on CUDA."""
     if not device.startswith("cuda"):
-        return False
+        return function
     if not has_c_compiler():
         _log.warning("choice_not_compiled", reason="there is no C compiler", consequence="slower")
-        return False
-    return True
-
-
-def _compiled(function: Function) -> Function:
+        return function
     # Not fullgraph: past the limit of compilations, the choice becomes slow instead of an error.
     return cast("Function", torch.compile(function, dynamic=True))
 

@@ -18,10 +18,8 @@ from ssd.engine.attention.paged_reference import PagedReference
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
 from ssd.engine.capture import Capture, Kind, Pass, is_capturing
 from ssd.engine.config import EngineConfig, ModelConfig
-from ssd.engine.models.decoder import Decoder
-from ssd.engine.models.registry import open_weights
+from ssd.engine.models.registry import open_decoder
 from ssd.engine.parallel.group import ALONE, Group, RankGroup
-from ssd.engine.parallel.shard import ids_of, model_of
 from ssd.engine.static_execution import make_execution
 from ssd.testing.recorded_graphs import RecordedGraph, RecordedGraphs
 from ssd_bench.gpu_check.graphs import NotCapturable
@@ -41,13 +39,10 @@ def execution(
     folder: Path, engine: EngineConfig, kind: Kind, group: Group = ALONE
 ) -> tuple[Any, Capture]:
     model = ModelConfig.from_folder(folder)
-    weights, _ = open_weights(folder, model, torch.float32, "cpu", lambda _: None, group.shard)
-    part = model_of(model, group.shard)
-    first_id = ids_of(model, group.shard).start
-    decoder = Decoder(part, weights, group, first_id, is_compiled=engine.compile_layers)
+    decoder = open_decoder(folder, model, engine, lambda _: None, group)
     capture = Capture(None if kind is Kind.EAGER else RecordedGraphs())
     attention = WAYS.get(kind, PagedReference())
-    return make_execution(decoder, part, engine, attention, capture, group), capture
+    return make_execution(decoder, decoder.config, engine, attention, capture, group), capture
 
 
 def tokens(rows: int, columns: int, seed: int) -> Tensor:

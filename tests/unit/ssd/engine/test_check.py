@@ -16,8 +16,6 @@ def model(tmp_path: Path) -> ModelConfig:
 @pytest.mark.parametrize(
     ("engine", "error", "words"),
     [
-        (EngineConfig(max_model_len=64, attention="cqu"), SettingsError, "attention: 'cqu'"),
-        (EngineConfig(max_model_len=64, attention="flex"), SettingsError, "runs on CUDA"),
         (EngineConfig(max_model_len=64, device="gpu7"), SettingsError, "'gpu7' does not exist"),
         (EngineConfig(max_model_len=64, kv_cache_bytes=1), MemoryBudgetError, "can use 1 bytes"),
     ],

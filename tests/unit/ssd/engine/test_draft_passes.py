@@ -177,7 +177,7 @@ def test_a_draft_warms_up_and_reports_its_progress(make_draft_runner: Make) -> N
     assert reports[-1] == 1.0
 
 
-@pytest.mark.parametrize("engine", ["cpu", "openvino"])
+@pytest.mark.parametrize("engine", ["torch", "openvino"])
 def test_a_pass_does_not_change_other_slots(make_draft_runner: Make, engine: str) -> None:
     runner = make_draft_runner(on(engine, ENGINE))
     runner.warm_up(lambda _stage, _fraction: None)
@@ -206,7 +206,7 @@ def test_all_columns_of_one_pass_are_those_of_the_steps(
     accepted_1N = torch.tensor([[0, 2, 1, 2]])
     proposal_1P = torch.tensor([[1, 2, 3, 0]])
     found = []
-    for name in ("cpu", "openvino"):
+    for name in ("torch", "openvino"):
         runner = make_draft_runner(on(name, engine))
         store(runner, committed.tolist(), blocks_1J[0])
         for length, num_columns in ((50, 3), (60, 2)):

@@ -66,7 +66,7 @@ def test_tokens_equal_those_of_the_reference_with_the_same_weights_but_for_ties(
         else replace(engine, weights="int8")
     )
     found = loaded(given, engine, store)
-    reference = loaded(same, on("reference", ENGINE), store)
+    reference = loaded(same, on("torch", ENGINE), store)
     accepted_BN = torch.zeros((1, N), dtype=torch.int64)
     tokens_BN = torch.arange(N)[None] * 10
     num_equal = 0

@@ -111,15 +111,12 @@ def test_sequences_of_all_lengths_share_a_pass(
         close(logits_BPV[row, : len(expected_RV)], expected_RV)
 
 
-@pytest.mark.parametrize("attention", ["cpu", "reference"])
 @pytest.mark.parametrize("num_chunks", [MAX_CHUNKS_A_CALL, MAX_CHUNKS_A_CALL + 1, 20])
 def test_a_context_of_several_kernel_calls_equals_one_pass(
-    make_runner: Make, plain_logits: Plain, store: Store, attention: str, num_chunks: int
+    make_runner: Make, plain_logits: Plain, store: Store, num_chunks: int
 ) -> None:
     width = 16
-    runner = make_runner(
-        replace(ENGINE, attention=attention, block_size=width, context_chunk=width)
-    )
+    runner = make_runner(replace(ENGINE, block_size=width, context_chunk=width))
     # The mate reaches no further than the first call: it sees nothing of the later ones.
     texts = [text(num_chunks * width - 2), text(20)]
     firsts = [len(tokens) - P for tokens in texts]
@@ -131,7 +128,7 @@ def test_a_context_of_several_kernel_calls_equals_one_pass(
         close(logits_PV, plain_logits(tokens)[-P:])
 
 
-@pytest.mark.parametrize("engine", ["cpu", "openvino"])
+@pytest.mark.parametrize("engine", ["torch", "openvino"])
 def test_greedy_tokens_do_not_depend_on_the_padding_of_the_batch(
     make_runner: Make, store: Store, engine: str
 ) -> None:
@@ -202,7 +199,7 @@ def test_a_block_table_may_be_no_longer_than_its_text(
     close(logits_BPV[0, :3], plain_logits(tokens))
 
 
-@pytest.mark.parametrize("engine", ["cpu", "openvino"])
+@pytest.mark.parametrize("engine", ["torch", "openvino"])
 def test_ids_beyond_the_tokenizer_cannot_be_chosen(make_runner: Make, engine: str) -> None:
     runner = make_runner(on(engine, replace(ENGINE, num_token_ids=200)))
     logits_BPV = runner.forward(columns([text(4)], [0], tables(1)))

@@ -58,10 +58,10 @@ def test_the_error_of_a_child_keeps_its_type(printed: str, kind: type[SetupError
 
 @pytest.mark.parametrize("kind", ["FieldError", "Exception", "annotations"])
 def test_a_childs_crash_is_named_with_its_place(kind: str) -> None:
-    fields = {"error": kind, "message": "bf16 path", "place": "ssd/engine/layers/linear.py:31"}
+    fields = {"error": kind, "message": "bf16 path", "place": "ssd/engine/models/decoder.py:31"}
     error = setup_error("draft 0", Event("failed", fields))
     assert type(error) is SetupError
-    assert str(error) == f"draft 0: {kind}: bf16 path (ssd/engine/layers/linear.py:31)"
+    assert str(error) == f"draft 0: {kind}: bf16 path (ssd/engine/models/decoder.py:31)"
 
 
 def test_a_failure_without_a_message_is_an_error() -> None:

@@ -6,33 +6,9 @@ from hypothesis import strategies as st
 from ssd.speculation.backup import MAX_SUFFIX_TOKENS, WINDOW_TOKENS, propose_ngram
 
 
-def test_the_tokens_after_the_last_match_are_proposed() -> None:
-    assert propose_ngram([1, 2, 3, 4, 5, 9, 1, 2], 3) == (3, 4, 5)
-
-
-def test_the_longest_match_is_preferred_to_a_newer_one() -> None:
-    assert propose_ngram([7, 1, 2, 30, 8, 1, 2, 40, 7, 1, 2], 1) == (30,)
-
-
-def test_of_equally_long_matches_the_newest_is_taken() -> None:
-    assert propose_ngram([1, 2, 30, 5, 1, 2, 40, 6, 1, 2], 1) == (40,)
-
-
-def test_a_periodic_text_is_continued_periodically() -> None:
-    assert propose_ngram([1, 2, 3, 1, 2, 3, 1], 6) == (2, 3, 1, 2, 3, 1)
-    assert propose_ngram([4, 4, 4], 5) == (4,) * 5
-
-
-def test_one_matching_token_is_no_match_by_default() -> None:
+def test_by_default_two_tokens_must_match() -> None:
     assert propose_ngram([1, 2, 3, 1], 2) == ()
-    assert propose_ngram([1, 2, 3, 1], 2, min_suffix=1) == (2, 3)
-
-
-def test_without_a_match_or_room_there_is_no_proposal() -> None:
-    assert propose_ngram([1, 2, 3, 4], 3) == ()
-    assert propose_ngram([], 3) == ()
-    assert propose_ngram([1], 3) == ()
-    assert propose_ngram([1, 1, 1, 1], 0) == ()
+    assert propose_ngram([1, 2, 3, 4, 5, 9, 1, 2], 3) == (3, 4, 5)
 
 
 def test_tokens_before_the_window_are_not_searched() -> None:
@@ -61,7 +37,7 @@ def reference(tokens: list[int], max_tokens: int, min_suffix: int) -> tuple[int,
 
 @given(
     st.lists(st.integers(0, 2), max_size=40),
-    st.integers(1, 6),
+    st.integers(0, 6),
     st.integers(1, 3),
 )
 def test_the_proposal_equals_that_of_a_linear_search(

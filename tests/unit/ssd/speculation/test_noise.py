@@ -44,11 +44,11 @@ def test_philox_gives_the_known_answers_of_random123(counter: str, key: str, exp
 
 
 def test_each_token_uses_its_word_of_its_counter() -> None:
-    seed, position, choice, stream = 0x123456789ABCDEF0, 77, 2, 3
-    noise_V = gumbel_noise(seed, [position], 11, choice, stream)[0]
+    seed, position, choice = 0x123456789ABCDEF0, 77, 2
+    noise_V = gumbel_noise(seed, [position], 11, choice)[0]
     key_2 = np.array([seed & 0xFFFFFFFF, seed >> 32], dtype=np.uint32)
     for token in range(11):
-        counter_14 = np.array([[token // 4, position, choice, stream]], dtype=np.uint32)
+        counter_14 = np.array([[token // 4, position, choice, 0]], dtype=np.uint32)
         word = philox4x32_10(counter_14, key_2)[0, token % 4]
         v = min((float(np.float32(word)) + 0.5) * 2.0**-32, 1 - 2.0**-24)
         assert noise_V[token] == pytest.approx(-math.log(-math.log1p(-v)), abs=2e-6)
@@ -90,7 +90,6 @@ def test_neighbouring_addresses_are_uncorrelated() -> None:
         gumbel_noise(5 + 2**32, [9], 20_000)[0],
         gumbel_noise(5, [10], 20_000)[0],
         gumbel_noise(5, [9], 20_000, choice=1)[0],
-        gumbel_noise(5, [9], 20_000, stream=1)[0],
         np.roll(base_V, 1),
     ]
     for other_V in others:

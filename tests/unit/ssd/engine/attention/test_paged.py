@@ -300,19 +300,3 @@ def test_auto_is_the_reference_without_cuda() -> None:
     choice = make_paged("auto", "cpu", "bfloat16")
     assert choice.attention.name == "reference"
     assert choice.reason == "the kernels for pages need CUDA, not cpu"
-
-
-@pytest.mark.parametrize(
-    ("name", "device", "dtype", "words"),
-    [
-        ("flash_attn", "cpu", "bfloat16", "the device is cpu; set attention to auto"),
-        ("flash_attn", "cuda", "float32", "the dtype is float32; set attention to auto"),
-        ("flex", "cpu", "float32", "the device is cpu"),
-        ("cpu", "cuda", "float32", "not one of auto, flash_attn, flex, reference"),
-    ],
-)
-def test_a_backend_that_cannot_run_is_refused(
-    name: str, device: str, dtype: str, words: str
-) -> None:
-    with pytest.raises(SettingsError, match=f"attention {name}: .*{words}"):
-        make_paged(name, device, dtype)

@@ -103,7 +103,7 @@ def folder(case: Case, reference: Any, tmp_path_factory: pytest.TempPathFactory)
     return folder
 
 
-@pytest.mark.parametrize("engine", ["cpu", "openvino"])
+@pytest.mark.parametrize("engine", ["torch", "openvino"])
 def test_logits_equal_those_of_the_reference_library(
     folder: Path, reference: Any, store: Store, engine: str
 ) -> None:

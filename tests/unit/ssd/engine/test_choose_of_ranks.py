@@ -6,8 +6,8 @@ from tests.ranks import on_ranks
 from torch import Tensor
 
 from ssd.engine.parallel.group import RankGroup
-from ssd.engine.parallel.rank_loop import choose_of_ranks
 from ssd.engine.parallel.shard import IDS_OF_A_UNIT
+from ssd.engine.rank_loop import choose_of_ranks
 from ssd.engine.sampling.keyed import NoiseKeys, best_of_keys, choose_of_keys
 from ssd.types import NO_TOKEN
 

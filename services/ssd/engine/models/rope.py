@@ -32,11 +32,13 @@ def _scale(speed_E: Tensor, scaling: RopeScaling) -> Tensor:
 class RotaryTable:
     """cos and sin of every position; the sine includes the sign of the rotation."""
 
-    def __init__(self, config: ModelConfig, max_len: int, dtype: torch.dtype, device: str) -> None:
+    def __init__(self, config: ModelConfig, max_len: int, like: Tensor) -> None:
+        """Compute on the CPU; ``like`` gives dtype and device."""
         angle_SE = torch.outer(torch.arange(max_len).float(), inverse_frequencies(config))
         cos_SE, sin_SE = angle_SE.cos(), angle_SE.sin()
-        self._cos_SE = torch.cat((cos_SE, cos_SE), dim=1).to(dtype).to(device)
-        self._signed_sin_SE = torch.cat((-sin_SE, sin_SE), dim=1).to(dtype).to(device)
+        self._cos_SE = torch.cat((cos_SE, cos_SE), dim=1).to(like.dtype).to(like.device)
+        signed_sin_SE = torch.cat((-sin_SE, sin_SE), dim=1)
+        self._signed_sin_SE = signed_sin_SE.to(like.dtype).to(like.device)
 
     def gather(self, positions_R: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and signed sin of positions, [R, 1, E] each."""

@@ -13,8 +13,8 @@ from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.execution import load_execution
 from ssd.engine.parallel.group import RankGroup
-from ssd.engine.parallel.rank_loop import SplitTarget, follow
 from ssd.engine.parallel.shard import ids_of
+from ssd.engine.rank_loop import SplitTarget, follow
 from ssd.engine.runner import load_runner
 from ssd.engine.sampling.keyed import NoiseKeys, choose_of_keys, packed
 from ssd.engine.target_runner import TargetRunner

@@ -18,7 +18,7 @@ from ssd.engine.config import EngineConfig
 from ssd.engine.execution import TargetExecution
 from ssd.engine.parallel.group import RankGroup
 from ssd.engine.parallel.step import Operation, StepMessage
-from ssd.engine.sampling.keyed import NoiseKeys, best_on, to_device
+from ssd.engine.sampling.keyed import NoiseKeys, best_of_keys, compiled_on, to_device
 from ssd.types import NO_TOKEN
 
 KeysOf = Callable[[NDArray[np.int64], NDArray[np.int64]], Tensor]
@@ -56,7 +56,7 @@ class SplitTarget:
         self._group = group
         self._num_ids = [len(ids) for ids in ids_of_ranks]
         self._device = engine.device
-        self._best = best_on(engine.device)
+        self._best = compiled_on(engine.device, best_of_keys)
         self._newest_RV = torch.empty(0)
         self._keys_of: KeysOf | None = None
         self._sent_4R: Tensor | None = None
@@ -171,7 +171,7 @@ def follow(
     Raises:
         RankError: a rank has ended or does not answer.
     """
-    message, best = StepMessage(engine), best_on(engine.device)
+    message, best = StepMessage(engine), compiled_on(engine.device, best_of_keys)
     num_valid = len(ids)
     if engine.num_token_ids is not None:
         num_valid = max(0, min(ids.stop, engine.num_token_ids) - ids.start)

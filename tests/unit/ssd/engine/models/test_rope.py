@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ssd.engine.config import ModelConfig, RopeScaling
-from ssd.engine.layers.rope import RotaryTable, inverse_frequencies, rotate
+from ssd.engine.models.rope import RotaryTable, inverse_frequencies, rotate
 
 E = 64
 MAX_LEN = 4096
@@ -78,7 +78,7 @@ def test_the_scaling_keeps_fast_pairs_slows_slow_ones_and_interpolates() -> None
 def test_pairs_of_dimensions_rotate_like_complex_numbers() -> None:
     plain = config(1e4, None)
     heads_RHE = heads(2).double()
-    table = RotaryTable(plain, MAX_LEN, torch.float64, "cpu")
+    table = RotaryTable(plain, MAX_LEN, heads_RHE)
     found_RHE = rotate(heads_RHE, *table.gather(POSITIONS_R))
     angle_RE = torch.outer(POSITIONS_R.float(), inverse_frequencies(plain)).double()
     turned = torch.complex(heads_RHE[..., : E // 2], heads_RHE[..., E // 2 :]) * torch.polar(

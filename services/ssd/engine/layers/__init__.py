@@ -1,1 +1,0 @@
-"""Layers that model families share."""

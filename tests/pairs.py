@@ -1,0 +1,36 @@
+"""Targets and drafts of a model folder as processes under test, each on any free port."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tests.processes import ProcessUnderTest, running
+
+from ssd.rpc.client import TargetClient
+
+ANY_PORT = ("--port", "0", "--http-port", "0")
+LONG_WAIT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
+"""Of a target: on a busy machine, no table is late."""
+
+
+@asynccontextmanager
+async def draft_of(model: Path | str, *flags: str) -> AsyncIterator[ProcessUnderTest]:
+    """Run a draft; inside, it is ready."""
+    async with running("ssd_draft", "--model", str(model), *ANY_PORT, *flags) as process:
+        await process.until("ready")
+        yield process
+
+
+@asynccontextmanager
+async def target_of(
+    model: Path | str, *flags: str, drafts: Sequence[ProcessUnderTest] = ()
+) -> AsyncIterator[tuple[ProcessUnderTest, TargetClient]]:
+    """Run a target and a client of it; inside, it is ready and has linked its drafts."""
+    links = ("--drafts", ",".join(each.grpc_address for each in drafts)) if drafts else ()
+    arguments = ("--model", str(model), *ANY_PORT, *links, *flags)
+    async with running("ssd_target", *arguments) as process:
+        await process.until("ready")
+        for _ in drafts:
+            assert (await process.until("link")).fields["state"] == "active"
+        async with TargetClient(process.grpc_address, ready_seconds=0) as client:
+            yield process, client
