@@ -48,7 +48,7 @@ _log = get_logger("ssd")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchSettings:
-    """Settings of ``python -m ssd.fetch``. ``HF_*`` sets cache, token and address of the hub."""
+    """Settings of the process. ``HF_*`` sets cache, token and address of the hub."""
 
     model: str = ""
     """``hf://org/name@commit``. Branches and tags can change, so they are not accepted."""
