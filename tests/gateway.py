@@ -103,6 +103,12 @@ async def spells(
             )
 
 
+async def endless(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
+    """A token, and then nothing until the request is cancelled."""
+    yield GenerationChunk(token_ids=(1,), text="a")
+    await asyncio.Event().wait()
+
+
 @dataclass
 class ScriptedTarget(generate_pb2_grpc.GenerateServiceServicer):
     """A target on a real port, without a model."""

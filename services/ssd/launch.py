@@ -286,7 +286,7 @@ class LinkWatch:
         self._active: set[str] = set()
         self._refusal: SettingsError | None = None
         self._settled = asyncio.Event()
-        self._note()
+        self._check_settled()
 
     def __call__(self, name: str, event: Event) -> None:
         """Forward an event, and record the links of the target."""
@@ -304,7 +304,7 @@ class LinkWatch:
             )
         else:
             self._active.discard(address)
-        self._note()
+        self._check_settled()
 
     async def linked(self, timeout_seconds: float) -> None:
         """Wait until all drafts are linked, or for the time-out, since drafts only add speed.
@@ -318,7 +318,7 @@ class LinkWatch:
         if self._refusal is not None:
             raise self._refusal
 
-    def _note(self) -> None:
+    def _check_settled(self) -> None:
         if self._refusal is not None or len(self._active) >= self._num_drafts:
             self._settled.set()
 

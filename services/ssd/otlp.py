@@ -1,4 +1,4 @@
-"""Exports spans over OTLP/gRPC with the SDK of OpenTelemetry. Imported by ``ssd.tracing`` only."""
+"""Exports spans over OTLP/gRPC with the SDK of OpenTelemetry. Only ``tracing`` imports it."""
 
 import asyncio
 import contextlib

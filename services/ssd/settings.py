@@ -39,12 +39,10 @@ FALSE_WORDS = frozenset({"false", "no", "off", "0"})
 
 @dataclass(frozen=True, slots=True)
 class Loaded(typing.Generic[Settings]):
-    """Settings and the source of each value."""
+    """Settings, and what to do with them."""
 
     settings: Settings
-    sources: dict[str, str]
-    """Field name to "default", "file PATH", "environment NAME" or "flag --name"."""
-    is_only_shown: bool = False
+    is_only_shown: bool
     """Whether ``--print-config`` was given: the values are printed and no process starts."""
 
 
@@ -71,28 +69,20 @@ def load(
         environ: the environment; the process's own when None.
 
     Returns:
-        The settings and their sources. ``--help`` and ``--version`` print and exit with
-        SystemExit(0).
+        The settings. ``--help`` and ``--version`` print and exit with SystemExit(0).
 
     Raises:
         SettingsError: an unknown key, or a value of the wrong type or out of bounds.
     """
-    known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
-    kinds = typing.get_type_hints(cls)
-    arguments = _arguments(cls, known, kinds, argv, prefix)
+    arguments = _arguments(cls, argv, prefix)
     texts: dict[str, tuple[Any, str]] = {}
     if arguments.config is not None:
-        texts |= _from_file(Path(arguments.config), known, cls)
-    texts |= _from_environment(os.environ if environ is None else environ, prefix, known, cls)
-    for name in known:
+        texts |= _from_file(Path(arguments.config), cls)
+    texts |= _from_environment(os.environ if environ is None else environ, prefix, cls)
+    for name in _names(cls):
         if (value := getattr(arguments, name)) is not None:
-            texts[name] = (value, f"flag --{name.replace('_', '-')}")
-    values = {
-        name: _checked(known[name], kinds[name], value, source)
-        for name, (value, source) in texts.items()
-    }
-    sources = {name: texts[name][1] if name in texts else "default" for name in known}
-    return Loaded(cls(**values), sources, is_only_shown=arguments.print_config)
+            texts[name] = (value, f"flag {_flag(name)}")
+    return Loaded(_made(cls, texts), arguments.print_config)
 
 
 def from_mapping(cls: type[Settings], values: Mapping[str, object], source: str) -> Settings:
@@ -101,14 +91,8 @@ def from_mapping(cls: type[Settings], values: Mapping[str, object], source: str)
     Raises:
         SettingsError: an unknown key, or a value of the wrong type or out of bounds.
     """
-    known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
-    kinds = typing.get_type_hints(cls)
-    for name in values:
-        if name not in known:
-            raise SettingsError(f"{source}: {_unknown(str(name), known, '', cls)}")
-    return cls(
-        **{name: _checked(known[name], kinds[name], values[name], source) for name in values}
-    )
+    _refuse_unknown(cls, values, f"{source}: ", _names(cls))
+    return _made(cls, {name: (value, source) for name, value in values.items()})
 
 
 def to_json(settings: object) -> str:
@@ -237,13 +221,15 @@ def parse_cpus(name: str, text: str) -> frozenset[int]:
     return frozenset(cpus)
 
 
-def _arguments(
-    cls: type,
-    known: Mapping[str, "Field[Any]"],
-    kinds: Mapping[str, Any],
-    argv: Sequence[str],
-    prefix: str,
-) -> argparse.Namespace:
+def _names(cls: type) -> list[str]:
+    return [item.name for item in fields(cls)]
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _arguments(cls: type, argv: Sequence[str], prefix: str) -> argparse.Namespace:
     program = f"python -m {prefix.lower()}"
     parser = _Parser(prog=program, description=inspect.getdoc(cls), allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help="YAML file of settings")
@@ -253,26 +239,21 @@ def _arguments(
         help="check all settings, print them as JSON and exit",
     )
     parser.add_argument("--version", action="version", version=f"ssd {ssd.__version__}")
-    helps = field_help(cls)
-    for name, item in known.items():
-        flag = f"--{name.replace('_', '-')}"
-        text = f"{helps.get(name, '')} (default: {_shown(item.default)})".replace("%", "%%")
-        if kinds[name] is bool:
-            parser.add_argument(
-                flag, action=argparse.BooleanOptionalAction, default=None, dest=name, help=text
-            )
-        else:
-            parser.add_argument(
-                flag, default=None, dest=name, help=text, metavar=_shape(kinds[name])
-            )
+    helps, kinds = field_help(cls), typing.get_type_hints(cls)
+    for item in fields(cls):
+        kind, text = kinds[item.name], helps.get(item.name, "")
+        options: dict[str, Any] = {"metavar": _shape(kind)}
+        if kind is bool:
+            options = {"action": argparse.BooleanOptionalAction}
+        text = f"{text} (default: {_shown(item.default)})".replace("%", "%%")
+        parser.add_argument(_flag(item.name), default=None, dest=item.name, help=text, **options)
     arguments, rest = parser.parse_known_args(list(argv))
-    if rest:
-        valid = ["--config", *(f"--{name.replace('_', '-')}" for name in known)]
-        raise SettingsError(_unknown(rest[0].partition("=")[0], valid, "--", cls))
+    flags = ["--config", *map(_flag, _names(cls))]
+    _refuse_unknown(cls, (each.partition("=")[0] for each in rest), "", flags, "--")
     return arguments
 
 
-def _from_file(path: Path, known: Mapping[str, object], cls: type) -> dict[str, tuple[Any, str]]:
+def _from_file(path: Path, cls: type) -> dict[str, tuple[Any, str]]:
     try:
         document = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -283,45 +264,54 @@ def _from_file(path: Path, known: Mapping[str, object], cls: type) -> dict[str, 
         return {}
     if not isinstance(document, dict):
         raise SettingsError(f"--config {path}: it must be a mapping of names to values")
-    for name in document:
-        if name not in known:
-            raise SettingsError(f"{path}: {_unknown(str(name), known, '', cls)}")
+    _refuse_unknown(cls, document, f"{path}: ", _names(cls))
     return {name: (value, f"file {path}") for name, value in document.items()}
 
 
 def _from_environment(
-    environ: Mapping[str, str], prefix: str, known: Mapping[str, object], cls: type
+    environ: Mapping[str, str], prefix: str, cls: type
 ) -> dict[str, tuple[Any, str]]:
-    found: dict[str, tuple[Any, str]] = {}
-    for variable, value in environ.items():
-        if not variable.startswith(f"{prefix}_"):
-            continue
-        name = variable[len(prefix) + 1 :].lower()
-        if name not in known:
-            names = [f"{prefix}_{other.upper()}" for other in known]
-            unknown = _unknown(variable, names, f"{prefix}_", cls)
-            raise SettingsError(f"environment: {unknown}")
-        found[name] = (value, f"environment {variable}")
-    return found
+    start = f"{prefix}_"
+    given = {name: text for name, text in environ.items() if name.startswith(start)}
+    valid = [start + name.upper() for name in _names(cls)]
+    _refuse_unknown(cls, given, "environment: ", valid, start)
+    return {
+        name.removeprefix(start).lower(): (text, f"environment {name}")
+        for name, text in given.items()
+    }
 
 
-def _unknown(name: str, valid: Iterable[str], prefix: str, cls: type) -> str:
-    """Return the error of an unknown setting; the prefix of all names makes none more alike.
+def _refuse_unknown(
+    cls: type, given: Iterable[object], where: str, valid: Sequence[str], prefix: str = ""
+) -> None:
+    """Refuse a name that no setting has; the prefix of all names makes none more alike.
 
     ``elsewhere`` of a class has hints for settings of other processes, by name.
     """
-    own = name.removeprefix(prefix)
-    near = difflib.get_close_matches(own, [each.removeprefix(prefix) for each in valid], n=1)
-    hint = f"did you mean {prefix}{near[0]}?" if near else ""
-    hint = getattr(cls, "elsewhere", {}).get(own.lower().replace("-", "_"), hint)
-    return f"unknown setting {name}" + (f"; {hint}" if hint else "")
+    for name in map(str, given):
+        if name in valid:
+            continue
+        own = name.removeprefix(prefix)
+        near = difflib.get_close_matches(own, [each.removeprefix(prefix) for each in valid], n=1)
+        hint = f"; did you mean {prefix}{near[0]}?" if near else ""
+        if other := getattr(cls, "elsewhere", {}).get(own.lower().replace("-", "_")):
+            hint = f"; {other}"
+        raise SettingsError(f"{where}unknown setting {name}{hint}")
 
 
-def _checked(item: "Field[Any]", kind: Any, value: Any, source: str) -> Any:
-    """Convert a value to the type of its field and check its bounds."""
-    where = f"{item.name} ({source})"
-    if fix := item.metadata.get("removed", {}).get(str(value)):
-        raise SettingsError(f"{where}: {value!r} does not exist any more; {fix}")
+def _made(cls: type[Settings], texts: Mapping[str, tuple[Any, str]]) -> Settings:
+    """Convert the values, each with its source, to the types of their fields; check the bounds."""
+    kinds = typing.get_type_hints(cls)
+    known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
+    return cls(
+        **{
+            name: _checked(known[name], kinds[name], value, f"{name} ({source})")
+            for name, (value, source) in texts.items()
+        }
+    )
+
+
+def _checked(item: "Field[Any]", kind: Any, value: Any, where: str) -> Any:
     converted = _convert(where, kind, value)
     low, high = item.metadata.get("min"), item.metadata.get("max")
     if isinstance(converted, int | float) and not isinstance(converted, bool):

@@ -57,16 +57,12 @@ _DOCS_HEADERS = _PAGE_HEADERS | {
 }
 
 
-class State:
-    """Whether the gateway drains, and the deadlines of its requests."""
-
-    def __init__(self, request_timeout_seconds: float) -> None:
-        self.is_draining = False
-        self.deadlines = Deadlines(request_timeout_seconds)
-
-
 def make_app(
-    settings: GatewaySettings, targets: TargetPool, keys: ApiKeys, clock: Clock, state: State
+    settings: GatewaySettings,
+    targets: TargetPool,
+    keys: ApiKeys,
+    clock: Clock,
+    deadlines: Deadlines,
 ) -> Gate:
     """Return the application."""
     started_at = int(datetime.now(UTC).timestamp())
@@ -86,7 +82,7 @@ def make_app(
         return PlainTextResponse("live\n")
 
     async def readyz(_request: Request) -> Response:
-        if state.is_draining:
+        if deadlines.is_draining:
             return PlainTextResponse("draining\n", 503)
         if not targets.num_ready:
             # The log has the causes: anyone reads this page, without a key.
@@ -98,7 +94,7 @@ def make_app(
 
     budget = BodyBudget(settings.max_total_body_bytes)
     intake = Intake(budget, RequestParser(), settings.max_body_bytes)
-    of_all = intake, state.deadlines, targets, clock
+    of_all = intake, deadlines, targets, clock
     chat = GenerationEndpoint(*of_all, ChatRequest, ChatFormat())
     completions = GenerationEndpoint(*of_all, CompletionRequest, CompletionFormat())
     routes: list[BaseRoute] = [

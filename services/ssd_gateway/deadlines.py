@@ -8,12 +8,13 @@ from ssd.errors import DeadlineError, NotReadyError
 
 
 class Deadlines:
-    """The deadlines of all requests in progress. Asyncio loop."""
+    """The deadlines of all requests in progress, and whether the gateway drains. Asyncio loop."""
 
     def __init__(self, allowed_seconds: float) -> None:
         self._allowed_seconds = allowed_seconds
         self._open: set[asyncio.Timeout] = set()
         self._have_passed = False
+        self.is_draining = False
 
     def pass_all(self) -> None:
         """End all requests, at the end of the drain: the HTTP server ends streams without an error.

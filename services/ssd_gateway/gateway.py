@@ -8,7 +8,8 @@ from ssd.rpc.credentials import ClientCredentials, TlsFiles
 from ssd.rpc.listen import join_address
 from ssd.telemetry import TLS_CERTIFICATE_EXPIRY, get_logger
 from ssd_gateway.api_keys import ApiKeys
-from ssd_gateway.app import State, make_app
+from ssd_gateway.app import make_app
+from ssd_gateway.deadlines import Deadlines
 from ssd_gateway.http_server import HttpServer, bind
 from ssd_gateway.settings import GatewaySettings
 from ssd_gateway.targets import TargetPool
@@ -52,9 +53,9 @@ class Gateway:
         self.port = 0
         """The port in use, once ``is_listening`` is set."""
         self.is_listening = asyncio.Event()
-        self._state = State(settings.request_timeout_seconds)
+        self._deadlines = Deadlines(settings.request_timeout_seconds)
         keys = ApiKeys(settings.api_keys_file)
-        app = make_app(settings, self.targets, keys, clock, self._state)
+        app = make_app(settings, self.targets, keys, clock, self._deadlines)
         self._server = HttpServer(app, settings)
 
     def drain(self) -> None:
@@ -62,11 +63,11 @@ class Gateway:
 
         Only the first call has an effect.
         """
-        if self._state.is_draining:
+        if self._deadlines.is_draining:
             return
-        self._state.is_draining = True
+        self._deadlines.is_draining = True
         loop = asyncio.get_running_loop()
-        loop.call_later(self._settings.drain_seconds, self._state.deadlines.pass_all)
+        loop.call_later(self._settings.drain_seconds, self._deadlines.pass_all)
         self._server.should_exit = True
 
     async def run(self) -> None:

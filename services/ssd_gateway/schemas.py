@@ -10,6 +10,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
@@ -167,12 +168,32 @@ class _Request(StructureFields):
             # As vLLM's, it has no effect without include_usage.
             repeats_usage=includes_usage and bool(options.continuous_usage_stats),
             report_rounds=self.report_rounds,
-            tool_use=self.tool_use(),
+            tool_use=self.tool_use,
         )
 
+    @cached_property
     def tool_use(self) -> ToolUse:
-        """Return how the text contains calls of tools."""
+        """How the text contains calls of tools.
+
+        Raises:
+            FieldError: ``tool_choice`` names no tool.
+        """
         return ToolUse()
+
+    @cached_property
+    def structure(self) -> Structure:
+        """The structure of the text: that of calls, if it must be calls.
+
+        Raises:
+            FieldError: a field that asks for a structure is not valid, or cannot be combined with
+                the tools.
+        """
+        asked, use = self.asked_structure(), self.tool_use
+        if asked.field and use.choice != "none":
+            raise FieldError(
+                asked.field, "cannot be combined with tools; set tool_choice to 'none'"
+            )
+        return Structure("tools", use.json_schema) if use.json_schema else asked
 
     @abstractmethod
     def calls(self) -> list[GenerateCall]:
@@ -186,7 +207,7 @@ class _Request(StructureFields):
         self, max_tokens: int | None, logprobs: int | None, *, echo: bool
     ) -> SamplingParams:
         """Return the sampling parameters; fields that are not set have their defaults."""
-        structure = self.structure()
+        structure = self.structure
         bias = (self.logit_bias or {}).items()
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         given: dict[str, Any] = {
@@ -217,7 +238,7 @@ class _Request(StructureFields):
 
     def names(self) -> dict[str, str]:
         """Return fields of the body by their paths in the call, where the two differ."""
-        field = self.structure().field
+        field = self.structure.field
         return {"sampling.json_schema": field, "sampling.regex": field}
 
     def _call(
@@ -293,32 +314,9 @@ class ChatRequest(_Request):
         )
         return [self._call(conversation, sampling, limit)]
 
+    @cached_property
     def tool_use(self) -> ToolUse:
-        """Return how the text contains calls of tools.
-
-        Raises:
-            FieldError: ``tool_choice`` names no tool, or the tools contradict each other.
-        """
-        return self._tool_use()[0]
-
-    def structure(self) -> Structure:
-        """Return the structure of the text: that of calls, if it must be calls.
-
-        Raises:
-            FieldError: a field that asks for a structure is not valid, or cannot be combined with
-                the tools.
-        """
-        asked = super().structure()
-        use, schema = self._tool_use()
-        if asked.field and use.choice != "none":
-            raise FieldError(
-                asked.field, "cannot be combined with tools; set tool_choice to 'none'"
-            )
-        if schema is None:
-            return asked
-        return Structure("tools", json.dumps(schema, ensure_ascii=False))
-
-    def _tool_use(self) -> tuple[ToolUse, dict[str, Any] | None]:
+        """How the text contains calls of tools."""
         return tool_use(
             self.tools or (), self.tool_choice, are_parallel=self.parallel_tool_calls is not False
         )

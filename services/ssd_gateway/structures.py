@@ -97,8 +97,8 @@ class StructureFields(Body):
     guided_regex: str | None = None
     guided_choice: Choices | None = None
 
-    def structure(self) -> Structure:
-        """Return the structure of the text.
+    def asked_structure(self) -> Structure:
+        """Return the structure that fields of this class ask for.
 
         Raises:
             FieldError: several fields ask for a structure, or one with an empty text.

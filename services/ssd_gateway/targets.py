@@ -154,14 +154,14 @@ class TargetPool:
                         yield chunk
                 return
             except NotReadyError as error:
-                self._note_lost(target, error)
+                self._mark_lost(target, error)
                 if has_begun:
                     raise
                 tried[target.address] = error
             except AccessError as error:
                 # The credentials of the gateway are wrong, not those of its client.
                 refusal = NotReadyError("the target refuses the credentials of this gateway")
-                self._note_lost(target, error)
+                self._mark_lost(target, error)
                 tried[target.address] = refusal
             except OverloadedError as error:
                 if has_begun:
@@ -189,7 +189,7 @@ class TargetPool:
     def _refuse_without_target(self) -> NoReturn:
         raise NotReadyError("no target is ready; try again in a moment")
 
-    def _note_lost(self, target: _Target, error: SSDError) -> None:
+    def _mark_lost(self, target: _Target, error: SSDError) -> None:
         if target.is_ready:
             _log.info("target_lost", target=target.address, reason=str(error))
         target.reason = str(error)

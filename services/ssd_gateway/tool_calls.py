@@ -10,6 +10,7 @@ The result does not depend on how the text is divided into parts. White space be
 after calls is dropped if there is nothing else.
 """
 
+import contextlib
 import json
 import re
 from abc import ABC, abstractmethod
@@ -24,6 +25,9 @@ _HEAD = re.compile(
 )
 """A call up to its arguments, in the order in which models write it."""
 _ARGUMENTS = ("arguments", "parameters")
+_DECODER = json.JSONDecoder()
+_SEPARATOR = re.compile(r"(?:^\{|\s*,)\s*")
+_COLON = re.compile(r"\s*:\s*")
 
 
 @dataclass(slots=True)
@@ -342,34 +346,40 @@ class _Object:
 
     def _whole_call(self) -> tuple[str, str]:
         """Return name and arguments of an object that has ended; empty if it is not a call."""
-        name, arguments = self._found_call()
-        if not _is_name(name) or not isinstance(_parsed(arguments), dict):
+        members = _members(self.text)
+        name = _parsed(members.get("name", ""))
+        objects = (members.get(each, "") for each in members if each in _ARGUMENTS)
+        arguments = next((each for each in objects if each.startswith("{")), "")
+        if not _is_name(name) or not arguments:
             return "", ""
         self.is_reported = True
         return name, arguments
 
-    def _found_call(self) -> tuple[object, str]:
-        if head := _HEAD.match(self.text):
-            self._arguments = _Scanner()
-            return _parsed(head[1]), self._next_arguments(self.text[head.end() :])
-        call = _parsed(self.text)
-        if not isinstance(call, dict):
-            return None, ""
-        arguments = next(
-            (call[each] for each in _ARGUMENTS if isinstance(call.get(each), dict)), None
-        )
-        text = json.dumps(arguments, ensure_ascii=False)
-        return call.get("name"), text if _is_unicode(text) else ""
+
+def _members(text: str) -> dict[str, str]:
+    """Return the values of a JSON object by name, as they are written.
+
+    Of several with one name the first counts. What follows a malformed one is left out.
+    """
+    found: dict[str, str] = {}
+    place = 0
+    with contextlib.suppress(ValueError, RecursionError):
+        while separator := _SEPARATOR.match(text, place):
+            name, end = _DECODER.raw_decode(text, separator.end())
+            colon = _COLON.match(text, end)
+            if colon is None or not isinstance(name, str):
+                break
+            _, place = _DECODER.raw_decode(text, colon.end())
+            found.setdefault(name, text[colon.end() : place])
+    return found
 
 
 def _is_name(value: object) -> TypeGuard[str]:
-    return isinstance(value, str) and value != "" and _is_unicode(value)
-
-
-def _is_unicode(text: str) -> bool:
-    """Return whether a text can be sent: an escape in JSON can be half of a character."""
+    """Whether a value can be sent as a name: an escape in JSON can be half of a character."""
+    if not isinstance(value, str) or not value:
+        return False
     try:
-        text.encode()
+        value.encode()
     except UnicodeEncodeError:
         return False
     return True

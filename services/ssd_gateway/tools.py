@@ -77,12 +77,14 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """How a text contains calls."""
+    """How a text contains calls, or must be calls."""
 
     choice: Literal["none", "auto", "required", "named"] = "none"
     name: str = ""
     """Of the function that must be called, for "named"."""
     max_calls: int | None = None
+    json_schema: str = ""
+    """Of a text that must be calls."""
 
     def reader(self, tool_format: str, *, is_whole: bool) -> TextReader:
         """Return what finds the calls.
@@ -110,10 +112,8 @@ class ToolUse:
         return _READERS[tool_format](is_whole=is_whole, max_calls=self.max_calls)
 
 
-def tool_use(
-    tools: Sequence[Tool], choice: ToolChoice | None, *, are_parallel: bool
-) -> tuple[ToolUse, _Schema | None]:
-    """Return how a text contains calls, and the JSON schema of a text that must be calls.
+def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, are_parallel: bool) -> ToolUse:
+    """Return how a text contains calls.
 
     Raises:
         FieldError: the choice names no tool.
@@ -121,27 +121,30 @@ def tool_use(
     if not tools:
         if choice not in (None, "none", "auto"):
             raise FieldError("tool_choice", "needs tools")
-        return ToolUse(), None
+        return ToolUse()
     max_calls = None if are_parallel else 1
     if choice == "none":
-        return ToolUse(), None
+        return ToolUse()
     if choice in (None, "auto"):
-        return ToolUse("auto", max_calls=max_calls), None
+        return ToolUse("auto", max_calls=max_calls)
     if choice == "required":
-        return ToolUse("required", max_calls=max_calls), _list_schema(tools, max_calls)
+        schema = _list_schema(tools, max_calls)
+        return ToolUse("required", max_calls=max_calls, json_schema=_json(schema))
     assert isinstance(choice, NamedTool)
     name = choice.function.name
-    schema = next(
-        (each.function.arguments_schema() for each in tools if each.function.name == name), None
-    )
-    if schema is None:
+    function = next((each.function for each in tools if each.function.name == name), None)
+    if function is None:
         raise FieldError("tool_choice.function.name", f"{name[:64]!r} is not one of the tools")
-    return ToolUse("named", name), schema
+    return ToolUse("named", name, json_schema=_json(function.arguments_schema()))
 
 
 def tools_text(tools: Sequence[Tool]) -> str:
     """Return the tools as the template receives them."""
-    return json.dumps([each.model_dump(exclude_none=True) for each in tools], ensure_ascii=False)
+    return _json([each.model_dump(exclude_none=True) for each in tools])
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _list_schema(tools: Sequence[Tool], max_calls: int | None) -> _Schema:

@@ -67,10 +67,7 @@ class TargetSettings(EngineSettings):
     than the next round. Off: wait for whole tables until the table deadline."""
     circuit_breaker: bool = True
     """Suspend a link for 5 to 60 s after three consecutive rounds without any table in time."""
-    channel: Literal["grpc", "collective"] = field(
-        default="grpc",
-        metadata={"removed": {"nccl": "set collective, which tries NCCL first between GPUs"}},
-    )
+    channel: Literal["grpc", "collective"] = "grpc"
     """How tables and commits travel. ``collective`` uses a connection beside the gRPC stream of
     each link: NCCL if both ends are on GPUs and it connects, else gloo; drafts follow. It needs TCP
     connections on any port between the pods, and drafts of your own: a hostile one can end the

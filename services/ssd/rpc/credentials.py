@@ -122,7 +122,8 @@ class TlsFiles:
                 f"TLS needs a certificate and its key, found only {self.certificate or self.key}"
             )
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        certificate, key, ca = (_content(path) if path else None for path in _fields(self))
+        paths = self.certificate, self.key, self.ca
+        certificate, key, ca = (_content(path) if path else None for path in paths)
         expires_at = 0.0
         try:
             if self.certificate:
@@ -151,10 +152,6 @@ class Pem:
     ca: bytes | None
     expires_at: float = 0.0
     """End of the certificate's validity, in seconds since the epoch; 0 without a certificate."""
-
-
-def _fields(files: TlsFiles) -> tuple[str, str, str]:
-    return files.certificate, files.key, files.ca
 
 
 def _content(path: str) -> bytes:

@@ -9,10 +9,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from ssd.errors import AddressError
-from ssd.rpc.access import OPEN, Access, Security
+from ssd.rpc.access import OPEN, Security
 from ssd.rpc.bounds import MAX_MESSAGE_BYTES
 from ssd.rpc.call_guard import CallGuard, OnFailure, ServerLimits, ignore_failure
-from ssd.rpc.credentials import TlsFiles, server_credentials
+from ssd.rpc.credentials import server_credentials
 from ssd.rpc.listen import join_address
 
 MAX_METADATA_BYTES = 16 * 1024
@@ -39,51 +39,6 @@ Register = Callable[[grpc.aio.Server], None]
 """Adds a servicer to a server: the generated function with the servicer as its first argument."""
 
 
-def make_server(
-    limits: ServerLimits | None = None,
-    on_failure: OnFailure = ignore_failure,
-    access: Access | None = None,
-) -> grpc.aio.Server:
-    """Create a server without services and without a port. Asyncio loop."""
-    limits = limits or ServerLimits()
-    return grpc.aio.server(
-        interceptors=(CallGuard(limits, on_failure, access or Access()),),
-        options=(
-            *OPTIONS,
-            ("grpc.max_receive_message_length", limits.message_bytes),
-            ("grpc.max_allowed_incoming_connections", limits.connections),
-            # Above the calls that the guard admits, so that it refuses the ones over its limit.
-            ("grpc.max_concurrent_streams", 4 * limits.calls),
-        ),
-    )
-
-
-def bind(server: grpc.aio.Server, host: str, port: int, tls: TlsFiles | None = None) -> int:
-    """Bind a server before its start; return the port, which the system chooses for port 0.
-
-    Raises:
-        AddressError: names an address that is in use or that the machine does not have.
-        SettingsError: a file of ``tls`` is missing or invalid.
-    """
-    address = join_address(host, port)
-    credentials = server_credentials(tls) if tls is not None else None
-    try:
-        if credentials is None:
-            bound = server.add_insecure_port(address)
-        else:
-            bound = server.add_secure_port(address, credentials)
-    except RuntimeError as error:
-        raise AddressError(
-            f"cannot listen on {address} for gRPC: it is in use, or this machine does not have it; "
-            "choose another --port, or 0 for any"
-        ) from error
-    if bound == 0:
-        raise AddressError(
-            f"cannot listen on {address} for gRPC; choose another --port, or 0 for any"
-        )
-    return bound
-
-
 class RpcServer:
     """A server: ``add`` services, ``start``, ``set_serving``, ``stop``. Asyncio loop.
 
@@ -103,7 +58,7 @@ class RpcServer:
         self._host = host
         self._requested_port = port
         self._reflection = reflection
-        self._limits = limits
+        self._limits = limits or ServerLimits()
         self._security = security
         self._on_failure = on_failure
         self._services: dict[str, Register] = {}
@@ -129,7 +84,16 @@ class RpcServer:
             AddressError: the port is in use, or the machine does not have the address.
             SettingsError: a file of the certificates is missing or invalid.
         """
-        server = make_server(self._limits, self._on_failure, self._security.access)
+        server = grpc.aio.server(
+            interceptors=(CallGuard(self._limits, self._on_failure, self._security.access),),
+            options=(
+                *OPTIONS,
+                ("grpc.max_receive_message_length", self._limits.message_bytes),
+                ("grpc.max_allowed_incoming_connections", self._limits.connections),
+                # Above the calls that the guard admits, so that it refuses the ones over its limit.
+                ("grpc.max_concurrent_streams", 4 * self._limits.calls),
+            ),
+        )
         for register in self._services.values():
             register(server)
         statuses = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -137,11 +101,26 @@ class RpcServer:
         if self._reflection:
             names = (*self._services, "grpc.health.v1.Health", reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, server)
-        self.port = bind(server, self._host, self._requested_port, self._security.tls)
+        self.port = self._bind(server)
         self._health = statuses
         await self._publish()
         await server.start()
         self._server = server
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        """Bind in plain text or with TLS; return the port, which the system chooses for port 0."""
+        address = join_address(self._host, self._requested_port)
+        tls = self._security.tls
+        credentials = server_credentials(tls) if tls is not None else None
+        try:
+            if credentials is None:
+                return server.add_insecure_port(address)
+            return server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise AddressError(
+                f"cannot listen on {address} for gRPC: it is in use, or this machine does not have "
+                "it; choose another --port, or 0 for any"
+            ) from error
 
     def set_serving(self, is_serving: bool) -> None:  # noqa: FBT001 - the state, not an option
         """Set the status of ``grpc.health.v1``."""

@@ -65,7 +65,7 @@ class Rule:
     error: type[Exception]
     code: grpc.StatusCode
     http_status: int
-    """The status of an HTTP response. This version has no HTTP front end that returns it."""
+    """Of the gateway's response."""
     reason: str
     rebuild: Rebuild
 

@@ -240,7 +240,7 @@ class Grammar:
                 self._tokens.append(token_id)
                 return self._matcher.is_stopped()
             if not self._recovers():
-                self._note_failure()
+                self._fail()
         return False
 
     def allowed(self, proposed: Sequence[TokenId], first_column: int, num_columns: int) -> Bools:
@@ -259,7 +259,7 @@ class Grammar:
             if not self._matcher.is_error():
                 return self._unpacked(bits_CW)
             if not self._recovers():
-                self._note_failure()
+                self._fail()
                 # The columns before the failure are right, and a round may end at one of them.
                 bits_CW[num_right:] = 0
                 return self._unpacked(bits_CW)
@@ -311,7 +311,7 @@ class Grammar:
         compiled = self._compiler.compile_again(self._source, is_shared=was_spent)
         return compiled is not None and (self._use(compiled) or self._recovers())
 
-    def _note_failure(self) -> None:
+    def _fail(self) -> None:
         self._compiler.drop(self._source, self._compiled)
         cause = plain(self._matcher.get_error())
         self.failure = FieldError(

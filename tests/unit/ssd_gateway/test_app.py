@@ -11,7 +11,17 @@ from typing import NoReturn
 
 import openai
 import pytest
-from tests.gateway import HELLO, INFO, JSON_HEAD, Front, ScriptedTarget, fronting, get, spells
+from tests.gateway import (
+    HELLO,
+    INFO,
+    JSON_HEAD,
+    Front,
+    ScriptedTarget,
+    endless,
+    fronting,
+    get,
+    spells,
+)
 
 from ssd import __version__
 from ssd.errors import NotReadyError, OverloadedError
@@ -447,10 +457,6 @@ async def test_a_client_that_reads_nothing_is_disconnected_and_its_request_cance
 
 
 async def test_requests_over_the_limit_are_answered_429() -> None:
-    async def endless(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
-        yield GenerationChunk(token_ids=(1,), text="a")
-        await asyncio.Event().wait()
-
     async with fronting(ScriptedTarget(endless), max_requests=1) as front, front.client() as client:
         stream = await client.completions.create(model="demo", prompt="x", stream=True)
         with pytest.raises(openai.RateLimitError):
@@ -459,10 +465,6 @@ async def test_requests_over_the_limit_are_answered_429() -> None:
 
 
 async def test_a_request_that_takes_too_long_is_answered_408() -> None:
-    async def endless(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
-        await asyncio.Event().wait()
-        yield GenerationChunk(token_ids=())
-
     async with fronting(ScriptedTarget(endless), request_timeout_seconds=0.05) as front:
         body = b'{"model":"demo","prompt":"x"}'
         assert (await get(front, "/v1/completions", body))[0] == 408

@@ -11,11 +11,9 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.gateway import JSON_HEAD, ScriptedTarget, fronting, get
+from tests.gateway import JSON_HEAD, ScriptedTarget, endless, fronting, get
 
 from ssd.errors import DeadlineError, OverloadedError
-from ssd.rpc.codec import GenerateCall
-from ssd.types import GenerationChunk
 from ssd_gateway import body
 from ssd_gateway.body import BodyBudget, read_body
 
@@ -89,10 +87,6 @@ async def test_a_body_that_arrives_too_slowly_ends_with_an_error(
 
 
 async def test_the_prompts_of_a_client_in_progress_are_limited_and_metadata_is_not_held() -> None:
-    async def endless(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
-        yield GenerationChunk(token_ids=(1,), text="a")
-        await asyncio.Event().wait()
-
     limits = {"max_body_bytes": 2048, "max_total_body_bytes": 4096}
     async with fronting(ScriptedTarget(endless), **limits) as front, front.client() as client:
         for _ in range(2):

@@ -22,7 +22,7 @@ ONE = '{"name": "f", "arguments": ' + ARGUMENTS + "}"
 TWO = '{"name": "g", "parameters": {}}'
 LATE = '{"arguments": {"x": 1}, "name": "late"}'
 HALF_NAME = r'<tool_call>{"name": "\ud800", "arguments": {}}</tool_call>'
-HALF_LATE = r'<tool_call>{"arguments": {"x": "\ud83d"}, "name": "late"}</tool_call>'
+SPACED = '{"x":1,  "y":1.0e2}'
 HALF = r'{"x": "\ud83d"}'
 TYPED = '{"type": "function", "name": "typed", "parameters": {"y": 2}}'
 F, G = ("f", ARGUMENTS), ("g", "{}")
@@ -46,7 +46,8 @@ HERMES: list[tuple[str, str, list[tuple[str, str]]]] = [
     ),
     (f"<tool_call>{ONE[:-1]}, x}}</tool_call> Done.", " Done.", [F]),
     (HALF_NAME, HALF_NAME, []),
-    (HALF_LATE, HALF_LATE, []),
+    (f'<tool_call>{{"arguments": {HALF}, "name": "late"}}</tool_call>', "", [("late", HALF)]),
+    ('<tool_call>{"arguments" : {"x":1,  "y":1.0e2} ,"name": "f"}', "", [("f", SPACED)]),
     (f'<tool_call>{{"name": "f", "arguments": {HALF}}}</tool_call>', "", [("f", HALF)]),
     ("a <tool_cal> b <tool_", "a <tool_cal> b <tool_", []),
     ('<tool_call>{"a": 1}</tool_call>', '<tool_call>{"a": 1}</tool_call>', []),

@@ -107,6 +107,20 @@ async def test_calls_in_a_text_are_tool_calls_of_the_message_and_of_a_stream(
         assert last.prompt.tools == ""
 
 
+def test_the_schema_of_a_tool_is_built_once_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    built, build = [], FunctionDefinition.arguments_schema
+
+    def counted(function: FunctionDefinition) -> dict[str, Any]:
+        built.append(function.name)
+        return build(function)
+
+    monkeypatch.setattr(FunctionDefinition, "arguments_schema", counted)
+    body = {"model": "m", "messages": HELLO, "tools": [WEATHER, TIME], "tool_choice": "required"}
+    prepared = parse(ChatRequest, json.dumps(body).encode()).prepared()
+    assert prepared.tool_use.json_schema == prepared.calls[0].sampling.json_schema
+    assert built == ["weather", "time"]
+
+
 async def test_a_text_that_ends_within_a_call_has_the_finish_reason_length() -> None:
     target = ScriptedTarget(writes(TEXT[:-20], FinishReason.LENGTH))
     request: Any = {"model": "demo", "messages": HELLO, "tools": [WEATHER]}

@@ -3,17 +3,12 @@
 import pytest
 
 from ssd.errors import SettingsError
-from ssd.settings import field_help, load, parse_cpus
+from ssd.settings import load, parse_cpus
 from ssd_target.settings import TargetSettings
 
 
 def settings(*argv: str) -> TargetSettings:
     return load(TargetSettings, argv, prefix="SSD_TARGET", environ={}).settings
-
-
-def test_every_field_has_a_description() -> None:
-    helps = field_help(TargetSettings)
-    assert all(len(helps.get(name, "")) > 10 for name in TargetSettings.__dataclass_fields__)
 
 
 def test_drafts_are_a_list_of_addresses() -> None:

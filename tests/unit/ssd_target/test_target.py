@@ -9,7 +9,6 @@ from ssd.engine.config import EngineConfig
 from ssd.errors import FieldError, SettingsError
 from ssd.local_model import LocalModel
 from ssd.rpc.codec import SpeculationChange
-from ssd.settings import load
 from ssd.telemetry import SystemClock
 from ssd.testing.tokenizer import ByteTokenizer
 from ssd.transport import communicator
@@ -54,11 +53,6 @@ def test_a_process_without_a_backend_is_told_to_use_grpc(monkeypatch: pytest.Mon
     monkeypatch.setattr(communicator, "available_backends", lambda _device: ())
     with pytest.raises(SettingsError, match="has no gloo; set channel to grpc"):
         collective_channel("collective", "cpu")
-
-
-def test_the_channel_nccl_of_earlier_versions_names_its_replacement() -> None:
-    with pytest.raises(SettingsError, match="'nccl' does not exist any more; set collective"):
-        load(TargetSettings, ["--channel", "nccl"], prefix="SSD_TARGET", environ={})
 
 
 async def test_a_drain_returns_the_number_of_requests_and_waits_for_them(target: Target) -> None:

@@ -66,6 +66,10 @@ async def channel_to(server: RpcServer, *options: tuple[str, int]) -> AsyncItera
         yield channel
 
 
+async def fail(_request: Payload, _context: object) -> None:
+    raise AssertionError("was called")
+
+
 async def failed_call(server: RpcServer, message: bytes = b"x") -> Exception:
     """Return the error of a call, as the clients raise it."""
     async with channel_to(server) as channel:
@@ -157,9 +161,6 @@ async def test_concurrent_calls_are_limited_per_method() -> None:
 async def test_an_oversize_message_does_not_reach_the_servicer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def fail(_request: Payload, _context: object) -> None:
-        raise AssertionError("was called")
-
     async with serving(fail, limits=ServerLimits(message_bytes=1000)) as server:
         refusal = await failed_call(server, b"x" * 1001)
         assert await is_healthy(server)
@@ -171,9 +172,6 @@ async def test_an_oversize_message_does_not_reach_the_servicer(
 async def test_an_undecodable_request_stream_is_an_invalid_argument(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def fail(_request: Payload, _context: object) -> None:
-        raise AssertionError("was called")
-
     method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
     async with serving(fail, reflection=True) as server, channel_to(server) as channel:
         call = channel.stream_stream(method)()
@@ -185,9 +183,6 @@ async def test_an_undecodable_request_stream_is_an_invalid_argument(
 
 
 async def test_a_call_without_a_request_times_out_and_frees_its_place() -> None:
-    async def fail(_request: Payload, _context: object) -> None:
-        raise AssertionError("was called")
-
     limits = ServerLimits(calls=1, request_seconds=0.05)
     async with serving(fail, limits=limits) as server, channel_to(server) as channel:
         call = channel.stream_stream(METHOD)()

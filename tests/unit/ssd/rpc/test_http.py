@@ -5,6 +5,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -24,12 +25,21 @@ def process() -> Process:
     return Process()
 
 
+@contextmanager
+def serving(host: str, port: int = 0, process: Process | None = None) -> Iterator[ProbeServer]:
+    found = process or Process()
+    server = ProbeServer(host, port, lambda: found.is_live, lambda: found.readiness)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
 @pytest.fixture
 def probes(process: Process) -> Iterator[ProbeServer]:
-    server = ProbeServer("127.0.0.1", 0, lambda: process.is_live, lambda: process.readiness)
-    server.start()
-    yield server
-    server.close()
+    with serving("127.0.0.1", process=process) as server:
+        yield server
 
 
 def get(server: ProbeServer, path: str) -> tuple[int, str]:
@@ -113,19 +123,19 @@ def test_a_disconnecting_caller_logs_nothing(
 
 
 def test_a_port_in_use_is_an_error_that_names_the_address(probes: ProbeServer) -> None:
-    second = ProbeServer("127.0.0.1", probes.port, lambda: True, lambda: (True, ""))
-    with pytest.raises(AddressError, match=f"127.0.0.1:{probes.port}"):
-        second.start()
+    with (
+        pytest.raises(AddressError, match=f"127.0.0.1:{probes.port}"),
+        serving("127.0.0.1", probes.port),
+    ):
+        pass
 
 
 def test_close_is_idempotent_and_frees_the_port(probes: ProbeServer) -> None:
     port = probes.port
     probes.close()
     probes.close()
-    again = ProbeServer("127.0.0.1", port, lambda: True, lambda: (True, ""))
-    again.start()
-    assert get(again, "/livez")[0] == 200
-    again.close()
+    with serving("127.0.0.1", port) as again:
+        assert get(again, "/livez")[0] == 200
 
 
 def answers(host: str, port: int) -> bool:
@@ -149,13 +159,9 @@ has_ipv6 = pytest.mark.skipif(not is_there("::1"), reason="this machine has no I
 @has_ipv6
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_all_addresses_means_both_address_families(host: str) -> None:
-    server = ProbeServer(host, 0, lambda: True, lambda: (True, ""))
-    server.start()
-    try:
+    with serving(host) as server:
         assert answers("127.0.0.1", server.port)
         assert answers("::1", server.port)
-    finally:
-        server.close()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
@@ -170,25 +176,17 @@ def test_all_addresses_means_ipv4_if_ipv6_is_disabled(
         return real(family, *args, **kwargs)
 
     monkeypatch.setattr(socket, "socket", without_ipv6)
-    server = ProbeServer(host, 0, lambda: True, lambda: (True, ""))
-    server.start()
-    try:
+    with serving(host) as server:
         assert answers("127.0.0.1", server.port)
-    finally:
-        server.close()
 
 
 @has_ipv6
 def test_one_ipv6_address_can_be_listened_on() -> None:
-    server = ProbeServer("::1", 0, lambda: True, lambda: (True, ""))
-    server.start()
-    try:
+    with serving("::1") as server:
         assert answers("::1", server.port)
-        second = ProbeServer("::1", server.port, lambda: True, lambda: (True, ""))
-        with pytest.raises(AddressError, match=rf"\[::1\]:{server.port}"):
-            second.start()
-    finally:
-        server.close()
+        address = rf"\[::1\]:{server.port}"
+        with pytest.raises(AddressError, match=address), serving("::1", server.port):
+            pass
 
 
 @has_ipv6

@@ -1,6 +1,6 @@
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -21,11 +21,7 @@ from ssd.rpc.bounds import MAX_MESSAGE_BYTES
 from ssd.rpc.call_guard import ServerLimits, current_request_id
 from ssd.rpc.client import TargetClient
 from ssd.rpc.listen import join_address
-from ssd.rpc.server import (
-    RpcServer,
-    bind,
-    make_server,
-)
+from ssd.rpc.server import RpcServer
 from ssd.v1 import generate_pb2, generate_pb2_grpc
 
 SERVICE = "ssd.v1.GenerateService"
@@ -168,27 +164,15 @@ async def test_a_message_over_the_limit_is_resource_exhausted(client: TargetClie
     assert await client.tokenize("x") == (1,)
 
 
-@pytest.mark.parametrize("listen", [lambda server, port: bind(server, "127.0.0.1", port)])
-async def test_a_port_in_use_is_an_error_that_names_the_address(
-    server: RpcServer, listen: Callable[[grpc.aio.Server, int], int]
-) -> None:
-    second = make_server()
+async def test_a_port_in_use_is_an_error_that_names_the_address(server: RpcServer) -> None:
     with pytest.raises(AddressError, match=f"127.0.0.1:{server.port}"):
-        listen(second, server.port)
-    await second.stop(None)
-
-
-async def test_a_port_used_by_another_program_is_an_address_error() -> None:
+        await RpcServer("127.0.0.1", server.port).start()
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(AddressError, match=str(port)):
             await RpcServer("127.0.0.1", port).start()
-
-
-async def test_port_zero_binds_a_free_port(server: RpcServer) -> None:
-    assert server.port > 0
 
 
 async def test_health_follows_set_serving(server: RpcServer, client: TargetClient) -> None:

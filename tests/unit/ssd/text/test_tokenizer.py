@@ -11,7 +11,6 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from ssd import demo
 from ssd.errors import TokenizerError
-from ssd.ports import Tokenizer
 from ssd.text.detokenizer import IncrementalDetokenizer
 from ssd.text.tokenizer import HFTokenizer, load_tokenizer
 
@@ -188,8 +187,3 @@ def test_a_corrupt_config_is_an_error_that_names_the_file(tmp_path: Path, name: 
     (tmp_path / f"{name}.json").write_bytes(b'{"eos_token_id": \xff')
     with pytest.raises(TokenizerError, match=rf"/{name}\.json: not JSON"):
         load_tokenizer(tmp_path)
-
-
-def test_the_tokenizer_implements_the_protocol(tokenizer: HFTokenizer) -> None:
-    port: Tokenizer = tokenizer
-    assert port.vocab_size == tokenizer.vocab_size
