@@ -29,7 +29,7 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from ssd.errors import CacheError, SettingsError
-from ssd.hub import HUB_ERRORS, WANTED, as_setup_error, may_pass
+from ssd.hub import HUB_ERRORS, WANTED, as_setup_error, is_transient
 from ssd.model_name import HubModel
 from ssd.process import run_process
 from ssd.settings import TERMINATION_LOG
@@ -158,7 +158,7 @@ class _Blobs:
             entries = HfApi().list_repo_tree(model.name, recursive=True, revision=model.revision)
             files = {each.path: each for each in entries if isinstance(each, RepoFile)}
         except HUB_ERRORS as error:
-            if not may_pass(error):
+            if not is_transient(error):
                 raise
             # The download may still succeed from the cache.
             files = {}

@@ -49,7 +49,7 @@ def as_setup_error(model: str, error: Exception) -> SetupError:
     for kind_of_refusal, sentence in _REFUSALS.items():
         if isinstance(error, kind_of_refusal):
             return ModelNotFoundError(f"{model}: {sentence}")
-    if not may_pass(error):
+    if not is_transient(error):
         return ModelNotFoundError(f"{model}: not downloaded from the hub: {error}")
     return HubError(f"{model}: {_why_unreachable(error)}")
 
@@ -71,7 +71,7 @@ def _why_unreachable(error: Exception) -> str:
     )
 
 
-def may_pass(error: Exception) -> bool:
+def is_transient(error: Exception) -> bool:
     """Return whether a later attempt may succeed: the hub was not reached, or was overloaded."""
     if isinstance(error, HfHubHTTPError):
         code = error.response.status_code

@@ -33,24 +33,24 @@ PAIR = (
 MUTANTS = (
     # Verification and the target's own choice.
     Mutant(
-        "padding after a proposal is accepted",
+        "the last row gives the bonus token",
         "ssd/speculation/verification.py",
-        "(index_K < num_proposed_B[:, None])",
-        "(index_K <= num_proposed_B[:, None])",
+        "chosen[accepted])",
+        "chosen[-1])",
         (VERIFICATION,),
     ),
     Mutant(
         "a proposed token is compared with the choice after it",
         "ssd/speculation/verification.py",
-        "chosen_BP[:, :-1]",
-        "chosen_BP[:, 1:]",
+        "zip(proposal, chosen, strict=False)",
+        "zip(proposal, chosen[1:], strict=False)",
         (VERIFICATION,),
     ),
     Mutant(
         "tokens after the first rejection are accepted",
         "ssd/speculation/verification.py",
-        "np.logical_and.accumulate(agrees_BK, axis=1).sum(axis=1)",
-        "agrees_BK.sum(axis=1)",
+        "            break\n",
+        "            continue\n",
         (VERIFICATION,),
     ),
     Mutant(
@@ -63,8 +63,8 @@ MUTANTS = (
     Mutant(
         "the target takes the noise of the position before",
         "ssd_target/decoding/sampler.py",
-        "np.fromiter((len(each.tokens) for each in sequences)",
-        "np.fromiter((len(each.tokens) - 1 for each in sequences)",
+        "np.array([len(each.tokens) for each in sequences])",
+        "np.array([len(each.tokens) - 1 for each in sequences])",
         (LOOP,),
     ),
     Mutant(
@@ -284,7 +284,7 @@ MUTANTS = (
     Mutant(
         "a session opens while its sequence carries a proposal",
         "ssd_target/decoding/decode_loop.py",
-        "if self._control.may_open(each) and not self._proposed.get(each.sequence_id)",
+        "if not each.proposal and self._control.may_open(each)",
         "if self._control.may_open(each)",
         (LOOP, POOL),
     ),
@@ -358,8 +358,8 @@ MUTANTS = (
     Mutant(
         "readers wait until the forward pass has ended",
         "ssd_target/decoding/decode_loop.py",
-        "        self._wakeups.flush()\n        with times.part(RoundPart.VERIFY):",
-        "        with times.part(RoundPart.VERIFY):",
+        "            self._wakeups.flush()\n            logits_BPV",
+        "            logits_BPV",
         (LOOP,),
     ),
     # The draft's tree.

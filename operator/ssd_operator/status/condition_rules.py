@@ -181,8 +181,8 @@ def unlinked_since(result: PassResult) -> float | None:
     """Begin of a loss of links that may pass; None if there is none."""
     found, groups = _links_now(result), (result.targets, result.staying_drafts)
     have_started = all(any(map(has_started, pods)) for pods in groups)
-    may_pass = found.status == "False" and found.reason in _PASSING and have_started
-    if not may_pass or not result.num_drafts_wanted:
+    is_transient = found.status == "False" and found.reason in _PASSING and have_started
+    if not is_transient or not result.num_drafts_wanted:
         return None
     was_active = condition_in(result.status, "SpeculationActive").get("status") == "True"
     since = result.unreported.unlinked_since

@@ -33,8 +33,8 @@ from ssd.engine.sampling.keyed import NoiseKeys, chooser_on, packed, to_device
 from ssd.engine.sampling.logits import Filters, filtered
 from ssd.speculation.noise import NoiseRing
 from ssd.types import NO_TOKEN, PositionLogprobs, TokenId
-from ssd_target.decoding.batch_builder import Proposals
 from ssd_target.decoding.logits_steps import LogitsSteps, StepsOfSequences
+from ssd_target.decoding.ports import Proposal
 from ssd_target.decoding.sequence import Sequence
 
 Ints = NDArray[np.int64]
@@ -94,67 +94,81 @@ class RingSampler:
         self._ring = NoiseRing(engine.max_num_seqs, rows, vocab_size, gumbel_by_torch)
         self._noise_YV = torch.from_numpy(self._ring.noise_YV)
         self._temperature_S = np.zeros(engine.max_num_seqs, dtype=np.float32)
+        self._is_greedy = True
+        """Whether no sequence has noise."""
 
     def admit(self, sequence: Sequence) -> None:
         """Assign the noise of a sequence's seed to its slot."""
-        request = sequence.arrival.request
-        sampling = request.sampling
-        self._ring.assign(sequence.slot, sampling.seed, request.choice, sampling.temperature)
-        self._temperature_S[sequence.slot] = sampling.temperature
+        temperature = sequence.sampling.temperature
+        self._ring.assign(sequence.slot, sequence.seed, sequence.choice, temperature)
+        self._temperature_S[sequence.slot] = temperature
+        self._is_greedy = not self._temperature_S.any()
         self._steps.admit(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Release the noise of a sequence."""
         self._ring.release(sequence.slot)
+        self._temperature_S[sequence.slot] = 0.0
+        self._is_greedy = not self._temperature_S.any()
         self._steps.release(sequence)
 
     def logprobs(self, sequence: Sequence) -> tuple[PositionLogprobs, ...]:
         """See ``ports.Sampler``."""
         return self._steps.logprobs(sequence)
 
-    def fill(self, sequences: Rows[Sequence], num_proposed_B: Ints) -> None:
+    def fill(self, sequences: Rows[Sequence], num_proposed: Rows[int]) -> None:
         """Compute the noise of the positions that the next round selects, unless it is stored."""
-        self._ring.fill_each(*_addresses(sequences), num_proposed_B + 1)
+        if not self._is_greedy:
+            self._ring.fill_each(*_addresses(sequences), np.array(num_proposed) + 1)
 
     def choose(
-        self, sequences: Rows[Sequence], proposals: Proposals, logits_BPV: torch.Tensor
-    ) -> Ints:
+        self, sequences: Rows[Sequence], proposals: Rows[Proposal], logits_BPV: torch.Tensor
+    ) -> list[list[TokenId]]:
         """Select the target's token at each row, up to the first one that is not the proposed one.
 
-        Verification reads no row after it. At a vocabulary of 128,256, a row costs .2 ms.
+        Verification reads no row after it. At a vocabulary of 128,256, the noise of a row costs .2
+        ms. Without noise, all rows are selected together.
 
         Args:
             sequences: those of the round.
-            proposals: of the round. Rows 0..num_proposed of each sequence count.
+            proposals: of each. Rows 0..len(proposal) of each sequence count.
             logits_BPV: float32.
 
         Returns:
-            ``chosen_BP``, ``NO_TOKEN`` at padding, at rows that are not read, and where the
-            logits are not finite.
+            Tokens of each sequence; ``NO_TOKEN`` at rows that are not read, and where the logits
+            are not finite.
         """
-        num_proposed_B, proposed_BK = proposals.num_proposed_B, proposals.tokens_BK
+        with_steps = self._steps.of(sequences)
+        if self._is_greedy and not with_steps:
+            return _best(logits_BPV.numpy())
+        num_proposed_B = np.array([len(each) for each in proposals])
         self.fill(sequences, num_proposed_B)
         slots_B, next_B = _addresses(sequences)
         num_columns = logits_BPV.shape[1]
-        logits_XV = logits_BPV.cpu().reshape(-1, logits_BPV.shape[2])
+        logits_XV = logits_BPV.reshape(-1, logits_BPV.shape[2])
         chosen_BP = np.full((len(sequences), num_columns), NO_TOKEN, dtype=np.int64)
         active_A = np.arange(len(sequences))
-        for index, steps in self._steps.of(sequences):
+        for index, steps in with_steps:
             rows_PV = logits_XV[index * num_columns :][: num_proposed_B[index] + 1]
-            tokens = self._choose_with_steps(
-                steps, sequences[index], rows_PV, proposals.tokens[index]
-            )
+            tokens = self._choose_with_steps(steps, sequences[index], rows_PV, proposals[index])
             chosen_BP[index, : len(tokens)] = tokens
             active_A = active_A[active_A != index]
-        for column in range(num_columns if len(active_A) else 0):
+        for column in range(num_columns):
+            if not len(active_A):
+                break
             rows_A = active_A * num_columns + column
             chosen_A = self._choose(logits_XV, rows_A, slots_B[active_A], next_B[active_A] + column)
             chosen_BP[active_A, column] = chosen_A
-            active_A = active_A[num_proposed_B[active_A] > column]
-            if not len(active_A):
-                break
-            active_A = active_A[chosen_BP[active_A, column] == proposed_BK[active_A, column]]
-        return chosen_BP
+            active_A = np.array(
+                [
+                    index
+                    for index, token in zip(active_A.tolist(), chosen_A.tolist(), strict=True)
+                    if column < len(proposals[index]) and proposals[index][column] == token
+                ],
+                dtype=np.int64,
+            )
+        chosen: list[list[TokenId]] = chosen_BP.tolist()
+        return chosen
 
     def stored_noise(self, slots_R: Ints, positions_KR: Ints) -> StoredNoise:
         """Return the noise of positions that are filled."""
@@ -192,7 +206,7 @@ class RingSampler:
                 break
         if steps.sampling.logprobs is not None:
             found_2CN = steps.logprobs_of(logits_CV[: len(chosen)], torch.tensor(chosen))
-            steps.note_logprobs(found_2CN)
+            steps.set_logprobs(found_2CN)
         return chosen
 
     def _choose(
@@ -245,10 +259,9 @@ class KeyedSampler:
 
     def admit(self, sequence: Sequence) -> None:
         """Assign the noise of a sequence's seed to its slot."""
-        request = sequence.arrival.request
-        self._seeds_S[sequence.slot] = request.sampling.seed
-        self._choices_S[sequence.slot] = request.choice
-        self._temperature_S[sequence.slot] = request.sampling.temperature
+        self._seeds_S[sequence.slot] = sequence.seed
+        self._choices_S[sequence.slot] = sequence.choice
+        self._temperature_S[sequence.slot] = sequence.sampling.temperature
         self._steps.admit(sequence)
 
     def release(self, sequence: Sequence) -> None:
@@ -260,16 +273,13 @@ class KeyedSampler:
         """See ``ports.Sampler``."""
         return self._steps.logprobs(sequence)
 
-    def fill(self, sequences: Rows[Sequence], num_proposed_B: Ints) -> None:
+    def fill(self, sequences: Rows[Sequence], num_proposed: Rows[int]) -> None:
         """Do nothing: the noise of a choice is computed with it."""
 
     def choose(
-        self, sequences: Rows[Sequence], proposals: Proposals, logits_BPV: torch.Tensor
-    ) -> Ints:
-        """Select the target's token at each row; see ``RingSampler.choose``.
-
-        Rows after the first token that is not the proposed one have a token too.
-        """
+        self, sequences: Rows[Sequence], proposals: Rows[Proposal], logits_BPV: torch.Tensor
+    ) -> list[list[TokenId]]:
+        """Select the target's token at each row, also of padding; see ``RingSampler.choose``."""
         slots_B, next_B = _addresses(sequences)
         column_P = np.arange(logits_BPV.shape[1])
         slots_R = slots_B.repeat(len(column_P))
@@ -280,9 +290,8 @@ class KeyedSampler:
         with_steps = self._steps.of(sequences)
         if with_steps:
             self._replace(chosen_R, with_steps, proposals, logits_RV, (slots_R, positions_R))
-        is_read_BP = column_P <= proposals.num_proposed_B[:, None]
-        chosen_BP = chosen_R.cpu().numpy().reshape(is_read_BP.shape)
-        return np.where(is_read_BP, chosen_BP, NO_TOKEN)
+        chosen: list[list[TokenId]] = chosen_R.cpu().view(logits_BPV.shape[:2]).tolist()
+        return chosen
 
     def stored_noise(self, slots_R: Ints, positions_KR: Ints) -> None:
         """Return None: the noise of a choice is computed with it."""
@@ -297,13 +306,13 @@ class KeyedSampler:
         self,
         chosen_R: torch.Tensor,
         with_steps: Rows[tuple[int, LogitsSteps]],
-        proposals: Proposals,
+        proposals: Rows[Proposal],
         logits_RV: torch.Tensor,
         addresses: tuple[Ints, Ints],
     ) -> None:
         """Replace the tokens of the sequences that have steps, at all rows that may be read."""
-        num_columns = len(logits_RV) // len(proposals.num_proposed_B)
-        counts = [int(proposals.num_proposed_B[index]) + 1 for index, _ in with_steps]
+        num_columns = len(logits_RV) // len(proposals)
+        counts = [len(proposals[index]) + 1 for index, _ in with_steps]
         firsts = [index * num_columns for index, _ in with_steps]
         rows_X = np.concatenate(
             [first + np.arange(c) for first, c in zip(firsts, counts, strict=True)]
@@ -317,7 +326,7 @@ class KeyedSampler:
         parts = logits_XV.split(counts)
         scores_XV = torch.cat(
             [
-                steps.apply(part_CV, proposals.tokens[index])
+                steps.apply(part_CV, proposals[index])
                 for (index, steps), part_CV in zip(with_steps, parts, strict=True)
             ]
         )
@@ -337,7 +346,7 @@ class KeyedSampler:
             on_host = torch.cat([each.flatten() for each in found.values()]).cpu()
             sizes = [each.numel() for each in found.values()]
             for (steps, each), part in zip(found.items(), on_host.split(sizes), strict=True):
-                steps.note_logprobs(part.view(each.shape))
+                steps.set_logprobs(part.view(each.shape))
 
     def _select(
         self, slots_R: Ints, positions_R: Ints, logits_RV: torch.Tensor, choose: Choose
@@ -360,7 +369,16 @@ class KeyedSampler:
 
 def _addresses(sequences: Rows[Sequence]) -> tuple[Ints, Ints]:
     """Return slots and next positions."""
-    count = len(sequences)
-    slots_B = np.fromiter((each.slot for each in sequences), np.int64, count)
-    next_B = np.fromiter((len(each.tokens) for each in sequences), np.int64, count)
-    return slots_B, next_B
+    slots_B = np.array([each.slot for each in sequences])
+    return slots_B, np.array([len(each.tokens) for each in sequences])
+
+
+def _best(logits_BPV: NDArray[np.float32]) -> list[list[TokenId]]:
+    """Return ``choose`` of all rows at temperature 0."""
+    logits_RV = logits_BPV.reshape(-1, logits_BPV.shape[2])
+    best_R = logits_RV.argmax(axis=1)
+    is_token_R = np.isfinite(logits_RV[np.arange(len(best_R)), best_R])
+    if not is_token_R.all():
+        best_R[~is_token_R] = NO_TOKEN
+    chosen: list[list[TokenId]] = best_R.reshape(logits_BPV.shape[:2]).tolist()
+    return chosen

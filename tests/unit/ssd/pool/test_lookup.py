@@ -8,7 +8,7 @@ import pytest
 from ssd.link_channel import LinkChannel
 from ssd.pool.link import Answer, DraftLink
 from ssd.pool.lookup import look_up_outcome, propose, without_session
-from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup, NewSequence, VerifiedRound
+from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup, NewSequence, RoundResult
 from ssd.pool.sequence import DraftedSequence, continuation
 from ssd.pool.session_registry import SessionRegistry
 from ssd.speculation.table import OutcomeTable
@@ -46,7 +46,7 @@ def look_up(
 ) -> Lookup:
     new = NewSequence(sequence_id=1, token_ids=(8, 9), max_len=2 + remaining, seed=0)
     # What the round appended is in the text already.
-    verified = VerifiedRound(1, (), 0, outcome, is_finished=False, max_proposed=LOOKAHEAD)
+    verified = RoundResult(1, (), 0, outcome, is_finished=False, max_proposed=LOOKAHEAD)
     after = continuation(DraftedSequence(new), verified, LOOKAHEAD)
     assert after is not None
     if found is None:

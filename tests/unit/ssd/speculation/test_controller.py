@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.ssd.speculation.controller_world import COLUMNS, LOOKAHEAD, Run, World
 
 from ssd.speculation.controller import Choice, Controller, Reason
-from ssd.speculation.round_samples import Calibration, Mean
+from ssd.speculation.estimates import Calibration, Mean
 
 START_SECONDS = 6.0
 GOOD = World()
