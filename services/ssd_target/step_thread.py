@@ -16,8 +16,8 @@ from ssd.speculation.controller import Controller
 from ssd.telemetry import progress_log
 from ssd_target.decoding.calibration import calibrate
 from ssd_target.decoding.decode_loop import DecodeLoop
-from ssd_target.decoding.ports import LoopContext, Sampler
-from ssd_target.decoding.sampler import KeyedSampler, RingSampler
+from ssd_target.decoding.ports import LoopContext
+from ssd_target.decoding.sampler import KeyedSampler, RingSampler, Sampler
 from ssd_target.decoding.scheduler import Scheduler
 from ssd_target.decoding.sequential_drafter import SequentialDrafter
 from ssd_target.decoding.speculation_control import SpeculationControl

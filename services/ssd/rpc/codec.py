@@ -130,17 +130,17 @@ class ModelInfo:
 
 
 _MODES = {types_pb2.MODE_UNSPECIFIED: Mode.AUTO} | {
-    types_pb2.Mode.Value(f"MODE_{mode.name}"): mode for mode in Mode
+    getattr(types_pb2, f"MODE_{mode.name}"): mode for mode in Mode
 }
 _MODE_NUMBERS = {mode: number for number, mode in _MODES.items()}
 _FINISH_REASONS = {
-    types_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}"): reason
+    getattr(types_pb2, f"FINISH_REASON_{reason.name}"): reason
     for reason in FinishReason
     if reason is not FinishReason.FAILED
 }
 _FINISH_NUMBERS = {reason: number for number, reason in _FINISH_REASONS.items()}
 _LOOKUPS = {
-    types_pb2.LookupResult.Value(f"LOOKUP_RESULT_{result.name}"): result
+    getattr(types_pb2, f"LOOKUP_RESULT_{result.name}"): result
     for result in LookupResult
     if result is not LookupResult.NONE
 }

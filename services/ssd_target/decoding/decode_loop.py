@@ -26,7 +26,8 @@ from ssd.speculation.round_record import PARTS, RoundRecord
 from ssd.speculation.verification import verify_coupled
 from ssd.types import FinishReason, GenerationChunk, LookupResult, Round, TokenText, Usage
 from ssd_target.decoding.batch_builder import BatchBuilder
-from ssd_target.decoding.ports import LoopContext, Proposal, Runner, Sampler
+from ssd_target.decoding.ports import LoopContext, Runner
+from ssd_target.decoding.sampler import Proposal, Sampler
 from ssd_target.decoding.scheduler import Scheduler, StepPlan
 from ssd_target.decoding.sequence import Sequence
 from ssd_target.decoding.sequential_drafter import SequentialDrafter
@@ -239,7 +240,8 @@ class DecodeLoop:
     ) -> list[RoundResult]:
         """Choose the target's tokens, and append those that are accepted and the bonus token."""
         chosen = self._sampler.choose(sequences, proposals, logits_BPV)
-        record, results = self.record, []
+        record = self.record
+        results: list[RoundResult] = []
         for sequence, proposal, tokens in zip(sequences, proposals, chosen, strict=True):
             outcome = verify_coupled(proposal, tokens)
             added = sequence.append((*proposal[: outcome.accepted], outcome.bonus))

@@ -174,36 +174,6 @@ class LogitsSteps:
         return to_device(torch.tensor(token_ids, dtype=torch.int64), self._device)
 
 
-class StepsOfSequences:
-    """The steps of the running sequences that have some. Step thread only."""
-
-    def __init__(self, vocab_size: int, device: str) -> None:
-        self._vocab_size = vocab_size
-        self._device = device
-        self._by_slot: dict[int, LogitsSteps] = {}
-
-    def admit(self, sequence: Sequence) -> None:
-        """Add the steps of a sequence, if it has some."""
-        if has_steps(sequence.sampling):
-            self._by_slot[sequence.slot] = LogitsSteps(sequence, self._vocab_size, self._device)
-
-    def release(self, sequence: Sequence) -> None:
-        """Remove the steps of a sequence."""
-        self._by_slot.pop(sequence.slot, None)
-
-    def of(self, sequences: Tokens[Sequence]) -> list[tuple[int, LogitsSteps]]:
-        """Return index and steps of the sequences that have some."""
-        if not self._by_slot:
-            return []
-        found = ((index, self._by_slot.get(each.slot)) for index, each in enumerate(sequences))
-        return [(index, steps) for index, steps in found if steps is not None]
-
-    def logprobs(self, sequence: Sequence) -> tuple[PositionLogprobs, ...]:
-        """Return the log-probabilities of the newest choice of a sequence."""
-        steps = self._by_slot.get(sequence.slot)
-        return () if steps is None else steps.logprobs
-
-
 def _filters_1(sampling: SamplingParams, device: str) -> Filters:
     if not _has_filters(sampling):
         sampling = SamplingParams()

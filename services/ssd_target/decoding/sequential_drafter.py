@@ -30,7 +30,7 @@ from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.tree_runner import TreeRunner
 from ssd.types import NO_TOKEN, SequenceId, TokenId
-from ssd_target.decoding.ports import Sampler
+from ssd_target.decoding.sampler import Sampler
 from ssd_target.decoding.sequence import Sequence
 
 _MOST_GIVEN = 2

@@ -24,8 +24,7 @@ from ssd.speculation.noise import gumbel_noise
 from ssd.testing.ledger_runner import law
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import FinishReason, Mode, SamplingParams, TokenId
-from ssd_target.decoding.ports import Sampler
-from ssd_target.decoding.sampler import KeyedSampler, RingSampler
+from ssd_target.decoding.sampler import KeyedSampler, RingSampler, Sampler
 from ssd_target.decoding.sequence import Sequence
 
 VOCAB = 13
