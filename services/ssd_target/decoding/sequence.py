@@ -55,9 +55,10 @@ class Sequence:
     report_rounds: bool = False
     """Whether chunks contain the rounds of their tokens."""
     eos_token_ids: frozenset[TokenId] = frozenset()
-    stop_detector: StopDetector | None = None
+    stop_detectors: tuple[StopDetector, ...] = ()
+    """Each receives the tokens up to the one at which the first of them ends the text."""
     grammar: Grammar | None = None
-    """Of the text; its ``completes`` is part of ``stop_detector``."""
+    """Of the text; one of ``stop_detectors``."""
     record: SequenceRecord = field(default_factory=SequenceRecord)
 
     slot: int = -1
@@ -154,14 +155,14 @@ class Sequence:
             The tokens that were appended.
         """
         assert self.finish_reason is None
-        num_before = len(self.tokens)
+        num_before, detectors = len(self.tokens), self.stop_detectors
         for token_id in token_ids:
             if token_id == NO_TOKEN:
                 self.finish_reason = FinishReason.FAILED
                 break
             self.tokens.append(token_id)
             if token_id in self.ending_ids or (
-                self.stop_detector is not None and self.stop_detector.completes(token_id)
+                detectors and any(each.completes(token_id) for each in detectors)
             ):
                 self.finish_reason = FinishReason.STOP
                 break

@@ -25,7 +25,6 @@ from ssd_target.serving.grammars import Grammars
 from ssd_target.serving.request_trace import RequestTrace
 from ssd_target.serving.streams import LastTake, TokenStream, Wakeups, merged
 from ssd_target.serving.text_output import (
-    AllDetectors,
     StopStringDetector,
     TextWriter,
     add_texts,
@@ -180,9 +179,12 @@ class RequestHandler:
             TokenStream(self._wakeups, self._clock, self._settings, last_take)
             for _ in range(call.sampling.n)
         )
-        sequences = []
+        sequences: list[Sequence] = []
         for choice, stream in enumerate(streams):
             grammar = await self._grammar(call.sampling)
+            detectors: list[StopDetector] = [] if grammar is None else [grammar]
+            if call.sampling.stop:
+                detectors.append(StopStringDetector(self.tokenizer, call.sampling.stop))
             sequences.append(
                 Sequence(
                     sequence_id=next(self._sequence_ids),
@@ -197,7 +199,7 @@ class RequestHandler:
                     priority=call.priority,
                     report_rounds=call.report_rounds or trace.is_recording,
                     eos_token_ids=self.tokenizer.eos_token_ids,
-                    stop_detector=self._stop_detector(call.sampling, grammar),
+                    stop_detectors=tuple(detectors),
                     grammar=grammar,
                     record=SequenceRecord(arrived_at=arrived_at),
                 )
@@ -243,16 +245,6 @@ class RequestHandler:
         if sampling.regex:
             return await self._grammars.grammar(GrammarSource("regex", sampling.regex))
         return None
-
-    def _stop_detector(
-        self, sampling: SamplingParams, grammar: Grammar | None
-    ) -> StopDetector | None:
-        detectors: list[StopDetector] = []
-        if sampling.stop:
-            detectors.append(StopStringDetector(self.tokenizer, sampling.stop))
-        if grammar is not None:
-            detectors.append(grammar)
-        return AllDetectors(detectors) if detectors else None
 
     async def _read(
         self, sequence: Sequence, stream: TokenStream, trace: RequestTrace, echo: str | None

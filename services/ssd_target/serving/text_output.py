@@ -11,7 +11,6 @@ from ssd.ports import Tokenizer
 from ssd.text.detokenizer import REPLACEMENT, IncrementalDetokenizer
 from ssd.text.stop import StopStrings
 from ssd.types import GenerationChunk, TokenId
-from ssd_target.decoding.sequence import StopDetector
 
 
 class TextWriter:
@@ -46,18 +45,6 @@ class StopStringDetector:
         """Add the next token; true if the text now contains a stop string."""
         self._stop.push(self._detokenizer.push([token_id]))
         return self._stop.is_complete
-
-
-class AllDetectors:
-    """Finds the first end that one of several detectors finds. Step thread only."""
-
-    def __init__(self, detectors: Tokens[StopDetector]) -> None:
-        self._detectors = detectors
-
-    def completes(self, token_id: TokenId) -> bool:
-        """Add the next token; true if the text ends for one of them."""
-        # After it, the others receive no token.
-        return any(each.completes(token_id) for each in self._detectors)
 
 
 def add_texts(chunk: GenerationChunk, tokenizer: Tokenizer) -> None:

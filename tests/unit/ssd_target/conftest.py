@@ -220,7 +220,7 @@ class Bench:
                 mode=mode,
                 eos_token_ids=frozenset(eos),
                 sink=sink,
-                stop_detector=self.grammar,
+                stop_detectors=(self.grammar,) if self.grammar else (),
                 grammar=self.grammar,
                 **others,
             )

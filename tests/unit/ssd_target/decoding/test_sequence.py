@@ -19,10 +19,9 @@ class StopsAt:
         return token_id == self.token_id
 
 
-def sequence(sampling: SamplingParams, detector: StopDetector | None = None) -> Sequence:
-    return make_sequence(
-        (5, 6, 7), sampling, eos_token_ids=frozenset({END}), stop_detector=detector
-    )
+def sequence(sampling: SamplingParams, *detectors: StopDetector) -> Sequence:
+    ends = frozenset({END})
+    return make_sequence((5, 6, 7), sampling, eos_token_ids=ends, stop_detectors=detectors)
 
 
 def test_an_end_of_text_token_inside_a_proposal_ends_the_sequence() -> None:
@@ -59,7 +58,7 @@ def test_a_stop_token_at_the_limit_gives_finish_reason_stop() -> None:
 
 def test_the_stop_detector_receives_each_emitted_token_once() -> None:
     detector = StopsAt(9)
-    subject = sequence(SamplingParams(), detector=detector)
+    subject = sequence(SamplingParams(), detector)
     subject.append([1, 2])
     assert subject.append([3, 9, 4]) == (3, 9)
     assert detector.seen == [1, 2, 3, 9]
