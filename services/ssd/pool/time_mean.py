@@ -43,7 +43,9 @@ class TimeMean:
             begin = max(times[0], now - WINDOW_SECONDS)
             if now <= begin:
                 return self._value
-            return (areas[-1] - float(np.interp(begin, times, areas))) / (now - begin)
+            before = float(np.interp(begin, times, areas))
+            mean: float = (areas[-1] - before) / (now - begin)
+            return mean
 
     def _point(self, now: float) -> tuple[float, float]:
         if not self._points:

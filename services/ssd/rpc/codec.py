@@ -7,7 +7,7 @@ not parse text that is not UTF-8: a server returns INVALID_ARGUMENT, and a clien
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ssd.errors import ContextLengthError, FieldError
 from ssd.rpc.bounds import (
@@ -129,22 +129,24 @@ class ModelInfo:
     tool_format: str
 
 
-_MODES = {types_pb2.MODE_UNSPECIFIED: Mode.AUTO} | {
+_MODES: dict[int, Mode] = {types_pb2.MODE_UNSPECIFIED: Mode.AUTO} | {
     getattr(types_pb2, f"MODE_{mode.name}"): mode for mode in Mode
 }
-_MODE_NUMBERS = {mode: number for number, mode in _MODES.items()}
+_MODE_NUMBERS: dict[Mode, Any] = {mode: number for number, mode in _MODES.items()}
 _FINISH_REASONS = {
     getattr(types_pb2, f"FINISH_REASON_{reason.name}"): reason
     for reason in FinishReason
     if reason is not FinishReason.FAILED
 }
-_FINISH_NUMBERS = {reason: number for number, reason in _FINISH_REASONS.items()}
+_FINISH_NUMBERS: dict[FinishReason, Any] = {
+    reason: number for number, reason in _FINISH_REASONS.items()
+}
 _LOOKUPS = {
     getattr(types_pb2, f"LOOKUP_RESULT_{result.name}"): result
     for result in LookupResult
     if result is not LookupResult.NONE
 }
-_LOOKUP_NUMBERS = {result: number for number, result in _LOOKUPS.items()}
+_LOOKUP_NUMBERS: dict[LookupResult, Any] = {result: number for number, result in _LOOKUPS.items()}
 
 
 BackupName = Literal["none", "ngram"]

@@ -10,7 +10,7 @@ class ScriptedController(Controller):
     def __init__(self, *choices: Choice, speed_up: float = 0.0) -> None:
         self.choices = list(choices)
         self.rounds: list[RoundRecord] = []
-        self._speed_up = speed_up
+        self._shown_speed_up = speed_up
 
     def choose(self, num_sequences: int) -> Choice:  # noqa: ARG002 - all have the same choice
         """Return the next choice."""
@@ -23,4 +23,6 @@ class ScriptedController(Controller):
     def report(self) -> ControllerReport:
         """Return the choice in use."""
         choice = self.choices[0]
-        return ControllerReport(choice.is_on, Reason.MEASURING, self._speed_up, choice.max_proposed)
+        return ControllerReport(
+            choice.is_on, Reason.MEASURING, self._shown_speed_up, choice.max_proposed
+        )

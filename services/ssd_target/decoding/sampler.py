@@ -168,15 +168,14 @@ class RingSampler(Sampler):
         with_steps = self._with_steps(sequences)
         if self._is_greedy and not with_steps:
             return _best(logits_BPV.numpy())
-        num_proposed_B = np.array([len(each) for each in proposals])
-        self.fill(sequences, num_proposed_B)
+        self.fill(sequences, [len(each) for each in proposals])
         slots_B, next_B = _addresses(sequences)
         num_columns = logits_BPV.shape[1]
         logits_XV = logits_BPV.reshape(-1, logits_BPV.shape[2])
         chosen_BP = np.full((len(sequences), num_columns), NO_TOKEN, dtype=np.int64)
         active_A = np.arange(len(sequences))
         for index, steps in with_steps:
-            rows_PV = logits_XV[index * num_columns :][: num_proposed_B[index] + 1]
+            rows_PV = logits_XV[index * num_columns :][: len(proposals[index]) + 1]
             tokens = self._choose_with_steps(steps, sequences[index], rows_PV, proposals[index])
             chosen_BP[index, : len(tokens)] = tokens
             active_A = active_A[active_A != index]
