@@ -32,17 +32,13 @@ async def generate(
 async def compare(options: argparse.Namespace) -> None:
     """Start a target and a draft, and run the three modes, one after the other."""
     deployment = Deployment(target=options.target, draft=options.draft, is_synchronous=True)
-    sampling = SamplingParams(temperature=options.temperature, ignore_eos=True)
+    sampling = SamplingParams(
+        temperature=options.temperature, ignore_eos=True, seed=7, max_tokens=options.max_tokens
+    )
     texts: list[list[TokenId]] = []
     async with deployed(deployment) as running, TargetClient(running.target.grpc_address) as client:
         for name, mode in MODES.items():
-            call = GenerateCall(
-                prompt=options.prompt,
-                sampling=sampling,
-                seed=7,
-                max_tokens=options.max_tokens,
-                mode=mode,
-            )
+            call = GenerateCall(prompt=options.prompt, sampling=sampling, mode=mode)
             await generate(client, call)  # the first request of a mode is slower
             token_ids, found = await generate(client, call)
             speed = (len(token_ids) - 1) / found.decode_seconds

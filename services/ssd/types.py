@@ -69,10 +69,10 @@ class SamplingParams:
     """Subtracted for each occurrence from the logits of new tokens; -2..2."""
     logit_bias: tuple[tuple[TokenId, float], ...] = ()
     """Added to the logits of these tokens; ascending ids, -100..100, at most 1024."""
-    seed: int = 0
-    """Unsigned 64 bits: the noise of the request."""
-    max_tokens: int = 256
-    """Maximum number of new tokens, >= 1."""
+    seed: int | None = None
+    """Unsigned 64 bits: the noise of the request. None: the target draws one and returns it."""
+    max_tokens: int | None = None
+    """Maximum number of new tokens, >= 1. None: 256, or as many as the model's length leaves."""
     min_tokens: int = 0
     """Number of new tokens before an end-of-text or stop token is allowed; 0..max_tokens."""
     stop: tuple[str, ...] = ()
@@ -113,22 +113,6 @@ class ChatTurn:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     """Of a turn ``tool``: id of the call whose result it is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One continuation of a validated and tokenized request."""
-
-    request_id: str
-    prompt_ids: tuple[TokenId, ...]
-    sampling: SamplingParams
-    choice: int = 0
-    """Number of this continuation, 0..n-1: each has noise of its own."""
-    mode: Mode = Mode.AUTO
-    priority: int = 0
-    """-100..100; higher values run earlier."""
-    report_rounds: bool = False
-    """Whether chunks contain the rounds of their tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +258,7 @@ class SpeculationStatistics:
     """Rounds for which the target had turned speculation off, because plain decoding is faster."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenText:
     """A token with its text."""
 
@@ -283,7 +267,7 @@ class TokenText:
     """Set by the request handler."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Round:
     """One round of one continuation."""
 
@@ -297,7 +281,7 @@ class Round:
     """Result of the lookup that selected the proposal."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenLogprob:
     """A token and the natural logarithm of the probability that the model gives it."""
 
@@ -328,9 +312,13 @@ class PositionLogprobs:
     """The most likely tokens, most likely first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class GenerationChunk:
-    """New tokens of one continuation; the last chunk has finish reason, usage and statistics."""
+    """New tokens of one continuation; the last chunk has finish reason, usage and statistics.
+
+    The step thread makes it. Its stream adds the tokens of earlier chunks, and the request handler
+    texts, ``choice``, ``seed`` and ``prompt_tokens``. From then on it does not change.
+    """
 
     token_ids: tuple[TokenId, ...]
     logprobs: tuple[PositionLogprobs, ...] = ()

@@ -222,9 +222,12 @@ async def _repeat(
             calls = [
                 GenerateCall(
                     prompt=prompts[number % NUM_PROMPTS],
-                    sampling=SamplingParams(temperature=size.temperature, ignore_eos=True),
-                    seed=number,
-                    max_tokens=amount.max_tokens,
+                    sampling=SamplingParams(
+                        temperature=size.temperature,
+                        ignore_eos=True,
+                        seed=number,
+                        max_tokens=amount.max_tokens,
+                    ),
                     mode=mode,
                 )
                 for number in range(index * size.batch, (index + 1) * size.batch)

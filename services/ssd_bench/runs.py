@@ -235,9 +235,12 @@ async def _complete(
         prompt = plan.prompts[(first + index) % len(plan.prompts)]
         call = GenerateCall(
             prompt=prompt,
-            sampling=SamplingParams(temperature=cell.temperature, ignore_eos=True),
-            seed=first + index,
-            max_tokens=plan.max_tokens,
+            sampling=SamplingParams(
+                temperature=cell.temperature,
+                ignore_eos=True,
+                seed=first + index,
+                max_tokens=plan.max_tokens,
+            ),
             mode=contender.mode,
         )
         calls.append(_one(contender.client, call))

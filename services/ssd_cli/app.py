@@ -242,10 +242,10 @@ def generate_command(
                 n=n,
                 echo=echo,
                 logprobs=logprobs,
+                seed=seed,
+                max_tokens=max_tokens,
             )
         ),
-        seed=seed,
-        max_tokens=max_tokens,
         mode=Mode(mode),
         priority=priority,
     )

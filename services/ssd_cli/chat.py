@@ -125,9 +125,9 @@ class Chat:
         turn, settings = ChatTurn("user", message), self.settings
         call = GenerateCall(
             prompt=Conversation((*self.turns, turn)),
-            sampling=SamplingParams(temperature=settings.temperature),
-            seed=settings.seed,
-            max_tokens=settings.max_tokens,
+            sampling=SamplingParams(
+                temperature=settings.temperature, seed=settings.seed, max_tokens=settings.max_tokens
+            ),
             mode=settings.mode,
         )
         collector = Collector()

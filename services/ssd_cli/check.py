@@ -156,9 +156,9 @@ def _calls(batch: int, max_tokens: int) -> list[GenerateCall]:
     return [
         GenerateCall(
             prompt=prompt,
-            sampling=SamplingParams(temperature=float(index % 2), ignore_eos=True),
-            seed=index,
-            max_tokens=max_tokens,
+            sampling=SamplingParams(
+                temperature=float(index % 2), ignore_eos=True, seed=index, max_tokens=max_tokens
+            ),
         )
         for index, prompt in enumerate(held_out_prompts(batch, num_chars=PROMPT_CHARS))
     ]

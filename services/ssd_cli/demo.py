@@ -124,9 +124,12 @@ async def _warm_up(client: TargetClient, mode: Mode, options: DemoOptions) -> No
 def _call(mode: Mode, options: DemoOptions, max_tokens: int) -> GenerateCall:
     return GenerateCall(
         prompt=DEMO_PROMPT,
-        sampling=SamplingParams(temperature=options.temperature, ignore_eos=True),
-        seed=options.seed,
-        max_tokens=max_tokens,
+        sampling=SamplingParams(
+            temperature=options.temperature,
+            ignore_eos=True,
+            seed=options.seed,
+            max_tokens=max_tokens,
+        ),
         mode=mode,
     )
 

@@ -39,8 +39,8 @@ from ssd.engine.sizes import (
 )
 from ssd.errors import SettingsError
 from ssd.speculation.speed_model import (
+    PairTimes,
     Rates,
-    RoundTimes,
     Speed,
     plain_speed,
     speculative_speed,
@@ -108,7 +108,7 @@ class BatchPlan:
     batch: int
     columns: int
     """Columns of a table that a round uses: with more of them, it would wait too long."""
-    times: RoundTimes
+    times: PairTimes
     """Those of whole tables."""
     plain: Speed
     synchronous: Speed
@@ -250,7 +250,7 @@ def _batch_plan(
 
 def round_times(
     target: ModelConfig, draft: ModelConfig, gpu: Gpu, options: PlanOptions, batch: int
-) -> RoundTimes:
+) -> PairTimes:
     """Predict the times of a pair whose sequences have the middle of their length.
 
     The draft's step after its last one fills its KV cache while the table is sent, and is not part
@@ -277,7 +277,7 @@ def round_times(
 
     # Plain decoding is a verify without proposals, of the same shape.
     verify = seconds(target, columns, options.num_gpus)
-    return RoundTimes(
+    return PairTimes(
         plain=verify,
         verify=verify,
         proposal=options.lookahead * seconds(draft, 1, 1),

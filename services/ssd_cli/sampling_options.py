@@ -120,7 +120,7 @@ def checked(sampling: SamplingParams) -> SamplingParams:
         typer.BadParameter: one is out of its bounds; names the flag.
     """
     try:
-        return sampling_params(sampling_message(sampling, None, None))
+        return sampling_params(sampling_message(sampling))
     except FieldError as error:
         raise typer.BadParameter(flag_problem(error)) from None
     except ValueError as error:

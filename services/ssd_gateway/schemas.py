@@ -241,14 +241,10 @@ class _Request(StructureFields):
         field = self.structure.field
         return {"sampling.json_schema": field, "sampling.regex": field}
 
-    def _call(
-        self, prompt: Prompt, sampling: SamplingParams, max_tokens: int | None
-    ) -> GenerateCall:
+    def _call(self, prompt: Prompt, sampling: SamplingParams) -> GenerateCall:
         return GenerateCall(
             prompt=prompt,
             sampling=sampling,
-            seed=sampling.seed if self.seed is not None else None,
-            max_tokens=max_tokens,
             mode=Mode(self.mode),
             model=self.model or "",
             priority=self.priority,
@@ -312,7 +308,7 @@ class ChatRequest(_Request):
             tools=tools_text(tools) if tools else "",
             template_arguments=json.dumps(arguments, ensure_ascii=False) if arguments else "",
         )
-        return [self._call(conversation, sampling, limit)]
+        return [self._call(conversation, sampling)]
 
     @cached_property
     def tool_use(self) -> ToolUse:
@@ -356,7 +352,7 @@ class CompletionRequest(_Request):
             raise FieldError(
                 "prompt", f"has {len(prompts)} prompts, must have 1..{self.max_prompts}"
             )
-        return [self._call(prompt, sampling, limit) for prompt in prompts]
+        return [self._call(prompt, sampling) for prompt in prompts]
 
     def _prompts(self) -> list[Prompt]:
         if isinstance(self.prompt, str):

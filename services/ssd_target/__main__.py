@@ -19,7 +19,7 @@ from ssd.telemetry import SystemClock
 from ssd.tracing import check_endpoint
 from ssd_target.models import check_models, find_models
 from ssd_target.settings import TargetSettings
-from ssd_target.target import Target, link_credentials
+from ssd_target.target import TargetProcess, link_credentials
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +39,7 @@ async def serve(settings: TargetSettings) -> int:
     cpus = pin(settings.step_cpus, settings.other_cpus)
     models = find_models(settings)
     me = peer(settings, weights_fingerprint(models.target.folder))
-    target = Target(settings, models, me, cpus, SystemClock())
+    target = TargetProcess(settings, models, me, cpus, SystemClock())
     return await run_until_signal(target.run(), target.drain)
 
 

@@ -16,9 +16,9 @@ from ssd.speculation.controller import Controller
 from ssd.telemetry import progress_log
 from ssd_target.decoding.calibration import calibrate
 from ssd_target.decoding.decode_loop import DecodeLoop
-from ssd_target.decoding.ports import LoopContext, Sampler
-from ssd_target.decoding.sampler import KeyedSampler, RingSampler
-from ssd_target.decoding.scheduler import Scheduler, SchedulerLimits
+from ssd_target.decoding.ports import LoopContext
+from ssd_target.decoding.sampler import KeyedSampler, RingSampler, Sampler
+from ssd_target.decoding.scheduler import Scheduler
 from ssd_target.decoding.sequential_drafter import SequentialDrafter
 from ssd_target.decoding.speculation_control import SpeculationControl
 from ssd_target.models import TargetModels
@@ -73,20 +73,10 @@ class ModelLoader:
         return DecodeLoop(
             self._context,
             runner,
-            Scheduler(engine, BlockPool(runner.num_blocks), self._limits),
+            Scheduler(engine, BlockPool(runner.num_blocks), self._settings),
             sampler,
             self._control(runner),
             drafter,
-        )
-
-    @property
-    def _limits(self) -> SchedulerLimits:
-        settings = self._settings
-        return SchedulerLimits(
-            max_queue=settings.max_queue,
-            max_queue_tokens=settings.max_queue_tokens,
-            step_tokens=settings.step_tokens,
-            prefix_cache=settings.prefix_cache,
         )
 
     def _control(self, runner: TargetRunner) -> SpeculationControl:

@@ -50,7 +50,7 @@ running and waiting requests: some are being refused, some have ended and are st
 _MIN_CONNECTIONS = 1024
 
 
-class Target:
+class TargetProcess:
     """Owns all objects of the process. Asyncio loop.
 
     ``drain`` starts the drain; ``run`` returns after it.

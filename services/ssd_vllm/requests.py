@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ssd.pool.rounds import Lookup, NewSequence, VerifiedRound
+from ssd.pool.rounds import Lookup, NewSequence, RoundResult
 from ssd.ports import Clock
 from ssd.types import Outcome, SequenceId, TokenId
 from ssd_vllm.step_control import StepControl
@@ -64,11 +64,6 @@ class Pool(Protocol):
         """Number of sessions, open or opening."""
         ...
 
-    @property
-    def looked_up_at(self) -> float:
-        """When the newest round had its lookups."""
-        ...
-
     def begin(self, sequence: NewSequence) -> None:
         """Add a sequence."""
         ...
@@ -81,10 +76,16 @@ class Pool(Protocol):
         """Close the sessions of sequences that wait."""
         ...
 
-    def round(
-        self, results: Sequence[VerifiedRound], decided_at: float, before_wait: Callable[[], None]
+    def look_up(
+        self, results: Sequence[RoundResult], before_wait: Callable[[], None]
     ) -> list[Lookup]:
-        """Return the next proposals, and send the outcomes to the drafts."""
+        """Return the next proposals."""
+        ...
+
+    def commit(
+        self, results: Sequence[RoundResult], lookups: Sequence[Lookup], decided_at: float
+    ) -> None:
+        """Send the outcomes to the drafts."""
         ...
 
     def end(self, sequence_id: SequenceId) -> None:
@@ -163,7 +164,7 @@ class PoolRequests:
         """
         proposals: Proposals = [[] for _ in sampled]
         rows: list[tuple[int, _Request | None]] = []
-        results: list[VerifiedRound] = []
+        results: list[RoundResult] = []
         texts = zip(request_ids, sampled, lengths, text_of, strict=False)
         for row, (request_id, added, length, text) in enumerate(texts):
             if not added:
@@ -180,12 +181,14 @@ class PoolRequests:
             results.append(self._verified(request, added, length))
         if results:
             verified_at = self._clock.now()
-            lookups = self._pool.round(results, verified_at, before_wait=_no_readers)
+            lookups = self._pool.look_up(results, before_wait=_no_readers)
+            looked_up_at = self._clock.now()
+            self._pool.commit(results, lookups, verified_at)
             self._control.end(
                 results,
                 lookups,
                 verified_at=verified_at,
-                looked_up_at=self._pool.looked_up_at,
+                looked_up_at=looked_up_at,
                 num_sessions=self._num_sessions,
                 has_prompt=self._step.has_prompt,
             )
@@ -218,13 +221,13 @@ class PoolRequests:
 
     def _verified(
         self, request: _Request | None, added: Sequence[TokenId], length: int
-    ) -> VerifiedRound:
+    ) -> RoundResult:
         """Return the result of a row; one without a request only counts as a part of the round."""
         outcome = Outcome(len(added) - 1, added[-1])
         if request is None:
-            return VerifiedRound(_UNKNOWN, (), 0, outcome, is_finished=False, max_proposed=0)
+            return RoundResult(_UNKNOWN, (), 0, outcome, is_finished=False, max_proposed=0)
         request.length, new = length, request.new
-        return VerifiedRound(
+        return RoundResult(
             request.sequence_id,
             tuple(added),
             self._step.num_proposed.get(new.request_id, 0),

@@ -7,36 +7,18 @@ after ``FIRST_PAUSE`` steps.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from ssd import telemetry
-from ssd.pool.metrics import LookupMetrics, publish_report
+from ssd.pool.metrics import RoundMetrics, publish_report
 from ssd.pool.round_log import RoundLog, SequenceCounts
-from ssd.pool.rounds import Lookup, VerifiedRound
+from ssd.pool.rounds import Lookup, RoundResult
 from ssd.ports import Clock
-from ssd.speculation.controller import Choice, Reason, Report
-from ssd.speculation.round_samples import RoundSample
-from ssd.types import LookupResult, Mode
+from ssd.speculation.controller import Choice, Controller, ControllerReport, Reason
+from ssd.speculation.round_record import RoundRecord
+from ssd.types import Mode
 
 _PARTS = ("host", "verify", "wait", "commit")
 """Of ``ssd_round_seconds``. The part verify has vLLM's forward pass and its sampler."""
-_ANSWERED = (LookupResult.HIT, LookupResult.MISS, LookupResult.LATE)
-
-
-class StepController(Protocol):
-    """The part of ``ssd.speculation.controller.Controller`` that steps use."""
-
-    def choose(self, num_sequences: int) -> Choice:
-        """Return the choice for the next step."""
-        ...
-
-    def note(self, sample: RoundSample) -> None:
-        """Note the measurements of a step."""
-        ...
-
-    def report(self) -> Report:
-        """Return the choice without its trials."""
-        ...
 
 
 class StepControl:
@@ -47,7 +29,7 @@ class StepControl:
 
     def __init__(
         self,
-        controller: StepController,
+        controller: Controller,
         mode: Mode,
         lookahead: int,
         round_log: RoundLog,
@@ -65,9 +47,7 @@ class StepControl:
         self.mode = mode
         self._controller = controller
         self._round_log = round_log
-        self._metrics = LookupMetrics(lookahead)
-        seconds = telemetry.ROUND_SECONDS
-        self._part_seconds = [seconds.labels(part=each) for each in _PARTS]
+        self._metrics = RoundMetrics(lookahead, _PARTS)
         self._lookahead = lookahead
         self._clock = clock
         self._begun_at = 0.0
@@ -87,7 +67,7 @@ class StepControl:
         eligible = num_known if self._round_log.speculation.is_on else 0
         counts = SequenceCounts(running=num_running, eligible=eligible)
         if counts != self._round_log.counts:
-            self._round_log.note_counts(counts, self._begun_at)
+            self._round_log.set_counts(counts, self._begun_at)
             telemetry.RUNNING_SEQUENCES.set(num_running)
         if not num_running:
             return False
@@ -101,12 +81,14 @@ class StepControl:
                 self.choice = Choice(is_on=False, max_proposed=0)
         if self.mode is not Mode.AUTO:
             choice = self.choice
-            self._publish(Report(choice.is_on, Reason.MEASURING, 0.0, choice.max_proposed))
+            self._publish(
+                ControllerReport(choice.is_on, Reason.MEASURING, 0.0, choice.max_proposed)
+            )
         return was_on and not self.choice.is_on
 
     def end(
         self,
-        results: Sequence[VerifiedRound],
+        results: Sequence[RoundResult],
         lookups: Sequence[Lookup],
         *,
         verified_at: float,
@@ -127,41 +109,27 @@ class StepControl:
         before, now = self._ended_at, self._clock.now()
         is_last = all(each.is_finished for each in results)
         self._ended_at = None if is_last else now
-        self._metrics.observe(results, lookups)
+        record = RoundRecord(num_sessions=num_sessions, decided_at=verified_at)
+        for result, lookup in zip(results, lookups, strict=True):
+            accepted = result.outcome.accepted
+            record.add_outcome(result.num_proposed, accepted, accepted + 1)
+            record.add_lookup(lookup.result)
+            record.num_auto += bool(result.token_ids)
+        self._metrics.observe_tokens(record)
         if before is None or has_prompt:
             return
-        num_tokens = sum(1 + each.outcome.accepted for each in results)
-        verify_seconds = verified_at - self._begun_at
-        self._round_log.begin(before)
-        self._round_log.note_outcomes(verify_seconds, verified_at)
-        self._round_log.end(now - before, len(results), num_tokens)
-        wait, commit = looked_up_at - verified_at, now - looked_up_at
-        parts = (self._begun_at - before, verify_seconds, wait, commit)
-        for part, seconds in zip(self._part_seconds, parts, strict=True):
-            part.observe(seconds)
-        if self.mode is not Mode.AUTO:
-            return
-        accepted_K = [0] * self._lookahead
-        for result in results:
-            for position in range(result.outcome.accepted):
-                accepted_K[position] += 1
-        self._controller.note(
-            RoundSample(
-                num_sequences=len(results),
-                num_auto=sum(bool(each.token_ids) for each in results),
-                num_sessions=num_sessions,
-                num_answered=sum(each.result in _ANSWERED for each in lookups),
-                num_tokens=num_tokens,
-                columns=1 + max(each.num_proposed for each in results),
-                num_proposed=sum(each.num_proposed for each in results),
-                num_accepted_K=tuple(accepted_K),
-                seconds=now - before,
-                verify_seconds=verify_seconds,
-            )
-        )
-        self._publish(self._controller.report())
+        record.begun_at = before
+        record.verify_seconds = verified_at - self._begun_at
+        record.wait_seconds = looked_up_at - verified_at
+        record.commit_seconds = now - looked_up_at
+        record.seconds = now - before
+        self._round_log.add_round(record)
+        self._metrics.observe_seconds(record)
+        if self.mode is Mode.AUTO:
+            self._controller.add_round(record)
+            self._publish(self._controller.report())
 
-    def _publish(self, report: Report) -> None:
+    def _publish(self, report: ControllerReport) -> None:
         if report != self._round_log.speculation:
             self._round_log.speculation = report
             publish_report(report)

@@ -51,9 +51,9 @@ async def attempt(client: TargetClient, job: Job, mode: Mode) -> Attempt:
     prompt, temperature, seed = job
     call = GenerateCall(
         prompt=prompt,
-        sampling=SamplingParams(temperature=temperature, ignore_eos=True),
-        seed=seed,
-        max_tokens=NUM_TOKENS,
+        sampling=SamplingParams(
+            temperature=temperature, ignore_eos=True, seed=seed, max_tokens=NUM_TOKENS
+        ),
         mode=mode,
     )
     found = Attempt()

@@ -144,9 +144,12 @@ async def complete_all(
     calls = [
         GenerateCall(
             prompt=prompt,
-            sampling=SamplingParams(temperature=temperature, ignore_eos=True),
-            seed=1000 + index,
-            max_tokens=size.max_tokens,
+            sampling=SamplingParams(
+                temperature=temperature,
+                ignore_eos=True,
+                seed=1000 + index,
+                max_tokens=size.max_tokens,
+            ),
             mode=mode,
         )
         for temperature in temperatures

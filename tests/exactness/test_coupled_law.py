@@ -28,16 +28,15 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from scipy.special import chdtrc
+from tests.sequences import make_sequence
 
 from ssd.engine.config import EngineConfig
 from ssd.speculation.backup import propose_ngram
 from ssd.speculation.noise import gumbel_noise
 from ssd.speculation.verification import verify_coupled
-from ssd.testing.sink import ListSink
-from ssd.types import Request, SamplingParams
-from ssd_target.decoding.batch_builder import Proposals
+from ssd.types import SamplingParams
 from ssd_target.decoding.sampler import RingSampler
-from ssd_target.decoding.sequence import Arrival, Sequence
+from ssd_target.decoding.sequence import Sequence
 
 NUM_TOKENS = 4
 NUM_SEQUENCES = 6000
@@ -148,14 +147,15 @@ def decode(propose: Proposer) -> Int64s:
         proposal_XK, num_proposed_X = proposal_BK[running_X], num_proposed_B[running_X]
         newest_X = texts_BS[running_X, lengths_B[running_X] - 1]
         columns_XP = np.concatenate((newest_X[:, None], proposal_XK.clip(min=0)), axis=1)
-        proposals = Proposals(proposal_XK, num_proposed_X, ())
-        chosen_XP = sampler.choose(rows, proposals, log_law_VV[columns_XP])
-        outcomes = verify_coupled(proposal_XK, num_proposed_X, chosen_XP)
-        for row, proposed, outcome in zip(running_X, proposal_XK.tolist(), outcomes, strict=True):
+        pairs = zip(proposal_XK.tolist(), num_proposed_X.tolist(), strict=True)
+        proposals = [tuple(row[:count]) for row, count in pairs]
+        chosen = sampler.choose(rows, proposals, log_law_VV[columns_XP])
+        for row, proposed, tokens in zip(running_X, proposals, chosen, strict=True):
+            outcome = verify_coupled(proposed, tokens)
             sequences[row].append((*proposed[: outcome.accepted], outcome.bonus))
-            tokens = sequences[row].tokens
-            texts_BS[row, : len(tokens)] = tokens
-            lengths_B[row] = len(tokens)
+            text = sequences[row].tokens
+            texts_BS[row, : len(text)] = text
+            lengths_B[row] = len(text)
     return texts_BS[:, len(PROMPT) : len(PROMPT) + NUM_NEW]
 
 
@@ -172,13 +172,7 @@ def sampler_of_all() -> RingSampler:
 def sequence_of(seed: int) -> Sequence:
     """Return the sequence of a seed; its slot differs from its row."""
     sampling = SamplingParams(temperature=1.0, seed=seed, max_tokens=NUM_NEW, ignore_eos=True)
-    arrival = Arrival(
-        sequence_id=seed,
-        request=Request(request_id="", prompt_ids=PROMPT, sampling=sampling),
-        eos_token_ids=frozenset(),
-        sink=ListSink(),
-    )
-    return Sequence(arrival=arrival, slot=(seed + 1) % NUM_SEQUENCES)
+    return make_sequence(PROMPT, sampling, slot=(seed + 1) % NUM_SEQUENCES)
 
 
 @cache

@@ -18,16 +18,15 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from scipy.special import chdtrc
+from tests.sequences import make_sequence
 
 from ssd.engine.config import EngineConfig
 from ssd.engine.sampling.logits import Filters, filtered
 from ssd.speculation.verification import verify_coupled
-from ssd.testing.sink import ListSink
-from ssd.types import Request, SamplingParams
+from ssd.types import SamplingParams
 from ssd_draft.token_choice import RingChoice
-from ssd_target.decoding.batch_builder import Proposals
 from ssd_target.decoding.sampler import RingSampler
-from ssd_target.decoding.sequence import Arrival, Sequence
+from ssd_target.decoding.sequence import Sequence
 
 Int64s = NDArray[np.int64]
 Float64s = NDArray[np.float64]
@@ -81,9 +80,7 @@ def sequence_of(seed: int, filters: TokenFilters) -> Sequence:
         max_tokens=2,
         ignore_eos=True,
     )
-    request = Request(request_id="", prompt_ids=PROMPT, sampling=sampling)
-    arrival = Arrival(sequence_id=seed, request=request, eos_token_ids=frozenset(), sink=ListSink())
-    return Sequence(arrival=arrival, slot=seed)
+    return make_sequence(PROMPT, sampling, slot=seed)
 
 
 @cache
@@ -125,18 +122,13 @@ def decoded(case: str, path: str) -> tuple[Int64s, float]:
         if is_first and path != "plain":
             known = filters if path == "draft with filters" else NO_FILTERS
             proposal_B1 = draft_tokens(known)[:, None]
-        num_proposed_B = (proposal_B1[:, 0] >= 0).astype(np.int64)
         newest_B = np.array([each.tokens[-1] for each in running])
         columns_B2 = np.stack((newest_B, proposal_B1[:, 0].clip(min=0)), axis=1)
-        proposed = tuple(
-            tuple(row[:count])
-            for row, count in zip(proposal_B1.tolist(), num_proposed_B.tolist(), strict=True)
-        )
-        proposals = Proposals(proposal_B1, num_proposed_B, proposed)
-        chosen_B2 = sampler.choose(running, proposals, logits_VV[columns_B2])
-        outcomes = verify_coupled(proposal_B1, num_proposed_B, chosen_B2)
-        for each, row, outcome in zip(running, proposed, outcomes, strict=True):
-            each.append((*row[: outcome.accepted], outcome.bonus))
+        proposals = [(token,) if token >= 0 else () for (token,) in proposal_B1.tolist()]
+        chosen = sampler.choose(running, proposals, logits_VV[columns_B2])
+        for each, proposal, tokens in zip(running, proposals, chosen, strict=True):
+            outcome = verify_coupled(proposal, tokens)
+            each.append((*proposal[: outcome.accepted], outcome.bonus))
             num_accepted += outcome.accepted
     tokens_B2 = np.array([each.tokens[len(PROMPT) :] for each in sequences])
     return tokens_B2, num_accepted / NUM_SEQUENCES

@@ -17,7 +17,6 @@ from tests.exactness.cells import Size, pair
 from tests.pairs import LONG_WAIT, draft_of, target_of
 
 from ssd.rpc.client import TargetClient
-from ssd.rpc.codec import GenerateCall
 from ssd.types import (
     FinishReason,
     Mode,
@@ -111,10 +110,8 @@ class Found:
 async def run_case(
     client: TargetClient, name: str, prompt: str, mode: Mode, max_tokens: int
 ) -> list[Found]:
-    call = GenerateCall(
-        prompt=prompt, sampling=CASES[name], seed=len(prompt), max_tokens=max_tokens, mode=mode
-    )
-    chunks = [chunk async for chunk in client.generate(call)]
+    sampling = replace(CASES[name], seed=len(prompt), max_tokens=max_tokens)
+    chunks = [chunk async for chunk in client.generate(prompt, sampling, mode)]
     found = []
     for choice in range(CASES[name].n):
         own = [chunk for chunk in chunks if chunk.choice == choice]

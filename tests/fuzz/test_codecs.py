@@ -101,7 +101,7 @@ def test_any_request_is_a_call_within_its_bounds_or_a_request_error(message: Any
     except RequestError:
         return
     assert 0.0 <= call.sampling.temperature <= 2.0
-    assert call.max_tokens is None or call.max_tokens >= 1
+    assert (call.sampling.max_tokens or 1) >= 1
 
 
 @scaled(40)

@@ -114,7 +114,7 @@ async def test_slow_readers_get_all_tokens_in_fewer_messages_and_delay_nobody(fo
         whole = await read(client, "abc", long)
         async with grpc.aio.insecure_channel(target.grpc_address, options=NEVER_READS) as channel:
             make: Any = generate_pb2_grpc.GenerateServiceStub
-            call = GenerateCall(prompt="abc", sampling=long, max_tokens=long.max_tokens)
+            call = GenerateCall(prompt="abc", sampling=long)
             slow = [make(channel).Generate(generate_request(call)) for _ in range(NUM_SLOTS - 1)]
             messages = [[await each.read()] for each in slow]
             # While nobody reads, the sequences run to their end and others are served.

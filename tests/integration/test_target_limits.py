@@ -92,7 +92,6 @@ async def test_get_pool_status_reports_links_and_sequences(folder: Path) -> None
             call = GenerateCall(
                 prompt="abc",
                 sampling=ENDLESS,
-                max_tokens=ENDLESS.max_tokens,
                 mode=Mode.SPECULATIVE,
             )
             stream = client.generate(call)
@@ -120,7 +119,7 @@ async def test_a_stalled_reader_is_cancelled_and_others_continue(folder: Path) -
         alone = await generate(client, "abc")
         async with grpc.aio.insecure_channel(process.grpc_address, options=NEVER_READS) as channel:
             stub = generate_stub(channel)
-            call = GenerateCall(prompt="x", sampling=ENDLESS, max_tokens=ENDLESS.max_tokens)
+            call = GenerateCall(prompt="x", sampling=ENDLESS)
             stalled = stub.Generate(generate_request(call))
             await stalled.read()
             assert (await process.metrics())['ssd_kv_blocks{state="used"}'] > 0

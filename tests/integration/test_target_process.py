@@ -97,16 +97,13 @@ async def test_an_unset_seed_is_drawn_and_unset_max_tokens_fit_the_model(folder:
 async def test_continuations_of_one_prompt_are_streamed_together_each_with_noise_of_its_own(
     folder: Path,
 ) -> None:
-    sampling = SamplingParams(ignore_eos=True, logprobs=2, top_p=0.95)
+    sampling = SamplingParams(ignore_eos=True, logprobs=2, top_p=0.95, seed=7, max_tokens=12)
     several = replace(sampling, n=3, echo=True)
     async with target(folder) as (_, client):
 
-        def call(params: SamplingParams) -> GenerateCall:
-            return GenerateCall(prompt="abc", sampling=params, seed=7, max_tokens=12)
-
         async def texts(params: SamplingParams) -> dict[int, list[GenerationChunk]]:
             found: dict[int, list[GenerationChunk]] = {}
-            async for chunk in client.generate(call(params)):
+            async for chunk in client.generate("abc", params):
                 found.setdefault(chunk.choice, []).append(chunk)
             return found
 

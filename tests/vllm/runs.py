@@ -15,7 +15,6 @@ from tests.vllm.server import MODEL, ROOT, command
 
 from ssd.launch import Deployment, deployed
 from ssd.rpc.client import TargetClient
-from ssd.rpc.codec import GenerateCall
 from ssd.types import Mode, SamplingParams
 
 Job = dict[str, Any]
@@ -192,17 +191,10 @@ async def _our_texts(jobs: Sequence[Job]) -> Texts:
 
     async def generate(client: TargetClient, job: Job) -> list[int]:
         given = dict(job)
-        ids, count = tuple(given.pop("prompt_ids")), given.pop("max_tokens")
-        sampling = SamplingParams(ignore_eos=True, **given)
-        call = GenerateCall(
-            prompt=ids,
-            sampling=sampling,
-            seed=sampling.seed,
-            max_tokens=count,
-            mode=Mode.AUTOREGRESSIVE,
-        )
+        ids = tuple(given.pop("prompt_ids"))
+        chunks = client.generate(ids, SamplingParams(ignore_eos=True, **given), Mode.AUTOREGRESSIVE)
         async with calls:
-            return [token async for chunk in client.generate(call) for token in chunk.token_ids]
+            return [token async for chunk in chunks for token in chunk.token_ids]
 
     async with (
         deployed(Deployment(num_drafts=0, target_flags=("--dtype", "float32"))) as running,

@@ -1,36 +1,24 @@
-"""Prometheus metrics of rounds that every target has: lookups, acceptance, the controller's choice.
+"""Prometheus metrics of rounds: they observe what rounds did, and nothing reads them back."""
 
-They observe what rounds did, and nothing reads them back.
-"""
-
-from collections.abc import Sequence as Rows
-from typing import Protocol
+from collections.abc import Iterable
+from operator import attrgetter
 
 from ssd import telemetry
-from ssd.pool.rounds import Lookup
-from ssd.speculation.controller import Reason, Report
-from ssd.types import LookupResult, Mode, Outcome
+from ssd.speculation.controller import ControllerReport, Reason
+from ssd.speculation.round_record import RoundRecord
+from ssd.types import LookupResult, Mode
 
 
-class VerifiedRow(Protocol):
-    """What a round verified of one sequence."""
+class RoundMetrics:
+    """Publishes rounds. Labels are resolved once. Thread of the rounds only."""
 
-    @property
-    def num_proposed(self) -> int:
-        """Tokens of its proposal."""
-        ...
+    def __init__(self, lookahead: int, parts: Iterable[str]) -> None:
+        """Construct.
 
-    @property
-    def outcome(self) -> Outcome:
-        """Result of the verification."""
-        ...
-
-
-class LookupMetrics:
-    """Publishes lookups and acceptance. Labels are resolved once. Step thread only."""
-
-    def __init__(self, lookahead: int) -> None:
-        """Construct; ``lookahead`` is K, the tokens of a full proposal."""
+        Args:
+            lookahead: K, the tokens of a full proposal.
+            parts: of a round that are measured, of ``PARTS`` and "host".
+        """
         self._results = {
             result: telemetry.ROUNDS_TOTAL.labels(result=result.value) for result in LookupResult
         }
@@ -38,23 +26,28 @@ class LookupMetrics:
             telemetry.ACCEPTED_TOKENS_TOTAL.labels(position=str(position))
             for position in range(1, lookahead + 1)
         ]
+        self._seconds = [
+            (attrgetter(f"{part}_seconds"), telemetry.ROUND_SECONDS.labels(part=part))
+            for part in parts
+        ]
 
-    def observe(self, rows: Rows[VerifiedRow], lookups: Rows[Lookup]) -> None:
-        """Publish a round."""
-        # Each call of a counter takes a lock, so it is called once for all rows.
-        kinds: dict[LookupResult, int] = {}
-        for lookup in lookups:
-            kinds[lookup.result] = kinds.get(lookup.result, 0) + 1
-        for kind, count in kinds.items():
-            self._results[kind].inc(count)
-        lengths = [each.outcome.accepted for each in rows if each.num_proposed]
-        if lengths:
-            telemetry.PROPOSED_TOKENS_TOTAL.inc(sum(each.num_proposed for each in rows))
-            for position in range(max(lengths)):
-                self._accepted[position].inc(sum(length > position for length in lengths))
+    def observe_tokens(self, record: RoundRecord) -> None:
+        """Publish lookups and acceptance."""
+        # Each call of a counter takes a lock, so it is called once for all sequences.
+        for result, count in record.lookups.items():
+            self._results[result].inc(count)
+        if record.num_proposed:
+            telemetry.PROPOSED_TOKENS_TOTAL.inc(record.num_proposed)
+            for counter, count in zip(self._accepted, record.num_accepted, strict=False):
+                counter.inc(count)
+
+    def observe_seconds(self, record: RoundRecord) -> None:
+        """Publish how long the parts took."""
+        for seconds, histogram in self._seconds:
+            histogram.observe(seconds(record))
 
 
-def publish_report(report: Report) -> None:
+def publish_report(report: ControllerReport) -> None:
     """Publish the choice of the controller."""
     telemetry.SPECULATION_ACTIVE.set(report.is_on)
     telemetry.SPECULATION_SPEED_UP.set(report.speed_up)

@@ -18,7 +18,7 @@ from ssd.pool.rounds import (
     LookupCounts,
     NewSequence,
     PoolSettings,
-    VerifiedRound,
+    RoundResult,
 )
 from ssd.pool.router import choose_link, session_to_move
 from ssd.pool.sequence import Continuation, DraftedSequence, continuation
@@ -46,13 +46,13 @@ _PERMANENT_REASONS = (RefusalReason.LENGTH, RefusalReason.NOT_FINITE)
 class DraftPool:
     """Opens sessions on drafts, looks outcomes up in their tables, and sends them commits.
 
-    A target calls ``begin`` for each sequence that may speculate, ``open_sessions`` and ``round``
-    in each of its rounds, and ``end``. Nothing here needs the target's model.
+    A target calls ``begin`` for each sequence that may speculate, ``open_sessions``, ``look_up``
+    and ``commit`` in each of its rounds, and ``end``. Nothing here needs the target's model.
 
     Asyncio loop: ``configure``, ``attach``, ``detach``, ``drain``, ``refuse``. Step thread:
-    ``begin``, ``open_sessions``, ``release``, ``round``, ``end``. Any thread: the rest.
-    One lock guards links and sessions. It is not held while waiting or sending to drafts; readers
-    of tokens are woken under it.
+    ``begin``, ``open_sessions``, ``release``, ``look_up``, ``commit``, ``end``. Any thread: the
+    rest. One lock guards links and sessions. It is not held while waiting or sending to drafts;
+    readers of tokens are woken under it.
     """
 
     def __init__(self, settings: PoolSettings, clock: Clock) -> None:
@@ -65,8 +65,6 @@ class DraftPool:
         self._reopening: set[SequenceId] = set()
         """Sequences whose session has moved and is not requested yet; at most one."""
         self.tables = TableCollector(settings, self._sessions, self._changed, clock)
-        self.looked_up_at = 0.0
-        """When the newest round had its lookups, before it sent its commits."""
         self._sent_at: float | None = None
         """When the commits of the newest round were sent."""
         self.counts = LookupCounts()
@@ -170,29 +168,21 @@ class DraftPool:
         if session is not None:
             session.link.send_closing(session.number)
 
-    def round(
-        self, results: Rows[VerifiedRound], decided_at: float, before_wait: Callable[[], None]
-    ) -> list[Lookup]:
-        """Look the outcomes of a round up in their tables, and send them to the drafts.
+    def look_up(self, results: Rows[RoundResult], before_wait: Callable[[], None]) -> list[Lookup]:
+        """Look the outcomes of a round up in their tables.
 
         It waits for more columns of tables while that pays.
 
         Args:
             results: of all sequences of the round, those that drafts do not know included.
-            decided_at: when the outcomes were known.
             before_wait: called once if it waits.
 
         Returns:
             The lookup of each result, with the proposal for the next round.
         """
-        lookups = self._look_up(results, before_wait)
-        self.looked_up_at = self._clock.now()
-        self._send(results, lookups, decided_at)
-        return lookups
-
-    def _look_up(
-        self, results: Rows[VerifiedRound], before_wait: Callable[[], None]
-    ) -> list[Lookup]:
+        if not self._sequences:
+            self._sent_at = None
+            return [NO_TABLE_NEEDED] * len(results)
         rows = [self._continue(each) for each in results]
         num_others = sum(
             row is None and not result.is_finished
@@ -216,15 +206,23 @@ class DraftPool:
             for each in rows
         ]
 
-    def _continue(self, result: VerifiedRound) -> Continuation | None:
+    def _continue(self, result: RoundResult) -> Continuation | None:
         """Append a result to its sequence; None if the sequence has ended or did not begin."""
         sequence = self._sequences.get(result.sequence_id)
         if sequence is None:
             return None
         return continuation(sequence, result, self._settings.lookahead)
 
-    def _send(self, results: Rows[VerifiedRound], lookups: Rows[Lookup], decided_at: float) -> None:
-        """Send the commits of a round, in one frame for each link."""
+    def commit(self, results: Rows[RoundResult], lookups: Rows[Lookup], decided_at: float) -> None:
+        """Send the outcomes of a round to the drafts, in one frame for each link.
+
+        Args:
+            results: of the round.
+            lookups: of each.
+            decided_at: when the outcomes were known.
+        """
+        if not self._sequences:
+            return
         commits: dict[DraftLink, list[Commit]] = {}
         waited_us = min(int(self.tables.waited_seconds * 1e6), _MAX_WAITED_US)
         now = self._clock.now()
@@ -333,7 +331,7 @@ class DraftPool:
         self._sessions.remove(suspended)
         return suspended
 
-    def _num_from_table(self, result: VerifiedRound) -> int:
+    def _num_from_table(self, result: RoundResult) -> int:
         """Return how many tokens of a tested proposal are from a table. Lock held."""
         session = self._sessions.find(result.sequence_id)
         return 0 if session is None else session.num_from_table
@@ -345,8 +343,8 @@ class DraftPool:
         session.num_from_table = lookup.num_from_table
         if lookup.result in (LookupResult.HIT, LookupResult.MISS):
             self.tables.pace.hits.note(1, lookup.result is LookupResult.HIT)
-        session.link.counts.note(lookup.result)
-        self.counts.note(lookup.result)
+        session.link.counts.add(lookup.result)
+        self.counts.add(lookup.result)
         return lookup
 
 

@@ -39,9 +39,9 @@ class NewSequence:
     temperature: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class VerifiedRound:
-    """What a round verified of one sequence, which need not have begun in the pool."""
+@dataclass(slots=True)
+class RoundResult:
+    """The result of one sequence in one round; it need not have begun in the pool."""
 
     sequence_id: SequenceId
     token_ids: tuple[TokenId, ...]
@@ -80,7 +80,7 @@ class LookupCounts:
     misses: int = 0
     late: int = 0
 
-    def note(self, result: LookupResult) -> None:
+    def add(self, result: LookupResult) -> None:
         """Count one lookup."""
         self.hits += result is LookupResult.HIT
         self.misses += result is LookupResult.MISS

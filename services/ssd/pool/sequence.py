@@ -3,7 +3,7 @@
 from array import array
 from dataclasses import dataclass
 
-from ssd.pool.rounds import NewSequence, VerifiedRound
+from ssd.pool.rounds import NewSequence, RoundResult
 from ssd.types import Outcome, SequenceId, TokenId
 
 
@@ -42,7 +42,7 @@ class Continuation:
 
 
 def continuation(
-    sequence: DraftedSequence, result: VerifiedRound, lookahead: int
+    sequence: DraftedSequence, result: RoundResult, lookahead: int
 ) -> Continuation | None:
     """Append the tokens of a round; None if they end the sequence."""
     sequence.tokens.extend(result.token_ids)

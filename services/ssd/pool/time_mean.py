@@ -2,64 +2,53 @@
 
 import threading
 from collections import deque
-from dataclasses import dataclass
+
+import numpy as np
 
 WINDOW_SECONDS = 30.0
 _INTERVAL_SECONDS = 1.0
 
 
-@dataclass(slots=True)
-class _Interval:
-    """A span of time and the integral of the number over it."""
-
-    begin: float
-    end: float
-    area: float
-
-
 class TimeMean:
     """Mean over the last ``WINDOW_SECONDS`` of a number that changes in steps. Any thread.
 
-    Changes within a second share one interval, so the memory is bounded at any rate of changes.
+    It keeps points of the integral of the number. Changes within a second share one point, so the
+    memory is bounded at any rate of changes.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._intervals: deque[_Interval] = deque()
+        self._points: deque[tuple[float, float]] = deque()
+        """Times, and the integral up to them."""
         self._value = 0.0
-        self._since: float | None = None
 
-    def note(self, value: float, now: float) -> None:
+    def set(self, value: float, now: float) -> None:
         """Set the number to ``value`` from ``now`` on."""
         with self._lock:
-            if self._since is not None:
-                self._add(self._since, now)
+            points = self._points
+            point = self._point(now)
+            if len(points) > 1 and now - points[-2][0] <= _INTERVAL_SECONDS:
+                points.pop()
+            points.append(point)
+            while len(points) > 1 and points[1][0] <= now - WINDOW_SECONDS:
+                points.popleft()
             self._value = value
-            self._since = now
-            while self._intervals and self._intervals[0].end <= now - WINDOW_SECONDS:
-                self._intervals.popleft()
 
     def mean(self, now: float) -> float:
-        """Return the mean over the known part of the window; 0 before the first ``note``."""
+        """Return the mean over the known part of the window; 0 before the first ``set``."""
         with self._lock:
-            if self._since is None:
+            if not self._points:
                 return 0.0
-            newest = _Interval(self._since, now, self._value * (now - self._since))
-            oldest = now - WINDOW_SECONDS
-            seconds = area = 0.0
-            for interval in (*self._intervals, newest):
-                length = interval.end - interval.begin
-                inside = interval.end - max(interval.begin, oldest)
-                if length > 0 and inside > 0:
-                    seconds += inside
-                    area += interval.area * inside / length
-            return area / seconds if seconds > 0 else self._value
+            times, areas = zip(*self._points, self._point(now), strict=True)
+            begin = max(times[0], now - WINDOW_SECONDS)
+            if now <= begin:
+                return self._value
+            before = float(np.interp(begin, times, areas))
+            mean: float = (areas[-1] - before) / (now - begin)
+            return mean
 
-    def _add(self, begin: float, end: float) -> None:
-        area = self._value * (end - begin)
-        newest = self._intervals[-1] if self._intervals else None
-        if newest is not None and end - newest.begin <= _INTERVAL_SECONDS:
-            newest.end = end
-            newest.area += area
-        elif end > begin:
-            self._intervals.append(_Interval(begin, end, area))
+    def _point(self, now: float) -> tuple[float, float]:
+        if not self._points:
+            return now, 0.0
+        time, area = self._points[-1]
+        return now, area + self._value * (now - time)

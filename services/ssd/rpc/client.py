@@ -233,8 +233,7 @@ class TargetClient(_Client):
         Args:
             prompt: text, token ids or a conversation; or a ``GenerateCall``, which replaces
                 ``sampling`` and ``mode``.
-            sampling: all of its fields are sent, with the seed. None: the server uses its defaults,
-                draws a seed and returns it in the first chunk.
+            sampling: parameters; None takes the defaults.
             mode: how rounds run.
             timeout_seconds: maximum time of all attempts together.
             request_id: id in the target's log and errors; empty: the target draws one.
@@ -245,10 +244,10 @@ class TargetClient(_Client):
                 stops, cancelled the request.
             SSDError: see the module.
         """
-        if isinstance(prompt, GenerateCall):
-            request = generate_request(prompt)
-        else:
-            request = _request(prompt, sampling, mode)
+        if not isinstance(prompt, GenerateCall):
+            whole = prompt if isinstance(prompt, str | Conversation) else tuple(prompt)
+            prompt = GenerateCall(prompt=whole, sampling=sampling or SamplingParams(), mode=mode)
+        request = generate_request(prompt)
         of_request = ((REQUEST_ID_KEY, request_id),) if request_id else ()
         metadata = (*of_request, *telemetry.trace_headers.get())
         loop = asyncio.get_running_loop()
@@ -455,22 +454,3 @@ def _as_ssd_error(error: BaseException | None, endpoint: str) -> SSDError | None
 
 def _next_pause(pause_seconds: float) -> float:
     return min(max(_FIRST_PAUSE_SECONDS, 2 * pause_seconds), _LONGEST_PAUSE_SECONDS)
-
-
-def _request(
-    prompt: Prompt, sampling: SamplingParams | None, mode: Mode
-) -> generate_pb2.GenerateRequest:
-    whole = prompt if isinstance(prompt, str | Conversation) else tuple(prompt)
-    if sampling is None:
-        request = generate_request(GenerateCall(prompt=whole, mode=mode))
-        request.ClearField("sampling")
-        return request
-    return generate_request(
-        GenerateCall(
-            prompt=whole,
-            sampling=sampling,
-            seed=sampling.seed,
-            max_tokens=sampling.max_tokens,
-            mode=mode,
-        )
-    )

@@ -7,7 +7,7 @@ not parse text that is not UTF-8: a server returns INVALID_ARGUMENT, and a clien
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ssd.errors import ContextLengthError, FieldError
 from ssd.rpc.bounds import (
@@ -95,11 +95,6 @@ class GenerateCall:
 
     prompt: Prompt
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    """Its ``seed`` and ``max_tokens`` apply only if the two fields below are not None."""
-    seed: int | None = None
-    """None: the server draws one and returns it."""
-    max_tokens: int | None = None
-    """None: 256, or fewer if the length of the model leaves fewer."""
     mode: Mode = Mode.AUTO
     priority: int = 0
     """-100..100; higher values run earlier."""
@@ -134,29 +129,24 @@ class ModelInfo:
     tool_format: str
 
 
-_MODES = {
-    types_pb2.MODE_UNSPECIFIED: Mode.AUTO,
-    types_pb2.MODE_AUTO: Mode.AUTO,
-    types_pb2.MODE_AUTOREGRESSIVE: Mode.AUTOREGRESSIVE,
-    types_pb2.MODE_SYNCHRONOUS: Mode.SYNCHRONOUS,
-    types_pb2.MODE_SPECULATIVE: Mode.SPECULATIVE,
+_MODES: dict[int, Mode] = {types_pb2.MODE_UNSPECIFIED: Mode.AUTO} | {
+    getattr(types_pb2, f"MODE_{mode.name}"): mode for mode in Mode
 }
-_MODE_NUMBERS = {mode: number for number, mode in _MODES.items()}
+_MODE_NUMBERS: dict[Mode, Any] = {mode: number for number, mode in _MODES.items()}
 _FINISH_REASONS = {
-    types_pb2.FINISH_REASON_UNSPECIFIED: None,
-    types_pb2.FINISH_REASON_STOP: FinishReason.STOP,
-    types_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-    types_pb2.FINISH_REASON_CANCELLED: FinishReason.CANCELLED,
+    getattr(types_pb2, f"FINISH_REASON_{reason.name}"): reason
+    for reason in FinishReason
+    if reason is not FinishReason.FAILED
 }
-_FINISH_NUMBERS = {reason: number for number, reason in _FINISH_REASONS.items()}
+_FINISH_NUMBERS: dict[FinishReason, Any] = {
+    reason: number for number, reason in _FINISH_REASONS.items()
+}
 _LOOKUPS = {
-    types_pb2.LOOKUP_RESULT_UNSPECIFIED: LookupResult.NONE,
-    types_pb2.LOOKUP_RESULT_HIT: LookupResult.HIT,
-    types_pb2.LOOKUP_RESULT_MISS: LookupResult.MISS,
-    types_pb2.LOOKUP_RESULT_LATE: LookupResult.LATE,
-    types_pb2.LOOKUP_RESULT_NO_DRAFT: LookupResult.NO_DRAFT,
+    getattr(types_pb2, f"LOOKUP_RESULT_{result.name}"): result
+    for result in LookupResult
+    if result is not LookupResult.NONE
 }
-_LOOKUP_NUMBERS = {result: number for number, result in _LOOKUPS.items()}
+_LOOKUP_NUMBERS: dict[LookupResult, Any] = {result: number for number, result in _LOOKUPS.items()}
 
 
 BackupName = Literal["none", "ngram"]
@@ -232,14 +222,11 @@ def generate_call(
     """
     check_count("model", len(request.model), "characters", 0, MAX_NAME_CHARACTERS)
     prompt = _prompt(request, bounds)
-    sampling = request.sampling
-    params = sampling_params(sampling, vocab_size)
+    sampling = sampling_params(request.sampling, vocab_size)
     _check_request_extras(request)
     return GenerateCall(
         prompt=prompt,
-        sampling=params,
-        seed=sampling.seed if sampling.HasField("seed") else None,
-        max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
+        sampling=sampling,
         mode=_mode(request.mode),
         priority=request.priority,
         model=request.model,
@@ -258,7 +245,7 @@ def generate_request(call: GenerateCall) -> generate_pb2.GenerateRequest:
         message = generate_pb2.GenerateRequest(
             model=call.model,
             mode=_MODE_NUMBERS[call.mode],
-            sampling=sampling_message(call.sampling, call.seed, call.max_tokens),
+            sampling=sampling_message(call.sampling),
             priority=call.priority,
             metadata=call.metadata,
             report_rounds=call.report_rounds,
@@ -286,7 +273,7 @@ def generate_response(chunk: GenerationChunk) -> generate_pb2.GenerateResponse:
         token_ids=chunk.token_ids,
         logprobs=logprobs_messages(chunk.logprobs),
         text=chunk.text,
-        finish_reason=_FINISH_NUMBERS[chunk.finish_reason],
+        finish_reason=_FINISH_NUMBERS[chunk.finish_reason] if chunk.finish_reason else None,
         seed=chunk.seed,
         prompt_tokens=chunk.prompt_tokens,
         rounds=map(_round_message, chunk.rounds),
@@ -331,7 +318,7 @@ def _round_message(each: Round) -> types_pb2.Round:
         proposed=(types_pb2.TokenText(id=token.id, text=token.text) for token in each.proposed),
         accepted_tokens=each.accepted_tokens,
         added=(types_pb2.TokenText(id=token.id, text=token.text) for token in each.added),
-        lookup=_LOOKUP_NUMBERS[each.lookup],
+        lookup=_LOOKUP_NUMBERS.get(each.lookup),
     )
 
 

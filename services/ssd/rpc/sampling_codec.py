@@ -73,30 +73,20 @@ def sampling_params(
     return SamplingParams(
         **found,
         **{name: getattr(message, name) for name in _SWITCHES},
-        seed=message.seed,
+        seed=message.seed if message.HasField("seed") else None,
         logit_bias=_logit_bias(message, vocab_size),
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
     )
 
 
-def sampling_message(
-    sampling: SamplingParams, seed: int | None, max_tokens: int | None
-) -> types_pb2.SamplingParams:
-    """Convert to a message; fields with their defaults stay unset, except the temperature.
-
-    Args:
-        sampling: its ``seed`` and ``max_tokens`` are not read.
-        seed: None leaves it unset.
-        max_tokens: None leaves it unset.
-    """
-    names = ("top_k", *_RANGES, *_SWITCHES, *MAX_STRUCTURE_BYTES)
+def sampling_message(sampling: SamplingParams) -> types_pb2.SamplingParams:
+    """Convert to a message; fields with their defaults stay unset, except the temperature."""
+    names = ("top_k", "seed", *_RANGES, *_SWITCHES, *MAX_STRUCTURE_BYTES)
     found = {name: getattr(sampling, name) for name in names}
     changed = {name: value for name, value in found.items() if value != getattr(_DEFAULTS, name)}
     return types_pb2.SamplingParams(
-        **changed
-        | {"temperature": sampling.temperature, "seed": seed, "max_tokens": max_tokens}
-        | {"logit_bias": dict(sampling.logit_bias)},
+        **changed | {"temperature": sampling.temperature, "logit_bias": dict(sampling.logit_bias)},
         stop=sampling.stop,
         stop_token_ids=sampling.stop_token_ids,
     )

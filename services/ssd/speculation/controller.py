@@ -1,6 +1,6 @@
 """Chooses whether a target speculates and how long its proposals are. No clock, no I/O.
 
-The target gives the measurements of each round to ``Controller.note``, and asks ``choose`` before
+The target gives the record of each round to ``Controller.add_round``, and asks ``choose`` before
 each round. Whole rounds are compared, so waits, host work and drafts that share a core with the
 target count as much as forward passes. The unit of time is a round of plain decoding: it yields one
 token of each sequence. Speculation gains
@@ -37,8 +37,11 @@ sessions takes much longer than that.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain, repeat
+from typing import NamedTuple
 
-from ssd.speculation.round_samples import Calibration, Mean, PromptTimes, Recent, RoundSample
+from ssd.speculation.estimates import Calibration, Mean, PromptTimes, Recent
+from ssd.speculation.round_record import RoundRecord
 
 FIRST_PAUSE = 64
 """Rounds before the first trial, and before the next one after a change."""
@@ -86,8 +89,7 @@ class Reason(StrEnum):
     """Speculation is slower than plain decoding."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """What the next round does."""
 
     is_on: bool
@@ -96,8 +98,7 @@ class Choice:
     """Largest number of tokens of their proposals, 0..K."""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class ControllerReport(NamedTuple):
     """The choice for a load without its trials, for status and metrics."""
 
     is_on: bool
@@ -210,43 +211,43 @@ class Controller:
             return Choice(is_on=False, max_proposed=0)
         return Choice(is_on=True, max_proposed=load.max_proposed)
 
-    def report(self) -> Report:
+    def report(self) -> ControllerReport:
         """Return the choice for the newest load that was judged, without trials."""
         load = self._reported
         reason = Reason.MEASURING
         if load.is_judged:
             reason = Reason.FASTER if load.is_on else Reason.SLOWER
-        return Report(load.is_on, reason, load.speed_up, load.max_proposed)
+        return ControllerReport(load.is_on, reason, load.speed_up, load.max_proposed)
 
-    def note(self, sample: RoundSample) -> None:
-        """Note a round that ran with the choice of the last ``choose``."""
+    def add_round(self, record: RoundRecord) -> None:
+        """Add a round that ran with the choice of the last ``choose``."""
         load = self._load
-        unit = self._calibration.verify_seconds(self._columns[0], sample.num_sequences)
-        seconds = sample.seconds
-        if not sample.is_plain:
-            seconds = max(sample.verify_seconds, seconds + self._prompts.lost_seconds(sample))
+        unit = self._calibration.verify_seconds(self._columns[0], record.num_sequences)
+        seconds = record.decode_seconds
+        if not record.is_plain:
+            seconds = max(record.verify_seconds, seconds + self._prompts.lost_seconds(record))
         elif load.stage.rounds >= SETTLE_ROUNDS or load.speculates:
-            self._load_of(load_key(sample.num_sequences)).plain.note(seconds / unit)
-            self._prompts.note(sample)
-        if sample.num_auto == 0:
+            self._load_of(load_key(record.num_sequences)).plain.add(seconds / unit)
+            self._prompts.add_round(record)
+        if record.num_auto == 0:
             return
-        if load.is_on and not load.is_trial and not sample.num_sessions:
+        if load.is_on and not load.is_trial and not record.num_sessions:
             return
-        tokens, time = sample.num_tokens / sample.num_sequences, seconds / unit
+        tokens, time = record.num_tokens / record.num_sequences, seconds / unit
         load.stage.add(tokens, time)
         if load.speculates:
-            is_answered = 2 * sample.num_answered >= sample.num_auto
+            is_answered = 2 * record.num_answered >= record.num_auto
             load.unanswered_rounds = 0 if is_answered else load.unanswered_rounds + 1
         if not load.speculates:
-            self._note_plain(load)
+            self._add_plain(load)
         elif load.is_trial:
-            self._note_trial(load, sample, time)
+            self._add_trial(load, record, time)
         elif load.stage.rounds > SETTLE_ROUNDS:
-            self._measure(load, sample, time)
-            self._note_speculation(load, sample.num_sequences)
+            self._measure(load, record, time)
+            self._add_speculation(load, record.num_sequences)
 
-    def _note_speculation(self, load: Load, num_sequences: int) -> None:
-        """Note a round while speculation is on."""
+    def _add_speculation(self, load: Load, num_sequences: int) -> None:
+        """Add a round while speculation is on."""
         gain = load.balance.gain(load.plain.value)
         if gain > 0.0:
             load.balance = Balance()
@@ -259,8 +260,8 @@ class Controller:
         elif -gain > load.most_loss or load.stage.rounds >= load.pauses[True]:
             load.begin(is_trial=True)
 
-    def _note_plain(self, load: Load) -> None:
-        """Note a round without sessions: of a trial, or while speculation is off."""
+    def _add_plain(self, load: Load) -> None:
+        """Add a round without sessions: of a trial, or while speculation is off."""
         if not load.is_trial:
             if load.stage.rounds >= load.pauses[False]:
                 load.balance = Balance()
@@ -277,17 +278,17 @@ class Controller:
             # Requests that force speculation run beside: plain decoding cannot be measured.
             self._end_trial(load, is_on=True)
 
-    def _note_trial(self, load: Load, sample: RoundSample, time: float) -> None:
-        """Note a round of a trial of speculation."""
+    def _add_trial(self, load: Load, record: RoundRecord, time: float) -> None:
+        """Add a round of a trial of speculation."""
         load.open_rounds += load.open_rounds > 0 or not load.unanswered_rounds
-        if load.open_rounds <= SETTLE_ROUNDS or not sample.num_sessions:
-            is_unserved = not sample.num_sessions and load.stage.rounds >= LOAD_ROUNDS
+        if load.open_rounds <= SETTLE_ROUNDS or not record.num_sessions:
+            is_unserved = not record.num_sessions and load.stage.rounds >= LOAD_ROUNDS
             has_lost = -load.stage.gain(load.plain.value) > load.most_loss
             is_closed = not load.open_rounds and load.stage.rounds >= OPENING_ROUNDS
             if is_unserved or has_lost or is_closed:
                 self._end_trial(load, is_on=False)
             return
-        self._measure(load, sample, time)
+        self._measure(load, record, time)
         gain = load.balance.gain(load.plain.value)
         if gain < -load.most_loss / 2.0:
             self._judge(load, is_on=False)
@@ -296,22 +297,23 @@ class Controller:
         elif load.balance.rounds >= MAX_ROUNDS:
             self._judge(load, is_on=self._speed_up(load) >= MIN_GAIN)
 
-    def _measure(self, load: Load, sample: RoundSample, time: float) -> None:
-        if load.time.count > PLAIN_ROUNDS and not sample.prompt_tokens:
+    def _measure(self, load: Load, record: RoundRecord, time: float) -> None:
+        if load.time.count > PLAIN_ROUNDS and not record.prompt_tokens:
             # A pause of the machine is not a loss of speculation.
             time = min(time, MAX_TIMES * load.time.value)
-        tokens = sample.num_tokens / sample.num_sequences
+        tokens = record.num_tokens / record.num_sequences
         load.balance.add(tokens, time)
-        load.tokens.note(tokens)
-        load.time.note(time)
-        columns = next(count for count in self._columns if count >= sample.columns)
-        calibrated = self._calibration.verify_seconds(columns, sample.num_sequences)
+        load.tokens.add(tokens)
+        load.time.add(time)
+        columns = next(count for count in self._columns if count >= record.columns)
+        calibrated = self._calibration.verify_seconds(columns, record.num_sequences)
         verify = load.verify.setdefault(columns, Mean(_WINDOW))
-        verify.note(sample.verify_seconds / calibrated)
-        load.host.note(sample.seconds - sample.verify_seconds)
-        if sample.num_proposed:
-            for position, mean in enumerate(load.accepted_K[: load.max_proposed]):
-                mean.note(sample.num_accepted_K[position] / sample.num_sequences)
+        verify.add(record.verify_seconds / calibrated)
+        load.host.add(record.decode_seconds - record.verify_seconds)
+        if record.num_proposed:
+            counts = chain(record.num_accepted, repeat(0))
+            for mean, count in zip(load.accepted_K[: load.max_proposed], counts, strict=False):
+                mean.add(count / record.num_sequences)
 
     def _speed_up(self, load: Load) -> float:
         return load.tokens.value * load.plain.value / load.time.value

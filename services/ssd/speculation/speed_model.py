@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundTimes:
+class PairTimes:
     """Times of a pair at one batch size, in seconds."""
 
     plain: float
@@ -63,18 +63,18 @@ def tokens_per_round(acceptance: float, lookahead: int) -> float:
     return sum(acceptance**length for length in range(lookahead + 1))
 
 
-def plain_speed(times: RoundTimes, num_sequences: int) -> Speed:
+def plain_speed(times: PairTimes, num_sequences: int) -> Speed:
     """Predict plain decoding."""
     return _speed(times.plain, times.plain + times.overhead, 1.0, num_sequences)
 
 
-def synchronous_speed(times: RoundTimes, rates: Rates, num_sequences: int) -> Speed:
+def synchronous_speed(times: PairTimes, rates: Rates, num_sequences: int) -> Speed:
     """Predict a draft on the device of the target: a proposal, then its verify."""
     seconds = times.proposal + times.verify + times.overhead
     return _speed(times.verify, seconds, rates.tokens_after_draft, num_sequences)
 
 
-def speculative_speed(times: RoundTimes, rates: Rates, num_sequences: int) -> Speed:
+def speculative_speed(times: PairTimes, rates: Rates, num_sequences: int) -> Speed:
     """Predict a draft on its own device.
 
     After a hit, a round takes as long as the verify or the table. After a miss, it takes as long as

@@ -174,9 +174,12 @@ async def check_pair(
 def _call(prompt: Prompt, mode: Mode, temperature: float, environment: Environment) -> GenerateCall:
     return GenerateCall(
         prompt=prompt,
-        sampling=SamplingParams(temperature=temperature, ignore_eos=True),
-        seed=7,
-        max_tokens=MAX_TOKENS[environment.device],
+        sampling=SamplingParams(
+            temperature=temperature,
+            ignore_eos=True,
+            seed=7,
+            max_tokens=MAX_TOKENS[environment.device],
+        ),
         mode=mode,
     )
 

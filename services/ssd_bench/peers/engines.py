@@ -73,9 +73,12 @@ class OwnEngine:
                 self._one(
                     GenerateCall(
                         prompt=tuple(prompt),
-                        sampling=SamplingParams(temperature=batch["temperature"], ignore_eos=True),
-                        seed=batch["seed"] + index,
-                        max_tokens=batch["max_tokens"],
+                        sampling=SamplingParams(
+                            temperature=batch["temperature"],
+                            ignore_eos=True,
+                            seed=batch["seed"] + index,
+                            max_tokens=batch["max_tokens"],
+                        ),
                         mode=self._mode,
                     )
                 )

@@ -24,9 +24,12 @@ class Workload:
         half = self.max_tokens // 2
         return GenerateCall(
             prompt=f"# {index}\n{prompt}",
-            sampling=SamplingParams(temperature=self.temperature, ignore_eos=True),
-            seed=index,
-            max_tokens=self.max_tokens - (index * 37) % (half + 1),
+            sampling=SamplingParams(
+                temperature=self.temperature,
+                ignore_eos=True,
+                seed=index,
+                max_tokens=self.max_tokens - (index * 37) % (half + 1),
+            ),
             mode=self.mode,
         )
 
@@ -35,8 +38,6 @@ def call_with_ids(token_ids: tuple[TokenId, ...], max_tokens: int, mode: Mode) -
     """Return a request whose prompt has an exact length."""
     return GenerateCall(
         prompt=token_ids,
-        sampling=SamplingParams(temperature=0.0, ignore_eos=True),
-        seed=0,
-        max_tokens=max_tokens,
+        sampling=SamplingParams(temperature=0.0, ignore_eos=True, seed=0, max_tokens=max_tokens),
         mode=mode,
     )

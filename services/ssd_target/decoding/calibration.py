@@ -4,7 +4,7 @@ import torch
 
 from ssd.engine.batch import PagedBatch
 from ssd.ports import Clock
-from ssd.speculation.round_samples import Calibration
+from ssd.speculation.estimates import Calibration
 from ssd_target.decoding.ports import Runner
 
 CALIBRATION_SECONDS = 1.0

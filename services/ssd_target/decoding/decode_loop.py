@@ -1,4 +1,4 @@
-"""The decode loop: verify, append, stream, look up, commit. ``run_round`` is the overview.
+"""The decode loop: verify, choose, stream, look up, commit. ``run_round`` is the overview.
 
 A round verifies the proposals that the previous round looked up. Meanwhile the drafts build the
 tables for the outcome of this round. The noise of the next positions is computed after the commits
@@ -13,33 +13,48 @@ ms later. *Not chosen*: one thread for each stream. *Revisit when* Python runs t
 
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
+from typing import Any, TypeVar, cast
 
-import numpy as np
+import torch
 
+from ssd import telemetry
 from ssd.errors import NotFiniteError, RankError
-from ssd.pool.rounds import Lookup
+from ssd.pool.metrics import RoundMetrics
+from ssd.pool.rounds import Lookup, RoundResult
+from ssd.speculation.round_record import PARTS, RoundRecord
 from ssd.speculation.verification import verify_coupled
-from ssd.telemetry import get_logger
-from ssd.types import FinishReason, GenerationChunk, Outcome, SequenceId, TokenId, Usage
-from ssd_target.decoding.batch_builder import BatchBuilder, Proposals
-from ssd_target.decoding.ports import Drafter, LoopContext, Runner, Sampler
-from ssd_target.decoding.request_statistics import RequestStatistics
-from ssd_target.decoding.round_metrics import RoundMetrics
-from ssd_target.decoding.round_reports import RoundReports
-from ssd_target.decoding.round_result import RoundResult
-from ssd_target.decoding.round_times import RoundPart, RoundTimes
-from ssd_target.decoding.scheduler import Plan, Scheduler
-from ssd_target.decoding.sequence import Arrival, Sequence
+from ssd.types import FinishReason, GenerationChunk, LookupResult, Round, TokenText, Usage
+from ssd_target.decoding.batch_builder import BatchBuilder
+from ssd_target.decoding.ports import LoopContext, Runner
+from ssd_target.decoding.sampler import Proposal, Sampler
+from ssd_target.decoding.scheduler import Scheduler, StepPlan
+from ssd_target.decoding.sequence import Sequence
+from ssd_target.decoding.sequential_drafter import SequentialDrafter
 from ssd_target.decoding.speculation_control import SpeculationControl
 
-NOTHING_EMITTED = GenerationChunk(token_ids=())
-_log = get_logger(__name__)
+_log = telemetry.get_logger(__name__)
 _LONG_NOISE_SECONDS = 0.002
 """Readers do not wait for noise that takes longer: large vocabularies or batches."""
 _IDLE_SECONDS = 1.0
 """Maximum wait of an idle step thread for a request."""
+Part = TypeVar("Part", bound=Callable[..., Any])
+
+
+def _timed(field: str) -> Callable[[Part], Part]:
+    """Decorate a part of a round: its duration becomes ``field`` of the record."""
+
+    def decorate(part: Part) -> Part:
+        @wraps(part)
+        def run(loop: "DecodeLoop", *args: Any) -> Any:
+            begun_at = loop.clock.now()
+            result = part(loop, *args)
+            setattr(loop.record, field, loop.clock.now() - begun_at)
+            return result
+
+        return cast("Part", run)
+
+    return decorate
 
 
 class DecodeLoop:
@@ -52,13 +67,14 @@ class DecodeLoop:
         scheduler: Scheduler,
         sampler: Sampler,
         control: SpeculationControl,
-        drafter: Drafter | None = None,
+        drafter: SequentialDrafter | None = None,
     ) -> None:
+        """Construct; without a ``drafter``, no request has the mode SYNCHRONOUS."""
         self._inbox = context.inbox
         self._drafts = context.drafts
         self._wakeups = context.wakeups
         self._round_log = context.round_log
-        self._clock = context.clock
+        self.clock = context.clock
         self._watchdog = context.watchdog
         self._runner = runner
         self._scheduler = scheduler
@@ -66,18 +82,23 @@ class DecodeLoop:
         self._sampler = sampler
         self._control = control
         self._drafter = drafter
-        """None: no request has the mode SYNCHRONOUS."""
-        self._metrics = RoundMetrics(runner.engine.num_columns)
-        self._request_statistics: dict[SequenceId, RequestStatistics] = {}
-        self._reports = RoundReports()
-        self._noise_seconds = 0.0
+        self._metrics = RoundMetrics(runner.engine.num_columns - 1, (*PARTS, "host"))
+        self._output_tokens = telemetry.TOKENS_TOTAL.labels(kind="output")
+        self._prompt_tokens = telemetry.TOKENS_TOTAL.labels(kind="prompt")
+        self._cached_tokens = telemetry.TOKENS_TOTAL.labels(kind="cached")
+        self.record = RoundRecord()
         """Of the newest round."""
-        self._decoding_at = 0.0
-        """When the newest round began, without what was stored before it."""
         self._num_rows = 0
-        """Of the newest round."""
-        self._proposed: dict[SequenceId, tuple[TokenId, ...]] = {}
-        """Proposal of each sequence for the next round; no entry is no proposal."""
+        """Of the newest verify."""
+        self._noise_seconds = 0.0
+        """Of the newest complete round."""
+        blocks = scheduler.blocks
+        for state, count in (
+            ("free", lambda: blocks.num_free - blocks.num_cached),
+            ("cached", lambda: blocks.num_cached),
+            ("used", lambda: blocks.num_taken),
+        ):
+            telemetry.KV_BLOCKS.labels(state=state).set_function(count)
 
     def run(self) -> None:
         """Run rounds until the inbox is closed, then cancel the remaining requests.
@@ -89,7 +110,7 @@ class DecodeLoop:
         try:
             while not self._inbox.is_closed:
                 if self._scheduler.is_idle:
-                    self._note_counts()
+                    self._publish_counts()
                     self._wakeups.flush()
                     with self._watchdog.idle():
                         self._inbox.wait(_IDLE_SECONDS)
@@ -103,101 +124,86 @@ class DecodeLoop:
 
     def run_round(self) -> None:
         """Run one step: store parts of texts, then a round for all sequences that decode."""
-        self._watchdog.heartbeat()
-        times = RoundTimes(self._clock)
+        record = self._begin_step()
         plan = self._scheduler.plan(self._inbox.drain(), self._num_rows)
         self._apply(plan)
-        if plan.num_stored:
-            self._wakeups.flush()
-        with times.part(RoundPart.PREFILL):
-            self._store(plan)
+        self._store(plan)
         sequences = [each for each in plan.decoding if each.finish_reason is None]
-        if not sequences:
-            self._wakeups.flush()
-            return
-        self._round_log.begin(times.begun_at)
-        self._decoding_at = self._clock.now()
-        with times.part(RoundPart.DRAFT):
+        if sequences:
             self._draft(sequences)
-        with times.part(RoundPart.PREPARE):
-            proposals = self._builder.proposals(sequences, self._proposed)
-            self._num_rows = self._count_rows(proposals)
-            prepared = self._runner.prepare(self._builder.round(sequences, proposals))
-        self._wakeups.flush()
-        with times.part(RoundPart.VERIFY):
-            logits_BPV = self._runner.verify(prepared)
-        with times.part(RoundPart.SAMPLE):
-            chosen_BP = self._sampler.choose(sequences, proposals, logits_BPV)
-            outcomes = verify_coupled(proposals.tokens_BK, proposals.num_proposed_B, chosen_BP)
-            results = self._append(sequences, proposals, outcomes)
-        times.note_verify(self._runner.verify_seconds())
-        decided_at = self._clock.now()
-        self._round_log.note_outcomes(times.seconds[RoundPart.VERIFY], decided_at)
-        with times.part(RoundPart.STREAM):
-            self._push(results)
-        with times.part(RoundPart.WAIT):
-            verified = [each.verified() for each in results]
-            lookups = self._drafts.round(verified, decided_at, before_wait=self._wakeups.flush)
-        times.note_lookups(self._drafts.looked_up_at)
-        self._conclude(results, lookups)
-        self._fill_noise(times, results, lookups)
-        self._end_round(times, results, lookups)
-        self._control.note_round(times, results, lookups, plan.num_stored)
+            proposals = [each.proposal for each in sequences]
+            prepared = self._prepare(sequences, proposals)
+            self._wakeups.flush()
+            logits_BPV = self._verify(prepared)
+            results = self._choose(sequences, proposals, logits_BPV)
+            record.set_device_time(self._runner.verify_seconds())
+            self._stream(sequences, proposals, results)
+            lookups = self._look_up(results)
+            self._commit(results, lookups)
+            self._conclude(sequences, lookups)
+            self._fill_noise(sequences)
+            self._end_round(sequences)
+        else:
+            self._wakeups.flush()
 
-    def _apply(self, plan: Plan) -> None:
+    def _begin_step(self) -> RoundRecord:
+        self._watchdog.heartbeat()
+        self.record = RoundRecord(begun_at=self.clock.now())
+        return self.record
+
+    def _apply(self, plan: StepPlan) -> None:
         """End the requests that will not run, prepare the admitted ones, open sessions."""
-        for arrival, error in plan.refused:
-            arrival.sink.fail(error)
-        for sequence in plan.dropped:
-            self._end(sequence, FinishReason.CANCELLED)
-            self._drop(sequence)
+        for sequence, error in plan.refused:
+            sequence.sink.fail(error)
         for sequence in plan.cancelled:
-            self._end(sequence, FinishReason.CANCELLED)
             self._leave(sequence)
-            self._drop(sequence)
-        for sequence in plan.preempted:
-            self._leave(sequence)
+        for sequence in (*plan.dropped, *plan.cancelled):
+            _put_last(sequence, GenerationChunk(token_ids=()))
+            self._drafts.end(sequence.sequence_id)
         if plan.preempted:
+            telemetry.PREEMPTIONS_TOTAL.inc(len(plan.preempted))
+            for sequence in plan.preempted:
+                self._leave(sequence)
             self._drafts.release(each.sequence_id for each in plan.preempted)
-            self._metrics.observe_preemptions(plan.preempted)
         for sequence in plan.admitted:
             self._admit(sequence)
         for sequence in plan.moved:
             self._builder.set_blocks(sequence.slot, sequence.blocks)
-        for sequence in self._control.apply(plan.running, len(plan.decoding)):
-            self._proposed.pop(sequence.sequence_id, None)
+        self._control.apply(plan.running, len(plan.decoding))
         # A draft assumes that the round after an opening has no proposal.
         self._drafts.open_sessions(
             each.sequence_id
             for each in plan.running
-            if self._control.may_open(each) and not self._proposed.get(each.sequence_id)
+            if not each.proposal and self._control.may_open(each)
         )
-        self._control.note_sessions()
-        self._note_counts()
+        self.record.num_sessions = self._drafts.num_sessions
+        self.record.prompt_tokens = plan.num_stored
+        self._publish_counts()
 
     def _admit(self, sequence: Sequence) -> None:
         """Prepare for a sequence that has a slot from now on, perhaps again."""
         self._sampler.admit(sequence)
-        self._reports.admit(sequence)
         if sequence.is_synchronous:
             assert self._drafter is not None
             self._drafter.admit(sequence)
         if not sequence.num_preemptions:
             if sequence.may_speculate:
                 self._drafts.begin(sequence.for_drafts())
-            now = sequence.arrival.times.admitted_at = self._clock.now()
-            self._metrics.observe_admission(sequence, now)
-            self._request_statistics[sequence.sequence_id] = RequestStatistics(
-                sequence.arrival.arrived_at, sequence.is_synchronous
-            )
+            times = sequence.record
+            times.admitted_at = self.clock.now()
+            telemetry.QUEUE_SECONDS.observe(times.admitted_at - times.arrived_at)
+            self._prompt_tokens.inc(sequence.num_prompt)
 
-    def _store(self, plan: Plan) -> None:
+    @_timed("prefill_seconds")
+    def _store(self, plan: StepPlan) -> None:
         """Store the parts of texts that the plan contains."""
+        if plan.prefills or plan.replays:
+            self._wakeups.flush()
         engine = self._runner.engine
         for work in plan.prefills:
             column = self._runner.prefill(self._builder.stored([work], engine.prefill_chunk))
             if column is not None:
-                work.sequence.fail()
+                work.sequence.finish_reason = FinishReason.FAILED
                 _fail(work.sequence, work.first + column)
                 self._finish(work.sequence)
         if plan.replays:
@@ -206,177 +212,192 @@ class DecodeLoop:
         if self._drafter is not None:
             self._drafter.store(each for each in plan.running if each.is_synchronous)
 
-    def _count_rows(self, proposals: Proposals) -> int:
-        engine, num_proposed_B = self._runner.engine, proposals.num_proposed_B
-        if engine.deterministic:
-            return engine.max_num_seqs * engine.num_columns
-        return len(num_proposed_B) + int(num_proposed_B.sum())
-
+    @_timed("draft_seconds")
     def _draft(self, sequences: Rows[Sequence]) -> None:
         """Let the draft on the target's own device propose for the sequences of its mode."""
-        synchronous = [each for each in sequences if each.is_synchronous]
-        if synchronous:
-            assert self._drafter is not None
-            self._wakeups.flush()
-            self._proposed.update(self._drafter.propose(synchronous))
+        if self._drafter is not None:
+            synchronous = [each for each in sequences if each.is_synchronous]
+            if synchronous:
+                self._wakeups.flush()
+                self._drafter.propose(synchronous)
 
-    def _append(
-        self, sequences: Rows[Sequence], proposals: Proposals, outcomes: list[Outcome]
+    @_timed("prepare_seconds")
+    def _prepare(self, sequences: Rows[Sequence], proposals: Rows[Proposal]) -> Any:
+        """Build the inputs of the forward pass."""
+        engine = self._runner.engine
+        self._num_rows = len(sequences) + sum(map(len, proposals))
+        if engine.deterministic:
+            self._num_rows = engine.max_num_seqs * engine.num_columns
+        return self._runner.prepare(self._builder.round(sequences, proposals))
+
+    @_timed("verify_seconds")
+    def _verify(self, prepared: Any) -> torch.Tensor:
+        return self._runner.verify(prepared)
+
+    @_timed("sample_seconds")
+    def _choose(
+        self, sequences: Rows[Sequence], proposals: Rows[Proposal], logits_BPV: torch.Tensor
     ) -> list[RoundResult]:
-        """Append to each sequence its accepted tokens and its bonus token."""
+        """Choose the target's tokens, and append those that are accepted and the bonus token."""
+        chosen = self._sampler.choose(sequences, proposals, logits_BPV)
+        record = self.record
         results: list[RoundResult] = []
-        for sequence, proposed, outcome in zip(sequences, proposals.tokens, outcomes, strict=True):
-            base_len = len(sequence.tokens)
-            emission = sequence.append((*proposed[: outcome.accepted], outcome.bonus))
-            limit = self._control.max_proposed(sequence)
-            results.append(RoundResult(sequence, base_len, len(proposed), outcome, emission, limit))
+        for sequence, proposal, tokens in zip(sequences, proposals, chosen, strict=True):
+            outcome = verify_coupled(proposal, tokens)
+            added = sequence.append((*proposal[: outcome.accepted], outcome.bonus))
+            record.add_outcome(len(proposal), outcome.accepted, len(added))
+            record.num_auto += sequence.is_auto
+            results.append(
+                RoundResult(
+                    sequence.sequence_id,
+                    added,
+                    len(proposal),
+                    outcome,
+                    sequence.finish_reason is not None,
+                    self._control.max_proposed(sequence),
+                )
+            )
         return results
 
-    def _push(self, results: Rows[RoundResult]) -> None:
+    @_timed("stream_seconds")
+    def _stream(
+        self,
+        sequences: Rows[Sequence],
+        proposals: Rows[Proposal],
+        results: Rows[RoundResult],
+    ) -> None:
         """Put the tokens of the round into the sinks of their requests."""
-        now = self._clock.now()
-        rounds = self._reports.rounds(results, self._proposed)
-        for result in results:
-            sequence, emission = result.sequence, result.emission
-            request_statistics = self._request_statistics[sequence.sequence_id]
-            accepted = min(result.outcome.accepted, len(emission.token_ids))
-            if not request_statistics.rounds:
-                sequence.arrival.times.decoding_at = self._decoding_at
-                sequence.arrival.times.first_token_at = now
-            request_statistics.note_round(
-                self._round_log.num_rounds - 1, result.num_proposed, accepted, now
-            )
-            request_statistics.paused_rounds += self._control.is_paused(sequence)
-            chunk = GenerationChunk(
-                token_ids=emission.token_ids,
-                logprobs=self._sampler.logprobs(sequence)[: len(emission.token_ids)],
-                rounds=rounds.get(sequence.sequence_id, ()),
-            )
-            if emission.finish_reason is FinishReason.FAILED:
-                sequence.arrival.sink.put(chunk)
-                _fail(sequence, len(sequence.tokens) - 1)
-            elif emission.finish_reason is not None:
-                self._end(sequence, emission.finish_reason, chunk)
-            else:
-                sink = sequence.arrival.sink
-                sink.put(chunk)
-                if sink.is_abandoned:
+        now = self.record.decided_at = self.clock.now()
+        for sequence, proposal, result in zip(sequences, proposals, results, strict=True):
+            if not sequence.record.num_rounds and sequence.num_cached:
+                telemetry.PREFIX_HITS_TOTAL.inc()
+                self._cached_tokens.inc(sequence.num_cached)
+            sequence.record.add_round(self.record, result, now)
+            sequence.record.paused_rounds += self._control.is_paused(sequence)
+            chunk = GenerationChunk(token_ids=result.token_ids)
+            if sequence.sampling.logprobs is not None:
+                chunk.logprobs = self._sampler.logprobs(sequence)[: len(result.token_ids)]
+            if sequence.report_rounds:
+                chunk.rounds = (_round(sequence.record.newest_lookup, proposal, result),)
+            if sequence.finish_reason is None:
+                sequence.sink.put(chunk)
+                if sequence.sink.is_abandoned:
                     self._inbox.cancel(sequence.sequence_id)
+            elif sequence.finish_reason is FinishReason.FAILED:
+                sequence.sink.put(chunk)
+                _fail(sequence, len(sequence.tokens) - 1)
+            else:
+                _put_last(sequence, chunk)
 
-    def _conclude(self, results: Rows[RoundResult], lookups: Rows[Lookup]) -> None:
+    @_timed("wait_seconds")
+    def _look_up(self, results: Rows[RoundResult]) -> list[Lookup]:
+        """Look the outcomes up in the tables of the drafts."""
+        return self._drafts.look_up(results, before_wait=self._wakeups.flush)
+
+    @_timed("commit_seconds")
+    def _commit(self, results: Rows[RoundResult], lookups: Rows[Lookup]) -> None:
+        """Send the outcomes to the drafts."""
+        self._drafts.commit(results, lookups, self.record.decided_at)
+
+    def _conclude(self, sequences: Rows[Sequence], lookups: Rows[Lookup]) -> None:
         """Keep the next proposals of the sequences that continue; free the resources of others."""
-        self._reports.note(results, lookups)
-        for result, lookup in zip(results, lookups, strict=True):
-            sequence = result.sequence
-            if result.emission.finish_reason is not None:
+        for sequence, lookup in zip(sequences, lookups, strict=True):
+            self.record.add_lookup(lookup.result)
+            if sequence.finish_reason is not None:
                 self._finish(sequence)
             else:
-                self._proposed[sequence.sequence_id] = lookup.tokens
-                self._request_statistics[sequence.sequence_id].lookups.note(lookup.result)
+                sequence.proposal = lookup.tokens
+                sequence.record.add_lookup(lookup.result)
 
-    def _fill_noise(
-        self, times: RoundTimes, results: Rows[RoundResult], lookups: Rows[Lookup]
-    ) -> None:
+    @_timed("noise_seconds")
+    def _fill_noise(self, sequences: Rows[Sequence]) -> None:
         """Compute the noise of the next round, while the drafts work on the commits."""
         if self._noise_seconds > _LONG_NOISE_SECONDS:
             self._wakeups.flush()
-        continuing = [
-            (result.sequence, len(lookup.tokens))
-            for result, lookup in zip(results, lookups, strict=True)
-            if result.emission.finish_reason is None
-        ]
-        with times.part(RoundPart.NOISE):
-            if continuing:
-                sequences, num_proposed = zip(*continuing, strict=True)
-                self._sampler.fill(sequences, np.array(num_proposed))
-        self._noise_seconds = times.seconds[RoundPart.NOISE]
+        continuing = [each for each in sequences if each.finish_reason is None]
+        if continuing:
+            self._sampler.fill(continuing, [len(each.proposal) for each in continuing])
 
-    def _end_round(
-        self, times: RoundTimes, results: Rows[RoundResult], lookups: Rows[Lookup]
-    ) -> None:
-        times.end()
-        num_tokens = sum(len(each.emission.token_ids) for each in results)
-        self._round_log.end(times.round_seconds, len(results), num_tokens)
-        self._metrics.observe_round(times, results, lookups)
+    def _end_round(self, sequences: Rows[Sequence]) -> None:
+        """Publish the complete round."""
+        record = self.record
+        record.seconds = self.clock.now() - record.begun_at
+        self._noise_seconds = record.noise_seconds
+        self._round_log.add_round(record)
+        self._metrics.observe_tokens(record)
+        self._metrics.observe_seconds(record)
+        self._output_tokens.inc(record.num_tokens)
+        # A round that also drafted itself measures neither plain nor speculative decoding.
+        if self._drafter is None or not any(each.is_synchronous for each in sequences):
+            self._control.add_round(record)
 
-    def _note_counts(self) -> None:
-        """Report the counts of the scheduler, if they have changed."""
-        counts = self._scheduler.counts
-        if not self._round_log.speculation.is_on:
-            counts = replace(counts, eligible=counts.eligible - counts.auto)
-        if counts != self._round_log.counts:
+    def _publish_counts(self) -> None:
+        """Publish the sequences that the scheduler holds, if they have changed."""
+        log = self._round_log
+        counts = self._scheduler.counts(auto_speculates=log.speculation.is_on)
+        if counts != log.counts:
             self._inbox.num_waiting = counts.waiting
-            self._round_log.note_counts(counts, self._clock.now())
-            self._metrics.observe_counts(counts)
+            log.set_counts(counts, self.clock.now())
+            telemetry.RUNNING_SEQUENCES.set(counts.running)
+            telemetry.WAITING_SEQUENCES.set(counts.waiting)
 
     def _cancel_all(self) -> None:
         self._apply(self._scheduler.plan(self._inbox.drain()))
-        for arrival in self._scheduler.arrivals():
-            self._inbox.cancel(arrival.sequence_id)
-        self._apply(self._scheduler.plan(self._inbox.drain()))
+        ids = [each.sequence_id for each in self._scheduler.sequences()]
+        self._apply(self._scheduler.plan(ids))
         self._wakeups.flush()
 
     def _fail_all(self, crash: Callable[[], Exception]) -> None:
         """Fail every request that is left. After a normal end there is none, after a crash all."""
         self._inbox.close()
-        new = [event for event in self._inbox.drain() if isinstance(event, Arrival)]
-        for arrival in (*self._scheduler.arrivals(), *new):
-            arrival.sink.fail(crash())
+        new = [event for event in self._inbox.drain() if isinstance(event, Sequence)]
+        for sequence in (*self._scheduler.sequences(), *new):
+            sequence.sink.fail(crash())
         self._wakeups.flush()
 
     def _finish(self, sequence: Sequence) -> None:
         """Free the resources of a running sequence that has ended."""
         self._scheduler.finish(sequence)
         self._leave(sequence)
-        self._drop(sequence)
+        self._drafts.end(sequence.sequence_id)
 
     def _leave(self, sequence: Sequence) -> None:
         """Release what belongs to the slot of a sequence."""
         self._sampler.release(sequence)
         if self._drafter is not None:
             self._drafter.release(sequence)
-        self._proposed.pop(sequence.sequence_id, None)
+        sequence.proposal = ()
 
-    def _drop(self, sequence: Sequence) -> None:
-        """Release the rest of a sequence that has ended."""
-        self._drafts.end(sequence.sequence_id)
-        self._reports.drop(sequence.sequence_id)
-        self._request_statistics.pop(sequence.sequence_id, None)
 
-    def _end(
-        self,
-        sequence: Sequence,
-        reason: FinishReason,
-        chunk: GenerationChunk = NOTHING_EMITTED,
-    ) -> None:
-        """Put the last chunk of a request, with its usage and statistics."""
-        arrival = sequence.arrival
-        request_statistics = self._request_statistics.get(arrival.sequence_id) or RequestStatistics(
-            arrival.arrived_at
-        )
-        usage = Usage(
-            prompt_tokens=sequence.num_prompt,
-            completion_tokens=sequence.num_emitted,
-            cached_tokens=sequence.num_cached,
-        )
-        arrival.sink.put(
-            replace(
-                chunk,
-                finish_reason=reason,
-                usage=usage,
-                statistics=request_statistics.statistics(self._round_log),
-            )
-        )
+def _round(lookup: LookupResult, proposal: Proposal, result: RoundResult) -> Round:
+    """Describe a round to a request that asks for it; ``lookup`` selected its proposal."""
+    return Round(
+        proposed=tuple(map(TokenText, proposal)),
+        accepted_tokens=min(result.outcome.accepted, len(result.token_ids)),
+        added=tuple(map(TokenText, result.token_ids)),
+        lookup=lookup,
+    )
+
+
+def _put_last(sequence: Sequence, chunk: GenerationChunk) -> None:
+    """Put the last chunk of a sequence, with its usage and statistics."""
+    chunk.finish_reason = sequence.finish_reason
+    chunk.usage = Usage(
+        prompt_tokens=sequence.num_prompt,
+        completion_tokens=sequence.num_emitted,
+        cached_tokens=sequence.num_cached,
+    )
+    chunk.statistics = sequence.record.statistics(is_synchronous=sequence.is_synchronous)
+    sequence.sink.put(chunk)
 
 
 def _fail(sequence: Sequence, position: int) -> None:
     """Fail the request whose logits are not finite at ``position``; other rows continue."""
-    arrival = sequence.arrival
-    if arrival.grammar is not None and arrival.grammar.failure is not None:
-        arrival.sink.fail(arrival.grammar.failure)
+    if sequence.grammar is not None and sequence.grammar.failure is not None:
+        sequence.sink.fail(sequence.grammar.failure)
         return
-    _log.warning("not_finite", request_id=arrival.request.request_id, position=position)
-    arrival.sink.fail(
+    _log.warning("not_finite", request_id=sequence.request_id, position=position)
+    sequence.sink.fail(
         NotFiniteError(
             f"the model computed NaN or infinity at position {position} of the sequence (token id "
             f"{sequence.tokens[position]}); check the model's weights, above all the embedding of "

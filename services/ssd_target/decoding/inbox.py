@@ -3,8 +3,9 @@
 import threading
 
 from ssd.errors import NotReadyError, OverloadedError
-from ssd_target.decoding.scheduler import Cancel, Event
-from ssd_target.decoding.sequence import Arrival
+from ssd.types import SequenceId
+from ssd_target.decoding.scheduler import Event
+from ssd_target.decoding.sequence import Sequence
 
 
 class Inbox:
@@ -33,7 +34,7 @@ class Inbox:
         """Whether no more requests are accepted."""
         return self._is_closed
 
-    def submit(self, arrival: Arrival) -> None:
+    def submit(self, sequence: Sequence) -> None:
         """Queue a request.
 
         Raises:
@@ -49,13 +50,13 @@ class Inbox:
                     "(max_queue + max_num_seqs); try again later"
                 )
             self._num_arrivals += 1
-            self._events.append(arrival)
+            self._events.append(sequence)
             self._filled.notify()
 
-    def cancel(self, sequence_id: int) -> None:
+    def cancel(self, sequence_id: SequenceId) -> None:
         """End a sequence. A sequence that has ended is ignored."""
         with self._filled:
-            self._events.append(Cancel(sequence_id))
+            self._events.append(sequence_id)
             self._filled.notify()
 
     def close(self) -> None:
@@ -66,6 +67,8 @@ class Inbox:
 
     def drain(self) -> list[Event]:
         """Return all events since the last call, in order. Step thread only."""
+        if not self._events:
+            return []
         with self._filled:
             events, self._events = self._events, []
             self._num_arrivals = 0

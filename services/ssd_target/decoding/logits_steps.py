@@ -55,7 +55,7 @@ class LogitsSteps:
         self._device = device
         self.logprobs: tuple[PositionLogprobs, ...] = ()
         """Of the tokens of the newest round, if the request asks for them."""
-        sampling = sequence.arrival.request.sampling
+        sampling = sequence.sampling
         self.sampling = sampling
         self._has_penalties = _has_penalties(sampling)
         if self._has_penalties:
@@ -98,7 +98,7 @@ class LogitsSteps:
         if sampling.logit_bias:
             rows_CV[:, self._bias_ids_I] += self._biases_I
         num_banned = max(0, sampling.min_tokens - self._sequence.num_emitted - first_column)
-        if self._sequence.arrival.grammar is not None:
+        if self._sequence.grammar is not None:
             allowed_CV = self._allowed(len(rows_CV), proposed, first_column, num_banned)
             # Logits can have more columns than the tokenizer has tokens.
             rows_CV[:, allowed_CV.shape[1] :] = -torch.inf
@@ -115,7 +115,7 @@ class LogitsSteps:
 
         Where the grammar allows nothing else, it allows ending tokens at any column.
         """
-        grammar = self._sequence.arrival.grammar
+        grammar = self._sequence.grammar
         assert grammar is not None
         allowed_CV = grammar.allowed(proposed, first_column, num_columns)
         longer_CV = allowed_CV[:num_banned].copy()
@@ -125,7 +125,7 @@ class LogitsSteps:
         return to_device(torch.from_numpy(allowed_CV), self._device)
 
     def logprobs_of(self, logits_CV: Tensor, chosen_C: Tensor) -> Tensor:
-        """Return what ``note_logprobs`` reads, on the device: float64 [2, C, N].
+        """Return what ``set_logprobs`` reads, on the device: float64 [2, C, N].
 
         Args:
             logits_CV: as the model computed them.
@@ -141,7 +141,7 @@ class LogitsSteps:
         ids_CN[:, 0] = chosen_C
         return torch.stack((ids_CN.double(), logprobs_CN.double()))
 
-    def note_logprobs(self, found_2CN: Tensor) -> None:
+    def set_logprobs(self, found_2CN: Tensor) -> None:
         """Keep the log-probabilities of a round, up to the first row without a token.
 
         Args:
@@ -175,36 +175,6 @@ class LogitsSteps:
 
     def _ids(self, token_ids: Tokens[int]) -> Tensor:
         return to_device(torch.tensor(token_ids, dtype=torch.int64), self._device)
-
-
-class StepsOfSequences:
-    """The steps of the running sequences that have some. Step thread only."""
-
-    def __init__(self, vocab_size: int, device: str) -> None:
-        self._vocab_size = vocab_size
-        self._device = device
-        self._by_slot: dict[int, LogitsSteps] = {}
-
-    def admit(self, sequence: Sequence) -> None:
-        """Add the steps of a sequence, if it has some."""
-        if has_steps(sequence.arrival.request.sampling):
-            self._by_slot[sequence.slot] = LogitsSteps(sequence, self._vocab_size, self._device)
-
-    def release(self, sequence: Sequence) -> None:
-        """Remove the steps of a sequence."""
-        self._by_slot.pop(sequence.slot, None)
-
-    def of(self, sequences: Tokens[Sequence]) -> list[tuple[int, LogitsSteps]]:
-        """Return index and steps of the sequences that have some."""
-        if not self._by_slot:
-            return []
-        found = ((index, self._by_slot.get(each.slot)) for index, each in enumerate(sequences))
-        return [(index, steps) for index, steps in found if steps is not None]
-
-    def logprobs(self, sequence: Sequence) -> tuple[PositionLogprobs, ...]:
-        """Return the log-probabilities of the newest choice of a sequence."""
-        steps = self._by_slot.get(sequence.slot)
-        return () if steps is None else steps.logprobs
 
 
 def _filters_1(sampling: SamplingParams, device: str) -> Filters:

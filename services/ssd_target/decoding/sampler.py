@@ -17,7 +17,7 @@ streams, statistics and backups. *Revisit when* frames arrive in device memory (
 and a profile on GPUs shows host work above .3 ms in a round.
 """
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as Rows
 from typing import Protocol
 
@@ -27,50 +27,22 @@ from numpy.typing import NDArray
 
 from ssd.engine.batch import StoredNoise
 from ssd.engine.config import EngineConfig
+from ssd.engine.rank_loop import SplitTarget
 from ssd.engine.sampling.choose import choose_rows
 from ssd.engine.sampling.host_noise import gumbel_by_torch
 from ssd.engine.sampling.keyed import NoiseKeys, choose_of_keys, compiled_on, packed, to_device
 from ssd.engine.sampling.logits import Filters, filtered
 from ssd.speculation.noise import NoiseRing
 from ssd.types import NO_TOKEN, PositionLogprobs, TokenId
-from ssd_target.decoding.batch_builder import Proposals
-from ssd_target.decoding.logits_steps import LogitsSteps, StepsOfSequences
+from ssd_target.decoding.logits_steps import LogitsSteps, has_steps
 from ssd_target.decoding.sequence import Sequence
 
 Ints = NDArray[np.int64]
-
-
-class Ranks(Protocol):
-    """The logits of a verify whose token ids are on several ranks."""
-
-    def send_keys_of(self, keys_of: Callable[[Ints, Ints], torch.Tensor]) -> None:
-        """Send the keys of slots and positions with each round's verify, before ``choose``."""
-        ...
-
-    def choose(
-        self, logits_RV: torch.Tensor, keys_4R: torch.Tensor, *, is_warm: bool
-    ) -> torch.Tensor:
-        """Return the token of each row, int64 [R].
-
-        Args:
-            logits_RV: of all rows of the newest verify.
-            keys_4R: of the rows, ``keyed.packed``.
-            is_warm: whether some temperature is not 0.
-        """
-        ...
-
-    def gather(self, logits_RV: torch.Tensor, rows_X: torch.Tensor) -> torch.Tensor:
-        """Return the logits of all token ids at some rows, [X, V].
-
-        Args:
-            logits_RV: of all rows of the newest verify.
-            rows_X: int64 on the CPU.
-        """
-        ...
+Proposal = tuple[TokenId, ...]
 
 
 class Choose(Protocol):
-    """Selects a token of each row; see ``Ranks.choose``."""
+    """Selects a token of each row; see ``SplitTarget.choose``."""
 
     def __call__(
         self, logits_RV: torch.Tensor, keys_4R: torch.Tensor, *, is_warm: bool
@@ -79,7 +51,78 @@ class Choose(Protocol):
         ...
 
 
-class RingSampler:
+class Sampler(ABC):
+    """Selects the target's tokens with the noise and the steps of each slot. Step thread only."""
+
+    def __init__(self, engine: EngineConfig, vocab_size: int, device: str) -> None:
+        self._device = device
+        self._vocab_size = vocab_size
+        self._temperature_S = np.zeros(engine.max_num_seqs, dtype=np.float32)
+        self._steps: dict[int, LogitsSteps] = {}
+        """By slot, of the sequences that have some."""
+
+    def admit(self, sequence: Sequence) -> None:
+        """Assign the noise of a sequence's seed to its slot.
+
+        A preempted sequence is admitted again, with the tokens that it has emitted.
+        """
+        self._temperature_S[sequence.slot] = sequence.sampling.temperature
+        if has_steps(sequence.sampling):
+            self._steps[sequence.slot] = LogitsSteps(sequence, self._vocab_size, self._device)
+
+    def release(self, sequence: Sequence) -> None:
+        """Release the noise of a sequence."""
+        self._temperature_S[sequence.slot] = 0.0
+        self._steps.pop(sequence.slot, None)
+
+    def logprobs(self, sequence: Sequence) -> tuple[PositionLogprobs, ...]:
+        """Return the log-probabilities at the rows of the newest ``choose``, if asked for.
+
+        There can be more than tokens of the round.
+        """
+        steps = self._steps.get(sequence.slot)
+        return () if steps is None else steps.logprobs
+
+    def _with_steps(self, sequences: Rows[Sequence]) -> list[tuple[int, LogitsSteps]]:
+        """Return index and steps of the sequences that have some."""
+        if not self._steps:
+            return []
+        found = ((index, self._steps.get(each.slot)) for index, each in enumerate(sequences))
+        return [(index, steps) for index, steps in found if steps is not None]
+
+    @abstractmethod
+    def fill(self, sequences: Rows[Sequence], num_proposed: Rows[int]) -> None:
+        """Prepare the noise of the positions that the next round selects."""
+
+    @abstractmethod
+    def choose(
+        self, sequences: Rows[Sequence], proposals: Rows[Proposal], logits_BPV: torch.Tensor
+    ) -> list[list[TokenId]]:
+        """Select the target's tokens of a round.
+
+        Args:
+            sequences: those of the round.
+            proposals: of each. Rows 0..len(proposal) of each sequence count.
+            logits_BPV: float32.
+
+        Returns:
+            The tokens at the rows of each sequence, of which verification reads those up to the
+            first one that is not the proposed one. ``NO_TOKEN`` where the logits are not finite.
+        """
+
+    @abstractmethod
+    def stored_noise(self, slots_R: Ints, positions_KR: Ints) -> StoredNoise | None:
+        """Return the noise of prepared positions; None if it is computed with each choice."""
+
+    @abstractmethod
+    def choose_at(self, slots_B: Ints, positions_B: Ints, logits_BV: torch.Tensor) -> Ints:
+        """Select one token of each slot, at a position that is prepared.
+
+        The logits may have fewer columns than those of the target: padding of its vocabulary.
+        """
+
+
+class RingSampler(Sampler):
     """Selects the target's token at each of the P rows of a sequence. Step thread only.
 
     Noise is kept by (slot, position) and computed once: in ``fill``, while the drafts work, or in
@@ -88,73 +131,70 @@ class RingSampler:
     """
 
     def __init__(self, engine: EngineConfig, vocab_size: int) -> None:
-        self._steps = StepsOfSequences(vocab_size, "cpu")
+        super().__init__(engine, vocab_size, "cpu")
         # Rows of the round in progress, and of the next one.
         rows = 2 * engine.num_columns
         self._ring = NoiseRing(engine.max_num_seqs, rows, vocab_size, gumbel_by_torch)
         self._noise_YV = torch.from_numpy(self._ring.noise_YV)
-        self._temperature_S = np.zeros(engine.max_num_seqs, dtype=np.float32)
+        self._is_greedy = True
+        """Whether no sequence has noise."""
 
     def admit(self, sequence: Sequence) -> None:
-        """Assign the noise of a sequence's seed to its slot."""
-        request = sequence.arrival.request
-        sampling = request.sampling
-        self._ring.assign(sequence.slot, sampling.seed, request.choice, sampling.temperature)
-        self._temperature_S[sequence.slot] = sampling.temperature
-        self._steps.admit(sequence)
+        """See ``Sampler``."""
+        super().admit(sequence)
+        temperature = sequence.sampling.temperature
+        self._ring.assign(sequence.slot, sequence.seed, sequence.choice, temperature)
+        self._is_greedy = not self._temperature_S.any()
 
     def release(self, sequence: Sequence) -> None:
-        """Release the noise of a sequence."""
+        """See ``Sampler``."""
+        super().release(sequence)
         self._ring.release(sequence.slot)
-        self._steps.release(sequence)
+        self._is_greedy = not self._temperature_S.any()
 
-    def logprobs(self, sequence: Sequence) -> tuple[PositionLogprobs, ...]:
-        """See ``ports.Sampler``."""
-        return self._steps.logprobs(sequence)
-
-    def fill(self, sequences: Rows[Sequence], num_proposed_B: Ints) -> None:
+    def fill(self, sequences: Rows[Sequence], num_proposed: Rows[int]) -> None:
         """Compute the noise of the positions that the next round selects, unless it is stored."""
-        self._ring.fill_each(*_addresses(sequences), num_proposed_B + 1)
+        if not self._is_greedy:
+            self._ring.fill_each(*_addresses(sequences), np.array(num_proposed) + 1)
 
     def choose(
-        self, sequences: Rows[Sequence], proposals: Proposals, logits_BPV: torch.Tensor
-    ) -> Ints:
-        """Select the target's token at each row, up to the first one that is not the proposed one.
+        self, sequences: Rows[Sequence], proposals: Rows[Proposal], logits_BPV: torch.Tensor
+    ) -> list[list[TokenId]]:
+        """Select the tokens up to the first one that is not the proposed one; see ``Sampler``.
 
-        Verification reads no row after it. At a vocabulary of 128,256, a row costs .2 ms.
-
-        Args:
-            sequences: those of the round.
-            proposals: of the round. Rows 0..num_proposed of each sequence count.
-            logits_BPV: float32.
-
-        Returns:
-            ``chosen_BP``, ``NO_TOKEN`` at padding, at rows that are not read, and where the
-            logits are not finite.
+        At a vocabulary of 128,256, the noise of a row costs .2 ms. Without noise, all rows are
+        selected together.
         """
-        num_proposed_B, proposed_BK = proposals.num_proposed_B, proposals.tokens_BK
-        self.fill(sequences, num_proposed_B)
+        with_steps = self._with_steps(sequences)
+        if self._is_greedy and not with_steps:
+            return _best(logits_BPV.numpy())
+        self.fill(sequences, [len(each) for each in proposals])
         slots_B, next_B = _addresses(sequences)
         num_columns = logits_BPV.shape[1]
-        logits_XV = logits_BPV.cpu().reshape(-1, logits_BPV.shape[2])
+        logits_XV = logits_BPV.reshape(-1, logits_BPV.shape[2])
         chosen_BP = np.full((len(sequences), num_columns), NO_TOKEN, dtype=np.int64)
         active_A = np.arange(len(sequences))
-        for index, steps in self._steps.of(sequences):
-            rows_PV = logits_XV[index * num_columns :][: num_proposed_B[index] + 1]
-            tokens = self._choose_with_steps(
-                steps, sequences[index], rows_PV, proposals.tokens[index]
-            )
+        for index, steps in with_steps:
+            rows_PV = logits_XV[index * num_columns :][: len(proposals[index]) + 1]
+            tokens = self._choose_with_steps(steps, sequences[index], rows_PV, proposals[index])
             chosen_BP[index, : len(tokens)] = tokens
             active_A = active_A[active_A != index]
-        for column in range(num_columns if len(active_A) else 0):
+        for column in range(num_columns):
+            if not len(active_A):
+                break
             rows_A = active_A * num_columns + column
             chosen_A = self._choose(logits_XV, rows_A, slots_B[active_A], next_B[active_A] + column)
             chosen_BP[active_A, column] = chosen_A
-            active_A = active_A[num_proposed_B[active_A] > column]
-            if not len(active_A):
-                break
-            active_A = active_A[chosen_BP[active_A, column] == proposed_BK[active_A, column]]
-        return chosen_BP
+            active_A = np.array(
+                [
+                    index
+                    for index, token in zip(active_A.tolist(), chosen_A.tolist(), strict=True)
+                    if column < len(proposals[index]) and proposals[index][column] == token
+                ],
+                dtype=np.int64,
+            )
+        chosen: list[list[TokenId]] = chosen_BP.tolist()
+        return chosen
 
     def stored_noise(self, slots_R: Ints, positions_KR: Ints) -> StoredNoise:
         """Return the noise of positions that are filled."""
@@ -165,10 +205,7 @@ class RingSampler:
         )
 
     def choose_at(self, slots_B: Ints, positions_B: Ints, logits_BV: torch.Tensor) -> Ints:
-        """Select one token of each slot, with the noise of a position that is filled.
-
-        The logits may have fewer columns than those of the target: padding of its vocabulary.
-        """
+        """See ``Sampler``."""
         return self._choose(logits_BV.cpu(), np.arange(len(slots_B)), slots_B, positions_B)
 
     def _choose_with_steps(
@@ -192,7 +229,7 @@ class RingSampler:
                 break
         if steps.sampling.logprobs is not None:
             found_2CN = steps.logprobs_of(logits_CV[: len(chosen)], torch.tensor(chosen))
-            steps.note_logprobs(found_2CN)
+            steps.set_logprobs(found_2CN)
         return chosen
 
     def _choose(
@@ -207,7 +244,7 @@ class RingSampler:
         )
 
 
-class KeyedSampler:
+class KeyedSampler(Sampler):
     """Selects tokens where the logits are, with one read of the result. Step thread only.
 
     A round with log-probabilities has a second read: those of all its sequences. Other parameters
@@ -217,15 +254,15 @@ class KeyedSampler:
     2e-6.
     """
 
-    def __init__(self, engine: EngineConfig, vocab_size: int, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self, engine: EngineConfig, vocab_size: int, ranks: SplitTarget | None = None
+    ) -> None:
         """Construct; without ``ranks``, the device of the engine has all logits."""
-        self._device = engine.device
+        super().__init__(engine, vocab_size, engine.device)
         self._choose_of_keys = compiled_on(engine.device, choose_of_keys)
         self._ranks = ranks
-        self._steps = StepsOfSequences(vocab_size, engine.device)
         self._seeds_S = np.zeros(engine.max_num_seqs, dtype=np.uint64)
         self._choices_S = np.zeros(engine.max_num_seqs, dtype=np.int64)
-        self._temperature_S = np.zeros(engine.max_num_seqs, dtype=np.float32)
         if ranks is not None:
             ranks.send_keys_of(self._keys)
 
@@ -244,32 +281,18 @@ class KeyedSampler:
         self._temperature_S[0] = 0.0
 
     def admit(self, sequence: Sequence) -> None:
-        """Assign the noise of a sequence's seed to its slot."""
-        request = sequence.arrival.request
-        self._seeds_S[sequence.slot] = request.sampling.seed
-        self._choices_S[sequence.slot] = request.choice
-        self._temperature_S[sequence.slot] = request.sampling.temperature
-        self._steps.admit(sequence)
+        """See ``Sampler``."""
+        super().admit(sequence)
+        self._seeds_S[sequence.slot] = sequence.seed
+        self._choices_S[sequence.slot] = sequence.choice
 
-    def release(self, sequence: Sequence) -> None:
-        """Release the noise of a sequence."""
-        self._temperature_S[sequence.slot] = 0.0
-        self._steps.release(sequence)
-
-    def logprobs(self, sequence: Sequence) -> tuple[PositionLogprobs, ...]:
-        """See ``ports.Sampler``."""
-        return self._steps.logprobs(sequence)
-
-    def fill(self, sequences: Rows[Sequence], num_proposed_B: Ints) -> None:
+    def fill(self, sequences: Rows[Sequence], num_proposed: Rows[int]) -> None:
         """Do nothing: the noise of a choice is computed with it."""
 
     def choose(
-        self, sequences: Rows[Sequence], proposals: Proposals, logits_BPV: torch.Tensor
-    ) -> Ints:
-        """Select the target's token at each row; see ``RingSampler.choose``.
-
-        Rows after the first token that is not the proposed one have a token too.
-        """
+        self, sequences: Rows[Sequence], proposals: Rows[Proposal], logits_BPV: torch.Tensor
+    ) -> list[list[TokenId]]:
+        """Select the tokens at all rows, also of padding; see ``Sampler``."""
         slots_B, next_B = _addresses(sequences)
         column_P = np.arange(logits_BPV.shape[1])
         slots_R = slots_B.repeat(len(column_P))
@@ -277,33 +300,32 @@ class KeyedSampler:
         logits_RV = logits_BPV.flatten(0, 1)
         choose = self._choose_here if self._ranks is None else self._ranks.choose
         chosen_R = self._select(slots_R, positions_R, logits_RV, choose)
-        with_steps = self._steps.of(sequences)
+        with_steps = self._with_steps(sequences)
         if with_steps:
             self._replace(chosen_R, with_steps, proposals, logits_RV, (slots_R, positions_R))
-        is_read_BP = column_P <= proposals.num_proposed_B[:, None]
-        chosen_BP = chosen_R.cpu().numpy().reshape(is_read_BP.shape)
-        return np.where(is_read_BP, chosen_BP, NO_TOKEN)
+        chosen: list[list[TokenId]] = chosen_R.cpu().view(logits_BPV.shape[:2]).tolist()
+        return chosen
 
     def stored_noise(self, slots_R: Ints, positions_KR: Ints) -> None:
         """Return None: the noise of a choice is computed with it."""
 
-    def choose_at(self, slots_R: Ints, positions_R: Ints, logits_RV: torch.Tensor) -> Ints:
-        """Select one token of each row, from all logits of a model on this device."""
-        chosen_R = self._select(slots_R, positions_R, logits_RV, self._choose_here)
-        tokens_R: Ints = chosen_R.cpu().numpy()
-        return tokens_R
+    def choose_at(self, slots_B: Ints, positions_B: Ints, logits_BV: torch.Tensor) -> Ints:
+        """Select one token of each slot, from all logits of a model on this device."""
+        chosen_B = self._select(slots_B, positions_B, logits_BV, self._choose_here)
+        tokens_B: Ints = chosen_B.cpu().numpy()
+        return tokens_B
 
     def _replace(
         self,
         chosen_R: torch.Tensor,
         with_steps: Rows[tuple[int, LogitsSteps]],
-        proposals: Proposals,
+        proposals: Rows[Proposal],
         logits_RV: torch.Tensor,
         addresses: tuple[Ints, Ints],
     ) -> None:
         """Replace the tokens of the sequences that have steps, at all rows that may be read."""
-        num_columns = len(logits_RV) // len(proposals.num_proposed_B)
-        counts = [int(proposals.num_proposed_B[index]) + 1 for index, _ in with_steps]
+        num_columns = len(logits_RV) // len(proposals)
+        counts = [len(proposals[index]) + 1 for index, _ in with_steps]
         firsts = [index * num_columns for index, _ in with_steps]
         rows_X = np.concatenate(
             [first + np.arange(c) for first, c in zip(firsts, counts, strict=True)]
@@ -317,7 +339,7 @@ class KeyedSampler:
         parts = logits_XV.split(counts)
         scores_XV = torch.cat(
             [
-                steps.apply(part_CV, proposals.tokens[index])
+                steps.apply(part_CV, proposals[index])
                 for (index, steps), part_CV in zip(with_steps, parts, strict=True)
             ]
         )
@@ -337,7 +359,7 @@ class KeyedSampler:
             on_host = torch.cat([each.flatten() for each in found.values()]).cpu()
             sizes = [each.numel() for each in found.values()]
             for (steps, each), part in zip(found.items(), on_host.split(sizes), strict=True):
-                steps.note_logprobs(part.view(each.shape))
+                steps.set_logprobs(part.view(each.shape))
 
     def _select(
         self, slots_R: Ints, positions_R: Ints, logits_RV: torch.Tensor, choose: Choose
@@ -360,7 +382,16 @@ class KeyedSampler:
 
 def _addresses(sequences: Rows[Sequence]) -> tuple[Ints, Ints]:
     """Return slots and next positions."""
-    count = len(sequences)
-    slots_B = np.fromiter((each.slot for each in sequences), np.int64, count)
-    next_B = np.fromiter((len(each.tokens) for each in sequences), np.int64, count)
-    return slots_B, next_B
+    slots_B = np.array([each.slot for each in sequences])
+    return slots_B, np.array([len(each.tokens) for each in sequences])
+
+
+def _best(logits_BPV: NDArray[np.float32]) -> list[list[TokenId]]:
+    """Return ``choose`` of all rows at temperature 0."""
+    logits_RV = logits_BPV.reshape(-1, logits_BPV.shape[2])
+    best_R = logits_RV.argmax(axis=1)
+    is_token_R = np.isfinite(logits_RV[np.arange(len(best_R)), best_R])
+    if not is_token_R.all():
+        best_R[~is_token_R] = NO_TOKEN
+    chosen: list[list[TokenId]] = best_R.reshape(logits_BPV.shape[:2]).tolist()
+    return chosen

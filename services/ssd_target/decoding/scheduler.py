@@ -4,7 +4,7 @@
 admits, preempts and releases sequences, gives blocks to those that grow, and selects the tokens
 that are stored beside the decoding sequences.
 
-- *Order*: first come, first served within a priority; see ``Arrival.precedence``. Everything
+- *Order*: first come, first served within a priority; see ``Sequence.precedence``. Everything
   follows this order: admission, prefill and, from its end, preemption.
 - *Admission* needs a slot and the KV blocks of the committed tokens and of one proposal, beside one
   more block for each running sequence. Blocks of a prompt whose tokens are in the prefix cache are
@@ -35,7 +35,7 @@ has no gain on a CPU. *Revisit when* a GPU stores a text more slowly than it rea
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import lcm
 from secrets import token_bytes
 
@@ -44,42 +44,11 @@ from ssd.engine.kv_cache.block_pool import BlockPool, chain_keys
 from ssd.errors import OverloadedError, SSDError
 from ssd.pool.round_log import SequenceCounts
 from ssd.types import FinishReason, SequenceId
-from ssd_target.decoding.sequence import Arrival, Sequence
+from ssd_target.decoding.sequence import Sequence
+from ssd_target.settings import TargetSettings
 
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """The client of a sequence has disconnected, or the process ends."""
-
-    sequence_id: SequenceId
-
-
-Event = Arrival | Cancel
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerLimits:
-    """How much waits, and how much a step stores."""
-
-    max_queue: int = 256
-    """Maximum number of requests that wait."""
-    max_queue_tokens: int = 1 << 20
-    """Maximum number of prompt tokens that wait; one request may wait whatever its length."""
-    step_tokens: int = 256
-    """Token budget of a step: the most prompt tokens that it stores."""
-    prefix_cache: bool = True
-    """Whether prompts that begin alike share blocks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerCounts(SequenceCounts):
-    """Sequences and KV blocks that the scheduler holds."""
-
-    auto: int = 0
-    """Eligible sequences in mode AUTO."""
-    free_blocks: int = 0
-    cached_blocks: int = 0
-    used_blocks: int = 0
+Event = Sequence | SequenceId
+"""A new sequence, or the id of one to cancel: its client has left, or the process ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,28 +60,28 @@ class Stored:
     last: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+@dataclass(slots=True)
+class StepPlan:
     """What one step does."""
 
-    refused: tuple[tuple[Arrival, SSDError], ...] = ()
-    dropped: tuple[Sequence, ...] = ()
+    refused: list[tuple[Sequence, SSDError]] = field(default_factory=list)
+    dropped: list[Sequence] = field(default_factory=list)
     """Cancelled while waiting."""
-    cancelled: tuple[Sequence, ...] = ()
-    """Cancelled while running; their blocks are free again."""
-    preempted: tuple[Sequence, ...] = ()
+    cancelled: list[Sequence] = field(default_factory=list)
+    """Cancelled while running; their slots and blocks are free again."""
+    preempted: list[Sequence] = field(default_factory=list)
     """Wait again; their slots and blocks are free."""
-    admitted: tuple[Sequence, ...] = ()
+    admitted: list[Sequence] = field(default_factory=list)
     """Have a slot from now on, some of them again."""
-    moved: tuple[Sequence, ...] = ()
+    moved: list[Sequence] = field(default_factory=list)
     """Have other blocks than before."""
-    prefills: tuple[Stored, ...] = ()
+    prefills: list[Stored] = field(default_factory=list)
     """Parts of prompts. They begin at multiples of the chunk."""
-    replays: tuple[Stored, ...] = ()
+    replays: list[Stored] = field(default_factory=list)
     """Emitted tokens of sequences that were preempted, at most K+1 of each."""
-    running: tuple[Sequence, ...] = ()
+    running: list[Sequence] = field(default_factory=list)
     """Sequences that have a slot, in order."""
-    decoding: tuple[Sequence, ...] = ()
+    decoding: list[Sequence] = field(default_factory=list)
     """The running sequences that take part in the round."""
 
     @property
@@ -124,12 +93,10 @@ class Plan:
 class Scheduler:
     """Owns the queue, the running sequences and the KV blocks. Step thread only."""
 
-    def __init__(
-        self, engine: EngineConfig, blocks: BlockPool, limits: SchedulerLimits | None = None
-    ) -> None:
+    def __init__(self, engine: EngineConfig, blocks: BlockPool, settings: TargetSettings) -> None:
         self._engine = engine
-        self._limits = limits or SchedulerLimits()
-        self._blocks = blocks
+        self._settings = settings
+        self.blocks = blocks
         self._sequences: dict[SequenceId, Sequence] = {}
         """Those that run or wait."""
         self._waiting: list[Sequence] = []
@@ -141,30 +108,22 @@ class Scheduler:
         self._num_eligible = 0
         self._num_auto = 0
         self._free_slots = list(range(engine.max_num_seqs - 1, -1, -1))
-        self._newest_prefills: tuple[Stored, ...] = ()
+        self._newest_prefills: list[Stored] = []
         self._salt = token_bytes(16)
         # Shared blocks end where a prefill begins.
         self._granule = lcm(engine.block_size, engine.prefill_chunk)
 
-    @property
-    def counts(self) -> SchedulerCounts:
-        """Sequences and blocks now."""
-        return SchedulerCounts(
-            running=len(self._running),
-            waiting=len(self._waiting),
-            eligible=self._num_eligible,
-            auto=self._num_auto,
-            free_blocks=self._blocks.num_free - self._blocks.num_cached,
-            cached_blocks=self._blocks.num_cached,
-            used_blocks=self._blocks.num_taken,
-        )
+    def counts(self, *, auto_speculates: bool) -> SequenceCounts:
+        """Return the sequences now; ``auto_speculates``: those in mode AUTO are eligible."""
+        eligible = self._num_eligible - (0 if auto_speculates else self._num_auto)
+        return SequenceCounts(len(self._running), len(self._waiting), eligible)
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing runs and nothing waits."""
         return not self._sequences
 
-    def plan(self, events: Iterable[Event], num_rows: int = 0) -> Plan:
+    def plan(self, events: Iterable[Event], num_rows: int = 0) -> StepPlan:
         """Apply the events, select the sequences and tokens of the step.
 
         The caller must run the whole plan: what it stores counts as stored.
@@ -176,37 +135,25 @@ class Scheduler:
         for prefill in self._newest_prefills:
             if prefill.sequence.finish_reason is None:
                 self._keep(prefill)
-        self._newest_prefills = ()
-        dropped: list[Sequence] = []
-        cancelled: list[Sequence] = []
+        plan = StepPlan()
         new: list[Sequence] = []
         for event in events:
-            if isinstance(event, Arrival):
-                new.append(sequence := Sequence(arrival=event))
-                self._enqueue(sequence)
-            elif (ended := self._sequences.get(event.sequence_id)) is not None:
-                (cancelled if self._is_running(ended) else dropped).append(ended)
+            if isinstance(event, Sequence):
+                new.append(event)
+                self._enqueue(event)
+            elif (ended := self._sequences.get(event)) is not None:
                 ended.finish_reason = FinishReason.CANCELLED
+                (plan.cancelled if self._is_running(ended) else plan.dropped).append(ended)
                 self._remove(ended)
-        preempted, moved = self._grow()
-        admitted = [] if preempted else self._admit()
-        refused = self._refuse_overflow(new)
-        num_decoding = sum(each.is_stored for each in self._running)
-        replays = self._replays()
-        prefills, shared = self._prefills(max(num_rows, num_decoding) if num_decoding else 0)
-        self._newest_prefills = prefills
-        return Plan(
-            refused=tuple(refused),
-            dropped=tuple(dropped),
-            cancelled=tuple(cancelled),
-            preempted=tuple(preempted),
-            admitted=tuple(admitted),
-            moved=(*moved, *admitted, *shared),
-            prefills=prefills,
-            replays=replays,
-            running=tuple(self._running),
-            decoding=tuple(each for each in self._running if each.is_stored),
-        )
+        self._grow(plan)
+        if self._waiting and not plan.preempted:
+            self._admit(plan)
+        self._refuse_overflow(new, plan)
+        self._store(plan, num_rows)
+        self._newest_prefills = plan.prefills
+        plan.running = self._running.copy()
+        plan.decoding = [each for each in self._running if each.is_stored]
+        return plan
 
     def finish(self, sequence: Sequence) -> None:
         """Free the slot and the blocks of a sequence that has ended."""
@@ -217,31 +164,9 @@ class Scheduler:
                     self._keep(prefill)
         self._remove(sequence)
 
-    def arrivals(self) -> tuple[Arrival, ...]:
-        """Return all requests that run or wait."""
-        return tuple(sequence.arrival for sequence in self._sequences.values())
-
-    def check(self) -> None:
-        """Assert that slots, blocks and counts are consistent."""
-        slots = sorted([*self._free_slots, *(each.slot for each in self._running)])
-        assert slots == list(range(self._engine.max_num_seqs)), (
-            f"slots are lost or used twice: {slots}"
-        )
-        for queue in (self._running, self._waiting):
-            assert queue == sorted(queue, key=_precedence), "the order is lost"
-        assert {*self._running, *self._waiting} == set(self._sequences.values())
-        assert not any(each.blocks for each in self._waiting), "a waiting sequence owns blocks"
-        num_eligible = sum(each.may_speculate for each in self._running)
-        assert self._num_eligible == num_eligible, f"eligible sequences: {self._num_eligible}"
-        num_auto = sum(each.is_auto for each in self._running)
-        assert self._num_auto == num_auto, f"sequences in mode AUTO: {self._num_auto}"
-        new = [each.num_prompt for each in self._waiting if not each.num_preemptions]
-        assert (self._num_new, self._num_new_tokens) == (len(new), sum(new)), "the queue is lost"
-        owned = {block for each in self._running for block in each.blocks}
-        assert len(owned) == self._blocks.num_taken, "a KV block has no owner"
-        for each in self._running:
-            assert len(each.blocks) == len(set(each.blocks)), "a sequence owns a KV block twice"
-        self._blocks.check()
+    def sequences(self) -> tuple[Sequence, ...]:
+        """Return all sequences that run or wait."""
+        return tuple(self._sequences.values())
 
     def _is_running(self, sequence: Sequence) -> bool:
         place = bisect_left(self._running, sequence.precedence, key=_precedence)
@@ -266,7 +191,7 @@ class Scheduler:
         self._num_eligible -= sequence.may_speculate
         self._num_auto -= sequence.is_auto
         self._free_slots.append(sequence.slot)
-        self._blocks.free(sequence.blocks)
+        self.blocks.free(sequence.blocks)
         sequence.blocks = []
         sequence.num_stored = 0
 
@@ -287,65 +212,61 @@ class Scheduler:
         """Put the blocks that a prefill of the newest step has filled into the prefix cache."""
         size, sequence = self._engine.block_size, prefill.sequence
         for index in range(prefill.first // size, min(prefill.last // size, len(sequence.keys))):
-            self._blocks.keep(sequence.blocks[index], sequence.keys[index])
+            self.blocks.keep(sequence.blocks[index], sequence.keys[index])
 
     def _num_blocks(self, sequence: Sequence) -> int:
         """Return the blocks of the committed tokens and of the longest next proposal."""
         longest = min(len(sequence.tokens) + self._engine.num_columns - 1, sequence.max_len - 1)
         return -(-longest // self._engine.block_size)
 
-    def _grow(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Give blocks to decoding sequences; returns the preempted ones and those that grew."""
-        preempted: list[Sequence] = []
-        grown: list[Sequence] = []
+    def _grow(self, plan: StepPlan) -> None:
+        """Give blocks to decoding sequences, and preempt the last ones if none is free."""
         index = 0
         while index < len(self._running):
             sequence = self._running[index]
             missing = self._num_blocks(sequence) - len(sequence.blocks)
-            if missing > self._blocks.num_free:
+            if missing > self.blocks.num_free:
                 assert len(self._running) > 1, "a sequence of maximum length does not fit"
-                preempted.append(last := self._running[-1])
+                plan.preempted.append(last := self._running[-1])
                 self._preempt(last)
                 continue
             if missing > 0:
-                sequence.blocks += self._blocks.allocate(missing)
-                grown.append(sequence)
+                sequence.blocks += self.blocks.allocate(missing)
+                plan.moved.append(sequence)
             index += 1
-        return preempted, grown
 
-    def _admit(self) -> list[Sequence]:
-        admitted: list[Sequence] = []
+    def _admit(self, plan: StepPlan) -> None:
         while self._waiting and self._free_slots:
             sequence = self._waiting[0]
-            if self._limits.prefix_cache and not sequence.keys:
+            if self._settings.prefix_cache and not sequence.keys:
                 sequence.keys = chain_keys(
                     sequence.tokens[: sequence.num_prefill], self._engine.block_size, self._salt
                 )
             shared = self._find(sequence)
-            self._blocks.share(shared)
+            self.blocks.share(shared)
             missing = self._num_blocks(sequence) - len(shared)
-            if not self._blocks.can_allocate(missing + len(self._running)):
-                self._blocks.free(shared)
-                break
+            if not self.blocks.can_allocate(missing + len(self._running)):
+                self.blocks.free(shared)
+                return
             self._dequeue(sequence)
-            sequence.blocks = shared + self._blocks.allocate(missing)
+            sequence.blocks = shared + self.blocks.allocate(missing)
             sequence.slot = self._free_slots.pop()
-            self._note_shared(sequence, len(shared))
+            self._add_shared(sequence, len(shared))
             insort(self._running, sequence, key=_precedence)
             self._num_eligible += sequence.may_speculate
             self._num_auto += sequence.is_auto
-            admitted.append(sequence)
-        return admitted
+            plan.admitted.append(sequence)
+            plan.moved.append(sequence)
 
     def _find(self, sequence: Sequence) -> list[int]:
         """Return blocks of the prefix cache with the next positions of a sequence."""
         if sequence.num_stored % self._granule:
             return []
         size = self._engine.block_size
-        found = self._blocks.find(sequence.keys[sequence.num_stored // size :])
+        found = self.blocks.find(sequence.keys[sequence.num_stored // size :])
         return found[: len(found) * size // self._granule * self._granule // size]
 
-    def _note_shared(self, sequence: Sequence, num_blocks: int) -> None:
+    def _add_shared(self, sequence: Sequence, num_blocks: int) -> None:
         sequence.num_stored += num_blocks * self._engine.block_size
         if not sequence.num_preemptions:
             sequence.num_cached += num_blocks * self._engine.block_size
@@ -359,68 +280,56 @@ class Scheduler:
             return False
         first = sequence.num_stored // self._engine.block_size
         places = slice(first, first + len(shared))
-        self._blocks.share(shared)
-        self._blocks.free(sequence.blocks[places])
+        self.blocks.share(shared)
+        self.blocks.free(sequence.blocks[places])
         sequence.blocks[places] = shared
-        self._note_shared(sequence, len(shared))
+        self._add_shared(sequence, len(shared))
         return True
 
-    def _prefills(self, num_rows: int) -> tuple[tuple[Stored, ...], list[Sequence]]:
-        """Select the parts of prompts that the step stores; returns sequences that share, too.
-
-        Args:
-            num_rows: of the decoding sequences, 0 if there are none.
-        """
+    def _store(self, plan: StepPlan, num_rows: int) -> None:
+        """Select the parts of prompts and the emitted tokens that the step stores."""
+        missing = [each for each in self._running if not each.is_stored]
+        if not missing:
+            return
+        num_decoding = len(self._running) - len(missing)
+        for sequence in missing:
+            first = sequence.num_stored
+            if first >= sequence.num_prefill:
+                # Emitted tokens of a preempted sequence.
+                last = min(first + self._engine.num_columns, len(sequence.tokens) - 1)
+                plan.replays.append(Stored(sequence, first, last))
+                sequence.num_stored = last
+        new = [each for each in missing if each.num_stored < each.num_prefill]
         chunk = self._engine.prefill_chunk
-        budget = self._limits.step_tokens
-        if num_rows:
-            num_new = sum(each.num_stored < each.num_prefill for each in self._running)
-            budget = min(budget, max(num_rows, num_new * chunk))
+        budget = self._settings.step_tokens
+        if num_decoding:
+            budget = min(budget, max(num_rows, num_decoding, len(new) * chunk))
         num_chunks = max(1, budget // chunk)
-        prefills: list[Stored] = []
-        shared: list[Sequence] = []
-        for sequence in self._running:
-            if sequence.num_stored >= sequence.num_prefill:
-                continue
+        for sequence in new:
             if self._share(sequence):
-                shared.append(sequence)
+                plan.moved.append(sequence)
             first = sequence.num_stored
             last = min(sequence.num_prefill, first + num_chunks * chunk)
             if first < last:
-                prefills.append(Stored(sequence, first, last))
+                plan.prefills.append(Stored(sequence, first, last))
                 sequence.num_stored = last
                 num_chunks -= -(-(last - first) // chunk)
             if not num_chunks:
                 break
-        return tuple(prefills), shared
 
-    def _replays(self) -> tuple[Stored, ...]:
-        """Select the emitted tokens that preempted sequences store again."""
-        replays: list[Stored] = []
-        for sequence in self._running:
-            first = sequence.num_stored
-            if first < sequence.num_prefill or sequence.is_stored:
-                continue
-            last = min(first + self._engine.num_columns, len(sequence.tokens) - 1)
-            replays.append(Stored(sequence, first, last))
-            sequence.num_stored = last
-        return tuple(replays)
-
-    def _refuse_overflow(self, new: list[Sequence]) -> list[tuple[Arrival, SSDError]]:
+    def _refuse_overflow(self, new: list[Sequence], plan: StepPlan) -> None:
         """Refuse the newest arrivals while too much waits. Preempted sequences do not count."""
-        limits = self._limits
-        refused: list[tuple[Arrival, SSDError]] = []
+        settings = self._settings
         for sequence in reversed(new):
-            if self._num_new > limits.max_queue:
-                error = queue_full(limits.max_queue)
-            elif self._num_new_tokens > limits.max_queue_tokens and self._num_new > 1:
-                error = queue_of_tokens_full(limits.max_queue_tokens)
+            if self._num_new > settings.max_queue:
+                error = queue_full(settings.max_queue)
+            elif self._num_new_tokens > settings.max_queue_tokens and self._num_new > 1:
+                error = queue_of_tokens_full(settings.max_queue_tokens)
             else:
                 break
             if sequence.finish_reason is None and not self._is_running(sequence):
                 self._remove(sequence)
-                refused.append((sequence.arrival, error))
-        return refused
+                plan.refused.append((sequence, error))
 
 
 def _precedence(sequence: Sequence) -> tuple[int, SequenceId]:

@@ -12,8 +12,8 @@ from ssd.engine.kv_cache.block_pool import Key
 from ssd.pool.rounds import NewSequence
 from ssd.ports import TokenSink
 from ssd.text.grammar import Grammar
-from ssd.types import NO_TOKEN, FinishReason, Mode, Request, SequenceId, TokenId
-from ssd_target.decoding.request_times import RequestTimes
+from ssd.types import NO_TOKEN, FinishReason, Mode, SamplingParams, SequenceId, TokenId
+from ssd_target.decoding.sequence_record import SequenceRecord
 
 PLACES_PER_PRIORITY = 256
 """How many earlier arrivals a request can overtake for each step of priority."""
@@ -30,62 +30,37 @@ class StopDetector(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
-    """A request that has arrived at the step thread; prompt and ``max_tokens`` fit the model."""
-
-    sequence_id: SequenceId
-    request: Request
-    eos_token_ids: frozenset[TokenId]
-    sink: TokenSink
-    stop_detector: StopDetector | None = None
-    grammar: Grammar | None = None
-    """Of the text; its ``completes`` is part of ``stop_detector``."""
-    arrived_at: float = 0.0
-    times: RequestTimes = field(default_factory=RequestTimes)
-
-    @property
-    def max_len(self) -> int:
-        """Maximum length of the sequence in tokens."""
-        return len(self.request.prompt_ids) + self.request.sampling.max_tokens
-
-    @property
-    def precedence(self) -> tuple[int, SequenceId]:
-        """Place in the order of admission; lower is earlier, and no two are the same.
-
-        Requests of one priority keep their order. For each step of priority, a request overtakes
-        those among the ``PLACES_PER_PRIORITY`` before it. So it never waits forever for others.
-        """
-        place = self.sequence_id - PLACES_PER_PRIORITY * self.request.priority
-        return place, self.sequence_id
-
-    @property
-    def may_speculate(self) -> bool:
-        """Whether its mode allows sessions on drafts."""
-        return self.request.mode in (Mode.AUTO, Mode.SPECULATIVE)
-
-    @property
-    def is_synchronous(self) -> bool:
-        """Whether a draft on the target's own device proposes."""
-        return self.request.mode is Mode.SYNCHRONOUS
-
-
-@dataclass(frozen=True, slots=True)
-class Emission:
-    """Tokens that a round added to a sequence, and the finish reason if they ended it."""
-
-    token_ids: tuple[TokenId, ...]
-    finish_reason: FinishReason | None = None
-
-
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Sequence:
-    """A sequence that runs or waits. Step thread only.
+    """A continuation that waits, runs or has ended.
 
-    The scheduler changes its slot, its blocks and what is stored. Its text changes in ``append``.
+    The request handler makes it, with a prompt and a ``max_tokens`` that fit the model. From
+    ``Inbox.submit`` on it belongs to the step thread. The scheduler changes its slot, its blocks
+    and what is stored. Its text changes in ``append``.
     """
 
-    arrival: Arrival
+    sequence_id: SequenceId
+    prompt_ids: tuple[TokenId, ...]
+    sampling: SamplingParams
+    """Its ``seed`` and ``max_tokens`` are those of the call; the fields below are never unset."""
+    seed: int
+    max_tokens: int
+    sink: TokenSink
+    request_id: str = ""
+    choice: int = 0
+    """Number of this continuation, 0..n-1: each has noise of its own."""
+    mode: Mode = Mode.AUTO
+    priority: int = 0
+    """-100..100; higher values run earlier."""
+    report_rounds: bool = False
+    """Whether chunks contain the rounds of their tokens."""
+    eos_token_ids: frozenset[TokenId] = frozenset()
+    stop_detectors: tuple[StopDetector, ...] = ()
+    """Each receives the tokens up to the one at which the first of them ends the text."""
+    grammar: Grammar | None = None
+    """Of the text; one of ``stop_detectors``."""
+    record: SequenceRecord = field(default_factory=SequenceRecord)
+
     slot: int = -1
     """Index of the sequence in arrays of all running sequences (letter S), 0..max_num_seqs - 1;
     only while it runs."""
@@ -93,37 +68,47 @@ class Sequence:
     """KV blocks of its positions in order, while it runs. The first ones can be shared."""
     keys: list[Key] = field(default_factory=list)
     """Keys of the full blocks of its prompt that a prefill stores; none without prefix cache."""
-    tokens: list[TokenId] = field(default_factory=list)
-    """Committed tokens: the prompt and the emitted tokens."""
     num_stored: int = 0
     """Committed tokens whose KV is stored."""
     num_cached: int = 0
     """Prompt tokens whose KV was found in the prefix cache when it first ran."""
     num_preemptions: int = 0
     """How often it has lost its slot and blocks."""
+    proposal: tuple[TokenId, ...] = ()
+    """For the next round; its draft or its backup has made it."""
     finish_reason: FinishReason | None = None
-    ending_ids: frozenset[TokenId] = frozenset()
+
+    tokens: list[TokenId] = field(init=False)
+    """Committed tokens: the prompt and the emitted tokens."""
+    num_prompt: int = field(init=False)
+    """Tokens of the prompt."""
+    max_len: int = field(init=False)
+    """Maximum length in tokens."""
+    precedence: tuple[int, SequenceId] = field(init=False)
+    """Place in the order of admission; lower is earlier, and no two are the same.
+
+    Requests of one priority keep their order. For each step of priority, a request overtakes those
+    among the ``PLACES_PER_PRIORITY`` before it. So it never waits forever for others.
+    """
+    may_speculate: bool = field(init=False)
+    """Whether its mode allows sessions on drafts."""
+    is_auto: bool = field(init=False)
+    """Whether the controller chooses if it speculates."""
+    is_synchronous: bool = field(init=False)
+    """Whether a draft on the target's own device proposes."""
+    ending_ids: frozenset[TokenId] = field(init=False)
 
     def __post_init__(self) -> None:
-        sampling = self.arrival.request.sampling
-        self.tokens = list(self.arrival.request.prompt_ids)
-        ends = frozenset() if sampling.ignore_eos else self.arrival.eos_token_ids
-        self.ending_ids = ends | frozenset(sampling.stop_token_ids)
-
-    @property
-    def sequence_id(self) -> SequenceId:
-        """Id, never reused."""
-        return self.arrival.sequence_id
-
-    @property
-    def num_prompt(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.arrival.request.prompt_ids)
-
-    @property
-    def max_len(self) -> int:
-        """Maximum length in tokens."""
-        return self.arrival.max_len
+        self.tokens = list(self.prompt_ids)
+        self.num_prompt = len(self.tokens)
+        self.max_len = self.num_prompt + self.max_tokens
+        place = self.sequence_id - PLACES_PER_PRIORITY * self.priority
+        self.precedence = place, self.sequence_id
+        self.may_speculate = self.mode in (Mode.AUTO, Mode.SPECULATIVE)
+        self.is_auto = self.mode is Mode.AUTO
+        self.is_synchronous = self.mode is Mode.SYNCHRONOUS
+        ends = frozenset() if self.sampling.ignore_eos else self.eos_token_ids
+        self.ending_ids = ends | frozenset(self.sampling.stop_token_ids)
 
     @property
     def num_emitted(self) -> int:
@@ -133,12 +118,7 @@ class Sequence:
     @property
     def num_remaining(self) -> int:
         """Number of new tokens up to the limit."""
-        return self.arrival.max_len - len(self.tokens)
-
-    @property
-    def precedence(self) -> tuple[int, SequenceId]:
-        """See ``Arrival.precedence``."""
-        return self.arrival.precedence
+        return self.max_len - len(self.tokens)
 
     @property
     def num_prefill(self) -> int:
@@ -154,59 +134,40 @@ class Sequence:
         """Whether the sequence can decode: all its tokens are stored but the newest one."""
         return self.num_stored >= len(self.tokens) - 1
 
-    @property
-    def may_speculate(self) -> bool:
-        """Whether its mode allows sessions on drafts."""
-        return self.arrival.may_speculate
-
-    @property
-    def is_auto(self) -> bool:
-        """Whether the controller chooses if it speculates."""
-        return self.arrival.request.mode is Mode.AUTO
-
-    @property
-    def is_synchronous(self) -> bool:
-        """Whether a draft on the target's own device proposes."""
-        return self.arrival.is_synchronous
-
     def for_drafts(self) -> NewSequence:
         """Return what the pool needs of a sequence without emitted tokens."""
-        sampling = self.arrival.request.sampling
         return NewSequence(
             sequence_id=self.sequence_id,
-            token_ids=self.arrival.request.prompt_ids,
+            token_ids=self.prompt_ids,
             max_len=self.max_len,
-            seed=sampling.seed,
-            choice=self.arrival.request.choice,
-            temperature=sampling.temperature,
+            seed=self.seed,
+            choice=self.choice,
+            temperature=self.sampling.temperature,
         )
 
-    def fail(self) -> None:
-        """Mark the sequence as failed."""
-        self.finish_reason = FinishReason.FAILED
-
-    def append(self, token_ids: Tokens[TokenId]) -> Emission:
+    def append(self, token_ids: Tokens[TokenId]) -> tuple[TokenId, ...]:
         """Append the tokens of a round, up to and including the token that ends the sequence.
 
         An end-of-text token or stop string inside an accepted proposal ends the sequence exactly
         where plain decoding ends it. Tokens after it are dropped. ``NO_TOKEN`` fails the sequence.
+
+        Returns:
+            The tokens that were appended.
         """
         assert self.finish_reason is None
-        detector = self.arrival.stop_detector
-        emitted: list[TokenId] = []
+        num_before, detectors = len(self.tokens), self.stop_detectors
         for token_id in token_ids:
             if token_id == NO_TOKEN:
                 self.finish_reason = FinishReason.FAILED
                 break
-            emitted.append(token_id)
+            self.tokens.append(token_id)
             if token_id in self.ending_ids or (
-                detector is not None and detector.completes(token_id)
+                detectors and any(each.completes(token_id) for each in detectors)
             ):
                 self.finish_reason = FinishReason.STOP
-            elif len(emitted) == self.num_remaining:
-                self.finish_reason = FinishReason.LENGTH
-            if self.finish_reason is not None:
                 break
-        self.tokens += emitted
+            if len(self.tokens) == self.max_len:
+                self.finish_reason = FinishReason.LENGTH
+                break
         self.num_stored = len(self.tokens) - 1
-        return Emission(tuple(emitted), self.finish_reason)
+        return tuple(self.tokens[num_before:])

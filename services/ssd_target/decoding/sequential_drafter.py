@@ -30,7 +30,7 @@ from ssd.engine.config import EngineConfig
 from ssd.engine.execution import TreeRunner
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.types import NO_TOKEN, SequenceId, TokenId
-from ssd_target.decoding.ports import Sampler
+from ssd_target.decoding.sampler import Sampler
 from ssd_target.decoding.sequence import Sequence
 
 _MOST_GIVEN = 2
@@ -87,7 +87,7 @@ class SequentialDrafter:
 
     def admit(self, sequence: Sequence) -> None:
         """Allocate blocks for a sequence that begins, or continues after a preemption."""
-        max_len = sequence.arrival.max_len
+        max_len = sequence.max_len
         count = -(-max_len // self._engine.block_size)
         if max_len <= self._engine.max_model_len and self._blocks.can_allocate(count):
             blocks = self._blocks.allocate(count)
@@ -123,26 +123,24 @@ class SequentialDrafter:
                 self._runner.prefill(PagedBatch(tokens_1P, *where, table_1J))
                 return
 
-    def propose(self, sequences: Rows[Sequence]) -> dict[SequenceId, tuple[TokenId, ...]]:
-        """Return the next proposal of each sequence that the draft knows; at most K tokens."""
+    def propose(self, sequences: Rows[Sequence]) -> None:
+        """Set the next proposal of each sequence that the draft knows; at most K tokens."""
         drafted = [each for each in sequences if self._can_propose(each)]
         if not drafted:
-            return {}
+            return
         slots_B = np.array([each.slot for each in drafted])
         self._append(drafted, slots_B)
         remaining_B = np.array([each.num_remaining for each in drafted])
         limits_B = np.minimum(remaining_B - 1, self._lookahead)
-        self._sampler.fill(drafted, limits_B)
+        self._sampler.fill(drafted, limits_B.tolist())
         found = self._run_whole(drafted, slots_B, limits_B)
         if found is None:
             found = self._run_steps(drafted, slots_B, limits_B)
         self._runner.promote_branches(
             torch.from_numpy(slots_B), torch.zeros(len(drafted), dtype=torch.int64)
         )
-        return {
-            each.sequence_id: tokens[:limit]
-            for each, tokens, limit in zip(drafted, found, limits_B.tolist(), strict=True)
-        }
+        for sequence, tokens, limit in zip(drafted, found, limits_B.tolist(), strict=True):
+            sequence.proposal = tokens[:limit]
 
     def _can_propose(self, sequence: Sequence) -> bool:
         text = self._texts.get(sequence.sequence_id)

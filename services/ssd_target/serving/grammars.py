@@ -48,7 +48,7 @@ class Grammars:
         running = asyncio.get_running_loop().run_in_executor(
             self._thread, self._compiler.compile, source
         )
-        running.add_done_callback(self._note_end)
+        running.add_done_callback(self._release)
         try:
             async with asyncio.timeout(COMPILE_SECONDS):
                 return await asyncio.shield(running)
@@ -57,7 +57,7 @@ class Grammars:
                 source.field, f"takes more than {COMPILE_SECONDS:g} s to compile; simplify it"
             ) from error
 
-    def _note_end(self, running: "asyncio.Future[Grammar]") -> None:
+    def _release(self, running: "asyncio.Future[Grammar]") -> None:
         self._is_free.release()
         if not running.cancelled():
             # A request that has ended reads no error.

@@ -7,40 +7,32 @@ import asyncio
 import contextlib
 import itertools
 import secrets
-from collections.abc import AsyncGenerator
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Iterator
 
 from ssd.engine.target_runner import TargetRunner
-from ssd.errors import (
-    ContextLengthError,
-    FieldError,
-    NotReadyError,
-    RankError,
-)
+from ssd.errors import ContextLengthError, FieldError, NotReadyError, RankError
 from ssd.ports import Clock, Tokenizer
 from ssd.rpc.bounds import ANY_MODEL, PromptBounds, check_text, check_token_ids
-from ssd.rpc.codec import Conversation, GenerateCall, Prompt, prompt_field
+from ssd.rpc.codec import Conversation, GenerateCall, prompt_field
 from ssd.text.chat_template import render_chat, tool_format
 from ssd.text.grammar import Grammar, GrammarSource
-from ssd.types import FinishReason, GenerationChunk, Mode, Request, SamplingParams, TokenId
+from ssd.types import GenerationChunk, Mode, SamplingParams, TokenId
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.scheduler import queue_full
-from ssd_target.decoding.sequence import Arrival, StopDetector
-from ssd_target.serving.continuations import merged
+from ssd_target.decoding.sequence import Sequence, StopDetector
+from ssd_target.decoding.sequence_record import SequenceRecord
 from ssd_target.serving.grammars import Grammars
 from ssd_target.serving.request_trace import RequestTrace
-from ssd_target.serving.stream_metrics import StreamMetrics
-from ssd_target.serving.streams import LastTake, TokenStream, Wakeups
+from ssd_target.serving.streams import LastTake, TokenStream, Wakeups, merged
 from ssd_target.serving.text_output import (
-    AllDetectors,
     StopStringDetector,
     TextWriter,
-    logprobs_with_texts,
-    with_texts,
+    add_texts,
 )
 from ssd_target.serving.tokenization import Tokenization
 from ssd_target.settings import TargetSettings
 
+DEFAULT_MAX_TOKENS = 256
 SEED_BITS = 53
 """Of a seed that is drawn here. Up to it, numbers of JSON are exact, so a seed can be copied."""
 CAUSE_SECONDS = 4.0
@@ -162,47 +154,89 @@ class RequestHandler:
     ) -> AsyncGenerator[GenerationChunk, None]:
         """Run one request and yield its chunks, which contain text.
 
-        Sequences and chunks are noted in ``trace``.
-
-        Closing the iterator early cancels the request and frees its resources.
+        ``trace`` observes sequences and chunks. Closing the iterator early cancels the request and
+        frees its resources.
 
         Raises:
             RequestError: the request does not fit the model.
             OverloadedError: the queue is full.
             NotReadyError: loading, draining or ending; the message has the cause.
         """
-        runner = self.require_open()
+        max_model_len = self.require_open().engine.max_model_len
         arrived_at = self._clock.now()
-        noted = replace(call, report_rounds=call.report_rounds or trace.is_recording)
-        request, text = await self._request(noted, request_id, runner.engine.max_model_len)
+        prompt_ids, text = await self._prompt(call)
+        max_tokens = room_for(
+            prompt_ids, call.sampling.max_tokens, max_model_len, prompt_field(call.prompt)
+        )
+        self._check(call, prompt_ids, max_tokens)
+        seed = call.sampling.seed
+        if seed is None:
+            seed = secrets.randbits(SEED_BITS)
+        mode = self._mode(call.mode)
+        assert self._wakeups is not None
         last_take = LastTake()
-        continuations = [
-            self._continuation(
-                replace(request, choice=choice),
-                await self._grammar(request.sampling),
-                arrived_at,
-                last_take,
+        streams = tuple(
+            TokenStream(self._wakeups, self._clock, self._settings, last_take)
+            for _ in range(call.sampling.n)
+        )
+        sequences: list[Sequence] = []
+        for choice, stream in enumerate(streams):
+            grammar = await self._grammar(call.sampling)
+            detectors: list[StopDetector] = [] if grammar is None else [grammar]
+            if call.sampling.stop:
+                detectors.append(StopStringDetector(self.tokenizer, call.sampling.stop))
+            sequences.append(
+                Sequence(
+                    sequence_id=next(self._sequence_ids),
+                    prompt_ids=prompt_ids,
+                    sampling=call.sampling,
+                    seed=seed,
+                    max_tokens=max_tokens,
+                    sink=stream,
+                    request_id=request_id,
+                    choice=choice,
+                    mode=mode,
+                    priority=call.priority,
+                    report_rounds=call.report_rounds or trace.is_recording,
+                    eos_token_ids=self.tokenizer.eos_token_ids,
+                    stop_detectors=tuple(detectors),
+                    grammar=grammar,
+                    record=SequenceRecord(arrived_at=arrived_at),
+                )
             )
-            for choice in range(request.sampling.n)
+        readers = [
+            self._read(sequence, stream, trace, text if call.sampling.echo else None)
+            for sequence, stream in zip(sequences, streams, strict=True)
         ]
-        streams = tuple(stream for _, stream in continuations)
-        readers = [self._read(*each, trace, text) for each in continuations]
-        self._enter(streams)
+        with self._running(streams):
+            try:
+                trace.sequences = sequences
+                for sequence in sequences:
+                    self._inbox.submit(sequence)
+                async with contextlib.aclosing(
+                    merged(readers) if len(readers) > 1 else readers[0]
+                ) as chunks:
+                    async for chunk in chunks:
+                        if not call.report_rounds:
+                            chunk.rounds = ()
+                        add_texts(chunk, self.tokenizer)
+                        yield chunk
+            finally:
+                for sequence, stream in zip(sequences, streams, strict=True):
+                    stream.abandon()
+                    self._inbox.cancel(sequence.sequence_id)
+
+    @contextlib.contextmanager
+    def _running(self, streams: tuple[TokenStream, ...]) -> Iterator[None]:
+        """Inside, a request runs or waits."""
+        self._streams.add(streams)
+        self._idle.clear()
         try:
-            for arrival, _ in continuations:
-                trace.admit(arrival)
-                self._inbox.submit(arrival)
-            async with contextlib.aclosing(
-                merged(readers) if len(readers) > 1 else readers[0]
-            ) as chunks:
-                async for chunk in chunks:
-                    rounds = with_texts(chunk.rounds, self.tokenizer) if call.report_rounds else ()
-                    yield replace(chunk, rounds=rounds) if chunk.rounds else chunk
+            yield
         finally:
-            for arrival, stream in continuations:
-                stream.abandon()
-                self._inbox.cancel(arrival.sequence_id)
-            self._leave(streams)
+            self._streams.discard(streams)
+            if not self._streams:
+                self._idle.set()
 
     async def _grammar(self, sampling: SamplingParams) -> Grammar | None:
         """Return the grammar of one continuation, if the request has one."""
@@ -212,70 +246,37 @@ class RequestHandler:
             return await self._grammars.grammar(GrammarSource("regex", sampling.regex))
         return None
 
-    def _continuation(
-        self, request: Request, grammar: Grammar | None, arrived_at: float, last_take: LastTake
-    ) -> tuple[Arrival, TokenStream]:
-        """Return what the step thread receives, and the stream of its tokens."""
-        assert self._wakeups is not None
-        stream = TokenStream(
-            self._wakeups,
-            self._clock,
-            buffer_tokens=self._settings.stream_buffer_tokens,
-            stall_seconds=self._settings.stream_stall_seconds,
-            last_take=last_take,
-        )
-        stop = request.sampling.stop
-        detectors: list[StopDetector] = [StopStringDetector(self.tokenizer, stop)] if stop else []
-        if grammar is not None:
-            detectors.append(grammar)
-        arrival = Arrival(
-            sequence_id=next(self._sequence_ids),
-            request=request,
-            eos_token_ids=self.tokenizer.eos_token_ids,
-            sink=stream,
-            stop_detector=AllDetectors(detectors) if detectors else None,
-            grammar=grammar,
-            arrived_at=arrived_at,
-        )
-        return arrival, stream
-
     async def _read(
-        self, arrival: Arrival, stream: TokenStream, trace: RequestTrace, prompt_text: str
+        self, sequence: Sequence, stream: TokenStream, trace: RequestTrace, echo: str | None
     ) -> AsyncGenerator[GenerationChunk, None]:
-        """Yield the chunks of one continuation; with ``echo``, the prompt first."""
-        request = arrival.request
-        sampling, choice = request.sampling, request.choice
-        writer = TextWriter(self.tokenizer, sampling.stop)
-        metrics = StreamMetrics(arrival.arrived_at)
-        # Only the first chunk has them.
-        seed: int | None = sampling.seed
-        prompt_tokens = len(request.prompt_ids)
-        if sampling.echo:
+        """Yield the chunks of one continuation, after the text of the prompt in ``echo``."""
+        writer = TextWriter(self.tokenizer, sequence.sampling.stop)
+        seed, num_prompt = sequence.seed, sequence.num_prompt
+        is_first = echo is None
+        if echo is not None:
             yield GenerationChunk(
-                token_ids=request.prompt_ids,
-                text=prompt_text,
-                choice=choice,
+                token_ids=sequence.prompt_ids,
+                text=echo,
+                choice=sequence.choice,
                 seed=seed,
-                prompt_tokens=prompt_tokens,
+                prompt_tokens=num_prompt,
             )
-            seed, prompt_tokens = None, 0
-        finish_reason: FinishReason | None = None
-        while finish_reason is None:
+        is_last = False
+        while not is_last:
             try:
-                chunk = replace(await stream.take(), choice=choice)
+                chunk = await stream.take()
             except RankError as error:
                 raise await self._end_of_target(error) from None
-            metrics.observe(chunk, self._clock.now())
+            chunk.choice = sequence.choice
             trace.observe(chunk)
-            finish_reason = chunk.finish_reason
-            text = writer.push(chunk.token_ids)
-            if finish_reason is not None:
-                text += writer.finish()
-            logprobs = logprobs_with_texts(chunk.logprobs, self.tokenizer)
-            yield replace(
-                chunk, text=text, seed=seed, prompt_tokens=prompt_tokens, logprobs=logprobs
-            )
-            seed, prompt_tokens = None, 0
+            chunk.text = writer.push(chunk.token_ids)
+            is_last = chunk.finish_reason is not None
+            if is_last:
+                chunk.text += writer.finish()
+            if is_first:
+                chunk.seed, chunk.prompt_tokens = seed, num_prompt
+                is_first = False
+            yield chunk
 
     async def _end_of_target(self, error: RankError) -> NotReadyError:
         """Return the error of a request whose step thread has lost a rank.
@@ -287,27 +288,50 @@ class RequestHandler:
                 await self._failed.wait()
         return _ends_because_of(self._failure or error)
 
-    async def _request(
-        self, call: GenerateCall, request_id: str, max_model_len: int
-    ) -> tuple[Request, str]:
-        """Tokenize the prompt, check the call and return it as a request.
+    async def _prompt(self, call: GenerateCall) -> tuple[tuple[TokenId, ...], str]:
+        """Return the prompt as token ids, and as text with ``echo`` or if it is one.
 
-        The text is that of the prompt; empty without ``echo``.
+        Raises:
+            FieldError: it is empty, or its template or its size does not allow it.
+            OverloadedError: the queue is full.
         """
-        self._check_room(call.sampling.n)
-        self._num_entering += call.sampling.n
+        prompt, count = call.prompt, call.sampling.n
+        self._check_room(count)
+        self._num_entering += count
         try:
-            prompt_ids, text = await self._prompt_ids(call.prompt)
-            if not call.sampling.echo:
-                text = ""
-            elif not text:
-                text = await self.tokenization.decode_prompt(prompt_ids)
+            if isinstance(prompt, Conversation):
+                prompt = render_chat(
+                    self._chat_template, prompt.turns, prompt.tools, prompt.template_arguments
+                )
+                check_text("chat", prompt, bounds=self.bounds)
+            if isinstance(prompt, str):
+                ids, text = await self.tokenization.encode_prompt(prompt), prompt
+            else:
+                ids, text = prompt, ""
+            if not ids:
+                raise FieldError("input", "the prompt is empty; it must have at least 1 token")
+            if call.sampling.echo and not text:
+                text = await self.tokenization.decode_prompt(ids)
+            return ids, text
         finally:
-            self._num_entering -= call.sampling.n
-        field = prompt_field(call.prompt)
-        max_tokens = room_for(prompt_ids, call.max_tokens, max_model_len, field)
-        # After the length check: ids of a prompt that is too long are not checked.
-        self._check_prompt(call.prompt, prompt_ids)
+            self._num_entering -= count
+
+    def _check(self, call: GenerateCall, prompt_ids: tuple[TokenId, ...], max_tokens: int) -> None:
+        """Check the token ids of a call, and the numbers that depend on its length.
+
+        Called after the length check: ids of a prompt that is too long are not checked.
+
+        Raises:
+            FieldError: the model or the tokenizer does not have an id, or a number is too large.
+        """
+        if not isinstance(call.prompt, str | Conversation):
+            check_token_ids("token_ids.ids", prompt_ids, self.num_token_ids)
+        elif (highest := max(prompt_ids)) >= self.num_token_ids:
+            raise FieldError(
+                "input",
+                f"the text contains token id {highest}, which the tokenizer has and the model "
+                f"does not have; the model's ids are 0..{self.num_token_ids - 1}",
+            )
         sampling = call.sampling
         stops, biased = sampling.stop_token_ids, [token_id for token_id, _ in sampling.logit_bias]
         check_token_ids("sampling.stop_token_ids", stops, self.tokenizer.vocab_size)
@@ -317,16 +341,6 @@ class RequestHandler:
                 "sampling.min_tokens",
                 f"is {sampling.min_tokens}, must be in 0..{max_tokens} (max_tokens)",
             )
-        seed = secrets.randbits(SEED_BITS) if call.seed is None else call.seed
-        request = Request(
-            request_id=request_id,
-            prompt_ids=prompt_ids,
-            sampling=replace(sampling, seed=seed, max_tokens=max_tokens),
-            mode=self._mode(call.mode),
-            priority=call.priority,
-            report_rounds=call.report_rounds,
-        )
-        return request, text
 
     def _mode(self, requested: Mode) -> Mode:
         """Return the mode in which a request runs; raises as ``check_mode``."""
@@ -355,44 +369,6 @@ class RequestHandler:
         if self._num_entering + self._inbox.num_arrivals + num_continuations > room:
             raise queue_full(settings.max_queue)
 
-    async def _prompt_ids(self, prompt: Prompt) -> tuple[tuple[TokenId, ...], str]:
-        """Return the prompt as token ids, and as text if it is one."""
-        if isinstance(prompt, Conversation):
-            prompt = render_chat(
-                self._chat_template, prompt.turns, prompt.tools, prompt.template_arguments
-            )
-            check_text("chat", prompt, bounds=self.bounds)
-        ids = await self.tokenization.encode_prompt(prompt) if isinstance(prompt, str) else prompt
-        if not ids:
-            raise FieldError("input", "the prompt is empty; it must have at least 1 token")
-        return ids, prompt if isinstance(prompt, str) else ""
-
-    def _check_prompt(self, prompt: Prompt, prompt_ids: tuple[TokenId, ...]) -> None:
-        """Check that the model has an embedding for each id.
-
-        Raises:
-            FieldError: it has none for one of them.
-        """
-        if isinstance(prompt, str | Conversation):
-            highest = max(prompt_ids)
-            if highest >= self.num_token_ids:
-                raise FieldError(
-                    "input",
-                    f"the text contains token id {highest}, which the tokenizer has and the model "
-                    f"does not have; the model's ids are 0..{self.num_token_ids - 1}",
-                )
-        else:
-            check_token_ids("token_ids.ids", prompt_ids, self.num_token_ids)
-
-    def _enter(self, streams: tuple[TokenStream, ...]) -> None:
-        self._streams.add(streams)
-        self._idle.clear()
-
-    def _leave(self, streams: tuple[TokenStream, ...]) -> None:
-        self._streams.discard(streams)
-        if not self._streams:
-            self._idle.set()
-
 
 def _ends_because_of(failure: Exception) -> NotReadyError:
     return NotReadyError(f"the target ends: {failure}; send the request to another one")
@@ -407,9 +383,7 @@ def room_for(
         ContextLengthError: prompt and new tokens together exceed the model's length.
     """
     room = max_model_len - len(prompt_ids)
-    limit = max_tokens
-    if limit is None:
-        limit = max(1, min(SamplingParams().max_tokens, room))
+    limit = max(1, min(DEFAULT_MAX_TOKENS, room)) if max_tokens is None else max_tokens
     if limit > room:
         raise ContextLengthError(len(prompt_ids), limit, max_model_len, field)
     return limit

@@ -4,7 +4,7 @@ The span of a request has a child for each phase that it reached: ``queue`` (fro
 tokenization), ``prefill`` and ``first_token``. Its rounds are events. Neither contains text, and
 both contain the labels of the request (``GenerateRequest.metadata``).
 
-*Decision*: the step thread only notes three times of a sequence; spans are created here when the
+*Decision*: the step thread only records three times of a sequence; spans are created here when the
 request ends, with these times. *Because*: a span costs about 20 us, and the step thread is the
 bottleneck. Rounds are reported as for clients that ask for them, and only for recorded traces.
 """
@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Rows
 from itertools import pairwise
 
 from opentelemetry.trace import (
@@ -30,8 +31,9 @@ from ssd.ports import Clock
 from ssd.rpc.codec import GenerateCall
 from ssd.rpc.status import outcome_of
 from ssd.tracing import parent_of
-from ssd.types import GenerationChunk
-from ssd_target.decoding.sequence import Arrival
+from ssd.types import GenerationChunk, SpeculationStatistics
+from ssd_target.decoding.sequence import Sequence
+from ssd_target.decoding.sequence_record import SequenceRecord
 
 _PHASES = ("queue", "prefill", "first_token")
 _COMPLETE = frozenset({"stop", "length"})
@@ -55,24 +57,35 @@ class RequestTrace:
         self._labels = labels
         self._begun_at = clock.now()
         self._begun_ns = begun_ns
-        self._arrivals: list[Arrival] = []
-        self._last: GenerationChunk | None = None
+        self.sequences: Rows[Sequence] = ()
+        """Of the request, once they are submitted."""
+        self._statistics: SpeculationStatistics | None = None
+        """Of the continuation that ended last."""
+        self._newest_at: dict[int, float] = {}
+        """When the newest tokens of each continuation arrived."""
         self._num_tokens = 0
-
-    def admit(self, arrival: Arrival) -> None:
-        """Note a sequence of the request."""
-        self._arrivals.append(arrival)
 
     @property
     def num_admitted(self) -> int:
         """Number of sequences that have left the queue; their prompts may still be stored."""
-        return sum(arrival.times.admitted_at > 0 for arrival in self._arrivals)
+        return sum(each.record.admitted_at > 0 for each in self.sequences)
 
     def observe(self, chunk: GenerationChunk) -> None:
-        """Note a chunk that has arrived, and its rounds as events."""
-        self._num_tokens += len(chunk.token_ids)
+        """Publish the times of a chunk that has arrived, and its rounds as events."""
+        now, arrived_at = self._clock.now(), self.sequences[0].record.arrived_at
+        if chunk.token_ids:
+            self._num_tokens += len(chunk.token_ids)
+            previous_at = self._newest_at.get(chunk.choice)
+            if previous_at is None:
+                telemetry.TIME_TO_FIRST_TOKEN_SECONDS.observe(now - arrived_at)
+            else:
+                seconds = (now - previous_at) / len(chunk.token_ids)
+                telemetry.INTER_TOKEN_SECONDS.observe(seconds)
+            self._newest_at[chunk.choice] = now
         if chunk.finish_reason is not None:
-            self._last = chunk
+            self._statistics = chunk.statistics
+            if chunk.finish_reason in _COMPLETE:
+                telemetry.E2E_SECONDS.observe(now - arrived_at)
         for each in chunk.rounds if self.is_recording else ():
             self._span.add_event(
                 "round",
@@ -93,14 +106,13 @@ class RequestTrace:
                 self._span.set_attribute(name, value)
             if self.outcome not in _COMPLETE:
                 self._span.set_status(StatusCode.ERROR, self.outcome)
-            for arrival in self._arrivals:
-                self._record_phases(arrival, ended_at)
+            for sequence in self.sequences:
+                self._record_phases(sequence.record, ended_at)
             self._span.end(self._ns(ended_at))
         self._write(ended_at)
 
-    def _record_phases(self, arrival: Arrival, ended_at: float) -> None:
-        times = arrival.times
-        marks = (arrival.arrived_at, times.admitted_at, times.decoding_at, times.first_token_at)
+    def _record_phases(self, times: SequenceRecord, ended_at: float) -> None:
+        marks = (times.arrived_at, times.admitted_at, times.decoding_at, times.first_token_at)
         context = set_span_in_context(self._span)
         for name, (begin, end) in zip(_PHASES, pairwise(marks), strict=True):
             if not begin:
@@ -114,13 +126,12 @@ class RequestTrace:
             "gen_ai.usage.output_tokens": self._num_tokens,
         }
         found |= {f"ssd.label.{key}": value for key, value in self._labels.items()}
-        for arrival in self._arrivals[:1]:
-            request = arrival.request
-            found["ssd.mode"] = str(request.mode)
-            found["gen_ai.usage.input_tokens"] = len(request.prompt_ids)
-            found["gen_ai.request.max_tokens"] = request.sampling.max_tokens
-            found["gen_ai.request.temperature"] = request.sampling.temperature
-        if self._last is not None and (statistics := self._last.statistics) is not None:
+        for sequence in self.sequences[:1]:
+            found["ssd.mode"] = str(sequence.mode)
+            found["gen_ai.usage.input_tokens"] = sequence.num_prompt
+            found["gen_ai.request.max_tokens"] = sequence.max_tokens
+            found["gen_ai.request.temperature"] = sequence.sampling.temperature
+        if (statistics := self._statistics) is not None:
             found["ssd.rounds"] = statistics.rounds
             found["ssd.hits"] = statistics.hits
             found["ssd.misses"] = statistics.misses
@@ -129,11 +140,11 @@ class RequestTrace:
 
     def _write(self, ended_at: float) -> None:
         fields: dict[str, object] = {"outcome": self.outcome, "output_tokens": self._num_tokens}
-        for arrival in self._arrivals[:1]:
-            begin, times = arrival.arrived_at, arrival.times
-            fields["prompt_tokens"] = len(arrival.request.prompt_ids)
-            fields["queue_ms"] = _milliseconds(begin, times.admitted_at)
-            fields["first_token_ms"] = _milliseconds(begin, times.first_token_at)
+        for sequence in self.sequences[:1]:
+            times = sequence.record
+            fields["prompt_tokens"] = sequence.num_prompt
+            fields["queue_ms"] = _milliseconds(times.arrived_at, times.admitted_at)
+            fields["first_token_ms"] = _milliseconds(times.arrived_at, times.first_token_at)
         fields["total_ms"] = _milliseconds(self._begun_at, ended_at)
         if self.is_recording:
             fields["trace_id"] = f"{self._span.get_span_context().trace_id:032x}"

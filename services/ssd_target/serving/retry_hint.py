@@ -26,8 +26,8 @@ class RetryHint:
         self._ended_at: deque[float] = deque(maxlen=_NUM_ENDS)
         self._num_refused = 0
 
-    def note_end(self) -> None:
-        """Note that a sequence has ended, which makes room for another one."""
+    def add_end(self) -> None:
+        """Add a sequence that has ended, which makes room for another one."""
         self._ended_at.append(self._clock.now())
 
     def seconds(self, num_waiting: int) -> float:

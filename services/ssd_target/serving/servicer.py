@@ -110,12 +110,12 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
                 finish_reason = chunk.finish_reason
                 if finish_reason is not None:
                     num_ended += 1
-                    self._retry_hint.note_end()
+                    self._retry_hint.add_end()
                 await self._write(chunk, context)
         finally:
             # Those of a request that is cancelled or fails make room too, unless they still wait.
             for _ in range(trace.num_admitted - num_ended):
-                self._retry_hint.note_end()
+                self._retry_hint.add_end()
         return finish_reason
 
     async def _write(self, chunk: GenerationChunk, context: Call) -> None:

@@ -13,11 +13,16 @@ those of a slow model.
 import asyncio
 import math
 from collections import deque
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 from ssd.ports import Clock
 from ssd.threads import post
-from ssd.types import GenerationChunk, PositionLogprobs, Round, TokenId
+from ssd.types import GenerationChunk
+from ssd_target.settings import TargetSettings
+
+Chunks = AsyncGenerator[GenerationChunk, None]
 
 MAX_MERGED_TOKENS = 4096
 """Maximum number of tokens, with their alternatives, in a merged chunk. Its message has less than
@@ -63,25 +68,23 @@ class LastTake:
 class TokenStream:
     """The tokens of one continuation, a ``TokenSink`` of the step thread; one task calls ``take``.
 
-    The stream is abandoned if more than ``buffer_tokens`` wait, or if the reader takes nothing for
-    ``stall_seconds`` while tokens wait. All continuations of a request have one reader, so a chunk
-    that it takes of one is progress of all. The alternatives of log-probabilities count as tokens.
+    The stream is abandoned if more than ``stream_buffer_tokens`` wait, or if the reader takes
+    nothing for ``stream_stall_seconds`` while tokens wait. All continuations of a request have one
+    reader, so a chunk that it takes of one is progress of all. The alternatives of
+    log-probabilities count as tokens.
     """
 
     def __init__(
         self,
         wakeups: Wakeups,
         clock: Clock,
-        *,
-        buffer_tokens: int,
-        stall_seconds: float,
+        settings: TargetSettings,
         last_take: LastTake | None = None,
     ) -> None:
         """Construct; continuations of one request share ``last_take``."""
         self._wakeups = wakeups
         self._clock = clock
-        self._buffer_tokens = buffer_tokens
-        self._stall_seconds = stall_seconds
+        self._settings = settings
         self._chunks: deque[GenerationChunk] = deque()
         self._num_put_tokens = 0
         self._num_taken_tokens = 0
@@ -106,8 +109,13 @@ class TokenStream:
             self._waiting_since = now
         self._num_put_tokens += _num_tokens(chunk)
         self._chunks.append(chunk)
-        overflows = self._num_put_tokens - self._num_taken_tokens > self._buffer_tokens
-        if overflows or now - max(self._waiting_since, self._last_take.at) > self._stall_seconds:
+        num_waiting = self._num_put_tokens - self._num_taken_tokens
+        unread_seconds = now - max(self._waiting_since, self._last_take.at)
+        settings = self._settings
+        if (
+            num_waiting > settings.stream_buffer_tokens
+            or unread_seconds > settings.stream_stall_seconds
+        ):
             self._is_abandoned = True
         self._wakeups.mark(self)
 
@@ -170,26 +178,48 @@ class TokenStream:
         return error
 
     def _merge(self) -> GenerationChunk:
-        """Return chunks as one; only the last one of a request has more than tokens."""
-        token_ids: list[TokenId] = []
-        logprobs: list[PositionLogprobs] = []
-        rounds: list[Round] = []
-        num_tokens = 0
-        while True:
-            chunk = self._chunks.popleft()
-            token_ids += chunk.token_ids
-            logprobs += chunk.logprobs
-            rounds += chunk.rounds
-            num_tokens += _num_tokens(chunk)
-            if not self._chunks or num_tokens + _num_tokens(self._chunks[0]) > MAX_MERGED_TOKENS:
+        """Return the newest chunk with the tokens of those before it, up to the maximum size."""
+        chunks = [self._chunks.popleft()]
+        num_tokens = _num_tokens(chunks[0])
+        while self._chunks:
+            num_tokens += _num_tokens(self._chunks[0])
+            if num_tokens > MAX_MERGED_TOKENS:
+                num_tokens -= _num_tokens(self._chunks[0])
                 break
+            chunks.append(self._chunks.popleft())
         self._num_taken_tokens += num_tokens
         self._last_take.at = self._clock.now()
-        return replace(
-            chunk, token_ids=tuple(token_ids), logprobs=tuple(logprobs), rounds=tuple(rounds)
-        )
+        merged = chunks[-1]
+        if len(chunks) > 1:
+            merged.token_ids = tuple(chain.from_iterable(each.token_ids for each in chunks))
+            merged.logprobs = tuple(chain.from_iterable(each.logprobs for each in chunks))
+            merged.rounds = tuple(chain.from_iterable(each.rounds for each in chunks))
+        return merged
 
 
 def _num_tokens(chunk: GenerationChunk) -> int:
     """Return the number of tokens of a chunk, with their alternatives."""
     return len(chunk.token_ids) + sum(len(each.top) for each in chunk.logprobs)
+
+
+async def merged(readers: Sequence[Chunks]) -> Chunks:
+    """Yield the chunks of all continuations of a request as they arrive, each until its last one.
+
+    It reads one chunk ahead of each, so the streams notice a client that does not read.
+
+    Raises:
+        SSDError: one of them failed; the others are closed.
+    """
+    reading = {asyncio.ensure_future(anext(reader)): reader for reader in readers}
+    try:
+        while reading:
+            arrived, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+            for each in sorted(arrived, key=list(reading).index):
+                chunk, reader = each.result(), reading.pop(each)
+                if chunk.finish_reason is None:
+                    reading[asyncio.ensure_future(anext(reader))] = reader
+                yield chunk
+    finally:
+        for each in reading:
+            each.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)

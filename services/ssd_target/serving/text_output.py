@@ -5,15 +5,12 @@ ends the sequence at the token that completes a stop string, the writer ends the
 string.
 """
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Tokens
-from dataclasses import replace
 
 from ssd.ports import Tokenizer
 from ssd.text.detokenizer import REPLACEMENT, IncrementalDetokenizer
 from ssd.text.stop import StopStrings
-from ssd.types import PositionLogprobs, Round, TokenId, TokenLogprob, TokenText
-from ssd_target.decoding.sequence import StopDetector
+from ssd.types import GenerationChunk, TokenId
 
 
 class TextWriter:
@@ -50,40 +47,13 @@ class StopStringDetector:
         return self._stop.is_complete
 
 
-class AllDetectors:
-    """Finds the first end that one of several detectors finds. Step thread only."""
-
-    def __init__(self, detectors: Tokens[StopDetector]) -> None:
-        self._detectors = detectors
-
-    def completes(self, token_id: TokenId) -> bool:
-        """Add the next token; true if the text ends for one of them."""
-        # After it, the others receive no token.
-        return any(each.completes(token_id) for each in self._detectors)
-
-
-def with_texts(rounds: Iterable[Round], tokenizer: Tokenizer) -> tuple[Round, ...]:
-    """Return rounds with the text of each of their tokens."""
-
-    def written(tokens: Iterable[TokenText]) -> tuple[TokenText, ...]:
-        return tuple(TokenText(each.id, tokenizer.decode([each.id])) for each in tokens)
-
-    return tuple(
-        replace(each, proposed=written(each.proposed), added=written(each.added)) for each in rounds
-    )
-
-
-def logprobs_with_texts(
-    positions: Iterable[PositionLogprobs], tokenizer: Tokenizer
-) -> tuple[PositionLogprobs, ...]:
-    """Return log-probabilities with the text of each of their tokens."""
-
-    def written(found: TokenLogprob) -> TokenLogprob:
-        text = tokenizer.decode([found.token_id])
-        partial = tokenizer.token_bytes(found.token_id) if REPLACEMENT in text else b""
-        return replace(found, text=text, partial=partial)
-
-    return tuple(
-        PositionLogprobs(written(each.selected), tuple(map(written, each.top)))
-        for each in positions
-    )
+def add_texts(chunk: GenerationChunk, tokenizer: Tokenizer) -> None:
+    """Set the texts of the single tokens of a chunk, in its rounds and log-probabilities."""
+    for each in chunk.rounds:
+        for token in (*each.proposed, *each.added):
+            token.text = tokenizer.decode([token.id])
+    for position in chunk.logprobs:
+        for found in (position.selected, *position.top):
+            found.text = tokenizer.decode([found.token_id])
+            if REPLACEMENT in found.text:
+                found.partial = tokenizer.token_bytes(found.token_id)

@@ -32,8 +32,8 @@ import pytest
 from ssd.engine.known_shapes import KNOWN_SHAPES
 from ssd.engine.pass_time import GPUS, PUBLISHED, PassShape, pass_time
 from ssd.speculation.speed_model import (
+    PairTimes,
     Rates,
-    RoundTimes,
     plain_speed,
     speculative_speed,
     synchronous_speed,
@@ -53,9 +53,9 @@ def seconds(name: str, rows: int, num_gpus: int, *, batch: int = 1, is_tree: boo
     ).seconds
 
 
-def times(pair: tuple[str, str], lookahead: int, branches: int, overhead: float) -> RoundTimes:
+def times(pair: tuple[str, str], lookahead: int, branches: int, overhead: float) -> PairTimes:
     target, draft = pair
-    return RoundTimes(
+    return PairTimes(
         plain=seconds(target, 1, 4),
         verify=seconds(target, lookahead + 1, 4),
         proposal=(lookahead + 1) * seconds(draft, 1, 1),

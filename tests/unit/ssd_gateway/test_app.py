@@ -67,7 +67,11 @@ async def test_a_chat_reaches_the_target_and_returns_its_text_and_counts() -> No
     assert call.sampling.temperature == 0.5
     assert call.sampling.stop == ("x", "y")
     assert call.sampling.ignore_eos
-    assert (call.seed, call.max_tokens, call.mode) == (2**64 - 1, 9, Mode.AUTOREGRESSIVE)
+    assert (call.sampling.seed, call.sampling.max_tokens, call.mode) == (
+        2**64 - 1,
+        9,
+        Mode.AUTOREGRESSIVE,
+    )
     assert target.request_ids == ["abc"]
 
 

@@ -92,8 +92,8 @@ def test_extensions_have_the_names_of_other_servers() -> None:
     )
     assert call.report_rounds
     assert call.priority == -3
-    assert call.seed == 2**64 - 1
-    assert call.max_tokens == 16
+    assert call.sampling.seed == 2**64 - 1
+    assert call.sampling.max_tokens == 16
 
 
 @pytest.mark.parametrize("name", ["functions", "function_call", "audio", "web_search_options"])

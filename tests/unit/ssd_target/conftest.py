@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from tests.sequences import check_scheduler
 
 from ssd.engine.batch import BranchBatch
 from ssd.engine.config import EngineConfig
@@ -17,19 +18,18 @@ from ssd.errors import FrameError, LinkError
 from ssd.pool.link import DraftLink
 from ssd.pool.pool import DraftPool
 from ssd.pool.round_log import RoundLog
-from ssd.speculation.controller import Choice, Reason, Report
+from ssd.speculation.controller import Choice, Controller
 from ssd.speculation.noise import gumbel_noise
-from ssd.speculation.round_samples import RoundSample
 from ssd.step_thread import Watchdog
 from ssd.testing.ledger_runner import LedgerRunner, law
 from ssd.testing.ledger_tree import LedgerTreeRunner
+from ssd.testing.scripted_controller import ScriptedController
 from ssd.testing.scripted_draft import Behaviour, ScriptedDraft
 from ssd.text.grammar import Grammar
 from ssd.types import (
     FinishReason,
     GenerationChunk,
     Mode,
-    Request,
     SamplingParams,
     SpeculationStatistics,
     TokenId,
@@ -37,10 +37,10 @@ from ssd.types import (
 )
 from ssd_target.decoding.decode_loop import DecodeLoop
 from ssd_target.decoding.inbox import Inbox
-from ssd_target.decoding.ports import LoopContext, RoundController
+from ssd_target.decoding.ports import LoopContext
 from ssd_target.decoding.sampler import RingSampler
-from ssd_target.decoding.scheduler import Scheduler, SchedulerLimits
-from ssd_target.decoding.sequence import Arrival
+from ssd_target.decoding.scheduler import Scheduler
+from ssd_target.decoding.sequence import Sequence
 from ssd_target.decoding.sequential_drafter import SequentialDrafter, num_columns
 from ssd_target.decoding.speculation_control import SpeculationControl
 from ssd_target.settings import TargetSettings
@@ -127,23 +127,6 @@ class Collector:
         return statistics
 
 
-@dataclass
-class FixedChoice:
-    """A controller whose choice a test sets."""
-
-    choice: Choice = field(default_factory=lambda: Choice(is_on=True, max_proposed=LOOKAHEAD))
-    samples: list[RoundSample] = field(default_factory=list)
-
-    def choose(self, _num_sequences: int) -> Choice:
-        return self.choice
-
-    def note(self, sample: RoundSample) -> None:
-        self.samples.append(sample)
-
-    def report(self) -> Report:
-        return Report(self.choice.is_on, Reason.MEASURING, 0.0, self.choice.max_proposed)
-
-
 class Bench:
     """A decode loop that is stepped by hand, with a pool that scripted drafts can join."""
 
@@ -153,13 +136,15 @@ class Bench:
         backup: Literal["none", "ngram"] = "none",
         circuit_breaker: bool = True,
         deadline_ms: float = 0.0,
-        controller: RoundController | None = None,
+        controller: Controller | None = None,
         own_draft: AnyRunner | None = None,
         **capacity: Any,
     ) -> None:
         self.clock = StepClock()
         self.wakeups = NoWakeups()
-        self.controller = controller or FixedChoice()
+        self.controller = controller or ScriptedController(
+            Choice(is_on=True, max_proposed=LOOKAHEAD)
+        )
         room = Capacity(**capacity)
         self.blocks = BlockPool(room.num_blocks)
         self.runner = room.runner or LedgerRunner(
@@ -167,17 +152,17 @@ class Bench:
         )
         engine = self.runner.engine
         self.inbox = Inbox(100)
-        limits = SchedulerLimits(
-            max_queue=10, step_tokens=room.step_tokens, prefix_cache=room.prefix_cache
-        )
-        self.scheduler = Scheduler(engine, self.blocks, limits)
         settings = TargetSettings(
+            max_queue=10,
+            step_tokens=room.step_tokens,
+            prefix_cache=room.prefix_cache,
             lookahead=LOOKAHEAD,
             branches=BRANCHES,
             draft_deadline_ms=deadline_ms,
             backup=backup,
             circuit_breaker=circuit_breaker,
         )
+        self.scheduler = Scheduler(engine, self.blocks, settings)
         self.pool = DraftPool(pool_settings(settings, VOCAB), self.clock)
         self.log = RoundLog()
         context = LoopContext(
@@ -220,20 +205,21 @@ class Bench:
     ) -> Collector:
         self.num_submitted += 1
         sink = Collector()
+        sampling = sampling or GREEDY
         self.inbox.submit(
-            Arrival(
+            Sequence(
                 sequence_id=self.num_submitted,
-                request=Request(
-                    request_id=str(self.num_submitted),
-                    prompt_ids=tuple(prompt),
-                    sampling=replace(sampling or GREEDY, max_tokens=limit),
-                    mode=mode,
-                    **others,
-                ),
+                request_id=str(self.num_submitted),
+                prompt_ids=tuple(prompt),
+                sampling=sampling,
+                seed=sampling.seed or 0,
+                max_tokens=limit,
+                mode=mode,
                 eos_token_ids=frozenset(eos),
                 sink=sink,
-                stop_detector=self.grammar,
+                stop_detectors=(self.grammar,) if self.grammar else (),
                 grammar=self.grammar,
+                **others,
             )
         )
         return sink
@@ -288,7 +274,7 @@ class Bench:
         if not ends:
             return
         assert self.scheduler.is_idle, "a sequence does not end"
-        self.scheduler.check()
+        check_scheduler(self.scheduler)
         assert self.blocks.num_free == self.all_free
         assert self.draft_blocks.num_taken == 0
 
@@ -306,7 +292,7 @@ def naive(prompt: Iterable[TokenId], count: int, sampling: SamplingParams) -> li
 def next_token(tokens: tuple[TokenId, ...], sampling: SamplingParams) -> TokenId:
     """The token after some; many texts of one test begin alike."""
     position = len(tokens)
-    noise_RV = torch.from_numpy(gumbel_noise(sampling.seed, [position], VOCAB))
+    noise_RV = torch.from_numpy(gumbel_noise(sampling.seed or 0, [position], VOCAB))
     logits_RV = law(torch.tensor(tokens), VOCAB)[None]
     return int(choose(logits_RV, torch.tensor([sampling.temperature]), noise_RV)[0])
 

@@ -34,7 +34,7 @@ def pins(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
     calls: list[set[int]] = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda _thread: ALLOWED)
     monkeypatch.setattr(os, "sched_setaffinity", lambda _thread, cpus: calls.append(set(cpus)))
-    monkeypatch.setattr(process, "Target", NoTarget)
+    monkeypatch.setattr(process, "TargetProcess", NoTarget)
     return calls
 
 

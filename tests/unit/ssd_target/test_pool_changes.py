@@ -8,6 +8,7 @@ import pytest
 
 from ssd.pool import tables
 from ssd.pool.table_deadline import RoundPace, Row
+from ssd.speculation.controller import Choice
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import CloseSession, Mode, SamplingParams, SessionRefused, TokenId
 
@@ -25,9 +26,9 @@ def test_another_backup_applies_from_the_next_round_on(make_bench: MakeBench) ->
     bench.run(max_rounds=4, ends=False)
     for backup, may_propose in (("none", False), ("ngram", True), ("none", False)):
         bench.pool.configure(replace(bench.pool._settings, backup=backup))
-        before = len(bench.controller.samples)
+        before = len(bench.controller.rounds)
         bench.run(max_rounds=8, ends=False)
-        proposed = [each.num_proposed for each in bench.controller.samples[before + 1 :]]
+        proposed = [each.num_proposed for each in bench.controller.rounds[before + 1 :]]
         assert any(proposed) is may_propose
     assert bench.pool.links()[0].counts.misses > 10
 
@@ -136,7 +137,7 @@ def test_a_sequence_that_needs_no_session_after_its_move_delays_no_other_move(
     if how == "ends":
         bench.inbox.cancel(1)
     else:
-        bench.controller.choice = replace(bench.controller.choice, is_on=False)
+        bench.controller.choices = [Choice(is_on=False, max_proposed=0)]
     for _ in range(3):
         bench.loop.run_round()
     assert len(slow.closings) == 2

@@ -1,7 +1,6 @@
 """A round on a GPU mixes no devices, and waits for the device once: to read the tokens."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tests.fake_gpu import MODEL, on_fake_gpu
+from tests.sequences import make_sequence
 
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
@@ -17,12 +17,11 @@ from ssd.engine.parallel.shard import Shard
 from ssd.engine.rank_loop import SplitTarget
 from ssd.engine.target_runner import TargetRunner
 from ssd.testing.fake_device import FakeDevice, fake_device
-from ssd.testing.sink import ListSink
 from ssd.text.grammar import Grammar
-from ssd.types import Request, SamplingParams
+from ssd.types import SamplingParams
 from ssd_target.decoding.batch_builder import BatchBuilder
 from ssd_target.decoding.sampler import KeyedSampler
-from ssd_target.decoding.sequence import Arrival, Sequence
+from ssd_target.decoding.sequence import Sequence
 
 ENGINE = EngineConfig(max_model_len=512, max_num_seqs=4, num_columns=7)
 
@@ -40,12 +39,11 @@ class AnyText:
 
 def sequences(count: int, temperature: float, **parameters: Any) -> list[Sequence]:
     sampling = SamplingParams(temperature=temperature, seed=2**64 - 1, **parameters)
-    request = Request(request_id="", prompt_ids=(1, 2, 3), sampling=sampling)
-    arrivals = [
-        Arrival(sequence_id=index, request=request, eos_token_ids=frozenset({7}), sink=ListSink())
-        for index in range(count)
+    ends = frozenset({7})
+    return [
+        make_sequence((1, 2, 3), sampling, sequence_id=slot, slot=slot, eos_token_ids=ends)
+        for slot in range(count)
     ]
-    return [Sequence(arrival=arrival, slot=slot) for slot, arrival in enumerate(arrivals)]
 
 
 def check_round(
@@ -56,11 +54,11 @@ def check_round(
     for row in rows:
         builder.set_blocks(row.slot, [1, 2])
         sampler.admit(row)
-    proposals = builder.proposals(rows, {0: (5, 6, 7)})
+    proposals = [(5, 6, 7), *[()] * (len(rows) - 1)]
     logits_BPV = runner.verify(runner.prepare(builder.round(rows, proposals)))
     assert device.num_reads == 0
-    chosen_BP = sampler.choose(rows, proposals, logits_BPV)
-    assert chosen_BP.shape == (len(rows), ENGINE.num_columns)
+    chosen = sampler.choose(rows, proposals, logits_BPV)
+    assert list(map(len, chosen)) == [ENGINE.num_columns] * len(rows)
     return device.num_reads
 
 
@@ -136,8 +134,7 @@ def test_sampling_parameters_add_one_read_for_all_log_probabilities(
         rows = sequences(3, 0.7, logprobs=logprobs, **ALL_STEPS)
         rows[1] = sequences(2, 0.7)[1]
         if has_grammar:
-            arrival = replace(rows[2].arrival, grammar=cast("Grammar", AnyText()))
-            rows[2] = Sequence(arrival=arrival, slot=2)
+            rows[2].grammar = cast("Grammar", AnyText())
         assert check_round(device, runner, sampler, rows) == num_reads
         if logprobs is not None:
             assert [len(sampler.logprobs(row)) for row in rows] == [4, 0, 1]

@@ -16,21 +16,21 @@ from ssd.types import Mode, Peer
 from ssd_target.models import TargetModels
 from ssd_target.serving.streams import TokenStream
 from ssd_target.settings import TargetSettings
-from ssd_target.target import Target, collective_channel, pool_settings
+from ssd_target.target import TargetProcess, collective_channel, pool_settings
 
 
 @pytest.fixture
-async def target(tmp_path: Path) -> Target:
+async def target(tmp_path: Path) -> TargetProcess:
     """A target whose step thread is never started."""
     settings = TargetSettings(port=0, http_port=0, drain_seconds=3600.0)
     model = LocalModel(
         folder=tmp_path, tokenizer=ByteTokenizer(), engine=EngineConfig(max_model_len=64)
     )
     models = TargetModels(target=model, draft=None)
-    return Target(settings, models, Peer(pod="t"), {0}, SystemClock())
+    return TargetProcess(settings, models, Peer(pod="t"), {0}, SystemClock())
 
 
-async def test_a_change_of_speculation_keeps_what_is_not_set(target: Target) -> None:
+async def test_a_change_of_speculation_keeps_what_is_not_set(target: TargetProcess) -> None:
     target.set_speculation(SpeculationChange(mode=Mode.AUTOREGRESSIVE, draft_deadline_ms=5.0))
     target.set_speculation(SpeculationChange(backup="none"))
     assert target._handler.auto_mode is Mode.AUTOREGRESSIVE
@@ -55,21 +55,22 @@ def test_a_process_without_a_backend_is_told_to_use_grpc(monkeypatch: pytest.Mon
         collective_channel("collective", "cpu")
 
 
-async def test_a_drain_returns_the_number_of_requests_and_waits_for_them(target: Target) -> None:
+async def test_a_drain_returns_the_number_of_requests_and_waits_for_them(
+    target: TargetProcess,
+) -> None:
     clock = SystemClock()
-    stream = TokenStream(target._wakeups, clock, buffer_tokens=1, stall_seconds=1.0)
-    target._handler._enter((stream,))
-    assert target.drain(0.0) == 1
-    finish = asyncio.create_task(target._finish_requests())
-    await asyncio.sleep(0)
-    assert not finish.done()
-    target._handler._leave((stream,))
+    stream = TokenStream(target._wakeups, clock, target._settings)
+    with target._handler._running((stream,)):
+        assert target.drain(0.0) == 1
+        finish = asyncio.create_task(target._finish_requests())
+        await asyncio.sleep(0)
+        assert not finish.done()
     async with asyncio.timeout(60):
         await finish
     assert target.drain() == 0
 
 
-async def test_a_mode_that_the_target_does_not_have_changes_nothing(target: Target) -> None:
+async def test_a_mode_that_the_target_does_not_have_changes_nothing(target: TargetProcess) -> None:
     change = SpeculationChange(mode=Mode.SYNCHRONOUS, backup="none")
     with pytest.raises(FieldError, match="draft_model"):
         target.set_speculation(change)

@@ -90,7 +90,7 @@ async def first_status(client: TargetClient) -> PoolStatus:
 
 async def test_the_port_has_the_status_of_the_pool() -> None:
     parts, port = served(), free_port()
-    parts.round_log.note_counts(SequenceCounts(running=2, eligible=2), CLOCK.now())
+    parts.round_log.set_counts(SequenceCounts(running=2, eligible=2), CLOCK.now())
     async with running(make(parts, port)), TargetClient(f"127.0.0.1:{port}") as client:
         status = await first_status(client)
     assert [each.address for each in status.links] == ["127.0.0.1:1"]

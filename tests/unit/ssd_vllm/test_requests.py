@@ -2,23 +2,23 @@
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
-from dataclasses import replace
 
 import pytest
 from prometheus_client import REGISTRY
 
 from ssd.pool.round_log import RoundLog
-from ssd.pool.rounds import NO_TABLE_NEEDED, Lookup, NewSequence, VerifiedRound
-from ssd.speculation.controller import Choice, Reason, Report
-from ssd.speculation.round_samples import RoundSample
+from ssd.pool.rounds import NO_TABLE_NEEDED, Lookup, NewSequence, RoundResult
+from ssd.speculation.controller import Choice, Controller
 from ssd.telemetry import SystemClock
+from ssd.testing.scripted_controller import ScriptedController
 from ssd.types import LookupResult, Mode, Outcome, SequenceId
 from ssd_vllm.requests import NewRequest, PoolRequests, Step, seed_of
-from ssd_vllm.step_control import StepControl, StepController
+from ssd_vllm.step_control import StepControl
 
 LOOKAHEAD = 3
 NUM_TOKEN_IDS = 100
 PROPOSAL = (7, 8)
+SPECULATES = Choice(is_on=True, max_proposed=LOOKAHEAD)
 
 
 class RecordingPool:
@@ -29,9 +29,7 @@ class RecordingPool:
         self.opened: list[SequenceId] = []
         self.ended: list[SequenceId] = []
         self.released: list[SequenceId] = []
-        self.rounds: list[list[VerifiedRound]] = []
-
-    looked_up_at = 0.0
+        self.rounds: list[list[RoundResult]] = []
 
     @property
     def num_sessions(self) -> int:
@@ -43,13 +41,14 @@ class RecordingPool:
     def open_sessions(self, sequence_ids: Iterable[SequenceId]) -> None:
         self.opened = list(sequence_ids)
 
-    def round(
-        self, results: Rows[VerifiedRound], _decided_at: float, before_wait: Callable[[], None]
-    ) -> list[Lookup]:
+    def look_up(self, results: Rows[RoundResult], before_wait: Callable[[], None]) -> list[Lookup]:
         before_wait()
         self.rounds.append(list(results))
         proposal = Lookup(LookupResult.HIT, tokens=PROPOSAL)
         return [proposal if each.sequence_id else NO_TABLE_NEEDED for each in results]
+
+    def commit(self, results: Rows[RoundResult], lookups: Rows[Lookup], decided_at: float) -> None:
+        """Nothing is sent."""
 
     def release(self, sequence_ids: Iterable[SequenceId]) -> None:
         self.released += list(sequence_ids)
@@ -70,11 +69,11 @@ def request(name: str, prompt: tuple[int, ...] = (1, 2), max_len: int = 20) -> N
 
 
 def made(
-    controller: StepController | None = None, mode: Mode = Mode.AUTO
+    controller: Controller | None = None, mode: Mode = Mode.AUTO
 ) -> tuple[RecordingPool, PoolRequests]:
     pool = RecordingPool()
     clock = SystemClock()
-    controller = controller or FixedChoice(LOOKAHEAD)
+    controller = controller or ScriptedController(SPECULATES)
     control = StepControl(controller, mode, LOOKAHEAD, RoundLog(), clock)
     return pool, PoolRequests(pool, control, NUM_TOKEN_IDS, clock)
 
@@ -93,8 +92,8 @@ def test_a_step_becomes_a_round_of_the_rows_that_got_tokens() -> None:
     assert found == [[7, 8], [7, 8], []]
     assert pool.rounds == [
         [
-            VerifiedRound(1, (5,), 0, Outcome(0, 5), is_finished=False, max_proposed=LOOKAHEAD),
-            VerifiedRound(2, (7, 6), 2, Outcome(1, 6), is_finished=False, max_proposed=LOOKAHEAD),
+            RoundResult(1, (5,), 0, Outcome(0, 5), is_finished=False, max_proposed=LOOKAHEAD),
+            RoundResult(2, (7, 6), 2, Outcome(1, 6), is_finished=False, max_proposed=LOOKAHEAD),
         ]
     ]
 
@@ -133,13 +132,13 @@ def test_a_trimmed_proposal_continues_its_text() -> None:
     requests.propose(("a",), [[7, 8]], [5], [[1, 2, 5, 7, 8]])
     assert pool.ended == [], "the bonus token is the proposed token that was not verified"
     assert pool.rounds[-1] == [
-        VerifiedRound(1, (7, 8), 1, Outcome(1, 8), is_finished=False, max_proposed=LOOKAHEAD)
+        RoundResult(1, (7, 8), 1, Outcome(1, 8), is_finished=False, max_proposed=LOOKAHEAD)
     ]
 
 
 def test_the_mode_is_used_from_the_next_step_on() -> None:
     pool = RecordingPool()
-    clock, controller = SystemClock(), FixedChoice(LOOKAHEAD)
+    clock, controller = SystemClock(), ScriptedController(SPECULATES)
     control = StepControl(controller, Mode.SPECULATIVE, LOOKAHEAD, RoundLog(), clock)
     requests = PoolRequests(pool, control, NUM_TOKEN_IDS, clock)
     requests.begin(request("a"))
@@ -151,7 +150,7 @@ def test_the_mode_is_used_from_the_next_step_on() -> None:
     assert (pool.opened, pool.released) == ([], [1])
     requests.propose(("a",), [[5]], [3], [[1, 2, 5]])
     assert pool.rounds[-1][0].max_proposed == 0
-    assert controller.samples == []
+    assert controller.rounds == []
 
 
 def test_steps_are_in_the_status_and_in_the_metrics() -> None:
@@ -159,7 +158,8 @@ def test_steps_are_in_the_status_and_in_the_metrics() -> None:
         return REGISTRY.get_sample_value(name, labels) or 0.0
 
     pool, log, clock = RecordingPool(), RoundLog(), SystemClock()
-    control = StepControl(FixedChoice(LOOKAHEAD), Mode.AUTO, LOOKAHEAD, log, clock)
+    controller = ScriptedController(SPECULATES, speed_up=1.5)
+    control = StepControl(controller, Mode.AUTO, LOOKAHEAD, log, clock)
     requests = PoolRequests(pool, control, NUM_TOKEN_IDS, clock)
     requests.begin(request("a"))
     names: tuple[tuple[str, dict[str, str]], ...] = (
@@ -227,46 +227,31 @@ def test_requests_are_eligible_while_the_controller_speculates(
     *, is_on: bool, eligible: int
 ) -> None:
     log = RoundLog()
-    log.speculation = replace(log.speculation, is_on=is_on)
-    StepControl(FixedChoice(), Mode.AUTO, LOOKAHEAD, log, SystemClock()).begin(3, 2)
+    log.speculation = log.speculation._replace(is_on=is_on)
+    StepControl(
+        ScriptedController(SPECULATES, speed_up=1.5), Mode.AUTO, LOOKAHEAD, log, SystemClock()
+    ).begin(3, 2)
     assert log.counts.eligible == eligible
 
 
-class FixedChoice:
-    """A controller whose choice a test sets."""
-
-    def __init__(self, max_proposed: int = 2) -> None:
-        self.choice = Choice(is_on=True, max_proposed=max_proposed)
-        self.samples: list[RoundSample] = []
-
-    def choose(self, _num_sequences: int) -> Choice:
-        return self.choice
-
-    def note(self, sample: RoundSample) -> None:
-        self.samples.append(sample)
-
-    def report(self) -> Report:
-        return Report(self.choice.is_on, Reason.FASTER, 1.5, self.choice.max_proposed)
-
-
 def test_the_controller_closes_sessions_and_opens_them_again() -> None:
-    controller = FixedChoice()
+    controller = ScriptedController(SPECULATES, speed_up=1.5)
     pool, requests = made(controller)
     requests.begin(request("a"))
     requests.begin_step(Step({"a"}))
     assert (pool.opened, pool.released) == ([1], [])
-    controller.choice = Choice(is_on=False, max_proposed=0)
+    controller.choices = [Choice(is_on=False, max_proposed=0)]
     pool.opened = []
     for _ in range(2):
         requests.begin_step(Step({"a"}))
     assert (pool.opened, pool.released) == ([], [1])
-    controller.choice = Choice(is_on=True, max_proposed=2)
+    controller.choices = [SPECULATES]
     requests.begin_step(Step({"a"}))
     assert pool.opened == [1]
 
 
 def test_steps_are_measured_but_for_the_first_and_those_that_store_prompts() -> None:
-    controller = FixedChoice()
+    controller = ScriptedController(SPECULATES, speed_up=1.5)
     _, requests = made(controller)
     requests.begin(request("a"))
     text = [1, 2, 5]
@@ -276,9 +261,9 @@ def test_steps_are_measured_but_for_the_first_and_those_that_store_prompts() -> 
         added = [7, 4] if count else [5]
         text += added if count else []
         requests.propose(("a",), [added], [len(text)], [text])
-    (sample,) = controller.samples
+    (sample,) = controller.rounds
     assert (sample.num_sequences, sample.num_tokens, sample.num_proposed) == (1, 2, 2)
-    assert (sample.columns, sample.num_accepted_K, sample.num_answered) == (3, (1, 0, 0), 1)
+    assert (sample.columns, sample.num_accepted, sample.num_answered) == (3, [1], 1)
     assert 0 <= sample.verify_seconds <= sample.seconds
 
 

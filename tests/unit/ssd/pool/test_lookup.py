@@ -7,7 +7,7 @@ import pytest
 
 from ssd.pool import lookup as lookup_module
 from ssd.pool.lookup import without_session
-from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup, NewSequence, VerifiedRound
+from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup, NewSequence, RoundResult
 from ssd.pool.sequence import Continuation, DraftedSequence, continuation
 from ssd.speculation.table import OutcomeTable
 from ssd.types import (
@@ -41,7 +41,7 @@ def look_up(
 def continued(outcome: Outcome, remaining: int = 10) -> Continuation:
     new = NewSequence(sequence_id=1, token_ids=(8, 9), max_len=2 + remaining, seed=0)
     # What the round appended is in the text already.
-    verified = VerifiedRound(1, (), 0, outcome, is_finished=False, max_proposed=LOOKAHEAD)
+    verified = RoundResult(1, (), 0, outcome, is_finished=False, max_proposed=LOOKAHEAD)
     after = continuation(DraftedSequence(new), verified, LOOKAHEAD)
     assert after is not None
     return after

@@ -12,7 +12,8 @@ from ssd.pool.round_log import RoundLog, SequenceCounts
 from ssd.pool.rounds import PoolSettings
 from ssd.pool.status import desired_draft_replicas, pool_status
 from ssd.rpc.pool_codec import LinkStatus
-from ssd.speculation.controller import Reason, Report
+from ssd.speculation.controller import ControllerReport, Reason
+from ssd.speculation.round_record import RoundRecord
 from ssd.telemetry import SystemClock
 from ssd.types import LookupResult, Peer, Welcome
 
@@ -30,9 +31,7 @@ def pool() -> DraftPool:
 def log_of_a_round() -> RoundLog:
     """A round of 2 sequences: 5 tokens, T_verify 4 ms, T_round 5 ms."""
     log = RoundLog()
-    log.begin(0.0)
-    log.note_outcomes(0.004, 0.0045)
-    log.end(0.005, num_sequences=2, num_tokens=5)
+    log.add_round(RoundRecord(verify_seconds=0.004, seconds=0.005, num_sequences=2, num_tokens=5))
     return log
 
 
@@ -44,13 +43,13 @@ def test_the_status_of_a_link_has_its_epoch_sessions_counts_and_round_trip() -> 
     mine = link()
     mine.sessions[1] = cast(Session, None)
     for result in (*[LookupResult.HIT] * 3, LookupResult.MISS, LookupResult.LATE):
-        mine.counts.note(result)
-    mine.counts.note(LookupResult.NONE)
+        mine.counts.add(result)
+    mine.counts.add(LookupResult.NONE)
     mine.round_trip.seconds = 0.002
     shared = pool()
     shared.counts = mine.counts
     log = log_of_a_round()
-    log.note_counts(SequenceCounts(running=2, waiting=5, eligible=6), 0.0)
+    log.set_counts(SequenceCounts(running=2, waiting=5, eligible=6), 0.0)
     status = pool_status([up(mine)], shared, log, 1.0)
     shown = status.links[0]
     assert (shown.address, shown.state, shown.epoch) == ("10.0.0.1:1", "active", 3)
@@ -71,7 +70,9 @@ def test_the_status_of_a_link_has_its_epoch_sessions_counts_and_round_trip() -> 
 
 def test_the_choice_of_the_controller_and_its_reason_are_reported() -> None:
     log = log_of_a_round()
-    log.speculation = Report(is_on=False, reason=Reason.SLOWER, speed_up=0.6, max_proposed=4)
+    log.speculation = ControllerReport(
+        is_on=False, reason=Reason.SLOWER, speed_up=0.6, max_proposed=4
+    )
     status = pool_status([up(link())], pool(), log, 1.0)
     assert (status.speculating, status.speculation_reason) == (False, "slower")
     assert (status.speculation_speed_up, status.max_proposed_tokens) == (0.6, 4)

@@ -13,20 +13,20 @@ def test_the_mean_before_the_first_value_is_0() -> None:
 
 def test_a_window_that_is_not_full_covers_the_known_time() -> None:
     mean = TimeMean()
-    mean.note(4, 100.0)
+    mean.set(4, 100.0)
     assert mean.mean(100.0) == 4
     assert mean.mean(102.0) == 4
-    mean.note(0, 102.0)
+    mean.set(0, 102.0)
     assert mean.mean(106.0) == pytest.approx(8 / 6)
 
 
 def test_values_older_than_the_window_do_not_count() -> None:
     mean = TimeMean()
-    mean.note(10, 0.0)
-    mean.note(1, 20.0)
+    mean.set(10, 0.0)
+    mean.set(1, 20.0)
     assert mean.mean(35.0) == pytest.approx((15 * 10 + 15 * 1) / WINDOW_SECONDS)
     assert mean.mean(50.0) == pytest.approx(1)
-    mean.note(2, 60.0)
+    mean.set(2, 60.0)
     assert mean.mean(75.0) == pytest.approx(1.5)
 
 
@@ -39,7 +39,7 @@ def test_the_mean_is_that_of_the_steps_up_to_one_interval(
 ) -> None:
     mean, now, course = TimeMean(), 0.0, []
     for lasting, value in steps:
-        mean.note(value, now)
+        mean.set(value, now)
         course.append((now, now + lasting, value))
         now += lasting
     oldest = max(0.0, now - WINDOW_SECONDS)
@@ -52,6 +52,6 @@ def test_the_mean_is_that_of_the_steps_up_to_one_interval(
 def test_changes_within_a_second_share_an_interval() -> None:
     mean = TimeMean()
     for number in range(10_000):
-        mean.note(number % 2, number / 1000)
-    assert len(mean._intervals) <= 12
+        mean.set(number % 2, number / 1000)
+    assert len(mean._points) <= 12
     assert mean.mean(10.0) == pytest.approx(0.5, abs=0.01)

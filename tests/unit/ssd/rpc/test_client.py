@@ -164,14 +164,13 @@ async def test_without_sampling_the_server_uses_its_defaults(
         )
     ]
     default, explicit = target.calls
-    assert (default.seed, default.max_tokens, default.prompt) == (None, None, "abc")
-    assert (explicit.seed, explicit.max_tokens, explicit.prompt) == (0, 256, (1, 2))
-    assert explicit.sampling.temperature == 0.0
-    assert explicit.mode is Mode.AUTOREGRESSIVE
+    assert default == GenerateCall(prompt="abc")
+    sampling = SamplingParams(seed=0, temperature=0.0)
+    assert explicit == GenerateCall(prompt=(1, 2), sampling=sampling, mode=Mode.AUTOREGRESSIVE)
 
 
 async def test_a_generate_call_is_sent_unchanged(client: TargetClient, target: Target) -> None:
-    call = GenerateCall(prompt="x", model="m", max_tokens=3, sampling=SamplingParams(max_tokens=3))
+    call = GenerateCall(prompt="x", model="m", sampling=SamplingParams(max_tokens=3))
     _ = [chunk async for chunk in client.generate(call)]
     assert target.calls == [call]
 

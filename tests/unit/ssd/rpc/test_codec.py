@@ -46,12 +46,19 @@ def request(sampling: Sampling | None = None, **fields: object) -> generate_pb2.
     return generate_pb2.GenerateRequest(**arguments)  # type: ignore[arg-type]
 
 
+def turn(content: str = "", role: str = "user", **fields: Any) -> types_pb2.ChatMessage:
+    return types_pb2.ChatMessage(role=role, content=content, **fields)
+
+
+def chat(*messages: types_pb2.ChatMessage, **fields: str) -> generate_pb2.GenerateRequest:
+    conversation = types_pb2.ChatMessages(messages=messages, **fields)
+    return generate_pb2.GenerateRequest(chat=conversation)
+
+
 def test_a_bare_prompt_gets_the_defaults_and_no_seed() -> None:
     call = generate_call(request(), VOCAB)
     assert call == GenerateCall(prompt="def f(")
-    assert call.seed is None
-    assert call.max_tokens is None
-    assert call.sampling == SamplingParams(temperature=1.0, max_tokens=256)
+    assert call.sampling == SamplingParams(temperature=1.0, seed=None, max_tokens=None)
     assert call.mode is Mode.AUTO
 
 
@@ -70,7 +77,7 @@ def test_texts_and_lists_of_maximum_length_are_accepted() -> None:
 
 def test_seed_zero_and_temperature_zero_differ_from_unset() -> None:
     call = generate_call(request(Sampling(seed=0, temperature=0.0, max_tokens=5)), VOCAB)
-    assert (call.seed, call.sampling.temperature, call.max_tokens) == (0, 0.0, 5)
+    assert call.sampling == SamplingParams(seed=0, temperature=0.0, max_tokens=5)
 
 
 @given(
@@ -128,14 +135,12 @@ def test_a_call_is_unchanged_after_encoding_and_decoding(
         prompt=prompt,
         sampling=SamplingParams(
             temperature=temperature,
-            seed=seed or 0,
-            max_tokens=max_tokens,
             stop_token_ids=(1, 2),
             ignore_eos=True,
             **steps,
+            seed=seed,
+            max_tokens=max_tokens,
         ),
-        seed=seed,
-        max_tokens=max_tokens,
         mode=mode,
         model="m",
         metadata={"a": "b"},
@@ -153,70 +158,20 @@ def test_a_call_is_unchanged_after_encoding_and_decoding(
         (request(text=""), "text"),
         (generate_pb2.GenerateRequest(token_ids=types_pb2.TokenIds()), "token_ids.ids"),
         (request(text="x" * (MAX_TEXT_BYTES + 1)), "text"),
+        (chat(turn("é" * (MAX_TEXT_BYTES // 4)), turn("x" * (MAX_TEXT_BYTES // 2 + 1))), "chat"),
+        (chat(), "chat.messages"),
+        (chat(*[turn()] * 4097), "chat.messages"),
+        (chat(turn(role="root")), "chat.messages[0].role"),
+        (chat(turn(tool_calls=[types_pb2.ToolCall()] * 4097)), "chat.messages"),
         (
-            generate_pb2.GenerateRequest(
-                chat=types_pb2.ChatMessages(
-                    messages=[
-                        types_pb2.ChatMessage(role="user", content="é" * (MAX_TEXT_BYTES // 4)),
-                        types_pb2.ChatMessage(role="user", content="x" * (MAX_TEXT_BYTES // 2)),
-                        types_pb2.ChatMessage(role="user", content="x"),
-                    ]
-                )
-            ),
-            "chat",
-        ),
-        (generate_pb2.GenerateRequest(chat=types_pb2.ChatMessages()), "chat.messages"),
-        (
-            generate_pb2.GenerateRequest(
-                chat=types_pb2.ChatMessages(messages=[types_pb2.ChatMessage(role="user")] * 4097)
-            ),
-            "chat.messages",
-        ),
-        (
-            generate_pb2.GenerateRequest(
-                chat=types_pb2.ChatMessages(messages=[types_pb2.ChatMessage(role="root")])
-            ),
-            "chat.messages[0].role",
-        ),
-        (
-            generate_pb2.GenerateRequest(
-                chat=types_pb2.ChatMessages(
-                    messages=[
-                        types_pb2.ChatMessage(
-                            role="assistant", tool_calls=[types_pb2.ToolCall()] * 4097
-                        )
-                    ]
-                )
-            ),
-            "chat.messages",
-        ),
-        (
-            generate_pb2.GenerateRequest(
-                chat=types_pb2.ChatMessages(
-                    messages=[types_pb2.ChatMessage(role="user")],
-                    template_arguments="x" * (16 * 1024 + 1),
-                )
-            ),
+            chat(turn(), template_arguments="x" * (16 * 1024 + 1)),
             "chat.template_arguments",
         ),
-        *(
-            (
-                generate_pb2.GenerateRequest(
-                    chat=types_pb2.ChatMessages(
-                        messages=[
-                            types_pb2.ChatMessage(
-                                role="user",
-                                content="x",
-                                tool_calls=[types_pb2.ToolCall(arguments=in_turn)],
-                            )
-                        ],
-                        tools=tools,
-                    )
-                ),
-                "chat",
-            )
-            for in_turn, tools in (("x" * MAX_TEXT_BYTES, ""), ("", "x" * MAX_TEXT_BYTES))
+        (
+            chat(turn("x", tool_calls=[types_pb2.ToolCall(arguments="x" * MAX_TEXT_BYTES)])),
+            "chat",
         ),
+        (chat(turn("x"), tools="x" * MAX_TEXT_BYTES), "chat"),
         (request(model="m" * 257), "model"),
         (request(mode=99), "mode"),
         (request(priority=101), "priority"),
@@ -275,8 +230,8 @@ MANY = "[" + "[]," * (MAX_JSON_VALUES // 2) + "1]"
 def test_a_conversation_with_much_json_is_refused(
     calls: list[str], tools: str, arguments: str
 ) -> None:
-    turn = ChatTurn("assistant", "", tuple(ToolCall("1", "f", each) for each in calls))
-    sent = generate_request(GenerateCall(prompt=Conversation((turn,), tools, arguments)))
+    asking = ChatTurn("assistant", "", tuple(ToolCall("1", "f", each) for each in calls))
+    sent = generate_request(GenerateCall(prompt=Conversation((asking,), tools, arguments)))
     with pytest.raises(FieldError, match="has over 65536 JSON values") as caught:
         generate_call(sent)
     assert caught.value.field == "chat"
@@ -284,8 +239,8 @@ def test_a_conversation_with_much_json_is_refused(
 
 def test_a_long_text_in_arguments_is_one_value() -> None:
     arguments = json.dumps({"code": 'x = [{"a": [1, 2]}],\n' * 100_000})
-    turn = ChatTurn("assistant", "", (ToolCall("1", "f", arguments),))
-    call = GenerateCall(prompt=Conversation((turn,)))
+    asking = ChatTurn("assistant", "", (ToolCall("1", "f", arguments),))
+    call = GenerateCall(prompt=Conversation((asking,)))
     assert generate_call(generate_request(call)) == call
 
 
@@ -363,8 +318,8 @@ def test_any_message_is_a_call_or_an_error_that_names_a_field(data: st.DataObjec
         GenerateCall(prompt="\ud800"),
         GenerateCall(prompt=(-1,)),
         GenerateCall(prompt=(2**32,)),
-        GenerateCall(prompt="x", seed=-1),
-        GenerateCall(prompt="x", seed=2**64),
+        GenerateCall(prompt="x", sampling=SamplingParams(seed=-1)),
+        GenerateCall(prompt="x", sampling=SamplingParams(seed=2**64)),
     ],
 )
 def test_a_value_that_cannot_be_encoded_is_a_field_error(call: GenerateCall) -> None:

@@ -5,7 +5,9 @@ import random
 from dataclasses import dataclass, field
 
 from ssd.speculation.controller import Controller
-from ssd.speculation.round_samples import Calibration, RoundSample
+from ssd.speculation.estimates import Calibration
+from ssd.speculation.round_record import RoundRecord
+from ssd.types import LookupResult
 
 LOOKAHEAD = 6
 COLUMNS = (1, 2, 4, 7)
@@ -124,16 +126,19 @@ class Run:
         noise = self.random.lognormvariate(0.0, world.noise)
         factor = noise * (world.shared_core if is_on else 1.0) * self.burst_factor()
         verify = world.verify_seconds(columns) * factor
-        accepted_K = [0] * LOOKAHEAD
-        num_tokens = 0
+        record = RoundRecord(
+            num_auto=world.batch,
+            num_sessions=world.batch if is_on else 0,
+            lookups={LookupResult.HIT: world.batch} if is_open else {},
+            verify_seconds=verify,
+        )
         texts = world.texts or (world.acceptance,)
         for index, length in enumerate(proposed):
             acceptance = texts[(text + index) % len(texts)]
             accepted = 0
             while accepted < length and draw() < acceptance:
-                accepted_K[accepted] += 1
                 accepted += 1
-            num_tokens += accepted + 1
+            record.add_outcome(length, accepted, accepted + 1)
         hits = [is_open and draw() < world.hit_rate for _ in proposed]
         table = world.table_factor * world.verify_seconds(COLUMNS[-1]) * factor
         wait = max(0.0, table - verify) if is_open else 0.0
@@ -143,23 +148,11 @@ class Run:
             self.tokens_without_chunk -= world.tokens_a_chunk
             chunk = world.chunk_seconds * noise * (world.chunk_factor if is_on else 1.0)
         self.proposed = [choice.max_proposed if hit else 0 for hit in hits]
-        self.controller.note(
-            RoundSample(
-                num_sequences=world.batch,
-                num_auto=world.batch,
-                num_sessions=world.batch if is_on else 0,
-                num_answered=world.batch if is_open else 0,
-                num_tokens=num_tokens,
-                columns=columns,
-                num_proposed=sum(proposed),
-                num_accepted_K=tuple(accepted_K),
-                seconds=seconds,
-                verify_seconds=verify,
-                prompt_tokens=PROMPT_TOKENS if chunk else 0,
-                prefill_seconds=chunk,
-            )
-        )
-        self.tokens += num_tokens
-        self.tokens_without_chunk += num_tokens
+        record.prompt_tokens = PROMPT_TOKENS if chunk else 0
+        record.prefill_seconds = chunk
+        record.seconds = seconds + chunk
+        self.controller.add_round(record)
+        self.tokens += record.num_tokens
+        self.tokens_without_chunk += record.num_tokens
         self.seconds += seconds + chunk
         self.changes += self.controller.report().is_on is not was_on

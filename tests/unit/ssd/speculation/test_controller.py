@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.ssd.speculation.controller_world import COLUMNS, LOOKAHEAD, Run, World
 
 from ssd.speculation.controller import Choice, Controller, Reason
-from ssd.speculation.round_samples import Calibration, Mean
+from ssd.speculation.estimates import Calibration, Mean
 
 START_SECONDS = 6.0
 GOOD = World()
@@ -343,5 +343,5 @@ def test_calibrated_times_are_interpolated() -> None:
 def test_old_samples_lose_their_weight_in_a_mean() -> None:
     mean = Mean(4)
     for sample in [8.0] * 10 + [2.0] * 100:
-        mean.note(sample)
+        mean.add(sample)
     assert mean.value == pytest.approx(2.0)

@@ -6,15 +6,15 @@ from random import Random
 import pytest
 
 from ssd.speculation.speed_model import (
+    PairTimes,
     Rates,
-    RoundTimes,
     plain_speed,
     speculative_speed,
     synchronous_speed,
     tokens_per_round,
 )
 
-TIMES = RoundTimes(plain=1.0, verify=1.0, proposal=0.8, table=0.7, overhead=0.0)
+TIMES = PairTimes(plain=1.0, verify=1.0, proposal=0.8, table=0.7, overhead=0.0)
 RATES = Rates(tokens_after_draft=3.0, hit_rate=0.9, tokens_after_miss=2.0, waits_after_miss=True)
 
 

@@ -1,32 +1,34 @@
 """Coupled verification: the longest equal prefix, then the bonus token."""
 
-import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd.speculation.verification import verify_coupled
 from ssd.types import Outcome
 
-NUM_TOKENS = 3
-LOOKAHEAD = 4
+TOKEN = st.integers(0, 2)
 
 
-@st.composite
-def rows(draw: st.DrawFn) -> tuple[list[int], int, list[int]]:
-    """Draw a proposal, its length and the target's choices, over few tokens."""
-    token = st.integers(0, NUM_TOKENS - 1)
-    proposal = draw(st.lists(token, min_size=LOOKAHEAD, max_size=LOOKAHEAD))
-    chosen = draw(st.lists(token, min_size=LOOKAHEAD + 1, max_size=LOOKAHEAD + 1))
-    return proposal, draw(st.integers(0, LOOKAHEAD)), chosen
-
-
-@given(st.lists(rows(), min_size=1, max_size=5))
-@settings(max_examples=200, deadline=None)
-def test_each_row_accepts_its_longest_equal_prefix(
-    batch: list[tuple[list[int], int, list[int]]],
+@pytest.mark.parametrize(
+    ("proposal", "chosen", "accepted"),
+    [
+        pytest.param([5, 6, 7], [5, 6, 7, 8], 3, id="all are accepted"),
+        pytest.param([5, 9, 7], [5, 6, 7, 8], 1, id="the first different choice is the bonus"),
+        pytest.param([9, 6, 7], [5, 6, 7, 8], 0, id="an equal token after a different one"),
+        pytest.param([5, 9, 7], [5, 6], 1, id="rows after the different one are not read"),
+        pytest.param([5], [5, 6, 7, 8], 1, id="padding is not read"),
+        pytest.param([], [5], 0, id="plain decoding"),
+    ],
+)
+def test_the_proposal_is_accepted_up_to_the_first_other_choice(
+    proposal: list[int], chosen: list[int], accepted: int
 ) -> None:
-    proposals, nums, chosens = zip(*batch, strict=True)
-    outcomes = verify_coupled(np.array(proposals), np.array(nums), np.array(chosens))
-    for outcome, (proposal, num, chosen) in zip(outcomes, batch, strict=True):
-        longest = max(k for k in range(num + 1) if proposal[:k] == chosen[:k])
-        assert outcome == Outcome(longest, chosen[longest])
+    assert verify_coupled(proposal, chosen) == Outcome(accepted, chosen[accepted])
+
+
+@given(st.lists(TOKEN, max_size=4), st.lists(TOKEN, min_size=5, max_size=5))
+@settings(max_examples=200, deadline=None)
+def test_the_longest_equal_prefix_is_accepted(proposal: list[int], chosen: list[int]) -> None:
+    longest = max(k for k in range(len(proposal) + 1) if proposal[:k] == chosen[:k])
+    assert verify_coupled(proposal, chosen) == Outcome(longest, chosen[longest])

@@ -33,16 +33,16 @@ class FakeClient:
     are_many_open: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def generate(self, call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
-        assert call.seed is not None
-        self.seeds.append(call.seed)
+        assert call.sampling.seed is not None
+        self.seeds.append(call.sampling.seed)
         self.num_open += 1
         self.most_open = max(self.most_open, self.num_open)
         if self.num_open == 100:
             self.are_many_open.set()
         try:
             await asyncio.sleep(0)
-            if call.seed in self.errors:
-                raise self.errors[call.seed]
+            if call.sampling.seed in self.errors:
+                raise self.errors[call.sampling.seed]
             if self.is_stuck:
                 await asyncio.Event().wait()
             yield GenerationChunk(token_ids=(1, 2))
@@ -113,4 +113,4 @@ async def test_an_open_loop_bounds_the_requests_that_it_holds(
 def test_no_two_prompts_of_a_workload_begin_alike_and_lengths_differ() -> None:
     calls = [WORKLOAD.call(index) for index in range(20)]
     assert len({str(call.prompt)[:4] for call in calls}) == 20
-    assert {call.max_tokens for call in calls} == {4, 5, 6, 7, 8}
+    assert {call.sampling.max_tokens for call in calls} == {4, 5, 6, 7, 8}

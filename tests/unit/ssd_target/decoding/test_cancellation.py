@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from tests.sequences import check_scheduler
 
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import FinishReason, SamplingParams, TokenId
@@ -35,7 +36,7 @@ def test_500_cancelled_streams_leave_nothing_after_one_round(
         assert bench.pool.num_sessions == 0
         assert draft.num_sessions == 0
         cancelled += wave
-    bench.scheduler.check()
+    check_scheduler(bench.scheduler)
     assert {sink.finish_reason for sink in cancelled} == {FinishReason.CANCELLED}
 
 

@@ -179,7 +179,7 @@ def test_the_commit_is_sent_before_the_noise_of_the_next_round_is_computed(
 
         return record
 
-    monkeypatch.setattr(bench.pool, "round", recording("commit", bench.pool.round))
+    monkeypatch.setattr(bench.pool, "commit", recording("commit", bench.pool.commit))
     monkeypatch.setattr(bench.runner, "verify", recording("verify", bench.runner.verify))
     monkeypatch.setattr(RingSampler, "fill", recording("noise", RingSampler.fill))
     bench.submit([1, 2, 3], 40, sampling=WARM)

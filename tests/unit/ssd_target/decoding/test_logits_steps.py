@@ -5,9 +5,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from tests.sequences import make_sequence
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
@@ -23,12 +23,9 @@ from ssd.engine.config import EngineConfig
 from ssd.speculation.noise import gumbel_noise
 from ssd.testing.ledger_runner import law
 from ssd.testing.scripted_draft import Behaviour
-from ssd.testing.sink import ListSink
-from ssd.types import FinishReason, Mode, Request, SamplingParams, TokenId
-from ssd_target.decoding.batch_builder import Proposals
-from ssd_target.decoding.ports import Sampler
-from ssd_target.decoding.sampler import Ints, KeyedSampler, RingSampler
-from ssd_target.decoding.sequence import Arrival, Sequence
+from ssd.types import FinishReason, Mode, SamplingParams, TokenId
+from ssd_target.decoding.sampler import KeyedSampler, RingSampler, Sampler
+from ssd_target.decoding.sequence import Sequence
 
 VOCAB = 13
 EOS = 4
@@ -91,7 +88,8 @@ def reference(sampling: SamplingParams) -> list[TokenId]:
         logits_1V = logits_1V - (counts_V > 0) * params.presence_penalty
         scores_1V = last(ids_1S, logits_1V)
         if params.temperature:
-            scores_1V = scores_1V + torch.from_numpy(gumbel_noise(params.seed, [len(ids)], VOCAB))
+            noise_1V = gumbel_noise(params.seed or 0, [len(ids)], VOCAB)
+            scores_1V = scores_1V + torch.from_numpy(noise_1V)
         ids.append(int(scores_1V.argmax()))
     return ids[len(PROMPT) :]
 
@@ -125,14 +123,12 @@ def test_every_row_of_a_device_is_the_row_of_plain_decoding(sampling: SamplingPa
     plain = SamplingParams(temperature=0.8, seed=4)
     for sampler in (RingSampler(engine, VOCAB), KeyedSampler(engine, VOCAB)):
         rows = [sequence(0, plain), sequence(1, sampling), sequence(2, replace(sampling, seed=9))]
-        chosen_BP = one_by_one(sampler, rows, logits_BPV)
-        proposals = Proposals(
-            chosen_BP[:, :4], np.full(3, 4), tuple(map(tuple, chosen_BP[:, :4].tolist()))
-        )
-        assert np.array_equal(sampler.choose(rows, proposals, logits_BPV), chosen_BP)
+        chosen = one_by_one(sampler, rows, logits_BPV)
+        proposals = [tuple(row[:4]) for row in chosen]
+        assert sampler.choose(rows, proposals, logits_BPV) == chosen
         if sampling.logprobs is not None:
             together = sampler.logprobs(rows[1])
-            assert [each.selected.token_id for each in together] == chosen_BP[1].tolist()
+            assert [each.selected.token_id for each in together] == chosen[1]
             expected_PV = logits_BPV[1].log_softmax(dim=1)
             for position, expected_V in zip(together, expected_PV, strict=True):
                 assert position.selected.logprob == pytest.approx(
@@ -144,30 +140,27 @@ def test_every_row_of_a_device_is_the_row_of_plain_decoding(sampling: SamplingPa
 
 
 def sequence(slot: int, sampling: SamplingParams) -> Sequence:
-    request = Request(request_id="", prompt_ids=PROMPT, sampling=sampling)
-    arrival = Arrival(
-        sequence_id=slot, request=request, eos_token_ids=frozenset({EOS}), sink=ListSink()
+    return make_sequence(
+        PROMPT, sampling, sequence_id=slot, slot=slot, eos_token_ids=frozenset({EOS})
     )
-    return Sequence(arrival=arrival, slot=slot)
 
 
-def one_by_one(sampler: Sampler, rows: list[Sequence], logits_BPV: torch.Tensor) -> Ints:
+def one_by_one(
+    sampler: Sampler, rows: list[Sequence], logits_BPV: torch.Tensor
+) -> list[list[TokenId]]:
     """The choice at every row, with a sequence that grows by one token a round."""
-    nothing = Proposals(
-        np.empty((len(rows), 0), np.int64), np.zeros(len(rows), np.int64), ((),) * 3
-    )
     for row in rows:
         sampler.admit(row)
-    columns = []
     for column in range(logits_BPV.shape[1]):
-        columns.append(sampler.choose(rows, nothing, logits_BPV[:, column, None])[:, 0])
-        for row, token in zip(rows, columns[-1].tolist(), strict=True):
+        chosen = sampler.choose(rows, [()] * len(rows), logits_BPV[:, column, None])
+        for row, (token,) in zip(rows, chosen, strict=True):
             row.tokens.append(token)
+    found = [row.tokens[len(PROMPT) :] for row in rows]
     for row in rows:
         sampler.release(row)
         del row.tokens[len(PROMPT) :]
         sampler.admit(row)
-    return np.stack(columns, axis=1)
+    return found
 
 
 def test_log_probabilities_belong_to_the_tokens_of_their_chunk(

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from prometheus_client import REGISTRY
+from tests.sequences import check_scheduler
 
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import FinishReason, SamplingParams, TokenId
@@ -23,7 +24,7 @@ def test_a_preempted_sequence_continues_with_the_same_tokens_and_a_new_session(
     sinks = [bench.submit(prompt, 50, sampling=WARM) for prompt in prompts]
     bench.loop.run_round()
     assert draft.num_sessions == 2
-    while not bench.scheduler.counts.waiting:
+    while not bench.log.counts.waiting:
         bench.loop.run_round()
     assert draft.num_sessions == 1, "the session of a preempted sequence is closed"
     bench.run()
@@ -66,9 +67,9 @@ def test_a_sequence_that_is_cancelled_while_it_waits_again_ends_with_its_tokens(
 ) -> None:
     bench = make_bench(num_blocks=18)
     other, sink = bench.submit([1, 2, 3, 4], 50), bench.submit([5, 6, 7, 8, 9], 50)
-    while not bench.scheduler.counts.waiting:
+    while not bench.log.counts.waiting:
         bench.loop.run_round()
-        bench.scheduler.check()
+        check_scheduler(bench.scheduler)
     bench.inbox.cancel(2)
     bench.run()
     assert sink.finish_reason is FinishReason.CANCELLED

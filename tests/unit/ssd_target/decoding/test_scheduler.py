@@ -10,13 +10,15 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sequences import check_scheduler, make_sequence
 
 from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import OverloadedError
-from ssd.types import GenerationChunk, Request, SamplingParams
-from ssd_target.decoding.scheduler import Cancel, Event, Plan, Scheduler, SchedulerLimits
-from ssd_target.decoding.sequence import PLACES_PER_PRIORITY, Arrival, Sequence
+from ssd.types import FinishReason
+from ssd_target.decoding.scheduler import Event, Scheduler, StepPlan
+from ssd_target.decoding.sequence import PLACES_PER_PRIORITY, Sequence
+from ssd_target.settings import TargetSettings
 
 K = 3
 ENGINE = EngineConfig(
@@ -25,27 +27,15 @@ ENGINE = EngineConfig(
 MAX_QUEUE = 4
 
 
-class NoSink:
-    is_abandoned = False
-
-    def put(self, chunk: GenerationChunk) -> None: ...
-
-    def fail(self, error: Exception) -> None: ...
-
-
 def arrival(
     sequence_id: int, prompt: int | tuple[int, ...] = 5, limit: int = 4, priority: int = 0
-) -> Arrival:
-    return Arrival(
+) -> Sequence:
+    return make_sequence(
+        tuple(range(1, prompt + 1)) if isinstance(prompt, int) else prompt,
         sequence_id=sequence_id,
-        request=Request(
-            request_id=str(sequence_id),
-            prompt_ids=tuple(range(1, prompt + 1)) if isinstance(prompt, int) else prompt,
-            sampling=SamplingParams(max_tokens=limit),
-            priority=priority,
-        ),
+        max_tokens=limit,
+        priority=priority,
         eos_token_ids=frozenset({0}),
-        sink=NoSink(),
     )
 
 
@@ -58,7 +48,7 @@ def scheduler(
     prefix_cache: bool = True,
     engine: EngineConfig = ENGINE,
 ) -> Scheduler:
-    limits = SchedulerLimits(
+    limits = TargetSettings(
         max_queue=max_queue,
         max_queue_tokens=max_queue_tokens,
         step_tokens=step_tokens,
@@ -150,7 +140,7 @@ def test_a_request_is_refused_when_too_many_prompt_tokens_wait() -> None:
     # A prompt above the limit may wait alone.
     assert [refused.sequence_id for refused, _ in plan.refused] == [4]
     assert "30 prompt tokens are waiting (max_queue_tokens)" in str(plan.refused[0][1])
-    subject.check()
+    check_scheduler(subject)
 
 
 def test_a_smaller_request_does_not_overtake_an_earlier_one() -> None:
@@ -162,10 +152,10 @@ def test_a_smaller_request_does_not_overtake_an_earlier_one() -> None:
 def test_a_cancelled_sequence_frees_its_blocks_in_the_same_plan() -> None:
     subject = scheduler(blocks=6)
     subject.plan([arrival(1, 14, 2), arrival(2, 14, 2)])
-    plan = subject.plan([Cancel(1)])
+    plan = subject.plan([1])
     assert ids(plan.cancelled) == [1]
     assert ids(plan.admitted) == [2]
-    subject.check()
+    check_scheduler(subject)
 
 
 def test_a_higher_priority_is_admitted_first_and_equal_ones_keep_their_order() -> None:
@@ -219,13 +209,13 @@ def test_the_last_sequence_is_preempted_and_stores_its_text_in_the_same_way() ->
     while not (plan := subject.plan([])).preempted:
         assert ids(plan.decoding) == [1, 2]
         first.append([7])
-    assert plan.preempted == (second,)
-    assert plan.decoding == (first,)
+    assert plan.preempted == [second]
+    assert plan.decoding == [first]
     assert not second.blocks
-    subject.check()
+    check_scheduler(subject)
     end(subject, first)
     plan = subject.plan([])
-    assert plan.admitted == (second,)
+    assert plan.admitted == [second]
     stored = list(plan.prefills)
     while not plan.decoding:
         plan = subject.plan([])
@@ -249,7 +239,7 @@ def test_a_repeated_prompt_shares_the_blocks_of_whole_chunks() -> None:
     # 12 equal tokens are 3 blocks, but a prefill begins at a multiple of 8.
     assert third.blocks[:2] == blocks[:2]
     assert (second.num_cached, third.num_cached) == (16, 8)
-    subject.check()
+    check_scheduler(subject)
 
 
 def test_equal_prompts_that_arrive_together_are_stored_once() -> None:
@@ -258,7 +248,7 @@ def test_equal_prompts_that_arrive_together_are_stored_once() -> None:
     stored = []
     while plan.num_stored:
         stored += [(each.sequence.sequence_id, each.first) for each in plan.prefills]
-        subject.check()
+        check_scheduler(subject)
         plan = subject.plan([])
     assert stored == [(0, 0), (0, 8), (0, 16), (1, 16), (2, 16)]
     first, second, third = plan.decoding
@@ -273,7 +263,7 @@ def test_a_block_that_a_chunk_fills_in_part_is_not_shared(num_steps: int, num_ca
     subject.plan([arrival(1, 25)])
     for _ in range(num_steps - 1):
         subject.plan([])
-    plan = subject.plan([Cancel(1), arrival(2, 25)])
+    plan = subject.plan([1, arrival(2, 25)])
     assert [each.num_cached for each in plan.admitted] == [num_cached]
     assert [(each.first, each.last) for each in plan.prefills] == [(num_cached, num_cached + 4)]
 
@@ -292,7 +282,7 @@ def test_a_preempted_sequence_does_not_count_its_own_entries_as_cached(num_cache
         first.append([7])
     end(subject, first)
     plan = subject.plan([])
-    assert plan.admitted == (second,)
+    assert plan.admitted == [second]
     assert [each.first for each in plan.prefills] == [16]
     assert second.num_cached == num_cached
 
@@ -310,7 +300,7 @@ def test_the_least_recently_used_blocks_lose_their_entries_first() -> None:
 def test_a_failed_prefill_stores_nothing_for_other_prompts() -> None:
     subject = scheduler()
     (sequence,) = subject.plan([arrival(1, 20)]).running
-    sequence.fail()
+    sequence.finish_reason = FinishReason.FAILED
     subject.finish(sequence)
     (again,) = subject.plan([arrival(2, 20)]).admitted
     assert again.num_cached == 0
@@ -321,13 +311,13 @@ def test_without_the_prefix_cache_no_block_is_shared() -> None:
     end(subject, run_until_stored(subject, arrival(1, 20)))
     (again,) = subject.plan([arrival(2, 20)]).admitted
     assert again.num_cached == 0
-    assert subject.counts.cached_blocks == 0
+    assert subject.blocks.num_cached == 0
 
 
 def test_cancelling_an_ended_sequence_is_ignored() -> None:
     subject = scheduler()
     end(subject, run_until_stored(subject, arrival(1)))
-    plan = subject.plan([Cancel(1)])
+    plan = subject.plan([1])
     assert not plan.cancelled
     assert not plan.dropped
 
@@ -339,7 +329,7 @@ class Ledger:
         self.pool = pool
         self.entries: dict[tuple[int, int], tuple[int, ...]] = {}
 
-    def run(self, plan: Plan) -> None:
+    def run(self, plan: StepPlan) -> None:
         for work in plan.prefills:
             assert work.first % ENGINE.prefill_chunk == 0
             assert work.last <= work.sequence.num_prefill
@@ -368,7 +358,7 @@ class Ends:
 
     ended: set[int] = field(default_factory=set)
 
-    def note(self, plan: Plan) -> None:
+    def add(self, plan: StepPlan) -> None:
         for number in [each.sequence_id for each, _ in plan.refused]:
             self.end(number)
         for number in ids((*plan.dropped, *plan.cancelled)):
@@ -393,7 +383,7 @@ STEPS = st.lists(
 )
 
 
-def commit_some(decoding: tuple[Sequence, ...], emitted: int) -> list[Sequence]:
+def commit_some(decoding: list[Sequence], emitted: int) -> list[Sequence]:
     ended = []
     for sequence in decoding:
         # Texts differ after equal prompts.
@@ -418,9 +408,7 @@ def test_every_request_ends_once_and_no_block_leaks(
     prefix_cache: bool,
 ) -> None:
     pool = BlockPool(blocks)
-    limits = SchedulerLimits(
-        max_queue=MAX_QUEUE, step_tokens=step_tokens, prefix_cache=prefix_cache
-    )
+    limits = TargetSettings(max_queue=MAX_QUEUE, step_tokens=step_tokens, prefix_cache=prefix_cache)
     subject = Scheduler(ENGINE, pool, limits)
     ends, ledger = Ends(), Ledger(pool)
     arrived = num_rows = num_steps = 0
@@ -433,9 +421,9 @@ def test_every_request_ends_once_and_no_block_leaks(
             fitting = min(limit, ENGINE.max_model_len - length)
             events.append(arrival(number, prompt, fitting, priority))
         arrived += len(sizes)
-        events += [Cancel(number) for number in cancels if number < arrived]
+        events += [number for number in cancels if number < arrived]
         plan = subject.plan(events, num_rows)
-        ends.note(plan)
+        ends.add(plan)
         ledger.run(plan)
         num_rows = len(plan.decoding) * (1 + K)
         lengths = [len(each.tokens) for each in plan.decoding]
@@ -445,7 +433,7 @@ def test_every_request_ends_once_and_no_block_leaks(
         for sequence, length in zip(plan.decoding, lengths, strict=True):
             if sequence.finish_reason is None:
                 ledger.store(sequence, length - 1, len(sequence.tokens) - 1)
-        subject.check()
+        check_scheduler(subject)
         num_steps += 1
         assert num_steps < 5000, "requests do not end"
     assert ends.ended == set(range(arrived))
@@ -473,7 +461,7 @@ def test_sequences_of_maximum_length_end_in_order_without_a_livelock(
         # The first one always makes progress.
         assert plan.decoding[:1] == plan.running[:1] or plan.num_stored
         plan = subject.plan([])
-        subject.check()
+        check_scheduler(subject)
         num_steps += 1
     assert sorted(order) == list(range(len(lengths)))
     total = sum(length for _, length in lengths)

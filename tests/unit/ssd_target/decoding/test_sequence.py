@@ -1,19 +1,12 @@
 """The end of a sequence."""
 
 import pytest
+from tests.sequences import make_sequence
 
-from ssd.types import FinishReason, GenerationChunk, Request, SamplingParams, TokenId
-from ssd_target.decoding.sequence import Arrival, Sequence, StopDetector
+from ssd.types import FinishReason, SamplingParams, TokenId
+from ssd_target.decoding.sequence import Sequence, StopDetector
 
 END = 0
-
-
-class NoSink:
-    is_abandoned = False
-
-    def put(self, chunk: GenerationChunk) -> None: ...
-
-    def fail(self, error: Exception) -> None: ...
 
 
 class StopsAt:
@@ -26,57 +19,48 @@ class StopsAt:
         return token_id == self.token_id
 
 
-def sequence(sampling: SamplingParams, detector: StopDetector | None = None) -> Sequence:
-    return Sequence(
-        arrival=Arrival(
-            sequence_id=1,
-            request=Request(request_id="r", prompt_ids=(5, 6, 7), sampling=sampling),
-            eos_token_ids=frozenset({END}),
-            sink=NoSink(),
-            stop_detector=detector,
-        ),
-        slot=0,
-        blocks=[1],
-    )
+def sequence(sampling: SamplingParams, *detectors: StopDetector) -> Sequence:
+    ends = frozenset({END})
+    return make_sequence((5, 6, 7), sampling, eos_token_ids=ends, stop_detectors=detectors)
 
 
 def test_an_end_of_text_token_inside_a_proposal_ends_the_sequence() -> None:
     subject = sequence(SamplingParams())
-    emission = subject.append([8, END, 9, 9])
-    assert emission.token_ids == (8, END)
-    assert emission.finish_reason is FinishReason.STOP
+    assert subject.append([8, END, 9, 9]) == (8, END)
+    assert subject.finish_reason is FinishReason.STOP
     assert subject.tokens == [5, 6, 7, 8, END]
 
 
 def test_ignore_eos_continues_after_end_of_text() -> None:
     subject = sequence(SamplingParams(ignore_eos=True))
-    assert subject.append([8, END, 9]).finish_reason is None
+    assert subject.append([8, END, 9]) == (8, END, 9)
+    assert subject.finish_reason is None
 
 
 def test_ignore_eos_does_not_ignore_stop_tokens() -> None:
     subject = sequence(SamplingParams(ignore_eos=True, stop_token_ids=(9,)))
-    assert subject.append([8, END, 9, 4]).token_ids == (8, END, 9)
+    assert subject.append([8, END, 9, 4]) == (8, END, 9)
 
 
 def test_the_limit_truncates_a_proposal() -> None:
     subject = sequence(SamplingParams(max_tokens=3))
-    assert subject.append([1, 2]).finish_reason is None
-    assert subject.num_remaining == 1
-    emission = subject.append([3, 4])
-    assert emission.token_ids == (3,)
-    assert emission.finish_reason is FinishReason.LENGTH
+    subject.append([1, 2])
+    assert (subject.finish_reason, subject.num_remaining) == (None, 1)
+    assert subject.append([3, 4]) == (3,)
+    assert subject.finish_reason is FinishReason.LENGTH
 
 
 def test_a_stop_token_at_the_limit_gives_finish_reason_stop() -> None:
     subject = sequence(SamplingParams(max_tokens=2))
-    assert subject.append([1, END]).finish_reason is FinishReason.STOP
+    subject.append([1, END])
+    assert subject.finish_reason is FinishReason.STOP
 
 
 def test_the_stop_detector_receives_each_emitted_token_once() -> None:
     detector = StopsAt(9)
-    subject = sequence(SamplingParams(), detector=detector)
+    subject = sequence(SamplingParams(), detector)
     subject.append([1, 2])
-    assert subject.append([3, 9, 4]).token_ids == (3, 9)
+    assert subject.append([3, 9, 4]) == (3, 9)
     assert detector.seen == [1, 2, 3, 9]
 
 
@@ -87,5 +71,5 @@ def test_the_tokens_do_not_depend_on_the_number_of_tokens_per_round(size: int) -
     emitted: list[TokenId] = []
     for start in range(0, len(text), size):
         if subject.finish_reason is None:
-            emitted += subject.append(text[start : start + size]).token_ids
+            emitted += subject.append(text[start : start + size])
     assert emitted == [1, 2, 3, 4, END]

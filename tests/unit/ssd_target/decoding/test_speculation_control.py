@@ -1,14 +1,13 @@
 """Choices of the controller in the decode loop: they change the work of drafts, never a token."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssd.speculation.controller import Choice, Reason, Report
-from ssd.speculation.round_samples import RoundSample
+from ssd.speculation.controller import Choice, ControllerReport, Reason
+from ssd.testing.scripted_controller import ScriptedController
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import CloseSession, Mode, OpenSession, SamplingParams, TokenId
 from ssd_target.decoding.calibration import calibrate
@@ -20,23 +19,6 @@ WARM = SamplingParams(temperature=0.9, seed=7)
 OFF = Choice(is_on=False, max_proposed=0)
 ON = Choice(is_on=True, max_proposed=3)
 PROMPTS = [[1, 2, 3], [4, 4], [9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 1, 2]]
-
-
-@dataclass
-class Scripted:
-    """A controller that makes given choices, one a round; the last one repeats."""
-
-    choices: list[Choice]
-    samples: list[RoundSample] = field(default_factory=list)
-
-    def choose(self, _num_sequences: int) -> Choice:
-        return self.choices.pop(0) if len(self.choices) > 1 else self.choices[0]
-
-    def note(self, sample: RoundSample) -> None:
-        self.samples.append(sample)
-
-    def report(self) -> Report:
-        return Report(self.choices[0].is_on, Reason.SLOWER, 0.5, 3)
 
 
 choices = st.lists(
@@ -71,7 +53,9 @@ def test_random_choices_never_change_a_token(
     sampling: SamplingParams,
     modes: list[Mode],
 ) -> None:
-    bench = make_bench(controller=Scripted(choices), circuit_breaker=False, backup="ngram")
+    bench = make_bench(
+        controller=ScriptedController(*choices), circuit_breaker=False, backup="ngram"
+    )
     draft = bench.join(script, sampling=sampling)
     sinks = [
         bench.submit(prompt, 20, sampling=sampling, mode=mode)
@@ -86,7 +70,7 @@ def test_random_choices_never_change_a_token(
 def test_off_closes_the_sessions_and_drafts_receive_nothing_more(
     make_bench: MakeBench, plain: Plain
 ) -> None:
-    bench = make_bench(controller=Scripted([ON, ON, ON, OFF]))
+    bench = make_bench(controller=ScriptedController(ON, ON, ON, OFF))
     draft = bench.join([Behaviour.HIT])
     sink = bench.submit([1, 2, 3], 30)
     for _ in range(3):
@@ -99,13 +83,13 @@ def test_off_closes_the_sessions_and_drafts_receive_nothing_more(
     assert len(draft.commits) == num_commits
     assert isinstance(draft.received[-1], CloseSession)
     assert sink.tokens == plain([1, 2, 3], 30, GREEDY)
-    plain_rounds = bench.controller.samples[3:]
+    plain_rounds = bench.controller.rounds[3:]
     assert all(sample.is_plain and sample.columns == 1 for sample in plain_rounds)
     assert sink.statistics.paused_rounds == len(plain_rounds)
 
 
 def test_on_opens_sessions_again(make_bench: MakeBench) -> None:
-    bench = make_bench(controller=Scripted([OFF, OFF, OFF, ON]))
+    bench = make_bench(controller=ScriptedController(OFF, OFF, OFF, ON))
     draft = bench.join([Behaviour.HIT])
     sink = bench.submit([1, 2, 3], 30)
     bench.run()
@@ -117,7 +101,7 @@ def test_on_opens_sessions_again(make_bench: MakeBench) -> None:
 def test_while_the_controller_is_off_only_requests_that_force_speculation_are_eligible(
     make_bench: MakeBench,
 ) -> None:
-    bench = make_bench(controller=Scripted([OFF]))
+    bench = make_bench(controller=ScriptedController(OFF))
     modes = (Mode.SPECULATIVE, Mode.AUTO, Mode.AUTOREGRESSIVE)
     for number, mode in enumerate(modes):
         bench.submit([1, number], 9, mode=mode)
@@ -128,7 +112,7 @@ def test_while_the_controller_is_off_only_requests_that_force_speculation_are_el
 
 
 def test_a_request_that_forces_speculation_keeps_its_session(make_bench: MakeBench) -> None:
-    bench = make_bench(controller=Scripted([OFF]))
+    bench = make_bench(controller=ScriptedController(OFF))
     draft = bench.join([Behaviour.HIT])
     forced = bench.submit([1, 2, 3], 20, mode=Mode.SPECULATIVE)
     auto = bench.submit([4, 4], 20)
@@ -137,48 +121,48 @@ def test_a_request_that_forces_speculation_keeps_its_session(make_bench: MakeBen
     assert forced.statistics.paused_rounds == 0
     assert auto.statistics.proposed_tokens == 0
     assert len([each for each in draft.received if isinstance(each, OpenSession)]) == 1
-    assert {sample.num_auto for sample in bench.controller.samples} <= {0, 1}
+    assert {sample.num_auto for sample in bench.controller.rounds} <= {0, 1}
 
 
 def test_proposals_have_at_most_the_chosen_length(make_bench: MakeBench) -> None:
-    bench = make_bench(controller=Scripted([Choice(is_on=True, max_proposed=2)]))
+    bench = make_bench(controller=ScriptedController(Choice(is_on=True, max_proposed=2)))
     bench.join([Behaviour.HIT])
     sink = bench.submit([1, 2, 3], 19)
     bench.run()
     assert sink.statistics.hits > 3
-    assert max(sample.num_proposed for sample in bench.controller.samples) == 2
+    assert max(sample.num_proposed for sample in bench.controller.rounds) == 2
 
 
 def test_a_sample_describes_its_round(make_bench: MakeBench) -> None:
-    bench = make_bench(controller=Scripted([ON]))
+    bench = make_bench(controller=ScriptedController(ON))
     bench.join([Behaviour.HIT])
     bench.submit([1, 2, 3], 20)
     bench.run()
     # The first round stored the prompt and had no proposal.
-    sample = bench.controller.samples[1]
+    sample = bench.controller.rounds[1]
     assert (sample.num_sequences, sample.num_auto, sample.num_sessions) == (1, 1, 1)
     assert (sample.num_answered, sample.columns) == (1, 4)
-    assert (sample.num_proposed, sample.num_accepted_K, sample.num_tokens) == (3, (1, 1, 1), 4)
+    assert (sample.num_proposed, sample.num_accepted, sample.num_tokens) == (3, [1, 1, 1], 4)
     assert 0.0 < sample.verify_seconds < sample.seconds
 
 
 def test_a_sample_contains_the_chunk_of_a_prompt_that_was_stored_before_its_round(
     make_bench: MakeBench,
 ) -> None:
-    bench = make_bench(controller=Scripted([OFF]))
+    bench = make_bench(controller=ScriptedController(OFF))
     bench.submit([1, 2, 3], 20)
     bench.run()
-    samples = bench.controller.samples
+    samples = bench.controller.rounds
     assert [each.prompt_tokens for each in samples[:2]] == [2, 0]
     assert samples[0].prefill_seconds >= 0.0
 
 
 def test_the_report_is_kept_for_the_status(make_bench: MakeBench) -> None:
-    bench = make_bench(controller=Scripted([OFF]))
+    bench = make_bench(controller=ScriptedController(OFF, speed_up=0.5))
     bench.submit([1, 2, 3], 4)
     bench.run()
-    assert bench.log.speculation == Report(
-        is_on=False, reason=Reason.SLOWER, speed_up=0.5, max_proposed=3
+    assert bench.log.speculation == ControllerReport(
+        is_on=False, reason=Reason.MEASURING, speed_up=0.5, max_proposed=0
     )
 
 

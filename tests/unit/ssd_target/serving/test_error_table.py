@@ -20,7 +20,7 @@ from ssd.testing.clock import FakeClock
 from ssd.types import GenerationChunk
 from ssd.v1 import generate_pb2, types_pb2
 from ssd_target.decoding.inbox import Inbox
-from ssd_target.decoding.sequence import Arrival
+from ssd_target.decoding.sequence import Sequence
 from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.serving.request_trace import RequestTraces
 from ssd_target.serving.servicer import GenerateServicer
@@ -60,11 +60,11 @@ class Served:
                 await generate(payload, timeout=seconds).read()
         return Failure(caught.value)
 
-    async def arrival(self) -> Arrival:
+    async def arrival(self) -> Sequence:
         """Wait for the next request, as the step thread does."""
         async with asyncio.timeout(MAX_SECONDS):
             await asyncio.to_thread(self.inbox.wait, MAX_SECONDS)
-        return next(each for each in self.inbox.drain() if isinstance(each, Arrival))
+        return next(each for each in self.inbox.drain() if isinstance(each, Sequence))
 
 
 class Failure:

@@ -1,6 +1,7 @@
 """Validation of requests and of their room in the queue."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -21,7 +22,7 @@ from ssd.rpc.codec import Conversation, GenerateCall, Prompt
 from ssd.testing.clock import FakeClock
 from ssd.types import ChatTurn, FinishReason, GenerationChunk, Mode, SamplingParams, TokenId
 from ssd_target.decoding.inbox import Inbox
-from ssd_target.decoding.sequence import Arrival
+from ssd_target.decoding.sequence import Sequence
 from ssd_target.serving import request_handler
 from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.serving.request_trace import RequestTrace
@@ -86,7 +87,8 @@ def untraced() -> RequestTrace:
 async def generate(
     handler: RequestHandler, prompt: Prompt, sampling: SamplingParams | None = None
 ) -> None:
-    call = GenerateCall(prompt=prompt, max_tokens=4, sampling=sampling or SamplingParams())
+    sampling = replace(sampling or SamplingParams(), max_tokens=4)
+    call = GenerateCall(prompt=prompt, sampling=sampling)
     async for _ in handler.generate(call, "r", untraced()):
         pass
 
@@ -101,14 +103,18 @@ async def test_the_mode_of_the_target_applies_to_requests_in_mode_auto(
     handler.auto_mode = Mode.SPECULATIVE
     request = asyncio.create_task(
         anext(
-            handler.generate(GenerateCall(prompt=(1, 2), max_tokens=4, mode=asked), "r", untraced())
+            handler.generate(
+                GenerateCall(prompt=(1, 2), sampling=SamplingParams(max_tokens=4), mode=asked),
+                "r",
+                untraced(),
+            )
         )
     )
     async with asyncio.timeout(60):
         await asyncio.to_thread(inbox.wait, 60)
     (arrival,) = inbox.drain()
-    assert isinstance(arrival, Arrival)
-    assert arrival.request.mode is found
+    assert isinstance(arrival, Sequence)
+    assert arrival.mode is found
     request.cancel()
     await asyncio.gather(request, return_exceptions=True)
 
@@ -193,10 +199,10 @@ async def test_a_prompt_without_room_for_new_tokens_is_refused_with_its_field(
     assert caught.value.field == field
 
 
-async def submit(handler: RequestHandler, inbox: Inbox) -> tuple[asyncio.Task[None], Arrival]:
+async def submit(handler: RequestHandler, inbox: Inbox) -> tuple[asyncio.Task[None], Sequence]:
     reading = asyncio.create_task(generate(handler, "abc"))
     await asyncio.sleep(0)
-    (arrival,) = (each for each in inbox.drain() if isinstance(each, Arrival))
+    (arrival,) = (each for each in inbox.drain() if isinstance(each, Sequence))
     return reading, arrival
 
 
@@ -209,7 +215,7 @@ async def test_a_drawn_seed_is_an_exact_number_of_json(
     handler: RequestHandler, inbox: Inbox
 ) -> None:
     submitted = [await submit(handler, inbox) for _ in range(2)]
-    seeds = [arrival.request.sampling.seed for _, arrival in submitted]
+    seeds = [arrival.seed for _, arrival in submitted]
     assert all(int(float(seed)) == seed < 2**53 for seed in seeds)
     assert len(set(seeds)) == 2
     for reading, _ in submitted:

@@ -35,8 +35,7 @@ from ssd.types import (
 )
 from ssd.v1 import generate_pb2, generate_pb2_grpc, types_pb2
 from ssd_target.decoding.inbox import Inbox
-from ssd_target.decoding.scheduler import Cancel
-from ssd_target.decoding.sequence import Arrival
+from ssd_target.decoding.sequence import Sequence
 from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.serving.request_trace import RequestTraces
 from ssd_target.serving.servicer import GenerateServicer
@@ -48,12 +47,15 @@ TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT_ID = "00f067aa0ba902b7"
 SECRET = "the secret of the prompt"
 ROUND = Round((TokenText(1), TokenText(2)), 1, (TokenText(1), TokenText(3)), LookupResult.HIT)
-END = GenerationChunk(
-    token_ids=(5,),
-    finish_reason=FinishReason.LENGTH,
-    usage=Usage(prompt_tokens=4, completion_tokens=3),
-    statistics=SpeculationStatistics(mode=Mode.SPECULATIVE, rounds=2, hits=1),
-)
+
+
+def ending() -> GenerationChunk:
+    return GenerationChunk(
+        token_ids=(5,),
+        finish_reason=FinishReason.LENGTH,
+        usage=Usage(prompt_tokens=4, completion_tokens=3),
+        statistics=SpeculationStatistics(mode=Mode.SPECULATIVE, rounds=2, hits=1),
+    )
 
 
 class Bench:
@@ -74,28 +76,28 @@ class Bench:
         self.server = RpcServer("127.0.0.1", 0)
         GenerateServicer(settings, handler, int, traces).add_to(self.server)
 
-    async def arrival(self) -> Arrival:
+    async def arrival(self) -> Sequence:
         """The request that has arrived at the step thread."""
         while True:
             await asyncio.to_thread(self.inbox.wait, MAX_SECONDS)
             for event in self.inbox.drain():
-                if isinstance(event, Arrival):
+                if isinstance(event, Sequence):
                     return event
 
     async def cancel(self) -> None:
         """Wait for the cancellation of a request."""
-        while not any(isinstance(each, Cancel) for each in self.inbox.drain()):
+        while not any(isinstance(each, int) for each in self.inbox.drain()):
             await asyncio.to_thread(self.inbox.wait, MAX_SECONDS)
 
-    def put(self, arrival: Arrival, chunk: GenerationChunk) -> None:
+    def put(self, arrival: Sequence, chunk: GenerationChunk) -> None:
         arrival.sink.put(chunk)
         self.wakeups.flush()
 
-    def decode(self, arrival: Arrival) -> None:
+    def decode(self, arrival: Sequence) -> None:
         """Admit it after 1 s, store its prompt in 2 s, and decode its first token in .5 s."""
         for seconds, phase in ((1.0, "admitted"), (2.0, "decoding"), (0.5, "first_token")):
             self.clock.advance(seconds)
-            setattr(arrival.times, f"{phase}_at", self.clock.now())
+            setattr(arrival.record, f"{phase}_at", self.clock.now())
 
 
 @asynccontextmanager
@@ -160,11 +162,11 @@ async def test_a_request_has_a_span_for_each_phase_and_an_event_for_each_round()
         traced = (("traceparent", f"00-{TRACE_ID}-{PARENT_ID}-01"), ("x-request-id", "r-1"))
         asked = asyncio.create_task(answer(stub, traced, metadata={"team": "blue"}))
         arrival = await bench.arrival()
-        assert arrival.request.report_rounds
+        assert arrival.report_rounds
         bench.decode(arrival)
         bench.put(arrival, GenerationChunk(token_ids=(1, 3), rounds=(ROUND,)))
         bench.clock.advance(4.0)
-        bench.put(arrival, END)
+        bench.put(arrival, ending())
         messages = await asked
         # The client has not asked for the rounds.
         assert not any(message.rounds for message in messages)
@@ -213,7 +215,7 @@ async def test_a_cancelled_request_ends_its_spans_in_the_phase_that_it_reached(
         call = stub.Generate(request())
         arrival = await bench.arrival()
         bench.clock.advance(1.0)
-        arrival.times.admitted_at = bench.clock.now()
+        arrival.record.admitted_at = bench.clock.now()
         bench.clock.advance(1.0)
         call.cancel()
         await bench.cancel()
@@ -247,9 +249,9 @@ async def test_the_log_line_of_a_request_has_its_id_and_times_and_no_text(
         )
         arrival = await bench.arrival()
         # Without a collector, no round is reported.
-        assert not arrival.request.report_rounds
+        assert not arrival.report_rounds
         bench.decode(arrival)
-        bench.put(arrival, END)
+        bench.put(arrival, ending())
         await asked
     (line,) = [each for each in lines if each["event"] == "request"]
     assert line["request_id"] == "r-7"

@@ -12,7 +12,7 @@ def hint_after(ends: int, seconds_each: float) -> RetryHint:
     clock = FakeClock()
     hint = RetryHint(clock)
     for _ in range(ends):
-        hint.note_end()
+        hint.add_end()
         clock.advance(seconds_each)
     return hint
 
@@ -43,7 +43,7 @@ def test_a_target_on_which_nothing_ends_any_more_has_longer_hints() -> None:
     hint = RetryHint(clock)
     for _ in range(10):
         clock.advance(0.1)
-        hint.note_end()
+        hint.add_end()
     soon = max(hint.seconds(10) for _ in range(20))
     clock.advance(60.0)
     assert min(hint.seconds(10) for _ in range(20)) > 5 * soon

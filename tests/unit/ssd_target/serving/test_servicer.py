@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 from opentelemetry.trace import INVALID_SPAN, NoOpTracerProvider
 from prometheus_client import REGISTRY
+from tests.sequences import make_sequence
 
 from ssd.errors import (
     AccessError,
@@ -22,10 +23,9 @@ from ssd.errors import (
 )
 from ssd.rpc.bounds import PromptBounds
 from ssd.testing.clock import FakeClock
-from ssd.testing.sink import ListSink
-from ssd.types import FinishReason, GenerationChunk, Request, SamplingParams
+from ssd.types import FinishReason, GenerationChunk
 from ssd.v1 import generate_pb2
-from ssd_target.decoding.sequence import Arrival
+from ssd_target.decoding.sequence_record import SequenceRecord
 from ssd_target.serving import servicer as servicer_module
 from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.serving.request_trace import RequestTrace, RequestTraces
@@ -139,15 +139,8 @@ def admitted(count: int) -> RequestTrace:
     """The trace of a request with sequences that have left the queue."""
     clock = FakeClock()
     trace = RequestTrace(INVALID_SPAN, NoOpTracerProvider().get_tracer(""), clock, {})
-    for _ in range(count):
-        arrival = Arrival(
-            sequence_id=1,
-            request=Request(request_id="r", prompt_ids=(1,), sampling=SamplingParams()),
-            eos_token_ids=frozenset(),
-            sink=ListSink(),
-        )
-        arrival.times.admitted_at = 1.0
-        trace.admit(arrival)
+    record = SequenceRecord(admitted_at=1.0)
+    trace.sequences = [make_sequence(record=record) for _ in range(count)]
     return trace
 
 
@@ -158,83 +151,71 @@ class Reader:
         return
 
 
-async def test_the_retry_hint_counts_sequences_not_requests(
-    handler: FakeHandler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    num_continuations, num_waiting = 4, 40
+class Hints:
+    """A servicer whose requests a test plays, and the hint of a request that it refuses."""
 
-    async def chunks(*_arguments: object) -> AsyncIterator[GenerationChunk]:
-        for choice in range(num_continuations):
-            clock.advance(1.0)
-            yield GenerationChunk(token_ids=(), choice=choice, finish_reason=FinishReason.LENGTH)
+    def __init__(self, handler: FakeHandler, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = FakeClock()
+        monkeypatch.setattr(servicer_module, "SystemClock", lambda: self.clock)
+        self.handler = cast(Any, handler)
+        self.handler.num_waiting = 40
+        self.servicer = GenerateServicer(TargetSettings(), self.handler, int, UNTRACED)
 
-    def refuse(*_arguments: object) -> AsyncIterator[GenerationChunk]:
-        raise OverloadedError("full")
+    async def run(self, num_admitted: int, *chunks: GenerationChunk | BaseException) -> None:
+        async def generate(*_arguments: object) -> AsyncIterator[GenerationChunk]:
+            self.clock.advance(1.0)
+            for chunk in chunks:
+                if isinstance(chunk, BaseException):
+                    raise chunk
+                yield chunk
 
-    clock = FakeClock()
-    monkeypatch.setattr(servicer_module, "SystemClock", lambda: clock)
-    servicer = GenerateServicer(TargetSettings(), cast(RequestHandler, handler), int, UNTRACED)
-    fake = cast(Any, handler)
-    fake.num_requests, fake.num_waiting, fake.generate = 1, num_waiting, chunks
-    await servicer._run(cast(Any, None), "", admitted(num_continuations), cast(Any, Reader()))
-    fake.generate = refuse
-    with pytest.raises(OverloadedError) as caught:
-        await servicer._run(cast(Any, None), "", admitted(0), cast(Any, Reader()))
-    # One sequence ends in about a second; a quarter of the queue's time is the shortest hint.
-    assert 7.0 < caught.value.retry_after_seconds <= num_waiting
+        self.handler.generate = generate
+        reader = cast(Any, Reader())
+        await self.servicer._run(cast(Any, None), "", admitted(num_admitted), reader)
+
+    async def seconds(self) -> float:
+        with pytest.raises(OverloadedError) as caught:
+            await self.run(0, OverloadedError("full"))
+        found = caught.value.retry_after_seconds
+        assert found is not None
+        return found
 
 
-async def test_the_retry_hint_counts_running_sequences_that_are_cancelled(
-    handler: FakeHandler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def chunks(*_arguments: object) -> AsyncIterator[GenerationChunk]:
-        clock.advance(1.0)
-        yield GenerationChunk(token_ids=(1,), choice=0)
-        yield GenerationChunk(token_ids=(1,), choice=1, finish_reason=FinishReason.STOP)
-        raise asyncio.CancelledError
+@pytest.fixture
+def hints(handler: FakeHandler, monkeypatch: pytest.MonkeyPatch) -> Hints:
+    return Hints(handler, monkeypatch)
 
-    def refuse(*_arguments: object) -> AsyncIterator[GenerationChunk]:
-        raise OverloadedError("full")
 
-    clock = FakeClock()
-    monkeypatch.setattr(servicer_module, "SystemClock", lambda: clock)
-    servicer = GenerateServicer(TargetSettings(), cast(RequestHandler, handler), int, UNTRACED)
-    fake = cast(Any, handler)
-    fake.num_waiting, fake.generate = 40, chunks
+def ending(choice: int, reason: FinishReason = FinishReason.LENGTH) -> GenerationChunk:
+    return GenerationChunk(token_ids=(1,), choice=choice, finish_reason=reason)
+
+
+async def test_the_retry_hint_counts_sequences_not_requests(hints: Hints) -> None:
+    for _ in range(4):
+        await hints.run(4, *map(ending, range(4)))
+    # 16 sequences have ended in 4 seconds, so the queue of 40 empties in 10.
+    assert 2.5 <= await hints.seconds() <= 10.0
+
+
+async def test_the_retry_hint_counts_running_sequences_that_are_cancelled(hints: Hints) -> None:
+    running = GenerationChunk(token_ids=(1,), choice=0)
     for _ in range(4):
         with pytest.raises(asyncio.CancelledError):
-            await servicer._run(cast(Any, None), "", admitted(2), cast(Any, Reader()))
-    fake.generate = refuse
-    with pytest.raises(OverloadedError) as caught:
-        await servicer._run(cast(Any, None), "", admitted(0), cast(Any, Reader()))
-    # 8 sequences have ended within 3 seconds, so the queue of 40 empties in 15.
-    assert 3.75 <= caught.value.retry_after_seconds <= 15.0
+            await hints.run(2, running, ending(1), asyncio.CancelledError())
+    # 8 sequences have ended in 4 seconds, so the queue of 40 empties in 20.
+    assert 5.0 <= await hints.seconds() <= 20.0
 
 
-@pytest.mark.parametrize(("num_admitted", "longest"), [(0, 1.0), (1, 30.0)])
+@pytest.mark.parametrize(("num_admitted", "longest"), [(0, 1.0), (1, 40.0)])
 async def test_the_retry_hint_counts_cancelled_sequences_that_left_the_queue(
-    handler: FakeHandler, monkeypatch: pytest.MonkeyPatch, num_admitted: int, longest: float
+    hints: Hints, num_admitted: int, longest: float
 ) -> None:
-    async def chunks(*_arguments: object) -> AsyncIterator[GenerationChunk]:
-        clock.advance(1.0)
-        # The prompt of a request with echo, which is sent while its sequence waits or is stored.
-        yield GenerationChunk(token_ids=(1, 2), choice=0)
-        raise asyncio.CancelledError
-
-    def refuse(*_arguments: object) -> AsyncIterator[GenerationChunk]:
-        raise OverloadedError("full")
-
-    clock = FakeClock()
-    monkeypatch.setattr(servicer_module, "SystemClock", lambda: clock)
-    servicer = GenerateServicer(TargetSettings(), cast(RequestHandler, handler), int, UNTRACED)
-    fake = cast(Any, handler)
-    fake.num_waiting, fake.generate = 40, chunks
+    # The prompt of a request with echo, which is sent while its sequence waits or is stored.
+    echo = GenerationChunk(token_ids=(1, 2), choice=0)
     for _ in range(4):
         with pytest.raises(asyncio.CancelledError):
-            await servicer._run(cast(Any, None), "", admitted(num_admitted), cast(Any, Reader()))
-    fake.generate = refuse
-    with pytest.raises(OverloadedError) as caught:
-        await servicer._run(cast(Any, None), "", admitted(0), cast(Any, Reader()))
-    # Before a sequence has made room, a hint is one second; 4 in 3 seconds empty the queue in 30.
-    assert longest / 4 <= caught.value.retry_after_seconds <= longest
-    assert (caught.value.retry_after_seconds == 1.0) is (num_admitted == 0)
+            await hints.run(num_admitted, echo, asyncio.CancelledError())
+    # Before a sequence has made room, a hint is one second; 4 in 4 seconds empty the queue in 40.
+    found = await hints.seconds()
+    assert longest / 4 <= found <= longest
+    assert (found == 1.0) is (num_admitted == 0)

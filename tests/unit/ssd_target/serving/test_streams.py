@@ -17,6 +17,7 @@ from ssd_target.serving.streams import (
     TokenStream,
     Wakeups,
 )
+from ssd_target.settings import TargetSettings
 
 
 def chunk(*token_ids: int, reason: FinishReason | None = None) -> GenerationChunk:
@@ -29,9 +30,10 @@ class Ends:
     def __init__(self, buffer_tokens: int = 100, stall_seconds: float = 60.0) -> None:
         self.clock = FakeClock()
         self.wakeups = Wakeups(asyncio.get_running_loop())
-        self.stream = TokenStream(
-            self.wakeups, self.clock, buffer_tokens=buffer_tokens, stall_seconds=stall_seconds
+        settings = TargetSettings(
+            stream_buffer_tokens=buffer_tokens, stream_stall_seconds=stall_seconds
         )
+        self.stream = TokenStream(self.wakeups, self.clock, settings)
 
 
 async def test_a_slow_reader_receives_several_rounds_as_one_chunk() -> None:
@@ -160,13 +162,7 @@ async def test_a_stream_whose_reader_stalls_is_abandoned() -> None:
 async def test_a_reader_of_another_continuation_of_the_request_is_not_stalled() -> None:
     clock, last_take = FakeClock(), LastTake()
     one, other = (
-        TokenStream(
-            Wakeups(asyncio.get_running_loop()),
-            clock,
-            buffer_tokens=100,
-            stall_seconds=60.0,
-            last_take=last_take,
-        )
+        TokenStream(Wakeups(asyncio.get_running_loop()), clock, TargetSettings(), last_take)
         for _ in range(2)
     )
     for token_id in range(3):
@@ -200,7 +196,7 @@ async def test_the_buffer_of_a_stream_is_bounded() -> None:
 def test_flush_after_the_loop_has_closed_has_no_effect() -> None:
     async def make() -> tuple[Wakeups, TokenStream]:
         wakeups = Wakeups(asyncio.get_running_loop())
-        stream = TokenStream(wakeups, FakeClock(), buffer_tokens=1, stall_seconds=1.0)
+        stream = TokenStream(wakeups, FakeClock(), TargetSettings())
         return wakeups, stream
 
     loop = asyncio.new_event_loop()

@@ -5,13 +5,8 @@ from hypothesis import strategies as st
 
 from ssd.rpc import sampling_codec
 from ssd.testing.tokenizer import ByteTokenizer
-from ssd.types import PositionLogprobs, Round, TokenLogprob, TokenText
-from ssd_target.serving.text_output import (
-    StopStringDetector,
-    TextWriter,
-    logprobs_with_texts,
-    with_texts,
-)
+from ssd.types import GenerationChunk, PositionLogprobs, Round, TokenLogprob, TokenText
+from ssd_target.serving.text_output import StopStringDetector, TextWriter, add_texts
 
 
 def write(text: str, stop: tuple[str, ...], size: int) -> tuple[str, int]:
@@ -50,11 +45,12 @@ def test_without_stop_strings_the_text_is_complete() -> None:
 
 def test_tokens_with_log_probabilities_receive_the_bytes_of_parts_of_characters() -> None:
     tokenizer = ByteTokenizer()
-    positions = [
+    positions = tuple(
         PositionLogprobs(TokenLogprob(each, -1.0), (TokenLogprob(each, -1.0),))
         for each in tokenizer.encode("aé日😀")
-    ]
-    messages = sampling_codec.logprobs_messages(logprobs_with_texts(positions, tokenizer))
+    )
+    add_texts(GenerationChunk(token_ids=(), logprobs=positions), tokenizer)
+    messages = sampling_codec.logprobs_messages(positions)
     written = list(map(sampling_codec.position_logprobs, messages))
     assert b"".join(each.selected.encoded for each in written) == "aé日😀".encode()
     assert b"".join(each.top[0].encoded for each in written) == "aé日😀".encode()
@@ -63,8 +59,7 @@ def test_tokens_with_log_probabilities_receive_the_bytes_of_parts_of_characters(
 
 def test_tokens_of_rounds_receive_their_text() -> None:
     accepted, rejected, bonus = (TokenText(ord(letter)) for letter in "abc")
-    reported = Round((accepted, rejected), 1, (accepted, bonus))
-    (found,) = with_texts([reported], ByteTokenizer())
+    found = Round((accepted, rejected), 1, (accepted, bonus))
+    add_texts(GenerationChunk(token_ids=(), rounds=(found,)), ByteTokenizer())
     assert [each.text for each in found.proposed] == ["a", "b"]
     assert [each.text for each in found.added] == ["a", "c"]
-    assert found.accepted_tokens == 1

@@ -1,7 +1,7 @@
-"""What rounds measure for the controller: samples, and running estimates over them. Pure.
+"""Running estimates over rounds, for the controller. Pure.
 
 Times of rounds are kept as multiples of calibrated times, so that rounds of different numbers of
-sequences are comparable. Letters: **B** sequences, **K** proposed tokens.
+sequences are comparable.
 """
 
 from collections import deque
@@ -11,42 +11,10 @@ from statistics import median
 
 import numpy as np
 
+from ssd.speculation.round_record import RoundRecord
+
 _PROMPT_WINDOW = 64
 _CLIP = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundSample:
-    """The measurements of one round."""
-
-    num_sequences: int
-    """Sequences of the round, B."""
-    num_auto: int
-    """Sequences whose speculation the controller chooses."""
-    num_sessions: int
-    """Sessions of the target on its drafts, open or opening."""
-    num_answered: int
-    """Sequences whose outcome was looked up in a table: hits, misses and late tables."""
-    num_tokens: int
-    """Tokens that the sequences gained together."""
-    columns: int
-    """Rows of the sequence with the longest proposal."""
-    num_proposed: int
-    """Proposed tokens of all sequences."""
-    num_accepted_K: tuple[int, ...]
-    """Sequences whose proposed token at each position was accepted."""
-    seconds: float
-    """T_round without the prefill of other sequences."""
-    verify_seconds: float
-    prompt_tokens: int = 0
-    """Tokens of the chunk of a prompt that was stored before the verify."""
-    prefill_seconds: float = 0.0
-    """Time of that chunk."""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the round was plain decoding, and no draft worked for it."""
-        return self.num_sessions == 0 and self.num_proposed == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +60,7 @@ class Mean:
     value: float = 1.0
     count: int = 0
 
-    def note(self, sample: float) -> None:
+    def add(self, sample: float) -> None:
         """Add a sample."""
         self.count += 1
         self.value += (sample - self.value) / min(self.count, self.window)
@@ -113,20 +81,30 @@ class Recent:
     def __init__(self, window: int) -> None:
         """Construct; ``window`` is the number of samples that count."""
         self._samples: deque[float] = deque(maxlen=window)
-        self.value = 1.0
+        self._value = 1.0
+        self._is_known = True
+        """Whether ``_value`` is that of the samples."""
 
     @property
     def count(self) -> int:
         """Samples that count."""
         return len(self._samples)
 
-    def note(self, sample: float) -> None:
+    def add(self, sample: float) -> None:
         """Add a sample."""
         self._samples.append(sample)
-        self.value = clipped_mean(self._samples)
+        self._is_known = False
+
+    @property
+    def value(self) -> float:
+        """The mean; many rounds add a sample and read none."""
+        if not self._is_known:
+            self._value, self._is_known = clipped_mean(self._samples), True
+        return self._value
 
     def clear(self) -> None:
         """Drop all samples; the value remains until the next one."""
+        self._value, self._is_known = self.value, True
         self._samples.clear()
 
 
@@ -138,25 +116,23 @@ class PromptTimes:
     """
 
     def __init__(self) -> None:
-        """Construct; nothing is known."""
         self._seconds: dict[int, Mean] = {}
 
-    def note(self, sample: RoundSample) -> None:
-        """Note the chunk of a round of plain decoding, if it has one."""
-        if not sample.prompt_tokens:
-            return
-        key = sample.prompt_tokens.bit_length()
-        mean = self._seconds.setdefault(key, Mean(_PROMPT_WINDOW))
-        mean.note(sample.prefill_seconds / sample.prompt_tokens)
+    def add_round(self, record: RoundRecord) -> None:
+        """Add the chunk of a round of plain decoding, if it has one."""
+        if record.prompt_tokens:
+            key = record.prompt_tokens.bit_length()
+            mean = self._seconds.setdefault(key, Mean(_PROMPT_WINDOW))
+            mean.add(record.prefill_seconds / record.prompt_tokens)
 
-    def lost_seconds(self, sample: RoundSample) -> float:
+    def lost_seconds(self, record: RoundRecord) -> float:
         """Return the time of a chunk beyond that of plain decoding, of the nearest known size.
 
         It is negative if the chunk was faster than usual, so that its mean has no bias. It is 0
         without a chunk, or if nothing is known.
         """
-        if not sample.prompt_tokens or not self._seconds:
+        if not record.prompt_tokens or not self._seconds:
             return 0.0
-        key = sample.prompt_tokens.bit_length()
+        key = record.prompt_tokens.bit_length()
         nearest = min(self._seconds, key=lambda known: abs(known - key))
-        return sample.prefill_seconds - sample.prompt_tokens * self._seconds[nearest].value
+        return record.prefill_seconds - record.prompt_tokens * self._seconds[nearest].value
