@@ -11,6 +11,7 @@ from rich.table import Table
 from ssd.engine.parallel.shard import SIZES
 from ssd.engine.pass_time import Cpu
 from ssd.errors import ModelNotFoundError, SettingsError, UnsupportedModelError
+from ssd_cli.commands import program
 from ssd_cli.display import out, print_table, write
 from ssd_cli.plan import BatchPlan, Memory, Plan, PlanOptions, make_plan, verdicts
 
@@ -135,7 +136,7 @@ def assumptions(options: PlanOptions) -> str:
         f"--acceptance {options.acceptance:g}, --hit-rate {options.hit_rate:g}, --overhead-ms "
         f"{options.overhead_ms:g} (a goal), no proposal after a miss, contexts of half the maximum "
         "length, bfloat16. Acceptance and hit rate depend on the pair and its texts: measure yours "
-        "with ssd generate"
+        f"with {program()} generate"
     )
 
 

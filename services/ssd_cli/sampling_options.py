@@ -1,5 +1,6 @@
 """The flags of ``ssd generate`` that select tokens. The bounds are those of requests."""
 
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from ssd.errors import FieldError
 from ssd.rpc.codec import MAX_PRIORITY
 from ssd.rpc.sampling_codec import sampling_message, sampling_params
 from ssd.types import SamplingParams
+from ssd_cli.options import Temperature
 
 TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")]
 TopP = Annotated[
@@ -43,6 +45,7 @@ LogitBias = Annotated[
         metavar="ID=BIAS", help="Add to the logit of a token id, -100..100; can be repeated."
     ),
 ]
+Stop = Annotated[list[str] | None, typer.Option(help="Stop before this text; can be repeated.")]
 StopTokenId = Annotated[
     list[int] | None, typer.Option(help="Stop after this token id; can be repeated.")
 ]
@@ -113,15 +116,47 @@ def flag_problem(error: FieldError) -> str:
     return f"--{flag}{place} {error.description}"
 
 
-def checked(sampling: SamplingParams) -> SamplingParams:
-    """Return parameters within the bounds of a request.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are selected."""
 
-    Raises:
-        typer.BadParameter: one is out of its bounds; names the flag.
-    """
-    try:
-        return sampling_params(sampling_message(sampling, None, None))
-    except FieldError as error:
-        raise typer.BadParameter(flag_problem(error)) from None
-    except ValueError as error:
-        raise typer.BadParameter(f"a flag cannot be sent: {error}") from None
+    temperature: Temperature = 1.0
+    top_k: TopK = 0
+    top_p: TopP = 1.0
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    presence_penalty: PresencePenalty = 0.0
+    frequency_penalty: FrequencyPenalty = 0.0
+    min_tokens: MinTokens = 0
+    ignore_eos: IgnoreEos = False
+    stop: Stop = None
+    stop_token_id: StopTokenId = None
+    logit_bias: LogitBias = None
+    json_schema: JsonSchema = None
+    regex: Regex = ""
+    n: NumTexts = 1
+    echo: Echo = False
+    logprobs: Logprobs = None
+
+    def params(self) -> SamplingParams:
+        """Return the parameters of a request.
+
+        Raises:
+            typer.BadParameter: one is out of its bounds; names the flag.
+        """
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        for name in ("stop", "stop_token_id", "logit_bias", "json_schema"):
+            del plain[name]
+        given = SamplingParams(
+            **plain,
+            stop=tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_id or ()),
+            logit_bias=logit_biases(self.logit_bias),
+            json_schema=schema_text(self.json_schema, self.regex),
+        )
+        try:
+            return sampling_params(sampling_message(given, None, None))
+        except FieldError as error:
+            raise typer.BadParameter(flag_problem(error)) from None
+        except ValueError as error:
+            raise typer.BadParameter(f"a flag cannot be sent: {error}") from None
