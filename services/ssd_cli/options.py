@@ -19,48 +19,6 @@ MAX_TOKENS = 1 << 20
 """More than the maximum length of any model."""
 
 Target = Annotated[str, typer.Option("--target", help="Model folder, demo://target or hf://…")]
-Draft = Annotated[str, typer.Option("--draft", help="Model folder, demo://draft or hf://…")]
-NumDrafts = Annotated[
-    int, typer.Option("--num-drafts", min=0, max=64, help="Number of draft processes.")
-]
-Lookahead = Annotated[
-    int, typer.Option("--lookahead", min=1, max=16, help="Tokens in a proposal (K).")
-]
-Branches = Annotated[
-    int, typer.Option("--branches", min=1, max=128, help="Largest number of outcomes (N).")
-]
-Dtype = Annotated[
-    Literal["auto", "bfloat16", "float32"],
-    typer.Option(
-        "--dtype", help="Data type of arithmetic and KV; auto: the fastest of the device."
-    ),
-]
-Weights = Annotated[
-    Literal["auto", "same", "int8", "int4"],
-    typer.Option("--weights", help="Format of the target's weights on a CPU; auto: unchanged."),
-]
-DraftWeights = Annotated[
-    Literal["auto", "same", "int8", "int4"],
-    typer.Option("--draft-weights", help="Format of the draft's weights on a CPU."),
-]
-Engine = Annotated[
-    Literal["auto", "openvino", "static", "torch"],
-    typer.Option("--engine", help="Executes forward passes; auto: openvino on a CPU."),
-]
-Device = Annotated[
-    str,
-    typer.Option("--device", help="cpu, cuda or cuda:N; of the drafts too, unless they have one."),
-]
-DraftDevice = Annotated[str, typer.Option("--draft-device", help="cpu, cuda or cuda:N.")]
-TensorParallelSize = Annotated[
-    int,
-    typer.Option(
-        "--tensor-parallel-size",
-        min=1,
-        max=8,
-        help="Ranks that share the target's model, each with its own CPUs or GPU: 1, 2, 4 or 8.",
-    ),
-]
 MAX_TEMPERATURE = 2.0
 MAX_SEED = 2**64 - 1
 Temperature = Annotated[
@@ -80,49 +38,6 @@ MaxTokens = Annotated[
 ]
 WITHOUT_DRAFT_PROCESSES = ("autoregressive", "synchronous")
 Modes = Literal["auto", "autoregressive", "synchronous", "speculative"]
-ModeOption = Annotated[
-    Modes,
-    typer.Option(
-        "--mode",
-        help="How rounds run: without a draft, with one in the target's process, or with draft "
-        "processes.",
-    ),
-]
-TlsCa = Annotated[
-    str,
-    typer.Option(
-        "--tls-ca",
-        envvar="SSD_TLS_CA",
-        help="With --endpoint: PEM file of the authorities of the target's certificate.",
-    ),
-]
-TlsCertificate = Annotated[
-    str,
-    typer.Option(
-        "--tls-certificate",
-        envvar="SSD_TLS_CERTIFICATE",
-        help="With --tls-ca: PEM file of your certificate, for mutual TLS.",
-    ),
-]
-TlsKey = Annotated[
-    str,
-    typer.Option("--tls-key", envvar="SSD_TLS_KEY", help="PEM file of the key of the certificate."),
-]
-TokenFile = Annotated[
-    str,
-    typer.Option(
-        "--token-file",
-        envvar="SSD_TOKEN_FILE",
-        help="With --endpoint: file whose first line is your token.",
-    ),
-]
-AllowInsecure = Annotated[
-    bool,
-    typer.Option(
-        "--allow-insecure",
-        help="With --token-file: send the token to another machine in plain text.",
-    ),
-]
 Wait = Annotated[
     float,
     typer.Option(
@@ -172,15 +87,23 @@ class Pair:
     """The models of the processes to start. A running target has its own."""
 
     target: Target = "demo://target"
-    draft: Draft = "demo://draft"
+    draft: Annotated[str, typer.Option(help="Model folder, demo://draft or hf://…")] = (
+        "demo://draft"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drafts:
     """How the processes to start use drafts."""
 
-    num_drafts: NumDrafts = 1
-    mode: ModeOption = "auto"
+    num_drafts: Annotated[int, typer.Option(min=0, max=64, help="Number of draft processes.")] = 1
+    mode: Annotated[
+        Modes,
+        typer.Option(
+            help="How rounds run: without a draft, with one in the target's process, or with draft "
+            "processes.",
+        ),
+    ] = "auto"
 
     def __post_init__(self) -> None:
         """Refuse a mode that needs a draft without one."""
@@ -192,8 +115,10 @@ class Drafts:
 class Shape:
     """Sizes of proposals and tables."""
 
-    lookahead: Lookahead = 6
-    branches: Branches = 24
+    lookahead: Annotated[int, typer.Option(min=1, max=16, help="Tokens in a proposal (K).")] = 6
+    branches: Annotated[
+        int, typer.Option(min=1, max=128, help="Largest number of outcomes (N).")
+    ] = 24
 
     @property
     def shape_flags(self) -> tuple[str, ...]:
@@ -205,8 +130,14 @@ class Shape:
 class Numerics:
     """What executes the passes, and in which numbers."""
 
-    dtype: Dtype = "auto"
-    engine: Engine = "auto"
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float32"],
+        typer.Option(help="Data type of arithmetic and KV; auto: the fastest of the device."),
+    ] = "auto"
+    engine: Annotated[
+        Literal["auto", "openvino", "static", "torch"],
+        typer.Option(help="Executes forward passes; auto: openvino on a CPU."),
+    ] = "auto"
 
     @property
     def numeric_flags(self) -> tuple[str, ...]:
@@ -218,10 +149,19 @@ class Numerics:
 class Places:
     """Devices of the models, and formats of their weights."""
 
-    weights: Weights = "auto"
-    draft_weights: DraftWeights = "auto"
-    device: Device = ""
-    draft_device: DraftDevice = ""
+    weights: Annotated[
+        Literal["auto", "same", "int8", "int4"],
+        typer.Option(help="Format of the target's weights on a CPU; auto: unchanged."),
+    ] = "auto"
+    draft_weights: Annotated[
+        Literal["auto", "same", "int8", "int4"],
+        typer.Option(help="Format of the draft's weights on a CPU."),
+    ] = "auto"
+    device: Annotated[
+        str,
+        typer.Option(help="cpu, cuda or cuda:N; of the drafts too, unless they have one."),
+    ] = ""
+    draft_device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = ""
 
     @property
     def target_flags(self) -> tuple[str, ...]:
@@ -240,7 +180,14 @@ class Places:
 class Processes(Pair, Drafts, Shape, Numerics, Places):
     """A target and its drafts on this machine."""
 
-    tensor_parallel_size: TensorParallelSize = 1
+    tensor_parallel_size: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=8,
+            help="Ranks that share the target's model, each with its own CPUs or GPU: 1, 2, 4, 8.",
+        ),
+    ] = 1
 
     def deployment(self, **others: Any) -> Deployment:
         """Return the processes to start; ``others`` are further fields."""
@@ -261,11 +208,38 @@ class Processes(Pair, Drafts, Shape, Numerics, Places):
 class Access:
     """Credentials of a call to a running target."""
 
-    tls_ca: TlsCa = ""
-    tls_certificate: TlsCertificate = ""
-    tls_key: TlsKey = ""
-    token_file: TokenFile = ""
-    allow_insecure: AllowInsecure = False
+    tls_ca: Annotated[
+        str,
+        typer.Option(
+            envvar="SSD_TLS_CA",
+            help="With --endpoint: PEM file of the authorities of the target's certificate.",
+        ),
+    ] = ""
+    tls_certificate: Annotated[
+        str,
+        typer.Option(
+            envvar="SSD_TLS_CERTIFICATE",
+            help="With --tls-ca: PEM file of your certificate, for mutual TLS.",
+        ),
+    ] = ""
+    tls_key: Annotated[
+        str,
+        typer.Option(envvar="SSD_TLS_KEY", help="PEM file of the key of the certificate."),
+    ] = ""
+    token_file: Annotated[
+        str,
+        typer.Option(
+            envvar="SSD_TOKEN_FILE",
+            help="With --endpoint: file whose first line is your token.",
+        ),
+    ] = ""
+    allow_insecure: Annotated[
+        bool,
+        typer.Option(
+            "--allow-insecure",
+            help="With --token-file: send the token to another machine in plain text.",
+        ),
+    ] = False
 
     def credentials(self, endpoint: str | None) -> ClientCredentials:
         """Return the credentials for an endpoint, which is checked too; none without one.

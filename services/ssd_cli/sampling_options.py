@@ -12,57 +12,12 @@ from ssd.rpc.sampling_codec import sampling_message, sampling_params
 from ssd.types import SamplingParams
 from ssd_cli.options import Temperature
 
-TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")]
-TopP = Annotated[
-    float, typer.Option(help="Keep the most likely tokens with this probability together.")
-]
-MinP = Annotated[
-    float, typer.Option(help="Keep tokens with this fraction of the highest probability.")
-]
-RepetitionPenalty = Annotated[
-    float, typer.Option(help="Over 1: tokens of the prompt and the text become less likely.")
-]
-PresencePenalty = Annotated[
-    float, typer.Option(help="Over 0: tokens of the new text become less likely, once.")
-]
-FrequencyPenalty = Annotated[
-    float, typer.Option(help="Over 0: tokens of the new text become less likely, each time.")
-]
-MinTokens = Annotated[
-    int, typer.Option(help="Number of new tokens before the model may end the text.")
-]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Continue after the end of text.")]
-NumTexts = Annotated[int, typer.Option("--n", help="Number of continuations, 1..8.")]
-Logprobs = Annotated[
-    int | None,
-    typer.Option(
-        help="With --json: log-probabilities of each token and of this many most likely ones."
-    ),
-]
-LogitBias = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="ID=BIAS", help="Add to the logit of a token id, -100..100; can be repeated."
-    ),
-]
-Stop = Annotated[list[str] | None, typer.Option(help="Stop before this text; can be repeated.")]
-StopTokenId = Annotated[
-    list[int] | None, typer.Option(help="Stop after this token id; can be repeated.")
-]
-Echo = Annotated[bool, typer.Option("--echo", help="Print the prompt before the text.")]
 Priority = Annotated[
     int,
     typer.Option(
         min=-MAX_PRIORITY, max=MAX_PRIORITY, help="Requests with higher values run earlier."
     ),
 ]
-JsonSchema = Annotated[
-    Path | None,
-    typer.Option(
-        help="File with a JSON schema that the text follows.", exists=True, dir_okay=False
-    ),
-]
-Regex = Annotated[str, typer.Option(help="Regular expression that the text matches.")]
 _SAMPLING = "sampling."
 """Beginning of the fields of a request that have flags here."""
 
@@ -121,22 +76,55 @@ class Sampling:
     """How tokens are selected."""
 
     temperature: Temperature = 1.0
-    top_k: TopK = 0
-    top_p: TopP = 1.0
-    min_p: MinP = 0.0
-    repetition_penalty: RepetitionPenalty = 1.0
-    presence_penalty: PresencePenalty = 0.0
-    frequency_penalty: FrequencyPenalty = 0.0
-    min_tokens: MinTokens = 0
-    ignore_eos: IgnoreEos = False
-    stop: Stop = None
-    stop_token_id: StopTokenId = None
-    logit_bias: LogitBias = None
-    json_schema: JsonSchema = None
-    regex: Regex = ""
-    n: NumTexts = 1
-    echo: Echo = False
-    logprobs: Logprobs = None
+    top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")] = 0
+    top_p: Annotated[
+        float, typer.Option(help="Keep the most likely tokens with this probability together.")
+    ] = 1.0
+    min_p: Annotated[
+        float, typer.Option(help="Keep tokens with this fraction of the highest probability.")
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Over 1: tokens of the prompt and the text become less likely.")
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, typer.Option(help="Over 0: tokens of the new text become less likely, once.")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, typer.Option(help="Over 0: tokens of the new text become less likely, each time.")
+    ] = 0.0
+    min_tokens: Annotated[
+        int, typer.Option(help="Number of new tokens before the model may end the text.")
+    ] = 0
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Continue after the end of text.")
+    ] = False
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Stop before this text; can be repeated.")
+    ] = None
+    stop_token_id: Annotated[
+        list[int] | None, typer.Option(help="Stop after this token id; can be repeated.")
+    ] = None
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID=BIAS", help="Add to the logit of a token id, -100..100; can be repeated."
+        ),
+    ] = None
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with a JSON schema that the text follows.", exists=True, dir_okay=False
+        ),
+    ] = None
+    regex: Annotated[str, typer.Option(help="Regular expression that the text matches.")] = ""
+    n: Annotated[int, typer.Option("--n", help="Number of continuations, 1..8.")] = 1
+    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the text.")] = False
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            help="With --json: log-probabilities of each token and of this many most likely ones."
+        ),
+    ] = None
 
     def params(self) -> SamplingParams:
         """Return the parameters of a request.
