@@ -5,12 +5,13 @@ import contextlib
 import statistics
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from ssd_bench.machine import memory_bytes
 
 INTERVAL_SECONDS = 1.0
-MIN_SAMPLES = 60
+MIN_SAMPLES = 50
 """In a shorter load, the buffers of new batch sizes look like growth: the embedded draft grew by 78
 MiB in 45 s with 64 sessions, and by nothing in three minutes."""
 MIB = 1 << 20
@@ -31,6 +32,13 @@ class Growth:
     end: float
     """Median of the last quarter."""
     peak: float
+
+    def __str__(self) -> str:
+        unit = MIB if self.resource == "memory_bytes" else 1
+        name = self.resource.replace("_bytes", ", MiB,")
+        return (
+            f"{name} of {self.process} grew from {self.begin / unit:.0f} to {self.end / unit:.0f}"
+        )
 
     @property
     def is_flat(self) -> bool:
@@ -53,18 +61,21 @@ class ResourceLog:
 
     pids: Mapping[str, int]
     """By the name of the process."""
-    samples: list[dict[str, dict[str, int]]] = field(default_factory=list)
+    samples: dict[float, dict[str, dict[str, int]]] = field(default_factory=dict)
+    """By the time of day, in seconds since 1970, which the reports of clients have too."""
 
     def take(self) -> None:
         """Add a sample."""
-        self.samples.append({name: read_resources(pid) for name, pid in self.pids.items()})
+        now = datetime.now(UTC).timestamp()
+        self.samples[now] = {name: read_resources(pid) for name, pid in self.pids.items()}
 
-    def growth(self) -> list[Growth]:
-        """Return each resource of each process; nothing of a load that is too short."""
-        if len(self.samples) < MIN_SAMPLES:
+    def growth(self, begun_at: float, ended_at: float) -> list[Growth]:
+        """Return each resource of each process over a load; nothing if it was too short."""
+        during = [each for at, each in self.samples.items() if begun_at <= at < ended_at]
+        if len(during) < MIN_SAMPLES:
             return []
         return [
-            growth(process, resource, [each[process][resource] for each in self.samples])
+            growth(process, resource, [each[process][resource] for each in during])
             for process in self.pids
             for resource in FLAT
         ]

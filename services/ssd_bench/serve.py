@@ -268,10 +268,11 @@ async def measure(
         benchmark = await client.send(name, load, url, rate)
     await texts.compare()
     metrics = benchmark["metrics"]
-    requests = {key: int(count or 0) for key, count in metrics["request_totals"].items()}
+    totals = metrics["request_totals"]
+    requests = {name: int(totals[name]) for name in ("successful", "errored", "incomplete")}
     refusals = int(await _refusals(running) - before)
     errors = requests["errored"] - (refusals - texts.refused)
-    growth = log.growth()
+    growth = log.growth(benchmark["start_time"], benchmark["end_time"])
     checks = {
         f"{errors} requests failed": errors > 0,
         f"{refusals} requests were refused": refusals > 0 and not load.is_overload,
@@ -279,11 +280,7 @@ async def measure(
         "no request ended": not requests["successful"],
         f"{texts.changed} of {texts.compared} texts changed": texts.changed > 0,
         **{f"{held} is not freed": True for held in await leftovers(running)},
-        **{
-            f"{each.resource} of {each.process} grew from {each.begin:g} to {each.end:g}": True
-            for each in growth
-            if not each.is_flat
-        },
+        **{str(each): True for each in growth if not each.is_flat},
     }
     return LoadResult(
         load=name,

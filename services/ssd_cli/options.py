@@ -54,7 +54,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show stack traces.")]
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command as typer needs it: with a parameter for each field of its dataclasses."""
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():
         if name not in groups:

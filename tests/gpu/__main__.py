@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     # One of the packages that can be missing.
     import pytest  # noqa: PLC0415
 
-    own = (str(FOLDER), "-c", str(FOLDER / "pytest.ini"), "--output", "gpu_check.json")
+    own = (str(FOLDER), "-c", str(FOLDER / "gpu_check.ini"), "--output", "gpu_check.json")
     return int(pytest.main([*own, *argv]))
 
 

@@ -79,12 +79,8 @@ class Supervisor:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Keep the checks that are selected, in their order."""
-        found = {
-            mark.args[0]: item
-            for item in items
-            if (mark := item.get_closest_marker("check"))
-            and item.name.endswith(f"[{self._options.on}]")
-        }
+        device = f"[{self._options.on}]"
+        found = {name_of(item): item for item in items if item.name.endswith(device)}
         chosen = self._options.only or CHECKS
         items[:] = [found[name] for name in CHECKS if name in chosen and name in found]
 
@@ -94,7 +90,7 @@ class Supervisor:
             return None
         # A SIGTERM too ends the processes of the check that runs.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        checks = {item.get_closest_marker("check").args[0]: item for item in session.items}
+        checks = {name: item for item in session.items if (name := name_of(item))}
         try:
             with tempfile.TemporaryDirectory(dir=self._options.scratch) as scratch:
                 for name, outcome in outcomes(checks, self._options.limit, Path(scratch)):
@@ -129,6 +125,12 @@ class Supervisor:
         unfinished = output.with_name(output.name + ".tmp")
         unfinished.write_text(json.dumps(document, indent=2) + "\n")
         unfinished.replace(output)
+
+
+def name_of(item: pytest.Item) -> str:
+    """Return the name of a check; empty for another test."""
+    mark = item.get_closest_marker("check")
+    return "" if mark is None else str(mark.args[0])
 
 
 def outcomes(

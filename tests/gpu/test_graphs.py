@@ -7,11 +7,12 @@ import torch
 from tests.gpu.checkpoints import small_pair
 from tests.gpu.environment import Environment, Figure
 from tests.gpu.models import block_tables, draft_settings, target_settings
+from tests.gpu.not_capturable import NotCapturable
 from torch import Tensor
 
-from ssd.engine.attention.paged import Attend, PagedAttention, make_paged
+from ssd.engine.attention.paged import PagedAttention, make_paged
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
-from ssd.engine.capture import Capture, CaptureError, CudaGraphs, Graphs, Kind, is_capturing
+from ssd.engine.capture import Capture, CudaGraphs, Graphs, Kind
 from ssd.engine.config import ModelConfig
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.models.registry import open_decoder
@@ -66,42 +67,6 @@ def test_shapes_that_no_graph_contains_are_named() -> None:
         "shapes_in_pieces": "verify 4",
         "shapes_without_graph": "verify 2",
     }
-
-
-class NotCapturable:
-    """Attention that no graph can contain, so that passes are captured in pieces."""
-
-    def __init__(self, attention: PagedAttention) -> None:
-        self.name = attention.name
-        self.block_size = attention.block_size
-        self._attention = attention
-
-    def prepare(
-        self,
-        block_tables_BJ: Tensor,
-        lengths_B: Tensor,
-        *,
-        num_queries: int,
-        num_pages: int,
-        is_causal: bool,
-    ) -> Attend:
-        """See ``PagedAttention.prepare``."""
-        attend = self._attention.prepare(
-            block_tables_BJ,
-            lengths_B,
-            num_queries=num_queries,
-            num_pages=num_pages,
-            is_causal=is_causal,
-        )
-
-        def attend_eagerly(
-            queries_BQHE: Tensor, keys_YCGE: Tensor, values_YCGE: Tensor
-        ) -> tuple[Tensor, Tensor]:
-            if is_capturing():
-                raise CaptureError("this attention is not captured")
-            return attend(queries_BQHE, keys_YCGE, values_YCGE)
-
-        return attend_eagerly
 
 
 def compare_captures(environment: Environment, graphs: Graphs) -> dict[str, Figure]:

@@ -27,7 +27,7 @@ from ssd.engine.models.decoder import Decoder
 from ssd.engine.models.decoder_weights import DecoderWeights
 from ssd.engine.models.registry import open_weights
 from ssd.engine.precision import DTYPES
-from ssd.engine.static_execution import make_execution
+from ssd.engine.static_execution import StaticTarget, make_execution
 from ssd.engine.target_runner import TargetRunner
 from ssd.local_model import find_model
 
@@ -136,5 +136,6 @@ def _with_layers(
     decoder = Decoder(model, weights, is_compiled=is_compiled)
     attention = make_paged(engine.attention, engine.device, engine.dtype).attention
     execution = make_execution(decoder, model, engine, attention, capture_of(engine.device))
+    assert isinstance(execution, StaticTarget)
     runner = TargetRunner(execution, model, engine)
     return first_logits(runner), verify_seconds(runner, 1, environment)

@@ -42,7 +42,7 @@ def test_results_are_printed_and_written(
     )
     assert code == 0, shown
     assert shown.startswith("machine: passed")
-    assert "small models on a CPU" in shown
+    assert "not measured" in shown
     document = json.loads(output.read_text())
     assert (document["device"], document["is_complete"]) == ("cpu", True)
     assert list(document["checks"]) == ["machine", "bits of flex"]
@@ -55,7 +55,6 @@ def test_results_are_printed_and_written(
     [
         ((), "ERROR: torch finds no GPU: gpu-check needs an NVIDIA GPU"),
         (("--on", "cpu", "--scratch", "/nowhere"), "ERROR: --scratch: the folder /nowhere cannot"),
-        (("--on", "cpu", "--only", "nothing"), "argument --only: invalid choice: 'nothing'"),
     ],
 )
 def test_what_cannot_run_is_refused_before_the_first_check(
@@ -175,7 +174,7 @@ from tests.gpu.__main__ import FOLDER, REQUIRED
 def normal(requirement):
     return re.sub("[-_.]+", "-", re.match("[A-Za-z0-9._-]+", requirement)[0]).lower()
 
-products = re.compile("extra == .(engine|gateway|cli|test).")
+products = re.compile("extra == .(engine|gateway|cli).")
 needed = {
     normal(each)
     for each in requires("ssd-serving")

@@ -28,11 +28,18 @@ def test_what_grows_all_the_time_is_a_leak(
     assert found.peak == max(samples)
 
 
+def test_growth_is_named_in_mib() -> None:
+    found = growth("draft 0", "memory_bytes", [100 * MIB] * 4 + [160 * MIB] * 4)
+    assert str(found) == "memory, MiB, of draft 0 grew from 100 to 160"
+
+
 def test_a_short_load_has_no_growth() -> None:
     log = ResourceLog({"own": os.getpid()})
-    for _ in range(3):
-        log.take()
-    assert log.growth() == []
+    log.take()
+    (sample,) = log.samples.values()
+    log.samples = dict.fromkeys(range(100), sample)
+    assert log.growth(20.0, 40.0) == []
+    assert {each.resource for each in log.growth(20.0, 90.0)} == set(FLAT)
 
 
 def test_descriptors_and_threads_of_a_process_are_counted_and_those_of_an_ended_one_are_0(
@@ -50,4 +57,5 @@ def test_descriptors_and_threads_of_a_process_are_counted_and_those_of_an_ended_
 async def test_processes_are_recorded_by_name() -> None:
     async with recorded({"own": os.getpid()}) as log:
         log.take()
-    assert log.samples[0]["own"]["memory_bytes"] > MIB
+    sample, *_ = log.samples.values()
+    assert sample["own"]["memory_bytes"] > MIB

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engines import on
-from tests.gpu.test_graphs import NotCapturable
+from tests.gpu.not_capturable import NotCapturable
 from tests.ranks import on_ranks
 from torch import Tensor
 
