@@ -47,7 +47,7 @@ def program(path: str | None = None) -> str:
     """
     path = path or sys.argv[0]
     name = Path(path).name
-    if name == "__main__.py":
+    if Path(path).parts[-2:] == ("ssd_cli", "__main__.py"):
         return "python -m ssd_cli"
     found = shutil.which(NAME)
     is_on_path = found is not None and Path(path).exists() and Path(found).samefile(path)
