@@ -69,12 +69,12 @@ mutants: $(TOOLS) ## insert errors into the code of speculation, one by one: eac
 bench: $(TOOLS) ## compare AR and SSD in one run; writes medians to results/
 	$(BIN)/python -m ssd_bench
 
-# Times depend on the machine and fail nothing; errors, leaks and growing memory do.
-soak: $(TOOLS) ## load on real processes for 20 minutes: streams, prefills, overload; writes results/serve.json
+# Times depend on the machine and fail nothing; errors, changed texts, leaks and growing memory do.
+soak: $(TOOLS) ## load on real processes for 20 minutes: streams, prompts, overload; writes results/serve.json
 	@$(PIP) -c constraints.txt -e '.[soak]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -m soak --timeout 1800
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz --hypothesis-profile long --timeout 3600
-	$(BIN)/python -m ssd_bench serve --scenario all --plot
+	$(BIN)/python -m ssd_bench serve --loads streams,prompts,overload --seconds 180
 
 browser: $(TOOLS) ## test the playground in the Chromium of this machine; pictures in results/
 	@$(PIP) -c constraints.txt -e '.[browser]'
@@ -105,13 +105,13 @@ $(VLLM)/packages.txt:
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 GPU_PACKAGES := .gpu-check
 gpu-check: ## check and measure a GPU machine in up to 25 minutes; needs torch with CUDA and transformers
-	@export PYTHONPATH=services:$(GPU_PACKAGES); \
+	@export PYTHONPATH=services:.:$(GPU_PACKAGES); \
 	if [ -n "$(WHEELS)" ]; then \
 	  [ -d "$(WHEELS)" ] || { echo "error: WHEELS=$(WHEELS): there is no such folder" >&2; exit 2; }; \
-	  missing=$$($(GPU_PYTHON) -m ssd_bench.gpu_check --missing); \
+	  missing=$$($(GPU_PYTHON) -m tests.gpu --missing); \
 	  [ -z "$$missing" ] || $(GPU_PYTHON) -m pip install -q --no-index --find-links "$(WHEELS)" \
 	    --target $(GPU_PACKAGES) --upgrade $$missing || exit 2; \
-	fi; $(GPU_PYTHON) -m ssd_bench.gpu_check $(GPU_CHECK_ARGS)
+	fi; $(GPU_PYTHON) -m tests.gpu $(GPU_CHECK_ARGS)
 
 # These tests use the cluster of KUBECONFIG, or one that SSD_CLUSTER_TOOL starts and stops.
 e2e: $(TOOLS) ## test the chart on a real cluster: images, install, serve, failures, uninstall (35 minutes)

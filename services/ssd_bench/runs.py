@@ -47,7 +47,7 @@ class NoHitsError(SSDError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class BenchmarkRun:
     """The models, prompts and parameters of a run."""
 
     deployment: Deployment
@@ -101,7 +101,7 @@ class Results:
     dtype_reason: str = ""
 
 
-async def run(plan: Plan, on_batch: Callable[[], None]) -> Results:
+async def run(plan: BenchmarkRun, on_batch: Callable[[], None]) -> Results:
     """Measure a plan.
 
     Args:
@@ -153,7 +153,7 @@ def _client(running: RunningDeployment) -> TargetClient:
 
 
 def _contenders(
-    plan: Plan, running: RunningDeployment, client: TargetClient
+    plan: BenchmarkRun, running: RunningDeployment, client: TargetClient
 ) -> dict[str, Contender]:
     cpus = plan.deployment.plan()
     return {
@@ -169,7 +169,7 @@ def _contenders(
 
 
 def _on_all_cpus(
-    plan: Plan, running: RunningDeployment, client: TargetClient
+    plan: BenchmarkRun, running: RunningDeployment, client: TargetClient
 ) -> dict[str, Contender]:
     num_cpus = len(plan.deployment.allowed_cpus)
     return {
@@ -180,7 +180,10 @@ def _on_all_cpus(
 
 
 async def _measure(
-    contenders: Mapping[str, Contender], plan: Plan, cell: Cell, on_batch: Callable[[], None]
+    contenders: Mapping[str, Contender],
+    plan: BenchmarkRun,
+    cell: Cell,
+    on_batch: Callable[[], None],
 ) -> None:
     for contender in contenders.values():
         await _complete(contender, plan, cell, repetition=0)
@@ -227,7 +230,7 @@ def why_no_hits(repetitions: Sequence[BatchFigures]) -> str:
 
 
 async def _complete(
-    contender: Contender, plan: Plan, cell: Cell, repetition: int
+    contender: Contender, plan: BenchmarkRun, cell: Cell, repetition: int
 ) -> list[Continuation]:
     first = repetition * cell.batch
     calls = []

@@ -3,10 +3,11 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -19,89 +20,54 @@ from ssd.console import style_help
 from ssd.cpu_plan import one_cpu_a_core
 from ssd.errors import SSDError
 from ssd.launch import Deployment
-from ssd.rpc.client import READY_SECONDS
+from ssd.rpc.client import READY_SECONDS, TargetClient
 from ssd.rpc.codec import GenerateCall
-from ssd.rpc.credentials import NO_CREDENTIALS, TlsFiles
-from ssd.types import Mode, SamplingParams
-from ssd_cli.chat_command import chat_command
-from ssd_cli.check import check_command
+from ssd.types import Mode
+from ssd_cli.chat import ChatSettings, chat
+from ssd_cli.check import check
 from ssd_cli.commands import (
-    check_drafts,
     check_extras,
     check_models,
+    check_temperature,
     debug_of_app,
-    processes_of,
+    program,
     run_work,
-    warn_about_one_cpu,
 )
 from ssd_cli.demo import DemoOptions, demo
 from ssd_cli.display import err, out, print_table, report, status, write
 from ssd_cli.figures import Collector
 from ssd_cli.generate import (
     GenerateOptions,
-    check_endpoint,
     generate,
     json_line,
     read_prompt,
     show_generation,
 )
+from ssd_cli.line_input import open_lines
 from ssd_cli.models import AutoPrecision, auto_precision, local_models, models_in, models_table
 from ssd_cli.options import (
     MAX_SEED,
-    AllowInsecure,
-    Branches,
+    Access,
     Debug,
-    Device,
-    Draft,
-    DraftDevice,
-    DraftWeights,
-    Dtype,
+    Drafts,
     Endpoint,
-    Engine,
     Json,
-    Lookahead,
     MaxTokens,
-    ModeOption,
-    NumDrafts,
+    Numerics,
+    Pair,
+    Places,
+    Processes,
     Seed,
+    Shape,
     Target,
     Temperature,
-    TensorParallelSize,
-    TlsCa,
-    TlsCertificate,
-    TlsKey,
-    TokenFile,
-    Weights,
-    client_credentials,
-    common_flags,
-    device_flags,
-    refuse_with_endpoint,
-    refuse_without_endpoint,
-    target_flags,
+    Wait,
+    check_flags,
+    with_flags,
 )
 from ssd_cli.plan_command import plan_command
-from ssd_cli.pool_command import pool_command
-from ssd_cli.sampling_options import (
-    Echo,
-    FrequencyPenalty,
-    IgnoreEos,
-    JsonSchema,
-    LogitBias,
-    Logprobs,
-    MinP,
-    MinTokens,
-    NumTexts,
-    PresencePenalty,
-    Priority,
-    Regex,
-    RepetitionPenalty,
-    StopTokenId,
-    TopK,
-    TopP,
-    checked,
-    logit_biases,
-    schema_text,
-)
+from ssd_cli.pool_view import show_pool
+from ssd_cli.sampling_options import Priority, Sampling
 from ssd_cli.up import up
 
 app = typer.Typer(
@@ -110,8 +76,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-BENCH = "import sys; from ssd_bench.__main__ import main; sys.exit(main(prog_name='ssd bench'))"
-"""Like ``python -m ssd_bench``, with the name ``ssd bench`` in usage errors."""
+BENCH = "import sys; from ssd_bench.__main__ import main; sys.exit(main(sys.argv[2:], sys.argv[1]))"
+"""Like ``python -m ssd_bench``, with the name of this command in usage errors."""
+SIGPIPE_STATUS = 128 + signal.SIGPIPE
 _TYPER_PREFIX = re.compile(r"^Invalid value(?: for '([^']+)')?: (?:Value error, )?")
 _TYPER_RANGE = re.compile(r"\bInput should be (less|greater) than or equal to\b")
 """Words of a number out of its range; the gateway has the same replacement."""
@@ -139,6 +106,7 @@ def common(
 
 
 @app.command("generate")
+@with_flags
 def generate_command(
     context: typer.Context,
     prompt: Annotated[
@@ -150,55 +118,13 @@ def generate_command(
     ],
     *,
     endpoint: Endpoint = None,
-    wait_seconds: Annotated[
-        float,
-        typer.Option(
-            "--wait",
-            min=0.0,
-            max=86400.0,
-            help="With --endpoint: maximum time to wait for a ready target, in seconds.",
-        ),
-    ] = READY_SECONDS,
-    tls_ca: TlsCa = "",
-    tls_certificate: TlsCertificate = "",
-    tls_key: TlsKey = "",
-    token_file: TokenFile = "",
-    allow_insecure: AllowInsecure = False,
-    target: Target = "demo://target",
-    draft: Draft = "demo://draft",
-    mode: ModeOption = "auto",
+    wait_seconds: Wait = READY_SECONDS,
+    access: Access,
+    processes: Processes,
+    sampling: Sampling,
     seed: Seed = None,
-    temperature: Temperature = 1.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
-    presence_penalty: PresencePenalty = 0.0,
-    frequency_penalty: FrequencyPenalty = 0.0,
     max_tokens: MaxTokens = 128,
-    min_tokens: MinTokens = 0,
-    ignore_eos: IgnoreEos = False,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="Stop before this text; can be repeated.")
-    ] = None,
-    stop_token_id: StopTokenId = None,
-    logit_bias: LogitBias = None,
-    json_schema: JsonSchema = None,
-    regex: Regex = "",
-    n: NumTexts = 1,
-    echo: Echo = False,
-    logprobs: Logprobs = None,
     priority: Priority = 0,
-    lookahead: Lookahead = 6,
-    branches: Branches = 24,
-    num_drafts: NumDrafts = 1,
-    dtype: Dtype = "auto",
-    weights: Weights = "auto",
-    draft_weights: DraftWeights = "auto",
-    engine: Engine = "auto",
-    device: Device = "",
-    draft_device: DraftDevice = "",
-    tensor_parallel_size: TensorParallelSize = 1,
     is_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -210,65 +136,26 @@ def generate_command(
     error is the message. In both cases, statistics contains only what this
     command measured. Without a token, no object is printed.
     """
-    credentials = NO_CREDENTIALS
-    if endpoint is not None:
-        refuse_with_endpoint(context)
-        check_endpoint(endpoint)
-        tls = TlsFiles(certificate=tls_certificate, key=tls_key, ca=tls_ca)
-        credentials = client_credentials(endpoint, tls, token_file, allow_insecure=allow_insecure)
-    else:
-        refuse_without_endpoint(context)
-    if logprobs is not None and not is_json:
+    check_flags(context, endpoint)
+    if sampling.logprobs is not None and not is_json:
         raise typer.BadParameter("--logprobs needs --json")
-    check_drafts(mode, num_drafts)
     call = GenerateCall(
         prompt=read_prompt(prompt),
-        sampling=checked(
-            SamplingParams(
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                repetition_penalty=repetition_penalty,
-                presence_penalty=presence_penalty,
-                frequency_penalty=frequency_penalty,
-                min_tokens=min_tokens,
-                ignore_eos=ignore_eos,
-                stop=tuple(stop or ()),
-                stop_token_ids=tuple(stop_token_id or ()),
-                logit_bias=logit_biases(logit_bias),
-                json_schema=schema_text(json_schema, regex),
-                regex=regex,
-                n=n,
-                echo=echo,
-                logprobs=logprobs,
-                seed=seed,
-                max_tokens=max_tokens,
-            )
-        ),
-        mode=Mode(mode),
+        sampling=sampling.params(seed=seed, max_tokens=max_tokens),
+        mode=Mode(processes.mode),
         priority=priority,
     )
     options = GenerateOptions(
         endpoint=endpoint,
         wait_seconds=wait_seconds,
-        credentials=credentials,
-        deployment=Deployment(
-            target=target,
-            draft=draft,
-            num_drafts=processes_of(mode, num_drafts),
-            is_synchronous=mode == "synchronous",
-            common_flags=common_flags(lookahead, branches, dtype, engine),
-            target_flags=target_flags(tensor_parallel_size, weights, draft_weights, device),
-            draft_flags=("--weights", draft_weights, *device_flags(draft_device or device)),
-        ),
+        credentials=access.credentials(endpoint),
+        deployment=processes.deployment(),
         is_quiet=is_json,
     )
     if endpoint is None:
-        check_models(options.deployment, tensor_parallel_size)
-        warn_about_one_cpu(options.deployment)
-    collector = Collector(is_echo=echo)
-    show = partial(show_generation, is_json=is_json, shows_seed=temperature > 0)
+        check_models(options.deployment, processes.tensor_parallel_size)
+    collector = Collector(is_echo=sampling.echo)
+    show = partial(show_generation, is_json=is_json, shows_seed=sampling.temperature > 0)
     try:
         hint = run_work(_generated(options, call, collector, is_json=is_json), is_debug=debug)
     except KeyboardInterrupt:
@@ -297,21 +184,10 @@ async def _generated(
 
 
 @app.command("up")
+@with_flags
 def up_command(
     *,
-    target: Target = "demo://target",
-    draft: Draft = "demo://draft",
-    num_drafts: NumDrafts = 1,
-    mode: ModeOption = "auto",
-    lookahead: Lookahead = 6,
-    branches: Branches = 24,
-    dtype: Dtype = "auto",
-    weights: Weights = "auto",
-    draft_weights: DraftWeights = "auto",
-    engine: Engine = "auto",
-    device: Device = "",
-    draft_device: DraftDevice = "",
-    tensor_parallel_size: TensorParallelSize = 1,
+    processes: Processes,
     port: Annotated[
         int,
         typer.Option(
@@ -341,59 +217,55 @@ def up_command(
     debug: Debug = False,
 ) -> None:
     """Run a target and its drafts on this machine until Ctrl-C."""
-    check_drafts(mode, num_drafts)
+    num_drafts = processes.num_drafts
     if port and http_port and abs(port - http_port) <= num_drafts:
         raise typer.BadParameter(
             f"--port {port} and --http-port {http_port} overlap: {num_drafts + 1} processes use "
             "consecutive ports from each of them"
         )
-    deployment = Deployment(
-        target=target,
-        draft=draft,
-        num_drafts=processes_of(mode, num_drafts),
-        is_synchronous=mode == "synchronous",
+    deployment = processes.deployment(
         port=port,
         http_port=http_port,
         is_shared=True,
         gateway_port=gateway_port if gateway else None,
-        common_flags=common_flags(lookahead, branches, dtype, engine),
-        target_flags=target_flags(tensor_parallel_size, weights, draft_weights, device),
-        draft_flags=("--weights", draft_weights, *device_flags(draft_device or device)),
     )
-    check_models(deployment, tensor_parallel_size)
-    warn_about_one_cpu(deployment)
+    check_models(deployment, processes.tensor_parallel_size)
     work = up(deployment, is_json=is_json, is_debug=debug_of_app.get() or debug)
     raise typer.Exit(run_work(work, is_debug=debug))
 
 
+@dataclass(frozen=True, kw_only=True)
+class WidenedPair(Pair):
+    """The embedded pair, whose target is slow enough that a verify hides the draft."""
+
+    target: Target = "demo://target?widen=2"
+
+
 @app.command("demo")
+@with_flags
 def demo_command(
     *,
-    target: Target = "demo://target?widen=2",
-    draft: Draft = "demo://draft",
+    pair: WidenedPair,
     temperature: Temperature = 0.0,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the noise.")] = 7,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", min=2, help="Number of new tokens.")
     ] = 200,
-    lookahead: Lookahead = 6,
-    branches: Branches = 24,
-    dtype: Dtype = "auto",
-    engine: Engine = "auto",
+    shape: Shape,
+    numerics: Numerics,
     debug: Debug = False,
 ) -> None:
     """Generate one text twice, plain and speculative, and compare."""
     # One core for each model, so that both modes have the same target.
     cores = one_cpu_a_core(os.sched_getaffinity(0))
     deployment = Deployment(
-        target=target,
-        draft=draft,
-        common_flags=common_flags(lookahead, branches, dtype, engine),
+        target=pair.target,
+        draft=pair.draft,
+        common_flags=(*shape.shape_flags, *numerics.numeric_flags),
         allowed_cpus=cores[:2],
         cpus_without_models=cores[2:],
     )
     check_models(deployment)
-    warn_about_one_cpu(deployment)
     options = DemoOptions(temperature=temperature, seed=seed, max_tokens=max_tokens)
     run_work(demo(deployment, options), is_debug=debug)
 
@@ -443,14 +315,117 @@ def bench_command(context: typer.Context) -> None:
     check_extras("engine")
     # A separate process, because it needs torch.
     debug = ["--debug"] if debug_of_app.get() else []
-    command = [sys.executable, "-c", BENCH, *debug, *context.args]
+    command = [sys.executable, "-c", BENCH, f"{program()} bench", *debug, *context.args]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheckedPair(Pair):
+    """The embedded pair with a target of the usual size of a small model."""
+
+    target: Target = "demo://target?widen=4"
+
+
+@app.command("check")
+@with_flags
+def check_command(
+    *,
+    pair: CheckedPair,
+    batch: Annotated[
+        int, typer.Option(min=1, max=64, help="Texts at a time, half of them at temperature 1.")
+    ] = 8,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Number of new tokens.")] = 48,
+    numerics: Numerics,
+    places: Places,
+    is_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare the texts of plain and speculative decoding, several at a time.
+
+    The exit code is 1 if a text differs.
+    """
+    deployment = Deployment(
+        target=pair.target,
+        draft=pair.draft,
+        common_flags=numerics.numeric_flags,
+        target_flags=("--max-num-seqs", str(max(16, batch)), *places.target_flags),
+        draft_flags=places.draft_flags,
+    )
+    check_models(deployment)
+    run_work(check(deployment, batch, max_tokens, is_json=is_json), is_debug=debug)
+
+
+@app.command("chat")
+@with_flags
+def chat_command(
+    context: typer.Context,
+    *,
+    endpoint: Endpoint = None,
+    access: Access,
+    pair: Pair,
+    drafts: Drafts,
+    temperature: Temperature = 1.0,
+    seed: Seed = None,
+    max_tokens: MaxTokens = 512,
+    shows_metrics: Annotated[
+        bool, typer.Option("--metrics", help="Print one line of figures after each answer.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Chat with a model.
+
+    /help lists the commands. Ctrl-C stops an answer, Ctrl-D at the prompt ends
+    the program.
+    Without a terminal, each line of standard input is a message or a command;
+    the exit code is 1 if one of them had an error.
+    """
+    check_flags(context, endpoint)
+    check_temperature(temperature)
+    # In the target too, for /mode synchronous.
+    deployment = Deployment(
+        target=pair.target, draft=pair.draft, num_drafts=drafts.num_drafts, is_synchronous=True
+    )
+    options = GenerateOptions(
+        endpoint=endpoint,
+        credentials=access.credentials(endpoint),
+        deployment=deployment,
+        is_quiet=False,
+    )
+    if endpoint is None:
+        check_models(deployment)
+    settings = ChatSettings(
+        mode=Mode(drafts.mode), temperature=temperature, seed=seed, max_tokens=max_tokens
+    )
+    lines = open_lines(sys.stdin.fileno())
+    work = chat(options, settings, lines, shows_metrics=shows_metrics)
+    raise typer.Exit(run_work(work, is_debug=debug))
+
+
+@app.command("pool")
+@with_flags
+def pool_command(
+    *,
+    endpoint: Annotated[
+        str, typer.Option("--endpoint", "--address", help="Address of a running target.")
+    ] = "127.0.0.1:50051",
+    access: Access,
+    is_once: Annotated[bool, typer.Option("--once", help="Print the present state.")] = False,
+    is_json: Annotated[
+        bool, typer.Option("--json", help="Print the present state as one JSON object.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Show the drafts of a target: sessions, links, hit rates, and whether it speculates.
+
+    The view changes with the pool until Ctrl-C. Redirected output has the
+    present state only.
+    """
+    credentials = access.credentials(endpoint)
+    client = TargetClient(endpoint, credentials=credentials, ready_seconds=0)
+    run_work(show_pool(client, is_json=is_json, is_once=is_once), is_debug=debug)
+
+
 app.command("plan")(plan_command)
-app.command("check")(check_command)
-app.command("chat")(chat_command)
-app.command("pool")(pool_command)
 
 
 @app.command("version")
@@ -461,7 +436,7 @@ def version_command() -> None:
 
 def _usage_problem(message: str, command: str) -> str:
     """Return typer's message as ``--flag: problem``."""
-    if command == "ssd generate" and message.startswith("No such option"):
+    if command.endswith(" generate") and message.startswith("No such option"):
         return f"{message}; write -- before a prompt that begins with -"
     message = _TYPER_PREFIX.sub(lambda found: f"{found[1]}: " if found[1] else "", message)
     return _TYPER_RANGE.sub(
@@ -478,20 +453,21 @@ def run(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     style_help()
     try:
-        return int(app(words, prog_name="ssd", standalone_mode=False) or 0)
+        return int(app(words, prog_name=program(), standalone_mode=False) or 0)
     except TyperException as error:
         # typer's usage message has many lines. The hint names the command that prints it.
         context = getattr(error, "ctx", None)
-        command = "ssd" if context is None else context.command_path
+        command = program() if context is None else context.command_path
         problem = _usage_problem(error.format_message(), command)
         report("error", f"{problem} (see: {command} --help)", "red")
         return 2
     except (KeyboardInterrupt, typer.Abort):
         return 130
-    except BrokenPipeError:
-        # The reader closed the pipe. Nothing may be flushed to it at exit.
+    except (BrokenPipeError, SystemExit):
+        # The reader closed the pipe, for which rich and typer raise SystemExit. Nothing may be
+        # flushed to it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return SIGPIPE_STATUS
     except OSError as error:
         report("error", f"the output cannot be written: {error.strerror or error}", "red")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

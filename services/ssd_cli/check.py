@@ -5,31 +5,14 @@ import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated
-
-import typer
 
 from ssd.demo.corpus import held_out_prompts
 from ssd.launch import Deployment, deployed
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.types import Mode, SamplingParams, TokenId
-from ssd_cli.commands import check_models, run_work
 from ssd_cli.demo import DifferentTextError, NotSpeculativeError, first_difference
 from ssd_cli.display import err, out, startup_progress, write
-from ssd_cli.options import (
-    Debug,
-    Device,
-    Draft,
-    DraftDevice,
-    DraftWeights,
-    Dtype,
-    Engine,
-    Json,
-    Target,
-    Weights,
-    device_flags,
-)
 
 PROMPT_CHARS = 360
 """About 96 tokens of the embedded tokenizer."""
@@ -55,42 +38,7 @@ class CheckResult:
         return sum(each is None for each in self.first_differences)
 
 
-def check_command(
-    *,
-    target: Target = "demo://target?widen=4",
-    draft: Draft = "demo://draft",
-    batch: Annotated[
-        int, typer.Option(min=1, max=64, help="Texts at a time, half of them at temperature 1.")
-    ] = 8,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Number of new tokens.")] = 48,
-    dtype: Dtype = "auto",
-    weights: Weights = "auto",
-    draft_weights: DraftWeights = "auto",
-    engine: Engine = "auto",
-    device: Device = "",
-    draft_device: DraftDevice = "",
-    is_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Compare the texts of plain and speculative decoding, several at a time.
-
-    The exit code is 1 if a text differs.
-    """
-    deployment = Deployment(
-        target=target,
-        draft=draft,
-        common_flags=("--dtype", dtype, "--engine", engine),
-        target_flags=(
-            *("--weights", weights, "--max-num-seqs", str(max(16, batch))),
-            *device_flags(device),
-        ),
-        draft_flags=("--weights", draft_weights, *device_flags(draft_device or device)),
-    )
-    check_models(deployment)
-    run_work(_check(deployment, batch, max_tokens, is_json=is_json), is_debug=debug)
-
-
-async def _check(deployment: Deployment, batch: int, max_tokens: int, *, is_json: bool) -> None:
+async def check(deployment: Deployment, batch: int, max_tokens: int, *, is_json: bool) -> None:
     """Generate the texts in both modes and print the result.
 
     Raises:

@@ -2,8 +2,11 @@
 
 import asyncio
 import math
+import shutil
+import sys
 from collections.abc import Coroutine
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -30,21 +33,25 @@ from ssd_cli.shapes import check_pair, downloaded_shape
 
 debug_of_app: ContextVar[bool] = ContextVar("debug_of_app", default=False)
 """Whether ``--debug`` stands before the name of the command."""
+NAME = "ssd"
+"""Of the program that the package installs."""
 BAD_INPUT = (RequestError, SettingsError, ModelNotFoundError)
 """Errors caused by the command line: exit code 2."""
-WITHOUT_DRAFT_PROCESSES = ("autoregressive", "synchronous")
 
 
-def check_drafts(mode: str, num_drafts: int) -> None:
-    """Raise ``typer.BadParameter`` if the mode needs a draft and there is none."""
-    if mode == "speculative" and num_drafts == 0:
-        raise typer.BadParameter("--mode speculative needs a draft, but --num-drafts is 0")
+def program(path: str | None = None) -> str:
+    """Return how a user runs this command, for hints.
 
-
-def warn_about_one_cpu(deployment: Deployment) -> None:
-    """Report that models share a CPU."""
-    if deployment.num_drafts and deployment.plan().is_shared:
-        report("warning", "target and drafts share one CPU; expect no speed-up")
+    Args:
+        path: of the program, as the user typed it; None: that of this process.
+    """
+    path = path or sys.argv[0]
+    name = Path(path).name
+    if Path(path).parts[-2:] == ("ssd_cli", "__main__.py"):
+        return "python -m ssd_cli"
+    found = shutil.which(NAME)
+    is_on_path = found is not None and Path(path).exists() and Path(found).samefile(path)
+    return NAME if name != NAME or is_on_path else path
 
 
 def check_temperature(temperature: float) -> None:
@@ -84,11 +91,8 @@ def check_models(deployment: Deployment, tensor_parallel_size: int = 1) -> None:
         raise typer.BadParameter(f"--target {deployment.target}: {error}") from None
     if warning:
         report("warning", warning)
-
-
-def processes_of(mode: str, num_drafts: int) -> int:
-    """Return the number of draft processes that a mode uses."""
-    return 0 if mode in WITHOUT_DRAFT_PROCESSES else num_drafts
+    if deployment.num_drafts and deployment.plan().is_shared:
+        report("warning", "target and drafts share one CPU; expect no speed-up")
 
 
 def run_work(work: Coroutine[Any, Any, Any], *, is_debug: bool) -> Any:
@@ -104,7 +108,7 @@ def run_work(work: Coroutine[Any, Any, Any], *, is_debug: bool) -> Any:
 
 def _with_hint(error: SSDError) -> str:
     if isinstance(error, NotReadyError) and not isinstance(error, IncompleteTextError):
-        return f"{error} ('ssd up' starts a target and prints its address)"
+        return f"{error} ('{program()} up' starts a target and prints its address)"
     if isinstance(error, AccessError):
         return f"{error} (--token-file and --tls-ca give the credentials)"
     if isinstance(error, FieldError):

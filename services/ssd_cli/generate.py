@@ -151,15 +151,3 @@ def show_generation(result: Generation, *, is_json: bool, shows_seed: bool) -> N
 def json_line(result: Generation) -> str:
     """Return the object that ``--json`` prints."""
     return json.dumps(result.as_json()) + "\n"
-
-
-def check_endpoint(endpoint: str) -> None:
-    """Raise ``typer.BadParameter`` unless it is ``host:port``."""
-    host, _, port = endpoint.rpartition(":")
-    # gRPC would connect to a port above 65535 modulo 65536.
-    is_port = port.isdecimal() and 1 <= int(port) <= 65535
-    if not host or "/" in host.removeprefix("dns:///") or not is_port:
-        raise typer.BadParameter(
-            f"--endpoint {endpoint!r} is not host:port with port 1..65535, for example "
-            "127.0.0.1:50051"
-        )

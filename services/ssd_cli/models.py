@@ -3,7 +3,6 @@
 import asyncio
 import json
 import math
-import struct
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Iterable
@@ -18,8 +17,6 @@ from ssd import demo
 from ssd.engine.checkpoint_format import missing_weights
 from ssd.errors import SetupError, TokenizerError
 
-MAX_HEADER_BYTES = 100 << 20
-"""Maximum header size of a safetensors file; the limit of its library."""
 PROBE = "ssd.engine.precision"
 """Module that prints the choice of ``--dtype auto``."""
 FAMILIES = ("llama", "qwen3")
@@ -113,8 +110,9 @@ def _read(name: str, folder: Path) -> Model | None:
         problems.append(f"{file} lacks {error.args[0]!r}")
     except (OSError, ValueError, TypeError) as error:
         problems.append(f"{file}: {error}")
-    weights = [_read_weights(path) for path in sorted(folder.glob("*.safetensors"))]
-    problems += [each.problem for each in weights if each.problem]
+    files = sorted(folder.glob("*.safetensors"))
+    weights = [_read_weights(path) for path in files]
+    problems += [problem for _, problem in weights if problem]
     if not problems:
         problems += filter(None, (_missing_weights(folder), _tokenizer_problem(folder)))
     return Model(
@@ -123,8 +121,8 @@ def _read(name: str, folder: Path) -> Model | None:
         num_layers=sizes["num_hidden_layers"],
         hidden_size=sizes["hidden_size"],
         vocab_size=sizes["vocab_size"],
-        num_parameters=sum(each.num_parameters for each in weights),
-        weights_bytes=sum(each.num_bytes for each in weights),
+        num_parameters=sum(count for count, _ in weights),
+        weights_bytes=sum(path.stat().st_size for path in files if path.exists()),
         problem="; ".join(problems),
     )
 
@@ -163,43 +161,20 @@ def _tokenizer_problem(folder: Path) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Weights:
-    """Size of a safetensors file, and its problem."""
+def _read_weights(file: Path) -> tuple[int, str]:
+    """Return the number of parameters of a safetensors file, and its problem.
 
-    num_parameters: int
-    num_bytes: int
-    problem: str = ""
+    Its library compares the header with the size of the file.
+    """
+    # A package of the engine, which other commands do not need.
+    from safetensors import SafetensorError, safe_open  # noqa: PLC0415
 
-
-def _read_weights(file: Path) -> _Weights:
-    """Read the header of a safetensors file, and compare its offsets with the file's size."""
     try:
-        num_bytes = file.stat().st_size
-    except OSError as error:
-        return _Weights(0, 0, f"{file}: {error.strerror}")
-    try:
-        with file.open("rb") as stream:
-            length = int(struct.unpack("<Q", stream.read(8))[0])
-            if length > min(MAX_HEADER_BYTES, num_bytes):
-                raise ValueError(f"a header of {length} bytes")
-            header = json.loads(stream.read(length))
-        tensors = {name: each for name, each in header.items() if name != "__metadata__"}
-        ends = {name: 8 + length + int(each["data_offsets"][1]) for name, each in tensors.items()}
-        num_parameters = sum(math.prod(each["shape"]) for each in tensors.values())
-    except (OSError, struct.error, ValueError, AttributeError, LookupError, TypeError) as error:
-        problem = f"{file}: truncated or not safetensors: {num_bytes} bytes, {error}"
-        return _Weights(0, num_bytes, problem)
-    beyond = sorted((end, name) for name, end in ends.items() if end > num_bytes)
-    problem = ""
-    if beyond:
-        end, name = beyond[0]
-        more = f" (and {len(beyond) - 1} more)" if beyond[1:] else ""
-        problem = (
-            f"{file}: truncated: tensor {name}{more} ends at byte {end}, "
-            f"the file has {num_bytes}; download it again"
-        )
-    return _Weights(num_parameters, num_bytes, problem)
+        with safe_open(file, framework="np") as tensors:
+            shapes = [tensors.get_slice(key).get_shape() for key in tensors.keys()]  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        return 0, f"{file}: truncated or not safetensors: {error}; download it again"
+    return sum(map(math.prod, shapes)), ""
 
 
 def models_table(models: Iterable[Model]) -> Table:

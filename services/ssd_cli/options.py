@@ -1,75 +1,24 @@
-"""Flags that several commands have."""
+"""Flags that several commands have. Those that belong together are a dataclass.
 
-from typing import Annotated, Literal
+``with_flags`` turns a parameter whose type is such a dataclass into the flags of its fields.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
 from ssd.errors import SettingsError
-from ssd.rpc.credentials import ClientCredentials, TlsFiles
+from ssd.launch import Deployment
+from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials, TlsFiles
 
 MAX_TOKENS = 1 << 20
 """More than the maximum length of any model."""
 
-OF_A_DEPLOYMENT = (
-    *("target", "draft", "lookahead", "branches", "num_drafts", "dtype", "engine"),
-    *("device", "draft_device"),
-    *("weights", "draft_weights"),
-    "tensor_parallel_size",
-)
-"""Parameters of the processes to start. A running target has its own."""
-OF_A_RUNNING_TARGET = {
-    "wait_seconds": "--wait",
-    "tls_ca": "--tls-ca",
-    "tls_certificate": "--tls-certificate",
-    "tls_key": "--tls-key",
-    "token_file": "--token-file",
-    "allow_insecure": "--allow-insecure",
-}
-"""Parameters of a call, with their flags."""
-
 Target = Annotated[str, typer.Option("--target", help="Model folder, demo://target or hf://…")]
-Draft = Annotated[str, typer.Option("--draft", help="Model folder, demo://draft or hf://…")]
-NumDrafts = Annotated[
-    int, typer.Option("--num-drafts", min=0, max=64, help="Number of draft processes.")
-]
-Lookahead = Annotated[
-    int, typer.Option("--lookahead", min=1, max=16, help="Tokens in a proposal (K).")
-]
-Branches = Annotated[
-    int, typer.Option("--branches", min=1, max=128, help="Largest number of outcomes (N).")
-]
-Dtype = Annotated[
-    Literal["auto", "bfloat16", "float32"],
-    typer.Option(
-        "--dtype", help="Data type of arithmetic and KV; auto: the fastest of the device."
-    ),
-]
-Weights = Annotated[
-    Literal["auto", "same", "int8", "int4"],
-    typer.Option("--weights", help="Format of the target's weights on a CPU; auto: unchanged."),
-]
-DraftWeights = Annotated[
-    Literal["auto", "same", "int8", "int4"],
-    typer.Option("--draft-weights", help="Format of the draft's weights on a CPU."),
-]
-Engine = Annotated[
-    Literal["auto", "openvino", "static", "torch"],
-    typer.Option("--engine", help="Executes forward passes; auto: openvino on a CPU."),
-]
-Device = Annotated[
-    str,
-    typer.Option("--device", help="cpu, cuda or cuda:N; of the drafts too, unless they have one."),
-]
-DraftDevice = Annotated[str, typer.Option("--draft-device", help="cpu, cuda or cuda:N.")]
-TensorParallelSize = Annotated[
-    int,
-    typer.Option(
-        "--tensor-parallel-size",
-        min=1,
-        max=8,
-        help="Ranks that share the target's model, each with its own CPUs or GPU: 1, 2, 4 or 8.",
-    ),
-]
 MAX_TEMPERATURE = 2.0
 MAX_SEED = 2**64 - 1
 Temperature = Annotated[
@@ -87,66 +36,251 @@ Endpoint = Annotated[
 MaxTokens = Annotated[
     int, typer.Option("--max-tokens", min=1, max=MAX_TOKENS, help="Maximum number of new tokens.")
 ]
+WITHOUT_DRAFT_PROCESSES = ("autoregressive", "synchronous")
 Modes = Literal["auto", "autoregressive", "synchronous", "speculative"]
-ModeOption = Annotated[
-    Modes,
+Wait = Annotated[
+    float,
     typer.Option(
-        "--mode",
-        help="How rounds run: without a draft, with one in the target's process, or with draft "
-        "processes.",
-    ),
-]
-TlsCa = Annotated[
-    str,
-    typer.Option(
-        "--tls-ca",
-        envvar="SSD_TLS_CA",
-        help="With --endpoint: PEM file of the authorities of the target's certificate.",
-    ),
-]
-TlsCertificate = Annotated[
-    str,
-    typer.Option(
-        "--tls-certificate",
-        envvar="SSD_TLS_CERTIFICATE",
-        help="With --tls-ca: PEM file of your certificate, for mutual TLS.",
-    ),
-]
-TlsKey = Annotated[
-    str,
-    typer.Option("--tls-key", envvar="SSD_TLS_KEY", help="PEM file of the key of the certificate."),
-]
-TokenFile = Annotated[
-    str,
-    typer.Option(
-        "--token-file",
-        envvar="SSD_TOKEN_FILE",
-        help="With --endpoint: file whose first line is your token.",
-    ),
-]
-AllowInsecure = Annotated[
-    bool,
-    typer.Option(
-        "--allow-insecure",
-        help="With --token-file: send the token to another machine in plain text.",
+        "--wait",
+        min=0.0,
+        max=86400.0,
+        help="With --endpoint: maximum time to wait for a ready target, in seconds.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show stack traces.")]
 
 
-def client_credentials(
-    endpoint: str, tls: TlsFiles, token_file: str, *, allow_insecure: bool
-) -> ClientCredentials:
-    """Return the credentials of these options; an error of theirs is a ``typer.BadParameter``."""
-    try:
-        credentials = ClientCredentials(
-            tls if tls.paths else None, token_file, allow_insecure=allow_insecure
+def with_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command as typer needs it: with a parameter for each field of its dataclasses."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters: list[Parameter] = []
+    for name, parameter in signature(command).parameters.items():
+        if name not in groups:
+            parameters.append(parameter.replace(annotation=hints[name]))
+            continue
+        of_group = get_type_hints(groups[name], include_extras=True)
+        parameters += [
+            Parameter(
+                each.name,
+                Parameter.KEYWORD_ONLY,
+                default=each.default,
+                annotation=of_group[each.name],
+            )
+            for each in fields(groups[name])
+        ]
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
+        command(**given)
+
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The models of the processes to start. A running target has its own."""
+
+    target: Target = "demo://target"
+    draft: Annotated[str, typer.Option(help="Model folder, demo://draft or hf://…")] = (
+        "demo://draft"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drafts:
+    """How the processes to start use drafts."""
+
+    num_drafts: Annotated[int, typer.Option(min=0, max=64, help="Number of draft processes.")] = 1
+    mode: Annotated[
+        Modes,
+        typer.Option(
+            help="How rounds run: without a draft, with one in the target's process, or with draft "
+            "processes.",
+        ),
+    ] = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse a mode that needs a draft without one."""
+        if self.mode == "speculative" and self.num_drafts == 0:
+            raise typer.BadParameter("--mode speculative needs a draft, but --num-drafts is 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Sizes of proposals and tables."""
+
+    lookahead: Annotated[int, typer.Option(min=1, max=16, help="Tokens in a proposal (K).")] = 6
+    branches: Annotated[
+        int, typer.Option(min=1, max=128, help="Largest number of outcomes (N).")
+    ] = 24
+
+    @property
+    def shape_flags(self) -> tuple[str, ...]:
+        """Flags of the target and of its drafts."""
+        return ("--lookahead", str(self.lookahead), "--branches", str(self.branches))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numerics:
+    """What executes the passes, and in which numbers."""
+
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float32"],
+        typer.Option(help="Data type of arithmetic and KV; auto: the fastest of the device."),
+    ] = "auto"
+    engine: Annotated[
+        Literal["auto", "openvino", "static", "torch"],
+        typer.Option(help="Executes forward passes; auto: openvino on a CPU."),
+    ] = "auto"
+
+    @property
+    def numeric_flags(self) -> tuple[str, ...]:
+        """Flags of the target and of its drafts."""
+        return ("--dtype", self.dtype, "--engine", self.engine)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Devices of the models, and formats of their weights."""
+
+    weights: Annotated[
+        Literal["auto", "same", "int8", "int4"],
+        typer.Option(help="Format of the target's weights on a CPU; auto: unchanged."),
+    ] = "auto"
+    draft_weights: Annotated[
+        Literal["auto", "same", "int8", "int4"],
+        typer.Option(help="Format of the draft's weights on a CPU."),
+    ] = "auto"
+    device: Annotated[
+        str,
+        typer.Option(help="cpu, cuda or cuda:N; of the drafts too, unless they have one."),
+    ] = ""
+    draft_device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = ""
+
+    @property
+    def target_flags(self) -> tuple[str, ...]:
+        """Flags of the target alone. Without a device, the environment can set it."""
+        formats = ("--weights", self.weights, "--draft-weights", self.draft_weights)
+        return (*formats, *(("--device", self.device) if self.device else ()))
+
+    @property
+    def draft_flags(self) -> tuple[str, ...]:
+        """Flags of the drafts alone."""
+        device = self.draft_device or self.device
+        return ("--weights", self.draft_weights, *(("--device", device) if device else ()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processes(Pair, Drafts, Shape, Numerics, Places):
+    """A target and its drafts on this machine."""
+
+    tensor_parallel_size: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=8,
+            help="Ranks that share the target's model, each with its own CPUs or GPU: 1, 2, 4, 8.",
+        ),
+    ] = 1
+
+    def deployment(self, **others: Any) -> Deployment:
+        """Return the processes to start; ``others`` are further fields."""
+        ranks = ("--tensor-parallel-size", str(self.tensor_parallel_size))
+        return Deployment(
+            target=self.target,
+            draft=self.draft,
+            num_drafts=0 if self.mode in WITHOUT_DRAFT_PROCESSES else self.num_drafts,
+            is_synchronous=self.mode == "synchronous",
+            common_flags=(*self.shape_flags, *self.numeric_flags),
+            target_flags=(*ranks, *self.target_flags),
+            draft_flags=self.draft_flags,
+            **others,
         )
-        credentials.check(endpoint)
-        return credentials
-    except SettingsError as error:
-        raise typer.BadParameter(str(error)) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """Credentials of a call to a running target."""
+
+    tls_ca: Annotated[
+        str,
+        typer.Option(
+            envvar="SSD_TLS_CA",
+            help="With --endpoint: PEM file of the authorities of the target's certificate.",
+        ),
+    ] = ""
+    tls_certificate: Annotated[
+        str,
+        typer.Option(
+            envvar="SSD_TLS_CERTIFICATE",
+            help="With --tls-ca: PEM file of your certificate, for mutual TLS.",
+        ),
+    ] = ""
+    tls_key: Annotated[
+        str,
+        typer.Option(envvar="SSD_TLS_KEY", help="PEM file of the key of the certificate."),
+    ] = ""
+    token_file: Annotated[
+        str,
+        typer.Option(
+            envvar="SSD_TOKEN_FILE",
+            help="With --endpoint: file whose first line is your token.",
+        ),
+    ] = ""
+    allow_insecure: Annotated[
+        bool,
+        typer.Option(
+            "--allow-insecure",
+            help="With --token-file: send the token to another machine in plain text.",
+        ),
+    ] = False
+
+    def credentials(self, endpoint: str | None) -> ClientCredentials:
+        """Return the credentials for an endpoint, which is checked too; none without one.
+
+        Raises:
+            typer.BadParameter: the endpoint is not ``host:port``, or the files do not fit.
+        """
+        if endpoint is None:
+            return NO_CREDENTIALS
+        check_endpoint(endpoint)
+        tls = TlsFiles(certificate=self.tls_certificate, key=self.tls_key, ca=self.tls_ca)
+        try:
+            found = ClientCredentials(
+                tls if tls.paths else None, self.token_file, allow_insecure=self.allow_insecure
+            )
+            found.check(endpoint)
+        except SettingsError as error:
+            raise typer.BadParameter(str(error)) from None
+        return found
+
+
+OF_A_DEPLOYMENT = {each.name for each in fields(Processes)} - {"mode"}
+"""Parameters of the processes to start; the mode is one of a request too."""
+OF_A_RUNNING_TARGET = ("wait_seconds", *(each.name for each in fields(Access)))
+"""Parameters of a call to a running target."""
+
+
+def check_flags(context: typer.Context, endpoint: str | None) -> None:
+    """Refuse flags of processes to start beside an endpoint, and those of a call without one."""
+    given = [name for name in context.params if _is_given(context, name)]
+    if endpoint is not None:
+        wrong = [_flag(name) for name in given if name in OF_A_DEPLOYMENT]
+        if wrong:
+            raise typer.BadParameter(
+                f"--endpoint names a running target; it cannot be combined with {', '.join(wrong)}"
+            )
+        return
+    for flag in (_flag(name) for name in given if name in OF_A_RUNNING_TARGET):
+        raise typer.BadParameter(
+            f"{flag} is for a running target; name it with --endpoint, or leave out {flag}"
+        )
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
@@ -155,36 +289,17 @@ def _is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def refuse_with_endpoint(context: typer.Context) -> None:
-    """Refuse flags of the processes to start."""
-    given = [f"--{name.replace('_', '-')}" for name in OF_A_DEPLOYMENT if _is_given(context, name)]
-    if given:
+def _flag(name: str) -> str:
+    return "--" + name.removesuffix("_seconds").replace("_", "-")
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raise ``typer.BadParameter`` unless it is ``host:port``."""
+    host, _, port = endpoint.rpartition(":")
+    # gRPC would connect to a port above 65535 modulo 65536.
+    is_port = port.isdecimal() and 1 <= int(port) <= 65535
+    if not host or "/" in host.removeprefix("dns:///") or not is_port:
         raise typer.BadParameter(
-            f"--endpoint names a running target; it cannot be combined with {', '.join(given)}"
+            f"--endpoint {endpoint!r} is not host:port with port 1..65535, for example "
+            "127.0.0.1:50051"
         )
-
-
-def refuse_without_endpoint(context: typer.Context) -> None:
-    """Refuse flags of a call to a running target."""
-    for name, flag in OF_A_RUNNING_TARGET.items():
-        if _is_given(context, name):
-            raise typer.BadParameter(
-                f"{flag} is for a running target; name it with --endpoint, or leave out {flag}"
-            )
-
-
-def common_flags(lookahead: int, branches: int, dtype: str, engine: str) -> tuple[str, ...]:
-    """Return the flags of the target and of its drafts."""
-    shape = ("--lookahead", str(lookahead), "--branches", str(branches))
-    return (*shape, "--dtype", dtype, "--engine", engine)
-
-
-def target_flags(ranks: int, weights: str, draft_weights: str, device: str) -> tuple[str, ...]:
-    """Return the flags of the target alone."""
-    formats = ("--weights", weights, "--draft-weights", draft_weights)
-    return ("--tensor-parallel-size", str(ranks), *formats, *device_flags(device))
-
-
-def device_flags(device: str) -> tuple[str, ...]:
-    """Return the flags of a process; none for an empty device, which the environment can set."""
-    return ("--device", device) if device else ()

@@ -80,7 +80,7 @@ class PlanOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class MemoryEstimate:
     """Bytes of one GPU, or of the host for a draft on CPUs."""
 
     weights: int
@@ -102,7 +102,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchPlan:
+class BatchEstimate:
     """Predictions for one batch size."""
 
     batch: int
@@ -116,18 +116,18 @@ class BatchPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PairEstimate:
     """The result."""
 
     gpu: Gpu
     max_model_len: int
-    target: Memory
-    draft: Memory
+    target: MemoryEstimate
+    draft: MemoryEstimate
     draft_cpu: Cpu | None
-    batches: tuple[BatchPlan, ...]
+    batches: tuple[BatchEstimate, ...]
 
     @property
-    def on_gpus(self) -> Sequence[tuple[str, Memory]]:
+    def on_gpus(self) -> Sequence[tuple[str, MemoryEstimate]]:
         """Names and memory of the models that run on GPUs."""
         target = (("target", self.target),)
         return target if self.draft_cpu is not None else (*target, ("draft", self.draft))
@@ -138,8 +138,8 @@ class Plan:
         return all(memory.total <= self.gpu.memory_bytes for _, memory in self.on_gpus)
 
 
-def make_plan(options: PlanOptions) -> Plan:
-    """Plan a pair.
+def make_plan(options: PlanOptions) -> PairEstimate:
+    """Estimate a pair.
 
     Raises:
         ModelNotFoundError: a name is not a known shape, and no ``config.json`` is on this machine.
@@ -158,7 +158,7 @@ def make_plan(options: PlanOptions) -> Plan:
             f"has {target.vocab_size}: a pair needs the same tokenizer"
         )
     of_target, of_draft = memory_of(options)
-    return Plan(
+    return PairEstimate(
         gpu=gpu,
         max_model_len=_context_limit(options),
         target=of_target,
@@ -168,7 +168,7 @@ def make_plan(options: PlanOptions) -> Plan:
     )
 
 
-def memory_of(options: PlanOptions) -> tuple[Memory, Memory]:
+def memory_of(options: PlanOptions) -> tuple[MemoryEstimate, MemoryEstimate]:
     """Return the memory of each GPU of the target, and that of the draft.
 
     Raises:
@@ -194,12 +194,12 @@ def memory_of(options: PlanOptions) -> tuple[Memory, Memory]:
     return _memory(target, engine, options.num_gpus), of_draft
 
 
-def _memory(model: ModelConfig, engine: EngineConfig, num_gpus: int) -> Memory:
+def _memory(model: ModelConfig, engine: EngineConfig, num_gpus: int) -> MemoryEstimate:
     """Return the memory of each GPU of a model."""
     entry_bytes = bytes_per_entry(model, engine.dtype)
     blocks = 1 + engine.max_num_seqs * -(-engine.max_model_len // engine.block_size)
     is_draft = engine.branches > 0
-    return Memory(
+    return MemoryEstimate(
         weights=num_weights(model) * BYTES_PER_WEIGHT // num_gpus,
         kv_cache=blocks * engine.block_size * entry_bytes // kv_shards(model, num_gpus),
         segments=segment_entries(engine) * entry_bytes,
@@ -220,7 +220,7 @@ def _graph_bytes(model: ModelConfig, engine: EngineConfig, num_gpus: int) -> int
 
 def _batch_plan(
     options: PlanOptions, target: ModelConfig, draft: ModelConfig, gpu: Gpu, batch: int
-) -> BatchPlan:
+) -> BatchEstimate:
     times = round_times(target, draft, gpu, options, batch)
 
     def rates(columns: int) -> Rates:
@@ -238,7 +238,7 @@ def _batch_plan(
 
     # A target waits for a column only while that raises its speed.
     columns = max(range(1, options.lookahead + 1), key=lambda n: speculative(n).tokens_per_second)
-    return BatchPlan(
+    return BatchEstimate(
         batch=batch,
         columns=columns,
         times=times,
@@ -290,7 +290,7 @@ def _context(options: PlanOptions, target: ModelConfig) -> int:
     return length_limit(options.max_model_len, target) // 2
 
 
-def verdicts(plan: Plan, options: PlanOptions) -> Sequence[str]:
+def verdicts(plan: PairEstimate, options: PlanOptions) -> Sequence[str]:
     """Return whether the pair fits; if it does, whether SSD pays for each batch size, and why."""
     lines = []
     for name, memory in plan.on_gpus:
@@ -349,7 +349,7 @@ def _context_limit(options: PlanOptions) -> int:
     return length_limit(options.max_model_len, shorter)
 
 
-def _pays(each: BatchPlan, gpu: Gpu, options: PlanOptions) -> str:
+def _pays(each: BatchEstimate, gpu: Gpu, options: PlanOptions) -> str:
     speed = each.speculative.tokens_per_second
     over_plain = speed / each.plain.tokens_per_second
     over_sd = speed / each.synchronous.tokens_per_second
@@ -367,7 +367,7 @@ def _pays(each: BatchPlan, gpu: Gpu, options: PlanOptions) -> str:
     )
 
 
-def _faster_table(each: BatchPlan, gpu: Gpu, options: PlanOptions) -> str:
+def _faster_table(each: BatchEstimate, gpu: Gpu, options: PlanOptions) -> str:
     """Return how a verify would hide the table."""
     target, draft = shape_of(options.model), shape_of(options.draft)
 

@@ -11,8 +11,16 @@ from rich.table import Table
 from ssd.engine.parallel.shard import SIZES
 from ssd.engine.pass_time import Cpu
 from ssd.errors import ModelNotFoundError, SettingsError, UnsupportedModelError
+from ssd_cli.commands import program
 from ssd_cli.display import out, print_table, write
-from ssd_cli.plan import BatchPlan, Memory, Plan, PlanOptions, make_plan, verdicts
+from ssd_cli.plan import (
+    BatchEstimate,
+    MemoryEstimate,
+    PairEstimate,
+    PlanOptions,
+    make_plan,
+    verdicts,
+)
 
 MAX_BATCH = 1024
 WARNING = (
@@ -135,11 +143,11 @@ def assumptions(options: PlanOptions) -> str:
         f"--acceptance {options.acceptance:g}, --hit-rate {options.hit_rate:g}, --overhead-ms "
         f"{options.overhead_ms:g} (a goal), no proposal after a miss, contexts of half the maximum "
         "length, bfloat16. Acceptance and hit rate depend on the pair and its texts: measure yours "
-        "with ssd generate"
+        f"with {program()} generate"
     )
 
 
-def as_json(plan: Plan, options: PlanOptions) -> dict[str, Any]:
+def as_json(plan: PairEstimate, options: PlanOptions) -> dict[str, Any]:
     """Return all inputs and results; times in seconds, sizes in bytes."""
     return {
         "options": asdict(options),
@@ -153,7 +161,7 @@ def as_json(plan: Plan, options: PlanOptions) -> dict[str, Any]:
     }
 
 
-_MEMORY_ROWS: tuple[tuple[str, Callable[[Memory], int]], ...] = (
+_MEMORY_ROWS: tuple[tuple[str, Callable[[MemoryEstimate], int]], ...] = (
     ("weights", lambda memory: memory.weights),
     ("KV cache of {batch} sequences of {length} tokens", lambda memory: memory.kv_cache),
     ("KV entries of branches", lambda memory: memory.segments),
@@ -164,7 +172,7 @@ _MEMORY_ROWS: tuple[tuple[str, Callable[[Memory], int]], ...] = (
 )
 
 
-def memory_table(plan: Plan, options: PlanOptions) -> Table:
+def memory_table(plan: PairEstimate, options: PlanOptions) -> Table:
     """Return the memory of a GPU of the target and of the draft's GPU."""
     table = _table(f"GB on each {plan.gpu.name} ({plan.gpu.memory_bytes / 1e9:.0f} GB)")
     table.add_column(f"target (each of {options.num_gpus})", justify="right")
@@ -176,7 +184,7 @@ def memory_table(plan: Plan, options: PlanOptions) -> Table:
     return table
 
 
-_SPEED_ROWS: tuple[tuple[str, Callable[[BatchPlan], str]], ...] = (
+_SPEED_ROWS: tuple[tuple[str, Callable[[BatchEstimate], str]], ...] = (
     ("verify: pass of the target, ms", lambda each: f"{each.times.verify * 1000:.1f}"),
     ("table: passes of the draft, ms", lambda each: f"{each.times.table * 1000:.1f}"),
     ("columns of a table that a round uses", lambda each: str(each.columns)),
@@ -192,7 +200,7 @@ _SPEED_ROWS: tuple[tuple[str, Callable[[BatchPlan], str]], ...] = (
 )
 
 
-def speed_table(plan: Plan) -> Table:
+def speed_table(plan: PairEstimate) -> Table:
     """Return the predictions, one column for each batch size."""
     table = _table("predicted, whole batch")
     for each in plan.batches:

@@ -1,5 +1,6 @@
 """The flags of ``ssd generate`` that select tokens. The bounds are those of requests."""
 
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -9,57 +10,14 @@ from ssd.errors import FieldError
 from ssd.rpc.codec import MAX_PRIORITY
 from ssd.rpc.sampling_codec import sampling_message, sampling_params
 from ssd.types import SamplingParams
+from ssd_cli.options import Temperature
 
-TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")]
-TopP = Annotated[
-    float, typer.Option(help="Keep the most likely tokens with this probability together.")
-]
-MinP = Annotated[
-    float, typer.Option(help="Keep tokens with this fraction of the highest probability.")
-]
-RepetitionPenalty = Annotated[
-    float, typer.Option(help="Over 1: tokens of the prompt and the text become less likely.")
-]
-PresencePenalty = Annotated[
-    float, typer.Option(help="Over 0: tokens of the new text become less likely, once.")
-]
-FrequencyPenalty = Annotated[
-    float, typer.Option(help="Over 0: tokens of the new text become less likely, each time.")
-]
-MinTokens = Annotated[
-    int, typer.Option(help="Number of new tokens before the model may end the text.")
-]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Continue after the end of text.")]
-NumTexts = Annotated[int, typer.Option("--n", help="Number of continuations, 1..8.")]
-Logprobs = Annotated[
-    int | None,
-    typer.Option(
-        help="With --json: log-probabilities of each token and of this many most likely ones."
-    ),
-]
-LogitBias = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="ID=BIAS", help="Add to the logit of a token id, -100..100; can be repeated."
-    ),
-]
-StopTokenId = Annotated[
-    list[int] | None, typer.Option(help="Stop after this token id; can be repeated.")
-]
-Echo = Annotated[bool, typer.Option("--echo", help="Print the prompt before the text.")]
 Priority = Annotated[
     int,
     typer.Option(
         min=-MAX_PRIORITY, max=MAX_PRIORITY, help="Requests with higher values run earlier."
     ),
 ]
-JsonSchema = Annotated[
-    Path | None,
-    typer.Option(
-        help="File with a JSON schema that the text follows.", exists=True, dir_okay=False
-    ),
-]
-Regex = Annotated[str, typer.Option(help="Regular expression that the text matches.")]
 _SAMPLING = "sampling."
 """Beginning of the fields of a request that have flags here."""
 
@@ -113,15 +71,82 @@ def flag_problem(error: FieldError) -> str:
     return f"--{flag}{place} {error.description}"
 
 
-def checked(sampling: SamplingParams) -> SamplingParams:
-    """Return parameters within the bounds of a request.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are selected."""
 
-    Raises:
-        typer.BadParameter: one is out of its bounds; names the flag.
-    """
-    try:
-        return sampling_params(sampling_message(sampling))
-    except FieldError as error:
-        raise typer.BadParameter(flag_problem(error)) from None
-    except ValueError as error:
-        raise typer.BadParameter(f"a flag cannot be sent: {error}") from None
+    temperature: Temperature = 1.0
+    top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")] = 0
+    top_p: Annotated[
+        float, typer.Option(help="Keep the most likely tokens with this probability together.")
+    ] = 1.0
+    min_p: Annotated[
+        float, typer.Option(help="Keep tokens with this fraction of the highest probability.")
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Over 1: tokens of the prompt and the text become less likely.")
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, typer.Option(help="Over 0: tokens of the new text become less likely, once.")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, typer.Option(help="Over 0: tokens of the new text become less likely, each time.")
+    ] = 0.0
+    min_tokens: Annotated[
+        int, typer.Option(help="Number of new tokens before the model may end the text.")
+    ] = 0
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Continue after the end of text.")
+    ] = False
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Stop before this text; can be repeated.")
+    ] = None
+    stop_token_id: Annotated[
+        list[int] | None, typer.Option(help="Stop after this token id; can be repeated.")
+    ] = None
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID=BIAS", help="Add to the logit of a token id, -100..100; can be repeated."
+        ),
+    ] = None
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with a JSON schema that the text follows.", exists=True, dir_okay=False
+        ),
+    ] = None
+    regex: Annotated[str, typer.Option(help="Regular expression that the text matches.")] = ""
+    n: Annotated[int, typer.Option("--n", help="Number of continuations, 1..8.")] = 1
+    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the text.")] = False
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            help="With --json: log-probabilities of each token and of this many most likely ones."
+        ),
+    ] = None
+
+    def params(self, *, seed: int | None, max_tokens: int | None) -> SamplingParams:
+        """Return the parameters of a request.
+
+        Raises:
+            typer.BadParameter: one is out of its bounds; names the flag.
+        """
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        for name in ("stop", "stop_token_id", "logit_bias", "json_schema"):
+            del plain[name]
+        given = SamplingParams(
+            **plain,
+            stop=tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_id or ()),
+            logit_bias=logit_biases(self.logit_bias),
+            json_schema=schema_text(self.json_schema, self.regex),
+            seed=seed,
+            max_tokens=max_tokens,
+        )
+        try:
+            return sampling_params(sampling_message(given))
+        except FieldError as error:
+            raise typer.BadParameter(flag_problem(error)) from None
+        except ValueError as error:
+            raise typer.BadParameter(f"a flag cannot be sent: {error}") from None

@@ -30,6 +30,7 @@ from ssd.launch import (
 )
 from ssd.settings import find_text
 from ssd.telemetry import Event, SystemClock
+from ssd_cli.commands import program
 from ssd_cli.display import err, report, startup_progress, write
 
 _HOST = "127.0.0.1"
@@ -145,7 +146,7 @@ def _announce(running: RunningDeployment, *, is_json: bool) -> None:
         base = f"http://{running.gateway.http_address}"
         err.print(f"[bold]gateway[/bold] {base}/v1  playground {base}/")
     flags = credential_flags()
-    command = f"ssd generate --endpoint {running.target.grpc_address} {flags}"
+    command = f"{program()} generate --endpoint {running.target.grpc_address} {flags}"
     err.print(f'try: {command}"def fib(n):"', markup=False, emoji=False)
 
 

@@ -363,7 +363,7 @@ async def test_a_refused_request_prints_one_line_and_exits_with_2(shared: str) -
 
 async def test_bench_uses_its_command_name_in_errors() -> None:
     refused = await completed("bench", "--widen-target", "3")
-    assert_bad_input(refused, "(see: ssd bench --help)")
+    assert_bad_input(refused, "(see: python -m ssd_cli bench --help)")
 
 
 async def test_a_folder_without_a_model_prints_one_line_and_exits_with_2(

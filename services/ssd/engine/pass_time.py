@@ -5,8 +5,8 @@ tensor parallelism, and starts kernels. The first two overlap with the third; th
 
     time = max(bytes / bandwidth, flops / speed) + all-reduces + kernels
 
-On CPUs, they do not overlap: the time of a pass grows evenly with its rows (``ssd_bench
-cpu-draft``).
+On CPUs, they do not overlap: the time of a pass grows evenly with its rows
+(``tools/experiments/cpu_draft.py``).
 
     time = max(bytes / memory bandwidth, bytes / unpacking by the cores) + rows * flops / speed
 

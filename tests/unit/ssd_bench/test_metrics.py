@@ -11,10 +11,9 @@ from rich.console import Console
 from ssd.launch import Deployment
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import Mode, SpeculationStatistics
-from ssd_bench.__main__ import numbers
+from ssd_bench.command import numbers
 from ssd_bench.machine import count_weights
 from ssd_bench.metrics import BatchFigures, Continuation, batch_figures, spread, spreads
-from ssd_bench.plots import draw_rounds
 from ssd_bench.report import (
     bound_over_sd,
     markdown,
@@ -132,12 +131,6 @@ def test_parts_of_rounds_are_means_between_two_readings() -> None:
     assert found["verify"] == pytest.approx(20.0)
     assert found["noise"] == pytest.approx(5.0)
     assert found["draft"] == 0.0
-
-
-def test_bars_of_two_runs_are_one_png(tmp_path: Path) -> None:
-    records = round_records([cell_of_five_modes()])
-    draw_rounds({"before": records, "after": records}, tmp_path / "rounds.png")
-    assert (tmp_path / "rounds.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_target_on_all_cpus_has_no_draft_process() -> None:

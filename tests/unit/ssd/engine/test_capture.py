@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engines import on
+from tests.gpu.not_capturable import NotCapturable
 from tests.ranks import on_ranks
 from torch import Tensor
 
@@ -22,7 +23,6 @@ from ssd.engine.models.registry import open_decoder
 from ssd.engine.parallel.group import ALONE, Group, RankGroup
 from ssd.engine.static_execution import make_execution
 from ssd.testing.recorded_graphs import RecordedGraph, RecordedGraphs
-from ssd_bench.gpu_check.graphs import NotCapturable
 
 P, N = 4, 4
 ENGINE = on(

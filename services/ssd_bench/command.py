@@ -1,0 +1,149 @@
+"""What the commands of benchmarks share: flags, models, progress, and errors on one line."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.text import Text
+from typer.exceptions import TyperException
+
+from ssd import demo
+from ssd.console import can_redraw, make_console, style_help
+from ssd.errors import ModelNotFoundError, SettingsError, SSDError, UnsupportedModelError
+from ssd.model_name import local_folder
+from ssd.model_source import resolve
+from ssd_bench.runs import BenchmarkRun, Results, run
+
+NUM_PROMPTS = 64
+PROMPT_CHARS = 450
+"""About 128 tokens, as in the model cards."""
+MAX_BATCH = 16
+"""Maximum batch size of a target. A larger batch would wait in its queue."""
+MAX_LENGTH = ("--max-model-len", "1024")
+out = make_console(soft_wrap=False)
+err = make_console(stderr=True)
+BAD_INPUT = (SettingsError, ModelNotFoundError, UnsupportedModelError)
+"""Errors caused by the command line: exit code 2."""
+Measured = TypeVar("Measured")
+Target = Annotated[str, typer.Option(help="Model folder or demo://target.")]
+Draft = Annotated[str, typer.Option(help="Model folder or demo://draft.")]
+Lookahead = Annotated[int, typer.Option(min=1, max=16, help="Tokens of a proposal (K).")]
+Branches = Annotated[int, typer.Option(min=1, max=128, help="Largest number of outcomes (N).")]
+Widening = Annotated[int, typer.Option(help="Width factor; the model computes the same function.")]
+Numbers = Annotated[str, typer.Option(help="Numbers, separated by commas.")]
+MaxTokens = Annotated[int, typer.Option(min=16)]
+Repetitions = Annotated[int, typer.Option(min=1)]
+Dtype = Annotated[
+    Literal["auto", "bfloat16", "float32"], typer.Option(help="Data type of weights and KV.")
+]
+Engine = Annotated[
+    Literal["auto", "openvino", "static", "torch"],
+    typer.Option(help="What executes the forward passes."),
+]
+Output = Annotated[Path, typer.Option(help="Folder for the results.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show stack traces.")]
+
+
+def check_models(target: str, draft: str, widen_target: int, widen_draft: int) -> None:
+    """Check that the models are folders and the factors known, before anything is loaded.
+
+    Raises:
+        ModelNotFoundError: a folder is not a model.
+        typer.BadParameter: a factor is not offered.
+    """
+    for model in (target, draft):
+        local_folder(model)
+    for flag, factor in (("--widen-target", widen_target), ("--widen-draft", widen_draft)):
+        if factor not in demo.FACTORS:
+            allowed = ", ".join(str(each) for each in demo.FACTORS)
+            raise typer.BadParameter(f"{flag} {factor}: choose one of {allowed}")
+
+
+def numbers(text: str, flag: str, lowest: float, highest: float) -> tuple[float, ...]:
+    """Convert a list like ``1,8``.
+
+    Raises:
+        typer.BadParameter: the text is not a list of numbers, or a number is out of bounds.
+    """
+    try:
+        found = tuple(float(number) for number in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"{flag} {text!r}: must be numbers, separated by commas") from None
+    if not all(lowest <= number <= highest for number in found):
+        raise typer.BadParameter(f"{flag} {text!r}: each must be in {lowest:g}..{highest:g}")
+    return found
+
+
+def widened(model: str, factor: int, scratch: Path) -> Path:
+    """Return the folder of a model, or of a wider model of the same function made in ``scratch``.
+
+    Raises:
+        SetupError: the model cannot be found, fetched or widened.
+    """
+    folder = resolve(model)
+    if factor == 1:
+        return folder
+    # Imports torch, which only a wider model needs.
+    from ssd.demo.widen import widen  # noqa: PLC0415
+
+    err.print(f"widening {model} {factor} times")
+    return widen(folder, factor, scratch / f"{folder.name}-{factor}")
+
+
+def run_plan(plan: BenchmarkRun) -> Results:
+    """Measure a plan with a progress bar."""
+    return with_progress(plan.num_batches, lambda advance: run(plan, advance))
+
+
+def with_progress(
+    total: int, measure: Callable[[Callable[[], None]], Coroutine[Any, Any, Measured]]
+) -> Measured:
+    """Measure with a progress bar, which ``measure`` advances after each of ``total`` batches."""
+    parts = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    is_off = not can_redraw(err)
+    with Progress(
+        "{task.description}", *parts, console=err, transient=True, disable=is_off
+    ) as progress:
+        task = progress.add_task("batches", total=total)
+        return asyncio.run(measure(lambda: progress.advance(task)))
+
+
+def run_app(app: typer.Typer, argv: Sequence[str] | None, prog_name: str) -> int:
+    """Run a command line; return its exit code.
+
+    Args:
+        app: the commands.
+        argv: the arguments without the program name; None: those of this process.
+        prog_name: name of the program in help and usage errors.
+    """
+    style_help()
+    is_debug = "--debug" in (sys.argv[1:] if argv is None else argv)
+    try:
+        return int(app(argv, prog_name=prog_name, standalone_mode=False) or 0)
+    except TyperException as error:
+        context = getattr(error, "ctx", None)
+        command = prog_name if context is None else context.command_path
+        return _fail(f"{error.format_message()} (see: {command} --help)", 2)
+    except SSDError as error:
+        if is_debug:
+            raise
+        return _fail(str(error), 2 if isinstance(error, BAD_INPUT) else 1)
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except (BrokenPipeError, SystemExit):
+        # The reader closed the pipe, for which rich and typer raise SystemExit. Nothing may be
+        # flushed to it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _fail(message: str, code: int) -> int:
+    err.print(Text.assemble(("error:", "red"), " ", " ".join(message.split())))
+    return code

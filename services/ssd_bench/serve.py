@@ -1,0 +1,401 @@
+"""``ssd bench serve``: guidellm's load on a gateway, and what only this product can check.
+
+guidellm sends the requests and measures what clients see; its report is beside ours. Here are the
+processes, and the checks of each load: no request fails, texts are the same as before it, nothing
+is held after it, no process grows. Times fail nothing, since they depend on the machine.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+
+from ssd.demo.corpus import held_out_prompts
+from ssd.errors import OverloadedError, SetupError, SSDError
+from ssd.launch import Deployment, RunningDeployment, deployed
+from ssd.model_source import resolve
+from ssd.rpc.client import TargetClient
+from ssd.rpc.codec import GenerateCall
+from ssd.types import SamplingParams, TokenId
+from ssd_bench.command import PROMPT_CHARS, Debug, Draft, Json, Output, Target, err, out
+from ssd_bench.peers.environments import interpreter
+from ssd_bench.resources import MIB, Growth, recorded
+from ssd_bench.scrape import samples, scrape
+
+SLOTS = 64
+"""Sequences of the target, and requests of its queue."""
+OVERLOAD = 10
+"""The rate of ``overload``: this many times the requests that ended in ``streams``."""
+NUM_TEXTS = 4
+TEXT_TOKENS = 48
+SETTLE_SECONDS = 15.0
+"""Maximum time after a load in which everything is freed."""
+END_SECONDS = 240.0
+"""Maximum time of guidellm beyond its load: its imports, its prompts and its report."""
+_POLL_SECONDS = 0.1
+_REFUSALS = 'ssd_requests_total{outcome="overloaded"}'
+_OF_TARGET = (
+    *("ssd_running_sequences", "ssd_waiting_sequences", "ssd_open_sessions"),
+    'ssd_kv_blocks{state="used"}',
+)
+_OF_DRAFT = ("ssd_draft_sessions",)
+
+
+class FailedChecksError(SSDError):
+    """A check has failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What guidellm sends."""
+
+    prompt_tokens: int
+    output_tokens: int
+    streams: int = 0
+    """Clients that each have one request open; 0: requests arrive at a rate."""
+    is_overload: bool = False
+    """Whether refusals are expected."""
+
+    def spec(self, url: str, model: Path, options: "ServeOptions", rate: float) -> dict[str, Any]:
+        """Return the configuration of guidellm."""
+        poisson = {"kind": "poisson", "rate": [rate]}
+        body = {"temperature": options.temperature, "mode": options.mode}
+        return {
+            "backend": {"kind": "openai_http", "target": url, "extras": {"body": body}},
+            "profile": {"kind": "concurrent", "streams": [self.streams]}
+            if self.streams
+            else poisson,
+            "constraints": [{"kind": "max_duration", "seconds": options.seconds}],
+            "tokenizer": {"kind": "hf_auto", "model": str(model)},
+            "data": [
+                {
+                    "kind": "synthetic_text",
+                    "prompt_tokens": self.prompt_tokens,
+                    "output_tokens": self.output_tokens,
+                }
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What a user chooses for all loads."""
+
+    seconds: float
+    temperature: float
+    mode: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadResult:
+    """What a load showed."""
+
+    load: str
+    requests: Mapping[str, int]
+    """By guidellm's outcome: successful, errored, incomplete."""
+    refusals: int
+    """Refused requests of any client, from the target's metric."""
+    requests_per_second: float
+    texts: int
+    """Texts that were compared during and after the load."""
+    problems: Sequence[str]
+    """Failed checks."""
+    growth: Sequence[Growth] = field(default_factory=tuple)
+
+
+LOADS = {
+    "streams": Load(streams=SLOTS, prompt_tokens=128, output_tokens=128),
+    "prompts": Load(streams=8, prompt_tokens=1_900, output_tokens=16),
+    "overload": Load(prompt_tokens=128, output_tokens=64, is_overload=True),
+}
+"""By the name on the command line."""
+
+
+def serve(
+    *,
+    loads: Annotated[str, typer.Option(help=f"{', '.join(LOADS)}, by commas.")] = "streams",
+    streams: Annotated[
+        int, typer.Option(min=1, max=SLOTS, help="Clients of the load streams.")
+    ] = SLOTS,
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0.001, help=f"Requests/s of overload; default: {OVERLOAD}x of streams."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="Duration of each load.")] = 60.0,
+    mode: Annotated[
+        Literal["auto", "autoregressive", "speculative"], typer.Option(help="How rounds run.")
+    ] = "auto",
+    temperature: Annotated[float, typer.Option(min=0, max=2)] = 0.0,
+    target: Target = "demo://target",
+    draft: Draft = "demo://draft",
+    num_drafts: Annotated[int, typer.Option(min=0, max=16)] = 1,
+    environments: Annotated[
+        Path | None, typer.Option(help="Folder of guidellm's environment, which is built once.")
+    ] = None,
+    output: Output = Path("results"),
+    is_json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - read by ``run_app``
+) -> None:
+    """Send load to a gateway with guidellm; check texts and leaks; write serve.json.
+
+    Exit code 1 if a request failed, a text changed, something was not freed or a process grew.
+    """
+    names = loads.split(",")
+    if not set(names) <= set(LOADS):
+        raise typer.BadParameter(f"--loads {loads!r}: choose of {', '.join(LOADS)}")
+    if "overload" in names and rate is None and "streams" not in names[: names.index("overload")]:
+        raise typer.BadParameter("--loads overload: give its --rate, or the load streams before it")
+    model = resolve(target)
+    output.mkdir(parents=True, exist_ok=True)
+    folder = environments or Path.home() / ".cache" / "ssd" / "peers"
+    guidellm = interpreter("guidellm", folder).with_name("guidellm")
+    deployment = Deployment(
+        target=target,
+        draft=draft,
+        num_drafts=num_drafts,
+        gateway_port=0,
+        target_flags=("--max-num-seqs", str(SLOTS), "--max-queue", str(SLOTS)),
+        draft_flags=("--max-sessions", str(SLOTS)),
+    )
+    chosen = {name: LOADS[name] for name in names}
+    if "streams" in chosen:
+        chosen["streams"] = replace(LOADS["streams"], streams=streams)
+    options = ServeOptions(seconds=seconds, temperature=temperature, mode=mode)
+    results = asyncio.run(_run(chosen, deployment, Client(guidellm, model, output, options), rate))
+    found = json.dumps([asdict(each) for each in results], indent=1)
+    (output / "serve.json").write_text(found)
+    if is_json:
+        out.print_json(found)
+    else:
+        out.print(table(results))
+    err.print(f"written to {output}/serve.json; guidellm's reports are beside it")
+    failed = [f"{each.load}: {problem}" for each in results for problem in each.problems]
+    if failed:
+        raise FailedChecksError(f"{len(failed)} checks failed: {'; '.join(failed)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """guidellm: its program, its tokenizer, and the folder of its reports."""
+
+    program: Path
+    model: Path
+    output: Path
+    options: ServeOptions
+
+    async def send(self, name: str, load: Load, url: str, rate: float) -> dict[str, Any]:
+        """Run a load; return the benchmark of guidellm's report.
+
+        Raises:
+            SetupError: guidellm failed.
+        """
+        report = self.output / f"guidellm-{name}.json"
+        spec = load.spec(url, self.model, self.options, rate)
+        spec["outputs"] = [{"kind": "json", "path": str(report)}]
+        config = self.output / f"guidellm-{name}.config.json"
+        config.write_text(json.dumps({"spec": spec}))
+        report.unlink(missing_ok=True)
+        process = await asyncio.create_subprocess_exec(
+            *("env", "HF_HUB_OFFLINE=1", self.program, "run", "--disable-console"),
+            *("--config", config),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        try:
+            async with asyncio.timeout(self.options.seconds + END_SECONDS):
+                shown, _ = await process.communicate()
+        except TimeoutError:
+            raise SetupError(f"guidellm did not end within {END_SECONDS:g} s") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode or not report.exists():
+            last = shown.decode(errors="replace").strip().splitlines()[-1:]
+            raise SetupError(f"guidellm ended with {process.returncode}: {' '.join(last)}")
+        (found,) = json.loads(report.read_text())["benchmarks"]
+        return dict(found)
+
+
+async def _run(
+    loads: Mapping[str, Load], deployment: Deployment, client: Client, rate: float | None
+) -> list[LoadResult]:
+    results: list[LoadResult] = []
+    allowed = os.sched_getaffinity(0)
+    async with contextlib.AsyncExitStack() as stack:
+        running = await stack.enter_async_context(deployed(deployment))
+        # guidellm and this process use the CPUs that run no model.
+        os.sched_setaffinity(0, {int(cpu) for cpu in deployment.plan().others.split(",")})
+        stack.callback(os.sched_setaffinity, 0, allowed)
+        target = await stack.enter_async_context(
+            TargetClient(running.target.grpc_address, ready_seconds=0)
+        )
+        calls = reference_calls()
+        expected = [await generate(target, call) for call in calls]
+        for name, load in loads.items():
+            err.print(f"{name}: {client.options.seconds:g} s")
+            capacity = next((r.requests_per_second for r in results if r.load == "streams"), 0.0)
+            own_rate = rate or OVERLOAD * max(capacity, 0.1)
+            results.append(
+                await measure(
+                    name, load, running, TextCheck(target, calls, expected), client, own_rate
+                )
+            )
+    return results
+
+
+async def measure(
+    name: str,
+    load: Load,
+    running: RunningDeployment,
+    texts: "TextCheck",
+    client: Client,
+    rate: float,
+) -> LoadResult:
+    """Run one load and its checks."""
+    assert running.gateway is not None
+    processes = (running.target, *running.drafts, running.gateway)
+    before = await _refusals(running)
+    async with recorded({each.name: each.pid for each in processes}) as log, texts.repeated():
+        url = f"http://{running.gateway.http_address}"
+        benchmark = await client.send(name, load, url, rate)
+    await texts.compare()
+    metrics = benchmark["metrics"]
+    totals = metrics["request_totals"]
+    requests = {name: int(totals[name]) for name in ("successful", "errored", "incomplete")}
+    refusals = int(await _refusals(running) - before)
+    errors = requests["errored"] - (refusals - texts.refused)
+    growth = log.growth(benchmark["start_time"], benchmark["end_time"])
+    checks = {
+        f"{errors} requests failed": errors > 0,
+        f"{refusals} requests were refused": refusals > 0 and not load.is_overload,
+        "no request was refused": load.is_overload and not refusals,
+        "no request ended": not requests["successful"],
+        f"{texts.changed} of {texts.compared} texts changed": texts.changed > 0,
+        **{f"{held} is not freed": True for held in await leftovers(running)},
+        **{str(each): True for each in growth if not each.is_flat},
+    }
+    return LoadResult(
+        load=name,
+        requests=requests,
+        refusals=refusals,
+        requests_per_second=metrics["requests_per_second"]["successful"]["mean"],
+        texts=texts.compared,
+        problems=[problem for problem, has_failed in checks.items() if has_failed],
+        growth=growth,
+    )
+
+
+def reference_calls() -> list[GenerateCall]:
+    """Return requests whose texts must not depend on what else runs."""
+    return [
+        GenerateCall(
+            prompt=prompt,
+            sampling=SamplingParams(
+                temperature=float(index % 2),
+                ignore_eos=True,
+                seed=index,
+                max_tokens=TEXT_TOKENS,
+            ),
+        )
+        for index, prompt in enumerate(held_out_prompts(NUM_TEXTS, num_chars=PROMPT_CHARS))
+    ]
+
+
+async def generate(client: TargetClient, call: GenerateCall) -> tuple[TokenId, ...]:
+    """Return the tokens of a request."""
+    return tuple([token async for chunk in client.generate(call) for token in chunk.token_ids])
+
+
+@dataclass(slots=True)
+class TextCheck:
+    """Compares texts with those before the load."""
+
+    client: TargetClient
+    calls: Sequence[GenerateCall]
+    expected: Sequence[tuple[TokenId, ...]]
+    compared: int = 0
+    changed: int = 0
+    refused: int = 0
+
+    async def compare(self) -> None:
+        """Generate each text once."""
+        for call, expected in zip(self.calls, self.expected, strict=True):
+            try:
+                found = await generate(self.client, call)
+            except OverloadedError as error:
+                self.refused += 1
+                await asyncio.sleep(error.retry_after_seconds or 1.0)
+                continue
+            self.compared += 1
+            self.changed += found != expected
+
+    @contextlib.asynccontextmanager
+    async def repeated(self) -> AsyncIterator[None]:
+        """Compare all the time while the context is entered."""
+
+        async def repeat() -> None:
+            while True:
+                await self.compare()
+
+        repeating = asyncio.create_task(repeat())
+        try:
+            yield
+            if repeating.done():
+                repeating.result()
+        finally:
+            repeating.cancel()
+            await asyncio.gather(repeating, return_exceptions=True)
+
+
+async def _refusals(running: RunningDeployment) -> float:
+    return samples(await scrape(running.target.http_address)).get(_REFUSALS, 0.0)
+
+
+async def leftovers(running: RunningDeployment) -> list[str]:
+    """Return what target and drafts still hold although no request is open.
+
+    Waits up to ``SETTLE_SECONDS`` until nothing is left.
+    """
+    held: list[str] = []
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SETTLE_SECONDS):
+            while True:
+                held = await _held(running)
+                if not held:
+                    break
+                await asyncio.sleep(_POLL_SECONDS)
+    return held
+
+
+async def _held(running: RunningDeployment) -> list[str]:
+    held = []
+    for process, names in ((running.target, _OF_TARGET), *((d, _OF_DRAFT) for d in running.drafts)):
+        found = samples(await scrape(process.http_address))
+        held += [f"{name} of {process.name}: {found[name]:g}" for name in names if found.get(name)]
+    return held
+
+
+def table(results: Sequence[LoadResult]) -> Table:
+    """Return the results; those of clients are in guidellm's reports."""
+    found = Table("load", "requests", "requests/s", "refused", "texts", "memory, MiB", "problems")
+    for each in results:
+        memory = [row for row in each.growth if row.resource == "memory_bytes"]
+        sizes = [f"{row.process} {row.begin / MIB:.0f} → {row.end / MIB:.0f}" for row in memory]
+        found.add_row(
+            each.load,
+            ", ".join(f"{count} {outcome}" for outcome, count in each.requests.items() if count),
+            f"{each.requests_per_second:.2f}",
+            str(each.refusals),
+            str(each.texts),
+            "\n".join(sizes) or "too short",
+            "\n".join(each.problems) or "none",
+        )
+    return found

@@ -1,0 +1,72 @@
+"""Where a check runs, what it found, and the list of checks in the order in which they run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+Figure = float | int | str | bool
+"""A measured value. Names of figures end in their unit."""
+NO_GPU = (
+    "torch finds no GPU: gpu-check needs an NVIDIA GPU (36 GB of memory for all checks), its "
+    "driver and a torch with CUDA; --on cpu runs the same checks with small models"
+)
+CHECKS: Mapping[str, float] = MappingProxyType(
+    {
+        "machine": 45.0,
+        "attention flex": 150.0,
+        "bits of flex": 45.0,
+        "attention flash_attn": 45.0,
+        "tokens of the embedded pair": 180.0,
+        "graphs": 105.0,
+        "channel collective": 90.0,
+        "logits of llama": 105.0,
+        "tokens of llama": 120.0,
+        "tokens of two ranks": 75.0,
+        "passes of llama": 120.0,
+        "speed of llama": 90.0,
+        "logits of qwen3": 60.0,
+        "tokens of qwen3": 75.0,
+        "compiled layers of llama": 75.0,
+        "peer transformers": 45.0,
+        "peer vllm": 45.0,
+        "attention flex, other shapes": 30.0,
+    }
+)
+"""Seconds that the checks before each one leave to it. What they do not use is added. Results run
+before figures, then peers."""
+PEER = "peer "
+"""Beginning of the names of checks that measure another product."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """Where a check runs."""
+
+    device: str
+    """``cuda`` or ``cpu``."""
+    scratch: Path
+    """A folder that all checks of a run share."""
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether there are GPUs; else models are small."""
+        return self.device == "cuda"
+
+    @property
+    def target_device(self) -> str:
+        """Device of targets."""
+        return "cuda:0" if self.is_cuda else "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The result of a check."""
+
+    status: Literal["passed", "failed", "timed out", "skipped"]
+    """Of a check that timed out, nothing is known: compilers can be slow."""
+    reason: str = ""
+    """Why it did not pass."""
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    seconds: float = 0.0

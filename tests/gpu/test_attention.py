@@ -1,0 +1,145 @@
+"""Attention kernels on pages against attention to each sequence on its own, in float64.
+
+FlexAttention is the default of a GPU without flash-attn, and its bfloat16 kernels run on no other
+device: Triton's interpreter multiplies the bit patterns of bfloat16 numbers as integers. In version
+3.9, a product of two small matrices was that of their bits exactly, 1.9e10 instead of 11; in
+float16 it was right. The first check of attention is therefore this one on the GPU.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from tests.gpu.environment import Environment, Figure
+
+from ssd.engine.attention import paged_flex
+from ssd.engine.attention.check import compare_paged, paged_cases
+from ssd.engine.attention.paged import PagedAttention, make_paged
+from ssd.engine.attention.paged_flex import PagedFlex
+
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+"""Largest absolute difference of values and of log-sum-exps for normal inputs. In bfloat16, values
+below 4 are rounded by up to 0.008."""
+CPU_CASES = ("a verify around page boundaries",)
+"""Eager FlexAttention traces each case for seconds."""
+FLEX_CASES = (
+    *("a verify around page boundaries", "a trunk", "a chunk of a prompt", "one query"),
+    *("8192 positions", "4 query heads of a key head"),
+)
+"""The shapes of targets and drafts. Each takes seconds to compile, so the others are checked last,
+with the time that is left."""
+
+EDGES = (128, 256, 512, 2048, 4096)
+"""Positions at which a pass has one page more, or one split more."""
+COLUMNS = 7
+
+
+@pytest.fixture(autouse=True)
+def eager_flex(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager FlexAttention traces each shape by default, and warns."""
+    if not environment.is_cuda:
+        flex = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
+        monkeypatch.setattr(flex, True)
+
+
+@pytest.mark.check("attention flex")
+def test_flex_of_targets_and_drafts(environment: Environment, figures: dict[str, Figure]) -> None:
+    """Compiled on a GPU, eager on a CPU."""
+    backend = PagedFlex(is_compiled=environment.is_cuda)
+    figures |= _compare(backend, environment, FLEX_CASES if environment.is_cuda else CPU_CASES)
+
+
+@pytest.mark.check("attention flex, other shapes", on=("cuda",))
+def test_flex_in_all_other_shapes(environment: Environment, figures: dict[str, Figure]) -> None:
+    backend = PagedFlex()
+    others = [each for each in paged_cases(backend.block_size) if each not in FLEX_CASES]
+    figures |= _compare(backend, environment, others)
+
+
+@pytest.mark.check("attention flash_attn", on=("cuda",))
+def test_flash_attn(environment: Environment, figures: dict[str, Figure]) -> None:
+    pytest.importorskip("flash_attn", reason="flash-attn is not installed; flex is used")
+    backend = make_paged("flash_attn", environment.target_device, "bfloat16").attention
+    figures |= _compare(backend, environment, list(paged_cases(backend.block_size)))
+
+
+def test_bits_that_depend_on_the_column_are_found(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def by_column(*arguments: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        out_BQHE, mass_BHQ = attend(*arguments, **options)
+        return out_BQHE + torch.arange(out_BQHE.shape[1])[:, None, None], mass_BHQ
+
+    attend = paged_flex.attend
+    monkeypatch.setattr(paged_flex, "attend", by_column)
+    with pytest.raises(AssertionError, match="other bits at position 126 in column 1"):
+        compare_columns(environment)
+
+
+@pytest.mark.check("bits of flex")
+def test_a_deterministic_query_has_the_same_bits_in_each_column(
+    environment: Environment, figures: dict[str, Figure]
+) -> None:
+    figures |= compare_columns(environment)
+
+
+def compare_columns(environment: Environment) -> dict[str, Figure]:
+    """Compare the bits of a query of a deterministic pass in its columns.
+
+    Plain decoding runs the token at position p in column 0 of a pass, which then ends at p + K;
+    speculation runs it in a later column, and the pass ends earlier, perhaps a page earlier.
+    """
+    backend = PagedFlex(is_compiled=environment.is_cuda, is_deterministic=True)
+    last = EDGES[-1] if environment.is_cuda else EDGES[0]
+    positions = [edge + shift for edge in EDGES if edge <= last for shift in (-2, -1, 0)]
+    device, page = environment.target_device, backend.block_size
+    num_pages = 2 + (last + COLUMNS) // page
+    generator = torch.Generator().manual_seed(3)
+    dtype = torch.bfloat16 if environment.is_cuda else torch.float32
+    queries_SHE = torch.randn((num_pages * page, 8, 64), generator=generator).to(device, dtype)
+    keys_YCGE, values_YCGE = (
+        torch.randn((2, num_pages + 1, page, 2, 64), generator=generator).to(device, dtype)
+    ).unbind(0)
+    table_1J = torch.arange(1, num_pages + 1, dtype=torch.int32, device=device)[None]
+
+    def attended(first: int) -> torch.Tensor:
+        """Return the results of columns at positions ``first``, ``first`` + 1, …."""
+        attend = backend.prepare(
+            table_1J,
+            torch.tensor([first + COLUMNS], dtype=torch.int32, device=device),
+            num_queries=COLUMNS,
+            num_pages=num_pages + 1,
+            is_causal=True,
+        )
+        found_1QHE, _ = attend(queries_SHE[None, first : first + COLUMNS], keys_YCGE, values_YCGE)
+        return found_1QHE[0]
+
+    wrong = [
+        f"position {position} in column {column}"
+        for position in positions
+        for column in range(1, COLUMNS)
+        if not torch.equal(attended(position)[0], attended(position - column)[column])
+    ]
+    assert not wrong, f"flex has other bits at {', '.join(wrong[:8])}"
+    return {"positions": len(positions), "columns": COLUMNS}
+
+
+def _compare(
+    backend: PagedAttention, environment: Environment, names: Sequence[str]
+) -> dict[str, Figure]:
+    """Compare the named cases; all that differ by more than the tolerance are reported."""
+    dtype = torch.bfloat16 if environment.is_cuda else torch.float32
+    cases = paged_cases(backend.block_size)
+    wrong, worst = [], 0.0
+    for name in names:
+        difference = compare_paged(backend, cases[name], dtype, environment.target_device)
+        largest = max(difference.out, difference.log_sum_exp)
+        worst = max(worst, largest)
+        if largest > TOLERANCES[dtype]:
+            wrong.append(f"{name} by {largest:.3g}")
+    assert not wrong, (
+        f"{backend.name} differs in {len(wrong)} of {len(names)} cases "
+        f"(tolerance {TOLERANCES[dtype]}): {'; '.join(wrong)}"
+    )
+    return {"cases": len(names), "largest_difference": worst}

@@ -1,0 +1,52 @@
+"""The GPUs, the versions of the libraries, and the bandwidth of a copy."""
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+import pytest
+import torch
+from tests.gpu.environment import Environment, Figure
+from tests.gpu.models import copy_bandwidth
+
+MIN_TORCH = (2, 13)
+PACKAGES = ("transformers", "flash-attn", "vllm", "triton")
+
+
+@pytest.mark.check("machine")
+def test_torch_is_new_enough(environment: Environment, figures: dict[str, Figure]) -> None:
+    check_torch()
+    figures |= {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **{name: _version(name) for name in PACKAGES},
+    }
+    if environment.is_cuda:
+        properties = torch.cuda.get_device_properties(0)
+        figures |= {
+            "gpu": properties.name,
+            "gpus": torch.cuda.device_count(),
+            "memory_gb": round(properties.total_memory / 1e9, 1),
+            "cuda": str(torch.version.cuda),
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        }
+    figures["copy_gb_per_second"] = round(copy_bandwidth(environment) / 1e9, 1)
+
+
+def test_an_old_torch_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.__version__", "2.10.1+cu126")
+    with pytest.raises(AssertionError, match=r"torch is 2\.10\.1\+cu126, the product needs 2\.13"):
+        check_torch()
+
+
+def check_torch() -> None:
+    """Check the version of torch."""
+    found = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2]))
+    needed = ".".join(map(str, MIN_TORCH))
+    assert found >= MIN_TORCH, f"torch is {torch.__version__}, the product needs {needed}"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

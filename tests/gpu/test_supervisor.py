@@ -1,0 +1,207 @@
+"""``make gpu-check``: processes of checks, exit codes, the file of results."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.gpu import supervisor
+from tests.gpu.__main__ import FOLDER, main, missing_packages
+from tests.gpu.environment import CHECKS, Outcome
+from tests.gpu.supervisor import outcomes, run_apart
+
+ROOT = FOLDER.parents[1]
+PYTHON = ("env", "PYTHONPATH=services", "CUDA_VISIBLE_DEVICES=", sys.executable)
+LIMIT_SECONDS = 1500.0
+
+
+@pytest.fixture
+def gpu_check(tmp_path: Path) -> Callable[..., tuple[int, str, Path]]:
+    """Runs the command; returns its exit code, its output and the file of its results."""
+
+    def run(*flags: str) -> tuple[int, str, Path]:
+        output = tmp_path / "gpu_check.json"
+        command = [*PYTHON, "-m", "tests.gpu", "--output", str(output), *flags]
+        ended = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=250
+        )
+        return ended.returncode, ended.stdout + ended.stderr, output
+
+    return run
+
+
+def test_results_are_printed_and_written(
+    gpu_check: Callable[..., tuple[int, str, Path]], tmp_path: Path
+) -> None:
+    code, shown, output = gpu_check(
+        *("--on", "cpu", "--scratch", str(tmp_path), "--only", "bits of flex", "machine")
+    )
+    assert code == 0, shown
+    assert shown.startswith("machine: passed")
+    assert "not measured" in shown
+    document = json.loads(output.read_text())
+    assert (document["device"], document["is_complete"]) == ("cpu", True)
+    assert list(document["checks"]) == ["machine", "bits of flex"]
+    assert document["checks"]["machine"]["figures"]["copy_gb_per_second"] > 0
+    assert len(document["targets"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        ((), "ERROR: torch finds no GPU: gpu-check needs an NVIDIA GPU"),
+        (("--on", "cpu", "--scratch", "/nowhere"), "ERROR: --scratch: the folder /nowhere cannot"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_the_first_check(
+    gpu_check: Callable[..., tuple[int, str, Path]], flags: tuple[str, ...], error: str
+) -> None:
+    code, shown, output = gpu_check(*flags)
+    assert code == 4
+    assert error in shown
+    if not flags:
+        assert len(shown.strip().splitlines()) == 1
+    assert not output.exists()
+
+
+def test_a_missing_package_is_named_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert missing_packages({"json": "json", "no_such_module": "no-such-package"}) == [
+        "no-such-package"
+    ]
+    monkeypatch.setattr("tests.gpu.__main__.missing_packages", lambda: ["grpcio"])
+    assert main([]) == 2
+    assert "missing packages: grpcio; on a machine with a network" in capsys.readouterr().err
+    assert main(["--missing"]) == 0
+    assert capsys.readouterr().out == "grpcio\n"
+
+
+WRITES = "import sys; open(sys.argv[1], 'w').write('{\"status\": \"passed\"}')"
+
+
+@pytest.mark.parametrize(
+    ("code", "seconds", "found"),
+    [
+        (WRITES, 60.0, Outcome(status="passed")),
+        ("{}['x']", 60.0, Outcome(status="failed", reason="ended with 1: KeyError: 'x'")),
+        (
+            "import threading; threading.Event().wait(100)",
+            0.2,
+            Outcome(status="timed out", reason="no result within 0 s; --limit gives all more time"),
+        ),
+    ],
+)
+def test_a_crash_or_a_hang_ends_one_check(code: str, seconds: float, found: Outcome) -> None:
+    assert run_apart([sys.executable, "-c", code], seconds) == found
+
+
+def of_each(
+    monkeypatch: pytest.MonkeyPatch, limit_seconds: float, found: Outcome
+) -> list[tuple[str, str, float]]:
+    """Run one check of the product and one of a peer; return status, reason and seconds of both."""
+    limits = []
+
+    def run(_command: object, seconds: float) -> Outcome:
+        limits.append(seconds)
+        return found
+
+    monkeypatch.setattr(supervisor, "CHECKS", {"own": 10.0, "peer x": 10.0})
+    monkeypatch.setattr(supervisor, "command_of", lambda *_arguments: [])
+    monkeypatch.setattr(supervisor, "run_apart", run)
+    monkeypatch.setattr(supervisor, "monotonic", lambda: 100.0)
+    items: dict[str, Any] = {"own": None, "peer x": None}
+    seen = [each for _, each in outcomes(items, limit_seconds, Path())]
+    limits += [0.0] * (len(seen) - len(limits))
+    return [(each.status, each.reason, limit) for each, limit in zip(seen, limits, strict=True)]
+
+
+@pytest.mark.parametrize("status", ["failed", "timed out"])
+def test_a_peer_that_fails_is_skipped_and_has_the_time_that_others_left(
+    status: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first check ended at once here: its time is that of the second one too.
+    assert of_each(monkeypatch, 60.0, Outcome(status=status, reason="broken")) == [
+        (status, "broken", 30.0),
+        ("skipped", f"it {status}: broken", 60.0),
+    ]
+
+
+def test_checks_without_time_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = "its part of the 1 s of all checks is under a second"
+    own, _ = of_each(monkeypatch, 1.0, Outcome(status="passed"))
+    assert own[:2] == ("skipped", reason)
+
+
+def test_the_seconds_of_all_checks_are_the_limit() -> None:
+    assert sum(CHECKS.values()) == LIMIT_SECONDS
+
+
+def test_bfloat16_of_the_default_attention_is_checked_before_other_attention() -> None:
+    assert next(name for name in CHECKS if name.startswith("attention")) == "attention flex"
+
+
+def test_results_are_written_after_each_check_and_before_ctrl_c_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "gpu_check.json"
+    command = [*PYTHON, "-m", "tests.gpu", "--on", "cpu", "--output", str(output)]
+    command += ["--only", "machine", "tokens of the embedded pair"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "copy_gb_per_second" in line:
+                break
+        # Of the next check, whose processes take seconds to start.
+        process.send_signal(signal.SIGTERM)
+        shown = process.stdout.read()
+    document = json.loads(output.read_text())
+    assert (list(document["checks"]), document["is_complete"]) == (["machine"], False)
+    assert "interrupted after 1 of 2 checks" in shown
+    assert process.returncode == 130
+
+
+# Blocks the dependencies of the product that REQUIRED does not name, then imports the modules.
+IMPORTS_WITH_REQUIRED_PACKAGES = """
+import importlib, pkgutil, re, sys
+from importlib.metadata import packages_distributions, requires
+from tests.gpu.__main__ import FOLDER, REQUIRED
+
+def normal(requirement):
+    return re.sub("[-_.]+", "-", re.match("[A-Za-z0-9._-]+", requirement)[0]).lower()
+
+products = re.compile("extra == .(engine|gateway|cli).")
+needed = {
+    normal(each)
+    for each in requires("ssd-serving")
+    if "extra ==" not in each or products.search(each)
+}
+missing = needed - {normal(each) for each in REQUIRED.values()}
+blocked = {
+    module
+    for module, owners in packages_distributions().items()
+    if {normal(owner) for owner in owners} & missing
+}
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"{name} is not in REQUIRED", name=name)
+
+sys.meta_path.insert(0, Finder())
+for package in ("ssd_target", "ssd_draft"):
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
+        importlib.import_module(module.name)
+for file in FOLDER.glob("*.py"):
+    if file.stem not in ("test_supervisor", "__main__"):
+        importlib.import_module(f"tests.gpu.{file.stem}")
+"""
+
+
+def test_the_processes_and_checks_import_only_the_packages_that_are_named() -> None:
+    command = [*PYTHON, "-c", IMPORTS_WITH_REQUIRED_PACKAGES]
+    subprocess.run(command, check=True, cwd=ROOT, timeout=120)

@@ -1,0 +1,46 @@
+"""The name of the program in hints, and the end of a pipe."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ssd
+from ssd_cli.app import run
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["plan"], ["plan", "--json"], ["bench", "--help"]])
+def test_a_reader_that_closes_the_pipe_ends_a_command_with_the_status_of_sigpipe(
+    argv: list[str],
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as output:  # noqa: PTH123 - a descriptor
+        ended = subprocess.run(
+            [sys.executable, "-m", "ssd_cli", *argv],
+            cwd=Path(ssd.__file__).parents[1],
+            check=False,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_hints_name_the_program_as_it_was_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "ssd"
+    program.touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert run(["genrate"]) == 2
+    assert f"(see: {program} --help)" in capsys.readouterr().err
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run(["genrate"]) == 2
+    assert "(see: ssd --help)" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["/some/ssd_cli/__main__.py"])
+    assert run(["genrate"]) == 2
+    assert "(see: python -m ssd_cli --help)" in capsys.readouterr().err

@@ -1,0 +1,302 @@
+"""``auto``: mode AUTO against AUTOREGRESSIVE and SPECULATIVE, from the first request on.
+
+Each cell is a pair of models, a number of CPUs, a batch size and a temperature. A repetition starts
+three deployments, one for each mode, and sends them the same batches in turn: the first, second and
+third batch of each in another order, so other work on the machine slows all modes alike. The cell
+contains ratios of the tokens per second of whole requests, over all batches and over the first
+``FIRST_BATCHES``, in which the controller knows nothing.
+A cell that ``auto.json`` contains is not measured again, so a run can be continued.
+"""
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ssd import demo
+from ssd.cpu_plan import one_cpu_a_core, plan_cpus
+from ssd.demo.corpus import held_out_prompts
+from ssd.launch import Deployment, deployed
+from ssd.ports import Clock
+from ssd.rpc.client import TargetClient
+from ssd.rpc.codec import GenerateCall
+from ssd.telemetry import SystemClock
+from ssd.types import Mode, SamplingParams
+from ssd_bench.command import Output, err
+
+NUM_PROMPTS = 32
+PROMPT_CHARS = 250
+SLOW_STEP_MS = 7.0
+"""Time that the slowed draft adds to each step. A step of the embedded draft takes about 1 ms on
+one core with AVX-512, so this is 8 times as long."""
+BUSY_PROCESSES = 3
+"""Processes that compute without end on each CPU of the overloaded draft."""
+FIRST_BATCHES = 5
+MODES = (Mode.AUTOREGRESSIVE, Mode.SPECULATIVE, Mode.AUTO)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """Models, and what is wrong with the draft."""
+
+    target: str = "demo://target"
+    draft: str = "demo://draft"
+    """Empty: the embedded draft's shape with random weights."""
+    draft_flags: tuple[str, ...] = ()
+    is_overloaded: bool = False
+
+
+SITUATIONS = {
+    "embedded": Situation(),
+    "widened": Situation(target="demo://target?widen=4"),
+    "random": Situation(draft=""),
+    "slow": Situation(draft_flags=("--inject-step-ms", str(SLOW_STEP_MS))),
+    "overloaded": Situation(is_overloaded=True),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What a cell measures beside its situation."""
+
+    cpus: int
+    batch: int
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amount:
+    """How much each cell measures."""
+
+    batches: int
+    max_tokens: int
+    repetitions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One measured cell: medians over its repetitions."""
+
+    situation: str
+    size: Size
+    tokens_per_second: dict[str, float]
+    """By mode."""
+    over_ar: float
+    """Tokens/s of mode AUTO over those of AUTOREGRESSIVE."""
+    over_better: float
+    """The same over the faster one of the other modes."""
+    first_over_better: float
+    """The same in the first batches."""
+    lowest_over_ar: float
+    """``over_ar`` of the slowest repetition."""
+    num_different: int
+    """Texts that differ between the modes; 0 in deterministic mode, ties in the fast mode."""
+
+
+@dataclass(slots=True)
+class Repetition:
+    """Seconds of each batch, and the texts, by mode."""
+
+    seconds: dict[Mode, list[float]] = field(default_factory=lambda: {mode: [] for mode in MODES})
+    texts: dict[Mode, list[tuple[int, ...]]] = field(
+        default_factory=lambda: {mode: [] for mode in MODES}
+    )
+
+    def ratio(self, *others: Mode, num_batches: int | None = None) -> float:
+        """Return the speed of mode AUTO over the fastest of others, in the first batches."""
+        sums = {mode: sum(found[:num_batches]) for mode, found in self.seconds.items()}
+        return min(sums[mode] for mode in others) / sums[Mode.AUTO]
+
+    @property
+    def num_different(self) -> int:
+        """Texts that differ from those of plain decoding."""
+        plain, *others = (self.texts[mode] for mode in MODES)
+        return sum(a != b for texts in others for a, b in zip(plain, texts, strict=True))
+
+
+def cell(situation: str, size: Size, found: Sequence[Repetition]) -> Cell:
+    """Return the figures of a cell."""
+    over_ar = [each.ratio(Mode.AUTOREGRESSIVE) for each in found]
+    others = (Mode.AUTOREGRESSIVE, Mode.SPECULATIVE)
+    first = [each.ratio(*others, num_batches=FIRST_BATCHES) for each in found]
+    num_tokens = sum(map(len, found[0].texts[Mode.AUTO]))
+    return Cell(
+        situation=situation,
+        size=size,
+        tokens_per_second={
+            mode.value: num_tokens / statistics.median(sum(each.seconds[mode]) for each in found)
+            for mode in MODES
+        },
+        over_ar=statistics.median(over_ar),
+        over_better=statistics.median(each.ratio(*others) for each in found),
+        first_over_better=statistics.median(first),
+        lowest_over_ar=min(over_ar),
+        num_different=sum(each.num_different for each in found),
+    )
+
+
+def random_draft(folder: Path) -> Path:
+    """Write the embedded draft's shape with random weights to a folder."""
+    # Only this needs torch.
+    import torch  # noqa: PLC0415
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415
+
+    source = demo.folder("draft")
+    folder.mkdir()
+    for file in source.iterdir():
+        if file.suffix == ".json":
+            (folder / file.name).write_bytes(file.read_bytes())
+    generator = torch.Generator().manual_seed(11)
+    weights = load_file(source / "model.safetensors")
+    for name, tensor in weights.items():
+        if tensor.dim() == 2:
+            noise = torch.randn(tensor.shape, generator=generator) * 0.05
+            weights[name] = noise.to(tensor.dtype)
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+@asynccontextmanager
+async def busy(cpus: Sequence[int], num_each: int) -> AsyncIterator[None]:
+    """Run processes that compute without end on these CPUs."""
+    processes = [
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile 1: pass")
+        )
+        for cpu in cpus
+        for _ in range(num_each)
+    ]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+        await asyncio.gather(*(process.wait() for process in processes))
+
+
+async def measure(name: str, cpus: Sequence[int], size: Size, amount: Amount) -> Cell:
+    """Measure one cell on some CPUs."""
+    situation = SITUATIONS[name]
+    num_busy = BUSY_PROCESSES if situation.is_overloaded else 0
+    draft_cpus = [int(cpu) for cpu in plan_cpus(cpus, 1).drafts[0].split(",")]
+    found: list[Repetition] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        deployment = Deployment(
+            target=situation.target,
+            draft=situation.draft or str(random_draft(Path(scratch) / "random")),
+            common_flags=("--max-model-len", "512"),
+            draft_flags=situation.draft_flags,
+            allowed_cpus=tuple(cpus),
+        )
+        for _ in range(amount.repetitions):
+            async with AsyncExitStack() as stack:
+                clients = {}
+                for mode in MODES:
+                    running = await stack.enter_async_context(deployed(deployment))
+                    client = TargetClient(running.target.grpc_address, ready_seconds=0)
+                    clients[mode] = await stack.enter_async_context(client)
+                await stack.enter_async_context(busy(draft_cpus, num_busy))
+                found.append(await _repeat(clients, size, amount, SystemClock()))
+    return cell(name, size, found)
+
+
+async def _repeat(
+    clients: dict[Mode, TargetClient], size: Size, amount: Amount, clock: Clock
+) -> Repetition:
+    prompts = held_out_prompts(NUM_PROMPTS, num_chars=PROMPT_CHARS)
+    found = Repetition()
+    for index in range(amount.batches):
+        turn = index % len(MODES)
+        for mode in (*MODES[turn:], *MODES[:turn]):
+            calls = [
+                GenerateCall(
+                    prompt=prompts[number % NUM_PROMPTS],
+                    sampling=SamplingParams(
+                        temperature=size.temperature,
+                        ignore_eos=True,
+                        seed=number,
+                        max_tokens=amount.max_tokens,
+                    ),
+                    mode=mode,
+                )
+                for number in range(index * size.batch, (index + 1) * size.batch)
+            ]
+            began_at = clock.now()
+            texts = await asyncio.gather(*(_text(clients[mode], call) for call in calls))
+            found.seconds[mode].append(clock.now() - began_at)
+            found.texts[mode] += texts
+    return found
+
+
+async def _text(client: TargetClient, call: GenerateCall) -> tuple[int, ...]:
+    token_ids: list[int] = []
+    async for chunk in client.generate(call):
+        token_ids.extend(chunk.token_ids)
+    return tuple(token_ids)
+
+
+def markdown(cells: Sequence[Cell]) -> str:
+    """Return a table with a row for each cell."""
+    titles = ["situation", "CPUs", "batch", "T", "AR", "SPECULATIVE", "AUTO", "AUTO / AR"]
+    titles += ["AUTO / better", f"first {FIRST_BATCHES}"]
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    for each in cells:
+        size, speeds = each.size, (each.tokens_per_second[mode.value] for mode in MODES)
+        row = [each.situation, f"{size.cpus}", f"{size.batch}", f"{size.temperature:g}"]
+        row += [f"{speed:.3g}" for speed in speeds]
+        row += [f"{each.over_ar:.2f}", f"{each.over_better:.2f}", f"{each.first_over_better:.2f}"]
+        lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def auto(
+    *,
+    situations: Annotated[str, typer.Option(help="Names, by commas.")] = ",".join(SITUATIONS),
+    cpus: Annotated[str, typer.Option(help="Numbers of CPUs.")] = "2",
+    batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1,8",
+    temperature: Annotated[str, typer.Option(help="Temperatures.")] = "0,1",
+    batches: Annotated[int, typer.Option(help="Batches, one after the other.")] = 24,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of each text.")] = 160,
+    repetitions: Annotated[int, typer.Option(help="Fresh deployments of each mode.")] = 5,
+    output: Output = Path("results"),
+) -> None:
+    """Measure tokens/s of mode AUTO in fresh deployments; write auto.json and auto.md."""
+    unknown = set(situations.split(",")) - set(SITUATIONS)
+    if unknown:
+        raise typer.BadParameter(f"--situations: choose from {', '.join(SITUATIONS)}")
+    output.mkdir(parents=True, exist_ok=True)
+    file = output / "auto.json"
+    read = json.loads(file.read_text()) if file.exists() else []
+    cells = [Cell(**{**each, "size": Size(**each["size"])}) for each in read]
+    known = {(each.situation, each.size) for each in cells}
+    allowed = one_cpu_a_core(os.sched_getaffinity(0))
+    amount = Amount(batches=batches, max_tokens=max_tokens, repetitions=repetitions)
+    for name in situations.split(","):
+        for size in _sizes(cpus, batch, temperature):
+            if (name, size) in known:
+                continue
+            if size.cpus > len(allowed):
+                err.print(f"{size.cpus} CPUs: this process may use {len(allowed)}")
+                continue
+            cells.append(asyncio.run(measure(name, allowed[: size.cpus], size, amount)))
+            file.write_text(json.dumps([asdict(each) for each in cells], indent=1))
+            (output / "auto.md").write_text(markdown(cells))
+            err.print(markdown(cells[-1:]).splitlines()[-1])
+
+
+def _sizes(cpus: str, batch: str, temperature: str) -> list[Size]:
+    return [
+        Size(cpus=int(count), batch=int(number), temperature=float(each))
+        for count in cpus.split(",")
+        for number in batch.split(",")
+        for each in temperature.split(",")
+    ]
