@@ -42,6 +42,7 @@ from ssd_bench.report import (
     whole_run,
 )
 from ssd_bench.runs import MODES, ON_ALL_CPUS, DifferentTextsError, Plan, Results, run
+from ssd_bench.sampling.command import sampling
 from ssd_bench.serve.command import serve
 from ssd_bench.slow_draft import as_records, sweep
 from ssd_bench.slow_draft import terminal_table as slow_draft_table
@@ -427,6 +428,7 @@ def main(argv: Sequence[str] | None = None, prog_name: str = "python -m ssd_benc
     app.command()(rounds)
     app.command()(cpu_draft)
     app.command()(peers)
+    app.command()(sampling)
     app.command()(serve)
     style_help()
     is_debug = "--debug" in (sys.argv[1:] if argv is None else argv)
