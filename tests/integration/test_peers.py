@@ -56,5 +56,5 @@ async def test_an_engine_that_cannot_load_is_a_row_with_its_reason(tmp_path: Pat
             pass
     rows = [Row(contender)]
     batch: Batch = {"prompts": [[1]], "max_tokens": 16, "temperature": 0.0, "seed": 0}
-    await measure(rows, setup, {Case(): [batch]}, lambda _what: None)
+    await measure(rows, setup, {Case(): [batch] * 2}, lambda _what: None)
     assert "exit code 1" in rows[0].failure

@@ -5,6 +5,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -103,7 +104,7 @@ def peers(
     output.mkdir(parents=True, exist_ok=True)
     file, partial = output / "peers.json", output / "peers.json.part"
     rows = _continued(file, given, rows)
-    asked = {case: _batches(setup, case, repetitions, prompt_tokens, max_tokens) for case in cases}
+    asked = _batches(setup, cases, repetitions, prompt_tokens, max_tokens)
 
     def save() -> None:
         found: dict[str, Any] = {"settings": given, "machine": machine(), "rows": records(rows)}
@@ -148,22 +149,35 @@ def _numbers(text: str, flag: str, kind: type[N], low: N, high: N) -> list[N]:
 
 
 def _batches(
-    setup: Setup, case: Case, repetitions: int, prompt_tokens: int, max_tokens: int
-) -> list[Batch]:
-    tokenizer, batch = load_tokenizer(setup.target), case.batch
-    texts = held_out_prompts(batch * repetitions, num_chars=PROMPT_CHARS)
-    prompts = [list(tokenizer.encode(text))[:prompt_tokens] for text in texts]
-    if min(map(len, prompts)) < prompt_tokens:
-        raise SettingsError(f"--prompt-tokens {prompt_tokens}: the prompts are shorter")
-    return [
-        {
-            "prompts": prompts[first : first + batch],
-            "max_tokens": max_tokens,
-            "temperature": case.temperature,
-            "seed": first,
-        }
-        for first in range(0, batch * repetitions, batch)
-    ]
+    setup: Setup, cases: Sequence[Case], repetitions: int, prompt_tokens: int, max_tokens: int
+) -> dict[Case, list[Batch]]:
+    """Return one batch for each repetition, and one to warm up with.
+
+    No prompt occurs twice: engines keep what they have stored of earlier ones.
+    """
+    tokenizer = load_tokenizer(setup.target)
+    count = sum(case.batch for case in cases) * (1 + repetitions)
+    texts = held_out_prompts(count, num_chars=PROMPT_CHARS)
+    prompts = iter([list(tokenizer.encode(text))[:prompt_tokens] for text in texts])
+    found = {
+        case: [
+            Batch(
+                prompts=list(islice(prompts, case.batch)),
+                max_tokens=max_tokens,
+                temperature=case.temperature,
+                seed=repetition * case.batch,
+            )
+            for repetition in range(1 + repetitions)
+        ]
+        for case in cases
+    }
+    sizes = {len(each) for one in found.values() for batch in one for each in batch["prompts"]}
+    if len(texts) < count or sizes != {prompt_tokens}:
+        raise SettingsError(
+            f"--prompt-tokens {prompt_tokens} and --repetitions {repetitions}: the demo has no "
+            f"{count} prompts of this length"
+        )
+    return found
 
 
 def _continued(file: Path, given: dict[str, str], rows: list[Row]) -> list[Row]:

@@ -21,6 +21,7 @@ SAMPLE_SECONDS = 0.4
 SETTLE_SAMPLES = 15
 """Before a measurement: the processes of the last contender stop to wait actively. Those of vLLM do
 so for some seconds."""
+WARM_UP_TOKENS = 16
 BUSY_CPUS = 0.15
 """Other work on the machine, in CPUs, from which on a measurement is not usable."""
 
@@ -86,7 +87,7 @@ async def measure(
     Args:
         rows: their measurements of an earlier run are kept; batches that they have are left out.
         setup: what all contenders share.
-        batches: of each case, one for each repetition.
+        batches: of each case, one to warm up with, then one for each repetition.
         on_step: called before each load and measurement, with what follows.
     """
     async with contextlib.AsyncExitStack() as stack:
@@ -100,24 +101,26 @@ async def measure(
             async with _failures(own, ends[each]):
                 engines[each] = await ends[each].enter_async_context(engine(each, setup))
                 for row in own:
-                    await engines[each].complete({**batches[row.case][0], "max_tokens": 16})
+                    await engines[each].complete(
+                        {**batches[row.case][0], "max_tokens": WARM_UP_TOKENS}
+                    )
             for row in own:
                 row.version = engines[each].version if each in engines else ""
                 row.load_seconds = time.perf_counter() - started
                 row.memory_bytes = own_memory() - before
-        for repetition in range(max(map(len, batches.values()))):
+        for repetition in range(max(map(len, batches.values())) - 1):
             turn = repetition % len(rows)
             for row in (*rows[turn:], *rows[:turn]):
                 if row.failure or len(row.tokens_per_second) > repetition:
                     continue
-                on_step(f"{repetition + 1}/{len(batches[row.case])} {row.contender.name}")
+                on_step(f"{repetition + 1}/{len(batches[row.case]) - 1} {row.contender.name}")
                 own = [each for each in rows if each.contender == row.contender]
                 async with _failures(own, ends[row.contender]):
-                    await _one(row, engines[row.contender], batches[row.case][repetition])
+                    await _one(row, engines[row.contender], batches[row.case][1 + repetition])
 
 
 def _left(row: Row, batches: Mapping[Case, Sequence[Batch]]) -> int:
-    return 0 if row.failure else max(0, len(batches[row.case]) - len(row.tokens_per_second))
+    return 0 if row.failure else max(0, len(batches[row.case]) - 1 - len(row.tokens_per_second))
 
 
 def num_steps(rows: Sequence[Row], batches: Mapping[Case, Sequence[Batch]]) -> int:
@@ -127,9 +130,11 @@ def num_steps(rows: Sequence[Row], batches: Mapping[Case, Sequence[Batch]]) -> i
 
 
 async def _one(row: Row, engine: Engine, batch: Batch) -> None:
+    other_cpus = await other_work()
     for _ in range(SETTLE_SAMPLES):
-        if (other_cpus := await other_work()) < BUSY_CPUS:
+        if other_cpus < BUSY_CPUS:
             break
+        other_cpus = await other_work()
     started = time.perf_counter()
     texts = await engine.complete(batch)
     seconds = time.perf_counter() - started

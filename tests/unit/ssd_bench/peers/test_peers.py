@@ -97,7 +97,7 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     found = _continued(file, {"batch": "1"}, fresh)
     assert [each.tokens_per_second for each in found] == [[], [1.0]]
     batch: Batch = {"prompts": [[1]], "max_tokens": 16, "temperature": 0.0, "seed": 0}
-    assert num_steps(found, {Case(): [batch] * 2}) == 3 + 2, "what failed is tried again"
+    assert num_steps(found, {Case(): [batch] * 3}) == 3 + 2, "what failed is tried again"
     with pytest.raises(SettingsError, match="other settings"):
         _continued(file, {"batch": "8"}, fresh)
 
