@@ -73,7 +73,7 @@ class Coupled:
         if self._temperature == 0:
             return logits_V
         noise_V = gumbel_noise(self._seed, [position], len(logits_V))[0]
-        return logits_V + np.float32(self._temperature) * noise_V
+        return np.asarray(logits_V + np.float32(self._temperature) * noise_V)
 
     def propose(self, logits_V: Float32s, position: int) -> int:
         """See ``Law``."""

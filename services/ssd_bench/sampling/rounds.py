@@ -23,7 +23,7 @@ class Model:
 
     def __init__(self, folder: Path) -> None:
         """Load the model in float32."""
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self._cache = DynamicCache(config=self._model.config)
 
     def begin(self, tokens: Sequence[int]) -> None:
@@ -40,7 +40,9 @@ class Model:
 
     def crop(self, length: int) -> None:
         """Keep the first ``length`` tokens of the text."""
-        self._cache.crop(length)
+        num_more = self._cache.get_seq_length() - length
+        if num_more:
+            self._cache.crop(-num_more)
 
 
 @dataclass(slots=True)
