@@ -42,6 +42,7 @@ from ssd_bench.machine import read_bandwidth
 from ssd_bench.peers.command import peers
 from ssd_bench.report import markdown, records, round_records, terminal_table, whole_run
 from ssd_bench.runs import MODES, ON_ALL_CPUS, BenchmarkRun, DifferentTextsError
+from ssd_bench.sampling.command import sampling
 from ssd_bench.serve import serve
 
 
@@ -136,6 +137,7 @@ def main(argv: Sequence[str] | None = None, prog_name: str = "python -m ssd_benc
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.callback(invoke_without_command=True)(bench)
     app.command()(peers)
+    app.command()(sampling)
     app.command()(serve)
     return run_app(app, argv, prog_name)
 

@@ -48,6 +48,7 @@ def test_flags_are_the_sampling_parameters_of_the_request(
         echo=True,
         stop_token_ids=(4,),
         logit_bias=((3, -100.0), (9, 1.5)),
+        max_tokens=128,
     )
     assert calls[0].priority == -7
 

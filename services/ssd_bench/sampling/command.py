@@ -1,0 +1,141 @@
+"""``ssd bench sampling``: the command."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from ssd.console import can_redraw, make_console
+from ssd.demo.corpus import held_out_prompts
+from ssd.errors import SettingsError
+from ssd.model_source import resolve
+from ssd.speculation.fan_out import FanOutPolicy, make_policy
+from ssd.text.tokenizer import load_tokenizer
+from ssd_bench.drawing import plots
+from ssd_bench.sampling.laws import Coupled, Law, Saguaro
+from ssd_bench.sampling.rounds import Cell, Experiment, Model
+
+POLICIES = ("adaptive", "geometric", "uniform")
+PROMPT_TOKENS = 64
+PROMPT_CHARS = 1200
+ROUNDS_OF_A_TEXT = 30
+out = make_console(soft_wrap=False)
+err = make_console(stderr=True)
+
+
+def sampling(
+    *,
+    target: Annotated[str, typer.Option(help="Model folder or demo://target.")] = "demo://target",
+    draft: Annotated[str, typer.Option(help="Model folder or demo://draft.")] = "demo://draft",
+    temperatures: Annotated[str, typer.Option(help="Separated by commas.")] = "0,0.6,1",
+    cache_weights: Annotated[
+        str, typer.Option(help="C of Saguaro sampling; 1 is rejection sampling.")
+    ] = "1,0.75,0.5,0.25,0",
+    lookahead: Annotated[int, typer.Option(min=1, max=16, help="K.")] = 6,
+    branches: Annotated[int, typer.Option(min=1, max=256, help="N of a table.")] = 24,
+    rounds: Annotated[int, typer.Option(min=1, help="Of each law and temperature.")] = 300,
+    proposal_share: Annotated[
+        float, typer.Option(min=0, help="Time of a proposal after a miss, in verifies.")
+    ] = 0.5,
+    output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path(
+        "results/sampling"
+    ),
+    is_json: Annotated[bool, typer.Option("--json", help="Print sampling.json.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show stack traces.")] = False,
+) -> None:
+    """Compare laws of sampling on a pair; write sampling.json, sampling.md and sampling.png."""
+    del debug
+    cells = _cells(
+        _shares(temperatures, "--temperatures", 2.0), _shares(cache_weights, "--cache-weights", 1.0)
+    )
+    drawing = plots()
+    folder = resolve(target)
+    tokenizer = load_tokenizer(folder)
+    num_texts = -(-rounds // ROUNDS_OF_A_TEXT)
+    texts = held_out_prompts(num_texts, num_chars=PROMPT_CHARS)
+    prompts = [list(tokenizer.encode(text))[:PROMPT_TOKENS] for text in texts]
+    if len(prompts) < num_texts:
+        raise SettingsError(f"--rounds {rounds}: there are prompts for fewer")
+    policies = {name: make_policy(name) for name in POLICIES}
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=err, transient=True, disable=not can_redraw(err)) as progress:
+        task = progress.add_task("", total=len(cells) * rounds)
+        experiment = Experiment(
+            pair=(Model(folder), Model(resolve(draft))),
+            policies=policies,
+            lookahead=lookahead,
+            branches=branches,
+            on_round=lambda: progress.advance(task),
+        )
+        for cell in cells:
+            progress.update(task, description=f"T = {cell.temperature:g}, {cell.law}")
+            for index, prompt in enumerate(prompts):
+                law = _law(cell, index, branches // (lookahead + 1))
+                num_rounds = min(ROUNDS_OF_A_TEXT, rounds - cell.rounds)
+                experiment.add_rounds(cell, law, prompt, num_rounds)
+    output.mkdir(parents=True, exist_ok=True)
+    table = markdown(cells, policies, proposal_share)
+    (output / "sampling.md").write_text(table)
+    (output / "sampling.json").write_text(json.dumps([asdict(each) for each in cells]))
+    drawing.draw_sampling(cells, output / "sampling.png", proposal_share)
+    if is_json:
+        out.print_json((output / "sampling.json").read_text())
+        return
+    out.print(table, soft_wrap=True)
+    err.print(f"written to {output}/sampling.json, sampling.md and sampling.png")
+
+
+def markdown(
+    cells: Sequence[Cell], policies: dict[str, FanOutPolicy], proposal_share: float
+) -> str:
+    """Return the table: hit rates by policy, and speed-ups with the first policy."""
+    titles = ("T", "law", "C", "tokens a round", *(f"hit, {name}" for name in policies))
+    titles += ("speed-up", "speed-up, miss waits")
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    for cell in cells:
+        weight = "" if cell.cache_weight is None else f"{cell.cache_weight:g}"
+        values = [f"{cell.temperature:g}", cell.law, weight, f"{cell.tokens_per_round:.2f}"]
+        values += [f"{cell.hit_rate(name):.2f}" for name in policies]
+        values += [
+            f"{cell.speed_up(next(iter(policies)), proposal_share, waits_after_miss=waits):.2f}"
+            for waits in (False, True)
+        ]
+        lines.append("| " + " | ".join(values) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cells(temperatures: Sequence[float], cache_weights: Sequence[float]) -> list[Cell]:
+    """Return the cells; at temperature 0, all laws are the same."""
+    cells: list[Cell] = []
+    for temperature in temperatures:
+        cells.append(Cell(temperature, "coupled"))
+        if temperature > 0:
+            cells += [
+                Cell(temperature, "rejection" if weight == 1 else "Saguaro", weight)
+                for weight in cache_weights
+            ]
+    return cells
+
+
+def _law(cell: Cell, seed: int, cache_size: int) -> Law:
+    if cell.cache_weight is None:
+        return Coupled(cell.temperature, seed)
+    rng = np.random.default_rng(seed)
+    return Saguaro(cell.temperature, rng, cell.cache_weight, cache_size)
+
+
+def _shares(text: str, flag: str, most: float) -> list[float]:
+    try:
+        found = [float(each) for each in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 <= each <= most for each in found):
+        raise typer.BadParameter(
+            f"{flag} {text!r}: must be numbers from 0 to {most:g}, separated by commas"
+        )
+    return found

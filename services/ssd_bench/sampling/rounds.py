@@ -1,0 +1,151 @@
+"""Rounds of a pair on one device, whose outcomes are compared with the outcomes of tables.
+
+Every proposal is the draft's, as after a hit. Letters as in ``laws``; N branches.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from ssd.speculation.fan_out import Candidates, FanOutPolicy
+from ssd.speculation.speed_model import Rates, PairTimes, plain_speed, speculative_speed
+from ssd_bench.sampling.laws import Float32s, Law
+
+_LEAST_KEPT = 16
+
+
+class Model:
+    """A causal model with the cache of one text."""
+
+    def __init__(self, folder: Path) -> None:
+        """Load the model in float32."""
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self._cache = DynamicCache(config=self._model.config)
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Forget the text, and store another one."""
+        self._cache = DynamicCache(config=self._model.config)
+        self.run(tokens)
+
+    @torch.inference_mode()
+    def run(self, tokens: Sequence[int]) -> Float32s:
+        """Store tokens after the text; returns the logits of each, float32 [len(tokens), V]."""
+        found = self._model(torch.tensor([tokens]), past_key_values=self._cache, use_cache=True)
+        logits_TV: Float32s = found.logits[0].float().numpy()
+        return logits_TV
+
+    def crop(self, length: int) -> None:
+        """Keep the first ``length`` tokens of the text."""
+        num_more = self._cache.get_seq_length() - length
+        if num_more:
+            self._cache.crop(-num_more)
+
+
+@dataclass(slots=True)
+class Cell:
+    """What rounds of one law at one temperature have yielded."""
+
+    temperature: float
+    law: str
+    cache_weight: float | None = None
+    """C; None for coupled sampling."""
+    rounds: int = 0
+    tokens: int = 0
+    hits: dict[str, int] = field(default_factory=dict)
+    """Outcomes that the table of a policy contains."""
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Mean tokens of a round with a proposal of the draft."""
+        return self.tokens / self.rounds
+
+    def hit_rate(self, policy: str) -> float:
+        """Return the share of outcomes that the table of a policy contains."""
+        return self.hits[policy] / self.rounds
+
+    def speed_up(self, policy: str, proposal_share: float, *, waits_after_miss: bool) -> float:
+        """Return the predicted tokens/s over those of plain decoding, with tables in time.
+
+        Args:
+            policy: of the table.
+            proposal_share: time of a proposal without a table over that of a verify.
+            waits_after_miss: whether the round after a miss waits for a proposal; otherwise it is
+                plain.
+        """
+        times = PairTimes(plain=1, verify=1, proposal=proposal_share, table=1, overhead=0)
+        rates = Rates(
+            tokens_after_draft=self.tokens_per_round,
+            hit_rate=self.hit_rate(policy),
+            tokens_after_miss=self.tokens_per_round if waits_after_miss else 1.0,
+            waits_after_miss=waits_after_miss,
+        )
+        speculative = speculative_speed(times, rates, 1)
+        return speculative.tokens_per_second / plain_speed(times, 1).tokens_per_second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """What all laws share."""
+
+    pair: tuple[Model, Model]
+    """Target and draft."""
+    policies: Mapping[str, FanOutPolicy]
+    """By name."""
+    lookahead: int
+    """K."""
+    branches: int
+    """N of each table."""
+    on_round: Callable[[], None]
+    """Called after each round."""
+
+    def add_rounds(self, cell: Cell, law: Law, prompt: Sequence[int], rounds: int) -> None:
+        """Continue a prompt for some rounds and add their results to a cell.
+
+        Args:
+            cell: of the law.
+            law: new for this prompt.
+            prompt: at least two tokens.
+            rounds: of the text.
+        """
+        target, draft = self.pair
+        last, position = prompt[-1], len(prompt)
+        for each in self.pair:
+            each.begin(prompt[:-1])
+        for _ in range(rounds):
+            proposal: list[int] = []
+            rows = [draft.run([last])[0]]
+            for _ in range(self.lookahead):
+                proposal.append(law.propose(rows[-1], position + len(proposal)))
+                rows.append(draft.run(proposal[-1:])[0])
+            target_PV = target.run([last, *proposal])
+            outcome = law.verify(target_PV, np.stack(rows), proposal, position)
+            scores_PV = np.stack([law.scores(row, position + k) for k, row in enumerate(rows)])
+            for name, policy in self.policies.items():
+                found = foreseen(policy, scores_PV, proposal, self.branches)
+                is_hit = (outcome.accepted, outcome.bonus) in found
+                cell.hits[name] = cell.hits.get(name, 0) + is_hit
+            cell.rounds += 1
+            cell.tokens += outcome.accepted + 1
+            last, position = outcome.bonus, position + outcome.accepted + 1
+            for each in self.pair:
+                each.crop(position - 1)
+            self.on_round()
+
+
+def foreseen(
+    policy: FanOutPolicy, scores_PV: Float32s, proposal: Sequence[int], branches: int
+) -> set[tuple[int, int]]:
+    """Return the outcomes (accepted length, bonus token) that a table contains."""
+    kept = min(max(_LEAST_KEPT, branches) + 1, scores_PV.shape[1])
+    ids_PM = np.argsort(-scores_PV, axis=1, kind="stable")[:, :kept]
+    candidates = Candidates(ids_PM[None], np.take_along_axis(scores_PV, ids_PM, axis=1)[None])
+    chosen = policy.choose(
+        candidates, np.array([proposal], dtype=np.int64), np.array([len(proposal)]), branches
+    )
+    count = int(chosen.num_branches_B[0])
+    pairs = zip(chosen.accepted_BN[0, :count], chosen.bonus_BN[0, :count], strict=True)
+    return {(int(accepted), int(bonus)) for accepted, bonus in pairs}

@@ -1,0 +1,44 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ssd.speculation.fan_out import make_policy
+from ssd_bench.__main__ import main
+from ssd_bench.sampling.rounds import Cell, foreseen
+
+
+def test_a_table_has_the_best_token_after_full_acceptance_and_never_the_proposed_one() -> None:
+    scores_PV = np.random.default_rng(5).normal(size=(4, 30)).astype(np.float32)
+    proposal = scores_PV[:3].argmax(axis=1).tolist()
+    found = foreseen(make_policy("uniform"), scores_PV, proposal, 8)
+    assert len(found) == 8
+    assert (3, int(scores_PV[3].argmax())) in found
+    assert not found & {(k, token) for k, token in enumerate(proposal)}
+
+
+def test_the_speed_of_a_miss_is_that_of_plain_decoding_or_of_a_wait() -> None:
+    cell = Cell(1.0, "coupled", rounds=10, tokens=30, hits={"adaptive": 8})
+    assert cell.speed_up("adaptive", 0.5, waits_after_miss=False) == pytest.approx(2.6)
+    assert cell.speed_up("adaptive", 0.5, waits_after_miss=True) == pytest.approx(3.0 / 1.1)
+
+
+def test_laws_are_compared_on_the_embedded_pair(tmp_path: Path) -> None:
+    few = ("--rounds", "4", "--temperatures", "0,1", "--cache-weights", "1,0")
+    assert main(["sampling", *few, "--output", str(tmp_path)]) == 0
+    cells = json.loads((tmp_path / "sampling.json").read_text())
+    assert [(each["temperature"], each["law"]) for each in cells] == [
+        (0.0, "coupled"),
+        (1.0, "coupled"),
+        (1.0, "rejection"),
+        (1.0, "Saguaro"),
+    ]
+    assert all(each["rounds"] == 4 and each["tokens"] >= 4 for each in cells)
+    assert len((tmp_path / "sampling.md").read_text().splitlines()) == 2 + len(cells)
+    assert (tmp_path / "sampling.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("wrong", [("--cache-weights", "2"), ("--temperatures", "warm")])
+def test_a_wrong_number_is_a_usage_error(wrong: tuple[str, str]) -> None:
+    assert main(["sampling", *wrong]) == 2
