@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from ssd.speculation.fan_out import Candidates, FanOutPolicy
-from ssd.speculation.speed_model import Rates, PairTimes, plain_speed, speculative_speed
+from ssd.speculation.speed_model import PairTimes, Rates, plain_speed, speculative_speed
 from ssd_bench.sampling.laws import Float32s, Law
 
 _LEAST_KEPT = 16
