@@ -9,9 +9,9 @@ import argparse
 import asyncio
 
 from ssd.errors import SSDError
-from ssd.launch import Deployment, deployed
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
+from ssd.runtime.launch import Deployment, deployed
 from ssd.types import Mode, SamplingParams, SpeculationStatistics, TokenId
 
 MODES = {"AR": Mode.AUTOREGRESSIVE, "SD": Mode.SYNCHRONOUS, "SSD": Mode.SPECULATIVE}

@@ -13,10 +13,10 @@ import grpc.aio
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
+from ssd.ports import SystemClock
 from ssd.rpc import codec
 from ssd.rpc.codec import GenerateCall, ModelInfo
 from ssd.rpc.server import RpcServer
-from ssd.telemetry import SystemClock
 from ssd.types import FinishReason, GenerationChunk, Mode, SpeculationStatistics, Usage
 from ssd.v1 import generate_pb2, generate_pb2_grpc
 from ssd_gateway.gateway import Gateway

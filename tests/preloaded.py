@@ -10,7 +10,7 @@ for name in (
     "ssd_target.target",
     "ssd_draft.draft",
     "ssd_gateway.gateway",
-    "ssd.model_source",
+    "ssd.model_files.model_source",
     "ssd.engine.check",
     "ssd.engine.torch_execution",
     "ssd.engine.openvino_engine.load",

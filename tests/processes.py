@@ -25,8 +25,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import BinaryIO
 
-from ssd.child import PR_SET_PDEATHSIG
-from ssd.telemetry import Event, parse_event
+from ssd.observability.log import Event, parse_event
+from ssd.runtime.child import PR_SET_PDEATHSIG
 
 ROOT = Path(__file__).resolve().parents[1]
 METRICS_SECONDS = 120.0

@@ -8,8 +8,8 @@ from pathlib import Path
 from tests.processes import ProcessUnderTest, running
 
 from ssd.errors import SSDError
+from ssd.observability.log import Event
 from ssd.rpc.client import TargetClient
-from ssd.telemetry import Event
 from ssd.testing.tiny_folder import write_tiny_folder, write_tiny_qwen3
 from ssd.types import Mode, SamplingParams
 

@@ -1,6 +1,6 @@
 """``python -m ssd_operator``: read settings, reach the cluster, watch it until a signal."""
 
-from ssd.sigterm import end_at_sigterm
+from ssd.runtime.sigterm import end_at_sigterm
 
 if __name__ == "__main__":
     # Here, because what is imported below takes seconds.
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from ssd.errors import SSDError
+from ssd.observability.log import configure_logging, get_logger
 from ssd.rpc.http import ProbeServer
 from ssd.settings import load
-from ssd.telemetry import configure_logging, get_logger
 from ssd_operator.observe.cluster import Key
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.runtime import metrics

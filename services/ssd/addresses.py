@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from ssd.errors import SettingsError
+from ssd.observability.log import get_logger
 from ssd.rpc.listen import join_address
-from ssd.telemetry import get_logger
-from ssd.threads import in_daemon_thread
+from ssd.runtime.threads import in_daemon_thread
 
 _log = get_logger(__name__)
 DNS_SCHEME = "dns:///"

@@ -1,5 +1,6 @@
 """Protocols without tensors: interfaces that tests replace with fakes."""
 
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -12,6 +13,14 @@ class Clock(Protocol):
     def now(self) -> float:
         """Seconds since an arbitrary start."""
         ...
+
+
+class SystemClock:
+    """The machine's monotonic clock."""
+
+    def now(self) -> float:
+        """Seconds since an arbitrary start."""
+        return time.perf_counter()
 
 
 class TokenSink(Protocol):

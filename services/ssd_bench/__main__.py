@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ssd.demo.corpus import held_out_prompts
-from ssd.launch import Deployment
+from ssd.runtime.launch import Deployment
 from ssd_bench.command import (
     MAX_BATCH,
     MAX_LENGTH,

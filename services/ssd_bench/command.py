@@ -16,8 +16,8 @@ from typer.exceptions import TyperException
 from ssd import demo
 from ssd.console import can_redraw, make_console, style_help
 from ssd.errors import ModelNotFoundError, SettingsError, SSDError, UnsupportedModelError
-from ssd.model_name import local_folder
-from ssd.model_source import resolve
+from ssd.model_files.model_name import local_folder
+from ssd.model_files.model_source import resolve
 from ssd_bench.runs import BenchmarkRun, Results, run
 
 NUM_PROMPTS = 64

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ssd.errors import SSDError
-from ssd.launch import Deployment, RunningDeployment, deployed
 from ssd.rpc.client import DraftClient, TargetClient
 from ssd.rpc.codec import GenerateCall
+from ssd.runtime.launch import Deployment, RunningDeployment, deployed
 from ssd.types import GenerationChunk, Mode, SamplingParams, TokenId
 from ssd_bench.machine import count_weights, peak_memory_bytes
 from ssd_bench.metrics import BatchFigures, Continuation, batch_figures

@@ -19,10 +19,10 @@ from rich.table import Table
 
 from ssd.demo.corpus import held_out_prompts
 from ssd.errors import OverloadedError, SetupError, SSDError
-from ssd.launch import Deployment, RunningDeployment, deployed
-from ssd.model_source import resolve
+from ssd.model_files.model_source import resolve
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
+from ssd.runtime.launch import Deployment, RunningDeployment, deployed
 from ssd.types import SamplingParams, TokenId
 from ssd_bench.command import PROMPT_CHARS, Debug, Draft, Json, Output, Target, err, out
 from ssd_bench.peers.environments import interpreter

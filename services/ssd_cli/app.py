@@ -17,11 +17,11 @@ from typer.exceptions import TyperException
 
 import ssd
 from ssd.console import style_help
-from ssd.cpu_plan import one_cpu_a_core
 from ssd.errors import SSDError
-from ssd.launch import Deployment
 from ssd.rpc.client import READY_SECONDS, TargetClient
 from ssd.rpc.codec import GenerateCall
+from ssd.runtime.cpu_plan import one_cpu_a_core
+from ssd.runtime.launch import Deployment
 from ssd.types import Mode
 from ssd_cli.chat import ChatSettings, chat
 from ssd_cli.check import check

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from ssd.demo.corpus import held_out_prompts
-from ssd.launch import Deployment, deployed
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
+from ssd.runtime.launch import Deployment, deployed
 from ssd.types import Mode, SamplingParams, TokenId
 from ssd_cli.demo import DifferentTextError, NotSpeculativeError, first_difference
 from ssd_cli.display import err, out, startup_progress, write

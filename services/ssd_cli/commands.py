@@ -24,8 +24,8 @@ from ssd.errors import (
     SSDError,
     UnsupportedModelError,
 )
-from ssd.launch import Deployment
-from ssd.model_name import local_folder
+from ssd.model_files.model_name import local_folder
+from ssd.runtime.launch import Deployment
 from ssd_cli.display import report
 from ssd_cli.extras import how_to_install, missing_module
 from ssd_cli.sampling_options import flag_problem

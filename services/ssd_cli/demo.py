@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from statistics import median
 
 from ssd.errors import SSDError
-from ssd.launch import Deployment, deployed
+from ssd.ports import SystemClock
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.rpc.pool_codec import LinkStatus
-from ssd.telemetry import SystemClock
+from ssd.runtime.launch import Deployment, deployed
 from ssd.types import Mode, SamplingParams, TokenId
 from ssd_cli.display import err, out, print_table, startup_progress, summary, write
 from ssd_cli.figures import Collector, Generation, why_not_speculative

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ssd.console import can_redraw, make_console
-from ssd.launch import EventListener
-from ssd.telemetry import Event
+from ssd.observability.log import Event
+from ssd.runtime.launch import EventListener
 from ssd_cli.figures import Figures
 
 out = make_console()

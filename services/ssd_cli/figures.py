@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ssd.ports import Clock
+from ssd.ports import Clock, SystemClock
 from ssd.rpc.pool_codec import LinkStatus
-from ssd.telemetry import SystemClock
 from ssd.types import (
     FinishReason,
     GenerationChunk,

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import typer
 
 from ssd.errors import NotReadyError, SSDError
-from ssd.launch import Deployment, deployed
 from ssd.rpc.client import READY_SECONDS, TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials
+from ssd.runtime.launch import Deployment, deployed
 from ssd.types import Mode
 from ssd_cli.display import err, print_table, report, startup_progress, summary, write
 from ssd_cli.figures import Collector, Generation, why_not_speculative

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ssd.errors import RequestError
-from ssd.threads import in_daemon_thread
+from ssd.runtime.threads import in_daemon_thread
 
 MAX_LINE_BYTES = 1 << 20
 _READ_BYTES = 1 << 16

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 
 from ssd.errors import SettingsError
-from ssd.launch import Deployment
 from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials, TlsFiles
+from ssd.runtime.launch import Deployment
 
 MAX_TOKENS = 1 << 20
 """More than the maximum length of any model."""

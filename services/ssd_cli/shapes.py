@@ -7,7 +7,7 @@ from ssd.engine.known_shapes import KNOWN_SHAPES
 from ssd.engine.parallel.shard import check_shards
 from ssd.engine.sizes import num_weights
 from ssd.errors import ModelNotFoundError
-from ssd.model_name import HubModel, local_shape
+from ssd.model_files.model_name import HubModel, local_shape
 
 
 def shape_of(source: str) -> ModelConfig:

@@ -16,9 +16,11 @@ from rich.live import Live
 from rich.text import Text
 
 from ssd.console import can_redraw
-from ssd.cpu_plan import CpuPlan
 from ssd.errors import AddressError
-from ssd.launch import (
+from ssd.observability.log import Event
+from ssd.ports import SystemClock
+from ssd.runtime.cpu_plan import CpuPlan
+from ssd.runtime.launch import (
     DRAIN_SECONDS,
     ChildProcess,
     Deployment,
@@ -29,7 +31,6 @@ from ssd.launch import (
     gateway_process,
 )
 from ssd.settings import find_text
-from ssd.telemetry import Event, SystemClock
 from ssd_cli.commands import program
 from ssd_cli.display import err, report, startup_progress, write
 

@@ -1,6 +1,6 @@
 """``python -m ssd_draft``: read settings, find the model, construct the draft, run it."""
 
-from ssd.sigterm import end_at_sigterm
+from ssd.runtime.sigterm import end_at_sigterm
 
 if __name__ == "__main__":
     # Before the imports below, which take seconds.
@@ -9,14 +9,14 @@ if __name__ == "__main__":
 import sys
 from collections.abc import Sequence
 
-from ssd.cpu_plan import pin
 from ssd.engine.models.fingerprint import weights_fingerprint
-from ssd.gpu_allocation import use_own_gpus
-from ssd.local_model import check_model, find_model
-from ssd.process import peer, run_process, run_until_signal
+from ssd.model_files.local_model import check_model, find_model
+from ssd.ports import SystemClock
 from ssd.rpc.security import security_of
+from ssd.runtime.cpu_plan import pin
+from ssd.runtime.gpu_allocation import use_own_gpus
+from ssd.runtime.process import peer, run_process, run_until_signal
 from ssd.settings import load_kernels_early
-from ssd.telemetry import SystemClock
 from ssd_draft.draft import Draft
 from ssd_draft.settings import DraftSettings
 from ssd_draft.setup import DraftSetup

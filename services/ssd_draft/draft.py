@@ -1,19 +1,20 @@
 """The draft process as one object: how it starts, serves, drains and ends.
 
-``ssd.life_cycle`` describes the common part. A drain, which SIGTERM, SIGINT or ``Drain`` begins,
-sends ``Draining`` to the targets, refuses new sessions and lets the open ones end.
+``ssd.runtime.life_cycle`` describes the common part. A drain, which SIGTERM, SIGINT or ``Drain``
+begins, sends ``Draining`` to the targets, refuses new sessions and lets the open ones end.
 """
 
 import asyncio
 from collections.abc import Collection
 
-from ssd.life_cycle import LifeCycle
+from ssd.observability.log import get_logger
+from ssd.observability.metrics import DRAFT_MAX_SESSIONS
 from ssd.ports import Clock
 from ssd.rpc.call_guard import ServerLimits
 from ssd.rpc.pool_codec import DraftStatus
-from ssd.step_thread import StepThread, Watchdog
-from ssd.telemetry import DRAFT_MAX_SESSIONS, get_logger
-from ssd.threads import post
+from ssd.runtime.life_cycle import LifeCycle
+from ssd.runtime.step_thread import StepThread, Watchdog
+from ssd.runtime.threads import post
 from ssd_draft.inbox import Inbox, enough_bytes
 from ssd_draft.link_server import LinkServer, max_message_bytes
 from ssd_draft.servicer import SpeculationServicer

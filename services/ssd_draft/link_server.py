@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Collection
 
 from ssd.errors import FrameError, LinkError, OverloadedError
+from ssd.observability.log import get_logger
+from ssd.observability.metrics import BAD_FRAMES_TOTAL
 from ssd.ports import Clock
 from ssd.rpc.link import (
     HANDSHAKE_SECONDS,
@@ -19,7 +21,6 @@ from ssd.rpc.link import (
 )
 from ssd.rpc.link_codec import OpeningBounds
 from ssd.speculation.table import OutcomeTable, pack_tables, unpack_commits
-from ssd.telemetry import BAD_FRAMES_TOTAL, get_logger
 from ssd.types import (
     CloseSession,
     DraftMessage,
@@ -47,8 +48,8 @@ MAX_LINKS = 64
 UNREAD_SECONDS = 20.0
 """All links end if the step thread does not read its inbox for this long. The longest step, a batch
 of tables for all sessions of a large draft on a CPU, takes a fraction of it. Shorter than
-``ssd.step_thread.STUCK_SECONDS``, after which ``/livez`` fails: the end of a link costs less than a
-restart, and the targets open their sessions on other drafts."""
+``ssd.runtime.step_thread.STUCK_SECONDS``, after which ``/livez`` fails: the end of a link costs
+less than a restart, and the targets open their sessions on other drafts."""
 
 
 class TargetLink:

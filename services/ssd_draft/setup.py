@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ssd.local_model import LocalModel
+from ssd.model_files.local_model import LocalModel
 from ssd.types import Peer
 from ssd_draft.settings import DraftSettings
 

@@ -9,10 +9,11 @@ from ssd.engine.config import STATIC
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.runner import load_runner
+from ssd.observability.log import progress_log
+from ssd.observability.metrics import DRAFT_STARTUP_SECONDS
 from ssd.ports import Clock
+from ssd.runtime.step_thread import Watchdog
 from ssd.speculation.fan_out import make_policy
-from ssd.step_thread import Watchdog
-from ssd.telemetry import DRAFT_STARTUP_SECONDS, progress_log
 from ssd_draft.inbox import Inbox
 from ssd_draft.sessions import Sessions
 from ssd_draft.setup import DraftSetup

@@ -23,17 +23,17 @@ from statistics import median
 import numpy as np
 
 from ssd.errors import LinkError
-from ssd.ports import Clock
-from ssd.speculation.fan_out import FanOutPolicy
-from ssd.speculation.table import OutcomeTable
-from ssd.step_thread import Watchdog
-from ssd.telemetry import (
+from ssd.observability.log import get_logger
+from ssd.observability.metrics import (
     DRAFT_SESSIONS,
     DRAFT_TABLE_SECONDS,
     TABLE_BRANCHES,
     WIRE_TO_TABLE_SECONDS,
-    get_logger,
 )
+from ssd.ports import Clock
+from ssd.runtime.step_thread import Watchdog
+from ssd.speculation.fan_out import FanOutPolicy
+from ssd.speculation.table import OutcomeTable
 from ssd.types import Branch, Explicit, LinkSettings, RefusalReason
 from ssd_draft.branch_count import BranchChoice, Timing
 from ssd_draft.commit_forecast import CommitForecast

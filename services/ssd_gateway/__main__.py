@@ -1,6 +1,6 @@
 """``python -m ssd_gateway``: read settings, construct the gateway, run it."""
 
-from ssd.sigterm import end_at_sigterm
+from ssd.runtime.sigterm import end_at_sigterm
 
 if __name__ == "__main__":
     # Before the imports below, which take a moment.
@@ -9,8 +9,8 @@ if __name__ == "__main__":
 import sys
 from collections.abc import Sequence
 
-from ssd.process import run_process, run_until_signal
-from ssd.telemetry import SystemClock
+from ssd.ports import SystemClock
+from ssd.runtime.process import run_process, run_until_signal
 from ssd_gateway.api_keys import ApiKeys
 from ssd_gateway.gateway import Gateway, credentials_of
 from ssd_gateway.settings import GatewaySettings

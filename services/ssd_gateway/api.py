@@ -12,8 +12,9 @@ from typing import Any, Generic
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from ssd import __version__, telemetry
+from ssd import __version__
 from ssd.errors import FieldError, SSDError, UnsupportedError
+from ssd.observability import log
 from ssd.ports import Clock
 from ssd.types import GenerationChunk
 from ssd_gateway.body import BodyBudget, ClientLeftError, read_body, while_connected
@@ -39,7 +40,7 @@ _EVENT_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-_log = telemetry.get_logger(__name__)
+_log = log.get_logger(__name__)
 Chunks = AsyncGenerator[tuple[int, GenerationChunk], None]
 """Chunks of the calls of a request, with the index of the call."""
 
@@ -143,7 +144,7 @@ class GenerationEndpoint(Generic[AnyRequest]):
 
     async def _run(self, request: PreparedRequest) -> Chunks:
         arrived_at: float | None = self._clock.now()
-        request_id = telemetry.request_id.get() or ""
+        request_id = log.request_id.get() or ""
         calls = request.calls
         # With echo, the first chunk of a continuation is a copy of the prompt.
         copies = {
@@ -185,7 +186,7 @@ class EventStream:
 
     async def fail(self, error: Exception) -> None:
         """End the stream with an error object, which clients raise."""
-        _, body = problem(error, telemetry.request_id.get() or "")
+        _, body = problem(error, log.request_id.get() or "")
         await self._write(_event(body), is_last=True)
 
     async def _write(self, body: bytes, *, is_last: bool) -> None:

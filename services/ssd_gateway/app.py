@@ -13,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from ssd import __version__, telemetry
+from ssd import __version__
 from ssd.errors import SSDError
+from ssd.observability import log
 from ssd.ports import Clock
 from ssd_gateway.api import GenerationEndpoint, Intake
 from ssd_gateway.api_keys import ApiKeys
@@ -135,7 +136,7 @@ def _page(
 
 
 async def _failed(_request: Request, error: Exception) -> Response:
-    return problem_response(error, telemetry.request_id.get() or "")
+    return problem_response(error, log.request_id.get() or "")
 
 
 async def _not_served(request: Request, error: Exception) -> Response:

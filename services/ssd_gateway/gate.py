@@ -6,8 +6,8 @@ import secrets
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ssd import telemetry
 from ssd.errors import NotAllowedError, OverloadedError, SSDError
+from ssd.observability import log
 from ssd.settings import is_loopback
 from ssd_gateway.api import CLIENT_KEY, STATUS_KEY
 from ssd_gateway.api_keys import ApiKeys
@@ -21,7 +21,7 @@ _PORT = re.compile(":[0-9]*$")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _TRACE_PARENT = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACE_STATE = re.compile(r"[\x20-\x7e]{1,512}")
-_log = telemetry.get_logger(__name__)
+_log = log.get_logger(__name__)
 
 
 class Gate:
@@ -43,8 +43,8 @@ class Gate:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
-        telemetry.request_id.set(request_id)
-        telemetry.trace_headers.set(_trace_headers(headers))
+        log.request_id.set(request_id)
+        log.trace_headers.set(_trace_headers(headers))
         out = _Sender(send, request_id)
         path: str = scope["path"]
         host = headers.get("host", "localhost")

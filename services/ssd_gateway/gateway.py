@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 
+from ssd.observability.log import get_logger
+from ssd.observability.metrics import TLS_CERTIFICATE_EXPIRY
 from ssd.ports import Clock
 from ssd.rpc.credentials import ClientCredentials, TlsFiles
 from ssd.rpc.listen import join_address
-from ssd.telemetry import TLS_CERTIFICATE_EXPIRY, get_logger
 from ssd_gateway.api_keys import ApiKeys
 from ssd_gateway.app import make_app
 from ssd_gateway.deadlines import Deadlines

@@ -11,8 +11,8 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from ssd.errors import AddressError
+from ssd.observability.log import get_logger
 from ssd.rpc.listen import bindable, join_address, take_both_families
-from ssd.telemetry import get_logger
 from ssd_gateway.settings import GatewaySettings
 
 REQUEST_SECONDS = 30.0

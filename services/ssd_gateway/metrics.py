@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from ssd.telemetry import TLS_CERTIFICATE_EXPIRY
+from ssd.observability.metrics import TLS_CERTIFICATE_EXPIRY
 
 REGISTRY = CollectorRegistry(auto_describe=False)
 REGISTRY.register(TLS_CERTIFICATE_EXPIRY)

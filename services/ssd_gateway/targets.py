@@ -20,10 +20,10 @@ from ssd.errors import (
     SSDError,
     UnknownModelError,
 )
+from ssd.observability.log import get_logger
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import Conversation, GenerateCall, ModelInfo
 from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials
-from ssd.telemetry import get_logger
 from ssd.types import GenerationChunk
 from ssd_gateway.metrics import RETRIES_TOTAL, TARGETS
 from ssd_gateway.routing import choose_target, prefix_key

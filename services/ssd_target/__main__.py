@@ -1,6 +1,6 @@
 """``python -m ssd_target``: read settings, find the model, construct the target, run it."""
 
-from ssd.sigterm import end_at_sigterm
+from ssd.runtime.sigterm import end_at_sigterm
 
 if __name__ == "__main__":
     # Before the imports below, which take seconds.
@@ -9,14 +9,14 @@ if __name__ == "__main__":
 import sys
 from collections.abc import Sequence
 
-from ssd.cpu_plan import pin
 from ssd.engine.models.fingerprint import weights_fingerprint
-from ssd.gpu_allocation import use_own_gpus
-from ssd.process import peer, run_process, run_until_signal
+from ssd.observability.tracing import check_endpoint
+from ssd.ports import SystemClock
 from ssd.rpc.security import security_of
+from ssd.runtime.cpu_plan import pin
+from ssd.runtime.gpu_allocation import use_own_gpus
+from ssd.runtime.process import peer, run_process, run_until_signal
 from ssd.settings import load_kernels_early
-from ssd.telemetry import SystemClock
-from ssd.tracing import check_endpoint
 from ssd_target.models import check_models, find_models
 from ssd_target.settings import TargetSettings
 from ssd_target.target import TargetProcess, link_credentials

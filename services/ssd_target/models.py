@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from ssd.engine.config import ModelConfig
 from ssd.errors import SettingsError
-from ssd.local_model import LocalModel, check_model, find_model
+from ssd.model_files.local_model import LocalModel, check_model, find_model
 from ssd_target.decoding.sequential_drafter import num_columns
 from ssd_target.settings import TargetSettings
 

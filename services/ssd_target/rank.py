@@ -16,7 +16,6 @@ from typing import Literal
 
 import torch
 
-from ssd.child import end_with_parent
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.execution import load_execution
 from ssd.engine.parallel.group import STEP_DEADLINES, RankGroup, join
@@ -24,10 +23,12 @@ from ssd.engine.parallel.shard import Shard, ids_of
 from ssd.engine.rank_loop import follow
 from ssd.engine.runner import require_device
 from ssd.errors import RankError
-from ssd.process import run_process
+from ssd.observability.log import get_logger, progress_log
+from ssd.ports import SystemClock
+from ssd.runtime.child import end_with_parent
+from ssd.runtime.process import run_process
+from ssd.runtime.step_thread import Watchdog
 from ssd.settings import parse_cpus
-from ssd.step_thread import Watchdog
-from ssd.telemetry import SystemClock, get_logger, progress_log
 
 _log = get_logger("ssd_target.rank")
 STUCK = "rank_stuck"

@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ssd.cpu_plan import divide
 from ssd.engine.parallel.group import (
     ALONE,
     HOST,
@@ -27,10 +26,11 @@ from ssd.engine.parallel.group import (
 from ssd.engine.parallel.shard import Shard
 from ssd.engine.runner import require_device
 from ssd.errors import RankError, SetupError
-from ssd.launch import ChildProcess
-from ssd.local_model import LocalModel
-from ssd.step_thread import Watchdog
-from ssd.telemetry import Event, get_logger
+from ssd.model_files.local_model import LocalModel
+from ssd.observability.log import Event, get_logger
+from ssd.runtime.cpu_plan import divide
+from ssd.runtime.launch import ChildProcess
+from ssd.runtime.step_thread import Watchdog
 from ssd_target.rank import LOST, POLL_SECONDS, STUCK, rank_flags
 
 _log = get_logger("ssd_target")

@@ -11,9 +11,9 @@ from ssd.engine.parallel.group import ALONE, Group
 from ssd.engine.rank_loop import SplitTarget
 from ssd.engine.runner import AnyRunner, load_runner
 from ssd.engine.target_runner import TargetRunner
-from ssd.local_model import LocalModel
+from ssd.model_files.local_model import LocalModel
+from ssd.observability.log import progress_log
 from ssd.speculation.controller import Controller
-from ssd.telemetry import progress_log
 from ssd_target.decoding.calibration import calibrate
 from ssd_target.decoding.decode_loop import DecodeLoop
 from ssd_target.decoding.ports import LoopContext

@@ -1,7 +1,7 @@
 """The target process as one object: it loads, serves, drains and ends.
 
-``ssd.life_cycle`` describes the common part. SIGTERM, SIGINT and ``Drain`` start a drain: the
-target refuses new requests and finishes the running ones.
+``ssd.runtime.life_cycle`` describes the common part. SIGTERM, SIGINT and ``Drain`` start a drain:
+the target refuses new requests and finishes the running ones.
 """
 
 import asyncio
@@ -10,8 +10,10 @@ from dataclasses import asdict, replace
 from functools import partial
 
 from ssd.errors import SettingsError
-from ssd.life_cycle import LifeCycle
-from ssd.local_model import LocalModel
+from ssd.model_files.local_model import LocalModel
+from ssd.observability.log import get_logger
+from ssd.observability.metrics import DESIRED_DRAFT_REPLICAS, OPEN_SESSIONS
+from ssd.observability.tracing import exported_spans
 from ssd.pool.dialer import LinkDialer
 from ssd.pool.handshake import LinkTerms, SetUpChannel
 from ssd.pool.metrics import publish_mode
@@ -27,10 +29,9 @@ from ssd.rpc.codec import SpeculationChange
 from ssd.rpc.credentials import ClientCredentials, TlsFiles
 from ssd.rpc.link import GRPC
 from ssd.rpc.pool_codec import PoolStatus
-from ssd.step_thread import StepThread, Watchdog
-from ssd.telemetry import DESIRED_DRAFT_REPLICAS, OPEN_SESSIONS, get_logger
+from ssd.runtime.life_cycle import LifeCycle
+from ssd.runtime.step_thread import StepThread, Watchdog
 from ssd.text.chat_template import load_template
-from ssd.tracing import exported_spans
 from ssd.types import WIRE_VERSION, Hello, LinkSettings, Peer
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.ports import LoopContext

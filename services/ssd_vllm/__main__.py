@@ -5,7 +5,7 @@ vLLM parses them and the plugin reads its settings before anything is loaded. Wi
 ``--print-config`` this prints both and ends; it needs no device.
 """
 
-from ssd.sigterm import end_at_sigterm
+from ssd.runtime.sigterm import end_at_sigterm
 from ssd_vllm.metrics_folder import make_metrics_folder
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, replace
 
 from ssd.errors import FieldError, SetupError
+from ssd.observability.log import get_logger
+from ssd.observability.metrics import DESIRED_DRAFT_REPLICAS, OPEN_SESSIONS
 from ssd.pool.dialer import LinkDialer
 from ssd.pool.metrics import publish_mode
 from ssd.pool.pool import DraftPool
@@ -22,7 +24,6 @@ from ssd.rpc.codec import SpeculationChange
 from ssd.rpc.listen import join_address
 from ssd.rpc.pool_codec import PoolStatus
 from ssd.rpc.server import RpcServer
-from ssd.telemetry import DESIRED_DRAFT_REPLICAS, OPEN_SESSIONS, get_logger
 from ssd.types import LinkSettings, Mode
 from ssd_vllm.settings import PluginSettings
 from ssd_vllm.step_control import StepControl

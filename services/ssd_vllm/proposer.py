@@ -16,20 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from ssd.engine.models.fingerprint import weights_fingerprint
 from ssd.errors import SetupError, WeightsError
+from ssd.observability.log import RepeatLimit, TextFormatter, get_logger
+from ssd.observability.metrics import PROPOSER_CRASHES_TOTAL
 from ssd.pool.dialer import LinkDialer
 from ssd.pool.handshake import LinkTerms
 from ssd.pool.link_thread import LinkThread
 from ssd.pool.pool import DraftPool
 from ssd.pool.round_log import RoundLog
+from ssd.ports import SystemClock
 from ssd.rpc.pool_codec import PoolStatus
 from ssd.speculation.controller import Controller
-from ssd.telemetry import (
-    PROPOSER_CRASHES_TOTAL,
-    RepeatLimit,
-    SystemClock,
-    TextFormatter,
-    get_logger,
-)
 from ssd.text.tokenizer import load_tokenizer
 from ssd.types import WIRE_VERSION, Hello, LinkSettings, Mode, Peer, TokenId
 from ssd_vllm.metrics_folder import METRICS_FOLDER

@@ -8,7 +8,7 @@ after ``FIRST_PAUSE`` steps.
 
 from collections.abc import Sequence
 
-from ssd import telemetry
+from ssd.observability import metrics
 from ssd.pool.metrics import RoundMetrics, publish_report
 from ssd.pool.round_log import RoundLog, SequenceCounts
 from ssd.pool.rounds import Lookup, RoundResult
@@ -68,7 +68,7 @@ class StepControl:
         counts = SequenceCounts(running=num_running, eligible=eligible)
         if counts != self._round_log.counts:
             self._round_log.set_counts(counts, self._begun_at)
-            telemetry.RUNNING_SEQUENCES.set(num_running)
+            metrics.RUNNING_SEQUENCES.set(num_running)
         if not num_running:
             return False
         was_on = self.choice.is_on

@@ -19,7 +19,17 @@ BASE_MODULES = ("ssd.pool.rounds", "ssd.pool.dialer", "ssd.pool.pool", "ssd.rpc.
 """Entry points of clients and of other targets."""
 LIGHT_MODULES = (
     *BASE_MODULES,
-    *(f"ssd.{name}" for name in ("launch", "process", "telemetry", "rpc.server", "rpc.link")),
+    *(
+        f"ssd.{name}"
+        for name in (
+            "runtime.launch",
+            "runtime.process",
+            "observability.log",
+            "observability.metrics",
+            "rpc.server",
+            "rpc.link",
+        )
+    ),
     *(f"ssd.v1.{name}_pb2_grpc" for name in ("generate", "speculation", "admin")),
     *(
         f"ssd.speculation.{name}"

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from tests.cluster.kube import eventually
 
 from ssd.errors import NotReadyError, SSDError
-from ssd.launch import Deployment, deployed
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
+from ssd.runtime.launch import Deployment, deployed
 from ssd.types import Mode, SamplingParams, TokenId
 
 NUM_CLIENTS = 8

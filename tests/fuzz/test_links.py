@@ -18,8 +18,8 @@ from ssd.pool.dialer import LinkDialer
 from ssd.pool.link import LinkState
 from ssd.pool.pool import DraftPool
 from ssd.pool.rounds import PoolSettings
+from ssd.ports import SystemClock
 from ssd.rpc.link_codec import speculate_response
-from ssd.telemetry import SystemClock
 from ssd.types import WIRE_VERSION, Hello, LinkSettings, Welcome
 from ssd.v1 import speculation_pb2
 

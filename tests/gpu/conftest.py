@@ -15,7 +15,7 @@ import torch
 from tests.gpu.environment import CHECKS, NO_GPU, Environment, Figure
 from tests.gpu.supervisor import Recorder, Supervisor
 
-from ssd.child import end_with_parent
+from ssd.runtime.child import end_with_parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

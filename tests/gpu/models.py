@@ -19,7 +19,7 @@ from ssd.engine.precision import DTYPES
 from ssd.engine.runner import AnyRunner, load_runner
 from ssd.engine.target_runner import TargetRunner
 from ssd.engine_settings import EngineSettings
-from ssd.local_model import find_model
+from ssd.model_files.local_model import find_model
 from ssd_draft.settings import DraftSettings
 from ssd_target.settings import TargetSettings
 

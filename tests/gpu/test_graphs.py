@@ -19,7 +19,7 @@ from ssd.engine.models.registry import open_decoder
 from ssd.engine.runner import AnyRunner
 from ssd.engine.static_execution import make_execution
 from ssd.engine.target_runner import TargetRunner
-from ssd.local_model import LocalModel, find_model
+from ssd.model_files.local_model import LocalModel, find_model
 from ssd.testing.recorded_graphs import RecordedGraph, RecordedGraphs
 
 MAX_SEQUENCES = 4

@@ -29,7 +29,7 @@ from ssd.engine.models.registry import open_weights
 from ssd.engine.precision import DTYPES
 from ssd.engine.static_execution import StaticTarget, make_execution
 from ssd.engine.target_runner import TargetRunner
-from ssd.local_model import find_model
+from ssd.model_files.local_model import find_model
 
 LARGEST_DIFFERENCE = {"bfloat16": 0.03, "float32": 1e-4}
 """Root of the mean squared difference, divided by that of the expected logits."""

@@ -17,7 +17,7 @@ def test_torch_is_new_enough(environment: Environment, figures: dict[str, Figure
     check_torch()
     figures |= {
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         **{name: _version(name) for name in PACKAGES},
     }
     if environment.is_cuda:

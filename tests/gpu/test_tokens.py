@@ -18,9 +18,9 @@ from tests.gpu.environment import Environment, Figure
 from tests.gpu.models import DTYPE_OF, LOOKAHEAD, MAX_MODEL_LEN, STATIC
 
 from ssd.demo.corpus import held_out_prompts
-from ssd.launch import Deployment, RunningDeployment, deployed
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall, Prompt
+from ssd.runtime.launch import Deployment, RunningDeployment, deployed
 from ssd.types import GenerationChunk, Mode, SamplingParams, SpeculationStatistics, TokenId
 from ssd_bench.machine import peak_memory_bytes
 from ssd_bench.metrics import BatchFigures, Continuation, batch_figures

@@ -22,10 +22,10 @@ from tests.pki import Authority, put
 
 import ssd
 from ssd.errors import SetupError
-from ssd.launch import Deployment, deployed
 from ssd.rpc import codec
 from ssd.rpc.client import TargetClient
 from ssd.rpc.server import RpcServer
+from ssd.runtime.launch import Deployment, deployed
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import GenerationChunk
 from ssd.v1 import generate_pb2_grpc

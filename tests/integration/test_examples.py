@@ -7,7 +7,7 @@ import sys
 
 from tests.processes import ROOT
 
-from ssd.launch import Deployment, deployed
+from ssd.runtime.launch import Deployment, deployed
 
 EXAMPLES = ROOT / "examples"
 LIMIT = ("--max-tokens", "16")

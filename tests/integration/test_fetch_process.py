@@ -1,4 +1,4 @@
-"""``python -m ssd.fetch`` with a local hub, as in the init container of a pod."""
+"""``python -m ssd.model_files.fetch`` with a local hub, as in the init container of a pod."""
 
 import json
 import os
@@ -61,7 +61,7 @@ class Pod:
 
     def start_fetch(self, model: str = f"hf://{NAME}@{COMMIT}") -> "subprocess.Popen[str]":
         log = str(self.folder / "termination-log")
-        return self.start("-m", "ssd.fetch", "--model", model, "--termination-log", log)
+        return self.start("-m", "ssd.model_files.fetch", "--model", model, "--termination-log", log)
 
     def fetch(self, model: str = f"hf://{NAME}@{COMMIT}") -> tuple[int, list[dict[str, Any]]]:
         return ended(self.start_fetch(model))
@@ -97,7 +97,7 @@ def test_an_engine_without_hub_and_token_loads_a_fetched_model(pod: Pod) -> None
     assert fetching["missing_bytes"] == fetching["bytes"] > 1000
     pod.hub.is_down, pod.token = True, ""
     find = (
-        "import sys; from ssd.model_source import resolve; "
+        "import sys; from ssd.model_files.model_source import resolve; "
         f"print(resolve('hf://{NAME}@{COMMIT}'), file=sys.stderr)"
     )
     process = pod.start("-c", find, HF_HUB_OFFLINE="1")

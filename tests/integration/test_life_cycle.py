@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from ssd import life_cycle as module
 from ssd.engine_settings import EngineSettings
 from ssd.errors import WeightsError
-from ssd.life_cycle import LifeCycle
 from ssd.rpc.call_guard import ServerLimits
-from ssd.step_thread import StepThread, Watchdog
+from ssd.runtime import life_cycle as module
+from ssd.runtime.life_cycle import LifeCycle
+from ssd.runtime.step_thread import StepThread, Watchdog
 from ssd.testing.clock import FakeClock
 
 ANY_PORTS = EngineSettings(model="m", port=0, http_port=0)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ssd.launch import Deployment, deployed
 from ssd.rpc.client import TargetClient
+from ssd.runtime.launch import Deployment, deployed
 
 pytestmark = pytest.mark.browser
 PICTURES = Path(__file__).resolve().parents[2] / "results"

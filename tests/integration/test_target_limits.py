@@ -12,11 +12,11 @@ from tests.pairs import LONG_WAIT, draft_of, target_of
 from tests.processes import ProcessUnderTest
 
 from ssd.errors import DeadlineError, OverloadedError, RequestError
+from ssd.observability.metrics import OUTCOMES
 from ssd.rpc.client import DraftClient, TargetClient
 from ssd.rpc.codec import GenerateCall, generate_request
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd.rpc.status import PUSHBACK_TRAILER
-from ssd.telemetry import OUTCOMES
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import FinishReason, Mode, SamplingParams
 from ssd.v1 import generate_pb2_grpc

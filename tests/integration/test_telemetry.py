@@ -17,8 +17,8 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 from prometheus_client.parser import text_string_to_metric_families
 from tests.processes import ProcessUnderTest, running
 
-from ssd import telemetry
 from ssd.errors import FieldError
+from ssd.observability import metrics
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import SpeculationChange
 from ssd.testing.tiny_folder import write_tiny_folder
@@ -111,7 +111,7 @@ def still(process: Literal["target", "draft"], before: Samples, *later: Samples)
     }
     return {
         family.name
-        for family in telemetry.metrics_of(process).collect()
+        for family in metrics.metrics_of(process).collect()
         if family.name.startswith("ssd_")
         and not changed & {family.name + end for end in ("", "_total", "_count")}
     }

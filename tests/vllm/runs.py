@@ -13,8 +13,8 @@ from typing import Any, Self
 
 from tests.vllm.server import MODEL, ROOT, command
 
-from ssd.launch import Deployment, deployed
 from ssd.rpc.client import TargetClient
+from ssd.runtime.launch import Deployment, deployed
 from ssd.types import Mode, SamplingParams
 
 Job = dict[str, Any]

@@ -23,13 +23,12 @@ from typing import Annotated
 import typer
 
 from ssd import demo
-from ssd.cpu_plan import one_cpu_a_core, plan_cpus
 from ssd.demo.corpus import held_out_prompts
-from ssd.launch import Deployment, deployed
-from ssd.ports import Clock
+from ssd.ports import Clock, SystemClock
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
-from ssd.telemetry import SystemClock
+from ssd.runtime.cpu_plan import one_cpu_a_core, plan_cpus
+from ssd.runtime.launch import Deployment, deployed
 from ssd.types import Mode, SamplingParams
 from ssd_bench.command import Output, err
 

@@ -35,7 +35,7 @@ from ssd.engine.pass_time import (
     flops_of_pass,
 )
 from ssd.engine.runner import load_runner
-from ssd.local_model import find_model
+from ssd.model_files.local_model import find_model
 from ssd.settings import load
 from ssd_bench.command import Debug, Output, out
 from ssd_bench.machine import read_bandwidth

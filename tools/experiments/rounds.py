@@ -13,8 +13,8 @@ from matplotlib.patches import Patch
 
 from ssd.demo.corpus import held_out_prompts
 from ssd.demo.widen import pad_vocabulary
-from ssd.launch import Deployment
-from ssd.model_source import resolve
+from ssd.model_files.model_source import resolve
+from ssd.runtime.launch import Deployment
 from ssd_bench.command import (
     MAX_BATCH,
     MAX_LENGTH,

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from ssd.demo.corpus import held_out_prompts
-from ssd.launch import Deployment
+from ssd.runtime.launch import Deployment
 from ssd_bench.command import (
     MAX_BATCH,
     MAX_LENGTH,

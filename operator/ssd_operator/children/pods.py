@@ -261,7 +261,7 @@ def _fetch_container(engine: _Engine) -> Object:
     """
     variables = environment.fetch_environment(engine.process.source)
     mounts = [mount("tmp", reserved.SCRATCH_FOLDER), mount("cache", reserved.CACHE_FOLDER)]
-    made = _container(engine, FETCH, "ssd.fetch", variables, mounts)
+    made = _container(engine, FETCH, "ssd.model_files.fetch", variables, mounts)
     return made | {"resources": _resources_without_gpus(engine)}
 
 
@@ -383,7 +383,7 @@ def _num_threads(engine: _Engine) -> int:
     """One thread per requested CPU, rounded up.
 
     If a draft has more than two CPUs of its own, one of them runs all other threads; see
-    ``ssd.cpu_plan``.
+    ``ssd.runtime.cpu_plan``.
     """
     requested = engine.resources.get("requests", {}).get("cpu")
     if requested is None:

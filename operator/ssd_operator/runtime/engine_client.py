@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from ssd.errors import NotReadyError, SSDError
+from ssd.observability.log import get_logger
 from ssd.rpc.client import DraftClient, TargetClient
 from ssd.rpc.listen import join_address
 from ssd.rpc.pool_codec import PoolStatus
-from ssd.telemetry import get_logger
 from ssd_operator.children.names import DRAFT_PORT, TARGET_PORT, Component
 from ssd_operator.observe.cluster import Key
 from ssd_operator.observe.pod_state import Address

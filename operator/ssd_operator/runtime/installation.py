@@ -15,8 +15,8 @@ from http import HTTPStatus
 import aiohttp
 
 from ssd.errors import NotReadyError, SetupError, SSDError
+from ssd.observability.log import configure_logging, get_logger
 from ssd.rpc.client import TargetClient
-from ssd.telemetry import configure_logging, get_logger
 from ssd.types import SamplingParams
 from ssd_operator.api.spec import API_VERSION, GROUP, KIND, Object
 from ssd_operator.children.names import TARGET_PORT

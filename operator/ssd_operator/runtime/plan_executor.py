@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ssd.telemetry import get_logger
+from ssd.observability.log import get_logger
 from ssd_operator.api.spec import KIND, Object, Resource
 from ssd_operator.observe.cluster import (
     BusyError,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from ssd.telemetry import get_logger
+from ssd.observability.log import get_logger
 from ssd_operator.api.parse import SpecError, parse
 from ssd_operator.api.spec import API_VERSION, KIND, Object, Resource
 from ssd_operator.observe.cluster import (

@@ -15,7 +15,7 @@ from typing import Any
 
 import kopf
 
-from ssd.telemetry import get_logger
+from ssd.observability.log import get_logger
 from ssd_operator.api.spec import KIND
 from ssd_operator.children.objects import KINDS, WATCHED_KINDS
 from ssd_operator.observe.cluster import Cluster, ClusterError, ForbiddenError

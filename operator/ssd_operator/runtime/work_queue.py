@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from ssd.telemetry import bound_fields, get_logger
+from ssd.observability.log import bound_fields, get_logger
 from ssd_operator.observe.cluster import ClusterError, Key
 from ssd_operator.runtime import metrics
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ssd.telemetry import get_logger
+from ssd.observability.log import get_logger
 
 _log = get_logger("ssd.engine")
 Pass = Callable[[], Tensor]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ssd.errors import ModelNotFoundError, SettingsError, UnsupportedModelError
-from ssd.telemetry import get_logger
+from ssd.observability.log import get_logger
 
 _log = get_logger(__name__)
 

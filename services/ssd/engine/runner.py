@@ -18,7 +18,7 @@ from ssd.engine.parallel.group import ALONE, Group, RankGroup
 from ssd.engine.parallel.shard import check_shards, ids_of_ranks
 from ssd.engine.rank_loop import SplitTarget
 from ssd.errors import SettingsError
-from ssd.telemetry import get_logger
+from ssd.observability.log import get_logger
 
 _log = get_logger("ssd.engine")
 Progress = Callable[[str, float], None]

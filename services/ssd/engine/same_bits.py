@@ -30,7 +30,7 @@ from torch import Tensor
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.fingerprint import weights_fingerprint
-from ssd.telemetry import get_logger
+from ssd.observability.log import get_logger
 
 _log = get_logger("ssd.engine")
 

@@ -39,7 +39,7 @@ from ssd.engine.memory import allocate_storage
 from ssd.engine.models.registry import CausalModel, open_decoder
 from ssd.engine.parallel.group import ALONE, Group
 from ssd.engine.static_inputs import Inputs
-from ssd.telemetry import get_logger
+from ssd.observability.log import get_logger
 
 _log = get_logger("ssd.engine")
 

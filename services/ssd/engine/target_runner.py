@@ -14,7 +14,7 @@ from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.execution import TargetExecution
 from ssd.engine.runner import ModelRunner, Progress
 from ssd.engine.same_bits import find_difference, proved
-from ssd.telemetry import get_logger
+from ssd.observability.log import get_logger
 
 _log = get_logger("ssd.engine")
 

@@ -3,18 +3,18 @@
 import asyncio
 
 from ssd.errors import FrameError, LinkError
-from ssd.pool.link import DraftLink, LinkState
-from ssd.pool.pool import DraftPool
-from ssd.pool.reports import LinkReport, LinkReports
-from ssd.rpc.link import HEARTBEAT_SECONDS, LEASE_SECONDS, LinkCall, first_result
-from ssd.telemetry import (
+from ssd.observability.log import get_logger
+from ssd.observability.metrics import (
     BAD_FRAMES_TOTAL,
     LINK_BANDWIDTH,
     LINK_RTT_SECONDS,
     LINK_STATE,
     LINK_TRANSPORT_INFO,
-    get_logger,
 )
+from ssd.pool.link import DraftLink, LinkState
+from ssd.pool.pool import DraftPool
+from ssd.pool.reports import LinkReport, LinkReports
+from ssd.rpc.link import HEARTBEAT_SECONDS, LEASE_SECONDS, LinkCall, first_result
 from ssd.types import Draining, Heartbeat, SessionRefused
 
 _log = get_logger(__name__)

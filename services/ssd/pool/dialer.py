@@ -15,6 +15,8 @@ from dataclasses import replace
 
 from ssd.addresses import Addresses, Resolver, resolve
 from ssd.errors import FrameError, HandshakeError, LinkError
+from ssd.observability.log import get_logger
+from ssd.observability.metrics import LINK_REFUSALS_TOTAL, LINK_RTT_SECONDS
 from ssd.pool.connection import serve
 from ssd.pool.handshake import LinkTerms, shake_hands
 from ssd.pool.link import LinkState
@@ -23,7 +25,6 @@ from ssd.pool.pool import DraftPool
 from ssd.pool.reports import LinkReport, LinkReports
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import LinkCall
-from ssd.telemetry import LINK_REFUSALS_TOTAL, LINK_RTT_SECONDS, get_logger
 from ssd.types import Hello, LinkSettings
 
 _log = get_logger(__name__)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from math import inf
 
 from ssd.errors import FrameError, LinkError
+from ssd.observability.metrics import COMMIT_TO_TABLE_SECONDS, STALE_FRAMES_TOTAL
 from ssd.pool.circuit_breaker import CircuitBreaker
 from ssd.pool.link_quality import RoundTrip
 from ssd.pool.rounds import LookupCounts
@@ -15,7 +16,6 @@ from ssd.pool.sustainable_sessions import BatchTimes
 from ssd.pool.table_deadline import ColumnTimes, Row
 from ssd.rpc.link import ChannelStatus
 from ssd.speculation.table import OutcomeTable, pack_commits
-from ssd.telemetry import COMMIT_TO_TABLE_SECONDS, STALE_FRAMES_TOTAL
 from ssd.types import (
     CloseSession,
     Commit,

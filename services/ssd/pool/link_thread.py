@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Coroutine
 
-from ssd.telemetry import get_logger
+from ssd.observability.log import get_logger
 
 _log = get_logger(__name__)
 STOP_SECONDS = 5.0

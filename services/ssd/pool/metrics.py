@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from operator import attrgetter
 
-from ssd import telemetry
+from ssd.observability import metrics
 from ssd.speculation.controller import ControllerReport, Reason
 from ssd.speculation.round_record import RoundRecord
 from ssd.types import LookupResult, Mode
@@ -20,14 +20,14 @@ class RoundMetrics:
             parts: of a round that are measured, of ``PARTS`` and "host".
         """
         self._results = {
-            result: telemetry.ROUNDS_TOTAL.labels(result=result.value) for result in LookupResult
+            result: metrics.ROUNDS_TOTAL.labels(result=result.value) for result in LookupResult
         }
         self._accepted = [
-            telemetry.ACCEPTED_TOKENS_TOTAL.labels(position=str(position))
+            metrics.ACCEPTED_TOKENS_TOTAL.labels(position=str(position))
             for position in range(1, lookahead + 1)
         ]
         self._seconds = [
-            (attrgetter(f"{part}_seconds"), telemetry.ROUND_SECONDS.labels(part=part))
+            (attrgetter(f"{part}_seconds"), metrics.ROUND_SECONDS.labels(part=part))
             for part in parts
         ]
 
@@ -37,7 +37,7 @@ class RoundMetrics:
         for result, count in record.lookups.items():
             self._results[result].inc(count)
         if record.num_proposed:
-            telemetry.PROPOSED_TOKENS_TOTAL.inc(record.num_proposed)
+            metrics.PROPOSED_TOKENS_TOTAL.inc(record.num_proposed)
             for counter, count in zip(self._accepted, record.num_accepted, strict=False):
                 counter.inc(count)
 
@@ -49,14 +49,14 @@ class RoundMetrics:
 
 def publish_report(report: ControllerReport) -> None:
     """Publish the choice of the controller."""
-    telemetry.SPECULATION_ACTIVE.set(report.is_on)
-    telemetry.SPECULATION_SPEED_UP.set(report.speed_up)
-    telemetry.MAX_PROPOSED_TOKENS.set(report.max_proposed)
+    metrics.SPECULATION_ACTIVE.set(report.is_on)
+    metrics.SPECULATION_SPEED_UP.set(report.speed_up)
+    metrics.MAX_PROPOSED_TOKENS.set(report.max_proposed)
     for reason in Reason:
-        telemetry.SPECULATION_REASON.labels(reason=reason.value).set(reason is report.reason)
+        metrics.SPECULATION_REASON.labels(reason=reason.value).set(reason is report.reason)
 
 
 def publish_mode(mode: Mode) -> None:
     """Publish the mode of requests that arrive in mode AUTO."""
     for each in Mode:
-        telemetry.SPECULATION_MODE.labels(mode=str(each)).set(each is mode)
+        metrics.SPECULATION_MODE.labels(mode=str(each)).set(each is mode)

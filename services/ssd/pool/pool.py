@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 
 from ssd.errors import LinkError
+from ssd.observability.log import get_logger
+from ssd.observability.metrics import COMMIT_TO_WIRE_SECONDS
 from ssd.pool.circuit_breaker import LATE_ROUNDS
 from ssd.pool.link import DraftLink, LinkState, Session
 from ssd.pool.lookup import without_session
@@ -26,7 +28,6 @@ from ssd.pool.session_registry import SessionRegistry
 from ssd.pool.sustainable_sessions import sustainable_sessions
 from ssd.pool.tables import TableCollector
 from ssd.ports import Clock
-from ssd.telemetry import COMMIT_TO_WIRE_SECONDS, get_logger
 from ssd.types import (
     Branch,
     Commit,

@@ -3,9 +3,10 @@
 from contextlib import suppress
 from dataclasses import dataclass
 
+from ssd.observability.log import get_logger
+from ssd.observability.metrics import LINK_RTT_SECONDS, LINK_STATE
 from ssd.pool.link import DraftLink, LinkState
 from ssd.pool.link_quality import LinkQuality
-from ssd.telemetry import LINK_RTT_SECONDS, LINK_STATE, get_logger
 from ssd.types import Peer
 
 _log = get_logger(__name__)

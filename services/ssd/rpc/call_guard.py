@@ -17,7 +17,6 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from ssd import telemetry
 from ssd.errors import (
     CancelledError,
     DeadlineError,
@@ -28,11 +27,12 @@ from ssd.errors import (
     SSDError,
     UnsupportedError,
 )
+from ssd.observability import log
 from ssd.rpc.access import Access
 from ssd.rpc.bounds import MAX_MESSAGE_BYTES
 from ssd.rpc.status import REQUEST_ID_KEY, Trailers, status_and_trailers
 
-_log = telemetry.get_logger(__name__)
+_log = log.get_logger(__name__)
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 MAX_REQUEST_ID_CHARACTERS = 128
 
@@ -65,7 +65,7 @@ OnFailure = Callable[[str, Exception], None]
 
 def current_request_id() -> str:
     """Return the id of the current call: the caller's ``x-request-id``, or a random one."""
-    return telemetry.request_id.get() or ""
+    return log.request_id.get() or ""
 
 
 class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -315,7 +315,7 @@ def _begin(context: Any) -> str:
         and given.isprintable()
     )
     request_id = given if is_usable else secrets.token_hex(8)
-    telemetry.request_id.set(request_id)
+    log.request_id.set(request_id)
     return request_id
 
 

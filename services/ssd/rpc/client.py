@@ -21,8 +21,8 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ssd import telemetry
 from ssd.errors import CancelledError, FieldError, IncompleteTextError, NotReadyError, SSDError
+from ssd.observability import log
 from ssd.rpc.bounds import MAX_MESSAGE_BYTES
 from ssd.rpc.call_guard import tolerant
 from ssd.rpc.codec import (
@@ -249,7 +249,7 @@ class TargetClient(_Client):
             prompt = GenerateCall(prompt=whole, sampling=sampling or SamplingParams(), mode=mode)
         request = generate_request(prompt)
         of_request = ((REQUEST_ID_KEY, request_id),) if request_id else ()
-        metadata = (*of_request, *telemetry.trace_headers.get())
+        metadata = (*of_request, *log.trace_headers.get())
         loop = asyncio.get_running_loop()
         started_at, pause_seconds = loop.time(), 0.0
         wait_seconds = self._ready_seconds

@@ -20,8 +20,8 @@ from typing import Any, Generic, TypeVar
 import grpc
 import grpc.aio
 
-from ssd import telemetry
 from ssd.errors import SettingsError
+from ssd.observability import log, metrics
 from ssd.rpc.certificate import expiry_of
 from ssd.settings import is_local
 
@@ -33,7 +33,7 @@ MAX_TOKEN_CHARACTERS = 4096
 MAX_TOKENS = 1024
 """Maximum number of tokens in a file: each call is compared with all of them."""
 
-_log = telemetry.get_logger(__name__)
+_log = log.get_logger(__name__)
 Value = TypeVar("Value")
 _Signature = tuple[tuple[int, int, int, int] | None, ...]
 
@@ -180,7 +180,7 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     """
     certificates = Reloaded(files.paths, files.read)
     used = certificates.current()
-    expiry = telemetry.TLS_CERTIFICATE_EXPIRY.labels(role="server")
+    expiry = metrics.TLS_CERTIFICATE_EXPIRY.labels(role="server")
     expiry.set_function(lambda: certificates.current().expires_at)
 
     def fetch() -> Any:

@@ -16,8 +16,8 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 
 from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
 
-from ssd import telemetry
 from ssd.errors import AddressError
+from ssd.observability.log import get_logger
 from ssd.rpc.listen import bindable, join_address, take_both_families
 
 REQUEST_SECONDS = 10.0
@@ -30,7 +30,7 @@ _BACKLOG = 128
 _POLL_SECONDS = 0.05
 """Maximum delay of ``close``."""
 
-_log = telemetry.get_logger(__name__)
+_log = get_logger(__name__)
 IsLive = Callable[[], bool]
 IsReady = Callable[[], tuple[bool, str]]
 

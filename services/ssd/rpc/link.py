@@ -26,6 +26,8 @@ import grpc
 import grpc.aio
 
 from ssd.errors import AccessError, FrameError, HandshakeError, LinkError, SSDError
+from ssd.observability.log import get_logger
+from ssd.observability.metrics import LINK_BYTES_TOTAL
 from ssd.rpc.call_guard import Undecodable
 from ssd.rpc.link_codec import (
     NO_BOUNDS,
@@ -36,7 +38,6 @@ from ssd.rpc.link_codec import (
     target_message,
 )
 from ssd.rpc.status import from_rpc_error
-from ssd.telemetry import LINK_BYTES_TOTAL, get_logger
 from ssd.types import DraftMessage, TargetMessage
 from ssd.v1 import speculation_pb2
 

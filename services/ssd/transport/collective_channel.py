@@ -20,8 +20,8 @@ from collections.abc import Callable
 import numpy as np
 
 from ssd.errors import FrameError, LinkError
+from ssd.observability.log import get_logger
 from ssd.rpc.link import LinkCall, LinkServerCall
-from ssd.telemetry import get_logger
 from ssd.transport.communicator import Communicator, Slot, Transfer
 
 _log = get_logger(__name__)

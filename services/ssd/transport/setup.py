@@ -13,10 +13,11 @@ from typing import Any
 from urllib.parse import unquote
 
 from ssd.errors import LinkError
+from ssd.observability.log import get_logger
+from ssd.observability.metrics import CHANNEL_FALLBACKS_TOTAL
 from ssd.rpc.link import HANDSHAKE_SECONDS, ChannelStatus, LinkCall, LinkServerCall
+from ssd.runtime.threads import in_daemon_thread
 from ssd.speculation.table import frame_bytes
-from ssd.telemetry import CHANNEL_FALLBACKS_TOTAL, get_logger
-from ssd.threads import in_daemon_thread
 from ssd.transport.collective_channel import CollectiveChannel
 from ssd.transport.communicator import (
     DRAFT_RANK,

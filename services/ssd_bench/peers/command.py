@@ -13,10 +13,10 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from ssd.console import can_redraw, make_console
-from ssd.cpu_plan import one_cpu_a_core
 from ssd.demo.corpus import held_out_prompts
 from ssd.errors import SettingsError
-from ssd.model_source import resolve
+from ssd.model_files.model_source import resolve
+from ssd.runtime.cpu_plan import one_cpu_a_core
 from ssd.text.tokenizer import load_tokenizer
 from ssd_bench.drawing import plots
 from ssd_bench.peers.contenders import PEERS, contenders

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ssd.errors import SetupError
-from ssd.launch import Deployment, deployed, draft_process, ending
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
+from ssd.runtime.launch import Deployment, deployed, draft_process, ending
 from ssd.types import Mode, SamplingParams
 from ssd_bench.peers.contenders import Contender
 from ssd_bench.peers.environments import interpreter, preload

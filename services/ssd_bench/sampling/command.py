@@ -13,12 +13,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from ssd.console import can_redraw, make_console
 from ssd.demo.corpus import held_out_prompts
 from ssd.errors import SettingsError
-from ssd.model_source import resolve
+from ssd.model_files.model_source import resolve
 from ssd.speculation.fan_out import FanOutPolicy, make_policy
 from ssd.text.tokenizer import load_tokenizer
 from ssd_bench.drawing import plots
 from ssd_bench.sampling.laws import Coupled, Law, Saguaro
-from ssd_bench.sampling.rounds import Cell, Experiment, Model
+from ssd_bench.sampling.rounds import Cell, Experiment
 
 POLICIES = ("adaptive", "geometric", "uniform")
 PROMPT_TOKENS = 64
@@ -54,6 +54,8 @@ def sampling(
         _shares(temperatures, "--temperatures", 2.0), _shares(cache_weights, "--cache-weights", 1.0)
     )
     drawing = plots()
+    from ssd_bench.sampling.model import Model  # noqa: PLC0415 torch is slow to import
+
     folder = resolve(target)
     tokenizer = load_tokenizer(folder)
     num_texts = -(-rounds // ROUNDS_OF_A_TEXT)

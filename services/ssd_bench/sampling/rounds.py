@@ -5,44 +5,18 @@ Every proposal is the draft's, as after a hit. Letters as in ``laws``; N branche
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from transformers import AutoModelForCausalLM, DynamicCache
 
 from ssd.speculation.fan_out import Candidates, FanOutPolicy
 from ssd.speculation.speed_model import PairTimes, Rates, plain_speed, speculative_speed
 from ssd_bench.sampling.laws import Float32s, Law
 
+if TYPE_CHECKING:
+    from ssd_bench.sampling.model import Model
+
 _LEAST_KEPT = 16
-
-
-class Model:
-    """A causal model with the cache of one text."""
-
-    def __init__(self, folder: Path) -> None:
-        """Load the model in float32."""
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self._cache = DynamicCache(config=self._model.config)
-
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Forget the text, and store another one."""
-        self._cache = DynamicCache(config=self._model.config)
-        self.run(tokens)
-
-    @torch.inference_mode()
-    def run(self, tokens: Sequence[int]) -> Float32s:
-        """Store tokens after the text; returns the logits of each, float32 [len(tokens), V]."""
-        found = self._model(torch.tensor([tokens]), past_key_values=self._cache, use_cache=True)
-        logits_TV: Float32s = found.logits[0].float().numpy()
-        return logits_TV
-
-    def crop(self, length: int) -> None:
-        """Keep the first ``length`` tokens of the text."""
-        num_more = self._cache.get_seq_length() - length
-        if num_more:
-            self._cache.crop(-num_more)
 
 
 @dataclass(slots=True)
@@ -91,7 +65,7 @@ class Cell:
 class Experiment:
     """What all laws share."""
 
-    pair: tuple[Model, Model]
+    pair: tuple["Model", "Model"]
     """Target and draft."""
     policies: Mapping[str, FanOutPolicy]
     """By name."""

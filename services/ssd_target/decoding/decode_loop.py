@@ -18,8 +18,9 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from ssd import telemetry
 from ssd.errors import NotFiniteError, RankError
+from ssd.observability import log as log_module
+from ssd.observability import metrics
 from ssd.pool.metrics import RoundMetrics
 from ssd.pool.rounds import Lookup, RoundResult
 from ssd.speculation.round_record import PARTS, RoundRecord
@@ -33,7 +34,7 @@ from ssd_target.decoding.sequence import Sequence
 from ssd_target.decoding.sequential_drafter import SequentialDrafter
 from ssd_target.decoding.speculation_control import SpeculationControl
 
-_log = telemetry.get_logger(__name__)
+_log = log_module.get_logger(__name__)
 _LONG_NOISE_SECONDS = 0.002
 """Readers do not wait for noise that takes longer: large vocabularies or batches."""
 _IDLE_SECONDS = 1.0
@@ -83,9 +84,9 @@ class DecodeLoop:
         self._control = control
         self._drafter = drafter
         self._metrics = RoundMetrics(runner.engine.num_columns - 1, (*PARTS, "host"))
-        self._output_tokens = telemetry.TOKENS_TOTAL.labels(kind="output")
-        self._prompt_tokens = telemetry.TOKENS_TOTAL.labels(kind="prompt")
-        self._cached_tokens = telemetry.TOKENS_TOTAL.labels(kind="cached")
+        self._output_tokens = metrics.TOKENS_TOTAL.labels(kind="output")
+        self._prompt_tokens = metrics.TOKENS_TOTAL.labels(kind="prompt")
+        self._cached_tokens = metrics.TOKENS_TOTAL.labels(kind="cached")
         self.record = RoundRecord()
         """Of the newest round."""
         self._num_rows = 0
@@ -98,7 +99,7 @@ class DecodeLoop:
             ("cached", lambda: blocks.num_cached),
             ("used", lambda: blocks.num_taken),
         ):
-            telemetry.KV_BLOCKS.labels(state=state).set_function(count)
+            metrics.KV_BLOCKS.labels(state=state).set_function(count)
 
     def run(self) -> None:
         """Run rounds until the inbox is closed, then cancel the remaining requests.
@@ -161,7 +162,7 @@ class DecodeLoop:
             _put_last(sequence, GenerationChunk(token_ids=()))
             self._drafts.end(sequence.sequence_id)
         if plan.preempted:
-            telemetry.PREEMPTIONS_TOTAL.inc(len(plan.preempted))
+            metrics.PREEMPTIONS_TOTAL.inc(len(plan.preempted))
             for sequence in plan.preempted:
                 self._leave(sequence)
             self._drafts.release(each.sequence_id for each in plan.preempted)
@@ -191,7 +192,7 @@ class DecodeLoop:
                 self._drafts.begin(sequence.for_drafts())
             times = sequence.record
             times.admitted_at = self.clock.now()
-            telemetry.QUEUE_SECONDS.observe(times.admitted_at - times.arrived_at)
+            metrics.QUEUE_SECONDS.observe(times.admitted_at - times.arrived_at)
             self._prompt_tokens.inc(sequence.num_prompt)
 
     @_timed("prefill_seconds")
@@ -270,7 +271,7 @@ class DecodeLoop:
         now = self.record.decided_at = self.clock.now()
         for sequence, proposal, result in zip(sequences, proposals, results, strict=True):
             if not sequence.record.num_rounds and sequence.num_cached:
-                telemetry.PREFIX_HITS_TOTAL.inc()
+                metrics.PREFIX_HITS_TOTAL.inc()
                 self._cached_tokens.inc(sequence.num_cached)
             sequence.record.add_round(self.record, result, now)
             sequence.record.paused_rounds += self._control.is_paused(sequence)
@@ -338,8 +339,8 @@ class DecodeLoop:
         if counts != log.counts:
             self._inbox.num_waiting = counts.waiting
             log.set_counts(counts, self.clock.now())
-            telemetry.RUNNING_SEQUENCES.set(counts.running)
-            telemetry.WAITING_SEQUENCES.set(counts.waiting)
+            metrics.RUNNING_SEQUENCES.set(counts.running)
+            metrics.WAITING_SEQUENCES.set(counts.waiting)
 
     def _cancel_all(self) -> None:
         self._apply(self._scheduler.plan(self._inbox.drain()))

@@ -10,7 +10,7 @@ from ssd.engine.config import EngineConfig
 from ssd.pool.pool import DraftPool
 from ssd.pool.round_log import RoundLog
 from ssd.ports import Clock
-from ssd.step_thread import Watchdog
+from ssd.runtime.step_thread import Watchdog
 from ssd_target.decoding.inbox import Inbox
 
 

@@ -25,19 +25,20 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from ssd import __version__, telemetry
+from ssd import __version__
 from ssd.errors import SSDError
+from ssd.observability import log, metrics
+from ssd.observability.tracing import parent_of
 from ssd.ports import Clock
 from ssd.rpc.codec import GenerateCall
 from ssd.rpc.status import outcome_of
-from ssd.tracing import parent_of
 from ssd.types import GenerationChunk, SpeculationStatistics
 from ssd_target.decoding.sequence import Sequence
 from ssd_target.decoding.sequence_record import SequenceRecord
 
 _PHASES = ("queue", "prefill", "first_token")
 _COMPLETE = frozenset({"stop", "length"})
-_log = telemetry.get_logger(__name__)
+_log = log.get_logger(__name__)
 
 
 class RequestTrace:
@@ -77,15 +78,15 @@ class RequestTrace:
             self._num_tokens += len(chunk.token_ids)
             previous_at = self._newest_at.get(chunk.choice)
             if previous_at is None:
-                telemetry.TIME_TO_FIRST_TOKEN_SECONDS.observe(now - arrived_at)
+                metrics.TIME_TO_FIRST_TOKEN_SECONDS.observe(now - arrived_at)
             else:
                 seconds = (now - previous_at) / len(chunk.token_ids)
-                telemetry.INTER_TOKEN_SECONDS.observe(seconds)
+                metrics.INTER_TOKEN_SECONDS.observe(seconds)
             self._newest_at[chunk.choice] = now
         if chunk.finish_reason is not None:
             self._statistics = chunk.statistics
             if chunk.finish_reason in _COMPLETE:
-                telemetry.E2E_SECONDS.observe(now - arrived_at)
+                metrics.E2E_SECONDS.observe(now - arrived_at)
         for each in chunk.rounds if self.is_recording else ():
             self._span.add_event(
                 "round",

@@ -5,13 +5,15 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
 
-from ssd import __version__, telemetry
+from ssd import __version__
 from ssd.errors import DeadlineError, OverloadedError, UnknownModelError
+from ssd.observability import log
+from ssd.observability.metrics import OUTCOMES, REQUESTS_TOTAL
+from ssd.ports import SystemClock
 from ssd.rpc import bounds, codec
 from ssd.rpc.call_guard import Call, current_request_id
 from ssd.rpc.server import RpcServer
 from ssd.rpc.status import outcome_of
-from ssd.telemetry import OUTCOMES, REQUESTS_TOTAL, SystemClock
 from ssd.types import FinishReason, GenerationChunk
 from ssd.v1 import generate_pb2, generate_pb2_grpc
 from ssd_target.serving.request_handler import RequestHandler
@@ -20,7 +22,7 @@ from ssd_target.serving.retry_hint import RetryHint
 from ssd_target.settings import TargetSettings
 
 _GENERATE = "/ssd.v1.GenerateService/Generate"
-_log = telemetry.get_logger(__name__)
+_log = log.get_logger(__name__)
 
 
 for _outcome in OUTCOMES:
@@ -70,7 +72,7 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
                 f"model {call.model!r} is not served; this is {self._settings.served_name!r}"
             )
         request_id = current_request_id()
-        telemetry.request_id.set(request_id)
+        log.request_id.set(request_id)
         metadata = context.invocation_metadata() or ()
         with self._traces.request(call, request_id, metadata, context.cancellation_cause) as trace:
             finish_reason = await self._run(call, request_id, trace, context)

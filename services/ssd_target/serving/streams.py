@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from ssd.ports import Clock
-from ssd.threads import post
+from ssd.runtime.threads import post
 from ssd.types import GenerationChunk
 from ssd_target.settings import TargetSettings
 

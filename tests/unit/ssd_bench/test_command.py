@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import ssd
-from ssd import demo, model_source
+from ssd import demo
 from ssd.errors import ModelNotFoundError
+from ssd.model_files import model_source
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd_bench.__main__ import main
 from ssd_bench.command import widened

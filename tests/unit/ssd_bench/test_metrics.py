@@ -8,7 +8,7 @@ import pytest
 import typer
 from rich.console import Console
 
-from ssd.launch import Deployment
+from ssd.runtime.launch import Deployment
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import Mode, SpeculationStatistics
 from ssd_bench.command import numbers

@@ -14,8 +14,8 @@ import pytest
 
 import ssd
 from ssd.errors import IncompleteTextError, NotReadyError
-from ssd.launch import Deployment
 from ssd.rpc.codec import GenerateCall
+from ssd.runtime.launch import Deployment
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import GenerationChunk
 from ssd_cli import app

@@ -14,10 +14,10 @@ from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from ssd.errors import ContextLengthError, RequestError
-from ssd.launch import Deployment
 from ssd.rpc import codec
 from ssd.rpc.client import TargetClient
 from ssd.rpc.server import RpcServer
+from ssd.runtime.launch import Deployment
 from ssd.types import FinishReason, GenerationChunk, Mode, SpeculationStatistics, Usage
 from ssd.v1 import generate_pb2, generate_pb2_grpc
 from ssd_cli import line_input

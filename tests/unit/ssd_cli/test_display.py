@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ssd.telemetry import Event
+from ssd.observability.log import Event
 from ssd.types import Mode, SpeculationStatistics
 from ssd_cli import display
 from ssd_cli.figures import Figures, figures

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import ssd
-from ssd.launch import Deployment
+from ssd.runtime.launch import Deployment
 from ssd_cli import extras
 from ssd_cli.app import run
 from ssd_cli.commands import check_models

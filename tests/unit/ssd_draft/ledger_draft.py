@@ -8,9 +8,9 @@ from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import LinkError
 from ssd.ports import Clock
+from ssd.runtime.step_thread import Watchdog
 from ssd.speculation.fan_out import make_policy
 from ssd.speculation.table import OutcomeTable
-from ssd.step_thread import Watchdog
 from ssd.testing.ledger_tree import LedgerTreeRunner
 from ssd.testing.plain_text import PlainText
 from ssd.types import (

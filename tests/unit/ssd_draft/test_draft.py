@@ -8,8 +8,8 @@ import pytest
 
 from ssd.engine.config import EngineConfig
 from ssd.errors import WeightsError
-from ssd.local_model import LocalModel
-from ssd.telemetry import SystemClock
+from ssd.model_files.local_model import LocalModel
+from ssd.ports import SystemClock
 from ssd.testing.tokenizer import ByteTokenizer
 from ssd.types import Peer
 from ssd_draft import step_thread

@@ -10,14 +10,14 @@ import pytest
 
 from ssd.engine.config import EngineConfig
 from ssd.errors import FrameError, HandshakeError, LinkError
-from ssd.local_model import LocalModel
+from ssd.model_files.local_model import LocalModel
+from ssd.observability.metrics import BAD_FRAMES_TOTAL
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import LinkCall
 from ssd.rpc.link_codec import speculate_request
 from ssd.rpc.pool_codec import DraftStatus
 from ssd.rpc.server import RpcServer
 from ssd.speculation.table import frame_bytes, pack_commits
-from ssd.telemetry import BAD_FRAMES_TOTAL
 from ssd.testing.clock import FakeClock
 from ssd.testing.tokenizer import ByteTokenizer
 from ssd.types import (

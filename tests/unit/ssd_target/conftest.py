@@ -18,9 +18,9 @@ from ssd.errors import FrameError, LinkError
 from ssd.pool.link import DraftLink
 from ssd.pool.pool import DraftPool
 from ssd.pool.round_log import RoundLog
+from ssd.runtime.step_thread import Watchdog
 from ssd.speculation.controller import Choice, Controller
 from ssd.speculation.noise import gumbel_noise
-from ssd.step_thread import Watchdog
 from ssd.testing.ledger_runner import LedgerRunner, law
 from ssd.testing.ledger_tree import LedgerTreeRunner
 from ssd.testing.scripted_controller import ScriptedController

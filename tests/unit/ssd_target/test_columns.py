@@ -18,9 +18,9 @@ from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import LinkError
 from ssd.pool.link import DraftLink
+from ssd.runtime.step_thread import Watchdog
 from ssd.speculation.fan_out import make_policy
 from ssd.speculation.table import OutcomeTable, pack_tables, unpack_commits
-from ssd.step_thread import Watchdog
 from ssd.testing.ledger_tree import LedgerTreeRunner
 from ssd.types import (
     CloseSession,

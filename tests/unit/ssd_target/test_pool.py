@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ssd.errors import FrameError
+from ssd.observability.metrics import STALE_FRAMES_TOTAL
 from ssd.pool.link import LinkState
 from ssd.pool.table_deadline import opening_seconds
 from ssd.speculation.table import OutcomeTable, frame_bytes, pack_tables
-from ssd.telemetry import STALE_FRAMES_TOTAL
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import (
     CloseSession,

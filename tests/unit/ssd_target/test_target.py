@@ -1,4 +1,4 @@
-"""How a target drains its requests; ``ssd.life_cycle`` has the rest."""
+"""How a target drains its requests; ``ssd.runtime.life_cycle`` has the rest."""
 
 import asyncio
 from pathlib import Path
@@ -7,9 +7,9 @@ import pytest
 
 from ssd.engine.config import EngineConfig
 from ssd.errors import FieldError, SettingsError
-from ssd.local_model import LocalModel
+from ssd.model_files.local_model import LocalModel
+from ssd.ports import SystemClock
 from ssd.rpc.codec import SpeculationChange
-from ssd.telemetry import SystemClock
 from ssd.testing.tokenizer import ByteTokenizer
 from ssd.transport import communicator
 from ssd.types import Mode, Peer

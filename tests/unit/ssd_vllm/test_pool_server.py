@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 
 from ssd.errors import AccessError, FieldError, NotReadyError
+from ssd.observability.metrics import DESIRED_DRAFT_REPLICAS, OPEN_SESSIONS
 from ssd.pool.dialer import LinkDialer
 from ssd.pool.pool import DraftPool
 from ssd.pool.round_log import RoundLog, SequenceCounts
+from ssd.ports import SystemClock
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import SpeculationChange
 from ssd.rpc.credentials import ClientCredentials
 from ssd.rpc.pool_codec import PoolStatus
 from ssd.speculation.controller import Controller
-from ssd.telemetry import DESIRED_DRAFT_REPLICAS, OPEN_SESSIONS, SystemClock
 from ssd.types import Hello, LinkSettings, Mode, Peer
 from ssd_vllm.pool_server import PoolServer, Served
 from ssd_vllm.settings import PluginSettings

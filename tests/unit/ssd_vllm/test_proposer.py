@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ssd import demo
-from ssd.telemetry import PROPOSER_CRASHES_TOTAL
+from ssd.observability.metrics import PROPOSER_CRASHES_TOTAL
 from ssd_vllm import proposer
 from ssd_vllm.proposer import Proposer, admin_port
 from ssd_vllm.requests import NewRequest, Proposals, Step

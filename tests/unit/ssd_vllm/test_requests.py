@@ -8,8 +8,8 @@ from prometheus_client import REGISTRY
 
 from ssd.pool.round_log import RoundLog
 from ssd.pool.rounds import NO_TABLE_NEEDED, Lookup, NewSequence, RoundResult
+from ssd.ports import SystemClock
 from ssd.speculation.controller import Choice, Controller
-from ssd.telemetry import SystemClock
 from ssd.testing.scripted_controller import ScriptedController
 from ssd.types import LookupResult, Mode, Outcome, SequenceId
 from ssd_vllm.requests import NewRequest, PoolRequests, Step, seed_of

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ssd.engine.compiler import has_c_compiler
 from ssd.engine.sampling.choose import top_candidates
-from ssd.telemetry import get_logger
+from ssd.observability.log import get_logger
 from ssd.types import NO_TOKEN
 
 _log = get_logger("ssd.engine")

@@ -13,6 +13,12 @@ from tests.pki import Authority, put
 
 from ssd import addresses
 from ssd.errors import FrameError, HandshakeError, LinkError
+from ssd.observability.metrics import (
+    LINK_REFUSALS_TOTAL,
+    LINK_RTT_SECONDS,
+    LINK_STATE,
+    LINK_TRANSPORT_INFO,
+)
 from ssd.pool import connection, dialer, handshake
 from ssd.pool.dialer import LinkDialer, redial_pause
 from ssd.pool.handshake import LinkTerms
@@ -20,17 +26,11 @@ from ssd.pool.link import DraftLink, LinkState
 from ssd.pool.pool import DraftPool
 from ssd.pool.reports import LinkReport
 from ssd.pool.rounds import PoolSettings
+from ssd.ports import SystemClock
 from ssd.rpc.access import OPEN, Access, Role, Security
 from ssd.rpc.credentials import AcceptedTokens, ClientCredentials
 from ssd.rpc.link import LinkCall, LinkServerCall
 from ssd.rpc.server import RpcServer
-from ssd.telemetry import (
-    LINK_REFUSALS_TOTAL,
-    LINK_RTT_SECONDS,
-    LINK_STATE,
-    LINK_TRANSPORT_INFO,
-    SystemClock,
-)
 from ssd.types import WIRE_VERSION, Heartbeat, Hello, LinkSettings, Welcome
 from ssd.v1 import speculation_pb2_grpc
 

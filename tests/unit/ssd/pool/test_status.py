@@ -11,10 +11,10 @@ from ssd.pool.reports import LinkReport
 from ssd.pool.round_log import RoundLog, SequenceCounts
 from ssd.pool.rounds import PoolSettings
 from ssd.pool.status import desired_draft_replicas, pool_status
+from ssd.ports import SystemClock
 from ssd.rpc.pool_codec import LinkStatus
 from ssd.speculation.controller import ControllerReport, Reason
 from ssd.speculation.round_record import RoundRecord
-from ssd.telemetry import SystemClock
 from ssd.types import LookupResult, Peer, Welcome
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 
-from ssd.threads import in_daemon_thread
+from ssd.runtime.threads import in_daemon_thread
 from ssd.transport import gloo
 from ssd.transport.communicator import Place
 from ssd.transport.gloo import GlooCommunicator

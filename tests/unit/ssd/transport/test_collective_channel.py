@@ -21,7 +21,7 @@ from tests.unit.ssd.transport.gloo_pair import (
 )
 
 from ssd.errors import FrameError, LinkError
-from ssd.threads import in_daemon_thread
+from ssd.runtime.threads import in_daemon_thread
 from ssd.transport import collective_channel, gloo
 from ssd.transport.collective_channel import HEADER_WORDS, MAX_OUTGOING, CollectiveChannel
 from ssd.transport.communicator import Place, available_backends

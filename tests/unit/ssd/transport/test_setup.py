@@ -14,11 +14,11 @@ import torch
 from tests.unit.ssd.transport.gloo_pair import held, until_released
 
 from ssd.errors import LinkError
+from ssd.observability.metrics import CHANNEL_FALLBACKS_TOTAL
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import ChannelStatus, LinkCall, LinkServerCall
 from ssd.rpc.server import RpcServer
 from ssd.speculation.table import frame_bytes
-from ssd.telemetry import CHANNEL_FALLBACKS_TOTAL
 from ssd.transport import communicator, gloo
 from ssd.transport.communicator import DRAFT_RANK, TARGET_RANK, Place, common_backend
 from ssd.transport.gloo import GlooCommunicator

@@ -19,7 +19,7 @@ from tests.unit.ssd_operator.scenes import (
     unscheduled,
 )
 
-from ssd.launch import LOCAL_DEADLINE_MS
+from ssd.runtime.launch import LOCAL_DEADLINE_MS
 from ssd_draft.settings import DraftSettings
 from ssd_operator.api import schema
 from ssd_operator.api.spec import DraftSpec, Object, Source, Spec, TargetSpec

@@ -7,7 +7,7 @@ from contextvars import copy_context
 
 import pytest
 
-from ssd.telemetry import JsonFormatter, TextFormatter, bound_fields, get_logger
+from ssd.observability.log import JsonFormatter, TextFormatter, bound_fields, get_logger
 from ssd_operator.observe.cluster import BusyError, Key
 from ssd_operator.runtime.work_queue import WorkQueue
 

@@ -18,11 +18,11 @@ from opentelemetry.trace import NoOpTracerProvider, SpanKind
 
 from ssd.engine.target_runner import TargetRunner
 from ssd.errors import SettingsError
+from ssd.observability.log import JsonFormatter
+from ssd.observability.tracing import check_endpoint, exported_spans
 from ssd.rpc.server import RpcServer
-from ssd.telemetry import JsonFormatter
 from ssd.testing.clock import FakeClock
 from ssd.testing.tokenizer import ByteTokenizer
-from ssd.tracing import check_endpoint, exported_spans
 from ssd.types import (
     FinishReason,
     GenerationChunk,

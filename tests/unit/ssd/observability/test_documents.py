@@ -8,7 +8,7 @@ from types import ModuleType
 
 from prometheus_client import Metric
 
-from ssd import telemetry
+from ssd.observability import metrics
 from ssd_gateway import metrics as gateway_metrics
 from ssd_operator.runtime import metrics as operator_metrics
 
@@ -24,7 +24,7 @@ HEAD = "| Metric | Labels | Of | Meaning |\n|---|---|---|---|\n"
 def families(process: str) -> list[Metric]:
     match process:
         case "target" | "draft":
-            registry = telemetry.metrics_of("target" if process == "target" else "draft")
+            registry = metrics.metrics_of("target" if process == "target" else "draft")
         case "gateway":
             registry = gateway_metrics.REGISTRY
         case _:
@@ -70,7 +70,7 @@ def test_dashboard_and_alerts_query_every_metric_and_no_other() -> None:
 
 
 def test_queries_use_labels_that_the_metrics_have() -> None:
-    labels = labels_of(telemetry, gateway_metrics, operator_metrics)
+    labels = labels_of(metrics, gateway_metrics, operator_metrics)
     for query in queries():
         for name, selector in re.findall(r"\b(ssd_\w+)\{([^}]*)\}", query):
             family = re.sub(r"_(total|bucket|sum|count)$", "", name)
@@ -92,7 +92,7 @@ def table() -> str:
     """Rows of the metrics of target, draft and gateway: name, labels, processes, first sentence."""
     of: dict[str, list[str]] = {}
     helps: dict[str, str] = {}
-    labels = labels_of(telemetry, gateway_metrics)
+    labels = labels_of(metrics, gateway_metrics)
     names: dict[str, str] = {}
     for process in ("target", "draft", "gateway"):
         for family in families(process):

@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 import ssd
-from ssd.cpu_plan import SHORT_SLICE_SECONDS, set_slice
 from ssd.engine_settings import EngineSettings
 from ssd.errors import (
     MemoryBudgetError,
@@ -29,8 +28,9 @@ from ssd.errors import (
     UnsupportedModelError,
     WeightsError,
 )
+from ssd.observability.log import configure_logging, get_logger, log_crash, printable
+from ssd.runtime.cpu_plan import SHORT_SLICE_SECONDS, set_slice
 from ssd.settings import TERMINATION_LOG, find_text, load, to_json
-from ssd.telemetry import configure_logging, get_logger, log_crash, printable
 from ssd.types import Peer
 
 _log = get_logger("ssd")

@@ -1,4 +1,4 @@
-"""``python -m ssd.child PARENT MODULE [FLAG ...]``: a module that ends with its parent.
+"""``python -m ssd.runtime.child PARENT MODULE [FLAG ...]``: a module that ends with its parent.
 
 The child first registers for a SIGTERM at the end of its parent (``prctl``). *Not chosen*: the same
 call between fork and exec (``preexec_fn``). It needs a real fork, in which gRPC's fork handlers

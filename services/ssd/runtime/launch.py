@@ -1,7 +1,7 @@
 """Starts, monitors and stops a target, its drafts and a gateway as processes of this machine.
 
 Used by the command, the benchmarks and the tests. A child reports its state in JSON log lines
-(``ssd.telemetry``): progress, listening, ready, failed.
+(``ssd.observability.log``): progress, listening, ready, failed.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from ssd import errors
-from ssd.cpu_plan import CpuPlan, plan_cpus
 from ssd.errors import InternalError, NotReadyError, SettingsError, SetupError
+from ssd.observability.log import Event, parse_event
+from ssd.runtime.cpu_plan import CpuPlan, plan_cpus
 from ssd.settings import find_text
-from ssd.telemetry import Event, parse_event
 
 TARGET = "target"
 """Name of the target's process in events and errors."""
@@ -70,7 +70,7 @@ class ChildProcess:
     async def start(self) -> None:
         """Start the process; it is not yet listening."""
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-X", "faulthandler", "-m", "ssd.child", str(os.getpid())),
+            *(sys.executable, "-X", "faulthandler", "-m", "ssd.runtime.child", str(os.getpid())),
             *(self._module, *self._flags),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,

@@ -5,8 +5,8 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 
 from ssd import demo
-from ssd.hub import HUB_ERRORS, WANTED, as_setup_error
-from ssd.model_name import HubModel, local_folder
+from ssd.model_files.hub import HUB_ERRORS, WANTED, as_setup_error
+from ssd.model_files.model_name import HubModel, local_folder
 
 _WIDENED = Path.home() / ".cache" / "ssd" / "widened"
 

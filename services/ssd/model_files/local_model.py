@@ -18,8 +18,8 @@ from ssd.engine.engine_choice import EngineChoice, EngineRequest, choose_engine
 from ssd.engine.parallel.shard import check_shards
 from ssd.engine.sizes import num_weights
 from ssd.engine_settings import EngineSettings
-from ssd.model_name import local_folder, local_shape
-from ssd.model_source import resolve
+from ssd.model_files.model_name import local_folder, local_shape
+from ssd.model_files.model_source import resolve
 from ssd.ports import Tokenizer
 from ssd.text.tokenizer import load_tokenizer
 

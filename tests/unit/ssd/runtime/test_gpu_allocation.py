@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ssd.errors import SettingsError, SetupError
-from ssd.gpu_allocation import MOUNTED, GpuView, allocated_gpus, own_gpus, use_own_gpus
+from ssd.runtime.gpu_allocation import MOUNTED, GpuView, allocated_gpus, own_gpus, use_own_gpus
 from ssd.settings import gpu_lists
 from ssd_draft import __main__ as draft
 from ssd_draft.settings import DraftSettings
@@ -130,7 +130,7 @@ def test_cuda_is_restricted_to_the_allocated_gpus_if_the_container_has_more_devi
 ) -> None:
     for name in ("nvidia0", "nvidia1", "nvidia12", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
-    monkeypatch.setattr("ssd.gpu_allocation.DEVICES", tmp_path)
+    monkeypatch.setattr("ssd.runtime.gpu_allocation.DEVICES", tmp_path)
     use_own_gpus(DraftSettings(device="cuda"))
     assert gpu_lists() == ("GPU-a,GPU-b", "GPU-a,GPU-b")
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from ssd.errors import RankError, SetupError
-from ssd.process import place_of
-from ssd.step_thread import StepThread, Watchdog
+from ssd.runtime.process import place_of
+from ssd.runtime.step_thread import StepThread, Watchdog
 from ssd.testing.clock import FakeClock
 
 CPUS = frozenset(os.sched_getaffinity(0))
@@ -85,7 +85,7 @@ async def test_a_request_to_exit_on_the_step_thread_is_an_error(error: BaseExcep
     thread = await ended(lambda: ("model", raising(error)))
     with pytest.raises(RuntimeError, match=f"{type(error).__name__} on the step thread") as raised:
         thread.ended.result()
-    assert place_of(raised.value).startswith("ssd/step_thread.py")
+    assert place_of(raised.value).startswith("ssd/runtime/step_thread.py")
     thread = await ended(failing_load(error))
     with pytest.raises(RuntimeError, match="on the step thread"):
         thread.loaded.result()

@@ -16,10 +16,10 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from ssd import model_source
 from ssd.errors import CacheError, HubError, ModelNotFoundError, SettingsError, SetupError
-from ssd.hub import HUB_ERRORS, as_setup_error
-from ssd.model_source import resolve
+from ssd.model_files import model_source
+from ssd.model_files.hub import HUB_ERRORS, as_setup_error
+from ssd.model_files.model_source import resolve
 from ssd.testing.tiny_folder import write_tiny_folder
 
 

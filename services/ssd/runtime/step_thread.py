@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from typing import Generic, TypeVar
 
-from ssd.cpu_plan import set_slice
 from ssd.ports import Clock
-from ssd.threads import post
+from ssd.runtime.cpu_plan import set_slice
+from ssd.runtime.threads import post
 
 STUCK_SECONDS = 60.0
 """A step that takes longer is considered to hang: ``/livez`` fails, and a supervisor restarts the

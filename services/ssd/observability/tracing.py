@@ -16,7 +16,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from ssd.errors import SettingsError
 
-_BACKEND = "ssd.otlp"
+_BACKEND = "ssd.observability.otlp"
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from ssd.engine_settings import EngineSettings
 from ssd.errors import SettingsError
+from ssd.observability.log import get_logger
 from ssd.settings import gpu_lists, show_gpus
-from ssd.telemetry import get_logger
 
 _log = get_logger("ssd")
 MOUNTED = "/var/run/nvidia-container-devices"

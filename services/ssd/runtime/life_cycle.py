@@ -10,14 +10,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Generic, Literal, Protocol
 
 from ssd.engine_settings import EngineSettings
+from ssd.observability.log import get_logger
+from ssd.observability.metrics import metrics_of
 from ssd.ports import Clock
 from ssd.rpc.call_guard import OnFailure, ServerLimits, ignore_failure
 from ssd.rpc.http import ProbeServer
 from ssd.rpc.listen import join_address
 from ssd.rpc.security import security_of
 from ssd.rpc.server import RpcServer
-from ssd.step_thread import Loaded, StepThread, Watchdog
-from ssd.telemetry import get_logger, metrics_of
+from ssd.runtime.step_thread import Loaded, StepThread, Watchdog
 
 STOP_SECONDS = 5.0
 """After the drain: time for the step thread to end and for the last messages to be sent."""

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY, generate_latest
 
-from ssd import telemetry
-from ssd.telemetry import (
+from ssd.observability import log as log_module
+from ssd.observability import metrics
+from ssd.observability.log import (
     JsonFormatter,
     Logger,
     RepeatLimit,
@@ -153,7 +154,7 @@ def test_unlimited_kinds_of_events_take_limited_memory() -> None:
     limit = RepeatLimit()
     for number in range(5000):
         written(limit, f"message {number}", 0.0)
-    assert len(limit._states) <= telemetry._MAX_EVENTS
+    assert len(limit._states) <= log_module._MAX_EVENTS
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
@@ -262,7 +263,7 @@ def test_a_line_is_an_event_if_it_is_an_object_that_names_one(document: object) 
 
 def test_a_process_exports_no_metric_of_the_other_process() -> None:
     def names(process: Literal["target", "draft"]) -> set[str]:
-        exposed = generate_latest(telemetry.metrics_of(process)).decode()
+        exposed = generate_latest(metrics.metrics_of(process)).decode()
         return set(re.findall(r"^# TYPE (ssd_\w+) \w+$", exposed, re.MULTILINE))
 
     in_both = {name for name in names("target") & names("draft") if not name.endswith("_created")}
@@ -289,8 +290,8 @@ def test_progress_of_a_large_model_stays_below_the_limit_of_repeated_events(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     logged: list[tuple[str, float]] = []
-    monkeypatch.setattr(telemetry, "log_progress", lambda *progress: logged.append(progress))
-    report = telemetry.progress_log()
+    monkeypatch.setattr(log_module, "log_progress", lambda *progress: logged.append(progress))
+    report = log_module.progress_log()
     for stage in ("load", "warm-up"):
         for tensor in range(723):
             report(stage, (tensor + 1) / 723)

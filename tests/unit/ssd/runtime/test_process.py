@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ssd import process, settings
+from ssd import settings
 from ssd.engine_settings import EngineSettings
 from ssd.errors import (
     AddressError,
@@ -25,7 +25,8 @@ from ssd.errors import (
     UnsupportedModelError,
     WeightsError,
 )
-from ssd.process import peer, run_process, termination_message
+from ssd.runtime import process
+from ssd.runtime.process import peer, run_process, termination_message
 from ssd.settings import to_json
 from ssd.types import Peer
 
@@ -140,7 +141,9 @@ def test_an_unhandled_error_is_in_the_termination_log_and_in_the_last_log_line(
         run("--termination-log", str(log), error=ZeroDivisionError("broken\non purpose"))
     sys.excepthook(crashed.type, crashed.value, crashed.tb)
     message = log.read_text()
-    assert re.fullmatch(r"ZeroDivisionError: broken on purpose \(ssd/process\.py:\d+\)", message)
+    assert re.fullmatch(
+        r"ZeroDivisionError: broken on purpose \(ssd/runtime/process\.py:\d+\)", message
+    )
     failed = json.loads(capsys.readouterr().err.splitlines()[-1])
     assert (failed["event"], failed["error"]) == ("failed", "ZeroDivisionError")
     assert (failed["message"], f"({failed['place']})") == ("broken on purpose", message.split()[-1])

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd.cpu_plan import (
+from ssd.errors import SettingsError
+from ssd.runtime.cpu_plan import (
     SHORT_SLICE_SECONDS,
     CpuPlan,
     divide,
@@ -21,7 +22,6 @@ from ssd.cpu_plan import (
     plan_cpus,
     set_slice,
 )
-from ssd.errors import SettingsError
 
 ALLOWED = frozenset(os.sched_getaffinity(0))
 

@@ -1,10 +1,10 @@
-"""``python -m ssd.fetch``: download a model of the hub into the cache.
+"""``python -m ssd.model_files.fetch``: download a model of the hub into the cache.
 
 In a pod, this runs before the engine, which has neither a token nor access to the hub. Pods that
 share a cache download a model once: the others wait for the first one.
 """
 
-from ssd.sigterm import end_at_sigterm
+from ssd.runtime.sigterm import end_at_sigterm
 
 if __name__ == "__main__":
     # Before the imports below, which take seconds. Not 0: the model is not downloaded.
@@ -29,11 +29,11 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from ssd.errors import CacheError, SettingsError
-from ssd.hub import HUB_ERRORS, WANTED, as_setup_error, is_transient
-from ssd.model_name import HubModel
-from ssd.process import run_process
+from ssd.model_files.hub import HUB_ERRORS, WANTED, as_setup_error, is_transient
+from ssd.model_files.model_name import HubModel
+from ssd.observability.log import get_logger, log_progress
+from ssd.runtime.process import run_process
 from ssd.settings import TERMINATION_LOG
-from ssd.telemetry import get_logger, log_progress
 
 PROGRESS_SECONDS = 10.0
 """Interval of progress events."""

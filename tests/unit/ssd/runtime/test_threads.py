@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from ssd.threads import in_daemon_thread, post
+from ssd.runtime.threads import in_daemon_thread, post
 
 
 def test_a_call_posted_to_a_closed_loop_is_dropped_without_an_error() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ssd.errors import AddressError, SettingsError, SetupError
-from ssd.launch import ChildProcess, Deployment, LinkWatch, deployed, setup_error
-from ssd.telemetry import Event
+from ssd.observability.log import Event
+from ssd.runtime.launch import ChildProcess, Deployment, LinkWatch, deployed, setup_error
 
 FAKE_CHILD = """
 import signal, sys
@@ -28,8 +28,8 @@ signal.pause()
 
 CRASHING_CHILD = """
 import sys
-from ssd.fetch import FetchSettings
-from ssd.process import run_process
+from ssd.model_files.fetch import FetchSettings
+from ssd.runtime.process import run_process
 
 async def serve(_settings):
     raise RuntimeError("no\\nsuch instruction")
@@ -81,7 +81,7 @@ async def test_a_child_that_crashes_names_the_cause_in_one_line_and_keeps_its_st
     assert await child.stop() == 1
     words = str(caught.value)
     assert re.fullmatch(
-        r"draft 0: RuntimeError: no such instruction \(ssd/process\.py:\d+\)", words
+        r"draft 0: RuntimeError: no such instruction \(ssd/runtime/process\.py:\d+\)", words
     )
     stack = "\n".join(caught.value.__notes__)
     assert 'crashing_child.py", line 7, in serve' in stack

@@ -6,7 +6,7 @@ import pytest
 
 from ssd import demo
 from ssd.errors import ModelNotFoundError
-from ssd.model_name import HubModel, local_folder
+from ssd.model_files.model_name import HubModel, local_folder
 
 
 @pytest.mark.parametrize("name", ["/nowhere", "demo://other", "demo://target?widen=3"])

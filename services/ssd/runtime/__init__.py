@@ -1,0 +1,1 @@
+"""Start, life and end of a process, its threads and CPUs, and local child processes."""
