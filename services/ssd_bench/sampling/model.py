@@ -1,7 +1,9 @@
 """A model of transformers with the cache of one text."""
 
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
@@ -16,6 +18,9 @@ class Model:
         """Load the model in float32."""
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self._cache = DynamicCache(config=self._model.config)
+        # transformers 5.24 has renamed the argument.
+        names = signature(self._model.forward).parameters
+        self._cache_name = "cache" if "cache" in names else "past_key_values"
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Forget the text, and store another one."""
@@ -25,7 +30,8 @@ class Model:
     @torch.inference_mode()
     def run(self, tokens: Sequence[int]) -> Float32s:
         """Store tokens after the text; returns the logits of each, float32 [len(tokens), V]."""
-        found = self._model(torch.tensor([tokens]), past_key_values=self._cache, use_cache=True)
+        more: dict[str, Any] = {self._cache_name: self._cache}
+        found = self._model(torch.tensor([tokens]), use_cache=True, **more)
         logits_TV: Float32s = found.logits[0].float().numpy()
         return logits_TV
 
