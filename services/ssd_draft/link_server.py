@@ -191,7 +191,9 @@ class LinkServer:
             case bytes():
                 self._put(link, self._commits(link, message))
             case OpenSession():
-                if not self._inbox.put(Opening(link, message, self._clock.now())):
+                if len(message.token_ids) >= self._setup.max_len:
+                    link.refuse(message.session, RefusalReason.LENGTH)
+                elif not self._inbox.put(Opening(link, message, self._clock.now())):
                     link.refuse(message.session, RefusalReason.MAX_SESSIONS)
             case CloseSession():
                 self._put(link, Closing(link, message.session))

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from ssd.errors import HandshakeError, LinkError
+from ssd.errors import FrameError, HandshakeError, LinkError
 from ssd.pool.link import DraftLink
 from ssd.pool.link_quality import LinkQuality, check_round_trip, measure
 from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials
@@ -95,6 +95,8 @@ async def _receive_welcome(call: LinkCall) -> Welcome:
             message = await call.receive()
     except TimeoutError as error:
         raise LinkError(f"no Welcome within {HANDSHAKE_SECONDS} s") from error
+    if isinstance(message, bytes):
+        raise FrameError("a frame before the Welcome")
     if not isinstance(message, Welcome):
         raise LinkError("the draft closed the link or sent another message before its Welcome")
     return message

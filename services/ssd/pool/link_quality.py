@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ssd.errors import LinkError
+from ssd.errors import FrameError, LinkError
 from ssd.rpc.link import HANDSHAKE_SECONDS, LinkCall
 from ssd.types import Draining, Heartbeat, Peer
 
@@ -118,6 +118,8 @@ async def _receive_echo(call: LinkCall, round_trip: RoundTrip, now: Callable[[],
         message = await call.receive()
         if message is None:
             raise LinkError("the draft closed the link")
+        if isinstance(message, bytes):
+            raise FrameError("a frame before the end of the handshake")
         if isinstance(message, Draining):
             raise LinkError("the draft is leaving")
         if isinstance(message, Heartbeat) and round_trip.receive(message, now()):

@@ -28,6 +28,7 @@ from ssd.pool.session_registry import SessionRegistry
 from ssd.pool.sustainable_sessions import sustainable_sessions
 from ssd.pool.tables import TableCollector
 from ssd.ports import Clock
+from ssd.speculation.table import OutcomeTable
 from ssd.types import (
     Branch,
     Commit,
@@ -200,7 +201,7 @@ class DraftPool:
             )
             continuing = [each for each in rows if each]
             answering = self.tables.collect(continuing, num_others, before_wait)
-            suspended = self._suspend_late_links(answering.values())
+            suspended = self._suspend_late_links(session for session, _ in answering.values())
         _send_closings(suspended)
         return [
             self._look_up_one(each, answering.get(each.sequence_id)) if each else NO_TABLE_NEEDED
@@ -337,10 +338,13 @@ class DraftPool:
         session = self._sessions.find(result.sequence_id)
         return 0 if session is None else session.num_from_table
 
-    def _look_up_one(self, after: Continuation, session: Session | None) -> Lookup:
-        if session is None:
+    def _look_up_one(
+        self, after: Continuation, found: tuple[Session, OutcomeTable | None] | None
+    ) -> Lookup:
+        if found is None:
             return without_session(after)
-        lookup = self.tables.look_up(after, session.table)
+        session, table = found
+        lookup = self.tables.look_up(after, table)
         session.num_from_table = lookup.num_from_table
         if lookup.result in (LookupResult.HIT, LookupResult.MISS):
             self.tables.pace.hits.note(1, lookup.result is LookupResult.HIT)

@@ -69,10 +69,10 @@ class TableCollector:
 
     def collect(
         self, continuing: Rows[Continuation], num_others: int, before_wait: Callable[[], None]
-    ) -> dict[SequenceId, Session]:
-        """Wait for tables while it pays; return the open sessions of the sequences.
+    ) -> dict[SequenceId, tuple[Session, OutcomeTable | None]]:
+        """Wait for tables while it pays; return open sessions of the sequences with their tables.
 
-        The lock is held by the caller and released while waiting.
+        A table that arrives later is late. The lock is held by the caller, and released in waits.
 
         Args:
             continuing: sequences that continue.
@@ -91,7 +91,7 @@ class TableCollector:
                 break
         self.waited_seconds = now - begun_at
         found = (self._sessions.find(each.sequence_id) for each in continuing)
-        return {each.sequence_id: each for each in found if each and each.is_open}
+        return {each.sequence_id: (each, each.table) for each in found if each and each.is_open}
 
     def look_up(self, after: Continuation, table: OutcomeTable | None) -> Lookup:
         """Return the lookup of a sequence; the text is searched once for each column."""

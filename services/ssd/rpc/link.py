@@ -38,7 +38,7 @@ from ssd.rpc.link_codec import (
     target_message,
 )
 from ssd.rpc.status import from_rpc_error
-from ssd.types import DraftMessage, TargetMessage
+from ssd.types import DraftMessage, OpenSession, TargetMessage
 from ssd.v1 import speculation_pb2
 
 _log = get_logger(__name__)
@@ -130,21 +130,20 @@ class TensorChannel(Protocol):
     It calls ``deliver`` and ``fail`` of the link.
     """
 
-    def send(self, frame: bytes, num_controls: int) -> None:
+    def send(self, frame: bytes, num_openings: int) -> None:
         """Queue a frame. Any thread; never blocks.
 
         Args:
             frame: commits or tables.
-            num_controls: control messages of this end that precede it. The peer delivers it after
-                them.
+            num_openings: openings of this end that precede it. The peer delivers it after them.
 
         Raises:
             LinkError: the channel is closed, its outbox is full, or the frame is too large.
         """
         ...
 
-    def note_control(self) -> None:
-        """Note that ``num_controls`` of the link has changed."""
+    def opening_arrived(self) -> None:
+        """Deliver the frames that wait for ``num_openings`` of the link."""
         ...
 
     def close(self) -> None:
@@ -176,9 +175,9 @@ class _Link(ABC, Generic[Sent, Received]):
         self._has_ended = False
         self._rate_limit = RateLimit(MESSAGES_PER_SECOND, BURST_MESSAGES)
         self._channel: TensorChannel | None = None
-        self._num_sent_controls = 0
-        self.num_controls = 0
-        """Number of control messages that have arrived."""
+        self._num_sent_openings = 0
+        self.num_openings = 0
+        """Number of ``OpenSession`` that have arrived: commits of a session follow its opening."""
         self._control_at = self._loop.time()
         self._reader: asyncio.Task[None] | None = None
         self._writer: asyncio.Task[None] | None = None
@@ -209,12 +208,10 @@ class _Link(ABC, Generic[Sent, Received]):
         Raises:
             LinkError: the link is closed or lost, or ``max_outgoing`` messages are queued.
         """
-        is_frame = isinstance(message, bytes)
-        if isinstance(message, bytes):
+        if isinstance(message, bytes) and self._channel is not None:
+            self._channel.send(message, self._num_sent_openings)
             _SENT_BYTES.inc(len(message))
-            if self._channel is not None:
-                self._channel.send(message, self._num_sent_controls)
-                return
+            return
         with self._lock:
             if self._send_error is not None:
                 raise LinkError(str(self._send_error))
@@ -223,8 +220,10 @@ class _Link(ABC, Generic[Sent, Received]):
                     f"{self.name} accepts no messages: {self._max_outgoing} wait to be sent"
                 )
             self._outgoing.append(message)
-            self._num_sent_controls += not is_frame
+            self._num_sent_openings += isinstance(message, OpenSession)
             must_wake, self._is_idle = self._is_idle, False
+        if isinstance(message, bytes):
+            _SENT_BYTES.inc(len(message))
         if must_wake:
             self._call_in_loop(self._wake.set)
 
@@ -261,7 +260,7 @@ class _Link(ABC, Generic[Sent, Received]):
     def fail(self, error: LinkError) -> None:
         """End the link; ``receive`` raises the error. Any thread. The first error counts."""
         with contextlib.suppress(LinkError):
-            self._call_in_loop(lambda: self._end(error))
+            self._call_in_loop(lambda: self._end(error, keeps_outgoing=True))
 
     def renew_lease(self) -> None:
         """Count the silence of the peer from now on."""
@@ -299,7 +298,7 @@ class _Link(ABC, Generic[Sent, Received]):
         if reader is None or writer is None:
             self._end(None)
             return
-        if not self._has_ended and not writer.done():
+        if (self._outgoing or not self._has_ended) and not writer.done():
             self._wake.set()
             await asyncio.wait({writer}, timeout=FLUSH_SECONDS)
         writer.cancel()
@@ -320,10 +319,11 @@ class _Link(ABC, Generic[Sent, Received]):
                     self.deliver(message)
                 else:
                     self._put(message)
-                    self.num_controls += 1
                     self.renew_lease()
-                    if self._channel is not None:
-                        self._channel.note_control()
+                    if isinstance(message, OpenSession):
+                        self.num_openings += 1
+                        if self._channel is not None:
+                            self._channel.opening_arrived()
                 # Flow control makes the peer wait. Meanwhile the loop reads the other links.
                 units = max(1.0, num_bytes / UNIT_BYTES)
                 if pause := self._rate_limit.spend(units, self._loop.time()):
@@ -368,8 +368,8 @@ class _Link(ABC, Generic[Sent, Received]):
             raise FrameError(f"{self.name} sent {MAX_INCOMING} messages that were not read")
         self._incoming.put_nowait(message)
 
-    def _end(self, error: LinkError | None) -> None:
-        """End the link; the first cause is reported."""
+    def _end(self, error: LinkError | None, *, keeps_outgoing: bool = False) -> None:
+        """End the link; the first cause is reported. ``close`` sends what is kept."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -377,7 +377,8 @@ class _Link(ABC, Generic[Sent, Received]):
             self._send_error = (
                 self._send_error or error or LinkError(f"{self.name} closed the link")
             )
-            self._outgoing.clear()
+            if not keeps_outgoing:
+                self._outgoing.clear()
         self._wake.set()
         self._incoming.put_nowait(error)
 

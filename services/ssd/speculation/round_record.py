@@ -20,6 +20,8 @@ class RoundRecord:
     """One round. Seconds of a part are 0 until it has ended."""
 
     begun_at: float = 0.0
+    stored_at: float = 0.0
+    """When the parts of texts were stored that precede the round."""
     prompt_tokens: int = 0
     """Tokens of prompts that were stored before the verify."""
     num_sessions: int = 0

@@ -1,6 +1,6 @@
 """Frames as messages of a communicator, beside the gRPC stream of the link.
 
-A message is a header of two words, the bytes of the frame and the number of control messages that
+A message is a header of two words, the bytes of the frame and the number of openings that
 precede it, and the frame. All buffers of one direction have the size of its largest frame, so that
 receives can be posted before the peer sends, into buffers that stay. The end of the link's stream
 or of its lease closes the channel; a peer that dies loses it.
@@ -21,7 +21,7 @@ import numpy as np
 
 from ssd.errors import FrameError, LinkError
 from ssd.observability.log import get_logger
-from ssd.rpc.link import LinkCall, LinkServerCall
+from ssd.rpc.link import LEASE_SECONDS, LinkCall, LinkServerCall
 from ssd.transport.communicator import Communicator, Slot, Transfer
 
 _log = get_logger(__name__)
@@ -90,7 +90,7 @@ class CollectiveChannel:
         self._receiver.start()
         self._sender.start()
 
-    def send(self, frame: bytes, num_controls: int) -> None:
+    def send(self, frame: bytes, num_openings: int) -> None:
         """See ``TensorChannel``."""
         if len(frame) > self._outgoing_bytes:
             raise FrameError(f"a frame has {len(frame)} bytes, allowed are {self._outgoing_bytes}")
@@ -101,7 +101,7 @@ class CollectiveChannel:
                 raise LinkError(f"the channel accepts no frames: {MAX_OUTGOING} wait to be sent")
             slot = self._free.pop() if self._free else self._slot(self._outgoing_bytes)
             num_words = HEADER_WORDS + len(frame) // WORD_BYTES
-            slot.words[:HEADER_WORDS] = len(frame), num_controls
+            slot.words[:HEADER_WORDS] = len(frame), num_openings
             slot.words[HEADER_WORDS:num_words] = np.frombuffer(frame, dtype=np.int32)
             try:
                 transfer = self._communicator.send(slot, num_words)
@@ -111,7 +111,7 @@ class CollectiveChannel:
             self._sending.append((slot, transfer))
             self._changed.notify_all()
 
-    def note_control(self) -> None:
+    def opening_arrived(self) -> None:
         """See ``TensorChannel``."""
         with self._changed:
             self._changed.notify_all()
@@ -149,9 +149,9 @@ class CollectiveChannel:
             while True:
                 slot, transfer = posted.popleft()
                 transfer.wait()
-                frame, num_controls = self._content(slot)
+                frame, num_openings = self._content(slot)
                 posted.append((slot, self._communicator.receive(slot)))
-                self._deliver(frame, num_controls)
+                self._deliver(frame, num_openings)
         except LinkError as error:
             self._fail(error)
         finally:
@@ -159,16 +159,16 @@ class CollectiveChannel:
             self._fail(LinkError("the channel has no receiver"))
 
     def _content(self, slot: Slot) -> tuple[bytes, int]:
-        """Return a copy of the frame in a slot, and the number of control messages before it."""
-        num_bytes, num_controls = (int(each) for each in slot.words[:HEADER_WORDS])
-        if not 0 <= num_bytes <= self._incoming_bytes or num_bytes % WORD_BYTES or num_controls < 0:
+        """Return a copy of the frame in a slot, and the number of openings before it."""
+        num_bytes, num_openings = (int(each) for each in slot.words[:HEADER_WORDS])
+        if not 0 <= num_bytes <= self._incoming_bytes or num_bytes % WORD_BYTES or num_openings < 0:
             raise FrameError(
-                f"a frame has {num_bytes} bytes after {num_controls} messages, allowed are words "
+                f"a frame has {num_bytes} bytes after {num_openings} openings, allowed are words "
                 f"of {WORD_BYTES} bytes up to {self._incoming_bytes}"
             )
-        return slot.words[HEADER_WORDS:][: num_bytes // WORD_BYTES].tobytes(), num_controls
+        return slot.words[HEADER_WORDS:][: num_bytes // WORD_BYTES].tobytes(), num_openings
 
-    def _deliver(self, frame: bytes, num_controls: int) -> None:
+    def _deliver(self, frame: bytes, num_openings: int) -> None:
         """Pass a frame to the loop; wait while too many are there, or messages are missing.
 
         Raises:
@@ -176,16 +176,19 @@ class CollectiveChannel:
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: (
-                    self._error is not None
-                    or (
-                        self._num_undelivered < MAX_UNDELIVERED
-                        and self._link.num_controls >= num_controls
-                    )
-                )
+                lambda: self._error is not None or self._num_undelivered < MAX_UNDELIVERED
+            )
+            self._changed.wait_for(
+                lambda: self._error is not None or self._link.num_openings >= num_openings,
+                timeout=LEASE_SECONDS,
             )
             if self._error is not None and not self._is_flushing:
                 raise LinkError(str(self._error))
+            if self._link.num_openings < num_openings:
+                raise FrameError(
+                    f"a frame follows {num_openings} openings, {self._link.num_openings} arrived "
+                    f"within {LEASE_SECONDS:g} s"
+                )
             self._num_undelivered += 1
         self._in_loop(self._take, frame)
 

@@ -12,7 +12,7 @@ import time
 from typing import Any
 from urllib.parse import unquote
 
-from ssd.errors import LinkError
+from ssd.errors import FrameError, LinkError
 from ssd.observability.log import get_logger
 from ssd.observability.metrics import CHANNEL_FALLBACKS_TOTAL
 from ssd.rpc.link import HANDSHAKE_SECONDS, ChannelStatus, LinkCall, LinkServerCall
@@ -63,12 +63,14 @@ async def set_up_channel(
     is_used = False
     try:
         error = await _outcome(call, mine, theirs, place)
+        theirs.cancel()
+        await asyncio.gather(theirs, return_exceptions=True)
         is_used = not error
     finally:
-        theirs.cancel()
-        # Reads its exception too: the link may be lost while the set-up is cancelled.
-        await asyncio.gather(theirs, return_exceptions=True)
         if not is_used:
+            theirs.cancel()
+            # Reads its exception: the link may be lost while the set-up is cancelled.
+            theirs.add_done_callback(lambda done: done.cancelled() or done.exception())
             attempt.abort()
             mine.add_done_callback(_release)
     # The peer may have been silent while it connected.
@@ -145,6 +147,8 @@ async def _read_state(call: LinkCall | LinkServerCall, store: LinkStore) -> str:
                 store.put(key, value)
             case ChannelState(error):
                 return error
+            case bytes():
+                raise FrameError("a frame before the end of the handshake")
             case _:
                 pass
 

@@ -95,7 +95,7 @@ class DecodeLoop:
         """Of the newest complete round."""
         blocks = scheduler.blocks
         for state, count in (
-            ("free", lambda: blocks.num_free - blocks.num_cached),
+            ("free", lambda: blocks.num_empty),
             ("cached", lambda: blocks.num_cached),
             ("used", lambda: blocks.num_taken),
         ):
@@ -128,7 +128,10 @@ class DecodeLoop:
         record = self._begin_step()
         plan = self._scheduler.plan(self._inbox.drain(), self._num_rows)
         self._apply(plan)
+        if plan.prefills or plan.replays:
+            self._wakeups.flush()
         self._store(plan)
+        record.stored_at = self.clock.now()
         sequences = [each for each in plan.decoding if each.finish_reason is None]
         if sequences:
             self._draft(sequences)
@@ -198,8 +201,6 @@ class DecodeLoop:
     @_timed("prefill_seconds")
     def _store(self, plan: StepPlan) -> None:
         """Store the parts of texts that the plan contains."""
-        if plan.prefills or plan.replays:
-            self._wakeups.flush()
         engine = self._runner.engine
         for work in plan.prefills:
             column = self._runner.prefill(self._builder.stored([work], engine.prefill_chunk))
@@ -368,6 +369,7 @@ class DecodeLoop:
         if self._drafter is not None:
             self._drafter.release(sequence)
         sequence.proposal = ()
+        sequence.record.newest_lookup = LookupResult.NONE
 
 
 def _round(lookup: LookupResult, proposal: Proposal, result: RoundResult) -> Round:

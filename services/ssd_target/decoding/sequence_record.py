@@ -49,7 +49,7 @@ class SequenceRecord:
     def add_round(self, record: RoundRecord, result: RoundResult, now: float) -> None:
         """Add a round whose tokens are chosen."""
         if not self._begun_at:
-            self.decoding_at = record.begun_at + record.prefill_seconds
+            self.decoding_at = record.stored_at
             self.first_token_at = now
         self._begun_at.append(record.begun_at)
         self._verify_seconds.append(record.verify_seconds)

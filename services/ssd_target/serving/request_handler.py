@@ -182,9 +182,12 @@ class RequestHandler:
         sequences: list[Sequence] = []
         for choice, stream in enumerate(streams):
             grammar = await self._grammar(call.sampling)
-            detectors: list[StopDetector] = [] if grammar is None else [grammar]
+            detectors: list[StopDetector] = []
             if call.sampling.stop:
                 detectors.append(StopStringDetector(self.tokenizer, call.sampling.stop))
+            if grammar is not None:
+                # Last: a token that ends the text otherwise need not be parsed.
+                detectors.append(grammar)
             sequences.append(
                 Sequence(
                     sequence_id=next(self._sequence_ids),
@@ -210,9 +213,9 @@ class RequestHandler:
         ]
         with self._running(streams):
             try:
-                trace.sequences = sequences
                 for sequence in sequences:
                     self._inbox.submit(sequence)
+                    trace.sequences.append(sequence)
                 async with contextlib.aclosing(
                     merged(readers) if len(readers) > 1 else readers[0]
                 ) as chunks:

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Rows
 from itertools import pairwise
 
 from opentelemetry.trace import (
@@ -58,7 +57,7 @@ class RequestTrace:
         self._labels = labels
         self._begun_at = clock.now()
         self._begun_ns = begun_ns
-        self.sequences: Rows[Sequence] = ()
+        self.sequences: list[Sequence] = []
         """Of the request, once they are submitted."""
         self._statistics: SpeculationStatistics | None = None
         """Of the continuation that ended last."""

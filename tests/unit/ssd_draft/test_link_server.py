@@ -274,6 +274,16 @@ async def test_openings_beyond_the_inbox_are_refused_and_other_links_are_served(
             assert not isinstance(answer, SessionRefused)
 
 
+async def test_an_opening_that_is_too_long_is_refused_with_its_reason(server: Server) -> None:
+    token_ids = (1,) * SETUP.max_len
+    opening = OpenSession(session=1, token_ids=token_ids, seed=1, temperature=0.0, max_len=99)
+    async with server.linked() as call:
+        call.send(opening)
+        while not isinstance(answer := await call.receive(), SessionRefused):
+            pass
+        assert answer.reason == "length"
+
+
 @pytest.mark.parametrize("max_len", [20, 4096, 1 << 20])
 def test_every_acceptable_opening_is_within_the_limit_of_a_message(max_len: int) -> None:
     opening = OpenSession(

@@ -48,6 +48,11 @@ class BlockPool:
         return len(self._free) + len(self._cached)
 
     @property
+    def num_empty(self) -> int:
+        """Number of blocks that can be allocated and contain nothing."""
+        return len(self._free)
+
+    @property
     def num_cached(self) -> int:
         """Number of blocks that can be allocated and still contain the beginning of a text."""
         return len(self._cached)

@@ -21,6 +21,7 @@ from ssd.types import (
     Draining,
     Heartbeat,
     Hello,
+    OpenSession,
     SessionRefused,
     TargetMessage,
 )
@@ -180,7 +181,7 @@ async def test_frames_arrive_in_order_with_other_messages_from_any_thread() -> N
 
         await asyncio.to_thread(send_all)
         assert [await link.receive() for _ in sent] == [b"tables"] * len(sent)
-        assert link.num_controls == 0
+        assert link.num_openings == 0
     assert received == sent
 
 
@@ -193,6 +194,18 @@ async def test_a_failed_link_raises_the_first_error_and_accepts_no_message() -> 
                 await link.receive()
         with pytest.raises(LinkError, match="a bad table"):
             link.send(Heartbeat())
+
+
+async def test_what_was_sent_before_this_end_failed_still_arrives() -> None:
+    async def serve(call: LinkServerCall) -> None:
+        await call.receive()
+        call.send(Draining())
+        call.fail(LinkError("the draft is shutting down"))
+        await call.close()
+
+    async with linked(serve) as link:
+        link.send(HELLO)
+        assert await link.receive() == Draining()
 
 
 async def test_control_messages_renew_the_lease_and_frames_do_not() -> None:
@@ -215,10 +228,10 @@ class RecordedChannel:
         self.sent: list[tuple[bytes, int]] = []
         self.is_closed = False
 
-    def send(self, frame: bytes, num_controls: int) -> None:
-        self.sent.append((frame, num_controls))
+    def send(self, frame: bytes, num_openings: int) -> None:
+        self.sent.append((frame, num_openings))
 
-    def note_control(self) -> None: ...
+    def opening_arrived(self) -> None: ...
 
     def close(self) -> None:
         self.is_closed = True
@@ -227,7 +240,7 @@ class RecordedChannel:
         assert self.is_closed
 
 
-async def test_a_channel_carries_frames_with_the_number_of_messages_before_them() -> None:
+async def test_a_channel_carries_frames_with_the_number_of_openings_before_them() -> None:
     received: list[object] = []
 
     async def serve(call: LinkServerCall) -> None:
@@ -236,10 +249,11 @@ async def test_a_channel_carries_frames_with_the_number_of_messages_before_them(
 
     async with linked(serve) as link:
         link.use(channel := RecordedChannel())
-        for message in (b"one", HELLO, CloseSession(1), b"two"):
+        opening = OpenSession(session=1, token_ids=(2, 3), seed=9, temperature=0.0, max_len=9)
+        for message in (b"one", HELLO, opening, CloseSession(1), Heartbeat(), b"two"):
             link.send(message)
-    assert channel.sent == [(b"one", 0), (b"two", 2)]
-    assert received == [HELLO, CloseSession(1)]
+    assert channel.sent == [(b"one", 0), (b"two", 1)]
+    assert received == [HELLO, opening, CloseSession(1), Heartbeat()]
     assert channel.is_closed
 
 

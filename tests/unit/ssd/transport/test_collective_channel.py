@@ -42,7 +42,7 @@ class FakeLink:
     """Records what a channel delivers."""
 
     name: str = "peer"
-    num_controls: int = 0
+    num_openings: int = 0
     frames: list[bytes] = field(default_factory=list)
     errors: list[LinkError] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -103,19 +103,30 @@ async def test_frames_arrive_whole_and_in_order_both_ways_from_any_thread() -> N
         assert left.link.frames == right.link.frames == sent
 
 
-async def test_a_frame_waits_for_the_messages_that_were_sent_before_it() -> None:
+async def test_a_frame_waits_for_the_openings_that_were_sent_before_it() -> None:
     async with channels() as (left, right):
         for number in (0, 2, 1):
             left.send(frame(number), number)
         await right.link.wait(1)
-        right.link.num_controls = 1
-        right.note_control()
+        right.link.num_openings = 1
+        right.opening_arrived()
         await asyncio.sleep(0)
         assert right.link.frames == [frame(0)]
-        right.link.num_controls = 2
-        right.note_control()
+        right.link.num_openings = 2
+        right.opening_arrived()
         await right.link.wait(3)
         assert right.link.frames == [frame(0), frame(2), frame(1)]
+
+
+async def test_a_frame_after_openings_that_never_arrive_ends_the_link(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(collective_channel, "LEASE_SECONDS", 0.05)
+    async with channels() as (left, right):
+        left.send(frame(0), 2**31 - 1)
+        await right.link.wait(num_errors=1)
+        assert "follows 2147483647 openings, 0 arrived" in str(right.link.errors[0])
+        assert not right.link.frames
 
 
 async def test_frames_sent_before_a_close_still_arrive_and_only_the_peer_is_notified() -> None:

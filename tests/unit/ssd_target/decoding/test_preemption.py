@@ -8,7 +8,7 @@ from prometheus_client import REGISTRY
 from tests.sequences import check_scheduler
 
 from ssd.testing.scripted_draft import Behaviour
-from ssd.types import FinishReason, SamplingParams, TokenId
+from ssd.types import FinishReason, LookupResult, SamplingParams, TokenId
 
 WARM = SamplingParams(temperature=0.8, seed=2**63 + 11)
 MakeBench = Callable[..., Any]
@@ -32,6 +32,17 @@ def test_a_preempted_sequence_continues_with_the_same_tokens_and_a_new_session(
     for sink, prompt in zip(sinks, prompts, strict=True):
         assert sink.tokens == plain(prompt, 50, WARM)
         assert sink.finish_reason is FinishReason.LENGTH
+
+
+def test_a_round_after_a_preemption_reports_no_lookup(make_bench: MakeBench) -> None:
+    bench = make_bench(num_blocks=18)
+    bench.join([Behaviour.HIT], sampling=WARM)
+    sinks = [bench.submit(text, 50, sampling=WARM, report_rounds=True) for text in ([1], [5])]
+    bench.run()
+    # The last round of a text may have no room for a proposal.
+    rounds = [each for sink in sinks for chunk in sink.chunks[:-1] for each in chunk.rounds]
+    assert any(each.lookup is LookupResult.HIT for each in rounds)
+    assert all(each.proposed for each in rounds if each.lookup is LookupResult.HIT)
 
 
 def num_preemptions() -> float:
