@@ -18,16 +18,18 @@ _SERVICES = "^.*-(targets|gateway|draft(-[0-9]+)?)$"
 """Names of Services of other resources, which clients of this one would reach."""
 _NAMED = (
     (
+        "oldSelf.hasValue() || "
         f"self.metadata.name.size() <= 40 && self.metadata.name.matches('{_RESOURCE_NAME}')",
         "metadata.name: children add to it, so it has at most 40 characters of a-z, 0-9 and '-', "
         "begins with a letter and does not end with '-'",
     ),
     (
-        f"!self.metadata.name.matches('{_SERVICES}')",
+        f"oldSelf.hasValue() || !self.metadata.name.matches('{_SERVICES}')",
         "metadata.name: names that end in -targets, -gateway, -draft or -draft-NUMBER are those of "
         "other resources' Services, use another one",
     ),
 )
+"""Rules of names, on create only: a name cannot change, and a stored resource stays usable."""
 
 _NOT_STRUCTURAL = {"title", "$defs", "$ref", "anyOf"}
 
@@ -98,6 +100,8 @@ def crd() -> Object:
     root = version["schema"]["openAPIV3Schema"]
     root["properties"] |= {"spec": structural(Spec), "status": _structural(STATUS, {})}
     root |= rules(*_NAMED)
+    for rule in root["x-kubernetes-validations"]:
+        rule["optionalOldSelf"] = True  # else the API server evaluates it on updates only
     return definition
 
 

@@ -85,6 +85,54 @@ def has_additions(live: Object, wanted: Object) -> bool:
     return any(is_addition for _, is_addition in _all_differences(live, wanted))
 
 
+def without_additions(live: Object, wanted: Object) -> Object:
+    """The merge patch that removes what ``has_additions`` finds, and nothing else of others.
+
+    A merge patch replaces lists: each has the items that other writers may add. ``metadata`` is
+    not patched.
+    """
+    about = ("apiVersion", "kind", "metadata")
+    ours = {name: value for name, value in wanted.items() if name not in about}
+    there = {name: live[name] for name in ours if name in live}
+    return _merge_patch(there, _pruned(there, ours, ()))
+
+
+def _pruned(live: Any, wanted: Any, path: Path) -> Any:
+    """``live`` with our values, and without additions below fields that we own."""
+    if isinstance(wanted, dict) and isinstance(live, dict):
+        kept = {
+            name: _pruned(value, wanted[name], (*path, name)) if name in wanted else value
+            for name, value in live.items()
+            if name in wanted or not _is_addition(name, live, path)
+        }
+        missing = wanted.keys() - live.keys()
+        return kept | {
+            name: wanted[name] for name in missing if not _is_dropped(wanted[name], name)
+        }
+    keys = _MERGE_KEYS.get(path[-2:])
+    if keys is None or not (isinstance(wanted, list) and isinstance(live, list)):
+        return live if next(_differences(live, wanted, path), None) is None else wanted
+    identity = _identity(keys)
+    mine = {identity(each): each for each in wanted}
+    items = [
+        _pruned(each, mine.pop(identity(each)), path) if identity(each) in mine else each
+        for each in live
+        if identity(each) in mine or path[-1:] != ("env",)
+    ]
+    return [*items, *mine.values()]
+
+
+def _merge_patch(before: Object, after: Object) -> Object:
+    """What turns one object into another: null removes a key, lists are replaced."""
+    changed = {name: value for name, value in after.items() if before.get(name) != value}
+    return {name: None for name in before if name not in after} | {
+        name: _merge_patch(before[name], value)
+        if isinstance(value, dict) and isinstance(before.get(name), dict)
+        else value
+        for name, value in changed.items()
+    }
+
+
 def _all_differences(live: Object, wanted: Object) -> Iterator[_Difference]:
     identity = ("apiVersion", "kind")
     ours = {name: value for name, value in wanted.items() if name not in identity}

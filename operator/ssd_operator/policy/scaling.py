@@ -47,7 +47,7 @@ class Demand:
     """Present number."""
     eligible: float | None
     """Running sequences that speculate, with or without a draft, of all targets; mean of 30 s.
-    None if no target is ready, or one of them has not answered for 30 s."""
+    None if no target is ready, or one of them has not answered for 30 s or does not report it."""
     sustainable_sessions: float
     """Of one draft, mean of the drafts with active links; ``sequencesPerReplica`` if none is
     measured. > 0."""
@@ -97,11 +97,12 @@ def measure(snapshot: Snapshot) -> Demand:
             )
     targets, answers = snapshot.ready_targets, snapshot.answers
     is_known = bool(targets) and all(name_of(pod) in answers for pod in targets)
-    eligible = sum(fact.speculative_sequences or 0.0 for fact in answers.values())
+    counts = [fact.speculative_sequences for fact in answers.values()]
+    known = [each for each in counts if each is not None]
     default = snapshot.resource.spec.draft.sequences_per_replica
     return Demand(
         replicas=snapshot.num_drafts_wanted,
-        eligible=eligible if is_known else None,
+        eligible=sum(known) if is_known and len(known) == len(counts) else None,
         sustainable_sessions=fmean(sustainable.values()) if sustainable else default,
         num_unschedulable=sum(map(is_unschedulable, snapshot.staying_drafts)),
         num_draining=snapshot.num_draining,

@@ -19,7 +19,7 @@ from ssd_operator.observe.cluster import (
     RefusedError,
     ref_of,
 )
-from ssd_operator.observe.diff import has_additions
+from ssd_operator.observe.diff import has_additions, without_additions
 from ssd_operator.observe.object_cache import ObjectCache, is_ours
 from ssd_operator.observe.pod_state import name_of
 from ssd_operator.observe.snapshot import Snapshot
@@ -144,20 +144,26 @@ class PlanExecutor:
         """Apply an object; returns it as it is stored.
 
         An apply keeps the items that others put into a list beside ours. If we own the list as a
-        whole, or the items are refused together (two ports of one name), a merge patch puts our
-        lists in the place of theirs. Without a uid the object may have another owner.
+        whole, a merge patch removes them. If the items are refused together (two ports of one
+        name), a merge patch puts our lists in the place of theirs, and the apply is repeated: only
+        an apply removes what is not wanted any more. Without a uid the object may have another
+        owner.
         """
         ref, namespace = ref_of(sent), self.resource.namespace
-        meant = sent | {"metadata": sent["metadata"] | {"uid": uid}}
+        only = {"metadata": {"uid": uid}}
         try:
             answer = await self.cluster.apply(sent, uid)
         except RefusedError as refusal:
-            if uid:
-                with contextlib.suppress(ClusterError):
-                    return await self.cluster.patch(namespace, ref, meant)
-            raise refusal from None
+            if not uid:
+                raise
+            try:
+                await self.cluster.patch(namespace, ref, sent | only)
+            except ClusterError:
+                raise refusal from None
+            answer = await self.cluster.apply(sent, uid)
         if uid and has_additions(answer, sent):
-            answer = await self.cluster.patch(namespace, ref, meant)
+            changes = without_additions(answer, sent)
+            answer = await self.cluster.patch(namespace, ref, changes | only)
             _log.info("pruned", object=str(ref))
         return answer
 

@@ -13,6 +13,7 @@ from ssd_operator.observe.cluster import (
     Key,
     MissingError,
     Ref,
+    RefusedError,
 )
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.observer import observe
@@ -147,7 +148,10 @@ class Reconciler:
         return min(decided.again_after, report.again_after)
 
     async def _publish(self, key: Key, found: Object, record: _Record, report: PassReport) -> bool:
-        """Write the status, if it changed, and the Events; whether the resource is still there."""
+        """Write the status, if it changed, and the Events; whether the resource is still there.
+
+        A refused status is logged. A later pass writes it again.
+        """
         if report.is_written:
             identity = {"name": key[1], "namespace": key[0]}
             kind = {"apiVersion": API_VERSION, "kind": KIND, "metadata": identity}
@@ -160,7 +164,10 @@ class Reconciler:
                     raise  # an API server that restarts may not serve the kind for a moment
                 self._drop(key, found)
                 return False
-            self._cache.put(answer)
+            except RefusedError as error:  # a rule or webhook; the Events are what remains
+                _log.warning("status_refused", error=str(error))
+            else:
+                self._cache.put(answer)
         metrics.set_conditions(key, report.status.get("conditions") or ())
         record.reported = report.state
         for event in report.events:

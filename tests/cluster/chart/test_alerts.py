@@ -54,6 +54,7 @@ def test_every_panel_of_the_dashboard_has_valid_queries() -> None:
         ("SSDTargetNotReady", 14, {"TargetReady": "False/CrashLoop"}, False),
         ("SSDTargetNotReady", 99, {"TargetReady": "True"}, False),
         ("SSDTargetNotReady", 99, {"TargetReady": "False/FetchingModel"}, False),
+        ("SSDTargetNotReady", 99, {"TargetReady": "Unknown/SpecInvalid"}, False),
         ("SSDTargetNotReady", 16, {"TargetReady": "False/Loading", "Progressing": "False"}, True),
         ("SSDSpeculationInactive", 16, SERVING | {"SpeculationActive": "Unknown"}, True),
         ("SSDSpeculationInactive", 14, SERVING | {"SpeculationActive": "False"}, False),

@@ -13,6 +13,12 @@ from ssd_operator.children.pods import engine_template
 SAMPLES = Path(__file__).resolve().parents[3] / "charts" / "ssd" / "samples"
 
 
+@pytest.mark.parametrize("name", ["hpa", "keda"])
+def test_a_pod_that_two_jobs_scrape_counts_once(name: str) -> None:
+    sample = (SAMPLES / "scaling" / f"{name}.yaml").read_text()
+    assert "sum(max by (namespace, pod) (" in sample
+
+
 @pytest.mark.parametrize("component", ENGINES)
 def test_the_job_fetches_what_the_pods_of_the_sample_would_fetch(
     component: Component,

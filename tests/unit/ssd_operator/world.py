@@ -163,6 +163,7 @@ class World:
 
     def report(self, **answer: Any) -> None:
         """Each target that is ready answers this."""
+        answer = {"speculative_sequences": 0.0} | answer
         self.engines.answers = {
             name: PoolFact(target_pod=name, at=self.cluster.now, **answer)
             for name in map(name_of, self.ready_pods("target"))

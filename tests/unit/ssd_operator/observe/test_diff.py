@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.ssd_operator.resources import SAMPLES, children, resource, specs
 
 from ssd_operator.api.spec import Object, Spec
-from ssd_operator.observe.diff import has_additions, matches
+from ssd_operator.observe.diff import has_additions, matches, without_additions
 
 ANSWERS = list(yaml.safe_load_all((Path(__file__).parents[1] / "answers.yaml").read_text()))
 IDENTITY = ("apiVersion", "kind")
@@ -251,3 +251,32 @@ def test_what_is_added_to_a_field_that_is_ours_as_a_whole_is_found(
 ) -> None:
     assert has_additions(live, wanted) is is_found
     assert matches(live, wanted) is not is_found
+
+
+@given(OBJECTS)
+def test_a_stored_object_without_additions_has_an_empty_patch(wanted: Object) -> None:
+    assert without_additions(stored(wanted), wanted) == {}
+
+
+def test_a_patch_removes_additions_and_keeps_items_of_other_writers() -> None:
+    container = {"name": "ours", "image": "i", "env": [{"name": "OURS", "value": "1"}]}
+    wanted = {
+        "metadata": {"name": "x"},
+        "spec": {"selector": {"a": "b"}, "containers": [container]},
+    }
+    mount = {"name": "theirs", "mountPath": "/theirs"}
+    kept = container | {"volumeMounts": [mount]}
+    live = {
+        "metadata": {"name": "x", "ownerReferences": [{"uid": "theirs"}]},
+        "spec": {
+            "selector": {"a": "b", "extra": "x"},
+            "containers": [
+                {"name": "sidecar"},
+                kept | {"args": ["--theirs"], "env": [*container["env"], {"name": "THEIRS"}]},
+            ],
+            "volumes": [{"name": "theirs"}],
+        },
+    }
+    assert without_additions(live, wanted) == {
+        "spec": {"selector": {"extra": None}, "containers": [{"name": "sidecar"}, kept]}
+    }

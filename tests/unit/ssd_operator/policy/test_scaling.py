@@ -246,6 +246,18 @@ def test_demand_is_unknown_while_a_ready_target_has_not_answered(pools: tuple[ob
     assert measure(Scene(pods=(target(ready=False),)).snapshot).eligible is None
 
 
+def test_demand_is_unknown_while_a_target_does_not_report_its_speculative_sequences() -> None:
+    scene = Scene(
+        cells=2,
+        pods=(target(), target("t1", cell=1)),
+        pools=(answer("t0", speculative_sequences=9), answer("t1", speculative_sequences=None)),
+    )
+    unknown = measure(scene.snapshot)
+    assert unknown.eligible is None
+    decision, _ = decide(unknown, History(), 0)
+    assert decision == Decision(unknown.replicas, "NoSamples")
+
+
 def test_sequences_that_speculate_in_spite_of_the_controller_need_drafts() -> None:
     forced = answer("t0", speculative_sequences=6, speculating=False)
     assert measure(Scene(pools=(forced,)).snapshot).eligible == 6

@@ -7,6 +7,7 @@ import pytest
 from tests.unit.ssd_operator.world import (
     DEMO,
     DRAFTS,
+    KEY,
     RESOURCE,
     SERVICE,
     TARGET,
@@ -16,7 +17,14 @@ from tests.unit.ssd_operator.world import (
 
 from ssd_operator.api.spec import Object
 from ssd_operator.children.names import RESTART_ANNOTATION, revision_of
-from ssd_operator.observe.cluster import BusyError, ConflictError, ForbiddenError, MissingError, Ref
+from ssd_operator.observe.cluster import (
+    BusyError,
+    ConflictError,
+    ForbiddenError,
+    MissingError,
+    Ref,
+    RefusedError,
+)
 from ssd_operator.observe.diagnosis import MOUNTING_SECONDS
 from ssd_operator.observe.pod_state import name_of, to_text
 
@@ -204,6 +212,30 @@ async def test_a_resource_that_exists_is_not_dropped_because_a_status_write_was_
     assert world.condition("Ready")[0] == "False"
 
 
+async def test_a_refused_status_write_loses_no_event_and_ends_no_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = await settled()
+    before = copy.deepcopy(world.status)
+    world.cluster.edit_spec(KEY, draft={"replicas": 3})
+    apply, written = world.cluster.apply, list[str]()
+
+    async def refuse(wanted: Object, uid: str = "", subresource: str = "") -> Object:
+        if subresource == "status" and not written:
+            written.append(subresource)
+            raise RefusedError("422: a rule refuses it")
+        return await apply(wanted, uid, subresource)
+
+    monkeypatch.setattr(world.cluster, "apply", refuse)
+    assert await world.next_pass() is not None
+    assert written
+    assert world.status == before
+    assert world.reasons == ["DraftsScaled"]
+    await world.next_pass()
+    assert world.status["draft"]["desiredReplicas"] == 3
+    assert world.reasons == ["DraftsScaled"]
+
+
 async def test_a_paused_resource_gets_its_status_and_nothing_else() -> None:
     world = await settled()
     world.edit_spec(paused=True, target={"image": "localhost/new:1"}, draft={"replicas": 3})
@@ -321,6 +353,56 @@ async def test_additions_to_fields_that_we_own_are_removed(*, is_seen: bool) -> 
     assert "demo-draft-0" in world.written("Deployment", "patch")
     assert "extra" not in world[SERVICE]["spec"]["selector"]
     assert world.condition("Ready") == ("True", "Serving")
+
+
+async def test_what_other_writers_may_add_stays_when_additions_are_removed() -> None:
+    world = await settled()
+    with world.edited(DRAFTS) as found:
+        pod = found["spec"]["template"]["spec"]
+        pod["containers"][0]["env"].append({"name": "THEIRS"})
+        pod["containers"][0]["args"] = ["--theirs"]
+        pod["containers"].append({"name": "sidecar", "image": "sidecar"})
+    await world.next_pass()
+    assert "demo-draft-0" in world.written("Deployment", "patch")
+    ours, sidecar = world[DRAFTS]["spec"]["template"]["spec"]["containers"]
+    assert "THEIRS" not in [each["name"] for each in ours["env"]]
+    assert "args" not in ours
+    assert sidecar == {"name": "sidecar", "image": "sidecar"}
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+async def test_a_refused_apply_is_repeated_once_a_patch_has_made_room(
+    monkeypatch: pytest.MonkeyPatch, *, has_room: bool
+) -> None:
+    world = await settled()
+    with world.edited(SERVICE) as found:
+        found["spec"]["selector"] = {"app": "theirs"}
+    cluster, calls = world.cluster, list[str]()
+    apply, patch = cluster.apply, cluster.patch
+
+    async def refuse_once(wanted: Object, uid: str = "", subresource: str = "") -> Object:
+        if wanted["kind"] == "Service" and not subresource:
+            calls.append("apply")
+            if len(calls) == 1:
+                raise RefusedError("422: two ports of one name")
+        return await apply(wanted, uid, subresource)
+
+    async def make_room(namespace: str, ref: Ref, changes: Object, part: str = "") -> Object:
+        if ref == SERVICE:
+            calls.append("patch")
+            assert changes["metadata"] == {"uid": world[SERVICE]["metadata"]["uid"]}
+            if not has_room:
+                raise ForbiddenError("403: a policy")
+        return await patch(namespace, ref, changes, part)
+
+    monkeypatch.setattr(cluster, "apply", refuse_once)
+    monkeypatch.setattr(cluster, "patch", make_room)
+    await world.next_pass()
+    assert calls == (["apply", "patch", "apply"] if has_room else ["apply", "patch"])
+    is_ours = world[SERVICE]["spec"]["selector"] != {"app": "theirs"}
+    assert is_ours is has_room
+    if not has_room:
+        assert "two ports of one name" in world.message("SpecValid")
 
 
 async def test_additions_are_removed_although_a_controller_writes_a_status_meanwhile(
