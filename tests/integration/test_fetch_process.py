@@ -1,4 +1,4 @@
-"""``python -m ssd.model_files.fetch`` with a local hub, as in the init container of a pod."""
+"""``python -m ssd.fetch`` with a local hub, as in the init container of a pod."""
 
 import json
 import os
@@ -61,7 +61,7 @@ class Pod:
 
     def start_fetch(self, model: str = f"hf://{NAME}@{COMMIT}") -> "subprocess.Popen[str]":
         log = str(self.folder / "termination-log")
-        return self.start("-m", "ssd.model_files.fetch", "--model", model, "--termination-log", log)
+        return self.start("-m", "ssd.fetch", "--model", model, "--termination-log", log)
 
     def fetch(self, model: str = f"hf://{NAME}@{COMMIT}") -> tuple[int, list[dict[str, Any]]]:
         return ended(self.start_fetch(model))

@@ -261,7 +261,7 @@ def _fetch_container(engine: _Engine) -> Object:
     """
     variables = environment.fetch_environment(engine.process.source)
     mounts = [mount("tmp", reserved.SCRATCH_FOLDER), mount("cache", reserved.CACHE_FOLDER)]
-    made = _container(engine, FETCH, "ssd.model_files.fetch", variables, mounts)
+    made = _container(engine, FETCH, "ssd.fetch", variables, mounts)
     return made | {"resources": _resources_without_gpus(engine)}
 
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from ssd import fetch as module
 from ssd.errors import CacheError
-from ssd.model_files import fetch as module
-from ssd.model_files.fetch import _Blobs, _lock
+from ssd.fetch import _Blobs, _lock
 from ssd.model_files.model_name import HubModel
 
 MODEL = HubModel("org/tiny", "0" * 40)

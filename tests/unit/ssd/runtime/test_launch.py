@@ -28,7 +28,7 @@ signal.pause()
 
 CRASHING_CHILD = """
 import sys
-from ssd.model_files.fetch import FetchSettings
+from ssd.fetch import FetchSettings
 from ssd.runtime.process import run_process
 
 async def serve(_settings):

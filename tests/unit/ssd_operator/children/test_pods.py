@@ -18,7 +18,7 @@ from tests.unit.ssd_operator.resources import (
     resource,
 )
 
-from ssd.model_files.fetch import FetchSettings
+from ssd.fetch import FetchSettings
 from ssd.settings import load
 from ssd_draft.settings import DraftSettings
 from ssd_operator.api import reserved

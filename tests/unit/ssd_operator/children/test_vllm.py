@@ -115,9 +115,7 @@ def test_vllm_reads_the_fetched_model_and_has_no_setting_of_our_target() -> None
     names = {each["name"] for each in container_of(LLAMA)["env"]}
     assert names == {"HF_HOME", "HF_HUB_OFFLINE"}
     pod = engine_template(LLAMA, SETTINGS, Component.TARGET, 0)["spec"]
-    assert [each["command"] for each in pod["initContainers"]] == [
-        ["python", "-m", "ssd.model_files.fetch"]
-    ]
+    assert [each["command"] for each in pod["initContainers"]] == [["python", "-m", "ssd.fetch"]]
     on_cpus = container_of(resource(vllm_demo(resources={"requests": {"cpu": 3}})))
     assert on_cpus["env"] == [{"name": "OMP_NUM_THREADS", "value": "3"}]
 

@@ -1,4 +1,4 @@
-"""``python -m ssd.model_files.fetch``: download a model of the hub into the cache.
+"""``python -m ssd.fetch``: download a model of the hub into the cache.
 
 In a pod, this runs before the engine, which has neither a token nor access to the hub. Pods that
 share a cache download a model once: the others wait for the first one.
