@@ -139,7 +139,7 @@ def make_template(
 def plain_pod(
     resource: Resource, component: Component, grace_seconds: int, **fields: object
 ) -> Object:
-    """Spec of a pod without privileges, with those of the fields that hold something."""
+    """Spec of a pod without privileges; empty ``fields`` are left out."""
     return {
         "serviceAccountName": component_name(resource, component),
         "automountServiceAccountToken": False,

@@ -149,8 +149,9 @@ class RoundPace:
         """Note the proposals of a round.
 
         Args:
-            proposals: of each sequence its tokens, those of a table, which come first, and the
-                accepted ones. The tokens after the first rejected one were not tested.
+            proposals: (proposed tokens, proposed tokens from a table, accepted tokens) of each
+                sequence. Tokens from a table come first. Tokens after the first rejection were not
+                tested.
         """
         tested, accepted, of_tables, accepted_of_tables = 0, 0, 0, 0
         for num_proposed, num_from_table, num_accepted in proposals:

@@ -23,7 +23,7 @@ class Model:
         self._cache_name = "cache" if "cache" in names else "past_key_values"
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Forget the text, and store another one."""
+        """Store another text in place of the present one."""
         self._cache = DynamicCache(config=self._model.config)
         self.run(tokens)
 
