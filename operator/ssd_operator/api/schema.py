@@ -25,8 +25,8 @@ _NAMED = (
     ),
     (
         f"oldSelf.hasValue() || !self.metadata.name.matches('{_SERVICES}')",
-        "metadata.name: a name that ends in -targets, -gateway, -draft or -draft-NUMBER could be the "
-        "name of another resource's Service; use another name",
+        "metadata.name: a name that ends in -targets, -gateway, -draft or -draft-NUMBER could be "
+        "the name of another resource's Service; use another name",
     ),
 )
 """Rules of names, on create only: a name cannot change, and a stored resource stays usable."""
