@@ -135,10 +135,11 @@ def test_pods_link_by_gloo_and_a_killed_draft_links_again(
             wait_restarted(kube, pod, 1)
             eventually(lambda: is_linked_again(kube, name, before), "it is linked again", 90)
             load.go_on(8)
+            # The first tables of a process can be late for more texts than these.
+            eventually(lambda: all(each.hits for each in links_of(kube, name)), "a hit", 60)
             load.assert_undisturbed()
         (after,) = links_of(kube, name)
         assert (after.channel, after.transport) == ("collective", "tcp"), after.channel_reason
-        assert after.hits > 0
 
 
 def is_linked_again(kube: Kube, name: str, before: LinkStatus) -> bool:
