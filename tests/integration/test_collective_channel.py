@@ -102,9 +102,9 @@ def held(process: ProcessUnderTest) -> Counter[str]:
     return found
 
 
-async def until(is_true: Callable[[], Awaitable[bool]]) -> None:
+async def until(is_true: Callable[[], Awaitable[bool]], seconds: float = MAX_SECONDS) -> None:
     """Ask a process until an answer is true."""
-    async with asyncio.timeout(MAX_SECONDS):
+    async with asyncio.timeout(seconds):
         while not await is_true():  # noqa: ASYNC110 - another process has no event
             await asyncio.sleep(0.05)
 
@@ -116,7 +116,7 @@ async def until_held(process: ProcessUnderTest, before: Counter[str]) -> None:
         return held(process) <= before
 
     try:
-        await until(is_released)
+        await until(is_released, MAX_SECONDS / 2)
     except TimeoutError as error:
         raise AssertionError(f"it still has {held(process) - before}") from error
 

@@ -255,9 +255,8 @@ async def test_sessions_of_a_drained_draft_move_and_it_ends_before_the_streams(
         for answer, (plain, _) in zip(answers, await asyncio.gather(*alone), strict=True):
             assert answer[0] == plain
             found = answer[1]
-            # Rounds without a session occur before it opens, twice; a busy machine has many.
+            # Rounds without a session occur before it opens, twice: on a busy machine, many.
             assert found.hits > 0.9 * (found.hits + found.misses + found.late)
-            assert found.hits > 0.5 * found.rounds, "a move costs a few rounds"
 
 
 def unused_port() -> int:

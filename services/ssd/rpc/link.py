@@ -169,7 +169,7 @@ class _Link(ABC, Generic[Sent, Received]):
         self._lock = threading.Lock()
         self._outgoing: deque[Sent | bytes] = deque()
         self._is_idle = True
-        self._send_error: LinkError | None = None
+        self._no_send_because = ""
         self._wake = asyncio.Event()
         self._incoming: asyncio.Queue[Received | bytes | LinkError | None] = asyncio.Queue()
         self._has_ended = False
@@ -213,8 +213,8 @@ class _Link(ABC, Generic[Sent, Received]):
             _SENT_BYTES.inc(len(message))
             return
         with self._lock:
-            if self._send_error is not None:
-                raise LinkError(str(self._send_error))
+            if self._no_send_because:
+                raise LinkError(self._no_send_because)
             if len(self._outgoing) >= self._max_outgoing:
                 raise LinkError(
                     f"{self.name} accepts no messages: {self._max_outgoing} wait to be sent"
@@ -241,7 +241,11 @@ class _Link(ABC, Generic[Sent, Received]):
         if found is None or isinstance(found, LinkError):
             self._incoming.put_nowait(found)
             if found is not None:
-                raise found
+                try:
+                    raise found
+                finally:
+                    # Its traceback refers to this frame, and the frame to this link.
+                    del found
         return found
 
     def use(self, channel: TensorChannel) -> None:
@@ -291,7 +295,7 @@ class _Link(ABC, Generic[Sent, Received]):
 
     async def _close(self) -> None:
         with self._lock:
-            self._send_error = self._send_error or LinkError(f"the link to {self.name} is closed")
+            self._no_send_because = self._no_send_because or f"the link to {self.name} is closed"
         if self._channel is not None:
             self._channel.close()
         reader, writer = self._reader, self._writer
@@ -308,6 +312,11 @@ class _Link(ABC, Generic[Sent, Received]):
         self._end(None)
         if self._channel is not None:
             await self._channel.wait_closed()
+            self._channel = None
+        # Without cycles of references, the sockets close now and not when garbage is collected.
+        # The traceback of an error that was raised refers to this link.
+        self._incoming = asyncio.Queue()
+        self._incoming.put_nowait(None)
 
     async def _read_all(self) -> None:
         try:
@@ -342,7 +351,7 @@ class _Link(ABC, Generic[Sent, Received]):
                 while (message := self._pop()) is not None:
                     async with asyncio.timeout(WRITE_SECONDS):
                         await self._write(message)
-                if self._send_error is not None:
+                if self._no_send_because:
                     return
                 await self._wake.wait()
                 self._wake.clear()
@@ -351,9 +360,8 @@ class _Link(ABC, Generic[Sent, Received]):
         except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
             # The reader receives the cause. Until then ``send`` accepts no more messages.
             with self._lock:
-                self._send_error = self._send_error or LinkError(
-                    f"{self.name}: cannot send: {error}"
-                )
+                problem = f"{self.name}: cannot send: {error}"
+                self._no_send_because = self._no_send_because or problem
                 self._outgoing.clear()
 
     def _pop(self) -> Sent | bytes | None:
@@ -374,8 +382,8 @@ class _Link(ABC, Generic[Sent, Received]):
             return
         self._has_ended = True
         with self._lock:
-            self._send_error = (
-                self._send_error or error or LinkError(f"{self.name} closed the link")
+            self._no_send_because = self._no_send_because or str(
+                error or f"{self.name} closed the link"
             )
             if not keeps_outgoing:
                 self._outgoing.clear()

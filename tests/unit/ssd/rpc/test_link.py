@@ -1,5 +1,7 @@
 import asyncio
 import contextlib
+import gc
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -194,6 +196,40 @@ async def test_a_failed_link_raises_the_first_error_and_accepts_no_message() -> 
                 await link.receive()
         with pytest.raises(LinkError, match="a bad table"):
             link.send(Heartbeat())
+
+
+class Channel:
+    """Of tensors; refers to its link, as a channel does that reports its loss."""
+
+    def __init__(self, link: LinkCall) -> None:
+        self.link = link
+
+    def send(self, frame: bytes, num_openings: int) -> None:
+        """Send nothing."""
+
+    def opening_arrived(self) -> None:
+        """Order nothing."""
+
+    def close(self) -> None:
+        """Has nothing to close."""
+
+    async def wait_closed(self) -> None:
+        """Has nothing to wait for."""
+
+
+async def test_a_lost_link_is_released_without_the_garbage_collector() -> None:
+    gc.disable()
+    try:
+        async with linked(receive_until_closed) as link:
+            link.use(Channel(link))
+            link.fail(LinkError("the draft is lost"))
+            with pytest.raises(LinkError, match="the draft is lost"):
+                await link.receive()
+            released = weakref.ref(link)
+            del link
+        assert released() is None
+    finally:
+        gc.enable()
 
 
 async def test_what_was_sent_before_this_end_failed_still_arrives() -> None:
