@@ -23,6 +23,8 @@ in rounds of plain decoding. This **balance** decides:
   stored before a round. The time beyond that of a chunk without drafts counts as time of the round.
 - **Proposals.** Their largest length is the one with most tokens per second, from the acceptance at
   each position and the time of a verify by columns. A change needs a gain of ``MIN_LENGTH_GAIN``.
+  Without a calibration, times are interpolated between the rounds that were measured: of plain
+  decoding, and with proposals.
 
 *Decision*: speculation continues until it has lost a number of rounds. *Because*: the tokens of a
 round differ between texts by a factor of three (embedded pair, T = 0). A comparison of the first
@@ -39,6 +41,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain, repeat
 from typing import NamedTuple
+
+import numpy as np
 
 from ssd.speculation.estimates import Calibration, Mean, PromptTimes, Recent
 from ssd.speculation.round_record import RoundRecord
@@ -345,7 +349,8 @@ class Controller:
 
     def _choose_length(self, load: Load, num_sequences: int) -> None:
         """Choose the length of proposals with most tokens per second."""
-        if load.accepted_K[0].count < PLAIN_ROUNDS:
+        is_known = bool(self._calibration.seconds or load.plain.count)
+        if load.accepted_K[0].count < PLAIN_ROUNDS or not is_known:
             return
         rates = self._rates(load, num_sequences)
         best = max(rates, key=lambda length: rates[length])
@@ -354,8 +359,6 @@ class Controller:
 
     def _rates(self, load: Load, num_sequences: int) -> Mapping[int, float]:
         """Return tokens per second of a sequence by the largest length of its proposals."""
-        known = [mean.value for mean in load.verify.values()]
-        usual = sum(known) / len(known)
         accepted_K = [mean.value for mean in load.accepted_K[: load.max_proposed]]
         # Positions beyond are not measured: they are expected to lose as much as the last one.
         before = accepted_K[-2] if len(accepted_K) > 1 else 1.0
@@ -367,12 +370,23 @@ class Controller:
             length = min(columns - 1, self._lookahead)
             if length == 0:
                 continue
-            verify = load.verify.get(columns)
-            factor = verify.value if verify and verify.count >= PLAIN_ROUNDS else usual
-            seconds = factor * self._calibration.verify_seconds(columns, num_sequences)
             tokens = 1.0 + sum(accepted_K[:length])
-            rates[length] = tokens / (seconds + max(0.0, load.host.value))
+            rates[length] = tokens / self._round_seconds(load, columns, num_sequences)
         return rates
+
+    def _round_seconds(self, load: Load, columns: int, num_sequences: int) -> float:
+        """Return the expected seconds of a round whose verify has so many columns."""
+        host = max(0.0, load.host.value)
+        means = load.verify.items()
+        measured = {count: mean.value for count, mean in means if mean.count >= PLAIN_ROUNDS}
+        if not self._calibration.seconds:
+            known = {count: value + host for count, value in measured.items()}
+            known[1] = load.plain.value
+            counts = sorted(known)
+            return float(np.interp(columns, counts, [known[count] for count in counts]))
+        usual = sum(mean.value for _, mean in means) / len(means)
+        calibrated = self._calibration.verify_seconds(columns, num_sequences)
+        return measured.get(columns, usual) * calibrated + host
 
     def _follow_load(self, key: int) -> None:
         """Use the choice of another load after some rounds. Its trial continues where it was."""

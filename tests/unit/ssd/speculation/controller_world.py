@@ -38,6 +38,7 @@ class World:
     shared_core: float = 1.0
     """Factor on all times of the target while a draft works."""
     has_drafts: bool = True
+    is_calibrated: bool = True
     tokens_a_chunk: float = math.inf
     """Tokens after which the next round stores a chunk of a prompt first."""
     chunk_seconds: float = 0.020
@@ -62,6 +63,8 @@ class World:
         return self.batch / (self.verify_seconds(1) * mean_noise + self.host_seconds + chunk)
 
     def calibration(self) -> Calibration:
+        if not self.is_calibrated:
+            return Calibration()
         return Calibration({(c, self.batch): self.verify_seconds(c) for c in COLUMNS})
 
 

@@ -238,8 +238,10 @@ def test_drafts_that_disappear_are_no_reason_to_turn_off() -> None:
     assert run.controller.report().is_on
 
 
-def test_rejected_positions_are_not_proposed() -> None:
+@pytest.mark.parametrize("is_calibrated", [True, False])
+def test_rejected_positions_are_not_proposed(is_calibrated: bool) -> None:
     world = replace(GOOD, batch=8, acceptance=0.5, wide_factor=2.0, table_factor=0.3)
+    world = replace(world, is_calibrated=is_calibrated)
     run = Run(world)
     run.run(20.0)
     report = run.controller.report()
@@ -247,6 +249,7 @@ def test_rejected_positions_are_not_proposed() -> None:
     assert report.max_proposed < LOOKAHEAD
 
 
+@pytest.mark.parametrize("is_calibrated", [True, False])
 @pytest.mark.parametrize(
     "world",
     [
@@ -257,7 +260,10 @@ def test_rejected_positions_are_not_proposed() -> None:
         replace(GOOD, batch=3, hit_rate=0.6, shared_core=1.3),
     ],
 )
-def test_it_is_within_8_percent_of_the_best_fixed_choice(world: World) -> None:
+def test_it_is_within_8_percent_of_the_best_fixed_choice(
+    world: World, is_calibrated: bool
+) -> None:
+    world = replace(world, is_calibrated=is_calibrated)
     oracle = world.plain_rate()
     for columns in COLUMNS[1:]:
         oracle = max(oracle, fixed(world, columns - 1).run(10.0))
@@ -266,8 +272,10 @@ def test_it_is_within_8_percent_of_the_best_fixed_choice(world: World) -> None:
     assert run.run(30.0) > 0.92 * oracle
 
 
-def test_a_flat_verify_keeps_full_proposals() -> None:
-    run = Run(replace(GOOD, acceptance=0.6, wide_factor=1.0, noise=0.02))
+@pytest.mark.parametrize("is_calibrated", [True, False])
+def test_a_flat_verify_keeps_full_proposals(is_calibrated: bool) -> None:
+    world = replace(GOOD, acceptance=0.6, wide_factor=1.0, noise=0.02)
+    run = Run(replace(world, is_calibrated=is_calibrated))
     run.run(20.0)
     assert run.controller.report().max_proposed == LOOKAHEAD
 
