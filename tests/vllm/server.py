@@ -2,6 +2,7 @@
 
 import json
 import socket
+import ssl
 import subprocess
 import tempfile
 import threading
@@ -45,24 +46,26 @@ def free_port() -> int:
 class Server:
     """A server that answers, with its admin port."""
 
-    def __init__(self, port: int, admin_port: int) -> None:
-        self._url = f"http://127.0.0.1:{port}"
+    def __init__(self, port: int, admin_port: int, ca: str = "") -> None:
+        self.port = port
+        self._url = f"{'https' if ca else 'http'}://127.0.0.1:{port}"
+        self._context = ssl.create_default_context(cafile=ca) if ca else None
         self.admin_address = f"127.0.0.1:{admin_port}"
 
-    def complete(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def complete(self, request: Mapping[str, Any], **headers: str) -> list[dict[str, Any]]:
         """Return the choices of a completion; fails with the HTTP error."""
-        with urllib.request.urlopen(self._request(request)) as answer:
+        with self._open(self._request(request, **headers)) as answer:
             choices: list[dict[str, Any]] = json.load(answer)["choices"]
             return choices
 
     def abort(self, request: Mapping[str, Any]) -> None:
         """Read the first event of a stream, then leave."""
-        with urllib.request.urlopen(self._request({**request, "stream": True})) as answer:
+        with self._open(self._request({**request, "stream": True})) as answer:
             assert answer.readline().startswith(b"data: {")
 
     def metrics(self) -> dict[str, float]:
         """Return all samples of /metrics by name and labels; labels of vLLM are dropped."""
-        with urllib.request.urlopen(f"{self._url}/metrics") as answer:
+        with self._open(f"{self._url}/metrics") as answer:
             lines = answer.read().decode().splitlines()
         found = {}
         for line in lines:
@@ -71,28 +74,39 @@ class Server:
                 found[name.partition("{")[0] if name.startswith("vllm:") else name] = float(value)
         return found
 
-    def _request(self, request: Mapping[str, Any]) -> urllib.request.Request:
+    def _open(self, request: str | urllib.request.Request) -> Any:
+        return urllib.request.urlopen(request, context=self._context)
+
+    def _request(self, request: Mapping[str, Any], **headers: str) -> urllib.request.Request:
         body = {"model": "base", "return_token_ids": True, **request}
         return urllib.request.Request(
             f"{self._url}/v1/completions",
             json.dumps(body).encode(),
-            {"content-type": "application/json"},
+            {"content-type": "application/json", **headers},
         )
 
 
 @contextmanager
-def serving(adapter: Path, *flags: str, **plugin: Any) -> Iterator[Server]:
-    """Start vLLM; ``plugin`` has settings of it, none: the worker without speculation."""
+def serving(adapter: Path | None, *flags: str, ca: str = "", **plugin: Any) -> Iterator[Server]:
+    """Start vLLM; ``plugin`` has settings of it, none: the worker without speculation.
+
+    With ``ca``, its port has the certificate of the plugin, which this authority has signed.
+    """
     port, admin_port = free_port(), free_port()
+    module = "ssd_vllm" if plugin else "vllm.entrypoints.openai.api_server"
+    if adapter is not None:
+        flags += ("--enable-lora", "--lora-modules", f"tuned={adapter}", "--max-lora-rank", "8")
+    if ca:
+        files = plugin["tls_certificate"], plugin["tls_key"]
+        flags += ("--ssl-certfile", files[0], "--ssl-keyfile", files[1])
     settings = {"admin_port": admin_port, "draft_deadline_ms": 100, **plugin} if plugin else {}
     speculation = ("--speculative-config", json.dumps(SPECULATION)) if plugin else ()
     with tempfile.TemporaryDirectory() as metrics:
         process = subprocess.Popen(
             command(
-                *("-m", "vllm.entrypoints.openai.api_server", "--model", MODEL, "--port", port),
+                *("-m", module, "--model", MODEL, "--port", port),
                 *("--served-model-name", "base", "--dtype", "float32", "--enforce-eager"),
                 *("--max-model-len", 512, "--max-num-seqs", 8, "--max-num-batched-tokens", 64),
-                *("--enable-lora", "--lora-modules", f"tuned={adapter}", "--max-lora-rank", 8),
                 # A small model would write white space up to the maximum length.
                 *("--structured-outputs-config", json.dumps(GRAMMARS)),
                 *("--worker-cls", "ssd_vllm.Worker", *speculation),
@@ -115,7 +129,7 @@ def serving(adapter: Path, *flags: str, **plugin: Any) -> Iterator[Server]:
             # A process stops at a full pipe.
             reader = threading.Thread(target=process.stdout.read, daemon=True)
             reader.start()
-            yield Server(port, admin_port)
+            yield Server(port, admin_port, ca)
         finally:
             process.terminate()
             process.wait(timeout=60)

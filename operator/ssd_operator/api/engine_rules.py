@@ -61,9 +61,16 @@ VLLM_RULES = (
         "maxRoundTripMicroseconds out",
     ),
     _with_vllm(
-        "!has(self.security.tls) && !has(self.security.tokenSecretName)",
-        "security: pods with engine vllm support neither tls nor tokenSecretName yet, leave them "
-        "out",
+        "!has(self.security.tls) || self.security.tls.mode != 'Mutual'"
+        " || has(self.security.tokenSecretName)",
+        "security.tls.mode: clients of vLLM present a token and no certificate, because the "
+        "kubelet probes the same port and has none: give security.tokenSecretName with Mutual",
+    ),
+    _with_vllm(
+        "!has(self.security.tls) || !has(self.security.tls.clientNames)"
+        " || self.security.tls.clientNames.size() == 0",
+        "security.tls.clientNames: clients of vLLM present a token and no certificate, because "
+        "the kubelet probes the same port and has none: leave clientNames out",
     ),
 )
 """Of a spec."""

@@ -7,7 +7,7 @@ from ssd_operator.api.kubernetes_types import NetworkPeer
 
 
 class Tls(Block):
-    """Certificates of the gRPC ports.
+    """Certificates of the gRPC ports, and of the port of vLLM.
 
     A change replaces targets and drafts. New contents of a Secret replace no pod.
     """
@@ -19,8 +19,9 @@ class Tls(Block):
         )
     )
     mode: Literal["Server", "Mutual"] = "Server"
-    """Server: targets and drafts have certificates. Mutual: callers need one too. Then only a
-    certificate with the URI spiffe://ssd/ns/NAMESPACE/sa/NAME-target opens a link to a draft."""
+    """Server: targets and drafts have certificates. Mutual: callers need one too, clients of vLLM a
+    token instead. Then only a certificate with the URI spiffe://ssd/ns/NAMESPACE/sa/NAME-target
+    opens a link to a draft."""
     target_secret_name: ObjectName
     """Secret with tls.crt, tls.key and ca.crt of targets. Names in the certificate: those by which
     clients call, NAME.NAMESPACE.svc, and with Mutual the URI above."""
@@ -41,9 +42,9 @@ class Security(Block):
     """Absent: gRPC is plain text."""
     token_secret_name: ObjectName | None = None
     """Secret with the keys clients, links and admins: bearer tokens of at least 16 characters, one
-    a line. Callers of Generate need one of clients, targets present the first of links to drafts,
-    and the operator needs one of admins. Absent: callers need no token. A change replaces targets
-    and drafts; new contents of the Secret replace no pod."""
+    a line. Callers of Generate and of vLLM need one of clients, targets present the first of links
+    to drafts, and the operator needs one of admins. Absent: callers need no token. A change
+    replaces targets and drafts; new contents of the Secret replace no pod."""
 
     network_policy: bool = True
     """Whether the operator creates NetworkPolicies for its pods. A change replaces no pod."""

@@ -70,7 +70,7 @@ def engine_environment(
         "THREADS": None if is_gpu else num_threads,
         "REFLECTION": "true" if spec.observability.reflection else None,
         "TERMINATION_LOG": TERMINATION_LOG,
-        **_security_settings(resource, component, operator),
+        **security_settings(resource, component, operator),
         **(
             _target_settings(resource, cell or 0)
             if is_target
@@ -164,9 +164,7 @@ def _target_settings(resource: Resource, cell: int) -> dict[str, object]:
     }
 
 
-def _security_settings(
-    resource: Resource, component: Component, operator: str
-) -> dict[str, object]:
+def security_settings(resource: Resource, component: Component, operator: str) -> dict[str, object]:
     """Files and names of the security block; none of the values is a secret."""
     tls, settings = resource.spec.security.tls, dict[str, object]()
     is_target = component is Component.TARGET

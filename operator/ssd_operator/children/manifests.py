@@ -17,7 +17,7 @@ from ssd_operator.children.names import (
 )
 from ssd_operator.children.objects import KINDS, ChildFactory
 from ssd_operator.children.pods import engine_template
-from ssd_operator.children.processes import process_of
+from ssd_operator.children.processes import has_tls, process_of
 from ssd_operator.settings import OperatorSettings
 
 _PROGRESS_SECONDS = 600
@@ -114,8 +114,9 @@ def _services(factory: ChildFactory) -> Iterator[Object]:
     ]
     for name, component, cell in rows:
         process = process_of(resource, component)
-        protocol = "kubernetes.io/h2c" if resource.spec.security.tls is None else "https"
-        protocols = {"appProtocol": protocol} if process.api == "grpc" else {}
+        plain = {"appProtocol": "kubernetes.io/h2c"} if process.api == "grpc" else {}
+        is_tls = has_tls(resource, component, process.api)
+        protocols = {"appProtocol": "https"} if is_tls else plain
         port = {"name": process.api} | _tcp(process.ports[process.api])
         spec = {
             "type": "ClusterIP",

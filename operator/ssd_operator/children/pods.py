@@ -26,13 +26,14 @@ from ssd_operator.children.names import (
     FETCH,
     RESTART_ANNOTATION,
     REVISION_LABEL,
+    SCHEME_ANNOTATION,
     Component,
     component_name,
     labels_of,
     spiffe_id,
 )
 from ssd_operator.children.objects import digest
-from ssd_operator.children.processes import Start, process_of
+from ssd_operator.children.processes import Start, has_tls, process_of
 from ssd_operator.settings import OperatorSettings
 
 REVISION_DIGITS = 10
@@ -130,6 +131,8 @@ def make_template(
     added = added or PodTemplate()
     restart = resource.annotations.get(RESTART_ANNOTATION)
     annotations = added.annotations | ({RESTART_ANNOTATION: restart} if restart else {})
+    if has_tls(resource, component, "http"):
+        annotations = annotations | {SCHEME_ANNOTATION: "https"}
     labels = added.labels | labels_of(resource, component, cell)
     hashed = {"labels": labels, "annotations": annotations, "spec": spec}
     labels = labels | {REVISION_LABEL: digest(hashed, REVISION_DIGITS)}
@@ -237,6 +240,8 @@ def _engine_container(engine: _Engine) -> Object:
     ]
     sleep = {"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}}
     startup_failures = math.ceil(process.startup_timeout_seconds / 2)
+    # The kubelet does not check the certificate.
+    scheme: Object = {"scheme": "HTTPS"} if has_tls(engine.resource, component, "http") else {}
     return {
         **_container(engine, str(component), kind.module, kind.environment(start), mounts),
         **present(args=kind.arguments(start)),
@@ -245,11 +250,11 @@ def _engine_container(engine: _Engine) -> Object:
             for name, port in kind.ports.items()
         ],
         "resources": engine.resources,
-        "startupProbe": probe(kind.ready_page, 2, 2, startup_failures) | KILL,
+        "startupProbe": probe(kind.ready_page, 2, 2, startup_failures, **scheme) | KILL,
         # The heartbeat of the step thread, never drafts or load: those restart nothing.
-        "livenessProbe": probe(kind.live_page, kind.live_period, 5, kind.live_failures)
+        "livenessProbe": probe(kind.live_page, kind.live_period, 5, kind.live_failures, **scheme)
         | _KILL_AT_ONCE,
-        "readinessProbe": probe(kind.ready_page, 2, 2, 2),
+        "readinessProbe": probe(kind.ready_page, 2, 2, 2, **scheme),
         **present(lifecycle=sleep if component is Component.TARGET else {}),
     }
 
@@ -322,10 +327,10 @@ def unprivileged(*, is_read_only: bool) -> Object:
     }
 
 
-def probe(path: str, period: int, timeout: int, failures: int) -> Object:
-    """A probe of a page of the port ``http``; times in seconds."""
+def probe(path: str, period: int, timeout: int, failures: int, **get: object) -> Object:
+    """A probe of a page of the port ``http``; times in seconds, ``get`` are fields of httpGet."""
     return {
-        "httpGet": {"path": path, "port": "http"},
+        "httpGet": {"path": path, "port": "http", **get},
         "periodSeconds": period,
         "timeoutSeconds": timeout,
         "failureThreshold": failures,

@@ -54,7 +54,9 @@ class EngineProcess:
     """Name of the port that clients, or the targets of drafts, call. If it is ``http``, only they
     reach it; otherwise its pages contain no prompt, and any pod does."""
     endpoint: str = ""
-    """Where clients call, with HOST for the name of the Service."""
+    """Where clients call, with HOST for the name of the Service, and SCHEME for http or https."""
+    tls_ports: frozenset[str] = frozenset({"grpc"})
+    """Names of the ports that have the certificate of the resource, if it has one."""
     ready_page: str = "/readyz"
     live_page: str = "/livez"
     live_period: int = 5
@@ -102,14 +104,15 @@ _TARGETS = {
         shared_memory={"nvidia": "8Gi", "cpu": "1Gi"},
         ports={"grpc": TARGET_PORT, "http": VLLM_PORT},
         api="http",
-        endpoint=f"http://HOST:{VLLM_PORT}/v1",
+        endpoint=f"SCHEME://HOST:{VLLM_PORT}/v1",
+        tls_ports=frozenset({"grpc", "http"}),
         # It answers once the model is loaded, and fails when the engine has died.
         ready_page="/health",
         live_page="/health",
         # The loop that tokenizes and serves requests answers it.
         live_period=10,
         live_failures=6,
-        arguments=lambda start: vllm_arguments(start.resource, start.cell or 0),
+        arguments=lambda start: vllm_arguments(start.resource, start.cell or 0, start.operator),
         environment=lambda start: vllm_environment(start.resource, start.num_threads),
     ),
 }
@@ -120,3 +123,9 @@ def process_of(resource: Resource, component: Component) -> EngineProcess:
     targets = _TARGETS[resource.spec.target.engine]
     processes = {Component.TARGET: targets, Component.DRAFT: _DRAFT, Component.GATEWAY: _GATEWAY}
     return processes[component]
+
+
+def has_tls(resource: Resource, component: Component, port: str) -> bool:
+    """Whether a port of a component's pods has TLS."""
+    is_secured = resource.spec.security.tls is not None
+    return is_secured and port in process_of(resource, component).tls_ports

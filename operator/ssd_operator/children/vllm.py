@@ -2,19 +2,21 @@
 
 The process is ``python -m ssd_vllm``: vLLM's own server, whose arguments are vLLM's. Its worker of
 rank 0 connects to the drafts and serves ``AdminService`` on the gRPC port, which only the operator
-calls.
+calls. Its middleware checks the tokens of clients (``ssd_vllm.gate``).
 """
 
 import json
 
+from ssd_operator.api import reserved
 from ssd_operator.api.spec import Object, Resource
 from ssd_operator.children.environment import (
     PROCESS_DEADLINE_MILLISECONDS,
     hub_environment,
     model_folder,
+    security_settings,
     unless_default,
 )
-from ssd_operator.children.names import DRAFT_PORT, TARGET_PORT, draft_deployment
+from ssd_operator.children.names import DRAFT_PORT, TARGET_PORT, Component, draft_deployment
 
 VLLM_PORT = 8000
 """Of the OpenAI API, ``/health`` and ``/metrics``."""
@@ -27,12 +29,13 @@ def vllm_environment(resource: Resource, num_threads: int) -> list[Object]:
     return own + hub_environment(resource.spec.target.source)
 
 
-def vllm_arguments(resource: Resource, cell: int) -> list[str]:
+def vllm_arguments(resource: Resource, cell: int, operator: str) -> list[str]:
     """Arguments of vLLM: the user's, then those of fields of the resource, which win.
 
     Args:
         resource: whose target.
         cell: of the target.
+        operator: name in the operator's certificate.
     """
     spec, source = resource.spec, resource.spec.target.source
     name = source.uri.removeprefix("hf://")
@@ -53,6 +56,10 @@ def vllm_arguments(resource: Resource, cell: int) -> list[str]:
         "draft_deadline_ms": unless_default(
             spec.draft_deadline_milliseconds, PROCESS_DEADLINE_MILLISECONDS
         ),
+        **{
+            name.lower(): value
+            for name, value in security_settings(resource, Component.TARGET, operator).items()
+        },
     }
     given = {name: value for name, value in plugin.items() if value is not None}
     settings = {
@@ -60,6 +67,8 @@ def vllm_arguments(resource: Resource, cell: int) -> list[str]:
         "revision": source.revision,
         "served-model-name": spec.model.name or resource.name,
         "port": VLLM_PORT,
+        "ssl-certfile": f"{reserved.TLS_FOLDER}/tls.crt" if spec.security.tls else None,
+        "ssl-keyfile": f"{reserved.TLS_FOLDER}/tls.key" if spec.security.tls else None,
         "dtype": unless_default(spec.model.dtype, "auto"),
         "max-model-len": spec.model.max_model_len,
         # One rank on each GPU of the pod.

@@ -16,7 +16,7 @@ from ssd_operator.children.names import (
     selector,
     target_deployment,
 )
-from ssd_operator.children.processes import process_of
+from ssd_operator.children.processes import has_tls, process_of
 from ssd_operator.observe.pod_state import address_of, is_ready, is_scheduled, name_of, to_text
 from ssd_operator.observe.snapshot import PoolFact, Snapshot
 from ssd_operator.status.condition_rules import conditions
@@ -49,7 +49,9 @@ def status_of(result: PassResult) -> Object:
     if result.has_endpoint:
         host = f"{resource.name}.{resource.namespace}.svc"
         process = process_of(resource, Component.TARGET)
-        status["endpoint"] = {process.api: process.endpoint.replace("HOST", host)}
+        scheme = "https" if has_tls(resource, Component.TARGET, process.api) else "http"
+        endpoint = process.endpoint.replace("HOST", host).replace("SCHEME", scheme)
+        status["endpoint"] = {process.api: endpoint}
     return {name: value for name, value in status.items() if value or name == "links"}
 
 

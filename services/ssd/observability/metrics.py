@@ -218,9 +218,11 @@ STALE_FRAMES_TOTAL = Counter(
 TLS_CERTIFICATE_EXPIRY = Gauge(
     "ssd_tls_certificate_expiry_timestamp_seconds",
     "End of the validity of a certificate, in seconds since the epoch, by role: server (of the "
-    "gRPC port), client (what a gateway presents to targets). Absent without a certificate. "
+    "gRPC port, and of vLLM's), client (what a gateway presents to targets). Absent without a "
+    "certificate. "
     "Seconds left: ssd_tls_certificate_expiry_timestamp_seconds - time().",
     ["role"],
+    multiprocess_mode=_NEWEST,
 )
 
 

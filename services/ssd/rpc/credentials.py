@@ -181,6 +181,8 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     certificates = Reloaded(files.paths, files.read)
     used = certificates.current()
     expiry = metrics.TLS_CERTIFICATE_EXPIRY.labels(role="server")
+    # The value of a process whose metrics another one serves, which calls no function.
+    expiry.set(used.expires_at)
     expiry.set_function(lambda: certificates.current().expires_at)
 
     def fetch() -> Any:
@@ -190,6 +192,7 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
         if current is used:
             return None
         used = current
+        expiry.set(current.expires_at)
         return _configuration(current)
 
     return grpc.dynamic_ssl_server_credentials(

@@ -12,6 +12,7 @@ import yaml
 from tests.cluster.kube import CHART, Object
 
 import ssd
+from ssd_operator.children.names import SCHEME_ANNOTATION
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -148,6 +149,19 @@ def test_engines_of_the_watched_namespaces_are_monitored(
 ) -> None:
     objects = render("--set=metrics.podMonitor.enabled=true", *arguments)
     assert only(objects, "PodMonitor")["spec"]["namespaceSelector"] == namespaces
+
+
+def test_engines_whose_pages_have_tls_are_monitored_over_it(render: Any) -> None:
+    monitor = only(render("--set=metrics.podMonitor.enabled=true"), "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    name = re.sub("[^a-z]", "_", SCHEME_ANNOTATION)
+    assert endpoint["relabelings"] == [
+        {
+            "sourceLabels": [f"__meta_kubernetes_pod_annotation_{name}"],
+            "regex": "(https)",
+            "targetLabel": "__scheme__",
+        }
+    ]
 
 
 NAMED = "--set=operator.watchNamespaces={team-a,team-b}"

@@ -1,7 +1,6 @@
 """Certificates and tokens from Secrets: who may call, and what happens when a Secret changes."""
 
 import asyncio
-import base64
 import contextlib
 import hashlib
 import json
@@ -13,7 +12,16 @@ from pathlib import Path
 
 import openai
 import pytest
-from tests.cluster.kube import EVERYWHERE, Kube, Object, Release, eventually, install, sample
+from tests.cluster.e2e.credentials import (
+    CHANGE_SECONDS,
+    SECURITY,
+    TOKENS,
+    credentials,
+    put_secret,
+    target_names,
+    tls_secret,
+)
+from tests.cluster.kube import Kube, Object, Release, eventually, sample
 from tests.pki import Authority, put
 
 from ssd.errors import AccessError, HandshakeError, NotReadyError, SSDError
@@ -23,10 +31,7 @@ from ssd.types import SamplingParams
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 NAME = "secure"
-TOKENS = {each: f"token-of-{each}-0123456789" for each in ("clients", "links", "admins")}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
-CHANGE_SECONDS = 180.0
-"""In which the kubelet replaces the files of a changed Secret."""
 
 
 @dataclass(frozen=True)
@@ -69,28 +74,9 @@ async def _bounded(call: Awaitable[str]) -> str:
         return await call
 
 
-def put_secret(kube: Kube, name: str, files: dict[str, str]) -> None:
-    data = {key: base64.b64encode(text.encode()).decode() for key, text in files.items()}
-    kube.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "data": data})
-
-
-def tls_secret(authority: Authority, *names: str) -> dict[str, str]:
-    certificate, key = (each.decode() for each in authority.issue(*names))
-    return {"tls.crt": certificate, "tls.key": key, "ca.crt": authority.pem.decode()}
-
-
-def spiffe(namespace: str, account: str) -> str:
-    return f"spiffe://ssd/ns/{namespace}/sa/{account}"
-
-
-def target_names(namespace: str) -> tuple[str, ...]:
-    return f"{NAME}.{namespace}.svc", spiffe(namespace, f"{NAME}-target")
-
-
 def secured_resource() -> Object:
     document = sample(NAME, drafts=1)
-    tls = {"mode": "Mutual", "targetSecretName": "target-tls", "draftSecretName": "draft-tls"}
-    document["spec"]["security"] = {"tls": tls, "tokenSecretName": "tokens"}
+    document["spec"]["security"] = SECURITY
     document["spec"]["gateway"] = {"enabled": True, "tlsSecretName": "gateway-tls"}
     return document
 
@@ -100,25 +86,14 @@ def secured(
     kube: Kube, release: Release, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Secured]:
     authority = Authority()
-    put_secret(kube, "target-tls", tls_secret(authority, *target_names(kube.namespace)))
-    put_secret(kube, "draft-tls", tls_secret(authority, f"{NAME}-draft.{kube.namespace}.svc"))
     put_secret(kube, "gateway-tls", tls_secret(authority, "gateway.example"))
-    put_secret(kube, "tokens", TOKENS)
-    operator = tls_secret(authority, spiffe(release.namespace, "ssd-operator"))
-    own = Kube(release.namespace)
-    put_secret(own, "credentials", operator | {"token": TOKENS["admins"]})
-    given = ("--set", "operator.credentialsSecretName=credentials")
-    install(release.name, release.namespace, *EVERYWHERE, *given)
-    with kube.applied(secured_resource()):
+    with credentials(kube, release, authority, NAME), kube.applied(secured_resource()):
         kube.wait_ready(NAME)
         # The operator reads the links of the target, so it is admitted too.
         kube.wait_linked(NAME, 1)
         kube.wait_for(NAME, "GatewayReady", "True", timeout=120)
         yield Secured(kube, authority, tmp_path_factory.mktemp("credentials"))
-    install(release.name, release.namespace, *EVERYWHERE)
-    for each in ("target-tls", "draft-tls", "gateway-tls", "tokens"):
-        kube("delete", "secret", each)
-    own("delete", "secret", "credentials")
+    kube("delete", "secret", "gateway-tls")
 
 
 def test_a_client_needs_a_certificate_and_a_token_of_clients(secured: Secured) -> None:
@@ -155,7 +130,7 @@ def test_only_the_identity_of_the_target_opens_a_link(secured: Secured) -> None:
     for token in (TOKENS["clients"], TOKENS["links"]):
         with pytest.raises(HandshakeError, match="credentials"):
             asyncio.run(open_link(secured.credentials(token)))
-    target = secured.credentials(TOKENS["links"], *target_names(namespace))
+    target = secured.credentials(TOKENS["links"], *target_names(secured.kube, NAME))
     with pytest.raises(SSDError, match="Hello"):
         # It is admitted, and the draft waits for its Hello.
         asyncio.run(open_link(target))
@@ -167,7 +142,7 @@ def test_changed_secrets_apply_without_a_restart(
     kube = secured.kube
     before = kube.uids(NAME, "target", "draft", "gateway")
     old = served_certificate(secured)
-    put_secret(kube, "target-tls", tls_secret(secured.authority, *target_names(kube.namespace)))
+    put_secret(kube, "target-tls", tls_secret(secured.authority, *target_names(kube, NAME)))
     put_secret(kube, "tokens", TOKENS | {"clients": "another-token-of-clients"})
     renewed = secured.credentials("another-token-of-clients")
 

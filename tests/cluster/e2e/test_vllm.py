@@ -1,15 +1,28 @@
 """``target.engine: vllm``: vLLM for CPUs with two drafts serves, survives a kill, and scales."""
 
+import ssl
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx2
 import openai
 import pytest
 from tests.cluster.conftest import build
-from tests.cluster.kube import Kube, Object, eventually, image_of, sample
+from tests.cluster.e2e.credentials import (
+    CHANGE_SECONDS,
+    SECURITY,
+    TOKENS,
+    credentials,
+    put_secret,
+    target_names,
+    tls_secret,
+)
+from tests.cluster.kube import Kube, Object, Release, eventually, image_of, sample
+from tests.pki import Authority
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 NAME = "vllm"
+ARGS = ["--enforce-eager", "--max-num-seqs=8"]
 BASE = "localhost/vllm-cpu:0.32.0"
 PROMPTS = tuple(f"def {name}(values):\n    " for name in ("mean", "median", "merge", "split"))
 
@@ -36,7 +49,7 @@ def vllm_pair() -> Object:
         NAME,
         drafts=2,
         engine="vllm",
-        args=["--enforce-eager", "--max-num-seqs=8"],
+        args=ARGS,
         resources={"requests": {"cpu": 1, "memory": "2Gi"}, "limits": {"memory": "6Gi"}},
         podTemplate={"env": [{"name": "VLLM_CPU_KVCACHE_SPACE", "value": "1"}]},
     )
@@ -68,6 +81,12 @@ def texts(client: openai.OpenAI) -> list[str]:
         return list(pool.map(generate, PROMPTS))
 
 
+def has_hits(kube: Kube, client: openai.OpenAI) -> bool:
+    """Whether the status has a hit rate after more texts."""
+    texts(client)
+    return float(kube.get("ssd", NAME)["status"]["speculation"].get("hitRate", 0)) > 0
+
+
 def test_texts_stay_the_same_while_drafts_are_killed_and_scaled(
     kube: Kube, served: openai.OpenAI, figures: dict[str, object]
 ) -> None:
@@ -75,11 +94,7 @@ def test_texts_stay_the_same_while_drafts_are_killed_and_scaled(
     with_two = texts(served)
     assert all(with_two)
 
-    def has_hits() -> bool:
-        texts(served)
-        return float(kube.get("ssd", NAME)["status"]["speculation"]["hitRate"]) > 0
-
-    eventually(has_hits, "the status has the hit rate of vLLM's drafts", 120)
+    eventually(lambda: has_hits(kube, served), "the status has the hit rate of the drafts", 120)
     assert kube.has(NAME, "SpeculationActive", "True")
     assert kube.get("ssd", NAME)["status"]["endpoint"] == {
         "http": f"http://{NAME}.default.svc:8000/v1"
@@ -113,3 +128,62 @@ def test_a_wrong_argument_fails_the_preflight_and_the_old_target_serves(
     )
     assert all(texts(served))
     assert kube.uids(NAME, "target") == targets
+
+
+def test_with_security_clients_the_operator_and_links_use_certificates_and_tokens(
+    kube: Kube, served: openai.OpenAI, release: Release, figures: dict[str, object]
+) -> None:
+    authority = Authority()
+    plain, old = texts(served), kube.uids(NAME, "target", "draft")
+    with credentials(kube, release, authority, NAME):
+        kube.edit_spec(NAME, security=SECURITY, target={"args": ARGS}, draft={"replicas": 1})
+
+        def is_secured() -> bool:
+            return (
+                kube.get("ssd", NAME)["status"].get("endpoint")
+                == {"http": f"https://{NAME}.default.svc:8000/v1"}
+                and kube.has(NAME, "Progressing", "True", "UpToDate")
+                and kube.has(NAME, "Ready", "True")
+                and not old & kube.uids(NAME, "target", "draft")
+            )
+
+        eventually(is_secured, "new pods have certificates", 600)
+        kube.wait_linked(NAME, 1)
+        host = kube.get("service", NAME)["spec"]["clusterIP"]
+        context = ssl.create_default_context(cadata=authority.pem.decode())
+        # This machine calls the address; the certificate has the name in the cluster.
+        context.check_hostname = False
+
+        def client(token: str) -> openai.OpenAI:
+            https = httpx2.Client(verify=context)
+            return openai.OpenAI(
+                base_url=f"https://{host}:8000/v1", api_key=token, http_client=https
+            )
+
+        with client(TOKENS["clients"]) as secured:
+            assert texts(secured) == plain
+            eventually(lambda: has_hits(kube, secured), "the status has the hit rate", 120)
+        with client(TOKENS["links"]) as other, pytest.raises(openai.AuthenticationError):
+            texts(other)
+
+        secured_pods = kube.uids(NAME, "target", "draft")
+        before = ssl.get_server_certificate((host, 8000))
+        put_secret(kube, "target-tls", tls_secret(authority, *target_names(kube, NAME)))
+        put_secret(kube, "tokens", TOKENS | {"clients": "another-token-of-clients"})
+        seconds = eventually(
+            lambda: ssl.get_server_certificate((host, 8000)) != before,
+            "a new connection has the new certificate",
+            CHANGE_SECONDS,
+        )
+        figures["vLLM: a changed certificate is in use, s"] = round(seconds, 1)
+
+        def is_admitted() -> bool:
+            with client("another-token-of-clients") as renewed:
+                try:
+                    return texts(renewed) == plain
+                except openai.AuthenticationError:
+                    return False
+
+        eventually(is_admitted, "the new token is in use", CHANGE_SECONDS)
+        kube.wait_linked(NAME, 1)
+        assert kube.uids(NAME, "target", "draft") == secured_pods

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.pki import Authority, put
 
-from ssd.errors import AccessError, FieldError, NotReadyError
+from ssd.errors import AccessError, FieldError, NotAllowedError, NotReadyError
 from ssd.observability.metrics import DESIRED_DRAFT_REPLICAS, OPEN_SESSIONS
 from ssd.pool.dialer import LinkDialer
 from ssd.pool.pool import DraftPool
@@ -142,3 +143,33 @@ async def test_callers_need_the_token(tmp_path: Path) -> None:
         async with TargetClient(address) as client:
             with pytest.raises(AccessError, match="no token of the role admin"):
                 await client.pool_status()
+
+
+async def test_with_mutual_tls_only_the_operator_calls_over_tls(tmp_path: Path) -> None:
+    authority = Authority()
+    server = authority.files(tmp_path / "server", "demo.here.svc")
+    token = put(tmp_path / "admins", "token-of-the-operator")
+    settings = replace(
+        SETTINGS,
+        tls_certificate=server.certificate,
+        tls_key=server.key,
+        tls_client_ca=server.ca,
+        admin_names=("operator",),
+        admin_token_file=token,
+    )
+    parts, port = served(), free_port()
+
+    def client(name: str) -> TargetClient:
+        files = authority.files(tmp_path / name, name)
+        credentials = ClientCredentials(files, token, "demo.here.svc")
+        return TargetClient(f"127.0.0.1:{port}", credentials=credentials)
+
+    async with running(make(parts, port, settings)):
+        async with client("operator") as operator:
+            assert (await first_status(operator)).dtype == "float16"
+        async with client("other") as other:
+            with pytest.raises(NotAllowedError, match="none of the names of the role admin"):
+                await other.pool_status()
+        async with TargetClient(f"127.0.0.1:{port}") as plain:
+            with pytest.raises(NotReadyError):
+                await plain.pool_status()

@@ -11,6 +11,8 @@ from ssd.errors import ModelNotFoundError
 from ssd_vllm import __main__ as process
 from ssd_vllm.__main__ import SERVER, main
 
+GATE = "--middleware=ssd_vllm.Gate"
+
 
 def test_vllms_server_runs_as_the_main_module_with_the_arguments(
     monkeypatch: pytest.MonkeyPatch,
@@ -26,8 +28,8 @@ def test_vllms_server_runs_as_the_main_module_with_the_arguments(
     assert main(["--model=org/name", "--max-num-seqs", "8"]) == 0
     assert main(["--model=demo://target", "--port=8000"]) == 0
     assert runs == [
-        (SERVER, ["--model=org/name", "--max-num-seqs", "8"]),
-        (SERVER, [f"--model={demo.folder('target')}", "--port=8000"]),
+        (SERVER, ["--model=org/name", "--max-num-seqs", "8", GATE]),
+        (SERVER, [f"--model={demo.folder('target')}", "--port=8000", GATE]),
     ]
 
 

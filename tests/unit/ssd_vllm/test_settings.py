@@ -1,6 +1,7 @@
 """Settings of the plugin, and the versions that it accepts."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,13 @@ def test_settings_are_read_from_the_additional_config() -> None:
 def test_a_wrong_setting_is_named(config: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         read(config).check_drafts()
+
+
+@pytest.mark.parametrize("name", ["link_ca", "admin_token_file", "token_file"])
+def test_a_file_that_is_missing_is_named_before_vllm_serves(tmp_path: Path, name: str) -> None:
+    settings = read({"ssd": {"drafts": ["127.0.0.1:1"], name: str(tmp_path / "absent")}})
+    with pytest.raises(SettingsError, match="absent: No such file"):
+        settings.check_files()
 
 
 def test_the_network_may_protect_the_port() -> None:

@@ -9,6 +9,7 @@ from prometheus_client import REGISTRY
 from tests.pki import Authority, put
 
 from ssd.errors import SettingsError
+from ssd.observability.metrics import TLS_CERTIFICATE_EXPIRY
 from ssd.rpc.credentials import (
     AcceptedTokens,
     ClientCredentials,
@@ -128,6 +129,10 @@ def test_the_metric_has_the_end_of_the_certificate_that_is_in_use(tmp_path: Path
     files = replace(authority.files(tmp_path, "localhost"), ca="")
     server_credentials(files)
     assert days_left() == pytest.approx(1, abs=0.01)
+    stored = TLS_CERTIFICATE_EXPIRY.labels(role="server")._value.get()
+    assert stored == pytest.approx(datetime.now(UTC).timestamp() + 86_400, abs=60), (
+        "what a process writes whose metrics another one serves"
+    )
     authority.days = 90
     authority.files(tmp_path, "localhost")
     assert days_left() == pytest.approx(90, abs=0.01)

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import fields
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from tests.unit.ssd_operator.resources import (
@@ -17,7 +17,7 @@ from tests.unit.ssd_operator.resources import (
 )
 
 from ssd_operator.api.kubernetes_types import NetworkPeer
-from ssd_operator.api.security import Security
+from ssd_operator.api.security import Security, Tls
 from ssd_operator.api.spec import (
     DraftSpec,
     Object,
@@ -29,7 +29,7 @@ from ssd_operator.api.spec import (
 from ssd_operator.children.names import Component
 from ssd_operator.children.pods import engine_template, preflight_spec
 from ssd_operator.observe.pod_state import name_of
-from ssd_vllm.settings import PluginSettings
+from ssd_vllm.settings import PluginSettings, read
 
 LLAMA = SAMPLES["llama-3.1-70b-vllm"]
 OPERATOR = {
@@ -41,6 +41,11 @@ OPERATOR = {
 def vllm_demo(security: Security | None = None, **target: Any) -> Spec:
     wanted: dict[str, Any] = {"source": DEMO_TARGET, "engine": "vllm"} | target
     return cpu_demo(target=TargetSpec(**wanted), security=security)
+
+
+def secured(mode: Literal["Server", "Mutual"]) -> Security:
+    tls = Tls(mode=mode, target_secret_name="target-tls", draft_secret_name="draft-tls")
+    return Security(tls=tls, token_secret_name="tokens")
 
 
 def container_of(resource: Resource, component: Component = Component.TARGET) -> Object:
@@ -149,8 +154,54 @@ def test_clients_reach_the_api_of_vllm_and_only_the_operator_its_admin_port() ->
         assert (port["name"], port["port"], port["targetPort"]) == ("http", 8000, "http")
 
 
-def test_the_engine_of_the_target_changes_nothing_of_the_drafts() -> None:
-    ours, theirs = resource(cpu_demo()), resource(vllm_demo())
+@pytest.mark.parametrize("mode", ["Server", "Mutual"])
+def test_the_plugin_has_the_security_of_our_target(mode: Literal["Server", "Mutual"]) -> None:
+    security = secured(mode)
+    ours = container_of(resource(cpu_demo(security=security)))["env"]
+    values = {each["name"].removeprefix("SSD_TARGET_"): each.get("value") for each in ours}
+    words = ("TLS", "LINK", "TOKEN", "NAMES")
+    expected = {
+        name.lower(): value for name, value in values.items() if any(word in name for word in words)
+    }
+    plugin = plugin_of(resource(vllm_demo(security=security)))
+    assert {name: plugin.get(name) for name in expected} == expected
+    assert expected["admin_token_file"] == "/etc/ssd/tokens/admins"
+    assert expected["token_file"] == "/etc/ssd/tokens/clients"
+    assert ("admin_names" in expected) is ("tls_client_ca" in expected) is (mode == "Mutual")
+    read({"ssd": plugin}).check_drafts()
+
+
+def test_the_port_of_vllm_has_the_certificate_and_probes_use_it() -> None:
+    demo = resource(vllm_demo(security=secured("Server")))
+    found, container = arguments_of(demo), container_of(demo)
+    assert (found["ssl-certfile"], found["ssl-keyfile"]) == (
+        "/etc/ssd/tls/tls.crt",
+        "/etc/ssd/tls/tls.key",
+    )
+    assert {each["name"] for each in container["volumeMounts"]} >= {"ssd-tls", "ssd-tokens"}
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        get = {"path": "/health", "port": "http", "scheme": "HTTPS"}
+        assert container[probe]["httpGet"] == get
+    template = engine_template(demo, SETTINGS, Component.TARGET, 0)
+    assert template["metadata"]["annotations"] == {"ssd.dev/scheme": "https"}
+    (port,) = of_kind(demo, "Service")["demo"]["ports"]
+    assert port["appProtocol"] == "https"
+
+
+def test_tokens_alone_leave_the_port_of_vllm_in_plain_text() -> None:
+    demo = resource(vllm_demo(security=Security(token_secret_name="tokens")))
+    assert "ssl-certfile" not in arguments_of(demo)
+    assert plugin_of(demo)["token_file"] == "/etc/ssd/tokens/clients"
+    assert container_of(demo)["readinessProbe"]["httpGet"] == {"path": "/health", "port": "http"}
+    (port,) = of_kind(demo, "Service")["demo"]["ports"]
+    assert "appProtocol" not in port
+
+
+@pytest.mark.parametrize("is_secured", [False, True])
+def test_the_engine_of_the_target_changes_nothing_of_the_drafts(*, is_secured: bool) -> None:
+    security = secured("Mutual") if is_secured else None
+    ours = resource(cpu_demo(security=security))
+    theirs = resource(vllm_demo(security=security))
     assert deployments(ours, "draft") == deployments(theirs, "draft")
     for kind, name in (("NetworkPolicy", "demo-draft"), ("Service", "demo-draft-0")):
         assert of_kind(ours, kind)[name] == of_kind(theirs, kind)[name]

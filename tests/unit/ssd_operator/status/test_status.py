@@ -15,6 +15,7 @@ from tests.unit.ssd_operator.scenes import (
     unscheduled,
 )
 
+from ssd_operator.api.security import Security, Tls
 from ssd_operator.api.spec import Model, Object, Source, TargetSpec
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import to_text
@@ -275,6 +276,14 @@ def test_the_endpoint_of_vllm_is_its_openai_api() -> None:
     vllm = TargetSpec(source=Source(uri="demo://target"), engine="vllm")
     assert derive(Scene(spec={"target": vllm}))["endpoint"] == {
         "http": "http://demo.default.svc:8000/v1"
+    }
+
+
+def test_the_endpoint_of_vllm_with_a_certificate_is_https() -> None:
+    vllm = TargetSpec(source=Source(uri="demo://target"), engine="vllm")
+    security = Security(tls=Tls(target_secret_name="t", draft_secret_name="d"))
+    assert derive(Scene(spec={"target": vllm, "security": security}))["endpoint"] == {
+        "http": "https://demo.default.svc:8000/v1"
     }
 
 
