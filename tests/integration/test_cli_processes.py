@@ -11,7 +11,6 @@ import sys
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import psutil
 import pytest
 from openai import AsyncOpenAI
 from tests.pki import Authority, put
+from tests.served import serving
 
 import ssd
 from ssd.errors import SetupError
@@ -296,12 +296,8 @@ class Endless(generate_pb2_grpc.GenerateServiceServicer):
 
 @pytest.fixture
 async def endless() -> AsyncIterator[RpcServer]:
-    server = RpcServer("127.0.0.1", 0)
-    register = partial(generate_pb2_grpc.add_GenerateServiceServicer_to_server, Endless())
-    server.add("ssd.v1.GenerateService", register)
-    await server.start()
-    yield server
-    await server.stop(0)
+    async with serving(Endless()) as server:
+        yield server
 
 
 async def test_a_connection_lost_during_a_response_prints_one_line(endless: RpcServer) -> None:
