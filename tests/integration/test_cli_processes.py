@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from openai import AsyncOpenAI
+from tests.pairs import QUICK, target_of
 from tests.pki import Authority, put
 from tests.served import serving
 
@@ -32,7 +33,7 @@ from ssd.v1 import generate_pb2_grpc
 from ssd_cli import demo
 
 SERVICES = Path(ssd.__file__).parents[1]
-SHAPE = ("--dtype", "float32", "--lookahead", "3", "--branches", "8")
+SHAPE = ("--dtype", "float32", "--lookahead", "3", "--branches", "8", *QUICK)
 COMMAND = (sys.executable, "-m", "ssd_cli")
 OUTPUT_SECONDS = 240.0
 
@@ -166,9 +167,8 @@ async def test_a_prompt_from_standard_input_is_continued_and_the_summary_is_on_s
 async def test_a_text_without_a_draft_shows_its_seed_and_a_hint(
     pair: tuple[str, ...],
 ) -> None:
-    target = Deployment(target=pair[1], num_drafts=0, common_flags=SHAPE)
-    async with deployed(target) as running:
-        arguments = ("generate", "a = 1", "--endpoint", running.target.grpc_address)
+    async with target_of(pair[1], *SHAPE) as (target, _):
+        arguments = ("generate", "a = 1", "--endpoint", target.grpc_address)
         _, _, plain = await completed(*arguments, "--max-tokens", "30", "--temperature", "0")
         assert "hint" not in plain
         assert "seed" not in plain
@@ -360,13 +360,6 @@ async def test_a_refused_request_prints_one_line_and_exits_with_2(shared: str) -
 async def test_bench_uses_its_command_name_in_errors() -> None:
     refused = await completed("bench", "--widen-target", "3")
     assert_bad_input(refused, "(see: python -m ssd_cli bench --help)")
-
-
-async def test_a_folder_without_a_model_prints_one_line_and_exits_with_2(
-    pair: tuple[str, ...],
-) -> None:
-    refused = await completed("generate", "x", *pair, "--target", "/no/such/folder")
-    assert_bad_input(refused, "there is no such folder")
 
 
 def assert_bad_input(result: tuple[int, str, str], message: str) -> None:
