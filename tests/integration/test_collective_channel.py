@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from tests.integration.test_target_drafts import (
-    BY_DEFAULT,
     GAIN,
     SHAPE,
     draft,
@@ -28,7 +27,7 @@ from ssd.rpc.pool_codec import LinkStatus
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import Mode
 
-FLAGS = (*LONG_WAIT, *BY_DEFAULT, "--channel", "collective")
+FLAGS = (*LONG_WAIT, "--channel", "collective")
 MAX_SECONDS = 60.0
 LONGEST_LIFE_SECONDS = 1.5
 """A process is killed within this time: before, during or after the set-up of its channel."""
@@ -58,7 +57,7 @@ async def linked(
 ) -> AsyncIterator[tuple[ProcessUnderTest, ProcessUnderTest, TargetClient]]:
     """A target and its draft."""
     async with (
-        draft(folder, "0", *BY_DEFAULT) as draft_process,
+        draft(folder) as draft_process,
         target(folder, [draft_process], *FLAGS, *flags) as (process, client),
     ):
         yield process, draft_process, client
@@ -161,7 +160,7 @@ async def test_a_stopped_draft_is_lost_with_its_lease_and_joins_again_in_a_new_e
 
 
 async def test_a_link_uses_grpc_if_its_draft_cannot_set_up_the_channel(folder: Path) -> None:
-    shape = ("--model", str(folder), *SHAPE, *BY_DEFAULT, "--port", "0")
+    shape = ("--model", str(folder), *SHAPE, "--port", "0")
     async with running_code(WITHOUT_GLOO, *shape) as draft_process:
         await draft_process.until("ready")
         async with target(folder, [draft_process], *FLAGS) as (process, client):
@@ -188,10 +187,7 @@ async def test_drafts_killed_at_any_moment_change_no_token_and_leave_nothing(
             return (await only_link(client)).state == "active"
 
         for number in range(num_kills + 1):
-            async with (
-                draft(folder, str(port), *BY_DEFAULT) as victim,
-                asyncio.timeout(MAX_SECONDS),
-            ):
+            async with draft(folder, str(port)) as victim, asyncio.timeout(MAX_SECONDS):
                 if number in {0, num_kills}:
                     await until(is_active)
                     assert (await only_link(client)).channel == "collective"
