@@ -6,17 +6,16 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import grpc.aio
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
+from tests.served import serving
 
 from ssd.ports import SystemClock
 from ssd.rpc import codec
 from ssd.rpc.codec import GenerateCall, ModelInfo
-from ssd.rpc.server import RpcServer
 from ssd.types import FinishReason, GenerationChunk, Mode, SpeculationStatistics, Usage
 from ssd.v1 import generate_pb2, generate_pb2_grpc
 from ssd_gateway.gateway import Gateway
@@ -47,6 +46,20 @@ JSON_HEAD = (
     b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 )
 HELLO: Any = [{"role": "user", "content": "hello"}]
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a place.",
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"$ref": "#/$defs/Place"}},
+            "required": ["place"],
+            "$defs": {"Place": {"type": "string"}},
+        },
+    },
+}
+TIME: Any = {"type": "function", "function": {"name": "time"}}
 # Bodies of requests, most of which are not valid.
 SCALARS = st.one_of(
     st.none(),
@@ -146,15 +159,9 @@ class ScriptedTarget(generate_pb2_grpc.GenerateServiceServicer):
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator["ScriptedTarget"]:
-        server = RpcServer("127.0.0.1", 0)
-        register = partial(generate_pb2_grpc.add_GenerateServiceServicer_to_server, self)
-        server.add("ssd.v1.GenerateService", register)
-        await server.start()
-        self.address = f"127.0.0.1:{server.port}"
-        try:
+        async with serving(self) as server:
+            self.address = f"127.0.0.1:{server.port}"
             yield self
-        finally:
-            await server.stop(0.0)
 
 
 @dataclass

@@ -11,6 +11,8 @@ from ssd.rpc.client import TargetClient
 ANY_PORT = ("--port", "0", "--http-port", "0")
 LONG_WAIT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
 """Of a target: on a busy machine, no table is late."""
+QUICK = ("--engine", "torch")
+"""Of tests of links and processes: a tiny model is loaded in a tenth of the time of openvino."""
 
 
 @asynccontextmanager

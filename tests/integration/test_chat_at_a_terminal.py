@@ -6,16 +6,14 @@ import os
 import pty
 import sys
 import termios
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.processes import ROOT
+from tests.served import serving
 
 from ssd.rpc import codec
-from ssd.rpc.server import RpcServer
 from ssd.types import GenerationChunk
 from ssd.v1 import generate_pb2, generate_pb2_grpc
 
@@ -44,18 +42,6 @@ class Endless(generate_pb2_grpc.GenerateServiceServicer):
         return generate_pb2.GetModelInfoResponse(model="m", device="cpu")
 
 
-@asynccontextmanager
-async def serving(service: Endless) -> AsyncIterator[str]:
-    server = RpcServer("127.0.0.1", 0)
-    register = partial(generate_pb2_grpc.add_GenerateServiceServicer_to_server, service)
-    server.add("ssd.v1.GenerateService", register)
-    await server.start()
-    try:
-        yield f"127.0.0.1:{server.port}"
-    finally:
-        await server.stop(0)
-
-
 class Terminal:
     """A pseudo-terminal; the test types at it and reads its screen."""
 
@@ -80,7 +66,8 @@ class Terminal:
 
 async def test_ctrl_c_stops_an_answer_and_ctrl_d_ends_the_program(tmp_path: Path) -> None:
     service, (mine, theirs) = Endless(), pty.openpty()
-    async with serving(service) as address:
+    async with serving(service) as server:
+        address = f"127.0.0.1:{server.port}"
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "ssd_cli", "chat", "--endpoint", address),
             cwd=ROOT / "services",

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from tests.pairs import QUICK
 from tests.processes import ProcessUnderTest, completed, running
 
 from ssd.errors import FrameError, HandshakeError, LinkError
@@ -325,7 +326,7 @@ async def test_a_target_that_closes_its_link_leaves_no_session(
 
 
 async def test_a_draft_sends_draining_serves_its_sessions_and_exits_with_0(folder: Path) -> None:
-    async with serving(folder) as process:
+    async with serving(folder, *QUICK) as process:
         async with target(process, folder) as link:
             link.open(1)
             table = await link.table()
@@ -342,7 +343,7 @@ async def test_a_draft_sends_draining_serves_its_sessions_and_exits_with_0(folde
 
 
 async def test_a_drain_ends_at_its_limit_even_if_sessions_stay_open(folder: Path) -> None:
-    async with serving(folder, "--inject-step-ms", "100") as process:
+    async with serving(folder, "--inject-step-ms", "100", *QUICK) as process:
         async with target(process, folder) as link:
             asked_at = asyncio.get_running_loop().time()
             link.open(1)

@@ -5,9 +5,8 @@ import re
 import subprocess
 import sys
 
-from tests.processes import ROOT
-
-from ssd.runtime.launch import Deployment, deployed
+from tests.pairs import target_of
+from tests.processes import ROOT, running
 
 EXAMPLES = ROOT / "examples"
 LIMIT = ("--max-tokens", "16")
@@ -27,13 +26,16 @@ def run(name: str, *flags: str) -> str:
 
 
 async def test_the_clients_print_texts_of_a_running_target() -> None:
-    async with deployed(Deployment(gateway_port=0)) as running:
-        address = ("--address", running.target.grpc_address)
+    async with (
+        target_of("demo://target") as (target, _),
+        running("ssd_gateway", "--targets", target.grpc_address, "--port", "0") as gateway,
+    ):
+        await gateway.until("ready")
+        address = ("--address", target.grpc_address)
         printed = await asyncio.to_thread(run, "grpc_client.py", "import os", *address, *LIMIT)
         assert re.search(r"\n\d+ rounds, \d+ accepted tokens\n$", printed)
 
-        assert running.gateway is not None
-        base = ("--base-url", f"http://{running.gateway.http_address}/v1")
+        base = ("--base-url", f"http://{gateway.http_address}/v1")
         printed = await asyncio.to_thread(run, "openai_client.py", *base, *LIMIT)
         answer, _, completion = printed.partition("\n\ndef fib(n):")
         assert answer.strip()
@@ -41,7 +43,8 @@ async def test_the_clients_print_texts_of_a_running_target() -> None:
 
 
 def test_the_comparison_of_modes_finds_equal_texts() -> None:
-    printed = run("compare_modes.py", "--temperature", "1", *LIMIT)
+    small = ("--target", "demo://draft")
+    printed = run("compare_modes.py", "--temperature", "1", *small, *LIMIT)
     assert re.findall(r"^(\w+) .* tokens/s", printed, re.M) == ["AR", "SD", "SSD"]
     assert printed.endswith("identical: all 16 tokens\n")
 

@@ -8,23 +8,24 @@ import transformers
 
 import ssd
 from ssd.errors import SetupError
+from ssd.testing.tiny_folder import write_tiny_folder
 from ssd_bench.__main__ import main
+from ssd_bench.peers import measure as measuring
 from ssd_bench.peers.contenders import Contender
 from ssd_bench.peers.engines import Setup, engine
 from ssd_bench.peers.measure import Case, Row, measure
 from ssd_bench.peers.workers.wire import Batch
 
 
-def test_engines_of_two_environments_write_the_same_texts(tmp_path: Path) -> None:
+def test_engines_of_two_environments_write_the_same_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Speeds are not examined here, so no measurement waits for a quiet machine.
+    monkeypatch.setattr(measuring, "SETTLE_SAMPLES", 0)
+    model = str(write_tiny_folder(tmp_path / "model", seed=1, max_len=1024))
     small = (
-        "--batches",
-        "1,2",
-        "--repetitions",
-        "2",
-        "--prompt-tokens",
-        "16",
-        "--max-tokens",
-        "24",
+        *("--target", model, "--draft", model, "--batches", "1,2", "--repetitions", "2"),
+        *("--prompt-tokens", "16", "--max-tokens", "24"),
     )
     which = ("--peers", "ssd,transformers", "--threads", "1", "--lookaheads", "3")
     arguments = ["peers", *which, *small, "--environments", str(tmp_path), "--output"]

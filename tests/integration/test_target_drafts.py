@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.pairs import LONG_WAIT, draft_of, target_of
+from tests.pairs import LONG_WAIT, QUICK, draft_of, target_of
 from tests.processes import ProcessUnderTest
 
 from ssd.errors import FieldError
@@ -19,7 +19,8 @@ from ssd.rpc.codec import SpeculationChange
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import Mode, SamplingParams, SpeculationStatistics
 
-SHAPE = ("--dtype", "float32", "--lookahead", "3", "--branches", "8")
+SHAPE = ("--dtype", "float32", "--lookahead", "3", "--branches", "8", *QUICK)
+BY_DEFAULT = ("--engine", "auto")
 TARGET = (*SHAPE, "--max-num-seqs", "4", "--deterministic")
 MAX_LEN = 600
 WARM = SamplingParams(temperature=0.7, seed=2**63 + 5, max_tokens=150, ignore_eos=True)
@@ -49,13 +50,13 @@ def target(
 @pytest.fixture(scope="module")
 def twins(folder: Path) -> Iterator[tuple[ProcessUnderTest, ProcessUnderTest]]:
     """A target and its draft, linked, for tests that end neither."""
-    there = ("--pod-name", "demo-draft-0-x", "--node-name", "n1", "--cell", "0")
+    there = ("--pod-name", "demo-draft-0-x", "--node-name", "n1", "--cell", "0", *BY_DEFAULT)
     here = ("--pod-name", "demo-target-0-y", "--node-name", "n1", "--cell", "0")
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         try:
             twin = runner.run(stack.enter_async_context(draft(folder, "0", *there)))
-            started = target(folder, [twin], *LONG_WAIT, *here)
+            started = target(folder, [twin], *LONG_WAIT, *here, *BY_DEFAULT)
             process, _ = runner.run(stack.enter_async_context(started))
             yield process, twin
         finally:
@@ -165,8 +166,8 @@ async def test_a_target_and_a_draft_of_different_dtypes_generate_identical_token
     folder: Path, of_target: str, of_draft: str
 ) -> None:
     async with (
-        draft(folder, "0", "--dtype", of_draft, "--weights", "same") as twin,
-        target(folder, [twin], *LONG_WAIT, "--dtype", of_target) as (_, client),
+        draft(folder, "0", *BY_DEFAULT, "--dtype", of_draft, "--weights", "same") as twin,
+        target(folder, [twin], *LONG_WAIT, *BY_DEFAULT, "--dtype", of_target) as (_, client),
         DraftClient(twin.grpc_address) as admin,
     ):
         found = (await client.model_info()).dtype, (await admin.get_status()).dtype

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from tests.pairs import LONG_WAIT, draft_of, target_of
+from tests.pairs import LONG_WAIT, QUICK, draft_of, target_of
 from tests.processes import ProcessUnderTest
 
 from ssd.errors import DeadlineError, OverloadedError, RequestError
@@ -24,7 +24,7 @@ from ssd.v1 import generate_pb2_grpc
 MAX_LEN = 20_000
 SHAPE = (
     *("--dtype", "float32", "--lookahead", "3", "--branches", "8", "--max-model-len", str(MAX_LEN)),
-    *("--kv-cache-bytes", "64000000"),
+    *("--kv-cache-bytes", "64000000", *QUICK),
 )
 WAIT_SECONDS = 60.0
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)

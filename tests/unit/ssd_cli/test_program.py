@@ -44,3 +44,13 @@ def test_hints_name_the_program_as_it_was_typed(
     monkeypatch.setattr(sys, "argv", ["/some/ssd_cli/__main__.py"])
     assert run(["genrate"]) == 2
     assert "(see: python -m ssd_cli --help)" in capsys.readouterr().err
+
+
+def test_bench_has_the_name_of_its_command_in_errors(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/some/ssd_cli/__main__.py"])
+    assert run(["bench", "--widen-target", "3"]) == 2
+    output = capfd.readouterr()
+    assert (output.out, output.err.count("\n")) == ("", 1)
+    assert "(see: python -m ssd_cli bench --help)" in output.err

@@ -1,44 +1,12 @@
-"""The pages of the gateway: the playground and the documentation of the API."""
+"""Fields of the playground."""
 
-import re
 import shutil
 import subprocess
 
 import pytest
-from tests.gateway import ScriptedTarget, fronting, get
 from tests.processes import ROOT
 
 FIELDS = ROOT / "services" / "ssd_gateway" / "playground" / "fields.js"
-
-
-async def test_the_playground_loads_nothing_from_elsewhere() -> None:
-    async with fronting(ScriptedTarget()) as front:
-        status, headers, page = await get(front, "/")
-        assert status == 200
-        assert "default-src 'none'" in headers["content-security-policy"]
-        assert "access-control-allow-origin" not in headers
-        for path in ("style.css", "app.js", "fields.js", "lane.js", "stream.js"):
-            status, _, text = await get(front, f"/playground/{path}")
-            assert status == 200
-            assert "//cdn" not in text
-        assert 'src="/playground/app.js"' in page
-    async with fronting(ScriptedTarget(), playground=False) as front:
-        assert (await get(front, "/"))[0] == 404
-
-
-async def test_the_documentation_states_where_its_program_comes_from() -> None:
-    async with fronting(ScriptedTarget(), playground=False) as front:
-        status, headers, page = await get(front, "/docs")
-        assert status == 200
-        loaded = re.findall(r'(?:src|href)="(https:[^"]*)"', page)
-        (origin,) = {each.rpartition("/")[0] + "/" for each in loaded}
-        assert f"script-src 'self' {origin};" in headers["content-security-policy"]
-        # Other contents than those of this version are not run.
-        assert page.count('integrity="sha384-') == len(loaded) == 2
-        assert "from cdn.jsdelivr.net" in page
-        status, _, program = await get(front, "/docs/docs.js")
-        assert status == 200
-        assert 'url: "/openapi.json"' in program
 
 
 @pytest.mark.parametrize(

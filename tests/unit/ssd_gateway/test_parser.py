@@ -4,7 +4,6 @@ import json
 import threading
 
 import pytest
-from tests.gateway import ScriptedTarget, fronting, get
 
 from ssd.errors import FieldError, TooLargeError
 from ssd.rpc.codec import GenerateCall
@@ -59,13 +58,3 @@ async def test_fields_without_effect_are_bounded(value: object) -> None:
     body = json.dumps({"prompt": "x", "metadata": value}).encode()
     with pytest.raises(FieldError, match="metadata: has no effect, and has over"):
         await RequestParser().prepare(CompletionRequest, body, limits)
-
-
-async def test_a_body_beyond_the_longest_prompt_is_refused_before_it_is_read() -> None:
-    async with fronting(ScriptedTarget()) as front:
-        large = b'{"messages":"' + b"x" * (4 << 20) + b'"}'
-        status, _, text = await get(front, "/v1/chat/completions", large)
-        assert (status, "over the limit" in text) == (413, True)
-        many = b'{"messages":"x","metadata":[' + b"[]," * (1 << 18) + b"[]]}"
-        status, _, text = await get(front, "/v1/chat/completions", many)
-        assert (status, "values; send shorter" in text) == (413, True)

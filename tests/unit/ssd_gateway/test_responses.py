@@ -1,24 +1,15 @@
-"""Log-probabilities, rounds and counts of responses, with the official client."""
+"""What a response keeps."""
 
 import json
-import math
 import tracemalloc
-from collections.abc import AsyncGenerator
-from dataclasses import replace
-from typing import Any
 
-from tests.gateway import HELLO, ScriptedTarget, fronting, spells
-
-from ssd.rpc.codec import GenerateCall
 from ssd.types import (
-    FinishReason,
     GenerationChunk,
     LookupResult,
     PositionLogprobs,
     Round,
     TokenLogprob,
     TokenText,
-    Usage,
 )
 from ssd_gateway.responses import Assembly, CompletionFormat, Head
 from ssd_gateway.schemas import CompletionRequest, parse
@@ -51,169 +42,3 @@ def test_a_stream_keeps_nothing_that_it_has_sent() -> None:
     finally:
         tracemalloc.stop()
     assert kept < 200 * 40
-
-
-async def test_rounds_and_statistics_are_returned_on_request() -> None:
-    reported = Round(
-        (TokenText(1, "b"), TokenText(2, "x")),
-        1,
-        (TokenText(1, "b"), TokenText(3, "c")),
-        LookupResult.HIT,
-    )
-
-    async def reports(call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
-        yield GenerationChunk(token_ids=(1, 3), text="bc", seed=2**64 - 1, rounds=(reported,))
-        async for chunk in spells(call, ("d",)):
-            yield chunk
-
-    async with fronting(ScriptedTarget(reports)) as front, front.client() as client:
-        more = {"report_rounds": True}
-        whole = await client.completions.create(model="demo", prompt="a", extra_body=more)
-        plain = await client.completions.create(model="demo", prompt="a")
-        stream = await client.completions.create(
-            model="demo", prompt="a", stream=True, extra_body=more
-        )
-        parts = [(chunk.model_extra or {}).get("ssd", {}) async for chunk in stream]
-    shown = {"proposed": ["b", "x"], "accepted": 1, "added": ["b", "c"], "lookup": "hit"}
-    extended: Any = (whole.model_extra or {})["ssd"]
-    assert extended["rounds"] == parts[0]["rounds"] == [shown]
-    assert parts[0]["seed"] == str(2**64 - 1)
-    assert extended["statistics"]["rounds"] == parts[-1]["statistics"]["rounds"] == 3
-    assert "ssd" not in (plain.model_extra or {})
-
-
-async def test_n_continuations_have_log_probabilities_of_their_own() -> None:
-    def position(text: str, logprob: float) -> PositionLogprobs:
-        top = (TokenLogprob(5, -0.5, "é"), TokenLogprob(6, -math.inf, "z"))
-        return PositionLogprobs(TokenLogprob(1, logprob, text), top)
-
-    async def weighs(call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
-        found = 0
-        async for chunk in spells(call):
-            found += 1
-            yield replace(chunk, logprobs=(position(chunk.text, -float(found)),))
-
-    async with fronting(ScriptedTarget(weighs)) as front, front.client() as client:
-        chat = await client.chat.completions.create(
-            model="demo", messages=HELLO, n=2, logprobs=True, top_logprobs=2
-        )
-        text = await client.completions.create(model="demo", prompt="x", n=2, logprobs=2)
-        stream = await client.completions.create(
-            model="demo", prompt="x", n=2, logprobs=2, stream=True
-        )
-        parts = [part.choices[0] async for part in stream]
-    assert [choice.index for choice in chat.choices] == [0, 1]
-    assert chat.usage is not None
-    assert (chat.usage.prompt_tokens, chat.usage.completion_tokens) == (5, 6)
-    found = chat.choices[1].logprobs
-    assert found is not None
-    assert found.content is not None
-    assert [each.logprob for each in found.content] == [-4.0, -5.0, -6.0]
-    assert found.content[0].token == "a "
-    assert found.content[0].bytes == [97, 32]
-    assert [each.logprob for each in found.content[0].top_logprobs] == [-0.5, -9999.0]
-    assert found.content[0].top_logprobs[0].bytes == [0xC3, 0xA9]
-    shown = text.choices[0].logprobs
-    assert shown is not None
-    assert shown.tokens == ["a ", "b ", "c"]
-    assert shown.text_offset == [0, 2, 4]
-    assert shown.top_logprobs == [{"é": -0.5, "z": -9999.0}] * 3
-    offsets = [part.logprobs.text_offset for part in parts if part.index == 1 and part.logprobs]
-    assert offsets == [[0], [2], [4]]
-
-
-async def test_offsets_of_a_stream_are_those_of_a_whole_response() -> None:
-    async def lags(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
-        texts = ["", "a ", "b c"]
-        for number, (word, text) in enumerate(zip(("a ", "b ", "c"), texts, strict=True)):
-            yield GenerationChunk(
-                token_ids=(number,),
-                text=text,
-                logprobs=(PositionLogprobs(TokenLogprob(number, -1.0, word)),),
-                finish_reason=FinishReason.LENGTH if number == 2 else None,
-            )
-
-    asked: Any = {"model": "demo", "prompt": "x", "logprobs": 1}
-    async with fronting(ScriptedTarget(lags)) as front, front.client() as client:
-        whole = (await client.completions.create(**asked)).choices[0]
-        stream = await client.completions.create(stream=True, **asked)
-        parts = [part.choices[0].logprobs async for part in stream]
-    assert whole.text == "a b c"
-    assert whole.logprobs is not None
-    assert whole.logprobs.text_offset == [0, 2, 4]
-    assert [each.text_offset for each in parts if each] == [[0], [2], [4]]
-
-
-async def test_tokens_that_are_parts_of_a_character_have_their_bytes() -> None:
-    async def splits(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
-        tokens = [TokenLogprob(n, -1.0, "\ufffd", bytes([b])) for n, b in enumerate("é".encode())]
-        tokens.append(TokenLogprob(9, -1.0, "日"))
-        yield GenerationChunk(
-            token_ids=(0, 1, 9),
-            text="é日",
-            logprobs=tuple(PositionLogprobs(each, (*tokens,)) for each in tokens),
-            finish_reason=FinishReason.LENGTH,
-        )
-
-    async with fronting(ScriptedTarget(splits)) as front, front.client() as client:
-        chat = await client.chat.completions.create(
-            model="demo", messages=HELLO, logprobs=True, top_logprobs=3
-        )
-        text = await client.completions.create(model="demo", prompt="x", logprobs=3)
-    found = chat.choices[0].logprobs
-    assert found is not None
-    assert found.content is not None
-    assert b"".join(bytes(each.bytes or ()) for each in found.content) == "é日".encode()
-    shown = text.choices[0].logprobs
-    assert shown is not None
-    assert shown.tokens == ["bytes:\\xc3", "bytes:\\xa9", "日"]
-    assert shown.text_offset == [0, 1, 1]
-    assert shown.top_logprobs == [dict.fromkeys(shown.tokens, -1.0)] * 3
-
-
-async def test_cached_tokens_are_those_that_all_continuations_of_a_prompt_had() -> None:
-    async def shares(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
-        for choice, cached in enumerate((0, 4)):
-            usage = Usage(prompt_tokens=5, completion_tokens=1, cached_tokens=cached)
-            yield GenerationChunk(
-                token_ids=(1,), choice=choice, finish_reason=FinishReason.LENGTH, usage=usage
-            )
-
-    async with fronting(ScriptedTarget(shares)) as front, front.client() as client:
-        answer = await client.completions.create(model="demo", prompt="x", n=2)
-    assert answer.usage is not None
-    assert answer.usage.prompt_tokens_details is not None
-    assert answer.usage.prompt_tokens_details.cached_tokens == 0
-
-
-async def test_each_object_of_a_stream_has_the_token_counts_so_far_on_request() -> None:
-    async def counts(call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
-        async for chunk in spells(call):
-            first = chunk.token_ids == (0,)
-            if first and call.sampling.echo:
-                yield GenerationChunk(token_ids=(7,) * 5, text="p", prompt_tokens=5)
-                first = False
-            yield replace(chunk, prompt_tokens=5 if first else 0)
-
-    options: Any = {"include_usage": True, "continuous_usage_stats": True}
-    async with fronting(ScriptedTarget(counts)) as front, front.client() as client:
-        chat = await client.chat.completions.create(
-            model="demo", messages=HELLO, stream=True, stream_options=options
-        )
-        of_chat = [chunk.usage async for chunk in chat]
-        text = await client.completions.create(
-            model="demo", prompt="p", echo=True, stream=True, stream_options=options
-        )
-        of_text = [chunk.usage async for chunk in text]
-        alone = await client.completions.create(
-            model="demo",
-            prompt="p",
-            stream=True,
-            stream_options=options | {"include_usage": False},
-        )
-        assert [chunk.usage async for chunk in alone] == [None] * 3
-    # The role, or the echo; three tokens; the counts of all continuations.
-    for found in (of_chat, of_text):
-        assert [each and each.completion_tokens for each in found] == [0, 1, 2, 3, 3]
-        assert [each and each.prompt_tokens for each in found] == [5] * 5
-        assert [each and each.total_tokens for each in found] == [5, 6, 7, 8, 8]

@@ -11,7 +11,6 @@ import pytest
 
 from ssd.errors import AddressError
 from ssd.rpc.http import MAX_CONNECTIONS, ProbeServer, _Server
-from ssd.rpc.server import RpcServer
 
 
 class Process:
@@ -187,15 +186,3 @@ def test_one_ipv6_address_can_be_listened_on() -> None:
         address = rf"\[::1\]:{server.port}"
         with pytest.raises(AddressError, match=address), serving("::1", server.port):
             pass
-
-
-@has_ipv6
-@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-async def test_grpc_listens_on_both_address_families(host: str) -> None:
-    server = RpcServer(host, 0)
-    await server.start()
-    try:
-        for each in ("127.0.0.1", "::1"):
-            socket.create_connection((each, server.port), 5).close()
-    finally:
-        await server.stop()

@@ -1,5 +1,4 @@
 import base64
-from functools import partial
 from urllib.parse import quote
 
 import grpc
@@ -28,15 +27,12 @@ from ssd.errors import (
     UnknownModelError,
     UnsupportedError,
 )
-from ssd.rpc.client import TargetClient
-from ssd.rpc.server import RpcServer
 from ssd.rpc.status import (
     from_rpc_error,
     rule_of,
     status_and_trailers,
     to_status,
 )
-from ssd.v1 import generate_pb2_grpc
 
 Code = grpc.StatusCode
 TABLE: list[tuple[Exception, grpc.StatusCode, int]] = [
@@ -248,22 +244,3 @@ def test_a_message_is_cut_between_characters(character: str) -> None:
     for shift in range(len(character.encode())):
         status = to_status(RequestError("x" * shift + character * 5000))
         assert set(status.message) == {"x", character} - ({"x"} if shift == 0 else set())
-
-
-async def test_a_cut_error_keeps_its_class() -> None:
-    async def refuse(_request: object, _context: object) -> None:
-        raise FieldError("text", "😀" * 100_000)
-
-    class Servicer(generate_pb2_grpc.GenerateServiceServicer):
-        Tokenize = staticmethod(refuse)
-
-    server = RpcServer("127.0.0.1", 0)
-    register = partial(generate_pb2_grpc.add_GenerateServiceServicer_to_server, Servicer())
-    server.add("ssd.v1.GenerateService", register)
-    await server.start()
-    async with TargetClient(f"127.0.0.1:{server.port}") as client:
-        with pytest.raises(FieldError) as caught:
-            await client.tokenize("x")
-    await server.stop(0)
-    assert caught.value.field == "text"
-    assert set(caught.value.description) == {"😀"}

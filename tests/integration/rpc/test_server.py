@@ -1,11 +1,12 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any
 
 import grpc.aio
 import pytest
+from tests.served import serving
+from tests.unit.ssd.rpc.test_http import has_ipv6
 
 from ssd.errors import (
     AddressError,
@@ -60,12 +61,8 @@ async def servicer() -> Servicer:
 
 @pytest.fixture
 async def server(servicer: Servicer) -> AsyncIterator[RpcServer]:
-    running = RpcServer("127.0.0.1", 0, reflection=True)
-    register = generate_pb2_grpc.add_GenerateServiceServicer_to_server
-    running.add(SERVICE, partial(register, servicer))
-    await running.start()
-    yield running
-    await running.stop(0)
+    async with serving(servicer, reflection=True) as running:
+        yield running
 
 
 @pytest.fixture
@@ -86,6 +83,14 @@ async def test_the_client_raises_the_error_of_the_server(
     assert caught.value.retry_after_seconds == 2.5
     servicer.error = None
     assert await client.tokenize("xyz") == (3,)
+
+
+async def test_a_cut_error_keeps_its_class(servicer: Servicer, client: TargetClient) -> None:
+    servicer.error = FieldError("text", "😀" * 100_000)
+    with pytest.raises(FieldError) as caught:
+        await client.tokenize("x")
+    assert caught.value.field == "text"
+    assert set(caught.value.description) == {"😀"}
 
 
 async def test_an_internal_error_logs_its_stack_and_returns_only_the_request_id(
@@ -210,11 +215,10 @@ async def first_error(client: TargetClient) -> SSDError:
 async def test_a_call_during_a_stop_is_a_not_ready_error() -> None:
     # gRPC cancels calls that have not started: in most of ten rounds.
     for _ in range(10):
-        server = RpcServer("127.0.0.1", 0)
-        register = generate_pb2_grpc.add_GenerateServiceServicer_to_server
-        server.add(SERVICE, partial(register, Servicer()))
-        await server.start()
-        async with TargetClient(f"127.0.0.1:{server.port}") as client:
+        async with (
+            serving(Servicer()) as server,
+            TargetClient(f"127.0.0.1:{server.port}") as client,
+        ):
             tasks = [asyncio.create_task(first_error(client)) for _ in range(8)]
             for _ in range(20):
                 await client.tokenize("x")
@@ -230,29 +234,34 @@ async def test_a_connection_without_a_handshake_is_closed(
     assert name in dict(rpc_server.OPTIONS)
     options = dict(rpc_server.OPTIONS) | {name: 100}
     monkeypatch.setattr(rpc_server, "OPTIONS", tuple(options.items()))
-    server = RpcServer("127.0.0.1", 0)
-    await server.start()
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    async with asyncio.timeout(60):
+    async with serving() as server, asyncio.timeout(60):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         while await reader.read(1 << 16):
             pass
-    writer.close()
-    await server.stop(0)
+        writer.close()
 
 
 async def test_connections_over_the_limit_are_closed_and_the_others_are_served(
     servicer: Servicer,
 ) -> None:
-    server = RpcServer("127.0.0.1", 0, limits=ServerLimits(connections=2))
-    register = generate_pb2_grpc.add_GenerateServiceServicer_to_server
-    server.add(SERVICE, partial(register, servicer))
+    async with serving(servicer, limits=ServerLimits(connections=2)) as server:
+        clients = [TargetClient(f"127.0.0.1:{server.port}", ready_seconds=0) for _ in range(3)]
+        for client in clients[:2]:
+            assert await client.tokenize("x") == (1,)
+        with pytest.raises(NotReadyError):
+            await clients[2].tokenize("x")
+        assert await clients[0].tokenize("x") == (1,)
+        for client in clients:
+            await client.close()
+
+
+@has_ipv6
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+async def test_grpc_listens_on_both_address_families(host: str) -> None:
+    server = RpcServer(host, 0)
     await server.start()
-    clients = [TargetClient(f"127.0.0.1:{server.port}", ready_seconds=0) for _ in range(3)]
-    for client in clients[:2]:
-        assert await client.tokenize("x") == (1,)
-    with pytest.raises(NotReadyError):
-        await clients[2].tokenize("x")
-    assert await clients[0].tokenize("x") == (1,)
-    for client in clients:
-        await client.close()
-    await server.stop(0)
+    try:
+        for each in ("127.0.0.1", "::1"):
+            socket.create_connection((each, server.port), 5).close()
+    finally:
+        await server.stop()

@@ -1,31 +1,22 @@
 """A conversation at the command line, with a real client and a scripted service."""
 
 import asyncio
-import os
 import signal
 from collections.abc import AsyncIterator, Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
-from prompt_toolkit.application import create_app_session
-from prompt_toolkit.input import PipeInput, create_pipe_input
-from prompt_toolkit.output import DummyOutput
+from tests.served import serving
 
 from ssd.errors import ContextLengthError, RequestError
 from ssd.rpc import codec
 from ssd.rpc.client import TargetClient
-from ssd.rpc.server import RpcServer
 from ssd.runtime.launch import Deployment
 from ssd.types import FinishReason, GenerationChunk, Mode, SpeculationStatistics, Usage
 from ssd.v1 import generate_pb2, generate_pb2_grpc
-from ssd_cli import line_input
 from ssd_cli.chat import Chat, ChatSettings, CommandError, chat
 from ssd_cli.display import write
 from ssd_cli.generate import GenerateOptions
-from ssd_cli.line_input import PipedLines, open_lines
-from ssd_cli.terminal_lines import HISTORY, TerminalLines
 
 MAX_SECONDS = 60.0
 SETTINGS = ChatSettings(temperature=0.0)
@@ -86,12 +77,8 @@ async def service() -> Scripted:
 
 @pytest.fixture
 async def endpoint(service: Scripted) -> AsyncIterator[str]:
-    server = RpcServer("127.0.0.1", 0)
-    register = partial(generate_pb2_grpc.add_GenerateServiceServicer_to_server, service)
-    server.add("ssd.v1.GenerateService", register)
-    await server.start()
-    yield f"127.0.0.1:{server.port}"
-    await server.stop(0)
+    async with serving(service) as server:
+        yield f"127.0.0.1:{server.port}"
 
 
 @pytest.fixture
@@ -270,67 +257,3 @@ async def test_a_chat_that_is_cancelled_cancels_its_answer(
         with pytest.raises(asyncio.CancelledError):
             await running
         await service.cancelled.wait()
-
-
-async def lines_of(*blocks: bytes) -> list[str]:
-    reading, writing = os.pipe()
-    for block in blocks:
-        os.write(writing, block)
-    os.close(writing)
-    lines = open_lines(reading)
-    assert isinstance(lines, PipedLines)
-    found = []
-    try:
-        while (line := await lines.read()) is not None:
-            found.append(line)
-    finally:
-        os.close(reading)
-    return found
-
-
-async def test_piped_lines_end_with_the_input() -> None:
-    assert await lines_of(b"a\nGr\xc3\xbc", b"\xc3\x9fe\r\n\nlast") == ["a", "Grüße", "", "last"]
-    assert await lines_of() == []
-
-
-async def test_piped_input_that_is_no_text_or_too_long_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with pytest.raises(RequestError, match="not UTF-8"):
-        await lines_of(b"\xff\n")
-    monkeypatch.setattr(line_input, "MAX_LINE_BYTES", 10)
-    with pytest.raises(RequestError, match="more than 10 bytes"):
-        await lines_of(b"x" * 11)
-
-
-async def typed(home: Path, *keys: str) -> list[str]:
-    """Lines of a person who types these keys, up to the end of the input."""
-
-    def make(source: PipeInput) -> TerminalLines:
-        source.send_text("".join(keys))
-        return TerminalLines(home)
-
-    with create_pipe_input() as source, create_app_session(source, DummyOutput()):
-        lines, found = make(source), []
-        async with asyncio.timeout(MAX_SECONDS):
-            while (line := await lines.read()) is not None:
-                found.append(line)
-        return found
-
-
-async def test_a_line_is_edited_and_ctrl_c_clears_it_and_ctrl_d_ends(tmp_path: Path) -> None:
-    assert await typed(tmp_path, "helpo\x7f\x1b[D\x01>\r", "wrong\x03", "next\r", "\x04") == [
-        ">help",
-        "next",
-    ]
-
-
-async def test_history_is_kept_for_the_next_program_and_only_for_its_owner(tmp_path: Path) -> None:
-    await typed(tmp_path, "first\r", "\x04")
-    assert (tmp_path / HISTORY).stat().st_mode & 0o777 == 0o600
-    assert await typed(tmp_path, "\x1b[A\r", "\x04") == ["first"]
-
-
-async def test_a_home_that_cannot_be_written_costs_only_the_history(tmp_path: Path) -> None:
-    (tmp_path / ".local").write_text("a file, not a folder")
-    assert await typed(tmp_path, "first\r", "second\r", "\x04") == ["first", "second"]

@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.pki import Authority, put
+from tests.served import serving
 
 from ssd import addresses
 from ssd.errors import FrameError, HandshakeError, LinkError
@@ -30,7 +30,6 @@ from ssd.ports import SystemClock
 from ssd.rpc.access import OPEN, Access, Role, Security
 from ssd.rpc.credentials import AcceptedTokens, ClientCredentials
 from ssd.rpc.link import LinkCall, LinkServerCall
-from ssd.rpc.server import RpcServer
 from ssd.types import WIRE_VERSION, Heartbeat, Hello, LinkSettings, Welcome
 from ssd.v1 import speculation_pb2_grpc
 
@@ -111,15 +110,9 @@ class FixedAnswers:
 
 @contextlib.asynccontextmanager
 async def echo_draft(security: Security = OPEN) -> AsyncIterator[tuple[EchoDraft, int]]:
-    server = RpcServer("127.0.0.1", 0, security=security)
     draft = EchoDraft()
-    register = partial(speculation_pb2_grpc.add_SpeculationServiceServicer_to_server, draft)
-    server.add("ssd.v1.SpeculationService", register)
-    await server.start()
-    try:
+    async with serving(draft, security=security) as server:
         yield draft, server.port
-    finally:
-        await server.stop(0.0)
 
 
 @contextlib.asynccontextmanager
@@ -369,20 +362,12 @@ class RefusingDraft(speculation_pb2_grpc.SpeculationServiceServicer):
 
 @pytest.mark.usefixtures("fast")
 async def test_a_policy_that_the_draft_does_not_support_is_reported_with_its_field() -> None:
-    server = RpcServer("127.0.0.1", 0)
-    register = partial(
-        speculation_pb2_grpc.add_SpeculationServiceServicer_to_server, RefusingDraft()
-    )
-    server.add("ssd.v1.SpeculationService", register)
-    await server.start()
     pool = WatchedPool()
-    drafts = LinkDialer(pool, (f"127.0.0.1:{server.port}",), HELLO, LinkSettings())
-    try:
+    async with serving(RefusingDraft()) as server:
+        drafts = LinkDialer(pool, (f"127.0.0.1:{server.port}",), HELLO, LinkSettings())
         async with running(pool, drafts), asyncio.timeout(MAX_SECONDS):
             refused = await anext(refusals(drafts))
             assert refused.reason == "fan_out_policy: this draft has no such policy"
-    finally:
-        await server.stop(0.0)
 
 
 async def test_a_link_needs_the_credentials_that_its_draft_accepts(tmp_path: Path) -> None:

@@ -17,9 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import NoOpTracerProvider, SpanKind
 
 from ssd.engine.target_runner import TargetRunner
-from ssd.errors import SettingsError
 from ssd.observability.log import JsonFormatter
-from ssd.observability.tracing import check_endpoint, exported_spans
 from ssd.rpc.server import RpcServer
 from ssd.testing.clock import FakeClock
 from ssd.testing.tokenizer import ByteTokenizer
@@ -260,17 +258,3 @@ async def test_the_log_line_of_a_request_has_its_id_and_times_and_no_text(
     assert line["labels"] == {"team": "blue"}
     assert "trace_id" not in line
     assert SECRET not in json.dumps(lines)
-
-
-@pytest.mark.parametrize("endpoint", ["collector:4317", "ftp://collector:4317", "http://"])
-def test_an_endpoint_has_a_scheme_and_a_place(endpoint: str) -> None:
-    with pytest.raises(SettingsError, match="http://host:port"):
-        check_endpoint(endpoint)
-
-
-async def test_the_sdk_is_imported_only_with_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    async with exported_spans("", "ssd-target", "pod") as provider:
-        assert not provider.get_tracer("t").start_span("s").is_recording()
-    with pytest.raises(SettingsError, match=r"ssd-serving\[otel\]"):
-        check_endpoint("http://collector:4317")

@@ -4,10 +4,10 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import pytest
+from tests import served
 
 from ssd.errors import (
     CancelledError,
@@ -97,14 +97,8 @@ async def target() -> Target:
 @asynccontextmanager
 async def serving(target: Target, port: int = 0) -> AsyncIterator[str]:
     """Address of a server that has only the services of this test."""
-    server = RpcServer("127.0.0.1", port)
-    register = partial(generate_pb2_grpc.add_GenerateServiceServicer_to_server, target)
-    server.add("ssd.v1.GenerateService", register)
-    await server.start()
-    try:
+    async with served.serving(target, port=port) as server:
         yield f"127.0.0.1:{server.port}"
-    finally:
-        await server.stop(0)
 
 
 async def text_of(client: TargetClient, prompt: str, timeout_seconds: float | None = None) -> str:
@@ -114,25 +108,9 @@ async def text_of(client: TargetClient, prompt: str, timeout_seconds: float | No
 
 @pytest.fixture
 async def endpoint(target: Target) -> AsyncIterator[str]:
-    server = RpcServer("127.0.0.1", 0)
-    server.add(
-        "ssd.v1.GenerateService",
-        partial(generate_pb2_grpc.add_GenerateServiceServicer_to_server, target),
-    )
-    server.add(
-        "ssd.v1.SpeculationService",
-        partial(speculation_pb2_grpc.add_SpeculationServiceServicer_to_server, Draft()),
-    )
-    server.add(
-        "ssd.v1.AdminService",
-        partial(
-            admin_pb2_grpc.add_AdminServiceServicer_to_server, admin_pb2_grpc.AdminServiceServicer()
-        ),
-    )
-    server.set_serving(True)
-    await server.start()
-    yield f"127.0.0.1:{server.port}"
-    await server.stop(0)
+    async with served.serving(target, Draft(), admin_pb2_grpc.AdminServiceServicer()) as server:
+        server.set_serving(True)
+        yield f"127.0.0.1:{server.port}"
 
 
 @pytest.fixture

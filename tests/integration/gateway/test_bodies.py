@@ -1,0 +1,71 @@
+"""Bodies of requests: shares of clients, and how fast a body must arrive."""
+
+import asyncio
+import hashlib
+from pathlib import Path
+
+import openai
+import pytest
+from tests.gateway import JSON_HEAD, ScriptedTarget, endless, fronting, get
+
+from ssd_gateway import body
+
+
+async def test_the_prompts_of_a_client_in_progress_are_limited_and_metadata_is_not_held() -> None:
+    limits = {"max_body_bytes": 2048, "max_total_body_bytes": 4096}
+    async with fronting(ScriptedTarget(endless), **limits) as front, front.client() as client:
+        for _ in range(2):
+            held = [
+                await client.completions.create(
+                    model="demo", prompt="x", stream=True, extra_body={"metadata": "y" * 1200}
+                )
+                for _ in range(4)
+            ]
+            held.append(
+                await client.completions.create(model="demo", prompt="x" * 1200, stream=True)
+            )
+            with pytest.raises(openai.RateLimitError, match="max_total_body_bytes"):
+                await client.completions.create(model="demo", prompt="x" * 1200)
+            with pytest.raises(openai.RateLimitError, match="max_total_body_bytes"):
+                await client.chat.completions.create(
+                    model="demo", messages=[{"role": "user", "content": "x" * 1200}]
+                )
+            for stream in held:
+                await stream.close()
+            async with asyncio.timeout(10):
+                while "ssd_gateway_running_requests 0.0" not in (await get(front, "/metrics"))[2]:
+                    pass
+
+
+async def test_bodies_that_do_not_end_deny_the_gateway_to_no_other_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body, "PART_SECONDS", 0.5)
+    keys = tmp_path / "keys"
+    keys.write_text(
+        "".join(f"{key}:{hashlib.sha256(key.encode()).hexdigest()}\n" for key in ("a", "b"))
+    )
+    limits = {"max_body_bytes": 2048, "max_total_body_bytes": 4096, "api_keys_file": str(keys)}
+    async with fronting(ScriptedTarget(), **limits) as front, front.client("b") as client:
+        head = JSON_HEAD + b"authorization: Bearer a\r\ncontent-length: 2048\r\n\r\n"
+        slow = [await asyncio.open_connection("127.0.0.1", front.gateway.port) for _ in range(2)]
+        for _, writer in slow:
+            writer.write(head + b" " * 2047)
+        # The second one passes the part of the client.
+        refused = await asyncio.wait_for(slow[1][0].read(12), 10)
+        answer = await client.completions.create(model="demo", prompt="x" * 500)
+        assert answer.choices[0].text == "a b c"
+        assert refused == b"HTTP/1.1 429"
+        assert await asyncio.wait_for(slow[0][0].read(12), 10) == b"HTTP/1.1 408"
+        for _, writer in slow:
+            writer.close()
+
+
+async def test_a_body_beyond_the_longest_prompt_is_refused_before_it_is_read() -> None:
+    async with fronting(ScriptedTarget()) as front:
+        large = b'{"messages":"' + b"x" * (4 << 20) + b'"}'
+        status, _, text = await get(front, "/v1/chat/completions", large)
+        assert (status, "over the limit" in text) == (413, True)
+        many = b'{"messages":"x","metadata":[' + b"[]," * (1 << 18) + b"[]]}"
+        status, _, text = await get(front, "/v1/chat/completions", many)
+        assert (status, "values; send shorter" in text) == (413, True)

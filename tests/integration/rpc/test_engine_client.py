@@ -1,0 +1,99 @@
+"""Reports of targets, as a pass reads them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.pki import Authority, put
+from tests.served import serving
+
+from ssd.rpc.credentials import ClientCredentials
+from ssd.rpc.security import security_of
+from ssd.v1 import admin_pb2, admin_pb2_grpc
+from ssd_operator.observe.cluster import Key
+from ssd_operator.observe.pod_state import Address
+from ssd_operator.runtime import engine_client
+from ssd_operator.runtime.engine_client import EngineClients
+from ssd_operator.runtime.engine_credentials import EngineCredentials
+from ssd_target.settings import TargetSettings
+
+KEY = ("team-a", "demo")
+TOKEN = "token-of-the-operator"
+
+
+class Admin(admin_pb2_grpc.AdminServiceServicer):
+    """Reports once; notes what callers presented."""
+
+    def __init__(self) -> None:
+        self.presented: list[object] = []
+        self.called = asyncio.Event()
+
+    async def WatchPool(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.presented.append(dict(context.invocation_metadata()).get("authorization"))
+        self.called.set()
+        yield admin_pb2.WatchPoolResponse()
+
+
+class NotedCredentials(EngineCredentials):
+    """Notes that a call has its credentials."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder)
+        self.used = asyncio.Event()
+
+    def of(self, key: Key, service: str, address: Address) -> ClientCredentials:
+        self.used.set()
+        return super().of(key, service, address)
+
+
+@asynccontextmanager
+async def followed(
+    monkeypatch: pytest.MonkeyPatch, settings: TargetSettings
+) -> AsyncIterator[Admin]:
+    admin = Admin()
+    async with serving(admin, security=security_of(settings, "target")) as server:
+        server.set_serving(True)
+        monkeypatch.setattr(engine_client, "TARGET_PORT", server.port)
+        monkeypatch.setattr(engine_client, "RETRY_SECONDS", 0.01)
+        yield admin
+
+
+async def test_a_target_without_tls_receives_no_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Authority().files(tmp_path, "spiffe://ssd/ns/ssd/sa/ssd-operator")
+    put(tmp_path / "token", TOKEN)
+    clients = EngineClients(lambda: 0.0, lambda key: None, EngineCredentials(str(tmp_path)))
+    async with followed(monkeypatch, TargetSettings()) as admin, asyncio.timeout(10):
+        clients.follow(KEY, {"pod": Address("127.0.0.1", has_tokens=True)}, {"pod"})
+        await admin.called.wait()
+        await clients.close()
+    assert set(admin.presented) == {None}
+
+
+async def test_files_that_are_added_while_a_target_is_unreachable_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority()
+    files = authority.files(tmp_path / "target", "demo.team-a.svc")
+    settings = TargetSettings(
+        tls_certificate=files.certificate,
+        tls_key=files.key,
+        token_file=put(tmp_path / "admins", TOKEN),
+    )
+    folder = tmp_path / "operator"
+    folder.mkdir()
+    has_report = asyncio.Event()
+    credentials = NotedCredentials(str(folder))
+    clients = EngineClients(lambda: 0.0, lambda key: has_report.set(), credentials)
+    async with followed(monkeypatch, settings) as admin, asyncio.timeout(10):
+        clients.follow(KEY, {"pod": Address("127.0.0.1", is_tls=True, has_tokens=True)}, {"pod"})
+        await credentials.used.wait()
+        put(folder / "token", TOKEN)
+        put(folder / "ca.crt", authority.pem)
+        await has_report.wait()
+        await clients.close()
+    assert set(admin.presented) == {f"Bearer {TOKEN}"}

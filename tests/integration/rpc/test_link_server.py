@@ -1,0 +1,251 @@
+"""The draft's end of links over real gRPC; no step thread reads the inbox."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from ssd.engine.config import EngineConfig
+from ssd.errors import FrameError, HandshakeError, LinkError
+from ssd.model_files.local_model import LocalModel
+from ssd.observability.metrics import BAD_FRAMES_TOTAL
+from ssd.rpc.client import DraftClient
+from ssd.rpc.link import LinkCall
+from ssd.rpc.pool_codec import DraftStatus
+from ssd.rpc.server import RpcServer
+from ssd.speculation.table import frame_bytes, pack_commits
+from ssd.testing.clock import FakeClock
+from ssd.testing.tokenizer import ByteTokenizer
+from ssd.types import (
+    WIRE_VERSION,
+    CloseSession,
+    Commit,
+    Explicit,
+    Heartbeat,
+    Hello,
+    LinkSettings,
+    OpenSession,
+    Outcome,
+    Peer,
+    SessionRefused,
+    TargetMessage,
+    Welcome,
+)
+from ssd_draft import link_server
+from ssd_draft.inbox import Inbox
+from ssd_draft.link_server import (
+    UNREAD_SECONDS,
+    LinkServer,
+)
+from ssd_draft.servicer import SpeculationServicer
+from ssd_draft.settings import DraftSettings
+from ssd_draft.setup import DraftSetup
+
+
+def make_setup(max_len: int = 20) -> DraftSetup:
+    return DraftSetup(
+        settings=DraftSettings(max_sessions=4),
+        model=LocalModel(
+            folder=Path("nowhere"),
+            tokenizer=ByteTokenizer(),
+            engine=EngineConfig(max_model_len=max_len, num_token_ids=10, branches=24),
+        ),
+        peer=Peer(),
+    )
+
+
+SETUP = make_setup()
+HELLO = Hello(
+    wire_version=WIRE_VERSION,
+    vocab_size=10,
+    tokenizer_fingerprint=ByteTokenizer().fingerprint,
+    lookahead=6,
+    branches=24,
+    epoch=3,
+)
+
+
+@dataclass
+class Server:
+    """A link server with a fake clock, and its client."""
+
+    clock: FakeClock
+    inbox: Inbox
+    client: DraftClient
+
+    @contextlib.asynccontextmanager
+    async def dialled(self, hello: Hello = HELLO) -> AsyncIterator[LinkCall]:
+        """A link that has sent its Hello."""
+        call = await self.client.open_link()
+        try:
+            call.send(hello)
+            yield call
+        finally:
+            await call.close()
+
+    @contextlib.asynccontextmanager
+    async def linked(self) -> AsyncIterator[LinkCall]:
+        """A link after its handshake."""
+        async with self.dialled() as call:
+            assert isinstance(await call.receive(), Welcome)
+            yield call
+
+
+def no_status() -> DraftStatus:
+    raise AssertionError
+
+
+def no_drain(_seconds: float) -> int:
+    raise AssertionError
+
+
+async def receive_all(call: LinkCall) -> None:
+    while await call.receive() is not None:
+        pass
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    clock = FakeClock()
+    inbox = Inbox(100, 1 << 20, clock)
+    rpc = RpcServer("127.0.0.1", 0)
+    SpeculationServicer(
+        LinkServer(SETUP, inbox, clock), is_ready=lambda: True, status=no_status, drain=no_drain
+    ).add_to(rpc)
+    await rpc.start()
+    client = DraftClient(f"127.0.0.1:{rpc.port}")
+    try:
+        yield Server(clock, inbox, client)
+    finally:
+        await client.close()
+        await rpc.stop(0.0)
+
+
+async def test_the_inbox_receives_a_link_before_its_messages(server: Server) -> None:
+    async with server.linked() as call:
+        call.send(CloseSession(1))
+        call.send(Heartbeat(nonce=1))
+        while await call.receive() != Heartbeat(echo=1):
+            pass
+        received = [type(event).__name__ for event in server.inbox.drain()]
+    assert received == ["LinkUp", "Closing"]
+
+
+async def test_a_stuck_step_thread_ends_the_links_and_refuses_new_ones(
+    server: Server,
+) -> None:
+    async with server.linked() as call:
+        server.clock.advance(UNREAD_SECONDS)
+        with pytest.raises(LinkError, match=r"not read its inbox for 20\.0 s"):
+            await receive_all(call)
+    async with server.dialled() as call:
+        with pytest.raises(LinkError, match="not read its inbox"):
+            await call.receive()
+    server.inbox.drain()
+    async with server.linked():
+        pass
+
+
+async def test_an_idle_step_thread_is_not_stuck(server: Server) -> None:
+    async with server.linked() as call:
+        server.inbox.drain()
+        server.clock.advance(1000 * UNREAD_SECONDS)
+        call.send(Heartbeat(nonce=1))
+        for _ in range(3):
+            assert await call.receive() is not None
+
+
+async def test_an_invalid_frame_ends_its_link_and_is_counted_once(server: Server) -> None:
+    before = BAD_FRAMES_TOTAL._value.get()
+    async with server.linked() as call:
+        for _ in range(20):
+            call.send(b"\xf0" * frame_bytes(1, HELLO.lookahead))
+        with pytest.raises(LinkError):
+            await receive_all(call)
+    assert BAD_FRAMES_TOTAL._value.get() == before + 1
+
+
+async def test_commits_before_the_hello_end_the_link(server: Server) -> None:
+    call = await server.client.open_link()
+    call.send(pack_commits([Commit(1, 5, Outcome(0, 1), Explicit())], HELLO.lookahead))
+    with pytest.raises(FrameError, match="must be Hello"):
+        await call.receive()
+    await call.close()
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        (LinkSettings(fan_out_policy="nonsense"), HandshakeError),
+        (LinkSettings(fan_out_policy="explicit", fan_out=(1, 2)), HandshakeError),
+        (replace(HELLO, epoch=4), FrameError),
+        (
+            OpenSession(session=1, token_ids=(1, 99), seed=1, temperature=0.0, max_len=9),
+            FrameError,
+        ),
+    ],
+    ids=["policy", "split", "second Hello", "token id"],
+)
+async def test_an_invalid_message_ends_the_link(
+    server: Server, message: TargetMessage, error: type[LinkError]
+) -> None:
+    async with server.linked() as call:
+        call.send(message)
+        with pytest.raises(error):
+            await receive_all(call)
+
+
+async def test_the_number_of_links_of_an_address_is_limited(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_server, "MAX_LINKS", 4)
+    async with server.linked():
+        async with server.linked(), server.dialled() as call:
+            with pytest.raises(LinkError, match=r"has 2 links, 2 of them from .*; it accepts 4"):
+                await call.receive()
+        async with server.linked():
+            pass
+
+
+async def test_a_frame_with_more_commits_than_sessions_ends_its_link(server: Server) -> None:
+    async with server.linked() as call:
+        sessions = range(1, SETUP.settings.max_sessions + 2)
+        commits = [Commit(session, 5, Outcome(0, 1), Explicit()) for session in sessions]
+        call.send(pack_commits(commits, SETUP.settings.lookahead))
+        with pytest.raises(FrameError, match="allowed are 4 commits"):
+            await receive_all(call)
+
+
+async def test_openings_beyond_the_inbox_are_refused_and_other_links_are_served(
+    server: Server,
+) -> None:
+    opening = OpenSession(session=1, token_ids=(1, 2), seed=1, temperature=0.0, max_len=9)
+    async with server.linked() as flooding, server.linked() as other:
+        for session in range(1, 200):
+            flooding.send(replace(opening, session=session))
+        while not isinstance(answer := await flooding.receive(), SessionRefused):
+            pass
+        assert answer.reason == "max_sessions"
+        other.send(opening)
+        other.send(Heartbeat(nonce=1))
+        while (answer := await other.receive()) != Heartbeat(echo=1):
+            assert not isinstance(answer, SessionRefused)
+
+
+async def test_an_opening_that_is_too_long_is_refused_with_its_reason(server: Server) -> None:
+    token_ids = (1,) * SETUP.max_len
+    opening = OpenSession(session=1, token_ids=token_ids, seed=1, temperature=0.0, max_len=99)
+    async with server.linked() as call:
+        call.send(opening)
+        while not isinstance(answer := await call.receive(), SessionRefused):
+            pass
+        assert answer.reason == "length"
+
+
+async def test_the_welcome_contains_the_largest_length_of_a_session(server: Server) -> None:
+    async with server.dialled() as call:
+        welcome = await call.receive()
+    assert isinstance(welcome, Welcome)
+    assert welcome.max_len == SETUP.max_len
