@@ -75,6 +75,8 @@ def refused(server: Server, token: str) -> int:
     """The status of a request that fails."""
     with pytest.raises(urllib.error.HTTPError) as caught:
         complete(server, token)
+    # It is the response, with an open connection.
+    caught.value.close()
     return caught.value.code
 
 
