@@ -239,7 +239,7 @@ def test_drafts_that_disappear_are_no_reason_to_turn_off() -> None:
 
 
 @pytest.mark.parametrize("is_calibrated", [True, False])
-def test_rejected_positions_are_not_proposed(is_calibrated: bool) -> None:
+def test_rejected_positions_are_not_proposed(*, is_calibrated: bool) -> None:
     world = replace(GOOD, batch=8, acceptance=0.5, wide_factor=2.0, table_factor=0.3)
     world = replace(world, is_calibrated=is_calibrated)
     run = Run(world)
@@ -261,7 +261,7 @@ def test_rejected_positions_are_not_proposed(is_calibrated: bool) -> None:
     ],
 )
 def test_it_is_within_8_percent_of_the_best_fixed_choice(
-    world: World, is_calibrated: bool
+    world: World, *, is_calibrated: bool
 ) -> None:
     world = replace(world, is_calibrated=is_calibrated)
     oracle = world.plain_rate()
@@ -273,7 +273,7 @@ def test_it_is_within_8_percent_of_the_best_fixed_choice(
 
 
 @pytest.mark.parametrize("is_calibrated", [True, False])
-def test_a_flat_verify_keeps_full_proposals(is_calibrated: bool) -> None:
+def test_a_flat_verify_keeps_full_proposals(*, is_calibrated: bool) -> None:
     world = replace(GOOD, acceptance=0.6, wide_factor=1.0, noise=0.02)
     run = Run(replace(world, is_calibrated=is_calibrated))
     run.run(20.0)
