@@ -1,4 +1,4 @@
-"""Secrets with certificates and tokens of a resource, and those of the operator."""
+"""Secrets with certificates and tokens, for a resource and for the operator."""
 
 import base64
 from collections.abc import Iterator

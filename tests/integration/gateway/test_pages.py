@@ -27,7 +27,7 @@ async def test_the_documentation_states_where_its_program_comes_from() -> None:
         loaded = re.findall(r'(?:src|href)="(https:[^"]*)"', page)
         (origin,) = {each.rpartition("/")[0] + "/" for each in loaded}
         assert f"script-src 'self' {origin};" in headers["content-security-policy"]
-        # Other contents than those of this version are not run.
+        # The page runs only the contents of this version.
         assert page.count('integrity="sha384-') == len(loaded) == 2
         assert "from cdn.jsdelivr.net" in page
         status, _, program = await get(front, "/docs/docs.js")

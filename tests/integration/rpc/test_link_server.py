@@ -3,13 +3,11 @@
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
+from tests.draft_setup import HELLO, SETUP
 
-from ssd.engine.config import EngineConfig
 from ssd.errors import FrameError, HandshakeError, LinkError
-from ssd.model_files.local_model import LocalModel
 from ssd.observability.metrics import BAD_FRAMES_TOTAL
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import LinkCall
@@ -17,9 +15,7 @@ from ssd.rpc.pool_codec import DraftStatus
 from ssd.rpc.server import RpcServer
 from ssd.speculation.table import frame_bytes, pack_commits
 from ssd.testing.clock import FakeClock
-from ssd.testing.tokenizer import ByteTokenizer
 from ssd.types import (
-    WIRE_VERSION,
     CloseSession,
     Commit,
     Explicit,
@@ -28,7 +24,6 @@ from ssd.types import (
     LinkSettings,
     OpenSession,
     Outcome,
-    Peer,
     SessionRefused,
     TargetMessage,
     Welcome,
@@ -40,31 +35,6 @@ from ssd_draft.link_server import (
     LinkServer,
 )
 from ssd_draft.servicer import SpeculationServicer
-from ssd_draft.settings import DraftSettings
-from ssd_draft.setup import DraftSetup
-
-
-def make_setup(max_len: int = 20) -> DraftSetup:
-    return DraftSetup(
-        settings=DraftSettings(max_sessions=4),
-        model=LocalModel(
-            folder=Path("nowhere"),
-            tokenizer=ByteTokenizer(),
-            engine=EngineConfig(max_model_len=max_len, num_token_ids=10, branches=24),
-        ),
-        peer=Peer(),
-    )
-
-
-SETUP = make_setup()
-HELLO = Hello(
-    wire_version=WIRE_VERSION,
-    vocab_size=10,
-    tokenizer_fingerprint=ByteTokenizer().fingerprint,
-    lookahead=6,
-    branches=24,
-    epoch=3,
-)
 
 
 @dataclass

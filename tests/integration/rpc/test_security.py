@@ -220,8 +220,8 @@ async def test_mutual_tls_gives_roles_by_the_names_of_certificates(tmp_path: Pat
             caller = Caller(server, ClientCredentials(files))
             assert await caller.link() == link, names
             assert await caller.drain_draft() == drain, names
-        nobody = Caller(server, ClientCredentials(TlsFiles(ca=draft.ca)))
-        assert await nobody.drain_draft() is NotReadyError, "without a certificate"
+        anonymous = Caller(server, ClientCredentials(TlsFiles(ca=draft.ca)))
+        assert await anonymous.drain_draft() is NotReadyError, "without a certificate"
         files = Authority("other").files(tmp_path / "other", TARGET_NAME)
         forged = TlsFiles(certificate=files.certificate, key=files.key, ca=draft.ca)
         assert await Caller(server, ClientCredentials(forged)).drain_draft() is NotReadyError

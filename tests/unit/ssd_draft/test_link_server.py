@@ -1,20 +1,14 @@
 """The bounds of a draft's links."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.draft_setup import HELLO, make_setup
 
-from ssd.engine.config import EngineConfig
 from ssd.errors import LinkError
-from ssd.model_files.local_model import LocalModel
 from ssd.rpc.link_codec import speculate_request
-from ssd.testing.tokenizer import ByteTokenizer
 from ssd.types import (
-    WIRE_VERSION,
-    Hello,
     OpenSession,
-    Peer,
     RefusalReason,
 )
 from ssd_draft import link_server
@@ -22,31 +16,6 @@ from ssd_draft.link_server import (
     TargetLink,
     max_message_bytes,
     may_link,
-)
-from ssd_draft.settings import DraftSettings
-from ssd_draft.setup import DraftSetup
-
-
-def make_setup(max_len: int = 20) -> DraftSetup:
-    return DraftSetup(
-        settings=DraftSettings(max_sessions=4),
-        model=LocalModel(
-            folder=Path("nowhere"),
-            tokenizer=ByteTokenizer(),
-            engine=EngineConfig(max_model_len=max_len, num_token_ids=10, branches=24),
-        ),
-        peer=Peer(),
-    )
-
-
-SETUP = make_setup()
-HELLO = Hello(
-    wire_version=WIRE_VERSION,
-    vocab_size=10,
-    tokenizer_fingerprint=ByteTokenizer().fingerprint,
-    lookahead=6,
-    branches=24,
-    epoch=3,
 )
 
 
