@@ -23,7 +23,7 @@ from ssd.transport.communicator import DRAFT_RANK, TARGET_RANK, Place
 from ssd.transport.gloo import GlooCommunicator
 from ssd.transport.rendezvous import LinkStore
 from ssd.transport.setup import set_up_channel
-from ssd.types import ChannelState, CloseSession, Rendezvous, Welcome
+from ssd.types import ChannelState, OpenSession, Rendezvous, Welcome
 from ssd.v1 import speculation_pb2_grpc
 
 WELCOME = Welcome(epoch=3, max_sessions=3, lookahead=2, branches=4, backend="gloo")
@@ -63,20 +63,21 @@ class Ends:
             return await set_up_channel(self.call, WELCOME, self.address, device="cpu")
 
     async def check_order(self) -> None:
-        """Frames and control messages of the target arrive at the draft in order."""
-        sent: list[CloseSession | bytes] = [
-            *(COMMIT, CloseSession(1), COMMIT, CloseSession(2), COMMIT)
+        """No frame arrives at the draft before an opening that the target sent earlier."""
+        openings = [
+            OpenSession(session=number, token_ids=(1,), seed=1, temperature=0.0, max_len=9)
+            for number in (1, 2)
         ]
+        sent: list[OpenSession | bytes] = [COMMIT, openings[0], COMMIT, openings[1], COMMIT]
         for message in sent:
             self.call.send(message)
         async with asyncio.timeout(MAX_SECONDS):
             received = [await self.draft.received.get() for _ in sent]
         is_frame = [isinstance(each, bytes) for each in received]
-        controls = [each for each in received if not isinstance(each, bytes)]
-        assert controls == [CloseSession(1), CloseSession(2)]
+        assert [each for each in received if not isinstance(each, bytes)] == openings
         for num_before, place in ((1, 1), (2, 2)):
             frame = [index for index, each in enumerate(is_frame) if each][place]
-            assert is_frame[:frame].count(False) >= num_before, "a frame overtook a message"
+            assert is_frame[:frame].count(False) >= num_before, "a frame overtook an opening"
 
 
 @contextlib.asynccontextmanager
