@@ -18,6 +18,9 @@ from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.parallel.group import ALONE, Group
 from ssd.engine.sampling.choose import choose
 
+ONE_SHAPE = "all verifies have one shape"
+"""See ``TargetExecution.use_fewer_shapes``."""
+
 
 class Execution(Protocol):
     """What every execution has. Step thread only.
@@ -48,8 +51,13 @@ class TargetExecution(Execution, Protocol):
     sequence_counts: Sequence[int]
     """Numbers of sequences that are shapes of their own, ascending."""
 
-    def use_one_shape(self) -> None:
-        """Run all verifies with the largest number of sequences and K+1 rows each from now on."""
+    def use_fewer_shapes(self) -> str | None:
+        """Run verifies in fewer shapes from now on.
+
+        Returns:
+            What the shapes have in common; None if all verifies have one shape already: the largest
+            number of sequences with K+1 rows each.
+        """
         ...
 
     def prepare(self, batch: PagedBatch) -> Any:

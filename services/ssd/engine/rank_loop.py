@@ -67,12 +67,13 @@ class SplitTarget:
         """Send these keys with each verify of slots; ``choose`` must follow with the same keys."""
         self._keys_of = keys_of
 
-    def use_one_shape(self) -> None:
-        """See ``TargetExecution.use_one_shape``."""
-        self._message.write_one_shape(self._deadline_ms)
+    def use_fewer_shapes(self) -> str | None:
+        """See ``TargetExecution.use_fewer_shapes``."""
+        self._message.write_fewer_shapes(self._deadline_ms)
         self._group.send_step(self._message.numbers_W)
-        self._part.use_one_shape()
+        shapes = self._part.use_fewer_shapes()
         self.sequence_counts = self._part.sequence_counts
+        return shapes
 
     def prefill(self, batch: PagedBatch) -> Tensor:
         """See ``Execution.prefill``."""
@@ -181,8 +182,8 @@ def follow(
             group.receive_step(message.numbers_W)
         header = message.read_header()
         group.set_deadline(header.deadline_ms / 1000)
-        if header.operation is Operation.USE_ONE_SHAPE:
-            part.use_one_shape()
+        if header.operation is Operation.USE_FEWER_SHAPES:
+            part.use_fewer_shapes()
         elif header.operation is Operation.PREFILL:
             part.prefill(message.read_pass())
         elif header.operation in (Operation.VERIFY, Operation.VERIFY_AND_CHOOSE):

@@ -26,6 +26,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig, ModelConfig
@@ -39,7 +40,7 @@ _ENGINE = Path(__file__).parent
 LONG_SECONDS = 2.0
 """The result of a proof that takes longer is kept."""
 NUM_CHUNKS = 2
-"""Chunks of the prompt that precedes the compared rows."""
+"""Whole chunks of the prompt that precedes the compared rows."""
 _STRIDE = 7919
 
 
@@ -69,12 +70,15 @@ class Passes(Protocol):
         ...
 
 
-def proved(folder: Path, engine: EngineConfig, find: Callable[[], str | None]) -> str | None:
+def proved(
+    folder: Path, engine: EngineConfig, shapes: str, find: Callable[[], str | None]
+) -> str | None:
     """Return the result of ``find``, from a file if it took long on this machine before.
 
     Args:
         folder: of the model.
         engine: fixes all shapes.
+        shapes: what those that are used have in common.
         find: a call of ``find_difference``.
     """
     key = {
@@ -84,6 +88,7 @@ def proved(folder: Path, engine: EngineConfig, find: Callable[[], str | None]) -
         "code": [path.read_text() for path in sorted(_ENGINE.rglob("*.py"))],
         "weights": weights_fingerprint(folder),
         "engine": repr(replace(engine, engine_reason="", dtype_reason="", kv_cache_bytes=None)),
+        "shapes": shapes,
     }
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
     path = Path.home() / ".cache" / "ssd" / "same_bits" / digest
@@ -120,15 +125,17 @@ def find_difference(
         on_progress: called with 0..1, by the number of rows.
     """
     text = _Text(passes)
-    text.store(text.num_chunks)
+    text.store(text.num_chunks + 1)
     wide_PV = text.run([text.columns], 0)[0]
     comparisons = list(_comparisons(text, passes, sequence_counts))
     total = sum(rows for _, rows, _ in comparisons)
     done, difference = 0, None
     for name, rows, run in comparisons:
-        # The passes after a difference run too: they prepare their shapes.
         if not run(wide_PV) and difference is None:
             difference = name
+            if 1 in passes.row_counts:
+                break
+            # The passes after a difference run too: they prepare their shapes.
         done += rows
         on_progress(done / total)
     return difference
@@ -140,7 +147,7 @@ Comparison = tuple[str, int, Callable[[Tensor], bool]]
 
 def _comparisons(text: "_Text", passes: Passes, counts: Sequence[int]) -> Iterator[Comparison]:
     columns, row_counts = text.columns, passes.row_counts
-    if text.num_chunks > 1:
+    if text.num_chunks:
         yield "a prompt in chunks", text.num_chunks * text.chunk, text.has_same_after_chunks
     for column in range(columns):
         rest = columns - column
@@ -149,7 +156,7 @@ def _comparisons(text: "_Text", passes: Passes, counts: Sequence[int]) -> Iterat
             yield f"column {column} alone", 1, partial(text.has_same, [1], column)
     for rows in row_counts[:-1]:
         yield f"{rows} columns", rows, partial(text.has_same, [rows], 0)
-    for count in counts:
+    for count in reversed(counts):
         for rows in sorted({1, columns} & set(row_counts)):
             same = partial(text.has_same, [rows] * count, columns - rows)
             yield f"{count} x {rows} rows", count * rows, same
@@ -171,7 +178,7 @@ def mixed_totals(columns: int, most: int) -> list[int]:
 
 
 class _Text:
-    """A text in the first blocks: a prompt of whole chunks, then P columns."""
+    """A text in the first blocks: a prompt of whole chunks and one token, then P columns."""
 
     def __init__(self, passes: Passes) -> None:
         engine = passes.engine
@@ -179,8 +186,9 @@ class _Text:
         self.columns = engine.num_columns
         self.chunk = engine.prefill_chunk
         room = min(engine.max_model_len, (passes.num_blocks - 1) * engine.block_size)
-        self.num_chunks = max(0, min(NUM_CHUNKS, (room - self.columns) // self.chunk))
-        self._length = self.num_chunks * self.chunk
+        self.num_chunks = max(0, min(NUM_CHUNKS, (room - self.columns - 1) // self.chunk))
+        # One token alone in its chunk differs most from one in a pass of all chunks.
+        self._length = self.num_chunks * self.chunk + (self.num_chunks > 0)
         size = self._length + self.columns
         self._tokens_S = torch.arange(1, 1 + size) * _STRIDE % self._num_ids
         self._blocks_J = torch.arange(1, 1 - (-size // engine.block_size))
@@ -192,13 +200,14 @@ class _Text:
 
     def store(self, chunks_a_pass: int) -> None:
         """Store the prompt with prefills of so many chunks."""
+        tokens_1S = pad(self._tokens_S[None, : self._length], (0, -self._length % self.chunk))
         width = chunks_a_pass * self.chunk
         for first in range(0, self._length, max(1, width)):
             self._passes.prefill(
                 PagedBatch(
-                    self._tokens_S[None, first : first + width],
+                    tokens_1S[:, first : first + width],
                     torch.tensor([first]),
-                    torch.tensor([width]),
+                    torch.tensor([min(width, self._length - first)]),
                     self._blocks_J[None],
                 )
             )

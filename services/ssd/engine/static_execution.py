@@ -33,7 +33,7 @@ from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
 from ssd.engine.capture import Capture, CudaTimer, Pass, capture_of
 from ssd.engine.compiler import require_compiler
 from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
-from ssd.engine.execution import run_columns_by_steps
+from ssd.engine.execution import ONE_SHAPE, run_columns_by_steps
 from ssd.engine.kv_cache.storage import KVStorage
 from ssd.engine.memory import allocate_storage
 from ssd.engine.models.registry import CausalModel, open_decoder
@@ -227,9 +227,12 @@ class StaticTarget(StaticExecution):
     packs_rows = False
     _timer: CudaTimer | None = None
 
-    def use_one_shape(self) -> None:
-        """See ``TargetExecution.use_one_shape``."""
+    def use_fewer_shapes(self) -> str | None:
+        """See ``TargetExecution.use_fewer_shapes``."""
+        if len(self.sequence_counts) == 1:
+            return None
         self.sequence_counts = self.sequence_counts[-1:]
+        return ONE_SHAPE
 
     def prepare(self, batch: PagedBatch) -> PagedBatch:
         """See ``TargetExecution.prepare``."""

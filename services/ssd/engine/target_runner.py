@@ -1,7 +1,7 @@
 """The target's forward passes: ``verify``, of which plain decoding is the case with one column.
 
 *Same bits*: the warm-up proves that a row has the same bits in every pass; see ``same_bits``. Where
-it has not, all verifies have one shape: K+1 columns of ``max_num_seqs`` sequences.
+it has not, verifies run in fewer shapes, and the proof starts again.
 """
 
 from typing import Any
@@ -79,15 +79,19 @@ class TargetRunner(ModelRunner):
             counts = self.execution.sequence_counts
             return find_difference(self, counts, lambda share: on_progress("warm-up", share))
 
-        if self.folder is None or not self.execution.packs_rows:
-            # These engines prepare their shapes with the passes of the proof.
-            difference = find()
-        else:
-            difference = proved(self.folder, self.engine, find)
-        if difference is not None and not self.engine.deterministic:
-            _log.warning("one_shape", reason=difference, consequence="slower forward passes")
-            self.execution.use_one_shape()
-            self._joins_chunks = False
-            difference = find()
-        if difference is not None:
-            _log.error("different_bits", reason=difference, consequence="texts can differ")
+        def prove(shapes: str) -> str | None:
+            if self.folder is None or not self.execution.packs_rows:
+                # These engines prepare their shapes with the passes of the proof.
+                return find()
+            return proved(self.folder, self.engine, shapes, find)
+
+        difference = prove("")
+        while difference is not None:
+            shapes = self.execution.use_fewer_shapes()
+            if shapes is None:
+                _log.error("different_bits", reason=difference, consequence="texts can differ")
+                return
+            cost = "slower forward passes"
+            _log.warning("fewer_shapes", reason=difference, shapes=shapes, consequence=cost)
+            self._joins_chunks = self.execution.packs_rows
+            difference = prove(shapes)

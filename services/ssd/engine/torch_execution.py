@@ -21,7 +21,7 @@ from ssd.engine.attention.context import (
 )
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, pad_sequences
 from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
-from ssd.engine.execution import run_columns_by_steps
+from ssd.engine.execution import ONE_SHAPE, run_columns_by_steps
 from ssd.engine.kv_cache.storage import KVStorage, fit_block_tables
 from ssd.engine.memory import allocate_storage
 from ssd.engine.models.registry import CausalModel, open_decoder
@@ -132,9 +132,12 @@ class TorchTarget(TorchExecution):
 
     packs_rows = False
 
-    def use_one_shape(self) -> None:
-        """See ``TargetExecution.use_one_shape``."""
+    def use_fewer_shapes(self) -> str | None:
+        """See ``TargetExecution.use_fewer_shapes``."""
+        if len(self.sequence_counts) == 1:
+            return None
         self.sequence_counts = self.sequence_counts[-1:]
+        return ONE_SHAPE
 
     @torch.inference_mode()
     def prepare(self, batch: PagedBatch) -> PreparedPass:

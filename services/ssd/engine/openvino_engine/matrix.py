@@ -10,7 +10,8 @@ row, so a row does not depend on other rows.
 AVX512-BF16 and VNNI: float32 57, 84, 121, 221; bfloat16 38, 62, 146, 320; int8 19, 25, 51, 109;
 int4 14, 19, 45, 102. Xeon at 2 GHz with AMX, in part used by other machines: float32 80, 110, 177,
 348; bfloat16 70, 72, 107, 189; int8 34, 41, 91, 213; int4 21, 30, 87, 203. On both, rows have the
-same bits in passes of 1 to 56 rows.
+same bits in passes of 1 to 56 rows. On AMD EPYC with AVX2, quantised weights have the same bits in
+passes of 2 to 80 rows; one row and more rows have other kernels.
 
 *Decision*: packed products with the weights as the right factor. *Because*: rows have the same bits
 in passes of every number of rows. *Not chosen*: 16-bit weights with float32 arithmetic (40 instead

@@ -9,8 +9,10 @@ which sum in different orders. In a verify, each row is a sequence of one column
 entries that the same pass writes for the rows before it. In a prefill, the rows are one sequence of
 at least two columns. With fewer sequences than threads, the attention would divide the sums of a
 sequence among the threads. An empty sequence in each verify prevents that: with it, the attention
-divides only sequences and heads. The matrix products are those of the plugin. ``same_bits`` proves
-at start that rows have the same bits.
+divides only sequences and heads. The matrix products are those of the plugin. Some have kernels of
+their own for few rows or many: those of quantised weights on CPUs with AVX2 for one row, and for
+more than 80. Then a pass has rows of padding, and a larger one is divided. ``same_bits`` proves at
+start that rows have the same bits, and selects the limits.
 
 *Decision*: rows are sequences. *Because*: the kernel for more columns packs all keys and values of
 a sequence again in each pass. Embedded target, float32, one core, context 256, against sequences of
@@ -31,6 +33,7 @@ from torch import Tensor
 
 from ssd.engine.batch import PagedBatch, pad_sequences
 from ssd.engine.config import BLOCK_SIZES, EngineConfig, ModelConfig, sequence_buckets
+from ssd.engine.execution import ONE_SHAPE
 from ssd.engine.memory import plan_blocks
 from ssd.engine.models.decoder_weights import DecoderWeights
 from ssd.engine.openvino_engine.decoder import (
@@ -45,17 +48,21 @@ from ssd.engine.precision import DTYPES
 
 MIN_STORED = 2
 """Smallest number of rows of a prefill."""
+ANY = 1 << 20
+ROW_LIMITS = ((1, ANY), (2, ANY), (2, 64), (5, 64))
+"""Smallest and largest numbers of rows of a pass, in the order in which they are tried. Kernels for
+few rows end at one row or at four; chunks of a prompt are multiples of 64 rows, or shorter."""
 BLOCK_SIZE = BLOCK_SIZES["openvino"]
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class PackedPass:
-    """A verify: the inputs of the graph by name, and where its rows are in the batch."""
+    """A verify: the inputs of the graph by name, part by part, and where rows are in the batch."""
 
     num_sequences: int
     """Number of sequences that are not padding; they come first."""
-    inputs: dict[str, openvino.Tensor]
+    parts: list[dict[str, openvino.Tensor]]
     is_row_BP: NDArray[np.bool_]
 
 
@@ -67,6 +74,7 @@ class OpenVinoTarget:
         self.attention_name = "openvino"
         self.num_parameters = 0
         self.packs_rows = not engine.deterministic
+        self._row_limits = list(ROW_LIMITS)
         self._max_sequences = engine.max_num_seqs
         self.sequence_counts = sequence_buckets(engine)
         self._last_position = engine.max_model_len - 1
@@ -78,24 +86,40 @@ class OpenVinoTarget:
         for name, cache in zip(caches, self.storage, strict=True):
             self._request.set_tensor(name, over(cache))
 
-    def use_one_shape(self) -> None:
-        """See ``TargetExecution.use_one_shape``."""
+    def use_fewer_shapes(self) -> str | None:
+        """See ``TargetExecution.use_fewer_shapes``."""
+        if not self.packs_rows:
+            return None
+        if len(self._row_limits) > 1:
+            self._row_limits.pop(0)
+            least, most = self._row_limits[0]
+            return (
+                f"passes of {least} rows or more"
+                if most == ANY
+                else f"passes of {least} to {most} rows"
+            )
+        self._row_limits = [ROW_LIMITS[0]]
         self.packs_rows = False
         self.sequence_counts = self.sequence_counts[-1:]
+        return ONE_SHAPE
 
     def prefill(self, batch: PagedBatch) -> Tensor:
         """See ``Execution.prefill``."""
         tokens_R = batch.tokens_BP[0].numpy()
         if self.packs_rows:
-            # The entry of a copy, at the next position, is overwritten before it is read.
-            count = int(batch.num_columns_B[0])
-            tokens_R = np.resize(tokens_R[:count], max(count, MIN_STORED))
-        first_1, count_1 = batch.first_positions_B.numpy(), np.array([len(tokens_R)])
-        tables_1J = batch.block_tables_BJ.numpy()
-        inputs = self._sequences(first_1, count_1, tables_1J)
-        inputs |= {"tokens": tokens_R, "logit_rows": np.zeros(0, np.int64)}
-        self._infer({name: _tensor(each) for name, each in inputs.items()})
-        return torch.from_numpy(self._request.get_output_tensor(1).data).isfinite()
+            tokens_R = tokens_R[: int(batch.num_columns_B[0])]
+        first, tables_1J = batch.first_positions_B.numpy(), batch.block_tables_BJ.numpy()
+        min_rows, max_rows = self._row_limits[0]
+        found = []
+        for start in range(0, len(tokens_R), max_rows):
+            part_R = tokens_R[start : start + max_rows]
+            # The entries of copies, at the next positions, are overwritten before they are read.
+            part_R = np.resize(part_R, max(len(part_R), min_rows, MIN_STORED))
+            inputs = self._sequences(first + start, np.array([len(part_R)]), tables_1J)
+            inputs |= {"tokens": part_R, "logit_rows": np.zeros(0, np.int64)}
+            self._infer({name: _tensor(each) for name, each in inputs.items()})
+            found.append(torch.from_numpy(self._request.get_output_tensor(1).data).isfinite())
+        return torch.cat(found)
 
     def prepare(self, batch: PagedBatch) -> PackedPass:
         """Pack the rows of the batch; at one shape, padding runs as well."""
@@ -109,19 +133,19 @@ class OpenVinoTarget:
         sequence_R, column_R = is_row_BP.nonzero()
         first_R = batch.first_positions_B.numpy()[sequence_R] + column_R
         tables_RJ = batch.block_tables_BJ.numpy()[sequence_R]
-        inputs = self._sequences(first_R, np.ones_like(first_R), tables_RJ)
-        inputs |= {"tokens": tokens_BP[is_row_BP], "logit_rows": np.arange(len(first_R))}
-        # The empty sequence.
-        for name in ("past_lens", "subsequence_begins", "block_indices_begins"):
-            inputs[name] = np.append(inputs[name], 0 if name == "past_lens" else inputs[name][-1])
-        tensors = {name: _tensor(each) for name, each in inputs.items()}
-        return PackedPass(num_sequences, tensors, is_row_BP)
+        tokens_R, most = tokens_BP[is_row_BP], self._row_limits[0][1]
+        parts = [slice(start, start + most) for start in range(0, len(first_R), most)]
+        packed = [self._pack(tokens_R[part], first_R[part], tables_RJ[part]) for part in parts]
+        return PackedPass(num_sequences, packed, is_row_BP)
 
     def verify(self, prepared: PackedPass) -> Tensor:
         """See ``TargetExecution.verify``."""
-        self._infer(prepared.inputs)
-        logits_RV = torch.from_numpy(self._request.get_output_tensor(0).data)
         is_row_BP = prepared.is_row_BP
+        if len(prepared.parts) == 1:
+            logits_RV = self._logits(prepared.parts[0])
+        else:
+            logits_RV = torch.cat([self._logits(part).clone() for part in prepared.parts])
+        logits_RV = logits_RV[: np.count_nonzero(is_row_BP)]
         if is_row_BP.all():
             return logits_RV.view(*is_row_BP.shape, -1)[: prepared.num_sequences]
         logits_BPV = torch.empty((*is_row_BP.shape, logits_RV.shape[1]))
@@ -131,6 +155,24 @@ class OpenVinoTarget:
     def verify_seconds(self) -> None:
         """See ``TargetExecution.verify_seconds``."""
         return
+
+    def _logits(self, inputs: dict[str, openvino.Tensor]) -> Tensor:
+        """Run a pass; its logits are valid until the next one."""
+        self._infer(inputs)
+        return torch.from_numpy(self._request.get_output_tensor(0).data)
+
+    def _pack(self, tokens_R: Ints, first_R: Ints, tables_RJ: Ints) -> dict[str, openvino.Tensor]:
+        """Return the inputs of a pass whose rows are sequences."""
+        if (missing := self._row_limits[0][0] - len(first_R)) > 0:
+            # Rows of padding write to the reserved block, and nothing reads their logits.
+            tokens_R, first_R = np.pad(tokens_R, (0, missing)), np.pad(first_R, (0, missing))
+            tables_RJ = np.pad(tables_RJ, ((0, missing), (0, 0)))
+        inputs = self._sequences(first_R, np.ones_like(first_R), tables_RJ)
+        inputs |= {"tokens": tokens_R, "logit_rows": np.arange(len(first_R))}
+        # The empty sequence.
+        for name in ("past_lens", "subsequence_begins", "block_indices_begins"):
+            inputs[name] = np.append(inputs[name], 0 if name == "past_lens" else inputs[name][-1])
+        return {name: _tensor(each) for name, each in inputs.items()}
 
     def _sequences(self, first_S: Ints, counts_S: Ints, tables_SJ: Ints) -> dict[str, Ints]:
         """Return the inputs of the attention for sequences of new rows after these positions."""

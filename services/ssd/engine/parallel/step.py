@@ -31,8 +31,8 @@ class Operation(IntEnum):
     CHOOSE = 4
     """From the newest verify; at start-up."""
     GATHER = 5
-    USE_ONE_SHAPE = 6
-    """At start-up; see ``TargetExecution.use_one_shape``."""
+    USE_FEWER_SHAPES = 6
+    """At start-up; see ``TargetExecution.use_fewer_shapes``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class StepMessage:
         """Write the rows of the newest pass whose logits rank 0 needs."""
         self._write((Operation.GATHER, deadline_ms, 0, len(rows_X), most_ids), rows_X)
 
-    def write_one_shape(self, deadline_ms: int) -> None:
-        """Write that all verifies have one shape from now on."""
-        self.numbers_W[:_HEADER] = torch.tensor((Operation.USE_ONE_SHAPE, deadline_ms, 0, 0, 0))
+    def write_fewer_shapes(self, deadline_ms: int) -> None:
+        """Write that verifies have fewer shapes from now on."""
+        self.numbers_W[:_HEADER] = torch.tensor((Operation.USE_FEWER_SHAPES, deadline_ms, 0, 0, 0))
 
     def read_header(self) -> Header:
         """Return the header of the newest message."""

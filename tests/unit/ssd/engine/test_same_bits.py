@@ -19,6 +19,7 @@ from ssd.engine import same_bits, target_runner
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.llama import shapes
+from ssd.engine.openvino_engine import target
 from ssd.engine.precision import has_bfloat16
 from ssd.engine.runner import ModelRunner, load_runner
 from ssd.engine.same_bits import find_difference, mixed_totals, proved
@@ -239,7 +240,7 @@ class Faulty:
         (lambda batch: batch.num_columns_B[0] == 1, False, "column 0 alone"),
         (lambda batch: batch.num_columns_B[0] == 3, False, "column 4 first"),
         (lambda batch: batch.num_columns_B.sum() == 33, False, "33 rows of proposals"),
-        (lambda batch: batch.num_columns_B[0] == 16, True, "a prompt in chunks"),
+        (lambda batch: batch.num_columns_B[0] <= 16, True, "a prompt in chunks"),
         (lambda _batch: False, False, None),
     ],
     ids=["more rows", "one row", "three columns", "different lengths", "chunks", "none"],
@@ -252,15 +253,45 @@ def test_a_pass_with_other_bits_is_found(
     assert find_difference(faulty, (1, 2, 4, 8), lambda _share: None) == found
 
 
-def test_passes_have_one_shape_after_a_difference(
+def test_each_difference_leaves_fewer_shapes_until_there_is_one(
     wide_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results = iter(("8 x 7 rows", None))
-    monkeypatch.setattr(target_runner, "find_difference", lambda *_: next(results))
+    rows: list[int] = []
+
+    def find(runner: TargetRunner, *_: object) -> str:
+        packed = runner.prepare(stack([(text(1), 0, 0)]))
+        rows.append(packed.parts[0]["tokens"].size)
+        return "a difference"
+
+    monkeypatch.setattr(target_runner, "find_difference", find)
     runner = load(wide_folder, "openvino", "float32", max_num_seqs=8)
+    runner.folder = None
     runner.warm_up(lambda _stage, _fraction: None)
+    assert rows == [1, 2, 2, 5, 8 * P]
     assert runner.row_counts == runner.verify_columns == (P,)
     assert list(runner.execution.sequence_counts) == [8]
+
+
+def test_padding_and_division_of_passes_change_no_logits(
+    wide_folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target, "ROW_LIMITS", ((1, target.ANY), (2, 8), (5, 8)))
+    runner = load(wide_folder, "openvino", "float32", max_num_seqs=8)
+
+    def run(length: int) -> list[torch.Tensor]:
+        rows = []
+        for row in range(2):
+            tokens = text(length + row + P)
+            store(runner, tokens[:-P], table(row))
+            rows.append((tokens[-P:], length + row, row))
+        one = stack([(rows[0][0][:1], length, 0)])
+        return [runner.forward(stack(rows)), runner.forward(one)[:, :1]]
+
+    expected = run(40)
+    assert runner.execution.use_fewer_shapes() == "passes of 2 to 8 rows"
+    assert all(map(torch.equal, run(40), expected))
+    assert runner.execution.use_fewer_shapes() == "passes of 5 to 8 rows"
+    assert all(map(torch.equal, run(40), expected))
 
 
 def test_the_result_of_a_long_proof_is_kept(
@@ -269,11 +300,12 @@ def test_the_result_of_a_long_proof_is_kept(
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     engine = EngineConfig(max_model_len=64)
     results = iter(("a", "b", None))
-    assert proved(wide_folder, engine, lambda: next(results)) == "a"
+    assert proved(wide_folder, engine, "", lambda: next(results)) == "a"
     monkeypatch.setattr(same_bits, "LONG_SECONDS", 0.0)
-    assert proved(wide_folder, engine, lambda: next(results)) == "b"
-    assert proved(wide_folder, engine, lambda: next(results)) == "b"
-    assert proved(wide_folder, replace(engine, threads=2), lambda: next(results)) is None
+    assert proved(wide_folder, engine, "", lambda: next(results)) == "b"
+    assert proved(wide_folder, engine, "", lambda: next(results)) == "b"
+    assert proved(wide_folder, replace(engine, threads=2), "", lambda: "c") == "c"
+    assert proved(wide_folder, engine, "fewer", lambda: next(results)) is None
 
 
 @pytest.mark.parametrize("content", ["", '{"diff', "{}", "null"])
@@ -283,11 +315,11 @@ def test_a_proof_runs_again_where_its_result_was_not_written_whole(
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     monkeypatch.setattr(same_bits, "LONG_SECONDS", 0.0)
     engine = EngineConfig(max_model_len=64)
-    assert proved(wide_folder, engine, lambda: "a") == "a"
+    assert proved(wide_folder, engine, "", lambda: "a") == "a"
     (file,) = (tmp_path / ".cache" / "ssd" / "same_bits").iterdir()
     file.write_text(content)
-    assert proved(wide_folder, engine, lambda: "b") == "b"
-    assert proved(wide_folder, engine, lambda: "c") == "b"
+    assert proved(wide_folder, engine, "", lambda: "b") == "b"
+    assert proved(wide_folder, engine, "", lambda: "c") == "b"
 
 
 def test_rows_of_proposals_of_different_lengths_are_compared() -> None:
@@ -303,7 +335,7 @@ def test_a_proof_runs_where_its_result_cannot_be_kept(
     home.write_text("")
     monkeypatch.setattr(Path, "home", lambda: home)
     monkeypatch.setattr(same_bits, "LONG_SECONDS", 0.0)
-    assert proved(wide_folder, EngineConfig(max_model_len=64), lambda: "a") == "a"
+    assert proved(wide_folder, EngineConfig(max_model_len=64), "", lambda: "a") == "a"
 
 
 @pytest.mark.parametrize("shared", [128, 512])
