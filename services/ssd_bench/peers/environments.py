@@ -18,8 +18,11 @@ REQUIREMENTS = {
     "guidellm": ("guidellm==0.8.1",),  # the clients of ``ssd bench serve``
 }
 """A peer without an entry uses the environment of this command."""
-UNUSED = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
-"""Packages that vLLM does not need for text, and that do not load beside a CPU build of torch."""
+UNUSED = {
+    "openvino-genai": ("torchvision",),
+    "vllm": ("torchvision", "torchaudio", "torchcodec"),
+}
+"""Packages that text does not need, and that do not load beside a CPU build of torch."""
 SOURCES = Path(ssd.__file__).parents[2]
 INSTALL_SECONDS = 1800
 
