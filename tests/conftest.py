@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 
 # By default, an example that takes 200 ms fails. On a busy machine, the code is not the cause.
-settings.register_profile("untimed", deadline=None)
+settings.register_profile("untimed", deadline=None, max_examples=50)
 # ``--hypothesis-profile long``: hours of examples, which ``make test`` has no time for.
 settings.register_profile("long", deadline=None, max_examples=10_000)
 settings.load_profile("untimed")
