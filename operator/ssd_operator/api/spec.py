@@ -102,6 +102,22 @@ class Source(Block):
     """Access token of an hf:// model. Only the container that fetches the model receives it; the
     operator never reads it."""
 
+    @property
+    def is_on_hub(self) -> bool:
+        """Whether the model is fetched before the engine starts."""
+        return self.uri.startswith("hf://")
+
+    @property
+    def claim(self) -> str:
+        """Claim of a ``pvc://claim/path`` source; empty for others."""
+        return self.uri[6:].partition("/")[0] if self.uri.startswith("pvc://") else ""
+
+    @property
+    def folder(self) -> str:
+        """Folder of a claim in the pod; other sources as they are."""
+        path = self.uri.removeprefix(f"pvc://{self.claim}").strip("/")
+        return f"{reserved.MODELS_FOLDER}/{path}".rstrip("/") if self.claim else self.uri
+
 
 class SsdEngine(Block):
     """Settings of a target with engine ssd. A change replaces targets."""

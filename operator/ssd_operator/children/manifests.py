@@ -1,21 +1,19 @@
 """All objects that a resource owns, in the order in which they are applied. Pure."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from ssd_operator.api.spec import Object, Resource
 from ssd_operator.children.gateway import gateway_template
 from ssd_operator.children.names import (
     Component,
-    component_name,
     components_of,
     draft_cell,
     draft_cells,
-    draft_deployment,
     selector,
-    target_deployment,
     targets_service,
 )
-from ssd_operator.children.objects import KINDS, ChildFactory
+from ssd_operator.children.objects import KINDS, Workload
 from ssd_operator.children.pods import engine_template
 from ssd_operator.children.processes import has_tls, process_of
 from ssd_operator.settings import OperatorSettings
@@ -29,9 +27,7 @@ _RECREATE: Object = {"type": "Recreate"}
 
 
 def wanted(
-    resource: Resource,
-    settings: OperatorSettings,
-    replicas: Mapping[int, int],
+    resource: Resource, settings: OperatorSettings, replicas: Mapping[int, int]
 ) -> list[Object]:
     """The children of a resource: whole objects.
 
@@ -41,151 +37,120 @@ def wanted(
         replicas: of each draft Deployment, by cell; a Pool has cell 0 only. Draining drafts are
             counted.
     """
-    factory = ChildFactory(resource=resource, settings=settings)
-    objects = [
-        *_accounts(factory),
-        *_network_policies(factory),
-        *_services(factory),
-        *_deployments(factory, replicas),
-        *_budgets(factory, replicas),
-    ]
+    objects = list[Object]()
+    for component in components_of(resource):
+        workload = Workload(resource=resource, settings=settings, component=component)
+        # No token of the account is mounted anywhere.
+        objects.append(workload.make("ServiceAccount", automountServiceAccountToken=False))
+        if resource.spec.security.network_policy:
+            objects.append(workload.make("NetworkPolicy", spec=_network_policy(workload)))
+        objects += [*_services(workload), *_deployments(workload, replicas)]
+        objects += _budgets(workload, replicas)
     order = tuple(KINDS)
     return sorted(objects, key=lambda each: order.index(each["kind"]))
 
 
-def _accounts(factory: ChildFactory) -> Iterator[Object]:
-    """Identities; no token of theirs is mounted anywhere."""
-    for each in components_of(factory.resource):
-        name = component_name(factory.resource, each)
-        yield factory.make("ServiceAccount", name, each, automountServiceAccountToken=False)
-
-
-def _network_policies(factory: ChildFactory) -> Iterator[Object]:
-    """Who may reach the pods; none if the resource disables them."""
-    resource = factory.resource
-    if not resource.spec.security.network_policy:
-        return
-    namespace = {"kubernetes.io/metadata.name": factory.settings.pod_namespace}
+def _network_policy(workload: Workload) -> Object:
+    """Who may reach the pods of a component."""
+    resource, spec, component = workload.resource, workload.spec, workload.component
+    namespace = {"kubernetes.io/metadata.name": workload.settings.pod_namespace}
     operator = _pods({"app.kubernetes.io/name": "ssd-operator"}) | {
         "namespaceSelector": {"matchLabels": namespace}
     }
-    targets, drafts, gateways = (_pods(selector(resource, each)) for each in Component)
-    given = [dict(each) for each in resource.spec.security.clients]
+    targets, drafts, gateways, *_ = (_pods(selector(resource, each)) for each in Component)
+    given = [dict(each) for each in spec.security.clients]
     clients = given or [_ANY_POD]
     # Gateways are always clients.
-    own = [gateways] if given and resource.spec.gateway.enabled else []
+    own = [gateways] if given and spec.gateway.enabled else []
     callers = {
         Component.TARGET: [*clients, *own],
         Component.DRAFT: [targets],
         Component.GATEWAY: clients,
     }
-    for each in components_of(resource):
-        process = process_of(resource, each)
-        # Pages that no client calls are metrics and probes, without a prompt or a secret.
-        allowed = {"grpc": [operator], "http": [_ANY_POD]}
-        allowed[process.api] = callers[each] + ([operator] if process.api == "grpc" else [])
-        ingress = [
-            {"from": allowed[name], "ports": [_tcp(port)]} for name, port in process.ports.items()
-        ]
-        if resource.spec.transport.channel == "Collective" and each is not Component.GATEWAY:
-            # gloo and NCCL listen on ports that the system selects.
-            peer = drafts if each is Component.TARGET else targets
-            ingress.append({"from": [peer], "ports": [{"protocol": "TCP"}]})
-        spec = _pods(selector(resource, each)) | {"policyTypes": ["Ingress"], "ingress": ingress}
-        yield factory.make("NetworkPolicy", component_name(resource, each), each, spec=spec)
+    process = process_of(resource, component)
+    # Pages that no client calls are metrics and probes, without a prompt or a secret.
+    allowed = {"grpc": [operator], "http": [_ANY_POD]}
+    allowed[process.api] = callers[component] + ([operator] if process.api == "grpc" else [])
+    ingress = [
+        {"from": allowed[name], "ports": [_tcp(port)]} for name, port in process.ports.items()
+    ]
+    if spec.transport.channel == "Collective" and component is not Component.GATEWAY:
+        # gloo and NCCL listen on ports that the system selects.
+        peer = drafts if component is Component.TARGET else targets
+        ingress.append({"from": [peer], "ports": [{"protocol": "TCP"}]})
+    return _pods(selector(resource, component)) | {"policyTypes": ["Ingress"], "ingress": ingress}
 
 
-def _services(factory: ChildFactory) -> Iterator[Object]:
+def _services(workload: Workload) -> Iterator[Object]:
     """The endpoint, the headless Service for clients that balance, and what targets resolve.
 
     A target resolves the Service of its drafts every 2 s; there is no other registration. Services
     leave out pods that are not ready, so targets open no link to a draining draft.
     """
-    resource = factory.resource
-    gateway = component_name(resource, Component.GATEWAY)
-    rows: list[tuple[str, Component, int | None]] = [
-        (resource.name, Component.TARGET, None),
-        (targets_service(resource), Component.TARGET, None),
-        *(
-            (draft_deployment(resource, cell), Component.DRAFT, draft_cell(resource, cell))
-            for cell in draft_cells(resource)
-        ),
-        *([(gateway, Component.GATEWAY, None)] if resource.spec.gateway.enabled else []),
-    ]
-    for name, component, cell in rows:
-        process = process_of(resource, component)
-        plain = {"appProtocol": "kubernetes.io/h2c"} if process.api == "grpc" else {}
-        is_tls = has_tls(resource, component, process.api)
-        protocols = {"appProtocol": "https"} if is_tls else plain
-        port = {"name": process.api} | _tcp(process.ports[process.api])
+    resource, component = workload.resource, workload.component
+    process, headless = process_of(resource, component), {"clusterIP": "None"}
+    rows: list[tuple[str, int | None, Object]] = [("", None, {})]
+    if workload.is_target:
+        rows = [(resource.name, None, {}), (targets_service(resource), None, headless)]
+    elif component is Component.DRAFT:
+        cells = [draft_cell(resource, cell) for cell in draft_cells(resource)]
+        rows = [("", cell, headless) for cell in cells]
+    plain = {"appProtocol": "kubernetes.io/h2c"} if process.api == "grpc" else {}
+    protocols = {"appProtocol": "https"} if has_tls(resource, component, process.api) else plain
+    port = {"name": process.api} | _tcp(process.ports[process.api])
+    for name, cell, address in rows:
         spec = {
             "type": "ClusterIP",
             "selector": selector(resource, component, cell),
             "ports": [port | {"targetPort": process.api} | protocols],
             "publishNotReadyAddresses": False,
         }
-        headless = {} if name in (resource.name, gateway) else {"clusterIP": "None"}
-        yield factory.make("Service", name, component, cell, spec=spec | headless)
+        yield replace(workload, cell=cell).make("Service", name, spec=spec | address)
 
 
-def _deployments(factory: ChildFactory, replicas: Mapping[int, int]) -> Iterator[Object]:
-    resource, spec = factory.resource, factory.resource.spec
-    for cell in range(spec.num_cells):
-        yield _deployment(factory, Component.TARGET, cell, 1, _RECREATE)
-    for cell in draft_cells(resource):
-        own_cell = draft_cell(resource, cell)
-        yield _deployment(factory, Component.DRAFT, own_cell, replicas[cell], _rolling(0, 1))
-    if spec.gateway.enabled:
-        number = spec.gateway.replicas
-        yield _deployment(factory, Component.GATEWAY, None, number, _rolling(1, 0))
+def _deployments(workload: Workload, replicas: Mapping[int, int]) -> Iterator[Object]:
+    resource, is_gateway = workload.resource, workload.component is Component.GATEWAY
+    numbers: dict[int | None, int] = dict.fromkeys(range(workload.spec.num_cells), 1)
+    strategy = _RECREATE
+    if is_gateway:
+        numbers, strategy = {None: workload.spec.gateway.replicas}, _rolling(1, 0)
+    elif not workload.is_target:
+        numbers = {draft_cell(resource, cell): number for cell, number in replicas.items()}
+        strategy = _rolling(0, 1)
+    for cell, number in numbers.items():
+        own = replace(workload, cell=cell)
+        seconds = 0 if is_gateway else own.block.startup_timeout_seconds
+        spec = {
+            "replicas": number,
+            "strategy": strategy,
+            "paused": False,
+            "selector": {"matchLabels": selector(resource, own.component, cell)},
+            "template": gateway_template(own) if is_gateway else engine_template(own),
+            "revisionHistoryLimit": 2,
+            "progressDeadlineSeconds": seconds + _PROGRESS_SECONDS,
+        }
+        yield own.make("Deployment", spec=spec)
 
 
-def _deployment(
-    factory: ChildFactory, component: Component, cell: int | None, replicas: int, strategy: Object
-) -> Object:
-    resource, settings = factory.resource, factory.settings
-    if component is Component.GATEWAY:
-        name, seconds = component_name(resource, component), 0
-        template = gateway_template(resource, settings)
-    else:
-        is_target = component is Component.TARGET
-        name = (target_deployment if is_target else draft_deployment)(resource, cell or 0)
-        process = resource.spec.target if is_target else resource.spec.draft
-        seconds = process.startup_timeout_seconds
-        template = engine_template(resource, settings, component, cell)
-    spec = {
-        "replicas": replicas,
-        "strategy": strategy,
-        "paused": False,
-        "selector": {"matchLabels": selector(resource, component, cell)},
-        "template": template,
-        "revisionHistoryLimit": 2,
-        "progressDeadlineSeconds": seconds + _PROGRESS_SECONDS,
-    }
-    return factory.make("Deployment", name, component, cell, spec=spec)
-
-
-def _budgets(factory: ChildFactory, replicas: Mapping[int, int]) -> Iterator[Object]:
+def _budgets(workload: Workload, replicas: Mapping[int, int]) -> Iterator[Object]:
     """One pod at a time, from two on.
 
     A lone target has none, nor have the drafts of a cell: their replacement waits for the target to
     move, so a budget would block a node drain for ever.
     """
-    resource, spec = factory.resource, factory.resource.spec
+    spec = workload.spec
     numbers = {
         Component.TARGET: spec.num_cells,
         Component.DRAFT: replicas[0] if spec.draft.sharing == "Pool" else 0,
-        Component.GATEWAY: spec.gateway.replicas,
     }
-    for each in components_of(resource):
+    if numbers.get(workload.component, spec.gateway.replicas) > 1:
+        labels = selector(workload.resource, workload.component)
         budget = {
             "maxUnavailable": 1,
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": selector(resource, each)},
+            "selector": {"matchLabels": labels},
         }
-        if numbers[each] > 1:
-            name = component_name(resource, each)
-            yield factory.make("PodDisruptionBudget", name, each, spec=budget)
+        yield workload.make("PodDisruptionBudget", spec=budget)
 
 
 def _pods(labels: Mapping[str, str]) -> Object:

@@ -32,8 +32,6 @@ GATEWAY_PORT = 8000
 """HTTP port of gateways: the API, probes and metrics."""
 FETCH = "fetch"
 """Init container that fetches a model of the hub."""
-PREFLIGHT = "preflight"
-"""Component of a pod that tests a change; no selector of ours matches it."""
 
 
 class Component(StrEnum):
@@ -42,6 +40,8 @@ class Component(StrEnum):
     TARGET = "target"
     DRAFT = "draft"
     GATEWAY = "gateway"
+    PREFLIGHT = "preflight"
+    """A pod that tests a change; no selector of ours matches it."""
 
 
 ENGINES = (Component.TARGET, Component.DRAFT)
@@ -50,19 +50,18 @@ ENGINES = (Component.TARGET, Component.DRAFT)
 
 def components_of(resource: Resource) -> tuple[Component, ...]:
     """Components that a resource has."""
-    return tuple(Component) if resource.spec.gateway.enabled else ENGINES
+    return (*ENGINES, Component.GATEWAY) if resource.spec.gateway.enabled else ENGINES
 
 
-def target_deployment(resource: Resource, cell: int) -> str:
-    """Name of a cell's target."""
-    return f"{resource.name}-target-{cell}"
+def child_name(resource: Resource, component: Component, cell: int | None = None) -> str:
+    """Name of the objects that a component has once, or once in a cell."""
+    name = f"{resource.name}-{component}"
+    return name if cell is None else f"{name}-{cell}"
 
 
 def draft_deployment(resource: Resource, cell: int) -> str:
     """Name of a cell's drafts, Deployment and Service; with a Pool there is one for all cells."""
-    own_cell = draft_cell(resource, cell)
-    suffix = "" if own_cell is None else f"-{own_cell}"
-    return f"{resource.name}-draft{suffix}"
+    return child_name(resource, Component.DRAFT, draft_cell(resource, cell))
 
 
 def draft_cell(resource: Resource, cell: int) -> int | None:
@@ -80,16 +79,6 @@ def targets_service(resource: Resource) -> str:
     return f"{resource.name}-targets"
 
 
-def gateway_services(resource: Resource) -> tuple[str, ...]:
-    """Names of the Services that a gateway needs: of what it calls, and of itself."""
-    return targets_service(resource), component_name(resource, Component.GATEWAY)
-
-
-def component_name(resource: Resource, component: str) -> str:
-    """Name of the objects that a component has once, such as its ServiceAccount and budget."""
-    return f"{resource.name}-{component}"
-
-
 def spiffe_id(namespace: str, account: str) -> str:
     """URI in the certificate of a service account."""
     return f"spiffe://ssd/ns/{namespace}/sa/{account}"
@@ -100,31 +89,10 @@ def server_name(namespace: str, service: str) -> str:
     return f"{service}.{namespace}.svc"
 
 
-def selector(
-    resource: Resource, component: str | None = None, cell: int | None = None
-) -> dict[str, str]:
-    """Labels that select pods, of all components or cells for None; nothing changes them."""
-    labels = {NAME_LABEL: resource.name}
-    if component is not None:
-        labels[COMPONENT_LABEL] = str(component)
-    if cell is not None:
-        labels[CELL_LABEL] = str(cell)
-    return labels
-
-
-def labels_of(
-    resource: Resource, component: str | None = None, cell: int | None = None
-) -> dict[str, str]:
-    """All labels of children and pods, without the version."""
-    recommended = {
-        "app.kubernetes.io/name": "ssd",
-        "app.kubernetes.io/instance": resource.name,
-        "app.kubernetes.io/part-of": "ssd",
-        MANAGED_BY_LABEL: OPERATOR,
-    }
-    if component is not None:
-        recommended["app.kubernetes.io/component"] = str(component)
-    return recommended | selector(resource, component, cell)
+def selector(resource: Resource, component: Component, cell: int | None = None) -> dict[str, str]:
+    """Labels that select pods, of all cells for None; nothing changes them."""
+    labels = {NAME_LABEL: resource.name, COMPONENT_LABEL: str(component)}
+    return labels if cell is None else labels | {CELL_LABEL: str(cell)}
 
 
 def revision_of(workload: Object) -> str:

@@ -1,32 +1,40 @@
-"""Kinds of objects, and the metadata of every child: name, owner, labels, hash."""
+"""Kinds of objects, and what all objects of a component have: name, owner, labels, hash."""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from ssd_operator.api.spec import API_VERSION, KIND, PLURAL, Object, Resource
-from ssd_operator.children.names import HASH_ANNOTATION, labels_of
+from ssd_operator.api.spec import (
+    API_VERSION,
+    KIND,
+    PLURAL,
+    Accelerator,
+    DraftSpec,
+    Object,
+    Resource,
+    Spec,
+    TargetSpec,
+)
+from ssd_operator.children.names import (
+    HASH_ANNOTATION,
+    MANAGED_BY_LABEL,
+    OPERATOR,
+    Component,
+    child_name,
+    selector,
+)
 from ssd_operator.settings import OperatorSettings
 
+HASH_DIGITS = 16
 
-@dataclass(frozen=True, slots=True)
-class ServedKind:
+
+class ServedKind(NamedTuple):
     """Where a kind is served."""
 
     api_version: str
     plural: str
-
-    @property
-    def group(self) -> str:
-        """API group; empty for the core."""
-        return self.api_version.rpartition("/")[0]
-
-    @property
-    def version(self) -> str:
-        """Version in the group."""
-        return self.api_version.rpartition("/")[2]
 
 
 KINDS: Mapping[str, ServedKind] = {
@@ -40,59 +48,81 @@ KINDS: Mapping[str, ServedKind] = {
     "EndpointSlice": ServedKind("discovery.k8s.io/v1", "endpointslices"),
     "Event": ServedKind("v1", "events"),
 }
-"""Kinds that we read or write."""
+"""Kinds that we read or write; children are applied in this order."""
 WATCHED_KINDS = frozenset(KINDS) - {"Event"}
 
 
-HASH_DIGITS = 16
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChildFactory:
-    """Makes the children of one resource."""
+class Workload:
+    """The pods of one component of a resource, all or those of a cell, and their objects."""
 
     resource: Resource
     settings: OperatorSettings
+    component: Component
+    cell: int | None = None
+    """None for gateways, the drafts of a Pool, and objects that a component has once."""
 
-    def make(
-        self,
-        kind: str,
-        name: str,
-        component: str | None = None,
-        cell: int | None = None,
-        **body: Any,
-    ) -> Object:
-        """Return a whole object with this body, and labels of this component and cell.
+    @property
+    def name(self) -> str:
+        """Of most of their objects."""
+        return child_name(self.resource, self.component, self.cell)
 
-        Its hash is that of everything else in it.
-        """
-        labels = labels_of(self.resource, component, cell)
-        labels["app.kubernetes.io/version"] = self.settings.version
+    @property
+    def spec(self) -> Spec:
+        """Of the resource."""
+        return self.resource.spec
+
+    @property
+    def is_target(self) -> bool:
+        """Whether the pods are targets."""
+        return self.component is Component.TARGET
+
+    @property
+    def block(self) -> TargetSpec | DraftSpec:
+        """The part of the spec about these engines."""
+        return self.spec.target if self.is_target else self.spec.draft
+
+    @property
+    def device(self) -> Accelerator:
+        """Device of the pods."""
+        return self.spec.accelerator if self.is_target else self.spec.draft_device
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of the pods; those of other objects have the operator's version too."""
+        recommended = {
+            "app.kubernetes.io/name": "ssd",
+            "app.kubernetes.io/instance": self.resource.name,
+            "app.kubernetes.io/part-of": "ssd",
+            MANAGED_BY_LABEL: OPERATOR,
+            "app.kubernetes.io/component": str(self.component),
+        }
+        return recommended | selector(self.resource, self.component, self.cell)
+
+    def make(self, kind: str, name: str = "", **body: Any) -> Object:
+        """Return a whole object with this body; its hash is that of everything else in it."""
+        # The garbage collector deletes a child after its resource.
+        owner = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": self.resource.name,
+            "uid": self.resource.uid,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
         made: Object = {
             "apiVersion": KINDS[kind].api_version,
             "kind": kind,
             "metadata": {
-                "name": name,
+                "name": name or self.name,
                 "namespace": self.resource.namespace,
-                "labels": labels,
-                "ownerReferences": [owner_reference(self.resource)],
+                "labels": self.labels | {"app.kubernetes.io/version": self.settings.version},
+                "ownerReferences": [owner],
             },
             **body,
         }
         made["metadata"]["annotations"] = {HASH_ANNOTATION: digest(made, HASH_DIGITS)}
         return made
-
-
-def owner_reference(resource: Resource) -> Object:
-    """The garbage collector's link from a child to its resource."""
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": resource.name,
-        "uid": resource.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
 
 
 def digest(value: Object, num_digits: int) -> str:

@@ -7,8 +7,9 @@ both Pending. A target that is created again returns to its drafts by the prefer
 
 from collections.abc import Mapping
 
-from ssd_operator.api.spec import GPU, Accelerator, Object, Resource
+from ssd_operator.api.spec import GPU, Object, Resource
 from ssd_operator.children.names import COMPONENT_LABEL, Component, draft_cell, selector
+from ssd_operator.children.objects import Workload
 
 _NODE_KEY = "kubernetes.io/hostname"
 _PRODUCT_KEY = "nvidia.com/gpu.product"
@@ -20,34 +21,30 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
-def device_of(resource: Resource, component: Component) -> Accelerator:
-    """Device of the pods of a component."""
-    spec = resource.spec
-    return spec.accelerator if component is Component.TARGET else spec.draft_device
-
-
-def affinity(resource: Resource, component: Component, cell: int | None) -> Object:
-    """Affinity of a pod; ``cell`` is None for the drafts of a Pool, which follow any target."""
-    found = _product_affinity(resource, component)
-    placement, policy = resource.spec.placement, effective_policy(resource)
-    if component is Component.DRAFT:
-        beside = _term(selector(resource, Component.TARGET, cell), placement.topology_key)
-        if policy == "Required":
-            # Until the target has a node, the draft is Pending.
-            found["podAffinity"] = {_REQUIRED: [beside]}
-        elif policy == "Preferred":
-            found["podAffinity"] = _preferred(beside, _BESIDE_WEIGHT)
-        return found
-    if policy != "None":
-        own_cell = draft_cell(resource, cell or 0)
-        drafts = _term(selector(resource, Component.DRAFT, own_cell), placement.topology_key)
-        found["podAffinity"] = _preferred(drafts, _BESIDE_WEIGHT)
-    others = _term({COMPONENT_LABEL: str(Component.TARGET)}, _NODE_KEY)
-    if placement.exclusive_node:
-        # All namespaces: the GPUs of a node belong to everybody.
-        found["podAntiAffinity"] = {_REQUIRED: [others | {"namespaceSelector": {}}]}
-    else:
-        found["podAntiAffinity"] = _preferred(others, _SPREAD_WEIGHT)
+def affinity(workload: Workload) -> Object:
+    """Affinity of a pod; the drafts of a Pool follow any target."""
+    resource, placement, found = workload.resource, workload.spec.placement, Object()
+    policy = effective_policy(resource)
+    if workload.device == "nvidia" and placement.gpu_products:
+        products = list(placement.gpu_products)
+        expression = {"key": _PRODUCT_KEY, "operator": "In", "values": products}
+        terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+        found["nodeAffinity"] = {_REQUIRED: terms}
+    other = Component.DRAFT if workload.is_target else Component.TARGET
+    peers = selector(resource, other, draft_cell(resource, workload.cell or 0))
+    beside = _term(peers, placement.topology_key)
+    if policy == "Required" and not workload.is_target:
+        # Until the target has a node, the draft is Pending.
+        found["podAffinity"] = {_REQUIRED: [beside]}
+    elif policy != "None":
+        found["podAffinity"] = _preferred(beside, _BESIDE_WEIGHT)
+    if workload.is_target:
+        others = _term({COMPONENT_LABEL: str(Component.TARGET)}, _NODE_KEY)
+        if placement.exclusive_node:
+            # All namespaces: the GPUs of a node belong to everybody.
+            found["podAntiAffinity"] = {_REQUIRED: [others | {"namespaceSelector": {}}]}
+        else:
+            found["podAntiAffinity"] = _preferred(others, _SPREAD_WEIGHT)
     return found
 
 
@@ -66,15 +63,6 @@ def tolerations(resource: Resource) -> list[Object]:
     Drafts on CPUs run on these nodes too.
     """
     return [{"key": GPU, "operator": "Exists"}] if resource.spec.is_gpu else []
-
-
-def _product_affinity(resource: Resource, component: Component) -> Object:
-    products = resource.spec.placement.gpu_products
-    if device_of(resource, component) == "cpu" or not products:
-        return {}
-    expression = {"key": _PRODUCT_KEY, "operator": "In", "values": list(products)}
-    terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
-    return {"nodeAffinity": {_REQUIRED: terms}}
 
 
 def _term(labels: Mapping[str, str], topology_key: str) -> Object:

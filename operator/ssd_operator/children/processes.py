@@ -16,28 +16,10 @@ from typing import Literal
 
 from ssd_operator.api.spec import Accelerator, Object, Resource
 from ssd_operator.children.environment import engine_environment
-from ssd_operator.children.names import (
-    DRAFT_PORT,
-    GATEWAY_PORT,
-    HTTP_PORT,
-    TARGET_PORT,
-    Component,
-)
+from ssd_operator.children.names import DRAFT_PORT, GATEWAY_PORT, HTTP_PORT, TARGET_PORT, Component
+from ssd_operator.children.objects import Workload
 from ssd_operator.children.vllm import VLLM_PORT, vllm_arguments, vllm_environment
 from ssd_operator.settings import OperatorSettings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """Where a process starts."""
-
-    resource: Resource
-    cell: int | None
-    """None for the drafts of a Pool."""
-    num_threads: int
-    """Of a forward pass on a CPU."""
-    operator: str
-    """Name in the operator's certificate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +47,8 @@ class EngineProcess:
     """Failed probes that restart a container."""
     shared_memory: Mapping[Accelerator, str] = field(default_factory=dict)
     """Maximum size of ``/dev/shm`` by device."""
-    arguments: Callable[[Start], list[str]] = lambda _start: []
-    environment: Callable[[Start], list[Object]] = lambda _start: []
-
-
-def _environment(component: Component) -> Callable[[Start], list[Object]]:
-    return lambda start: engine_environment(
-        start.resource, component, start.cell, start.num_threads, start.operator
-    )
+    environment: Callable[[Workload], list[Object]] = lambda _: []
+    arguments: Callable[[Workload], list[str]] = lambda _: []
 
 
 _DRAFT = EngineProcess(
@@ -80,7 +56,7 @@ _DRAFT = EngineProcess(
     image=lambda settings: settings.draft_image,
     shared_memory={"nvidia": "1Gi", "cpu": "64Mi"},
     ports={"grpc": DRAFT_PORT, "http": HTTP_PORT},
-    environment=_environment(Component.DRAFT),
+    environment=engine_environment,
 )
 _GATEWAY = EngineProcess(
     module="ssd_gateway",
@@ -95,7 +71,7 @@ _TARGETS = {
         shared_memory={"nvidia": "8Gi", "cpu": "64Mi"},
         ports={"grpc": TARGET_PORT, "http": HTTP_PORT},
         endpoint=f"HOST:{TARGET_PORT}",
-        environment=_environment(Component.TARGET),
+        environment=engine_environment,
     ),
     "vllm": EngineProcess(
         module="ssd_vllm",
@@ -112,8 +88,8 @@ _TARGETS = {
         # The loop that tokenizes and serves requests answers it.
         live_period=10,
         live_failures=6,
-        arguments=lambda start: vllm_arguments(start.resource, start.cell or 0, start.operator),
-        environment=lambda start: vllm_environment(start.resource, start.num_threads),
+        arguments=vllm_arguments,
+        environment=vllm_environment,
     ),
 }
 
@@ -121,8 +97,7 @@ _TARGETS = {
 def process_of(resource: Resource, component: Component) -> EngineProcess:
     """Return the process of a component's pods."""
     targets = _TARGETS[resource.spec.target.engine]
-    processes = {Component.TARGET: targets, Component.DRAFT: _DRAFT, Component.GATEWAY: _GATEWAY}
-    return processes[component]
+    return {Component.TARGET: targets, Component.DRAFT: _DRAFT}.get(component, _GATEWAY)
 
 
 def has_tls(resource: Resource, component: Component, port: str) -> bool:

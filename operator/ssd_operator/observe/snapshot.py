@@ -10,10 +10,10 @@ from ssd_operator.children.names import (
     COMPONENT_LABEL,
     Component,
     cell_of,
+    child_name,
     draft_cells,
     draft_deployment,
-    gateway_services,
-    target_deployment,
+    targets_service,
 )
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import (
@@ -138,7 +138,8 @@ class Snapshot:
 
     @property
     def _gateway_services(self) -> frozenset[Ref]:
-        return frozenset(Ref("Service", name) for name in gateway_services(self.resource))
+        names = targets_service(self.resource), child_name(self.resource, Component.GATEWAY)
+        return frozenset(Ref("Service", name) for name in names)
 
     @property
     def num_drafts_wanted(self) -> int:
@@ -155,7 +156,7 @@ class Snapshot:
 
     def target_deployment(self, cell: int) -> Object | None:
         """The Deployment of a cell's target; None if it does not exist."""
-        return self._deployment(target_deployment(self.resource, cell))
+        return self._deployment(child_name(self.resource, Component.TARGET, cell))
 
     @cached_property
     def target_deployments(self) -> tuple[Object, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from ssd_operator.api.spec import Object, Resource
 from ssd_operator.children.manifests import wanted
 from ssd_operator.children.names import COMPONENT_LABEL, ENGINES, Component, revision_of
-from ssd_operator.children.objects import ChildFactory
+from ssd_operator.children.objects import Workload
 from ssd_operator.observe.cluster import Ref, is_owned_by, ref_of
 from ssd_operator.observe.diff import differences
 from ssd_operator.observe.pod_state import drain_deadline_of, is_terminating, name_of
@@ -95,8 +95,8 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
         for each in outdated_targets(targets, snapshot)
         if (found := failures.get(ref_of(each))) is None or not found.is_of_template
     ]
-    factory = ChildFactory(resource=resource, settings=settings)
-    preflight = preflight_state(factory, targets, outdated, snapshot)
+    pods = Workload(resource=resource, settings=settings, component=Component.PREFLIGHT)
+    preflight = preflight_state(pods, targets, outdated, snapshot)
     objects += [] if preflight.pod is None else [preflight.pod]
     state = PlanState(
         began_at=snapshot.now if state.began_at is None else state.began_at,

@@ -30,11 +30,10 @@ from ssd_operator.api.spec import Object
 from ssd_operator.children.names import (
     CELL_LABEL,
     HASH_ANNOTATION,
-    PREFLIGHT,
     cell_of,
     revision_of,
 )
-from ssd_operator.children.objects import ChildFactory
+from ssd_operator.children.objects import Workload
 from ssd_operator.children.pods import affinity_to, preflight_spec
 from ssd_operator.observe.cluster import Ref, ref_of
 from ssd_operator.observe.diagnosis import PodReason, diagnose
@@ -164,14 +163,14 @@ class Preflight:
 
 
 def preflight_state(
-    factory: ChildFactory,
+    preflights: Workload,
     wanted: Sequence[Object],
     outdated: Sequence[Object],
     snapshot: Snapshot,
 ) -> Preflight:
     """Return the state of the preflight of a change."""
     # Revisions of cells differ by the cell's number only: the first one's stands for all.
-    name = f"{factory.resource.name}-{PREFLIGHT}-{revision_of(wanted[0])}"
+    name = f"{preflights.name}-{revision_of(wanted[0])}"
     live = snapshot.children.get(Ref("Pod", name))
     nodes = [
         (each, pod["spec"]["nodeName"])
@@ -187,7 +186,7 @@ def preflight_state(
             return Preflight("Running", f"{name} is created again on the target's node")
         return found
     for each, node in nodes:
-        pod = factory.make("Pod", name, PREFLIGHT, spec=preflight_spec(each, node))
+        pod = preflights.make("Pod", name, spec=preflight_spec(each, node))
         pod["metadata"]["annotations"] |= annotations_of(each["spec"]["template"])
         return Preflight("Running", f"{name} is created", pod)
     return Preflight()

@@ -11,7 +11,7 @@ import aiohttp
 from kubernetes_asyncio import client, config
 
 from ssd.errors import SetupError
-from ssd_operator.api.spec import API_VERSION, KIND, Object
+from ssd_operator.api.spec import API_VERSION, GROUP, KIND, VERSION, Object
 from ssd_operator.children.names import OPERATOR
 from ssd_operator.children.objects import KINDS, ServedKind
 from ssd_operator.observe.cluster import (
@@ -114,7 +114,7 @@ class ApiServer:
         with contextlib.suppress(MissingError):
             document = await self._call("GET", served, f"/openapi/v3/apis/{served.api_version}")
             schemas = document.get("components", {}).get("schemas", {})
-        identity = {"group": served.group, "version": served.version, "kind": KIND}
+        identity = {"group": GROUP, "version": VERSION, "kind": KIND}
         for schema in schemas.values():
             if identity in schema.get("x-kubernetes-group-version-kind", []):
                 return dict(schema)
@@ -184,7 +184,7 @@ async def connect() -> AsyncIterator[ApiServer]:
 
 def _path(kind: ServedKind, namespace: str, name: str = "", subresource: str = "") -> str:
     """Path of a collection, an object, or a part of one; no namespace means all."""
-    root = "apis" if kind.group else "api"
+    root = "apis" if "/" in kind.api_version else "api"
     where = ["namespaces", namespace] if namespace else []
     parts = ["", root, kind.api_version, *where, kind.plural, name, subresource]
     return "/".join(parts).rstrip("/")

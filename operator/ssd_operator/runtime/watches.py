@@ -17,7 +17,7 @@ import kopf
 
 from ssd.observability.log import get_logger
 from ssd_operator.api.spec import KIND
-from ssd_operator.children.objects import KINDS, WATCHED_KINDS
+from ssd_operator.children.objects import KINDS, WATCHED_KINDS, ServedKind
 from ssd_operator.observe.cluster import Cluster, ClusterError, ForbiddenError
 from ssd_operator.observe.object_cache import LABELS, ObjectCache, whole
 from ssd_operator.runtime import metrics
@@ -35,7 +35,7 @@ LISTS_OF_FORBIDDEN = 4
 _log = get_logger(__name__)
 _Place = tuple[str, str]
 """Kind and namespace; no namespace means all."""
-_WATCHED = {(KINDS[k].group, KINDS[k].version, KINDS[k].plural): k for k in WATCHED_KINDS}
+_WATCHED = {KINDS[kind]: kind for kind in WATCHED_KINDS}
 
 
 async def watch(cache: ObjectCache, namespaces: Sequence[str]) -> None:
@@ -163,4 +163,5 @@ class Lists:
 
 def _kind(resource: Any) -> str | None:
     """The kind of a resource that kopf has discovered; None for one that is not watched."""
-    return _WATCHED.get((resource.group, resource.version, resource.plural))
+    api_version = f"{resource.group}/{resource.version}".removeprefix("/")
+    return _WATCHED.get(ServedKind(api_version, resource.plural))

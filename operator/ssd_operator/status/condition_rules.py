@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from ssd_operator.api.spec import Autoscaling, DraftSpec, Object, TargetSpec
-from ssd_operator.children.names import Component, cell_of, component_name
+from ssd_operator.children.names import Component, cell_of, child_name
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.diagnosis import Diagnosis, PodReason, diagnose, diagnose_absence, worst
 from ssd_operator.observe.diff import differences
@@ -157,7 +157,7 @@ def _draft_ready(snapshot: Snapshot) -> Condition:
 def _gateway_ready(snapshot: Snapshot) -> Condition | None:
     """As many gateways as wanted are available; none if they are not enabled."""
     gateway = snapshot.resource.spec.gateway
-    name = component_name(snapshot.resource, Component.GATEWAY)
+    name = child_name(snapshot.resource, Component.GATEWAY)
     if not gateway.enabled:
         return None
     deployment = snapshot.children.get(Ref("Deployment", name))

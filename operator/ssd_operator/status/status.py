@@ -6,15 +6,15 @@ from statistics import fmean
 
 from ssd.rpc.listen import join_address
 from ssd.rpc.pool_codec import LinkStatus
-from ssd_operator.api.spec import Object, Resource
+from ssd_operator.api.spec import Object
 from ssd_operator.api.status import MOST_LINKS
 from ssd_operator.children.names import (
     DRAFT_PORT,
     Component,
     cell_of,
+    child_name,
     draft_deployment,
     selector,
-    target_deployment,
 )
 from ssd_operator.children.processes import has_tls, process_of
 from ssd_operator.observe.pod_state import address_of, is_ready, is_scheduled, name_of, to_text
@@ -116,7 +116,7 @@ def _target(result: PassResult) -> Object:
             "readyReplicas": num_ready,
             "updatedReplicas": result.updated(snapshot.targets),
             "summary": f"{num_ready}/{snapshot.resource.spec.num_cells}",
-            "revision": _revision(result, target_deployment),
+            "revision": _revision(result, child_name(snapshot.resource, Component.TARGET, 0)),
         }
     )
 
@@ -134,7 +134,7 @@ def _draft(result: PassResult) -> Object:
             "drainingReplicas": snapshot.num_draining,
             "desiredReplicas": wanted,
             "summary": f"{num_active}/{wanted}",
-            "revision": _revision(result, draft_deployment),
+            "revision": _revision(result, draft_deployment(snapshot.resource, 0)),
             "device": snapshot.resource.spec.draft_device,
             "selector": ",".join(f"{name}={value}" for name, value in labels.items()),
             **_last_scale(result),
@@ -142,9 +142,9 @@ def _draft(result: PassResult) -> Object:
     )
 
 
-def _revision(result: PassResult, name: Callable[[Resource, int], str]) -> str:
+def _revision(result: PassResult, deployment: str) -> str:
     """Of the first cell's pods; those of other cells differ in the cell only."""
-    return result.plan.revisions.get(name(result.snapshot.resource, 0), "")
+    return result.plan.revisions.get(deployment, "")
 
 
 def _last_scale(result: PassResult) -> Object:

@@ -8,7 +8,7 @@ from itertools import count
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster
 
 from ssd_operator.api.spec import Object
-from ssd_operator.children.names import COMPONENT_LABEL, PREFLIGHT, TEMPLATE_HASH_LABEL, revision_of
+from ssd_operator.children.names import COMPONENT_LABEL, TEMPLATE_HASH_LABEL, Component, revision_of
 from ssd_operator.observe.cluster import Ref, is_owned_by
 from ssd_operator.observe.pod_state import condition_of, is_live, is_ready, name_of, to_text
 
@@ -45,7 +45,9 @@ class Controllers:
     def preflights(self) -> list[Object]:
         """Pods that try a change."""
         pods = self._cluster.of_kind("Pod")
-        return [pod for pod in pods if pod["metadata"]["labels"][COMPONENT_LABEL] == PREFLIGHT]
+        return [
+            pod for pod in pods if pod["metadata"]["labels"][COMPONENT_LABEL] == Component.PREFLIGHT
+        ]
 
     def kill(self, pod: Object) -> None:
         """A pod's container dies; the kubelet starts it again at the next step."""

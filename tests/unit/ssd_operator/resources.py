@@ -29,8 +29,9 @@ from ssd_operator.api.spec import (
     drafts_of_cell,
 )
 from ssd_operator.children.manifests import wanted
-from ssd_operator.children.names import COMPONENT_LABEL, draft_cells
-from ssd_operator.children.pods import USER
+from ssd_operator.children.names import COMPONENT_LABEL, Component, draft_cell, draft_cells
+from ssd_operator.children.objects import Workload
+from ssd_operator.children.pods import USER, engine_template
 from ssd_operator.settings import OperatorSettings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -90,6 +91,15 @@ def deployments(resource: Resource, component: str) -> list[Object]:
     """Those of targets or of drafts, by cell."""
     made = [each for each in children(resource) if each["kind"] == "Deployment"]
     return [each for each in made if each["metadata"]["labels"][COMPONENT_LABEL] == component]
+
+
+def template_of(
+    resource: Resource, component: Component = Component.TARGET, cell: int = 0
+) -> Object:
+    """Pod template of the target or the drafts of a cell."""
+    own = draft_cell(resource, cell) if component is Component.DRAFT else cell
+    workload = Workload(resource=resource, settings=SETTINGS, component=component, cell=own)
+    return engine_template(workload)
 
 
 def not_restricted(pod: Object) -> list[str]:

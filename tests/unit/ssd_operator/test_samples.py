@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.unit.ssd_operator.resources import SETTINGS
+from tests.unit.ssd_operator.resources import template_of
 
 from ssd_operator.api.parse import parse
 from ssd_operator.children.names import ENGINES, Component
-from ssd_operator.children.pods import engine_template
 
 SAMPLES = Path(__file__).resolve().parents[3] / "charts" / "ssd" / "samples"
 
@@ -25,7 +24,7 @@ def test_the_job_fetches_what_the_pods_of_the_sample_would_fetch(
 ) -> None:
     sample = yaml.safe_load((SAMPLES / "llama-3.1-70b.yaml").read_text())
     sample["metadata"] |= {"namespace": "default", "uid": "u", "generation": 1}
-    pod = engine_template(parse(sample), SETTINGS, component, 0)["spec"]
+    pod = template_of(parse(sample), component)["spec"]
     (fetch,) = pod["initContainers"]
     job = yaml.safe_load((SAMPLES / "jobs" / "fetch-weights.yaml").read_text())
     own = job["spec"]["template"]["spec"]

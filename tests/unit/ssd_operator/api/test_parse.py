@@ -9,6 +9,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.ssd_operator.resources import template_of
 
 from ssd_operator.api import reserved
 from ssd_operator.api.parse import SpecError, parse
@@ -22,9 +23,6 @@ from ssd_operator.api.spec import (
     Spec,
     TargetSpec,
 )
-from ssd_operator.children.names import Component
-from ssd_operator.children.pods import engine_template
-from ssd_operator.settings import OperatorSettings
 
 CORPUS = Path(__file__).resolve().parents[3] / "cluster" / "crd"
 GOOD = sorted((CORPUS / "good").glob("*.yaml"))
@@ -203,13 +201,12 @@ def test_a_field_of_a_newer_definition_is_ignored() -> None:
 
 
 def test_the_reserved_volumes_are_those_that_pods_have() -> None:
-    settings = OperatorSettings(target_image="t", draft_image="d")
     names, paths = set[str](), set[str]()
     for source in ({"uri": "pvc://w/m"}, {"uri": "hf://org/m", "revision": "0" * 40}):
         secrets = {"tls": {"targetSecretName": "t", "draftSecretName": "d"}, "tokenSecretName": "k"}
         parts = {part: {"source": source} for part in ("target", "draft")}
         obj = resource(parts | {"security": secrets})
-        spec = engine_template(parse(obj), settings, Component.TARGET, 0)["spec"]
+        spec = template_of(parse(obj))["spec"]
         names |= {each["name"] for each in spec["volumes"]}
         paths |= {each["mountPath"] for each in spec["containers"][0]["volumeMounts"]}
     assert names == reserved.VOLUMES

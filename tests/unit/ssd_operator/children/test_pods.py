@@ -13,9 +13,9 @@ from tests.unit.ssd_operator.resources import (
     POOL,
     QWEN,
     SAMPLES,
-    SETTINGS,
     cpu_demo,
     resource,
+    template_of,
 )
 
 from ssd.fetch import FetchSettings
@@ -39,30 +39,24 @@ from ssd_operator.api.spec import (
 )
 from ssd_operator.children.names import Component
 from ssd_operator.children.placement import effective_policy
-from ssd_operator.children.pods import engine_template
 from ssd_target.settings import TargetSettings
 
 SET_BY_THE_POD = {"pod_name", "node_name", "cell", "termination_log"}
 """Settings whose values only a pod has."""
 
 
-def target_of(resource: Resource) -> Object:
-    return engine_template(resource, SETTINGS, Component.TARGET, 0)
-
-
 def draft_of(resource: Resource, cell: int = 0) -> Object:
-    is_pool = resource.spec.draft.sharing == "Pool"
-    return engine_template(resource, SETTINGS, Component.DRAFT, None if is_pool else cell)
+    return template_of(resource, Component.DRAFT, cell)
 
 
 def both_of(resource: Resource) -> tuple[Object, Object]:
     """Templates of target and draft."""
-    return target_of(resource), draft_of(resource)
+    return template_of(resource), draft_of(resource)
 
 
 def demo_target(**target: Any) -> Object:
     """The template of the demo's target with these fields."""
-    return target_of(resource(cpu_demo(target=TargetSpec(**{"source": DEMO_TARGET} | target))))
+    return template_of(resource(cpu_demo(target=TargetSpec(**{"source": DEMO_TARGET} | target))))
 
 
 def container_of(template: Object) -> Object:
@@ -121,7 +115,7 @@ def test_a_users_variable_has_precedence_unless_it_is_reserved() -> None:
     target = TargetSpec(
         source=DEMO_TARGET, pod_template=PodOverrides(env=variables(LOG_FORMAT="text"))
     )
-    template = target_of(resource(cpu_demo(target=target).changed(pod_template=own)))
+    template = template_of(resource(cpu_demo(target=target).changed(pod_template=own)))
     found = container_of(template)["env"]
     by_name = {each["name"]: each for each in found}
     assert len(by_name) == len(found)
@@ -173,7 +167,7 @@ def test_a_source_is_spelled_as_the_process_reads_it(uri: str, model: str) -> No
 
 @pytest.mark.parametrize("component", [Component.TARGET, Component.DRAFT])
 def test_only_the_container_that_fetches_uses_the_hub_and_its_token(component: Component) -> None:
-    template = engine_template(resource(LLAMA), SETTINGS, component, 0)
+    template = template_of(resource(LLAMA), component)
     (fetch,) = template["spec"]["initContainers"]
     engine = container_of(template)
     values, fetched = environment_of(engine), environment_of(fetch)
@@ -201,7 +195,7 @@ def test_a_fetch_has_the_variables_and_mounts_of_the_user() -> None:
     proxy: Variable = {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
     mount: VolumeMount = {"name": "certificates", "mountPath": "/etc/ssl/certs"}
     spec = LLAMA.changed(pod_template=PodTemplate(env=(proxy,), volume_mounts=(mount,)))
-    (fetch,) = target_of(resource(spec))["spec"]["initContainers"]
+    (fetch,) = template_of(resource(spec))["spec"]["initContainers"]
     assert proxy in fetch["env"]
     assert mount in fetch["volumeMounts"]
 
@@ -255,11 +249,11 @@ def test_targets_and_drafts_request_gpus_of_their_own_kind_and_tolerate_one_tain
 
 
 def test_a_target_has_a_rank_on_each_of_its_gpus() -> None:
-    found = values_of(target_of(resource(LLAMA)))
+    found = values_of(template_of(resource(LLAMA)))
     assert found["SSD_TARGET_DEVICE"] == "cuda"
     assert found["SSD_TARGET_TENSOR_PARALLEL_SIZE"] == "4"
     one = LLAMA.changed(target=LLAMA.target.changed(tensor_parallel_size=1))
-    for template in (target_of(resource(one)), demo_target()):
+    for template in (template_of(resource(one)), demo_target()):
         assert "SSD_TARGET_TENSOR_PARALLEL_SIZE" not in values_of(template), "1 is the default"
 
 
@@ -305,11 +299,11 @@ def test_a_draft_beside_gpus_follows_its_target_onto_its_node() -> None:
 
 
 def test_a_target_waits_longer_for_drafts_on_cpus_unless_its_deadline_is_given() -> None:
-    target = target_of(resource(CPU_DRAFTS))
+    target = template_of(resource(CPU_DRAFTS))
     assert values_of(target)["SSD_TARGET_DRAFT_DEADLINE_MS"] == "100"
     assert container_of(target)["resources"]["limits"]["nvidia.com/gpu"] == "4"
     given = [
-        target_of(resource(spec.changed(speculation=Speculation(draft_deadline_milliseconds=30))))
+        template_of(resource(spec.changed(speculation=Speculation(draft_deadline_milliseconds=30))))
         for spec in (CPU_DRAFTS, CPU_DRAFTS.changed(draft=LLAMA.draft))
     ]
     assert given[0] == given[1], "the device of its drafts replaces no target"
@@ -345,7 +339,7 @@ def test_a_pod_requests_the_disk_that_its_weights_fill(
     source = Source(uri=uri, revision="0" * 40 if uri.startswith("hf") else None)
     cache = ModelCache(size_limit=size_limit)
     spec = QWEN.changed(target=QWEN.target.changed(source=source), model_cache=cache)
-    pod = target_of(resource(spec))["spec"]
+    pod = template_of(resource(spec))["spec"]
     for container in [*pod["containers"], *pod.get("initContainers", [])]:
         assert container["resources"]["requests"]["ephemeral-storage"] == requested
 
@@ -381,7 +375,7 @@ def test_a_draft_follows_the_target_of_its_own_cell_and_an_exclusive_target_avoi
         "ssd.dev/component": "target",
         "ssd.dev/cell": "1",
     }
-    term = required(target_of(resource(LLAMA)), "podAntiAffinity")
+    term = required(template_of(resource(LLAMA)), "podAntiAffinity")
     assert term["namespaceSelector"] == {}
     assert term["labelSelector"] == {"matchLabels": {"ssd.dev/component": "target"}}
 

@@ -14,6 +14,7 @@ from tests.unit.ssd_operator.resources import (
     cpu_demo,
     deployments,
     resource,
+    template_of,
 )
 
 from ssd_operator.api.kubernetes_types import NetworkPeer
@@ -27,7 +28,7 @@ from ssd_operator.api.spec import (
     TargetSpec,
 )
 from ssd_operator.children.names import Component
-from ssd_operator.children.pods import engine_template, preflight_spec
+from ssd_operator.children.pods import preflight_spec
 from ssd_operator.observe.pod_state import name_of
 from ssd_vllm.settings import PluginSettings, read
 
@@ -49,7 +50,7 @@ def secured(mode: Literal["Server", "Mutual"]) -> Security:
 
 
 def container_of(resource: Resource, component: Component = Component.TARGET) -> Object:
-    (container,) = engine_template(resource, SETTINGS, component, 0)["spec"]["containers"]
+    (container,) = template_of(resource, component)["spec"]["containers"]
     return dict(container)
 
 
@@ -119,7 +120,7 @@ def test_a_folder_or_the_embedded_model_has_no_revision(uri: str, model: str) ->
 def test_vllm_reads_the_fetched_model_and_has_no_setting_of_our_target() -> None:
     names = {each["name"] for each in container_of(LLAMA)["env"]}
     assert names == {"HF_HOME", "HF_HUB_OFFLINE"}
-    pod = engine_template(LLAMA, SETTINGS, Component.TARGET, 0)["spec"]
+    pod = template_of(LLAMA)["spec"]
     assert [each["command"] for each in pod["initContainers"]] == [["python", "-m", "ssd.fetch"]]
     on_cpus = container_of(resource(vllm_demo(resources={"requests": {"cpu": 3}})))
     assert on_cpus["env"] == [{"name": "OMP_NUM_THREADS", "value": "3"}]
@@ -182,7 +183,7 @@ def test_the_port_of_vllm_has_the_certificate_and_probes_use_it() -> None:
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         get = {"path": "/health", "port": "http", "scheme": "HTTPS"}
         assert container[probe]["httpGet"] == get
-    template = engine_template(demo, SETTINGS, Component.TARGET, 0)
+    template = template_of(demo)
     assert template["metadata"]["annotations"] == {"ssd.dev/scheme": "https"}
     (port,) = of_kind(demo, "Service")["demo"]["ports"]
     assert port["appProtocol"] == "https"
@@ -219,6 +220,6 @@ def test_vllm_may_finish_its_requests_before_the_pod_is_killed() -> None:
         target=TargetSpec(source=DEMO_TARGET, engine="vllm", drain_seconds=60),
         draft=DraftSpec(source=DEMO_DRAFT),
     )
-    pod = engine_template(resource(spec), SETTINGS, Component.TARGET, 0)["spec"]
+    pod = template_of(resource(spec))["spec"]
     assert arguments_of(resource(spec))["shutdown-timeout"] == "60"
     assert pod["terminationGracePeriodSeconds"] == 90

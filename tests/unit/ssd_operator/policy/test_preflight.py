@@ -20,8 +20,8 @@ from tests.unit.ssd_operator.resources import (
 from tests.unit.ssd_operator.scenes import pod, terminating, unscheduled
 
 from ssd_operator.api.spec import Object, Resource, Spec
-from ssd_operator.children.names import CELL_LABEL, REVISION_LABEL, revision_of
-from ssd_operator.children.objects import ChildFactory
+from ssd_operator.children.names import CELL_LABEL, REVISION_LABEL, Component, revision_of
+from ssd_operator.children.objects import Workload
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import name_of, to_text
 from ssd_operator.observe.snapshot import Snapshot
@@ -69,9 +69,9 @@ def seen(
 
 
 def look(snapshot: Snapshot, demo: Resource = DEMO) -> Preflight:
-    factory = ChildFactory(resource=demo, settings=SETTINGS)
+    pods = Workload(resource=demo, settings=SETTINGS, component=Component.PREFLIGHT)
     wanted = deployments(demo, "target")
-    return preflight_state(factory, wanted, outdated_targets(wanted, snapshot), snapshot)
+    return preflight_state(pods, wanted, outdated_targets(wanted, snapshot), snapshot)
 
 
 def drawn(snapshot: Snapshot, demo: Resource = DEMO) -> Object:
