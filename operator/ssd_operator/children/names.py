@@ -3,10 +3,9 @@
 Names of resources have at most 40 characters, so that those of their children fit in 63.
 """
 
-from collections.abc import Collection
 from enum import StrEnum
 
-from ssd_operator.api.spec import GROUP, Object, Resource
+from ssd_operator.api.spec import GROUP, Resource
 
 NAME_LABEL = f"{GROUP}/name"
 COMPONENT_LABEL = f"{GROUP}/component"
@@ -93,54 +92,3 @@ def selector(resource: Resource, component: Component, cell: int | None = None) 
     """Labels that select pods, of all cells for None; nothing changes them."""
     labels = {NAME_LABEL: resource.name, COMPONENT_LABEL: str(component)}
     return labels if cell is None else labels | {CELL_LABEL: str(cell)}
-
-
-def revision_of(workload: Object) -> str:
-    """Revision of a Deployment's pods, or of a pod; empty where there is none."""
-    template = workload.get("spec", {}).get("template", workload)
-    labels = template.get("metadata", {}).get("labels") or {}
-    return str(labels.get(REVISION_LABEL, ""))
-
-
-def cell_of(child: Object) -> int:
-    """Cell of a pod or Deployment; 0 for those of a Pool, which have no such label."""
-    labels = child.get("metadata", {}).get("labels") or {}
-    return int(labels.get(CELL_LABEL, 0))
-
-
-def controller_of(thing: Object) -> Object:
-    """The owner reference that controls an object; empty without one."""
-    owners: list[Object] = thing["metadata"].get("ownerReferences") or []
-    return next((owner for owner in owners if owner.get("controller")), {})
-
-
-def owner_text(thing: Object) -> str:
-    """The controller of an object, for a message."""
-    owner = controller_of(thing)
-    return f"{owner['kind']} {owner['name']}" if owner else "another owner"
-
-
-def is_pod_of(pod: Object, name: str, components: Collection[str]) -> bool:
-    """Whether a ReplicaSet of a Deployment of these components made and controls a pod.
-
-    A pod that a person has removed from its ReplicaSet, or has labelled like ours, is neither
-    counted nor deleted. A ReplicaSet releases a pod whose cell is not a number.
-    """
-    metadata = pod["metadata"]
-    labels = metadata.get("labels") or {}
-    controller = controller_of(pod)
-    cell = labels.get(CELL_LABEL)
-    return (
-        labels.get(NAME_LABEL) == name
-        and labels.get(COMPONENT_LABEL) in components
-        and (cell is None or cell.isdecimal())
-        and controller.get("kind") == "ReplicaSet"
-        and controller.get("name") == f"{maker_of(pod)}-{labels.get(TEMPLATE_HASH_LABEL)}"
-    )
-
-
-def maker_of(pod: Object) -> str:
-    """Name of the Deployment that made a pod."""
-    labels = pod["metadata"].get("labels") or {}
-    name = f"{labels.get(NAME_LABEL)}-{labels.get(COMPONENT_LABEL)}"
-    return f"{name}-{labels[CELL_LABEL]}" if CELL_LABEL in labels else name

@@ -5,7 +5,6 @@ from typing import Protocol
 
 from ssd.errors import SSDError
 from ssd_operator.api.spec import Object
-from ssd_operator.children.names import controller_of
 
 Key = tuple[str, str]
 """Namespace and name of a resource."""
@@ -129,8 +128,3 @@ class Cluster(Protocol):
 def ref_of(thing: Object) -> Ref:
     """Kind and name of an object."""
     return Ref(str(thing["kind"]), str(thing["metadata"]["name"]))
-
-
-def is_owned_by(thing: Object, uid: str) -> bool:
-    """Whether a resource is an object's controller."""
-    return bool(controller_of(thing).get("uid") == uid)

@@ -6,7 +6,7 @@ owned as a whole, except in pods: selectors, variables, limits, allowed clients.
 longer wanted is not found here; the hash in our annotations differs then.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ssd_operator.api.fields import parse_quantity, parse_rounded
@@ -41,85 +41,50 @@ _WHOLE = frozenset(
 variable is a setting of the process."""
 _DEFAULTED = frozenset({"apiVersion", "divisor"})
 """Keys that the API server adds there, to ``fieldRef`` and ``resourceFieldRef``."""
-_OURS_IF_ABSENT: Mapping[Path, frozenset[str]] = {
-    (containers,): frozenset({"args", "envFrom"}) for containers in ("containers", "initContainers")
-}
-"""Fields that we leave empty and no other writer may fill."""
+_OURS_IF_ABSENT = frozenset({"args", "envFrom"})
+"""Fields of containers that we leave empty and no other writer may fill."""
 _QUANTITIES = frozenset({"requests", "limits"})
 """Maps of quantities."""
 _QUANTITY = frozenset({"sizeLimit", "averageValue", "divisor"})
+_STRINGS = frozenset({"labels", "annotations", "matchLabels", "nodeSelector"})
+"""Maps of strings, whose empty values are stored."""
 _DROPPED_WHEN_FALSE = frozenset({"paused", "publishNotReadyAddresses", "readOnly"})
 """Fields that the API server omits when they are false."""
-_DROPPED_WHEN_EMPTY = frozenset(
-    {"matchLabels", "labels", "annotations", "nodeSelector", *_QUANTITIES}
-)
+_DROPPED_WHEN_EMPTY = _STRINGS | _QUANTITIES
 """Maps that the API server omits when they are empty. Other empty objects have a meaning,
 for example ``emptyDir``."""
-
-
-_STRINGS = frozenset({("labels",), ("annotations",), ("matchLabels",), ("nodeSelector",)})
-"""Maps whose empty values are stored."""
+_IDENTITY = frozenset({"apiVersion", "kind"})
+"""Not compared: items of a list come without them."""
 
 
 def matches(live: Object, wanted: Object) -> bool:
     """Whether applying ``wanted`` would change nothing; see ``differences``."""
-    return next(differences(live, wanted), None) is None
+    return not differences(live, wanted)
 
 
-def differences(live: Object, wanted: Object) -> Iterator[str]:
+def differences(live: Object, wanted: Object) -> frozenset[str]:
     """Paths at which ``live`` differs from ``wanted``, such as ``spec.template.spec.containers``.
 
     Lists with a merge key are compared by that key, other lists as a whole, quantities as numbers.
     Fields and items of other writers are no difference, except below fields that we own as a whole:
-    an added variable or selector changes the meaning of ours. ``apiVersion`` and ``kind`` are not
-    compared: items of a list come without them.
+    an added variable or selector changes the meaning of ours.
     """
-    return (".".join(path) for path, _ in _all_differences(live, wanted))
+    return frozenset(".".join(path) for path, _ in _compare(live, wanted)[1])
 
 
-def has_additions(live: Object, wanted: Object) -> bool:
-    """Whether others have added items or keys below fields that we own.
+def removal(live: Object, wanted: Object) -> Object:
+    """The merge patch that removes what others have added below fields that we own; often empty.
 
-    An apply removes added keys of atomic maps, but no items of a list that is merged by a key.
+    An apply removes added keys of atomic maps, but no items of a list that is merged by a key. A
+    merge patch replaces lists: each has the items that other writers may add. ``metadata`` is not
+    patched.
     """
-    return any(is_addition for _, is_addition in _all_differences(live, wanted))
-
-
-def without_additions(live: Object, wanted: Object) -> Object:
-    """The merge patch that removes what ``has_additions`` finds, and nothing else of others.
-
-    A merge patch replaces lists: each has the items that other writers may add. ``metadata`` is
-    not patched.
-    """
-    about = ("apiVersion", "kind", "metadata")
-    ours = {name: value for name, value in wanted.items() if name not in about}
-    there = {name: live[name] for name in ours if name in live}
-    return _merge_patch(there, _pruned(there, ours, ()))
-
-
-def _pruned(live: Any, wanted: Any, path: Path) -> Any:
-    """``live`` with our values, and without additions below fields that we own."""
-    if isinstance(wanted, dict) and isinstance(live, dict):
-        kept = {
-            name: _pruned(value, wanted[name], (*path, name)) if name in wanted else value
-            for name, value in live.items()
-            if name in wanted or not _is_addition(name, live, path)
-        }
-        missing = wanted.keys() - live.keys()
-        return kept | {
-            name: wanted[name] for name in missing if not _is_dropped(wanted[name], name)
-        }
-    keys = _MERGE_KEYS.get(path[-2:])
-    if keys is None or not (isinstance(wanted, list) and isinstance(live, list)):
-        return live if next(_differences(live, wanted, path), None) is None else wanted
-    identity = _identity(keys)
-    mine = {identity(each): each for each in wanted}
-    items = [
-        _pruned(each, mine.pop(identity(each)), path) if identity(each) in mine else each
-        for each in live
-        if identity(each) in mine or path[-1:] != ("env",)
-    ]
-    return [*items, *mine.values()]
+    repaired, found = _compare(live, wanted)
+    if not any(is_addition for _, is_addition in found):
+        return {}
+    ours = wanted.keys() - _IDENTITY - {"metadata"}
+    before, after = ({name: each[name] for name in ours & each.keys()} for each in (live, repaired))
+    return _merge_patch(before, after)
 
 
 def _merge_patch(before: Object, after: Object) -> Object:
@@ -133,67 +98,78 @@ def _merge_patch(before: Object, after: Object) -> Object:
     }
 
 
-def _all_differences(live: Object, wanted: Object) -> Iterator[_Difference]:
-    identity = ("apiVersion", "kind")
-    ours = {name: value for name, value in wanted.items() if name not in identity}
-    found = _differences(live, ours, ())
+def _compare(live: Object, wanted: Object) -> tuple[Object, list[_Difference]]:
+    """``live`` with our values and without additions below fields that we own; what differs."""
+    found = list[_Difference]()
+    ours = {name: value for name, value in wanted.items() if name not in _IDENTITY}
+    repaired = _repair(live, ours, (), found)
     if wanted.get("kind") == "Pod":
         # Admission adds variables and limits to pods, and nothing can remove them from a live pod.
-        return (each for each in found if not each[1])
-    return found
+        found = [each for each in found if not each[1]]
+    return repaired, found
 
 
-def _differences(live: Any, wanted: Any, path: Path) -> Iterator[_Difference]:
+def _repair(live: Any, wanted: Any, path: Path, found: list[_Difference]) -> Any:
+    """A part of ``_compare``; adds differences to those found."""
     if isinstance(wanted, dict) and isinstance(live, dict):
+        repaired = {}
+        for name, value in live.items():
+            if name in wanted:
+                repaired[name] = _repair(value, wanted[name], (*path, name), found)
+            elif _is_addition(name, live, path):
+                found.append(((*path, name), True))
+            else:
+                repaired[name] = value
         for name, value in wanted.items():
-            if name in live:
-                yield from _differences(live[name], value, (*path, name))
-            elif path[-1:] in _STRINGS or not _is_dropped(value, name):
-                yield (*path, name), False
-        for name in live.keys() - wanted.keys():
-            if _is_addition(name, live, path):
-                yield (*path, name), True
-    elif isinstance(wanted, list) and isinstance(live, list):
-        yield from _differences_of_lists(live, wanted, path)
-    elif not _equals(live, wanted, path):
-        yield path, False
+            if name not in live and not _is_dropped(value, name, path):
+                found.append(((*path, name), False))
+                repaired[name] = value
+        return repaired
+    if isinstance(wanted, list) and isinstance(live, list):
+        return _repair_list(live, wanted, path, found)
+    if _equals(live, wanted, path):
+        return live
+    found.append((path, False))
+    return wanted
+
+
+def _repair_list(
+    live: list[Any], wanted: list[Any], path: Path, found: list[_Difference]
+) -> list[Any]:
+    keys = _MERGE_KEYS.get(path[-2:])
+    if keys is None and len(live) == len(wanted):
+        return [_repair(*each, path, found) for each in zip(live, wanted, strict=True)]
+    if keys is None:
+        found.append((path, False))
+        return wanted
+    theirs, ours = (
+        {tuple(each.get(key, _KEY_DEFAULTS.get(key)) for key in keys): each for each in items}
+        for items in (live, wanted)
+    )
+    repaired = []
+    for identity, each in theirs.items():
+        if identity in ours:
+            repaired.append(_repair(each, ours[identity], path, found))
+        elif path[-1] == "env":
+            found.append((path, True))
+        else:
+            repaired.append(each)
+    missing = [each for identity, each in ours.items() if identity not in theirs]
+    found += [(path, False) for _ in missing]
+    return repaired + missing
 
 
 def _is_addition(name: str, live: Object, path: Path) -> bool:
     """Whether a field that we do not set is one that others may not add."""
-    if name in _OURS_IF_ABSENT.get(path[-1:], ()):
+    if name in _OURS_IF_ABSENT and path[-1:] in (("containers",), ("initContainers",)):
         return bool(live[name])
     return not _WHOLE.isdisjoint(path) and name not in _DEFAULTED
 
 
-def _differences_of_lists(
-    live: Sequence[Any], wanted: Sequence[Any], path: Path
-) -> Iterator[_Difference]:
-    keys = _MERGE_KEYS.get(path[-2:])
-    if keys is None:
-        if len(live) != len(wanted):
-            yield path, False
-            return
-        for there, here in zip(live, wanted, strict=True):
-            yield from _differences(there, here, path)
-        return
-    identity = _identity(keys)
-    found = {identity(each): each for each in live}
-    for each in wanted:
-        if identity(each) in found:
-            yield from _differences(found.pop(identity(each)), each, path)
-        else:
-            yield path, False
-    if path[-1:] == ("env",):
-        yield from ((path, True) for _ in found)
-
-
-def _identity(keys: tuple[str, ...]) -> Callable[[Object], tuple[Any, ...]]:
-    return lambda item: tuple(item.get(key, _KEY_DEFAULTS.get(key)) for key in keys)
-
-
-def _is_dropped(value: Any, name: str) -> bool:
+def _is_dropped(value: Any, name: str, path: Path) -> bool:
     """Whether the API server would store nothing for this value."""
+    if not _STRINGS.isdisjoint(path[-1:]):
+        return False
     if value is False:
         return name in _DROPPED_WHEN_FALSE
     if value == {}:

@@ -3,14 +3,10 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from ssd_operator.api.spec import GROUP, KIND, Object
-from ssd_operator.children.names import (
-    MANAGED_BY_LABEL,
-    NAME_LABEL,
-    OPERATOR,
-    controller_of,
-)
+from ssd_operator.children.names import MANAGED_BY_LABEL, NAME_LABEL, OPERATOR
 from ssd_operator.children.objects import KINDS
-from ssd_operator.observe.cluster import Key, Ref, is_owned_by, ref_of
+from ssd_operator.observe.cluster import Key, Ref, ref_of
+from ssd_operator.observe.pod_state import labels_of
 
 LABELS = f"{MANAGED_BY_LABEL}={OPERATOR},!service.kubernetes.io/headless"
 """Selects children and their pods. EndpointSlices carry the labels of their Services; clients use
@@ -68,9 +64,8 @@ class ObjectCache:
         if key is not None:
             self._objects[uid] = thing
             self._uids.setdefault(key, set()).add(uid)
-            is_resource = thing["kind"] == KIND and before is not None
-            is_changed = is_resource and _generation(thing) != _generation(before or {})
-            self._wake(key, is_changed=is_changed)
+            is_known = thing["kind"] == KIND and before is not None
+            self._wake(key, is_changed=is_known and _generation(thing) != _generation(before or {}))
 
     def mark_deleted(self, thing: Object) -> None:
         """Record that an object is gone as of this version; a later version shows it again.
@@ -82,17 +77,14 @@ class ObjectCache:
             self._remove(uid, version)
 
     def replace(self, kind: str, namespace: str, things: Sequence[Object], version: int) -> None:
-        """Keep a complete list of a kind; objects that are not in the list are removed.
+        """Keep a complete list of a kind, in a namespace or, if empty, in all.
 
-        Args:
-            kind: of the objects.
-            namespace: where they are; empty for all.
-            things: the objects.
-            version: of the list.
+        Objects that are not in this version of the list are removed.
         """
         listed = set(map(_uid, things))
-        for uid, each in self._all(kind, namespace).items():
-            if uid not in listed and _version(each) <= version:
+        for uid, each in list(self._objects.items()):
+            is_here = each["kind"] == kind and namespace in ("", each["metadata"]["namespace"])
+            if is_here and uid not in listed and _version(each) <= version:
                 self._remove(uid, version)
         for each in things:
             self.put(each)
@@ -100,13 +92,6 @@ class ObjectCache:
         oldest = self._lists.get((kind, namespace), 0)
         self._deleted = {uid: last for uid, last in self._deleted.items() if last >= oldest}
         self._lists[kind, namespace] = version
-
-    def _all(self, kind: str, namespace: str) -> dict[str, Object]:
-        return {
-            uid: each
-            for uid, each in self._objects.items()
-            if each["kind"] == kind and namespace in ("", each["metadata"]["namespace"])
-        }
 
     def _of(self, key: Key) -> Iterator[Object]:
         return (self._objects[uid] for uid in self._uids.get(key, ()))
@@ -129,37 +114,17 @@ class ObjectCache:
 
 
 def key_of(thing: Object) -> Key | None:
-    """Key of the resource that has a pass when an object changes."""
-    if thing["kind"] == KIND:
-        return thing["metadata"]["namespace"], thing["metadata"]["name"]
-    return owner_key(thing)
+    """Key of the resource that has a pass when an object changes.
 
-
-def owner_key(thing: Object) -> Key | None:
-    """Key of the resource that an object belongs to, by its controller, else by its label.
-
-    Pods have a ReplicaSet as controller. Labels of other children may have been removed.
+    It is that of its controller, else of its label: pods have a ReplicaSet as controller, and the
+    labels of other children may have been removed.
     """
-    metadata = thing["metadata"]
+    metadata, name = thing["metadata"], labels_of(thing).get(NAME_LABEL)
     for owner in metadata.get("ownerReferences") or []:
         if owner.get("kind") == KIND and str(owner.get("apiVersion", "")).startswith(f"{GROUP}/"):
-            return metadata["namespace"], owner["name"]
-    name = (metadata.get("labels") or {}).get(NAME_LABEL)
+            name = owner["name"]
+    name = metadata["name"] if thing["kind"] == KIND else name
     return None if name is None else (metadata["namespace"], name)
-
-
-def is_ours(thing: Object, uid: str) -> bool:
-    """Whether an object is a child: controlled by the resource, or ours without a controller."""
-    if controller_of(thing):
-        return is_owned_by(thing, uid)
-    return (thing["metadata"].get("labels") or {}).get(MANAGED_BY_LABEL) == OPERATOR
-
-
-def is_of_former(thing: Object, name: str, uid: str) -> bool:
-    """Whether an object's controller was a resource of the same name that is gone."""
-    controller = controller_of(thing)
-    is_namesake = (controller.get("kind"), controller.get("name")) == (KIND, name)
-    return is_namesake and controller.get("uid") != uid
 
 
 def _uid(thing: Object) -> str:

@@ -2,20 +2,21 @@
 
 from collections.abc import Mapping
 
-from ssd_operator.api.spec import Object, Resource
+from ssd_operator.api.spec import KIND, Object, Resource
 from ssd_operator.children.manifests import wanted
-from ssd_operator.children.names import (
-    ENGINES,
-    Component,
-    draft_cells,
-    draft_deployment,
+from ssd_operator.children.names import ENGINES, Component, draft_cells, draft_deployment
+from ssd_operator.observe.cluster import Cluster, Ref, ref_of
+from ssd_operator.observe.object_cache import ObjectCache
+from ssd_operator.observe.pod_state import (
+    controller_of,
+    endpoints_of,
+    is_ours,
+    is_owned_by,
     is_pod_of,
+    is_terminating,
     maker_of,
-    owner_text,
+    to_seconds,
 )
-from ssd_operator.observe.cluster import Cluster, Ref, is_owned_by, ref_of
-from ssd_operator.observe.object_cache import ObjectCache, is_of_former, is_ours
-from ssd_operator.observe.pod_state import endpoints_of, is_terminating, to_seconds
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.settings import OperatorSettings
 
@@ -28,16 +29,10 @@ async def observe(
     resource: Resource,
     now: float,
 ) -> Snapshot:
-    """Collect the state of a resource and of everything around it.
+    """Collect the state of a resource, ``found`` and parsed, and of everything around it.
 
-    Args:
-        cluster: is read where the cache has no child of a wanted name: watches bring only what
-            carries our label.
-        cache: objects that were watched.
-        settings: of the installation.
-        found: the resource.
-        resource: the same, parsed.
-        now: seconds since the epoch.
+    The cluster is read where the cache has no child of a wanted name: watches bring only what
+    carries our label.
 
     Raises:
         ClusterError: the API server does not answer.
@@ -65,15 +60,15 @@ async def observe(
     names |= {Ref("Deployment", maker_of(pod)): None for pod in pods if not is_terminating(pod)}
     foreign, former = dict[Ref, str](), set[Ref]()
     for ref in [each for each in names if each not in children]:
-        live = await cluster.get(resource.namespace, ref)
-        if live is None:
+        if (live := await cluster.get(resource.namespace, ref)) is None:
             continue
+        owner = controller_of(live)
         if is_ours(live, resource.uid):
             children[ref] = live
-        elif is_of_former(live, resource.name, resource.uid):
+        elif (owner.get("kind"), owner.get("name")) == (KIND, resource.name):
             former.add(ref)
         else:
-            foreign[ref] = owner_text(live)
+            foreign[ref] = f"{owner['kind']} {owner['name']}" if owner else "another owner"
     return Snapshot(
         resource=resource,
         now=now,

@@ -1,11 +1,20 @@
 """Readers of the state of pods and of other objects. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ssd_operator.api.reserved import TLS_VOLUME, TOKENS_VOLUME
 from ssd_operator.api.spec import GROUP, Object
+from ssd_operator.children.names import (
+    CELL_LABEL,
+    COMPONENT_LABEL,
+    MANAGED_BY_LABEL,
+    NAME_LABEL,
+    OPERATOR,
+    REVISION_LABEL,
+    TEMPLATE_HASH_LABEL,
+)
 
 DRAIN_DEADLINE_ANNOTATION = f"{GROUP}/drain-deadline"
 """On a draft's pod that is drained: when the drain ends at the latest, RFC 3339."""
@@ -37,9 +46,66 @@ def name_of(thing: Object) -> str:
     return str(thing["metadata"]["name"])
 
 
+def labels_of(thing: Object) -> Object:
+    """Labels of an object."""
+    return thing["metadata"].get("labels") or {}
+
+
 def annotations_of(thing: Object) -> Object:
     """Annotations of an object."""
     return thing["metadata"].get("annotations") or {}
+
+
+def revision_of(workload: Object) -> str:
+    """Revision of a Deployment's pods, or of a pod; empty where there is none."""
+    template = workload.get("spec", {}).get("template", workload)
+    return str(labels_of({"metadata": {}} | template).get(REVISION_LABEL, ""))
+
+
+def cell_of(child: Object) -> int:
+    """Cell of a pod or Deployment; 0 for those of a Pool, which have no such label."""
+    return int(labels_of(child).get(CELL_LABEL, 0))
+
+
+def maker_of(pod: Object) -> str:
+    """Name of the Deployment that made a pod."""
+    labels = labels_of(pod)
+    name = f"{labels.get(NAME_LABEL)}-{labels.get(COMPONENT_LABEL)}"
+    return f"{name}-{labels[CELL_LABEL]}" if CELL_LABEL in labels else name
+
+
+def controller_of(thing: Object) -> Object:
+    """The owner reference that controls an object; empty without one."""
+    owners: list[Object] = thing["metadata"].get("ownerReferences") or []
+    return next((owner for owner in owners if owner.get("controller")), {})
+
+
+def is_owned_by(thing: Object, uid: str) -> bool:
+    """Whether a resource is an object's controller."""
+    return bool(controller_of(thing).get("uid") == uid)
+
+
+def is_ours(thing: Object, uid: str) -> bool:
+    """Whether an object is a child: controlled by the resource, or ours without a controller."""
+    if controller_of(thing):
+        return is_owned_by(thing, uid)
+    return bool(labels_of(thing).get(MANAGED_BY_LABEL) == OPERATOR)
+
+
+def is_pod_of(pod: Object, name: str, components: Collection[str]) -> bool:
+    """Whether a ReplicaSet of a Deployment of these components made and controls a pod.
+
+    A pod that a person has removed from its ReplicaSet, or has labelled like ours, is neither
+    counted nor deleted. A ReplicaSet releases a pod whose cell is not a number.
+    """
+    labels, controller = labels_of(pod), controller_of(pod)
+    return (
+        labels.get(NAME_LABEL) == name
+        and labels.get(COMPONENT_LABEL) in components
+        and str(labels.get(CELL_LABEL, 0)).isdecimal()
+        and controller.get("kind") == "ReplicaSet"
+        and controller.get("name") == f"{maker_of(pod)}-{labels.get(TEMPLATE_HASH_LABEL)}"
+    )
 
 
 def is_live(pod: Object) -> bool:
@@ -81,7 +147,7 @@ def endpoints_of(service: str, slices: Iterable[Object]) -> frozenset[str]:
     return frozenset(
         str((endpoint.get("targetRef") or {}).get("name", ""))
         for each in slices
-        if (each["metadata"].get("labels") or {}).get(_SERVICE_LABEL) == service
+        if labels_of(each).get(_SERVICE_LABEL) == service
         for endpoint in each.get("endpoints") or ()
         # Absent means unknown, which counts as true.
         if (endpoint.get("conditions") or {}).get("ready") is not False

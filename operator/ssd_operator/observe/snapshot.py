@@ -9,7 +9,6 @@ from ssd_operator.api.spec import Object, Resource
 from ssd_operator.children.names import (
     COMPONENT_LABEL,
     Component,
-    cell_of,
     child_name,
     draft_cells,
     draft_deployment,
@@ -17,6 +16,7 @@ from ssd_operator.children.names import (
 )
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import (
+    cell_of,
     drain_deadline_of,
     is_live,
     is_ready,

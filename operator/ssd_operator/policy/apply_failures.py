@@ -139,13 +139,13 @@ def contest(
     # The annotation is the live one's while a template waits, whatever else changes.
     applied, before = digest(sent, HASH_DIGITS), repairs.get(ref, RepairLog())
     is_repair = live is not None and before.applied == applied
-    repaired = frozenset(differences(live or {}, sent)) if is_repair else frozenset()
+    repaired = differences(live or {}, sent) if is_repair else frozenset()
     times = tuple(each for each in before.times if now - each < REPAIRS_SECONDS)
     times += (now,) if repaired else ()
     repairs[ref] = RepairLog(applied, times)
     retry_at = now + RETRY_SECONDS
     end = f"at {to_text(retry_at)}"
-    if paths := frozenset(differences(answer, sent)):
+    if paths := differences(answer, sent):
         cause = "not stored as applied; look for a webhook."
     elif (paths := repaired) and len(times) >= MOST_REPAIRS:
         cause = "changed again after each repair; look for another writer."

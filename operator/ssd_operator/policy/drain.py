@@ -18,13 +18,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ssd_operator.api.spec import Object, drafts_of_cell
-from ssd_operator.children.names import cell_of, draft_cells, draft_deployment
+from ssd_operator.children.names import draft_cells, draft_deployment
 from ssd_operator.children.placement import effective_policy
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import (
     DRAIN_DEADLINE_ANNOTATION,
     Address,
     address_of,
+    cell_of,
     drain_deadline_of,
     is_ready,
     is_scheduled,

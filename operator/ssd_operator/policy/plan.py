@@ -6,11 +6,17 @@ from dataclasses import dataclass, field, replace
 
 from ssd_operator.api.spec import Object, Resource
 from ssd_operator.children.manifests import wanted
-from ssd_operator.children.names import COMPONENT_LABEL, ENGINES, Component, revision_of
+from ssd_operator.children.names import COMPONENT_LABEL, ENGINES, Component
 from ssd_operator.children.objects import Workload
-from ssd_operator.observe.cluster import Ref, is_owned_by, ref_of
+from ssd_operator.observe.cluster import Ref, ref_of
 from ssd_operator.observe.diff import differences
-from ssd_operator.observe.pod_state import drain_deadline_of, is_terminating, name_of
+from ssd_operator.observe.pod_state import (
+    drain_deadline_of,
+    is_owned_by,
+    is_terminating,
+    name_of,
+    revision_of,
+)
 from ssd_operator.observe.snapshot import OLDEST_ANSWER_SECONDS, Snapshot
 from ssd_operator.policy.apply_failures import ApplyFailure, holding
 from ssd_operator.policy.drain import DrainPlan, plan_drains
@@ -173,7 +179,7 @@ def _is_needed(each: Object, snapshot: Snapshot, contested: Mapping[Ref, ApplyFa
         is_early = _is_gateway(each) and not snapshot.has_gateway_services
         return not snapshot.foreign and not is_early
     left = contested[ref].paths if ref in contested else frozenset()
-    is_different = any(path not in left for path in differences(live, each))
+    is_different = not differences(live, each) <= left
     return is_different and not is_terminating(live)
 
 

@@ -27,12 +27,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ssd_operator.api.spec import Object
-from ssd_operator.children.names import (
-    CELL_LABEL,
-    HASH_ANNOTATION,
-    cell_of,
-    revision_of,
-)
+from ssd_operator.children.names import CELL_LABEL, HASH_ANNOTATION
 from ssd_operator.children.objects import Workload
 from ssd_operator.children.pods import affinity_to, preflight_spec
 from ssd_operator.observe.cluster import Ref, ref_of
@@ -40,9 +35,11 @@ from ssd_operator.observe.diagnosis import PodReason, diagnose
 from ssd_operator.observe.diff import matches
 from ssd_operator.observe.pod_state import (
     annotations_of,
+    cell_of,
     is_ready,
     is_terminating,
     name_of,
+    revision_of,
     to_seconds,
 )
 from ssd_operator.observe.snapshot import Snapshot

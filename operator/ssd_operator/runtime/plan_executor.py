@@ -19,9 +19,9 @@ from ssd_operator.observe.cluster import (
     RefusedError,
     ref_of,
 )
-from ssd_operator.observe.diff import has_additions, without_additions
-from ssd_operator.observe.object_cache import ObjectCache, is_ours
-from ssd_operator.observe.pod_state import name_of
+from ssd_operator.observe.diff import removal
+from ssd_operator.observe.object_cache import ObjectCache
+from ssd_operator.observe.pod_state import is_ours, name_of
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.apply_failures import (
     MOST_REPAIRS,
@@ -161,8 +161,7 @@ class PlanExecutor:
             except ClusterError:
                 raise refusal from None
             answer = await self.cluster.apply(sent, uid)
-        if uid and has_additions(answer, sent):
-            changes = without_additions(answer, sent)
+        if uid and (changes := removal(answer, sent)):
             answer = await self.cluster.patch(namespace, ref, changes | only)
             _log.info("pruned", object=str(ref))
         return answer

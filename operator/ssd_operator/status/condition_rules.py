@@ -17,12 +17,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from ssd_operator.api.spec import Autoscaling, DraftSpec, Object, TargetSpec
-from ssd_operator.children.names import Component, cell_of, child_name
+from ssd_operator.children.names import Component, child_name
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.diagnosis import Diagnosis, PodReason, diagnose, diagnose_absence, worst
 from ssd_operator.observe.diff import differences
 from ssd_operator.observe.pod_state import (
     annotations_of,
+    cell_of,
     condition_of,
     has_started,
     is_live,

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ssd_operator.api.spec import Object
-from ssd_operator.children.names import maker_of, revision_of
 from ssd_operator.observe.cluster import Ref, ref_of
-from ssd_operator.observe.pod_state import is_terminating
+from ssd_operator.observe.pod_state import is_terminating, maker_of, revision_of
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.apply_failures import Results
 from ssd_operator.policy.plan import PassPlan

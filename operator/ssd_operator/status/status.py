@@ -11,13 +11,19 @@ from ssd_operator.api.status import MOST_LINKS
 from ssd_operator.children.names import (
     DRAFT_PORT,
     Component,
-    cell_of,
     child_name,
     draft_deployment,
     selector,
 )
 from ssd_operator.children.processes import has_tls, process_of
-from ssd_operator.observe.pod_state import address_of, is_ready, is_scheduled, name_of, to_text
+from ssd_operator.observe.pod_state import (
+    address_of,
+    cell_of,
+    is_ready,
+    is_scheduled,
+    name_of,
+    to_text,
+)
 from ssd_operator.observe.snapshot import PoolFact, Snapshot
 from ssd_operator.status.condition_rules import conditions
 from ssd_operator.status.conditions import LONGEST_MESSAGE, Condition, merge, no, unknown

@@ -8,9 +8,17 @@ from itertools import count
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster
 
 from ssd_operator.api.spec import Object
-from ssd_operator.children.names import COMPONENT_LABEL, TEMPLATE_HASH_LABEL, Component, revision_of
-from ssd_operator.observe.cluster import Ref, is_owned_by
-from ssd_operator.observe.pod_state import condition_of, is_live, is_ready, name_of, to_text
+from ssd_operator.children.names import COMPONENT_LABEL, TEMPLATE_HASH_LABEL, Component
+from ssd_operator.observe.cluster import Ref
+from ssd_operator.observe.pod_state import (
+    condition_of,
+    is_live,
+    is_owned_by,
+    is_ready,
+    name_of,
+    revision_of,
+    to_text,
+)
 
 _COMPLETE = "NewReplicaSetAvailable"
 _COST = "controller.kubernetes.io/pod-deletion-cost"

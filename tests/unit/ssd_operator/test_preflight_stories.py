@@ -7,9 +7,8 @@ from tests.unit.ssd_operator.world import DRAFTS, TARGET, World
 from tests.unit.ssd_operator.world import settled as serving
 
 from ssd_operator.api.spec import Object
-from ssd_operator.children.names import revision_of
 from ssd_operator.observe.cluster import ClusterError, ForbiddenError, Ref, RefusedError
-from ssd_operator.observe.pod_state import name_of
+from ssd_operator.observe.pod_state import name_of, revision_of
 
 BAD, GOOD = "localhost/bad:1", "localhost/good:1"
 NO_IMAGE = {"image": BAD, "state": {"waiting": {"reason": "ErrImagePull", "message": "no such"}}}

@@ -37,8 +37,8 @@ from ssd_operator.api.spec import (
     TargetSpec,
     Transport,
 )
-from ssd_operator.children.names import HASH_ANNOTATION, cell_of, revision_of
-from ssd_operator.observe.pod_state import name_of
+from ssd_operator.children.names import HASH_ANNOTATION
+from ssd_operator.observe.pod_state import cell_of, name_of, revision_of
 from ssd_operator.settings import OperatorSettings
 
 ORDER = [

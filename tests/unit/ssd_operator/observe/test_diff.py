@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.ssd_operator.resources import SAMPLES, children, resource, specs
 
 from ssd_operator.api.spec import Object, Spec
-from ssd_operator.observe.diff import has_additions, matches, without_additions
+from ssd_operator.observe.diff import matches, removal
 
 ANSWERS = list(yaml.safe_load_all((Path(__file__).parents[1] / "answers.yaml").read_text()))
 IDENTITY = ("apiVersion", "kind")
@@ -249,13 +249,13 @@ ADDED: list[tuple[Object, Object, bool]] = [
 def test_what_is_added_to_a_field_that_is_ours_as_a_whole_is_found(
     live: Object, wanted: Object, *, is_found: bool
 ) -> None:
-    assert has_additions(live, wanted) is is_found
+    assert bool(removal(live, wanted)) is is_found
     assert matches(live, wanted) is not is_found
 
 
 @given(OBJECTS)
 def test_a_stored_object_without_additions_has_an_empty_patch(wanted: Object) -> None:
-    assert without_additions(stored(wanted), wanted) == {}
+    assert removal(stored(wanted), wanted) == {}
 
 
 def test_a_patch_removes_additions_and_keeps_items_of_other_writers() -> None:
@@ -277,6 +277,6 @@ def test_a_patch_removes_additions_and_keeps_items_of_other_writers() -> None:
             "volumes": [{"name": "theirs"}],
         },
     }
-    assert without_additions(live, wanted) == {
+    assert removal(live, wanted) == {
         "spec": {"selector": {"extra": None}, "containers": [{"name": "sidecar"}, kept]}
     }

@@ -14,9 +14,8 @@ from tests.unit.ssd_operator.world import (
 )
 
 from ssd_operator.api.spec import Object
-from ssd_operator.children.names import revision_of
 from ssd_operator.observe.cluster import BusyError, ForbiddenError, Ref, RefusedError
-from ssd_operator.observe.pod_state import name_of, to_seconds
+from ssd_operator.observe.pod_state import name_of, revision_of, to_seconds
 from ssd_operator.policy.apply_failures import MOST_REPAIRS, PACE_SECONDS, RETRY_SECONDS
 from ssd_operator.runtime.reconcile import FAILING_SECONDS
 

@@ -20,10 +20,10 @@ from tests.unit.ssd_operator.resources import (
 from tests.unit.ssd_operator.scenes import pod, terminating, unscheduled
 
 from ssd_operator.api.spec import Object, Resource, Spec
-from ssd_operator.children.names import CELL_LABEL, REVISION_LABEL, Component, revision_of
+from ssd_operator.children.names import CELL_LABEL, REVISION_LABEL, Component
 from ssd_operator.children.objects import Workload
 from ssd_operator.observe.cluster import Ref
-from ssd_operator.observe.pod_state import name_of, to_text
+from ssd_operator.observe.pod_state import name_of, revision_of, to_text
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.rollout import (
     RETRY_SECONDS,

@@ -5,8 +5,9 @@ from tests.unit.ssd_operator.resources import DEMO, POOL, TWO_CELLS, deployments
 from tests.unit.ssd_operator.scenes import target, terminating
 
 from ssd_operator.api.spec import Object, Resource
-from ssd_operator.children.names import REVISION_LABEL, revision_of
+from ssd_operator.children.names import REVISION_LABEL
 from ssd_operator.observe.cluster import ref_of
+from ssd_operator.observe.pod_state import revision_of
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.rollout import Stage, held_drafts, with_template_of
 

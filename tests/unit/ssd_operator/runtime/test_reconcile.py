@@ -16,7 +16,7 @@ from tests.unit.ssd_operator.world import (
 )
 
 from ssd_operator.api.spec import Object
-from ssd_operator.children.names import RESTART_ANNOTATION, revision_of
+from ssd_operator.children.names import RESTART_ANNOTATION
 from ssd_operator.observe.cluster import (
     BusyError,
     ConflictError,
@@ -26,7 +26,7 @@ from ssd_operator.observe.cluster import (
     RefusedError,
 )
 from ssd_operator.observe.diagnosis import MOUNTING_SECONDS
-from ssd_operator.observe.pod_state import name_of, to_text
+from ssd_operator.observe.pod_state import name_of, revision_of, to_text
 
 
 async def test_a_new_resource_gets_all_its_children_and_serves() -> None:
