@@ -164,9 +164,7 @@ async def test_a_prompt_from_standard_input_is_continued_and_the_summary_is_on_s
     assert "tokens per round" in err
 
 
-async def test_a_text_without_a_draft_shows_its_seed_and_a_hint(
-    pair: tuple[str, ...],
-) -> None:
+async def test_a_text_without_a_draft_shows_its_seed_and_a_hint(pair: tuple[str, ...]) -> None:
     async with target_of(pair[1], *SHAPE) as (target, _):
         arguments = ("generate", "a = 1", "--endpoint", target.grpc_address)
         _, _, plain = await completed(*arguments, "--max-tokens", "30", "--temperature", "0")
@@ -325,9 +323,7 @@ async def test_ctrl_c_in_generate_prints_the_statistics_so_far(endless: RpcServe
     assert b"Traceback" not in err
 
 
-async def test_a_target_crash_during_a_request_reports_the_signal(
-    pair: tuple[str, ...],
-) -> None:
+async def test_a_target_crash_during_a_request_reports_the_signal(pair: tuple[str, ...]) -> None:
     async def generate_from_a_killed_target() -> None:
         deployment = Deployment(target=pair[1], num_drafts=0, common_flags=SHAPE)
         async with (

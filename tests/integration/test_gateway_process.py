@@ -64,10 +64,7 @@ async def test_texts_are_those_of_the_target_and_sigterm_finishes_streams() -> N
         turns = (ChatTurn("system", "Short."), ChatTurn("user", "Add two numbers."))
         template = load_template(demo.folder("demo://target"))
         messages: Any = [{"role": each.role, "content": each.content} for each in turns]
-        chat = await client.chat.completions.create(
-            messages=messages,
-            **same,
-        )
+        chat = await client.chat.completions.create(messages=messages, **same)
         rendered = await client.completions.create(prompt=render_chat(template, turns), **same)
         assert chat.choices[0].message.content == rendered.choices[0].text
 

@@ -70,7 +70,7 @@ async def test_500_cancelled_streams_leave_nothing_and_change_no_tokens(folder: 
             lambda found: (
                 found["ssd_running_sequences"] == NUM_SLOTS
                 and found["ssd_waiting_sequences"] == NUM_STREAMS - NUM_SLOTS
-            ),
+            )
         )
         for stream in streams:
             stream.cancel()
@@ -80,7 +80,7 @@ async def test_500_cancelled_streams_leave_nothing_and_change_no_tokens(folder: 
                 found["ssd_running_sequences"] == found["ssd_waiting_sequences"] == 0
                 and found['ssd_kv_blocks{state="used"}'] == found["ssd_open_sessions"] == 0
                 and found['ssd_requests_total{outcome="cancelled"}'] == NUM_STREAMS
-            ),
+            )
         )
         async with DraftClient(draft.grpc_address) as watcher, asyncio.timeout(WAIT_SECONDS):
             while (await watcher.get_status()).sessions:

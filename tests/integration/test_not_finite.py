@@ -48,9 +48,7 @@ async def ask_all(client: TargetClient) -> list[list[TokenId]]:
     return [tokens for tokens, _ in await asyncio.gather(*(generate(client, p) for p in PROMPTS))]
 
 
-async def test_a_token_with_a_nan_embedding_fails_only_its_request(
-    tmp_path: Path,
-) -> None:
+async def test_a_token_with_a_nan_embedding_fails_only_its_request(tmp_path: Path) -> None:
     sound = write_tiny_folder(tmp_path / "sound", seed=1)
     async with serving(sound) as client:
         texts = await ask_all(client)

@@ -40,8 +40,7 @@ async def playground(chromium: str, **context: Any) -> AsyncIterator[tuple[Any, 
         page.set_default_timeout(WAIT_MS)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on(
-            "console",
-            lambda line: problems.append(line.text) if line.type == "error" else None,
+            "console", lambda line: problems.append(line.text) if line.type == "error" else None
         )
         page.on(
             "request",

@@ -64,9 +64,7 @@ def twins(folder: Path) -> Iterator[tuple[ProcessUnderTest, ProcessUnderTest]]:
 
 
 @pytest.fixture
-async def client(
-    twins: tuple[ProcessUnderTest, ProcessUnderTest],
-) -> AsyncIterator[TargetClient]:
+async def client(twins: tuple[ProcessUnderTest, ProcessUnderTest]) -> AsyncIterator[TargetClient]:
     async with TargetClient(twins[0].grpc_address) as client:
         yield client
 
@@ -126,9 +124,7 @@ async def test_a_draft_with_the_targets_weights_has_no_misses_and_no_rejections(
         assert tokens == plain
 
 
-async def test_token_ids_without_an_embedding_are_refused(
-    tmp_path: Path,
-) -> None:
+async def test_token_ids_without_an_embedding_are_refused(tmp_path: Path) -> None:
     """The tokenizer has 257 tokens and the embedding 250, as after adding tokens."""
     small = write_tiny_folder(tmp_path / "small", seed=1, vocab_size=250)
     async with (
@@ -343,9 +339,7 @@ async def test_a_link_slower_than_allowed_is_refused_with_the_measured_round_tri
         await generate_until_hits(client, strict_tokens, more_than=20)
 
 
-async def test_the_mode_of_requests_in_mode_auto_changes_at_run_time(
-    client: TargetClient,
-) -> None:
+async def test_the_mode_of_requests_in_mode_auto_changes_at_run_time(client: TargetClient) -> None:
     plain, statistics = await generate(client, Mode.AUTOREGRESSIVE)
     assert statistics.mode is Mode.AUTOREGRESSIVE
     try:

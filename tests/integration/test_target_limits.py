@@ -53,10 +53,7 @@ def is_free(metrics: Metrics) -> bool:
 
 
 async def generate(
-    client: TargetClient,
-    prompt: str,
-    mode: Mode = Mode.AUTO,
-    sampling: SamplingParams = GREEDY,
+    client: TargetClient, prompt: str, mode: Mode = Mode.AUTO, sampling: SamplingParams = GREEDY
 ) -> list[int]:
     chunks = [chunk async for chunk in client.generate(prompt, sampling, mode)]
     assert chunks[-1].finish_reason is FinishReason.LENGTH
@@ -89,11 +86,7 @@ async def test_get_pool_status_reports_links_and_sequences(folder: Path) -> None
             assert links[unreachable].state == "lost"
             assert links[unreachable].reason
             # On a busy machine, tables are late and mode AUTO turns speculation off.
-            call = GenerateCall(
-                prompt="abc",
-                sampling=ENDLESS,
-                mode=Mode.SPECULATIVE,
-            )
+            call = GenerateCall(prompt="abc", sampling=ENDLESS, mode=Mode.SPECULATIVE)
             stream = client.generate(call)
             await anext(stream)
             async with asyncio.timeout(WAIT_SECONDS):
@@ -193,7 +186,7 @@ async def test_each_request_is_counted_once_with_its_outcome(folder: Path) -> No
                 lambda found: (
                     sum(found[each] for each in names.values()) == total
                     and found["ssd_waiting_sequences"] == 0
-                ),
+                )
             )
             counts = {outcome: found[name] for outcome, name in names.items()}
             assert {name: count for name, count in counts.items() if count} == expected

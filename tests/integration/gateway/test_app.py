@@ -26,12 +26,7 @@ from tests.gateway import (
 from ssd import __version__
 from ssd.errors import NotReadyError, OverloadedError
 from ssd.rpc.codec import Conversation, GenerateCall
-from ssd.types import (
-    ChatTurn,
-    FinishReason,
-    GenerationChunk,
-    Mode,
-)
+from ssd.types import ChatTurn, FinishReason, GenerationChunk, Mode
 from ssd_gateway import http_server
 from ssd_gateway.responses import Assembly
 

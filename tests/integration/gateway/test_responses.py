@@ -173,10 +173,7 @@ async def test_each_object_of_a_stream_has_the_token_counts_so_far_on_request() 
         )
         of_text = [chunk.usage async for chunk in text]
         alone = await client.completions.create(
-            model="demo",
-            prompt="p",
-            stream=True,
-            stream_options=options | {"include_usage": False},
+            model="demo", prompt="p", stream=True, stream_options=options | {"include_usage": False}
         )
         assert [chunk.usage async for chunk in alone] == [None] * 3
     # The role, or the echo; three tokens; the counts of all continuations.

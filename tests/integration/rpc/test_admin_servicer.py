@@ -45,10 +45,7 @@ def pool() -> Pool:
 @pytest.fixture
 async def admin(pool: Pool) -> AdminServicer:
     return AdminServicer(
-        pool.read,
-        set_speculation=pool.changes.append,
-        drain=pool.drain,
-        watch_seconds=0.001,
+        pool.read, set_speculation=pool.changes.append, drain=pool.drain, watch_seconds=0.001
     )
 
 

@@ -167,9 +167,7 @@ async def test_a_passed_deadline_is_a_deadline_error(client: TargetClient) -> No
         _ = [chunk async for chunk in client.generate("a*", timeout_seconds=0.05)]
 
 
-async def test_a_request_that_the_server_cancels_is_a_cancelled_error(
-    client: TargetClient,
-) -> None:
+async def test_a_request_that_the_server_cancels_is_a_cancelled_error(client: TargetClient) -> None:
     with pytest.raises(CancelledError, match="drained"):
         _ = [chunk async for chunk in client.generate("a!")]
 
@@ -387,9 +385,7 @@ async def test_closing_a_client_ends_a_waiting_request() -> None:
         await client.model_info()
 
 
-async def test_open_generators_can_be_closed_in_any_order(
-    client: TargetClient,
-) -> None:
+async def test_open_generators_can_be_closed_in_any_order(client: TargetClient) -> None:
     opened: list[Any] = []
     hooks = sys.get_asyncgen_hooks()
     sys.set_asyncgen_hooks(firstiter=opened.append)

@@ -290,9 +290,7 @@ class BrokenPool(WatchedPool):
 
 
 @pytest.mark.usefixtures("fast")
-async def test_a_crash_of_one_link_ends_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_crash_of_one_link_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialer, "REFUSED_REDIAL_SECONDS", 0.05)
     async with echo_draft() as (_, port), echo_draft() as (_, other_port):
         both = (f"127.0.0.1:{port}", f"127.0.0.1:{other_port}")

@@ -30,10 +30,7 @@ from ssd.types import (
 )
 from ssd_draft import link_server
 from ssd_draft.inbox import Inbox
-from ssd_draft.link_server import (
-    UNREAD_SECONDS,
-    LinkServer,
-)
+from ssd_draft.link_server import UNREAD_SECONDS, LinkServer
 from ssd_draft.servicer import SpeculationServicer
 
 
@@ -103,9 +100,7 @@ async def test_the_inbox_receives_a_link_before_its_messages(server: Server) -> 
     assert received == ["LinkUp", "Closing"]
 
 
-async def test_a_stuck_step_thread_ends_the_links_and_refuses_new_ones(
-    server: Server,
-) -> None:
+async def test_a_stuck_step_thread_ends_the_links_and_refuses_new_ones(server: Server) -> None:
     async with server.linked() as call:
         server.clock.advance(UNREAD_SECONDS)
         with pytest.raises(LinkError, match=r"not read its inbox for 20\.0 s"):
@@ -151,10 +146,7 @@ async def test_commits_before_the_hello_end_the_link(server: Server) -> None:
         (LinkSettings(fan_out_policy="nonsense"), HandshakeError),
         (LinkSettings(fan_out_policy="explicit", fan_out=(1, 2)), HandshakeError),
         (replace(HELLO, epoch=4), FrameError),
-        (
-            OpenSession(session=1, token_ids=(1, 99), seed=1, temperature=0.0, max_len=9),
-            FrameError,
-        ),
+        (OpenSession(session=1, token_ids=(1, 99), seed=1, temperature=0.0, max_len=9), FrameError),
     ],
     ids=["policy", "split", "second Hello", "token id"],
 )

@@ -99,9 +99,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def serving(
-    exporter: InMemorySpanExporter | None,
-) -> AsyncIterator[tuple[Bench, Any]]:
+async def serving(exporter: InMemorySpanExporter | None) -> AsyncIterator[tuple[Bench, Any]]:
     bench = Bench(exporter)
     await bench.server.start()
     make: Any = generate_pb2_grpc.GenerateServiceStub

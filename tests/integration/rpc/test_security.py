@@ -12,13 +12,7 @@ from tests import served
 from tests.pki import Authority, put
 
 from ssd.engine_settings import EngineSettings
-from ssd.errors import (
-    AccessError,
-    HandshakeError,
-    NotAllowedError,
-    NotReadyError,
-    SSDError,
-)
+from ssd.errors import AccessError, HandshakeError, NotAllowedError, NotReadyError, SSDError
 from ssd.rpc.client import DraftClient, TargetClient
 from ssd.rpc.credentials import ClientCredentials, TlsFiles
 from ssd.rpc.security import security_of

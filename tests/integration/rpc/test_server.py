@@ -227,9 +227,7 @@ async def test_a_call_during_a_stop_is_a_not_ready_error() -> None:
         assert {type(error) for error in errors} == {NotReadyError}, errors
 
 
-async def test_a_connection_without_a_handshake_is_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_connection_without_a_handshake_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "grpc.server_handshake_timeout_ms"
     assert name in dict(rpc_server.OPTIONS)
     options = dict(rpc_server.OPTIONS) | {name: 100}

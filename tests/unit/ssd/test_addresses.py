@@ -30,9 +30,7 @@ async def test_a_name_without_addresses_has_an_empty_answer(
     assert await resolve("demo-draft-0", 50052) == set()
 
 
-async def test_a_missing_answer_is_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_missing_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", failing(socket.EAI_AGAIN))
     with pytest.raises(OSError, match="no answer"):
         await resolve("demo-draft-0", 50052)

@@ -208,10 +208,7 @@ def test_the_model_of_a_draft_that_is_not_started_is_not_checked(
     ],
 )
 def test_a_device_is_that_of_the_drafts_too_unless_they_have_one(
-    given: list[str],
-    of_target: str | None,
-    of_draft: str | None,
-    monkeypatch: pytest.MonkeyPatch,
+    given: list[str], of_target: str | None, of_draft: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[tuple[str | None, str | None]] = []
 
@@ -291,14 +288,10 @@ def test_flags_of_a_deployment_cannot_be_combined_with_an_endpoint(
 
 
 @pytest.mark.parametrize(
-    ("prompt", "problem"),
-    [("\udcff", "the prompt is not UTF-8"), ("", "the prompt is empty")],
+    ("prompt", "problem"), [("\udcff", "the prompt is not UTF-8"), ("", "the prompt is empty")]
 )
 def test_an_invalid_prompt_is_refused_before_a_process_starts(
-    prompt: str,
-    problem: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    prompt: str, problem: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(app, "generate", None)
     monkeypatch.setattr(sys, "stdin", io.StringIO(prompt))

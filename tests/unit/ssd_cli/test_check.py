@@ -9,11 +9,7 @@ from ssd_cli.check import CheckResult, report_check
 from ssd_cli.demo import DifferentTextError, NotSpeculativeError
 
 EQUAL = CheckResult(
-    num_texts=2,
-    num_tokens=48,
-    dtype="bfloat16",
-    accepted_tokens=30,
-    first_differences=(None, None),
+    num_texts=2, num_tokens=48, dtype="bfloat16", accepted_tokens=30, first_differences=(None, None)
 )
 
 

@@ -38,10 +38,7 @@ def text(hits: int = 0, misses: int = 0, late: int = 0) -> Generation:
     ],
 )
 def test_a_text_without_a_hit_reports_the_cause_and_no_ratio(
-    ahead: Generation,
-    links: list[LinkStatus],
-    reason: str,
-    capsys: pytest.CaptureFixture[str],
+    ahead: Generation, links: list[LinkStatus], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(NotSpeculativeError) as raised:
         demo._compare(text(), ahead, links)

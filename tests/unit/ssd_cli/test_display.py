@@ -125,11 +125,7 @@ def test_the_summary_shows_unknown_figures_as_dashes() -> None:
 def test_the_summary_of_a_partial_generation_shows_its_known_figures() -> None:
     screen = io.StringIO()
     known = Figures(
-        seed=1,
-        tokens=7,
-        tokens_per_second=6.0,
-        time_to_first_token_seconds=0.5,
-        wall_seconds=1.5,
+        seed=1, tokens=7, tokens_per_second=6.0, time_to_first_token_seconds=0.5, wall_seconds=1.5
     )
     Console(file=screen, width=80).print(display.summary([("", known)]))
     rows = {line[:20].strip(): line[20:].strip() for line in screen.getvalue().splitlines()}

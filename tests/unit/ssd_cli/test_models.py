@@ -82,11 +82,7 @@ def problem_of(folder: Path) -> str:
 )
 @pytest.mark.usefixtures("probed")
 def test_a_model_that_cannot_run_is_listed_with_its_problem_and_exits_with_1(
-    tmp_path: Path,
-    file: str,
-    content: str | None,
-    problem: str,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, file: str, content: str | None, problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_tiny_folder(tmp_path)
     assert problem_of(tmp_path) == ""

@@ -107,9 +107,7 @@ def test_a_miss_gives_one_token_and_a_round_waits_for_no_proposal(
     assert speed["round_seconds"] == one["times"]["verify"]  # type: ignore[has-type]
 
 
-def test_the_plan_has_the_shapes_of_the_engine_for_gpus(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_plan_has_the_shapes_of_the_engine_for_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     found = plan(capsys, "--batch", "1,12", "--max-model-len", "300")
     (one, twelve) = found["batches"]  # type: ignore[misc]
     # Plain decoding is a verify, and blocks have the size of flash-attn's.

@@ -96,10 +96,7 @@ def test_the_acceptance_of_qwen_gives_its_accepted_share() -> None:
 
 @pytest.mark.parametrize(
     ("pair", "lookahead", "branches", "of_pair", "published"),
-    [
-        (LLAMA, 7, 24, rates(5.68, 0.88, 4.01), 255.8),
-        (QWEN, 4, 15, rates(3.13, 0.74, 3.13), 203.8),
-    ],
+    [(LLAMA, 7, 24, rates(5.68, 0.88, 4.01), 255.8), (QWEN, 4, 15, rates(3.13, 0.74, 3.13), 203.8)],
 )
 def test_speculative_decoding_is_as_fast_as_published(
     pair: tuple[str, str], lookahead: int, branches: int, of_pair: Rates, published: float

@@ -13,12 +13,7 @@ from ssd.speculation.fan_out import make_policy
 from ssd.speculation.table import OutcomeTable
 from ssd.testing.ledger_tree import LedgerTreeRunner
 from ssd.testing.plain_text import PlainText
-from ssd.types import (
-    Commit,
-    LinkSettings,
-    OpenSession,
-    RefusalReason,
-)
+from ssd.types import Commit, LinkSettings, OpenSession, RefusalReason
 from ssd_draft.inbox import Commits, Inbox, Opening
 from ssd_draft.sessions import Sessions
 from ssd_draft.token_choice import RingChoice

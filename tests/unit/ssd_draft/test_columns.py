@@ -4,22 +4,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from tests.unit.ssd_draft.ledger_draft import (
-    Draft,
-    FakeLink,
-    K,
-    N,
-    Opened,
-    a_text,
-)
+from tests.unit.ssd_draft.ledger_draft import Draft, FakeLink, K, N, Opened, a_text
 
 from ssd.engine.batch import BranchBatch
-from ssd.types import (
-    Branch,
-    Commit,
-    Outcome,
-    RefusalReason,
-)
+from ssd.types import Branch, Commit, Outcome, RefusalReason
 from ssd_draft.inbox import Commits
 
 

@@ -22,10 +22,7 @@ SESSION_SECONDS = 0.002
 MANY, SEVERAL = 15, 4
 
 
-@given(
-    st.dictionaries(st.integers(1, 5), st.floats(0.001, 1.0), min_size=2),
-    st.integers(1, 60),
-)
+@given(st.dictionaries(st.integers(1, 5), st.floats(0.001, 1.0), min_size=2), st.integers(1, 60))
 def test_links_that_always_wait_get_equal_time(seconds: dict[int, float], num_turns: int) -> None:
     turns, used = FairTurns(), defaultdict[int, float](float)
     for _ in range(num_turns):

@@ -7,16 +7,9 @@ from tests.draft_setup import HELLO, make_setup
 
 from ssd.errors import LinkError
 from ssd.rpc.link_codec import speculate_request
-from ssd.types import (
-    OpenSession,
-    RefusalReason,
-)
+from ssd.types import OpenSession, RefusalReason
 from ssd_draft import link_server
-from ssd_draft.link_server import (
-    TargetLink,
-    max_message_bytes,
-    may_link,
-)
+from ssd_draft.link_server import TargetLink, max_message_bytes, may_link
 
 
 class ClosedCall:

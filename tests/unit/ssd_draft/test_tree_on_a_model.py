@@ -100,19 +100,13 @@ class Text:
 
     def check(self, tables: TableBatch, row: int, depth: int = K) -> None:
         for branch in range(int(tables.num_branches_B[row])):
-            accepted, bonus = (
-                tables.accepted_BN[row, branch],
-                tables.bonus_BN[row, branch],
-            )
+            accepted, bonus = (tables.accepted_BN[row, branch], tables.bonus_BN[row, branch])
             found = tables.tokens_BNK[row, branch].tolist()
             expected = self.continuation(int(accepted), int(bonus))
             assert found == expected[:depth] + [-1] * (K - depth)
 
     def follow(self, tables: TableBatch, row: int, branch: int, num_proposed: int) -> Move:
-        accepted, bonus = (
-            int(tables.accepted_BN[row, branch]),
-            int(tables.bonus_BN[row, branch]),
-        )
+        accepted, bonus = (int(tables.accepted_BN[row, branch]), int(tables.bonus_BN[row, branch]))
         self.committed += [*self.proposal[:accepted], bonus]
         self.proposal = tables.tokens_BNK[row, branch, :num_proposed].tolist()
         return Move(accepted + 1, bonus, tuple(self.proposal), branch)

@@ -15,14 +15,7 @@ from tests.unit.ssd_draft.ledger_draft import (
     a_text,
 )
 
-from ssd.types import (
-    Branch,
-    Commit,
-    Explicit,
-    LinkSettings,
-    Outcome,
-    RefusalReason,
-)
+from ssd.types import Branch, Commit, Explicit, LinkSettings, Outcome, RefusalReason
 from ssd_draft.inbox import EVENTS_PER_STEP, Closing, LinkLost
 from ssd_draft.worker import MAX_PENDING
 
@@ -101,11 +94,7 @@ def test_explicit_tokens_equal_to_a_branch_use_that_branch(opened: Opened, count
 
 def test_several_commits_of_a_session_need_one_table(opened: Opened) -> None:
     draft, link, text = opened
-    commits = [
-        text.hit(link.newest(), 0, 2),
-        text.miss(None, 1, (9, 9)),
-        text.miss(None, 2, ()),
-    ]
+    commits = [text.hit(link.newest(), 0, 2), text.miss(None, 1, (9, 9)), text.miss(None, 2, ())]
     steps = draft.runner.num_branch_steps
     draft.commit(link, *commits)
     draft.settle()

@@ -14,12 +14,7 @@ from ssd.rpc.codec import Conversation, GenerateCall, generate_request
 from ssd.types import ChatTurn, SamplingParams, ToolCall
 from ssd_gateway.fields import MAX_BIASES
 from ssd_gateway.problems import problem
-from ssd_gateway.schemas import (
-    WITHOUT_EFFECT,
-    ChatRequest,
-    CompletionRequest,
-    parse,
-)
+from ssd_gateway.schemas import WITHOUT_EFFECT, ChatRequest, CompletionRequest, parse
 
 KINDS = (ChatRequest, CompletionRequest)
 
@@ -116,10 +111,7 @@ def test_missing_features_are_accepted_only_if_nothing_asks_for_them(name: str) 
             {"structured_outputs": {"disable_any_whitespace": True}},
             "structured_outputs.disable_any_whitespace",
         ),
-        (
-            {"structured_outputs": {"disable_fallback": 0}},
-            "structured_outputs.disable_fallback",
-        ),
+        ({"structured_outputs": {"disable_fallback": 0}}, "structured_outputs.disable_fallback"),
     ],
 )
 def test_a_value_that_only_equals_a_neutral_one_is_refused(

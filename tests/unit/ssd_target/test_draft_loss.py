@@ -8,13 +8,7 @@ import pytest
 
 from ssd.speculation.backup import BACKUPS
 from ssd.testing.scripted_draft import Behaviour
-from ssd.types import (
-    CloseSession,
-    OpenSession,
-    SamplingParams,
-    SessionRefused,
-    TokenId,
-)
+from ssd.types import CloseSession, OpenSession, SamplingParams, SessionRefused, TokenId
 
 GREEDY = SamplingParams(temperature=0.0)
 MAX_SECONDS = 60.0

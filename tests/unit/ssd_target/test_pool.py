@@ -13,13 +13,7 @@ from ssd.pool.link import LinkState
 from ssd.pool.table_deadline import opening_seconds
 from ssd.speculation.table import OutcomeTable, frame_bytes, pack_tables
 from ssd.testing.scripted_draft import Behaviour
-from ssd.types import (
-    CloseSession,
-    SamplingParams,
-    SessionRefused,
-    TargetMessage,
-    TokenId,
-)
+from ssd.types import CloseSession, SamplingParams, SessionRefused, TargetMessage, TokenId
 
 LOOKAHEAD = 3
 GREEDY = SamplingParams(temperature=0.0)
@@ -90,9 +84,7 @@ def test_only_links_that_accept_sessions_are_active(make_bench: MakeBench) -> No
     assert bench.pool.num_active == 1
 
 
-def test_an_opening_behind_others_has_more_time(
-    make_bench: MakeBench,
-) -> None:
+def test_an_opening_behind_others_has_more_time(make_bench: MakeBench) -> None:
     bench = make_bench()
     bench.join(SILENT)
     for _ in range(3):
@@ -263,9 +255,7 @@ def test_a_table_of_another_round_is_dropped_and_counted(
     assert session.table is not None
 
 
-def test_the_first_table_of_a_session_is_not_timed(
-    make_bench: MakeBench,
-) -> None:
+def test_the_first_table_of_a_session_is_not_timed(make_bench: MakeBench) -> None:
     """Its time includes the prefill of the prompt."""
     bench = make_bench()
     _, link, session = begun(bench)
@@ -292,9 +282,7 @@ def test_a_table_with_more_branches_than_agreed_is_rejected(make_bench: MakeBenc
     bench.run()
 
 
-def test_a_frame_with_more_rows_than_the_sessions_allow_is_rejected(
-    make_bench: MakeBench,
-) -> None:
+def test_a_frame_with_more_rows_than_the_sessions_allow_is_rejected(make_bench: MakeBench) -> None:
     bench = make_bench()
     bench.join(SILENT)
     (link,) = bench.pool.links()
@@ -372,9 +360,7 @@ def test_a_draft_that_contradicts_itself_is_lost_and_changes_no_token(
     assert sink.tokens == plain([1, 2, 3], 40, GREEDY)
 
 
-def test_a_draft_that_answers_every_round_never_exceeds_its_tables(
-    make_bench: MakeBench,
-) -> None:
+def test_a_draft_that_answers_every_round_never_exceeds_its_tables(make_bench: MakeBench) -> None:
     bench = make_bench()
     bench.join([Behaviour.HIT, Behaviour.LATE, Behaviour.MISS, Behaviour.HIT])
     for number in range(1, 20):

@@ -45,9 +45,7 @@ def test_tests_tables_and_third_party_code_are_omitted(tmp_path: Path) -> None:
     assert [module.path for module in read_modules(tmp_path)] == [PurePosixPath("kept/file.py")]
 
 
-def test_prompts_are_whole_lines_of_held_out_modules_and_the_same_each_time(
-    tmp_path: Path,
-) -> None:
+def test_prompts_are_whole_lines_of_held_out_modules_and_the_same_each_time(tmp_path: Path) -> None:
     root = write_library(tmp_path)
     prompts = held_out_prompts(8, num_chars=100, root=root)
     texts = [module.text for module in held_out_modules(root)]

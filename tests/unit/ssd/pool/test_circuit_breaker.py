@@ -1,10 +1,6 @@
 """When a link is suspended, and for how long."""
 
-from ssd.pool.circuit_breaker import (
-    FIRST_OPEN_SECONDS,
-    MAX_OPEN_SECONDS,
-    CircuitBreaker,
-)
+from ssd.pool.circuit_breaker import FIRST_OPEN_SECONDS, MAX_OPEN_SECONDS, CircuitBreaker
 
 
 def three_late_rounds(circuit_breaker: CircuitBreaker, now: float) -> bool:

@@ -10,12 +10,7 @@ from ssd.pool.lookup import without_session
 from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup, NewSequence, RoundResult
 from ssd.pool.sequence import Continuation, DraftedSequence, continuation
 from ssd.speculation.table import OutcomeTable
-from ssd.types import (
-    Branch,
-    Explicit,
-    LookupResult,
-    Outcome,
-)
+from ssd.types import Branch, Explicit, LookupResult, Outcome
 
 LOOKAHEAD = 3
 TABLE = OutcomeTable(
@@ -28,11 +23,7 @@ TABLE = OutcomeTable(
 
 
 def look_up(
-    table: OutcomeTable | None,
-    outcome: Outcome,
-    *,
-    remaining: int = 10,
-    acceptance: float = 0.5,
+    table: OutcomeTable | None, outcome: Outcome, *, remaining: int = 10, acceptance: float = 0.5
 ) -> Lookup:
     after = continued(outcome, remaining)
     return lookup_module.look_up(after, table, lambda text, num: tuple(text[:num]), acceptance)

@@ -91,10 +91,7 @@ def test_a_link_is_quarantined_while_its_circuit_breaker_is_open() -> None:
     for _ in range(3):
         mine.circuit_breaker.note_round(100.0, any_in_time=False)
     shown = pool_status([up(mine)], pool(), RoundLog(), 101.0).links[0]
-    assert (shown.state, shown.reason) == (
-        "quarantined",
-        "its tables were late or missing",
-    )
+    assert (shown.state, shown.reason) == ("quarantined", "its tables were late or missing")
     shown = pool_status([up(mine)], pool(), RoundLog(), 106.0).links[0]
     assert (shown.state, shown.reason) == ("active", "")
 

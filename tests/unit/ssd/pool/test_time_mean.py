@@ -34,9 +34,7 @@ STEPS = st.lists(st.tuples(st.floats(0.01, 5.0), st.integers(0, 64)), min_size=1
 
 
 @given(STEPS)
-def test_the_mean_is_that_of_the_steps_up_to_one_interval(
-    steps: list[tuple[float, int]],
-) -> None:
+def test_the_mean_is_that_of_the_steps_up_to_one_interval(steps: list[tuple[float, int]]) -> None:
     mean, now, course = TimeMean(), 0.0, []
     for lasting, value in steps:
         mean.set(value, now)

@@ -163,14 +163,8 @@ def test_a_call_is_unchanged_after_encoding_and_decoding(
         (chat(*[turn()] * 4097), "chat.messages"),
         (chat(turn(role="root")), "chat.messages[0].role"),
         (chat(turn(tool_calls=[types_pb2.ToolCall()] * 4097)), "chat.messages"),
-        (
-            chat(turn(), template_arguments="x" * (16 * 1024 + 1)),
-            "chat.template_arguments",
-        ),
-        (
-            chat(turn("x", tool_calls=[types_pb2.ToolCall(arguments="x" * MAX_TEXT_BYTES)])),
-            "chat",
-        ),
+        (chat(turn(), template_arguments="x" * (16 * 1024 + 1)), "chat.template_arguments"),
+        (chat(turn("x", tool_calls=[types_pb2.ToolCall(arguments="x" * MAX_TEXT_BYTES)])), "chat"),
         (chat(turn("x"), tools="x" * MAX_TEXT_BYTES), "chat"),
         (request(model="m" * 257), "model"),
         (request(mode=99), "mode"),

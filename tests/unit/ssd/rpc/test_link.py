@@ -405,9 +405,7 @@ def test_the_rate_limit_does_not_delay_a_draft_with_64_sessions() -> None:
     assert {rate_limit.spend(units, round_number / 300) for round_number in range(10_000)} == {0.0}
 
 
-async def test_a_link_is_read_at_a_bounded_rate(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_link_is_read_at_a_bounded_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_module, "MESSAGES_PER_SECOND", 0.1)
     monkeypatch.setattr(link_module, "BURST_MESSAGES", 10.0)
 

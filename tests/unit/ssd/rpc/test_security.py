@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 from tests.pki import Authority, put
 
-from ssd.errors import (
-    SettingsError,
-)
+from ssd.errors import SettingsError
 from ssd.rpc.client import DraftClient, TargetClient
 from ssd.rpc.credentials import ClientCredentials, TlsFiles
 from ssd_draft.settings import DraftSettings

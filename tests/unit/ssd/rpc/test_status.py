@@ -27,12 +27,7 @@ from ssd.errors import (
     UnknownModelError,
     UnsupportedError,
 )
-from ssd.rpc.status import (
-    from_rpc_error,
-    rule_of,
-    status_and_trailers,
-    to_status,
-)
+from ssd.rpc.status import from_rpc_error, rule_of, status_and_trailers, to_status
 
 Code = grpc.StatusCode
 TABLE: list[tuple[Exception, grpc.StatusCode, int]] = [

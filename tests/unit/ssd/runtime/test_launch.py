@@ -47,8 +47,7 @@ def ignore_event(_name: str, _event: Event) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("printed", "kind"),
-    [("SettingsError", SettingsError), ("AddressError", AddressError)],
+    ("printed", "kind"), [("SettingsError", SettingsError), ("AddressError", AddressError)]
 )
 def test_the_error_of_a_child_keeps_its_type(printed: str, kind: type[SetupError]) -> None:
     error = setup_error("draft 0", Event("failed", {"error": printed, "message": "port 1 in use"}))

@@ -60,9 +60,7 @@ def test_without_any_source_all_values_are_defaults() -> None:
     assert not loaded.is_only_shown
 
 
-def test_flags_precede_the_environment_the_file_and_the_defaults(
-    tmp_path: Path,
-) -> None:
+def test_flags_precede_the_environment_the_file_and_the_defaults(tmp_path: Path) -> None:
     text = "port: 1\nhttp_port: 1\nname: file\n"
     environ = {"SSD_TEST_PORT": "2", "SSD_TEST_HTTP_PORT": "2"}
     loaded = from_yaml(tmp_path, text, "--port", "3", **environ)
@@ -147,8 +145,7 @@ def test_a_common_prefix_makes_no_variable_the_nearest_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "environ"),
-    [(["--channel", "grpc"], {}), ([], {"SSD_DRAFT_CHANNEL": "grpc"})],
+    ("argv", "environ"), [(["--channel", "grpc"], {}), ([], {"SSD_DRAFT_CHANNEL": "grpc"})]
 )
 def test_the_channel_of_a_draft_is_set_on_its_target(
     argv: list[str], environ: dict[str, str]

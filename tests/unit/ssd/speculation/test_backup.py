@@ -35,11 +35,7 @@ def reference(tokens: list[int], max_tokens: int, min_suffix: int) -> tuple[int,
     return tuple(text[len(tokens) :])
 
 
-@given(
-    st.lists(st.integers(0, 2), max_size=40),
-    st.integers(0, 6),
-    st.integers(1, 3),
-)
+@given(st.lists(st.integers(0, 2), max_size=40), st.integers(0, 6), st.integers(1, 3))
 def test_the_proposal_equals_that_of_a_linear_search(
     tokens: list[int], max_tokens: int, min_suffix: int
 ) -> None:

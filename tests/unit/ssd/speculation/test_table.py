@@ -187,10 +187,7 @@ TABLES = [
     make_table([(1, 7)], [[1, 2, 3]], session=5),
 ]
 TABLES_RW = rows_of(pack_tables(TABLES, LOOKAHEAD))
-COMMITS = [
-    Commit(4, 9, Outcome(2, 8), Branch(5, 3)),
-    Commit(6, 1, Outcome(0, 7), Explicit((1, 2))),
-]
+COMMITS = [Commit(4, 9, Outcome(2, 8), Branch(5, 3)), Commit(6, 1, Outcome(0, 7), Explicit((1, 2)))]
 COMMITS_RW = rows_of(pack_commits(COMMITS, LOOKAHEAD))
 
 

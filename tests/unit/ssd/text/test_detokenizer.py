@@ -74,10 +74,7 @@ def test_pieces_are_complete_characters_and_add_up_to_the_text(text: str, sizes:
     assert "".join(pieces).count("\ufffd") == text.count("\ufffd")
 
 
-@given(
-    st.lists(st.sampled_from(MALFORMED), max_size=80),
-    st.lists(st.integers(0, 4), max_size=60),
-)
+@given(st.lists(st.sampled_from(MALFORMED), max_size=80), st.lists(st.integers(0, 4), max_size=60))
 def test_pieces_of_malformed_bytes_equal_the_text_decoded_at_once(
     ids: list[TokenId], sizes: list[int]
 ) -> None:

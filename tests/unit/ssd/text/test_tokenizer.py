@@ -143,9 +143,7 @@ def test_without_such_files_no_id_ends_a_text(tokenizer: HFTokenizer) -> None:
     assert tokenizer.eos_token_ids == frozenset()
 
 
-def test_the_fingerprint_depends_only_on_tokens_and_special_ids(
-    tmp_path: Path,
-) -> None:
+def test_the_fingerprint_depends_only_on_tokens_and_special_ids(tmp_path: Path) -> None:
     other_merges = library(merges=(("d", "e"), ("de", "g")))
     more_special = library()
     more_special.add_special_tokens([AddedToken("def", special=True)])

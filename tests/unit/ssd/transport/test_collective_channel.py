@@ -225,8 +225,7 @@ async def test_a_communicator_is_measured() -> None:
                 return next(ticks) / 1000
 
         mine, _ = await asyncio.gather(
-            asyncio.to_thread(probe, near, 0, now),
-            asyncio.to_thread(probe, far, 1, lambda: 0.0),
+            asyncio.to_thread(probe, near, 0, now), asyncio.to_thread(probe, far, 1, lambda: 0.0)
         )
         assert mine.round_trip_seconds == pytest.approx(0.001)
         assert mine.bytes_per_second == pytest.approx(GlooCommunicator.num_probe_bytes / 0.001)

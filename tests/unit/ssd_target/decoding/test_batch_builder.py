@@ -12,11 +12,7 @@ K = 3
 
 @pytest.mark.parametrize(
     ("verify_columns", "proposals", "width"),
-    [
-        ((1, K + 1), ((), ()), 1),
-        ((1, K + 1), ((), (8,)), K + 1),
-        ((K + 1,), ((), ()), K + 1),
-    ],
+    [((1, K + 1), ((), ()), 1), ((1, K + 1), ((), (8,)), K + 1), ((K + 1,), ((), ()), K + 1)],
 )
 def test_only_a_round_with_proposals_has_more_than_one_column(
     verify_columns: tuple[int, ...], proposals: tuple[tuple[TokenId, ...], ...], width: int

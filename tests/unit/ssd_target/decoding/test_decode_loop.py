@@ -16,12 +16,7 @@ from ssd_target.decoding.sampler import RingSampler
 
 GREEDY = SamplingParams(temperature=0.0)
 WARM = SamplingParams(temperature=0.8, seed=2**63 + 11)
-WRONG_TABLES = [
-    Behaviour.BAD_ID,
-    Behaviour.AHEAD,
-    Behaviour.GARBAGE,
-    Behaviour.FOREIGN,
-]
+WRONG_TABLES = [Behaviour.BAD_ID, Behaviour.AHEAD, Behaviour.GARBAGE, Behaviour.FOREIGN]
 
 MakeBench = Callable[..., Any]
 Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
@@ -95,11 +90,7 @@ def test_readers_are_woken_before_a_round_waits_for_tables(
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize("behaviour", list(Behaviour))
 def test_no_behaviour_of_a_draft_changes_a_token(
-    make_bench: MakeBench,
-    plain: Plain,
-    behaviour: Behaviour,
-    sampling: SamplingParams,
-    backup: str,
+    make_bench: MakeBench, plain: Plain, behaviour: Behaviour, sampling: SamplingParams, backup: str
 ) -> None:
     bench = make_bench(backup=backup)
     bench.join([Behaviour.HIT, Behaviour.HIT, behaviour], sampling=sampling)
@@ -128,9 +119,7 @@ def test_an_invalid_table_closes_the_link(make_bench: MakeBench, behaviour: Beha
     assert bench.pool.links() == ()
 
 
-def test_a_draft_that_always_hits_supplies_a_full_proposal_per_round(
-    make_bench: MakeBench,
-) -> None:
+def test_a_draft_that_always_hits_supplies_a_full_proposal_per_round(make_bench: MakeBench) -> None:
     bench = make_bench()
     bench.join([Behaviour.HIT])
     sink = bench.submit([1, 2, 3], 1 + 4 * 5)
@@ -221,9 +210,7 @@ def test_rounds_do_not_wait_for_the_first_table_of_a_session(make_bench: MakeBen
     assert sink.statistics.late == 0
 
 
-def test_three_late_rounds_open_the_circuit_breaker_for_a_while(
-    make_bench: MakeBench,
-) -> None:
+def test_three_late_rounds_open_the_circuit_breaker_for_a_while(make_bench: MakeBench) -> None:
     bench = make_bench()
     draft = bench.join([Behaviour.HIT, *[Behaviour.SILENT] * 3, Behaviour.HIT])
     sink = bench.submit([1, 2, 3], 16)
@@ -349,8 +336,7 @@ def test_a_rejected_proposal_that_is_not_finite_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("crash", "received"),
-    [(ZeroDivisionError("x"), RuntimeError), (RankError("lost"), RankError)],
+    ("crash", "received"), [(ZeroDivisionError("x"), RuntimeError), (RankError("lost"), RankError)]
 )
 def test_a_crash_fails_all_requests(
     make_bench: MakeBench, crash: Exception, received: type[Exception]
@@ -380,9 +366,7 @@ def test_usage_contains_the_tokens_of_the_prefix_cache(make_bench: MakeBench, pl
         assert sink.tokens == plain(prompt, 5, GREEDY)
 
 
-def test_a_prompt_that_is_not_finite_fails_again_after_it_has_failed(
-    make_bench: MakeBench,
-) -> None:
+def test_a_prompt_that_is_not_finite_fails_again_after_it_has_failed(make_bench: MakeBench) -> None:
     bench = make_bench()
     bench.runner.nan_token = 12
     for _ in range(2):

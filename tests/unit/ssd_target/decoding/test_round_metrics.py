@@ -163,9 +163,7 @@ def test_the_log_describes_the_rounds(make_bench: MakeBench) -> None:
     bench.run()
 
 
-def test_missing_tables_count_with_the_time_that_was_waited(
-    make_bench: MakeBench,
-) -> None:
+def test_missing_tables_count_with_the_time_that_was_waited(make_bench: MakeBench) -> None:
     bench = make_bench(circuit_breaker=False)
     bench.join([Behaviour.HIT, Behaviour.HIT, Behaviour.SILENT])
     bench.submit([1, 2, 3], 40)

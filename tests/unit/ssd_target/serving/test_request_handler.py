@@ -11,13 +11,7 @@ from prometheus_client import REGISTRY
 from tests.unit.ssd_target.serving.watched_tokenizer import WatchedTokenizer
 
 from ssd.engine.target_runner import TargetRunner
-from ssd.errors import (
-    ContextLengthError,
-    FieldError,
-    NotReadyError,
-    OverloadedError,
-    RankError,
-)
+from ssd.errors import ContextLengthError, FieldError, NotReadyError, OverloadedError, RankError
 from ssd.rpc.codec import Conversation, GenerateCall, Prompt
 from ssd.testing.clock import FakeClock
 from ssd.types import ChatTurn, FinishReason, GenerationChunk, Mode, SamplingParams, TokenId
@@ -51,7 +45,7 @@ async def handler(tokenizer: WatchedTokenizer, inbox: Inbox) -> RequestHandler:
     settings = TargetSettings(stream_buffer_tokens=100, max_queue=2, max_num_seqs=1)
     handler = RequestHandler(settings, tokenizer, TEMPLATE, inbox, FakeClock())
     runner = SimpleNamespace(
-        engine=SimpleNamespace(max_model_len=MAX_MODEL_LEN, num_token_ids=NUM_TOKEN_IDS),
+        engine=SimpleNamespace(max_model_len=MAX_MODEL_LEN, num_token_ids=NUM_TOKEN_IDS)
     )
     handler.open(cast(TargetRunner, runner), Wakeups(asyncio.get_running_loop()))
     return handler
@@ -94,8 +88,7 @@ async def generate(
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"),
-    [(Mode.AUTO, Mode.SPECULATIVE), (Mode.AUTOREGRESSIVE, Mode.AUTOREGRESSIVE)],
+    ("asked", "found"), [(Mode.AUTO, Mode.SPECULATIVE), (Mode.AUTOREGRESSIVE, Mode.AUTOREGRESSIVE)]
 )
 async def test_the_mode_of_the_target_applies_to_requests_in_mode_auto(
     handler: RequestHandler, inbox: Inbox, asked: Mode, found: Mode

@@ -29,10 +29,7 @@ from ssd_target.decoding.sequence_record import SequenceRecord
 from ssd_target.serving import servicer as servicer_module
 from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.serving.request_trace import RequestTrace, RequestTraces
-from ssd_target.serving.servicer import (
-    GenerateServicer,
-    count_failure,
-)
+from ssd_target.serving.servicer import GenerateServicer, count_failure
 from ssd_target.settings import TargetSettings
 
 MAX_SECONDS = 60.0

@@ -138,9 +138,7 @@ def test_blocks_of_the_decoding_kernel_fit_the_mask_and_the_registers(
     assert paged_flex.kernel_options(num_queries, group, head_size) == options
 
 
-def test_deterministic_splits_do_not_depend_on_the_lengths(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_deterministic_splits_do_not_depend_on_the_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """At 128 and 129 tokens, a text has one page more; the sums of its first token stay."""
     given: list[tuple[list[int], int]] = []
     real: Any = torch.nn.attention.flex_attention.flex_attention
