@@ -1,11 +1,11 @@
-"""A draft's set-up without a model, and a handshake that fits it."""
+"""A draft's set-up without a model, which fits the ``HELLO`` of ``tests.handshake``."""
 
 from pathlib import Path
 
 from ssd.engine.config import EngineConfig
 from ssd.model_files.local_model import LocalModel
 from ssd.testing.tokenizer import ByteTokenizer
-from ssd.types import WIRE_VERSION, Hello, Peer
+from ssd.types import Peer
 from ssd_draft.settings import DraftSettings
 from ssd_draft.setup import DraftSetup
 
@@ -23,11 +23,3 @@ def make_setup(max_len: int = 20) -> DraftSetup:
 
 
 SETUP = make_setup()
-HELLO = Hello(
-    wire_version=WIRE_VERSION,
-    vocab_size=10,
-    tokenizer_fingerprint=ByteTokenizer().fingerprint,
-    lookahead=6,
-    branches=24,
-    epoch=3,
-)

@@ -44,12 +44,7 @@ def test_engines_of_two_environments_write_the_same_texts(
 @pytest.mark.asyncio
 async def test_an_engine_that_cannot_load_is_a_row_with_its_reason(tmp_path: Path) -> None:
     setup = Setup(
-        target=tmp_path,
-        draft=tmp_path,
-        cpus=(0,),
-        batch=1,
-        environments=tmp_path,
-        scratch=tmp_path,
+        target=tmp_path, draft=tmp_path, cpus=(0,), batch=1, environments=tmp_path, scratch=tmp_path
     )
     contender = Contender(peer="transformers")
     with pytest.raises(SetupError, match="the process ended with exit code 1: "):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.handshake import HELLO, WELCOME
 from tests.pki import Authority, put
 from tests.served import serving
 
@@ -30,18 +31,9 @@ from ssd.ports import SystemClock
 from ssd.rpc.access import OPEN, Access, Role, Security
 from ssd.rpc.credentials import AcceptedTokens, ClientCredentials
 from ssd.rpc.link import LinkCall, LinkServerCall
-from ssd.types import WIRE_VERSION, Heartbeat, Hello, LinkSettings, Welcome
+from ssd.types import Heartbeat, Hello, LinkSettings
 from ssd.v1 import speculation_pb2_grpc
 
-HELLO = Hello(
-    wire_version=WIRE_VERSION,
-    vocab_size=10,
-    tokenizer_fingerprint="f",
-    lookahead=6,
-    branches=24,
-    epoch=3,
-)
-WELCOME = Welcome(epoch=3, max_sessions=4, lookahead=6, branches=24)
 MAX_SECONDS = 60.0
 
 

@@ -5,14 +5,15 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 import pytest
-from tests.draft_setup import HELLO, SETUP
+from tests.draft_setup import SETUP
+from tests.handshake import HELLO
+from tests.served import serving
 
 from ssd.errors import FrameError, HandshakeError, LinkError
 from ssd.observability.metrics import BAD_FRAMES_TOTAL
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import LinkCall
 from ssd.rpc.pool_codec import DraftStatus
-from ssd.rpc.server import RpcServer
 from ssd.speculation.table import frame_bytes, pack_commits
 from ssd.testing.clock import FakeClock
 from ssd.types import (
@@ -77,17 +78,11 @@ async def receive_all(call: LinkCall) -> None:
 async def server() -> AsyncIterator[Server]:
     clock = FakeClock()
     inbox = Inbox(100, 1 << 20, clock)
-    rpc = RpcServer("127.0.0.1", 0)
-    SpeculationServicer(
+    servicer = SpeculationServicer(
         LinkServer(SETUP, inbox, clock), is_ready=lambda: True, status=no_status, drain=no_drain
-    ).add_to(rpc)
-    await rpc.start()
-    client = DraftClient(f"127.0.0.1:{rpc.port}")
-    try:
+    )
+    async with serving(servicer) as rpc, DraftClient(f"127.0.0.1:{rpc.port}") as client:
         yield Server(clock, inbox, client)
-    finally:
-        await client.close()
-        await rpc.stop(0.0)
 
 
 async def test_the_inbox_receives_a_link_before_its_messages(server: Server) -> None:

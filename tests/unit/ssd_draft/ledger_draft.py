@@ -25,8 +25,14 @@ N = 12
 VOCAB = 61
 MAX_LEN = 96
 CHUNK = 8
-SLOTS = 4
-BLOCK = 4
+ENGINE = EngineConfig(
+    max_model_len=MAX_LEN,
+    max_num_seqs=4,
+    num_columns=K + 1,
+    branches=N,
+    block_size=4,
+    prefill_chunk=CHUNK,
+)
 
 
 class StillClock:
@@ -78,35 +84,28 @@ class Draft:
 
     def __init__(
         self,
+        engine: EngineConfig = ENGINE,
+        *,
         num_blocks: int = 200,
+        vocab_size: int = VOCAB,
         clock: Clock | None = None,
-        lookahead: int = K,
-        max_len: int = MAX_LEN,
-        num_slots: int = SLOTS,
     ) -> None:
         clock = clock or StillClock()
+        slots, lookahead = engine.max_num_seqs, engine.num_columns - 1
         self.runner = LedgerTreeRunner(
-            num_slots=num_slots,
-            num_branches=N,
+            num_slots=slots,
+            num_branches=engine.branches,
             lookahead=lookahead,
             num_blocks=num_blocks,
-            vocab_size=VOCAB,
+            vocab_size=vocab_size,
         )
-        engine = EngineConfig(
-            max_model_len=max_len,
-            max_num_seqs=num_slots,
-            num_columns=lookahead + 1,
-            branches=N,
-            block_size=BLOCK,
-            prefill_chunk=CHUNK,
-        )
-        shape = TreeShape(engine, VOCAB)
+        shape = TreeShape(engine, vocab_size)
         self.pool = BlockPool(num_blocks)
         self.sessions = Sessions(
             self.pool,
-            max_sessions=num_slots,
-            block_size=BLOCK,
-            max_len=max_len,
+            max_sessions=slots,
+            block_size=engine.block_size,
+            max_len=engine.max_model_len,
             reserved=2 * lookahead + 2,
         )
         self.inbox = Inbox(1000, 1 << 20, clock)
@@ -116,9 +115,9 @@ class Draft:
             Parts(
                 inbox=self.inbox,
                 sessions=self.sessions,
-                tree=Tree(self.runner, RingChoice(num_slots, shape.num_noise_rows, VOCAB), shape),
+                tree=Tree(self.runner, RingChoice(slots, shape.num_noise_rows, vocab_size), shape),
                 policy_of=cache(lambda link: make_policy(link.fan_out_policy, link.fan_out)),
-                prefill_chunk=CHUNK,
+                prefill_chunk=engine.prefill_chunk,
                 branch_counts=engine.branch_counts,
                 clock=clock,
                 on_count=self.counts.append,

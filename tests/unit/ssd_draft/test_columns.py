@@ -11,17 +11,6 @@ from ssd.types import Branch, Commit, Outcome, RefusalReason
 from ssd_draft.inbox import Commits
 
 
-def test_commits_that_wait_are_applied_as_one(opened: Opened) -> None:
-    draft, link, text = opened
-    draft.commit(link, text.hit(link.newest(), 0, K))
-    for guess in ((7, 8), (), (9,)):
-        draft.commit(link, text.miss(None, len(text.proposal), guess))
-    passes = draft.runner.num_proposal_passes
-    draft.settle()
-    text.check(link.newest())
-    assert draft.runner.num_proposal_passes == passes + 2, "one for what was skipped, one more"
-
-
 @dataclass
 class StepClock:
     """A clock that only the steps of a tree move."""

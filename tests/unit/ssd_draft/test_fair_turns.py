@@ -3,12 +3,13 @@
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.ssd_draft.ledger_draft import CHUNK, VOCAB, Draft, FakeLink, K, a_text
+from tests.unit.ssd_draft.ledger_draft import CHUNK, ENGINE, VOCAB, Draft, FakeLink, K, a_text
 from tests.unit.ssd_draft.virtual_target import VirtualClock
 
 from ssd.speculation.table import OutcomeTable
@@ -82,7 +83,7 @@ class SharedDraft:
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
-        self.draft = Draft(clock=self.clock, num_blocks=500, num_slots=MANY + 1)
+        self.draft = Draft(replace(ENGINE, max_num_seqs=MANY + 1), num_blocks=500, clock=self.clock)
         runner = self.draft.runner
         runner.run_branches = self._slowly(  # type: ignore[method-assign]
             runner.run_branches, lambda batch: len(batch.slots_B)

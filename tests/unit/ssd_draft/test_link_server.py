@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from tests.draft_setup import HELLO, make_setup
+from tests.draft_setup import make_setup
+from tests.handshake import HELLO
 
 from ssd.errors import LinkError
 from ssd.rpc.link_codec import speculate_request

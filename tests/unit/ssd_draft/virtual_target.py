@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 import torch
+from tests.unit.ssd_draft import ledger_draft
 from tests.unit.ssd_draft.ledger_draft import Draft, FakeLink, N, a_text
 
 from ssd.engine.batch import BranchBatch
@@ -19,6 +20,7 @@ from ssd_draft.inbox import Commits
 LATENCY_SECONDS = 0.0005
 LOOKAHEAD = 6
 MAX_LEN = 640
+ENGINE = replace(ledger_draft.ENGINE, num_columns=LOOKAHEAD + 1, max_model_len=MAX_LEN)
 
 
 class VirtualClock:
@@ -55,7 +57,7 @@ class VirtualTarget:
     ) -> None:
         """Construct; ``fixed_share`` of a step does not depend on the branches."""
         self.clock = VirtualClock()
-        self.draft = Draft(clock=self.clock, lookahead=LOOKAHEAD, max_len=MAX_LEN)
+        self.draft = Draft(ENGINE, clock=self.clock)
         self.link = FakeLink(settings=LinkSettings(fan_out_policy=fan_out_policy))
         self.text = replace(a_text([5, 9, 2, 7]), lookahead=LOOKAHEAD)
         self.counts = Counts()

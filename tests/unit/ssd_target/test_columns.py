@@ -4,24 +4,21 @@ Both ends are the real ones: decode loop and pool, worker and tree. Only the mod
 and tables wait until a test delivers them.
 """
 
-from collections.abc import Callable, Collection, Iterable
-from functools import cache
-from typing import Any
+from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.ssd_draft import ledger_draft
+from tests.unit.ssd_draft.ledger_draft import Draft
+from tests.unit.ssd_target.bench import BRANCHES, LOOKAHEAD, VOCAB, Backup, Bench, plain
 
 from ssd.engine.batch import BranchBatch
-from ssd.engine.config import EngineConfig
-from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import LinkError
 from ssd.pool.link import DraftLink
-from ssd.runtime.step_thread import Watchdog
-from ssd.speculation.fan_out import make_policy
 from ssd.speculation.table import OutcomeTable, pack_tables, unpack_commits
-from ssd.testing.ledger_tree import LedgerTreeRunner
 from ssd.types import (
     CloseSession,
     LinkSettings,
@@ -30,25 +27,12 @@ from ssd.types import (
     SamplingParams,
     SessionRefused,
     TargetMessage,
-    TokenId,
     Welcome,
 )
-from ssd_draft.inbox import Closing, Commits, Inbox, Opening
-from ssd_draft.sessions import Sessions
-from ssd_draft.token_choice import RingChoice
-from ssd_draft.tree import Tree, TreeShape
-from ssd_draft.worker import Parts, Worker
+from ssd_draft.inbox import Closing, Commits, Opening
 
-VOCAB = 13
-LOOKAHEAD = 3
-BRANCHES = 2
-SLOTS = 4
-BLOCKS = 120
-MAX_LEN = 96
+ENGINE = replace(ledger_draft.ENGINE, branches=BRANCHES)
 NUM_TOKENS = 40
-
-MakeBench = Callable[..., Any]
-Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
 
 
 class DraftEnd:
@@ -57,56 +41,26 @@ class DraftEnd:
     number = 1
     settings = LinkSettings(fan_out_policy="adaptive")
 
-    def __init__(self, bench: Any) -> None:
+    def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self.depths: list[int] = []
         self.is_slow = False
         """Whether the tables wait for ``deliver``."""
         self.waiting: list[bytes] = []
-        engine = EngineConfig(
-            max_model_len=MAX_LEN,
-            max_num_seqs=SLOTS,
-            num_columns=LOOKAHEAD + 1,
-            branches=BRANCHES,
-            block_size=4,
-            prefill_chunk=8,
+        draft = Draft(ENGINE, num_blocks=120, vocab_size=VOCAB, clock=bench.clock)
+        self.runner, self.inbox, self.worker = draft.runner, draft.inbox, draft.worker
+        welcome = Welcome(
+            epoch=1, max_sessions=ENGINE.max_num_seqs, lookahead=LOOKAHEAD, branches=BRANCHES
         )
-        shape = TreeShape(engine, VOCAB)
-        self.runner = LedgerTreeRunner(
-            num_slots=SLOTS,
-            num_branches=BRANCHES,
-            lookahead=LOOKAHEAD,
-            num_blocks=BLOCKS,
-            vocab_size=VOCAB,
-        )
-        self.inbox = Inbox(1000, 1 << 20, bench.clock)
-        self.worker = Worker(
-            Parts(
-                inbox=self.inbox,
-                sessions=Sessions(
-                    BlockPool(BLOCKS),
-                    max_sessions=SLOTS,
-                    block_size=4,
-                    max_len=MAX_LEN,
-                    reserved=2 * LOOKAHEAD + 2,
-                ),
-                tree=Tree(self.runner, RingChoice(SLOTS, shape.num_noise_rows, VOCAB), shape),
-                policy_of=cache(lambda link: make_policy(link.fan_out_policy, link.fan_out)),
-                branch_counts=engine.branch_counts,
-                prefill_chunk=8,
-                clock=bench.clock,
-                on_count=lambda _count: None,
-                watchdog=Watchdog(bench.clock),
-            )
-        )
-        welcome = Welcome(epoch=1, max_sessions=SLOTS, lookahead=LOOKAHEAD, branches=BRANCHES)
         self.link = DraftLink("draft", welcome, self.receive)
         bench.pool.attach(self.link)
 
     def receive(self, message: TargetMessage | bytes) -> None:
         now = self.bench.clock.now()
         if isinstance(message, bytes):
-            commits = unpack_commits(message, LOOKAHEAD, max_commits=SLOTS, num_token_ids=VOCAB)
+            commits = unpack_commits(
+                message, LOOKAHEAD, max_commits=ENGINE.max_num_seqs, num_token_ids=VOCAB
+            )
             self.inbox.put(Commits(self, commits, now))
         elif isinstance(message, OpenSession):
             self.inbox.put(Opening(self, message, now))
@@ -138,22 +92,16 @@ turns = st.tuples(st.integers(0, LOOKAHEAD + 3), st.booleans())
 """Steps of the draft before a round, and whether its tables wait until the next round."""
 
 
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=30, deadline=None)
 @given(
     temperature=st.sampled_from([0.0, 1.0]),
     turns=st.lists(turns, max_size=30),
     backup=st.sampled_from(["none", "ngram"]),
 )
 def test_no_delay_of_a_table_changes_a_token(
-    make_bench: MakeBench,
-    plain: Plain,
-    temperature: float,
-    turns: list[tuple[int, bool]],
-    backup: str,
+    temperature: float, turns: list[tuple[int, bool]], backup: Backup
 ) -> None:
-    bench = make_bench(backup=backup, circuit_breaker=False)
+    bench = Bench(backup=backup, circuit_breaker=False)
     draft = DraftEnd(bench)
     sampling = SamplingParams(temperature=temperature, seed=7)
     prompts = [[1, 2, 3], [4, 5], list(range(12))]
@@ -169,10 +117,8 @@ def test_no_delay_of_a_table_changes_a_token(
 
 
 @pytest.mark.parametrize("steps_a_round", [1, 2, 3, 4, 8])
-def test_a_slower_draft_yields_shorter_proposals_and_is_not_late(
-    make_bench: MakeBench, plain: Plain, steps_a_round: int
-) -> None:
-    bench = make_bench()
+def test_a_slower_draft_yields_shorter_proposals_and_is_not_late(steps_a_round: int) -> None:
+    bench = Bench()
     draft = DraftEnd(bench)
     run_branches = draft.runner.run_branches
 

@@ -1,20 +1,15 @@
 """Lost, returning and busy drafts: which rounds wait, and which sequences get a session."""
 
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any
 
 import pytest
+from tests.unit.ssd_target.bench import GREEDY, Bench, plain
 
 from ssd.speculation.backup import BACKUPS
 from ssd.testing.scripted_draft import Behaviour
-from ssd.types import CloseSession, OpenSession, SamplingParams, SessionRefused, TokenId
+from ssd.types import SessionRefused
 
-GREEDY = SamplingParams(temperature=0.0)
 MAX_SECONDS = 60.0
-
-MakeBench = Callable[..., Any]
-Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
 
 
 class WatchedCondition(threading.Condition):
@@ -29,20 +24,15 @@ class WatchedCondition(threading.Condition):
         return super().wait(timeout)
 
 
-def watch_lock(bench: Any) -> WatchedCondition:
+def watch_lock(bench: Bench) -> WatchedCondition:
     """Replace the lock of the pool by one that reports when a thread waits."""
     bench.pool._changed = bench.pool.tables._changed = changed = WatchedCondition()
     return changed
 
 
-def openings(draft: Any) -> list[OpenSession]:
-    return [each for each in draft.received if isinstance(each, OpenSession)]
-
-
-def test_a_waiting_round_continues_when_its_draft_is_lost(
-    make_bench: MakeBench, plain: Plain
-) -> None:
-    bench = make_bench(deadline_ms=600000)
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "refused"])
+def test_a_waiting_round_continues_when_its_draft_or_session_is_lost(*, is_lost: bool) -> None:
+    bench = Bench(deadline_ms=600000)
     bench.join([Behaviour.HIT, Behaviour.SILENT])
     sink = bench.submit([1, 2, 3], 20)
     bench.loop.run_round()
@@ -51,33 +41,20 @@ def test_a_waiting_round_continues_when_its_draft_is_lost(
     waiting_round.start()
     assert changed.is_waited_for.wait(MAX_SECONDS)
     (link,) = bench.pool.links()
-    bench.pool.detach(link, "lost")
+    if is_lost:
+        bench.pool.detach(link, "lost")
+    else:
+        (session,) = link.sessions
+        bench.pool.refuse(link, SessionRefused(session, "gap"))
     waiting_round.join(MAX_SECONDS)
     assert not waiting_round.is_alive()
-    bench.run()
-    assert sink.tokens == plain([1, 2, 3], 20, GREEDY)
+    if is_lost:
+        bench.run()
+        assert sink.tokens == plain([1, 2, 3], 20, GREEDY)
 
 
-def test_a_waiting_round_continues_when_its_sessions_are_refused(make_bench: MakeBench) -> None:
-    bench = make_bench(deadline_ms=600000)
-    bench.join([Behaviour.HIT, Behaviour.SILENT])
-    bench.submit([1, 2, 3], 20)
-    bench.loop.run_round()
-    changed = watch_lock(bench)
-    waiting_round = threading.Thread(target=bench.loop.run_round, daemon=True)
-    waiting_round.start()
-    assert changed.is_waited_for.wait(MAX_SECONDS)
-    (link,) = bench.pool.links()
-    (session,) = link.sessions
-    bench.pool.refuse(link, SessionRefused(session, "gap"))
-    waiting_round.join(MAX_SECONDS)
-    assert not waiting_round.is_alive()
-
-
-def test_a_proposal_is_verified_after_its_draft_is_lost(
-    make_bench: MakeBench, plain: Plain
-) -> None:
-    bench = make_bench()
+def test_a_proposal_is_verified_after_its_draft_is_lost() -> None:
+    bench = Bench()
     bench.join([Behaviour.HIT])
     sink = bench.submit([1, 2, 3], 20)
     bench.loop.run_round()
@@ -98,10 +75,8 @@ def always_proposing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("always_proposing")
-def test_after_the_circuit_breaker_sessions_reopen_at_once_while_rows_propose(
-    make_bench: MakeBench,
-) -> None:
-    bench = make_bench(backup="ngram")
+def test_after_the_circuit_breaker_sessions_reopen_at_once_while_rows_propose() -> None:
+    bench = Bench(backup="ngram")
     draft = bench.join([*[Behaviour.MISS] * 3, *[Behaviour.SILENT] * 3, Behaviour.MISS])
     sink = bench.submit([1, 2, 3], 60)
     for _ in range(12):
@@ -117,10 +92,8 @@ def test_after_the_circuit_breaker_sessions_reopen_at_once_while_rows_propose(
 
 
 @pytest.mark.usefixtures("always_proposing")
-def test_a_new_link_gets_its_sessions_within_two_rounds(
-    make_bench: MakeBench, plain: Plain
-) -> None:
-    bench = make_bench(backup="ngram")
+def test_a_new_link_gets_its_sessions_within_two_rounds() -> None:
+    bench = Bench(backup="ngram")
     bench.join([Behaviour.MISS], name="first")
     sinks = [bench.submit([1, 2, number], 40) for number in range(4)]
     for _ in range(5):
@@ -138,41 +111,27 @@ def test_a_new_link_gets_its_sessions_within_two_rounds(
 
 
 @pytest.mark.usefixtures("always_proposing")
-def test_a_free_session_goes_to_a_sequence_without_a_draft(make_bench: MakeBench) -> None:
-    bench = make_bench(backup="ngram")
+def test_a_free_session_goes_to_a_sequence_without_a_draft() -> None:
+    bench = Bench(backup="ngram")
     draft = bench.join([Behaviour.MISS], max_sessions=1)
     bench.submit([1, 2, 3], 5)
     bench.submit([4, 5, 6], 40)
     for _ in range(4):
         bench.loop.run_round()
-        assert len(openings(draft)) == 1, "no session is opened beyond max_sessions"
+        assert len(draft.openings) == 1, "no session is opened beyond max_sessions"
     for _ in range(3):
         bench.loop.run_round()
-    assert len(openings(draft)) == 2
+    assert len(draft.openings) == 2
     assert draft.num_sessions == 1
     bench.run()
 
 
-def test_a_sequence_that_is_too_long_for_a_draft_is_not_opened_again(make_bench: MakeBench) -> None:
-    bench = make_bench()
-    draft = bench.join([Behaviour.HIT])
-    bench.submit([1, 2, 3], 20)
-    bench.loop.run_round()
-    (link,) = bench.pool.links()
-    bench.pool.refuse(link, SessionRefused(openings(draft)[0].session, "length"))
-    draft.receive(CloseSession(openings(draft)[0].session))
-    bench.run()
-    assert len(openings(draft)) == 1
-
-
-def drain(bench: Any, name: str) -> None:
+def drain(bench: Bench, name: str) -> None:
     bench.pool.drain(next(link for link in bench.pool.links() if link.name == name))
 
 
-def test_sequences_of_a_draining_draft_move_to_another_draft(
-    make_bench: MakeBench, plain: Plain
-) -> None:
-    bench = make_bench()
+def test_sequences_of_a_draining_draft_move_to_another_draft() -> None:
+    bench = Bench()
     draining = bench.join([Behaviour.HIT], name="draining")
     sinks = [bench.submit([1, 2, number], 40) for number in range(3)]
     for _ in range(5):
@@ -190,8 +149,8 @@ def test_sequences_of_a_draining_draft_move_to_another_draft(
     assert bench.pool.counts.hits > sum(len(each.tokens) for each in sinks) / 8
 
 
-def test_opening_sessions_of_a_draining_draft_move_too(make_bench: MakeBench) -> None:
-    bench = make_bench()
+def test_opening_sessions_of_a_draining_draft_move_too() -> None:
+    bench = Bench()
     draining = bench.join([Behaviour.SILENT], name="draining")
     bench.submit([1, 2, 3], 40)
     bench.loop.run_round()
@@ -202,10 +161,8 @@ def test_opening_sessions_of_a_draining_draft_move_too(make_bench: MakeBench) ->
     bench.run()
 
 
-def test_sequences_of_a_draining_draft_run_without_a_draft_if_no_other_has_room(
-    make_bench: MakeBench, plain: Plain
-) -> None:
-    bench = make_bench()
+def test_sequences_of_a_draining_draft_run_without_a_draft_if_no_other_has_room() -> None:
+    bench = Bench()
     draining = bench.join([Behaviour.HIT], name="draining")
     staying = bench.join([Behaviour.HIT], name="staying", max_sessions=1)
     sinks = [bench.submit([1, 2, number], 30) for number in range(3)]

@@ -1,11 +1,12 @@
 """Which tables the pool keeps, and when it opens and closes sessions."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.unit.ssd_target.bench import GREEDY, LOOKAHEAD, Bench, plain
 
 from ssd.errors import FrameError
 from ssd.observability.metrics import STALE_FRAMES_TOTAL
@@ -13,14 +14,9 @@ from ssd.pool.link import LinkState
 from ssd.pool.table_deadline import opening_seconds
 from ssd.speculation.table import OutcomeTable, frame_bytes, pack_tables
 from ssd.testing.scripted_draft import Behaviour
-from ssd.types import CloseSession, SamplingParams, SessionRefused, TargetMessage, TokenId
+from ssd.types import CloseSession, SessionRefused, TargetMessage
 
-LOOKAHEAD = 3
-GREEDY = SamplingParams(temperature=0.0)
 SILENT = [Behaviour.SILENT]
-
-MakeBench = Callable[..., Any]
-Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
 
 
 def stale_frames() -> float:
@@ -43,7 +39,9 @@ def tables_frame(
     return pack_tables([table], LOOKAHEAD)
 
 
-def begun(bench: Any, script: Iterable[Behaviour] = SILENT, **options: Any) -> tuple[Any, Any, Any]:
+def begun(
+    bench: Bench, script: Iterable[Behaviour] = SILENT, **options: Any
+) -> tuple[Any, Any, Any]:
     """A draft, its link, and the session of one sequence after the first round."""
     draft = bench.join(script, **options)
     bench.submit([1, 2, 3], 60)
@@ -53,10 +51,8 @@ def begun(bench: Any, script: Iterable[Behaviour] = SILENT, **options: Any) -> t
     return draft, link, session
 
 
-def test_an_unanswered_opening_is_closed_and_the_sequence_opens_on_another_link(
-    make_bench: MakeBench, plain: Plain
-) -> None:
-    bench = make_bench()
+def test_an_unanswered_opening_is_closed_and_the_sequence_opens_on_another_link() -> None:
+    bench = Bench()
     hung = bench.join(SILENT, name="hung")
     sink = bench.submit([1, 2, 3], 40)
     bench.loop.run_round()
@@ -74,8 +70,8 @@ def test_an_unanswered_opening_is_closed_and_the_sequence_opens_on_another_link(
     assert sink.statistics.hits > 0
 
 
-def test_only_links_that_accept_sessions_are_active(make_bench: MakeBench) -> None:
-    bench = make_bench()
+def test_only_links_that_accept_sessions_are_active() -> None:
+    bench = Bench()
     for name in ("active", "draining", "suspended"):
         bench.join(SILENT, name=name)
     _, draining, suspended = bench.pool.links()
@@ -84,8 +80,8 @@ def test_only_links_that_accept_sessions_are_active(make_bench: MakeBench) -> No
     assert bench.pool.num_active == 1
 
 
-def test_an_opening_behind_others_has_more_time(make_bench: MakeBench) -> None:
-    bench = make_bench()
+def test_an_opening_behind_others_has_more_time() -> None:
+    bench = Bench()
     bench.join(SILENT)
     for _ in range(3):
         bench.submit([1] * 20, 20)
@@ -97,8 +93,8 @@ def test_an_opening_behind_others_has_more_time(make_bench: MakeBench) -> None:
     assert allowed[0] < allowed[1] < allowed[2]
 
 
-def test_an_open_session_stays_when_openings_are_closed(make_bench: MakeBench) -> None:
-    bench = make_bench(circuit_breaker=False)
+def test_an_open_session_stays_when_openings_are_closed() -> None:
+    bench = Bench(circuit_breaker=False)
     first_alone = [Behaviour.HIT, Behaviour.HIT]
     second_hangs = [Behaviour.SILENT, Behaviour.HIT, Behaviour.SILENT]
     draft = bench.join([*first_alone, *second_hangs, Behaviour.HIT])
@@ -114,10 +110,8 @@ def test_an_open_session_stays_when_openings_are_closed(make_bench: MakeBench) -
     bench.run()
 
 
-def test_without_a_circuit_breaker_an_opening_is_not_repeated_at_once(
-    make_bench: MakeBench,
-) -> None:
-    bench = make_bench(circuit_breaker=False)
+def test_without_a_circuit_breaker_an_opening_is_not_repeated_at_once() -> None:
+    bench = Bench(circuit_breaker=False)
     draft = bench.join(SILENT)
     bench.submit([1, 2, 3], 50)
     bench.loop.run_round()
@@ -134,7 +128,7 @@ def test_without_a_circuit_breaker_an_opening_is_not_repeated_at_once(
 class LockWatch:
     """Records whether the lock of the pool was free while closings were sent."""
 
-    def __init__(self, bench: Any, draft: Any) -> None:
+    def __init__(self, bench: Bench, draft: Any) -> None:
         self._lock = bench.pool._changed
         self._receive = draft.receive
         self.was_free: list[bool] = []
@@ -154,9 +148,9 @@ class LockWatch:
 
 @pytest.mark.parametrize("script", [[Behaviour.HIT, *SILENT], SILENT])
 def test_the_lock_is_free_while_sessions_of_a_suspended_link_are_closed(
-    make_bench: MakeBench, script: list[Behaviour]
+    script: list[Behaviour],
 ) -> None:
-    bench = make_bench()
+    bench = Bench()
     draft = bench.join(script)
     (link,) = bench.pool.links()
     link._send = watch = LockWatch(bench, draft)
@@ -174,9 +168,9 @@ def test_the_lock_is_free_while_sessions_of_a_suspended_link_are_closed(
     ("is_answering", "state"), [(True, LinkState.ACTIVE), (False, LinkState.QUARANTINED)]
 )
 def test_a_slow_draft_is_not_suspended_a_silent_one_is(
-    make_bench: MakeBench, *, is_answering: bool, state: LinkState
+    *, is_answering: bool, state: LinkState
 ) -> None:
-    bench = make_bench(deadline_ms=20.0)
+    bench = Bench(deadline_ms=20.0)
     _, link, _ = begun(bench, [Behaviour.HIT, *SILENT])
     for _ in range(6):
         (session,) = link.sessions.values()
@@ -192,10 +186,8 @@ def test_a_slow_draft_is_not_suspended_a_silent_one_is(
 
 
 @pytest.mark.parametrize("reason", ["max_sessions", "gap", "draining", "of a later version"])
-def test_after_a_refusal_the_next_opening_is_a_second_later(
-    make_bench: MakeBench, reason: str
-) -> None:
-    bench = make_bench()
+def test_after_a_refusal_the_next_opening_is_a_second_later(reason: str) -> None:
+    bench = Bench()
     draft, link, _ = begun(bench, [Behaviour.HIT])
     bench.pool.refuse(link, SessionRefused(1, reason))
     draft.receive(CloseSession(1))
@@ -210,9 +202,9 @@ def test_after_a_refusal_the_next_opening_is_a_second_later(
 
 @pytest.mark.parametrize("reason", ["length", "not_finite"])
 def test_a_sequence_that_a_draft_cannot_serve_is_excluded_there_and_no_other_is(
-    make_bench: MakeBench, reason: str
+    reason: str,
 ) -> None:
-    bench = make_bench()
+    bench = Bench()
     small, link, _ = begun(bench, [Behaviour.HIT], name="small")
     bench.pool.refuse(link, SessionRefused(1, reason))
     small.receive(CloseSession(1))
@@ -228,8 +220,8 @@ def test_a_sequence_that_a_draft_cannot_serve_is_excluded_there_and_no_other_is(
     assert small.openings == [1, 2]
 
 
-def test_a_second_table_for_the_same_round_is_stale(make_bench: MakeBench) -> None:
-    bench = make_bench()
+def test_a_second_table_for_the_same_round_is_stale() -> None:
+    bench = Bench()
     _, link, session = begun(bench, [Behaviour.SILENT, Behaviour.HIT])
     first = session.table
     assert first is not None
@@ -242,10 +234,8 @@ def test_a_second_table_for_the_same_round_is_stale(make_bench: MakeBench) -> No
 
 
 @pytest.mark.parametrize("distance", [-1, -2])
-def test_a_table_of_another_round_is_dropped_and_counted(
-    make_bench: MakeBench, distance: int
-) -> None:
-    bench = make_bench()
+def test_a_table_of_another_round_is_dropped_and_counted(distance: int) -> None:
+    bench = Bench()
     _, link, session = begun(bench)
     before = stale_frames()
     bench.pool.tables.receive(link, tables_frame(1, session.base_len + distance, [5]))
@@ -255,9 +245,9 @@ def test_a_table_of_another_round_is_dropped_and_counted(
     assert session.table is not None
 
 
-def test_the_first_table_of_a_session_is_not_timed(make_bench: MakeBench) -> None:
+def test_the_first_table_of_a_session_is_not_timed() -> None:
     """Its time includes the prefill of the prompt."""
-    bench = make_bench()
+    bench = Bench()
     _, link, session = begun(bench)
     bench.clock.time += 3.0
     bench.pool.tables.receive(link, tables_frame(1, session.base_len, [5]))
@@ -269,8 +259,8 @@ def test_the_first_table_of_a_session_is_not_timed(make_bench: MakeBench) -> Non
     assert 0.5 < link.batch_times.seconds_by_sessions[1] < 0.7
 
 
-def test_a_table_with_more_branches_than_agreed_is_rejected(make_bench: MakeBench) -> None:
-    bench = make_bench()
+def test_a_table_with_more_branches_than_agreed_is_rejected() -> None:
+    bench = Bench()
     bench.join(SILENT)
     bench.submit([1, 2, 3], 40)
     bench.submit([4, 5, 6], 40)
@@ -282,8 +272,8 @@ def test_a_table_with_more_branches_than_agreed_is_rejected(make_bench: MakeBenc
     bench.run()
 
 
-def test_a_frame_with_more_rows_than_the_sessions_allow_is_rejected(make_bench: MakeBench) -> None:
-    bench = make_bench()
+def test_a_frame_with_more_rows_than_the_sessions_allow_is_rejected() -> None:
+    bench = Bench()
     bench.join(SILENT)
     (link,) = bench.pool.links()
     with pytest.raises(FrameError, match="allowed are 0 tables: up to 0 rows"):
@@ -295,8 +285,8 @@ def test_a_frame_with_more_rows_than_the_sessions_allow_is_rejected(make_bench: 
     bench.run()
 
 
-def test_a_draft_may_send_as_many_tables_as_columns_were_requested(make_bench: MakeBench) -> None:
-    bench = make_bench(circuit_breaker=False)
+def test_a_draft_may_send_as_many_tables_as_columns_were_requested() -> None:
+    bench = Bench(circuit_breaker=False)
     _, link, session = begun(bench)
     num_stale = LOOKAHEAD  # the columns of the opening; the commit of the round requested as many
     before = stale_frames()
@@ -310,8 +300,8 @@ def test_a_draft_may_send_as_many_tables_as_columns_were_requested(make_bench: M
     bench.run()
 
 
-def test_a_later_frame_adds_columns_to_the_table(make_bench: MakeBench) -> None:
-    bench = make_bench(circuit_breaker=False)
+def test_a_later_frame_adds_columns_to_the_table() -> None:
+    bench = Bench(circuit_breaker=False)
     _, link, session = begun(bench)
     before = stale_frames()
     for depth in (1, 3, 2):
@@ -323,8 +313,8 @@ def test_a_later_frame_adds_columns_to_the_table(make_bench: MakeBench) -> None:
     bench.run()
 
 
-def test_a_table_that_contradicts_its_earlier_columns_is_rejected(make_bench: MakeBench) -> None:
-    bench = make_bench(circuit_breaker=False)
+def test_a_table_that_contradicts_its_earlier_columns_is_rejected() -> None:
+    bench = Bench(circuit_breaker=False)
     _, link, session = begun(bench)
     bench.pool.tables.receive(link, tables_frame(1, session.base_len, [5, 6], depth=1))
     with pytest.raises(FrameError, match="contradicts the columns sent before"):
@@ -334,10 +324,8 @@ def test_a_table_that_contradicts_its_earlier_columns_is_rejected(make_bench: Ma
 
 
 @pytest.mark.parametrize("behaviour", [Behaviour.SHALLOW, Behaviour.COLUMNS])
-def test_the_columns_that_have_arrived_are_proposed(
-    make_bench: MakeBench, plain: Plain, behaviour: Behaviour
-) -> None:
-    bench = make_bench()
+def test_the_columns_that_have_arrived_are_proposed(behaviour: Behaviour) -> None:
+    bench = Bench()
     bench.join([behaviour])
     sink = bench.submit([1, 2, 3], 40)
     bench.run()
@@ -349,10 +337,8 @@ def test_the_columns_that_have_arrived_are_proposed(
     assert sink.statistics.rounds == 1 + -(-39 // (depth + 1))
 
 
-def test_a_draft_that_contradicts_itself_is_lost_and_changes_no_token(
-    make_bench: MakeBench, plain: Plain
-) -> None:
-    bench = make_bench()
+def test_a_draft_that_contradicts_itself_is_lost_and_changes_no_token() -> None:
+    bench = Bench()
     bench.join([Behaviour.COLUMNS, Behaviour.COLUMNS, Behaviour.CONTRARY])
     sink = bench.submit([1, 2, 3], 40)
     bench.run()
@@ -360,8 +346,8 @@ def test_a_draft_that_contradicts_itself_is_lost_and_changes_no_token(
     assert sink.tokens == plain([1, 2, 3], 40, GREEDY)
 
 
-def test_a_draft_that_answers_every_round_never_exceeds_its_tables(make_bench: MakeBench) -> None:
-    bench = make_bench()
+def test_a_draft_that_answers_every_round_never_exceeds_its_tables() -> None:
+    bench = Bench()
     bench.join([Behaviour.HIT, Behaviour.LATE, Behaviour.MISS, Behaviour.HIT])
     for number in range(1, 20):
         bench.submit([number, 2, 3], 30)
@@ -371,8 +357,8 @@ def test_a_draft_that_answers_every_round_never_exceeds_its_tables(make_bench: M
     assert link.peak_sessions <= 4
 
 
-def test_a_sequence_that_is_too_long_for_a_draft_is_not_opened_there(make_bench: MakeBench) -> None:
-    bench = make_bench()
+def test_a_sequence_that_is_too_long_for_a_draft_is_not_opened_there() -> None:
+    bench = Bench()
     short, long = bench.join([Behaviour.HIT], name="short"), bench.join(SILENT, name="long")
     short_link, _ = bench.pool.links()
     short_link.max_len = 4
@@ -386,8 +372,8 @@ def test_a_sequence_that_is_too_long_for_a_draft_is_not_opened_there(make_bench:
     bench.run()
 
 
-def test_the_time_between_two_requests_is_not_that_of_a_round(make_bench: MakeBench) -> None:
-    bench = make_bench()
+def test_the_time_between_two_requests_is_not_that_of_a_round() -> None:
+    bench = Bench()
     for max_tokens in (3, *[1] * 16):
         bench.submit([1, 2, 3], max_tokens)
         bench.run()

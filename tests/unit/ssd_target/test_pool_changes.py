@@ -1,26 +1,22 @@
 """What changes on live links: settings, and the sessions when a draft joins."""
 
-from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from tests.unit.ssd_target.bench import GREEDY, Bench, plain
 
 from ssd.pool import tables
+from ssd.pool.sustainable_sessions import BatchTimes
 from ssd.pool.table_deadline import RoundPace, Row
 from ssd.speculation.controller import Choice
 from ssd.testing.scripted_draft import Behaviour
-from ssd.types import CloseSession, Mode, SamplingParams, SessionRefused, TokenId
+from ssd.types import CloseSession, Mode, SessionRefused
 
-GREEDY = SamplingParams(temperature=0.0)
 SILENT = [Behaviour.SILENT]
 
-MakeBench = Callable[..., Any]
-Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
 
-
-def test_another_backup_applies_from_the_next_round_on(make_bench: MakeBench) -> None:
-    bench = make_bench(backup="none")
+def test_another_backup_applies_from_the_next_round_on() -> None:
+    bench = Bench(backup="none")
     bench.join([Behaviour.HIT, Behaviour.MISS])
     bench.submit([1, 2] * 4, 50)
     bench.run(max_rounds=4, ends=False)
@@ -34,9 +30,9 @@ def test_another_backup_applies_from_the_next_round_on(make_bench: MakeBench) ->
 
 
 def test_another_table_deadline_applies_from_the_next_round_on(
-    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bench = make_bench(circuit_breaker=False)
+    bench = Bench(circuit_breaker=False)
     bench.join([Behaviour.HIT, *SILENT])
     bench.submit([1, 2, 3], 40)
     bench.loop.run_round()
@@ -52,10 +48,8 @@ def test_another_table_deadline_applies_from_the_next_round_on(
     assert waits == pytest.approx([0.5, 0.5, 0.05, 0.05, 0.9, 0.9], abs=0.002)
 
 
-def test_all_sequences_of_a_round_count_in_its_wait(
-    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = make_bench()
+def test_all_sequences_of_a_round_count_in_its_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
     bench.join([Behaviour.HIT])
     for mode in (Mode.AUTO, Mode.AUTOREGRESSIVE, Mode.AUTOREGRESSIVE):
         bench.submit([1, 2, 3], 40, mode=mode)
@@ -73,11 +67,11 @@ def test_all_sequences_of_a_round_count_in_its_wait(
     assert nums_rows == [3]
 
 
-class FixedTimes:
+class FixedTimes(BatchTimes):
     """The tables of a batch take a fixed time for each of its sessions."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds_by_sessions = {1: seconds}
+        self._seconds = {1: seconds}
 
     def note(self, _seconds: object) -> None: ...
 
@@ -88,15 +82,10 @@ class FixedTimes:
     [(2, 10.0, 1), (3, 10.0, 1), (4, 10.0, 2), (4, 1e-6, 0)],
 )
 def test_sessions_of_a_draft_that_has_too_many_move_to_one_that_joins(
-    make_bench: MakeBench,
-    plain: Plain,
-    num_sessions: int,
-    seconds: float,
-    num_moved: int,
-    num_rounds: int,
+    num_sessions: int, seconds: float, num_moved: int, num_rounds: int
 ) -> None:
     """A sequence whose session has closed opens one a round later: it has a proposal until then."""
-    bench = make_bench()
+    bench = Bench()
     slow = bench.join([Behaviour.HIT], name="slow")
     (link,) = bench.pool.links()
     link.batch_times = FixedTimes(seconds)
@@ -119,10 +108,8 @@ def test_sessions_of_a_draft_that_has_too_many_move_to_one_that_joins(
 
 
 @pytest.mark.parametrize("how", ["ends", "is paused"])
-def test_a_sequence_that_needs_no_session_after_its_move_delays_no_other_move(
-    make_bench: MakeBench, how: str
-) -> None:
-    bench = make_bench()
+def test_a_sequence_that_needs_no_session_after_its_move_delays_no_other_move(how: str) -> None:
+    bench = Bench()
     slow = bench.join([Behaviour.HIT], name="slow")
     (link,) = bench.pool.links()
     link.batch_times = FixedTimes(10.0)
@@ -144,8 +131,8 @@ def test_a_sequence_that_needs_no_session_after_its_move_delays_no_other_move(
     assert len(joined.openings) == 1
 
 
-def test_after_a_refused_opening_no_session_moves_there_for_a_while(make_bench: MakeBench) -> None:
-    bench = make_bench()
+def test_after_a_refused_opening_no_session_moves_there_for_a_while() -> None:
+    bench = Bench()
     bench.join([Behaviour.HIT], name="slow")
     (link,) = bench.pool.links()
     link.batch_times = FixedTimes(10.0)

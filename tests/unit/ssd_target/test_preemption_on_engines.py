@@ -4,7 +4,6 @@ The rounds, the scheduler and the models are real. The reference is each text al
 speculation and without the prefix cache.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 from tests.engines import on
+from tests.unit.ssd_target.bench import Bench
 
 from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
@@ -51,13 +51,13 @@ def num_preemptions() -> float:
     [("cpu", False), ("openvino", False), ("openvino", True), ("static", False)],
 )
 def test_a_shortage_of_blocks_and_shared_prompts_change_no_token(
-    make_bench: Callable[..., Any], folder: Path, name: str, *, deterministic: bool
+    folder: Path, name: str, *, deterministic: bool
 ) -> None:
     runner = load(folder, replace(on(name, ENGINE), deterministic=deterministic))
     runner.warm_up(lambda _stage, _fraction: None)
     expected = []
     for prompt, length in zip(PROMPTS, LENGTHS, strict=True):
-        bench = make_bench(runner=runner, num_blocks=runner.num_blocks, prefix_cache=False)
+        bench = Bench(runner=runner, num_blocks=runner.num_blocks, prefix_cache=False)
         sink = bench.submit(prompt, length, sampling=WARM, mode=Mode.AUTOREGRESSIVE)
         bench.run()
         expected.append(sink.tokens)
@@ -65,7 +65,7 @@ def test_a_shortage_of_blocks_and_shared_prompts_change_no_token(
     draft = load_runner(DraftRunner, folder, of_draft, lambda _stage, _fraction: None)
     # Enough for one and a half sequences of maximum length.
     num_blocks = 1 + 3 * MAX_LEN // 2 // runner.engine.block_size
-    bench = make_bench(runner=runner, own_draft=draft, num_blocks=num_blocks, step_tokens=64)
+    bench = Bench(runner=runner, own_draft=draft, num_blocks=num_blocks, step_tokens=64)
     modes = (Mode.AUTOREGRESSIVE, Mode.AUTOREGRESSIVE, Mode.SYNCHRONOUS, Mode.SYNCHRONOUS)
     sinks = [
         bench.submit(prompt, length, sampling=WARM, mode=mode)
@@ -75,12 +75,12 @@ def test_a_shortage_of_blocks_and_shared_prompts_change_no_token(
     bench.run(1000)
     assert [sink.tokens for sink in sinks] == expected
     assert num_preemptions() > before
-    assert any(sink.chunks[-1].usage.cached_tokens for sink in sinks)
+    assert any(sink.usage.cached_tokens for sink in sinks)
 
 
 @pytest.mark.parametrize("num_texts", [1, 2])
 def test_a_target_may_have_more_padding_in_its_vocabulary_than_its_draft(
-    make_bench: Callable[..., Any], tmp_path: Path, num_texts: int
+    tmp_path: Path, num_texts: int
 ) -> None:
     engine = replace(on("openvino", ENGINE), num_token_ids=VOCAB_SIZE)
     padded = write_tiny_folder(tmp_path / "padded", vocab_size=VOCAB_SIZE + 63)
@@ -92,7 +92,7 @@ def test_a_target_may_have_more_padding_in_its_vocabulary_than_its_draft(
     found = {}
     sinks: list[Any] = []
     for mode in (Mode.AUTOREGRESSIVE, Mode.SYNCHRONOUS):
-        bench = make_bench(runner=runner, own_draft=draft, num_blocks=runner.num_blocks)
+        bench = Bench(runner=runner, own_draft=draft, num_blocks=runner.num_blocks)
         sinks = [bench.submit(each, 20, sampling=WARM, mode=mode) for each in PROMPTS[:num_texts]]
         bench.run()
         found[mode] = [sink.tokens for sink in sinks]

@@ -43,10 +43,7 @@ def test_rope_scaling_is_read_from_old_and_new_configs(tmp_path: Path, place: st
     model = ModelConfig.from_folder(write(tmp_path, **{place: rope}))
     assert model.rope_theta == 5e5
     assert model.rope_scaling == RopeScaling(
-        factor=8.0,
-        low_freq_factor=1.0,
-        high_freq_factor=4.0,
-        original_max_position_embeddings=8192,
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
     )
 
 

@@ -3,20 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from tests.handshake import HELLO, WELCOME
 
 from ssd.errors import HandshakeError
 from ssd.pool.handshake import MAX_SESSIONS, check_welcome
-from ssd.types import WIRE_VERSION, Hello, Welcome
-
-HELLO = Hello(
-    wire_version=WIRE_VERSION,
-    vocab_size=10,
-    tokenizer_fingerprint="f",
-    lookahead=6,
-    branches=24,
-    epoch=3,
-)
-WELCOME = Welcome(epoch=3, max_sessions=4, lookahead=6, branches=24)
 
 
 def test_a_welcome_must_repeat_the_values_of_the_hello() -> None:

@@ -3,67 +3,44 @@ import contextlib
 import gc
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+from tests.handshake import HELLO
+from tests.served import serving
 
 from ssd.errors import FrameError, HandshakeError, LinkError
 from ssd.rpc import link as link_module
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import MAX_INCOMING, LinkCall, LinkServerCall, RateLimit
 from ssd.rpc.link_codec import speculate_request
-from ssd.rpc.server import RpcServer
 from ssd.speculation.table import row_width
-from ssd.types import (
-    WIRE_VERSION,
-    CloseSession,
-    Draining,
-    Heartbeat,
-    Hello,
-    OpenSession,
-    SessionRefused,
-    TargetMessage,
-)
+from ssd.types import CloseSession, Draining, Heartbeat, OpenSession, SessionRefused, TargetMessage
 from ssd.v1 import speculation_pb2, speculation_pb2_grpc
 
-HELLO = Hello(
-    wire_version=WIRE_VERSION,
-    vocab_size=10,
-    tokenizer_fingerprint="f",
-    lookahead=6,
-    branches=24,
-    epoch=1,
-)
 Serve = Callable[[LinkServerCall], Awaitable[None]]
 
 
 class Servicer(speculation_pb2_grpc.SpeculationServiceServicer):
     def __init__(self, serve: Serve) -> None:
         self.serve = serve
-        self.calls = 0
 
     async def Speculate(self, request_iterator: object, context: Any) -> None:  # noqa: N802
-        self.calls += 1
         async with LinkServerCall(context, 2 * MAX_INCOMING) as call:
             await self.serve(call)
 
 
 @contextlib.asynccontextmanager
 async def linked(serve: Serve, max_outgoing: int = 1024) -> AsyncIterator[LinkCall]:
-    server = RpcServer("127.0.0.1", 0)
-    register = speculation_pb2_grpc.add_SpeculationServiceServicer_to_server
-    server.add("ssd.v1.SpeculationService", partial(register, Servicer(serve)))
-    await server.start()
-    try:
-        async with DraftClient(f"127.0.0.1:{server.port}") as client:
-            link = await client.open_link(max_outgoing)
-            yield link
-            await link.close()
-    finally:
-        await server.stop(0)
+    async with (
+        serving(Servicer(serve)) as server,
+        DraftClient(f"127.0.0.1:{server.port}") as client,
+    ):
+        link = await client.open_link(max_outgoing)
+        yield link
+        await link.close()
 
 
 async def receive_until_closed(call: LinkServerCall) -> None:
@@ -198,30 +175,31 @@ async def test_a_failed_link_raises_the_first_error_and_accepts_no_message() -> 
             link.send(Heartbeat())
 
 
-class Channel:
-    """Of tensors; refers to its link, as a channel does that reports its loss."""
+class RecordedChannel:
+    """Carries frames nowhere; refers to its link, as a channel does that reports its loss."""
 
     def __init__(self, link: LinkCall) -> None:
         self.link = link
+        self.sent: list[tuple[bytes, int]] = []
+        self.is_closed = False
 
     def send(self, frame: bytes, num_openings: int) -> None:
-        """Send nothing."""
+        self.sent.append((frame, num_openings))
 
-    def opening_arrived(self) -> None:
-        """Order nothing."""
+    def opening_arrived(self) -> None: ...
 
     def close(self) -> None:
-        """Has nothing to close."""
+        self.is_closed = True
 
     async def wait_closed(self) -> None:
-        """Has nothing to wait for."""
+        assert self.is_closed
 
 
 async def test_a_lost_link_is_released_without_the_garbage_collector() -> None:
     gc.disable()
     try:
         async with linked(receive_until_closed) as link:
-            link.use(Channel(link))
+            link.use(RecordedChannel(link))
             link.fail(LinkError("the draft is lost"))
             with pytest.raises(LinkError, match="the draft is lost"):
                 await link.receive()
@@ -257,25 +235,6 @@ async def test_control_messages_renew_the_lease_and_frames_do_not() -> None:
             assert (link.silent_seconds < 1000.0) is is_renewed
 
 
-class RecordedChannel:
-    """Carries frames nowhere."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[bytes, int]] = []
-        self.is_closed = False
-
-    def send(self, frame: bytes, num_openings: int) -> None:
-        self.sent.append((frame, num_openings))
-
-    def opening_arrived(self) -> None: ...
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    async def wait_closed(self) -> None:
-        assert self.is_closed
-
-
 async def test_a_channel_carries_frames_with_the_number_of_openings_before_them() -> None:
     received: list[object] = []
 
@@ -284,7 +243,7 @@ async def test_a_channel_carries_frames_with_the_number_of_openings_before_them(
             received.append(message)
 
     async with linked(serve) as link:
-        link.use(channel := RecordedChannel())
+        link.use(channel := RecordedChannel(link))
         opening = OpenSession(session=1, token_ids=(2, 3), seed=9, temperature=0.0, max_len=9)
         for message in (b"one", HELLO, opening, CloseSession(1), Heartbeat(), b"two"):
             link.send(message)

@@ -2,6 +2,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from tests import handshake
 
 from ssd.errors import FrameError, HandshakeError, LinkError
 from ssd.rpc.link_codec import (
@@ -12,38 +13,23 @@ from ssd.rpc.link_codec import (
     target_message,
 )
 from ssd.types import (
-    WIRE_VERSION,
     ChannelState,
     CloseSession,
     DraftMessage,
     Draining,
     Heartbeat,
-    Hello,
     LinkSettings,
     OpenSession,
     Peer,
     Rendezvous,
     SessionRefused,
     TargetMessage,
-    Welcome,
 )
 from ssd.v1 import speculation_pb2 as pb2
 
-HELLO = Hello(
-    wire_version=WIRE_VERSION,
-    vocab_size=2048,
-    tokenizer_fingerprint="ab",
-    lookahead=6,
-    branches=24,
-    epoch=3,
-    peer=Peer(pod="p", node="n", cell="c"),
-    backends=("nccl", "gloo"),
-)
-WELCOME = Welcome(
-    epoch=3,
-    max_sessions=16,
-    lookahead=6,
-    branches=24,
+HELLO = replace(handshake.HELLO, peer=Peer(pod="p", node="n", cell="c"), backends=("nccl", "gloo"))
+WELCOME = replace(
+    handshake.WELCOME,
     peer=Peer(pod="d", weights_fingerprint="sha256:d"),
     max_len=4096,
     backend="gloo",

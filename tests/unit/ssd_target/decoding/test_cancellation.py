@@ -1,26 +1,22 @@
 """Cancelled requests: one round frees everything that they hold."""
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 from tests.sequences import check_scheduler
+from tests.unit.ssd_target.bench import Bench, plain
 
 from ssd.testing.scripted_draft import Behaviour
-from ssd.types import FinishReason, SamplingParams, TokenId
+from ssd.types import FinishReason, SamplingParams
 
-MakeBench = Callable[..., Any]
-Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
 NUM_STREAMS = 500
 WAVE = 12
 """Streams that are open together: some run, some are storing their prompt, some wait."""
 
 
 @pytest.mark.parametrize("num_rounds", [0, 1, 5])
-def test_500_cancelled_streams_leave_nothing_after_one_round(
-    make_bench: MakeBench, num_rounds: int
-) -> None:
-    bench = make_bench()
+def test_500_cancelled_streams_leave_nothing_after_one_round(num_rounds: int) -> None:
+    bench = Bench()
     draft = bench.join([Behaviour.HIT, Behaviour.MISS, Behaviour.SILENT])
     cancelled: list[Any] = []
     while len(cancelled) < NUM_STREAMS:
@@ -40,10 +36,8 @@ def test_500_cancelled_streams_leave_nothing_after_one_round(
     assert {sink.finish_reason for sink in cancelled} == {FinishReason.CANCELLED}
 
 
-def test_streams_beside_cancelled_ones_keep_their_tokens(
-    make_bench: MakeBench, plain: Plain
-) -> None:
-    bench = make_bench()
+def test_streams_beside_cancelled_ones_keep_their_tokens() -> None:
+    bench = Bench()
     bench.join([Behaviour.HIT, Behaviour.MISS])
     kept = [bench.submit([1, 2, start], 40) for start in (3, 4)]
     for _ in range(20):

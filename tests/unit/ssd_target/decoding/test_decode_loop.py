@@ -1,12 +1,13 @@
 """Rounds yield the tokens of plain decoding for every behaviour of the drafts."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.ssd_target.bench import GREEDY, WARM, Backup, Bench, plain
 
 from ssd.engine.batch import PagedBatch
 from ssd.errors import NotFiniteError, OverloadedError, RankError
@@ -14,20 +15,15 @@ from ssd.testing.scripted_draft import Behaviour
 from ssd.types import FinishReason, Mode, OpenSession, SamplingParams, TokenId
 from ssd_target.decoding.sampler import RingSampler
 
-GREEDY = SamplingParams(temperature=0.0)
-WARM = SamplingParams(temperature=0.8, seed=2**63 + 11)
 WRONG_TABLES = [Behaviour.BAD_ID, Behaviour.AHEAD, Behaviour.GARBAGE, Behaviour.FOREIGN]
-
-MakeBench = Callable[..., Any]
-Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize("length", [1, 2, 8, 9, 17, 30])
 def test_plain_decoding_yields_the_tokens_of_the_runner(
-    make_bench: MakeBench, plain: Plain, sampling: SamplingParams, length: int
+    sampling: SamplingParams, length: int
 ) -> None:
-    bench = make_bench()
+    bench = Bench()
     prompt = [(3 * i + 1) % 13 for i in range(length)]
     sink = bench.submit(prompt, 20, sampling=sampling, mode=Mode.AUTOREGRESSIVE)
     bench.run()
@@ -37,7 +33,7 @@ def test_plain_decoding_yields_the_tokens_of_the_runner(
     assert sink.statistics.rounds == 20
 
 
-def events_of(bench: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def events_of(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The calls that release the interpreter, and those that wake the readers."""
     events: list[str] = []
 
@@ -58,9 +54,9 @@ def events_of(bench: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_readers_are_woken_before_each_pass_and_after_the_last(
-    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bench = make_bench()
+    bench = Bench()
     events = events_of(bench, monkeypatch)
     bench.submit([1, 2, 3], 3, mode=Mode.AUTOREGRESSIVE)
     bench.submit(range(10), 3, mode=Mode.AUTOREGRESSIVE)
@@ -72,10 +68,8 @@ def test_readers_are_woken_before_each_pass_and_after_the_last(
     assert events[-1] == "wake"
 
 
-def test_readers_are_woken_before_a_round_waits_for_tables(
-    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = make_bench(deadline_ms=20.0)
+def test_readers_are_woken_before_a_round_waits_for_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(deadline_ms=20.0)
     events = events_of(bench, monkeypatch)
     bench.join([Behaviour.HIT, Behaviour.HIT, Behaviour.SILENT])
     bench.submit([1, 2, 3, 4, 5], 12)
@@ -90,9 +84,9 @@ def test_readers_are_woken_before_a_round_waits_for_tables(
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize("behaviour", list(Behaviour))
 def test_no_behaviour_of_a_draft_changes_a_token(
-    make_bench: MakeBench, plain: Plain, behaviour: Behaviour, sampling: SamplingParams, backup: str
+    behaviour: Behaviour, sampling: SamplingParams, backup: Backup
 ) -> None:
-    bench = make_bench(backup=backup)
+    bench = Bench(backup=backup)
     bench.join([Behaviour.HIT, Behaviour.HIT, behaviour], sampling=sampling)
     sink = bench.submit([1, 2, 3, 4, 5], 30, sampling=sampling)
     bench.run()
@@ -100,10 +94,8 @@ def test_no_behaviour_of_a_draft_changes_a_token(
 
 
 @pytest.mark.parametrize("behaviour", WRONG_TABLES)
-def test_a_wrong_first_table_changes_no_token(
-    make_bench: MakeBench, plain: Plain, behaviour: Behaviour
-) -> None:
-    bench = make_bench()
+def test_a_wrong_first_table_changes_no_token(behaviour: Behaviour) -> None:
+    bench = Bench()
     bench.join([behaviour])
     sink = bench.submit([1, 2, 3], 20)
     bench.run()
@@ -111,16 +103,16 @@ def test_a_wrong_first_table_changes_no_token(
 
 
 @pytest.mark.parametrize("behaviour", [Behaviour.BAD_ID, Behaviour.AHEAD, Behaviour.GARBAGE])
-def test_an_invalid_table_closes_the_link(make_bench: MakeBench, behaviour: Behaviour) -> None:
-    bench = make_bench()
+def test_an_invalid_table_closes_the_link(behaviour: Behaviour) -> None:
+    bench = Bench()
     bench.join([Behaviour.HIT, behaviour])
     bench.submit([1, 2, 3], 20)
     bench.run()
     assert bench.pool.links() == ()
 
 
-def test_a_draft_that_always_hits_supplies_a_full_proposal_per_round(make_bench: MakeBench) -> None:
-    bench = make_bench()
+def test_a_draft_that_always_hits_supplies_a_full_proposal_per_round() -> None:
+    bench = Bench()
     bench.join([Behaviour.HIT])
     sink = bench.submit([1, 2, 3], 1 + 4 * 5)
     bench.run()
@@ -133,13 +125,11 @@ def test_a_draft_that_always_hits_supplies_a_full_proposal_per_round(make_bench:
 
 @pytest.mark.parametrize("backup", ["none", "ngram"])
 @pytest.mark.parametrize("script", [[Behaviour.HIT], [Behaviour.HIT, Behaviour.MISS]])
-def test_proposals_are_shorter_near_the_limit(
-    make_bench: MakeBench, plain: Plain, script: list[Behaviour], backup: str
-) -> None:
+def test_proposals_are_shorter_near_the_limit(script: list[Behaviour], backup: Backup) -> None:
     prompt = [1, 2, 3]
     sizes: set[int] = set()
     for limit in range(1, 12):
-        bench = make_bench(backup=backup)
+        bench = Bench(backup=backup)
         bench.join(script)
         sink = bench.submit(prompt, limit)
         batches = recorded(bench)
@@ -155,9 +145,9 @@ def test_proposals_are_shorter_near_the_limit(
 
 
 def test_the_commit_is_sent_before_the_noise_of_the_next_round_is_computed(
-    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bench = make_bench()
+    bench = Bench()
     bench.join([Behaviour.HIT], sampling=WARM)
     events: list[str] = []
 
@@ -178,7 +168,7 @@ def test_the_commit_is_sent_before_the_noise_of_the_next_round_is_computed(
     assert events == ["verify", "noise", "commit", "noise"] * 3
 
 
-def recorded(bench: Any) -> list[PagedBatch]:
+def recorded(bench: Bench) -> list[PagedBatch]:
     """Return a list that receives the batches that the bench verifies from now on."""
     batches: list[PagedBatch] = []
     forward = bench.runner.forward
@@ -192,8 +182,8 @@ def recorded(bench: Any) -> list[PagedBatch]:
     return batches
 
 
-def test_a_miss_or_a_late_table_still_yields_one_token(make_bench: MakeBench) -> None:
-    bench = make_bench(circuit_breaker=False)
+def test_a_miss_or_a_late_table_still_yields_one_token() -> None:
+    bench = Bench(circuit_breaker=False)
     bench.join([Behaviour.MISS, Behaviour.MISS, Behaviour.SILENT])
     sink = bench.submit([1, 2, 3], 10)
     bench.run()
@@ -202,16 +192,16 @@ def test_a_miss_or_a_late_table_still_yields_one_token(make_bench: MakeBench) ->
     assert sink.statistics.rounds == 10
 
 
-def test_rounds_do_not_wait_for_the_first_table_of_a_session(make_bench: MakeBench) -> None:
-    bench = make_bench()
+def test_rounds_do_not_wait_for_the_first_table_of_a_session() -> None:
+    bench = Bench()
     bench.join([Behaviour.SILENT])
     sink = bench.submit([1, 2, 3], 10)
     bench.run()
     assert sink.statistics.late == 0
 
 
-def test_three_late_rounds_open_the_circuit_breaker_for_a_while(make_bench: MakeBench) -> None:
-    bench = make_bench()
+def test_three_late_rounds_open_the_circuit_breaker_for_a_while() -> None:
+    bench = Bench()
     draft = bench.join([Behaviour.HIT, *[Behaviour.SILENT] * 3, Behaviour.HIT])
     sink = bench.submit([1, 2, 3], 16)
     for _ in range(8):
@@ -219,14 +209,12 @@ def test_three_late_rounds_open_the_circuit_breaker_for_a_while(make_bench: Make
     assert draft.num_sessions == 0
     bench.clock.time += 6.0
     bench.run()
-    assert len([each for each in draft.received if isinstance(each, OpenSession)]) == 2
+    assert len(draft.openings) == 2
     assert sink.statistics.hits >= 2
 
 
-def test_sequences_of_a_lost_draft_open_sessions_on_another_link(
-    make_bench: MakeBench, plain: Plain
-) -> None:
-    bench = make_bench()
+def test_sequences_of_a_lost_draft_open_sessions_on_another_link() -> None:
+    bench = Bench()
     first = bench.join([Behaviour.HIT, Behaviour.DIE], name="first")
     sink = bench.submit([1, 2, 3], 40)
     bench.loop.run_round()
@@ -239,28 +227,8 @@ def test_sequences_of_a_lost_draft_open_sessions_on_another_link(
     assert first.num_sessions == 1
 
 
-def test_a_session_ends_with_its_sequence(make_bench: MakeBench) -> None:
-    bench = make_bench()
-    draft = bench.join([Behaviour.HIT])
-    bench.submit([1, 2, 3], 9)
-    bench.run()
-    assert draft.num_sessions == 0
-
-
-def test_cancellation_frees_sequence_and_session_within_a_round(make_bench: MakeBench) -> None:
-    bench = make_bench()
-    draft = bench.join([Behaviour.HIT])
-    sink = bench.submit([1, 2, 3], 40)
-    bench.loop.run_round()
-    bench.inbox.cancel(1)
-    bench.loop.run_round()
-    assert sink.finish_reason is FinishReason.CANCELLED
-    assert draft.num_sessions == 0
-    assert bench.blocks.num_free == bench.all_free
-
-
-def test_an_abandoned_sink_cancels_its_sequence(make_bench: MakeBench) -> None:
-    bench = make_bench()
+def test_an_abandoned_sink_cancels_its_sequence() -> None:
+    bench = Bench()
     sink = bench.submit([1, 2, 3], 40)
     sink.is_abandoned = True
     bench.loop.run_round()
@@ -268,14 +236,12 @@ def test_an_abandoned_sink_cancels_its_sequence(make_bench: MakeBench) -> None:
     assert sink.finish_reason is FinishReason.CANCELLED
 
 
-def test_an_end_of_text_token_inside_a_proposal_ends_the_text(
-    make_bench: MakeBench, plain: Plain
-) -> None:
+def test_an_end_of_text_token_inside_a_proposal_ends_the_text() -> None:
     text = plain([1, 2, 3], 30, GREEDY)
     end = text[9]
     expected = text[: text.index(end) + 1]
     for script in ([Behaviour.HIT], [Behaviour.MISS]):
-        bench = make_bench()
+        bench = Bench()
         draft = bench.join(script)
         sink = bench.submit([1, 2, 3], 30, eos=[end])
         bench.run()
@@ -284,8 +250,8 @@ def test_an_end_of_text_token_inside_a_proposal_ends_the_text(
         assert draft.num_sessions == 0
 
 
-def test_requests_beyond_the_queue_fail_and_the_others_finish(make_bench: MakeBench) -> None:
-    bench = make_bench()
+def test_requests_beyond_the_queue_fail_and_the_others_finish() -> None:
+    bench = Bench()
     sinks = [bench.submit([1, 2, number % 13], 4) for number in range(16)]
     bench.run()
     failed = [sink for sink in sinks if isinstance(sink.error, OverloadedError)]
@@ -295,12 +261,12 @@ def test_requests_beyond_the_queue_fail_and_the_others_finish(make_bench: MakeBe
 
 @pytest.mark.parametrize("script", [[Behaviour.SILENT], [Behaviour.HIT]])
 def test_a_row_that_is_not_finite_fails_its_sequence_as_in_plain_decoding(
-    make_bench: MakeBench, plain: Plain, script: list[Behaviour]
+    script: list[Behaviour],
 ) -> None:
     prompts = [[1, 2, 3], [4, 4], [9, 8, 7], list(range(10)) * 2]
     texts = [plain(prompt, 20, WARM) for prompt in prompts]
     for bad in (1, 4, 7, 12):
-        bench = make_bench()
+        bench = Bench()
         draft = bench.join(script, sampling=WARM)
         bench.runner.nan_token = bad
         sinks = [bench.submit(prompt, 20, sampling=WARM) for prompt in prompts]
@@ -318,12 +284,10 @@ def test_a_row_that_is_not_finite_fails_its_sequence_as_in_plain_decoding(
             assert f"at position {position} of the sequence (token id {bad})" in str(sink.error)
 
 
-def test_a_rejected_proposal_that_is_not_finite_changes_nothing(
-    make_bench: MakeBench, plain: Plain
-) -> None:
+def test_a_rejected_proposal_that_is_not_finite_changes_nothing() -> None:
     text = plain([1, 2, 3], 30, GREEDY)
     for bad in set(range(13)) - {1, 2, 3, *text}:
-        bench = make_bench()
+        bench = Bench()
         bench.join([Behaviour.WRONG])
         bench.runner.nan_token = bad
         sink = bench.submit([1, 2, 3], 30)
@@ -338,10 +302,8 @@ def test_a_rejected_proposal_that_is_not_finite_changes_nothing(
 @pytest.mark.parametrize(
     ("crash", "received"), [(ZeroDivisionError("x"), RuntimeError), (RankError("lost"), RankError)]
 )
-def test_a_crash_fails_all_requests(
-    make_bench: MakeBench, crash: Exception, received: type[Exception]
-) -> None:
-    bench = make_bench()
+def test_a_crash_fails_all_requests(crash: Exception, received: type[Exception]) -> None:
+    bench = Bench()
     running, waiting = bench.submit([1, 2, 3], 40), bench.submit([1], 40)
 
     def explode(batch: object) -> None:
@@ -356,18 +318,18 @@ def test_a_crash_fails_all_requests(
     assert running.error is not waiting.error
 
 
-def test_usage_contains_the_tokens_of_the_prefix_cache(make_bench: MakeBench, plain: Plain) -> None:
-    bench = make_bench()
+def test_usage_contains_the_tokens_of_the_prefix_cache() -> None:
+    bench = Bench()
     prompt = [number % 13 for number in range(20)]
     for cached in (0, 16):
         sink = bench.submit(prompt, 5)
         bench.run()
-        assert sink.chunks[-1].usage.cached_tokens == cached
+        assert sink.usage.cached_tokens == cached
         assert sink.tokens == plain(prompt, 5, GREEDY)
 
 
-def test_a_prompt_that_is_not_finite_fails_again_after_it_has_failed(make_bench: MakeBench) -> None:
-    bench = make_bench()
+def test_a_prompt_that_is_not_finite_fails_again_after_it_has_failed() -> None:
+    bench = Bench()
     bench.runner.nan_token = 12
     for _ in range(2):
         sink = bench.submit([number % 13 for number in range(20)], 5)
@@ -400,8 +362,6 @@ REQUESTS = st.lists(
     warm=st.booleans(),
 )
 def test_every_batch_with_every_draft_yields_the_tokens_of_plain_decoding(
-    make_bench: MakeBench,
-    plain: Plain,
     requests: list[tuple[list[TokenId], int, int]],
     script: list[Behaviour],
     options: dict[str, Any],
@@ -409,7 +369,7 @@ def test_every_batch_with_every_draft_yields_the_tokens_of_plain_decoding(
     warm: bool,
 ) -> None:
     sampling = WARM if warm else GREEDY
-    bench = make_bench(**options)
+    bench = Bench(**options)
     bench.join(script, sampling=sampling)
     sinks = []
     for number, (prompt, limit, delay) in enumerate(requests):

@@ -1,6 +1,5 @@
 """Sampling parameters select the tokens that the target alone selects, in each mode."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.sequences import make_sequence
+from tests.unit.ssd_target.bench import Bench, own_draft
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
@@ -97,12 +97,9 @@ def reference(sampling: SamplingParams) -> list[TokenId]:
 @steps
 @pytest.mark.parametrize("mode", [Mode.AUTOREGRESSIVE, Mode.SPECULATIVE, Mode.SYNCHRONOUS])
 def test_each_mode_selects_the_tokens_of_plain_decoding_with_transformers(
-    make_bench: Callable[..., Any],
-    make_own_draft: Callable[..., Any],
-    sampling: SamplingParams,
-    mode: Mode,
+    sampling: SamplingParams, mode: Mode
 ) -> None:
-    bench = make_bench(deadline_ms=1000.0, own_draft=make_own_draft("perfect"))
+    bench = Bench(deadline_ms=1000.0, own_draft=own_draft("perfect"))
     expected = reference(sampling)
     if mode is Mode.SPECULATIVE:
         script = [Behaviour.HIT, Behaviour.HALF, Behaviour.HIT, Behaviour.WRONG] * 10
@@ -163,10 +160,8 @@ def one_by_one(
     return found
 
 
-def test_log_probabilities_belong_to_the_tokens_of_their_chunk(
-    make_bench: Callable[..., Any],
-) -> None:
-    bench = make_bench(deadline_ms=1000.0)
+def test_log_probabilities_belong_to_the_tokens_of_their_chunk() -> None:
+    bench = Bench(deadline_ms=1000.0)
     sampling = replace(COLD, logprobs=2)
     bench.join([Behaviour.HIT] * 20)
     found = bench.submit(PROMPT, LIMIT, sampling=sampling, mode=Mode.SPECULATIVE, eos=[EOS])
@@ -182,10 +177,8 @@ def test_log_probabilities_belong_to_the_tokens_of_their_chunk(
     )
 
 
-def test_a_ban_of_the_end_lasts_for_min_tokens_also_inside_a_proposal(
-    make_bench: Callable[..., Any], make_own_draft: Callable[..., Any]
-) -> None:
-    bench = make_bench(own_draft=make_own_draft("other"))
+def test_a_ban_of_the_end_lasts_for_min_tokens_also_inside_a_proposal() -> None:
+    bench = Bench(own_draft=own_draft("other"))
     sampling = replace(COLD, logit_bias=((EOS, 100.0),), min_tokens=6)
     found = bench.submit(PROMPT, LIMIT, sampling=sampling, mode=Mode.SYNCHRONOUS, eos=[EOS])
     bench.run()

@@ -1,24 +1,17 @@
 """A preempted sequence continues as if nothing had happened."""
 
-from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
 
 from prometheus_client import REGISTRY
 from tests.sequences import check_scheduler
+from tests.unit.ssd_target.bench import WARM, Bench, plain
 
 from ssd.testing.scripted_draft import Behaviour
-from ssd.types import FinishReason, LookupResult, SamplingParams, TokenId
-
-WARM = SamplingParams(temperature=0.8, seed=2**63 + 11)
-MakeBench = Callable[..., Any]
-Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
+from ssd.types import FinishReason, LookupResult
 
 
-def test_a_preempted_sequence_continues_with_the_same_tokens_and_a_new_session(
-    make_bench: MakeBench, plain: Plain
-) -> None:
-    bench = make_bench(num_blocks=18)
+def test_a_preempted_sequence_continues_with_the_same_tokens_and_a_new_session() -> None:
+    bench = Bench(num_blocks=18)
     draft = bench.join([Behaviour.HIT, Behaviour.MISS], sampling=WARM)
     prompts = [[1, 2, 3, 4], [5, 6, 7, 8, 9]]
     sinks = [bench.submit(prompt, 50, sampling=WARM) for prompt in prompts]
@@ -34,8 +27,8 @@ def test_a_preempted_sequence_continues_with_the_same_tokens_and_a_new_session(
         assert sink.finish_reason is FinishReason.LENGTH
 
 
-def test_a_round_after_a_preemption_reports_no_lookup(make_bench: MakeBench) -> None:
-    bench = make_bench(num_blocks=18)
+def test_a_round_after_a_preemption_reports_no_lookup() -> None:
+    bench = Bench(num_blocks=18)
     bench.join([Behaviour.HIT], sampling=WARM)
     sinks = [bench.submit(text, 50, sampling=WARM, report_rounds=True) for text in ([1], [5])]
     bench.run()
@@ -49,16 +42,14 @@ def num_preemptions() -> float:
     return REGISTRY.get_sample_value("ssd_preemptions_total") or 0.0
 
 
-def test_a_preemption_changes_nothing_of_a_request_with_penalties_and_logprobs(
-    make_bench: MakeBench,
-) -> None:
+def test_a_preemption_changes_nothing_of_a_request_with_penalties_and_logprobs() -> None:
     sampling = replace(
         WARM, repetition_penalty=1.4, frequency_penalty=0.3, top_k=6, min_tokens=40, logprobs=2
     )
     before = num_preemptions()
     found = []
     for num_blocks in (80, 18):
-        bench = make_bench(num_blocks=num_blocks)
+        bench = Bench(num_blocks=num_blocks)
         prompts = [[1, 2, 3, 4], [5, 6, 7, 8, 9]]
         sinks = [bench.submit(prompt, 50, sampling=sampling, eos=[3]) for prompt in prompts]
         bench.run()
@@ -73,10 +64,8 @@ def test_a_preemption_changes_nothing_of_a_request_with_penalties_and_logprobs(
     assert num_preemptions() > before
 
 
-def test_a_sequence_that_is_cancelled_while_it_waits_again_ends_with_its_tokens(
-    make_bench: MakeBench,
-) -> None:
-    bench = make_bench(num_blocks=18)
+def test_a_sequence_that_is_cancelled_while_it_waits_again_ends_with_its_tokens() -> None:
+    bench = Bench(num_blocks=18)
     other, sink = bench.submit([1, 2, 3, 4], 50), bench.submit([5, 6, 7, 8, 9], 50)
     while not bench.log.counts.waiting:
         bench.loop.run_round()
@@ -84,6 +73,5 @@ def test_a_sequence_that_is_cancelled_while_it_waits_again_ends_with_its_tokens(
     bench.inbox.cancel(2)
     bench.run()
     assert sink.finish_reason is FinishReason.CANCELLED
-    usage = sink.chunks[-1].usage
-    assert usage.completion_tokens == len(sink.tokens) > 0
+    assert sink.usage.completion_tokens == len(sink.tokens) > 0
     assert len(other.tokens) == 50

@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
+from tests.unit.ssd_target.bench import Bench
 
 from ssd.testing.ledger_runner import LedgerRunner
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import Mode
 from ssd_target.decoding.batch_builder import BatchBuilder
-
-MakeBench = Callable[..., Any]
 
 
 def value(name: str, **labels: str) -> float:
@@ -38,8 +37,8 @@ def growth() -> Callable[[str], float]:
     return grown
 
 
-def test_gauges_follow_the_counts_of_the_scheduler(make_bench: MakeBench) -> None:
-    bench = make_bench()
+def test_gauges_follow_the_counts_of_the_scheduler() -> None:
+    bench = Bench()
     for number in range(6):
         bench.submit([1, 2, 3, number], 3 + number)
     bench.loop.run_round()
@@ -54,8 +53,8 @@ def test_gauges_follow_the_counts_of_the_scheduler(make_bench: MakeBench) -> Non
     assert value("ssd_kv_blocks", state="free") == bench.all_free
 
 
-def test_eligible_sequences_are_those_whose_mode_allows_speculation(make_bench: MakeBench) -> None:
-    bench = make_bench()
+def test_eligible_sequences_are_those_whose_mode_allows_speculation() -> None:
+    bench = Bench()
     for number in range(6):
         bench.submit([1, number], 9, mode=Mode.AUTOREGRESSIVE if number == 3 else Mode.AUTO)
     bench.loop.run_round()
@@ -63,12 +62,10 @@ def test_eligible_sequences_are_those_whose_mode_allows_speculation(make_bench: 
     assert (counts.running, counts.waiting, counts.eligible) == (4, 2, 3)
 
 
-def test_a_commit_is_timed_from_the_decision_to_the_channel(
-    make_bench: MakeBench, growth: Callable[[str], float]
-) -> None:
+def test_a_commit_is_timed_from_the_decision_to_the_channel(growth: Callable[[str], float]) -> None:
     growth("ssd_commit_to_wire_seconds_count")
     growth("ssd_commit_to_wire_seconds_sum")
-    bench = make_bench()
+    bench = Bench()
     bench.submit([1, 2, 3], 9, mode=Mode.AUTOREGRESSIVE)
     bench.run()
     assert growth("ssd_commit_to_wire_seconds_count") == 0, "no commit was sent"
@@ -79,9 +76,7 @@ def test_a_commit_is_timed_from_the_decision_to_the_channel(
     assert growth("ssd_commit_to_wire_seconds_sum") > 0
 
 
-def test_rounds_without_a_draft_are_counted_apart_from_those_that_need_none(
-    make_bench: MakeBench,
-) -> None:
+def test_rounds_without_a_draft_are_counted_apart_from_those_that_need_none() -> None:
     def rounds() -> dict[str, float]:
         kinds = ("hit", "miss", "late", "no_draft", "none")
         return {kind: value("ssd_rounds_total", result=kind) for kind in kinds}
@@ -92,19 +87,16 @@ def test_rounds_without_a_draft_are_counted_apart_from_those_that_need_none(
         bench.run()
         return {kind: now - before[kind] for kind, now in rounds().items() if now != before[kind]}
 
-    bench = make_bench()
+    bench = Bench()
     # The last round but one has one token left and the last round none: neither can propose.
     assert counted() == {"no_draft": 3, "none": 2}
     assert counted(mode=Mode.AUTOREGRESSIVE) == {"none": 5}
-    draft = bench.join([Behaviour.SILENT])
+    bench.join([Behaviour.SILENT])
     assert counted() == {"no_draft": 3, "none": 2}, "a session that never opens counts as no draft"
-    assert draft
 
 
-def test_the_verify_part_is_the_forward_pass_alone(
-    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = make_bench()
+def test_the_verify_part_is_the_forward_pass_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
     for owner, name in ((BatchBuilder, "round"), (LedgerRunner, "prepare")):
         original = getattr(owner, name)
 
@@ -119,12 +111,10 @@ def test_the_verify_part_is_the_forward_pass_alone(
     assert value("ssd_round_seconds_sum", part="verify") - before == pytest.approx(0.004)
 
 
-def test_the_time_in_the_queue_ends_with_admission(
-    make_bench: MakeBench, growth: Callable[[str], float]
-) -> None:
+def test_the_time_in_the_queue_ends_with_admission(growth: Callable[[str], float]) -> None:
     growth("ssd_queue_seconds_count")
     growth("ssd_queue_seconds_sum")
-    bench = make_bench()
+    bench = Bench()
     for _ in range(5):
         bench.submit([1, 2, 3], 3)
     bench.loop.run_round()
@@ -135,8 +125,8 @@ def test_the_time_in_the_queue_ends_with_admission(
     assert 50.0 < growth("ssd_queue_seconds_sum") < 51.0
 
 
-def test_the_pool_counts_hits_and_misses_of_lost_links(make_bench: MakeBench) -> None:
-    bench = make_bench()
+def test_the_pool_counts_hits_and_misses_of_lost_links() -> None:
+    bench = Bench()
     bench.join([Behaviour.HIT, Behaviour.HIT, Behaviour.MISS, Behaviour.DIE])
     bench.submit([1, 2, 3], 30)
     bench.run()
@@ -146,8 +136,8 @@ def test_the_pool_counts_hits_and_misses_of_lost_links(make_bench: MakeBench) ->
     assert counts.hit_rate == pytest.approx(2 / 3)
 
 
-def test_the_log_describes_the_rounds(make_bench: MakeBench) -> None:
-    bench = make_bench()
+def test_the_log_describes_the_rounds() -> None:
+    bench = Bench()
     bench.join([Behaviour.HIT])
     bench.submit([1, 2, 3], 30)
     bench.submit([4, 5, 6], 30, mode=Mode.AUTOREGRESSIVE)
@@ -163,8 +153,8 @@ def test_the_log_describes_the_rounds(make_bench: MakeBench) -> None:
     bench.run()
 
 
-def test_missing_tables_count_with_the_time_that_was_waited(make_bench: MakeBench) -> None:
-    bench = make_bench(circuit_breaker=False)
+def test_missing_tables_count_with_the_time_that_was_waited() -> None:
+    bench = Bench(circuit_breaker=False)
     bench.join([Behaviour.HIT, Behaviour.HIT, Behaviour.SILENT])
     bench.submit([1, 2, 3], 40)
     for _ in range(3):

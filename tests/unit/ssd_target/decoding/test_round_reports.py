@@ -1,22 +1,17 @@
 """A request that asks for its rounds receives each of them; its tokens stay the same."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
+from tests.unit.ssd_target.bench import Bench
 
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import LookupResult, Mode
 
-MakeBench = Callable[..., Any]
 PROMPT = [1, 2, 3]
 
 
 @pytest.mark.parametrize("mode", [Mode.AUTO, Mode.AUTOREGRESSIVE])
-def test_rounds_contain_all_tokens_and_count_as_the_statistics(
-    make_bench: MakeBench, plain: Callable[..., list[int]], mode: Mode
-) -> None:
-    bench = make_bench()
+def test_rounds_contain_all_tokens_and_count_as_the_statistics(mode: Mode) -> None:
+    bench = Bench()
     bench.join([Behaviour.HIT, Behaviour.MISS, Behaviour.HIT, Behaviour.HIT])
     sink = bench.submit(PROMPT, 20, mode=mode, report_rounds=True)
     bench.run()
@@ -36,8 +31,8 @@ def test_rounds_contain_all_tokens_and_count_as_the_statistics(
         assert each.added[: each.accepted_tokens] == each.proposed[: each.accepted_tokens]
 
 
-def test_requests_that_do_not_ask_receive_no_rounds(make_bench: MakeBench) -> None:
-    bench = make_bench()
+def test_requests_that_do_not_ask_receive_no_rounds() -> None:
+    bench = Bench()
     bench.join([Behaviour.HIT])
     silent = bench.submit(PROMPT, 12)
     asking = bench.submit(PROMPT, 12, report_rounds=True)

@@ -1,35 +1,22 @@
 """Mode SYNCHRONOUS: the tokens of plain decoding, K of them proposed in each round."""
 
-from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
+from tests.unit.ssd_target.bench import GREEDY, LOOKAHEAD, WARM, Bench, own_draft, plain
 
 from ssd.testing.scripted_draft import Behaviour
-from ssd.types import Mode, SamplingParams, TokenId
-
-GREEDY = SamplingParams(temperature=0.0)
-WARM = SamplingParams(temperature=0.8, seed=2**63 + 11)
-LOOKAHEAD = 3
-MakeBench = Callable[..., Any]
-MakeDraft = Callable[..., Any]
-Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
+from ssd.types import Mode, SamplingParams
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize("runs_whole", [False, True], ids=["steps", "whole"])
 @pytest.mark.parametrize("kind", ["perfect", "other"])
 def test_a_draft_on_the_targets_device_changes_no_token(
-    make_bench: MakeBench,
-    make_own_draft: MakeDraft,
-    plain: Plain,
-    kind: Literal["perfect", "other"],
-    sampling: SamplingParams,
-    *,
-    runs_whole: bool,
+    kind: Literal["perfect", "other"], sampling: SamplingParams, *, runs_whole: bool
 ) -> None:
     for length in (1, 2, 3, 8, 9, 17):
-        bench = make_bench(own_draft=make_own_draft(kind, runs_whole=runs_whole))
+        bench = Bench(own_draft=own_draft(kind, runs_whole=runs_whole))
         prompt = [(3 * i + 1) % 13 for i in range(length)]
         sink = bench.submit(prompt, 21, sampling=sampling, mode=Mode.SYNCHRONOUS)
         bench.run()
@@ -41,10 +28,10 @@ def test_a_draft_on_the_targets_device_changes_no_token(
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize("runs_whole", [False, True], ids=["steps", "whole"])
 def test_a_perfect_draft_proposes_what_is_accepted(
-    make_bench: MakeBench, make_own_draft: MakeDraft, sampling: SamplingParams, *, runs_whole: bool
+    sampling: SamplingParams, *, runs_whole: bool
 ) -> None:
     # Each round accepts the whole proposal, whose last token then has no KV entry after steps.
-    bench = make_bench(own_draft=make_own_draft("perfect", runs_whole=runs_whole))
+    bench = Bench(own_draft=own_draft("perfect", runs_whole=runs_whole))
     rounds = 5
     sink = bench.submit(
         [1, 2, 3], rounds * (LOOKAHEAD + 1), sampling=sampling, mode=Mode.SYNCHRONOUS
@@ -56,11 +43,9 @@ def test_a_perfect_draft_proposes_what_is_accepted(
 
 
 @pytest.mark.parametrize("runs_whole", [False, True], ids=["steps", "whole"])
-def test_modes_of_one_batch_do_not_disturb_each_other(
-    make_bench: MakeBench, make_own_draft: MakeDraft, plain: Plain, *, runs_whole: bool
-) -> None:
+def test_modes_of_one_batch_do_not_disturb_each_other(*, runs_whole: bool) -> None:
     # The longer text is alone after the end of the shorter one.
-    bench = make_bench(own_draft=make_own_draft("perfect", runs_whole=runs_whole))
+    bench = Bench(own_draft=own_draft("perfect", runs_whole=runs_whole))
     bench.join([Behaviour.HIT])
     modes = (Mode.SYNCHRONOUS, Mode.SPECULATIVE, Mode.AUTOREGRESSIVE, Mode.SYNCHRONOUS)
     prompts = [[number + 1] * (number + 1) for number in range(len(modes))]
@@ -77,11 +62,9 @@ def test_modes_of_one_batch_do_not_disturb_each_other(
             assert sink.statistics.accepted_tokens == sink.statistics.proposed_tokens > 0
 
 
-def test_a_sequence_without_blocks_of_the_draft_runs_without_proposals(
-    make_bench: MakeBench, make_own_draft: MakeDraft, plain: Plain
-) -> None:
+def test_a_sequence_without_blocks_of_the_draft_runs_without_proposals() -> None:
     # Blocks of 4 tokens: the first sequence takes 6 of 7, and the second one needs 4.
-    bench = make_bench(own_draft=make_own_draft("perfect", num_blocks=8))
+    bench = Bench(own_draft=own_draft("perfect", num_blocks=8))
     first = bench.submit([1, 2, 3], 20, mode=Mode.SYNCHRONOUS)
     second = bench.submit([4, 5, 6], 12, mode=Mode.SYNCHRONOUS)
     bench.run()
@@ -91,13 +74,11 @@ def test_a_sequence_without_blocks_of_the_draft_runs_without_proposals(
     assert second.statistics.mode is Mode.AUTOREGRESSIVE
 
 
-def test_a_draft_whose_logits_are_not_finite_proposes_nothing_from_there(
-    make_bench: MakeBench, make_own_draft: MakeDraft, plain: Plain
-) -> None:
+def test_a_draft_whose_logits_are_not_finite_proposes_nothing_from_there() -> None:
     expected = plain([1, 2, 3], 20, GREEDY)
-    draft = make_own_draft("perfect")
+    draft = own_draft("perfect")
     draft.nan_token = expected[4]
-    bench = make_bench(own_draft=draft)
+    bench = Bench(own_draft=draft)
     sink = bench.submit([1, 2, 3], 20, mode=Mode.SYNCHRONOUS)
     bench.run()
     assert sink.tokens == expected
@@ -105,10 +86,8 @@ def test_a_draft_whose_logits_are_not_finite_proposes_nothing_from_there(
     assert sink.statistics.rounds > 5
 
 
-def test_a_draft_stores_a_cached_prompt_and_a_preempted_text_by_itself(
-    make_bench: MakeBench, make_own_draft: MakeDraft, plain: Plain
-) -> None:
-    bench = make_bench(own_draft=make_own_draft("perfect"), num_blocks=18)
+def test_a_draft_stores_a_cached_prompt_and_a_preempted_text_by_itself() -> None:
+    bench = Bench(own_draft=own_draft("perfect"), num_blocks=18)
     prompt = [number % 13 for number in range(20)]
     for _ in range(2):
         first = bench.submit(prompt, 40, mode=Mode.SYNCHRONOUS)

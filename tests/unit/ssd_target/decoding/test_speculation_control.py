@@ -1,19 +1,17 @@
 """Choices of the controller in the decode loop: they change the work of drafts, never a token."""
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.ssd_target.bench import Bench, plain
 
 from ssd.speculation.controller import Choice, ControllerReport, Reason
 from ssd.testing.scripted_controller import ScriptedController
 from ssd.testing.scripted_draft import Behaviour
-from ssd.types import CloseSession, Mode, OpenSession, SamplingParams, TokenId
+from ssd.types import CloseSession, Mode, SamplingParams
 from ssd_target.decoding.calibration import calibrate
 
-MakeBench = Callable[..., Any]
-Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
 GREEDY = SamplingParams(temperature=0.0)
 WARM = SamplingParams(temperature=0.9, seed=7)
 OFF = Choice(is_on=False, max_proposed=0)
@@ -46,16 +44,9 @@ choices = st.lists(
     ),
 )
 def test_random_choices_never_change_a_token(
-    make_bench: MakeBench,
-    plain: Plain,
-    choices: list[Choice],
-    script: list[Behaviour],
-    sampling: SamplingParams,
-    modes: list[Mode],
+    choices: list[Choice], script: list[Behaviour], sampling: SamplingParams, modes: list[Mode]
 ) -> None:
-    bench = make_bench(
-        controller=ScriptedController(*choices), circuit_breaker=False, backup="ngram"
-    )
+    bench = Bench(controller=ScriptedController(*choices), circuit_breaker=False, backup="ngram")
     draft = bench.join(script, sampling=sampling)
     sinks = [
         bench.submit(prompt, 20, sampling=sampling, mode=mode)
@@ -67,10 +58,8 @@ def test_random_choices_never_change_a_token(
     assert draft.num_sessions == 0
 
 
-def test_off_closes_the_sessions_and_drafts_receive_nothing_more(
-    make_bench: MakeBench, plain: Plain
-) -> None:
-    bench = make_bench(controller=ScriptedController(ON, ON, ON, OFF))
+def test_off_closes_the_sessions_and_drafts_receive_nothing_more() -> None:
+    bench = Bench(controller=ScriptedController(ON, ON, ON, OFF))
     draft = bench.join([Behaviour.HIT])
     sink = bench.submit([1, 2, 3], 30)
     for _ in range(3):
@@ -88,20 +77,18 @@ def test_off_closes_the_sessions_and_drafts_receive_nothing_more(
     assert sink.statistics.paused_rounds == len(plain_rounds)
 
 
-def test_on_opens_sessions_again(make_bench: MakeBench) -> None:
-    bench = make_bench(controller=ScriptedController(OFF, OFF, OFF, ON))
+def test_on_opens_sessions_again() -> None:
+    bench = Bench(controller=ScriptedController(OFF, OFF, OFF, ON))
     draft = bench.join([Behaviour.HIT])
     sink = bench.submit([1, 2, 3], 30)
     bench.run()
     assert sink.statistics.paused_rounds == 3
     assert sink.statistics.hits > 3
-    assert len([each for each in draft.received if isinstance(each, OpenSession)]) == 1
+    assert len(draft.openings) == 1
 
 
-def test_while_the_controller_is_off_only_requests_that_force_speculation_are_eligible(
-    make_bench: MakeBench,
-) -> None:
-    bench = make_bench(controller=ScriptedController(OFF))
+def test_while_the_controller_is_off_only_requests_that_force_speculation_are_eligible() -> None:
+    bench = Bench(controller=ScriptedController(OFF))
     modes = (Mode.SPECULATIVE, Mode.AUTO, Mode.AUTOREGRESSIVE)
     for number, mode in enumerate(modes):
         bench.submit([1, number], 9, mode=mode)
@@ -111,8 +98,8 @@ def test_while_the_controller_is_off_only_requests_that_force_speculation_are_el
     assert (counts.running, counts.eligible) == (3, 1)
 
 
-def test_a_request_that_forces_speculation_keeps_its_session(make_bench: MakeBench) -> None:
-    bench = make_bench(controller=ScriptedController(OFF))
+def test_a_request_that_forces_speculation_keeps_its_session() -> None:
+    bench = Bench(controller=ScriptedController(OFF))
     draft = bench.join([Behaviour.HIT])
     forced = bench.submit([1, 2, 3], 20, mode=Mode.SPECULATIVE)
     auto = bench.submit([4, 4], 20)
@@ -120,12 +107,12 @@ def test_a_request_that_forces_speculation_keeps_its_session(make_bench: MakeBen
     assert forced.statistics.hits > 3
     assert forced.statistics.paused_rounds == 0
     assert auto.statistics.proposed_tokens == 0
-    assert len([each for each in draft.received if isinstance(each, OpenSession)]) == 1
+    assert len(draft.openings) == 1
     assert {sample.num_auto for sample in bench.controller.rounds} <= {0, 1}
 
 
-def test_proposals_have_at_most_the_chosen_length(make_bench: MakeBench) -> None:
-    bench = make_bench(controller=ScriptedController(Choice(is_on=True, max_proposed=2)))
+def test_proposals_have_at_most_the_chosen_length() -> None:
+    bench = Bench(controller=ScriptedController(Choice(is_on=True, max_proposed=2)))
     bench.join([Behaviour.HIT])
     sink = bench.submit([1, 2, 3], 19)
     bench.run()
@@ -133,8 +120,8 @@ def test_proposals_have_at_most_the_chosen_length(make_bench: MakeBench) -> None
     assert max(sample.num_proposed for sample in bench.controller.rounds) == 2
 
 
-def test_a_sample_describes_its_round(make_bench: MakeBench) -> None:
-    bench = make_bench(controller=ScriptedController(ON))
+def test_a_sample_describes_its_round() -> None:
+    bench = Bench(controller=ScriptedController(ON))
     bench.join([Behaviour.HIT])
     bench.submit([1, 2, 3], 20)
     bench.run()
@@ -146,10 +133,8 @@ def test_a_sample_describes_its_round(make_bench: MakeBench) -> None:
     assert 0.0 < sample.verify_seconds < sample.seconds
 
 
-def test_a_sample_contains_the_chunk_of_a_prompt_that_was_stored_before_its_round(
-    make_bench: MakeBench,
-) -> None:
-    bench = make_bench(controller=ScriptedController(OFF))
+def test_a_sample_contains_the_chunk_of_a_prompt_that_was_stored_before_its_round() -> None:
+    bench = Bench(controller=ScriptedController(OFF))
     bench.submit([1, 2, 3], 20)
     bench.run()
     samples = bench.controller.rounds
@@ -157,8 +142,8 @@ def test_a_sample_contains_the_chunk_of_a_prompt_that_was_stored_before_its_roun
     assert samples[0].prefill_seconds >= 0.0
 
 
-def test_the_report_is_kept_for_the_status(make_bench: MakeBench) -> None:
-    bench = make_bench(controller=ScriptedController(OFF, speed_up=0.5))
+def test_the_report_is_kept_for_the_status() -> None:
+    bench = Bench(controller=ScriptedController(OFF, speed_up=0.5))
     bench.submit([1, 2, 3], 4)
     bench.run()
     assert bench.log.speculation == ControllerReport(
@@ -166,15 +151,15 @@ def test_the_report_is_kept_for_the_status(make_bench: MakeBench) -> None:
     )
 
 
-def test_the_calibration_times_all_columns_at_powers_of_two(make_bench: MakeBench) -> None:
-    bench = make_bench()
+def test_the_calibration_times_all_columns_at_powers_of_two() -> None:
+    bench = Bench()
     calibration = calibrate(bench.runner, bench.runner.engine.verify_columns, bench.clock)
     assert set(calibration.seconds) == {(c, size) for c in (1, 4) for size in (1, 2, 4)}
     assert all(seconds > 0 for seconds in calibration.seconds.values())
 
 
-def test_a_slow_target_calibrates_fewer_sizes(make_bench: MakeBench) -> None:
-    bench = make_bench()
+def test_a_slow_target_calibrates_fewer_sizes() -> None:
+    bench = Bench()
     verify = bench.runner.verify
 
     def verify_slowly(prepared: Any) -> Any:

@@ -1,11 +1,11 @@
 """A grammar selects the same tokens in each mode, and ends the text where it ends."""
 
 import re
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import pytest
+from tests.unit.ssd_target.bench import Bench, own_draft
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -40,11 +40,9 @@ def grammar(regex: str = REGEX) -> Grammar:
 
 
 @pytest.mark.parametrize("sampling", [WARM, COLD], ids=["warm", "greedy"])
-def test_each_mode_selects_the_tokens_of_plain_decoding(
-    make_bench: Callable[..., Any], make_own_draft: Callable[..., Any], sampling: SamplingParams
-) -> None:
+def test_each_mode_selects_the_tokens_of_plain_decoding(sampling: SamplingParams) -> None:
     def run(mode: Mode, text: tuple[int, ...] | None = None) -> Any:
-        bench = make_bench(deadline_ms=1000.0, own_draft=make_own_draft("perfect"))
+        bench = Bench(deadline_ms=1000.0, own_draft=own_draft("perfect"))
         if text is not None:
             script = [Behaviour.HIT, Behaviour.WRONG, Behaviour.HIT, Behaviour.HALF] * 8
             bench.join(script, text=text)
@@ -65,10 +63,8 @@ def test_each_mode_selects_the_tokens_of_plain_decoding(
         assert text.startswith("[")
 
 
-def test_the_text_ends_at_the_token_after_which_nothing_can_follow(
-    make_bench: Callable[..., Any],
-) -> None:
-    bench = make_bench()
+def test_the_text_ends_at_the_token_after_which_nothing_can_follow() -> None:
+    bench = Bench()
     sampling = SamplingParams(temperature=0.0, regex="ab", ignore_eos=True, min_tokens=9)
     bench.grammar = grammar("ab")
     found = bench.submit(PROMPT, LIMIT, sampling=sampling, eos=[EOS])
@@ -77,10 +73,8 @@ def test_the_text_ends_at_the_token_after_which_nothing_can_follow(
     assert found.finish_reason is FinishReason.STOP
 
 
-def test_min_tokens_bans_the_end_only_while_the_grammar_allows_something_else(
-    make_bench: Callable[..., Any],
-) -> None:
-    bench = make_bench()
+def test_min_tokens_bans_the_end_only_while_the_grammar_allows_something_else() -> None:
+    bench = Bench()
     bias = ((EOS, 100.0),)
     sampling = SamplingParams(temperature=0.0, regex="a{2,6}", min_tokens=4, logit_bias=bias)
     bench.grammar = grammar("a{2,6}")
@@ -90,9 +84,7 @@ def test_min_tokens_bans_the_end_only_while_the_grammar_allows_something_else(
     assert found.tokens[-1] == EOS
 
 
-def test_a_grammar_that_becomes_too_complex_fails_its_request_and_no_other(
-    make_bench: Callable[..., Any],
-) -> None:
+def test_a_grammar_that_becomes_too_complex_fails_its_request_and_no_other() -> None:
     class TooComplex(Grammar):
         def allowed(self, *arguments: Any) -> Any:
             allowed_CV = super().allowed(*arguments)
@@ -101,7 +93,7 @@ def test_a_grammar_that_becomes_too_complex_fails_its_request_and_no_other(
                 allowed_CV[:] = False
             return allowed_CV
 
-    bench = make_bench()
+    bench = Bench()
     source = GrammarSource("regex", REGEX)
     bench.grammar = TooComplex(compiler(), source, compiler().shared(source))
     sampling = SamplingParams(temperature=0.0, regex=REGEX)
@@ -114,11 +106,9 @@ def test_a_grammar_that_becomes_too_complex_fails_its_request_and_no_other(
     assert len(other.tokens) == LIMIT
 
 
-def test_log_probabilities_are_those_of_the_model_before_bias_and_structure(
-    make_bench: Callable[..., Any],
-) -> None:
+def test_log_probabilities_are_those_of_the_model_before_bias_and_structure() -> None:
     def first_position(sampling: SamplingParams, found: Grammar | None) -> Any:
-        bench = make_bench()
+        bench = Bench()
         bench.grammar = found
         sink = bench.submit(PROMPT, LIMIT, sampling=sampling, eos=[EOS])
         bench.run()

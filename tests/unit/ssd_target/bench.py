@@ -1,12 +1,11 @@
 """A target without a model and without threads: the decode loop around a ledger."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, Literal
 
-import pytest
 import torch
 from tests.sequences import check_scheduler
 
@@ -14,12 +13,12 @@ from ssd.engine.batch import BranchBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.sampling.choose import choose
-from ssd.errors import FrameError, LinkError
+from ssd.errors import FrameError
 from ssd.pool.link import DraftLink
 from ssd.pool.pool import DraftPool
 from ssd.pool.round_log import RoundLog
 from ssd.runtime.step_thread import Watchdog
-from ssd.speculation.controller import Choice, Controller
+from ssd.speculation.controller import Choice
 from ssd.speculation.noise import gumbel_noise
 from ssd.testing.ledger_runner import LedgerRunner, law
 from ssd.testing.ledger_tree import LedgerTreeRunner
@@ -33,6 +32,7 @@ from ssd.types import (
     SamplingParams,
     SpeculationStatistics,
     TokenId,
+    Usage,
     Welcome,
 )
 from ssd_target.decoding.decode_loop import DecodeLoop
@@ -51,6 +51,7 @@ LOOKAHEAD = 3
 COLUMNS = LOOKAHEAD + 1
 BRANCHES = 2
 GREEDY = SamplingParams(temperature=0.0)
+WARM = SamplingParams(temperature=0.8, seed=2**63 + 11)
 ENGINE = EngineConfig(
     dtype="bfloat16",
     block_size=4,
@@ -61,6 +62,7 @@ ENGINE = EngineConfig(
 )
 
 
+Backup = Literal["none", "ngram"]
 AnyRunner = Any
 """A ledger, or a ``TargetRunner`` of a model."""
 
@@ -121,6 +123,12 @@ class Collector:
         return self.chunks[-1].finish_reason if self.chunks else None
 
     @property
+    def usage(self) -> Usage:
+        usage = self.chunks[-1].usage
+        assert usage is not None
+        return usage
+
+    @property
     def statistics(self) -> SpeculationStatistics:
         statistics = self.chunks[-1].statistics
         assert statistics is not None
@@ -133,10 +141,10 @@ class Bench:
     def __init__(
         self,
         *,
-        backup: Literal["none", "ngram"] = "none",
+        backup: Backup = "none",
         circuit_breaker: bool = True,
         deadline_ms: float = 0.0,
-        controller: Controller | None = None,
+        controller: ScriptedController | None = None,
         own_draft: AnyRunner | None = None,
         **capacity: Any,
     ) -> None:
@@ -147,7 +155,7 @@ class Bench:
         )
         room = Capacity(**capacity)
         self.blocks = BlockPool(room.num_blocks)
-        self.runner = room.runner or LedgerRunner(
+        self.runner: AnyRunner = room.runner or LedgerRunner(
             ENGINE, num_blocks=room.num_blocks, vocab_size=VOCAB
         )
         engine = self.runner.engine
@@ -235,14 +243,14 @@ class Bench:
     ) -> ScriptedDraft:
         """Attach a draft whose tables follow from the tokens that the target will emit.
 
-        These are those of ``naive`` with ``sampling``, or those of ``text``, prompt included.
+        These are those of ``plain`` with ``sampling``, or those of ``text``, prompt included.
         """
         how = sampling or GREEDY
 
         def continued(tokens: tuple[TokenId, ...]) -> tuple[TokenId, ...]:
             if text is not None:
                 return (*tokens, *text[len(tokens) :], *[0] * 64)[:64]
-            return (*tokens, *naive(tokens, 64 - len(tokens), how))
+            return (*tokens, *plain(tokens, 64 - len(tokens), how))
 
         draft = ScriptedDraft(
             send=lambda frame: self.receive(link, frame),
@@ -279,7 +287,7 @@ class Bench:
         assert self.draft_blocks.num_taken == 0
 
 
-def naive(prompt: Iterable[TokenId], count: int, sampling: SamplingParams) -> list[TokenId]:
+def plain(prompt: Iterable[TokenId], count: int, sampling: SamplingParams) -> list[TokenId]:
     """Plain decoding, one token at a time, straight from the law."""
     tokens = tuple(prompt)
     num_given = len(tokens)
@@ -295,11 +303,6 @@ def next_token(tokens: tuple[TokenId, ...], sampling: SamplingParams) -> TokenId
     noise_RV = torch.from_numpy(gumbel_noise(sampling.seed or 0, [position], VOCAB))
     logits_RV = law(torch.tensor(tokens), VOCAB)[None]
     return int(choose(logits_RV, torch.tensor([sampling.temperature]), noise_RV)[0])
-
-
-@pytest.fixture(scope="session")
-def make_bench() -> Callable[..., Bench]:
-    return Bench
 
 
 class OwnDraft(LedgerTreeRunner):
@@ -331,18 +334,3 @@ def own_draft(
     runner = OwnDraft(num_blocks) if kind == "perfect" else OtherLaw(num_blocks)
     runner.whole_branches = (1,) if runs_whole else ()
     return runner
-
-
-@pytest.fixture(scope="session")
-def make_own_draft() -> Callable[..., OwnDraft]:
-    return own_draft
-
-
-@pytest.fixture(scope="session")
-def plain() -> Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]:
-    return naive
-
-
-@pytest.fixture(scope="session")
-def link_error() -> type[LinkError]:
-    return LinkError
