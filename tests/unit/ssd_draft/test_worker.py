@@ -92,12 +92,14 @@ def test_explicit_tokens_equal_to_a_branch_use_that_branch(opened: Opened, count
     text.check(link.newest())
 
 
-def test_several_commits_of_a_session_need_one_table(opened: Opened) -> None:
+def test_several_commits_of_a_session_are_applied_as_one_and_need_one_table(opened: Opened) -> None:
     draft, link, text = opened
-    commits = [text.hit(link.newest(), 0, 2), text.miss(None, 1, (9, 9)), text.miss(None, 2, ())]
-    steps = draft.runner.num_branch_steps
-    draft.commit(link, *commits)
+    draft.commit(link, text.hit(link.newest(), 0, K), text.miss(None, K, (7, 8)))
+    for guess in ((), (9,)):
+        draft.commit(link, text.miss(None, len(text.proposal), guess))
+    passes, steps = draft.runner.num_proposal_passes, draft.runner.num_branch_steps
     draft.settle()
+    assert draft.runner.num_proposal_passes == passes + 2, "one for what was skipped, one more"
     assert draft.runner.num_branch_steps == steps + K + 1
     text.check(link.newest())
 
