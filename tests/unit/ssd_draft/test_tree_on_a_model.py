@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.engines import on
+from tests.engines import load, on
 from tools.distill.model import TrainableLlama, load_model
 
 from ssd.engine import static_execution
 from ssd.engine.capture import Capture
 from ssd.engine.config import STATIC, EngineConfig
 from ssd.engine.draft_runner import DraftRunner
-from ssd.engine.runner import load_runner
 from ssd.speculation.fan_out import Adaptive
 from ssd.speculation.noise import gumbel_noise
 from ssd.testing.recorded_graphs import RecordedGraphs
@@ -49,7 +48,7 @@ def runner(folder: Path, request: pytest.FixtureRequest) -> DraftRunner:
     engine = on(request.param, ENGINE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(static_execution, "capture_of", lambda _device: Capture(RecordedGraphs()))
-        return load_runner(DraftRunner, folder, engine, lambda _stage, _fraction: None)
+        return load(DraftRunner, folder, engine)
 
 
 def begin(tree: Tree, slots: list[int], branches: int = N) -> TableBuild:
@@ -121,7 +120,7 @@ def test_padding_of_the_vocabulary_is_never_chosen(folder: Path) -> None:
     num_token_ids = VOCAB_SIZE - 9
     engine = replace(ENGINE, max_num_seqs=1, num_token_ids=num_token_ids)
     shape = TreeShape(engine, num_token_ids)
-    runner = load_runner(DraftRunner, folder, engine, lambda _stage, _fraction: None)
+    runner = load(DraftRunner, folder, engine)
     tree = Tree(runner, RingChoice(1, shape.num_noise_rows, VOCAB_SIZE), shape)
     tree.open(NewSession(0, list(range(1, 1 + BLOCKS_EACH)), 7, 0, 1.0))
     tree.start(0, 5, ())

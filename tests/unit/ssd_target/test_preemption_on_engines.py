@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
-from tests.engines import on
+from tests.engines import load, on
 from tests.unit.ssd_target.bench import Bench
 
 from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
-from ssd.engine.runner import load_runner
 from ssd.engine.target_runner import TargetRunner
 from ssd.testing.tiny_folder import VOCAB_SIZE, write_tiny_folder
 from ssd.types import Mode, SamplingParams
@@ -38,10 +37,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_folder(path, max_len=MAX_LEN, attention_gain=8.0)
 
 
-def load(folder: Path, engine: EngineConfig) -> TargetRunner:
-    return load_runner(TargetRunner, folder, engine, lambda _stage, _fraction: None)
-
-
 def num_preemptions() -> float:
     return REGISTRY.get_sample_value("ssd_preemptions_total") or 0.0
 
@@ -53,7 +48,7 @@ def num_preemptions() -> float:
 def test_a_shortage_of_blocks_and_shared_prompts_change_no_token(
     folder: Path, name: str, *, deterministic: bool
 ) -> None:
-    runner = load(folder, replace(on(name, ENGINE), deterministic=deterministic))
+    runner = load(TargetRunner, folder, replace(on(name, ENGINE), deterministic=deterministic))
     runner.warm_up(lambda _stage, _fraction: None)
     expected = []
     for prompt, length in zip(PROMPTS, LENGTHS, strict=True):
@@ -62,7 +57,7 @@ def test_a_shortage_of_blocks_and_shared_prompts_change_no_token(
         bench.run()
         expected.append(sink.tokens)
     of_draft = replace(on(name, ENGINE), num_columns=num_columns(LOOKAHEAD), branches=1)
-    draft = load_runner(DraftRunner, folder, of_draft, lambda _stage, _fraction: None)
+    draft = load(DraftRunner, folder, of_draft)
     # Enough for one and a half sequences of maximum length.
     num_blocks = 1 + 3 * MAX_LEN // 2 // runner.engine.block_size
     bench = Bench(runner=runner, own_draft=draft, num_blocks=num_blocks, step_tokens=64)
@@ -84,11 +79,11 @@ def test_a_target_may_have_more_padding_in_its_vocabulary_than_its_draft(
 ) -> None:
     engine = replace(on("openvino", ENGINE), num_token_ids=VOCAB_SIZE)
     padded = write_tiny_folder(tmp_path / "padded", vocab_size=VOCAB_SIZE + 63)
-    runner = load(padded, engine)
+    runner = load(TargetRunner, padded, engine)
     runner.warm_up(lambda _stage, _fraction: None)
     of_draft = replace(engine, num_columns=num_columns(LOOKAHEAD), branches=1)
     small = write_tiny_folder(tmp_path / "small")
-    draft = load_runner(DraftRunner, small, of_draft, lambda _stage, _fraction: None)
+    draft = load(DraftRunner, small, of_draft)
     found = {}
     sinks: list[Any] = []
     for mode in (Mode.AUTOREGRESSIVE, Mode.SYNCHRONOUS):

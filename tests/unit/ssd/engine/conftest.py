@@ -1,27 +1,21 @@
 """Runners of a tiny random model, and the reference for any text: one dense causal pass."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from tests.engines import inside
+from tests.engines import PlainLogits, inside, load
 from torch import Tensor
 
 from ssd.engine import static_execution
-from ssd.engine.batch import PagedBatch
 from ssd.engine.capture import Capture
 from ssd.engine.config import EngineConfig
-from ssd.engine.draft_runner import DraftRunner
-from ssd.engine.runner import ModelRunner, load_runner
 from ssd.engine.target_runner import TargetRunner
 from ssd.testing.recorded_graphs import RecordedGraphs
 from ssd.testing.tiny_folder import write_tiny_folder
 
-MakeRunner = Callable[[EngineConfig], TargetRunner]
-MakeDraftRunner = Callable[[EngineConfig], DraftRunner]
 LENGTH_STEP = 128
-PlainLogits = Callable[[Sequence[int]], Tensor]
 
 
 class DenseAttention:
@@ -64,22 +58,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def make_runner(folder: Path) -> MakeRunner:
-    return lambda engine: load_runner(TargetRunner, folder, engine, lambda _stage, _fraction: None)
-
-
-@pytest.fixture(scope="session")
-def make_draft_runner(folder: Path) -> MakeDraftRunner:
-    return lambda engine: load_runner(DraftRunner, folder, engine, lambda _stage, _fraction: None)
-
-
-@pytest.fixture(scope="session")
 def plain_logits(folder: Path) -> PlainLogits:
     """Logits [R, V] after each token of a text of the tiny model, by torch in float32."""
 
-    engine = EngineConfig(max_model_len=1024)
-    runner = load_runner(TargetRunner, folder, engine, lambda _stage, _fraction: None)
-    decoder = inside(runner)._decoder
+    decoder = inside(load(TargetRunner, folder, EngineConfig(max_model_len=1024)))._decoder
 
     @torch.inference_mode()
     def logits(tokens: Sequence[int]) -> Tensor:
@@ -92,22 +74,3 @@ def plain_logits(folder: Path) -> PlainLogits:
         return logits_RV[: len(tokens)]
 
     return logits
-
-
-@pytest.fixture(scope="session")
-def store() -> Callable[[ModelRunner, Sequence[int], Tensor], None]:
-    """Prefills a text into the pages of a block table, chunk by chunk."""
-
-    def prefill(runner: ModelRunner, tokens: Sequence[int], blocks_J: Tensor) -> None:
-        chunk = runner.engine.prefill_chunk
-        for first in range(0, len(tokens), chunk):
-            piece = list(tokens[first : first + chunk])
-            tokens_1P = torch.zeros((1, chunk), dtype=torch.int64)
-            tokens_1P[0, : len(piece)] = torch.tensor(piece)
-            runner.prefill(
-                PagedBatch(
-                    tokens_1P, torch.tensor([first]), torch.tensor([len(piece)]), blocks_J[None]
-                )
-            )
-
-    return prefill

@@ -1,23 +1,22 @@
 """The passes of a draft give the logits of the plain text of each branch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tests.engines import CPU_ENGINES, inside, on
+from tests.engines import CPU_ENGINES, PlainLogits, inside, load, on, store
 from torch import Tensor
 
 from ssd.engine.batch import BranchBatch, ProposalBatch, StoredNoise
 from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
-from ssd.engine.runner import ModelRunner
 from ssd.speculation.noise import gumbel_noise
 
-Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
-Plain = Callable[[Sequence[int]], Tensor]
-Make = Callable[[EngineConfig], DraftRunner]
+RunnerOn = Callable[[str], DraftRunner]
 
 K, N = 3, 4
 P = K + 1
@@ -63,7 +62,7 @@ class Session:
 class Harness:
     """Drives the passes as a draft does."""
 
-    def __init__(self, runner: DraftRunner, plain: Plain, sessions: list[Session]) -> None:
+    def __init__(self, runner: DraftRunner, plain: PlainLogits, sessions: list[Session]) -> None:
         self.runner = runner
         self.plain = plain
         self.sessions = sessions
@@ -133,6 +132,12 @@ class Harness:
             session.proposal = guess
 
 
+@pytest.fixture(scope="module")
+def runner_on(folder: Path) -> RunnerOn:
+    """The runner on each engine; a test finds what another one has stored."""
+    return cache(lambda name: load(DraftRunner, folder, on(name, ENGINE)))
+
+
 def close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
@@ -140,9 +145,9 @@ def close(found: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("attention", CPU_ENGINES)
 @pytest.mark.parametrize("lengths", [[1], [33, 1, 70], [3, 300, 40]])
 def test_branches_equal_their_plain_texts_in_every_round(
-    make_draft_runner: Make, plain_logits: Plain, store: Store, attention: str, lengths: list[int]
+    runner_on: RunnerOn, plain_logits: PlainLogits, attention: str, lengths: list[int]
 ) -> None:
-    runner = make_draft_runner(on(attention, ENGINE))
+    runner = runner_on(attention)
     generator = torch.Generator().manual_seed(sum(lengths))
     sessions = [
         Session(slot, torch.randint(0, VOCAB, (length,), generator=generator).tolist())
@@ -171,15 +176,15 @@ def test_branches_equal_their_plain_texts_in_every_round(
     grow()
 
 
-def test_a_draft_warms_up_and_reports_its_progress(make_draft_runner: Make) -> None:
+def test_a_draft_warms_up_and_reports_its_progress(folder: Path) -> None:
     reports: list[float] = []
-    make_draft_runner(ENGINE).warm_up(lambda _stage, fraction: reports.append(fraction))
+    load(DraftRunner, folder, ENGINE).warm_up(lambda _stage, fraction: reports.append(fraction))
     assert reports[-1] == 1.0
 
 
 @pytest.mark.parametrize("engine", ["torch", "openvino"])
-def test_a_pass_does_not_change_other_slots(make_draft_runner: Make, engine: str) -> None:
-    runner = make_draft_runner(on(engine, ENGINE))
+def test_a_pass_does_not_change_other_slots(runner_on: RunnerOn, engine: str) -> None:
+    runner = runner_on(engine)
     runner.warm_up(lambda _stage, _fraction: None)
     entries = inside(runner)._entries
     others_B = torch.tensor([0, 2, 3])
@@ -195,9 +200,7 @@ def test_a_pass_does_not_change_other_slots(make_draft_runner: Make, engine: str
     assert torch.equal(inside(runner)._storage.entries_L2ZW[:, :, theirs], before)
 
 
-def test_all_columns_of_one_pass_are_those_of_the_steps(
-    make_draft_runner: Make, store: Store
-) -> None:
+def test_all_columns_of_one_pass_are_those_of_the_steps(folder: Path) -> None:
     """The reference chooses step by step. Step K follows, and reads the entries of the others."""
     engine = replace(ENGINE, num_token_ids=VOCAB - 9)
     committed = torch.randint(0, VOCAB - 9, (70,), generator=torch.Generator().manual_seed(5))
@@ -207,7 +210,7 @@ def test_all_columns_of_one_pass_are_those_of_the_steps(
     proposal_1P = torch.tensor([[1, 2, 3, 0]])
     found = []
     for name in ("torch", "openvino"):
-        runner = make_draft_runner(on(name, engine))
+        runner = load(DraftRunner, folder, on(name, engine))
         store(runner, committed.tolist(), blocks_1J[0])
         for length, num_columns in ((50, 3), (60, 2)):
             slot_B, length_B = torch.tensor([2]), torch.tensor([length])
@@ -228,10 +231,10 @@ def test_all_columns_of_one_pass_are_those_of_the_steps(
 
 
 def test_a_trunk_of_another_session_in_the_same_slot_is_read_again(
-    make_draft_runner: Make, plain_logits: Plain, store: Store
+    runner_on: RunnerOn, plain_logits: PlainLogits
 ) -> None:
     """One session ends with a long trunk; the next one has the same slot and the same blocks."""
-    runner = make_draft_runner(on("openvino", ENGINE))
+    runner = runner_on("openvino")
     generator = torch.Generator().manual_seed(1)
     for length in (40, 60, 1):
         committed = torch.randint(0, VOCAB, (length,), generator=generator).tolist()

@@ -1,23 +1,20 @@
 """A draft in bfloat16 and int8 chooses the tokens of its weights, as the reference reads them."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.engines import on
+from tests.engines import load, on, store
 from torch import Tensor
 
 from ssd.engine.batch import BranchBatch, ProposalBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.precision import has_bfloat16
-from ssd.engine.runner import ModelRunner, load_runner
 from ssd.testing.tiny_folder import write_tiny_folder
 
-Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
 N, K = 24, 3
 TEXT = [7 * token % 251 for token in range(61)]
 ENGINE = EngineConfig(
@@ -40,8 +37,8 @@ def as_stored(weight: Tensor, stored: str) -> Tensor:
     return (weight / scales_O1).round() * scales_O1
 
 
-def loaded(folder: Path, engine: EngineConfig, store: Store) -> DraftRunner:
-    runner = load_runner(DraftRunner, folder, engine, lambda _stage, _fraction: None)
+def loaded(folder: Path, engine: EngineConfig) -> DraftRunner:
+    runner = load(DraftRunner, folder, engine)
     store(runner, TEXT[:-1], BLOCKS_J)
     newest_BP, one_B = torch.tensor([TEXT[-1:] * (K + 1)]), torch.tensor([1])
     runner.run_proposals(ProposalBatch(SLOT_B, newest_BP, one_B, LENGTH_B, BLOCKS_J[None]))
@@ -50,7 +47,7 @@ def loaded(folder: Path, engine: EngineConfig, store: Store) -> DraftRunner:
 
 @pytest.mark.parametrize("stored", ["bfloat16", "int8"])
 def test_tokens_equal_those_of_the_reference_with_the_same_weights_but_for_ties(
-    tmp_path: Path, store: Store, stored: str
+    tmp_path: Path, stored: str
 ) -> None:
     if stored == "bfloat16" and not has_bfloat16():
         pytest.skip("this CPU has no bfloat16 arithmetic")
@@ -65,8 +62,8 @@ def test_tokens_equal_those_of_the_reference_with_the_same_weights_but_for_ties(
         if stored == "bfloat16"
         else replace(engine, weights="int8")
     )
-    found = loaded(given, engine, store)
-    reference = loaded(same, on("torch", ENGINE), store)
+    found = loaded(given, engine)
+    reference = loaded(same, on("torch", ENGINE))
     accepted_BN = torch.zeros((1, N), dtype=torch.int64)
     tokens_BN = torch.arange(N)[None] * 10
     num_equal = 0

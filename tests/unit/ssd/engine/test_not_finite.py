@@ -1,27 +1,33 @@
 """A token with a NaN embedding affects the rows that see it, and no others."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import pytest
 import torch
-from tests.engines import CPU_ENGINES, on
+from tests.engines import CPU_ENGINES, load, on, store
 from torch import Tensor
 
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, StoredNoise
 from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
-from ssd.engine.runner import AnyRunner, ModelRunner, load_runner
 from ssd.engine.target_runner import TargetRunner
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import NO_TOKEN
 
-Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
-
 BAD = 200
 P, N, CHUNK, BLOCKS = 4, 3, 32, 4
+ENGINE = EngineConfig(
+    max_model_len=128,
+    max_num_seqs=2,
+    num_columns=P,
+    dtype="float32",
+    block_size=32,
+    prefill_chunk=CHUNK,
+    context_chunk=64,
+)
 TEXT = list(range(40, 60))
 TABLE, OTHER_TABLE = torch.arange(1, 1 + BLOCKS), torch.arange(1 + BLOCKS, 1 + 2 * BLOCKS)
 
@@ -31,31 +37,19 @@ def bad_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_folder(tmp_path_factory.mktemp("bad") / "model", nan_token=BAD)
 
 
-@pytest.fixture(params=CPU_ENGINES)
+@pytest.fixture(scope="module", params=CPU_ENGINES)
 def attention(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-class Load(Protocol):
-    def __call__(self, kind: type[AnyRunner], branches: int = 0) -> AnyRunner: ...
+@pytest.fixture(scope="module")
+def target(bad_folder: Path, attention: str) -> TargetRunner:
+    return load(TargetRunner, bad_folder, on(attention, ENGINE))
 
 
-@pytest.fixture
-def load(bad_folder: Path, attention: str) -> Load:
-    def runner(kind: type[AnyRunner], branches: int = 0) -> AnyRunner:
-        engine = EngineConfig(
-            max_model_len=128,
-            max_num_seqs=2,
-            num_columns=P,
-            branches=branches,
-            dtype="float32",
-            block_size=32,
-            prefill_chunk=CHUNK,
-            context_chunk=64,
-        )
-        return load_runner(kind, bad_folder, on(attention, engine), lambda _stage, _fraction: None)
-
-    return runner
+@pytest.fixture(scope="module")
+def draft(bad_folder: Path, attention: str) -> DraftRunner:
+    return load(DraftRunner, bad_folder, on(attention, replace(ENGINE, branches=N)))
 
 
 def verify(*rows: tuple[Sequence[int], int, Tensor]) -> PagedBatch:
@@ -72,61 +66,58 @@ def verify(*rows: tuple[Sequence[int], int, Tensor]) -> PagedBatch:
 
 
 def test_other_sequences_and_later_owners_of_the_blocks_have_the_same_bits(
-    load: Load, store: Store
+    target: TargetRunner,
 ) -> None:
-    runner = load(TargetRunner)
-    store(runner, TEXT, TABLE)
-    alone_PV = runner.forward(verify(([1, 2], len(TEXT), TABLE)))[0, :2]
+    store(target, TEXT, TABLE)
+    alone_PV = target.forward(verify(([1, 2], len(TEXT), TABLE)))[0, :2]
     assert alone_PV.isfinite().all()
-    store(runner, [3, BAD, 4, BAD], OTHER_TABLE)
+    store(target, [3, BAD, 4, BAD], OTHER_TABLE)
     mine = ([1, 2], len(TEXT), TABLE)
     theirs = ([BAD, 5, BAD], 4, OTHER_TABLE)
-    logits_BPV = runner.forward(verify(theirs, mine))
+    logits_BPV = target.forward(verify(theirs, mine))
     assert logits_BPV[0, 0].isnan().all()
     assert torch.equal(logits_BPV[1, :2], alone_PV)
     # The text again, in the blocks that the other sequence leaves.
-    store(runner, TEXT, OTHER_TABLE)
-    logits_BPV = runner.forward(verify(([1, 2], len(TEXT), OTHER_TABLE)))
+    store(target, TEXT, OTHER_TABLE)
+    logits_BPV = target.forward(verify(([1, 2], len(TEXT), OTHER_TABLE)))
     assert torch.equal(logits_BPV[0, :2], alone_PV)
 
 
 def test_a_rejected_proposal_affects_no_earlier_row_and_no_later_round(
-    load: Load, store: Store
+    target: TargetRunner,
 ) -> None:
-    runner = load(TargetRunner)
-    store(runner, TEXT, TABLE)
-    first_V = runner.forward(verify(([1], len(TEXT), TABLE)))[0, 0]
-    second_V = runner.forward(verify(([2], len(TEXT) + 1, TABLE)))[0, 0]
-    logits_PV = runner.forward(verify(([1, BAD, 7], len(TEXT), TABLE)))[0]
+    store(target, TEXT, TABLE)
+    first_V = target.forward(verify(([1], len(TEXT), TABLE)))[0, 0]
+    second_V = target.forward(verify(([2], len(TEXT) + 1, TABLE)))[0, 0]
+    logits_PV = target.forward(verify(([1, BAD, 7], len(TEXT), TABLE)))[0]
     assert torch.equal(logits_PV[0], first_V)
     assert logits_PV[1].isnan().all()
-    again_V = runner.forward(verify(([2], len(TEXT) + 1, TABLE)))[0, 0]
+    again_V = target.forward(verify(([2], len(TEXT) + 1, TABLE)))[0, 0]
     assert torch.equal(again_V, second_V)
 
 
 @pytest.mark.parametrize(("tokens", "expected"), [(TEXT, None), ([*TEXT, BAD, 1], len(TEXT))])
 def test_prefill_returns_the_first_column_that_is_not_finite(
-    load: Load, tokens: list[int], expected: int | None
+    target: TargetRunner, tokens: list[int], expected: int | None
 ) -> None:
     padded = [*tokens, *[BAD] * (CHUNK - len(tokens))]
     batch = PagedBatch(
         torch.tensor([padded]), torch.tensor([0]), torch.tensor([len(tokens)]), TABLE[None]
     )
-    assert load(TargetRunner).prefill(batch) == expected
+    assert target.prefill(batch) == expected
 
 
-def test_a_branch_affects_no_other_branch_and_no_other_session(load: Load, store: Store) -> None:
-    runner = load(DraftRunner, N)
+def test_a_branch_affects_no_other_branch_and_no_other_session(draft: DraftRunner) -> None:
     tables_BJ = torch.stack([TABLE, OTHER_TABLE])
     for table_J in tables_BJ:
-        store(runner, TEXT[:-1], table_J)
+        store(draft, TEXT[:-1], table_J)
     slots_B = torch.arange(2)
     lengths_B = torch.full((2,), len(TEXT) - 1)
     tokens_BP = torch.tensor([[TEXT[-1], 7, 8, 9]]).expand(2, -1)
     explicit = ProposalBatch(slots_B, tokens_BP, torch.tensor([4, 4]), lengths_B, tables_BJ)
 
     def steps(bad_branch: int | None) -> list[Tensor]:
-        runner.run_proposals(explicit)
+        draft.run_proposals(explicit)
         found = []
         for step in range(P):
             tokens_BN = torch.arange(2 * N).view(2, N) + 10 * step
@@ -134,7 +125,7 @@ def test_a_branch_affects_no_other_branch_and_no_other_session(load: Load, store
                 tokens_BN[0, bad_branch] = BAD
             accepted_BN = torch.tensor([[0, 3, 2], [1, 1, 0]])
             batch = BranchBatch(slots_B, tokens_BN, accepted_BN, step, lengths_B, tables_BJ)
-            found.append(runner.run_branches(batch).clone())
+            found.append(draft.run_branches(batch).clone())
         return found
 
     for found, expected in zip(steps(1), steps(None), strict=True):
@@ -144,24 +135,23 @@ def test_a_branch_affects_no_other_branch_and_no_other_session(load: Load, store
 
 
 def test_a_branch_that_is_not_finite_has_no_token_in_a_pass_of_all_columns(
-    load: Load, store: Store
+    draft: DraftRunner,
 ) -> None:
-    runner = load(DraftRunner, N)
-    store(runner, TEXT[:-1], TABLE)
+    store(draft, TEXT[:-1], TABLE)
     slot_B, length_B = torch.zeros(1, dtype=torch.int64), torch.tensor([len(TEXT) - 1])
     tokens_1P = torch.tensor([[TEXT[-1], 7, 8, 9]])
     tables_BJ = TABLE[None]
     found = []
     for tokens in ([1, 2, 3], [1, BAD, 3]):
-        runner.run_proposals(
+        draft.run_proposals(
             ProposalBatch(slot_B, tokens_1P, torch.tensor([4]), length_B, tables_BJ)
         )
         batch = BranchBatch(
             slot_B, torch.tensor([tokens]), torch.tensor([[0, 3, 2]]), 0, length_B, tables_BJ
         )
         rows_KR = np.zeros((P - 1, N), dtype=np.int64)
-        noise = StoredNoise(torch.zeros(N), torch.zeros((1, runner.model.vocab_size)), rows_KR)
-        found.append(runner.run_columns(batch, noise)[0].clone())
+        noise = StoredNoise(torch.zeros(N), torch.zeros((1, draft.model.vocab_size)), rows_KR)
+        found.append(draft.run_columns(batch, noise)[0].clone())
     good, bad = found
     assert int(bad[0, 0, 1]) == NO_TOKEN
     assert torch.equal(bad[:, 0, [0, 2]], good[:, 0, [0, 2]])

@@ -1,7 +1,6 @@
 """What only the OpenVINO engine has: its errors, packed rows, quantised weights."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import openvino
 import pytest
 import torch
 from openvino import opset15
-from tests.engines import on
+from tests.engines import load, on
 
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
@@ -21,13 +20,12 @@ from ssd.engine.same_bits import find_difference
 from ssd.engine.target_runner import TargetRunner
 from ssd.errors import SetupError
 
-Make = Callable[[EngineConfig], TargetRunner]
 P = 4
 ENGINE = on("openvino", EngineConfig(max_model_len=128, max_num_seqs=4, num_columns=P))
 
 
 def test_a_graph_that_cannot_be_compiled_is_a_setup_error_with_the_reason(
-    make_runner: Make, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise RuntimeError(
@@ -36,14 +34,14 @@ def test_a_graph_that_cannot_be_compiled_is_a_setup_error_with_the_reason(
 
     monkeypatch.setattr(openvino.Core, "compile_model", refuse)
     with pytest.raises(SetupError, match="no such instruction; set engine to torch"):
-        make_runner(ENGINE)
+        load(TargetRunner, folder, ENGINE)
 
 
-def test_a_pass_has_as_many_rows_as_its_sequences_have_columns(make_runner: Make) -> None:
+def test_a_pass_has_as_many_rows_as_its_sequences_have_columns(folder: Path) -> None:
     counts_B = torch.tensor([1, 4, 2])
     tables_BJ = torch.arange(1, 4)[:, None]
     batch = PagedBatch(torch.ones((3, P)).long(), counts_B * 0, counts_B, tables_BJ)
-    packed = make_runner(ENGINE).prepare(batch)
+    packed = load(TargetRunner, folder, ENGINE).prepare(batch)
     assert packed.parts[0]["tokens"].size == 7
     # Each row is a sequence of the attention; the last sequence is empty.
     assert packed.parts[0]["subsequence_begins"].data.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7]
@@ -100,9 +98,9 @@ def anonymous_bytes() -> int:
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_a_row_has_the_same_bits_in_every_pass_of_quantised_weights(
-    make_runner: Make, weights: Weights
+    folder: Path, weights: Weights
 ) -> None:
-    runner = make_runner(replace(ENGINE, weights=weights))
+    runner = load(TargetRunner, folder, replace(ENGINE, weights=weights))
     # One row has a kernel of its own on CPUs with AVX2. The warm-up then adds one of padding.
     runner.warm_up(lambda _stage, _share: None)
     counts = runner.execution.sequence_counts
@@ -110,8 +108,8 @@ def test_a_row_has_the_same_bits_in_every_pass_of_quantised_weights(
     assert runner.row_counts == (1, 2, 3, 4)
 
 
-def test_at_one_shape_all_rows_run(make_runner: Make) -> None:
-    runner = make_runner(ENGINE)
+def test_at_one_shape_all_rows_run(folder: Path) -> None:
+    runner = load(TargetRunner, folder, ENGINE)
     while runner.execution.use_fewer_shapes():
         pass
     assert runner.verify_columns == (P,)

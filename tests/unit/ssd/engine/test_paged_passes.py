@@ -1,22 +1,18 @@
 """Prefill and verify over pages give the logits of one dense pass over the whole text."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
-from tests.engines import CPU_ENGINES, inside, on
+from tests.engines import CPU_ENGINES, PlainLogits, inside, load, on, store
 from torch import Tensor
 
 from ssd.engine.attention.context import MAX_CHUNKS_A_CALL
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig, sequence_buckets
-from ssd.engine.runner import ModelRunner
 from ssd.engine.target_runner import TargetRunner
-
-Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
-Plain = Callable[[Sequence[int]], Tensor]
-Make = Callable[[EngineConfig], TargetRunner]
 
 P = 4
 VOCAB = 257
@@ -34,8 +30,8 @@ ENGINE = EngineConfig(
 
 
 @pytest.fixture(scope="module", params=CPU_ENGINES)
-def runner(make_runner: Make, request: pytest.FixtureRequest) -> TargetRunner:
-    return make_runner(on(request.param, ENGINE))
+def runner(folder: Path, request: pytest.FixtureRequest) -> TargetRunner:
+    return load(TargetRunner, folder, on(request.param, ENGINE))
 
 
 def text(length: int, seed: int = 0) -> list[int]:
@@ -65,7 +61,7 @@ def close(found: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("length", [1, 17, 100, 300])
 def test_chunked_prefill_and_columns_equal_one_pass(
-    runner: TargetRunner, plain_logits: Plain, store: Store, length: int
+    runner: TargetRunner, plain_logits: PlainLogits, length: int
 ) -> None:
     tokens = text(length)
     blocks_J = tables(1)[0]
@@ -80,7 +76,7 @@ def test_chunked_prefill_and_columns_equal_one_pass(
         close(logits_BPV[0, :real], expected_RV[first : first + real])
 
 
-def test_one_column_equals_the_first_of_several(runner: TargetRunner, store: Store) -> None:
+def test_one_column_equals_the_first_of_several(runner: TargetRunner) -> None:
     texts = [text(length, seed=3) for length in (9, 70)]
     tables_BJ = tables(2)
     for tokens, blocks_J in zip(texts, tables_BJ, strict=True):
@@ -98,7 +94,7 @@ def test_there_is_one_shape_in_deterministic_mode() -> None:
 
 
 def test_sequences_of_all_lengths_share_a_pass(
-    runner: TargetRunner, plain_logits: Plain, store: Store
+    runner: TargetRunner, plain_logits: PlainLogits
 ) -> None:
     texts = [text(length) for length in (290, 3, 40)]
     firsts = [286, 0, 39]
@@ -113,10 +109,10 @@ def test_sequences_of_all_lengths_share_a_pass(
 
 @pytest.mark.parametrize("num_chunks", [MAX_CHUNKS_A_CALL, MAX_CHUNKS_A_CALL + 1, 20])
 def test_a_context_of_several_kernel_calls_equals_one_pass(
-    make_runner: Make, plain_logits: Plain, store: Store, num_chunks: int
+    folder: Path, plain_logits: PlainLogits, num_chunks: int
 ) -> None:
     width = 16
-    runner = make_runner(replace(ENGINE, block_size=width, context_chunk=width))
+    runner = load(TargetRunner, folder, replace(ENGINE, block_size=width, context_chunk=width))
     # The mate reaches no further than the first call: it sees nothing of the later ones.
     texts = [text(num_chunks * width - 2), text(20)]
     firsts = [len(tokens) - P for tokens in texts]
@@ -129,20 +125,18 @@ def test_a_context_of_several_kernel_calls_equals_one_pass(
 
 
 @pytest.mark.parametrize("engine", ["torch", "openvino"])
-def test_greedy_tokens_do_not_depend_on_the_padding_of_the_batch(
-    make_runner: Make, store: Store, engine: str
-) -> None:
-    runner = make_runner(on(engine, ENGINE))
+def test_greedy_tokens_do_not_depend_on_the_padding_of_the_batch(folder: Path, engine: str) -> None:
+    runner = load(TargetRunner, folder, on(engine, ENGINE))
     assert sequence_buckets(ENGINE) == [1, 2, 4]
     tables_BJ = tables(4)
     prompts = [text(length, seed=5) for length in (61, 3, 130, 32)]
-    alone = [greedy(runner, store, [prompt], tables_BJ)[0] for prompt in prompts]
+    alone = [greedy(runner, [prompt], tables_BJ)[0] for prompt in prompts]
     for count in (2, 3, 4):
-        assert greedy(runner, store, prompts[:count], tables_BJ) == alone[:count]
+        assert greedy(runner, prompts[:count], tables_BJ) == alone[:count]
 
 
 def greedy(
-    runner: TargetRunner, store: Store, prompts: Sequence[list[int]], tables_BJ: Tensor
+    runner: TargetRunner, prompts: Sequence[list[int]], tables_BJ: Tensor
 ) -> list[list[int]]:
     """Continue prompts together by 12 tokens each, one column a round."""
     texts = [list(prompt) for prompt in prompts]
@@ -160,7 +154,7 @@ def greedy(
 
 
 def test_rejected_columns_are_overwritten_before_they_are_seen(
-    runner: TargetRunner, plain_logits: Plain, store: Store
+    runner: TargetRunner, plain_logits: PlainLogits
 ) -> None:
     tokens = text(60)
     tables_BJ = tables(1)
@@ -171,8 +165,8 @@ def test_rejected_columns_are_overwritten_before_they_are_seen(
     close(logits_BPV[0], plain_logits(tokens[:55])[51:])
 
 
-def test_padding_columns_write_to_block_0_only(make_runner: Make) -> None:
-    runner = make_runner(ENGINE)
+def test_padding_columns_write_to_block_0_only(folder: Path) -> None:
+    runner = load(TargetRunner, folder, ENGINE)
     inside(runner)._storage.entries_L2ZW.fill_(5.0)
     runner.forward(columns([text(2)], [0], tables(1)))
     is_touched_Z = (inside(runner)._storage.entries_L2ZW != 5.0).any(dim=3).any(dim=1).any(dim=0)
@@ -182,7 +176,7 @@ def test_padding_columns_write_to_block_0_only(make_runner: Make) -> None:
 
 
 def test_the_last_positions_of_a_full_sequence_are_correct(
-    runner: TargetRunner, plain_logits: Plain, store: Store
+    runner: TargetRunner, plain_logits: PlainLogits
 ) -> None:
     tokens = text(MAX_LEN)
     tables_BJ = tables(1)
@@ -192,7 +186,7 @@ def test_the_last_positions_of_a_full_sequence_are_correct(
 
 
 def test_a_block_table_may_be_no_longer_than_its_text(
-    runner: TargetRunner, plain_logits: Plain
+    runner: TargetRunner, plain_logits: PlainLogits
 ) -> None:
     tokens = text(3)
     logits_BPV = runner.forward(columns([tokens], [0], tables(1)[:, :1]))
@@ -200,15 +194,15 @@ def test_a_block_table_may_be_no_longer_than_its_text(
 
 
 @pytest.mark.parametrize("engine", ["torch", "openvino"])
-def test_ids_beyond_the_tokenizer_cannot_be_chosen(make_runner: Make, engine: str) -> None:
-    runner = make_runner(on(engine, replace(ENGINE, num_token_ids=200)))
+def test_ids_beyond_the_tokenizer_cannot_be_chosen(folder: Path, engine: str) -> None:
+    runner = load(TargetRunner, folder, on(engine, replace(ENGINE, num_token_ids=200)))
     logits_BPV = runner.forward(columns([text(4)], [0], tables(1)))
     assert (logits_BPV[..., 200:] == -torch.inf).all()
     assert logits_BPV[..., :200].isfinite().all()
 
 
-def test_warming_up_runs_every_shape_and_reports_its_progress(make_runner: Make) -> None:
-    runner = make_runner(ENGINE)
+def test_warming_up_runs_every_shape_and_reports_its_progress(folder: Path) -> None:
+    runner = load(TargetRunner, folder, ENGINE)
     reports: list[tuple[str, float]] = []
     runner.warm_up(lambda stage, fraction: reports.append((stage, fraction)))
     assert reports[-1] == ("warm-up", 1.0)
@@ -221,9 +215,9 @@ def test_sequence_counts_are_few_and_one_in_deterministic_mode() -> None:
     assert sequence_buckets(replace(engine, deterministic=True)) == [12]
 
 
-def test_bfloat16_logits_are_close_to_float32(make_runner: Make, plain_logits: Plain) -> None:
+def test_bfloat16_logits_are_close_to_float32(folder: Path, plain_logits: PlainLogits) -> None:
     tokens = text(P)
     truth_RV = plain_logits(tokens)
-    runner = make_runner(replace(ENGINE, dtype="bfloat16"))
+    runner = load(TargetRunner, folder, replace(ENGINE, dtype="bfloat16"))
     found_RV = runner.forward(columns([tokens], [0], tables(1)))[0]
     assert (found_RV - truth_RV).abs().max() < 0.02 * truth_RV.abs().max()

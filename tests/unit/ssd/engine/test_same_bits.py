@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.engines import load, store
 from torch import Tensor
 
 from ssd.engine import same_bits, target_runner
@@ -21,11 +22,8 @@ from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.llama import shapes
 from ssd.engine.openvino_engine import target
 from ssd.engine.precision import has_bfloat16
-from ssd.engine.runner import ModelRunner, load_runner
 from ssd.engine.same_bits import find_difference, mixed_totals, proved
 from ssd.engine.target_runner import TargetRunner
-
-Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
 
 P = 7
 BLOCK_SIZE = 32
@@ -71,7 +69,7 @@ ENGINES = [
 ]
 
 
-def load(folder: Path, engine: str, dtype: str, **settings: Any) -> TargetRunner:
+def load_wide(folder: Path, engine: str, dtype: str, **settings: Any) -> TargetRunner:
     config = EngineConfig(
         max_model_len=BLOCKS * BLOCK_SIZE,
         num_columns=P,
@@ -80,19 +78,19 @@ def load(folder: Path, engine: str, dtype: str, **settings: Any) -> TargetRunner
         block_size=BLOCK_SIZE,
         **settings,
     )
-    return load_runner(TargetRunner, folder, config, lambda _stage, _fraction: None)
+    return load(TargetRunner, folder, config)
 
 
 @pytest.fixture(scope="module", params=ENGINES)
 def runner(wide_folder: Path, request: pytest.FixtureRequest) -> TargetRunner:
     """All passes of one shape."""
-    return load(wide_folder, *request.param, max_num_seqs=4, deterministic=True)
+    return load_wide(wide_folder, *request.param, max_num_seqs=4, deterministic=True)
 
 
 @pytest.fixture(scope="module", params=ENGINES)
 def fast_runner(wide_folder: Path, request: pytest.FixtureRequest) -> TargetRunner:
     """The shapes of the fast mode, as far as the warm-up proves them."""
-    found = load(wide_folder, *request.param, max_num_seqs=8)
+    found = load_wide(wide_folder, *request.param, max_num_seqs=8)
     found.warm_up(lambda _stage, _fraction: None)
     return found
 
@@ -129,7 +127,7 @@ def decode_plainly(runner: TargetRunner, tokens: Sequence[int], first: int) -> T
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_token_has_the_bits_of_column_0_in_every_column(
-    runner: TargetRunner, store: Store, length: int
+    runner: TargetRunner, length: int
 ) -> None:
     tokens = text(length + P)
     store(runner, tokens[:length], table(0))
@@ -144,7 +142,7 @@ def test_a_token_has_the_bits_of_column_0_in_every_column(
 
 
 def test_a_verify_of_one_column_has_the_bits_of_a_wide_one_in_every_batch(
-    fast_runner: TargetRunner, store: Store
+    fast_runner: TargetRunner,
 ) -> None:
     lengths = (5, 252, 600, 1, 255, 256, 120, 511)
     texts = [text(length + P) for length in lengths]
@@ -171,9 +169,7 @@ def assert_same_bits_of_one_column(
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_other_sequences_of_any_length_change_no_bit(
-    runner: TargetRunner, store: Store, length: int
-) -> None:
+def test_other_sequences_of_any_length_change_no_bit(runner: TargetRunner, length: int) -> None:
     tokens, mate = text(length + P), text(700)
     store(runner, tokens[:length], table(0))
     store(runner, mate[:650], table(1))
@@ -187,7 +183,7 @@ def test_other_sequences_of_any_length_change_no_bit(
 
 @pytest.mark.parametrize("counts", [(1, 7, 2), (7, 1, 1), (3, 3, 6)])
 def test_rows_of_sequences_with_fewer_columns_have_the_same_bits(
-    fast_runner: TargetRunner, store: Store, counts: tuple[int, ...]
+    fast_runner: TargetRunner, counts: tuple[int, ...]
 ) -> None:
     lengths = (5, 252, 600)
     texts = [text(length + P) for length in lengths]
@@ -248,7 +244,7 @@ class Faulty:
 def test_a_pass_with_other_bits_is_found(
     wide_folder: Path, is_faulty: Callable[[PagedBatch], bool], found: str | None, *, prefills: bool
 ) -> None:
-    runner = load(wide_folder, "openvino", "float32", max_num_seqs=8, prefill_chunk=16)
+    runner = load_wide(wide_folder, "openvino", "float32", max_num_seqs=8, prefill_chunk=16)
     faulty = Faulty(runner, is_faulty, prefills=prefills)
     assert find_difference(faulty, (1, 2, 4, 8), lambda _share: None) == found
 
@@ -264,7 +260,7 @@ def test_each_difference_leaves_fewer_shapes_until_there_is_one(
         return "a difference"
 
     monkeypatch.setattr(target_runner, "find_difference", find)
-    runner = load(wide_folder, "openvino", "float32", max_num_seqs=8)
+    runner = load_wide(wide_folder, "openvino", "float32", max_num_seqs=8)
     runner.folder = None
     runner.warm_up(lambda _stage, _fraction: None)
     assert rows == [1, 2, 2, 5, 8 * P]
@@ -273,10 +269,10 @@ def test_each_difference_leaves_fewer_shapes_until_there_is_one(
 
 
 def test_padding_and_division_of_passes_change_no_logits(
-    wide_folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+    wide_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(target, "ROW_LIMITS", ((1, target.ANY), (2, 8), (5, 8)))
-    runner = load(wide_folder, "openvino", "float32", max_num_seqs=8)
+    runner = load_wide(wide_folder, "openvino", "float32", max_num_seqs=8)
 
     def run(length: int) -> list[torch.Tensor]:
         rows = []
@@ -339,18 +335,18 @@ def test_a_proof_runs_where_its_result_cannot_be_kept(
 
 
 @pytest.mark.parametrize("shared", [128, 512])
-def test_a_shared_beginning_changes_no_bit(runner: TargetRunner, store: Store, shared: int) -> None:
-    check_shared_beginning(runner, store, shared)
+def test_a_shared_beginning_changes_no_bit(runner: TargetRunner, shared: int) -> None:
+    check_shared_beginning(runner, shared)
 
 
 @pytest.mark.parametrize("shared", [128, 512])
 def test_a_shared_beginning_and_chunks_in_one_pass_change_no_bit(
-    fast_runner: TargetRunner, store: Store, shared: int
+    fast_runner: TargetRunner, shared: int
 ) -> None:
-    check_shared_beginning(fast_runner, store, shared)
+    check_shared_beginning(fast_runner, shared)
 
 
-def check_shared_beginning(runner: TargetRunner, store: Store, shared: int) -> None:
+def check_shared_beginning(runner: TargetRunner, shared: int) -> None:
     """Store a text alone, and after the blocks of another text that begins with it."""
     length, own = 600, table(2)
     tokens = text(length + P)

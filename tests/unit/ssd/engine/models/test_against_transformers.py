@@ -1,6 +1,5 @@
 """Logits of both families equal those of transformers on random small models, in float32."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -8,15 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engines import on
-from torch import Tensor
+from tests.engines import load, on, store
 
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
-from ssd.engine.runner import ModelRunner, load_runner
 from ssd.engine.target_runner import TargetRunner
-
-Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
 
 P = 7
 VOCAB = 300
@@ -105,10 +100,10 @@ def folder(case: Case, reference: Any, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.mark.parametrize("engine", ["torch", "openvino"])
 def test_logits_equal_those_of_the_reference_library(
-    folder: Path, reference: Any, store: Store, engine: str
+    folder: Path, reference: Any, engine: str
 ) -> None:
     shape = EngineConfig(max_model_len=400, max_num_seqs=1, num_columns=P, dtype="float32")
-    runner = load_runner(TargetRunner, folder, on(engine, shape), lambda _stage, _fraction: None)
+    runner = load(TargetRunner, folder, on(engine, shape))
     assert runner.num_parameters == sum(p.numel() for p in reference.parameters())
     generator = torch.Generator().manual_seed(5)
     blocks_J = torch.arange(1, 26)

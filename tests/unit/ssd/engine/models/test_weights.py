@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.engines import inside
+from tests.engines import inside, load
 from torch import Tensor
 
 from ssd.engine.config import EngineConfig
@@ -22,10 +22,6 @@ ENGINE = EngineConfig(max_model_len=64, max_num_seqs=1, dtype="float32")
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return write_tiny_folder(tmp_path / "model")
-
-
-def load(folder: Path) -> TargetRunner:
-    return load_runner(TargetRunner, folder, ENGINE, lambda _stage, _fraction: None)
 
 
 def change(folder: Path, **tensors: Tensor | None) -> None:
@@ -75,37 +71,39 @@ def test_progress_ends_at_one_and_parameters_are_counted(folder: Path) -> None:
 
 
 def test_a_split_checkpoint_is_the_same_model(folder: Path) -> None:
-    expected_RV = head_of(load(folder))
+    expected_RV = head_of(load(TargetRunner, folder, ENGINE))
     split(folder)
-    assert torch.equal(head_of(load(folder)), expected_RV)
+    assert torch.equal(head_of(load(TargetRunner, folder, ENGINE)), expected_RV)
     (folder / "model.safetensors.index.json").unlink()
-    assert torch.equal(head_of(load(folder)), expected_RV)
+    assert torch.equal(head_of(load(TargetRunner, folder, ENGINE)), expected_RV)
 
 
 def test_other_files_of_the_folder_are_ignored(folder: Path) -> None:
-    expected = load(folder)
+    expected = load(TargetRunner, folder, ENGINE)
     save_file({"norm.weight": torch.ones(1)}, folder / "consolidated.safetensors")
-    found = load(folder)
+    found = load(TargetRunner, folder, ENGINE)
     assert found.num_parameters == expected.num_parameters
     assert torch.equal(head_of(found), head_of(expected))
 
 
 def test_a_derived_tensor_is_ignored(folder: Path) -> None:
-    expected_RV = head_of(load(folder))
+    expected_RV = head_of(load(TargetRunner, folder, ENGINE))
     change(folder, **{"lm_head.weight": torch.zeros(257, 32)})
-    assert torch.equal(head_of(load(folder)), expected_RV), "the embedding is the head"
+    assert torch.equal(head_of(load(TargetRunner, folder, ENGINE)), expected_RV), (
+        "the embedding is the head"
+    )
 
 
 def test_a_missing_tensor_is_named(folder: Path) -> None:
     change(folder, **{NAME: None})
     with pytest.raises(WeightsError, match=rf"model: tensor {NAME} is missing"):
-        load(folder)
+        load(TargetRunner, folder, ENGINE)
 
 
 def test_a_surplus_tensor_is_named(folder: Path) -> None:
     change(folder, extra=torch.ones(1))
     with pytest.raises(WeightsError, match=r"model\.safetensors: tensor extra belongs to no layer"):
-        load(folder)
+        load(TargetRunner, folder, ENGINE)
 
 
 def test_a_tensor_of_another_shape_is_named(folder: Path) -> None:
@@ -113,13 +111,13 @@ def test_a_tensor_of_another_shape_is_named(folder: Path) -> None:
     with pytest.raises(
         WeightsError, match=rf"safetensors: tensor {NAME} has shape \[64, 31\], not \[64, 32\]"
     ):
-        load(folder)
+        load(TargetRunner, folder, ENGINE)
 
 
 def test_a_quantised_tensor_is_named(folder: Path) -> None:
     change(folder, **{NAME: torch.ones((64, 32), dtype=torch.int8)})
     with pytest.raises(WeightsError, match=rf"tensor {NAME} is stored as I8"):
-        load(folder)
+        load(TargetRunner, folder, ENGINE)
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
@@ -128,7 +126,7 @@ def test_a_tensor_with_a_value_that_is_not_finite_is_named(folder: Path, number:
     weight[3, 5] = number
     change(folder, **{NAME: weight})
     with pytest.raises(WeightsError, match=rf"safetensors: tensor {NAME} contains NaN or infinity"):
-        load(folder)
+        load(TargetRunner, folder, ENGINE)
 
 
 def test_a_tied_embedding_must_be_finite_since_every_row_of_logits_reads_it(folder: Path) -> None:
@@ -136,7 +134,7 @@ def test_a_tied_embedding_must_be_finite_since_every_row_of_logits_reads_it(fold
     weight[3] = torch.nan
     change(folder, **{"model.embed_tokens.weight": weight})
     with pytest.raises(WeightsError, match=r"embed_tokens\.weight contains NaN"):
-        load(folder)
+        load(TargetRunner, folder, ENGINE)
 
 
 @pytest.mark.parametrize("kept", [0, 4, 300, -1])
@@ -144,20 +142,20 @@ def test_a_truncated_file_is_named(folder: Path, kept: int) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(WeightsError, match=r"model\.safetensors: truncated"):
-        load(folder)
+        load(TargetRunner, folder, ENGINE)
 
 
 def test_a_folder_without_weights_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(WeightsError, match=r"no \.safetensors"):
-        load(folder)
+        load(TargetRunner, folder, ENGINE)
 
 
 def test_an_index_that_names_a_missing_file_is_refused(folder: Path) -> None:
     files = split(folder)
     (folder / files[NAME]).unlink()
     with pytest.raises(WeightsError, match=rf"{files[NAME]}: named by the index"):
-        load(folder)
+        load(TargetRunner, folder, ENGINE)
 
 
 def test_an_index_that_misplaces_a_tensor_is_refused(folder: Path) -> None:
@@ -165,11 +163,11 @@ def test_an_index_that_misplaces_a_tensor_is_refused(folder: Path) -> None:
     other = next(file for file in files.values() if file != files[NAME])
     write_index(folder, files | {NAME: other})
     with pytest.raises(WeightsError, match=rf"{other}: the index places tensor {NAME} here"):
-        load(folder)
+        load(TargetRunner, folder, ENGINE)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}'])
 def test_an_invalid_index_is_refused(folder: Path, text: str) -> None:
     (folder / "model.safetensors.index.json").write_text(text)
     with pytest.raises(WeightsError, match="not a checkpoint index"):
-        load(folder)
+        load(TargetRunner, folder, ENGINE)
