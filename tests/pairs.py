@@ -1,12 +1,15 @@
 """Targets and drafts of a model folder as processes under test, each on any free port."""
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from tests.processes import ProcessUnderTest, running
 
 from ssd.rpc.client import TargetClient
+from ssd.runtime.launch import Deployment
 
 ANY_PORT = ("--port", "0", "--http-port", "0")
 LONG_WAIT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
@@ -36,3 +39,21 @@ async def target_of(
             assert (await process.until("link")).fields["state"] == "active"
         async with TargetClient(process.grpc_address, ready_seconds=0) as client:
             yield process, client
+
+
+@asynccontextmanager
+async def deployed(deployment: Deployment, _on_event: object = None) -> AsyncIterator[Any]:
+    """In place of ``ssd.runtime.launch.deployed``: the processes are forks, without imports."""
+    common = deployment.common_flags
+    own = ("--draft-model", deployment.draft) if deployment.is_synchronous else ()
+    async with AsyncExitStack() as stack:
+        drafts = [
+            await stack.enter_async_context(
+                draft_of(deployment.draft, *common, *deployment.draft_flags)
+            )
+            for _ in range(deployment.num_drafts)
+        ]
+        flags = (*own, *common, *deployment.target_flags)
+        started = target_of(deployment.target, *flags, drafts=drafts)
+        target, _ = await stack.enter_async_context(started)
+        yield SimpleNamespace(target=target, drafts=drafts)

@@ -4,33 +4,31 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from openai import AsyncOpenAI
-from tests.pairs import QUICK, target_of
+from tests.pairs import QUICK, deployed, target_of
 from tests.pki import Authority, put
 from tests.served import serving
 
 import ssd
-from ssd.errors import SetupError
 from ssd.rpc import codec
-from ssd.rpc.client import TargetClient
 from ssd.rpc.server import RpcServer
-from ssd.runtime.launch import Deployment, deployed
+from ssd.runtime.launch import Deployment
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import GenerationChunk
 from ssd.v1 import generate_pb2_grpc
-from ssd_cli import demo
+from ssd_cli import check, demo
+from ssd_cli.app import run
 
 SERVICES = Path(ssd.__file__).parents[1]
 SHAPE = ("--dtype", "float32", "--lookahead", "3", "--branches", "8", *QUICK)
@@ -46,9 +44,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def shared(pair: tuple[str, ...]) -> Iterator[str]:
-    """Address of the target of an ``ssd up`` with two drafts, for tests that do not change it."""
+    """Address of the target of an ``ssd up``, for tests that do not change it."""
     with subprocess.Popen(
-        [*COMMAND, "up", "--json", "--port", "0", "--http-port", "0", "--num-drafts", "2", *pair],
+        [*COMMAND, "up", "--json", "--port", "0", "--http-port", "0", *pair],
         cwd=SERVICES,
         stdout=subprocess.PIPE,
     ) as process:
@@ -56,8 +54,8 @@ def shared(pair: tuple[str, ...]) -> Iterator[str]:
             assert process.stdout is not None
             addresses = json.loads(process.stdout.readline())
             children = [child.pid for child in psutil.Process(process.pid).children()]
-            assert len(addresses["drafts"]) == 2
-            assert len(children) == 3
+            assert len(addresses["drafts"]) == 1
+            assert len(children) == 2
             yield addresses["target"]["grpc"]
             # Ctrl-C; SIGTERM is sent during the start in another test.
             process.send_signal(signal.SIGINT)
@@ -117,8 +115,33 @@ def is_running(pid: int) -> bool:
         return False
 
 
-async def test_generate_prints_one_json_object_with_identical_tokens_in_all_modes(
-    shared: str, pair: tuple[str, ...]
+@pytest.fixture(scope="module")
+def alone(pair: tuple[str, ...]) -> Iterator[str]:
+    """Address of a target without drafts."""
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        try:
+            target, _ = runner.run(stack.enter_async_context(target_of(pair[1], *SHAPE)))
+            yield target.grpc_address
+        finally:
+            runner.run(stack.aclose())
+
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str]) -> Command:
+    """Runs the command in this process; returns its exit code and both outputs."""
+
+    def command(*argv: str) -> tuple[int, str, str]:
+        return (run(argv), *capfd.readouterr())
+
+    return command
+
+
+def test_generate_prints_one_json_object_with_identical_tokens_in_all_modes(
+    shared: str, pair: tuple[str, ...], call: Command
 ) -> None:
     found = {}
     # Two from the running target, one from models that the command starts and stops.
@@ -128,7 +151,7 @@ async def test_generate_prints_one_json_object_with_identical_tokens_in_all_mode
         "speculative": ("--endpoint", shared),
     }
     for mode, where in wheres.items():
-        code, out, err = await completed(
+        code, out, err = call(
             *("generate", "def fib(n):", "--json", "--mode", mode, "--seed", "5"),
             *("--max-tokens", "40", *where),
         )
@@ -152,10 +175,10 @@ async def test_generate_prints_one_json_object_with_identical_tokens_in_all_mode
 
 
 async def test_a_prompt_from_standard_input_is_continued_and_the_summary_is_on_standard_error(
-    shared: str,
+    alone: str,
 ) -> None:
     code, out, err = await completed(
-        *("generate", "-", "--endpoint", shared, "--max-tokens", "8", "--temperature", "0"),
+        *("generate", "-", "--endpoint", alone, "--max-tokens", "8", "--temperature", "0"),
         prompt="import os\n",
     )
     assert code == 0
@@ -164,49 +187,69 @@ async def test_a_prompt_from_standard_input_is_continued_and_the_summary_is_on_s
     assert "tokens per round" in err
 
 
-async def test_a_text_without_a_draft_shows_its_seed_and_a_hint(pair: tuple[str, ...]) -> None:
-    async with target_of(pair[1], *SHAPE) as (target, _):
-        arguments = ("generate", "a = 1", "--endpoint", target.grpc_address)
-        _, _, plain = await completed(*arguments, "--max-tokens", "30", "--temperature", "0")
-        assert "hint" not in plain
-        assert "seed" not in plain
-        greedy = ("--max-tokens", "30", "--temperature", "0", "--mode", "speculative")
-        _, _, ahead = await completed(*arguments, *greedy)
-        assert ahead.endswith("\nhint: no round was speculative: no draft is linked\n")
-        code, text, sampled = await completed(*arguments, "--max-tokens", "9")
-        seed = re.search(r"^seed +(\d+)$", sampled, re.MULTILINE)
-        assert code == 0
-        assert seed is not None
-        _, again, _ = await completed(*arguments, "--max-tokens", "9", "--seed", seed[1])
-        assert again == text
+def test_a_text_without_a_draft_shows_its_seed_and_a_hint(alone: str, call: Command) -> None:
+    arguments = ("generate", "a = 1", "--endpoint", alone)
+    _, _, plain = call(*arguments, "--max-tokens", "30", "--temperature", "0")
+    assert "hint" not in plain
+    assert "seed" not in plain
+    greedy = ("--max-tokens", "30", "--temperature", "0", "--mode", "speculative")
+    _, _, ahead = call(*arguments, *greedy)
+    assert ahead.endswith("\nhint: no round was speculative: no draft is linked\n")
+    code, text, sampled = call(*arguments, "--max-tokens", "9")
+    seed = re.search(r"^seed +(\d+)$", sampled, re.MULTILINE)
+    assert code == 0
+    assert seed is not None
+    _, again, _ = call(*arguments, "--max-tokens", "9", "--seed", seed[1])
+    assert again == text
 
 
-async def test_killing_up_ends_its_child_processes(pair: tuple[str, ...]) -> None:
-    # Each child ends by itself, so one is enough.
-    async with up(*pair, "--num-drafts", "0") as (process, _, children):
-        assert len(children) == 1
-        process.kill()
-        await process.wait()
-        await ended(children)
+def test_a_refused_request_prints_one_line_and_exits_with_2(alone: str, call: Command) -> None:
+    code, out, err = call("generate", "x", "--endpoint", alone, "--max-tokens", "100000")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "over max_model_len" in err
 
 
-async def test_a_failed_draft_restarts_at_its_address_and_a_failed_target_ends_all_processes(
-    pair: tuple[str, ...],
+async def test_demo_fails_if_no_draft_is_linked(
+    pair: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with up(*pair) as (process, addresses, children):
-        victim = next(pid for pid in children if "ssd_draft" in psutil.Process(pid).cmdline())
-        os.kill(victim, signal.SIGKILL)
-        assert process.stderr is not None
-        assert b"restarting it in 1 s" in await process.stderr.readline()
-        assert await process.stderr.readline() == b"draft 0: ready again\n"
-        now = [child.pid for child in psutil.Process(process.pid).children()]
-        port = addresses["drafts"][0]["grpc"].rpartition(":")[2]
-        assert any(port in psutil.Process(pid).cmdline() for pid in now)
-        victim = next(pid for pid in now if "ssd_target" in psutil.Process(pid).cmdline())
-        os.kill(victim, signal.SIGKILL)
-        assert await process.wait() == 1
-        assert b"error: target was killed by signal 9" in await process.stderr.read()
-        assert not any(map(is_running, now))
+    monkeypatch.setattr(demo, "WARM_UP_SECONDS", 0.0)
+    monkeypatch.setattr(demo, "deployed", deployed)
+    deployment = Deployment(target=pair[1], num_drafts=0, common_flags=SHAPE)
+    options = demo.DemoOptions(temperature=0.0, seed=7, max_tokens=20)
+    with pytest.raises(demo.NotSpeculativeError, match="speculative: no draft is linked"):
+        await demo.demo(deployment, options)
+
+
+def test_check_compares_the_texts_of_a_batch(
+    call: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "deployed", deployed)
+    # The smaller embedded model as both; a tiny one has too few positions for the prompts.
+    models = ("--target", "demo://draft", "--draft", "demo://draft", *QUICK)
+    code, printed, _ = call("check", *models, "--batch", "4", "--max-tokens", "128", "--json")
+    found = json.loads(printed)
+    assert (code, found["num_equal"], found["first_differences"]) == (0, 4, [None] * 4)
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (signal.SIGINT, 128 + signal.SIGINT),
+        (signal.SIGTERM, 128 + signal.SIGTERM),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
+)
+async def test_a_signal_during_the_start_sets_the_exit_code_and_ends_all_processes(
+    pair: tuple[str, ...], number: signal.Signals, expected: int
+) -> None:
+    async with command("up", "--port", "0", "--http-port", "0", *pair) as process:
+        watched = psutil.Process(process.pid)
+        while not (children := watched.children()):  # noqa: ASYNC110 - no event to wait for
+            await asyncio.sleep(0.02)
+        process.send_signal(number)
+        assert await process.wait() == expected
+        # A process that was killed cannot end them: each ends by itself.
+        await ended([child.pid for child in children])
 
 
 @pytest.mark.slow
@@ -265,25 +308,6 @@ async def test_settings_in_the_environment_secure_all_processes_of_up(
             assert (code, "token" in err) == (1, True)
 
 
-async def test_demo_fails_if_no_draft_is_linked(
-    pair: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(demo, "WARM_UP_SECONDS", 0.0)
-    deployment = Deployment(target=pair[1], num_drafts=0, common_flags=SHAPE)
-    options = demo.DemoOptions(temperature=0.0, seed=7, max_tokens=20)
-    with pytest.raises(demo.NotSpeculativeError, match="speculative: no draft is linked"):
-        await demo.demo(deployment, options)
-
-
-async def test_check_compares_the_texts_of_a_batch() -> None:
-    # The smaller embedded model as both; a tiny one has too few positions for the prompts.
-    models = ("--target", "demo://draft", "--draft", "demo://draft", *QUICK)
-    size = ("--batch", "4", "--max-tokens", "128")
-    code, printed, _ = await completed("check", *models, *size, "--json")
-    found = json.loads(printed)
-    assert (code, found["num_equal"], found["first_differences"]) == (0, 4, [None] * 4)
-
-
 class Endless(generate_pb2_grpc.GenerateServiceServicer):
     """Sends two tokens and then waits."""
 
@@ -321,57 +345,3 @@ async def test_ctrl_c_in_generate_prints_the_statistics_so_far(endless: RpcServe
         assert process.returncode == 130, err
     assert re.search(rb"^tokens +2$", err, re.MULTILINE)
     assert b"Traceback" not in err
-
-
-async def test_a_target_crash_during_a_request_reports_the_signal(pair: tuple[str, ...]) -> None:
-    async def generate_from_a_killed_target() -> None:
-        deployment = Deployment(target=pair[1], num_drafts=0, common_flags=SHAPE)
-        async with (
-            deployed(deployment) as running,
-            TargetClient(running.target.grpc_address, ready_seconds=0) as client,
-        ):
-            os.kill(running.target.pid, signal.SIGSEGV)
-            _ = [chunk async for chunk in client.generate("x")]
-
-    with pytest.raises(SetupError, match=r"target was killed by signal 11 \(SIGSEGV\)"):
-        await generate_from_a_killed_target()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_signal_during_the_start_sets_the_exit_code_and_ends_all_processes(
-    pair: tuple[str, ...], number: signal.Signals
-) -> None:
-    async with command("up", "--port", "0", "--http-port", "0", *pair) as process:
-        watched = psutil.Process(process.pid)
-        while not (children := watched.children()):  # noqa: ASYNC110 - no event to wait for
-            await asyncio.sleep(0.02)
-        process.send_signal(number)
-        assert await process.wait() == 128 + number
-        assert not any(is_running(child.pid) for child in children)
-
-
-async def test_a_refused_request_prints_one_line_and_exits_with_2(shared: str) -> None:
-    refused = await completed("generate", "x", "--endpoint", shared, "--max-tokens", "100000")
-    assert_bad_input(refused, "over max_model_len")
-
-
-def assert_bad_input(result: tuple[int, str, str], message: str) -> None:
-    code, out, err = result
-    assert code == 2
-    assert out == ""
-    assert err.count("\n") == 1
-    assert message in err
-
-
-async def test_a_pair_with_different_tokenizers_is_refused_before_any_output(
-    pair: tuple[str, ...], tmp_path: Path
-) -> None:
-    other = shutil.copytree(pair[1], tmp_path / "other")
-    path = other / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    vocab = tokenizer["model"]["vocab"]
-    one, two = sorted(vocab, key=vocab.get)[-2:]
-    vocab[one], vocab[two] = vocab[two], vocab[one]
-    path.write_text(json.dumps(tokenizer))
-    refused = await completed("generate", "x", *pair, "--draft", str(other))
-    assert_bad_input(refused, "error: target and draft do not match in tokenizer fingerprint: ")

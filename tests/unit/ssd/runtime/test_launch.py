@@ -5,27 +5,17 @@ import os
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.processes import ROOT
 
-from ssd.errors import AddressError, SettingsError, SetupError
+from ssd.errors import AddressError, NotReadyError, SettingsError, SetupError
 from ssd.observability.log import Event
+from ssd.runtime import launch
 from ssd.runtime.launch import ChildProcess, Deployment, LinkWatch, deployed, setup_error
 
-FAKE_CHILD = """
-import signal, sys
-def leave(*_):
-    print('{"event": "stopped"}', file=sys.stderr, flush=True)
-    sys.exit(0)
-signal.signal(signal.SIGTERM, leave)
-print("a line of some library", file=sys.stderr)
-print('{"event": "listening", "grpc": "a:1", "http": "a:2"}', file=sys.stderr)
-print('{"event": "ready", "seconds": 0.1}', file=sys.stderr, flush=True)
-signal.pause()
-"""
-"""Logs the events of a process of the product."""
-
-
+FAKE_CHILD = "tests.fake_child"
 CRASHING_CHILD = """
 import sys
 from ssd.fetch import FetchSettings
@@ -44,6 +34,12 @@ def link(state: str, address: str = "a:1") -> Event:
 
 
 def ignore_event(_name: str, _event: Event) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a child finds its module."""
+    monkeypatch.chdir(ROOT)
 
 
 @pytest.mark.parametrize(
@@ -86,12 +82,8 @@ async def test_a_child_that_crashes_names_the_cause_in_one_line_and_keeps_its_st
     assert 'crashing_child.py", line 7, in serve' in stack
 
 
-async def test_a_child_that_is_killed_by_a_signal_names_it_and_keeps_its_stack(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "fake_child.py").write_text(FAKE_CHILD)
-    monkeypatch.chdir(tmp_path)
-    child = ChildProcess("draft 0", "fake_child", (), ignore_event)
+async def test_a_child_that_is_killed_by_a_signal_names_it_and_keeps_its_stack() -> None:
+    child = ChildProcess("draft 0", FAKE_CHILD, (), ignore_event)
     await child.start()
     await child.ready()
     os.kill(child.pid, signal.SIGSEGV)
@@ -115,14 +107,10 @@ async def test_stopping_a_child_that_never_started_is_no_error() -> None:
         assert await child.stop() == 0
 
 
-async def test_events_of_a_child_arrive_in_order_and_contain_its_addresses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "fake_child.py").write_text(FAKE_CHILD)
-    monkeypatch.chdir(tmp_path)
+async def test_events_of_a_child_arrive_in_order_and_contain_its_addresses() -> None:
     received: list[tuple[str, str]] = []
     child = ChildProcess(
-        "draft 3", "fake_child", (), lambda name, it: received.append((name, it.name))
+        "draft 3", FAKE_CHILD, ("--port", "1"), lambda name, it: received.append((name, it.name))
     )
     await child.start()
     await child.listening()
@@ -171,6 +159,22 @@ async def test_a_pair_that_does_not_match_is_refused_with_the_field() -> None:
 @pytest.mark.parametrize("num_drafts", [0, 1])
 async def test_missing_drafts_are_no_error(num_drafts: int) -> None:
     await LinkWatch(num_drafts, ignore_event).linked(0.001)
+
+
+async def test_a_target_that_ends_while_a_client_uses_it_is_reported_with_its_signal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fake(name: str, _module: str, *others: Any) -> ChildProcess:
+        return ChildProcess(name, FAKE_CHILD, *others)
+
+    async def call_a_killed_target() -> None:
+        async with deployed(Deployment(num_drafts=0)) as running:
+            os.kill(running.target.pid, signal.SIGSEGV)
+            raise NotReadyError("the connection was lost")
+
+    monkeypatch.setattr(launch, "ChildProcess", fake)
+    with pytest.raises(SetupError, match=r"target was killed by signal 11 \(SIGSEGV\)"):
+        await call_a_killed_target()
 
 
 async def test_a_temporary_target_that_would_refuse_its_caller_is_not_started(
