@@ -4,9 +4,12 @@ import asyncio
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.processes import ROOT
 
@@ -16,6 +19,19 @@ from ssd.runtime import launch
 from ssd.runtime.launch import ChildProcess, Deployment, LinkWatch, deployed, setup_error
 
 FAKE_CHILD = "tests.fake_child"
+PARENT = """
+import asyncio
+from ssd.runtime.launch import ChildProcess
+
+async def run():
+    child = ChildProcess("draft 0", "tests.fake_child", (), lambda _name, _event: None)
+    await child.start()
+    await child.ready()
+    print(child.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(run())
+"""
 CRASHING_CHILD = """
 import sys
 from ssd.fetch import FetchSettings
@@ -91,6 +107,15 @@ async def test_a_child_that_is_killed_by_a_signal_names_it_and_keeps_its_stack()
     words = "draft 0 was killed by signal 11 (SIGSEGV): a line of some library"
     assert str(child.failure()) == words
     assert 'fake_child.py", line' in "\n".join(child.failure().__notes__)
+
+
+def test_a_child_ends_when_its_parent_is_killed() -> None:
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    child.wait(60)
 
 
 async def test_the_error_of_a_child_without_events_contains_its_last_lines() -> None:
