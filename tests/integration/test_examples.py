@@ -5,7 +5,8 @@ import re
 import subprocess
 import sys
 
-from tests.pairs import target_of
+import pytest
+from tests.pairs import QUICK, target_of
 from tests.processes import ROOT, running
 
 EXAMPLES = ROOT / "examples"
@@ -27,7 +28,7 @@ def run(name: str, *flags: str) -> str:
 
 async def test_the_clients_print_texts_of_a_running_target() -> None:
     async with (
-        target_of("demo://target") as (target, _),
+        target_of("demo://target", *QUICK) as (target, _),
         running("ssd_gateway", "--targets", target.grpc_address, "--port", "0") as gateway,
     ):
         await gateway.until("ready")
@@ -42,7 +43,9 @@ async def test_the_clients_print_texts_of_a_running_target() -> None:
         assert completion.strip()
 
 
-def test_the_comparison_of_modes_finds_equal_texts() -> None:
+def test_the_comparison_of_modes_finds_equal_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for process in ("TARGET", "DRAFT"):
+        monkeypatch.setenv(f"SSD_{process}_ENGINE", "torch")
     small = ("--target", "demo://draft")
     printed = run("compare_modes.py", "--temperature", "1", *small, *LIMIT)
     assert re.findall(r"^(\w+) .* tokens/s", printed, re.M) == ["AR", "SD", "SSD"]
