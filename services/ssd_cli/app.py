@@ -4,13 +4,12 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.exceptions import TyperException
@@ -76,8 +75,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-BENCH = "import sys; from ssd_bench.__main__ import main; sys.exit(main(sys.argv[2:], sys.argv[1]))"
-"""Like ``python -m ssd_bench``, with the name of this command in usage errors."""
+PROGRAM = "import sys; from {}.__main__ import main; sys.exit(main(sys.argv[2:], sys.argv[1]))"
+"""Like ``python -m`` with a package, with the name of this command in usage errors."""
 SIGPIPE_STATUS = 128 + signal.SIGPIPE
 _TYPER_PREFIX = re.compile(r"^Invalid value(?: for '([^']+)')?: (?:Value error, )?")
 _TYPER_RANGE = re.compile(r"\bInput should be (less|greater) than or equal to\b")
@@ -305,18 +304,33 @@ def models_command(
         raise typer.Exit(1)
 
 
-@app.command(
-    "bench",
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    add_help_option=False,
-)
+_OTHER_FLAGS: dict[str, Any] = {
+    "context_settings": {"ignore_unknown_options": True, "allow_extra_args": True},
+    "add_help_option": False,
+}
+"""Of commands whose flags another package has."""
+
+
+@app.command("bench", **_OTHER_FLAGS)
 def bench_command(context: typer.Context) -> None:
     """Measure plain and speculative decoding in one run; its --help lists the flags."""
     check_extras("engine")
-    # A separate process, because it needs torch.
+    _become("ssd_bench", context)
+
+
+@app.command("distill", **_OTHER_FLAGS)
+def distill_command(context: typer.Context) -> None:
+    """Train a draft towards its target; its --help lists the flags."""
+    check_extras("engine", "distill")
+    _become("ssd_distill", context)
+
+
+def _become(package: str, context: typer.Context) -> None:
+    """Replace this process by one of a package that needs torch. Ctrl-C reaches it alone."""
     debug = ["--debug"] if debug_of_app.get() else []
-    command = [sys.executable, "-c", BENCH, f"{program()} bench", *debug, *context.args]
-    raise typer.Exit(subprocess.run(command, check=False).returncode)
+    words = [f"{program()} {context.info_name}", *debug, *context.args]
+    code = PROGRAM.format(package)
+    os.execv(sys.executable, [sys.executable, "-c", code, *words])  # noqa: S606 - our interpreter
 
 
 @dataclass(frozen=True, kw_only=True)

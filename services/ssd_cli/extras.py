@@ -14,6 +14,7 @@ MODULES = {
         *("huggingface_hub", "opentelemetry"),
     ),
     "gateway": ("starlette", "uvicorn", "pydantic"),
+    "distill": ("transformers",),
 }
 """Modules that an extra installs; ``pyproject.toml`` has the distributions."""
 

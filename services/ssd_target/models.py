@@ -36,7 +36,8 @@ def find_models(settings: TargetSettings) -> TargetModels:
     )
     if draft.tokenizer.fingerprint != target.tokenizer.fingerprint:
         raise SettingsError(
-            f"draft_model {settings.draft_model} has another tokenizer than {settings.model}"
+            f"draft_model {settings.draft_model} has another tokenizer than {settings.model}; use "
+            "a draft of the target's model family"
         )
     if draft.num_token_ids != target.num_token_ids:
         raise SettingsError(

@@ -14,13 +14,17 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from tools.distill.vocabulary import TOKENIZER_FILES
+
 from ssd.demo import NAMES, folder
 from ssd.errors import SetupError
+from ssd_distill.distillation import RECORD
+from ssd_distill.evaluation import LOOKAHEAD, PROMPT_TOKENS
+from ssd_distill.training import Recipe
 
 logger = logging.getLogger(__name__)
 
 MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 CHAT_TEMPLATE = "chat_template.jinja"
 """Of the target: written by hand, and kept."""
 MAX_PAIR_BYTES = 40_000_000
@@ -50,7 +54,7 @@ the training (`ssd.demo.corpus.held_out`). The weights are under the MIT licence
 |---|---|---|---|---|---|
 $training
 
-Cosine decay, bf16 autocast on $threads threads of a shared CPU, seeds from $seed on, torch $torch.
+Cosine decay, $threads threads of a shared CPU, seeds from $seed on, torch $torch.
 
 $note
 
@@ -59,11 +63,11 @@ $note
 $results
 
 Tokens per round are accepted length plus one, with $lookahead proposed tokens and coupled noise
-where T > 0: means over continuations of $new_tokens tokens that the target writes after
-$num_prompts prompts of $prompt_tokens tokens. A token is $bytes_per_token bytes.
+where T > 0: means of $rounds rounds after prompts of $prompt_tokens tokens. A hit is an outcome
+that a table contains. A token is $bytes_per_token bytes.
 
 Train it again with `python -m tools.distill.train --output DIR` and `python -m
-tools.distill.package DIR WEIGHTS`. Measure it with `python -m tools.distill.evaluate TARGET DRAFT`.
+tools.distill.package DIR WEIGHTS`. Measure it with `ssd bench sampling`.
 The result is a function of the seed, the number of threads, the version of torch, the processor's
 instructions and the text of the standard library.
 """)
@@ -95,6 +99,8 @@ STAGES_OF = {"apart": tuple(ROWS)[:3], "agreed": tuple(ROWS)}
 """The stages of each pair."""
 LOSSES = {"distil": "KL", "distil-again": "KL", "agree": "text + KL"}
 """The loss of a stage, if it is not the text loss."""
+MEASURED = {"apart": "distil", "agreed": "distil-again"}
+"""The stages that measure the pairs on held-out text."""
 FIGURES = {
     "target_loss": "Loss of the target, nats a token",
     "draft_loss": "Loss of the draft, nats a token",
@@ -102,14 +108,8 @@ FIGURES = {
     "agreement": "Greedy agreement on the text",
 }
 """Figures of the card from both evaluations."""
-CONDITIONS = (
-    "lookahead",
-    "num_prompts",
-    "prompt_tokens",
-    "new_tokens",
-    "bytes_per_token",
-)
-"""Conditions of the figures in the card."""
+FIGURES_OF_ROUNDS = {"tokens_per_round": "Tokens per round", "hit_rate": "Hit rate"}
+"""Figures of the card for each temperature."""
 ROLES = {
     "target": "As the target, it selects every token. A\n"
     "conversation becomes a Python file (`chat_template.jinja`): system and user speak in\n"
@@ -158,13 +158,11 @@ def assemble(stages: Path, weights: Path, pair: str = "agreed") -> None:
 def model_card(name: str, stages: Path, pair: str = "agreed") -> str:
     """Return the README of a model with the figures of its run."""
     config = _read(stages / SOURCES[pair][name] / "config.json")
-    before = _read(stages / "evaluation-apart.json")
-    found = before if pair == "apart" else _read(stages / "evaluation.json")
-    columns = {"this pair": found}
+    columns = {"this pair": _read(stages / MEASURED[pair] / RECORD)}
     if pair == "agreed":
-        columns["after stage 3"] = before
+        columns["after stage 3"] = _read(stages / MEASURED["apart"] / RECORD)
     corpus = _read(stages / "tokenizer" / "record.json")
-    trained = _read(stages / "target" / "training.json")
+    trained = _read(stages / "target" / RECORD)
     return CARD.substitute(
         name=name,
         role=ROLES[name],
@@ -179,10 +177,11 @@ def model_card(name: str, stages: Path, pair: str = "agreed") -> str:
         seed=trained["seed"],
         torch=trained["torch"],
         note=NOTES[pair],
-        results=_results(
-            {"this pair": found} | ({"after stage 3": before} if pair == "agreed" else {})
-        ),
-        **{name: found[name] for name in CONDITIONS},
+        results=_results({title: record["after"] for title, record in columns.items()}),
+        lookahead=LOOKAHEAD,
+        prompt_tokens=PROMPT_TOKENS,
+        rounds=columns["this pair"]["plan"]["rounds"],
+        bytes_per_token=corpus["bytes_per_token"],
     )
 
 
@@ -191,30 +190,31 @@ def _results(columns: dict[str, dict[str, Any]]) -> str:
     table = [["", *columns], ["---"] * (1 + len(columns))]
     for key, title in FIGURES.items():
         table.append([title, *(str(found[key]) for found in columns.values())])
-    for temperature in next(iter(columns.values()))["tokens_per_round"]:
-        rounds = (str(found["tokens_per_round"][temperature]) for found in columns.values())
-        table.append([f"Tokens per round, T = {temperature}", *rounds])
+    for key, title in FIGURES_OF_ROUNDS.items():
+        for temperature in next(iter(columns.values()))[key]:
+            cells = (str(found[key][temperature]) for found in columns.values())
+            table.append([f"{title}, T = {temperature}", *cells])
     return "\n".join(f"| {' | '.join(row)} |" for row in table)
 
 
-def corpus_record(num_modules: int, num_tokens: int) -> dict[str, Any]:
+def corpus_record(num_modules: int, num_tokens: int, num_bytes: int) -> dict[str, Any]:
     """Return the figures of the corpus for the card."""
     return {
         "python": platform.python_version(),
         "num_modules": num_modules,
         "num_tokens": num_tokens,
+        "bytes_per_token": round(num_bytes / num_tokens, 3),
     }
 
 
 def _training_row(stages: Path, stage: str) -> str:
     """Return the row of one stage in the card."""
-    record = _read(stages / stage / "training.json")
-    recipe, results = record["recipe"], record["results"]
+    record = _read(stages / stage / RECORD)
+    recipe = Recipe(**record["plan"]["recipe"])
     return (
-        f"| {ROWS[stage]} | {recipe['num_steps']:,} of {recipe['batch_size']} x "
-        f"{recipe['length']} | {record['num_tokens']:,} | {results['seconds']:,.0f} | "
-        f"{recipe['muon_rate']}, {recipe['adam_rate']} | "
-        f"{LOSSES.get(stage, 'text')} {results['loss']:.3f} |"
+        f"| {ROWS[stage]} | {recipe.num_steps:,} of {recipe.batch_size} x {recipe.length} | "
+        f"{recipe.num_tokens:,} | {record['seconds']:,.0f} | {recipe.muon_rate}, "
+        f"{recipe.adam_rate} | {LOSSES.get(stage, 'text')} {record['loss']:.3f} |"
     )
 
 

@@ -3,12 +3,13 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from tools.distill.model import END_OF_TEXT, END_OF_TEXT_ID, write_json
-from torch import Tensor
 
-from ssd.demo.corpus import Module
+from ssd_distill.distillation import write_json
+
+END_OF_TEXT = "<|endoftext|>"
+END_OF_TEXT_ID = 0
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> Tokenizer:
@@ -27,7 +28,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json`` into a folder."""
+    """Write ``TOKENIZER_FILES`` into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     write_json(
@@ -42,17 +43,3 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
             "model_max_length": 2048,
         },
     )
-
-
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load a folder written by ``save_tokenizer``."""
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
-
-
-def encode_modules(tokenizer: Tokenizer, modules: Iterable[Module]) -> Tensor:
-    """Return all modules as one int64 stream, [num_tokens], an end of text before each."""
-    ids: list[int] = []
-    for encoding in tokenizer.encode_batch([module.text for module in modules]):
-        ids.append(END_OF_TEXT_ID)
-        ids.extend(encoding.ids)
-    return torch.tensor(ids, dtype=torch.int64)

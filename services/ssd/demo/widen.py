@@ -210,18 +210,15 @@ def _write(
                 tensors[key] = convert(key, weights.get_tensor(key))
     save_file(tensors, output / "model.safetensors", metadata={"format": "pt"})
     _write_json(output / "config.json", config)
+    copy_companions(source, output)
+
+
+def copy_companions(source: Path, output: Path) -> None:
+    """Copy the files beside config and weights: tokenizer, chat template, generation settings."""
     for file in source.iterdir():
-        if _is_companion(file):
+        is_other = file.name in {"config.json", MARK, "model.safetensors.index.json"}
+        if file.is_file() and file.suffix in {".json", ".jinja", ".txt", ".model"} and not is_other:
             shutil.copyfile(file, output / file.name)
-
-
-def _is_companion(file: Path) -> bool:
-    """Return whether a file is copied unchanged: tokenizer and generation settings."""
-    return (
-        file.is_file()
-        and file.suffix in {".json", ".jinja", ".txt", ".model"}
-        and (file.name not in {"config.json", MARK, "model.safetensors.index.json"})
-    )
 
 
 def _accept(output: Path, mark: dict[str, Any]) -> Path:

@@ -54,7 +54,8 @@ def sampling(
         _shares(temperatures, "--temperatures", 2.0), _shares(cache_weights, "--cache-weights", 1.0)
     )
     drawing = plots()
-    from ssd_bench.sampling.model import Model  # noqa: PLC0415 torch is slow to import
+    # torch is slow to import.
+    from ssd_bench.sampling.model import Model, load_model  # noqa: PLC0415
 
     folder = resolve(target)
     tokenizer = load_tokenizer(folder)
@@ -68,7 +69,7 @@ def sampling(
     with Progress(*columns, console=err, transient=True, disable=not can_redraw(err)) as progress:
         task = progress.add_task("", total=len(cells) * rounds)
         experiment = Experiment(
-            pair=(Model(folder), Model(resolve(draft))),
+            pair=(Model(load_model(folder)), Model(load_model(resolve(draft)))),
             policies=policies,
             lookahead=lookahead,
             branches=branches,

@@ -3,47 +3,53 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-import torch
 from tools.distill import package
-from tools.distill.evaluate import Evaluation
-from tools.distill.model import Shape, TrainableLlama, save_model, write_json
-from tools.distill.train import DISTIL_RECIPE, write_record
-from tools.distill.vocabulary import save_tokenizer, train_tokenizer
+from tools.distill.model import DRAFT, prepare_folder, untrained
+from tools.distill.train import DISTIL_RECIPE
+from tools.distill.vocabulary import TOKENIZER_FILES, save_tokenizer, train_tokenizer
 
 from ssd.errors import SetupError
+from ssd_distill.distillation import RECORD, write_json
+from ssd_distill.evaluation import Evaluation
+from ssd_distill.models import write_weights
 
-SHAPE = Shape(
-    vocab_size=300, width=8, num_layers=1, num_heads=2, num_kv_heads=1, head_size=4, mlp_width=16
-)
+CONFIG = DRAFT | {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 16, "head_dim": 4}
 FOUND = Evaluation(
     target_loss=2.5,
     draft_loss=3.25,
     kl=0.125,
     agreement=0.75,
-    tokens_per_round={"0.0": 4.125, "0.6": 4.0, "1.0": 3.5},
-    bytes_per_token=3.5,
+    tokens_per_round={"0": 4.125, "1": 3.5},
+    hit_rate={"0": 0.875, "1": 0.625},
 )
+RUN = {
+    "plan": {"recipe": asdict(DISTIL_RECIPE), "rounds": 600},
+    "seed": 0,
+    "threads": 2,
+    "torch": "2.13",
+    "loss": 0.0625,
+    "seconds": 60.0,
+}
 
 
 @pytest.fixture
 def stages(tmp_path: Path) -> Path:
     folder = tmp_path / "stages"
     save_tokenizer(train_tokenizer(["x = 1\n"], vocab_size=300), folder / "tokenizer")
-    write_json(folder / "tokenizer" / "record.json", package.corpus_record(3, 1234))
+    write_json(folder / "tokenizer" / "record.json", package.corpus_record(3, 1234, 4000))
     for stage in ("target", "draft", "distil", "agree/target", "distil-again"):
-        model = TrainableLlama(SHAPE)
-        model.initialise(torch.Generator().manual_seed(1))
-        save_model(model, folder / stage)
+        made = prepare_folder(folder / stage, CONFIG, folder / "tokenizer")
+        write_weights(untrained(made, 1), made)
     for stage in package.ROWS:
-        write_record(folder / stage, DISTIL_RECIPE, 0, {"loss": 0.0625, "seconds": 60.0})
-    write_json(folder / "evaluation-apart.json", asdict(replace(FOUND, target_loss=2.25)))
-    write_json(folder / "evaluation.json", asdict(FOUND))
+        write_json(folder / stage / RECORD, RUN | {"after": asdict(FOUND)})
+    apart = RUN | {"after": asdict(replace(FOUND, target_loss=2.25))}
+    write_json(folder / "distil" / RECORD, apart)
     return folder
 
 
 def test_a_card_contains_the_figures_of_its_run(stages: Path) -> None:
     card = package.model_card("draft", stages)
-    for figure in ("4.125", "3.25", "1,234 tokens", "KL 0.062", "PSF-2.0", "MIT"):
+    for figure in ("4.125", "0.625", "3.25", "1,234 tokens", "KL 0.062", "PSF-2.0", "MIT"):
         assert figure in card
     assert "$" not in card
 
@@ -64,7 +70,8 @@ def test_the_card_of_a_pair_trained_apart_lists_its_own_stages_only(stages: Path
 
 def test_a_card_contains_the_number_of_parameters(stages: Path) -> None:
     config = json.loads((stages / "target" / "config.json").read_text(encoding="utf-8"))
-    counted = sum(parameter.numel() for parameter in TrainableLlama(SHAPE).parameters())
+    model = untrained(stages / "target", 0)
+    counted = sum(parameter.numel() for parameter in model.parameters())
     assert package.num_parameters(config) == counted
 
 
@@ -77,7 +84,7 @@ def test_assembling_replaces_both_folders_and_leaves_no_other_file(
     package.assemble(stages, weights)
     assert [entry.name for entry in (tmp_path / "demo").iterdir()] == ["weights"]
     for name in ("target", "draft"):
-        wanted = {*package.MODEL_FILES, *package.TOKENIZER_FILES, "README.md"}
+        wanted = {*package.MODEL_FILES, *TOKENIZER_FILES, "README.md"}
         wanted |= {package.CHAT_TEMPLATE} if name == "target" else set()
         assert {file.name for file in (weights / name).iterdir()} == wanted
 

@@ -1,19 +1,19 @@
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tools.distill.model import END_OF_TEXT, END_OF_TEXT_ID
+from tokenizers import Tokenizer
 from tools.distill.vocabulary import (
-    encode_modules,
-    load_tokenizer,
+    END_OF_TEXT,
+    END_OF_TEXT_ID,
     save_tokenizer,
     train_tokenizer,
 )
 
 from ssd.demo import folder
-from ssd.demo.corpus import Module
+from ssd.text.tokenizer import load_tokenizer
 
-PACKAGED = load_tokenizer(folder("target"))
+PACKAGED = Tokenizer.from_file(str(folder("target") / "tokenizer.json"))
 
 
 @given(st.text().filter(lambda text: END_OF_TEXT not in text))
@@ -33,15 +33,9 @@ def test_indentation_costs_one_token() -> None:
     assert len(PACKAGED.encode("\n            return").ids) == 2
 
 
-def test_a_saved_tokenizer_reads_the_same_and_documents_are_separated(tmp_path: Path) -> None:
+def test_a_saved_tokenizer_reads_the_same_and_knows_the_end_of_text(tmp_path: Path) -> None:
     tokenizer = train_tokenizer(["def f(x):\n    return x\n"] * 3, vocab_size=270)
     save_tokenizer(tokenizer, tmp_path)
     again = load_tokenizer(tmp_path)
-    modules = [Module(PurePosixPath(name), f"{name} = 1\n") for name in ("a", "b")]
-    stream_S = encode_modules(again, modules)
-    assert stream_S.tolist() == [
-        END_OF_TEXT_ID,
-        *tokenizer.encode("a = 1\n").ids,
-        END_OF_TEXT_ID,
-        *tokenizer.encode("b = 1\n").ids,
-    ]
+    assert again.eos_token_ids == {END_OF_TEXT_ID}
+    assert again.encode("a = 1\n") == tokenizer.encode("a = 1\n").ids

@@ -59,6 +59,18 @@ def test_without_torch_no_process_is_started(
     )
 
 
+def test_training_needs_its_extra_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        extras, "find_spec", lambda name: None if name == "transformers" else sys.modules[__name__]
+    )
+    assert run(["distill", "--help"]) == 1
+    assert capsys.readouterr().err == (
+        "error: transformers is not installed: pip install 'ssd-serving[cli,engine,distill]'\n"
+    )
+
+
 def test_a_gateway_needs_its_extra_too(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

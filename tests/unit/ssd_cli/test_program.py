@@ -46,11 +46,23 @@ def test_hints_name_the_program_as_it_was_typed(
     assert "(see: python -m ssd_cli --help)" in capsys.readouterr().err
 
 
-def test_bench_has_the_name_of_its_command_in_errors(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        (["bench", "--widen-target", "3"], "--widen-target 3: choose one of"),
+        (["distill", "--data", "x"], "Missing option"),
+    ],
+)
+def test_another_program_has_the_name_of_its_command_in_errors(
+    argv: list[str], problem: str
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["/some/ssd_cli/__main__.py"])
-    assert run(["bench", "--widen-target", "3"]) == 2
-    output = capfd.readouterr()
-    assert (output.out, output.err.count("\n")) == ("", 1)
-    assert "(see: python -m ssd_cli bench --help)" in output.err
+    ended = subprocess.run(
+        [sys.executable, "-m", "ssd_cli", *argv],
+        cwd=Path(ssd.__file__).parents[1],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    assert problem in ended.stderr
+    assert f"(see: python -m ssd_cli {argv[0]} --help)" in ended.stderr

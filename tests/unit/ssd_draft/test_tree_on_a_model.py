@@ -1,14 +1,15 @@
 """The tree over the real engine, compared with a second implementation that runs plain text."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tests.engines import load, on
-from tools.distill.model import TrainableLlama, load_model
+from torch import Tensor
 
 from ssd.engine import static_execution
 from ssd.engine.capture import Capture
@@ -18,11 +19,13 @@ from ssd.speculation.fan_out import Adaptive
 from ssd.speculation.noise import gumbel_noise
 from ssd.testing.recorded_graphs import RecordedGraphs
 from ssd.testing.tiny_folder import VOCAB_SIZE, write_tiny_folder
+from ssd_bench.sampling.model import load_model
 from ssd_draft.sessions import Move
 from ssd_draft.table_build import TableBatch, TableBuild
 from ssd_draft.token_choice import KeyedChoice, RingChoice
 from ssd_draft.tree import NewSession, Tree, TreeShape
 
+Plain = Callable[[tuple[int, ...]], Tensor]
 K = 3
 N = 8
 CHUNK = 16
@@ -66,8 +69,10 @@ def build(tree: Tree, slots: list[int], num_steps: int = K + 1, branches: int = 
 
 
 @pytest.fixture(scope="module")
-def plain(folder: Path) -> TrainableLlama:
-    return load_model(folder).float().eval()
+def plain(folder: Path) -> Plain:
+    """The logits after tokens, of transformers. The texts of all engines are the same."""
+    model = load_model(folder).eval()
+    return cache(lambda tokens: model(torch.tensor([tokens]), use_cache=False).logits[0, -1])
 
 
 @pytest.fixture(autouse=True)
@@ -80,14 +85,14 @@ def _inference() -> Iterator[None]:
 class Text:
     """One sequence as plain text."""
 
-    model: TrainableLlama
+    plain: Plain
     committed: list[int]
     temperature: float
     seed: int
     proposal: list[int] = field(default_factory=list)
 
     def next_token(self, tokens: list[int]) -> int:
-        logits_V = self.model(torch.tensor([tokens]))[0, -1].float()
+        logits_V = self.plain(tuple(tokens))
         noise_V = torch.from_numpy(gumbel_noise(self.seed, [len(tokens)], VOCAB_SIZE)[0])
         return int((torch.log_softmax(logits_V, -1) + self.temperature * noise_V).argmax())
 
@@ -159,7 +164,7 @@ def num_columns(tree: Tree, num_steps: int) -> int:
 
 
 @pytest.fixture
-def texts(plain: TrainableLlama) -> list[Text]:
+def texts(plain: Plain) -> list[Text]:
     digits = np.random.default_rng(5)
     return [
         Text(plain, digits.integers(0, 256, length).tolist(), temperature, seed=length)

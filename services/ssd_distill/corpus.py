@@ -1,0 +1,118 @@
+"""Text to train on, as token ids: files, folders, or the source of Python's standard library."""
+
+import json
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ssd.demo.corpus import held_out_modules, training_modules
+from ssd.errors import SettingsError
+from ssd.ports import Tokenizer
+
+DEMO = "demo://corpus"
+"""Name of the standard library's source. Its held-out modules are those of the embedded pair."""
+HELD_OUT_PART = 20
+"""One token in so many is held out: those at the end of the shuffled documents."""
+FIELDS = ("text", "prompt")
+"""Fields of a JSON line that contain its text; the first one that exists is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Token ids, int64 each."""
+
+    train_S: Tensor
+    held_out_S: Tensor
+
+
+def read_corpus(
+    sources: Sequence[str], tokenizer: Tokenizer, *, length: int, most_tokens: int, seed: int
+) -> Corpus:
+    """Read and tokenize text; documents are in an order of the seed, with an end of text between.
+
+    Args:
+        sources: files, folders, or ``DEMO`` alone.
+        tokenizer: of both models.
+        length: tokens of a sequence in training; both parts are longer than that.
+        most_tokens: enough for the training; further documents are not read.
+        seed: of the order.
+
+    Raises:
+        SettingsError: there is no such file, a file has no text, or all text is too short.
+    """
+    if DEMO in sources:
+        if len(sources) > 1:
+            raise SettingsError(f"--data {DEMO} cannot be combined with other text")
+        parts = [
+            _encoded((module.text for module in modules), tokenizer)
+            for modules in (training_modules(), held_out_modules())
+        ]
+        return Corpus(*parts)
+    files = [found for source in sources for found in _files(source)]
+    random.Random(seed).shuffle(files)  # noqa: S311 - an order, not a secret
+    texts = (text for file, is_named in files for text in _texts(file, is_named=is_named))
+    stream_S = _encoded(texts, tokenizer, most_tokens)
+    num_held_out = len(stream_S) // HELD_OUT_PART
+    if num_held_out <= length:
+        raise SettingsError(
+            f"--data has {len(stream_S):,} tokens, and --length {length} needs at least "
+            f"{HELD_OUT_PART * (length + 1):,}: add text, or lower --length"
+        )
+    return Corpus(stream_S[:-num_held_out], stream_S[-num_held_out:])
+
+
+def _encoded(texts: Iterable[str], tokenizer: Tokenizer, most_tokens: int | None = None) -> Tensor:
+    end = sorted(tokenizer.eos_token_ids)[:1]
+    ids: list[int] = []
+    for text in texts:
+        ids += [*end, *tokenizer.encode(text)]
+        if most_tokens is not None and len(ids) >= most_tokens:
+            break
+    return torch.tensor(ids, dtype=torch.int64)
+
+
+def _files(source: str) -> Iterator[tuple[Path, bool]]:
+    """Yield files, and whether the user named them."""
+    path = Path(source)
+    if path.is_file():
+        yield path, True
+        return
+    if not path.is_dir():
+        raise SettingsError(
+            f"--data {source}: there is no such file or folder; use text, JSON lines or {DEMO}"
+        )
+    for file in sorted(path.rglob("*")):
+        is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+        if file.is_file() and not is_hidden:
+            yield file, False
+
+
+def _texts(file: Path, *, is_named: bool) -> Iterator[str]:
+    """Yield the texts of a file; other files than text are left out unless the user named them."""
+    try:
+        with file.open(encoding="utf-8") as lines:
+            if file.suffix != ".jsonl":
+                yield lines.read()
+                return
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _text_of(line, f"--data {file}:{number}")
+    except UnicodeDecodeError:
+        if is_named:
+            raise SettingsError(f"--data {file}: not UTF-8 text; convert it") from None
+
+
+def _text_of(line: str, place: str) -> str:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise SettingsError(f"{place}: not JSON: {error}") from None
+    names = [name for name in FIELDS if isinstance(row, dict) and name in row]
+    found = row[names[0]] if names else None
+    if not isinstance(found, str):
+        raise SettingsError(f"{place}: needs a string in one of the fields {', '.join(FIELDS)}")
+    return found

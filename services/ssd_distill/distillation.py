@@ -1,0 +1,277 @@
+"""A run: from two models and text to the folder of a trained draft, with checkpoints.
+
+The folder is a complete model from the first checkpoint on. Beside the model, ``distill.json`` has
+what the run was asked for and has found, and ``training/`` what is needed to go on with it. A run
+goes on with the same weights as if it had not been interrupted.
+"""
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ssd.demo.widen import copy_companions
+from ssd.engine.checkpoint_format import missing_weights
+from ssd.engine.config import ModelConfig
+from ssd.engine.precision import AUTO, DTYPES, choose_precision
+from ssd.engine.runner import require_device
+from ssd.engine.sizes import num_weights
+from ssd.errors import SettingsError, WeightsError
+from ssd_bench.sampling.model import Model, load_model
+from ssd_cli.display import report, status
+from ssd_distill.corpus import Corpus, read_corpus
+from ssd_distill.evaluation import MOST_TOKENS, PROMPT_TOKENS, TEMPERATURES, HeldOut
+from ssd_distill.models import (
+    logits_of,
+    new_config,
+    new_model,
+    replace_tensors,
+    write_weights,
+)
+from ssd_distill.progress import held_interrupt, progress
+from ssd_distill.training import LossFunction, Recipe, Training, mixed_batches, teacher_loss
+from ssd_distill.written import write_windows
+from ssd_target.models import TargetModels, find_models
+from ssd_target.settings import TargetSettings
+
+RECORD = "distill.json"
+WORK = "training"
+STATE = f"{WORK}/state.safetensors"
+WRITTEN = f"{WORK}/written.safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a run is asked for. The same plan goes on with an interrupted run."""
+
+    target: str
+    draft: str = ""
+    """Model that is trained further; empty: a new one."""
+    num_layers: int = 0
+    """Of a new draft."""
+    width: int = 0
+    """Of a new draft."""
+    data: tuple[str, ...]
+    recipe: Recipe
+    windows: int
+    """Windows of text that the target writes for half of each batch."""
+    rounds: int
+    """Rounds of the figures on held-out text, for each temperature."""
+    seed: int
+
+
+def distill(
+    plan: Plan, output: Path, *, device: str = "cpu", checkpoint_seconds: float = 300.0
+) -> dict[str, Any]:
+    """Run a plan, or go on with it; return its record.
+
+    Args:
+        plan: what to do.
+        output: folder of the trained draft.
+        device: of both models.
+        checkpoint_seconds: time between checkpoints.
+
+    Returns:
+        The content of ``RECORD``: the plan, the loss, the seconds, and the figures ``before`` and
+        ``after``, each an ``Evaluation``.
+
+    Raises:
+        SetupError: a model does not exist, the two do not match, there is no text, or the folder
+            contains something else.
+        KeyboardInterrupt: after Ctrl-C. The last checkpoint is the step that it interrupted.
+    """
+    require_device(device)
+    pair = _checked_pair(plan)
+    record = _found(plan, output)
+    if record is not None and "after" in record:
+        return record
+    # Before the folder is made, so that a wrong name is not a run.
+    with status("reading text"):
+        corpus = read_corpus(
+            plan.data,
+            pair.target.tokenizer,
+            length=max(PROMPT_TOKENS, plan.recipe.length),
+            most_tokens=plan.recipe.num_tokens,
+            seed=plan.seed,
+        )
+    record = record or _begun(plan, output, pair)
+    _Run(plan, output, record, pair, device).run(corpus, checkpoint_seconds)
+    return record
+
+
+def _checked_pair(plan: Plan) -> TargetModels:
+    """Return the models; refuse what a target would refuse, and sequences that are too long."""
+    pair = find_models(TargetSettings(model=plan.target, draft_model=plan.draft, engine="torch"))
+    needed = max(MOST_TOKENS, plan.recipe.length)
+    for model in filter(None, (pair.target, pair.draft)):
+        if problem := missing_weights(model.folder):
+            raise WeightsError(f"{model.folder}: {problem}")
+        longest = ModelConfig.from_folder(model.folder).max_position_embeddings
+        if longest < needed:
+            raise SettingsError(
+                f"{model.folder} has {longest} positions, and --length {plan.recipe.length} with "
+                f"the figures needs {needed}: use another model, or a smaller --length"
+            )
+    return pair
+
+
+def _found(plan: Plan, output: Path) -> dict[str, Any] | None:
+    """Return the record of a folder that this plan began, None if there is nothing yet."""
+    if (output / RECORD).is_file():
+        record: dict[str, Any] = json.loads((output / RECORD).read_text(encoding="utf-8"))
+        for name, value in _as_json(plan).items():
+            if (found := record["plan"].get(name)) != value:
+                raise SettingsError(
+                    f"--output {output} is of a run with another {name} ({found}, not {value}): "
+                    "use another folder"
+                )
+        return record
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise SettingsError(f"--output {output} contains something else: use another folder")
+    return None
+
+
+def _begun(plan: Plan, output: Path, pair: TargetModels) -> dict[str, Any]:
+    """Make the folder, at once and without weights; return its record."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch:
+        made = Path(scratch) / "made"
+        (made / WORK).mkdir(parents=True)
+        copy_companions((pair.draft or pair.target).folder, made)
+        if pair.draft is None:
+            config = new_config(pair.target.folder, plan.num_layers, plan.width)
+            write_json(made / "config.json", config)
+        else:
+            shutil.copyfile(pair.draft.folder / "config.json", made / "config.json")
+        record = {
+            "plan": _as_json(plan),
+            "seconds": 0.0,
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        }
+        write_json(made / RECORD, record)
+        made.rename(output)
+    return record
+
+
+def _as_json(plan: Plan) -> dict[str, Any]:
+    """Return the plan as a file of JSON has it: tuples are lists."""
+    found: dict[str, Any] = json.loads(json.dumps(asdict(plan)))
+    return found
+
+
+class _Run:
+    """One process of a run."""
+
+    def __init__(
+        self, plan: Plan, output: Path, record: dict[str, Any], pair: TargetModels, device: str
+    ) -> None:
+        self._plan = plan
+        self._output = output
+        self._record = record
+        self._pair = pair
+        self._device = device
+
+    def run(self, corpus: Corpus, checkpoint_seconds: float) -> None:
+        """Measure, let the target write, train, and measure again; complete the record."""
+        plan, local = self._plan, self._pair.target
+        weights = num_weights(ModelConfig.from_folder(local.folder))
+        dtype = DTYPES[choose_precision(AUTO, self._device, weights).dtype]
+        with status("loading models"):
+            target = load_model(local.folder, dtype, self._device).eval()
+            draft = self._untrained()
+        held_out = HeldOut(
+            stream_S=corpus.held_out_S,
+            length=plan.recipe.length,
+            rounds=plan.rounds,
+            prefix=tuple(local.tokenizer.encode("")),
+            num_token_ids=local.num_token_ids,
+            dtype=dtype,
+        )
+        self._measure("before", held_out, target, draft)
+        written_BS = self._written(target, corpus.train_S, held_out)
+        student, teacher = (logits_of(each, local.num_token_ids, dtype) for each in (draft, target))
+        generator = torch.Generator().manual_seed(plan.seed)
+        batches = mixed_batches(corpus.train_S, written_BS, plan.recipe, generator)
+        self._train(draft, batches, teacher_loss(student, teacher), checkpoint_seconds)
+        # The weights that were written, in the data type of the draft.
+        self._measure("after", held_out, target, load_model(self._output, device=self._device))
+        shutil.rmtree(self._output / WORK)
+
+    def _untrained(self) -> Any:
+        if self._pair.draft is not None:
+            return load_model(self._pair.draft.folder, device=self._device)
+        generator = torch.Generator().manual_seed(self._plan.seed)
+        return new_model(self._output, generator).to(self._device)
+
+    def _measure(self, name: str, held_out: HeldOut, target: Any, draft: Any) -> None:
+        """Add figures to the record, unless it has them."""
+        if name in self._record:
+            return
+        with progress(f"figures {name}", len(TEMPERATURES) * held_out.rounds) as advance:
+            found = held_out.evaluate(target, draft.eval(), lambda: advance(1))
+        self._record[name] = asdict(found)
+        write_json(self._output / RECORD, self._record)
+
+    def _written(self, target: Any, stream_S: Tensor, held_out: HeldOut) -> Tensor:
+        """Return the windows that the target writes, or wrote before an interruption."""
+        plan, file = self._plan, self._output / WRITTEN
+        if file.is_file():
+            return load_file(file)["written_BS"]
+        with progress("text of the target", plan.windows) as advance:
+            written_BS = write_windows(
+                Model(target, held_out.num_token_ids),
+                stream_S,
+                (plan.windows, plan.recipe.length + 1),
+                plan.seed,
+                prefix=held_out.prefix,
+                on_windows=advance,
+            )
+        replace_tensors({"written_BS": written_BS}, file)
+        return written_BS
+
+    def _train(
+        self, draft: Any, batches: Iterator[Tensor], loss_of: LossFunction, period: float
+    ) -> None:
+        """Take the steps that are left, with a checkpoint after each ``period`` seconds."""
+        training, file = Training(draft.train(), self._plan.recipe), self._output / STATE
+        if file.is_file():
+            training.restore(load_file(file, device=self._device))
+        num_steps, earlier = self._plan.recipe.num_steps, self._record["seconds"]
+        begun = saved = time.monotonic()
+
+        def on_step() -> None:
+            nonlocal saved
+            advance(1, f"loss {training.loss:.3f}")
+            now = time.monotonic()
+            is_last = is_interrupted.is_set() or training.num_done == num_steps
+            if is_last or now - saved >= period:
+                write_weights(draft, self._output)
+                replace_tensors(training.state(), file)
+                self._record |= {"loss": training.loss, "seconds": earlier + now - begun}
+                write_json(self._output / RECORD, self._record)
+                saved = now
+            if is_interrupted.is_set():
+                report("stopped", f"{self._output} has step {training.num_done} of {num_steps}")
+                raise KeyboardInterrupt
+
+        with (
+            held_interrupt() as is_interrupted,
+            progress("training", num_steps, training.num_done) as advance,
+        ):
+            training.run(batches, loss_of, on_step)
+
+
+def write_json(file: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file at once, indented."""
+    new = file.with_suffix(".new")
+    new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    new.replace(file)

@@ -1,0 +1,31 @@
+"""Models of a few hundred weights."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from ssd_distill.models import new_model
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture(scope="session")
+def fresh_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Any]:
+    """Makes the model of a seed."""
+    folder = tmp_path_factory.mktemp("config")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return lambda seed: new_model(folder, torch.Generator().manual_seed(seed))

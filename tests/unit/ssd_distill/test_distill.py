@@ -1,0 +1,172 @@
+"""The command, on random models of a few thousand weights."""
+
+import json
+import signal
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ssd.engine.config import ModelConfig
+from ssd.engine.draft_runner import DraftRunner
+from ssd.engine.runner import load_runner
+from ssd.testing.tiny_folder import write_byte_tokenizer, write_tiny_folder, write_tiny_qwen3
+from ssd_distill import distillation
+from ssd_distill.__main__ import main
+from ssd_distill.models import Logits
+from ssd_distill.training import LossFunction, teacher_loss
+from ssd_target.models import find_models
+from ssd_target.settings import TargetSettings
+
+STEPS = 5
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return write_tiny_folder(tmp_path / "target", attention_gain=8)
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    return write_tiny_folder(tmp_path / "draft", seed=1)
+
+
+@pytest.fixture
+def flags(tmp_path: Path, target: Path) -> list[str]:
+    """Flags of all runs, with text of 2,400 tokens."""
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{number} is a number.\n" for number in range(120)))
+    sizes = ("--steps", STEPS, "--batch", 2, "--length", 16, "--windows", 3, "--rounds", 3)
+    return [str(each) for each in ("--target", target, "--data", text, *sizes)]
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def serve(target: Path, draft: Path) -> None:
+    """Load a draft as a target process does."""
+    settings = TargetSettings(model=str(target), draft_model=str(draft), engine="torch")
+    found = find_models(settings).draft
+    assert found is not None
+    load_runner(DraftRunner, found.folder, found.engine, lambda _stage, _fraction: None)
+
+
+def interrupt_at(step: int) -> Callable[[Logits, Logits], LossFunction]:
+    """Return ``teacher_loss`` with a Ctrl-C during one of its calls."""
+    calls = count(1)
+
+    def loss_with_interrupt(student: Logits, teacher: Logits) -> LossFunction:
+        loss_of = teacher_loss(student, teacher)
+
+        def loss(tokens_BS: Tensor) -> Tensor:
+            if next(calls) == step:
+                signal.raise_signal(signal.SIGINT)
+            return loss_of(tokens_BS)
+
+        return loss
+
+    return loss_with_interrupt
+
+
+def test_an_interrupted_run_goes_on_and_its_draft_is_served(
+    flags: list[str],
+    target: Path,
+    draft: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flags += ["--draft", str(draft), "--rate", "0.01"]
+    output, whole = tmp_path / "output", tmp_path / "whole"
+    with monkeypatch.context() as patch:
+        patch.setattr(distillation, "teacher_loss", interrupt_at(2))
+        assert main([*flags, "--output", str(output)]) == 130
+    assert f"stopped: {output} has step 2 of 5\n" in capsys.readouterr().err
+    assert len(load_file(output / distillation.STATE)["losses"]) == 2
+    serve(target, output)
+
+    for folder in (output, whole):
+        assert main([*flags, "--output", str(folder), "--json"]) == 0
+    found, other = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (found["before"], found["after"]) == (other["before"], other["after"])
+    assert found["after"]["kl"] < found["before"]["kl"]
+    assert found["after"]["tokens_per_round"].keys() == {"0", "1"}
+    trained, untrained = weights(output), weights(draft)
+    assert trained.keys() == untrained.keys()
+    for name, values in weights(whole).items():
+        assert torch.equal(trained[name], values)
+        assert values.dtype == torch.bfloat16
+        assert not torch.equal(values, untrained[name].bfloat16())
+    serve(target, output)
+    modes = {path.stat().st_mode for path in output.iterdir()}
+    assert modes == {(output / "config.json").stat().st_mode}
+    names = {path.name for path in draft.iterdir()} | {distillation.RECORD}
+    assert {path.name for path in output.iterdir()} == names
+
+    assert main([*flags, "--output", str(output)]) == 0
+    table = capsys.readouterr().out
+    assert "tokens per round, T = 0" in table
+    assert "hit rate, T = 1" in table
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_new_draft_has_the_family_and_the_head_size_of_its_target(
+    family: str, flags: list[str], target: Path, tmp_path: Path
+) -> None:
+    if family == "qwen3":
+        write_tiny_qwen3(target)
+    output = tmp_path / "output"
+    shape = ("--layers", "1", "--hidden", "16", "--output", str(output))
+    assert main([*flags, *shape]) == 0
+    found = ModelConfig.from_folder(output)
+    assert (found.family, found.num_layers, found.hidden_size) == (family, 1, 16)
+    assert (found.num_heads, found.num_kv_heads, found.head_size) == (2, 2, 8)
+    assert (found.intermediate_size, found.tie_word_embeddings) == (32, True)
+    serve(target, output)
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ([], "give either --draft, or --layers and --hidden of a new one"),
+        (["--layers", "1"], "give either --draft, or"),
+        (["--draft", "DRAFT", "--hidden", "8"], "give either --draft, or"),
+        (["--layers", "1", "--hidden", "20"], "must be a multiple of the target's head size 8"),
+        (["--draft", "STRANGE"], "has another tokenizer than"),
+        (["--draft", "nowhere"], "nowhere: there is no such folder"),
+        (["--draft", "DRAFT", "--length", "512"], "has 256 positions, and --length 512"),
+        (["--draft", "DRAFT", "--data", "nowhere"], "--data nowhere: there is no such file"),
+        (["--draft", "DRAFT", "--output", "DRAFT"], "contains something else: use another folder"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line_and_exit_code_2(
+    changed: list[str],
+    problem: str,
+    flags: list[str],
+    draft: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_byte_tokenizer(write_tiny_folder(tmp_path / "strange"), end="<|another|>")
+    places = {"DRAFT": str(draft), "STRANGE": str(tmp_path / "strange")}
+    words = [places.get(word, word) for word in changed]
+    assert main([*flags, "--output", str(tmp_path / "output"), *words], "ssd distill") == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("error: ")
+    assert problem in output.err
+    assert output.err.count("\n") == 1
+
+
+def test_a_folder_of_another_run_is_refused_with_what_differs(
+    flags: list[str], draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags += ["--draft", str(draft), "--steps", "1", "--output", str(tmp_path / "output")]
+    assert main(flags) == 0
+    assert main([*flags, "--seed", "3"]) == 2
+    assert "is of a run with another seed (0, not 3)" in capsys.readouterr().err
