@@ -70,7 +70,8 @@ def command(
         # torch and transformers, which take seconds.
         from ssd_distill.distillation import Plan, distill  # noqa: PLC0415
         from ssd_distill.training import Recipe  # noqa: PLC0415
-    rate = rate or (NEW_RATE if is_new else FURTHER_RATE)
+    if rate is None:
+        rate = NEW_RATE if is_new else FURTHER_RATE
     recipe = Recipe(
         num_steps=steps,
         batch_size=batch,

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from ssd.testing.tiny_folder import write_tiny_folder
+from ssd_bench.sampling.model import load_model
 from ssd_distill.models import new_model
 
 CONFIG = {
@@ -21,6 +23,12 @@ CONFIG = {
     "head_dim": 8,
     "tie_word_embeddings": True,
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _imports(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With the first model, transformers imports much of itself, which takes seconds."""
+    load_model(write_tiny_folder(tmp_path_factory.mktemp("first")))
 
 
 @pytest.fixture(scope="session")
