@@ -135,6 +135,12 @@ class ScriptedTarget(generate_pb2_grpc.GenerateServiceServicer):
     num_cancelled: int = 0
     address: str = ""
 
+    def reset(self) -> None:
+        """Forget all calls, and answer as a new target does."""
+        self.answer, self.num_cancelled = spells, 0
+        for each in (self.calls, self.request_ids, self.traces):
+            each.clear()
+
     async def Generate(  # noqa: N802 - the rpc's name
         self,
         request: generate_pb2.GenerateRequest,

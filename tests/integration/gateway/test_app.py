@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import openai
 import pytest
+from openai import AsyncOpenAI
 from tests.gateway import (
     HELLO,
     INFO,
@@ -30,28 +31,30 @@ from ssd.types import ChatTurn, FinishReason, GenerationChunk, Mode
 from ssd_gateway import http_server
 from ssd_gateway.responses import Assembly
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 NOTHING: tuple[GenerationChunk, ...] = ()
 
 
-async def test_a_chat_reaches_the_target_and_returns_its_text_and_counts() -> None:
-    target = ScriptedTarget()
-    async with fronting(target) as front, front.client() as client:
-        answer = await client.chat.completions.create(
-            model="demo",
-            messages=[
-                {"role": "developer", "content": "be short"},
-                {
-                    "role": "user",
-                    "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}],
-                },
-            ],
-            temperature=0.5,
-            seed=-1,
-            stop=["x", "y"],
-            max_completion_tokens=9,
-            extra_body={"mode": "autoregressive", "ignore_eos": True},
-            extra_headers={"x-request-id": "abc"},
-        )
+async def test_a_chat_reaches_the_target_and_returns_its_text_and_counts(
+    target: ScriptedTarget, client: AsyncOpenAI
+) -> None:
+    answer = await client.chat.completions.create(
+        model="demo",
+        messages=[
+            {"role": "developer", "content": "be short"},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}],
+            },
+        ],
+        temperature=0.5,
+        seed=-1,
+        stop=["x", "y"],
+        max_completion_tokens=9,
+        extra_body={"mode": "autoregressive", "ignore_eos": True},
+        extra_headers={"x-request-id": "abc"},
+    )
     assert answer.choices[0].message.content == "a b c"
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage is not None
@@ -78,21 +81,20 @@ async def test_a_chat_reaches_the_target_and_returns_its_text_and_counts() -> No
         ("not a trace", False),
     ],
 )
-async def test_a_target_receives_the_trace_of_the_caller(given: str, *, sent: bool) -> None:
-    target = ScriptedTarget()
-    async with fronting(target) as front, front.client() as client:
-        await client.chat.completions.create(
-            model="demo", messages=HELLO, extra_headers={"traceparent": given}
-        )
+async def test_a_target_receives_the_trace_of_the_caller(
+    given: str, target: ScriptedTarget, client: AsyncOpenAI, *, sent: bool
+) -> None:
+    await client.chat.completions.create(
+        model="demo", messages=HELLO, extra_headers={"traceparent": given}
+    )
     assert target.traces == [given if sent else ""]
 
 
-async def test_a_stream_has_the_text_in_parts_then_the_counts() -> None:
-    async with fronting(ScriptedTarget()) as front, front.client() as client:
-        stream = await client.chat.completions.create(
-            model="demo", messages=HELLO, stream=True, stream_options={"include_usage": True}
-        )
-        chunks = [chunk async for chunk in stream]
+async def test_a_stream_has_the_text_in_parts_then_the_counts(client: AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(
+        model="demo", messages=HELLO, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
     assert deltas[0].role == "assistant"
     assert [delta.content for delta in deltas[1:]] == ["a ", "b ", "c"]
@@ -103,15 +105,17 @@ async def test_a_stream_has_the_text_in_parts_then_the_counts() -> None:
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-async def test_several_prompts_are_choices_of_one_completion() -> None:
+async def test_several_prompts_are_choices_of_one_completion(
+    target: ScriptedTarget, client: AsyncOpenAI
+) -> None:
     async def reads(call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
         async for chunk in spells(call, (f"<{call.prompt}>",)):
             yield chunk
 
-    async with fronting(ScriptedTarget(reads)) as front, front.client() as client:
-        answer = await client.completions.create(model="demo", prompt=["one", "two", "three"])
-        stream = await client.completions.create(model="demo", prompt=[[1], [2]], stream=True)
-        found = {chunk.choices[0].index: chunk.choices[0].text async for chunk in stream}
+    target.answer = reads
+    answer = await client.completions.create(model="demo", prompt=["one", "two", "three"])
+    stream = await client.completions.create(model="demo", prompt=[[1], [2]], stream=True)
+    found = {chunk.choices[0].index: chunk.choices[0].text async for chunk in stream}
     assert [choice.text for choice in answer.choices] == ["<one>", "<two>", "<three>"]
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert answer.usage is not None
@@ -127,7 +131,9 @@ async def test_a_batch_of_long_prompts_reaches_the_target() -> None:
     assert len(answer.choices) == len(target.calls) == 32
 
 
-async def test_the_time_to_the_first_token_is_not_that_of_an_echoed_prompt() -> None:
+async def test_the_time_to_the_first_token_is_not_that_of_an_echoed_prompt(
+    target: ScriptedTarget, front: Front, client: AsyncOpenAI
+) -> None:
     async def echoes(call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
         for choice in range(call.sampling.n):
             yield GenerationChunk(token_ids=(9,), text="prompt", choice=choice)
@@ -137,16 +143,16 @@ async def test_the_time_to_the_first_token_is_not_that_of_an_echoed_prompt() -> 
         text: str = (await get(front, "/metrics"))[2]
         return text.partition("ssd_gateway_time_to_first_token_seconds_count ")[2].split()[0]
 
-    async with fronting(ScriptedTarget(echoes)) as front, front.client() as client:
-        before = await num_measured(front)
-        stream = await client.completions.create(
-            model="demo", prompt=["prompt"] * 2, n=2, echo=True, stream=True
-        )
-        parts = aiter(stream)
-        for _ in range(4):
-            await anext(parts)
-        assert await num_measured(front) == before
-        await stream.close()
+    target.answer = echoes
+    before = await num_measured(front)
+    stream = await client.completions.create(
+        model="demo", prompt=["prompt"] * 2, n=2, echo=True, stream=True
+    )
+    parts = aiter(stream)
+    for _ in range(4):
+        await anext(parts)
+    assert await num_measured(front) == before
+    await stream.close()
 
 
 async def test_a_stream_that_breaks_ends_with_an_error_and_is_not_sent_again() -> None:
@@ -165,7 +171,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_and_is_not_sent_again() -
 
 
 async def test_a_stream_that_breaks_by_a_bug_ends_with_an_error_and_is_counted(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, front: Front, client: AsyncOpenAI
 ) -> None:
     def fails(_assembly: Assembly) -> NoReturn:
         raise RuntimeError("a bug")
@@ -175,15 +181,14 @@ async def test_a_stream_that_breaks_by_a_bug_ends_with_an_error_and_is_counted(
         return float(text.partition("\nssd_gateway_broken_streams_total ")[2].split()[0])
 
     monkeypatch.setattr(Assembly, "usage", fails)
-    async with fronting(ScriptedTarget()) as front, front.client() as client:
-        before = await num_broken(front)
-        stream = await client.completions.create(
-            model="demo", prompt="x", stream=True, stream_options={"include_usage": True}
-        )
-        with pytest.raises(openai.APIError, match="internal error"):
-            async for _ in stream:
-                pass
-        assert await num_broken(front) == before + 1
+    before = await num_broken(front)
+    stream = await client.completions.create(
+        model="demo", prompt="x", stream=True, stream_options={"include_usage": True}
+    )
+    with pytest.raises(openai.APIError, match="internal error"):
+        async for _ in stream:
+            pass
+    assert await num_broken(front) == before + 1
 
 
 async def test_a_stream_that_outlasts_the_drain_ends_with_an_error() -> None:
@@ -290,13 +295,12 @@ async def test_keys_are_required_on_the_api_only_and_read_again(tmp_path: Path) 
         assert (await get(front, "/v1/models", authorization="Bearer second key"))[0] == 200
 
 
-async def test_models_lists_what_ready_targets_serve() -> None:
-    async with fronting(ScriptedTarget()) as front, front.client() as client:
-        assert [model.id async for model in client.models.list()] == ["demo"]
-        assert (await client.models.retrieve("demo")).id == "demo"
-        with pytest.raises(openai.NotFoundError) as caught:
-            await client.completions.create(model="other", prompt="x")
-        assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+async def test_models_lists_what_ready_targets_serve(client: AsyncOpenAI) -> None:
+    assert [model.id async for model in client.models.list()] == ["demo"]
+    assert (await client.models.retrieve("demo")).id == "demo"
+    with pytest.raises(openai.NotFoundError) as caught:
+        await client.completions.create(model="other", prompt="x")
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
 async def test_without_a_ready_target_the_gateway_is_not_ready_and_clients_may_retry() -> None:
@@ -334,16 +338,17 @@ async def test_bodies_are_limited_and_must_be_json() -> None:
     ],
     ids=["zeros", "header", "large", "negative", "chunk"],
 )
-async def test_broken_http_is_refused_and_the_next_connection_is_served(sent: bytes) -> None:
-    async with fronting(ScriptedTarget()) as front:
-        reader, writer = await asyncio.open_connection("127.0.0.1", front.gateway.port)
-        writer.write(sent)
-        answer = await asyncio.wait_for(reader.read(12), 10)
-        assert answer in (b"HTTP/1.1 400", b"HTTP/1.1 413")
-        with contextlib.suppress(ConnectionError):
-            await asyncio.wait_for(reader.read(), 10)
-        writer.close()
-        assert (await get(front, "/livez"))[0] == 200
+async def test_broken_http_is_refused_and_the_next_connection_is_served(
+    sent: bytes, front: Front
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.gateway.port)
+    writer.write(sent)
+    answer = await asyncio.wait_for(reader.read(12), 10)
+    assert answer in (b"HTTP/1.1 400", b"HTTP/1.1 413")
+    with contextlib.suppress(ConnectionError):
+        await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    assert (await get(front, "/livez"))[0] == 200
 
 
 async def test_a_client_that_sends_more_than_the_limit_reads_why() -> None:
@@ -391,17 +396,16 @@ async def test_without_keys_a_page_of_another_name_cannot_use_the_api(tmp_path: 
             assert (await get(front, "/livez", host="rebound.example"))[0] == 200
 
 
-async def test_paths_with_a_slash_at_the_end_are_counted_as_those_without() -> None:
+async def test_paths_with_a_slash_at_the_end_are_counted_as_those_without(front: Front) -> None:
     name = 'ssd_gateway_requests_total{path="/v1/models",status="200"} '
 
     async def counted(front: Front) -> float:
         return float((await get(front, "/metrics"))[2].partition(name)[2].split()[0])
 
-    async with fronting(ScriptedTarget()) as front:
-        assert (await get(front, "/v1/models"))[0] == 200
-        before = await counted(front)
-        assert (await get(front, "/v1/models/"))[0] == 200
-        assert await counted(front) == before + 1
+    assert (await get(front, "/v1/models"))[0] == 200
+    before = await counted(front)
+    assert (await get(front, "/v1/models/"))[0] == 200
+    assert await counted(front) == before + 1
 
 
 async def test_connections_over_the_limit_are_closed() -> None:
@@ -416,17 +420,16 @@ async def test_connections_over_the_limit_are_closed() -> None:
 
 @pytest.mark.parametrize("head", [b"", b"content-length: 9\r\n"], ids=["request", "body"])
 async def test_a_connection_is_closed_if_what_follows_a_response_does_not_end(
-    monkeypatch: pytest.MonkeyPatch, head: bytes
+    monkeypatch: pytest.MonkeyPatch, head: bytes, front: Front
 ) -> None:
     monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.2)
-    async with fronting(ScriptedTarget()) as front:
-        reader, writer = await asyncio.open_connection("127.0.0.1", front.gateway.port)
-        writer.write(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n" + head + b"\r\n")
-        await asyncio.wait_for(reader.readuntil(b"live\n"), 10)
-        writer.write(b"G")
-        with contextlib.suppress(ConnectionError):
-            assert await asyncio.wait_for(reader.read(), 5) == b""
-        writer.close()
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.gateway.port)
+    writer.write(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n" + head + b"\r\n")
+    await asyncio.wait_for(reader.readuntil(b"live\n"), 10)
+    writer.write(b"G")
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+    writer.close()
 
 
 async def test_a_client_that_reads_nothing_is_disconnected_and_its_request_cancelled(

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import openai
 import pytest
-from tests.gateway import JSON_HEAD, ScriptedTarget, endless, fronting, get
+from tests.gateway import JSON_HEAD, Front, ScriptedTarget, endless, fronting, get
 
 from ssd_gateway import body
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_the_prompts_of_a_client_in_progress_are_limited_and_metadata_is_not_held() -> None:
@@ -61,11 +63,10 @@ async def test_bodies_that_do_not_end_deny_the_gateway_to_no_other_key(
             writer.close()
 
 
-async def test_a_body_beyond_the_longest_prompt_is_refused_before_it_is_read() -> None:
-    async with fronting(ScriptedTarget()) as front:
-        large = b'{"messages":"' + b"x" * (4 << 20) + b'"}'
-        status, _, text = await get(front, "/v1/chat/completions", large)
-        assert (status, "over the limit" in text) == (413, True)
-        many = b'{"messages":"x","metadata":[' + b"[]," * (1 << 18) + b"[]]}"
-        status, _, text = await get(front, "/v1/chat/completions", many)
-        assert (status, "values; send shorter" in text) == (413, True)
+async def test_a_body_beyond_the_longest_prompt_is_refused_before_it_is_read(front: Front) -> None:
+    large = b'{"messages":"' + b"x" * (4 << 20) + b'"}'
+    status, _, text = await get(front, "/v1/chat/completions", large)
+    assert (status, "over the limit" in text) == (413, True)
+    many = b'{"messages":"x","metadata":[' + b"[]," * (1 << 18) + b"[]]}"
+    status, _, text = await get(front, "/v1/chat/completions", many)
+    assert (status, "values; send shorter" in text) == (413, True)

@@ -6,11 +6,14 @@ from typing import Any
 
 import openai
 import pytest
-from tests.gateway import HELLO, ScriptedTarget, fronting, get
+from openai import AsyncOpenAI
+from tests.gateway import HELLO, Front, ScriptedTarget, get
 
 from ssd.errors import ContextLengthError, FieldError, NotReadyError, OverloadedError
 from ssd.rpc.codec import GenerateCall
 from ssd.types import GenerationChunk
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NOTHING: tuple[GenerationChunk, ...] = ()
 
@@ -38,23 +41,28 @@ NOTHING: tuple[GenerationChunk, ...] = ()
     ids=lambda value: type(value).__name__,
 )
 async def test_errors_of_a_target_are_openai_errors(
-    error: Exception, raised: type[openai.APIStatusError], code: str | None, param: str | None
+    error: Exception,
+    raised: type[openai.APIStatusError],
+    code: str | None,
+    param: str | None,
+    target: ScriptedTarget,
+    client: AsyncOpenAI,
 ) -> None:
     async def fails(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
         for chunk in NOTHING:
             yield chunk
         raise error
 
-    async with fronting(ScriptedTarget(fails)) as front, front.client() as client:
-        for stream in (False, True):
-            with pytest.raises(raised) as caught:
-                await client.chat.completions.create(model="demo", messages=HELLO, stream=stream)
-            assert (caught.value.code, caught.value.param) == (code, param)
-            assert "secret" not in caught.value.message
-            assert caught.value.request_id
-            pauses = {OverloadedError: "3", NotReadyError: "1"}
-            pause = caught.value.response.headers.get("retry-after")
-            assert pause == pauses.get(type(error))
+    target.answer = fails
+    for stream in (False, True):
+        with pytest.raises(raised) as caught:
+            await client.chat.completions.create(model="demo", messages=HELLO, stream=stream)
+        assert (caught.value.code, caught.value.param) == (code, param)
+        assert "secret" not in caught.value.message
+        assert caught.value.request_id
+        pauses = {OverloadedError: "3", NotReadyError: "1"}
+        pause = caught.value.response.headers.get("retry-after")
+        assert pause == pauses.get(type(error))
 
 
 REFUSED: list[tuple[Any, str | None, str]] = [
@@ -112,7 +120,9 @@ REFUSED_BY_TARGETS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-async def test_a_refusal_of_the_target_names_the_field_of_the_body() -> None:
+async def test_a_refusal_of_the_target_names_the_field_of_the_body(
+    target: ScriptedTarget, front: Front
+) -> None:
     field = ""
 
     async def refuses(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
@@ -120,23 +130,23 @@ async def test_a_refusal_of_the_target_names_the_field_of_the_body() -> None:
             yield chunk
         raise FieldError(f"sampling.{field}", "is wrong")
 
-    async with fronting(ScriptedTarget(refuses)) as front:
-        for body, param, each in REFUSED_BY_TARGETS:
-            field = each
-            whole = json.dumps({"model": "demo", "messages": HELLO, **body}).encode()
-            status, _, text = await get(front, "/v1/chat/completions", whole)
-            error = json.loads(text)["error"]
-            assert (status, error["param"], error["message"]) == (400, param, f"{param}: is wrong")
+    target.answer = refuses
+    for body, param, each in REFUSED_BY_TARGETS:
+        field = each
+        whole = json.dumps({"model": "demo", "messages": HELLO, **body}).encode()
+        status, _, text = await get(front, "/v1/chat/completions", whole)
+        error = json.loads(text)["error"]
+        assert (status, error["param"], error["message"]) == (400, param, f"{param}: is wrong")
 
 
-async def test_a_request_that_is_not_valid_is_refused_with_its_field() -> None:
-    target = ScriptedTarget()
-    async with fronting(target) as front:
-        for body, param, words in REFUSED:
-            path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-            whole = {"model": "demo", **body} if isinstance(body, dict) else body
-            status, _, text = await get(front, path, json.dumps(whole).encode())
-            found = json.loads(text)["error"]
-            assert (status, found["param"]) == (400, param), body
-            assert words in found["message"], body
+async def test_a_request_that_is_not_valid_is_refused_with_its_field(
+    target: ScriptedTarget, front: Front
+) -> None:
+    for body, param, words in REFUSED:
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        whole = {"model": "demo", **body} if isinstance(body, dict) else body
+        status, _, text = await get(front, path, json.dumps(whole).encode())
+        found = json.loads(text)["error"]
+        assert (status, found["param"]) == (400, param), body
+        assert words in found["message"], body
     assert not [call for call in target.calls if call.prompt]

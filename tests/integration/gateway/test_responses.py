@@ -5,7 +5,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
-from tests.gateway import HELLO, ScriptedTarget, fronting, spells
+import pytest
+from openai import AsyncOpenAI
+from tests.gateway import HELLO, ScriptedTarget, spells
 
 from ssd.rpc.codec import GenerateCall
 from ssd.types import (
@@ -19,8 +21,12 @@ from ssd.types import (
     Usage,
 )
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-async def test_rounds_and_statistics_are_returned_on_request() -> None:
+
+async def test_rounds_and_statistics_are_returned_on_request(
+    target: ScriptedTarget, client: AsyncOpenAI
+) -> None:
     reported = Round(
         (TokenText(1, "b"), TokenText(2, "x")),
         1,
@@ -33,14 +39,12 @@ async def test_rounds_and_statistics_are_returned_on_request() -> None:
         async for chunk in spells(call, ("d",)):
             yield chunk
 
-    async with fronting(ScriptedTarget(reports)) as front, front.client() as client:
-        more = {"report_rounds": True}
-        whole = await client.completions.create(model="demo", prompt="a", extra_body=more)
-        plain = await client.completions.create(model="demo", prompt="a")
-        stream = await client.completions.create(
-            model="demo", prompt="a", stream=True, extra_body=more
-        )
-        parts = [(chunk.model_extra or {}).get("ssd", {}) async for chunk in stream]
+    target.answer = reports
+    more = {"report_rounds": True}
+    whole = await client.completions.create(model="demo", prompt="a", extra_body=more)
+    plain = await client.completions.create(model="demo", prompt="a")
+    stream = await client.completions.create(model="demo", prompt="a", stream=True, extra_body=more)
+    parts = [(chunk.model_extra or {}).get("ssd", {}) async for chunk in stream]
     shown = {"proposed": ["b", "x"], "accepted": 1, "added": ["b", "c"], "lookup": "hit"}
     extended: Any = (whole.model_extra or {})["ssd"]
     assert extended["rounds"] == parts[0]["rounds"] == [shown]
@@ -49,7 +53,9 @@ async def test_rounds_and_statistics_are_returned_on_request() -> None:
     assert "ssd" not in (plain.model_extra or {})
 
 
-async def test_n_continuations_have_log_probabilities_of_their_own() -> None:
+async def test_n_continuations_have_log_probabilities_of_their_own(
+    target: ScriptedTarget, client: AsyncOpenAI
+) -> None:
     def position(text: str, logprob: float) -> PositionLogprobs:
         top = (TokenLogprob(5, -0.5, "é"), TokenLogprob(6, -math.inf, "z"))
         return PositionLogprobs(TokenLogprob(1, logprob, text), top)
@@ -60,15 +66,13 @@ async def test_n_continuations_have_log_probabilities_of_their_own() -> None:
             found += 1
             yield replace(chunk, logprobs=(position(chunk.text, -float(found)),))
 
-    async with fronting(ScriptedTarget(weighs)) as front, front.client() as client:
-        chat = await client.chat.completions.create(
-            model="demo", messages=HELLO, n=2, logprobs=True, top_logprobs=2
-        )
-        text = await client.completions.create(model="demo", prompt="x", n=2, logprobs=2)
-        stream = await client.completions.create(
-            model="demo", prompt="x", n=2, logprobs=2, stream=True
-        )
-        parts = [part.choices[0] async for part in stream]
+    target.answer = weighs
+    chat = await client.chat.completions.create(
+        model="demo", messages=HELLO, n=2, logprobs=True, top_logprobs=2
+    )
+    text = await client.completions.create(model="demo", prompt="x", n=2, logprobs=2)
+    stream = await client.completions.create(model="demo", prompt="x", n=2, logprobs=2, stream=True)
+    parts = [part.choices[0] async for part in stream]
     assert [choice.index for choice in chat.choices] == [0, 1]
     assert chat.usage is not None
     assert (chat.usage.prompt_tokens, chat.usage.completion_tokens) == (5, 6)
@@ -89,7 +93,9 @@ async def test_n_continuations_have_log_probabilities_of_their_own() -> None:
     assert offsets == [[0], [2], [4]]
 
 
-async def test_offsets_of_a_stream_are_those_of_a_whole_response() -> None:
+async def test_offsets_of_a_stream_are_those_of_a_whole_response(
+    target: ScriptedTarget, client: AsyncOpenAI
+) -> None:
     async def lags(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
         texts = ["", "a ", "b c"]
         for number, (word, text) in enumerate(zip(("a ", "b ", "c"), texts, strict=True)):
@@ -101,17 +107,19 @@ async def test_offsets_of_a_stream_are_those_of_a_whole_response() -> None:
             )
 
     asked: Any = {"model": "demo", "prompt": "x", "logprobs": 1}
-    async with fronting(ScriptedTarget(lags)) as front, front.client() as client:
-        whole = (await client.completions.create(**asked)).choices[0]
-        stream = await client.completions.create(stream=True, **asked)
-        parts = [part.choices[0].logprobs async for part in stream]
+    target.answer = lags
+    whole = (await client.completions.create(**asked)).choices[0]
+    stream = await client.completions.create(stream=True, **asked)
+    parts = [part.choices[0].logprobs async for part in stream]
     assert whole.text == "a b c"
     assert whole.logprobs is not None
     assert whole.logprobs.text_offset == [0, 2, 4]
     assert [each.text_offset for each in parts if each] == [[0], [2], [4]]
 
 
-async def test_tokens_that_are_parts_of_a_character_have_their_bytes() -> None:
+async def test_tokens_that_are_parts_of_a_character_have_their_bytes(
+    target: ScriptedTarget, client: AsyncOpenAI
+) -> None:
     async def splits(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
         tokens = [TokenLogprob(n, -1.0, "\ufffd", bytes([b])) for n, b in enumerate("é".encode())]
         tokens.append(TokenLogprob(9, -1.0, "日"))
@@ -122,11 +130,11 @@ async def test_tokens_that_are_parts_of_a_character_have_their_bytes() -> None:
             finish_reason=FinishReason.LENGTH,
         )
 
-    async with fronting(ScriptedTarget(splits)) as front, front.client() as client:
-        chat = await client.chat.completions.create(
-            model="demo", messages=HELLO, logprobs=True, top_logprobs=3
-        )
-        text = await client.completions.create(model="demo", prompt="x", logprobs=3)
+    target.answer = splits
+    chat = await client.chat.completions.create(
+        model="demo", messages=HELLO, logprobs=True, top_logprobs=3
+    )
+    text = await client.completions.create(model="demo", prompt="x", logprobs=3)
     found = chat.choices[0].logprobs
     assert found is not None
     assert found.content is not None
@@ -138,7 +146,9 @@ async def test_tokens_that_are_parts_of_a_character_have_their_bytes() -> None:
     assert shown.top_logprobs == [dict.fromkeys(shown.tokens, -1.0)] * 3
 
 
-async def test_cached_tokens_are_those_that_all_continuations_of_a_prompt_had() -> None:
+async def test_cached_tokens_are_those_that_all_continuations_of_a_prompt_had(
+    target: ScriptedTarget, client: AsyncOpenAI
+) -> None:
     async def shares(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
         for choice, cached in enumerate((0, 4)):
             usage = Usage(prompt_tokens=5, completion_tokens=1, cached_tokens=cached)
@@ -146,14 +156,16 @@ async def test_cached_tokens_are_those_that_all_continuations_of_a_prompt_had() 
                 token_ids=(1,), choice=choice, finish_reason=FinishReason.LENGTH, usage=usage
             )
 
-    async with fronting(ScriptedTarget(shares)) as front, front.client() as client:
-        answer = await client.completions.create(model="demo", prompt="x", n=2)
+    target.answer = shares
+    answer = await client.completions.create(model="demo", prompt="x", n=2)
     assert answer.usage is not None
     assert answer.usage.prompt_tokens_details is not None
     assert answer.usage.prompt_tokens_details.cached_tokens == 0
 
 
-async def test_each_object_of_a_stream_has_the_token_counts_so_far_on_request() -> None:
+async def test_each_object_of_a_stream_has_the_token_counts_so_far_on_request(
+    target: ScriptedTarget, client: AsyncOpenAI
+) -> None:
     async def counts(call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
         async for chunk in spells(call):
             first = chunk.token_ids == (0,)
@@ -163,19 +175,19 @@ async def test_each_object_of_a_stream_has_the_token_counts_so_far_on_request() 
             yield replace(chunk, prompt_tokens=5 if first else 0)
 
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
-    async with fronting(ScriptedTarget(counts)) as front, front.client() as client:
-        chat = await client.chat.completions.create(
-            model="demo", messages=HELLO, stream=True, stream_options=options
-        )
-        of_chat = [chunk.usage async for chunk in chat]
-        text = await client.completions.create(
-            model="demo", prompt="p", echo=True, stream=True, stream_options=options
-        )
-        of_text = [chunk.usage async for chunk in text]
-        alone = await client.completions.create(
-            model="demo", prompt="p", stream=True, stream_options=options | {"include_usage": False}
-        )
-        assert [chunk.usage async for chunk in alone] == [None] * 3
+    target.answer = counts
+    chat = await client.chat.completions.create(
+        model="demo", messages=HELLO, stream=True, stream_options=options
+    )
+    of_chat = [chunk.usage async for chunk in chat]
+    text = await client.completions.create(
+        model="demo", prompt="p", echo=True, stream=True, stream_options=options
+    )
+    of_text = [chunk.usage async for chunk in text]
+    alone = await client.completions.create(
+        model="demo", prompt="p", stream=True, stream_options=options | {"include_usage": False}
+    )
+    assert [chunk.usage async for chunk in alone] == [None] * 3
     # The role, or the echo; three tokens; the counts of all continuations.
     for found in (of_chat, of_text):
         assert [each and each.completion_tokens for each in found] == [0, 1, 2, 3, 3]
