@@ -122,6 +122,18 @@ async def endless(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
     await asyncio.Event().wait()
 
 
+def refusing(error: Exception) -> Answer:
+    """An answer that is this error."""
+
+    async def refuses(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
+        no_chunks: tuple[GenerationChunk, ...] = ()
+        for chunk in no_chunks:
+            yield chunk
+        raise error
+
+    return refuses
+
+
 @dataclass
 class ScriptedTarget(generate_pb2_grpc.GenerateServiceServicer):
     """A target on a real port, without a model."""

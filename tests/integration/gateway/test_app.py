@@ -21,6 +21,7 @@ from tests.gateway import (
     endless,
     fronting,
     get,
+    refusing,
     spells,
 )
 
@@ -32,8 +33,6 @@ from ssd_gateway import http_server
 from ssd_gateway.responses import Assembly
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-NOTHING: tuple[GenerationChunk, ...] = ()
 
 
 async def test_a_chat_reaches_the_target_and_returns_its_text_and_counts(
@@ -216,13 +215,11 @@ async def test_a_stream_that_outlasts_the_drain_ends_with_an_error() -> None:
 
 @pytest.mark.parametrize("error", [NotReadyError("draining"), OverloadedError("full")], ids=repr)
 async def test_a_request_that_one_target_refuses_is_sent_to_another(error: Exception) -> None:
-    async def refuses(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
-        for chunk in NOTHING:
-            yield chunk
-        raise error
-
-    refusing, serving = ScriptedTarget(refuses), ScriptedTarget()
-    async with fronting(refusing, serving) as front, front.client() as client:
+    serving = ScriptedTarget()
+    async with (
+        fronting(ScriptedTarget(refusing(error)), serving) as front,
+        front.client() as client,
+    ):
         for _ in range(4):
             answer = await client.completions.create(model="demo", prompt="x")
             assert answer.choices[0].text == "a b c"

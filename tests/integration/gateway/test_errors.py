@@ -1,21 +1,16 @@
 """Error objects of the API, of the gateway itself and of its targets."""
 
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import openai
 import pytest
 from openai import AsyncOpenAI
-from tests.gateway import HELLO, Front, ScriptedTarget, get
+from tests.gateway import HELLO, Front, ScriptedTarget, get, refusing
 
 from ssd.errors import ContextLengthError, FieldError, NotReadyError, OverloadedError
-from ssd.rpc.codec import GenerateCall
-from ssd.types import GenerationChunk
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-NOTHING: tuple[GenerationChunk, ...] = ()
 
 
 @pytest.mark.parametrize(
@@ -48,12 +43,7 @@ async def test_errors_of_a_target_are_openai_errors(
     target: ScriptedTarget,
     client: AsyncOpenAI,
 ) -> None:
-    async def fails(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
-        for chunk in NOTHING:
-            yield chunk
-        raise error
-
-    target.answer = fails
+    target.answer = refusing(error)
     for stream in (False, True):
         with pytest.raises(raised) as caught:
             await client.chat.completions.create(model="demo", messages=HELLO, stream=stream)
@@ -123,16 +113,8 @@ REFUSED_BY_TARGETS: list[tuple[dict[str, Any], str, str]] = [
 async def test_a_refusal_of_the_target_names_the_field_of_the_body(
     target: ScriptedTarget, front: Front
 ) -> None:
-    field = ""
-
-    async def refuses(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
-        for chunk in NOTHING:
-            yield chunk
-        raise FieldError(f"sampling.{field}", "is wrong")
-
-    target.answer = refuses
-    for body, param, each in REFUSED_BY_TARGETS:
-        field = each
+    for body, param, field in REFUSED_BY_TARGETS:
+        target.answer = refusing(FieldError(f"sampling.{field}", "is wrong"))
         whole = json.dumps({"model": "demo", "messages": HELLO, **body}).encode()
         status, _, text = await get(front, "/v1/chat/completions", whole)
         error = json.loads(text)["error"]
