@@ -74,9 +74,36 @@ def plain(size: Size) -> Texts:
 
 
 @sizes
-async def test_a_trained_draft_hits_and_changes_no_token(size: Size, run_cells: Cells) -> None:
+async def test_a_trained_draft_hits_and_its_kill_and_restart_change_no_token(
+    size: Size, plain: Texts, report: Report
+) -> None:
     started = pair(size, target_flags=WAITS_FOR_TABLES, draft_flags=ALL_BRANCHES)
-    rows = await run_cells("trained", started)
+    async with started as (client, (draft,)):
+        found = await complete_all(client, size, Mode.SPECULATIVE)
+        check_trained(size, report.compare("trained", size, plain, found))
+        begun = [asyncio.Event() for _ in range(len(size.prompts) * len(TEMPERATURES))]
+        flight = asyncio.create_task(
+            complete_all(client, size, Mode.SPECULATIVE, TEMPERATURES, begun)
+        )
+        # As many as run at the same time.
+        await asyncio.gather(*(each.wait() for each in begun[: size.max_num_seqs]))
+        draft.signal(signal.SIGKILL)
+        assert await draft.wait() == -signal.SIGKILL
+        report.compare("killed in flight", size, plain, await flight)
+        port = draft.grpc_address.rpartition(":")[2]
+        shape = (*size.shape, "--branches", "24", "--port", port)
+        async with draft_of("demo://draft", *shape):
+            await wait_for_drafts(client, 1)
+            for _ in range(MOST_WAVES):
+                found = await complete_all(client, size, Mode.SPECULATIVE)
+                rows = report.compare("killed, back again", size, plain, found)
+                if sum(row.hits for row in rows) > 0:
+                    return
+    raise AssertionError("the draft came back and was never used again")
+
+
+def check_trained(size: Size, rows: list[Row]) -> None:
+    """Assert that no table is late, and that hit rate and acceptance are those of the pair."""
     assert sum(row.late for row in rows) == 0
     # With few prompts, a temperature has too few rounds for a rate of its own.
     for some in [rows] if size.num_prompts < NUM_PROMPTS else [[row] for row in rows]:
@@ -197,30 +224,3 @@ async def test_a_controller_that_turns_speculation_off_changes_no_token(
             if any(0 < each.paused_rounds < each.rounds for each in statistics):
                 return
     raise AssertionError("the controller did not turn speculation off")
-
-
-@sizes
-async def test_a_draft_killed_and_restarted_in_flight_changes_no_token(
-    size: Size, plain: Texts, report: Report
-) -> None:
-    flags = ("--deterministic", "--draft-deadline-ms", "1000")
-    begun = [asyncio.Event() for _ in range(len(size.prompts) * len(TEMPERATURES))]
-    async with pair(size, target_flags=flags) as (client, (draft,)):
-        flight = asyncio.create_task(
-            complete_all(client, size, Mode.SPECULATIVE, TEMPERATURES, begun)
-        )
-        # As many as run at the same time.
-        await asyncio.gather(*(each.wait() for each in begun[: size.max_num_seqs]))
-        draft.signal(signal.SIGKILL)
-        assert await draft.wait() == -signal.SIGKILL
-        report.compare("killed in flight", size, plain, await flight)
-        port = draft.grpc_address.rpartition(":")[2]
-        shape = (*size.shape, "--branches", "24", "--port", port)
-        async with draft_of("demo://draft", *shape):
-            await wait_for_drafts(client, 1)
-            for _ in range(MOST_WAVES):
-                found = await complete_all(client, size, Mode.SPECULATIVE)
-                rows = report.compare("killed, back again", size, plain, found)
-                if sum(row.hits for row in rows) > 0:
-                    return
-    raise AssertionError("the draft came back and was never used again")
