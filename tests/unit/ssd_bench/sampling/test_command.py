@@ -24,6 +24,8 @@ def test_the_speed_of_a_miss_is_that_of_plain_decoding_or_of_a_wait() -> None:
     assert cell.speed_up("adaptive", 0.5, waits_after_miss=True) == pytest.approx(3.0 / 1.1)
 
 
+# It imports torch, transformers and matplotlib, which takes most of 10 s on a busy machine.
+@pytest.mark.timeout(60)
 def test_laws_are_compared_on_the_embedded_pair(tmp_path: Path) -> None:
     few = ("--rounds", "4", "--temperatures", "0,1", "--cache-weights", "1,0")
     assert main(["sampling", *few, "--output", str(tmp_path)]) == 0

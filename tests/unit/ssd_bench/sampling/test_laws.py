@@ -12,7 +12,7 @@ TARGET_PV = np.array([[1.2, 0.3, -0.5, 0.9, -1.0], [0.1, 1.4, 0.2, -0.7, 0.6]], 
 DRAFT_PV = np.array([[0.2, 1.1, -0.9, 1.3, -0.2], [0.9, 0.3, -0.2, 0.1, 1.0]], dtype=np.float32)
 NEAR_PV = TARGET_PV + np.array([0.2, -0.1, 0.1, 0.1, -0.2], dtype=np.float32)
 """Logits of a draft that is good."""
-NUM_TEXTS = 8_000
+NUM_TEXTS = 4_000
 MIN_P_VALUE = 1e-4
 
 
