@@ -53,17 +53,62 @@ ROW_LIMITS = ((1, ANY), (2, ANY), (2, 64), (5, 64))
 """Smallest and largest numbers of rows of a pass, in the order in which they are tried. Kernels for
 few rows end at one row or at four; chunks of a prompt are multiples of 64 rows, or shorter."""
 BLOCK_SIZE = BLOCK_SIZES["openvino"]
+BLOCK_STEP = 8
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class PackedPass:
-    """A verify: the inputs of the graph by name, part by part, and where rows are in the batch."""
+    """The rows of a verify, packed, and where they are in the batch."""
 
     num_sequences: int
     """Number of sequences that are not padding; they come first."""
-    parts: list[dict[str, openvino.Tensor]]
-    is_row_BP: NDArray[np.bool_]
+    tokens_R: Ints
+    positions_R: Ints
+    tables_RJ: Ints
+    shape: tuple[int, int]
+    """Sequences and columns of the batch."""
+    is_row_BP: NDArray[np.bool_] | None
+    """None where each column of the batch is a row."""
+
+
+class _Rows:
+    """The memory that the graph reads and writes in verifies of R rows. The rows are sequences.
+
+    Verifies of one shape write their values in place: after a forward pass, the caches of a CPU
+    have neither code nor data of the host, so each call of numpy or torch costs 10 to 50 us.
+    """
+
+    def __init__(self, num_rows: int, num_blocks: int, vocab_size: int) -> None:
+        # One row more: the empty sequence.
+        begins = np.minimum(np.arange(num_rows + 2, dtype=np.int32), num_rows)
+        self.tokens_R, self.positions_R = np.zeros((2, num_rows), np.int32)
+        self.past_lens = np.zeros(num_rows + 1, np.int32)
+        self.tables_RJ = np.zeros((num_rows, num_blocks), np.int32)
+        self.longest = np.zeros(1, np.int32)
+        self.logits_RV = torch.empty((num_rows, vocab_size))
+        self.inputs = {
+            "tokens": self.tokens_R,
+            "logit_rows": begins[:num_rows],
+            "positions": self.positions_R,
+            "past_lens": self.past_lens,
+            "subsequence_begins": begins,
+            "block_indices": self.tables_RJ.reshape(-1),
+            "block_indices_begins": begins * num_blocks,
+            "max_context_len": self.longest,
+        }
+
+    def write(self, tokens_R: Ints, positions_R: Ints, tables_RJ: Ints, last_position: int) -> None:
+        """Write the rows of a verify. Missing ones are padding, in the reserved block."""
+        count, width = len(tokens_R), min(self.tables_RJ.shape[1], tables_RJ.shape[1])
+        if count < len(self.tokens_R):
+            for each in (self.tokens_R, self.positions_R, self.past_lens, self.tables_RJ):
+                each[count:] = 0
+        self.tokens_R[:count] = tokens_R
+        self.past_lens[:count] = positions_R
+        np.minimum(self.past_lens[:-1], last_position, out=self.positions_R)
+        self.tables_RJ[:count, :width] = tables_RJ[:, :width]
+        self.longest[0] = self.past_lens.max() + 1
 
 
 class OpenVinoTarget:
@@ -78,6 +123,9 @@ class OpenVinoTarget:
         self._max_sequences = engine.max_num_seqs
         self.sequence_counts = sequence_buckets(engine)
         self._last_position = engine.max_model_len - 1
+        self._vocab_size = model.vocab_size
+        self._rows: _Rows | None = None
+        """Of the newest pass; None if it was a prefill."""
         self._request, caches = _build(weights, model, engine)
         # After the weights have been packed: the rest of the memory is for the KV cache.
         self.num_blocks = plan_blocks(model, engine)
@@ -108,16 +156,14 @@ class OpenVinoTarget:
         tokens_R = batch.tokens_BP[0].numpy()
         if self.packs_rows:
             tokens_R = tokens_R[: int(batch.num_columns_B[0])]
-        first, tables_1J = batch.first_positions_B.numpy(), batch.block_tables_BJ.numpy()
+        first, table_J = int(batch.first_positions_B[0]), batch.block_tables_BJ[0].numpy()
         min_rows, max_rows = self._row_limits[0]
         found = []
         for start in range(0, len(tokens_R), max_rows):
             part_R = tokens_R[start : start + max_rows]
             # The entries of copies, at the next positions, are overwritten before they are read.
             part_R = np.resize(part_R, max(len(part_R), min_rows, MIN_STORED))
-            inputs = self._sequences(first + start, np.array([len(part_R)]), tables_1J)
-            inputs |= {"tokens": part_R, "logit_rows": np.zeros(0, np.int64)}
-            self._infer({name: _tensor(each) for name, each in inputs.items()})
+            self._store(part_R, first + start, table_J)
             found.append(torch.from_numpy(self._request.get_output_tensor(1).data).isfinite())
         return torch.cat(found)
 
@@ -126,91 +172,86 @@ class OpenVinoTarget:
         num_sequences = len(batch.tokens_BP)
         if not self.packs_rows:
             batch = pad_sequences(batch, self._max_sequences)
-        tokens_BP = batch.tokens_BP.numpy()
-        is_row_BP = np.ones(tokens_BP.shape, dtype=np.bool_)
-        if self.packs_rows:
-            is_row_BP = np.arange(tokens_BP.shape[1]) < batch.num_columns_B.numpy()[:, None]
-        sequence_R, column_R = is_row_BP.nonzero()
-        first_R = batch.first_positions_B.numpy()[sequence_R] + column_R
-        tables_RJ = batch.block_tables_BJ.numpy()[sequence_R]
-        tokens_R, most = tokens_BP[is_row_BP], self._row_limits[0][1]
-        parts = [slice(start, start + most) for start in range(0, len(first_R), most)]
-        packed = [self._pack(tokens_R[part], first_R[part], tables_RJ[part]) for part in parts]
-        return PackedPass(num_sequences, packed, is_row_BP)
+        tokens_BP, tables_BJ = batch.tokens_BP.numpy(), batch.block_tables_BJ.numpy()
+        num_columns = tokens_BP.shape[1]
+        counts_B = batch.num_columns_B.numpy() if self.packs_rows else num_columns
+        positions_BP = batch.first_positions_B.numpy()[:, None] + np.arange(num_columns)
+        is_row_BP = None
+        if not self.packs_rows or counts_B.sum() == tokens_BP.size:
+            tokens_R, positions_R = tokens_BP.reshape(-1), positions_BP.reshape(-1)
+        else:
+            is_row_BP = np.arange(num_columns) < counts_B[:, None]
+            tokens_R, positions_R = tokens_BP[is_row_BP], positions_BP[is_row_BP]
+        return PackedPass(
+            num_sequences,
+            tokens_R,
+            positions_R,
+            tables_BJ.repeat(counts_B, axis=0),
+            tokens_BP.shape,
+            is_row_BP,
+        )
 
     def verify(self, prepared: PackedPass) -> Tensor:
         """See ``TargetExecution.verify``."""
-        is_row_BP = prepared.is_row_BP
-        if len(prepared.parts) == 1:
-            logits_RV = self._logits(prepared.parts[0])
+        num_rows, most = len(prepared.tokens_R), self._row_limits[0][1]
+        if num_rows <= most:
+            logits_RV = self._verify(prepared, slice(0, num_rows))
         else:
-            logits_RV = torch.cat([self._logits(part).clone() for part in prepared.parts])
-        logits_RV = logits_RV[: np.count_nonzero(is_row_BP)]
-        if is_row_BP.all():
-            return logits_RV.view(*is_row_BP.shape, -1)[: prepared.num_sequences]
-        logits_BPV = torch.empty((*is_row_BP.shape, logits_RV.shape[1]))
-        logits_BPV[torch.from_numpy(is_row_BP)] = logits_RV
+            parts = [slice(first, first + most) for first in range(0, num_rows, most)]
+            logits_RV = torch.cat([self._verify(prepared, part).clone() for part in parts])
+        if prepared.is_row_BP is None:
+            logits_BPV = logits_RV.view(*prepared.shape, -1)
+            return logits_BPV[: prepared.num_sequences]
+        logits_BPV = torch.empty((*prepared.shape, logits_RV.shape[1]))
+        logits_BPV[torch.from_numpy(prepared.is_row_BP)] = logits_RV
         return logits_BPV
 
     def verify_seconds(self) -> None:
         """See ``TargetExecution.verify_seconds``."""
         return
 
-    def _logits(self, inputs: dict[str, openvino.Tensor]) -> Tensor:
-        """Run a pass; its logits are valid until the next one."""
-        self._infer(inputs)
-        return torch.from_numpy(self._request.get_output_tensor(0).data)
+    def _verify(self, prepared: PackedPass, part: slice) -> Tensor:
+        """Run a pass of these rows; their logits are valid until the next one."""
+        positions_R = prepared.positions_R[part]
+        num_rows = max(len(positions_R), self._row_limits[0][0])
+        # In steps, so that the shape is the same for many rounds.
+        num_blocks = (int(positions_R.max()) // BLOCK_SIZE // BLOCK_STEP + 1) * BLOCK_STEP
+        if self._rows is None or self._rows.tables_RJ.shape != (num_rows, num_blocks):
+            self._rows = _Rows(num_rows, num_blocks, self._vocab_size)
+            self._set(self._rows.inputs)
+            self._request.set_output_tensor(0, over(self._rows.logits_RV))
+        rows = self._rows
+        rows.write(
+            prepared.tokens_R[part], positions_R, prepared.tables_RJ[part], self._last_position
+        )
+        self._request.infer(share_outputs=True)
+        return (
+            rows.logits_RV if len(positions_R) == num_rows else rows.logits_RV[: len(positions_R)]
+        )
 
-    def _pack(self, tokens_R: Ints, first_R: Ints, tables_RJ: Ints) -> dict[str, openvino.Tensor]:
-        """Return the inputs of a pass whose rows are sequences."""
-        if (missing := self._row_limits[0][0] - len(first_R)) > 0:
-            # Rows of padding write to the reserved block, and nothing reads their logits.
-            tokens_R, first_R = np.pad(tokens_R, (0, missing)), np.pad(first_R, (0, missing))
-            tables_RJ = np.pad(tables_RJ, ((0, missing), (0, 0)))
-        inputs = self._sequences(first_R, np.ones_like(first_R), tables_RJ)
-        inputs |= {"tokens": tokens_R, "logit_rows": np.arange(len(first_R))}
-        # The empty sequence.
-        for name in ("past_lens", "subsequence_begins", "block_indices_begins"):
-            inputs[name] = np.append(inputs[name], 0 if name == "past_lens" else inputs[name][-1])
-        return {name: _tensor(each) for name, each in inputs.items()}
-
-    def _sequences(self, first_S: Ints, counts_S: Ints, tables_SJ: Ints) -> dict[str, Ints]:
-        """Return the inputs of the attention for sequences of new rows after these positions."""
-        length_S = first_S + counts_S
-        num_blocks_S = -(-length_S // BLOCK_SIZE)
-        begins_S = _begins(counts_S)
-        positions_R = np.arange(begins_S[-1]) + (first_S - begins_S[:-1]).repeat(counts_S)
-        return {
-            "positions": np.minimum(positions_R, self._last_position),
-            "past_lens": first_S,
-            "subsequence_begins": begins_S,
-            "block_indices": _blocks(tables_SJ, num_blocks_S),
-            "block_indices_begins": _begins(num_blocks_S),
-            "max_context_len": length_S.max(keepdims=True),
+    def _store(self, tokens_R: Ints, first: int, table_J: Ints) -> None:
+        """Run a pass that stores a part of a text, as one sequence."""
+        length = first + len(tokens_R)
+        num_blocks = -(-length // BLOCK_SIZE)
+        # Blocks beyond the table are the reserved one.
+        blocks = np.pad(table_J, (0, max(0, num_blocks - len(table_J))))[:num_blocks]
+        inputs = {
+            "tokens": tokens_R,
+            "logit_rows": [],
+            "positions": np.minimum(np.arange(first, length), self._last_position),
+            "past_lens": [first],
+            "subsequence_begins": [0, len(tokens_R)],
+            "block_indices": blocks,
+            "block_indices_begins": [0, num_blocks],
+            "max_context_len": [length],
         }
-
-    def _infer(self, inputs: dict[str, openvino.Tensor]) -> None:
-        for name, tensor in inputs.items():
-            self._request.set_tensor(name, tensor)
+        self._rows = None
+        self._set({name: np.array(each, dtype=np.int32) for name, each in inputs.items()})
         self._request.infer(share_outputs=True)
 
-
-def _tensor(values: NDArray[np.generic]) -> openvino.Tensor:
-    """Return an int32 tensor that shares the memory of a new array."""
-    return openvino.Tensor(np.ascontiguousarray(values, dtype=np.int32), shared_memory=True)
-
-
-def _begins(counts_B: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where each of several runs begins, and where the last one ends."""
-    return np.concatenate(([0], np.cumsum(counts_B)))
-
-
-def _blocks(tables_BJ: NDArray[np.int64], num_blocks_B: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the first blocks of each sequence; blocks beyond its table are the reserved one."""
-    missing = int(num_blocks_B.max()) - tables_BJ.shape[1]
-    if missing > 0:
-        tables_BJ = np.pad(tables_BJ, ((0, 0), (0, missing)))
-    return tables_BJ[np.arange(tables_BJ.shape[1]) < num_blocks_B[:, None]]
+    def _set(self, inputs: dict[str, NDArray[np.int32]]) -> None:
+        for name, values in inputs.items():
+            self._request.set_tensor(name, openvino.Tensor(values, shared_memory=True))
 
 
 def _build(

@@ -42,10 +42,9 @@ def test_a_pass_has_as_many_rows_as_its_sequences_have_columns(folder: Path) -> 
     tables_BJ = torch.arange(1, 4)[:, None]
     batch = PagedBatch(torch.ones((3, P)).long(), counts_B * 0, counts_B, tables_BJ)
     packed = load(TargetRunner, folder, ENGINE).prepare(batch)
-    assert packed.parts[0]["tokens"].size == 7
-    # Each row is a sequence of the attention; the last sequence is empty.
-    assert packed.parts[0]["subsequence_begins"].data.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7]
-    assert packed.parts[0]["past_lens"].data.tolist() == [0, 0, 1, 2, 3, 0, 1, 0]
+    assert packed.tokens_R.size == 7
+    assert packed.positions_R.tolist() == [0, 0, 1, 2, 3, 0, 1]
+    assert packed.tables_RJ[:, 0].tolist() == [1, 2, 2, 2, 2, 3, 3]
 
 
 def test_sessions_share_a_pass_unless_padding_takes_longer() -> None:
@@ -116,5 +115,5 @@ def test_at_one_shape_all_rows_run(folder: Path) -> None:
     one_B = torch.ones(1).long()
     batch = PagedBatch(one_B[:, None].expand(-1, P), one_B - 1, one_B, one_B[:, None])
     packed = runner.prepare(batch)
-    assert packed.parts[0]["tokens"].size == ENGINE.max_num_seqs * P
+    assert packed.tokens_R.size == ENGINE.max_num_seqs * P
     assert runner.verify(packed).shape[:2] == (1, P)
