@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ssd.errors import SSDError
 from ssd.rpc.client import DraftClient, TargetClient
-from ssd.rpc.codec import GenerateCall
+from ssd.rpc.codec import WHOLE_TEXT_MS, GenerateCall
 from ssd.runtime.launch import Deployment, RunningDeployment, deployed
 from ssd.types import GenerationChunk, Mode, SamplingParams, TokenId
 from ssd_bench.machine import count_weights, peak_memory_bytes
@@ -245,6 +245,7 @@ async def _complete(
                 max_tokens=plan.max_tokens,
             ),
             mode=contender.mode,
+            message_interval_ms=WHOLE_TEXT_MS,
         )
         calls.append(_one(contender.client, call))
     return list(await asyncio.gather(*calls))

@@ -18,7 +18,7 @@ import ssd
 from ssd.console import style_help
 from ssd.errors import SSDError
 from ssd.rpc.client import READY_SECONDS, TargetClient
-from ssd.rpc.codec import GenerateCall
+from ssd.rpc.codec import WHOLE_TEXT_MS, GenerateCall
 from ssd.runtime.cpu_plan import one_cpu_a_core
 from ssd.runtime.launch import Deployment
 from ssd.types import Mode
@@ -143,6 +143,7 @@ def generate_command(
         sampling=sampling.params(seed=seed, max_tokens=max_tokens),
         mode=Mode(processes.mode),
         priority=priority,
+        message_interval_ms=WHOLE_TEXT_MS if is_json else 0,
     )
     options = GenerateOptions(
         endpoint=endpoint,

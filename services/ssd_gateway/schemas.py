@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from ssd.errors import FieldError, UnsupportedError
-from ssd.rpc.codec import Conversation, GenerateCall, Prompt
+from ssd.rpc.codec import WHOLE_TEXT_MS, Conversation, GenerateCall, Prompt
 from ssd.types import Mode, SamplingParams
 from ssd_gateway.fields import (
     UINT32,
@@ -249,6 +249,7 @@ class _Request(StructureFields):
             model=self.model or "",
             priority=self.priority,
             report_rounds=self.report_rounds,
+            message_interval_ms=0 if self.stream else WHOLE_TEXT_MS,
         )
 
 

@@ -46,6 +46,8 @@ MAX_TURNS = 4096
 """Maximum number of turns of a conversation. The template runs on the event loop, in microseconds
 a turn."""
 MAX_PRIORITY = 100
+WHOLE_TEXT_MS = 1000
+"""Interval between messages for a client that shows no text before its end."""
 MAX_METADATA_ENTRIES = 16
 MAX_METADATA_CHARACTERS = 256
 MAX_NAME_CHARACTERS = 256
@@ -103,6 +105,8 @@ class GenerateCall:
     metadata: dict[str, str] = field(default_factory=dict)
     report_rounds: bool = False
     """Whether chunks contain the rounds of their tokens."""
+    message_interval_ms: int = 0
+    """Least time between chunks of a continuation, 0..1000; 0: the target's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +236,7 @@ def generate_call(
         model=request.model,
         metadata=dict(request.metadata),
         report_rounds=request.report_rounds,
+        message_interval_ms=request.message_interval_ms,
     )
 
 
@@ -249,6 +254,7 @@ def generate_request(call: GenerateCall) -> generate_pb2.GenerateRequest:
             priority=call.priority,
             metadata=call.metadata,
             report_rounds=call.report_rounds,
+            message_interval_ms=call.message_interval_ms,
         )
         match call.prompt:
             case str() as text:
@@ -427,6 +433,7 @@ def _mode(number: types_pb2.Mode) -> Mode:
 
 def _check_request_extras(request: generate_pb2.GenerateRequest) -> None:
     check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    check_range("message_interval_ms", request.message_interval_ms, 0, WHOLE_TEXT_MS)
     check_count("metadata", len(request.metadata), "entries", 0, MAX_METADATA_ENTRIES)
     for key, text in request.metadata.items():
         longest = max(len(key), len(text))

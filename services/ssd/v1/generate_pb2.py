@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from ssd.v1 import types_pb2 as ssd_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15ssd/v1/generate.proto\x12\x06ssd.v1\x1a\x12ssd/v1/types.proto\"\xf4\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12%\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x10.ssd.v1.TokenIdsH\x00\x12$\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x14.ssd.v1.ChatMessagesH\x00\x12(\n\x08sampling\x18\x05 \x01(\x0b\x32\x16.ssd.v1.SamplingParams\x12\x1a\n\x04mode\x18\x06 \x01(\x0e\x32\x0c.ssd.v1.Mode\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x37\n\x08metadata\x18\t \x03(\x0b\x32%.ssd.v1.GenerateRequest.MetadataEntry\x12\x15\n\rreport_rounds\x18\n \x01(\x08\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x07\n\x05inputJ\x04\x08\x07\x10\x08R\rsampling_mode\"\xbf\x02\n\x10GenerateResponse\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12+\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x14.ssd.v1.FinishReason\x12\x1c\n\x05usage\x18\x05 \x01(\x0b\x32\r.ssd.v1.Usage\x12\x31\n\nstatistics\x18\x06 \x01(\x0b\x32\x1d.ssd.v1.SpeculationStatistics\x12\x11\n\x04seed\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12\x1d\n\x06rounds\x18\x08 \x03(\x0b\x32\r.ssd.v1.Round\x12*\n\x08logprobs\x18\t \x03(\x0b\x32\x18.ssd.v1.PositionLogprobs\x12\x15\n\rprompt_tokens\x18\n \x01(\rB\x07\n\x05_seed\"\x1f\n\x0fTokenizeRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"&\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x15\n\x13GetModelInfoRequest\"\x8e\x03\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12\x16\n\x0enum_parameters\x18\x03 \x01(\x04\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x19\n\x11\x61ttention_backend\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x0f\n\x07version\x18\t \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\n \x01(\t\x12\x11\n\tlookahead\x18\x0b \x01(\r\x12\x10\n\x08\x62ranches\x18\x0c \x01(\r\x12\x15\n\ractive_drafts\x18\r \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x0e \x01(\r\x12\x15\n\rdeterministic\x18\x0f \x01(\x08\x12\x14\n\x0c\x64type_reason\x18\x10 \x01(\t\x12\x16\n\x0emax_text_bytes\x18\x11 \x01(\r\x12\x13\n\x0btool_format\x18\x12 \x01(\t2\xa1\x02\n\x0fGenerateService\x12?\n\x08Generate\x12\x17.ssd.v1.GenerateRequest\x1a\x18.ssd.v1.GenerateResponse0\x01\x12=\n\x08Tokenize\x12\x17.ssd.v1.TokenizeRequest\x1a\x18.ssd.v1.TokenizeResponse\x12\x43\n\nDetokenize\x12\x19.ssd.v1.DetokenizeRequest\x1a\x1a.ssd.v1.DetokenizeResponse\x12I\n\x0cGetModelInfo\x12\x1b.ssd.v1.GetModelInfoRequest\x1a\x1c.ssd.v1.GetModelInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15ssd/v1/generate.proto\x12\x06ssd.v1\x1a\x12ssd/v1/types.proto\"\x91\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12%\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x10.ssd.v1.TokenIdsH\x00\x12$\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x14.ssd.v1.ChatMessagesH\x00\x12(\n\x08sampling\x18\x05 \x01(\x0b\x32\x16.ssd.v1.SamplingParams\x12\x1a\n\x04mode\x18\x06 \x01(\x0e\x32\x0c.ssd.v1.Mode\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12\x37\n\x08metadata\x18\t \x03(\x0b\x32%.ssd.v1.GenerateRequest.MetadataEntry\x12\x15\n\rreport_rounds\x18\n \x01(\x08\x12\x1b\n\x13message_interval_ms\x18\x0b \x01(\r\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x07\n\x05inputJ\x04\x08\x07\x10\x08R\rsampling_mode\"\xbf\x02\n\x10GenerateResponse\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12+\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x14.ssd.v1.FinishReason\x12\x1c\n\x05usage\x18\x05 \x01(\x0b\x32\r.ssd.v1.Usage\x12\x31\n\nstatistics\x18\x06 \x01(\x0b\x32\x1d.ssd.v1.SpeculationStatistics\x12\x11\n\x04seed\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12\x1d\n\x06rounds\x18\x08 \x03(\x0b\x32\r.ssd.v1.Round\x12*\n\x08logprobs\x18\t \x03(\x0b\x32\x18.ssd.v1.PositionLogprobs\x12\x15\n\rprompt_tokens\x18\n \x01(\rB\x07\n\x05_seed\"\x1f\n\x0fTokenizeRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"&\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x15\n\x13GetModelInfoRequest\"\x8e\x03\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12\x16\n\x0enum_parameters\x18\x03 \x01(\x04\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x19\n\x11\x61ttention_backend\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x0f\n\x07version\x18\t \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\n \x01(\t\x12\x11\n\tlookahead\x18\x0b \x01(\r\x12\x10\n\x08\x62ranches\x18\x0c \x01(\r\x12\x15\n\ractive_drafts\x18\r \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x0e \x01(\r\x12\x15\n\rdeterministic\x18\x0f \x01(\x08\x12\x14\n\x0c\x64type_reason\x18\x10 \x01(\t\x12\x16\n\x0emax_text_bytes\x18\x11 \x01(\r\x12\x13\n\x0btool_format\x18\x12 \x01(\t2\xa1\x02\n\x0fGenerateService\x12?\n\x08Generate\x12\x17.ssd.v1.GenerateRequest\x1a\x18.ssd.v1.GenerateResponse0\x01\x12=\n\x08Tokenize\x12\x17.ssd.v1.TokenizeRequest\x1a\x18.ssd.v1.TokenizeResponse\x12\x43\n\nDetokenize\x12\x19.ssd.v1.DetokenizeRequest\x1a\x1a.ssd.v1.DetokenizeResponse\x12I\n\x0cGetModelInfo\x12\x1b.ssd.v1.GetModelInfoRequest\x1a\x1c.ssd.v1.GetModelInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,23 +35,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST_METADATAENTRY']._loaded_options = None
   _globals['_GENERATEREQUEST_METADATAENTRY']._serialized_options = b'8\001'
   _globals['_GENERATEREQUEST']._serialized_start=54
-  _globals['_GENERATEREQUEST']._serialized_end=426
-  _globals['_GENERATEREQUEST_METADATAENTRY']._serialized_start=349
-  _globals['_GENERATEREQUEST_METADATAENTRY']._serialized_end=396
-  _globals['_GENERATERESPONSE']._serialized_start=429
-  _globals['_GENERATERESPONSE']._serialized_end=748
-  _globals['_TOKENIZEREQUEST']._serialized_start=750
-  _globals['_TOKENIZEREQUEST']._serialized_end=781
-  _globals['_TOKENIZERESPONSE']._serialized_start=783
-  _globals['_TOKENIZERESPONSE']._serialized_end=820
-  _globals['_DETOKENIZEREQUEST']._serialized_start=822
-  _globals['_DETOKENIZEREQUEST']._serialized_end=860
-  _globals['_DETOKENIZERESPONSE']._serialized_start=862
-  _globals['_DETOKENIZERESPONSE']._serialized_end=896
-  _globals['_GETMODELINFOREQUEST']._serialized_start=898
-  _globals['_GETMODELINFOREQUEST']._serialized_end=919
-  _globals['_GETMODELINFORESPONSE']._serialized_start=922
-  _globals['_GETMODELINFORESPONSE']._serialized_end=1320
-  _globals['_GENERATESERVICE']._serialized_start=1323
-  _globals['_GENERATESERVICE']._serialized_end=1612
+  _globals['_GENERATEREQUEST']._serialized_end=455
+  _globals['_GENERATEREQUEST_METADATAENTRY']._serialized_start=378
+  _globals['_GENERATEREQUEST_METADATAENTRY']._serialized_end=425
+  _globals['_GENERATERESPONSE']._serialized_start=458
+  _globals['_GENERATERESPONSE']._serialized_end=777
+  _globals['_TOKENIZEREQUEST']._serialized_start=779
+  _globals['_TOKENIZEREQUEST']._serialized_end=810
+  _globals['_TOKENIZERESPONSE']._serialized_start=812
+  _globals['_TOKENIZERESPONSE']._serialized_end=849
+  _globals['_DETOKENIZEREQUEST']._serialized_start=851
+  _globals['_DETOKENIZEREQUEST']._serialized_end=889
+  _globals['_DETOKENIZERESPONSE']._serialized_start=891
+  _globals['_DETOKENIZERESPONSE']._serialized_end=925
+  _globals['_GETMODELINFOREQUEST']._serialized_start=927
+  _globals['_GETMODELINFOREQUEST']._serialized_end=948
+  _globals['_GETMODELINFORESPONSE']._serialized_start=951
+  _globals['_GETMODELINFORESPONSE']._serialized_end=1349
+  _globals['_GENERATESERVICE']._serialized_start=1352
+  _globals['_GENERATESERVICE']._serialized_end=1641
 # @@protoc_insertion_point(module_scope)

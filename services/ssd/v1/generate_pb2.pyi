@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "token_ids", "chat", "sampling", "mode", "priority", "metadata", "report_rounds")
+    __slots__ = ("model", "text", "token_ids", "chat", "sampling", "mode", "priority", "metadata", "report_rounds", "message_interval_ms")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     REPORT_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     token_ids: _types_pb2.TokenIds
@@ -34,7 +35,8 @@ class GenerateRequest(_message.Message):
     priority: int
     metadata: _containers.ScalarMap[str, str]
     report_rounds: bool
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[_types_pb2.ChatMessages, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., priority: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., report_rounds: _Optional[bool] = ...) -> None: ...
+    message_interval_ms: int
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[_types_pb2.ChatMessages, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., priority: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., report_rounds: _Optional[bool] = ..., message_interval_ms: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("choice", "token_ids", "text", "finish_reason", "usage", "statistics", "seed", "rounds", "logprobs", "prompt_tokens")

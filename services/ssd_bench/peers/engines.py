@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ssd.errors import SetupError
 from ssd.rpc.client import TargetClient
-from ssd.rpc.codec import GenerateCall
+from ssd.rpc.codec import WHOLE_TEXT_MS, GenerateCall
 from ssd.runtime.launch import Deployment, deployed, draft_process, ending
 from ssd.types import Mode, SamplingParams
 from ssd_bench.peers.contenders import Contender
@@ -80,6 +80,7 @@ class OwnEngine:
                             max_tokens=batch["max_tokens"],
                         ),
                         mode=self._mode,
+                        message_interval_ms=WHOLE_TEXT_MS,
                     )
                 )
                 for index, prompt in enumerate(batch["prompts"])

@@ -174,9 +174,9 @@ class RequestHandler:
             seed = secrets.randbits(SEED_BITS)
         mode = self._mode(call.mode)
         assert self._wakeups is not None
-        last_take = LastTake()
+        last_take, interval = LastTake(), call.message_interval_ms / 1000
         streams = tuple(
-            TokenStream(self._wakeups, self._clock, self._settings, last_take)
+            TokenStream(self._wakeups, self._clock, self._settings, last_take, interval)
             for _ in range(call.sampling.n)
         )
         sequences: list[Sequence] = []

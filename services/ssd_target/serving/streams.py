@@ -1,12 +1,14 @@
 """Streams of tokens from the step thread to the asyncio loop.
 
 The step thread never waits for a reader. A reader gets its first tokens and its last ones at once,
-and others at most every ``MESSAGE_SECONDS``. Chunks that it has not taken are merged, up to the
-size of a message. A reader that takes nothing for too long is abandoned, which cancels its
-sequence.
+and others at most every ``MESSAGE_SECONDS``, or less often if its request asks for that. Chunks
+that it has not taken are merged, up to the size of a message. A reader that takes nothing for too
+long is abandoned, which cancels its sequence.
 
 *Decision*: not a message each round. *Because*: a message takes .2 to .3 ms of a CPU that a model
-may need, and rounds of small models take 1 to 3 ms. *Not chosen*: a number of tokens, which delays
+may need, and rounds of small models take 1 to 3 ms. A target of 208M weights in int8 on both CPUs
+of a machine lost 3 to 4 of 24 ms a token to messages, because each step of a forward pass waits for
+its slowest thread. *Not chosen*: a number of tokens, which delays
 those of a slow model.
 """
 
@@ -80,8 +82,12 @@ class TokenStream:
         clock: Clock,
         settings: TargetSettings,
         last_take: LastTake | None = None,
+        message_seconds: float = 0.0,
     ) -> None:
-        """Construct; continuations of one request share ``last_take``."""
+        """Construct; continuations of one request share ``last_take``.
+
+        ``message_seconds``: least time between two messages; 0 means ``MESSAGE_SECONDS``.
+        """
         self._wakeups = wakeups
         self._clock = clock
         self._settings = settings
@@ -91,6 +97,11 @@ class TokenStream:
         """Only the loop changes this, and only the step thread the number before it."""
         self._waiting_since = 0.0
         self._last_take = last_take or LastTake()
+        # Tokens that wait for their message do not make the reader slow.
+        self._message_seconds = min(
+            message_seconds or MESSAGE_SECONDS, settings.stream_stall_seconds / 2
+        )
+        self._message_tokens = min(MAX_MERGED_TOKENS, settings.stream_buffer_tokens) // 2
         self._error: Exception | None = None
         self._is_abandoned = False
         self._ready = asyncio.Event()
@@ -117,7 +128,9 @@ class TokenStream:
             or unread_seconds > settings.stream_stall_seconds
         ):
             self._is_abandoned = True
-        self._wakeups.mark(self)
+        # A chunk before this one, if the reader has not taken it, has woken the reader.
+        if len(self._chunks) == 1 or num_waiting >= self._message_tokens or chunk.finish_reason:
+            self._wakeups.mark(self)
 
     def fail(self, error: Exception) -> None:
         """End the request with an error. Step thread."""
@@ -139,14 +152,15 @@ class TokenStream:
         if self._is_due(loop.time()):
             self._ready.set()
         elif self._timer is None:
-            self._timer = loop.call_at(self._taken_at + MESSAGE_SECONDS, self._ready.set)
+            self._timer = loop.call_at(self._taken_at + self._message_seconds, self._ready.set)
 
     def _is_due(self, now: float) -> bool:
-        """Whether a message may leave: the first one, the last one, or one after a pause."""
+        """Whether a message may leave: the first, the last, a long one, or one after a pause."""
         is_last = self._error is not None or (
             bool(self._chunks) and self._chunks[-1].finish_reason is not None
         )
-        return is_last or now >= self._taken_at + MESSAGE_SECONDS
+        is_long = self._num_put_tokens - self._num_taken_tokens >= self._message_tokens
+        return is_last or is_long or now >= self._taken_at + self._message_seconds
 
     async def take(self) -> GenerationChunk:
         """Wait for tokens; return those since the last call as one chunk. Asyncio loop.

@@ -86,6 +86,7 @@ def test_extensions_have_the_names_of_other_servers() -> None:
         max_tokens=16,
     )
     assert call.report_rounds
+    assert call.message_interval_ms == 1000
     assert call.priority == -3
     assert call.sampling.seed == 2**64 - 1
     assert call.sampling.max_tokens == 16

@@ -145,6 +145,7 @@ def test_a_call_is_unchanged_after_encoding_and_decoding(
         model="m",
         metadata={"a": "b"},
         report_rounds=True,
+        message_interval_ms=1000,
         priority=-7,
     )
     message = generate_pb2.GenerateRequest.FromString(generate_request(call).SerializeToString())
@@ -169,6 +170,7 @@ def test_a_call_is_unchanged_after_encoding_and_decoding(
         (request(model="m" * 257), "model"),
         (request(mode=99), "mode"),
         (request(priority=101), "priority"),
+        (request(message_interval_ms=1001), "message_interval_ms"),
         (request(metadata={str(index): "" for index in range(17)}), "metadata"),
         (request(metadata={"a": "x" * 257}), "metadata[a]"),
         (request(Sampling(temperature=math.nan)), "sampling.temperature"),

@@ -27,13 +27,20 @@ def chunk(*token_ids: int, reason: FinishReason | None = None) -> GenerationChun
 class Ends:
     """Both ends of one stream."""
 
-    def __init__(self, buffer_tokens: int = 100, stall_seconds: float = 60.0) -> None:
+    def __init__(
+        self,
+        buffer_tokens: int = 100,
+        stall_seconds: float = 60.0,
+        message_seconds: float = MESSAGE_SECONDS,
+    ) -> None:
         self.clock = FakeClock()
         self.wakeups = Wakeups(asyncio.get_running_loop())
         settings = TargetSettings(
             stream_buffer_tokens=buffer_tokens, stream_stall_seconds=stall_seconds
         )
-        self.stream = TokenStream(self.wakeups, self.clock, settings)
+        self.stream = TokenStream(
+            self.wakeups, self.clock, settings, message_seconds=message_seconds
+        )
 
 
 async def test_a_slow_reader_receives_several_rounds_as_one_chunk() -> None:
@@ -238,6 +245,26 @@ async def test_rounds_within_a_pause_are_one_message() -> None:
         ends.wakeups.flush()
     assert await ends.stream.take() == chunk(2, 3, 4)
     assert loop.time() - began_at >= MESSAGE_SECONDS
+
+
+async def test_a_reader_of_whole_texts_receives_few_messages_and_is_not_stalled() -> None:
+    ends = Ends(buffer_tokens=8, message_seconds=1.0)
+    ends.stream.put(chunk(1))
+    assert taken_at_once(ends.stream) == chunk(1)
+    for token_id in (2, 3, 4):
+        ends.stream.put(chunk(token_id))
+        assert taken_at_once(ends.stream) is None
+    # Half of the buffer is a message.
+    reader = asyncio.create_task(ends.stream.take())
+    await asyncio.sleep(0)
+    ends.stream.put(chunk(5))
+    ends.wakeups.flush()
+    assert await reader == chunk(2, 3, 4, 5)
+    ends.stream.put(chunk(6))
+    ends.clock.advance(59.0)
+    ends.stream.put(chunk(7, reason=FinishReason.LENGTH))
+    assert taken_at_once(ends.stream) == chunk(6, 7, reason=FinishReason.LENGTH)
+    assert not ends.stream.is_abandoned
 
 
 async def test_an_error_does_not_wait_for_the_next_message() -> None:
