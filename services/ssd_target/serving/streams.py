@@ -8,8 +8,7 @@ long is abandoned, which cancels its sequence.
 *Decision*: not a message each round. *Because*: a message takes .2 to .3 ms of a CPU that a model
 may need, and rounds of small models take 1 to 3 ms. A target of 208M weights in int8 on both CPUs
 of a machine lost 3 to 4 of 24 ms a token to messages, because each step of a forward pass waits for
-its slowest thread. *Not chosen*: a number of tokens, which delays
-those of a slow model.
+its slowest thread. *Not chosen*: a number of tokens, which delays those of a slow model.
 """
 
 import asyncio
