@@ -145,15 +145,6 @@ async def test_an_unknown_model_is_not_found(served: Served) -> None:
     assert (found.code, found.reason) == (Code.NOT_FOUND, "UNKNOWN_MODEL")
 
 
-async def test_a_full_queue_has_a_retry_time_in_details_and_trailer(served: Served) -> None:
-    served.inbox.num_waiting = 2
-    found = await served.call(Request(text="abc"))
-    assert (found.code, found.reason) == (Code.RESOURCE_EXHAUSTED, "OVERLOADED")
-    delay = found.detail(error_details_pb2.RetryInfo).retry_delay.ToMilliseconds()
-    assert delay > 0
-    assert found.trailers["grpc-retry-pushback-ms"] == str(delay)
-
-
 @pytest.mark.parametrize("state", ["loading", "draining"])
 async def test_a_target_that_does_not_serve_is_unavailable_with_its_reason(state: str) -> None:
     target = Served(TargetSettings())
