@@ -52,7 +52,7 @@ async def linked(serve: Serve, max_outgoing: int = 1024) -> AsyncIterator[LinkCa
 
 
 def collecting(
-    received: list[object], answer: Callable[[], DraftMessage | None] = lambda: None
+    received: list[object], answer: Callable[[], DraftMessage | bytes | None] = lambda: None
 ) -> Serve:
     """Serve a link: collect its messages, and answer each."""
 
