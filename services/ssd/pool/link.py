@@ -16,8 +16,8 @@ from ssd.pool.rounds import LookupCounts, NewSequence, RoundResult
 from ssd.pool.sustainable_sessions import BatchTimes
 from ssd.pool.table_deadline import ColumnTimes, Row, opening_seconds
 from ssd.rpc.link import ChannelStatus
-from ssd.speculation.table import OutcomeTable, pack_commits
-from ssd.types import CloseSession, Commit, OpenSession, Outcome, TargetMessage, TokenId, Welcome
+from ssd.speculation.table import OutcomeTable
+from ssd.types import CloseSession, Outcome, TargetMessage, TokenId, Welcome
 
 RETRY_SECONDS = 1.0
 """Pause of a link after an opening that was refused or not answered."""
@@ -279,7 +279,9 @@ class DraftLink:
         self.is_draining = False
         self.lost_because: str | None = None
         self.channel = channel
-        self._send = send
+        self.send = send
+        """Send a message or a frame; raises ``LinkError`` if the link is closed or its outbox full.
+        """
         self._session_numbers = itertools.count(1)
         self.table_at = -inf
         """When the newest table arrived, for a round of any session."""
@@ -362,25 +364,9 @@ class DraftLink:
             each.note_round(now)
         return any(each.table is not None for each in sessions)
 
-    def send_opening(self, opening: OpenSession) -> None:
-        """Request a session.
-
-        Raises:
-            LinkError: the link is closed or its outbox is full.
-        """
-        self._send(opening)
-
     def send_closing(self, number: int) -> None:
         """Close a session on the draft. A failure marks the link as lost."""
         try:
-            self._send(CloseSession(number))
+            self.send(CloseSession(number))
         except LinkError as error:
             self.lost_because = self.lost_because or str(error)
-
-    def send_commits(self, commits: Collection[Commit]) -> None:
-        """Send the commits of a round in one frame.
-
-        Raises:
-            LinkError: the link is closed or its outbox is full.
-        """
-        self._send(pack_commits(commits, self.welcome.lookahead))

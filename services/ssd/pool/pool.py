@@ -26,7 +26,7 @@ from ssd.pool.router import choose_link, session_to_move
 from ssd.pool.sustainable_sessions import sustainable_sessions
 from ssd.pool.tables import TableCollector
 from ssd.ports import Clock
-from ssd.speculation.table import OutcomeTable
+from ssd.speculation.table import OutcomeTable, pack_commits
 from ssd.types import (
     Branch,
     Commit,
@@ -229,7 +229,7 @@ class DraftPool:
                 session.begin_round(num_tokens, now, is_branch=isinstance(lookup.next, Branch))
         for link, link_commits in commits.items():
             try:
-                link.send_commits(link_commits)
+                link.send(pack_commits(link_commits, self.tables.settings.lookahead))
             except LinkError as error:
                 self.detach(link, str(error))
             else:
@@ -289,7 +289,7 @@ class DraftPool:
             max_len=new.max_len,
         )
         try:
-            link.send_opening(opening)
+            link.send(opening)
         except LinkError as error:
             self.detach(link, str(error))
 

@@ -140,7 +140,7 @@ def test_the_lock_is_free_while_sessions_of_a_suspended_link_are_closed(
     bench = Bench()
     draft = bench.join(script)
     (link,) = bench.pool.links()
-    link._send = watch = LockWatch(bench, draft)
+    link.send = watch = LockWatch(bench, draft)
     bench.submit([1, 2, 3], 40)
     bench.loop.run_round()
     bench.clock.time += opening_seconds(3)
