@@ -36,12 +36,20 @@ def load(kind: type[AnyRunner], folder: Path, engine: EngineConfig) -> AnyRunner
     return load_runner(kind, folder, engine, lambda _stage, _fraction: None)
 
 
+def paged(
+    rows: Sequence[tuple[Sequence[int], int, Tensor]], num_columns: int, padding: Tensor | int = 0
+) -> PagedBatch:
+    """A batch of (tokens, first position, block table); the rest of its columns is ``padding``."""
+    tokens_BP = torch.as_tensor(padding).expand(len(rows), num_columns).clone()
+    for row_P, (tokens, _, _) in zip(tokens_BP, rows, strict=True):
+        row_P[: len(tokens)] = torch.tensor(tokens)
+    firsts, counts = ([first for _, first, _ in rows], [len(tokens) for tokens, _, _ in rows])
+    tables_BJ = torch.stack([blocks_J for _, _, blocks_J in rows])
+    return PagedBatch(tokens_BP, torch.tensor(firsts), torch.tensor(counts), tables_BJ)
+
+
 def store(runner: ModelRunner, tokens: Sequence[int], blocks_J: Tensor) -> None:
     """Prefill a text into the pages of a block table, chunk by chunk."""
     chunk = runner.engine.prefill_chunk
     for first in range(0, len(tokens), chunk):
-        piece = torch.tensor(tokens[first : first + chunk])
-        tokens_1P = torch.zeros((1, chunk), dtype=torch.int64)
-        tokens_1P[0, : len(piece)] = piece
-        first_1, count_1 = torch.tensor([first]), torch.tensor([len(piece)])
-        runner.prefill(PagedBatch(tokens_1P, first_1, count_1, blocks_J[None]))
+        runner.prefill(paged([(tokens[first : first + chunk], first, blocks_J)], chunk))

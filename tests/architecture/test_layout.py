@@ -1,6 +1,9 @@
+import importlib
 import re
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import ssd
 
@@ -30,6 +33,20 @@ def test_every_package_is_in_the_wheel_and_in_the_contracts(
         contract for contract in contracts["contracts"] if contract["name"].startswith("processes")
     ]
     assert set(re.findall(r"\w+", " ".join(processes["layers"]))) == names
+
+
+@pytest.mark.parametrize("name", ["observability", "pool", "text", "transport"])
+def test_other_packages_import_the_modules_that_a_package_names(
+    root: Path, handwritten: list[Path], name: str
+) -> None:
+    folder = Path("services", "ssd", name)
+    used: set[str] = set()
+    for path in handwritten:
+        if path.parts[0] in ("services", "operator") and not path.is_relative_to(folder):
+            text = (root / path).read_text()
+            used |= set(re.findall(rf"from ssd\.{name}\.(\w+)|from ssd\.{name} import (\w+)", text))
+    names = importlib.import_module(f"ssd.{name}").__all__
+    assert {"".join(each) for each in used} == set(names)
 
 
 def test_operator_is_an_import_root_and_hides_no_module(root: Path) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from tests.gpu.environment import Environment, Figure
+from tests.paged_attention import compare_paged, paged_cases
 
 from ssd.engine.attention import paged_flex
-from ssd.engine.attention.check import compare_paged, paged_cases
 from ssd.engine.attention.paged import PagedAttention, make_paged
 from ssd.engine.attention.paged_flex import PagedFlex
 

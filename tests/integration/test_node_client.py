@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.pairs import ANY_PORT, QUICK
 from tests.processes import ROOT, ProcessUnderTest, running
 
 from ssd.rpc.client import TargetClient
@@ -17,7 +18,7 @@ from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import SamplingParams
 
 NODE = ROOT / "tests" / "clients" / "node"
-SHAPE = ("--dtype", "float32", "--lookahead", "3", "--port", "0", "--http-port", "0")
+SHAPE = ("--dtype", "float32", "--lookahead", "3", *ANY_PORT, *QUICK)
 UNREACHABLE = (
     *("EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ENETUNREACH", "ENOTFOUND", "ETIMEDOUT"),
     *("ERR_SOCKET_TIMEOUT", "ECONNABORTED", "EHOSTUNREACH"),

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.pairs import LONG_WAIT, draft_of, target_of
+from tests.pairs import LONG_WAIT, QUICK, draft_of, target_of
 
 from ssd.errors import NotFiniteError
 from ssd.rpc.client import TargetClient
@@ -15,7 +15,7 @@ from ssd.types import Mode, SamplingParams, SpeculationStatistics, TokenId
 
 SHAPE = (
     *("--dtype", "float32", "--lookahead", "3", "--branches", "8", "--max-model-len", "256"),
-    *("--prefill-chunk", "32"),
+    *("--prefill-chunk", "32", *QUICK),
 )
 MAX_TRIES = 20
 PROMPTS = [[7, 8, 9], list(range(40)), [100] * 5]

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
-from tests.pairs import ANY_PORT, target_of
+from tests.pairs import ANY_PORT, QUICK, target_of
 from tests.processes import ProcessUnderTest, running_code
 
 from ssd.errors import IncompleteTextError, InternalError, NotReadyError, SSDError
@@ -18,7 +18,7 @@ from ssd.types import FinishReason, SamplingParams
 MAX_LEN = 4000
 SHAPE = (
     *("--dtype", "float32", "--lookahead", "3", "--max-model-len", str(MAX_LEN)),
-    *("--max-num-seqs", "4", "--kv-cache-bytes", "64000000"),
+    *("--max-num-seqs", "4", "--kv-cache-bytes", "64000000", *QUICK),
 )
 LONG = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=MAX_LEN - 100, ignore_eos=True)

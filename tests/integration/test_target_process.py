@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from tests.pairs import ANY_PORT, target_of
+from tests.pairs import ANY_PORT, QUICK, target_of
 from tests.processes import ProcessUnderTest, completed, running
 
 from ssd.errors import ContextLengthError, FieldError, UnknownModelError
@@ -16,7 +16,10 @@ from ssd.rpc.codec import GenerateCall
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import FinishReason, GenerationChunk, Mode, SamplingParams, Usage
 
-SMALL = ("--dtype", "float32", "--max-num-seqs", "4", "--prefill-chunk", "32", "--lookahead", "3")
+SMALL = (
+    *("--dtype", "float32", "--max-num-seqs", "4", "--prefill-chunk", "32", "--lookahead", "3"),
+    *QUICK,
+)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
@@ -174,16 +177,20 @@ async def test_a_process_that_cannot_start_reports_the_cause_in_one_line(
     assert log.read_text() == f"{error}: {failed.fields['message']}"
 
 
-@pytest.mark.parametrize("module", ["ssd_target", "ssd_draft"])
+CONFIGS: list[tuple[tuple[str, ...], int]] = [
+    ((), 0),
+    (("--max-model-len", "100000"), 78),
+    (("--model", "/nowhere"), 78),
+    (("--attention", "nope"), 78),
+    (("--kv-cache-bytes", "1"), 78),
+]
+
+
 @pytest.mark.parametrize(
-    ("flags", "code"),
+    ("module", "flags", "code"),
     [
-        ((), 0),
-        (("--device", "cuda"), 0),
-        (("--max-model-len", "100000"), 78),
-        (("--model", "/nowhere"), 78),
-        (("--attention", "nope"), 78),
-        (("--kv-cache-bytes", "1"), 78),
+        *((module, *config) for module in ("ssd_target", "ssd_draft") for config in CONFIGS),
+        ("ssd_target", ("--device", "cuda"), 0),
     ],
 )
 def test_print_config_does_not_load_the_model(

@@ -3,3 +3,5 @@
 ``dialer`` opens links, ``pool.DraftPool`` uses them in rounds, ``rounds`` has the values of its
 interface. It knows nothing of the target's model and imports no engine, so any target can use it.
 """
+
+__all__ = ["dialer", "handshake", "link_thread", "metrics", "pool", "round_log", "rounds", "status"]

@@ -1,6 +1,7 @@
-"""A link to a draft and its sessions, as the pool uses them."""
+"""A link to a draft, its sessions and their sequences, as the pool uses them."""
 
 import itertools
+from array import array
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -11,19 +12,12 @@ from ssd.errors import FrameError, LinkError
 from ssd.observability.metrics import COMMIT_TO_TABLE_SECONDS, STALE_FRAMES_TOTAL
 from ssd.pool.circuit_breaker import CircuitBreaker
 from ssd.pool.link_quality import RoundTrip
-from ssd.pool.rounds import LookupCounts
+from ssd.pool.rounds import LookupCounts, NewSequence, RoundResult
 from ssd.pool.sustainable_sessions import BatchTimes
-from ssd.pool.table_deadline import ColumnTimes, Row
+from ssd.pool.table_deadline import ColumnTimes, Row, opening_seconds
 from ssd.rpc.link import ChannelStatus
-from ssd.speculation.table import OutcomeTable, pack_commits
-from ssd.types import (
-    CloseSession,
-    Commit,
-    OpenSession,
-    SequenceId,
-    TargetMessage,
-    Welcome,
-)
+from ssd.speculation.table import OutcomeTable
+from ssd.types import CloseSession, Outcome, TargetMessage, TokenId, Welcome
 
 RETRY_SECONDS = 1.0
 """Pause of a link after an opening that was refused or not answered."""
@@ -47,7 +41,39 @@ class LinkState(StrEnum):
     REFUSED = "refused"
 
 
-@dataclass(slots=True)
+class DraftedSequence:
+    """A sequence for which drafts may work, and the result of its newest round.
+
+    Step thread only; the lock of ``DraftPool`` guards ``session`` and ``excluded_links``.
+    """
+
+    def __init__(self, new: NewSequence) -> None:
+        self.new = new
+        # numpy copies such an array of 1,024 in 1 us, a list in 20 us.
+        self.tokens: array[TokenId] = array("q", new.token_ids)
+        """The committed tokens."""
+        self.outcome = Outcome(0, 0)
+        self.max_tokens = 0
+        """Of the next proposal; it leaves room for the bonus token."""
+        self.num_from_table = 0
+        """Tokens of the current proposal that are from a table; the others are from the backup."""
+        self.session: Session | None = None
+        self.excluded_links: set[DraftLink] = set()
+        """Links that cannot serve the sequence."""
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens up to the maximum length."""
+        return self.new.max_len - len(self.tokens)
+
+    def add_round(self, result: RoundResult, lookahead: int) -> None:
+        """Append the tokens of a round."""
+        self.tokens.extend(result.token_ids)
+        self.outcome = result.outcome
+        self.max_tokens = min(lookahead, result.max_proposed, self.num_remaining - 1)
+
+
+@dataclass(slots=True, eq=False)
 class Session:
     """The state of a session on the target.
 
@@ -55,7 +81,7 @@ class Session:
     """
 
     number: int
-    sequence_id: SequenceId
+    sequence: DraftedSequence
     link: "DraftLink"
     base_len: int
     """Committed tokens before the current round. Only a table with this base length is used."""
@@ -63,8 +89,6 @@ class Session:
     """When the commit or opening was sent that the next table answers."""
     open_by: float
     """When a session without any table is closed."""
-    max_len: int
-    """Maximum length of the sequence in tokens."""
     table: OutcomeTable | None = None
     """The columns of the current round's table that have arrived."""
     depth: int = 0
@@ -73,8 +97,6 @@ class Session:
     """Arrival time of its newest column."""
     is_open: bool = False
     """Whether the first table has arrived. Rounds do not wait for a session that is opening."""
-    num_from_table: int = 0
-    """Tokens of the current proposal that are from a table; the others are from the backup."""
     is_timed: bool = False
     """Whether the time of the current table is known. That of the first includes the prefill."""
     is_branch: bool = False
@@ -84,10 +106,11 @@ class Session:
     )
     """Base length, time and kind of the newest commits without a table so far."""
 
-    @property
-    def num_remaining(self) -> int:
-        """Tokens until the maximum length of the sequence."""
-        return self.max_len - self.base_len
+    def remove(self) -> None:
+        """Remove the session from its link and its sequence. Idempotent."""
+        self.link.sessions.pop(self.number, None)
+        if self.sequence.session is self:
+            self.sequence.session = None
 
     def receive(self, table: OutcomeTable, now: float) -> int:
         """Keep the columns of the current round; return how many are new, 0 if none.
@@ -159,7 +182,7 @@ class Session:
         if self.table is None:
             first = times.first[self.is_branch]
             first.note_late(now - self._begins_at(first.seconds))
-        elif self.depth < self.link.lookahead:
+        elif self.depth < self.link.welcome.lookahead:
             times.note_late(now - self.received_at)
 
     def _begins_at(self, first_seconds: float) -> float:
@@ -172,7 +195,7 @@ class Session:
         _, sent_at, _ = self.unanswered[-2]
         return max(self.requested_at, sent_at + first_seconds)
 
-    def table_seconds(self, lookahead: int, now: float) -> float | None:
+    def table_seconds(self, now: float) -> float | None:
         """Return the time from the commit to a complete table, estimated from its columns.
 
         Without a column, it is the time until now. None for the first table.
@@ -181,7 +204,8 @@ class Session:
             return None
         if self.table is None:
             return now - self.requested_at
-        return (self.received_at - self.requested_at) * lookahead / self.depth
+        seconds = self.received_at - self.requested_at
+        return seconds * self.link.welcome.lookahead / self.depth
 
 
 class _FrameTimes:
@@ -235,19 +259,15 @@ class DraftLink:
         channel: ChannelStatus = _GRPC,
     ) -> None:
         self.name = name
-        self.epoch = welcome.epoch
-        self.peer = welcome.peer
+        self.welcome = welcome
         self.max_sessions = max(1, welcome.max_sessions)
-        self.lookahead = welcome.lookahead
-        self.max_len = welcome.max_len
-        """Its sessions are shorter than this many tokens; 0 is unknown."""
         self.counts = LookupCounts()
         self.round_trip = RoundTrip()
         self.batch_times = BatchTimes()
         self.column_times = ColumnTimes()
         self.circuit_breaker = CircuitBreaker()
         self.sessions: dict[int, Session] = {}
-        """By number; ``SessionRegistry`` adds and removes them."""
+        """By number."""
         self.peak_sessions = 0
         """Maximum number of sessions at one time so far. The draft never has more."""
         self.num_due_columns = 0
@@ -259,7 +279,9 @@ class DraftLink:
         self.is_draining = False
         self.lost_because: str | None = None
         self.channel = channel
-        self._send = send
+        self.send = send
+        """Send a message or a frame; raises ``LinkError`` if the link is closed or its outbox full.
+        """
         self._session_numbers = itertools.count(1)
         self.table_at = -inf
         """When the newest table arrived, for a round of any session."""
@@ -279,9 +301,23 @@ class DraftLink:
         self.no_openings_before = now + RETRY_SECONDS
         self.no_moves_before = now + MOVE_RETRY_SECONDS
 
-    def next_session_number(self) -> int:
-        """Return a number that was never used on this link."""
-        return next(self._session_numbers)
+    def add_session(self, sequence: DraftedSequence, now: float) -> Session:
+        """Add a session that is about to open."""
+        base_len = len(sequence.tokens)
+        # A draft prefills prompts one after the other, so earlier openings come first.
+        earlier = sum(each.base_len for each in self.sessions.values() if not each.is_open)
+        session = Session(
+            number=next(self._session_numbers),
+            sequence=sequence,
+            link=self,
+            base_len=base_len,
+            requested_at=now,
+            open_by=now + opening_seconds(earlier + base_len),
+        )
+        sequence.session = self.sessions[session.number] = session
+        self.peak_sessions = max(self.peak_sessions, len(self.sessions))
+        self.request_table()
+        return session
 
     def overdue_openings(self, now: float) -> list[Session]:
         """Return all sessions that are opening, if one of them has exceeded its time."""
@@ -290,7 +326,7 @@ class DraftLink:
 
     def request_table(self) -> None:
         """Note that an opening or a commit requests a table."""
-        self.num_due_columns += self.lookahead
+        self.num_due_columns += self.welcome.lookahead
 
     def receive(self, tables: Collection[OutcomeTable], now: float) -> None:
         """Keep the columns that match a session and its round; count other tables as stale.
@@ -321,32 +357,16 @@ class DraftLink:
 
     def note_round(self, sessions: Collection[Session], now: float) -> bool:
         """Note the tables of a round; True if at least one of its open sessions has a column."""
-        seconds = [each.table_seconds(self.lookahead, now) for each in sessions]
+        seconds = [each.table_seconds(now) for each in sessions]
         if known := [each for each in seconds if each is not None]:
             self.batch_times.note(known)
         for each in sessions:
             each.note_round(now)
         return any(each.table is not None for each in sessions)
 
-    def send_opening(self, opening: OpenSession) -> None:
-        """Request a session.
-
-        Raises:
-            LinkError: the link is closed or its outbox is full.
-        """
-        self._send(opening)
-
     def send_closing(self, number: int) -> None:
         """Close a session on the draft. A failure marks the link as lost."""
         try:
-            self._send(CloseSession(number))
+            self.send(CloseSession(number))
         except LinkError as error:
             self.lost_because = self.lost_because or str(error)
-
-    def send_commits(self, commits: Collection[Commit]) -> None:
-        """Send the commits of a round in one frame.
-
-        Raises:
-            LinkError: the link is closed or its outbox is full.
-        """
-        self._send(pack_commits(commits, self.lookahead))

@@ -8,8 +8,8 @@ which drops tokens of the table. *Revisit when* the next tables are late because
 a proposal in a pass of its own, while it has run a branch already.
 """
 
+from ssd.pool.link import DraftedSequence
 from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup
-from ssd.pool.sequence import Continuation
 from ssd.speculation.backup import WINDOW_TOKENS, Backup
 from ssd.speculation.table import OutcomeTable
 from ssd.types import Branch, Explicit, LookupResult
@@ -19,31 +19,31 @@ MIN_ACCEPTANCE = 0.3
 from the times of the embedded target, not tuned."""
 
 
-def without_session(after: Continuation) -> Lookup:
+def without_session(sequence: DraftedSequence) -> Lookup:
     """Return the lookup of a sequence that continues and has no open session."""
-    return NO_DRAFT if after.max_tokens > 0 else NO_TABLE_NEEDED
+    return NO_DRAFT if sequence.max_tokens > 0 else NO_TABLE_NEEDED
 
 
 def look_up(
-    after: Continuation, table: OutcomeTable | None, backup: Backup, acceptance: float
+    sequence: DraftedSequence, table: OutcomeTable | None, backup: Backup, acceptance: float
 ) -> Lookup:
     """Return the lookup of a sequence that continues and has an open session.
 
     Args:
-        after: the sequence and its outcome.
+        sequence: after a round that did not end it.
         table: the columns that have arrived; None if none have.
         backup: proposes after a miss, a late table, or the last column of a table.
         acceptance: of tokens of the backup.
     """
-    if table is None and after.sequence.num_remaining == 1:
+    if table is None and sequence.num_remaining == 1:
         # The next round selects the last token: no round waits for a table.
         return NO_TABLE_NEEDED
-    max_tokens = after.max_tokens
-    branch = table.look_up(after.outcome) if table is not None else None
+    max_tokens = sequence.max_tokens
+    branch = table.look_up(sequence.outcome) if table is not None else None
     found = () if table is None or branch is None else table.proposal(branch, max_tokens)
     tokens = found
     if len(found) < max_tokens and (not found or acceptance >= MIN_ACCEPTANCE):
-        text = after.sequence.tokens[-WINDOW_TOKENS:]
+        text = sequence.tokens[-WINDOW_TOKENS:]
         text.extend(found)
         tokens += backup(text, max_tokens - len(found))
     if branch is None:

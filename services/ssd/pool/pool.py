@@ -12,7 +12,7 @@ from ssd.errors import LinkError
 from ssd.observability.log import get_logger
 from ssd.observability.metrics import COMMIT_TO_WIRE_SECONDS
 from ssd.pool.circuit_breaker import LATE_ROUNDS
-from ssd.pool.link import DraftLink, LinkState, Session
+from ssd.pool.link import DraftedSequence, DraftLink, LinkState, Session
 from ssd.pool.lookup import without_session
 from ssd.pool.rounds import (
     NO_TABLE_NEEDED,
@@ -23,12 +23,10 @@ from ssd.pool.rounds import (
     RoundResult,
 )
 from ssd.pool.router import choose_link, session_to_move
-from ssd.pool.sequence import Continuation, DraftedSequence, continuation
-from ssd.pool.session_registry import SessionRegistry
 from ssd.pool.sustainable_sessions import sustainable_sessions
 from ssd.pool.tables import TableCollector
 from ssd.ports import Clock
-from ssd.speculation.table import OutcomeTable
+from ssd.speculation.table import OutcomeTable, pack_commits
 from ssd.types import (
     Branch,
     Commit,
@@ -58,15 +56,13 @@ class DraftPool:
     """
 
     def __init__(self, settings: PoolSettings, clock: Clock) -> None:
-        self._settings = settings
         self._clock = clock
         self._changed = threading.Condition()
         self._links: dict[str, DraftLink] = {}
         self._sequences: dict[SequenceId, DraftedSequence] = {}
-        self._sessions = SessionRegistry()
-        self._reopening: set[SequenceId] = set()
+        self._reopening: set[DraftedSequence] = set()
         """Sequences whose session has moved and is not requested yet; at most one."""
-        self.tables = TableCollector(settings, self._sessions, self._changed, clock)
+        self.tables = TableCollector(settings, self._changed, clock)
         self._sent_at: float | None = None
         """When the commits of the newest round were sent."""
         self.counts = LookupCounts()
@@ -75,8 +71,7 @@ class DraftPool:
     def configure(self, settings: PoolSettings) -> None:
         """Use other settings from the next round on: the backup and the table deadline."""
         with self._changed:
-            self._settings = settings
-            self.tables.configure(settings)
+            self.tables.settings = settings
 
     def attach(self, link: DraftLink) -> None:
         """Use a link that is up."""
@@ -89,7 +84,7 @@ class DraftPool:
             link.lost_because = link.lost_because or reason
             if self._links.get(link.name) is link:
                 del self._links[link.name]
-            self._sessions.remove(list(link.sessions.values()))
+            _remove(list(link.sessions.values()))
             self._changed.notify_all()
 
     def drain(self, link: DraftLink) -> None:
@@ -103,9 +98,9 @@ class DraftPool:
             session = link.sessions.get(refusal.session)
             if session is None:
                 return
-            self._sessions.remove([session])
+            session.remove()
             if refusal.reason in _PERMANENT_REASONS:
-                self._sessions.exclude(session.sequence_id, link)
+                session.sequence.excluded_links.add(link)
             else:
                 link.note_unserved_opening(self._clock.now())
             self._changed.notify_all()
@@ -128,7 +123,7 @@ class DraftPool:
     @property
     def num_sessions(self) -> int:
         """Number of sessions."""
-        return len(self._sessions)
+        return sum(len(link.sessions) for link in self.links())
 
     def begin(self, sequence: NewSequence) -> None:
         """Add a sequence; ``open_sessions`` then opens a session for it."""
@@ -146,7 +141,7 @@ class DraftPool:
         self._close_unserved()
         for sequence_id in sequence_ids:
             sequence = self._sequences[sequence_id]
-            if sequence_id not in self._sessions and sequence.num_remaining > 1:
+            if sequence.session is None and sequence.num_remaining > 1:
                 self._open(sequence)
 
     def release(self, sequence_ids: Iterable[SequenceId]) -> None:
@@ -155,20 +150,16 @@ class DraftPool:
         The drafts then have no work for them. They may open sessions again later.
         """
         with self._changed:
-            ids = set(sequence_ids)
-            self._reopening -= ids
-            released = [each for each in map(self._sessions.find, ids) if each is not None]
-            self._sessions.remove(released)
+            sequences = {each for each in map(self._sequences.get, sequence_ids) if each}
+            self._reopening -= sequences
+            released = [each.session for each in sequences if each.session]
+            _remove(released)
         _send_closings(released)
 
     def end(self, sequence_id: SequenceId) -> None:
         """Remove a sequence that has ended, and close its session. Idempotent."""
+        self.release([sequence_id])
         self._sequences.pop(sequence_id, None)
-        with self._changed:
-            self._reopening.discard(sequence_id)
-            session = self._sessions.end_sequence(sequence_id)
-        if session is not None:
-            session.link.send_closing(session.number)
 
     def look_up(self, results: Rows[RoundResult], before_wait: Callable[[], None]) -> list[Lookup]:
         """Look the outcomes of a round up in their tables.
@@ -185,35 +176,29 @@ class DraftPool:
         if not self._sequences:
             self._sent_at = None
             return [NO_TABLE_NEEDED] * len(results)
-        rows = [self._continue(each) for each in results]
-        num_others = sum(
-            row is None and not result.is_finished
-            for row, result in zip(rows, results, strict=True)
-        )
+        found = [(each, self._sequences.get(each.sequence_id)) for each in results]
+        rows = [None if result.is_finished else sequence for result, sequence in found]
+        num_others = sum(sequence is None and not result.is_finished for result, sequence in found)
+        for result, sequence in found:
+            if sequence is not None and not result.is_finished:
+                sequence.add_round(result, self.tables.settings.lookahead)
         pace = self.tables.pace
         if self._sent_at is not None:
             is_plain = not any(each.num_proposed for each in results)
             pace.note_round(self._clock.now() - self._sent_at, is_plain=is_plain)
         with self._changed:
             pace.note_outcomes(
-                (each.num_proposed, self._num_from_table(each), each.outcome.accepted)
-                for each in results
+                (result.num_proposed, each.num_from_table if each else 0, result.outcome.accepted)
+                for result, each in found
             )
             continuing = [each for each in rows if each]
             answering = self.tables.collect(continuing, num_others, before_wait)
             suspended = self._suspend_late_links(session for session, _ in answering.values())
         _send_closings(suspended)
         return [
-            self._look_up_one(each, answering.get(each.sequence_id)) if each else NO_TABLE_NEEDED
+            self._look_up_one(each, answering.get(each)) if each else NO_TABLE_NEEDED
             for each in rows
         ]
-
-    def _continue(self, result: RoundResult) -> Continuation | None:
-        """Append a result to its sequence; None if the sequence has ended or did not begin."""
-        sequence = self._sequences.get(result.sequence_id)
-        if sequence is None:
-            return None
-        return continuation(sequence, result, self._settings.lookahead)
 
     def commit(self, results: Rows[RoundResult], lookups: Rows[Lookup], decided_at: float) -> None:
         """Send the outcomes of a round to the drafts, in one frame for each link.
@@ -233,17 +218,18 @@ class DraftPool:
         self._sent_at = None if is_last else now
         with self._changed:
             for result, lookup in zip(results, lookups, strict=True):
-                session = self._sessions.find(result.sequence_id)
+                sequence = self._sequences.get(result.sequence_id)
+                session = sequence.session if sequence else None
                 if session is None or result.is_finished:
                     continue
-                num_tokens = len(self._sequences[result.sequence_id].tokens)
+                num_tokens = len(session.sequence.tokens)
                 base_len = num_tokens - len(result.token_ids)
                 commit = Commit(session.number, base_len, result.outcome, lookup.next, waited_us)
                 commits.setdefault(session.link, []).append(commit)
                 session.begin_round(num_tokens, now, is_branch=isinstance(lookup.next, Branch))
         for link, link_commits in commits.items():
             try:
-                link.send_commits(link_commits)
+                link.send(pack_commits(link_commits, self.tables.settings.lookahead))
             except LinkError as error:
                 self.detach(link, str(error))
             else:
@@ -263,13 +249,13 @@ class DraftPool:
                     _log.warning("openings_unanswered", draft=link.name, sessions=len(overdue))
                     closed += overdue
                     link.note_unserved_opening(now)
-                    if self._settings.circuit_breaker:
+                    if self.tables.settings.circuit_breaker:
                         link.circuit_breaker.open(now)
             if not closed and (moved := self._session_to_move(now)):
                 _log.info("session_moved", draft=moved.link.name)
                 closed.append(moved)
-                self._reopening.add(moved.sequence_id)
-            self._sessions.remove(closed)
+                self._reopening.add(moved.sequence)
+            _remove(closed)
         _send_closings(closed)
 
     def _session_to_move(self, now: float) -> Session | None:
@@ -282,21 +268,18 @@ class DraftPool:
             lambda link: sustainable_sessions(
                 link.batch_times.seconds_by_sessions, round_seconds, link.max_sessions
             ),
-            lambda each, link: link not in self._sessions.excluded_links(each.sequence_id),
             now,
         )
 
     def _open(self, sequence: DraftedSequence) -> None:
         """Open a session on the link with the most room, if there is one."""
-        now, num_tokens = self._clock.now(), len(sequence.tokens)
+        now, new = self._clock.now(), sequence.new
         with self._changed:
-            excluded = self._sessions.excluded_links(sequence.sequence_id)
-            link = choose_link(self._links.values(), excluded, num_tokens, now)
+            link = choose_link(self._links.values(), sequence, now)
             if link is None:
                 return
-            new = sequence.new
-            session = self._sessions.add(link, new.sequence_id, num_tokens, now, new.max_len)
-            self._reopening.discard(new.sequence_id)
+            session = link.add_session(sequence, now)
+            self._reopening.discard(sequence)
         opening = OpenSession(
             session=session.number,
             token_ids=tuple(sequence.tokens),
@@ -306,7 +289,7 @@ class DraftPool:
             max_len=new.max_len,
         )
         try:
-            link.send_opening(opening)
+            link.send(opening)
         except LinkError as error:
             self.detach(link, str(error))
 
@@ -317,40 +300,42 @@ class DraftPool:
         suspended.
         """
         now = self._clock.now()
-        oldest = now - LATE_ROUNDS * self._settings.deadline_seconds
+        oldest = now - LATE_ROUNDS * self.tables.settings.deadline_seconds
         by_link: dict[DraftLink, list[Session]] = {}
         for session in answering:
             by_link.setdefault(session.link, []).append(session)
         suspended: list[Session] = []
         for link, sessions in by_link.items():
             any_in_time = link.note_round(sessions, now) or link.table_at > oldest
-            if self._settings.circuit_breaker and link.circuit_breaker.note_round(
+            if self.tables.settings.circuit_breaker and link.circuit_breaker.note_round(
                 now, any_in_time=any_in_time
             ):
                 suspended += link.sessions.values()
                 seconds = link.circuit_breaker.open_until - now
                 _log.warning("link_quarantined", draft=link.name, seconds=seconds)
-        self._sessions.remove(suspended)
+        _remove(suspended)
         return suspended
 
-    def _num_from_table(self, result: RoundResult) -> int:
-        """Return how many tokens of a tested proposal are from a table. Lock held."""
-        session = self._sessions.find(result.sequence_id)
-        return 0 if session is None else session.num_from_table
-
     def _look_up_one(
-        self, after: Continuation, found: tuple[Session, OutcomeTable | None] | None
+        self, sequence: DraftedSequence, found: tuple[Session, OutcomeTable | None] | None
     ) -> Lookup:
         if found is None:
-            return without_session(after)
+            sequence.num_from_table = 0
+            return without_session(sequence)
         session, table = found
-        lookup = self.tables.look_up(after, table)
-        session.num_from_table = lookup.num_from_table
+        lookup = self.tables.look_up(sequence, table)
+        sequence.num_from_table = lookup.num_from_table
         if lookup.result in (LookupResult.HIT, LookupResult.MISS):
             self.tables.pace.hits.note(1, lookup.result is LookupResult.HIT)
         session.link.counts.add(lookup.result)
         self.counts.add(lookup.result)
         return lookup
+
+
+def _remove(sessions: Iterable[Session]) -> None:
+    """Remove sessions. Lock held."""
+    for session in sessions:
+        session.remove()
 
 
 def _send_closings(sessions: Iterable[Session]) -> None:

@@ -13,9 +13,9 @@ the times: while sequences end, 0.6 to 0.9 moves instead of 2.5 to 3.2, and betw
 *Revisit when* drafts of one pool differ much in speed.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
-from ssd.pool.link import DraftLink, LinkState, Session
+from ssd.pool.link import DraftedSequence, DraftLink, LinkState, Session
 
 MIN_REMAINING_TOKENS = 32
 """A sequence with fewer tokens to go ends soon after the move."""
@@ -25,16 +25,16 @@ fraction of the time of decoding: the default chunk is 128 tokens a turn."""
 
 
 def choose_link(
-    links: Iterable[DraftLink], excluded: Collection[DraftLink], num_tokens: int, now: float
+    links: Iterable[DraftLink], sequence: DraftedSequence, now: float
 ) -> DraftLink | None:
     """Return the link with the smallest share of its sessions in use; None if none has room.
 
     Args:
         links: all links that are up.
-        excluded: links that cannot serve the sequence.
-        num_tokens: committed tokens of the sequence.
+        sequence: the one without a session.
         now: time on the clock of the links.
     """
+    excluded, num_tokens = sequence.excluded_links, len(sequence.tokens)
     return min(
         (each for each in links if each not in excluded and has_room(each, num_tokens, now)),
         key=lambda link: len(link.sessions) / link.max_sessions,
@@ -46,7 +46,7 @@ def has_room(link: DraftLink, num_tokens: int, now: float) -> bool:
     """Whether a link can open one more session, of so many tokens."""
     return (
         link.state(now) is LinkState.ACTIVE
-        and (not link.max_len or num_tokens < link.max_len)
+        and (not (max_len := link.welcome.max_len) or num_tokens < max_len)
         and len(link.sessions) < link.max_sessions
         and now >= link.no_openings_before
     )
@@ -55,7 +55,6 @@ def has_room(link: DraftLink, num_tokens: int, now: float) -> bool:
 def session_to_move(
     links: Iterable[DraftLink],
     sustainable: Callable[[DraftLink], int],
-    may_serve: Callable[[Session, DraftLink], bool],
     now: float,
 ) -> Session | None:
     """Return a session that is better served by another link with room; None if no move pays.
@@ -63,7 +62,6 @@ def session_to_move(
     Args:
         links: all links that are up.
         sustainable: the number of sessions whose tables a link completes in time.
-        may_serve: whether a link may get the sequence of a session.
         now: time on the clock of the links.
     """
     active = [each for each in links if each.state(now) is LinkState.ACTIVE]
@@ -80,12 +78,14 @@ def session_to_move(
         and (emptier := [other for other in ready if _is_emptier(other, source)])
         for session in source.sessions.values()
         if session.is_open
-        and session.num_remaining >= max(MIN_REMAINING_TOKENS, TEXT_SHARE * session.base_len)
+        and session.sequence.num_remaining
+        >= max(MIN_REMAINING_TOKENS, TEXT_SHARE * session.base_len)
         and any(
-            has_room(each, session.base_len, now) and may_serve(session, each) for each in emptier
+            has_room(each, session.base_len, now) and each not in session.sequence.excluded_links
+            for each in emptier
         )
     ]
-    return max(candidates, key=lambda session: session.num_remaining, default=None)
+    return max(candidates, key=lambda session: session.sequence.num_remaining, default=None)
 
 
 def _is_emptier(other: DraftLink, source: DraftLink) -> bool:

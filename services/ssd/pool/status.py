@@ -46,11 +46,11 @@ def link_status(report: LinkReport, now: float, verify_seconds: float) -> LinkSt
     if link is None:
         return _without_link(report)
     state = link.state(now)
-    channel = link.channel
+    channel, welcome = link.channel, link.welcome
     return LinkStatus(
         address=report.address,
         state=state,
-        epoch=link.epoch,
+        epoch=welcome.epoch,
         sessions=len(link.sessions),
         sustainable_sessions=sustainable_sessions(
             link.batch_times.seconds_by_sessions, verify_seconds, link.max_sessions
@@ -60,14 +60,14 @@ def link_status(report: LinkReport, now: float, verify_seconds: float) -> LinkSt
         late=link.counts.late,
         round_trip_seconds=link.round_trip.seconds,
         reason=link.lost_because or _REASONS.get(state, report.reason),
-        draft_pod=link.peer.pod,
-        draft_node=link.peer.node,
+        draft_pod=welcome.peer.pod,
+        draft_node=welcome.peer.node,
         channel=channel.name,
         channel_reason=channel.reason,
         channel_round_trip_seconds=channel.round_trip_seconds,
         channel_bytes_per_second=channel.bytes_per_second,
         transport=channel.transport,
-        draft_weights=link.peer.weights_fingerprint,
+        draft_weights=welcome.peer.weights_fingerprint,
     )
 
 

@@ -5,16 +5,13 @@ from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from math import inf
 
-from ssd.pool.link import DraftLink, Session
+from ssd.pool.link import DraftedSequence, DraftLink, Session
 from ssd.pool.lookup import look_up
 from ssd.pool.rounds import Lookup, PoolSettings
-from ssd.pool.sequence import Continuation
-from ssd.pool.session_registry import SessionRegistry
 from ssd.pool.table_deadline import RoundPace, Row, wait_until
 from ssd.ports import Clock
 from ssd.speculation.backup import BACKUPS
 from ssd.speculation.table import OutcomeTable, unpack_tables
-from ssd.types import SequenceId
 
 
 class TableCollector:
@@ -24,26 +21,16 @@ class TableCollector:
     ``DraftPool``; it is notified when tables arrive or sessions end.
     """
 
-    def __init__(
-        self,
-        settings: PoolSettings,
-        sessions: SessionRegistry,
-        changed: threading.Condition,
-        clock: Clock,
-    ) -> None:
-        self._settings = settings
-        self._sessions = sessions
+    def __init__(self, settings: PoolSettings, changed: threading.Condition, clock: Clock) -> None:
+        self.settings = settings
+        """Those of the pool. Set with the lock held; rounds use them from the next one on."""
         self._changed = changed
         self._clock = clock
         self.pace = RoundPace()
         self.waited_seconds = 0.0
         """How long the newest round waited."""
-        self._lookups: dict[SequenceId, tuple[OutcomeTable | None, Lookup]] = {}
+        self._lookups: dict[DraftedSequence, tuple[OutcomeTable | None, Lookup]] = {}
         """Of the current round, with the table that they are from."""
-
-    def configure(self, settings: PoolSettings) -> None:
-        """Use another table deadline from the next round on. Lock held."""
-        self._settings = settings
 
     def receive(self, link: DraftLink, frame: bytes) -> None:
         """Keep the tables of a frame that match a session and its round exactly.
@@ -55,7 +42,7 @@ class TableCollector:
             FrameError: the frame is malformed or contains what was not requested; the caller ends
                 the link.
         """
-        settings = self._settings
+        settings = self.settings
         tables = unpack_tables(
             frame,
             settings.lookahead,
@@ -68,8 +55,8 @@ class TableCollector:
             self._changed.notify_all()
 
     def collect(
-        self, continuing: Rows[Continuation], num_others: int, before_wait: Callable[[], None]
-    ) -> dict[SequenceId, tuple[Session, OutcomeTable | None]]:
+        self, continuing: Rows[DraftedSequence], num_others: int, before_wait: Callable[[], None]
+    ) -> dict[DraftedSequence, tuple[Session, OutcomeTable | None]]:
         """Wait for tables while it pays; return open sessions of the sequences with their tables.
 
         A table that arrives later is late. The lock is held by the caller, and released in waits.
@@ -81,7 +68,7 @@ class TableCollector:
         """
         self._lookups.clear()
         begun_at = now = self._clock.now()
-        deadline = begun_at + self._settings.deadline_seconds
+        deadline = begun_at + self.settings.deadline_seconds
         while (until := min(deadline, self._until(continuing, num_others, begun_at, now))) > now:
             if now == begun_at:
                 before_wait()
@@ -90,31 +77,31 @@ class TableCollector:
             if not is_notified:
                 break
         self.waited_seconds = now - begun_at
-        found = (self._sessions.find(each.sequence_id) for each in continuing)
-        return {each.sequence_id: (each, each.table) for each in found if each and each.is_open}
+        found = (each.session for each in continuing)
+        return {each.sequence: (each, each.table) for each in found if each and each.is_open}
 
-    def look_up(self, after: Continuation, table: OutcomeTable | None) -> Lookup:
+    def look_up(self, sequence: DraftedSequence, table: OutcomeTable | None) -> Lookup:
         """Return the lookup of a sequence; the text is searched once for each column."""
-        known = self._lookups.get(after.sequence_id)
+        known = self._lookups.get(sequence)
         if known is None or known[0] is not table:
-            backup = BACKUPS[self._settings.backup]
-            known = table, look_up(after, table, backup, self.pace.from_backup.rate)
-            self._lookups[after.sequence_id] = known
+            backup = BACKUPS[self.settings.backup]
+            known = table, look_up(sequence, table, backup, self.pace.from_backup.rate)
+            self._lookups[sequence] = known
         return known[1]
 
     def _until(
-        self, continuing: Rows[Continuation], num_others: int, begun_at: float, now: float
+        self, continuing: Rows[DraftedSequence], num_others: int, begun_at: float, now: float
     ) -> float:
         """Return the time until which the round waits for a column."""
         rows = [*map(self._row, continuing), *[Row(0)] * num_others]
-        if self._settings.adaptive_deadline:
+        if self.settings.adaptive_deadline:
             return wait_until(rows, self.pace, begun_at, now)
         return inf if any(row.num_columns for row in rows) else now
 
-    def _row(self, after: Continuation) -> Row:
-        session = self._sessions.find(after.sequence_id)
+    def _row(self, sequence: DraftedSequence) -> Row:
+        session = sequence.session
         if session is None or not session.is_open:
             return Row(0)
-        found = self.look_up(after, session.table)
+        found = self.look_up(sequence, session.table)
         num_from_backup = len(found.tokens) - found.num_from_table
-        return session.row(num_from_backup, found.num_from_table, after.max_tokens)
+        return session.row(num_from_backup, found.num_from_table, sequence.max_tokens)

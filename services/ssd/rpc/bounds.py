@@ -1,7 +1,7 @@
 """Bounds of numbers, texts and lists in messages."""
 
 import math
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ssd.errors import FieldError
@@ -80,15 +80,6 @@ def _range_text(lowest: float, highest: float) -> str:
 def _shown(number: float) -> str:
     """Format a number for a message: integers with all digits."""
     return str(number) if isinstance(number, int) else f"{number:g}"
-
-
-def check_length(name: str, token_ids: Sized, bounds: PromptBounds = ANY_MODEL) -> None:
-    """Refuse a list with too many token ids.
-
-    Raises:
-        FieldError: names the field, the length and the bound.
-    """
-    check_count(name, len(token_ids), "token ids", 0, bounds.tokens)
 
 
 def check_text(name: str, *texts: str, bounds: PromptBounds = ANY_MODEL) -> None:

@@ -3,3 +3,5 @@
 ``setup`` connects the two ends of a link, ``collective_channel`` carries frames, and
 ``communicator`` has the interface of the backends. A link without this option imports nothing here.
 """
+
+__all__ = ["communicator", "setup"]

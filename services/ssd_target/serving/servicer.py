@@ -145,7 +145,8 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
     ) -> generate_pb2.DetokenizeResponse:
         """Return the text of token ids."""
         self._handler.require_open()
-        bounds.check_length("token_ids", request.token_ids, self._handler.bounds)
+        num_ids, most = len(request.token_ids), self._handler.bounds.tokens
+        bounds.check_count("token_ids", num_ids, "token ids", 0, most)
         text = await self._handler.tokenization.detokenize(request.token_ids)
         return generate_pb2.DetokenizeResponse(text=text)
 

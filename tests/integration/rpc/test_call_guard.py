@@ -192,22 +192,29 @@ async def test_a_call_without_a_request_times_out_and_frees_its_place() -> None:
         assert isinstance(await failed_call(server), InternalError)
 
 
-async def test_a_stalled_reader_receives_its_status_when_it_resumes(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    gave_up = asyncio.Event()
+class InTime:
+    """A servicer that gives up if its message is not read."""
 
-    async def write_in_time(_request: Payload, context: Any) -> None:
+    def __init__(self) -> None:
+        self.gave_up, self.over = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, _request: Payload, context: Any) -> None:
+        context.add_done_callback(lambda _context: self.over.set())
         try:
             async with asyncio.timeout(0.05):
                 await context.write(LONG)
         except TimeoutError as error:
-            gave_up.set()
+            self.gave_up.set()
             raise DeadlineError("the stream was not read") from error
 
-    async with serving(write_in_time) as server, channel_to(server, *WINDOW) as channel:
+
+async def test_a_stalled_reader_receives_its_status_when_it_resumes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    write = InTime()
+    async with serving(write) as server, channel_to(server, *WINDOW) as channel:
         call = channel.unary_stream(METHOD)(b"x")
-        await gave_up.wait()
+        await write.gave_up.wait()
         assert await is_healthy(server)
         assert await call.read() == LONG
         with pytest.raises(grpc.aio.AioRpcError, match="the stream was not read") as caught:
@@ -240,23 +247,13 @@ async def test_a_stalled_reader_receives_the_end_of_a_call_that_stopped_writing(
 async def test_a_stalled_reader_that_disconnects_logs_no_stack_trace(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    gave_up, over = asyncio.Event(), asyncio.Event()
-
-    async def write_in_time(_request: Payload, context: Any) -> None:
-        context.add_done_callback(lambda _context: over.set())
-        try:
-            async with asyncio.timeout(0.05):
-                await context.write(LONG)
-        except TimeoutError as error:
-            gave_up.set()
-            raise DeadlineError("the stream was not read") from error
-
-    async with serving(write_in_time) as server:
+    write = InTime()
+    async with serving(write) as server:
         async with channel_to(server, *WINDOW) as channel:
             call = channel.unary_stream(METHOD)(b"x")
-            await gave_up.wait()
+            await write.gave_up.wait()
             call.cancel()
-            await over.wait()
+            await write.over.wait()
         assert await is_healthy(server)
     assert new_records(caplog) == []
 

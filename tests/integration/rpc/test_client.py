@@ -51,28 +51,24 @@ class Target(generate_pb2_grpc.GenerateServiceServicer):
                     await asyncio.Event().wait()
                 if character == "!":
                     raise CancelledError("the target drained")
-                if character == "#":
-                    chunk = GenerationChunk(
-                        token_ids=(35,), text="#", finish_reason=FinishReason.CANCELLED
-                    )
-                    await context.write(codec.generate_response(chunk))
-                    return
-                if character == "~" and len(self.calls) == 1:
-                    waited = GenerationChunk(
-                        token_ids=(), seed=7, finish_reason=FinishReason.CANCELLED
-                    )
-                    await context.write(codec.generate_response(waited))
+                if character == "#" or (character == "~" and len(self.calls) == 1):
+                    token_ids, text = ((35,), "#") if character == "#" else ((), "")
+                    await self._write(context, token_ids, text, FinishReason.CANCELLED)
                     return
                 if character == "?":
                     raise NotReadyError("the target drains")
                 if character == "-":
                     await self.may_go_on.wait()
-                chunk = GenerationChunk(token_ids=(ord(character),), text=character)
-                await context.write(codec.generate_response(chunk))
-            ending = GenerationChunk(token_ids=(), finish_reason=FinishReason.STOP)
-            await context.write(codec.generate_response(ending))
+                await self._write(context, (ord(character),), character)
+            await self._write(context, (), "", FinishReason.STOP)
         finally:
             self.left.set()
+
+    async def _write(
+        self, context: Any, token_ids: Any, text: str, reason: FinishReason | None = None
+    ) -> None:
+        chunk = GenerationChunk(token_ids=token_ids, text=text, finish_reason=reason)
+        await context.write(codec.generate_response(chunk))
 
     async def Tokenize(self, request: Any, context: Any) -> Any:  # noqa: N802
         return generate_pb2.TokenizeResponse(token_ids=request.text.encode())
@@ -119,6 +115,43 @@ async def client(endpoint: str) -> AsyncIterator[TargetClient]:
         yield running
 
 
+class Service:
+    """Behaves like a Service: a connection stays with the backend that is first when it opens."""
+
+    def __init__(self, backends: list[str]) -> None:
+        self._backends = backends
+        self._pumps: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> "Service":
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cut()
+        for task in self._pumps:
+            task.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    def cut(self) -> None:
+        """End all connections, and accept no other."""
+        self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, to_there = await asyncio.open_connection(*self._backends[0].split(":"))
+        self._writers += (writer, to_there)
+        for source, sink in ((reader, to_there), (there, writer)):
+            self._pumps.add(asyncio.create_task(self._pump(source, sink)))
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while block := await source.read(1 << 16):
+            sink.write(block)
+        sink.close()
+
+
 def free_port() -> int:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
@@ -127,23 +160,18 @@ def free_port() -> int:
 
 async def test_chunks_arrive_in_order(client: TargetClient) -> None:
     chunks = [chunk async for chunk in client.generate("abc")]
-    assert "".join(chunk.text for chunk in chunks) == "abc"
+    assert [chunk.text for chunk in chunks] == ["a", "b", "c", ""]
     assert chunks[-1].finish_reason is FinishReason.STOP
 
 
 async def test_without_sampling_the_server_uses_its_defaults(
     client: TargetClient, target: Target
 ) -> None:
-    _ = [chunk async for chunk in client.generate("abc")]
-    _ = [
-        chunk
-        async for chunk in client.generate(
-            [1, 2], SamplingParams(seed=0, temperature=0.0), Mode.AUTOREGRESSIVE
-        )
-    ]
+    await text_of(client, "abc")
+    sampling = SamplingParams(seed=0, temperature=0.0)
+    _ = [chunk async for chunk in client.generate([1, 2], sampling, Mode.AUTOREGRESSIVE)]
     default, explicit = target.calls
     assert default == GenerateCall(prompt="abc")
-    sampling = SamplingParams(seed=0, temperature=0.0)
     assert explicit == GenerateCall(prompt=(1, 2), sampling=sampling, mode=Mode.AUTOREGRESSIVE)
 
 
@@ -164,12 +192,12 @@ async def test_closing_the_iterator_ends_the_call_on_the_server(
 
 async def test_a_passed_deadline_is_a_deadline_error(client: TargetClient) -> None:
     with pytest.raises(DeadlineError, match="within the deadline"):
-        _ = [chunk async for chunk in client.generate("a*", timeout_seconds=0.05)]
+        await text_of(client, "a*", 0.05)
 
 
 async def test_a_request_that_the_server_cancels_is_a_cancelled_error(client: TargetClient) -> None:
     with pytest.raises(CancelledError, match="drained"):
-        _ = [chunk async for chunk in client.generate("a!")]
+        await text_of(client, "a!")
 
 
 async def test_bad_input_raises_the_error_of_the_server(client: TargetClient) -> None:
@@ -256,32 +284,15 @@ async def test_a_text_that_the_stopping_target_cancels_is_an_error_after_its_tok
 async def test_a_connection_lost_during_a_response_reports_the_received_tokens(
     endpoint: str,
 ) -> None:
-    pumps: list[asyncio.Task[None]] = []
-    writers: list[asyncio.StreamWriter] = []
-
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while some := await reader.read(1 << 16):
-            writer.write(some)
-
-    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, to_there = await asyncio.open_connection(*endpoint.split(":"))
-        writers.extend((writer, to_there))
-        pumps.append(asyncio.create_task(pump(reader, to_there)))
-        pumps.append(asyncio.create_task(pump(there, writer)))
-
-    proxy = await asyncio.start_server(relay, "127.0.0.1", 0)
-    address = f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
-    async with TargetClient(address) as client:
+    async with Service([endpoint]) as service, TargetClient(service.address) as client:
         chunks = client.generate("abc*")
         assert [(await anext(chunks)).text for _ in "abc"] == ["a", "b", "c"]
-        # The server accepts no second connection.
-        proxy.close()
-        for writer in writers:
-            writer.transport.abort()
-        lost = f"the connection to {address} was lost after 3 tokens, the text is incomplete: "
+        service.cut()
+        lost = (
+            f"the connection to {service.address} was lost after 3 tokens, the text is incomplete: "
+        )
         with pytest.raises(IncompleteTextError, match=lost):
             await anext(chunks)
-    await asyncio.gather(*pumps, return_exceptions=True)
 
 
 async def test_a_client_without_a_wait_sends_a_request_once() -> None:
@@ -306,41 +317,11 @@ async def test_a_wait_for_a_target_ends_with_the_cause(
     assert 2 <= len(target.calls) <= 4
 
 
-@asynccontextmanager
-async def virtual_address(backends: list[str]) -> AsyncIterator[str]:
-    """Behaves like a Service: a connection stays with the backend that is first when it opens."""
-    pumps: set[asyncio.Task[None]] = set()
-
-    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        try:
-            while block := await source.read(65536):
-                sink.write(block)
-        finally:
-            sink.close()
-            with contextlib.suppress(OSError):
-                await sink.wait_closed()
-
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host, _, port = backends[0].partition(":")
-        inner_reader, inner_writer = await asyncio.open_connection(host, int(port))
-        pumps.add(asyncio.create_task(pump(reader, inner_writer)))
-        pumps.add(asyncio.create_task(pump(inner_reader, writer)))
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    try:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        for task in pumps:
-            task.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
-
-
 async def test_requests_move_from_a_draining_target_and_its_streams_finish() -> None:
     old, new = Target(), Target()
     async with serving(old) as first, serving(new) as second:
         backends = [first]
-        async with virtual_address(backends) as endpoint, TargetClient(endpoint) as client:
+        async with Service(backends) as service, TargetClient(service.address) as client:
             stream = client.generate("a-b")
             assert (await anext(stream)).text == "a"
             old.num_refusals, backends[0] = 10_000, second

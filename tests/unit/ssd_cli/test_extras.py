@@ -46,37 +46,40 @@ def test_a_module_that_no_extra_installs_is_a_defect_with_a_stack() -> None:
     assert "Traceback" in started_without("grpc").stderr
 
 
-@pytest.mark.parametrize("argv", [["demo"], ["up"], ["check"], ["bench"], ["generate", "x"]])
-def test_without_torch_no_process_is_started(
-    argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def without(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    """Let a module seem not to be installed."""
     monkeypatch.setattr(
-        extras, "find_spec", lambda name: None if name == "torch" else sys.modules[__name__]
+        extras, "find_spec", lambda name: None if name == module else sys.modules[__name__]
     )
+
+
+NEEDS_TORCH = (["demo"], ["up"], ["check"], ["bench"], ["generate", "x"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "module", "names"),
+    [
+        *((argv, "torch", "cli,engine") for argv in NEEDS_TORCH),
+        (["distill", "--help"], "transformers", "cli,engine,distill"),
+    ],
+)
+def test_a_command_without_its_extra_starts_no_process(
+    argv: list[str],
+    module: str,
+    names: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    without(monkeypatch, module)
     assert run(argv) == 1
-    assert capsys.readouterr().err == (
-        "error: torch is not installed: pip install 'ssd-serving[cli,engine]'\n"
-    )
-
-
-def test_training_needs_its_extra_too(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        extras, "find_spec", lambda name: None if name == "transformers" else sys.modules[__name__]
-    )
-    assert run(["distill", "--help"]) == 1
-    assert capsys.readouterr().err == (
-        "error: transformers is not installed: pip install 'ssd-serving[cli,engine,distill]'\n"
-    )
+    wanted = f"error: {module} is not installed: pip install 'ssd-serving[{names}]'\n"
+    assert capsys.readouterr().err == wanted
 
 
 def test_a_gateway_needs_its_extra_too(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        extras, "find_spec", lambda name: None if name == "uvicorn" else sys.modules[__name__]
-    )
+    without(monkeypatch, "uvicorn")
     check_models(Deployment())
     assert run(["up", "--gateway"]) == 1
     assert "uvicorn is not installed: pip install 'ssd-serving[cli,engine,gateway]'" in (

@@ -22,19 +22,19 @@ def decoded(ratio: float, verify_seconds: float = VERIFY_SECONDS) -> VirtualTarg
 
 
 def test_tokens_fall_smoothly_with_the_time_of_a_table() -> None:
-    speeds = [decoded(ratio).tokens_per_verify for ratio in (0.5, 1, 1.5, 2, 4, 8)]
+    speeds = [decoded(ratio).tokens_per_verify for ratio in (0.8, 1, 1.5, 2, 4, 8)]
     assert speeds == sorted(speeds, reverse=True)
     # Whole tables only would yield 1 from ratio 1 on, if none were waited for.
     assert all(after > 0.55 * before for before, after in itertools.pairwise(speeds))
     assert speeds[1] > 0.9 * speeds[0]
 
 
-@pytest.mark.parametrize("ratio", [0.5, 1, 1.5, 2, 3, 4, 6])
+@pytest.mark.parametrize("ratio", [0.8, 1, 1.5, 2, 3, 4, 8])
 def test_no_table_is_late_although_it_is_not_complete(ratio: float) -> None:
     assert decoded(ratio).counts.late == 0
 
 
-@pytest.mark.parametrize("ratio", [4, 6, 8, 12, 24])
+@pytest.mark.parametrize("ratio", [4, 8, 12, 24])
 def test_a_very_slow_draft_costs_nothing(ratio: float) -> None:
     assert decoded(ratio).tokens_per_verify > 0.98
 

@@ -11,7 +11,8 @@ from tests.unit.ssd_draft import ledger_draft
 from tests.unit.ssd_draft.ledger_draft import Draft, FakeLink, N, a_text
 
 from ssd.engine.batch import BranchBatch
-from ssd.pool.link import DraftLink, Session
+from ssd.pool.link import DraftedSequence, DraftLink
+from ssd.pool.rounds import NewSequence
 from ssd.pool.table_deadline import RoundPace, Row, wait_until
 from ssd.speculation.table import OutcomeTable
 from ssd.types import Commit, LinkSettings, Welcome
@@ -70,9 +71,9 @@ class VirtualTarget:
         self._commits: list[tuple[float, Commit]] = []
         welcome = Welcome(epoch=1, max_sessions=1, lookahead=LOOKAHEAD, branches=N)
         self._draft_link = DraftLink("draft", welcome, lambda _message: None)
-        base_len = len(self.text.committed)
-        self._session = Session(1, 1, self._draft_link, base_len, 0.0, 1e9, MAX_LEN)
-        self._draft_link.request_table()
+        committed = tuple(self.text.committed)
+        new = NewSequence(sequence_id=1, token_ids=committed, max_len=MAX_LEN, seed=0)
+        self._session = self._draft_link.add_session(DraftedSequence(new), 0.0)
         run_branches = self.draft.runner.run_branches
 
         def run_slowly(batch: BranchBatch) -> torch.Tensor:

@@ -239,6 +239,7 @@ class Bench:
         sampling: SamplingParams | None = None,
         name: str = "scripted",
         max_sessions: int = 16,
+        max_len: int = 0,
         text: tuple[TokenId, ...] | None = None,
     ) -> ScriptedDraft:
         """Attach a draft whose tables follow from the tokens that the target will emit.
@@ -261,7 +262,11 @@ class Bench:
             script=tuple(script),
         )
         welcome = Welcome(
-            epoch=1, max_sessions=max_sessions, lookahead=LOOKAHEAD, branches=BRANCHES
+            epoch=1,
+            max_sessions=max_sessions,
+            lookahead=LOOKAHEAD,
+            branches=BRANCHES,
+            max_len=max_len,
         )
         link = DraftLink(name, welcome, draft.receive)
         self.pool.attach(link)

@@ -80,19 +80,6 @@ def test_only_links_that_accept_sessions_are_active() -> None:
     assert bench.pool.num_active == 1
 
 
-def test_an_opening_behind_others_has_more_time() -> None:
-    bench = Bench()
-    bench.join(SILENT)
-    for _ in range(3):
-        bench.submit([1] * 20, 20)
-    for _ in range(9):
-        bench.loop.run_round()
-    (link,) = bench.pool.links()
-    allowed = [each.open_by - each.requested_at for each in link.sessions.values()]
-    assert len(allowed) == 3
-    assert allowed[0] < allowed[1] < allowed[2]
-
-
 def test_an_open_session_stays_when_openings_are_closed() -> None:
     bench = Bench(circuit_breaker=False)
     first_alone = [Behaviour.HIT, Behaviour.HIT]
@@ -153,7 +140,7 @@ def test_the_lock_is_free_while_sessions_of_a_suspended_link_are_closed(
     bench = Bench()
     draft = bench.join(script)
     (link,) = bench.pool.links()
-    link._send = watch = LockWatch(bench, draft)
+    link.send = watch = LockWatch(bench, draft)
     bench.submit([1, 2, 3], 40)
     bench.loop.run_round()
     bench.clock.time += opening_seconds(3)
@@ -218,19 +205,6 @@ def test_a_sequence_that_a_draft_cannot_serve_is_excluded_there_and_no_other_is(
     assert large.openings == [1]
     bench.run()
     assert small.openings == [1, 2]
-
-
-def test_a_second_table_for_the_same_round_is_stale() -> None:
-    bench = Bench()
-    _, link, session = begun(bench, [Behaviour.SILENT, Behaviour.HIT])
-    first = session.table
-    assert first is not None
-    before = stale_frames()
-    frame = tables_frame(1, session.base_len, [5])
-    bench.pool.tables.receive(link, frame)
-    assert session.table is first
-    assert stale_frames() == before + 1
-    bench.run()
 
 
 @pytest.mark.parametrize("distance", [-1, -2])
@@ -337,15 +311,6 @@ def test_the_columns_that_have_arrived_are_proposed(behaviour: Behaviour) -> Non
     assert sink.statistics.rounds == 1 + -(-39 // (depth + 1))
 
 
-def test_a_draft_that_contradicts_itself_is_lost_and_changes_no_token() -> None:
-    bench = Bench()
-    bench.join([Behaviour.COLUMNS, Behaviour.COLUMNS, Behaviour.CONTRARY])
-    sink = bench.submit([1, 2, 3], 40)
-    bench.run()
-    assert bench.pool.links() == ()
-    assert sink.tokens == plain([1, 2, 3], 40, GREEDY)
-
-
 def test_a_draft_that_answers_every_round_never_exceeds_its_tables() -> None:
     bench = Bench()
     bench.join([Behaviour.HIT, Behaviour.LATE, Behaviour.MISS, Behaviour.HIT])
@@ -359,9 +324,8 @@ def test_a_draft_that_answers_every_round_never_exceeds_its_tables() -> None:
 
 def test_a_sequence_that_is_too_long_for_a_draft_is_not_opened_there() -> None:
     bench = Bench()
-    short, long = bench.join([Behaviour.HIT], name="short"), bench.join(SILENT, name="long")
-    short_link, _ = bench.pool.links()
-    short_link.max_len = 4
+    short = bench.join([Behaviour.HIT], name="short", max_len=4)
+    long = bench.join(SILENT, name="long")
     bench.submit([1, 2, 3, 4, 5], 10)
     bench.run()
     assert short.openings == []

@@ -1,16 +1,13 @@
 """The engine and the precision of the settings, and the choices of ``auto`` by what a CPU has."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
+import runpy
 from typing import Any
 
 import pytest
 import torch
 
-import ssd
-from ssd.engine import engine_choice
+from ssd.engine import engine_choice, precision
 from ssd.engine.engine_choice import EngineChoice, EngineRequest, choose_engine
 from ssd.engine.precision import SMALL_MODEL, TINY_MODEL, choose_precision
 from ssd.errors import SettingsError
@@ -96,14 +93,9 @@ def test_without_the_package_auto_is_torch(monkeypatch: pytest.MonkeyPatch) -> N
         choose(engine="openvino")
 
 
-def test_the_module_prints_the_choice_of_auto_as_json() -> None:
-    printed = subprocess.run(
-        [sys.executable, "-m", "ssd.engine.precision"],
-        cwd=Path(ssd.__file__).parents[1],
-        check=True,
-        capture_output=True,
-    )
-    found = json.loads(printed.stdout)
+def test_the_module_prints_the_choice_of_auto_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(precision.__file__, run_name="__main__")
+    found = json.loads(capsys.readouterr().out)
     choice = choose_precision("auto", "cpu")
     assert found["dtype"] == choice.dtype
     assert found["reason"].startswith(choice.reason)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.engines import CPU_ENGINES, load, on, store
+from tests.engines import CPU_ENGINES, load, on, paged, store
 from torch import Tensor
 
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, StoredNoise
@@ -53,16 +53,7 @@ def draft(bad_folder: Path, attention: str) -> DraftRunner:
 
 
 def verify(*rows: tuple[Sequence[int], int, Tensor]) -> PagedBatch:
-    """A batch of (columns, first position, block table)."""
-    tokens_BP = torch.zeros((len(rows), P), dtype=torch.int64)
-    for row, (tokens, _, _) in enumerate(rows):
-        tokens_BP[row, : len(tokens)] = torch.tensor(tokens)
-    return PagedBatch(
-        tokens_BP,
-        torch.tensor([first for _, first, _ in rows]),
-        torch.tensor([len(tokens) for tokens, _, _ in rows]),
-        torch.stack([table_J for _, _, table_J in rows]),
-    )
+    return paged(rows, P)
 
 
 def test_other_sequences_and_later_owners_of_the_blocks_have_the_same_bits(
@@ -100,11 +91,7 @@ def test_a_rejected_proposal_affects_no_earlier_row_and_no_later_round(
 def test_prefill_returns_the_first_column_that_is_not_finite(
     target: TargetRunner, tokens: list[int], expected: int | None
 ) -> None:
-    padded = [*tokens, *[BAD] * (CHUNK - len(tokens))]
-    batch = PagedBatch(
-        torch.tensor([padded]), torch.tensor([0]), torch.tensor([len(tokens)]), TABLE[None]
-    )
-    assert target.prefill(batch) == expected
+    assert target.prefill(paged([(tokens, 0, TABLE)], CHUNK, padding=BAD)) == expected
 
 
 def test_a_branch_affects_no_other_branch_and_no_other_session(draft: DraftRunner) -> None:

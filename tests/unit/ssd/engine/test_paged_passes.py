@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.engines import CPU_ENGINES, PlainLogits, inside, load, on, store
+from tests.engines import CPU_ENGINES, PlainLogits, inside, load, on, paged, store
 from torch import Tensor
 
 from ssd.engine.attention.context import MAX_CHUNKS_A_CALL
@@ -48,11 +48,8 @@ def tables(count: int, blocks_each: int = BLOCKS) -> Tensor:
 
 def columns(texts: Sequence[Sequence[int]], firsts: Sequence[int], tables_BJ: Tensor) -> PagedBatch:
     """What stands from ``firsts`` on, up to P columns; the rest is padding."""
-    tokens_BP = torch.full((len(texts), P), 200)
-    counts = [min(P, len(tokens) - first) for tokens, first in zip(texts, firsts, strict=True)]
-    for row, (tokens, first) in enumerate(zip(texts, firsts, strict=True)):
-        tokens_BP[row, : counts[row]] = torch.tensor(tokens[first : first + P])
-    return PagedBatch(tokens_BP, torch.tensor(firsts), torch.tensor(counts), tables_BJ)
+    rows = zip(texts, firsts, tables_BJ, strict=True)
+    return paged([(each[first : first + P], first, table) for each, first, table in rows], P, 200)
 
 
 def close(found: Tensor, expected: Tensor) -> None:

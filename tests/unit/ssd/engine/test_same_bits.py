@@ -14,7 +14,7 @@ import openvino
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.engines import load, store
+from tests.engines import load, paged, store
 from torch import Tensor
 
 from ssd.engine import same_bits, target_runner
@@ -107,15 +107,8 @@ def table(row: int) -> Tensor:
 
 def stack(rows: Sequence[tuple[Sequence[int], int, int]]) -> PagedBatch:
     """A batch of (columns, first position, which block table); what is padded is noise."""
-    tokens_BP = torch.randint(0, VOCAB, (len(rows), P), generator=PADDING)
-    for index, (tokens, _, _) in enumerate(rows):
-        tokens_BP[index, : len(tokens)] = torch.tensor(tokens)
-    return PagedBatch(
-        tokens_BP,
-        torch.tensor([first for _, first, _ in rows]),
-        torch.tensor([len(tokens) for tokens, _, _ in rows]),
-        torch.stack([table(row) for _, _, row in rows]),
-    )
+    noise_BP = torch.randint(0, VOCAB, (len(rows), P), generator=PADDING)
+    return paged([(tokens, first, table(row)) for tokens, first, row in rows], P, noise_BP)
 
 
 def decode_plainly(runner: TargetRunner, tokens: Sequence[int], first: int) -> Tensor:
@@ -360,9 +353,8 @@ def check_shared_beginning(runner: TargetRunner, shared: int) -> None:
     store(runner, tokens[:length], table(1))
     alone_BPV = runner.forward(stack([(tokens[length:], length, 1)]))
     own[: shared // BLOCK_SIZE] = table(0)[: shared // BLOCK_SIZE]
-    count = length - shared
-    rest_1P = torch.tensor([tokens[shared:length] + [0] * (-count % 128)])
-    runner.prefill(PagedBatch(rest_1P, torch.tensor([shared]), torch.tensor([count]), own[None]))
+    rest = tokens[shared:length]
+    runner.prefill(paged([(rest, shared, own)], len(rest) + -len(rest) % 128))
     batch = stack([(tokens[length:], length, 1)])
     found_BPV = runner.forward(replace(batch, block_tables_BJ=own[None]))
     assert torch.equal(found_BPV, alone_BPV)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.engines import paged
 from tests.ranks import on_ranks
 
 from ssd.engine.batch import PagedBatch
@@ -44,11 +45,7 @@ def texts(runner: TargetRunner, model: ModelConfig) -> list[list[int]]:
     prompt = [int(number) for number in torch.arange(11) * 37 % VOCAB_SIZE]
     sequences = [list(prompt), list(reversed(prompt))]
     for tokens, blocks_J in zip(sequences, BLOCKS, strict=True):
-        tokens_1P = torch.zeros((1, 16), dtype=torch.int64)
-        tokens_1P[0, : len(tokens) - 1] = torch.tensor(tokens[:-1])
-        zero_1 = torch.zeros(1, dtype=torch.int64)
-        batch = PagedBatch(tokens_1P, zero_1, zero_1 + len(tokens) - 1, blocks_J[None])
-        assert runner.prefill(batch) is None
+        assert runner.prefill(paged([(tokens[:-1], 0, blocks_J)], 16)) is None
     if isinstance(runner.execution, SplitTarget):
         runner.execution.send_keys_of(keys_of)
     for index in range(NUM_ROUNDS):

@@ -2,21 +2,18 @@
 
 import numpy as np
 import pytest
+from tests.unit.ssd.pool import links
+from tests.unit.ssd.pool.links import LOOKAHEAD, sequence
 
 from ssd.pool.link import DraftLink, Session
-from ssd.pool.session_registry import SessionRegistry
+from ssd.pool.table_deadline import opening_seconds
 from ssd.speculation.table import OutcomeTable
-from ssd.types import Welcome
-
-LOOKAHEAD = 6
 
 
 def opened(num_sessions: int) -> tuple[DraftLink, list[Session]]:
     """Sessions whose first tables, of base length 5, have arrived."""
-    welcome = Welcome(epoch=1, max_sessions=8, lookahead=LOOKAHEAD, branches=2)
-    link = DraftLink("draft", welcome, lambda _message: None)
-    registry = SessionRegistry()
-    sessions = [registry.add(link, each, 5, 0.0, 105) for each in range(num_sessions)]
+    link = links.link()
+    sessions = [link.add_session(sequence(), 0.0) for _ in range(num_sessions)]
     for _ in sessions:
         link.request_table()
     link.receive([table(each, 5) for each in sessions], 1.0)
@@ -92,3 +89,23 @@ def test_a_column_that_does_not_arrive_is_expected_later_next_time() -> None:
     assert session.row(0, 1, LOOKAHEAD).next_at == pytest.approx(2.2)
     link.note_round([session], 2.6)
     assert session.row(0, 1, LOOKAHEAD).next_at == pytest.approx(2.6)
+
+
+def test_an_opening_has_time_for_the_prompts_before_it() -> None:
+    link = links.link()
+    first, second = link.add_session(sequence(100), 7.0), link.add_session(sequence(50), 7.0)
+    assert first.open_by == 7.0 + opening_seconds(100)
+    assert second.open_by == 7.0 + opening_seconds(150)
+    first.is_open = True
+    assert link.add_session(sequence(10), 7.0).open_by == 7.0 + opening_seconds(60)
+
+
+def test_a_session_that_moves_has_another_number_and_ends_no_later_one() -> None:
+    link, moving = links.link(), sequence()
+    old = link.add_session(moving, 0.0)
+    old.remove()
+    assert (link.sessions, moving.session) == ({}, None)
+    new = link.add_session(moving, 0.0)
+    old.remove()
+    assert (moving.session, link.sessions) == (new, {new.number: new})
+    assert new.number != old.number

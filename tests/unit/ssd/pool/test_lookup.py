@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.unit.ssd.pool.links import sequence
 
 from ssd.pool import lookup as lookup_module
+from ssd.pool.link import DraftedSequence
 from ssd.pool.lookup import without_session
-from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup, NewSequence, RoundResult
-from ssd.pool.sequence import Continuation, DraftedSequence, continuation
+from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup, RoundResult
 from ssd.speculation.table import OutcomeTable
 from ssd.types import Branch, Explicit, LookupResult, Outcome
 
@@ -29,12 +30,12 @@ def look_up(
     return lookup_module.look_up(after, table, lambda text, num: tuple(text[:num]), acceptance)
 
 
-def continued(outcome: Outcome, remaining: int = 10) -> Continuation:
-    new = NewSequence(sequence_id=1, token_ids=(8, 9), max_len=2 + remaining, seed=0)
+def continued(outcome: Outcome, remaining: int = 10) -> DraftedSequence:
+    after = sequence(2, remaining)
     # What the round appended is in the text already.
-    verified = RoundResult(1, (), 0, outcome, is_finished=False, max_proposed=LOOKAHEAD)
-    after = continuation(DraftedSequence(new), verified, LOOKAHEAD)
-    assert after is not None
+    after.add_round(
+        RoundResult(1, (), 0, outcome, is_finished=False, max_proposed=LOOKAHEAD), LOOKAHEAD
+    )
     return after
 
 

@@ -6,42 +6,42 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.ssd.pool import links as bench
+from tests.unit.ssd.pool.links import sequence
 
 from ssd.pool.link import DraftLink, Session
 from ssd.pool.router import MIN_REMAINING_TOKENS, choose_link, session_to_move
-from ssd.pool.session_registry import SessionRegistry
-from ssd.types import Welcome
 
 NOW = 10.0
 
 
-def link(name: str = "draft", max_sessions: int = 4, max_len: int = 0, used: int = 0) -> DraftLink:
-    welcome = Welcome(epoch=1, max_sessions=max_sessions, lookahead=3, branches=2, max_len=max_len)
-    made = DraftLink(name, welcome, lambda _message: None)
-    registry = SessionRegistry()
-    for sequence_id in range(used):
-        registry.add(made, sequence_id, 5, NOW, 105)
+def link(max_sessions: int = 4, max_len: int = 0, used: int = 0) -> DraftLink:
+    made = bench.link(max_sessions=max_sessions, max_len=max_len)
+    for _ in range(used):
+        made.add_session(sequence(), NOW)
     return made
 
 
 def test_the_link_with_the_smallest_share_in_use_is_chosen() -> None:
     half, quarter = link(max_sessions=2, used=1), link(max_sessions=8, used=2)
-    assert choose_link([half, quarter], (), 5, NOW) is quarter
+    assert choose_link([half, quarter], sequence(), NOW) is quarter
 
 
 def test_a_full_link_is_not_chosen() -> None:
-    assert choose_link([link(max_sessions=2, used=2)], (), 5, NOW) is None
+    assert choose_link([link(max_sessions=2, used=2)], sequence(), NOW) is None
 
 
 def test_an_excluded_link_is_not_chosen() -> None:
     first, second = link(), link(used=3)
-    assert choose_link([first, second], {first}, 5, NOW) is second
+    chosen = sequence()
+    chosen.excluded_links.add(first)
+    assert choose_link([first, second], chosen, NOW) is second
 
 
 @pytest.mark.parametrize(("num_tokens", "has_room"), [(4, True), (5, False)])
 def test_sessions_are_shorter_than_the_maximum_length(num_tokens: int, *, has_room: bool) -> None:
     short = link(max_len=5)
-    assert (choose_link([short], (), num_tokens, NOW) is short) == has_room
+    assert (choose_link([short], sequence(num_tokens), NOW) is short) == has_room
 
 
 def test_a_link_that_is_suspended_paused_draining_or_lost_is_not_chosen() -> None:
@@ -50,8 +50,8 @@ def test_a_link_that_is_suspended_paused_draining_or_lost_is_not_chosen() -> Non
     paused.no_openings_before = NOW + 0.1
     draining.is_draining = True
     lost.lost_because = "closed"
-    assert choose_link([suspended, paused, draining, lost], (), 5, NOW) is None
-    assert choose_link([paused], (), 5, NOW + 0.1) is paused
+    assert choose_link([suspended, paused, draining, lost], sequence(), NOW) is None
+    assert choose_link([paused], sequence(), NOW + 0.1) is paused
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), max_size=5))
@@ -59,7 +59,7 @@ def test_no_link_with_room_has_a_smaller_share_than_the_chosen_one(
     shapes: list[tuple[int, int]],
 ) -> None:
     links = [link(max_sessions=most, used=min(most, used)) for most, used in shapes]
-    chosen = choose_link(links, (), 5, NOW)
+    chosen = choose_link(links, sequence(), NOW)
     with_room = [each for each in links if len(each.sessions) < each.max_sessions]
     shares = [len(each.sessions) / each.max_sessions for each in with_room]
     if chosen is None:
@@ -68,12 +68,8 @@ def test_no_link_with_room_has_a_smaller_share_than_the_chosen_one(
         assert len(chosen.sessions) / chosen.max_sessions == min(shares)
 
 
-_sequence_ids = itertools.count(100)
-
-
 def add(to: DraftLink, base_len: int = 100, remaining: int = 100, *, is_open: bool = True) -> None:
-    sequence_id, max_len = next(_sequence_ids), base_len + remaining
-    SessionRegistry().add(to, sequence_id, base_len, NOW, max_len).is_open = is_open
+    to.add_session(sequence(base_len, remaining), NOW).is_open = is_open
 
 
 def with_sessions(
@@ -85,10 +81,8 @@ def with_sessions(
     return made
 
 
-def moved(
-    links: Iterable[DraftLink], sustainable: int = 0, *, may_serve: bool = True
-) -> Session | None:
-    return session_to_move(links, lambda _: sustainable, lambda *_: may_serve, NOW)
+def moved(links: Iterable[DraftLink], sustainable: int = 0) -> Session | None:
+    return session_to_move(links, lambda _: sustainable, NOW)
 
 
 @pytest.mark.parametrize(("many", "few", "is_moved"), [(2, 0, True), (5, 3, True), (4, 3, False)])
@@ -128,7 +122,7 @@ def test_the_sequence_with_most_tokens_to_go_moves() -> None:
     add(source, remaining=500)
     session = moved([source, with_sessions(0)])
     assert session is not None
-    assert session.num_remaining == 500
+    assert session.sequence.num_remaining == 500
 
 
 def test_sessions_move_one_at_a_time() -> None:
@@ -139,13 +133,18 @@ def test_sessions_move_one_at_a_time() -> None:
 
 def test_no_session_moves_to_a_link_that_would_not_get_it() -> None:
     source, other = with_sessions(8), with_sessions(0)
-    assert moved([source, other], may_serve=False) is None
+    sequences = [each.sequence for each in source.sessions.values()]
+    for each in sequences:
+        each.excluded_links.add(other)
+    assert moved([source, other]) is None
+    sequences[0].excluded_links.clear()
     other.no_moves_before = NOW + 1
     assert moved([source, other]) is None
     other.no_moves_before = NOW
-    assert moved([source, other]) is not None
-    other.max_len = 100
-    assert moved([source, other]) is None
+    session = moved([source, other])
+    assert session is not None
+    assert session.sequence is sequences[0]
+    assert moved([source, link(max_len=100)]) is None
 
 
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), min_size=2, max_size=4))
@@ -153,8 +152,8 @@ def test_moves_end_and_leave_no_link_with_two_more_sessions(shapes: list[tuple[i
     links = [with_sessions(min(most, used), most) for most, used in shapes]
     num_moves = 0
     while (session := moved(links)) is not None:
-        del session.link.sessions[session.number]
-        chosen = choose_link(links, (), session.base_len, NOW)
+        session.remove()
+        chosen = choose_link(links, session.sequence, NOW)
         assert chosen is not None
         assert chosen is not session.link
         add(chosen)

@@ -3,6 +3,7 @@
 from typing import cast
 
 import pytest
+from tests.unit.ssd.pool import links
 
 from ssd.pool.link import DraftLink, LinkState, Session
 from ssd.pool.link_quality import LinkQuality
@@ -15,13 +16,12 @@ from ssd.ports import SystemClock
 from ssd.rpc.pool_codec import LinkStatus
 from ssd.speculation.controller import ControllerReport, Reason
 from ssd.speculation.round_record import RoundRecord
-from ssd.types import LookupResult, Peer, Welcome
+from ssd.types import LookupResult, Peer
 
 
 def link(max_sessions: int = 4, name: str = "10.0.0.1:1") -> DraftLink:
     peer = Peer(pod="demo-draft-0-x", node="n1", cell="0", weights_fingerprint="sha256:d")
-    welcome = Welcome(epoch=3, max_sessions=max_sessions, lookahead=3, branches=4, peer=peer)
-    return DraftLink(name, welcome, lambda _message: None)
+    return links.link(name, max_sessions, peer=peer)
 
 
 def pool() -> DraftPool:

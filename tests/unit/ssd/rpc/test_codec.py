@@ -7,6 +7,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.ssd.rpc.values import VALUES, any_of, tuples_of
 
 from ssd.errors import FieldError
 from ssd.rpc.bounds import MAX_TEXT_BYTES, MAX_TOKEN_IDS
@@ -26,7 +27,6 @@ from ssd.types import (
     ChatTurn,
     FinishReason,
     GenerationChunk,
-    LookupResult,
     Mode,
     Round,
     SamplingParams,
@@ -323,61 +323,28 @@ def test_a_value_that_cannot_be_encoded_is_a_field_error(call: GenerateCall) -> 
         generate_request(call)
 
 
-def test_a_chunk_is_unchanged_after_encoding_and_decoding() -> None:
-    a, b, z = TokenText(1, "a"), TokenText(2, "b"), TokenText(9, "z")
-    first = GenerationChunk(
-        token_ids=(1, 2),
-        text="ab",
-        seed=0,
-        rounds=tuple(Round((a, z), 1, (a, b), lookup) for lookup in LookupResult),
-    )
-    last = GenerationChunk(
-        token_ids=(3,),
-        text="\N{SNOWMAN}",
-        choice=1,
-        finish_reason=FinishReason.LENGTH,
-        usage=Usage(prompt_tokens=4, completion_tokens=3, cached_tokens=2),
-        statistics=SpeculationStatistics(
-            mode=Mode.SPECULATIVE,
-            rounds=9,
-            hits=5,
-            misses=2,
-            late=1,
-            proposed_tokens=30,
-            accepted_tokens=20,
-            time_to_first_token_seconds=0.1,
-            wall_seconds=2.0,
-            decode_seconds=1.9,
-            verify_seconds=0.02,
-            round_seconds=0.03,
-        ),
-    )
-    for chunk in (first, last):
-        wire = generate_response(chunk).SerializeToString()
-        assert generation_chunk(generate_pb2.GenerateResponse.FromString(wire)) == chunk
+TEXTS = tuples_of(any_of(TokenText))
+CHUNKS = any_of(
+    GenerationChunk,
+    token_ids=tuples_of(VALUES[int]),
+    logprobs=st.just(()),
+    seed=st.none() | st.integers(0, 2**64 - 1),
+    # A sequence that fails has an error instead.
+    finish_reason=st.sampled_from([None, *FinishReason]).filter(lambda each: each != "failed"),
+    rounds=tuples_of(any_of(Round, proposed=TEXTS, added=TEXTS)),
+    usage=st.none() | any_of(Usage),
+    statistics=st.none() | any_of(SpeculationStatistics),
+)
 
 
-def test_model_info_is_unchanged_after_encoding_and_decoding() -> None:
-    info = ModelInfo(
-        model="demo",
-        family="llama",
-        num_parameters=5,
-        vocab_size=VOCAB,
-        max_model_len=64,
-        dtype="bfloat16",
-        dtype_reason="set explicitly",
-        attention_backend="cpu",
-        device="cpu",
-        version="0.1",
-        tokenizer_fingerprint="f",
-        lookahead=6,
-        branches=24,
-        active_drafts=1,
-        max_num_seqs=16,
-        deterministic=True,
-        max_text_bytes=4096,
-        tool_format="hermes",
-    )
+@given(CHUNKS)
+def test_a_chunk_is_unchanged_after_encoding_and_decoding(chunk: GenerationChunk) -> None:
+    wire = generate_response(chunk).SerializeToString()
+    assert generation_chunk(generate_pb2.GenerateResponse.FromString(wire)) == chunk
+
+
+@given(any_of(ModelInfo))
+def test_model_info_is_unchanged_after_encoding_and_decoding(info: ModelInfo) -> None:
     assert model_info(model_info_response(info)) == info
     names = {field.name for field in generate_pb2.GetModelInfoResponse.DESCRIPTOR.fields}
     assert names == set(ModelInfo.__dataclass_fields__)

@@ -17,7 +17,15 @@ from ssd.rpc.client import DraftClient
 from ssd.rpc.link import MAX_INCOMING, LinkCall, LinkServerCall, RateLimit
 from ssd.rpc.link_codec import speculate_request
 from ssd.speculation.table import row_width
-from ssd.types import CloseSession, Draining, Heartbeat, OpenSession, SessionRefused, TargetMessage
+from ssd.types import (
+    CloseSession,
+    DraftMessage,
+    Draining,
+    Heartbeat,
+    OpenSession,
+    SessionRefused,
+    TargetMessage,
+)
 from ssd.v1 import speculation_pb2, speculation_pb2_grpc
 
 Serve = Callable[[LinkServerCall], Awaitable[None]]
@@ -43,6 +51,20 @@ async def linked(serve: Serve, max_outgoing: int = 1024) -> AsyncIterator[LinkCa
         await link.close()
 
 
+def collecting(
+    received: list[object], answer: Callable[[], DraftMessage | bytes | None] = lambda: None
+) -> Serve:
+    """Serve a link: collect its messages, and answer each."""
+
+    async def serve(call: LinkServerCall) -> None:
+        while (message := await call.receive()) is not None:
+            received.append(message)
+            if (answered := answer()) is not None:
+                call.send(answered)
+
+    return serve
+
+
 async def receive_until_closed(call: LinkServerCall) -> None:
     while await call.receive() is not None:
         pass
@@ -51,12 +73,10 @@ async def receive_until_closed(call: LinkServerCall) -> None:
 async def test_messages_arrive_typed_and_in_order() -> None:
     received: list[object] = []
 
-    async def serve(call: LinkServerCall) -> None:
-        while (message := await call.receive()) is not None:
-            received.append(message)
-            call.send(SessionRefused(len(received), "max_sessions"))
+    def refuse() -> SessionRefused:
+        return SessionRefused(len(received), "max_sessions")
 
-    async with linked(serve) as link:
+    async with linked(collecting(received, refuse)) as link:
         sent: list[TargetMessage] = [HELLO, *(CloseSession(number) for number in range(1, 30))]
         for message in sent:
             link.send(message)
@@ -145,13 +165,7 @@ async def test_a_draft_detects_a_lost_target() -> None:
 
 async def test_frames_arrive_in_order_with_other_messages_from_any_thread() -> None:
     received: list[object] = []
-
-    async def serve(call: LinkServerCall) -> None:
-        while (message := await call.receive()) is not None:
-            received.append(message)
-            call.send(b"tables")
-
-    async with linked(serve) as link:
+    async with linked(collecting(received, lambda: b"tables")) as link:
         sent: list[TargetMessage | bytes] = [HELLO, b"one", CloseSession(1), b"two", b""]
 
         def send_all() -> None:
@@ -237,12 +251,7 @@ async def test_control_messages_renew_the_lease_and_frames_do_not() -> None:
 
 async def test_a_channel_carries_frames_with_the_number_of_openings_before_them() -> None:
     received: list[object] = []
-
-    async def serve(call: LinkServerCall) -> None:
-        while (message := await call.receive()) is not None:
-            received.append(message)
-
-    async with linked(serve) as link:
+    async with linked(collecting(received)) as link:
         link.use(channel := RecordedChannel(link))
         opening = OpenSession(session=1, token_ids=(2, 3), seed=9, temperature=0.0, max_len=9)
         for message in (b"one", HELLO, opening, CloseSession(1), Heartbeat(), b"two"):

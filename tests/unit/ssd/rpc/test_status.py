@@ -97,13 +97,6 @@ def test_each_error_class_is_in_the_table_or_cannot_reach_a_caller() -> None:
             assert error in served or is_not_sent, error
 
 
-def test_a_field_error_carries_the_violation() -> None:
-    violation = error_details_pb2.BadRequest()
-    assert any(each.Unpack(violation) for each in to_status(FieldError("text", "is empty")).details)
-    assert violation.field_violations[0].field == "text"
-    assert violation.field_violations[0].description == "is empty"
-
-
 def test_overload_contains_the_retry_delay() -> None:
     error = OverloadedError("full", 2.5)
     status = to_status(error)

@@ -1,5 +1,6 @@
 """Outcome tables and commits: look-up, and their rows in a frame."""
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
@@ -198,58 +199,56 @@ def altered(rows_RW: Int32s, row: int, column: int, value: int) -> Int32s:
     return rows_RW
 
 
-@pytest.mark.parametrize(
-    ("row", "column", "value"),
-    [
-        (0, 0, -1),
-        (0, 1, -5),
-        (0, 2, -1),
-        (0, 2, 0),
-        (0, 2, 5),
-        (0, 3, 0),
-        (0, 3, LOOKAHEAD + 1),
-        (0, 4, 0),
-        (0, 8, 0),
-        (1, 0, -1),
-        (1, 0, LOOKAHEAD + 1),
-        (1, 1, -1),
-        (1, 2, -2),
-        (1, 2, -1),
-        (1, 3, -1),
-        (2, 4, 6),
-        (1, 5, 3),
-    ],
-)
-def test_a_bad_number_in_a_table_is_rejected_with_row_and_column(
-    row: int, column: int, value: int
-) -> None:
-    with pytest.raises(FrameError, match=f"row {row}, column {column}: {value} "):
-        unpack_tables(altered(TABLES_RW, row, column, value))
+BAD_TABLES = [
+    (0, 0, -1),
+    (0, 1, -5),
+    (0, 2, -1),
+    (0, 2, 0),
+    (0, 2, 5),
+    (0, 3, 0),
+    (0, 3, LOOKAHEAD + 1),
+    (0, 4, 0),
+    (0, 8, 0),
+    (1, 0, -1),
+    (1, 0, LOOKAHEAD + 1),
+    (1, 1, -1),
+    (1, 2, -2),
+    (1, 2, -1),
+    (1, 3, -1),
+    (2, 4, 6),
+    (1, 5, 3),
+]
+BAD_COMMITS = [
+    (0, 0, -1),
+    (0, 1, -1),
+    (0, 2, LOOKAHEAD + 1),
+    (0, 2, -1),
+    (0, 3, -1),
+    (0, 4, -2),
+    (0, 5, -1),
+    (0, 5, LOOKAHEAD + 1),
+    (0, 6, -1),
+    (0, 7, 3),
+    (1, 8, -1),
+    (1, 9, 0),
+    (1, 7, -2),
+]
+"""Row, column and number."""
 
 
 @pytest.mark.parametrize(
-    ("row", "column", "value"),
+    ("unpack", "rows_RW", "place"),
     [
-        (0, 0, -1),
-        (0, 1, -1),
-        (0, 2, LOOKAHEAD + 1),
-        (0, 2, -1),
-        (0, 3, -1),
-        (0, 4, -2),
-        (0, 5, -1),
-        (0, 5, LOOKAHEAD + 1),
-        (0, 6, -1),
-        (0, 7, 3),
-        (1, 8, -1),
-        (1, 9, 0),
-        (1, 7, -2),
+        *((unpack_tables, TABLES_RW, each) for each in BAD_TABLES),
+        *((unpack_commits, COMMITS_RW, each) for each in BAD_COMMITS),
     ],
 )
-def test_a_bad_number_in_a_commit_is_rejected_with_row_and_column(
-    row: int, column: int, value: int
+def test_a_bad_number_is_rejected_with_row_and_column(
+    unpack: Callable[[Int32s], object], rows_RW: Int32s, place: tuple[int, int, int]
 ) -> None:
+    row, column, value = place
     with pytest.raises(FrameError, match=f"row {row}, column {column}: {value} "):
-        unpack_commits(altered(COMMITS_RW, row, column, value))
+        unpack(altered(rows_RW, row, column, value))
 
 
 def test_a_depth_that_is_not_that_of_the_branches_is_rejected() -> None:

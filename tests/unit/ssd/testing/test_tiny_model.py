@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.engines import paged, store
 from torch import Tensor
 
-from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
+from ssd.engine.batch import BranchBatch, ProposalBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
-from ssd.engine.runner import ModelRunner
 from ssd.engine.target_runner import TargetRunner
 from ssd.testing.tiny_model import TinyModel
 
@@ -40,24 +40,9 @@ def runner(model: TinyModel) -> TargetRunner:
     return model.make_runner(TargetRunner, ENGINE)
 
 
-def store(runner: ModelRunner, tokens: Sequence[int]) -> None:
-    for first in range(0, len(tokens), 16):
-        piece = torch.tensor(tokens[first : first + 16])
-        tokens_1P = torch.zeros((1, 16), dtype=torch.int64)
-        tokens_1P[0, : len(piece)] = piece
-        runner.prefill(
-            PagedBatch(tokens_1P, torch.tensor([first]), torch.tensor([len(piece)]), BLOCKS_J[None])
-        )
-
-
 def verify(runner: TargetRunner, tokens: Sequence[int], first: int) -> Tensor:
-    columns = torch.tensor(tokens[first : first + P])
-    tokens_1P = torch.zeros((1, P), dtype=torch.int64)
-    tokens_1P[0, : len(columns)] = columns
-    logits_BPV = runner.forward(
-        PagedBatch(tokens_1P, torch.tensor([first]), torch.tensor([len(columns)]), BLOCKS_J[None])
-    )
-    return logits_BPV[0, : len(columns)]
+    columns = tokens[first : first + P]
+    return runner.forward(paged([(columns, first, BLOCKS_J)], P))[0, : len(columns)]
 
 
 @settings(max_examples=30, deadline=None)
@@ -66,7 +51,7 @@ def test_a_runner_returns_the_exact_law(
     model: TinyModel, runner: TargetRunner, tokens: list[int], start: int
 ) -> None:
     first = max(0, len(tokens) - 1 - start % P)
-    store(runner, tokens[:first])
+    store(runner, tokens[:first], BLOCKS_J)
     found_PV = verify(runner, tokens, first)
     expected = [model.law(tokens[: first + i + 1]) for i in range(len(found_PV))]
     assert torch.equal(found_PV, torch.stack(expected))
@@ -76,7 +61,7 @@ def test_bfloat16_counts_without_error() -> None:
     model = TinyModel(VOCAB, dtype=torch.bfloat16)
     runner = model.make_runner(TargetRunner, replace(ENGINE, dtype="bfloat16"))
     tokens = torch.randint(0, VOCAB, (120,), generator=torch.Generator().manual_seed(1)).tolist()
-    store(runner, tokens[:116])
+    store(runner, tokens[:116], BLOCKS_J)
     expected = [model.law(tokens[: i + 1]) for i in range(116, 120)]
     assert torch.equal(verify(runner, tokens, 116), torch.stack(expected))
 
@@ -90,7 +75,7 @@ def test_a_stale_token_in_the_pages_changes_the_logits(
     model: TinyModel, runner: TargetRunner
 ) -> None:
     tokens = [0, 1, 2, 3, 4, 0, 1, 2]
-    store(runner, [0, 1, 2, 4, 4, 0, 1])
+    store(runner, [0, 1, 2, 4, 4, 0, 1], BLOCKS_J)
     assert not torch.equal(verify(runner, tokens, 7)[0], model.law(tokens))
 
 
@@ -100,7 +85,7 @@ def test_branches_return_the_exact_law(model: TinyModel) -> None:
     own = [[0, 1, 2, 3], [4, 4, 0, 1], [2, 3, 3, 0]]
     trunk = torch.tensor([len(committed) - 1])
     slot, table_BJ = torch.tensor([1]), BLOCKS_J[None]
-    store(runner, committed[:-1])
+    store(runner, committed[:-1], BLOCKS_J)
     columns = torch.tensor([[committed[-1], *proposal, 0]])
     logits_BPV = runner.run_proposals(ProposalBatch(slot, columns, slot * 3, trunk, table_BJ))
     for count in range(3):

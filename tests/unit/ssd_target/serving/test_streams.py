@@ -183,15 +183,6 @@ async def test_a_reader_of_another_continuation_of_the_request_is_not_stalled() 
     assert other.is_abandoned
 
 
-async def test_a_stream_whose_reader_continues_is_not_abandoned() -> None:
-    ends = Ends(stall_seconds=60.0)
-    for second in range(0, 600, 50):
-        ends.clock.advance(50.0)
-        ends.stream.put(chunk(second))
-        await ends.stream.take()
-    assert not ends.stream.is_abandoned
-
-
 async def test_the_buffer_of_a_stream_is_bounded() -> None:
     ends = Ends(buffer_tokens=3)
     ends.stream.put(chunk(1, 2, 3))

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.paged_attention import PagedCase, compare_paged, paged_cases
 from torch import Tensor
 from torch.fx import GraphModule
 
 from ssd.engine.attention import paged_flex, paged_reference
-from ssd.engine.attention.check import PagedCase, compare_paged, paged_cases
 from ssd.engine.attention.dense import attend_beside, attend_dense
 from ssd.engine.attention.paged import PagedAttention, make_paged, num_visible
 from ssd.engine.attention.paged_flex import PagedFlex

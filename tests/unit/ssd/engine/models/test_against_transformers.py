@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engines import load, on, store
+from tests.engines import load, on, paged, store
 
-from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.target_runner import TargetRunner
 
@@ -113,13 +112,8 @@ def test_logits_equal_those_of_the_reference_library(
             expected_RV = reference(tokens_R[None]).logits[0]
         first = max(0, length - P)
         store(runner, tokens_R[:first].tolist(), blocks_J)
-        tokens_1P = torch.zeros((1, P), dtype=torch.int64)
-        tokens_1P[0, : length - first] = tokens_R[first:]
-        logits_BPV = runner.forward(
-            PagedBatch(
-                tokens_1P, torch.tensor([first]), torch.tensor([length - first]), blocks_J[None]
-            )
-        )
+        columns = tokens_R[first:].tolist()
+        logits_BPV = runner.forward(paged([(columns, first, blocks_J)], P))
         found_RV = logits_BPV[0, : length - first]
         assert expected_RV.abs().max() > 1
         torch.testing.assert_close(found_RV, expected_RV[first:], atol=1e-4, rtol=0)

@@ -15,7 +15,7 @@ from ssd.engine.target_runner import TargetRunner
 from ssd.errors import WeightsError
 from ssd.testing.tiny_folder import write_tiny_folder
 
-NAME = "model.layers.1.mlp.up_proj.weight"
+NAME, EMBEDDING = "model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"
 ENGINE = EngineConfig(max_model_len=64, max_num_seqs=1, dtype="float32")
 
 
@@ -94,46 +94,31 @@ def test_a_derived_tensor_is_ignored(folder: Path) -> None:
     )
 
 
-def test_a_missing_tensor_is_named(folder: Path) -> None:
-    change(folder, **{NAME: None})
-    with pytest.raises(WeightsError, match=rf"model: tensor {NAME} is missing"):
-        load(TargetRunner, folder, ENGINE)
-
-
-def test_a_surplus_tensor_is_named(folder: Path) -> None:
-    change(folder, extra=torch.ones(1))
-    with pytest.raises(WeightsError, match=r"model\.safetensors: tensor extra belongs to no layer"):
-        load(TargetRunner, folder, ENGINE)
-
-
-def test_a_tensor_of_another_shape_is_named(folder: Path) -> None:
-    change(folder, **{NAME: torch.ones(64, 31)})
-    with pytest.raises(
-        WeightsError, match=rf"safetensors: tensor {NAME} has shape \[64, 31\], not \[64, 32\]"
-    ):
-        load(TargetRunner, folder, ENGINE)
-
-
-def test_a_quantised_tensor_is_named(folder: Path) -> None:
-    change(folder, **{NAME: torch.ones((64, 32), dtype=torch.int8)})
-    with pytest.raises(WeightsError, match=rf"tensor {NAME} is stored as I8"):
-        load(TargetRunner, folder, ENGINE)
-
-
-@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
-def test_a_tensor_with_a_value_that_is_not_finite_is_named(folder: Path, number: float) -> None:
-    weight = torch.ones((64, 32))
+def with_a(number: float, rows: int) -> Tensor:
+    weight = torch.ones((rows, 32))
     weight[3, 5] = number
-    change(folder, **{NAME: weight})
-    with pytest.raises(WeightsError, match=rf"safetensors: tensor {NAME} contains NaN or infinity"):
-        load(TargetRunner, folder, ENGINE)
+    return weight
 
 
-def test_a_tied_embedding_must_be_finite_since_every_row_of_logits_reads_it(folder: Path) -> None:
-    weight = torch.ones((257, 32))
-    weight[3] = torch.nan
-    change(folder, **{"model.embed_tokens.weight": weight})
-    with pytest.raises(WeightsError, match=r"embed_tokens\.weight contains NaN"):
+@pytest.mark.parametrize(
+    ("name", "tensor", "problem"),
+    [
+        (NAME, None, rf"model: tensor {NAME} is missing"),
+        ("extra", torch.ones(1), r"model\.safetensors: tensor extra belongs to no layer"),
+        (NAME, torch.ones(64, 31), rf"tensor {NAME} has shape \[64, 31\], not \[64, 32\]"),
+        (NAME, torch.ones(64, 32).char(), rf"tensor {NAME} is stored as I8"),
+        (NAME, with_a(torch.nan, 64), rf"safetensors: tensor {NAME} contains NaN or infinity"),
+        (NAME, with_a(torch.inf, 64), rf"tensor {NAME} contains NaN or infinity"),
+        (NAME, with_a(-torch.inf, 64), rf"tensor {NAME} contains NaN or infinity"),
+        # Every row of logits reads a tied embedding.
+        (EMBEDDING, with_a(torch.nan, 257), r"embed_tokens\.weight contains NaN"),
+    ],
+)
+def test_a_tensor_that_is_missing_surplus_or_wrong_is_named(
+    folder: Path, name: str, tensor: Tensor | None, problem: str
+) -> None:
+    change(folder, **{name: tensor})
+    with pytest.raises(WeightsError, match=problem):
         load(TargetRunner, folder, ENGINE)
 
 

@@ -1,4 +1,4 @@
-"""A kernel on pages against attention to each sequence on its own, for tests and the GPU check.
+"""A kernel on pages against attention to each sequence on its own, on a CPU and on a GPU.
 
 The expected values do not come from the code under test: torch's own attention over the contiguous
 keys of one sequence, and its log-sum-exp, in float64.

@@ -1,0 +1,24 @@
+"""Links without a network, and sequences for their sessions."""
+
+from typing import Any
+
+from ssd.pool.link import DraftedSequence, DraftLink
+from ssd.pool.rounds import NewSequence
+from ssd.types import Welcome
+
+LOOKAHEAD = 6
+
+
+def link(name: str = "draft", max_sessions: int = 8, **fields: Any) -> DraftLink:
+    welcome = Welcome(epoch=3, max_sessions=max_sessions, lookahead=LOOKAHEAD, branches=2, **fields)
+    return DraftLink(name, welcome, lambda _message: None)
+
+
+def sequence(num_tokens: int = 5, remaining: int = 100) -> DraftedSequence:
+    """A sequence without a session."""
+    max_len = num_tokens + remaining
+    return DraftedSequence(
+        NewSequence(
+            sequence_id=1, token_ids=tuple(range(8, 8 + num_tokens)), max_len=max_len, seed=0
+        )
+    )
