@@ -60,7 +60,7 @@ class PassPlan:
 
     apply: tuple[Object, ...] = ()
     drains: DrainPlan = field(default_factory=DrainPlan)
-    """Marks, calls and pods to delete; its replicas are in ``apply``."""
+    """Drains, and pods to delete; its replicas are in ``apply``."""
     scale: Decision | None = None
     """Number of drafts to write to the resource."""
     delete: tuple[Ref, ...] = ()
@@ -76,7 +76,7 @@ class PassPlan:
     @property
     def is_writing(self) -> bool:
         """Whether carrying this out changes anything in the cluster."""
-        drains = self.drains.marks or self.drains.delete_pods
+        drains = any(each.is_new for each in self.drains.drains) or self.drains.delete_pods
         return bool(self.apply or drains or self.scale or self.delete)
 
 

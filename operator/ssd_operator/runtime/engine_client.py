@@ -21,7 +21,7 @@ from ssd_operator.children.names import DRAFT_PORT, TARGET_PORT, Component
 from ssd_operator.observe.cluster import Key
 from ssd_operator.observe.pod_state import Address
 from ssd_operator.observe.snapshot import PoolFact
-from ssd_operator.policy.drain import DrainCall
+from ssd_operator.policy.drain import Drain
 from ssd_operator.runtime import metrics
 from ssd_operator.runtime.engine_credentials import EngineCredentials
 
@@ -52,7 +52,7 @@ class Engines(Protocol):
         """Results of drains of a resource's drafts, by pod; empty while one runs."""
         ...
 
-    def drain(self, key: Key, calls: Iterable[DrainCall]) -> None:
+    def drain(self, key: Key, wanted: Iterable[Drain]) -> None:
         """Begin these drains; those that have begun continue."""
         ...
 
@@ -89,13 +89,14 @@ class EngineClients:
         """See ``Engines``."""
         return dict(self._drains.get(key, {}))
 
-    def drain(self, key: Key, calls: Iterable[DrainCall]) -> None:
+    def drain(self, key: Key, wanted: Iterable[Drain]) -> None:
         """See ``Engines``."""
         drains = self._drains.setdefault(key, {})
-        for call in calls:
-            if call.pod not in drains:
-                drains[call.pod] = ""
-                self._start((key, call.pod, None), self._drain_and_report(key, call))
+        for each in wanted:
+            if each.address is not None and each.pod not in drains:
+                drains[each.pod] = ""
+                work = self._drain_and_report(key, each.pod, each.address, each.deadline)
+                self._start((key, each.pod, None), work)
 
     def follow(self, key: Key, targets: Mapping[str, Address], pods: AbstractSet[str]) -> None:
         """See ``Engines``."""
@@ -162,21 +163,23 @@ class EngineClients:
         if old is None or _states(old) != _states(fact):
             self._wake(key)
 
-    async def _drain_and_report(self, key: Key, call: DrainCall) -> None:
-        result = await self._drain_draft(key, call)
+    async def _drain_and_report(
+        self, key: Key, pod: str, address: Address, deadline: float
+    ) -> None:
+        result = await self._drain_draft(key, pod, address, deadline)
         metrics.DRAINS_TOTAL.labels(result).inc()
-        _log.info("drain_ended", pod=call.pod, result=result)
+        _log.info("drain_ended", pod=pod, result=result)
         drains = self._drains.get(key, {})
-        if call.pod in drains:
-            drains[call.pod] = result
+        if pod in drains:
+            drains[pod] = result
             self._wake(key)
 
-    async def _drain_draft(self, key: Key, call: DrainCall) -> str:
+    async def _drain_draft(self, key: Key, pod: str, address: Address, deadline: float) -> str:
         """Drain one draft; returns the result."""
         service = f"{key[1]}-{Component.DRAFT}"
-        credentials = self._credentials.of(key, service, call.address)
-        endpoint = join_address(call.address.host, DRAFT_PORT)
-        end = self._now() + min(call.seconds, LONGEST_DRAIN_SECONDS)
+        credentials = self._credentials.of(key, service, address)
+        endpoint = join_address(address.host, DRAFT_PORT)
+        end = min(deadline, self._now() + LONGEST_DRAIN_SECONDS)
         has_begun = False
         async with DraftClient(endpoint, credentials) as draft:
             while (left := end - self._now()) > 0:
@@ -193,7 +196,7 @@ class EngineClients:
                     if has_begun:
                         return "Drained"  # the process ends after its last session
                 except (SSDError, TimeoutError) as error:
-                    _log.debug("draft_unreachable", pod=call.pod, error=str(error))
+                    _log.debug("draft_unreachable", pod=pod, error=str(error))
                 await asyncio.sleep(DRAIN_POLL_SECONDS)
         return "TimedOut" if has_begun else "Unreachable"
 

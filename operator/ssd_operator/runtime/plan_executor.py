@@ -1,7 +1,7 @@
 """Carries a plan out, call by call: one that is refused does not stop the others."""
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,7 +31,7 @@ from ssd_operator.policy.apply_failures import (
     merged,
     refusal,
 )
-from ssd_operator.policy.drain import DrainCall, Mark
+from ssd_operator.policy.drain import Drain, victim_annotations
 from ssd_operator.policy.plan import PassPlan
 from ssd_operator.policy.scaling import Decision
 from ssd_operator.runtime import metrics
@@ -60,8 +60,7 @@ class PlanExecutor:
             MissingError: it is gone, or a kind is not served any more.
         """
         # A pod that has its mark drains, also if a call of this pass fails.
-        new = {mark.pod for mark in decided.drains.marks}
-        self.engines.drain(self.key, [each for each in decided.drains.calls if each.pod not in new])
+        self.engines.drain(self.key, [each for each in decided.drains.drains if not each.is_new])
         for ref, call in self._calls(decided):
             try:
                 await call()
@@ -91,9 +90,9 @@ class PlanExecutor:
         for each in decided.apply:
             yield (ref := ref_of(each)), partial(self._apply, each, decided.wanted[ref])
         pods = {name_of(pod): pod for pod in self.snapshot.pods}
-        for mark in decided.drains.marks:
-            drains = [each for each in decided.drains.calls if each.pod == mark.pod]
-            yield Ref("Pod", mark.pod), partial(self._drain, pods[mark.pod], mark, drains)
+        for drain in decided.drains.drains:
+            if drain.is_new:
+                yield Ref("Pod", drain.pod), partial(self._drain, pods[drain.pod], drain)
         for name in decided.drains.delete_pods:
             yield Ref("Pod", name), partial(self._delete, pods[name])
         if decided.scale is not None:
@@ -176,18 +175,19 @@ class PlanExecutor:
         if found is not None and not is_ours(found, self.resource.uid):
             raise RefusedError(f"{ref} belongs to another owner; rename or remove it")
 
-    async def _drain(self, pod: Object, mark: Mark, drains: Sequence[DrainCall]) -> None:
+    async def _drain(self, pod: Object, drain: Drain) -> None:
         """Mark a pod, then start its drain: a restarted operator only sees the mark.
 
         Without it the pod would stay and accept no session.
         """
-        await self._patch_pod(pod, {"annotations": mark.annotations})
-        self.engines.drain(self.key, drains)
-
-    async def _patch_pod(self, pod: Object, metadata: Object) -> None:
-        changes = {"metadata": {"uid": pod["metadata"]["uid"], **metadata}}
+        metadata = {
+            "uid": pod["metadata"]["uid"],
+            "annotations": victim_annotations(drain.deadline),
+        }
         with contextlib.suppress(MissingError):
-            self.cache.put(await self.cluster.patch(self.resource.namespace, ref_of(pod), changes))
+            ref, changes = ref_of(pod), {"metadata": metadata}
+            self.cache.put(await self.cluster.patch(self.resource.namespace, ref, changes))
+        self.engines.drain(self.key, [drain])
 
     async def _scale(self, decision: Decision) -> None:
         changes = {"spec": {"replicas": decision.replicas}}

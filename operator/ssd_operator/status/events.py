@@ -72,8 +72,7 @@ def status_events(old: Object, new: Object) -> tuple[Event, ...]:
 
 def drain_events(plan: DrainPlan, results: Mapping[str, str]) -> tuple[Event, ...]:
     """Events of drains that begin in this plan, or that have ended."""
-    called = {call.pod for call in plan.calls}
-    begun = [mark.pod for mark in plan.marks if mark.pod in called]
+    begun = [each.pod for each in plan.drains if each.is_new and each.address is not None]
     events = [Event("Normal", "DraftDraining", f"{pod} accepts no more sessions.") for pod in begun]
     for pod, result in sorted(results.items()):
         if result == "Drained":

@@ -19,7 +19,7 @@ from ssd_operator.observe.cluster import ClusterError, Key, Ref
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.pod_state import Address, is_ready, name_of
 from ssd_operator.observe.snapshot import PoolFact
-from ssd_operator.policy.drain import DrainCall
+from ssd_operator.policy.drain import Drain
 from ssd_operator.runtime.reconcile import Reconciler
 
 KEY: Key = ("default", "demo")
@@ -54,9 +54,10 @@ class MemoryEngines:
         self.followed = dict(targets)
         self.facts = {pod: fact for pod, fact in self.facts.items() if pod in pods}
 
-    def drain(self, key: Key, calls: Iterable[DrainCall]) -> None:
-        for call in calls:
-            self.facts.setdefault(call.pod, "")
+    def drain(self, key: Key, wanted: Iterable[Drain]) -> None:
+        for each in wanted:
+            if each.address is not None:
+                self.facts.setdefault(each.pod, "")
 
     def finish(self) -> bool:
         """End all drains with success; whether any was running."""

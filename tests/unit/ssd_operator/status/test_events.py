@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.pod_state import Address
-from ssd_operator.policy.drain import DrainCall, DrainPlan, Mark
+from ssd_operator.policy.drain import Drain, DrainPlan
 from ssd_operator.status.events import (
     QUIET_SECONDS,
     Event,
@@ -97,10 +97,11 @@ def test_status_changes_have_events(old: Object, new: Object, reasons: list[str]
 
 
 def test_a_drain_has_an_event_at_its_begin_and_its_end() -> None:
-    begun = DrainPlan(
-        marks=(Mark(pod="d0", deadline=9), Mark(pod="pending", deadline=0)),
-        calls=(DrainCall(pod="d0", address=Address("10.0.0.1"), seconds=9),),
+    called, pending = (
+        Drain("d0", 9, Address("10.0.0.1"), is_new=True),
+        Drain("pending", 0, None, is_new=True),
     )
+    begun = DrainPlan(drains=(called, pending, Drain("d1", 9, Address("10.0.0.2"))))
     assert [event.message for event in drain_events(begun, {})] == ["d0 accepts no more sessions."]
     running = {"d0": "", "d1": ""}
     ended = {
