@@ -456,6 +456,11 @@ class Resource:
     spec: Spec
     annotations: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name."""
+        return self.namespace, self.name
+
 
 def drafts_of_cell(replicas: int, num_cells: int, cell: int) -> int:
     """Drafts of one cell: n // C each, the first n mod C cells one more."""

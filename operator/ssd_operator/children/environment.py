@@ -9,17 +9,17 @@ from typing import Any
 
 from ssd_operator.api import reserved
 from ssd_operator.api.spec import Object, Source, SsdEngine
-from ssd_operator.children.names import (
+from ssd_operator.children.objects import (
     DRAFT_PORT,
     HTTP_PORT,
     TARGET_PORT,
     Component,
+    Workload,
     child_name,
     draft_deployment,
     server_name,
     spiffe_id,
 )
-from ssd_operator.children.objects import Workload
 from ssd_operator.children.resources import num_threads
 
 TERMINATION_LOG = "/dev/termination-log"

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ssd_operator.api.spec import Object, drafts_of_cell
-from ssd_operator.children.names import draft_cells, draft_deployment
+from ssd_operator.children.objects import draft_cells, draft_deployment
 from ssd_operator.children.placement import effective_policy
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import (

@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ssd_operator.api.spec import Object
-from ssd_operator.children.names import CELL_LABEL, HASH_ANNOTATION
-from ssd_operator.children.objects import Workload
+from ssd_operator.children.objects import CELL_LABEL, HASH_ANNOTATION, Workload
 from ssd_operator.children.pods import affinity_to, preflight_spec
 from ssd_operator.observe.cluster import Ref, ref_of
 from ssd_operator.observe.diagnosis import PodReason, diagnose

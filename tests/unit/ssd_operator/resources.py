@@ -29,8 +29,13 @@ from ssd_operator.api.spec import (
     drafts_of_cell,
 )
 from ssd_operator.children.manifests import wanted
-from ssd_operator.children.names import COMPONENT_LABEL, Component, draft_cell, draft_cells
-from ssd_operator.children.objects import Workload
+from ssd_operator.children.objects import (
+    COMPONENT_LABEL,
+    Component,
+    Workload,
+    draft_cell,
+    draft_cells,
+)
 from ssd_operator.children.pods import USER, engine_template
 from ssd_operator.settings import OperatorSettings
 

@@ -7,7 +7,7 @@ import yaml
 from tests.unit.ssd_operator.resources import template_of
 
 from ssd_operator.api.parse import parse
-from ssd_operator.children.names import ENGINES, Component
+from ssd_operator.children.objects import ENGINES, Component
 
 SAMPLES = Path(__file__).resolve().parents[3] / "charts" / "ssd" / "samples"
 

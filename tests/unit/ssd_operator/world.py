@@ -12,13 +12,13 @@ from tests.unit.ssd_operator.controllers import Controllers
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster, is_watched
 from tests.unit.ssd_operator.resources import SETTINGS
 
-from ssd.rpc.pool_codec import LinkStatus
+from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd_operator.api.spec import KIND, Object
 from ssd_operator.children.objects import WATCHED_KINDS
 from ssd_operator.observe.cluster import ClusterError, Key, Ref
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.pod_state import Address, is_ready, name_of
-from ssd_operator.observe.snapshot import PoolFact
+from ssd_operator.observe.snapshot import Report
 from ssd_operator.policy.drain import Drain
 from ssd_operator.runtime.reconcile import Reconciler
 
@@ -40,15 +40,13 @@ DEMO: Object = {
 class MemoryEngines:
     """``Engines`` that return what a test puts into them."""
 
-    answers: dict[str, PoolFact] = field(default_factory=dict)
+    answers: dict[str, Report] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
     followed: dict[str, Address] = field(default_factory=dict)
 
-    def pools(self, key: Key) -> Mapping[str, PoolFact]:
-        return {pod: fact for pod, fact in self.answers.items() if pod in self.followed}
-
-    def drains(self, key: Key) -> Mapping[str, str]:
-        return dict(self.facts)
+    def state(self, key: Key) -> tuple[Mapping[str, Report], Mapping[str, str]]:
+        pools = {pod: fact for pod, fact in self.answers.items() if pod in self.followed}
+        return pools, dict(self.facts)
 
     def follow(self, key: Key, targets: Mapping[str, Address], pods: AbstractSet[str]) -> None:
         self.followed = dict(targets)
@@ -157,18 +155,15 @@ class World:
     def report_links(self, state: str = "Active", **more: Any) -> None:
         """Each target reports a link to each draft."""
         links = tuple(
-            LinkStatus(address=name, draft_pod=name, state=state, transport="tcp", **more)
+            LinkStatus(address=name, draft_pod=name, state=state.lower(), transport="tcp", **more)
             for name in map(name_of, self.ready_pods("draft"))
         )
         self.report(links=links)
 
     def report(self, **answer: Any) -> None:
         """Each target that is ready answers this."""
-        answer = {"speculative_sequences": 0.0} | answer
-        self.engines.answers = {
-            name: PoolFact(target_pod=name, at=self.cluster.now, **answer)
-            for name in map(name_of, self.ready_pods("target"))
-        }
+        report = Report(PoolStatus(**{"speculative_sequences": 0.0} | answer), self.cluster.now)
+        self.engines.answers = dict.fromkeys(map(name_of, self.ready_pods("target")), report)
 
     # ---- time
 

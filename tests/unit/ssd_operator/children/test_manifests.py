@@ -37,7 +37,7 @@ from ssd_operator.api.spec import (
     TargetSpec,
     Transport,
 )
-from ssd_operator.children.names import HASH_ANNOTATION
+from ssd_operator.children.objects import HASH_ANNOTATION
 from ssd_operator.observe.pod_state import cell_of, name_of, revision_of
 from ssd_operator.settings import OperatorSettings
 

@@ -27,7 +27,7 @@ from ssd_operator.api.spec import (
     Spec,
     TargetSpec,
 )
-from ssd_operator.children.names import Component
+from ssd_operator.children.objects import Component
 from ssd_operator.children.pods import preflight_spec
 from ssd_operator.observe.pod_state import name_of
 from ssd_vllm.settings import PluginSettings, read

@@ -26,6 +26,12 @@ def pod(*, node: str = "n1", scheduled: Object | None = None, **container: Any) 
     }
 
 
+def diagnosed(found: Object) -> Diagnosis:
+    diagnosis = diagnose(found, 600, NOW)
+    assert diagnosis is not None
+    return diagnosis
+
+
 def waiting(reason: str, message: str = "") -> Object:
     return {"waiting": {"reason": reason, "message": message}}
 
@@ -183,8 +189,7 @@ CASES: list[tuple[Object, PodReason, str]] = [
 def test_each_trouble_has_its_reason_and_its_message(
     found: Object, reason: PodReason, words: str
 ) -> None:
-    diagnosis = diagnose(found, 600, NOW)
-    assert diagnosis is not None
+    diagnosis = diagnosed(found)
     assert diagnosis.reason is reason
     assert diagnosis.message.endswith(words) or words in diagnosis.message
 
@@ -213,8 +218,7 @@ def test_a_crash_quotes_the_error_and_no_other_line_of_the_log(
     left: str, quoted: str | None
 ) -> None:
     crashed = pod(state=waiting("CrashLoopBackOff"), lastState=ended(1, left), restartCount=4)
-    diagnosis = diagnose(crashed, 600, NOW)
-    assert diagnosis is not None
+    diagnosis = diagnosed(crashed)
     words = left if quoted is None else quoted
     suffix = f": {words}" if words else ""
     expected = f"demo-target-0-x ended with exit code 1, 4 restarts so far{suffix}"
@@ -237,8 +241,7 @@ def test_a_process_that_was_killed_quotes_its_termination_log_and_no_line_of_its
     code: int, left: str, quoted: str
 ) -> None:
     killed = pod(state=waiting("CrashLoopBackOff"), lastState=ended(code, left), restartCount=4)
-    diagnosis = diagnose(killed, 600, NOW)
-    assert diagnosis is not None
+    diagnosis = diagnosed(killed)
     expected = f"demo-target-0-x ended with exit code {code}, 4 restarts so far{quoted}"
     assert diagnosis.message.startswith(expected)
     assert bool(quoted) or diagnosis.message == expected
@@ -247,8 +250,7 @@ def test_a_process_that_was_killed_quotes_its_termination_log_and_no_line_of_its
 def test_a_long_error_is_cut_before_its_file_and_line() -> None:
     left = f"RuntimeError: {'x' * 1000} (ssd/engine/linear.py:44)"
     crashed = pod(state=waiting("CrashLoopBackOff"), lastState=ended(1, left), restartCount=4)
-    diagnosis = diagnose(crashed, 600, NOW)
-    assert diagnosis is not None
+    diagnosis = diagnosed(crashed)
     assert "RuntimeError: xxx" in diagnosis.message
     assert diagnosis.message.endswith("x (ssd/engine/linear.py:44)")
     assert len(diagnosis.message) < 500
@@ -260,8 +262,7 @@ def test_a_startup_timeout_includes_the_grace(seconds: float, *, is_too_slow: bo
     found = pod(state=RUNNING, lastState=ended_late, restartCount=1, started=False)
     probe = {"startupProbe": {"terminationGracePeriodSeconds": 10}}
     found["spec"] |= {"terminationGracePeriodSeconds": 330, "containers": [probe]}
-    diagnosis = diagnose(found, 600, NOW)
-    assert diagnosis is not None
+    diagnosis = diagnosed(found)
     assert (diagnosis.reason is PodReason.STARTUP_TIMEOUT) is is_too_slow
 
 
@@ -275,19 +276,9 @@ def test_a_ready_pod_has_no_diagnosis_and_a_deleted_one_is_draining() -> None:
     )
 
 
-def test_init_containers_are_checked_first() -> None:
-    found = pod(state=waiting("PodInitializing"))
-    found["status"]["initContainerStatuses"] = [{"state": ended(78, WHY)}]
-    diagnosis = diagnose(found, 600, NOW)
-    assert diagnosis is not None
-    assert diagnosis.reason is PodReason.CONFIGURATION_ERROR
-
-
 def test_quotations_have_no_full_stop() -> None:
     condition = {"status": "False", "reason": "Unschedulable", "message": "No room: 1 node.."}
-    diagnosis = diagnose(pod(node="", scheduled=condition), 600, NOW)
-    assert diagnosis is not None
-    assert diagnosis.message.endswith("No room: 1 node")
+    assert diagnosed(pod(node="", scheduled=condition)).message.endswith("No room: 1 node")
 
 
 def test_a_pod_that_admission_refused_is_reported_with_its_error() -> None:

@@ -235,7 +235,7 @@ def test_demand_is_that_of_ready_targets_and_drafts_with_active_links() -> None:
     assert measure(scene.snapshot) == Demand(
         replicas=2, eligible=30, sustainable_sessions=6, num_unschedulable=1, num_draining=1
     )
-    without_links = replace(scene, pools=(replace(first, links=()), replace(second, links=())))
+    without_links = replace(scene, pools=(answer("t0"), answer("t1")))
     assert measure(without_links.snapshot).sustainable_sessions == 32
 
 

@@ -16,7 +16,7 @@ from tests.unit.ssd_operator.world import (
 )
 
 from ssd_operator.api.spec import Object
-from ssd_operator.children.names import RESTART_ANNOTATION
+from ssd_operator.children.objects import RESTART_ANNOTATION
 from ssd_operator.observe.cluster import (
     BusyError,
     ConflictError,
@@ -248,8 +248,7 @@ async def test_a_paused_resource_gets_its_status_and_nothing_else() -> None:
 @pytest.mark.parametrize("kind", ["Service", "Pod"])
 async def test_a_namespace_that_is_deleted_is_no_error(kind: str) -> None:
     world = await settled()
-    error = ForbiddenError("it is being terminated", is_namespace_terminating=True)
-    world.cluster.write_faults = {kind: error}
+    world.cluster.write_faults = {kind: MissingError("it is being terminated")}
     world.remove(SERVICE)
     world.edit_spec(target={"image": "localhost/new:1"})  # a preflight pod is wanted
     assert await world.next_pass() == 30.0
