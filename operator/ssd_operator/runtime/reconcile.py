@@ -120,29 +120,25 @@ class Reconciler:
             results=results,
         )
         await execution.carry_out(decided)
-        if results.interruption is None:
-            memory = replace(memory, failing_since=None)
-        else:
-            ref, interruption = results.interruption
-            memory = replace(memory, failing_since=memory.failing_since or self._now())
-            if self._now() - (memory.failing_since or 0.0) >= FAILING_SECONDS:
-                results.forbidden[ref] = str(interruption)
+        interruption, since = results.interruption, None
+        if interruption is not None:
+            since = self._now() if memory.failing_since is None else memory.failing_since
+            if self._now() - since >= FAILING_SECONDS:
+                results.forbidden[interruption[0]] = str(interruption[1])
+        memory = replace(
+            memory, failures=results.failures, repairs=results.repairs, failing_since=since
+        )
+        self._memories[key] = memory
         found_targets = ((name_of(pod), address_of(pod)) for pod in snapshot.ready_targets)
         targets = {name: address for name, address in found_targets if address is not None}
         self._engines.follow(key, targets, set(map(name_of, snapshot.pods)))
-        memory = replace(memory, failures=results.failures, repairs=results.repairs)
-        self._memories[key] = memory
-        result = PassResult(
-            snapshot=replace(snapshot, now=self._now()),
-            plan=decided,
-            results=results,
-            memory=memory,
-        )
+        later = replace(snapshot, now=self._now())
+        result = PassResult(snapshot=later, plan=decided, results=results, memory=memory)
         report = report_pass(result)
         if not await self._publish(key, found, report):
             return None
-        if results.interruption is not None:
-            raise results.interruption[1]
+        if interruption is not None:
+            raise interruption[1]
         if results.forbidden:
             raise ForbiddenError("; ".join(results.forbidden.values()))
         return min(decided.again_after, report.again_after)

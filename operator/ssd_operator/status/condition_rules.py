@@ -366,10 +366,10 @@ def _under_way(result: PassResult) -> Condition | None:
 
 def _spec_valid(result: PassResult) -> Condition:
     """The API server and the operator accept the spec, as far as a schema cannot decide it."""
-    if result.refused:
-        ref = min(result.refused)
-        reason = "PodTemplateInvalid" if ref.kind in ("Deployment", "Pod") else "ObjectRefused"
-        return no(reason, f"{ref.kind} {ref.name} was refused: {result.refused[ref]}")
+    for ref, failure in sorted(result.results.failures.items()):
+        if failure.cause == "Refused":
+            reason = "PodTemplateInvalid" if ref.kind in ("Deployment", "Pod") else "ObjectRefused"
+            return no(reason, f"{ref.kind} {ref.name} was refused: {failure.message}")
     return yes("Valid", "The spec is valid.")
 
 

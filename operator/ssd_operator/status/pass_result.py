@@ -43,12 +43,6 @@ class PassResult:
     """What the pass leaves to the next one; the report adds its own part."""
 
     @property
-    def refused(self) -> dict[Ref, str]:
-        """Objects that the API server refused, with its error."""
-        failures = self.results.failures.items()
-        return {ref: each.message for ref, each in failures if each.cause == "Refused"}
-
-    @property
     def preflight(self) -> Preflight:
         """The preflight of the plan, stuck if its pod could not be created."""
         found = self.plan.preflight
