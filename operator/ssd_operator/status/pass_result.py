@@ -56,8 +56,7 @@ class PassResult:
         """Whether the Service of the resource's name exists and belongs to the resource."""
         ref = Ref("Service", self.snapshot.resource.name)
         live = self.snapshot.children.get(ref)
-        exists = ref in self.results.applied or (live is not None and not is_terminating(live))
-        return exists and ref not in self.snapshot.foreign
+        return ref in self.results.applied or (live is not None and not is_terminating(live))
 
     def updated(self, pods: Sequence[Object]) -> int:
         """Number of pods that are of the wanted revision, or that no Deployment wants."""

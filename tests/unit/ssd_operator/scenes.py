@@ -153,6 +153,9 @@ class Scene:
         endpoints = frozenset(name_of(pod) for pod in self.pods if is_ready(pod))
         facts = {"endpoints": endpoints, "pods": self.pods, "pools": dict(self.pools)} | self.facts
         children |= facts.pop("children", {})
+        children = {
+            ref: each for ref, each in children.items() if ref not in facts.get("foreign", ())
+        }
         return Snapshot(resource=self.resource, now=NOW, children=children, **facts)
 
     @property

@@ -55,16 +55,6 @@ def test_the_file_of_the_chart_is_generated_from_the_models() -> None:
     assert committed == schema.crd_yaml(), "run: python -m ssd_operator.api.schema"
 
 
-def test_rules_of_names_hold_on_create_only() -> None:
-    # A stored name cannot change: a rule on updates would refuse status, scale and finalizers.
-    rules = VERSION["schema"]["openAPIV3Schema"]["x-kubernetes-validations"]
-    assert len(rules) == 2
-    for each in rules:
-        assert "self.metadata.name" in each["rule"]
-        assert each["rule"].startswith("oldSelf.hasValue() || ")
-        assert each["optionalOldSelf"] is True
-
-
 def test_the_definition_is_small_enough() -> None:
     assert len(schema.crd_yaml()) < LARGEST_BYTES
     parents = {path.rpartition(".")[0].removesuffix("[]") for path in ALL}
@@ -159,11 +149,6 @@ def test_a_process_accepts_every_number_that_the_definition_accepts(
     bounds = next(each.metadata for each in fields(kind) if each.name == name)
     assert ALL[f"spec.{path}"]["minimum"] >= bounds["min"]
     assert ALL[f"spec.{path}"]["maximum"] <= bounds["max"]
-
-
-def test_the_scale_path_has_a_default() -> None:
-    path = VERSION["subresources"]["scale"]["specReplicasPath"]
-    assert "default" in ALL[path.removeprefix(".")]
 
 
 HEALTHY = answer(

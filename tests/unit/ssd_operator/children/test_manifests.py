@@ -12,7 +12,6 @@ from tests.unit.ssd_operator.resources import (
     DEMO_TARGET,
     LLAMA,
     NAMES,
-    POOL,
     REVIEWED,
     SAMPLES,
     SETTINGS,
@@ -200,17 +199,12 @@ def test_an_image_is_a_new_revision_of_its_component_and_a_restart_one_of_all() 
         assert template["metadata"]["annotations"] == {"ssd.dev/restart": "7"}
 
 
-def test_drafts_belong_to_a_cell_or_to_the_pool() -> None:
+def test_drafts_are_spread_evenly_over_cells() -> None:
     spec = LLAMA.changed(draft=LLAMA.draft.changed(replicas=3))
     by_cell = [
         (cell_of(each), each["spec"]["replicas"]) for each in deployments(resource(spec), "draft")
     ]
     assert by_cell == [(0, 2), (1, 1)]
-    (pool,) = deployments(resource(POOL), "draft")
-    assert name_of(pool) == "demo-draft"
-    for target in deployments(resource(POOL), "target"):
-        variables = target["spec"]["template"]["spec"]["containers"][0]["env"]
-        assert {"name": "SSD_TARGET_DRAFTS", "value": "demo-draft:50052"} in variables
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,15 @@
 
 import asyncio
 import itertools
+import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
 from tests.unit.ssd_operator.virtual_time import in_virtual_time, now, pass_by
 
+from ssd.observability.log import JsonFormatter, get_logger
 from ssd_operator.observe.cluster import BusyError, Key
 from ssd_operator.runtime import metrics
 from ssd_operator.runtime.work_queue import (
@@ -208,3 +211,38 @@ async def test_a_resource_that_always_fails_is_seen_although_it_is_never_late() 
     await at(1100.0)
     assert oldest_success() < 100.0
     await queue.close()
+
+
+async def test_each_line_of_a_pass_names_its_resource_and_its_pass(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "ssd_operator")
+    caplog.handler.setFormatter(JsonFormatter("operator"))
+    log = get_logger("ssd_operator.test")
+
+    async def work(key: Key) -> float:
+        await asyncio.sleep(0)
+        log.info("applied", object="Service/x")
+        raise BusyError("no answer")
+
+    queue = WorkQueue(work, num_workers=2)
+    queue.start()
+    queue.wake(KEY)
+    queue.wake(OTHER)
+    while caplog.text.count("pass_failed") < 2:  # noqa: ASYNC110  a log line sets no event
+        await asyncio.sleep(0)
+    await queue.close()
+    log.info("stopped")
+    lines = [json.loads(line) for line in caplog.text.splitlines()]
+    passes = {
+        event: [
+            (line["namespace"], line["name"], line["pass_id"])
+            for line in lines
+            if line["event"] == event
+        ]
+        for event in ("applied", "pass_failed")
+    }
+    assert {each[:2] for each in passes["applied"]} == {KEY, OTHER}
+    assert len({pass_id for *_, pass_id in passes["applied"]}) == 2
+    assert set(passes["pass_failed"]) == set(passes["applied"])
+    assert not {"namespace", "name", "pass_id"} & lines[-1].keys(), "it is not of a pass"

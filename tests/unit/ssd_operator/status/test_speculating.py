@@ -175,14 +175,3 @@ async def test_links_that_come_and_go_under_a_pause_are_reported_once() -> None:
             world.report()
         await world.round()
     assert world.reasons.count("SpeculationOff") == world.reasons.count("SpeculationOn") == 1
-
-
-async def test_scaling_to_zero_causes_no_warning() -> None:
-    world = await settled()
-    for number in (2, 0, 0, 0, 0):
-        world.edit_spec(draft={"replicas": number})
-        world.report_links()
-        await world.round()
-    assert world.condition("SpeculationActive") == ("False", "NoDrafts")
-    assert "SpeculationOn" in world.reasons
-    assert "SpeculationOff" not in world.reasons

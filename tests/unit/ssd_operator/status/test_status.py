@@ -21,7 +21,6 @@ from tests.unit.ssd_operator.scenes import (
 
 from ssd_operator.api.security import Security, Tls
 from ssd_operator.api.spec import Model, Object, Source, TargetSpec
-from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import to_text
 from ssd_operator.observe.snapshot import Report
 from ssd_operator.policy.apply_failures import Results
@@ -289,12 +288,6 @@ def test_the_endpoint_of_vllm_is_its_openai_api(scheme: str) -> None:
     assert derive(Scene(spec=spec))["endpoint"] == endpoint
 
 
-def test_a_foreign_service_is_no_endpoint() -> None:
-    assert "endpoint" not in derive(
-        Scene(facts={"foreign": {Ref("Service", "demo"): "another owner"}})
-    )
-
-
 def test_the_chosen_data_type_is_reported_with_its_reason() -> None:
     packed = answer("t0", dtype="bfloat16", dtype_reason="packed on this CPU")
     plain = answer("t1", dtype="float32", dtype_reason="this CPU cannot pack bfloat16")
@@ -323,15 +316,6 @@ def test_the_time_of_a_scaling_is_kept_until_the_next() -> None:
     before = {"draft": {"lastScaleTime": "then", "lastScaleReason": "ScaleUp"}}
     block = derive(Scene(plan=up, facts={"status": before}))["draft"]
     assert block["lastScaleTime"] == "then"
-
-
-def test_a_second_pass_over_the_same_state_changes_nothing() -> None:
-    scene = Scene()
-    first = derive(scene)
-    again = replace(scene, facts={"status": first})
-    result = again.result
-    later = status_of(replace(result, snapshot=replace(result.snapshot, now=NOW + 5)))
-    assert later == first
 
 
 PROBLEM = "spec.target is missing."
