@@ -6,10 +6,10 @@ from dataclasses import replace
 from ssd_operator.api.spec import Object, Resource
 from ssd_operator.children.gateway import gateway_template
 from ssd_operator.children.objects import (
+    ENGINES,
     KINDS,
     Component,
     Workload,
-    components_of,
     draft_cell,
     draft_cells,
     selector,
@@ -36,7 +36,8 @@ def wanted(
     cell 0 only.
     """
     objects = list[Object]()
-    for component in components_of(resource):
+    gateways = [Component.GATEWAY] if resource.spec.gateway.enabled else []
+    for component in (*ENGINES, *gateways):
         workload = Workload(resource=resource, settings=settings, component=component)
         # No token of the account is mounted anywhere.
         objects.append(workload.make("ServiceAccount", automountServiceAccountToken=False))

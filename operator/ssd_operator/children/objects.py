@@ -64,11 +64,6 @@ ENGINES = (Component.TARGET, Component.DRAFT)
 """Components whose pods run an engine; no pass counts or drains the pods of gateways."""
 
 
-def components_of(resource: Resource) -> tuple[Component, ...]:
-    """Components that a resource has."""
-    return (*ENGINES, Component.GATEWAY) if resource.spec.gateway.enabled else ENGINES
-
-
 def child_name(resource: Resource, component: Component, cell: int | None = None) -> str:
     """Name of the objects that a component has once, or once in a cell."""
     name = f"{resource.name}-{component}"

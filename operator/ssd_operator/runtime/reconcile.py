@@ -257,7 +257,10 @@ class PlanExecutor:
         live = snapshot.children.get(ref)
         try:
             if live is None:
-                await self._check_name(ref)
+                # An apply takes over what is there.
+                found = await self.cluster.get(snapshot.resource.namespace, ref)
+                if found is not None and not is_ours(found, snapshot.resource.uid):
+                    raise RefusedError(f"{ref} belongs to another owner; rename or remove it")
             # Only the child that was observed: another object may have its name by now.
             uid = "" if live is None else live["metadata"]["uid"]
             answer = await self._write(sent, uid)
@@ -304,12 +307,6 @@ class PlanExecutor:
             answer = await self.cluster.patch(namespace, ref, changes | only)
             _log.info("pruned", object=str(ref))
         return answer
-
-    async def _check_name(self, ref: Ref) -> None:
-        """Refuse a new object whose name another owner's has: an apply takes over what is there."""
-        found = await self.cluster.get(self.snapshot.resource.namespace, ref)
-        if found is not None and not is_ours(found, self.snapshot.resource.uid):
-            raise RefusedError(f"{ref} belongs to another owner; rename or remove it")
 
     async def _drain(self, pod: Object, drain: Drain) -> None:
         """Mark a pod, then start its drain: a restarted operator only sees the mark.

@@ -277,7 +277,7 @@ def _draft_capacity(result: PassResult) -> Condition:
         return yes("Sufficient", "No draft waits for a node.")
     cause = str(condition_of(waiting[0], "PodScheduled").get("message", "")).rstrip(".")
     missing, reason, less = spec.draft.gpu_resource, "InsufficientLocalGPUs", "draft.replicas"
-    if spec.has_cpu_drafts_of_gpus:
+    if spec.is_gpu and spec.draft_device == "cpu":
         missing, reason = "cpu", "InsufficientLocalCPUs"
         less = "draft.replicas or the CPUs of draft.resources,"
     return no(
