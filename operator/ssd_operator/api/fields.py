@@ -25,7 +25,8 @@ _SUFFIXES = (
 def parse_quantity(text: str | int | float, *, is_rounded: bool = False) -> Decimal:
     """Return the number that a quantity means; it may be negative, as an integer of a spec may.
 
-    It is rounded as an API server does with a request or limit: up to whole thousandths.
+    With ``is_rounded`` it is rounded up to whole thousandths, as an API server does with requests
+    and limits.
 
     Raises:
         ValueError: it is not a quantity.

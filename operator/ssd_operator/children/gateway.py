@@ -3,12 +3,7 @@
 from ssd_operator.api import reserved
 from ssd_operator.api.pod_template import PodTemplate
 from ssd_operator.api.spec import Object
-from ssd_operator.children.environment import (
-    ANY_ADDRESS,
-    CLIENT_TOKENS,
-    TERMINATION_LOG,
-    variables,
-)
+from ssd_operator.children.environment import ANY_ADDRESS, CLIENT_TOKENS, TERMINATION_LOG, variables
 from ssd_operator.children.objects import (
     GATEWAY_PORT,
     TARGET_PORT,

@@ -34,7 +34,7 @@ class ClusterError(SSDError):
 
 
 class MissingError(ClusterError):
-    """404: the object, its namespace or its kind does not exist; 403: the namespace is deleted."""
+    """404: no such object, namespace or kind; 403: the namespace is being deleted."""
 
 
 class ConflictError(ClusterError):

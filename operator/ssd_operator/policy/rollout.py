@@ -159,10 +159,7 @@ class Preflight:
 
 
 def preflight_state(
-    preflights: Workload,
-    wanted: Sequence[Object],
-    outdated: Sequence[Object],
-    snapshot: Snapshot,
+    preflights: Workload, wanted: Sequence[Object], outdated: Sequence[Object], snapshot: Snapshot
 ) -> Preflight:
     """Return the state of the preflight of a change."""
     # Revisions of cells differ by the cell's number only: the first one's stands for all.

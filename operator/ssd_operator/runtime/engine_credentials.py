@@ -19,7 +19,7 @@ class EngineCredentials:
     """
 
     def __init__(self, folder: str) -> None:
-        """Read the files of a folder, each of which may be missing; an empty one has none.
+        """Read the files of a folder, each of which may be missing; without a folder none is read.
 
         Raises:
             SettingsError: there is no such folder, or a file is invalid.

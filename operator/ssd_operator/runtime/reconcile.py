@@ -27,13 +27,7 @@ from ssd_operator.observe.diff import removal
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.pod_state import address_of, is_ours, is_terminating, name_of
 from ssd_operator.observe.snapshot import Snapshot, observe
-from ssd_operator.policy.apply_failures import (
-    MOST_REPAIRS,
-    Results,
-    contest,
-    merged,
-    refusal,
-)
+from ssd_operator.policy.apply_failures import MOST_REPAIRS, Results, contest, merged, refusal
 from ssd_operator.policy.drain import Drain, victim_annotations
 from ssd_operator.policy.plan import Memory, PassPlan, plan
 from ssd_operator.policy.scaling import Decision

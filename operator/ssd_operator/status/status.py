@@ -182,10 +182,10 @@ def _links(snapshot: Snapshot) -> list[Object]:
     """The links, as measured: pods on one node do not necessarily use a faster transport."""
     nodes = dict[str, str]()
     for pod in snapshot.drafts:
-        # A target calls a draft whose name it does not know by its address.
-        address = address_of(pod)
-        endpoint = "" if address is None else join_address(address.host, DRAFT_PORT)
-        nodes |= dict.fromkeys((name_of(pod), endpoint), pod.get("spec", {}).get("nodeName", ""))
+        node = nodes[name_of(pod)] = pod.get("spec", {}).get("nodeName", "")
+        if (address := address_of(pod)) is not None:
+            # A target calls a draft whose name it does not know by its address.
+            nodes[join_address(address.host, DRAFT_PORT)] = node
     cells = {name_of(pod): cell_of(pod) for pod in snapshot.targets}
     old = {(each["target"], each["draft"]): each for each in snapshot.status.get("links") or []}
     entries = [

@@ -3,12 +3,7 @@
 import copy
 from dataclasses import dataclass, field
 
-from tests.unit.ssd_operator.controllers import (
-    first_to_go,
-    is_of_template,
-    pods_of,
-    template_hash,
-)
+from tests.unit.ssd_operator.controllers import first_to_go, is_of_template, pods_of, template_hash
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster
 
 from ssd_operator.api.parse import SpecError, parse

@@ -179,9 +179,7 @@ def specs(draw: st.DrawFn) -> Spec:
     autoscaling = draw(
         st.none()
         | st.builds(
-            Autoscaling,
-            mode=st.sampled_from(get_args(ScalingMode)),
-            max_replicas=st.just(9),
+            Autoscaling, mode=st.sampled_from(get_args(ScalingMode)), max_replicas=st.just(9)
         )
     )
     return Spec(

@@ -15,12 +15,7 @@ from ssd_operator.api.spec import (
     TargetSpec,
 )
 from ssd_operator.observe.cluster import Ref
-from ssd_operator.observe.pod_state import (
-    DRAIN_DEADLINE_ANNOTATION,
-    is_ready,
-    name_of,
-    to_text,
-)
+from ssd_operator.observe.pod_state import DRAIN_DEADLINE_ANNOTATION, is_ready, name_of, to_text
 from ssd_operator.observe.snapshot import Report, Snapshot
 from ssd_operator.policy.apply_failures import ApplyFailure, Cause, Results
 from ssd_operator.policy.plan import Memory, PassPlan

@@ -14,14 +14,7 @@ from tests.unit.ssd_operator.resources import template_of
 from ssd_operator.api import reserved
 from ssd_operator.api.parse import SpecError, parse
 from ssd_operator.api.schema import structural
-from ssd_operator.api.spec import (
-    DraftSpec,
-    Object,
-    Resource,
-    Source,
-    Spec,
-    TargetSpec,
-)
+from ssd_operator.api.spec import DraftSpec, Object, Resource, Source, Spec, TargetSpec
 
 CORPUS = Path(__file__).resolve().parents[3] / "cluster" / "crd"
 GOOD = sorted((CORPUS / "good").glob("*.yaml"))

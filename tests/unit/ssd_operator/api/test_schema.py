@@ -163,20 +163,13 @@ SCENES = {
     "no room": Scene(
         pods=(unscheduled(target(ready=False)), unscheduled(draft("d0", ready=False)))
     ),
-    "scaling": Scene(
-        pools=(HEALTHY,),
-        plan=decided(3, "ScaleUp"),
-        results=Results(is_scaled=True),
-    ),
+    "scaling": Scene(pools=(HEALTHY,), plan=decided(3, "ScaleUp"), results=Results(is_scaled=True)),
 }
 
 
 @pytest.mark.parametrize("scene", SCENES.values(), ids=list(SCENES))
 def test_the_definition_has_a_place_for_every_written_status(scene: Scene) -> None:
-    for found in (
-        status_of(scene.result),
-        status_of_invalid({}, 2, "spec.target is missing", NOW),
-    ):
+    for found in (status_of(scene.result), status_of_invalid({}, 2, "spec.target is missing", NOW)):
         check(found, PARTS["status"])
 
 

@@ -40,13 +40,7 @@ from ssd_operator.children.objects import HASH_ANNOTATION
 from ssd_operator.observe.pod_state import cell_of, name_of, revision_of
 from ssd_operator.settings import OperatorSettings
 
-ORDER = [
-    "ServiceAccount",
-    "NetworkPolicy",
-    "Service",
-    "Deployment",
-    "PodDisruptionBudget",
-]
+ORDER = ["ServiceAccount", "NetworkPolicy", "Service", "Deployment", "PodDisruptionBudget"]
 
 
 def templates(resource: Resource, settings: OperatorSettings = SETTINGS) -> dict[str, Object]:

@@ -244,11 +244,7 @@ def test_a_target_waits_longer_for_drafts_on_cpus_unless_its_deadline_is_given()
 
 @pytest.mark.parametrize(
     ("uri", "size_limit", "requested"),
-    [
-        ("hf://a/b", "80Gi", "80Gi"),
-        ("hf://a/b", None, "4Gi"),
-        ("pvc://weights/b", "80Gi", "4Gi"),
-    ],
+    [("hf://a/b", "80Gi", "80Gi"), ("hf://a/b", None, "4Gi"), ("pvc://weights/b", "80Gi", "4Gi")],
 )
 def test_a_pod_requests_the_disk_that_its_weights_fill(
     uri: str, size_limit: str | None, requested: str

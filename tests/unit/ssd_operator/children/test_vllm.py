@@ -19,14 +19,7 @@ from tests.unit.ssd_operator.resources import (
 
 from ssd_operator.api.kubernetes_types import NetworkPeer
 from ssd_operator.api.security import Security, Tls
-from ssd_operator.api.spec import (
-    DraftSpec,
-    Object,
-    Resource,
-    Source,
-    Spec,
-    TargetSpec,
-)
+from ssd_operator.api.spec import DraftSpec, Object, Resource, Source, Spec, TargetSpec
 from ssd_operator.children.objects import Component
 from ssd_operator.children.pods import preflight_spec
 from ssd_operator.observe.pod_state import name_of
@@ -108,8 +101,7 @@ def test_an_argument_of_the_user_cannot_replace_one_of_a_field() -> None:
 
 
 @pytest.mark.parametrize(
-    ("uri", "model"),
-    [("pvc://claim/a/b", "/models/a/b"), ("demo://target", "demo://target")],
+    ("uri", "model"), [("pvc://claim/a/b", "/models/a/b"), ("demo://target", "demo://target")]
 )
 def test_a_folder_or_the_embedded_model_has_no_revision(uri: str, model: str) -> None:
     found = arguments_of(resource(vllm_demo(source=Source(uri=uri))))

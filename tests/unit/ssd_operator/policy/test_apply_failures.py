@@ -3,15 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from tests.unit.ssd_operator.world import (
-    DRAFTS,
-    RESOURCE,
-    SERVICE,
-    TARGET,
-    TARGETS,
-    World,
-    settled,
-)
+from tests.unit.ssd_operator.world import DRAFTS, RESOURCE, SERVICE, TARGET, TARGETS, World, settled
 
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.cluster import BusyError, ForbiddenError, Ref, RefusedError

@@ -29,10 +29,7 @@ def new(cell: int, *, ready: bool = True) -> Object:
 
 
 def held(
-    *pods: Object,
-    of: Resource = TWO_CELLS,
-    cells: tuple[int, ...] = (),
-    stage: Stage = "Passed",
+    *pods: Object, of: Resource = TWO_CELLS, cells: tuple[int, ...] = (), stage: Stage = "Passed"
 ) -> list[str]:
     """Names of the waiting draft Deployments; ``cells`` are those of waiting targets."""
     targets = deployments(of, "target")

@@ -236,10 +236,7 @@ PROGRESS = [
     (drafts_deployment(reason="ReplicaSetUpdated"), "True RollingOut"),
     (drafts_deployment(**STUCK), "False ProgressDeadlineExceeded"),
     (PAUSED, "False Paused"),
-    (
-        replace(PAUSED, results=Results(applied={DRAFTED})),
-        "True UpToDate",
-    ),
+    (replace(PAUSED, results=Results(applied={DRAFTED})), "True UpToDate"),
     (Scene(drafts=1, pods=(*PAIR, marked(draft("d1")))), "True Draining"),
     (Scene(drafts=1, pods=(*PAIR, terminating(draft("d1")))), "True Draining"),
     (Scene(drafts=3), "True Scaling"),

@@ -179,10 +179,7 @@ def test_a_drain_has_an_event_at_its_begin_and_its_end() -> None:
     begun = DrainPlan(drains=(called, pending, Drain("d1", 9, Address("10.0.0.2"))))
     assert [event.message for event in drain_events(begun, {})] == ["d0 accepts no more sessions."]
     running = {"d0": "", "d1": ""}
-    ended = {
-        "d0": "Drained",
-        "d1": "TimedOut",
-    }
+    ended = {"d0": "Drained", "d1": "TimedOut"}
     events = drain_events(DrainPlan(), ended)
     assert [(event.severity, event.reason) for event in events] == [
         ("Normal", "DraftDrained"),
