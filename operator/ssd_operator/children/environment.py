@@ -138,11 +138,8 @@ def _model(source: Source) -> str:
 
 def _security_settings(workload: Workload) -> dict[str, object]:
     """Files and names of the security block; none of the values is a secret."""
-    security, namespace, settings = (
-        workload.spec.security,
-        workload.resource.namespace,
-        dict[str, object](),
-    )
+    security, namespace = workload.spec.security, workload.resource.namespace
+    settings = dict[str, object]()
     if (tls := security.tls) is not None:
         authority = f"{reserved.TLS_FOLDER}/ca.crt"
         settings["TLS_CERTIFICATE"] = f"{reserved.TLS_FOLDER}/tls.crt"

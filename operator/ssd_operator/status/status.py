@@ -38,7 +38,7 @@ _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 def status_of(result: PassResult) -> Object:
     """The whole status; transitions of the present one keep their times."""
     snapshot = result.snapshot
-    resource, old, now = (snapshot.resource, snapshot.status, to_text(snapshot.now))
+    resource, old, now = snapshot.resource, snapshot.status, to_text(snapshot.now)
     found = conditions(result)
     active = snapshot.active_links.values()
     transports = {link.transport.upper() for link in active if link.transport}

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import get_args
+from typing import Any, Literal, get_args
 
 import yaml
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ssd_operator.api.gateway import Gateway
 from ssd_operator.api.kubernetes_types import ObjectKey
 from ssd_operator.api.parse import parse
-from ssd_operator.api.security import Security
+from ssd_operator.api.security import Security, Tls
 from ssd_operator.api.spec import (
     Accelerator,
     Autoscaling,
@@ -124,6 +124,19 @@ def not_restricted(pod: Object) -> list[str]:
             faults.append(f"{name} is root")
         faults += [str(port) for port in container.get("ports", []) if "hostPort" in port]
     return faults
+
+
+OPERATOR_PEER = {
+    "podSelector": {"matchLabels": {"app.kubernetes.io/name": "ssd-operator"}},
+    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ssd"}},
+}
+"""The operator in a NetworkPolicy."""
+
+
+def secured(mode: Literal["Server", "Mutual"] = "Mutual", **tls: Any) -> Security:
+    """Certificates and tokens."""
+    names = {"target_secret_name": "target-tls", "draft_secret_name": "draft-tls"}
+    return Security(tls=Tls(mode=mode, **names, **tls), token_secret_name="tokens")
 
 
 def cpu_demo(

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -111,6 +112,10 @@ class World:
         """Reasons of all Events."""
         return [event.reason for event in self.cluster.events]
 
+    def messages(self, reason: str) -> list[str]:
+        """Messages of the Events for a reason."""
+        return [event.message for event in self.cluster.events if event.reason == reason]
+
     def written(self, kind: str, verb: str = "apply") -> list[str]:
         """Names of the objects of a kind that were written."""
         return [ref.name for each, ref in self.cluster.writes if (each, ref.kind) == (verb, kind)]
@@ -176,23 +181,31 @@ class World:
                     is_gone = is_deleted or not is_watched(thing)
                     (self.cache.mark_deleted if is_gone else self.cache.put)(thing)
 
-    async def run_pass(self) -> float | None:
-        """One pass over what the watch has reported so far."""
-        return await self.reconciler.reconcile(KEY)
+    async def run_pass(self) -> float:
+        """One pass over what the watch has reported so far; the seconds until the next one."""
+        again_after = await self.reconciler.reconcile(KEY)
+        assert again_after is not None, "the resource is gone"
+        return again_after
 
-    async def next_pass(self) -> float | None:
+    async def next_pass(self) -> float:
         """One pass, two seconds later, over everything as it is."""
         self.cluster.now += 2.0
         self.catch_up()
         return await self.run_pass()
 
-    async def try_pass(self) -> float | None:
+    async def delete_resource(self) -> None:
+        """Delete the resource, and run its last pass."""
+        self.remove(RESOURCE)
+        self.catch_up()
+        assert await self.reconciler.reconcile(KEY) is None
+
+    async def try_pass(self) -> float:
         """One pass that may fail, as the queue runs them."""
         try:
             return await self.run_pass()
         except ClusterError:
             self.cluster.now += 1.0
-            return None
+            return math.inf
 
     async def round(self) -> bool:
         """Catch up, run a pass, and let the controllers follow; whether they had to."""

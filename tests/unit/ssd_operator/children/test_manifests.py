@@ -12,6 +12,7 @@ from tests.unit.ssd_operator.resources import (
     DEMO_TARGET,
     LLAMA,
     NAMES,
+    OPERATOR_PEER,
     REVIEWED,
     SAMPLES,
     SETTINGS,
@@ -228,12 +229,9 @@ def test_only_named_clients_its_targets_and_the_operator_reach_an_engine() -> No
     made = children(resource(cpu_demo(security=Security(clients=(client,)))))
     policies = [each["spec"]["ingress"] for each in made if each["kind"] == "NetworkPolicy"]
     callers: list[list[Any]] = [rules[0]["from"] for rules in policies]
-    operator = {
-        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "ssd-operator"}},
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ssd"}},
-    }
     labels = {"ssd.dev/name": "demo", "ssd.dev/component": "target"}
-    assert callers == [[client, operator], [{"podSelector": {"matchLabels": labels}}, operator]]
+    targets = {"podSelector": {"matchLabels": labels}}
+    assert callers == [[client, OPERATOR_PEER], [targets, OPERATOR_PEER]]
 
 
 def test_only_a_collective_channel_opens_all_ports_between_targets_and_drafts() -> None:

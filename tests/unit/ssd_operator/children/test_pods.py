@@ -1,7 +1,7 @@
 """Pod templates: settings, volumes, resources, probes and placement."""
 
 from dataclasses import fields
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from tests.unit.ssd_operator.resources import (
@@ -14,6 +14,7 @@ from tests.unit.ssd_operator.resources import (
     SAMPLES,
     cpu_demo,
     resource,
+    secured,
     template_of,
 )
 
@@ -23,7 +24,6 @@ from ssd_draft.settings import DraftSettings
 from ssd_operator.api import reserved
 from ssd_operator.api.kubernetes_types import Resources, Variable
 from ssd_operator.api.pod_template import PodOverrides, PodTemplate
-from ssd_operator.api.security import Security, Tls
 from ssd_operator.api.spec import (
     ModelCache,
     Object,
@@ -300,16 +300,12 @@ def test_a_hung_process_is_killed_within_30_seconds() -> None:
         assert seen >= 20, "a pause of some seconds is no hang"
 
 
-def secured(*, mode: Literal["Server", "Mutual"] = "Mutual", **tls: Any) -> Resource:
-    """The demo with certificates and tokens."""
-    certificates = Tls(
-        mode=mode, target_secret_name="target-tls", draft_secret_name="draft-tls", **tls
-    )
-    return resource(cpu_demo(security=Security(tls=certificates, token_secret_name="tokens")))
+def with_security(**given: Any) -> Resource:
+    return resource(cpu_demo(security=secured(**given)))
 
 
 def test_links_have_an_identity_that_clients_do_not_have() -> None:
-    target, draft = map(values_of, both_of(secured(client_names=("app.example",))))
+    target, draft = map(values_of, both_of(with_security(client_names=("app.example",))))
     assert draft["SSD_DRAFT_CALLER_NAMES"] == "spiffe://ssd/ns/default/sa/demo-target"
     assert target["SSD_TARGET_CALLER_NAMES"] == "app.example"
     operator = "spiffe://ssd/ns/ssd/sa/ssd-operator"
@@ -320,6 +316,6 @@ def test_links_have_an_identity_that_clients_do_not_have() -> None:
 
 
 def test_certificates_of_servers_alone_ask_callers_for_none() -> None:
-    for values in map(values_of, both_of(secured(mode="Server"))):
+    for values in map(values_of, both_of(with_security(mode="Server"))):
         assert not [name for name in values if "CLIENT_CA" in name or name.endswith("_NAMES")]
         assert [name for name in values if name.endswith("TLS_CERTIFICATE")]
