@@ -74,7 +74,8 @@ class Cluster(Protocol):
     async def apply(self, wanted: Object, uid: str = "", subresource: str = "") -> Object:
         """Set these fields of an object or its subresource, and remove those that we set earlier.
 
-        The uid is that of the object that is meant; an empty one makes one, or takes what is there.
+        ``uid`` is that of the object that is meant. If it is empty, the object is made, or the one
+        that is there is taken over.
 
         Raises:
             RefusedError: the object is wrong.

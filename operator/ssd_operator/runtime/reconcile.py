@@ -55,7 +55,7 @@ class Reconciler:
         settings: OperatorSettings,
         now: Callable[[], float],
     ) -> None:
-        """Construct it; ``now`` is in seconds since the epoch."""
+        """``now`` is in seconds since the epoch."""
         self._cluster = cluster
         self._cache = cache
         self._engines = engines

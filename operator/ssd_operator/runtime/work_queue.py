@@ -58,7 +58,7 @@ class WorkQueue:
     """Runs a pass for each resource that is due. Asyncio loop."""
 
     def __init__(self, work: Callable[[Key], Awaitable[float | None]], num_workers: int) -> None:
-        """Run nothing before ``start``, and then so many passes at the same time.
+        """Run nothing before ``start``, then at most ``num_workers`` passes at the same time.
 
         ``work``, one pass, returns the seconds after which the next one is due at the latest, None
         for a resource that is gone.

@@ -136,7 +136,7 @@ OPERATOR_PEER = {
 def secured(mode: Literal["Server", "Mutual"] = "Mutual", **tls: Any) -> Security:
     """Certificates and tokens."""
     names = {"target_secret_name": "target-tls", "draft_secret_name": "draft-tls"}
-    return Security(tls=Tls(mode=mode, **names, **tls), token_secret_name="tokens")
+    return Security(tls=Tls(mode=mode, **(tls | names)), token_secret_name="tokens")
 
 
 def cpu_demo(

@@ -1,5 +1,6 @@
 """Children of a resource: reviewed snapshots, and properties over all specs."""
 
+from dataclasses import asdict
 from typing import Any, Literal
 
 import pytest
@@ -163,13 +164,7 @@ def test_a_new_version_of_the_operator_writes_objects_and_replaces_no_pod() -> N
     class NewerSettings(OperatorSettings):
         version = "9.9.9"
 
-    newer = NewerSettings(
-        target_image=SETTINGS.target_image,
-        draft_image=SETTINGS.draft_image,
-        vllm_image=SETTINGS.vllm_image,
-        gateway_image=SETTINGS.gateway_image,
-        pod_namespace="elsewhere",
-    )
+    newer = NewerSettings(**asdict(SETTINGS) | {"pod_namespace": "elsewhere"})
     assert templates(DEMO, newer) == templates(DEMO)
     hashes = [
         {each["metadata"]["annotations"][HASH_ANNOTATION] for each in children(DEMO, settings)}

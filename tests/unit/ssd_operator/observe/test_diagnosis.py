@@ -156,7 +156,12 @@ CASES: list[tuple[Object, str, str]] = [
         "CrashLoop",
         "was killed for memory, 1 restarts so far",
     ),
-    (restarted(137, 600), "StartupTimeout", "was not ready after 600 s and was restarted"),
+    (
+        restarted(137, 600),
+        "StartupTimeout",
+        "t0 was not ready after 600 s and was restarted; "
+        "raise startupTimeoutSeconds or use a modelCache that keeps the weights",
+    ),
     (restarted(1, 7200), "Loading", "loads again; it ended with exit code 1, 1 restarts so far"),
     (restarted(137, 599), "Loading", "loads again; it ended with exit code 137, 1 restarts so far"),
     (pod(state=RUNNING, lastState={}), "Loading", "t0 loads"),
@@ -178,7 +183,7 @@ def test_each_trouble_has_its_reason_and_its_message(
 ) -> None:
     diagnosis = diagnosed(found)
     assert diagnosis.reason == reason
-    assert diagnosis.message.endswith(words) or words in diagnosis.message
+    assert diagnosis.message.endswith(words)
 
 
 STOPPED = json.dumps({"level": "info", "event": "stopped", "code": 1})
