@@ -335,6 +335,11 @@ MESSAGES = [
         "a draft sustains 2 (0.8 of them used).",
     ),
     (
+        "ScalingActive",
+        scaled("Internal", plan=decided(2, "Unschedulable")),
+        "2 drafts, 1 to 4 are allowed; none is added while one has no node.",
+    ),
+    (
         "Progressing",
         replace(drafts_deployment(reason="ReplicaSetUpdated"), pods=(*PAIR, CRASHES)),
         "3 of 3 pods are up to date, 2 of them ready; "
