@@ -81,7 +81,7 @@ class Operator:
 
     async def _start(self) -> None:
         """Let passes begin once all is listed."""
-        await self._lists.wait()
+        await self._lists.is_listed.wait()
         self._unseen = self._cache.resources
         self._has_good_pass = not self._unseen
         self._queue.start()

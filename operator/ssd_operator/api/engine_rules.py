@@ -44,8 +44,7 @@ VLLM_RULES = (
         "target.args: only engine vllm has arguments, give target.engine vllm or leave them out",
     ),
     _with_vllm(
-        "!has(self.target.ssd)",
-        "target.ssd: engine vllm has arguments instead, give target.args",
+        "!has(self.target.ssd)", "target.ssd: engine vllm has arguments instead, give target.args"
     ),
     _with_vllm(
         "self.target.weights == 'Auto'",

@@ -21,11 +21,12 @@ _SUFFIXES = (
     | {f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", start=1)}
 )
 
-_MILLI = Decimal("0.001")
 
-
-def parse_quantity(text: str | int | float) -> Decimal:
+def parse_quantity(text: str | int | float, *, is_rounded: bool = False) -> Decimal:
     """Return the number that a quantity means; it may be negative, as an integer of a spec may.
+
+    With ``is_rounded`` it is rounded up to whole thousandths, as an API server does with requests
+    and limits.
 
     Raises:
         ValueError: it is not a quantity.
@@ -36,17 +37,8 @@ def parse_quantity(text: str | int | float) -> Decimal:
     if match is None:
         raise ValueError(f"{text!r:.64} is not a quantity such as 500m, 2 or 2Gi")
     number, suffix = match[1], match[2] or ""
-    return Decimal(sign + number) * (_SUFFIXES.get(suffix) or Decimal(f"1{suffix}"))
-
-
-def parse_rounded(text: str | int | float) -> Decimal:
-    """Return the number that an API server makes of a request or limit: whole thousandths, up.
-
-    Raises:
-        ValueError: it is not a quantity.
-    """
-    thousandths = parse_quantity(text) / _MILLI
-    return thousandths.to_integral_value(ROUND_CEILING) * _MILLI
+    found = Decimal(sign + number) * (_SUFFIXES.get(suffix) or Decimal(f"1{suffix}"))
+    return (found * 1000).to_integral_value(ROUND_CEILING) / 1000 if is_rounded else found
 
 
 def _readable(text: int | str) -> int | str:

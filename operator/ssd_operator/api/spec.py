@@ -439,11 +439,6 @@ class Spec(Block):
         """Device of the drafts, as given or by default."""
         return self.draft.device or self.accelerator
 
-    @property
-    def has_cpu_drafts_of_gpus(self) -> bool:
-        """Whether drafts run on the CPUs of nodes whose GPUs run targets."""
-        return self.is_gpu and self.draft_device == "cpu"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
@@ -455,6 +450,11 @@ class Resource:
     generation: int
     spec: Spec
     annotations: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name."""
+        return self.namespace, self.name
 
 
 def drafts_of_cell(replicas: int, num_cells: int, cell: int) -> int:

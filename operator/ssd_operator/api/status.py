@@ -101,8 +101,7 @@ STATUS = block(
         lastScaleReason=string("Why the operator changed it.", 128),
     ),
     transport=block(
-        "How tables are sent.",
-        effective=string("The slowest transport of an active link.", 64),
+        "How tables are sent.", effective=string("The slowest transport of an active link.", 64)
     ),
     links=_list(
         "Links between targets and drafts, with their measurements.",

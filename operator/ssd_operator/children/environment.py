@@ -9,17 +9,17 @@ from typing import Any
 
 from ssd_operator.api import reserved
 from ssd_operator.api.spec import Object, Source, SsdEngine
-from ssd_operator.children.names import (
+from ssd_operator.children.objects import (
     DRAFT_PORT,
     HTTP_PORT,
     TARGET_PORT,
     Component,
+    Workload,
     child_name,
     draft_deployment,
     server_name,
     spiffe_id,
 )
-from ssd_operator.children.objects import Workload
 from ssd_operator.children.resources import num_threads
 
 TERMINATION_LOG = "/dev/termination-log"
@@ -138,11 +138,8 @@ def _model(source: Source) -> str:
 
 def _security_settings(workload: Workload) -> dict[str, object]:
     """Files and names of the security block; none of the values is a secret."""
-    security, namespace, settings = (
-        workload.spec.security,
-        workload.resource.namespace,
-        dict[str, object](),
-    )
+    security, namespace = workload.spec.security, workload.resource.namespace
+    settings = dict[str, object]()
     if (tls := security.tls) is not None:
         authority = f"{reserved.TLS_FOLDER}/ca.crt"
         settings["TLS_CERTIFICATE"] = f"{reserved.TLS_FOLDER}/tls.crt"

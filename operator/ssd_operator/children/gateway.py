@@ -3,27 +3,29 @@
 from ssd_operator.api import reserved
 from ssd_operator.api.pod_template import PodTemplate
 from ssd_operator.api.spec import Object
-from ssd_operator.children.environment import (
-    ANY_ADDRESS,
-    CLIENT_TOKENS,
-    TERMINATION_LOG,
-    variables,
+from ssd_operator.children.environment import ANY_ADDRESS, CLIENT_TOKENS, TERMINATION_LOG, variables
+from ssd_operator.children.objects import (
+    GATEWAY_PORT,
+    TARGET_PORT,
+    Workload,
+    server_name,
+    targets_service,
 )
-from ssd_operator.children.names import GATEWAY_PORT, TARGET_PORT, server_name, targets_service
-from ssd_operator.children.objects import Workload
 from ssd_operator.children.pods import (
     KILL,
     PRE_STOP,
     PRE_STOP_SECONDS,
+    SCRATCH,
+    Volume,
     container,
     container_ports,
     make_template,
     plain_pod,
     probe,
+    secret_volume,
 )
 from ssd_operator.children.processes import process_of
 from ssd_operator.children.resources import with_defaults
-from ssd_operator.children.volumes import SCRATCH, Volume, secret_volume
 
 DRAIN_SECONDS = 60
 """Time after SIGTERM in which open streams may finish."""

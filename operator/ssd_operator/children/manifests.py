@@ -5,15 +5,16 @@ from dataclasses import replace
 
 from ssd_operator.api.spec import Object, Resource
 from ssd_operator.children.gateway import gateway_template
-from ssd_operator.children.names import (
+from ssd_operator.children.objects import (
+    ENGINES,
+    KINDS,
     Component,
-    components_of,
+    Workload,
     draft_cell,
     draft_cells,
     selector,
     targets_service,
 )
-from ssd_operator.children.objects import KINDS, Workload
 from ssd_operator.children.pods import engine_template
 from ssd_operator.children.processes import has_tls, process_of
 from ssd_operator.settings import OperatorSettings
@@ -31,14 +32,12 @@ def wanted(
 ) -> list[Object]:
     """The children of a resource: whole objects.
 
-    Args:
-        resource: whose children.
-        settings: of the installation.
-        replicas: of each draft Deployment, by cell; a Pool has cell 0 only. Draining drafts are
-            counted.
+    ``replicas`` are those of each draft Deployment, by cell, draining drafts included; a Pool has
+    cell 0 only.
     """
     objects = list[Object]()
-    for component in components_of(resource):
+    gateways = [Component.GATEWAY] if resource.spec.gateway.enabled else []
+    for component in (*ENGINES, *gateways):
         workload = Workload(resource=resource, settings=settings, component=component)
         # No token of the account is mounted anywhere.
         objects.append(workload.make("ServiceAccount", automountServiceAccountToken=False))

@@ -8,8 +8,7 @@ both Pending. A target that is created again returns to its drafts by the prefer
 from collections.abc import Mapping
 
 from ssd_operator.api.spec import GPU, Object, Resource
-from ssd_operator.children.names import COMPONENT_LABEL, Component, draft_cell, selector
-from ssd_operator.children.objects import Workload
+from ssd_operator.children.objects import COMPONENT_LABEL, Component, Workload, draft_cell, selector
 
 _NODE_KEY = "kubernetes.io/hostname"
 _PRODUCT_KEY = "nvidia.com/gpu.product"

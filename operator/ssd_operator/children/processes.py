@@ -16,8 +16,14 @@ from typing import Literal
 
 from ssd_operator.api.spec import Accelerator, Object, Resource
 from ssd_operator.children.environment import engine_environment
-from ssd_operator.children.names import DRAFT_PORT, GATEWAY_PORT, HTTP_PORT, TARGET_PORT, Component
-from ssd_operator.children.objects import Workload
+from ssd_operator.children.objects import (
+    DRAFT_PORT,
+    GATEWAY_PORT,
+    HTTP_PORT,
+    TARGET_PORT,
+    Component,
+    Workload,
+)
 from ssd_operator.children.vllm import VLLM_PORT, vllm_arguments, vllm_environment
 from ssd_operator.settings import OperatorSettings
 

@@ -4,8 +4,7 @@ import math
 
 from ssd_operator.api.fields import parse_quantity
 from ssd_operator.api.spec import Object
-from ssd_operator.children.names import Component
-from ssd_operator.children.objects import Workload
+from ssd_operator.children.objects import Component, Workload
 
 _REQUESTS = {
     ("cpu", Component.TARGET): {"cpu": "500m", "memory": "1Gi", "ephemeral-storage": "256Mi"},

@@ -15,8 +15,7 @@ from ssd_operator.children.environment import (
     target_settings,
     unless_default,
 )
-from ssd_operator.children.names import DRAFT_PORT, TARGET_PORT, draft_deployment
-from ssd_operator.children.objects import Workload
+from ssd_operator.children.objects import DRAFT_PORT, TARGET_PORT, Workload, draft_deployment
 from ssd_operator.children.resources import num_threads
 
 VLLM_PORT = 8000

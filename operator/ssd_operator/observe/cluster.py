@@ -34,7 +34,7 @@ class ClusterError(SSDError):
 
 
 class MissingError(ClusterError):
-    """404: the object, its namespace or its kind does not exist."""
+    """404: no such object, namespace or kind; 403: the namespace is being deleted."""
 
 
 class ConflictError(ClusterError):
@@ -46,15 +46,7 @@ class RefusedError(ClusterError):
 
 
 class ForbiddenError(ClusterError):
-    """403: no right to it, a quota or a policy.
-
-    Attributes:
-        is_namespace_terminating: whether the namespace of the object is being deleted.
-    """
-
-    def __init__(self, message: str, *, is_namespace_terminating: bool = False) -> None:
-        super().__init__(message)
-        self.is_namespace_terminating = is_namespace_terminating
+    """403: no right to it, a quota or a policy."""
 
 
 class BusyError(ClusterError):
@@ -72,29 +64,24 @@ class Cluster(Protocol):
 
     async def get(self, namespace: str, ref: Ref) -> Object | None:
         """An object as it is now; None where there is none."""
-        ...
 
     async def list_all(self, kind: str, namespace: str) -> tuple[list[Object], int]:
         """Objects of a kind in a namespace or, if empty, in all, and the version of the list.
 
         Of kinds other than the resource's, only objects that carry our label are listed.
         """
-        ...
 
     async def apply(self, wanted: Object, uid: str = "", subresource: str = "") -> Object:
-        """Set these fields of an object, and remove those that we set earlier.
+        """Set these fields of an object or its subresource, and remove those that we set earlier.
 
-        Args:
-            wanted: the object.
-            uid: of the one that is meant; empty makes one, or takes the one that is there.
-            subresource: the part that is written; empty for all others.
+        ``uid`` is that of the object that is meant. If it is empty, the object is made, or the one
+        that is there is taken over.
 
         Raises:
             RefusedError: the object is wrong.
             ConflictError: the one that is meant is gone, is being deleted, or was made again.
             MissingError: its namespace is gone, or the object of the subresource.
         """
-        ...
 
     async def patch(
         self, namespace: str, ref: Ref, changes: Object, subresource: str = ""
@@ -109,11 +96,9 @@ class Cluster(Protocol):
             MissingError: it is gone.
             RefusedError: a rule or a policy forbids the changes.
         """
-        ...
 
     async def delete(self, namespace: str, ref: Ref, uid: str) -> None:
         """Delete this very object; nothing happens if it is gone already."""
-        ...
 
     async def create(self, thing: Object, *, is_dry_run: bool = False) -> None:
         """Make an object whose name is new; a dry run only lets the API server check it.
@@ -122,7 +107,6 @@ class Cluster(Protocol):
             RefusedError: the object is wrong.
             ConflictError: the name is taken.
         """
-        ...
 
 
 def ref_of(thing: Object) -> Ref:

@@ -8,9 +8,10 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from ssd_operator.api.spec import Object
-from ssd_operator.children.names import FETCH
+from ssd_operator.children.objects import FETCH
 from ssd_operator.observe.pod_state import (
     condition_of,
     is_ready,
@@ -81,10 +82,11 @@ _NO_DEVICE = re.compile(r"device .* cannot be used here")
 """In the ``SettingsError`` of an engine whose device is missing."""
 
 
-def worst(diagnoses: Iterable[Diagnosis]) -> Diagnosis | None:
+def worst(diagnoses: Iterable[Diagnosis | None]) -> Diagnosis | None:
     """The most important one; among equals the first."""
     order = list(PodReason)
-    return min(diagnoses, key=lambda found: order.index(found.reason), default=None)
+    found = (each for each in diagnoses if each is not None)
+    return min(found, key=lambda each: order.index(each.reason), default=None)
 
 
 def diagnose(pod: Object, startup_timeout_seconds: float, now: float) -> Diagnosis | None:
@@ -116,9 +118,8 @@ def diagnose_absence(deployment: Object | None, what: str) -> Diagnosis | None:
     failure = condition_of(deployment or {}, "ReplicaFailure")
     if failure.get("status") != "True":
         return None
-    return Diagnosis(
-        PodReason.POD_FORBIDDEN, f"{what} has no pod: {_quote(failure.get('message', ''))}"
-    )
+    cause = _quote(failure.get("message", ""))
+    return Diagnosis(PodReason.POD_FORBIDDEN, f"{what} has no pod: {cause}")
 
 
 def _fetching(name: str, container: Object) -> Diagnosis | None:
@@ -135,30 +136,24 @@ def _fetching(name: str, container: Object) -> Diagnosis | None:
 def _stopped(pod: Object, container: Object, startup_timeout_seconds: float) -> Diagnosis | None:
     """Why a container does not run; None if it runs or starts."""
     name, image = name_of(pod), container.get("image", "its image")
-    state = container.get("state") or {}
+    state, last = container.get("state") or {}, container.get("lastState") or {}
     waiting = state.get("waiting") or {}
     waits_for, message = waiting.get("reason", ""), _quote(waiting.get("message", ""))
     if waits_for in _PULL:
         cause = _BACK_OFF.sub("", message) or "the registry refused or was not reached"
-        return Diagnosis(
-            PodReason.IMAGE_PULL,
-            f"{name} cannot pull {image}: {cause}",
-        )
+        return Diagnosis(PodReason.IMAGE_PULL, f"{name} cannot pull {image}: {cause}")
+    misconfigured = partial(Diagnosis, PodReason.CONFIGURATION_ERROR)
     if waits_for in _CONFIGURATION:
-        return Diagnosis(
-            PodReason.CONFIGURATION_ERROR, f"{name} cannot start: {message or waits_for}"
-        )
-    ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated") or {}
+        return misconfigured(f"{name} cannot start: {message or waits_for}")
+    ended = state.get("terminated") or last.get("terminated") or {}
     exit_code, error = ended.get("exitCode", 0), _error_of(ended)
     if exit_code == os.EX_CONFIG:
+        text = f"{name}: {error or 'it refused its settings (exit code 78)'}"
         has_no_device = _NO_DEVICE.search(error)
-        reason = PodReason.NO_DEVICE if has_no_device else PodReason.CONFIGURATION_ERROR
-        return Diagnosis(reason, f"{name}: {error or 'it refused its settings (exit code 78)'}")
+        return Diagnosis(PodReason.NO_DEVICE, text) if has_no_device else misconfigured(text)
     if exit_code and (module := _NO_PROCESS.search(error)):
-        return Diagnosis(
-            PodReason.CONFIGURATION_ERROR,
-            f"{name}: {image} has no {module[1]}; is it the image of another process?",
-        )
+        question = f"{image} has no {module[1]}; is it the image of another process?"
+        return misconfigured(f"{name}: {question}")
     if _was_too_slow(pod, container, ended, startup_timeout_seconds):
         return Diagnosis(
             PodReason.STARTUP_TIMEOUT,
@@ -166,9 +161,8 @@ def _stopped(pod: Object, container: Object, startup_timeout_seconds: float) -> 
             "raise startupTimeoutSeconds or use a modelCache that keeps the weights",
         )
     is_down = waits_for == "CrashLoopBackOff" or (exit_code and "terminated" in state)
-    return (
-        Diagnosis(PodReason.CRASH_LOOP, f"{name} {_crash(container, ended)}") if is_down else None
-    )
+    crash = f"{name} {_crash(container, ended)}"
+    return Diagnosis(PodReason.CRASH_LOOP, crash) if is_down else None
 
 
 def _was_too_slow(pod: Object, container: Object, ended: Object, seconds: float) -> bool:

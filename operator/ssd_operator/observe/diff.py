@@ -7,9 +7,10 @@ longer wanted is not found here; the hash in our annotations differs then.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from ssd_operator.api.fields import parse_quantity, parse_rounded
+from ssd_operator.api.fields import parse_quantity
 from ssd_operator.api.spec import Object
 
 Path = tuple[str, ...]
@@ -183,7 +184,7 @@ def _equals(live: Any, wanted: Any, path: Path) -> bool:
     is_listed = not _QUANTITIES.isdisjoint(path[-2:-1])
     if not is_listed and _QUANTITY.isdisjoint(path[-1:]):
         return False
-    number = parse_rounded if is_listed else parse_quantity
+    number = partial(parse_quantity, is_rounded=is_listed)
     try:
         return number(live) == number(wanted)
     except ValueError:

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from ssd_operator.api.spec import GROUP, KIND, Object
-from ssd_operator.children.names import MANAGED_BY_LABEL, NAME_LABEL, OPERATOR
-from ssd_operator.children.objects import KINDS
+from ssd_operator.children.objects import KINDS, MANAGED_BY_LABEL, NAME_LABEL, OPERATOR
 from ssd_operator.observe.cluster import Key, Ref, ref_of
 from ssd_operator.observe.pod_state import labels_of
 
@@ -22,12 +21,10 @@ class ObjectCache:
     """
 
     def __init__(self, wake: Callable[..., None]) -> None:
-        """Start empty.
+        """``wake`` is called with the key of a resource that is due for a pass.
 
-        Args:
-            wake: called with the key of a resource that is due for a pass, and with ``is_changed``
-                for a new generation of the resource itself and for its deletion: neither waits for
-                the retry of a pass that failed before.
+        ``is_changed`` is true for a new generation of the resource itself and for its deletion:
+        neither waits for the retry of a pass that failed before.
         """
         self._wake = wake
         self._objects: dict[str, Object] = {}

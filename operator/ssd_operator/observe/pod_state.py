@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from ssd_operator.api.reserved import TLS_VOLUME, TOKENS_VOLUME
 from ssd_operator.api.spec import GROUP, Object
-from ssd_operator.children.names import (
+from ssd_operator.children.objects import (
     CELL_LABEL,
     COMPONENT_LABEL,
     MANAGED_BY_LABEL,
@@ -161,7 +161,12 @@ def drain_deadline_of(pod: Object) -> float | None:
 
 def condition_of(thing: Object, kind: str) -> Object:
     """A condition of an object that has ``status.conditions``; empty where there is none."""
-    conditions = thing.get("status", {}).get("conditions") or []
+    return condition_in(thing.get("status", {}), kind)
+
+
+def condition_in(status: Object, kind: str) -> Object:
+    """A condition of a status; empty where there is none."""
+    conditions = status.get("conditions") or []
     return next((found for found in conditions if found.get("type") == kind), {})
 
 

@@ -1,28 +1,41 @@
-"""The state of one resource in one pass: its children, pods and links. Pure."""
+"""The state of one resource in one pass: its children, pods and links, and how it is collected."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
-from ssd_operator.api.spec import Object, Resource
-from ssd_operator.children.names import (
+from ssd_operator.api.spec import KIND, Object, Resource
+from ssd_operator.children.manifests import wanted
+from ssd_operator.children.objects import (
     COMPONENT_LABEL,
+    ENGINES,
     Component,
     child_name,
     draft_cells,
     draft_deployment,
     targets_service,
 )
-from ssd_operator.observe.cluster import Ref
+from ssd_operator.observe.cluster import Cluster, Ref, ref_of
+from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.pod_state import (
     cell_of,
+    controller_of,
     drain_deadline_of,
+    endpoints_of,
     is_live,
+    is_ours,
+    is_owned_by,
+    is_pod_of,
     is_ready,
     is_terminating,
+    labels_of,
+    maker_of,
     name_of,
+    to_seconds,
 )
+from ssd_operator.settings import OperatorSettings
 
 PROGRESS_EXCEEDED = "ProgressDeadlineExceeded"
 """Reason of the condition Progressing of a Deployment that does not proceed."""
@@ -30,15 +43,10 @@ OLDEST_ANSWER_SECONDS = 30.0
 """A target without an answer for longer is unreachable."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolFact(PoolStatus):
-    """One target's report, and when it came (the operator's clock).
+class Report(NamedTuple):
+    """One target's report, and when it came (the operator's clock)."""
 
-    States of links are written as in the status: Active, Connecting, Quarantined, Draining, Lost,
-    Refused.
-    """
-
-    target_pod: str
+    status: PoolStatus
     at: float
 
 
@@ -62,7 +70,7 @@ class Snapshot:
     """Wanted names that other owners' objects have, with the owner."""
     former: frozenset[Ref] = frozenset()
     """Wanted names of children that a former resource of this name left; they will be deleted."""
-    pools: Mapping[str, PoolFact] = field(default_factory=dict)
+    pools: Mapping[str, Report] = field(default_factory=dict)
     """By target pod; only pods that exist."""
     drains: Mapping[str, str] = field(default_factory=dict)
     """Results by draft pod: Drained, TimedOut, Unreachable; empty while a drain runs."""
@@ -103,43 +111,41 @@ class Snapshot:
         return len(self.drafts) - len(self.staying_drafts) + len(terminating)
 
     @cached_property
-    def answers(self) -> dict[str, PoolFact]:
+    def answers(self) -> dict[str, PoolStatus]:
         """Answers of ready targets that are not too old, by pod."""
         oldest = self.now - OLDEST_ANSWER_SECONDS
-        pools = self.pools
-        names = [name_of(pod) for pod in self.ready_targets]
-        return {name: pools[name] for name in names if name in pools and pools[name].at >= oldest}
+        found = {name_of(pod): self.pools.get(name_of(pod)) for pod in self.ready_targets}
+        return {name: each.status for name, each in found.items() if each and each.at >= oldest}
 
     @cached_property
     def links(self) -> dict[tuple[str, str], LinkStatus]:
         """Links by target and draft; by address before the handshake."""
         return {
             (target, link.draft_pod or link.address): link
-            for target, fact in sorted(self.answers.items())
-            for link in fact.links
+            for target, answer in sorted(self.answers.items())
+            for link in answer.links
         }
 
-    @cached_property
+    @property
+    def active_links(self) -> dict[tuple[str, str], LinkStatus]:
+        """Those of the links that serve."""
+        return {pair: link for pair, link in self.links.items() if link.state == "active"}
+
+    @property
     def active_drafts(self) -> frozenset[str]:
         """Draft pods with an active link."""
-        names = {name_of(pod) for pod in self.drafts}
-        linked = {draft for (_, draft), link in self.links.items() if link.state == "Active"}
-        return frozenset(names & linked)
-
-    @cached_property
-    def gateway_services_lost(self) -> frozenset[Ref]:
-        """Services that gateways need and whose names are another owner's."""
-        return frozenset(self._gateway_services & self.foreign.keys())
+        return frozenset(map(name_of, self.drafts)) & {draft for _, draft in self.active_links}
 
     @property
-    def has_gateway_services(self) -> bool:
-        """Whether the resource owns the Services that gateways need."""
-        return self._gateway_services <= self.children.keys()
-
-    @property
-    def _gateway_services(self) -> frozenset[Ref]:
+    def gateway_services(self) -> frozenset[Ref]:
+        """Services that gateways need: of what they call, and of themselves."""
         names = targets_service(self.resource), child_name(self.resource, Component.GATEWAY)
         return frozenset(Ref("Service", name) for name in names)
+
+    @property
+    def gateway_services_lost(self) -> frozenset[Ref]:
+        """Those of them whose names are another owner's."""
+        return self.gateway_services & self.foreign.keys()
 
     @property
     def num_drafts_wanted(self) -> int:
@@ -154,30 +160,106 @@ class Snapshot:
             if cell_of(pod) == cell and (is_live(pod) or is_terminating(pod))
         )
 
-    def target_deployment(self, cell: int) -> Object | None:
-        """The Deployment of a cell's target; None if it does not exist."""
-        return self._deployment(child_name(self.resource, Component.TARGET, cell))
-
-    @cached_property
+    @property
     def target_deployments(self) -> tuple[Object, ...]:
         """Target Deployments that exist."""
         cells = range(self.resource.spec.num_cells)
-        found = (self.target_deployment(cell) for cell in cells)
-        return tuple(deployment for deployment in found if deployment is not None)
+        names = [child_name(self.resource, Component.TARGET, cell) for cell in cells]
+        return self._deployments(names)
 
-    @cached_property
+    @property
     def draft_deployments(self) -> tuple[Object, ...]:
         """Draft Deployments that exist."""
-        names = [draft_deployment(self.resource, cell) for cell in draft_cells(self.resource)]
-        found = (self._deployment(name) for name in names)
-        return tuple(deployment for deployment in found if deployment is not None)
+        cells = draft_cells(self.resource)
+        return self._deployments([draft_deployment(self.resource, cell) for cell in cells])
 
     def _pods(self, component: Component) -> tuple[Object, ...]:
         return tuple(
             pod
             for pod in sorted(self.pods, key=name_of)
-            if pod["metadata"].get("labels", {}).get(COMPONENT_LABEL) == str(component)
+            if labels_of(pod).get(COMPONENT_LABEL) == component
         )
 
-    def _deployment(self, name: str) -> Object | None:
-        return self.children.get(Ref("Deployment", name))
+    def _deployments(self, names: Iterable[str]) -> tuple[Object, ...]:
+        found = (self.children.get(Ref("Deployment", name)) for name in names)
+        return tuple(each for each in found if each is not None)
+
+
+async def observe(
+    cluster: Cluster,
+    cache: ObjectCache,
+    settings: OperatorSettings,
+    found: Object,
+    resource: Resource,
+    now: float,
+) -> Snapshot:
+    """Collect the state of a resource, ``found`` and parsed, and of everything around it.
+
+    The cluster is read where the cache has no child of a wanted name: watches bring only what
+    carries our label.
+
+    Raises:
+        ClusterError: the API server does not answer.
+    """
+    seen = cache.children(resource.key)
+    children = {
+        ref: each
+        for ref, each in seen.items()
+        if (is_owned_by if ref.kind == "Pod" else is_ours)(each, resource.uid)
+    }
+    pods, gateways = (
+        tuple(
+            each
+            for ref, each in seen.items()
+            if ref.kind == "Pod"
+            and ref not in children
+            and is_pod_of(each, resource.name, components)
+            and not _is_older(each, found, children.get(Ref("Deployment", maker_of(each))))
+        )
+        for components in (ENGINES, (Component.GATEWAY,))
+    )
+    replicas = {}
+    for cell in draft_cells(resource):
+        made = children.get(Ref("Deployment", draft_deployment(resource, cell)), {"spec": {}})
+        number = resource.spec.draft.replicas
+        # The most that this pass may want of the Deployment: a drain shrinks it later.
+        replicas[cell] = max(number, int(made["spec"].get("replicas", number)))
+    names = dict.fromkeys(map(ref_of, wanted(resource, settings, replicas)))
+    # One that is not wanted and has lost its labels would never be deleted, but its pods show it.
+    names |= {Ref("Deployment", maker_of(pod)): None for pod in pods if not is_terminating(pod)}
+    foreign, former = dict[Ref, str](), set[Ref]()
+    for ref in [each for each in names if each not in children]:
+        if (live := await cluster.get(resource.namespace, ref)) is None:
+            continue
+        owner = controller_of(live)
+        if is_ours(live, resource.uid):
+            children[ref] = live
+        elif (owner.get("kind"), owner.get("name")) == (KIND, resource.name):
+            former.add(ref)
+        else:
+            foreign[ref] = f"{owner['kind']} {owner['name']}" if owner else "another owner"
+    return Snapshot(
+        resource=resource,
+        now=now,
+        children=children,
+        pods=pods,
+        gateways=gateways,
+        endpoints=endpoints_of(resource.name, seen.values()),
+        foreign=foreign,
+        former=frozenset(former),
+        status=found.get("status") or {},
+    )
+
+
+def _is_older(pod: Object, resource: Object, deployment: Object | None) -> bool:
+    """Whether a pod is of a former resource of this name: nothing that is ours existed before it.
+
+    One that is older than the resource alone came with a Deployment that was left for us to adopt;
+    one that is older than its Deployment alone was adopted by that.
+    """
+    makers = [resource] if deployment is None else [resource, deployment]
+    return all(_made_at(pod) < _made_at(each) for each in makers)
+
+
+def _made_at(thing: Object) -> float:
+    return to_seconds(thing["metadata"].get("creationTimestamp")) or 0.0

@@ -20,8 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from ssd_operator.api.spec import Object
-from ssd_operator.children.names import HASH_ANNOTATION
-from ssd_operator.children.objects import HASH_DIGITS, digest
+from ssd_operator.children.objects import HASH_ANNOTATION, HASH_DIGITS, digest
 from ssd_operator.observe.cluster import ClusterError, ForbiddenError, Ref, RefusedError, ref_of
 from ssd_operator.observe.diff import differences
 from ssd_operator.observe.pod_state import annotations_of, to_text
@@ -65,6 +64,15 @@ class ApplyFailure:
         return any(path.startswith("spec.template") for path in self.paths)
 
 
+class RepairLog(NamedTuple):
+    """Repairs of one object, which another writer had changed."""
+
+    applied: str = ""
+    """Hash of what was applied last."""
+    times: tuple[float, ...] = ()
+    """Of repairs in the last ``REPAIRS_SECONDS``, oldest first."""
+
+
 @dataclass(slots=True)
 class Results:
     """What became of a plan. The execution fills it."""
@@ -82,18 +90,8 @@ class Results:
     server, or another writer who was faster."""
     is_scaled: bool = False
     """Whether the number of drafts was written to the resource."""
-
-
-class RepairLog(NamedTuple):
-    """Repairs of one object, which another writer had changed."""
-
-    applied: str = ""
-    """Hash of what was applied last."""
-    times: tuple[float, ...] = ()
-    """Of repairs in the last ``REPAIRS_SECONDS``, oldest first."""
-
-
-Repairs = dict[Ref, RepairLog]
+    repairs: dict[Ref, RepairLog] = field(default_factory=dict)
+    """Of this pass and those before it."""
 
 
 def holding(
@@ -128,7 +126,7 @@ def refusal(
 
 
 def contest(
-    sent: Object, wanted: Object, answer: Object, snapshot: Snapshot, repairs: Repairs
+    sent: Object, wanted: Object, answer: Object, snapshot: Snapshot, repairs: dict[Ref, RepairLog]
 ) -> ApplyFailure | None:
     """Record an apply; returns its failure if another writer undoes it, as far as is known.
 

@@ -14,11 +14,11 @@ waiting for all of them matters.
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ssd_operator.api.spec import Object, drafts_of_cell
-from ssd_operator.children.names import draft_cells, draft_deployment
+from ssd_operator.children.objects import draft_cells, draft_deployment
 from ssd_operator.children.placement import effective_policy
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import (
@@ -44,39 +44,32 @@ _NODE = "kubernetes.io/hostname"
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A pod to annotate as a victim."""
+class Drain:
+    """A draft whose drain begins or has not ended."""
 
     pod: str
     deadline: float
     """Seconds since the epoch; the past for a pod that has nothing to drain."""
-
-    @property
-    def annotations(self) -> dict[str, str]:
-        """What to write on the pod."""
-        return {DRAIN_DEADLINE_ANNOTATION: to_text(self.deadline), COST_ANNOTATION: VICTIM_COST}
-
-
-@dataclass(frozen=True, slots=True)
-class DrainCall:
-    """A Drain call to a draft; repeating it is harmless."""
-
-    pod: str
-    address: Address
-    seconds: float
-    """How long its sessions may take to leave, > 0."""
+    address: Address | None
+    """Where Drain is called, which may be repeated; None for a pod that has nothing to drain."""
+    is_new: bool = False
+    """Whether the pod has yet to be marked as a victim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainPlan:
     """What to do about the number of drafts, in the order of the fields."""
 
-    marks: tuple[Mark, ...] = ()
-    calls: tuple[DrainCall, ...] = ()
+    drains: tuple[Drain, ...] = ()
     replicas: Mapping[int, int] = field(default_factory=dict)
     """Replicas of each cell's Deployment from now on."""
     delete_pods: tuple[str, ...] = ()
     """Drained pods whose replica stays: their Deployment creates new ones."""
+
+
+def victim_annotations(deadline: float) -> dict[str, str]:
+    """What is written on a victim."""
+    return {DRAIN_DEADLINE_ANNOTATION: to_text(deadline), COST_ANNOTATION: VICTIM_COST}
 
 
 def plan_drains(snapshot: Snapshot) -> DrainPlan:
@@ -89,8 +82,7 @@ def plan_drains(snapshot: Snapshot) -> DrainPlan:
         plan_cell(snapshot, cell, misplaced, sessions) for cell in draft_cells(snapshot.resource)
     ]
     return DrainPlan(
-        marks=tuple(mark for plan in plans for mark in plan.marks),
-        calls=tuple(call for plan in plans for call in plan.calls),
+        drains=tuple(each for plan in plans for each in plan.drains),
         replicas={cell: number for plan in plans for cell, number in plan.replicas.items()},
         delete_pods=tuple(pod for plan in plans for pod in plan.delete_pods),
     )
@@ -99,68 +91,62 @@ def plan_drains(snapshot: Snapshot) -> DrainPlan:
 def plan_cell(
     snapshot: Snapshot, cell: int, misplaced: Collection[str], sessions: Mapping[str, int]
 ) -> DrainPlan:
-    """Bring the drafts of a cell one step towards the wanted number.
+    """Bring the drafts of a cell, 0 for a Pool, one step towards the wanted number.
 
-    Args:
-        snapshot: the state of the resource.
-        cell: whose drafts; 0 for a Pool.
-        misplaced: pods on another node than their target, to be replaced one at a time.
-        sessions: that a draft serves, by pod.
+    Pods that are misplaced, on another node than their target, are replaced one at a time. Of two
+    victims, the one that serves fewer sessions, by pod, goes first.
     """
     resource, num_cells = snapshot.resource, len(draft_cells(snapshot.resource))
-    wanted = drafts_of_cell(snapshot.num_drafts_wanted, num_cells, cell)
+    wanted = drafts_of_cell(resource.spec.draft.replicas, num_cells, cell)
     live = snapshot.children.get(Ref("Deployment", draft_deployment(resource, cell)))
     replicas = wanted if live is None else int(live["spec"]["replicas"])
     pods = [pod for pod in snapshot.drafts if cell_of(pod) == cell]
     marked = [pod for pod in pods if drain_deadline_of(pod) is not None]
     done = [pod for pod in marked if _is_done(pod, snapshot)]
-    victims: list[Object] = []
+    victims, deleted = list[Object](), list[Object]()
     num_excess, num_missing = replicas - wanted, replicas - len(pods)
     if num_missing < 0:  # the ReplicaSet has yet to follow the last shrink
-        return _plan(snapshot, cell, pods, victims, max(wanted, replicas))
-    if num_excess <= 0:
+        replicas = max(wanted, replicas)
+    elif num_excess <= 0:
         # A victim is not reactivated, but its replica stays.
         victims = [] if marked or num_missing else _to_replace(pods, misplaced)
-        plan = _plan(snapshot, cell, pods, victims, wanted)
-        return replace(plan, delete_pods=tuple(map(name_of, done)))
-    free = [pod for pod in pods if pod not in marked]
-    # In the order of a ReplicaSet and then of the smallest loss.
-    free.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), reverse=True)
-    free.sort(
-        key=lambda pod: (
-            is_scheduled(pod),
-            is_ready(pod),
-            name_of(pod) not in misplaced,
-            sessions.get(name_of(pod), 0),
+        replicas, deleted = wanted, done
+    else:
+        # In the order of a ReplicaSet and then of the smallest loss.
+        free = [pod for pod in pods if pod not in marked]
+        free.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), reverse=True)
+        free.sort(
+            key=lambda pod: (
+                is_scheduled(pod),
+                is_ready(pod),
+                name_of(pod) not in misplaced,
+                sessions.get(name_of(pod), 0),
+            )
         )
+        victims = free[: max(0, num_excess - num_missing - len(marked))]
+        num_done = len(done) if len(done) == len(marked) and not victims else 0
+        replicas -= min(num_excess, num_missing + num_done)
+    return DrainPlan(
+        drains=tuple(_drains(snapshot, pods, victims)),
+        replicas={cell: replicas},
+        delete_pods=tuple(map(name_of, deleted)),
     )
-    victims = free[: max(0, num_excess - num_missing - len(marked))]
-    num_done = len(done) if len(done) == len(marked) and not victims else 0
-    shrunk = replicas - min(num_excess, num_missing + num_done)
-    return _plan(snapshot, cell, pods, victims, shrunk)
 
 
-def _plan(
-    snapshot: Snapshot,
-    cell: int,
-    pods: Sequence[Object],
-    victims: Sequence[Object],
-    replicas: int,
-) -> DrainPlan:
-    """Marks of the victims, and calls to all pods whose drain has not ended."""
+def _drains(
+    snapshot: Snapshot, pods: Sequence[Object], victims: Sequence[Object]
+) -> Iterator[Drain]:
+    """Drains of the victims, and of all pods whose drain has not ended."""
     now, seconds = snapshot.now, snapshot.resource.spec.draft.drain_seconds
-    marks = tuple(
-        Mark(name_of(pod), math.ceil(now + seconds) if is_ready(pod) else math.floor(now))
-        for pod in victims
-    )
-    new = {mark.pod: mark.deadline for mark in marks}
-    calls = []
-    for pod in pods:
-        address, name = address_of(pod), name_of(pod)
-        deadline = new.get(name) or drain_deadline_of(pod)
-        if deadline is not None and not _is_done(pod, snapshot) and deadline > now and address:
-            calls.append(DrainCall(name, address, deadline - now))
-    return DrainPlan(marks=marks, calls=tuple(calls), replicas={cell: replicas})
+    for pod in (*victims, *(pod for pod in pods if pod not in victims)):
+        deadline, is_new = drain_deadline_of(pod), pod in victims
+        if is_new:
+            deadline = math.ceil(now + seconds) if is_ready(pod) else math.floor(now)
+        if deadline is not None:
+            is_over = _is_done(pod, snapshot) or deadline <= now
+            address = None if is_over else address_of(pod)
+            if is_new or address is not None:
+                yield Drain(name_of(pod), deadline, address, is_new)
 
 
 def _is_done(pod: Object, snapshot: Snapshot) -> bool:

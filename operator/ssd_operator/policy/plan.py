@@ -1,13 +1,12 @@
 """What one pass does about one resource. Pure."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ssd_operator.api.spec import Object, Resource
+from ssd_operator.api.spec import Object
 from ssd_operator.children.manifests import wanted
-from ssd_operator.children.names import COMPONENT_LABEL, ENGINES, Component
-from ssd_operator.children.objects import Workload
+from ssd_operator.children.objects import COMPONENT_LABEL, ENGINES, Component, Workload
 from ssd_operator.observe.cluster import Ref, ref_of
 from ssd_operator.observe.diff import differences
 from ssd_operator.observe.pod_state import (
@@ -18,7 +17,7 @@ from ssd_operator.observe.pod_state import (
     revision_of,
 )
 from ssd_operator.observe.snapshot import OLDEST_ANSWER_SECONDS, Snapshot
-from ssd_operator.policy.apply_failures import ApplyFailure, holding
+from ssd_operator.policy.apply_failures import ApplyFailure, RepairLog, holding
 from ssd_operator.policy.drain import DrainPlan, plan_drains
 from ssd_operator.policy.rollout import (
     Preflight,
@@ -45,13 +44,27 @@ FORMER_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanState:
-    """What one pass leaves to the next. A restarted operator begins with an empty one."""
+class Memory:
+    """What one pass leaves to the next. Times are in seconds since the epoch.
 
+    A restarted operator begins with an empty one: a pass is then slower, and still correct.
+    """
+
+    uid: str = ""
+    """Of the resource."""
     began_at: float | None = None
-    """First pass of this operator over the resource, in seconds since the epoch."""
+    """First pass of this operator over the resource."""
     history: History = field(default_factory=History)
     failures: Mapping[Ref, ApplyFailure] = field(default_factory=dict)
+    repairs: Mapping[Ref, RepairLog] = field(default_factory=dict)
+    failing_since: float | None = None
+    """First of the latest passes that were all interrupted by a call without an answer."""
+    posted: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """Times of Events, by reason and message."""
+    written_at: float = -math.inf
+    """Last write of the status."""
+    pending: Mapping[str, float] = field(default_factory=dict)
+    """Begin of changes of conditions that the status does not report yet, by type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +73,7 @@ class PassPlan:
 
     apply: tuple[Object, ...] = ()
     drains: DrainPlan = field(default_factory=DrainPlan)
-    """Marks, calls and pods to delete; its replicas are in ``apply``."""
+    """Drains, and pods to delete; its replicas are in ``apply``."""
     scale: Decision | None = None
     """Number of drafts to write to the resource."""
     delete: tuple[Ref, ...] = ()
@@ -71,17 +84,17 @@ class PassPlan:
     preflight: Preflight = field(default_factory=Preflight)
     again_after: float = math.inf
     """Seconds until another pass is due without any change."""
-    state: PlanState = field(default_factory=PlanState)
+    memory: Memory = field(default_factory=Memory)
 
     @property
     def is_writing(self) -> bool:
         """Whether carrying this out changes anything in the cluster."""
-        drains = self.drains.marks or self.drains.delete_pods
+        drains = any(each.is_new for each in self.drains.drains) or self.drains.delete_pods
         return bool(self.apply or drains or self.scale or self.delete)
 
 
-def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> PassPlan:
-    """Decide on everything but the status; ``state`` is of the pass before."""
+def plan(snapshot: Snapshot, settings: OperatorSettings, memory: Memory) -> PassPlan:
+    """Decide on everything but the status; ``memory`` is of the pass before."""
     resource, children = snapshot.resource, snapshot.children
     drains = plan_drains(snapshot)
     objects = [
@@ -94,7 +107,7 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
         [each for each in deployments if each["metadata"]["labels"].get(COMPONENT_LABEL) == part]
         for part in ENGINES
     )
-    failures = holding(state.failures, targets, snapshot)
+    failures = holding(memory.failures, targets, snapshot)
     # An apply would not change a contested template.
     outdated = [
         each
@@ -104,22 +117,22 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
     pods = Workload(resource=resource, settings=settings, component=Component.PREFLIGHT)
     preflight = preflight_state(pods, targets, outdated, snapshot)
     objects += [] if preflight.pod is None else [preflight.pod]
-    state = PlanState(
-        began_at=snapshot.now if state.began_at is None else state.began_at,
-        history=state.history,
-        failures=holding(state.failures, objects, snapshot),
+    memory = replace(
+        memory,
+        began_at=snapshot.now if memory.began_at is None else memory.began_at,
+        failures=holding(memory.failures, objects, snapshot),
     )
     revisions = {name_of(each): revision_of(each) for each in deployments}
     by_ref = {ref_of(each): each for each in objects}
     if resource.spec.paused:
-        return PassPlan(wanted=by_ref, revisions=revisions, preflight=preflight, state=state)
-    state = replace(state, history=_decide(snapshot, state))
-    decision, is_new = state.history.decision, state.history.decided_at == snapshot.now
+        return PassPlan(wanted=by_ref, revisions=revisions, preflight=preflight, memory=memory)
+    memory = replace(memory, history=_decide(snapshot, memory))
+    decision, is_new = memory.history.decision, memory.history.decided_at == snapshot.now
     is_changed = decision is not None and decision.replicas != snapshot.num_drafts_wanted
     targets_held = held_targets(targets, outdated, snapshot, preflight.stage)
     drafts_held = held_drafts(drafts, targets, snapshot, targets_held, preflight.stage)
-    contested = {ref: each for ref, each in state.failures.items() if each.cause == "Contested"}
-    failed = state.failures.keys() - contested.keys()
+    contested = {ref: each for ref, each in memory.failures.items() if each.cause == "Contested"}
+    failed = memory.failures.keys() - contested.keys()
     skipped = targets_held | snapshot.foreign.keys() | snapshot.former | failed
     # The number of pods follows the resource also while their template waits.
     waiting = drafts_held | {ref for ref, each in contested.items() if each.is_of_template}
@@ -128,16 +141,22 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
         for each in objects
         if (ref := ref_of(each)) not in skipped
     )
+    # A person's copy of a child has our labels, but not our owner.
+    unwanted = (
+        ref
+        for ref, child in sorted(children.items())
+        if ref not in by_ref and not is_terminating(child) and is_owned_by(child, resource.uid)
+    )
     return PassPlan(
         apply=tuple(each for each in allowed if _is_needed(each, snapshot, contested)),
         drains=drains,
         scale=decision if is_new and is_changed else None,
-        delete=_unwanted(resource, objects, snapshot),
+        delete=tuple(unwanted),
         wanted=by_ref,
         revisions=revisions,
         preflight=preflight,
-        again_after=min(preflight.again_after, *_waits(snapshot, state)),
-        state=state,
+        again_after=min(preflight.again_after, *_waits(snapshot, memory)),
+        memory=memory,
     )
 
 
@@ -160,15 +179,15 @@ def unanswered_seconds(snapshot: Snapshot, began_at: float | None) -> float:
     return max(began_at + OLDEST_ANSWER_SECONDS - snapshot.now, 0.0)
 
 
-def _decide(snapshot: Snapshot, state: PlanState) -> History:
+def _decide(snapshot: Snapshot, memory: Memory) -> History:
     """Run the Internal loop, if it is on and due."""
     bounds = internal_scaling(snapshot.resource.spec.draft)
     if bounds is None:
         return History()
-    is_early = snapshot.now - state.history.decided_at < DECISION_SECONDS
-    if is_early or unanswered_seconds(snapshot, state.began_at) > 0:
-        return state.history
-    return next_replicas(bounds, measure(snapshot), state.history, snapshot.now)
+    is_early = snapshot.now - memory.history.decided_at < DECISION_SECONDS
+    if is_early or unanswered_seconds(snapshot, memory.began_at) > 0:
+        return memory.history
+    return next_replicas(bounds, measure(snapshot), memory.history, snapshot.now)
 
 
 def _is_needed(each: Object, snapshot: Snapshot, contested: Mapping[Ref, ApplyFailure]) -> bool:
@@ -176,8 +195,8 @@ def _is_needed(each: Object, snapshot: Snapshot, contested: Mapping[Ref, ApplyFa
     if live is None:
         # Half of the children beside another owner's Service would serve no client. A gateway
         # starts after the Services that it needs: by their names it could reach those of others.
-        is_early = _is_gateway(each) and not snapshot.has_gateway_services
-        return not snapshot.foreign and not is_early
+        has_services = snapshot.gateway_services <= snapshot.children.keys()
+        return not snapshot.foreign and (has_services or not _is_gateway(each))
     left = contested[ref].paths if ref in contested else frozenset()
     is_different = not differences(live, each) <= left
     return is_different and not is_terminating(live)
@@ -189,22 +208,12 @@ def _is_gateway(each: Object) -> bool:
     return (each["kind"], component) == ("Deployment", Component.GATEWAY)
 
 
-def _unwanted(resource: Resource, objects: Sequence[Object], snapshot: Snapshot) -> tuple[Ref, ...]:
-    """Children that are not wanted; a person's copy of one has our labels, but not our owner."""
-    kept = {ref_of(each) for each in objects}
-    return tuple(
-        ref
-        for ref, child in sorted(snapshot.children.items())
-        if ref not in kept and not is_terminating(child) and is_owned_by(child, resource.uid)
-    )
-
-
-def _waits(snapshot: Snapshot, state: PlanState) -> list[float]:
+def _waits(snapshot: Snapshot, memory: Memory) -> list[float]:
     """Seconds until a pass is due that no watch triggers."""
-    waits = [each.retry_at - snapshot.now for each in state.failures.values()]
-    if state.history.decision is not None:
-        due = state.history.decided_at + DECISION_SECONDS - snapshot.now
-        waits.append(max(due, unanswered_seconds(snapshot, state.began_at)))
+    waits = [each.retry_at - snapshot.now for each in memory.failures.values()]
+    if memory.history.decision is not None:
+        due = memory.history.decided_at + DECISION_SECONDS - snapshot.now
+        waits.append(max(due, unanswered_seconds(snapshot, memory.began_at)))
     deadlines = (drain_deadline_of(pod) for pod in snapshot.drafts)
     waits += [each - snapshot.now for each in deadlines if each is not None and each > snapshot.now]
     if snapshot.former:

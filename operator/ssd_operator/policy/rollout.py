@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ssd_operator.api.spec import Object
-from ssd_operator.children.names import CELL_LABEL, HASH_ANNOTATION
-from ssd_operator.children.objects import Workload
+from ssd_operator.children.objects import CELL_LABEL, HASH_ANNOTATION, Workload
 from ssd_operator.children.pods import affinity_to, preflight_spec
 from ssd_operator.observe.cluster import Ref, ref_of
 from ssd_operator.observe.diagnosis import PodReason, diagnose
@@ -160,10 +159,7 @@ class Preflight:
 
 
 def preflight_state(
-    preflights: Workload,
-    wanted: Sequence[Object],
-    outdated: Sequence[Object],
-    snapshot: Snapshot,
+    preflights: Workload, wanted: Sequence[Object], outdated: Sequence[Object], snapshot: Snapshot
 ) -> Preflight:
     """Return the state of the preflight of a change."""
     # Revisions of cells differ by the cell's number only: the first one's stands for all.

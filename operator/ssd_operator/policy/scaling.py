@@ -89,15 +89,15 @@ def internal_scaling(draft: DraftSpec) -> Autoscaling | None:
 def measure(snapshot: Snapshot) -> Demand:
     """The demand of all ready targets."""
     sustainable: dict[str, int] = {}
-    for (_, draft), link in snapshot.links.items():
-        if link.state == "Active" and link.sustainable_sessions > 0:
+    for (_, draft), link in snapshot.active_links.items():
+        if link.sustainable_sessions > 0:
             # Of a draft that several targets measured, the lowest value counts.
             sustainable[draft] = min(
                 link.sustainable_sessions, sustainable.get(draft, link.sustainable_sessions)
             )
     targets, answers = snapshot.ready_targets, snapshot.answers
     is_known = bool(targets) and all(name_of(pod) in answers for pod in targets)
-    counts = [fact.speculative_sequences for fact in answers.values()]
+    counts = [each.speculative_sequences for each in answers.values()]
     known = [each for each in counts if each is not None]
     default = snapshot.resource.spec.draft.sequences_per_replica
     return Demand(

@@ -5,15 +5,14 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 from kubernetes_asyncio import client, config
 
 from ssd.errors import SetupError
-from ssd_operator.api.spec import API_VERSION, GROUP, KIND, VERSION, Object
-from ssd_operator.children.names import OPERATOR
-from ssd_operator.children.objects import KINDS, ServedKind
+from ssd_operator.api.spec import API_VERSION, GROUP, KIND, PLURAL, VERSION, Object
+from ssd_operator.children.objects import KINDS, OPERATOR
 from ssd_operator.observe.cluster import (
     BusyError,
     ClusterError,
@@ -36,11 +35,19 @@ _MERGE = "application/merge-patch+json"
 _JSON = "application/json"
 _ERRORS: Mapping[int, type[ClusterError]] = {
     HTTPStatus.BAD_REQUEST: RefusedError,
+    HTTPStatus.FORBIDDEN: ForbiddenError,
     HTTPStatus.NOT_FOUND: MissingError,
     HTTPStatus.CONFLICT: ConflictError,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: RefusedError,
     HTTPStatus.UNPROCESSABLE_ENTITY: RefusedError,
 }
+
+
+class _Place(NamedTuple):
+    """Path of a call, and the resource for its metric."""
+
+    path: str
+    plural: str
 
 
 class ApiServer:
@@ -51,23 +58,19 @@ class ApiServer:
 
     async def get(self, namespace: str, ref: Ref) -> Object | None:
         """See ``Cluster``."""
-        kind = KINDS[ref.kind]
         with contextlib.suppress(MissingError):
-            return await self._call("GET", kind, _path(kind, namespace, ref.name))
+            return await self._call("GET", _place(ref.kind, namespace, ref.name))
         return None
 
     async def list_all(self, kind: str, namespace: str) -> tuple[list[Object], int]:
         """See ``Cluster``."""
-        served, things = KINDS[kind], list[Object]()
-        query = {"limit": str(PAGE_LENGTH)}
-        if kind != KIND:
-            query["labelSelector"] = LABELS
+        place, things = _place(kind, namespace), list[Object]()
+        query = {"limit": str(PAGE_LENGTH)} | ({} if kind == KIND else {"labelSelector": LABELS})
         while True:
-            page = await self._call("GET", served, _path(served, namespace), query=query)
+            page = await self._call("GET", place, query=query)
             metadata = page.get("metadata") or {}
             if "resourceVersion" not in metadata:
-                message = page.get("message", "")
-                raise BusyError(f"GET {_path(served, namespace)}: no list: {message}")
+                raise BusyError(f"GET {place.path}: no list: {page.get('message', '')}")
             things += [whole(kind, each) for each in page.get("items") or ()]
             query["continue"] = metadata.get("continue", "")
             if not query["continue"]:
@@ -75,34 +78,31 @@ class ApiServer:
 
     async def apply(self, wanted: Object, uid: str = "", subresource: str = "") -> Object:
         """See ``Cluster``."""
-        ref, namespace = ref_of(wanted), wanted["metadata"]["namespace"]
+        ref, metadata = ref_of(wanted), wanted["metadata"]
         if uid:
-            wanted = wanted | {"metadata": wanted["metadata"] | {"uid": uid}}
-        path = _path(KINDS[ref.kind], namespace, ref.name, subresource)
+            wanted = wanted | {"metadata": metadata | {"uid": uid}}
+        place = _place(ref.kind, metadata["namespace"], ref.name, subresource)
         query = {"fieldManager": OPERATOR, "force": "true"}
-        return await self._call("PATCH", KINDS[ref.kind], path, _APPLY, wanted, query=query)
+        return await self._call("PATCH", place, wanted, _APPLY, query=query)
 
     async def patch(
         self, namespace: str, ref: Ref, changes: Object, subresource: str = ""
     ) -> Object:
         """See ``Cluster``."""
-        kind = KINDS[ref.kind]
-        path = _path(kind, namespace, ref.name, subresource)
-        query = {"fieldManager": OPERATOR}
-        return await self._call("PATCH", kind, path, _MERGE, changes, query=query)
+        place = _place(ref.kind, namespace, ref.name, subresource)
+        return await self._call("PATCH", place, changes, _MERGE, query={"fieldManager": OPERATOR})
 
     async def delete(self, namespace: str, ref: Ref, uid: str) -> None:
         """See ``Cluster``."""
-        kind = KINDS[ref.kind]
         options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         with contextlib.suppress(MissingError):
-            await self._call("DELETE", kind, _path(kind, namespace, ref.name), body=options)
+            await self._call("DELETE", _place(ref.kind, namespace, ref.name), options)
 
     async def create(self, thing: Object, *, is_dry_run: bool = False) -> None:
         """See ``Cluster``."""
-        kind, query = KINDS[thing["kind"]], {"dryRun": "All"} if is_dry_run else {}
-        path = _path(kind, thing["metadata"]["namespace"])
-        await self._call("POST", kind, path, body=thing, query=query)
+        query = {"dryRun": "All"} if is_dry_run else {}
+        place = _place(thing["kind"], thing["metadata"]["namespace"])
+        await self._call("POST", place, thing, query=query)
 
     async def served_schema(self) -> Object:
         """The schema of SSDDeployments that the API server serves, ``properties`` outermost.
@@ -110,9 +110,9 @@ class ApiServer:
         Raises:
             ClusterError: it does not answer, or does not serve them.
         """
-        served, schemas = KINDS[KIND], {}
+        place, schemas = _Place(f"/openapi/v3/apis/{API_VERSION}", PLURAL), {}
         with contextlib.suppress(MissingError):
-            document = await self._call("GET", served, f"/openapi/v3/apis/{served.api_version}")
+            document = await self._call("GET", place)
             schemas = document.get("components", {}).get("schemas", {})
         identity = {"group": GROUP, "version": VERSION, "kind": KIND}
         for schema in schemas.values():
@@ -126,23 +126,18 @@ class ApiServer:
     async def _call(
         self,
         verb: str,
-        kind: ServedKind,
-        path: str,
-        media_type: str = _JSON,
+        place: _Place,
         body: Object | None = None,
+        media_type: str = _JSON,
         *,
         query: Mapping[str, str] | None = None,
     ) -> Object:
-        """Send a request; every status but success becomes an error.
-
-        Raises:
-            ClusterError: the subclass that fits.
-        """
-        what, code = f"{verb} {path}", "none"
+        """Send a request; every status but success becomes the ``ClusterError`` that fits."""
+        what, code = f"{verb} {place.path}", "none"
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 answer = await self._api.call_api(
-                    path,
+                    place.path,
                     verb,
                     query_params=list((query or {}).items()),
                     header_params={"Content-Type": media_type, "Accept": _JSON},
@@ -157,7 +152,7 @@ class ApiServer:
         except (aiohttp.ClientError, OSError) as error:
             raise BusyError(f"{what}: {error}") from error
         finally:
-            metrics.API_REQUESTS_TOTAL.labels(verb, kind.plural, code).inc()
+            metrics.API_REQUESTS_TOTAL.labels(verb, place.plural, code).inc()
         if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
             raise _error(answer.status, content, what, answer.headers.get("Retry-After", ""))
         return content
@@ -182,12 +177,13 @@ async def connect() -> AsyncIterator[ApiServer]:
         yield ApiServer(api)
 
 
-def _path(kind: ServedKind, namespace: str, name: str = "", subresource: str = "") -> str:
-    """Path of a collection, an object, or a part of one; no namespace means all."""
-    root = "apis" if "/" in kind.api_version else "api"
+def _place(kind: str, namespace: str, name: str = "", subresource: str = "") -> _Place:
+    """Place of a collection, an object, or a part of one; no namespace means all."""
+    api_version, plural = KINDS[kind]
+    root = "apis" if "/" in api_version else "api"
     where = ["namespaces", namespace] if namespace else []
-    parts = ["", root, kind.api_version, *where, kind.plural, name, subresource]
-    return "/".join(parts).rstrip("/")
+    parts = ["", root, api_version, *where, plural, name, subresource]
+    return _Place("/".join(parts).rstrip("/"), plural)
 
 
 def _error(code: int, answer: Object, what: str, retry_after: str) -> ClusterError:
@@ -197,11 +193,8 @@ def _error(code: int, answer: Object, what: str, retry_after: str) -> ClusterErr
     # A write with the uid of another object: the uid cannot change.
     if any(cause.get("field") == "metadata.uid" for cause in causes):
         return ConflictError(message)
-    if code == HTTPStatus.FORBIDDEN:
-        is_namespace_terminating = any(
-            cause.get("reason") == "NamespaceTerminating" for cause in causes
-        )
-        return ForbiddenError(message, is_namespace_terminating=is_namespace_terminating)
+    if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
+        return MissingError(message)
     seconds = float(retry_after) if retry_after.isdecimal() else 0.0
     return _ERRORS.get(code, BusyError)(message, seconds)
 

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,11 +16,11 @@ from ssd.observability.log import get_logger
 from ssd.rpc.client import DraftClient, TargetClient
 from ssd.rpc.listen import join_address
 from ssd.rpc.pool_codec import PoolStatus
-from ssd_operator.children.names import DRAFT_PORT, TARGET_PORT, Component
+from ssd_operator.children.objects import DRAFT_PORT, TARGET_PORT, Component
 from ssd_operator.observe.cluster import Key
 from ssd_operator.observe.pod_state import Address
-from ssd_operator.observe.snapshot import PoolFact
-from ssd_operator.policy.drain import DrainCall
+from ssd_operator.observe.snapshot import Report
+from ssd_operator.policy.drain import Drain
 from ssd_operator.runtime import metrics
 from ssd_operator.runtime.engine_credentials import EngineCredentials
 
@@ -44,21 +43,17 @@ _TaskId = tuple[Key, str, Address | None]
 class Engines(Protocol):
     """Targets and drafts as a pass sees them. Asyncio loop; no method waits."""
 
-    def pools(self, key: Key) -> Mapping[str, PoolFact]:
-        """The last reports of a resource's targets, by pod."""
-        ...
+    def state(self, key: Key) -> tuple[Mapping[str, Report], Mapping[str, str]]:
+        """The last reports of a resource's targets, and results of its drains, by pod.
 
-    def drains(self, key: Key) -> Mapping[str, str]:
-        """Results of drains of a resource's drafts, by pod; empty while one runs."""
-        ...
+        The result of a drain is empty while it runs.
+        """
 
-    def drain(self, key: Key, calls: Iterable[DrainCall]) -> None:
+    def drain(self, key: Key, wanted: Iterable[Drain]) -> None:
         """Begin these drains; those that have begun continue."""
-        ...
 
     def follow(self, key: Key, targets: Mapping[str, Address], pods: AbstractSet[str]) -> None:
         """Follow these targets of a resource, address by pod; drop drains of all other pods."""
-        ...
 
 
 class EngineClients:
@@ -67,35 +62,26 @@ class EngineClients:
     def __init__(
         self, now: Callable[[], float], wake: Callable[[Key], None], credentials: EngineCredentials
     ) -> None:
-        """Follow no target yet.
-
-        Args:
-            now: seconds since the epoch.
-            wake: called for a resource with new facts, which is due for a pass.
-            credentials: of the operator.
-        """
+        """``now`` is in seconds since the epoch; ``wake`` is called at new facts of a resource."""
         self._now = now
         self._wake = wake
         self._credentials = credentials
-        self._pools: dict[Key, dict[str, PoolFact]] = {}
+        self._pools: dict[Key, dict[str, Report]] = {}
         self._drains: dict[Key, dict[str, str]] = {}
         self._tasks: dict[_TaskId, asyncio.Task[None]] = {}
 
-    def pools(self, key: Key) -> Mapping[str, PoolFact]:
+    def state(self, key: Key) -> tuple[Mapping[str, Report], Mapping[str, str]]:
         """See ``Engines``."""
-        return dict(self._pools.get(key, {}))
+        return dict(self._pools.get(key, {})), dict(self._drains.get(key, {}))
 
-    def drains(self, key: Key) -> Mapping[str, str]:
-        """See ``Engines``."""
-        return dict(self._drains.get(key, {}))
-
-    def drain(self, key: Key, calls: Iterable[DrainCall]) -> None:
+    def drain(self, key: Key, wanted: Iterable[Drain]) -> None:
         """See ``Engines``."""
         drains = self._drains.setdefault(key, {})
-        for call in calls:
-            if call.pod not in drains:
-                drains[call.pod] = ""
-                self._start((key, call.pod, None), self._drain_and_report(key, call))
+        for each in wanted:
+            if each.address is not None and each.pod not in drains:
+                drains[each.pod] = ""
+                work = self._drain_and_report(key, each.pod, each.address, each.deadline)
+                self._start((key, each.pod, None), work)
 
     def follow(self, key: Key, targets: Mapping[str, Address], pods: AbstractSet[str]) -> None:
         """See ``Engines``."""
@@ -147,7 +133,7 @@ class EngineClients:
                 async with asyncio.timeout(POLL_SECONDS):
                     async with contextlib.aclosing(target.watch_pool()) as reports:
                         async for status in reports:
-                            self._put(key, pool_fact(pod, status, self._now()))
+                            self._put(key, pod, status)
                 return
             except TimeoutError:
                 continue  # a target without changes reports nothing: call again
@@ -155,28 +141,30 @@ class EngineClients:
                 _log.debug("target_unreachable", pod=pod, error=str(error))
                 return
 
-    def _put(self, key: Key, fact: PoolFact) -> None:
+    def _put(self, key: Key, pod: str, status: PoolStatus) -> None:
         pools = self._pools.setdefault(key, {})
-        old = pools.get(fact.target_pod)
-        pools[fact.target_pod] = fact
-        if old is None or _states(old) != _states(fact):
+        old = pools.get(pod)
+        pools[pod] = Report(status, self._now())
+        if old is None or _states(old.status) != _states(status):
             self._wake(key)
 
-    async def _drain_and_report(self, key: Key, call: DrainCall) -> None:
-        result = await self._drain_draft(key, call)
+    async def _drain_and_report(
+        self, key: Key, pod: str, address: Address, deadline: float
+    ) -> None:
+        result = await self._drain_draft(key, pod, address, deadline)
         metrics.DRAINS_TOTAL.labels(result).inc()
-        _log.info("drain_ended", pod=call.pod, result=result)
+        _log.info("drain_ended", pod=pod, result=result)
         drains = self._drains.get(key, {})
-        if call.pod in drains:
-            drains[call.pod] = result
+        if pod in drains:
+            drains[pod] = result
             self._wake(key)
 
-    async def _drain_draft(self, key: Key, call: DrainCall) -> str:
+    async def _drain_draft(self, key: Key, pod: str, address: Address, deadline: float) -> str:
         """Drain one draft; returns the result."""
         service = f"{key[1]}-{Component.DRAFT}"
-        credentials = self._credentials.of(key, service, call.address)
-        endpoint = join_address(call.address.host, DRAFT_PORT)
-        end = self._now() + min(call.seconds, LONGEST_DRAIN_SECONDS)
+        credentials = self._credentials.of(key, service, address)
+        endpoint = join_address(address.host, DRAFT_PORT)
+        end = min(deadline, self._now() + LONGEST_DRAIN_SECONDS)
         has_begun = False
         async with DraftClient(endpoint, credentials) as draft:
             while (left := end - self._now()) > 0:
@@ -193,22 +181,15 @@ class EngineClients:
                     if has_begun:
                         return "Drained"  # the process ends after its last session
                 except (SSDError, TimeoutError) as error:
-                    _log.debug("draft_unreachable", pod=call.pod, error=str(error))
+                    _log.debug("draft_unreachable", pod=pod, error=str(error))
                 await asyncio.sleep(DRAIN_POLL_SECONDS)
         return "TimedOut" if has_begun else "Unreachable"
 
 
-def pool_fact(pod: str, status: PoolStatus, now: float) -> PoolFact:
-    """The report of a target as a fact; states of links are written as in the status."""
-    links = tuple(replace(link, state=link.state.capitalize()) for link in status.links)
-    values = {each.name: getattr(status, each.name) for each in fields(status)}
-    return PoolFact(target_pod=pod, at=now, **values | {"links": links})
-
-
-def _states(fact: PoolFact) -> object:
+def _states(status: PoolStatus) -> object:
     """The part of a report that may change a decision at once."""
     links = [
         (link.address, link.draft_pod, link.state, link.reason, link.transport)
-        for link in fact.links
+        for link in status.links
     ]
-    return sorted(links), fact.speculating
+    return sorted(links), status.speculating

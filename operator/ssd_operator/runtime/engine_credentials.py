@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ssd.errors import SettingsError
 from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials, Reloaded, TlsFiles
-from ssd_operator.children.names import server_name
+from ssd_operator.children.objects import server_name
 from ssd_operator.observe.cluster import Key
 from ssd_operator.observe.pod_state import Address
 
@@ -19,11 +19,7 @@ class EngineCredentials:
     """
 
     def __init__(self, folder: str) -> None:
-        """Read the files.
-
-        Args:
-            folder: with ca.crt, tls.crt, tls.key and token, each of which may be missing; empty
-                for none.
+        """Read the files of a folder, each of which may be missing; without a folder none is read.
 
         Raises:
             SettingsError: there is no such folder, or a file is invalid.

@@ -19,8 +19,8 @@ from ssd.observability.log import configure_logging, get_logger
 from ssd.rpc.client import TargetClient
 from ssd.types import SamplingParams
 from ssd_operator.api.spec import API_VERSION, GROUP, KIND, Object
-from ssd_operator.children.names import TARGET_PORT
-from ssd_operator.observe.cluster import Cluster, ClusterError, MissingError, Ref
+from ssd_operator.children.objects import TARGET_PORT
+from ssd_operator.observe.cluster import Cluster, ClusterError, MissingError, Ref, ref_of
 from ssd_operator.observe.pod_state import condition_of
 from ssd_operator.runtime.api_server import connect
 from ssd_operator.settings import UNTOUCHED_NAMESPACE
@@ -108,11 +108,10 @@ async def delete_all(
         for namespace in namespaces or ("",):
             with contextlib.suppress(MissingError):  # they were deleted with their definition
                 for each in (await cluster.list_all(KIND, namespace))[0]:
-                    metadata = each["metadata"]
-                    where, name = metadata["namespace"], metadata["name"]
+                    where, ref = each["metadata"]["namespace"], ref_of(each)
                     if where != UNTOUCHED_NAMESPACE:
-                        await cluster.delete(where, Ref(KIND, name), metadata["uid"])
-                        left.append((where, name))
+                        await cluster.delete(where, ref, each["metadata"]["uid"])
+                        left.append((where, ref.name))
         return str(left) if left else ""
 
     await _wait(problem, seconds, "a finalizer may hold resources")
@@ -129,11 +128,7 @@ def _sample(namespace: str, accelerator: str = "cpu") -> Object:
 
 
 async def _wait(problem: Callable[[], Awaitable[str]], seconds: float, complaint: str) -> None:
-    """Return once there is no problem any more.
-
-    Raises:
-        NotReadyError: there is one after this time; contains it.
-    """
+    """Return once there is no problem; one that is left after this time is a NotReadyError."""
     last = ""
     try:
         async with asyncio.timeout(seconds):

@@ -1,6 +1,7 @@
 """The operator's own metrics, each with its unit; served on its one HTTP port."""
 
 from collections.abc import Iterable
+from functools import partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -21,12 +22,10 @@ REGISTRY = CollectorRegistry()
 GCCollector(REGISTRY)
 PlatformCollector(REGISTRY)
 ProcessCollector(registry=REGISTRY)
+_counter, _gauge = partial(Counter, registry=REGISTRY), partial(Gauge, registry=REGISTRY)
 
-RECONCILES_TOTAL = Counter(
-    "ssd_operator_reconcile",
-    "Passes, by result: ok, gone, error, crash.",
-    ["result"],
-    registry=REGISTRY,
+RECONCILES_TOTAL = _counter(
+    "ssd_operator_reconcile", "Passes, by result: ok, gone, error, crash.", ["result"]
 )
 RECONCILE_SECONDS = Histogram(
     "ssd_operator_reconcile_seconds",
@@ -34,50 +33,40 @@ RECONCILE_SECONDS = Histogram(
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
     registry=REGISTRY,
 )
-ERRORS_TOTAL = Counter(
-    "ssd_operator_errors", "Failed passes and calls, by error class.", ["type"], registry=REGISTRY
-)
-QUEUE_DEPTH = Gauge(
-    "ssd_operator_queue_depth", "Resources that are due and wait for a worker.", registry=REGISTRY
-)
-OLDEST_SUCCESS_SECONDS = Gauge(
+ERRORS_TOTAL = _counter("ssd_operator_errors", "Failed passes and calls, by error class.", ["type"])
+QUEUE_DEPTH = _gauge("ssd_operator_queue_depth", "Resources that are due and wait for a worker.")
+OLDEST_SUCCESS_SECONDS = _gauge(
     "ssd_operator_oldest_success_seconds",
     "Seconds since the last successful pass, of the resource for which it is longest ago.",
-    registry=REGISTRY,
 )
-API_REQUESTS_TOTAL = Counter(
+API_REQUESTS_TOTAL = _counter(
     "ssd_operator_api_requests",
     "Calls to the API server besides watches, by verb, resource and HTTP status (none: no answer).",
     ["verb", "resource", "code"],
-    registry=REGISTRY,
 )
-DRAINS_TOTAL = Counter(
+DRAINS_TOTAL = _counter(
     "ssd_operator_drains",
     "Drains of drafts, by result: Drained, TimedOut, Unreachable.",
     ["result"],
-    registry=REGISTRY,
 )
-SCALE_TOTAL = Counter(
+SCALE_TOTAL = _counter(
     "ssd_operator_scale",
     "Numbers of drafts written by the Internal loop, by direction (up, down) and reason.",
     ["direction", "reason"],
-    registry=REGISTRY,
 )
-CONDITION_SINCE_SECONDS = Gauge(
+CONDITION_SINCE_SECONDS = _gauge(
     "ssd_operator_condition_since_timestamp_seconds",
     "When a condition of a resource took its present status, in seconds since the epoch.",
     ["resource_namespace", "resource_name", "condition", "status", "reason"],
-    registry=REGISTRY,
 )
 
 
 def set_conditions(key: Key, conditions: Iterable[Object]) -> None:
     """Show these conditions of a resource, and no others."""
-    namespace, name = key
     CONDITION_SINCE_SECONDS.remove_by_labels(
-        {"resource_namespace": namespace, "resource_name": name}
+        {"resource_namespace": key[0], "resource_name": key[1]}
     )
     for each in conditions:
-        labels = namespace, name, each["type"], each["status"], each["reason"]
+        labels = *key, each["type"], each["status"], each["reason"]
         since = to_seconds(each["lastTransitionTime"]) or 0.0
         CONDITION_SINCE_SECONDS.labels(*labels).set(since)

@@ -1,51 +1,47 @@
-"""One pass over one resource: observe, plan, carry out, report. Level-triggered."""
+"""One pass over one resource: observe, plan, carry out, report. Level-triggered.
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+A plan is carried out call by call: one that is refused does not stop the others.
+"""
+
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 
 from ssd.observability.log import get_logger
 from ssd_operator.api.parse import SpecError, parse
-from ssd_operator.api.spec import API_VERSION, KIND, Object, Resource
+from ssd_operator.api.spec import API_VERSION, KIND, Object
 from ssd_operator.observe.cluster import (
+    BusyError,
     Cluster,
     ClusterError,
+    ConflictError,
     ForbiddenError,
     Key,
     MissingError,
     Ref,
     RefusedError,
+    ref_of,
 )
+from ssd_operator.observe.diff import removal
 from ssd_operator.observe.object_cache import ObjectCache
-from ssd_operator.observe.observer import observe
-from ssd_operator.observe.pod_state import Address, address_of, is_terminating, name_of
-from ssd_operator.observe.snapshot import Snapshot
-from ssd_operator.policy.apply_failures import Repairs, Results
-from ssd_operator.policy.plan import PlanState, plan
+from ssd_operator.observe.pod_state import address_of, is_ours, is_terminating, name_of
+from ssd_operator.observe.snapshot import Snapshot, observe
+from ssd_operator.policy.apply_failures import MOST_REPAIRS, Results, contest, merged, refusal
+from ssd_operator.policy.drain import Drain, victim_annotations
+from ssd_operator.policy.plan import Memory, PassPlan, plan
+from ssd_operator.policy.scaling import Decision
 from ssd_operator.runtime import metrics
 from ssd_operator.runtime.engine_client import Engines
-from ssd_operator.runtime.plan_executor import PlanExecutor
 from ssd_operator.runtime.work_queue import RESYNC_SECONDS
 from ssd_operator.settings import UNTOUCHED_NAMESPACE, OperatorSettings
-from ssd_operator.status.events import event_object
-from ssd_operator.status.pass_result import PassResult, ReportState
-from ssd_operator.status.report import PassReport, report_invalid, report_pass
+from ssd_operator.status.pass_result import PassResult
+from ssd_operator.status.report import PassReport, event_object, report_invalid, report_pass
 
 FAILING_SECONDS = 30.0
 """Calls that fail for longer are reported in the status; for less, the API server is busy."""
 
 _log = get_logger(__name__)
-
-
-@dataclass(slots=True)
-class _Record:
-    """What is remembered of one resource. Without it a pass is slower, and still correct."""
-
-    uid: str
-    planned: PlanState = field(default_factory=PlanState)
-    reported: ReportState = field(default_factory=ReportState)
-    repairs: Repairs = field(default_factory=dict)
-    failing_since: float | None = None
-    """First of the latest passes that were all interrupted by a call without an answer."""
 
 
 class Reconciler:
@@ -59,13 +55,13 @@ class Reconciler:
         settings: OperatorSettings,
         now: Callable[[], float],
     ) -> None:
-        """Construct it; ``now`` is in seconds since the epoch."""
+        """``now`` is in seconds since the epoch."""
         self._cluster = cluster
         self._cache = cache
         self._engines = engines
         self._settings = settings
         self._now = now
-        self._records: dict[Key, _Record] = {}
+        self._memories: dict[Key, Memory] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass.
@@ -81,84 +77,77 @@ class Reconciler:
             return None
         found = self._cache.resource(key)
         if found is None or is_terminating(found):
-            self._end_record(key)
+            self._forget(key)
             return None
-        record = self._records.get(key)
-        if record is None or record.uid != found["metadata"]["uid"]:
-            self._end_record(key)
-            record = self._records[key] = _Record(found["metadata"]["uid"])
+        uid = found["metadata"]["uid"]
+        if key not in self._memories or self._memories[key].uid != uid:
+            self._forget(key)
+            self._memories[key] = Memory(uid=uid)
         try:
-            return await self._pass(key, found, record)
-        except ForbiddenError as error:
-            if not error.is_namespace_terminating:
-                raise
-            _log.info("namespace_terminating", error=str(error))
+            return await self._pass(key, found)
         except MissingError as error:
             _log.info("namespace_missing", error=str(error))
         return RESYNC_SECONDS
 
-    async def _pass(self, key: Key, found: Object, record: _Record) -> float | None:
+    async def _pass(self, key: Key, found: Object) -> float | None:
         try:
             resource = parse(found)
         except SpecError as error:
-            invalid = report_invalid(found, str(error), record.reported, self._now())
-            is_there = await self._publish(key, found, record, invalid)
-            return RESYNC_SECONDS if is_there else None
-        return await self._converge(key, found, resource, record)
-
-    async def _converge(
-        self, key: Key, found: Object, resource: Resource, record: _Record
-    ) -> float | None:
-        snapshot = replace(
-            await observe(self._cluster, self._cache, self._settings, found, resource, self._now()),
-            pools=self._engines.pools(key),
-            drains=self._engines.drains(key),
+            invalid = report_invalid(found, str(error), self._memories[key], self._now())
+            return RESYNC_SECONDS if await self._publish(key, found, invalid) else None
+        snapshot = await observe(
+            self._cluster, self._cache, self._settings, found, resource, self._now()
         )
-        decided = plan(snapshot, self._settings, record.planned)
+        pools, drains = self._engines.state(key)
+        snapshot = replace(snapshot, pools=pools, drains=drains)
+        decided = plan(snapshot, self._settings, self._memories[key])
         if decided.is_writing and not await self._exists(key, found):
             self._drop(key, found)
             return None
-        results = Results(failures=dict(decided.state.failures))
+        memory = decided.memory
+        results = Results(failures=dict(memory.failures), repairs=dict(memory.repairs))
         execution = PlanExecutor(
             cluster=self._cluster,
             cache=self._cache,
             engines=self._engines,
             snapshot=snapshot,
-            repairs=record.repairs,
             results=results,
         )
         await execution.carry_out(decided)
-        self._add_interruption(record, results)
-        self._engines.follow(key, _addresses(snapshot), set(map(name_of, snapshot.pods)))
-        record.planned = replace(decided.state, failures=results.failures)
-        report = report_pass(
-            PassResult(
-                snapshot=replace(snapshot, now=self._now()),
-                plan=decided,
-                results=results,
-                before=record.reported,
-            )
+        interruption, since = results.interruption, None
+        if interruption is not None:
+            since = self._now() if memory.failing_since is None else memory.failing_since
+            if self._now() - since >= FAILING_SECONDS:
+                results.forbidden[interruption[0]] = str(interruption[1])
+        memory = replace(
+            memory, failures=results.failures, repairs=results.repairs, failing_since=since
         )
-        if not await self._publish(key, found, record, report):
+        self._memories[key] = memory
+        found_targets = ((name_of(pod), address_of(pod)) for pod in snapshot.ready_targets)
+        targets = {name: address for name, address in found_targets if address is not None}
+        self._engines.follow(key, targets, set(map(name_of, snapshot.pods)))
+        later = replace(snapshot, now=self._now())
+        result = PassResult(snapshot=later, plan=decided, results=results, memory=memory)
+        report = report_pass(result)
+        if not await self._publish(key, found, report):
             return None
-        if results.interruption is not None:
-            raise results.interruption[1]
+        if interruption is not None:
+            raise interruption[1]
         if results.forbidden:
             raise ForbiddenError("; ".join(results.forbidden.values()))
         return min(decided.again_after, report.again_after)
 
-    async def _publish(self, key: Key, found: Object, record: _Record, report: PassReport) -> bool:
+    async def _publish(self, key: Key, found: Object, report: PassReport) -> bool:
         """Write the status, if it changed, and the Events; whether the resource is still there.
 
         A refused status is logged. A later pass writes it again.
         """
         if report.is_written:
             identity = {"name": key[1], "namespace": key[0]}
-            kind = {"apiVersion": API_VERSION, "kind": KIND, "metadata": identity}
+            status = {"apiVersion": API_VERSION, "kind": KIND, "metadata": identity}
+            status["status"] = report.status
             try:
-                answer = await self._cluster.apply(
-                    {**kind, "status": report.status}, record.uid, "status"
-                )
+                answer = await self._cluster.apply(status, self._memories[key].uid, "status")
             except MissingError:
                 if await self._exists(key, found):
                     raise  # an API server that restarts may not serve the kind for a moment
@@ -169,7 +158,7 @@ class Reconciler:
             else:
                 self._cache.put(answer)
         metrics.set_conditions(key, report.status.get("conditions") or ())
-        record.reported = report.state
+        self._memories[key] = report.memory
         for event in report.events:
             try:
                 await self._cluster.create(event_object(found, event, self._now()))
@@ -191,26 +180,153 @@ class Reconciler:
     def _drop(self, key: Key, found: Object) -> None:
         """Drop a resource that is gone, although the watch has not reported it yet."""
         self._cache.mark_deleted(found)
-        self._end_record(key)
+        self._forget(key)
 
-    def _end_record(self, key: Key) -> None:
+    def _forget(self, key: Key) -> None:
         self._engines.follow(key, {}, frozenset())
-        self._records.pop(key, None)
+        self._memories.pop(key, None)
         metrics.set_conditions(key, ())
 
-    def _add_interruption(self, record: _Record, results: Results) -> None:
-        """Add an error that has interrupted passes for long to what is reported."""
-        if results.interruption is None:
-            record.failing_since = None
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanExecutor:
+    """Carries out what was decided on one resource in one pass. Asyncio loop."""
+
+    cluster: Cluster
+    cache: ObjectCache
+    engines: Engines
+    snapshot: Snapshot
+    results: Results
+    """With the failures of earlier passes that still hold; those of this pass are added."""
+
+    async def carry_out(self, decided: PassPlan) -> None:
+        """Write objects, drains and the number, then delete what is not wanted any more.
+
+        Raises:
+            MissingError: the namespace is gone, or a kind is not served any more.
+        """
+        # A pod that has its mark drains, also if a call of this pass fails.
+        self.engines.drain(
+            self.snapshot.resource.key, [each for each in decided.drains.drains if not each.is_new]
+        )
+        for ref, call in self._calls(decided):
+            try:
+                await call()
+            except (RefusedError, ForbiddenError) as error:
+                self.results.forbidden[ref] = str(error)
+                _log.warning("object_refused", object=str(ref), error=str(error))
+            except (BusyError, ConflictError) as error:
+                self.results.interruption = ref, error
+                if isinstance(error, ConflictError):
+                    await self._drop_if_gone(ref)
+                return
+
+    def _calls(self, decided: PassPlan) -> Iterator[tuple[Ref, Callable[[], Awaitable[None]]]]:
+        """The calls about each object, in order."""
+        for each in decided.apply:
+            yield (ref := ref_of(each)), partial(self._apply, each, decided.wanted[ref])
+        pods = {name_of(pod): pod for pod in self.snapshot.pods}
+        for drain in decided.drains.drains:
+            if drain.is_new:
+                yield Ref("Pod", drain.pod), partial(self._drain, pods[drain.pod], drain)
+        for name in decided.drains.delete_pods:
+            yield Ref("Pod", name), partial(self._delete, pods[name])
+        if decided.scale is not None:
+            yield Ref(KIND, self.snapshot.resource.name), partial(self._scale, decided.scale)
+        for ref in decided.delete:
+            yield ref, partial(self._delete, self.snapshot.children[ref])
+
+    async def _drop_if_gone(self, ref: Ref) -> None:
+        """Drop an object whose deletion no watch has reported: every pass would end at it."""
+        known = self.cache.children(self.snapshot.resource.key).get(ref)
+        if known is not None:
+            with contextlib.suppress(ClusterError):
+                found = await self.cluster.get(self.snapshot.resource.namespace, ref)
+                if found is None or found["metadata"]["uid"] != known["metadata"]["uid"]:
+                    self.cache.mark_deleted(known)
+
+    async def _apply(self, sent: Object, wanted: Object) -> None:
+        """Write an object; ``sent`` has the live template while the template waits."""
+        ref, snapshot = ref_of(wanted), self.snapshot
+        live = snapshot.children.get(ref)
+        try:
+            if live is None:
+                # An apply takes over what is there.
+                found = await self.cluster.get(snapshot.resource.namespace, ref)
+                if found is not None and not is_ours(found, snapshot.resource.uid):
+                    raise RefusedError(f"{ref} belongs to another owner; rename or remove it")
+            # Only the child that was observed: another object may have its name by now.
+            uid = "" if live is None else live["metadata"]["uid"]
+            answer = await self._write(sent, uid)
+        except (RefusedError, ForbiddenError) as error:
+            if isinstance(error, ForbiddenError) and ref.kind != "Pod":
+                raise
+            self.results.failures[ref] = refusal(wanted, error, snapshot)
+            _log.warning("object_refused", object=str(ref), error=str(error))
             return
-        ref, error = results.interruption
-        if record.failing_since is None:
-            record.failing_since = self._now()
-        if self._now() - record.failing_since >= FAILING_SECONDS:
-            results.forbidden[ref] = str(error)
+        _log.info("applied", object=str(ref))
+        self.cache.put(answer)
+        self.results.stored[ref] = answer
+        failure = contest(sent, wanted, answer, snapshot, self.results.repairs)
+        if failure is not None:
+            held = self.results.failures.get(ref)
+            if held is None and len(self.results.repairs[ref].times) <= MOST_REPAIRS:
+                _log.warning("apply_reverted", object=str(ref), error=failure.message)
+            self.results.failures[ref] = merged(held, failure)
+        if failure is None or live is None:
+            self.results.applied.add(ref)
 
+    async def _write(self, sent: Object, uid: str) -> Object:
+        """Apply an object; returns it as it is stored.
 
-def _addresses(snapshot: Snapshot) -> dict[str, Address]:
-    """Addresses of the targets that serve, by pod."""
-    found = {name_of(pod): address_of(pod) for pod in snapshot.ready_targets}
-    return {name: address for name, address in found.items() if address is not None}
+        An apply keeps the items that others put into a list beside ours. If we own the list as a
+        whole, a merge patch removes them. If the items are refused together (two ports of one
+        name), a merge patch puts our lists in the place of theirs, and the apply is repeated: only
+        an apply removes what is not wanted any more. Without a uid the object may have another
+        owner.
+        """
+        ref, namespace = ref_of(sent), self.snapshot.resource.namespace
+        only = {"metadata": {"uid": uid}}
+        try:
+            answer = await self.cluster.apply(sent, uid)
+        except RefusedError as refusal:
+            if not uid:
+                raise
+            try:
+                await self.cluster.patch(namespace, ref, sent | only)
+            except ClusterError:
+                raise refusal from None
+            answer = await self.cluster.apply(sent, uid)
+        if uid and (changes := removal(answer, sent)):
+            answer = await self.cluster.patch(namespace, ref, changes | only)
+            _log.info("pruned", object=str(ref))
+        return answer
+
+    async def _drain(self, pod: Object, drain: Drain) -> None:
+        """Mark a pod, then start its drain: a restarted operator only sees the mark.
+
+        Without it the pod would stay and accept no session.
+        """
+        metadata = {
+            "uid": pod["metadata"]["uid"],
+            "annotations": victim_annotations(drain.deadline),
+        }
+        with contextlib.suppress(MissingError):
+            ref, changes = ref_of(pod), {"metadata": metadata}
+            self.cache.put(await self.cluster.patch(self.snapshot.resource.namespace, ref, changes))
+        self.engines.drain(self.snapshot.resource.key, [drain])
+
+    async def _scale(self, decision: Decision) -> None:
+        resource, changes = self.snapshot.resource, {"spec": {"replicas": decision.replicas}}
+        ref = Ref(KIND, resource.name)
+        await self.cluster.patch(resource.namespace, ref, changes, subresource="scale")
+        self.results.is_scaled = True
+        is_up = decision.replicas > resource.spec.draft.replicas
+        metrics.SCALE_TOTAL.labels("up" if is_up else "down", str(decision.reason)).inc()
+        _log.info("scaled", replicas=decision.replicas)
+
+    async def _delete(self, thing: Object) -> None:
+        ref = ref_of(thing)
+        await self.cluster.delete(self.snapshot.resource.namespace, ref, thing["metadata"]["uid"])
+        self.cache.mark_deleted(thing)
+        _log.info("deleted", object=str(ref))

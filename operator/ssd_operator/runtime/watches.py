@@ -107,16 +107,13 @@ class Lists:
         self._problems: dict[_Place, str] = dict.fromkeys(self._places, "starting")
         """Why a list has not come yet."""
         self._num_forbidden: Counter[_Place] = Counter()
-        self._is_listed = asyncio.Event()
+        self.is_listed = asyncio.Event()
+        """Set once every kind was listed."""
 
     @property
     def problem(self) -> str:
         """What is not listed yet; empty if every kind was."""
-        return "" if self._is_listed.is_set() else next(iter(self._problems.values()), "")
-
-    async def wait(self) -> None:
-        """Return once every kind was listed."""
-        await self._is_listed.wait()
+        return "" if self.is_listed.is_set() else next(iter(self._problems.values()), "")
 
     async def run(self) -> None:
         """List until cancelled."""
@@ -125,27 +122,25 @@ class Lists:
                 tasks.create_task(self._repeat(kind, namespace))
 
     async def _repeat(self, kind: str, namespace: str) -> None:
-        pause = RETRY_SECONDS  # the watch of kopf begins a moment after the first list
+        place, pause = (kind, namespace), RETRY_SECONDS
         while True:
             try:
                 things, version = await self._cluster.list_all(kind, namespace)
             except ClusterError as error:
-                self._record_failure(kind, namespace, error)
+                metrics.ERRORS_TOTAL.labels(type(error).__name__).inc()
+                _log.warning("list_failed", kind=kind, namespace=namespace, error=str(error))
+                if place in self._problems:
+                    self._problems[place] = str(error)
+                    self._num_forbidden[place] += isinstance(error, ForbiddenError)
+                self._check()
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             self._cache.replace(kind, namespace, things, version)
-            self._problems.pop((kind, namespace), None)
+            self._problems.pop(place, None)
             self._check()
+            # The watch of kopf begins a moment after the first list.
             await asyncio.sleep(pause)
             pause = PERIOD_SECONDS
-
-    def _record_failure(self, kind: str, namespace: str, error: ClusterError) -> None:
-        metrics.ERRORS_TOTAL.labels(type(error).__name__).inc()
-        _log.warning("list_failed", kind=kind, namespace=namespace, error=str(error))
-        if (kind, namespace) in self._problems:
-            self._problems[kind, namespace] = str(error)
-            self._num_forbidden[kind, namespace] += isinstance(error, ForbiddenError)
-            self._check()
 
     def _check(self) -> None:
         """Let passes begin if all is listed, but for namespaces deleted with our rights.
@@ -158,7 +153,7 @@ class Lists:
             if kind == KIND and self._num_forbidden[kind, where] >= LISTS_OF_FORBIDDEN
         }
         if lost < self._namespaces and all(where in lost for _, where in self._problems):
-            self._is_listed.set()
+            self.is_listed.set()
 
 
 def _kind(resource: Any) -> str | None:

@@ -58,12 +58,10 @@ class WorkQueue:
     """Runs a pass for each resource that is due. Asyncio loop."""
 
     def __init__(self, work: Callable[[Key], Awaitable[float | None]], num_workers: int) -> None:
-        """Make a queue that runs nothing before ``start``.
+        """Run nothing before ``start``, then at most ``num_workers`` passes at the same time.
 
-        Args:
-            work: one pass; returns the seconds after which the next one is due at the latest, None
-                for a resource that is gone.
-            num_workers: passes at the same time.
+        ``work``, one pass, returns the seconds after which the next one is due at the latest, None
+        for a resource that is gone.
         """
         self._work = work
         self._slots = asyncio.Semaphore(num_workers)

@@ -16,31 +16,30 @@ itself, which costs tokens. *Revisit when* a choice lasts for minutes and still 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from ssd_operator.api.spec import Autoscaling, DraftSpec, Object, TargetSpec
-from ssd_operator.children.names import Component, child_name
+from ssd_operator.api.spec import Object
+from ssd_operator.children.objects import Component, child_name
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.diagnosis import Diagnosis, PodReason, diagnose, diagnose_absence, worst
 from ssd_operator.observe.diff import differences
 from ssd_operator.observe.pod_state import (
     annotations_of,
     cell_of,
+    condition_in,
     condition_of,
     has_started,
     is_live,
     is_ready,
     is_scheduled,
+    is_terminating,
     is_unschedulable,
     name_of,
     to_seconds,
 )
 from ssd_operator.observe.snapshot import PROGRESS_EXCEEDED, Snapshot
-from ssd_operator.status.conditions import Condition, condition_in, no, unknown, yes
-from ssd_operator.status.pass_result import PassResult
+from ssd_operator.status.pass_result import Condition, PassResult, no, unknown, yes
 
-HOLD_SECONDS = 30.0
-"""A transient loss is reported if it lasts this long."""
-TURN_SECONDS = 60.0
-"""A choice of a target to speculate or not is reported if it lasts this long."""
+HOLD_SECONDS = {"SpeculationActive": 30.0, "NotWorthwhile": 60.0}
+"""How long a change of these conditions lasts before it is reported; see ``pending``."""
 _FIRST_ANSWER_SECONDS = 30.0
 """A target that has been ready for less may not have been polled yet."""
 _REFUSALS = {
@@ -53,7 +52,7 @@ _REFUSALS = {
 that its measured round trip is too long."""
 _TRANSIENT = frozenset({"NoDrafts", "Quarantined"})
 """Reasons of a loss that may end without a change of pods or settings."""
-_USUAL = frozenset(
+USUAL = frozenset(
     {
         *(PodReason.ROLLING_OUT, PodReason.FETCHING_MODEL, PodReason.LOADING),
         *(PodReason.DRAINING, PodReason.SCALING),
@@ -64,21 +63,20 @@ _USUAL = frozenset(
 
 def conditions(result: PassResult) -> dict[str, Condition]:
     """All conditions by type, Ready first."""
-    snapshot = result.snapshot
-    found = {
-        "TargetReady": _target_ready(snapshot),
-        "DraftReady": _draft_ready(snapshot),
-        "GatewayReady": _gateway_ready(snapshot),
-        "SpeculationActive": speculation_active(result),
-        "NotWorthwhile": not_worthwhile(result),
-        "DraftCapacity": _draft_capacity(snapshot),
-        "ScalingActive": _scaling_active(result),
-        "Progressing": _progressing(result),
-        "SpecValid": _spec_valid(result),
-        "ResourcesOwned": _resources_owned(result),
+    rules = {
+        "TargetReady": _target_ready,
+        "DraftReady": _draft_ready,
+        "GatewayReady": _gateway_ready,
+        "SpeculationActive": _speculation_active,
+        "NotWorthwhile": _not_worthwhile,
+        "DraftCapacity": _draft_capacity,
+        "ScalingActive": _scaling_active,
+        "Progressing": _progressing,
+        "SpecValid": _spec_valid,
+        "ResourcesOwned": _resources_owned,
     }
-    present = {kind: each for kind, each in found.items() if each is not None}
-    return {"Ready": _ready(result, present), **present}
+    found = {kind: each for kind, rule in rules.items() if (each := rule(result)) is not None}
+    return {"Ready": _ready(result, found), **found}
 
 
 def _ready(result: PassResult, others: Mapping[str, Condition]) -> Condition:
@@ -102,62 +100,58 @@ def _ready(result: PassResult, others: Mapping[str, Condition]) -> Condition:
     for kind in kinds:
         if others[kind].status != "True":
             return no(others[kind].reason, others[kind].message)
-    service = f"the Service {snapshot.resource.name}"
     state = "has no ready endpoint" if result.has_endpoint else "does not exist"
-    return no(
-        "EndpointMissing", f"{num_ready} of {num_cells} targets are ready; {service} {state}."
-    )
+    service = f"the Service {snapshot.resource.name} {state}"
+    return no("EndpointMissing", f"{num_ready} of {num_cells} targets are ready; {service}.")
 
 
-def _target_ready(snapshot: Snapshot) -> Condition:
+def _target_ready(result: PassResult) -> Condition:
     """Every cell has a target that serves."""
+    snapshot = result.snapshot
     num_cells, num_ready = snapshot.resource.spec.num_cells, _num_ready_cells(snapshot)
     summary = f"{num_ready} of {num_cells} targets are ready"
-    diagnoses = (_diagnose_cell(snapshot, cell) for cell in range(num_cells))
-    found = worst(each for each in diagnoses if each is not None)
-    if found is None:
-        return yes("AllReady", f"{summary}.")
-    return no(str(found.reason), f"{summary}; {found.message}.")
+    found = worst(_diagnose_cell(snapshot, cell) for cell in range(num_cells))
+    return _not_ready(summary, found) if found else yes("AllReady", f"{summary}.")
 
 
 def _diagnose_cell(snapshot: Snapshot, cell: int) -> Diagnosis | None:
     """Why a cell has no ready target; None if it has one."""
-    pods, deployment = snapshot.cell_targets(cell), snapshot.target_deployment(cell)
+    pods, name = snapshot.cell_targets(cell), child_name(snapshot.resource, Component.TARGET, cell)
+    deployment = snapshot.children.get(Ref("Deployment", name))
     if any(map(is_ready, pods)):
         return None
     diagnosis = (
-        worst(_diagnoses(snapshot, pods, snapshot.resource.spec.target))
+        worst(_diagnoses(snapshot, Component.TARGET, pods))
         or diagnose_absence(deployment, f"cell {cell}")
         or Diagnosis(PodReason.LOADING, f"cell {cell} has no pod yet")
     )
-    if deployment is None or diagnosis.reason not in _USUAL or not _is_rolling(deployment):
+    if deployment is None or diagnosis.reason not in USUAL or not _is_rolling(deployment):
         return diagnosis
     are_first = annotations_of(deployment).get("deployment.kubernetes.io/revision", "1") == "1"
     return diagnosis if are_first else Diagnosis(PodReason.ROLLING_OUT, diagnosis.message)
 
 
-def _draft_ready(snapshot: Snapshot) -> Condition:
+def _draft_ready(result: PassResult) -> Condition:
     """As many drafts as wanted are ready, without those that are drained."""
+    snapshot, pods = result.snapshot, result.snapshot.staying_drafts
     wanted, num_ready = snapshot.num_drafts_wanted, len(snapshot.ready_drafts)
     if wanted == 0:
         return yes("ScaledToZero", "draft.replicas is 0: targets serve plain autoregressive text.")
     summary = f"{num_ready} of {wanted} drafts are ready"
     if num_ready >= wanted:
         return yes("AllReady", f"{summary}.")
-    diagnoses = _diagnoses(snapshot, snapshot.staying_drafts, snapshot.resource.spec.draft)
-    num_pods = len(snapshot.staying_drafts)
-    if num_pods < wanted:
-        absent = (diagnose_absence(made, name_of(made)) for made in snapshot.draft_deployments)
-        diagnoses += [each for each in absent if each is not None]
-        diagnoses.append(Diagnosis(PodReason.SCALING, f"{num_pods} of {wanted} pods exist"))
+    diagnoses = _diagnoses(snapshot, Component.DRAFT, pods)
+    if len(pods) < wanted:
+        diagnoses += [diagnose_absence(made, name_of(made)) for made in snapshot.draft_deployments]
+        diagnoses.append(Diagnosis(PodReason.SCALING, f"{len(pods)} of {wanted} pods exist"))
     found = worst(diagnoses)
     assert found is not None
-    return no(str(found.reason), f"{summary}; {found.message}.")
+    return _not_ready(summary, found)
 
 
-def _gateway_ready(snapshot: Snapshot) -> Condition | None:
+def _gateway_ready(result: PassResult) -> Condition | None:
     """As many gateways as wanted are available; none if they are not enabled."""
-    gateway = snapshot.resource.spec.gateway
+    snapshot, gateway = result.snapshot, result.snapshot.resource.spec.gateway
     name = child_name(snapshot.resource, Component.GATEWAY)
     if not gateway.enabled:
         return None
@@ -168,40 +162,58 @@ def _gateway_ready(snapshot: Snapshot) -> Condition | None:
         return no("NameTaken", f"{summary}; {_taken(snapshot, lost)}.")
     if num_ready >= gateway.replicas:
         return yes("AllReady", f"{summary}.")
-    # A gateway has no timeout of its own: it waits for a target.
-    diagnoses = [diagnose(pod, math.inf, snapshot.now) for pod in snapshot.gateways if is_live(pod)]
-    diagnoses.append(diagnose_absence(deployment, name))
-    found = worst(each for each in diagnoses if each is not None)
+    pods = [pod for pod in snapshot.gateways if is_live(pod)]
+    diagnoses = _diagnoses(snapshot, Component.GATEWAY, pods)
+    found = worst([*diagnoses, diagnose_absence(deployment, name)])
     if found is not None and found.reason is not PodReason.LOADING:
-        return no(str(found.reason), f"{summary}; {found.message}.")
+        return _not_ready(summary, found)
     what = f"see the pods of {name}" if found is None else found.message
-    return no(
-        str(PodReason.LOADING),
-        f"{summary}; the others start, or wait for a ready target: {what}.",
-    )
+    others = f"the others start, or wait for a ready target: {what}"
+    return no(PodReason.LOADING, f"{summary}; {others}.")
 
 
-def speculation_active(result: PassResult) -> Condition:
-    """Each target that serves has an active link; a short loss changes nothing."""
-    snapshot = result.snapshot
-    since, before = (unlinked_since(result), condition_in(snapshot.status, "SpeculationActive"))
-    is_held = since is not None and snapshot.now - since < HOLD_SECONDS
-    if is_held and before.get("status") == "True":
-        return yes(before["reason"], before["message"])
-    return _links_now(snapshot)
+def _not_ready(summary: str, found: Diagnosis) -> Condition:
+    return no(found.reason, f"{summary}; {found.message}.")
 
 
-def unlinked_since(result: PassResult) -> float | None:
-    """Begin of a transient loss of links; None if there is none."""
-    snapshot = result.snapshot
-    found, groups = _links_now(snapshot), (snapshot.targets, snapshot.staying_drafts)
+def pending(result: PassResult) -> dict[str, float]:
+    """Begin of the changes that are reported once they last for ``HOLD_SECONDS``, by condition.
+
+    They are a transient loss of links, and another choice of a target to speculate or not.
+    """
+    snapshot, since, found = result.snapshot, result.memory.pending, dict[str, float]()
+    links, groups = _links_now(snapshot), (snapshot.targets, snapshot.staying_drafts)
+    is_lost = links.status == "False" and links.reason in _TRANSIENT
     have_started = all(any(map(has_started, pods)) for pods in groups)
-    is_transient = found.status == "False" and found.reason in _TRANSIENT and have_started
-    if not is_transient or not snapshot.num_drafts_wanted:
-        return None
-    was_active = condition_in(snapshot.status, "SpeculationActive").get("status") == "True"
-    since = result.before.unlinked_since
-    return snapshot.now if since is None and was_active else since
+    kind = "SpeculationActive"
+    was_active = condition_in(snapshot.status, kind).get("status") == "True"
+    if is_lost and have_started and snapshot.num_drafts_wanted and (kind in since or was_active):
+        found[kind] = since.get(kind, snapshot.now)
+    kind = "NotWorthwhile"
+    if (_slower_now(snapshot) is None) == bool(condition_in(snapshot.status, kind)):
+        found[kind] = since.get(kind, snapshot.now)
+    return found
+
+
+def _is_held(result: PassResult, kind: str) -> bool:
+    begin = pending(result).get(kind)
+    return begin is not None and result.snapshot.now - begin < HOLD_SECONDS[kind]
+
+
+def _speculation_active(result: PassResult) -> Condition:
+    """Each target that serves has an active link; a short loss changes nothing."""
+    before = condition_in(result.snapshot.status, "SpeculationActive")
+    if before.get("status") == "True" and _is_held(result, "SpeculationActive"):
+        return yes(before["reason"], before["message"])
+    return _links_now(result.snapshot)
+
+
+def _not_worthwhile(result: PassResult) -> Condition | None:
+    """A target has decoded without its drafts for a while, because that is faster; else None."""
+    before = condition_in(result.snapshot.status, "NotWorthwhile")
+    if _is_held(result, "NotWorthwhile"):
+        return yes(before["reason"], before["message"]) if before else None
+    return _slower_now(result.snapshot)
 
 
 def _links_now(snapshot: Snapshot) -> Condition:
@@ -210,12 +222,11 @@ def _links_now(snapshot: Snapshot) -> Condition:
         return no("NoDrafts", "No target is ready, so no draft has a link.")
     if snapshot.num_drafts_wanted == 0:
         return no("NoDrafts", "draft.replicas is 0; scale up to speculate.")
-    active = [pair for pair, link in snapshot.links.items() if link.state == "Active"]
-    linked = {target for target, _ in active}
+    linked = {target for target, _ in snapshot.active_links}
     without = [pod for pod in snapshot.ready_targets if name_of(pod) not in linked]
     if not without:
-        num_drafts = len(snapshot.active_drafts)
-        return yes("Active", f"Active links: {len(active)}, to drafts: {num_drafts}.")
+        num_links, num_drafts = len(snapshot.active_links), len(snapshot.active_drafts)
+        return yes("Active", f"Active links: {num_links}, to drafts: {num_drafts}.")
     answered = next((pod for pod in without if name_of(pod) in snapshot.answers), None)
     if answered is not None:
         return _unlinked(snapshot, name_of(answered))
@@ -230,12 +241,12 @@ def _unlinked(snapshot: Snapshot, target: str) -> Condition:
     """Why a target that answers has no active link."""
     links = snapshot.answers[target].links
     by_state = {link.state: link for link in reversed(links)}
-    link = by_state.get("Refused") or by_state.get("Quarantined")
+    link = by_state.get("refused") or by_state.get("quarantined")
     link = link or next((link for link in links if link.reason), None)
     if link is None:
         return no("NoDrafts", f"{target} has no active link.")
-    reason, cause = "Quarantined" if link.state == "Quarantined" else "NoDrafts", link.reason
-    if link.state == "Refused":
+    reason, cause = "Quarantined" if link.state == "quarantined" else "NoDrafts", link.reason
+    if link.state == "refused":
         word, _, rest = cause.partition(": ")
         reason = _REFUSALS.get(word, "NoDrafts")
         if reason == "LinkTooSlow":
@@ -243,47 +254,30 @@ def _unlinked(snapshot: Snapshot, target: str) -> Condition:
     return no(reason, f"{target} and {link.draft_pod or link.address}: {cause}.")
 
 
-def not_worthwhile(result: PassResult) -> Condition | None:
-    """A target has decoded without its drafts for a while, because that is faster; else None."""
-    snapshot = result.snapshot
-    since, before = turned_since(result), condition_in(snapshot.status, "NotWorthwhile")
-    if since is not None and snapshot.now - since < TURN_SECONDS:
-        return yes(before["reason"], before["message"]) if before else None
-    return _slower_now(snapshot)
-
-
-def turned_since(result: PassResult) -> float | None:
-    """Begin of a choice that differs from the reported one; None if it is the same."""
-    snapshot = result.snapshot
-    if (_slower_now(snapshot) is None) != bool(condition_in(snapshot.status, "NotWorthwhile")):
-        return None
-    since = result.before.turned_since
-    return snapshot.now if since is None else since
-
-
 def _slower_now(snapshot: Snapshot) -> Condition | None:
     """A target decodes without its drafts at this moment; None if no target does."""
-    for name, fact in snapshot.answers.items():
-        if not fact.speculating and fact.speculation_reason == "slower":
+    for name, answer in snapshot.answers.items():
+        if not answer.speculating and answer.speculation_reason == "slower":
             # Without the figure: each other message is a write of the status.
             return yes("Slower", f"{name} decodes without drafts, because that is faster.")
     return None
 
 
-def _draft_capacity(snapshot: Snapshot) -> Condition:
+def _draft_capacity(result: PassResult) -> Condition:
     """The scheduler finds a node for each draft whose target has one."""
-    spec, draft = snapshot.resource.spec, snapshot.resource.spec.draft
+    snapshot, spec = result.snapshot, result.snapshot.resource.spec
     placed = {cell_of(pod) for pod in snapshot.targets if is_scheduled(pod)}
     waiting = [
         pod
         for pod in snapshot.staying_drafts
-        if is_unschedulable(pod) and (placed if draft.sharing == "Pool" else cell_of(pod) in placed)
+        if is_unschedulable(pod)
+        and (placed if spec.draft.sharing == "Pool" else cell_of(pod) in placed)
     ]
     if not waiting:
         return yes("Sufficient", "No draft waits for a node.")
     cause = str(condition_of(waiting[0], "PodScheduled").get("message", "")).rstrip(".")
-    missing, reason, less = draft.gpu_resource, "InsufficientLocalGPUs", "draft.replicas"
-    if spec.has_cpu_drafts_of_gpus:
+    missing, reason, less = spec.draft.gpu_resource, "InsufficientLocalGPUs", "draft.replicas"
+    if spec.is_gpu and spec.draft_device == "cpu":
         missing, reason = "cpu", "InsufficientLocalCPUs"
         less = "draft.replicas or the CPUs of draft.resources,"
     return no(
@@ -295,75 +289,65 @@ def _draft_capacity(snapshot: Snapshot) -> Condition:
 
 def _scaling_active(result: PassResult) -> Condition | None:
     """A scaler decides on the number of drafts; None without autoscaling."""
-    autoscaling = result.snapshot.resource.spec.draft.autoscaling
-    if autoscaling is None or autoscaling.mode == "None":
+    spec = result.snapshot.resource.spec
+    if spec.draft.autoscaling is None or spec.draft.autoscaling.mode == "None":
         return None
-    if result.snapshot.resource.spec.paused:
+    if spec.paused:
         return no("Paused", "spec.paused is true: the number of drafts does not change.")
-    if autoscaling.mode == "External":
+    if spec.draft.autoscaling.mode == "External":
         return yes("External", "Another scaler writes draft.replicas.")
-    return _internal(result, autoscaling)
-
-
-def _internal(result: PassResult, autoscaling: Autoscaling) -> Condition:
-    decision = result.plan.state.history.decision
+    decision, demand = result.memory.history.decision, result.memory.history.demand
     if decision is None or decision.reason == "NoSamples":
         return no(
             "NoSamples",
             "A target has not reported its running sequences for 30 s; the number of drafts stays.",
         )
-    low, high = autoscaling.min_replicas, autoscaling.max_replicas
-    suffix = "; none is added while one has no node" if decision.reason == "Unschedulable" else ""
+    low, high = spec.draft.autoscaling.min_replicas, spec.draft.autoscaling.max_replicas
     message = f"The operator sets {decision.replicas} drafts, {low} to {high} are allowed"
-    demand = result.plan.state.history.demand
     if demand is not None and demand.eligible is not None:
-        sessions = (
-            f"{demand.sustainable_sessions:.0f} ({autoscaling.target_occupancy} of them used)"
-        )
+        used = f"({spec.draft.autoscaling.target_occupancy} of them used)"
+        sessions = f"{demand.sustainable_sessions:.0f} {used}"
         message += f"; {demand.eligible:.1f} sequences speculate, a draft sustains {sessions}"
-    return yes("Internal", f"{message}{suffix}.")
+    if decision.reason == "Unschedulable":
+        message += "; none is added while one has no node"
+    return yes("Internal", f"{message}.")
 
 
 def _progressing(result: PassResult) -> Condition:
     """Changes are complete, or proceed."""
-    if result.snapshot.resource.spec.paused:
+    snapshot, preflight = result.snapshot, result.preflight
+    if snapshot.resource.spec.paused:
         return no("Paused", "spec.paused is true: the operator writes only this status.")
-    preflight = result.preflight
     if preflight.stage in ("Failed", "Stuck"):
         message = f"{preflight.message}; all pods stay as they are until this is fixed."
         return no("PreflightFailed", message)
     if preflight.stage == "Running":
         return yes("Preflight", f"{preflight.message}; the old targets serve until it has result.")
-    halted = (_halted(result, each) for each in result.deployments)
-    return (
-        next((each for each in halted if each is not None), None)
-        or _under_way(result)
-        or yes("UpToDate", "All objects are as the resource specifies.")
-    )
-
-
-def _halted(result: PassResult, deployment: Object) -> Condition | None:
-    """A Deployment that is paused by hand also after this pass, or that exceeds its deadline."""
-    name, found = name_of(deployment), condition_of(deployment, "Progressing")
-    is_resumed = Ref("Deployment", name) in result.results.applied
-    if deployment.get("spec", {}).get("paused") and not is_resumed:
-        message = f"Deployment {name} is paused: kubectl rollout resume deployment/{name}."
-        return no("Paused", message)
-    if found.get("reason") == PROGRESS_EXCEEDED:
-        return no(PROGRESS_EXCEEDED, str(found.get("message", "")))
-    return None
+    for deployment in snapshot.target_deployments + snapshot.draft_deployments:
+        # One that is paused by hand also after this pass, or that exceeds its deadline.
+        name, found = name_of(deployment), condition_of(deployment, "Progressing")
+        is_resumed = Ref("Deployment", name) in result.results.applied
+        if deployment.get("spec", {}).get("paused") and not is_resumed:
+            message = f"Deployment {name} is paused: kubectl rollout resume deployment/{name}."
+            return no("Paused", message)
+        if found.get("reason") == PROGRESS_EXCEEDED:
+            return no(PROGRESS_EXCEEDED, str(found.get("message", "")))
+    return _under_way(result) or yes("UpToDate", "All objects are as the resource specifies.")
 
 
 def _under_way(result: PassResult) -> Condition | None:
     """A rollout, a drain or a scale-up; None if everything is up to date."""
-    snapshot = result.snapshot
-    pods, spec = ((*snapshot.targets, *snapshot.staying_drafts), snapshot.resource.spec)
+    snapshot, num_cells = result.snapshot, result.snapshot.resource.spec.num_cells
+    pods = (*snapshot.targets, *snapshot.staying_drafts)
+    cells = map(snapshot.cell_targets, range(num_cells))
+    leaving = [pod for targets in cells for pod in targets if is_terminating(pod)]
     num_updated = result.updated(pods)
-    is_rolling = any(map(_is_rolling, result.deployments)) or result.is_replacing_targets
+    deployments = snapshot.target_deployments + snapshot.draft_deployments
+    is_rolling = any(map(_is_rolling, deployments)) or result.updated(leaving) < len(leaving)
     if num_updated < len(pods) or is_rolling:
-        diagnoses = _diagnoses(snapshot, snapshot.targets, spec.target)
-        diagnoses += _diagnoses(snapshot, snapshot.staying_drafts, spec.draft)
-        cause = worst(each for each in diagnoses if each.reason not in _USUAL)
+        diagnoses = _diagnoses(snapshot, Component.TARGET, snapshot.targets)
+        diagnoses += _diagnoses(snapshot, Component.DRAFT, snapshot.staying_drafts)
+        cause = worst(each for each in diagnoses if each and each.reason not in USUAL)
         suffix = "" if cause is None else f"; {cause.message}"
         num_ready = result.updated([pod for pod in pods if is_ready(pod)])
         updated = f"{num_updated} of {len(pods)} pods are up to date"
@@ -371,7 +355,7 @@ def _under_way(result: PassResult) -> Condition | None:
     if snapshot.num_draining:
         return yes("Draining", f"{snapshot.num_draining} drafts are drained or deleted.")
     wanted, num_drafts = snapshot.num_drafts_wanted, len(snapshot.ready_drafts)
-    num_ready, num_cells = _num_ready_cells(snapshot), spec.num_cells
+    num_ready = _num_ready_cells(snapshot)
     # Pods are counted, because a Deployment with maxUnavailable 1 and one replica is Available
     # without a ready pod.
     if len(snapshot.staying_drafts) != wanted or num_drafts < wanted or num_ready < num_cells:
@@ -382,10 +366,10 @@ def _under_way(result: PassResult) -> Condition | None:
 
 def _spec_valid(result: PassResult) -> Condition:
     """The API server and the operator accept the spec, as far as a schema cannot decide it."""
-    if result.refused:
-        ref = min(result.refused)
-        reason = "PodTemplateInvalid" if ref.kind in ("Deployment", "Pod") else "ObjectRefused"
-        return no(reason, f"{ref.kind} {ref.name} was refused: {result.refused[ref]}")
+    for ref, failure in sorted(result.results.failures.items()):
+        if failure.cause == "Refused":
+            reason = "PodTemplateInvalid" if ref.kind in ("Deployment", "Pod") else "ObjectRefused"
+            return no(reason, f"{ref.kind} {ref.name} was refused: {failure.message}")
     return yes("Valid", "The spec is valid.")
 
 
@@ -418,10 +402,15 @@ def _num_ready_cells(snapshot: Snapshot) -> int:
 
 
 def _diagnoses(
-    snapshot: Snapshot, pods: Sequence[Object], part: TargetSpec | DraftSpec
-) -> list[Diagnosis]:
-    found = (diagnose(pod, part.startup_timeout_seconds, snapshot.now) for pod in pods)
-    return [each for each in found if each is not None]
+    snapshot: Snapshot, component: Component, pods: Sequence[Object]
+) -> list[Diagnosis | None]:
+    spec = snapshot.resource.spec
+    seconds: dict[Component, float] = {
+        Component.TARGET: spec.target.startup_timeout_seconds,
+        Component.DRAFT: spec.draft.startup_timeout_seconds,
+    }
+    # A gateway has no timeout of its own: it waits for a target.
+    return [diagnose(pod, seconds.get(component, math.inf), snapshot.now) for pod in pods]
 
 
 def _is_rolling(deployment: Object) -> bool:

@@ -1,33 +1,35 @@
 """The snapshot, the plan and the results of one pass: the input of the status. Pure."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Literal, NamedTuple
 
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.cluster import Ref, ref_of
 from ssd_operator.observe.pod_state import is_terminating, maker_of, revision_of
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.apply_failures import Results
-from ssd_operator.policy.plan import PassPlan
+from ssd_operator.policy.plan import Memory, PassPlan
 from ssd_operator.policy.rollout import Preflight
 
-EventLog = Mapping[tuple[str, str], float]
-"""Times of the Events of one resource, by reason and message."""
+LONGEST_MESSAGE = 1024
+"""Characters, of an Event too; quotations of registries and schedulers have no bound."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportState:
-    """What the report of one pass leaves to the next. Times are in seconds since the epoch."""
+class Condition(NamedTuple):
+    """One statement about a resource, without its type; True is good, except for NotWorthwhile."""
 
-    log: EventLog = field(default_factory=dict)
-    written_at: float = -math.inf
-    """Last write of the status."""
-    unlinked_since: float | None = None
-    """Begin of a loss of the links of SpeculationActive that the status does not report yet."""
-    turned_since: float | None = None
-    """When a target turned its drafts off or on again, unlike NotWorthwhile."""
+    status: Literal["True", "False", "Unknown"]
+    reason: str
+    """One word in CamelCase."""
+    message: str
+    """One sentence: actual value, allowed value, fix."""
+
+
+yes = partial(Condition, "True")
+no = partial(Condition, "False")
+unknown = partial(Condition, "Unknown")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,21 +39,10 @@ class PassResult:
     snapshot: Snapshot
     plan: PassPlan = field(default_factory=PassPlan)
     results: Results = field(default_factory=Results)
-    before: ReportState = field(default_factory=ReportState)
-    """What the report of the pass before left."""
+    memory: Memory = field(default_factory=Memory)
+    """What the pass leaves to the next one; the report adds its own part."""
 
-    @cached_property
-    def refused(self) -> dict[Ref, str]:
-        """Objects that the API server refused, with its error."""
-        failures = self.results.failures.items()
-        return {ref: each.message for ref, each in failures if each.cause == "Refused"}
-
-    @cached_property
-    def deployments(self) -> tuple[Object, ...]:
-        """Deployments that exist."""
-        return self.snapshot.target_deployments + self.snapshot.draft_deployments
-
-    @cached_property
+    @property
     def preflight(self) -> Preflight:
         """The preflight of the plan, stuck if its pod could not be created."""
         found = self.plan.preflight
@@ -65,17 +56,7 @@ class PassResult:
         """Whether the Service of the resource's name exists and belongs to the resource."""
         ref = Ref("Service", self.snapshot.resource.name)
         live = self.snapshot.children.get(ref)
-        exists = ref in self.results.applied or (live is not None and not is_terminating(live))
-        return exists and ref not in self.snapshot.foreign
-
-    @cached_property
-    def is_replacing_targets(self) -> bool:
-        """Whether a target of an older revision is being deleted."""
-        cells = range(self.snapshot.resource.spec.num_cells)
-        pods = [
-            pod for cell in cells for pod in self.snapshot.cell_targets(cell) if is_terminating(pod)
-        ]
-        return self.updated(pods) < len(pods)
+        return ref in self.results.applied or (live is not None and not is_terminating(live))
 
     def updated(self, pods: Sequence[Object]) -> int:
         """Number of pods that are of the wanted revision, or that no Deployment wants."""

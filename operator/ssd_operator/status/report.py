@@ -1,26 +1,48 @@
 """What a pass reports of a resource: its status, and the Events of its changes. Pure."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from ssd_operator.api.spec import Object
+from ssd_operator.api.spec import API_VERSION, KIND, Object
+from ssd_operator.children.objects import OPERATOR, digest
+from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.diagnosis import mounting_deadline
-from ssd_operator.policy.plan import unanswered_seconds
-from ssd_operator.status.condition_rules import (
-    HOLD_SECONDS,
-    TURN_SECONDS,
-    turned_since,
-    unlinked_since,
-)
-from ssd_operator.status.events import Event, drain_events, due, reversion_events, status_events
-from ssd_operator.status.pass_result import PassResult, ReportState
+from ssd_operator.observe.pod_state import condition_in, to_text
+from ssd_operator.policy.apply_failures import ApplyFailure
+from ssd_operator.policy.drain import DrainPlan
+from ssd_operator.policy.plan import Memory, unanswered_seconds
+from ssd_operator.status.condition_rules import HOLD_SECONDS, USUAL, pending
+from ssd_operator.status.pass_result import LONGEST_MESSAGE, PassResult
 from ssd_operator.status.status import ROUND_TRIP, status_of, status_of_invalid
 
 SHORTEST_SECONDS = 1.0
 """Between any two writes of one status."""
 MEASUREMENT_SECONDS = 60.0
 """Between two writes only because of measured values."""
+Log = Mapping[tuple[str, str], float]
+"""Times of Events, by reason and message."""
+QUIET_SECONDS = 600.0
+"""The same Event of a resource is posted once in this time."""
+_WARNED = (
+    "TargetReady",
+    "DraftReady",
+    "DraftCapacity",
+    "Progressing",
+    "SpecValid",
+    "ResourcesOwned",
+)
+"""Conditions that post a Warning when they become False for a new reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a resource."""
+
+    severity: Literal["Normal", "Warning"]
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,33 +56,32 @@ class PassReport:
     events: tuple[Event, ...]
     again_after: float
     """Seconds until time alone changes the report."""
-    state: ReportState
+    memory: Memory
 
 
 def report_pass(result: PassResult) -> PassReport:
     """Derive the status and the Events of a pass from its snapshot, plan and results."""
-    snapshot, plan = result.snapshot, result.plan
+    snapshot, memory = result.snapshot, result.memory
     now, old = snapshot.now, snapshot.status
     events = (
-        *drain_events(plan.drains, snapshot.drains),
-        *reversion_events(plan.state.failures, result.results.failures),
+        *drain_events(result.plan.drains, snapshot.drains),
+        *reversion_events(result.plan.memory.failures, memory.failures),
     )
-    if (wait := unanswered_seconds(snapshot, plan.state.began_at)) > 0:
-        return _report(old, old, events, result.before, now, wait)
-    unlinked, turned = unlinked_since(result), turned_since(result)
-    state = replace(result.before, unlinked_since=unlinked, turned_since=turned)
-    holds = ((unlinked, HOLD_SECONDS), (turned, TURN_SECONDS))
-    ends = [begin + seconds - now for begin, seconds in holds if begin is not None]
+    if (wait := unanswered_seconds(snapshot, memory.began_at)) > 0:
+        return _report(old, old, events, memory, now, wait)
+    changes = pending(result)
+    memory = replace(memory, pending=changes)
+    ends = [begin + HOLD_SECONDS[kind] - now for kind, begin in changes.items()]
     pods = (*snapshot.targets, *snapshot.drafts, *snapshot.gateways)
     ends += [mounting_deadline(pod) - now for pod in pods]
     wait = min((each for each in ends if each > 0), default=math.inf)
-    return _report(old, status_of(result), events, state, now, wait)
+    return _report(old, status_of(result), events, memory, now, wait)
 
 
-def report_invalid(found: Object, problem: str, state: ReportState, now: float) -> PassReport:
+def report_invalid(found: Object, problem: str, memory: Memory, now: float) -> PassReport:
     """Report a resource whose spec cannot be read; its children run on as they are."""
     old, generation = found.get("status") or {}, found["metadata"]["generation"]
-    return _report(old, status_of_invalid(old, generation, problem, now), (), state, now, math.inf)
+    return _report(old, status_of_invalid(old, generation, problem, now), (), memory, now, math.inf)
 
 
 def needs_write(old: Object, new: Object, seconds_since_write: float) -> bool:
@@ -70,19 +91,19 @@ def needs_write(old: Object, new: Object, seconds_since_write: float) -> bool:
 
 
 def _report(
-    old: Object, new: Object, events: Iterable[Event], state: ReportState, now: float, wait: float
+    old: Object, new: Object, events: Iterable[Event], memory: Memory, now: float, wait: float
 ) -> PassReport:
-    age = now - state.written_at
+    age = now - memory.written_at
     is_written = needs_write(old, new, age)
     if is_written:
         events = (*events, *status_events(old, new))
-        state = replace(state, written_at=now)
+        memory = replace(memory, written_at=now)
     elif _state(old) != _state(new):
         wait = min(wait, SHORTEST_SECONDS - age)
-    fresh, log = due(events, state.log, now)
-    state = replace(state, log=log)
+    fresh, posted = due(events, memory.posted, now)
+    memory = replace(memory, posted=posted)
     return PassReport(
-        status=new, is_written=is_written, events=fresh, again_after=wait, state=state
+        status=new, is_written=is_written, events=fresh, again_after=wait, memory=memory
     )
 
 
@@ -98,3 +119,104 @@ def _state(status: Object) -> Object:
         for each in status.get("conditions") or []
     ]
     return {**status, "links": links, "speculation": {}, "conditions": conditions}
+
+
+def due(events: Iterable[Event], log: Log, now: float) -> tuple[tuple[Event, ...], Log]:
+    """Those that were not posted lately, each once, and the log with them."""
+    posted = {key: time for key, time in log.items() if now - time < QUIET_SECONDS}
+    fresh = []
+    for event in events:
+        key = event.reason, event.message
+        if key not in posted:
+            posted[key] = now
+            fresh.append(event)
+    return tuple(fresh), posted
+
+
+def status_events(old: Object, new: Object) -> Iterator[Event]:
+    """Events of the step from one status to the next; ``old`` is empty for a new resource."""
+    if not old.get("conditions"):
+        yield Event("Normal", "Created", "The operator creates the objects of this resource.")
+    before, after = (condition_in(status, "Progressing") for status in (old, new))
+    is_over = after.get("status") == "True" and after["reason"] not in ("RollingOut", "Preflight")
+    if before.get("reason") == "RollingOut" and is_over:
+        target, draft = (new.get(name, {}).get("revision", "") for name in ("target", "draft"))
+        message = f"All pods are of revision {target} (targets) and {draft} (drafts)."
+        yield Event("Normal", "RolledOut", message)
+    was, is_now = (status.get("draft", {}).get("desiredReplicas") for status in (old, new))
+    if was not in (None, is_now):
+        yield Event("Normal", "DraftsScaled", f"From {was} to {is_now} drafts.")
+    before, after = (condition_in(status, "SpeculationActive") for status in (old, new))
+    was_on, is_on = before.get("status") == "True", after.get("status") == "True"
+    # Without wanted drafts nothing is lost; a target that does not serve has its own Event.
+    is_serving = is_now != 0 and condition_in(new, "Ready").get("status") != "False"
+    if is_on and not was_on:
+        yield Event("Normal", "SpeculationOn", after["message"])
+    elif was_on and after.get("status") == "False" and is_serving:
+        yield Event("Warning", "SpeculationOff", f"{after['reason']}: {after['message']}")
+    yield from _warnings(old, new)
+
+
+def drain_events(plan: DrainPlan, results: Mapping[str, str]) -> Iterator[Event]:
+    """Events of drains that begin in this plan, or that have ended."""
+    for each in plan.drains:
+        if each.is_new and each.address is not None:
+            yield Event("Normal", "DraftDraining", f"{each.pod} accepts no more sessions.")
+    for pod, result in sorted(results.items()):
+        if result == "Drained":
+            yield Event("Normal", "DraftDrained", f"{pod} has no session left.")
+        elif result:
+            message = f"{pod} did not drain ({result}); its sequences continue without it."
+            yield Event("Warning", "DrainTimedOut", message)
+
+
+def reversion_events(
+    before: Mapping[Ref, ApplyFailure], failures: Mapping[Ref, ApplyFailure]
+) -> tuple[Event, ...]:
+    """Events of fields that are not stored as they were applied, each once."""
+    return tuple(
+        Event("Warning", "ApplyReverted", failure.message)
+        for ref, failure in sorted(failures.items())
+        if failure.paths and (ref not in before or before[ref].message != failure.message)
+    )
+
+
+def event_object(about: Object, event: Event, seconds: float) -> Object:
+    """The Event as an object of Kubernetes.
+
+    Each is a new object. A count in one object would need a read before each write.
+    """
+    owner, when = about["metadata"], to_text(seconds)
+    text = {"reason": event.reason, "message": event.message[:LONGEST_MESSAGE]}
+    suffix = digest({"about": owner["uid"], "at": seconds, **text}, 16)
+    involved = {name: owner.get(name, "") for name in ("name", "namespace", "uid")}
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{owner['name']}.{suffix}", "namespace": owner["namespace"]},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "resourceVersion": owner.get("resourceVersion", ""),
+            **involved,
+        },
+        **text,
+        "type": event.severity,
+        "source": {"component": OPERATOR},
+        "reportingComponent": OPERATOR,
+        "firstTimestamp": when,
+        "lastTimestamp": when,
+        "count": 1,
+    }
+
+
+def _warnings(old: Object, new: Object) -> Iterator[Event]:
+    """Conditions that are False for a new reason which a person must act on."""
+    for kind in _WARNED:
+        before, after = (condition_in(status, kind) for status in (old, new))
+        reason = after.get("reason")
+        # Drafts wait for the node of their target; DraftCapacity reports a real lack.
+        is_usual = reason in USUAL or (kind, reason) == ("DraftReady", "Unschedulable")
+        is_wanted = is_usual or reason == "Paused"
+        if after.get("status") == "False" and not is_wanted and reason != before.get("reason"):
+            yield Event("Warning", after["reason"], after["message"])

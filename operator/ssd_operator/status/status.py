@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
 
 from ssd.rpc.listen import join_address
-from ssd.rpc.pool_codec import LinkStatus
+from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd_operator.api.spec import Object
 from ssd_operator.api.status import MOST_LINKS
-from ssd_operator.children.names import (
+from ssd_operator.children.objects import (
     DRAFT_PORT,
     Component,
     child_name,
@@ -19,15 +19,15 @@ from ssd_operator.children.processes import has_tls, process_of
 from ssd_operator.observe.pod_state import (
     address_of,
     cell_of,
+    condition_in,
     is_ready,
     is_scheduled,
     name_of,
     to_text,
 )
-from ssd_operator.observe.snapshot import PoolFact, Snapshot
+from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.status.condition_rules import conditions
-from ssd_operator.status.conditions import LONGEST_MESSAGE, Condition, merge, no, unknown
-from ssd_operator.status.pass_result import PassResult
+from ssd_operator.status.pass_result import LONGEST_MESSAGE, Condition, PassResult, no, unknown
 
 ROUND_TRIP = "roundTripMicroseconds"
 _SLOWEST_FIRST = ("TCP", "NET/SOCKET", "NET/", "NCCL", "SHM", "P2P")
@@ -38,10 +38,14 @@ _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 def status_of(result: PassResult) -> Object:
     """The whole status; transitions of the present one keep their times."""
     snapshot = result.snapshot
-    resource, old, now = (snapshot.resource, snapshot.status, to_text(snapshot.now))
+    resource, old, now = snapshot.resource, snapshot.status, to_text(snapshot.now)
     found = conditions(result)
-    active = [link for link in snapshot.links.values() if link.state == "Active"]
+    active = snapshot.active_links.values()
     transports = {link.transport.upper() for link in active if link.transport}
+    # Links are active also while a target decodes without them.
+    state = found["SpeculationActive"].reason
+    if found["SpeculationActive"].status == "True" and "NotWorthwhile" in found:
+        state = found["NotWorthwhile"].reason
     status: Object = {
         "observedGeneration": resource.generation,
         "conditions": merge(old, found, resource.generation, now),
@@ -50,7 +54,7 @@ def status_of(result: PassResult) -> Object:
         "draft": _draft(result),
         "transport": {"effective": min(transports, key=_speed)} if transports else {},
         "links": _links(snapshot),
-        "speculation": {"state": _speculation_state(found)} | _speculation(snapshot),
+        "speculation": {"state": state} | _speculation(snapshot),
     }
     if result.has_endpoint:
         host = f"{resource.name}.{resource.namespace}.svc"
@@ -82,6 +86,23 @@ def status_of_invalid(old: Object, generation: int, problem: str, now: float) ->
     return status
 
 
+def merge(old: Object, new: Mapping[str, Condition], generation: int, now: str) -> list[Object]:
+    """Return the conditions ``new`` as objects; their times change only with their status."""
+    return [
+        {
+            "type": kind,
+            "status": each.status,
+            "reason": each.reason,
+            "message": each.message[:LONGEST_MESSAGE],
+            "observedGeneration": generation,
+            "lastTransitionTime": found.get("lastTransitionTime", now)
+            if (found := condition_in(old, kind)).get("status") == each.status
+            else now,
+        }
+        for kind, each in new.items()
+    ]
+
+
 def _model(snapshot: Snapshot) -> Object:
     """The name, and the weights on whose fingerprint all engines agree.
 
@@ -89,10 +110,9 @@ def _model(snapshot: Snapshot) -> Object:
     """
     is_complete = len(snapshot.answers) == len(snapshot.ready_targets)
     old = {} if is_complete else snapshot.status.get("model", {})
-    active = [link for link in snapshot.links.values() if link.state == "Active"]
     reported = {
-        "targetRevision": [fact.weights_fingerprint for fact in snapshot.answers.values()],
-        "draftRevision": [link.draft_weights for link in active],
+        "targetRevision": [each.weights_fingerprint for each in snapshot.answers.values()],
+        "draftRevision": [link.draft_weights for link in snapshot.active_links.values()],
     }
     block = {"name": snapshot.resource.spec.model.name or snapshot.resource.name}
     for name, fingerprints in reported.items():
@@ -116,13 +136,15 @@ def _dtypes(snapshot: Snapshot, old: Object) -> Object:
 def _target(result: PassResult) -> Object:
     snapshot = result.snapshot
     num_ready = len(snapshot.ready_targets)
+    # Of the first cell's pods; those of other cells differ in the cell only.
+    name = child_name(snapshot.resource, Component.TARGET, 0)
     return _without_empty(
         {
             "replicas": len(snapshot.targets),
             "readyReplicas": num_ready,
             "updatedReplicas": result.updated(snapshot.targets),
             "summary": f"{num_ready}/{snapshot.resource.spec.num_cells}",
-            "revision": _revision(result, child_name(snapshot.resource, Component.TARGET, 0)),
+            "revision": result.plan.revisions.get(name, ""),
         }
     )
 
@@ -131,6 +153,7 @@ def _draft(result: PassResult) -> Object:
     snapshot = result.snapshot
     wanted, num_active = snapshot.num_drafts_wanted, len(snapshot.active_drafts)
     labels = selector(snapshot.resource, Component.DRAFT)
+    name = draft_deployment(snapshot.resource, 0)
     return _without_empty(
         {
             "replicas": len(snapshot.drafts),
@@ -140,17 +163,12 @@ def _draft(result: PassResult) -> Object:
             "drainingReplicas": snapshot.num_draining,
             "desiredReplicas": wanted,
             "summary": f"{num_active}/{wanted}",
-            "revision": _revision(result, draft_deployment(snapshot.resource, 0)),
+            "revision": result.plan.revisions.get(name, ""),
             "device": snapshot.resource.spec.draft_device,
-            "selector": ",".join(f"{name}={value}" for name, value in labels.items()),
+            "selector": ",".join(f"{key}={value}" for key, value in labels.items()),
             **_last_scale(result),
         }
     )
-
-
-def _revision(result: PassResult, deployment: str) -> str:
-    """Of the first cell's pods; those of other cells differ in the cell only."""
-    return result.plan.revisions.get(deployment, "")
 
 
 def _last_scale(result: PassResult) -> Object:
@@ -162,11 +180,12 @@ def _last_scale(result: PassResult) -> Object:
 
 def _links(snapshot: Snapshot) -> list[Object]:
     """The links, as measured: pods on one node do not necessarily use a faster transport."""
-    nodes = {
-        name: pod.get("spec", {}).get("nodeName", "")
-        for pod in snapshot.drafts
-        for name in (name_of(pod), *_addresses(pod))
-    }
+    nodes = dict[str, str]()
+    for pod in snapshot.drafts:
+        node = nodes[name_of(pod)] = pod.get("spec", {}).get("nodeName", "")
+        if (address := address_of(pod)) is not None:
+            # A target calls a draft whose name it does not know by its address.
+            nodes[join_address(address.host, DRAFT_PORT)] = node
     cells = {name_of(pod): cell_of(pod) for pod in snapshot.targets}
     old = {(each["target"], each["draft"]): each for each in snapshot.status.get("links") or []}
     entries = [
@@ -179,7 +198,7 @@ def _links(snapshot: Snapshot) -> list[Object]:
                 "channel": link.channel.capitalize() if link.transport else "",
                 "transport": link.transport.upper(),
                 ROUND_TRIP: _round_trip(old.get((target, draft), {}), link),
-                "state": link.state,
+                "state": link.state.capitalize(),
                 "reason": (link.reason or link.channel_reason)[:LONGEST_MESSAGE],
             }
         )
@@ -187,12 +206,6 @@ def _links(snapshot: Snapshot) -> list[Object]:
     ]
     entries.sort(key=lambda entry: (entry["cell"], entry["target"], entry["draft"]))
     return entries[:MOST_LINKS]
-
-
-def _addresses(pod: Object) -> list[str]:
-    """What a target calls a draft whose name it does not know."""
-    found = address_of(pod)
-    return [] if found is None else [join_address(found.host, DRAFT_PORT)]
 
 
 def _speed(transport: str) -> tuple[int, str]:
@@ -207,14 +220,8 @@ def _round_trip(before: Object, link: LinkStatus) -> int:
     It is reported when it is halved: less is noise, also on an idle machine.
     """
     known, measured = before.get(ROUND_TRIP, 0), round(link.round_trip_seconds * 1e6)
-    is_same = before.get("state") == link.state == "Active"
+    is_same = before.get("state") == "Active" and link.state == "active"
     return known if is_same and 0 < known < 2 * measured else measured
-
-
-def _speculation_state(found: Mapping[str, Condition]) -> str:
-    """In one word; links are active also while a target decodes without them."""
-    speculation, slower = found["SpeculationActive"], found.get("NotWorthwhile")
-    return speculation.reason if speculation.status != "True" or slower is None else slower.reason
 
 
 def _speculation(snapshot: Snapshot) -> Object:
@@ -232,7 +239,7 @@ def _speculation(snapshot: Snapshot) -> Object:
     return block
 
 
-def _mean(facts: Iterable[PoolFact], figure: Callable[[PoolFact], float]) -> float:
+def _mean(facts: Iterable[PoolStatus], figure: Callable[[PoolStatus], float]) -> float:
     pairs = [(figure(fact), fact.eligible_sequences) for fact in facts]
     weights = [weight for _, weight in pairs]
     return fmean([value for value, _ in pairs], weights if sum(weights) > 0 else None)

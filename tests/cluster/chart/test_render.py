@@ -12,7 +12,7 @@ import yaml
 from tests.cluster.kube import CHART, Object
 
 import ssd
-from ssd_operator.children.names import SCHEME_ANNOTATION
+from ssd_operator.children.objects import SCHEME_ANNOTATION
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -3,17 +3,12 @@
 import copy
 from dataclasses import dataclass, field
 
-from tests.unit.ssd_operator.controllers import (
-    first_to_go,
-    is_of_template,
-    pods_of,
-    template_hash,
-)
+from tests.unit.ssd_operator.controllers import first_to_go, is_of_template, pods_of, template_hash
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster
 
 from ssd_operator.api.parse import SpecError, parse
 from ssd_operator.api.spec import KIND, Object, drafts_of_cell
-from ssd_operator.children.names import COMPONENT_LABEL, draft_cells
+from ssd_operator.children.objects import COMPONENT_LABEL, draft_cells
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import cell_of, drain_deadline_of, is_ready, name_of
 

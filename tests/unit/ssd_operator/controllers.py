@@ -8,7 +8,7 @@ from itertools import count
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster
 
 from ssd_operator.api.spec import Object
-from ssd_operator.children.names import COMPONENT_LABEL, TEMPLATE_HASH_LABEL, Component
+from ssd_operator.children.objects import COMPONENT_LABEL, TEMPLATE_HASH_LABEL, Component
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import (
     condition_of,

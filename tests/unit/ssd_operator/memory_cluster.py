@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from ssd_operator.api.spec import API_VERSION, KIND, Object
-from ssd_operator.children.names import MANAGED_BY_LABEL, OPERATOR
+from ssd_operator.children.objects import MANAGED_BY_LABEL, OPERATOR
 from ssd_operator.observe.cluster import (
     BusyError,
     ClusterError,
@@ -19,7 +19,7 @@ from ssd_operator.observe.cluster import (
     ref_of,
 )
 from ssd_operator.observe.pod_state import to_text
-from ssd_operator.status.events import Event
+from ssd_operator.status.report import Event
 
 AnswerT = TypeVar("AnswerT")
 Address = tuple[str, Ref]

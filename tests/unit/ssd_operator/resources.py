@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import get_args
+from typing import Any, Literal, get_args
 
 import yaml
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ssd_operator.api.gateway import Gateway
 from ssd_operator.api.kubernetes_types import ObjectKey
 from ssd_operator.api.parse import parse
-from ssd_operator.api.security import Security
+from ssd_operator.api.security import Security, Tls
 from ssd_operator.api.spec import (
     Accelerator,
     Autoscaling,
@@ -29,8 +29,13 @@ from ssd_operator.api.spec import (
     drafts_of_cell,
 )
 from ssd_operator.children.manifests import wanted
-from ssd_operator.children.names import COMPONENT_LABEL, Component, draft_cell, draft_cells
-from ssd_operator.children.objects import Workload
+from ssd_operator.children.objects import (
+    COMPONENT_LABEL,
+    Component,
+    Workload,
+    draft_cell,
+    draft_cells,
+)
 from ssd_operator.children.pods import USER, engine_template
 from ssd_operator.settings import OperatorSettings
 
@@ -121,6 +126,19 @@ def not_restricted(pod: Object) -> list[str]:
     return faults
 
 
+OPERATOR_PEER = {
+    "podSelector": {"matchLabels": {"app.kubernetes.io/name": "ssd-operator"}},
+    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ssd"}},
+}
+"""The operator in a NetworkPolicy."""
+
+
+def secured(mode: Literal["Server", "Mutual"] = "Mutual", **tls: Any) -> Security:
+    """Certificates and tokens."""
+    names = {"target_secret_name": "target-tls", "draft_secret_name": "draft-tls"}
+    return Security(tls=Tls(mode=mode, **(tls | names)), token_secret_name="tokens")
+
+
 def cpu_demo(
     draft: DraftSpec | None = None,
     target: TargetSpec | None = None,
@@ -174,9 +192,7 @@ def specs(draw: st.DrawFn) -> Spec:
     autoscaling = draw(
         st.none()
         | st.builds(
-            Autoscaling,
-            mode=st.sampled_from(get_args(ScalingMode)),
-            max_replicas=st.just(9),
+            Autoscaling, mode=st.sampled_from(get_args(ScalingMode)), max_replicas=st.just(9)
         )
     )
     return Spec(

@@ -1,9 +1,9 @@
 """A healthy resource with pods, Deployments and links, of which each test changes one part."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ssd.rpc.pool_codec import LinkStatus
+from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd_operator.api.spec import (
     Autoscaling,
     DraftSpec,
@@ -15,17 +15,12 @@ from ssd_operator.api.spec import (
     TargetSpec,
 )
 from ssd_operator.observe.cluster import Ref
-from ssd_operator.observe.pod_state import (
-    DRAIN_DEADLINE_ANNOTATION,
-    is_ready,
-    name_of,
-    to_text,
-)
-from ssd_operator.observe.snapshot import PoolFact, Snapshot
+from ssd_operator.observe.pod_state import DRAIN_DEADLINE_ANNOTATION, is_ready, name_of, to_text
+from ssd_operator.observe.snapshot import Report, Snapshot
 from ssd_operator.policy.apply_failures import ApplyFailure, Cause, Results
-from ssd_operator.policy.plan import PassPlan, PlanState
+from ssd_operator.policy.plan import Memory, PassPlan
 from ssd_operator.policy.scaling import Decision, Demand, History, Reason
-from ssd_operator.status.pass_result import PassResult, ReportState
+from ssd_operator.status.pass_result import PassResult
 
 NOW = 1_000_000.0
 PLACED: Object = {"type": "PodScheduled", "status": "True", "lastTransitionTime": to_text(NOW)}
@@ -90,13 +85,13 @@ def deployment(name: str, *, revision: int = 1, **condition: Any) -> Object:
 
 
 def link(draft_pod: str = "d0", state: str = "Active", **more: Any) -> LinkStatus:
-    fact: dict[str, Any] = {"address": "10.0.0.1:50052", "draft_pod": draft_pod, "state": state}
+    fact = {"address": "10.0.0.1:50052", "draft_pod": draft_pod, "state": state.lower()}
     fact |= {"transport": "tcp"} if state == "Active" else {}
     return LinkStatus(**fact | more)
 
 
-def answer(target_pod: str, *links: LinkStatus, age: float = 1.0, **more: Any) -> PoolFact:
-    return PoolFact(target_pod=target_pod, at=NOW - age, links=links, **more)
+def answer(target: str, *links: LinkStatus, age: float = 1.0, **more: Any) -> tuple[str, Report]:
+    return target, Report(PoolStatus(links=links, **more), NOW - age)
 
 
 UP_TO_DATE = {"demo-target-0": "r1", "demo-draft-0": "r1"}
@@ -111,7 +106,7 @@ def decided(replicas: int, reason: Reason, demand: Demand | None = None) -> Pass
     """The Internal loop wants this number of drafts."""
     decision = Decision(replicas, reason)
     return PassPlan(
-        scale=decision, state=PlanState(history=History(decision=decision, demand=demand))
+        scale=decision, memory=Memory(history=History(decision=decision, demand=demand))
     )
 
 
@@ -125,11 +120,10 @@ class Scene:
     has_service: bool = True
     pods: tuple[Object, ...] = (target(), draft("d0"), draft("d1"))
     deployments: tuple[Object, ...] = (deployment("demo-target-0"), deployment("demo-draft-0"))
-    pools: tuple[PoolFact, ...] = (answer("t0", link("d0"), link("d1")),)
+    pools: tuple[tuple[str, Report], ...] = (answer("t0", link("d0"), link("d1")),)
     plan: PassPlan = field(default_factory=lambda: PassPlan(revisions=UP_TO_DATE))
     results: Results = field(default_factory=Results)
-    unlinked_since: float | None = None
-    turned_since: float | None = None
+    pending: dict[str, float] = field(default_factory=dict)
     spec: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -151,17 +145,17 @@ class Scene:
         children = {Ref("Deployment", made["metadata"]["name"]): made for made in self.deployments}
         if self.has_service:
             children[Ref("Service", "demo")] = {"metadata": {"name": "demo"}}
-        facts = dict(self.facts)
-        facts.setdefault("endpoints", frozenset(name_of(pod) for pod in self.pods if is_ready(pod)))
+        endpoints = frozenset(name_of(pod) for pod in self.pods if is_ready(pod))
+        facts = {"endpoints": endpoints, "pods": self.pods, "pools": dict(self.pools)} | self.facts
         children |= facts.pop("children", {})
-        pools = {fact.target_pod: fact for fact in self.pools}
-        return Snapshot(
-            resource=self.resource, now=NOW, children=children, pods=self.pods, pools=pools, **facts
-        )
+        children = {
+            ref: each for ref, each in children.items() if ref not in facts.get("foreign", ())
+        }
+        return Snapshot(resource=self.resource, now=NOW, children=children, **facts)
 
     @property
     def result(self) -> PassResult:
-        before = ReportState(unlinked_since=self.unlinked_since, turned_since=self.turned_since)
+        memory = replace(self.plan.memory, pending=self.pending)
         return PassResult(
-            snapshot=self.snapshot, plan=self.plan, results=self.results, before=before
+            snapshot=self.snapshot, plan=self.plan, results=self.results, memory=memory
         )

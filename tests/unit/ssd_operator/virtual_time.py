@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import functools
 import selectors
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec
 
-ResultT = TypeVar("ResultT")
+ParametersP = ParamSpec("ParametersP")
 
 
 class _Selector(selectors.DefaultSelector):
@@ -30,10 +31,17 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._clock.now
 
 
-def run(test: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run a test in virtual time, from 0 on."""
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        return runner.run(test)
+def in_virtual_time(
+    test: Callable[ParametersP, Coroutine[Any, Any, None]],
+) -> Callable[ParametersP, None]:
+    """A test that runs in virtual time, from 0 on."""
+
+    @functools.wraps(test)
+    def timed(*args: ParametersP.args, **kwargs: ParametersP.kwargs) -> None:
+        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+            runner.run(test(*args, **kwargs))
+
+    return timed
 
 
 def now() -> float:

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -12,14 +13,14 @@ from tests.unit.ssd_operator.controllers import Controllers
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster, is_watched
 from tests.unit.ssd_operator.resources import SETTINGS
 
-from ssd.rpc.pool_codec import LinkStatus
+from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd_operator.api.spec import KIND, Object
 from ssd_operator.children.objects import WATCHED_KINDS
 from ssd_operator.observe.cluster import ClusterError, Key, Ref
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.pod_state import Address, is_ready, name_of
-from ssd_operator.observe.snapshot import PoolFact
-from ssd_operator.policy.drain import DrainCall
+from ssd_operator.observe.snapshot import Report
+from ssd_operator.policy.drain import Drain
 from ssd_operator.runtime.reconcile import Reconciler
 
 KEY: Key = ("default", "demo")
@@ -40,23 +41,22 @@ DEMO: Object = {
 class MemoryEngines:
     """``Engines`` that return what a test puts into them."""
 
-    answers: dict[str, PoolFact] = field(default_factory=dict)
+    answers: dict[str, Report] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
     followed: dict[str, Address] = field(default_factory=dict)
 
-    def pools(self, key: Key) -> Mapping[str, PoolFact]:
-        return {pod: fact for pod, fact in self.answers.items() if pod in self.followed}
-
-    def drains(self, key: Key) -> Mapping[str, str]:
-        return dict(self.facts)
+    def state(self, key: Key) -> tuple[Mapping[str, Report], Mapping[str, str]]:
+        pools = {pod: fact for pod, fact in self.answers.items() if pod in self.followed}
+        return pools, dict(self.facts)
 
     def follow(self, key: Key, targets: Mapping[str, Address], pods: AbstractSet[str]) -> None:
         self.followed = dict(targets)
         self.facts = {pod: fact for pod, fact in self.facts.items() if pod in pods}
 
-    def drain(self, key: Key, calls: Iterable[DrainCall]) -> None:
-        for call in calls:
-            self.facts.setdefault(call.pod, "")
+    def drain(self, key: Key, wanted: Iterable[Drain]) -> None:
+        for each in wanted:
+            if each.address is not None:
+                self.facts.setdefault(each.pod, "")
 
     def finish(self) -> bool:
         """End all drains with success; whether any was running."""
@@ -112,6 +112,10 @@ class World:
         """Reasons of all Events."""
         return [event.reason for event in self.cluster.events]
 
+    def messages(self, reason: str) -> list[str]:
+        """Messages of the Events for a reason."""
+        return [event.message for event in self.cluster.events if event.reason == reason]
+
     def written(self, kind: str, verb: str = "apply") -> list[str]:
         """Names of the objects of a kind that were written."""
         return [ref.name for each, ref in self.cluster.writes if (each, ref.kind) == (verb, kind)]
@@ -156,18 +160,15 @@ class World:
     def report_links(self, state: str = "Active", **more: Any) -> None:
         """Each target reports a link to each draft."""
         links = tuple(
-            LinkStatus(address=name, draft_pod=name, state=state, transport="tcp", **more)
+            LinkStatus(address=name, draft_pod=name, state=state.lower(), transport="tcp", **more)
             for name in map(name_of, self.ready_pods("draft"))
         )
         self.report(links=links)
 
     def report(self, **answer: Any) -> None:
         """Each target that is ready answers this."""
-        answer = {"speculative_sequences": 0.0} | answer
-        self.engines.answers = {
-            name: PoolFact(target_pod=name, at=self.cluster.now, **answer)
-            for name in map(name_of, self.ready_pods("target"))
-        }
+        report = Report(PoolStatus(**{"speculative_sequences": 0.0} | answer), self.cluster.now)
+        self.engines.answers = dict.fromkeys(map(name_of, self.ready_pods("target")), report)
 
     # ---- time
 
@@ -180,23 +181,31 @@ class World:
                     is_gone = is_deleted or not is_watched(thing)
                     (self.cache.mark_deleted if is_gone else self.cache.put)(thing)
 
-    async def run_pass(self) -> float | None:
-        """One pass over what the watch has reported so far."""
-        return await self.reconciler.reconcile(KEY)
+    async def run_pass(self) -> float:
+        """One pass over what the watch has reported so far; the seconds until the next one."""
+        again_after = await self.reconciler.reconcile(KEY)
+        assert again_after is not None, "the resource is gone"
+        return again_after
 
-    async def next_pass(self) -> float | None:
+    async def next_pass(self) -> float:
         """One pass, two seconds later, over everything as it is."""
         self.cluster.now += 2.0
         self.catch_up()
         return await self.run_pass()
 
-    async def try_pass(self) -> float | None:
+    async def delete_resource(self) -> None:
+        """Delete the resource, and run its last pass."""
+        self.remove(RESOURCE)
+        self.catch_up()
+        assert await self.reconciler.reconcile(KEY) is None
+
+    async def try_pass(self) -> float:
         """One pass that may fail, as the queue runs them."""
         try:
             return await self.run_pass()
         except ClusterError:
             self.cluster.now += 1.0
-            return None
+            return math.inf
 
     async def round(self) -> bool:
         """Catch up, run a pass, and let the controllers follow; whether they had to."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd_operator.api.fields import parse_quantity, parse_rounded
+from ssd_operator.api.fields import parse_quantity
 
 
 @pytest.mark.parametrize(
@@ -47,4 +47,4 @@ def test_one_amount_has_several_spellings(number: int) -> None:
     [("1n", "0.001"), ("2.0005", "2.001"), ("2.5", "2.5"), ("2Gi", "2147483648")],
 )
 def test_a_server_keeps_whole_thousandths_of_a_request(text: str, number: str) -> None:
-    assert parse_rounded(text) == Decimal(number)
+    assert parse_quantity(text, is_rounded=True) == Decimal(number)

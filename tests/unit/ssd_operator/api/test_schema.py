@@ -55,16 +55,6 @@ def test_the_file_of_the_chart_is_generated_from_the_models() -> None:
     assert committed == schema.crd_yaml(), "run: python -m ssd_operator.api.schema"
 
 
-def test_rules_of_names_hold_on_create_only() -> None:
-    # A stored name cannot change: a rule on updates would refuse status, scale and finalizers.
-    rules = VERSION["schema"]["openAPIV3Schema"]["x-kubernetes-validations"]
-    assert len(rules) == 2
-    for each in rules:
-        assert "self.metadata.name" in each["rule"]
-        assert each["rule"].startswith("oldSelf.hasValue() || ")
-        assert each["optionalOldSelf"] is True
-
-
 def test_the_definition_is_small_enough() -> None:
     assert len(schema.crd_yaml()) < LARGEST_BYTES
     parents = {path.rpartition(".")[0].removesuffix("[]") for path in ALL}
@@ -161,11 +151,6 @@ def test_a_process_accepts_every_number_that_the_definition_accepts(
     assert ALL[f"spec.{path}"]["maximum"] <= bounds["max"]
 
 
-def test_the_scale_path_has_a_default() -> None:
-    path = VERSION["subresources"]["scale"]["specReplicasPath"]
-    assert "default" in ALL[path.removeprefix(".")]
-
-
 HEALTHY = answer(
     "t0", link("d0", round_trip_seconds=120e-6), link("d1"), tokens_per_round=3.1, hit_rate=0.8
 )
@@ -178,20 +163,13 @@ SCENES = {
     "no room": Scene(
         pods=(unscheduled(target(ready=False)), unscheduled(draft("d0", ready=False)))
     ),
-    "scaling": Scene(
-        pools=(HEALTHY,),
-        plan=decided(3, "ScaleUp"),
-        results=Results(is_scaled=True),
-    ),
+    "scaling": Scene(pools=(HEALTHY,), plan=decided(3, "ScaleUp"), results=Results(is_scaled=True)),
 }
 
 
 @pytest.mark.parametrize("scene", SCENES.values(), ids=list(SCENES))
 def test_the_definition_has_a_place_for_every_written_status(scene: Scene) -> None:
-    for found in (
-        status_of(scene.result),
-        status_of_invalid({}, 2, "spec.target is missing", NOW),
-    ):
+    for found in (status_of(scene.result), status_of_invalid({}, 2, "spec.target is missing", NOW)):
         check(found, PARTS["status"])
 
 

@@ -1,5 +1,6 @@
 """Children of a resource: reviewed snapshots, and properties over all specs."""
 
+from dataclasses import asdict
 from typing import Any, Literal
 
 import pytest
@@ -12,7 +13,7 @@ from tests.unit.ssd_operator.resources import (
     DEMO_TARGET,
     LLAMA,
     NAMES,
-    POOL,
+    OPERATOR_PEER,
     REVIEWED,
     SAMPLES,
     SETTINGS,
@@ -37,17 +38,11 @@ from ssd_operator.api.spec import (
     TargetSpec,
     Transport,
 )
-from ssd_operator.children.names import HASH_ANNOTATION
+from ssd_operator.children.objects import HASH_ANNOTATION
 from ssd_operator.observe.pod_state import cell_of, name_of, revision_of
 from ssd_operator.settings import OperatorSettings
 
-ORDER = [
-    "ServiceAccount",
-    "NetworkPolicy",
-    "Service",
-    "Deployment",
-    "PodDisruptionBudget",
-]
+ORDER = ["ServiceAccount", "NetworkPolicy", "Service", "Deployment", "PodDisruptionBudget"]
 
 
 def templates(resource: Resource, settings: OperatorSettings = SETTINGS) -> dict[str, Object]:
@@ -169,13 +164,7 @@ def test_a_new_version_of_the_operator_writes_objects_and_replaces_no_pod() -> N
     class NewerSettings(OperatorSettings):
         version = "9.9.9"
 
-    newer = NewerSettings(
-        target_image=SETTINGS.target_image,
-        draft_image=SETTINGS.draft_image,
-        vllm_image=SETTINGS.vllm_image,
-        gateway_image=SETTINGS.gateway_image,
-        pod_namespace="elsewhere",
-    )
+    newer = NewerSettings(**asdict(SETTINGS) | {"pod_namespace": "elsewhere"})
     assert templates(DEMO, newer) == templates(DEMO)
     hashes = [
         {each["metadata"]["annotations"][HASH_ANNOTATION] for each in children(DEMO, settings)}
@@ -200,17 +189,12 @@ def test_an_image_is_a_new_revision_of_its_component_and_a_restart_one_of_all() 
         assert template["metadata"]["annotations"] == {"ssd.dev/restart": "7"}
 
 
-def test_drafts_belong_to_a_cell_or_to_the_pool() -> None:
+def test_drafts_are_spread_evenly_over_cells() -> None:
     spec = LLAMA.changed(draft=LLAMA.draft.changed(replicas=3))
     by_cell = [
         (cell_of(each), each["spec"]["replicas"]) for each in deployments(resource(spec), "draft")
     ]
     assert by_cell == [(0, 2), (1, 1)]
-    (pool,) = deployments(resource(POOL), "draft")
-    assert name_of(pool) == "demo-draft"
-    for target in deployments(resource(POOL), "target"):
-        variables = target["spec"]["template"]["spec"]["containers"][0]["env"]
-        assert {"name": "SSD_TARGET_DRAFTS", "value": "demo-draft:50052"} in variables
 
 
 @pytest.mark.parametrize(
@@ -240,12 +224,9 @@ def test_only_named_clients_its_targets_and_the_operator_reach_an_engine() -> No
     made = children(resource(cpu_demo(security=Security(clients=(client,)))))
     policies = [each["spec"]["ingress"] for each in made if each["kind"] == "NetworkPolicy"]
     callers: list[list[Any]] = [rules[0]["from"] for rules in policies]
-    operator = {
-        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "ssd-operator"}},
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ssd"}},
-    }
     labels = {"ssd.dev/name": "demo", "ssd.dev/component": "target"}
-    assert callers == [[client, operator], [{"podSelector": {"matchLabels": labels}}, operator]]
+    targets = {"podSelector": {"matchLabels": labels}}
+    assert callers == [[client, OPERATOR_PEER], [targets, OPERATOR_PEER]]
 
 
 def test_only_a_collective_channel_opens_all_ports_between_targets_and_drafts() -> None:

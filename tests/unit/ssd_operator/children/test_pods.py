@@ -1,13 +1,12 @@
 """Pod templates: settings, volumes, resources, probes and placement."""
 
 from dataclasses import fields
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from tests.unit.ssd_operator.resources import (
     CPU_DRAFTS,
     DEMO,
-    DEMO_DRAFT,
     DEMO_TARGET,
     LLAMA,
     POOL,
@@ -15,6 +14,7 @@ from tests.unit.ssd_operator.resources import (
     SAMPLES,
     cpu_demo,
     resource,
+    secured,
     template_of,
 )
 
@@ -22,11 +22,9 @@ from ssd.fetch import FetchSettings
 from ssd.settings import load
 from ssd_draft.settings import DraftSettings
 from ssd_operator.api import reserved
-from ssd_operator.api.kubernetes_types import Resources, Variable, VolumeMount
+from ssd_operator.api.kubernetes_types import Resources, Variable
 from ssd_operator.api.pod_template import PodOverrides, PodTemplate
-from ssd_operator.api.security import Security, Tls
 from ssd_operator.api.spec import (
-    DraftSpec,
     ModelCache,
     Object,
     Placement,
@@ -37,7 +35,7 @@ from ssd_operator.api.spec import (
     TargetSpec,
     Transport,
 )
-from ssd_operator.children.names import Component
+from ssd_operator.children.objects import Component
 from ssd_operator.children.placement import effective_policy
 from ssd_target.settings import TargetSettings
 
@@ -94,16 +92,32 @@ def test_the_processes_accept_every_variable(name: str) -> None:
         load(cls, [], prefix=prefix.rstrip("_"), environ=values)
 
 
-def test_target_and_draft_have_the_same_model_settings() -> None:
-    target, draft = map(values_of, both_of(SAMPLES["everything"]))
-    for name in ("LOOKAHEAD", "BRANCHES", "MAX_MODEL_LEN", "DTYPE"):
-        assert target[f"SSD_TARGET_{name}"] == draft[f"SSD_DRAFT_{name}"]
-
-
 def test_a_default_of_the_process_is_not_set() -> None:
     names = values_of(demo_target()).keys()
-    for name in ("BACKUP", "FAN_OUT", "DRAFT_DEADLINE_MS", "DTYPE", "MAX_NUM_SEQS", "REFLECTION"):
-        assert f"SSD_TARGET_{name}" not in names
+    absent = {"BACKUP", "FAN_OUT", "DRAFT_DEADLINE_MS", "DTYPE", "MAX_NUM_SEQS", "REFLECTION"}
+    absent |= {"CHANNEL", "WEIGHTS", "TENSOR_PARALLEL_SIZE"}
+    assert names.isdisjoint(f"SSD_TARGET_{name}" for name in absent)
+
+
+def test_a_choice_of_the_user_is_a_setting_of_the_process() -> None:
+    assert values_of(cpu_draft(weights="Int4"))["SSD_DRAFT_WEIGHTS"] == "int4"
+    collective = cpu_demo().changed(transport=Transport(channel="Collective"))
+    assert values_of(template_of(resource(collective)))["SSD_TARGET_CHANNEL"] == "collective"
+
+
+def test_a_label_of_the_user_replaces_none_of_ours() -> None:
+    own = PodTemplate(labels={"team": "serving", "app.kubernetes.io/part-of": "theirs"})
+    labels = template_of(resource(cpu_demo().changed(pod_template=own)))["metadata"]["labels"]
+    assert (labels["team"], labels["app.kubernetes.io/part-of"]) == ("serving", "ssd")
+
+
+def test_a_fetch_looks_for_the_model_as_its_engine_does() -> None:
+    for template in both_of(SAMPLES["everything"]):
+        (fetch,) = template["spec"]["initContainers"]
+        values = environment_of(fetch)
+        assert values["SSD_FETCH_MODEL"] in values_of(template).values()
+        settings = {name: each for name, each in values.items() if name.startswith("SSD_FETCH_")}
+        load(FetchSettings, [], prefix="SSD_FETCH", environ=settings)
 
 
 def variables(**values: str) -> tuple[Variable, ...]:
@@ -125,29 +139,6 @@ def test_a_users_variable_has_precedence_unless_it_is_reserved() -> None:
     assert "SSD_DRAFT_CELL" in reserved.ENV
 
 
-def test_targets_and_drafts_override_parts_of_a_common_template() -> None:
-    common = PodTemplate(
-        labels={"team": "serving", "app.kubernetes.io/part-of": "theirs"},
-        node_selector={"pool": "engines"},
-        priority_class_name="high",
-    )
-    own = PodOverrides(
-        labels={"team": "drafts"}, node_selector={"gpu": "small"}, priority_class_name="low"
-    )
-    spec = cpu_demo(draft=DraftSpec(source=DEMO_DRAFT, pod_template=own)).changed(
-        pod_template=common
-    )
-    target, draft = both_of(resource(spec))
-    for template, team, nodes, priority in (
-        (target, "serving", {"pool": "engines"}, "high"),
-        (draft, "drafts", {"pool": "engines", "gpu": "small"}, "low"),
-    ):
-        labels = template["metadata"]["labels"]
-        assert (labels["team"], labels["app.kubernetes.io/part-of"]) == (team, "ssd")
-        assert template["spec"]["nodeSelector"] == nodes
-        assert template["spec"]["priorityClassName"] == priority
-
-
 @pytest.mark.parametrize(
     ("uri", "model"),
     [
@@ -163,41 +154,6 @@ def test_a_source_is_spelled_as_the_process_reads_it(uri: str, model: str) -> No
     volumes = [each for each in template["spec"]["volumes"] if each["name"] == "models"]
     claim = {"claimName": "claim", "readOnly": True}
     assert volumes == ([{"name": "models", "persistentVolumeClaim": claim}] if "pvc" in uri else [])
-
-
-@pytest.mark.parametrize("component", [Component.TARGET, Component.DRAFT])
-def test_only_the_container_that_fetches_uses_the_hub_and_its_token(component: Component) -> None:
-    template = template_of(resource(LLAMA), component)
-    (fetch,) = template["spec"]["initContainers"]
-    engine = container_of(template)
-    values, fetched = environment_of(engine), environment_of(fetch)
-    assert values["HF_HUB_OFFLINE"] == "1"
-    assert "HF_HUB_OFFLINE" not in fetched
-    assert "HF_TOKEN" not in {each["name"] for each in engine["env"]}
-    (token,) = [each for each in fetch["env"] if each["name"] == "HF_TOKEN"]
-    assert token["valueFrom"] == {"secretKeyRef": {"name": "hf", "key": "token"}}
-    assert fetched["HF_HOME"] == values["HF_HOME"]
-    assert fetched["SSD_FETCH_MODEL"] in values.values(), "as the engine will look for it"
-    assert fetched["SSD_FETCH_MODEL"].endswith(f"@{LLAMA.target.source.revision}")
-    settings = {name: each for name, each in fetched.items() if name.startswith("SSD_FETCH_")}
-    load(FetchSettings, [], prefix="SSD_FETCH", environ=settings)
-    assert fetch["image"] == engine["image"]
-    (weights,) = [each for each in engine["volumeMounts"] if each["mountPath"] == values["HF_HOME"]]
-    assert weights["readOnly"], "pods share them"
-    paths = {mount["mountPath"] for mount in fetch["volumeMounts"]}
-    assert paths == {"/tmp", reserved.CACHE_FOLDER}
-    assert engine["resources"]["limits"]["nvidia.com/gpu"]
-    assert fetch["resources"] == {"requests": engine["resources"]["requests"]}, "and no device"
-    assert "HF_HOME" not in values_of(demo_target())
-
-
-def test_a_fetch_has_the_variables_and_mounts_of_the_user() -> None:
-    proxy: Variable = {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
-    mount: VolumeMount = {"name": "certificates", "mountPath": "/etc/ssl/certs"}
-    spec = LLAMA.changed(pod_template=PodTemplate(env=(proxy,), volume_mounts=(mount,)))
-    (fetch,) = template_of(resource(spec))["spec"]["initContainers"]
-    assert proxy in fetch["env"]
-    assert mount in fetch["volumeMounts"]
 
 
 DISK = {"ephemeral-storage": "256Mi"}
@@ -232,29 +188,6 @@ def test_an_amount_of_the_user_replaces_both_defaults_and_each_core_has_a_thread
     found = container_of(template)["resources"]
     assert (found.get("requests", {}), found.get("limits", {})) == (requests, limits)
     assert values_of(template)["SSD_TARGET_THREADS"] == num_threads
-
-
-def test_targets_and_drafts_request_gpus_of_their_own_kind_and_tolerate_one_taint() -> None:
-    pretend = PodOverrides(env=variables(DEVICE="cpu"))
-    spec = QWEN.changed(
-        target=QWEN.target.changed(gpu_resource="nvidia.com/mig-3g.40gb", pod_template=pretend),
-        draft=QWEN.draft.changed(gpu_resource="nvidia.com/mig-1g.10gb"),
-    )
-    limits = ({"nvidia.com/mig-3g.40gb": "2"}, {"nvidia.com/mig-1g.10gb": "1"})
-    templates = both_of(resource(spec))
-    for template, wanted in zip(templates, limits, strict=True):
-        assert container_of(template)["resources"]["limits"] == wanted
-        assert template["spec"]["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
-    assert values_of(templates[0])["SSD_TARGET_DEVICE"] == "cpu", "pretend GPUs run on CPU code"
-
-
-def test_a_target_has_a_rank_on_each_of_its_gpus() -> None:
-    found = values_of(template_of(resource(LLAMA)))
-    assert found["SSD_TARGET_DEVICE"] == "cuda"
-    assert found["SSD_TARGET_TENSOR_PARALLEL_SIZE"] == "4"
-    one = LLAMA.changed(target=LLAMA.target.changed(tensor_parallel_size=1))
-    for template in (template_of(resource(one)), demo_target()):
-        assert "SSD_TARGET_TENSOR_PARALLEL_SIZE" not in values_of(template), "1 is the default"
 
 
 def cpu_draft(**draft: Any) -> Object:
@@ -309,29 +242,9 @@ def test_a_target_waits_longer_for_drafts_on_cpus_unless_its_deadline_is_given()
     assert given[0] == given[1], "the device of its drafts replaces no target"
 
 
-def test_the_format_of_weights_is_a_setting_of_each_process() -> None:
-    assert "SSD_DRAFT_WEIGHTS" not in values_of(cpu_draft())
-    assert values_of(cpu_draft(weights="Int4"))["SSD_DRAFT_WEIGHTS"] == "int4"
-    assert values_of(demo_target(weights="Same"))["SSD_TARGET_WEIGHTS"] == "same"
-
-
-def test_variables_of_nccl_reach_targets_and_drafts() -> None:
-    nccl: tuple[Variable, ...] = (
-        {"name": "NCCL_SOCKET_IFNAME", "value": "eth0"},
-        {"name": "NCCL_IB_HCA", "value": "mlx5_0,mlx5_1"},
-    )
-    for template in both_of(resource(LLAMA.changed(pod_template=PodTemplate(env=nccl)))):
-        found = values_of(template)
-        assert (found["NCCL_SOCKET_IFNAME"], found["NCCL_IB_HCA"]) == ("eth0", "mlx5_0,mlx5_1")
-
-
 @pytest.mark.parametrize(
     ("uri", "size_limit", "requested"),
-    [
-        ("hf://a/b", "80Gi", "80Gi"),
-        ("hf://a/b", None, "4Gi"),
-        ("pvc://weights/b", "80Gi", "4Gi"),
-    ],
+    [("hf://a/b", "80Gi", "80Gi"), ("hf://a/b", None, "4Gi"), ("pvc://weights/b", "80Gi", "4Gi")],
 )
 def test_a_pod_requests_the_disk_that_its_weights_fill(
     uri: str, size_limit: str | None, requested: str
@@ -368,38 +281,9 @@ def required(template: Object, kind: str) -> Object:
     return dict(term)
 
 
-def test_a_draft_follows_the_target_of_its_own_cell_and_an_exclusive_target_avoids_all() -> None:
-    term = required(draft_of(resource(LLAMA), 1), "podAffinity")
-    assert term["labelSelector"]["matchLabels"] == {
-        "ssd.dev/name": "demo",
-        "ssd.dev/component": "target",
-        "ssd.dev/cell": "1",
-    }
-    term = required(template_of(resource(LLAMA)), "podAntiAffinity")
-    assert term["namespaceSelector"] == {}
-    assert term["labelSelector"] == {"matchLabels": {"ssd.dev/component": "target"}}
-
-
-def test_the_grace_period_is_longer_than_the_drain() -> None:
-    demo = cpu_demo(
-        target=TargetSpec(source=DEMO_TARGET, drain_seconds=60),
-        draft=DraftSpec(source=DEMO_DRAFT, drain_seconds=10),
-    )
-    seconds = [each["spec"]["terminationGracePeriodSeconds"] for each in both_of(resource(demo))]
-    assert seconds == [90, 35]
-
-
-def test_only_the_startup_probe_waits_for_the_model_and_a_hung_process_is_not_drained() -> None:
-    assert (
-        container_of(demo_target(startup_timeout_seconds=61))["startupProbe"]["failureThreshold"]
-        == 31
-    )
-    for container in map(container_of, both_of(DEMO)):
-        graces = {}
-        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-            assert "initialDelaySeconds" not in container[probe]
-            graces[probe] = container[probe].get("terminationGracePeriodSeconds")
-        assert graces == {"startupProbe": 10, "livenessProbe": 1, "readinessProbe": None}
+def test_the_startup_probe_waits_for_the_model() -> None:
+    probe = container_of(demo_target(startup_timeout_seconds=61))["startupProbe"]
+    assert (probe["failureThreshold"], probe["periodSeconds"]) == (31, 2)
 
 
 RUN_LATE_SECONDS = 2
@@ -416,39 +300,12 @@ def test_a_hung_process_is_killed_within_30_seconds() -> None:
         assert seen >= 20, "a pause of some seconds is no hang"
 
 
-def secured(*, mode: Literal["Server", "Mutual"] = "Mutual", **tls: Any) -> Resource:
-    """The demo with certificates and tokens."""
-    certificates = Tls(
-        mode=mode, target_secret_name="target-tls", draft_secret_name="draft-tls", **tls
-    )
-    return resource(cpu_demo(security=Security(tls=certificates, token_secret_name="tokens")))
-
-
-def test_secrets_are_mounted_as_files_and_each_component_has_only_its_own() -> None:
-    for template, tls, keys in zip(
-        both_of(secured()),
-        ("target-tls", "draft-tls"),
-        (["clients", "links", "admins"], ["links", "admins"]),
-        strict=True,
-    ):
-        volumes = {each["name"]: each.get("secret") for each in template["spec"]["volumes"]}
-        assert volumes["ssd-tls"]["secretName"] == tls
-        assert volumes["ssd-tokens"]["secretName"] == "tokens"
-        assert [each["key"] for each in volumes["ssd-tokens"]["items"]] == keys
-        mounts = {each["name"]: each for each in container_of(template)["volumeMounts"]}
-        for name, folder in (("ssd-tls", "/etc/ssd/tls"), ("ssd-tokens", "/etc/ssd/tokens")):
-            # A mount with subPath would keep the old files after a change of the Secret.
-            assert mounts[name] == {"name": name, "mountPath": folder, "readOnly": True}
-
-
-def test_a_collective_channel_is_a_setting_of_targets() -> None:
-    changed = cpu_demo().changed(transport=Transport(channel="Collective"))
-    assert values_of(both_of(resource(changed))[0])["SSD_TARGET_CHANNEL"] == "collective"
-    assert "SSD_TARGET_CHANNEL" not in values_of(both_of(resource(cpu_demo()))[0])
+def with_security(**given: Any) -> Resource:
+    return resource(cpu_demo(security=secured(**given)))
 
 
 def test_links_have_an_identity_that_clients_do_not_have() -> None:
-    target, draft = map(values_of, both_of(secured(client_names=("app.example",))))
+    target, draft = map(values_of, both_of(with_security(client_names=("app.example",))))
     assert draft["SSD_DRAFT_CALLER_NAMES"] == "spiffe://ssd/ns/default/sa/demo-target"
     assert target["SSD_TARGET_CALLER_NAMES"] == "app.example"
     operator = "spiffe://ssd/ns/ssd/sa/ssd-operator"
@@ -459,6 +316,6 @@ def test_links_have_an_identity_that_clients_do_not_have() -> None:
 
 
 def test_certificates_of_servers_alone_ask_callers_for_none() -> None:
-    for values in map(values_of, both_of(secured(mode="Server"))):
+    for values in map(values_of, both_of(with_security(mode="Server"))):
         assert not [name for name in values if "CLIENT_CA" in name or name.endswith("_NAMES")]
         assert [name for name in values if name.endswith("TLS_CERTIFICATE")]

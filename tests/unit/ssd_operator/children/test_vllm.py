@@ -6,47 +6,32 @@ from typing import Any, Literal
 
 import pytest
 from tests.unit.ssd_operator.resources import (
-    DEMO_DRAFT,
     DEMO_TARGET,
+    OPERATOR_PEER,
     SAMPLES,
     SETTINGS,
     children,
     cpu_demo,
     deployments,
     resource,
+    secured,
     template_of,
 )
 
 from ssd_operator.api.kubernetes_types import NetworkPeer
-from ssd_operator.api.security import Security, Tls
-from ssd_operator.api.spec import (
-    DraftSpec,
-    Object,
-    Resource,
-    Source,
-    Spec,
-    TargetSpec,
-)
-from ssd_operator.children.names import Component
+from ssd_operator.api.security import Security
+from ssd_operator.api.spec import Object, Resource, Source, Spec, TargetSpec
+from ssd_operator.children.objects import Component
 from ssd_operator.children.pods import preflight_spec
 from ssd_operator.observe.pod_state import name_of
 from ssd_vllm.settings import PluginSettings, read
 
 LLAMA = SAMPLES["llama-3.1-70b-vllm"]
-OPERATOR = {
-    "podSelector": {"matchLabels": {"app.kubernetes.io/name": "ssd-operator"}},
-    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ssd"}},
-}
 
 
 def vllm_demo(security: Security | None = None, **target: Any) -> Spec:
     wanted: dict[str, Any] = {"source": DEMO_TARGET, "engine": "vllm"} | target
     return cpu_demo(target=TargetSpec(**wanted), security=security)
-
-
-def secured(mode: Literal["Server", "Mutual"]) -> Security:
-    tls = Tls(mode=mode, target_secret_name="target-tls", draft_secret_name="draft-tls")
-    return Security(tls=tls, token_secret_name="tokens")
 
 
 def container_of(resource: Resource, component: Component = Component.TARGET) -> Object:
@@ -70,17 +55,22 @@ def of_kind(resource: Resource, kind: str) -> dict[str, Object]:
 
 def test_fields_of_the_resource_are_arguments_of_vllm() -> None:
     found = arguments_of(LLAMA)
-    assert found["model"] == "meta-llama/Llama-3.1-70B-Instruct"
-    assert found["revision"] == "0" * 40
-    assert found["served-model-name"] == "llama-70b"
-    assert found["tensor-parallel-size"] == "4"
-    assert found["max-model-len"] == "16384"
-    assert found["shutdown-timeout"] == "300"
-    assert found["worker-cls"] == "ssd_vllm.Worker"
-    assert found["max-num-seqs"] == "32"
-    assert "dtype" not in found
-    speculation = json.loads(found["speculative-config"])
+    speculation = json.loads(found.pop("speculative-config"))
     assert speculation["num_speculative_tokens"] == LLAMA.spec.speculation.lookahead
+    assert found.pop("additional-config")
+    assert found == {
+        "model": "meta-llama/Llama-3.1-70B-Instruct",
+        "revision": "0" * 40,
+        "served-model-name": "llama-70b",
+        "port": "8000",
+        "tensor-parallel-size": "4",
+        "max-model-len": "16384",
+        "shutdown-timeout": "300",
+        "worker-cls": "ssd_vllm.Worker",
+        # The user's own.
+        "max-num-seqs": "32",
+        "gpu-memory-utilization": "0.92",
+    }
     assert container_of(LLAMA)["resources"]["limits"]["nvidia.com/gpu"] == "4"
 
 
@@ -108,8 +98,7 @@ def test_an_argument_of_the_user_cannot_replace_one_of_a_field() -> None:
 
 
 @pytest.mark.parametrize(
-    ("uri", "model"),
-    [("pvc://claim/a/b", "/models/a/b"), ("demo://target", "demo://target")],
+    ("uri", "model"), [("pvc://claim/a/b", "/models/a/b"), ("demo://target", "demo://target")]
 )
 def test_a_folder_or_the_embedded_model_has_no_revision(uri: str, model: str) -> None:
     found = arguments_of(resource(vllm_demo(source=Source(uri=uri))))
@@ -148,7 +137,7 @@ def test_clients_reach_the_api_of_vllm_and_only_the_operator_its_admin_port() ->
     demo = resource(vllm_demo(security=Security(clients=(client,))))
     rules = of_kind(demo, "NetworkPolicy")["demo-target"]["ingress"]
     allowed = {rule["ports"][0]["port"]: rule["from"] for rule in rules}
-    assert allowed == {50051: [OPERATOR], 8000: [client]}
+    assert allowed == {50051: [OPERATOR_PEER], 8000: [client]}
     services = of_kind(demo, "Service")
     for name in ("demo", "demo-targets"):
         (port,) = services[name]["ports"]
@@ -216,10 +205,6 @@ def test_a_preflight_checks_the_arguments_of_vllm() -> None:
 
 
 def test_vllm_may_finish_its_requests_before_the_pod_is_killed() -> None:
-    spec = cpu_demo(
-        target=TargetSpec(source=DEMO_TARGET, engine="vllm", drain_seconds=60),
-        draft=DraftSpec(source=DEMO_DRAFT),
-    )
-    pod = template_of(resource(spec))["spec"]
-    assert arguments_of(resource(spec))["shutdown-timeout"] == "60"
-    assert pod["terminationGracePeriodSeconds"] == 90
+    demo = resource(vllm_demo(drain_seconds=60))
+    assert arguments_of(demo)["shutdown-timeout"] == "60"
+    assert template_of(demo)["spec"]["terminationGracePeriodSeconds"] == 90

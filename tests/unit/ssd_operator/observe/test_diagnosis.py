@@ -20,10 +20,16 @@ def pod(*, node: str = "n1", scheduled: Object | None = None, **container: Any) 
     ]
     statuses = [{"image": IMAGE, "restartCount": 0, **container}] if container else []
     return {
-        "metadata": {"name": "demo-target-0-x"},
+        "metadata": {"name": "t0"},
         "spec": {"nodeName": node} if node else {},
         "status": {"conditions": conditions, "containerStatuses": statuses},
     }
+
+
+def diagnosed(found: Object) -> Diagnosis:
+    diagnosis = diagnose(found, 600, NOW)
+    assert diagnosis is not None
+    return diagnosis
 
 
 def waiting(reason: str, message: str = "") -> Object:
@@ -43,6 +49,17 @@ def ended(code: int, message: str = "", reason: str = "Error", seconds: float = 
 
 
 RUNNING: Object = {"running": {"startedAt": to_text(NOW)}}
+
+
+def crashed(code: int, message: str) -> Object:
+    """A pod whose engine has ended like this four times."""
+    return pod(state=waiting("CrashLoopBackOff"), lastState=ended(code, message), restartCount=4)
+
+
+def restarted(code: int, seconds: float) -> Object:
+    """A pod whose engine starts again; its first run was this long."""
+    last = ended(code, seconds=seconds)
+    return pod(state=RUNNING, lastState=last, restartCount=1, started=False)
 
 
 def fetching(**container: Any) -> Object:
@@ -67,44 +84,44 @@ WHY = "WeightsError: layer 3 is missing; take another source"
 NO_TOKEN = "ModelNotFoundError: hf://org/name@0: the hub refuses"
 NO_ROOM = "CacheError: no room"
 NO_TARGET = "/usr/local/bin/python: No module named ssd_target"
-CASES: list[tuple[Object, PodReason, str]] = [
-    (fetching(state=RUNNING), PodReason.FETCHING_MODEL, "demo-target-0-x fetches its model"),
+CASES: list[tuple[Object, str, str]] = [
+    (fetching(state=RUNNING), "FetchingModel", "t0 fetches its model"),
     (
         fetching(state=RUNNING, lastState=ended(1, NO_ROOM)),
-        PodReason.CRASH_LOOP,
+        "CrashLoop",
         f"fetches its model again; it ended with exit code 1, 2 restarts so far: {NO_ROOM}",
     ),
     (
         fetching(state=waiting("CrashLoopBackOff"), lastState=ended(78, NO_TOKEN)),
-        PodReason.CONFIGURATION_ERROR,
-        f"demo-target-0-x: {NO_TOKEN}",
+        "ConfigurationError",
+        f"t0: {NO_TOKEN}",
     ),
     (
         fetching(state=waiting("CrashLoopBackOff"), lastState=ended(1, NO_ROOM, seconds=600)),
-        PodReason.CRASH_LOOP,
+        "CrashLoop",
         NO_ROOM,
     ),
     (
         fetching(state=waiting("CreateContainerConfigError", 'secret "hf" not found')),
-        PodReason.CONFIGURATION_ERROR,
+        "ConfigurationError",
         'secret "hf" not found',
     ),
-    (fetching(state=ended(0)), PodReason.LOADING, "is being created"),
+    (fetching(state=ended(0)), "Loading", "is being created"),
     (
         pod(state=ended(1, NO_TARGET)),
-        PodReason.CONFIGURATION_ERROR,
+        "ConfigurationError",
         "has no ssd_target; is it the image of another process?",
     ),
     (
-        pod(node="", scheduled={"reason": "Unschedulable", "message": "0/2 nodes: no GPU."}),
-        PodReason.UNSCHEDULABLE,
-        "demo-target-0-x: 0/2 nodes: no GPU",
+        pod(node="", scheduled={"reason": "Unschedulable", "message": "0/2 nodes: no GPU.."}),
+        "Unschedulable",
+        "t0: 0/2 nodes: no GPU",
     ),
-    (pod(node=""), PodReason.LOADING, "demo-target-0-x waits for a node"),
+    (pod(node=""), "Loading", "t0 waits for a node"),
     (
         pod(state=waiting("ErrImagePull", "failed to pull: not found")),
-        PodReason.IMAGE_PULL,
-        f"demo-target-0-x cannot pull {IMAGE}: failed to pull: not found",
+        "ImagePull",
+        f"t0 cannot pull {IMAGE}: failed to pull: not found",
     ),
     (
         pod(
@@ -113,80 +130,60 @@ CASES: list[tuple[Object, PodReason, str]] = [
                 f'Back-off pulling image "{IMAGE}": ErrImagePull: failed to pull: not found',
             )
         ),
-        PodReason.IMAGE_PULL,
-        f"demo-target-0-x cannot pull {IMAGE}: failed to pull: not found",
+        "ImagePull",
+        f"t0 cannot pull {IMAGE}: failed to pull: not found",
     ),
     (
         pod(state=waiting("CreateContainerConfigError", 'secret "hf" not found')),
-        PodReason.CONFIGURATION_ERROR,
-        'demo-target-0-x cannot start: secret "hf" not found',
+        "ConfigurationError",
+        't0 cannot start: secret "hf" not found',
     ),
-    (
-        pod(state=waiting("CrashLoopBackOff"), lastState=ended(78, WHY), restartCount=4),
-        PodReason.CONFIGURATION_ERROR,
-        f"demo-target-0-x: {WHY}",
-    ),
-    (pod(state=RUNNING, lastState=ended(78, WHY)), PodReason.CONFIGURATION_ERROR, WHY),
-    (pod(state=ended(78)), PodReason.CONFIGURATION_ERROR, "refused its settings (exit code 78)"),
+    (crashed(78, WHY), "ConfigurationError", f"t0: {WHY}"),
+    (pod(state=RUNNING, lastState=ended(78, WHY)), "ConfigurationError", WHY),
+    (pod(state=ended(78)), "ConfigurationError", "refused its settings (exit code 78)"),
     (
         pod(state=ended(78, "SettingsError: device 'cuda' cannot be used here: no driver")),
-        PodReason.NO_DEVICE,
+        "NoDevice",
         "device 'cuda' cannot be used here: no driver",
     ),
     (
-        pod(
-            state=waiting("CrashLoopBackOff"),
-            lastState=ended(1, "Traceback\n  line 3\nRuntimeError: broken\n"),
-            restartCount=4,
-        ),
-        PodReason.CRASH_LOOP,
+        crashed(1, "Traceback\n  line 3\nRuntimeError: broken\n"),
+        "CrashLoop",
         "ended with exit code 1, 4 restarts so far: RuntimeError: broken",
     ),
     (
         pod(state=ended(137, reason="OOMKilled"), restartCount=1),
-        PodReason.CRASH_LOOP,
+        "CrashLoop",
         "was killed for memory, 1 restarts so far",
     ),
     (
-        pod(state=RUNNING, lastState=ended(137, seconds=600), restartCount=1, started=False),
-        PodReason.STARTUP_TIMEOUT,
-        "was not ready after 600 s and was restarted",
+        restarted(137, 600),
+        "StartupTimeout",
+        "t0 was not ready after 600 s and was restarted; "
+        "raise startupTimeoutSeconds or use a modelCache that keeps the weights",
     ),
-    (
-        pod(state=RUNNING, lastState=ended(1, seconds=7200), restartCount=1, started=False),
-        PodReason.LOADING,
-        "loads again; it ended with exit code 1, 1 restarts so far",
-    ),
-    (
-        pod(state=RUNNING, lastState=ended(137, seconds=599), restartCount=1, started=False),
-        PodReason.LOADING,
-        "loads again; it ended with exit code 137, 1 restarts so far",
-    ),
-    (pod(state=RUNNING, lastState={}), PodReason.LOADING, "demo-target-0-x loads"),
-    (
-        pod(state=waiting("ContainerCreating")),
-        PodReason.LOADING,
-        "demo-target-0-x is being created",
-    ),
-    (mounting(seconds=9), PodReason.LOADING, "demo-target-0-x is being created"),
-    (mounting(seconds=61, is_mounted=True), PodReason.LOADING, "demo-target-0-x is being created"),
+    (restarted(1, 7200), "Loading", "loads again; it ended with exit code 1, 1 restarts so far"),
+    (restarted(137, 599), "Loading", "loads again; it ended with exit code 137, 1 restarts so far"),
+    (pod(state=RUNNING, lastState={}), "Loading", "t0 loads"),
+    (pod(state=waiting("ContainerCreating")), "Loading", "t0 is being created"),
+    (mounting(seconds=9), "Loading", "t0 is being created"),
+    (mounting(seconds=61, is_mounted=True), "Loading", "t0 is being created"),
     (
         mounting(),
-        PodReason.LOADING,
-        "demo-target-0-x has no sandbox after 10 s: a volume is missing or not attached, or the "
-        "network is not ready; see kubectl describe pod demo-target-0-x",
+        "Loading",
+        "t0 has no sandbox after 10 s: a volume is missing or not attached, or the "
+        "network is not ready; see kubectl describe pod t0",
     ),
 ]
 
 
 @pytest.mark.parametrize(("found", "reason", "words"), CASES)
 def test_each_trouble_has_its_reason_and_its_message(
-    found: Object, reason: PodReason, words: str
+    found: Object, reason: str, words: str
 ) -> None:
-    diagnosis = diagnose(found, 600, NOW)
-    assert diagnosis is not None
-    assert diagnosis.reason is reason
-    assert diagnosis.message.endswith(words) or words in diagnosis.message
+    diagnosis = diagnosed(found)
+    assert diagnosis.reason == reason
+    assert diagnosis.message.endswith(words)
 
 
 STOPPED = json.dumps({"level": "info", "event": "stopped", "code": 1})
@@ -212,13 +209,10 @@ TERMINATION_MESSAGES = [
 def test_a_crash_quotes_the_error_and_no_other_line_of_the_log(
     left: str, quoted: str | None
 ) -> None:
-    crashed = pod(state=waiting("CrashLoopBackOff"), lastState=ended(1, left), restartCount=4)
-    diagnosis = diagnose(crashed, 600, NOW)
-    assert diagnosis is not None
     words = left if quoted is None else quoted
     suffix = f": {words}" if words else ""
-    expected = f"demo-target-0-x ended with exit code 1, 4 restarts so far{suffix}"
-    assert diagnosis == Diagnosis(PodReason.CRASH_LOOP, expected)
+    expected = f"t0 ended with exit code 1, 4 restarts so far{suffix}"
+    assert diagnosed(crashed(1, left)) == Diagnosis(PodReason.CRASH_LOOP, expected)
 
 
 @pytest.mark.parametrize("code", [137, 143])
@@ -230,39 +224,29 @@ def test_a_crash_quotes_the_error_and_no_other_line_of_the_log(
         (FAILED, ""),
         ('slow: 12 ms", "code": 1}', ""),
         ("INFO 11-24 12:00:01 [loggers.py:273] Engine 000: Running: 1 reqs\nINFO: GET /health", ""),
-        ("RankError: rank 1 is gone (ssd/engine/x.py:4)", ": RankError: rank 1 is gone (ssd/engin"),
+        ("RankError: 1 is gone (ssd/engine/x.py:4)", ": RankError: 1 is gone (ssd/engine/x.py:4)"),
     ],
 )
 def test_a_process_that_was_killed_quotes_its_termination_log_and_no_line_of_its_log(
     code: int, left: str, quoted: str
 ) -> None:
-    killed = pod(state=waiting("CrashLoopBackOff"), lastState=ended(code, left), restartCount=4)
-    diagnosis = diagnose(killed, 600, NOW)
-    assert diagnosis is not None
-    expected = f"demo-target-0-x ended with exit code {code}, 4 restarts so far{quoted}"
-    assert diagnosis.message.startswith(expected)
-    assert bool(quoted) or diagnosis.message == expected
+    expected = f"t0 ended with exit code {code}, 4 restarts so far{quoted}"
+    assert diagnosed(crashed(code, left)).message == expected
 
 
 def test_a_long_error_is_cut_before_its_file_and_line() -> None:
-    left = f"RuntimeError: {'x' * 1000} (ssd/engine/linear.py:44)"
-    crashed = pod(state=waiting("CrashLoopBackOff"), lastState=ended(1, left), restartCount=4)
-    diagnosis = diagnose(crashed, 600, NOW)
-    assert diagnosis is not None
-    assert "RuntimeError: xxx" in diagnosis.message
-    assert diagnosis.message.endswith("x (ssd/engine/linear.py:44)")
-    assert len(diagnosis.message) < 500
+    message = diagnosed(crashed(1, f"RuntimeError: {'x' * 1000} (ssd/engine/linear.py:44)")).message
+    assert "RuntimeError: xxx" in message
+    assert message.endswith("x (ssd/engine/linear.py:44)")
+    assert len(message) < 500
 
 
 @pytest.mark.parametrize(("seconds", "is_too_slow"), [(624, True), (626, False)])
 def test_a_startup_timeout_includes_the_grace(seconds: float, *, is_too_slow: bool) -> None:
-    ended_late = ended(137, seconds=seconds)
-    found = pod(state=RUNNING, lastState=ended_late, restartCount=1, started=False)
+    found = restarted(137, seconds)
     probe = {"startupProbe": {"terminationGracePeriodSeconds": 10}}
     found["spec"] |= {"terminationGracePeriodSeconds": 330, "containers": [probe]}
-    diagnosis = diagnose(found, 600, NOW)
-    assert diagnosis is not None
-    assert (diagnosis.reason is PodReason.STARTUP_TIMEOUT) is is_too_slow
+    assert (diagnosed(found).reason is PodReason.STARTUP_TIMEOUT) is is_too_slow
 
 
 def test_a_ready_pod_has_no_diagnosis_and_a_deleted_one_is_draining() -> None:
@@ -270,24 +254,7 @@ def test_a_ready_pod_has_no_diagnosis_and_a_deleted_one_is_draining() -> None:
     ready["status"]["conditions"][0]["status"] = "True"
     assert diagnose(ready, 600, NOW) is None
     ready["metadata"]["deletionTimestamp"] = to_text(NOW)
-    assert diagnose(ready, 600, NOW) == Diagnosis(
-        PodReason.DRAINING, "demo-target-0-x is being deleted"
-    )
-
-
-def test_init_containers_are_checked_first() -> None:
-    found = pod(state=waiting("PodInitializing"))
-    found["status"]["initContainerStatuses"] = [{"state": ended(78, WHY)}]
-    diagnosis = diagnose(found, 600, NOW)
-    assert diagnosis is not None
-    assert diagnosis.reason is PodReason.CONFIGURATION_ERROR
-
-
-def test_quotations_have_no_full_stop() -> None:
-    condition = {"status": "False", "reason": "Unschedulable", "message": "No room: 1 node.."}
-    diagnosis = diagnose(pod(node="", scheduled=condition), 600, NOW)
-    assert diagnosis is not None
-    assert diagnosis.message.endswith("No room: 1 node")
+    assert diagnose(ready, 600, NOW) == Diagnosis(PodReason.DRAINING, "t0 is being deleted")
 
 
 def test_a_pod_that_admission_refused_is_reported_with_its_error() -> None:

@@ -222,11 +222,7 @@ ADDED: list[tuple[Object, Object, bool]] = [
         spec(ingress=[PEER]),
         True,
     ),
-    (
-        pod(nodeSelector=TWO),
-        pod(nodeSelector=ONE),
-        True,
-    ),
+    (pod(nodeSelector=TWO), pod(nodeSelector=ONE), True),
     (
         spec(template={"metadata": {"annotations": TWO}}),
         spec(template={"metadata": {"annotations": ONE}}),
@@ -236,11 +232,7 @@ ADDED: list[tuple[Object, Object, bool]] = [
     (container(env=[A], envFrom=[{}]), env(A), True),
     (container(args=["--debug"]), container(), True),
     (container(args=[]), container(), False),
-    (
-        container(resources={"limits": {"memory": "1Gi", "cpu": "1m"}}),
-        memory("1Gi"),
-        True,
-    ),
+    (container(resources={"limits": {"memory": "1Gi", "cpu": "1m"}}), memory("1Gi"), True),
     (requests("1"), container(resources={"requests": {}}), False),
 ]
 

@@ -1,5 +1,6 @@
 """What a pass sees: the newest version of each object, and none that was deleted."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -41,38 +42,33 @@ class Seen:
         return None if found is None else int(found["metadata"]["resourceVersion"])
 
 
-def test_an_answer_counts_until_the_watch_brings_a_newer_version() -> None:
+PUT, DELETED = ObjectCache.put, ObjectCache.mark_deleted
+
+
+@pytest.mark.parametrize(
+    ("reports", "version"),
+    [
+        ([(PUT, 1), (PUT, 3), (PUT, 2)], 3),
+        ([(PUT, 1), (PUT, 3), (PUT, 2), (PUT, 4)], 4),
+        ([(DELETED, 3), (PUT, 2)], None),
+        ([(DELETED, 3), (PUT, 4), (DELETED, 3)], 4),
+        ([(PUT, 100), (DELETED, 120), (DELETED, 100), (PUT, 110)], None),
+    ],
+    ids=[
+        "an answer counts",
+        "until the watch brings a newer version",
+        "an answer comes after the deletion",
+        "a label was removed and restored",
+        "the answer to a deletion is older than the event of the watch",
+    ],
+)
+def test_the_newest_report_counts(
+    reports: list[tuple[Callable[[ObjectCache, Object], None], int]], version: int | None
+) -> None:
     seen = Seen()
-    seen.cache.put(pod(1))
-    seen.cache.put(pod(3))
-    seen.cache.put(pod(2))
-    assert seen.version() == 3
-    seen.cache.put(pod(4))
-    assert seen.version() == 4
-
-
-def test_an_answer_that_comes_after_the_deletion_is_ignored() -> None:
-    seen = Seen()
-    seen.cache.mark_deleted(pod(3))
-    seen.cache.put(pod(2))
-    assert seen.version() is None
-
-
-def test_an_object_whose_label_was_removed_and_restored_is_seen_again() -> None:
-    seen = Seen()
-    seen.cache.mark_deleted(pod(3))
-    seen.cache.put(pod(4))
-    seen.cache.mark_deleted(pod(3))
-    assert seen.version() == 4
-
-
-def test_a_deletion_that_is_recorded_again_as_of_an_older_version_stays() -> None:
-    seen = Seen()
-    seen.cache.put(pod(100))
-    seen.cache.mark_deleted(pod(120))
-    seen.cache.mark_deleted(pod(100))  # after the answer to our own call
-    seen.cache.put(pod(110))
-    assert seen.version() is None
+    for report, number in reports:
+        report(seen.cache, pod(number))
+    assert seen.version() == version
 
 
 def test_of_two_objects_of_one_name_the_newer_counts() -> None:

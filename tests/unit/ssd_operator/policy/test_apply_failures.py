@@ -3,15 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from tests.unit.ssd_operator.world import (
-    DRAFTS,
-    RESOURCE,
-    SERVICE,
-    TARGET,
-    TARGETS,
-    World,
-    settled,
-)
+from tests.unit.ssd_operator.world import DRAFTS, RESOURCE, SERVICE, TARGET, TARGETS, World, settled
 
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.cluster import BusyError, ForbiddenError, Ref, RefusedError
@@ -133,9 +125,8 @@ async def test_a_field_that_a_webhook_changes_is_applied_and_reported_every_ten_
     await world.come_to_rest(2)
     assert world[SERVICE]["metadata"]["labels"]["app.kubernetes.io/name"] == "ssd"
     assert world.written("Service").count("demo") == 2
-    events = [event.message for event in world.cluster.events if event.reason == "ApplyReverted"]
-    assert len(events) == 1
-    assert events[0].startswith("Service demo: spec.type ")
+    (message,) = world.messages("ApplyReverted")
+    assert message.startswith("Service demo: spec.type ")
     world.cluster.now += RETRY_SECONDS / 2
     await world.come_to_rest(2)
     assert world.written("Service").count("demo") == 3
@@ -189,8 +180,8 @@ async def test_an_object_that_is_contested_is_left_as_it_is_for_some_time_after_
 ):
     world = await settled()
     assert await contest(world, 100) == MOST_REPAIRS
-    (event,) = (each for each in world.cluster.events if each.reason == "ApplyReverted")
-    assert "env is changed again after each repair" in event.message
+    (message,) = world.messages("ApplyReverted")
+    assert "env is changed again after each repair" in message
     world.cluster.writes.clear()
     await world.round()
     assert world.cluster.writes == []
@@ -265,18 +256,16 @@ async def test_a_service_is_repaired_at_once_and_after_some_repairs_within_ten_s
     again_after = await world.run_pass()
     assert not is_repaired(world)
     assert world.condition("ResourcesOwned") == ("False", "ApplyReverted")
-    assert again_after is not None
     assert 0 < again_after <= PACE_SECONDS
     world.cluster.now += again_after
     await world.run_pass()
     assert is_repaired(world)
     await world.round()
     assert world.condition("ResourcesOwned") == ("True", "Owned")
-    (event,) = (each for each in world.cluster.events if each.reason == "ApplyReverted")
-    assert event.message == (
+    assert world.messages("ApplyReverted") == [
         "Service demo: spec.selector.by is changed again after each repair; "
         "look for another writer. It is repaired again after 10 s."
-    )
+    ]
 
 
 async def test_a_writer_that_never_rests_has_a_service_repaired_every_ten_seconds_with_one_warning(
@@ -302,8 +291,7 @@ async def test_a_pause_is_in_the_status_with_its_end_and_other_fields_are_still_
     seconds = to_seconds(end)
     assert seconds is not None
     assert 0 < seconds - world.cluster.now <= RETRY_SECONDS
-    (event,) = (each for each in world.cluster.events if each.reason == "ApplyReverted")
-    assert event.message == message
+    assert world.messages("ApplyReverted") == [message]
     with world.edited(TARGET) as found:
         found["spec"]["replicas"] = 0
     await world.round()
@@ -323,10 +311,10 @@ async def test_a_second_contested_field_does_not_end_the_pause_of_the_first() ->
         await world.round()
     assert world[TARGET]["spec"]["replicas"] == 2, "both fields are paused"
     assert add_a_variable(world) is False
-    first, second = (each for each in world.cluster.events if each.reason == "ApplyReverted")
-    assert second.message.startswith(first.message)
-    assert "spec.replicas is changed again" in second.message
-    end = to_seconds(first.message.rstrip(".").rpartition(" again at ")[2])
+    first, second = world.messages("ApplyReverted")
+    assert second.startswith(first)
+    assert "spec.replicas is changed again" in second
+    end = to_seconds(first.rstrip(".").rpartition(" again at ")[2])
     assert end is not None
     world.cluster.now = end
     await world.come_to_rest(12)

@@ -11,11 +11,11 @@ from ssd_operator.observe.pod_state import DRAIN_DEADLINE_ANNOTATION, Address, t
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.drain import (
     COST_ANNOTATION,
-    DrainCall,
+    Drain,
     DrainPlan,
-    Mark,
     misplaced_drafts,
     plan_cell,
+    victim_annotations,
 )
 
 NOW = 1_000_000.25
@@ -60,6 +60,11 @@ def drained(*names: str, result: str = "Drained") -> dict[str, str]:
     return dict.fromkeys(names, result)
 
 
+def marked(found: DrainPlan) -> list[str]:
+    """New victims."""
+    return [each.pod for each in found.drains if each.is_new]
+
+
 @pytest.mark.parametrize("wanted", [2, 5])
 def test_the_same_or_a_higher_number_is_set_at_once(wanted: int) -> None:
     assert plan(wanted, 2, pod("a"), pod("b")) == DrainPlan(replicas={0: wanted})
@@ -67,14 +72,12 @@ def test_the_same_or_a_higher_number_is_set_at_once(wanted: int) -> None:
 
 def test_a_victim_is_marked_and_called_before_the_deployment_shrinks() -> None:
     assert plan(1, 2, pod("a"), pod("b"), sessions={"a": 3}) == DrainPlan(
-        marks=(Mark(pod="b", deadline=1_000_021),),
-        calls=(DrainCall(pod="b", address=Address("10.0.0.1"), seconds=20.75),),
-        replicas={0: 2},
+        drains=(Drain("b", 1_000_021, Address("10.0.0.1"), is_new=True),), replicas={0: 2}
     )
 
 
 def test_a_mark_is_two_annotations() -> None:
-    assert Mark(pod="b", deadline=1_000_021).annotations == {
+    assert victim_annotations(1_000_021) == {
         "ssd.dev/drain-deadline": "1970-01-12T13:47:01Z",
         "controller.kubernetes.io/pod-deletion-cost": "-1000",
     }
@@ -89,25 +92,21 @@ def test_victims_are_in_the_order_of_a_replica_set_and_then_of_sessions() -> Non
         PENDING,
     ]
     sessions = {"busy": 9, "young": 2, "old": 2}
-    orders = [
-        [mark.pod for mark in plan(wanted, 5, *pods, sessions=sessions).marks] for wanted in (4, 0)
-    ]
+    orders = [marked(plan(wanted, 5, *pods, sessions=sessions)) for wanted in (4, 0)]
     assert orders == [["pending"], ["pending", "starting", "young", "old", "busy"]]
 
 
 @pytest.mark.parametrize("victim", [PENDING, pod("starting", ready=False)])
 @pytest.mark.parametrize("now", [NOW, float(int(NOW))])
 def test_a_pod_that_is_not_ready_needs_no_drain(victim: Object, now: float) -> None:
-    found = plan(0, 1, victim, now=now)
-    assert found.calls == ()
-    assert found.marks[0].deadline <= now
+    (drain,) = plan(0, 1, victim, now=now).drains
+    assert (drain.is_new, drain.address) == (True, None)
+    assert drain.deadline <= now
 
 
 def test_a_running_drain_is_called_again_and_awaited() -> None:
     found = plan(1, 2, pod("a"), pod("b", ready=False, deadline=FUTURE))
-    assert found == DrainPlan(
-        calls=(DrainCall(pod="b", address=Address("10.0.0.1"), seconds=14.75),), replicas={0: 2}
-    )
+    assert found == DrainPlan(drains=(Drain("b", 1_000_015, Address("10.0.0.1")),), replicas={0: 2})
 
 
 @pytest.mark.parametrize("result", ["Drained", "TimedOut"])
@@ -126,7 +125,7 @@ def test_a_draft_that_was_not_reached_is_not_done() -> None:
     victim = pod("b", deadline=FUTURE)
     found = plan(1, 2, pod("a"), victim, results=drained("b", result="Unreachable"))
     assert found.replicas == {0: 2}
-    assert [call.pod for call in found.calls] == ["b"]
+    assert [each.pod for each in found.drains] == ["b"]
 
 
 def test_the_deployment_shrinks_when_all_victims_are_done_and_its_replica_set_has_followed() -> (
@@ -136,7 +135,7 @@ def test_the_deployment_shrinks_when_all_victims_are_done_and_its_replica_set_ha
     assert plan(1, 3, *pods, results=drained("b")).replicas == {0: 3}
     assert plan(1, 3, *pods, results=drained("b", "c")).replicas == {0: 1}
     new_victim = plan(0, 2, pod("a"), pod("b", deadline=PAST))
-    assert [mark.pod for mark in new_victim.marks] == ["a"]
+    assert marked(new_victim) == ["a"]
     assert new_victim.replicas == {0: 2}
     assert plan(0, 1, pod("a"), pod("b", deadline=PAST)) == DrainPlan(replicas={0: 1})
 
@@ -149,7 +148,7 @@ def test_after_an_increase_a_drained_pod_is_replaced() -> None:
     pods = [pod("a"), pod("b", ready=False, deadline=FUTURE)]
     draining = plan(3, 2, *pods)
     assert (draining.replicas, draining.delete_pods) == ({0: 3}, ())
-    assert [call.pod for call in draining.calls] == ["b"]
+    assert [each.pod for each in draining.drains] == ["b"]
     done = plan(3, 3, *pods, results=drained("b"))
     assert (done.replicas, done.delete_pods) == ({0: 3}, ("b",))
 
@@ -162,26 +161,26 @@ def test_replicas_without_a_pod_need_no_victim() -> None:
 
 def test_a_mark_without_a_valid_time_is_no_mark() -> None:
     found = plan(0, 1, pod("a", deadline="soon"))
-    assert found.marks == (Mark(pod="a", deadline=1_000_021),)
+    assert found.drains == (Drain("a", 1_000_021, Address("10.0.0.1"), is_new=True),)
 
 
 def test_a_misplaced_draft_is_replaced_one_at_a_time() -> None:
     misplaced = {"a", "b"}
     first = plan(2, 2, pod("a"), pod("b"), misplaced=misplaced)
-    assert [mark.pod for mark in first.marks] == ["a"]
+    assert marked(first) == ["a"]
     assert first.replicas == {0: 2}
     waiting = plan(2, 2, pod("a", deadline=FUTURE), pod("b"), misplaced=misplaced)
-    assert (waiting.marks, waiting.delete_pods) == ((), ())
+    assert (marked(waiting), waiting.delete_pods) == ([], ())
     done = plan(2, 2, pod("a", deadline=PAST), pod("b"), misplaced=misplaced)
-    assert (done.marks, done.delete_pods) == ((), ("a",))
+    assert (done.drains, done.delete_pods) == ((), ("a",))
     fresh = plan(2, 2, pod("c", ready=False), pod("b"), misplaced=misplaced)
-    assert fresh.marks == ()
+    assert fresh.drains == ()
 
 
 def test_misplaced_drafts_that_are_not_ready_are_replaced_first() -> None:
     misplaced = {"a", "b", "c"}
     pods = [pod("a"), pod("b", ready=False), pod("c", ready=False)]
-    assert [mark.pod for mark in plan(3, 3, *pods, misplaced=misplaced).marks] == ["b"]
+    assert marked(plan(3, 3, *pods, misplaced=misplaced)) == ["b"]
 
 
 def elsewhere(thing: Object) -> Object:

@@ -20,8 +20,7 @@ from tests.unit.ssd_operator.resources import (
 from tests.unit.ssd_operator.scenes import pod, terminating, unscheduled
 
 from ssd_operator.api.spec import Object, Resource, Spec
-from ssd_operator.children.names import CELL_LABEL, REVISION_LABEL, Component
-from ssd_operator.children.objects import Workload
+from ssd_operator.children.objects import CELL_LABEL, REVISION_LABEL, Component, Workload
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import name_of, revision_of, to_text
 from ssd_operator.observe.snapshot import Snapshot
@@ -174,16 +173,8 @@ STAGES: list[tuple[Object, Stage, str]] = [
     ({"phase": "Running", **container({"running": {"startedAt": "x"}})}, "Running", "loads"),
     ({"phase": "Succeeded", **container({"terminated": {"exitCode": 0}})}, "Passed", ""),
     (ended(78, "SettingsError: max_num_seqs: 300"), "Failed", "max_num_seqs: 300"),
-    (ended(1, "HubError: no answer"), "Failed", "code 1.*no answer"),
     (ended(128, "exec: python: not found"), "Failed", "python: not found"),
     (waiting("ErrImagePull", "manifest unknown"), "Failed", "new:1: manifest unknown"),
-    (waiting("ImagePullBackOff"), "Failed", "cannot pull new:1"),
-    (waiting("InvalidImageName", "bad"), "Failed", "bad"),
-    (
-        waiting("CreateContainerConfigError", 'secret "hf" not found'),
-        "Failed",
-        'secret "hf" not found',
-    ),
     (
         {"phase": "Failed", "reason": "DeadlineExceeded", "message": "Pod was active for long"},
         "Stuck",

@@ -5,7 +5,7 @@ from tests.unit.ssd_operator.resources import DEMO, POOL, TWO_CELLS, deployments
 from tests.unit.ssd_operator.scenes import target, terminating
 
 from ssd_operator.api.spec import Object, Resource
-from ssd_operator.children.names import REVISION_LABEL
+from ssd_operator.children.objects import REVISION_LABEL
 from ssd_operator.observe.cluster import ref_of
 from ssd_operator.observe.pod_state import revision_of
 from ssd_operator.observe.snapshot import Snapshot
@@ -29,10 +29,7 @@ def new(cell: int, *, ready: bool = True) -> Object:
 
 
 def held(
-    *pods: Object,
-    of: Resource = TWO_CELLS,
-    cells: tuple[int, ...] = (),
-    stage: Stage = "Passed",
+    *pods: Object, of: Resource = TWO_CELLS, cells: tuple[int, ...] = (), stage: Stage = "Passed"
 ) -> list[str]:
     """Names of the waiting draft Deployments; ``cells`` are those of waiting targets."""
     targets = deployments(of, "target")

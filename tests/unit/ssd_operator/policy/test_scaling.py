@@ -1,4 +1,5 @@
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.ssd_operator.scenes import Scene, answer, draft, link, marked, target, unscheduled
 
 from ssd_operator.api.spec import Autoscaling, ScalingMode
+from ssd_operator.observe.snapshot import Report
 from ssd_operator.policy.scaling import (
     Decision,
     Demand,
@@ -235,27 +237,22 @@ def test_demand_is_that_of_ready_targets_and_drafts_with_active_links() -> None:
     assert measure(scene.snapshot) == Demand(
         replicas=2, eligible=30, sustainable_sessions=6, num_unschedulable=1, num_draining=1
     )
-    without_links = replace(scene, pools=(replace(first, links=()), replace(second, links=())))
+    without_links = replace(scene, pools=(answer("t0"), answer("t1")))
     assert measure(without_links.snapshot).sustainable_sessions == 32
 
 
-@pytest.mark.parametrize("pools", [(), (answer("t1"),), (answer("t0", age=31), answer("t1"))])
-def test_demand_is_unknown_while_a_ready_target_has_not_answered(pools: tuple[object, ...]) -> None:
-    scene = Scene(cells=2, pods=(target(), target("t1", cell=1)), pools=pools)  # type: ignore[arg-type]
+COUNTS = [answer(name, speculative_sequences=9) for name in ("t0", "t1")]
+OLD, UNCOUNTED = answer("t1", speculative_sequences=9, age=31), answer("t1")
+
+
+@pytest.mark.parametrize("pools", [(), COUNTS[1:], (COUNTS[0], OLD), (COUNTS[0], UNCOUNTED)])
+def test_demand_is_unknown_while_a_ready_target_has_not_reported_its_speculative_sequences(
+    pools: Sequence[tuple[str, Report]],
+) -> None:
+    scene = Scene(cells=2, pods=(target(), target("t1", cell=1)), pools=tuple(pools))
     assert measure(scene.snapshot).eligible is None
+    assert measure(replace(scene, pools=tuple(COUNTS)).snapshot).eligible == 18
     assert measure(Scene(pods=(target(ready=False),)).snapshot).eligible is None
-
-
-def test_demand_is_unknown_while_a_target_does_not_report_its_speculative_sequences() -> None:
-    scene = Scene(
-        cells=2,
-        pods=(target(), target("t1", cell=1)),
-        pools=(answer("t0", speculative_sequences=9), answer("t1", speculative_sequences=None)),
-    )
-    unknown = measure(scene.snapshot)
-    assert unknown.eligible is None
-    decision, _ = decide(unknown, History(), 0)
-    assert decision == Decision(unknown.replicas, "NoSamples")
 
 
 def test_sequences_that_speculate_in_spite_of_the_controller_need_drafts() -> None:

@@ -9,7 +9,15 @@ from aiohttp import web
 from kubernetes_asyncio import client
 
 from ssd_operator.api.spec import KIND, Object
-from ssd_operator.observe.cluster import BusyError, ConflictError, Ref
+from ssd_operator.observe.cluster import (
+    BusyError,
+    ClusterError,
+    ConflictError,
+    ForbiddenError,
+    MissingError,
+    Ref,
+    RefusedError,
+)
 from ssd_operator.runtime.api_server import ApiServer
 
 
@@ -70,12 +78,6 @@ async def test_a_page_of_a_proxy_in_place_of_a_list_is_an_error_that_is_tried_ag
             await cluster.list_all("Pod", "")
 
 
-async def test_an_expired_token_says_nothing_about_rights() -> None:
-    async with answering({"code": 401, "message": "Unauthorized"}) as (cluster, _):
-        with pytest.raises(BusyError, match="401 Unauthorized"):
-            await cluster.list_all("Pod", "here")
-
-
 GONE = {
     "code": 409,
     "message": "uid mismatch: the provided object specified uid uid-1, and no existing object was "
@@ -87,16 +89,32 @@ REPLACED = {
     "message": 'metadata.uid: Invalid value: "uid-1": field is immutable',
     "details": {"causes": [{"reason": "FieldValueInvalid", "field": "metadata.uid"}]},
 }
+ENDING = {
+    "code": 403,
+    "message": 'services "demo" is forbidden: unable to create new content in namespace a because '
+    "it is being terminated",
+    "details": {"causes": [{"reason": "NamespaceTerminating", "field": "metadata.namespace"}]},
+}
 """What an API server of Kubernetes 1.34 answers."""
 
 
-@pytest.mark.parametrize("answer", [GONE, REPLACED], ids=["gone", "replaced"])
-async def test_an_object_that_is_not_the_one_that_was_meant_is_no_fault_of_ours(
-    answer: Object,
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (GONE, ConflictError),
+        (REPLACED, ConflictError),
+        (ENDING, MissingError),
+        ({"code": 401, "message": "Unauthorized"}, BusyError),
+        ({"code": 403, "message": "exceeded quota"}, ForbiddenError),
+        ({"code": 422, "message": "spec.ports: Required value"}, RefusedError),
+    ],
+)
+async def test_each_refusal_is_the_error_that_decides_what_a_pass_does(
+    answer: Object, kind: type[ClusterError]
 ) -> None:
     wanted = {"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "a", "name": "demo"}}
     async with answering(answer) as (cluster, requests):
-        with pytest.raises(ConflictError):
+        with pytest.raises(kind, match=f"PATCH .*/demo: {answer['code']} {answer['message']}"):
             await cluster.apply(wanted, "uid-1")
         sent = json.loads(await requests[0].text())
     assert sent["metadata"]["uid"] == "uid-1"

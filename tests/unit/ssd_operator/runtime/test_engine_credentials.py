@@ -1,6 +1,7 @@
 """What the operator presents to engines: to which pods, and when files change."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.pki import Authority, put
@@ -14,42 +15,43 @@ KEY = ("team-a", "demo")
 PLAIN = Address("10.0.0.1", is_tls=False, has_tokens=True)
 SECURE = Address("10.0.0.1", is_tls=True, has_tokens=True)
 WITHOUT_TOKENS = Address("10.0.0.1", is_tls=True, has_tokens=False)
-SENT = (("authorization", "Bearer token-of-the-operator"),)
+NOTHING = (False, False, ())
+ALL = (True, True, (("authorization", "Bearer token-of-the-operator"),))
 
 
-def put_all(folder: Path) -> None:
+def presented(credentials: EngineCredentials, address: Address = SECURE) -> tuple[bool, bool, Any]:
+    """Whether a call checks the pod's certificate and presents one, and its metadata."""
+    call = credentials.of(KEY, "demo", address)
+    pem = call.certificates()
+    return pem is not None, pem is not None and pem.certificate is not None, call.metadata()
+
+
+def put_all(folder: Path) -> EngineCredentials:
     Authority().files(folder, "spiffe://ssd/ns/ssd/sa/ssd-operator")
     put(folder / "token", "token-of-the-operator")
+    return EngineCredentials(str(folder))
 
 
-def test_without_a_folder_calls_are_plain_text_without_a_token() -> None:
-    for address in (PLAIN, SECURE):
-        credentials = EngineCredentials("").of(KEY, "demo", address)
-        assert credentials.certificates() is None
-        assert credentials.metadata() == ()
+@pytest.mark.parametrize("address", [PLAIN, SECURE])
+def test_without_a_folder_calls_are_plain_text_without_a_token(address: Address) -> None:
+    assert presented(EngineCredentials(""), address) == NOTHING
 
 
 def test_a_pod_with_tls_is_called_by_the_name_of_its_service(tmp_path: Path) -> None:
-    put_all(tmp_path)
-    secure = EngineCredentials(str(tmp_path)).of(KEY, "demo-draft", SECURE)
-    pem = secure.certificates()
-    assert pem is not None
-    assert pem.key is not None
+    secure = put_all(tmp_path).of(KEY, "demo-draft", SECURE)
     assert secure._server_name == "demo-draft.team-a.svc"
 
 
 def test_only_a_pod_with_tls_that_accepts_tokens_receives_the_token(tmp_path: Path) -> None:
-    put_all(tmp_path)
-    of = EngineCredentials(str(tmp_path)).of
-    assert of(KEY, "demo", SECURE).metadata() == SENT
-    assert of(KEY, "demo", WITHOUT_TOKENS).metadata() == ()
-    plain = of(KEY, "demo", PLAIN)
-    assert (plain.certificates(), plain.metadata()) == (None, ())
+    credentials = put_all(tmp_path)
+    assert presented(credentials, SECURE) == ALL
+    assert presented(credentials, WITHOUT_TOKENS) == (True, True, ())
+    assert presented(credentials, PLAIN) == NOTHING
 
 
 def test_without_an_authority_nobody_receives_the_token(tmp_path: Path) -> None:
     put(tmp_path / "token", "token-of-the-operator")
-    assert EngineCredentials(str(tmp_path)).of(KEY, "demo", SECURE).metadata() == ()
+    assert presented(EngineCredentials(str(tmp_path))) == NOTHING
 
 
 @pytest.mark.parametrize("volumes", [(), ("ssd-tls",), ("ssd-tokens",), ("ssd-tls", "ssd-tokens")])
@@ -64,32 +66,24 @@ def test_the_volumes_of_a_pod_are_its_protocol(volumes: tuple[str, ...]) -> None
 
 def test_each_file_may_be_missing(tmp_path: Path) -> None:
     put(tmp_path / "ca.crt", Authority().pem)
-    secure = EngineCredentials(str(tmp_path)).of(KEY, "demo", SECURE)
-    pem = secure.certificates()
-    assert pem is not None
-    assert pem.certificate is None
-    assert secure.metadata() == ()
+    assert presented(EngineCredentials(str(tmp_path))) == (True, False, ())
 
 
 def test_files_that_are_added_later_are_used(tmp_path: Path) -> None:
-    all_credentials = EngineCredentials(str(tmp_path))
-    assert all_credentials.of(KEY, "demo", SECURE).certificates() is None
+    credentials = EngineCredentials(str(tmp_path))
+    assert presented(credentials) == NOTHING
     put_all(tmp_path)
-    secure = all_credentials.of(KEY, "demo", SECURE)
-    pem = secure.certificates()
-    assert pem is not None
-    assert pem.certificate is not None
-    assert secure.metadata() == SENT
+    assert presented(credentials) == ALL
 
 
 def test_a_file_that_is_added_and_invalid_changes_nothing(tmp_path: Path) -> None:
     put_all(tmp_path)
     (tmp_path / "token").unlink()
-    all_credentials = EngineCredentials(str(tmp_path))
+    credentials = EngineCredentials(str(tmp_path))
     put(tmp_path / "token", "short")
-    assert all_credentials.of(KEY, "demo", SECURE).certificates() is not None
+    assert presented(credentials) == (True, True, ())
     put(tmp_path / "token", "token-of-the-operator")
-    assert all_credentials.of(KEY, "demo", SECURE).metadata() == SENT
+    assert presented(credentials) == ALL
 
 
 def test_a_missing_folder_is_named() -> None:

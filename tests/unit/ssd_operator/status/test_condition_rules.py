@@ -236,10 +236,7 @@ PROGRESS = [
     (drafts_deployment(reason="ReplicaSetUpdated"), "True RollingOut"),
     (drafts_deployment(**STUCK), "False ProgressDeadlineExceeded"),
     (PAUSED, "False Paused"),
-    (
-        replace(PAUSED, results=Results(applied={DRAFTED})),
-        "True UpToDate",
-    ),
+    (replace(PAUSED, results=Results(applied={DRAFTED})), "True UpToDate"),
     (Scene(drafts=1, pods=(*PAIR, marked(draft("d1")))), "True Draining"),
     (Scene(drafts=1, pods=(*PAIR, terminating(draft("d1")))), "True Draining"),
     (Scene(drafts=3), "True Scaling"),
@@ -253,10 +250,28 @@ VALID = [
     (Scene(results=refused(TARGET)), "False PodTemplateInvalid"),
     (Scene(results=refused(ACCOUNT)), "False ObjectRefused"),
 ]
+GATED = {"gateway": Gateway(enabled=True, replicas=2)}
+
+
+def gated(**status: Any) -> Scene:
+    """A resource with two wanted gateways, whose Deployment has this status."""
+    front = deployment("demo-gateway") | {"status": status}
+    return Scene(spec=GATED, deployments=(*Scene().deployments, front))
+
+
+GATEWAY = [
+    (gated(availableReplicas=2), "True AllReady"),
+    (gated(availableReplicas=1), "False Loading"),
+    (gated(), "False Loading"),
+    (Scene(spec=GATED), "False Loading"),
+    (gated(conditions=[{"status": "True"} | FORBIDDEN]), "False PodForbidden"),
+    (replace(gated(), facts={"foreign": {BALANCED: "SSDDeployment x"}}), "False NameTaken"),
+]
 CASES = {
     "Ready": READY,
     "TargetReady": TARGETS,
     "DraftReady": DRAFTS,
+    "GatewayReady": GATEWAY,
     "SpeculationActive": SPECULATION,
     "DraftCapacity": CAPACITY,
     "ScalingActive": SCALING,
@@ -273,14 +288,6 @@ def test_each_condition_has_its_status_and_reason(kind: str, scene: Scene, expec
     assert judge(scene, kind) == expected
 
 
-def test_drafts_without_room_on_cpus_name_what_to_lower() -> None:
-    scene = Scene(pods=(target(), unscheduled(draft("d0"), NO_CPU)), spec=CPU_DRAFT)
-    assert message(scene, "DraftCapacity") == (
-        "1 of 2 drafts have no node; lower draft.replicas or the CPUs of draft.resources, or add "
-        f"room: {NO_CPU}"
-    )
-
-
 def test_of_several_cells_the_most_important_reason_is_reported() -> None:
     pods = (target(ready=False), target("t1", ready=False, cell=1, containerStatuses=PULL))
     scene = Scene(cells=2, pods=pods, deployments=BOTH)
@@ -288,9 +295,8 @@ def test_of_several_cells_the_most_important_reason_is_reported() -> None:
     assert message(scene, "TargetReady") == "0 of 2 targets are ready; t1 cannot pull x: denied."
 
 
-@pytest.mark.parametrize("mode", [None, "None"])
-def test_without_autoscaling_there_is_no_scaling_condition(mode: ScalingMode | None) -> None:
-    assert "ScalingActive" not in conditions(Scene(mode=mode).result)
+def test_without_autoscaling_there_is_no_scaling_condition() -> None:
+    assert "ScalingActive" not in conditions(Scene(mode="None").result)
 
 
 def test_a_deployment_that_is_available_without_a_ready_pod_does_not_count() -> None:
@@ -317,10 +323,21 @@ MESSAGES = [
     ),
     ("Progressing", PAUSED, "demo-draft-0"),
     (
+        "DraftCapacity",
+        Scene(pods=(target(), unscheduled(draft("d0"), NO_CPU)), spec=CPU_DRAFT),
+        "1 of 2 drafts have no node; lower draft.replicas or the CPUs of draft.resources, or add "
+        f"room: {NO_CPU}",
+    ),
+    (
         "ScalingActive",
         scaled("Internal", plan=decided(3, "ScaleUp", demand=DEMAND)),
         "The operator sets 3 drafts, 1 to 4 are allowed; 6.0 sequences speculate, "
         "a draft sustains 2 (0.8 of them used).",
+    ),
+    (
+        "ScalingActive",
+        scaled("Internal", plan=decided(2, "Unschedulable")),
+        "2 drafts, 1 to 4 are allowed; none is added while one has no node.",
     ),
     (
         "Progressing",
@@ -384,31 +401,6 @@ def test_endpoints_are_the_ready_pods_of_all_slices_of_the_service() -> None:
     assert endpoints_of("demo", slices) == {"t0", "t2"}
 
 
-FORBIDDEN = {"type": "ReplicaFailure", "status": "True", "message": "quota"}
-GATED = {"gateway": Gateway(enabled=True, replicas=2)}
-
-
-def gated(**status: Any) -> Scene:
-    """A resource with two wanted gateways, whose Deployment has this status."""
-    front = deployment("demo-gateway") | {"status": status}
-    return Scene(spec=GATED, deployments=(*Scene().deployments, front))
-
-
-GATEWAY = [
-    (gated(availableReplicas=2), "True AllReady"),
-    (gated(availableReplicas=1), "False Loading"),
-    (gated(), "False Loading"),
-    (Scene(spec=GATED), "False Loading"),
-    (gated(conditions=[FORBIDDEN]), "False PodForbidden"),
-    (replace(gated(), facts={"foreign": {BALANCED: "SSDDeployment x"}}), "False NameTaken"),
-]
-
-
-@pytest.mark.parametrize(("scene", "expected"), GATEWAY)
-def test_gateway_ready_counts_available_gateways(scene: Scene, expected: str) -> None:
-    assert judge(scene, "GatewayReady") == expected
-
-
 CREATED: Object = {"type": "PodReadyToStartContainers", "status": "False"}
 
 
@@ -435,7 +427,3 @@ def test_a_gateway_that_is_not_ready_is_diagnosed(
     scene = replace(gated(), facts={"gateways": (gateway,)})
     assert judge(scene, "GatewayReady") == expected
     assert words in message(scene, "GatewayReady")
-
-
-def test_a_resource_without_gateways_has_no_condition_for_them() -> None:
-    assert "GatewayReady" not in conditions(Scene().result)

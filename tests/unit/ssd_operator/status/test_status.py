@@ -1,7 +1,11 @@
+"""The status of a resource: its blocks, and its conditions as objects."""
+
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.unit.ssd_operator.scenes import (
     NOW,
     Scene,
@@ -17,13 +21,13 @@ from tests.unit.ssd_operator.scenes import (
 
 from ssd_operator.api.security import Security, Tls
 from ssd_operator.api.spec import Model, Object, Source, TargetSpec
-from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import to_text
-from ssd_operator.observe.snapshot import PoolFact
+from ssd_operator.observe.snapshot import Report
 from ssd_operator.policy.apply_failures import Results
 from ssd_operator.policy.plan import PassPlan
-from ssd_operator.status.condition_rules import TURN_SECONDS
-from ssd_operator.status.status import status_of, status_of_invalid
+from ssd_operator.status.condition_rules import HOLD_SECONDS
+from ssd_operator.status.pass_result import LONGEST_MESSAGE, Condition, no, yes
+from ssd_operator.status.status import merge, status_of, status_of_invalid
 
 STAMP = to_text(NOW)
 
@@ -92,7 +96,7 @@ def test_the_complete_status_of_a_healthy_resource() -> None:
 ONE, OTHER = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
 
 
-def model_of(*pools: PoolFact, **facts: Any) -> Object:
+def model_of(*pools: tuple[str, Report], **facts: Any) -> Object:
     pods = (target(), target("t1", cell=1), draft("d0"), draft("d1"))
     block: Object = derive(Scene(cells=2, pods=pods, pools=pools, facts=facts))["model"]
     return block
@@ -238,14 +242,15 @@ def figures_of(scene: Scene) -> Object:
 
 
 def test_figures_are_means_weighted_by_running_sequences_and_stay_while_idle() -> None:
-    busy = answer("t0", eligible_sequences=9, tokens_per_round=4.0, hit_rate=1.0)
-    calm = answer("t1", eligible_sequences=1, tokens_per_round=2.0, hit_rate=0.5)
-    scene = Scene(cells=2, pods=(target(), target("t1", cell=1)), pools=(busy, calm))
-    assert figures_of(scene) == {"tokensPerRound": "3.8", "hitRate": "0.95"}
-    idle = replace(
-        scene, pools=(replace(busy, eligible_sequences=0), replace(calm, eligible_sequences=0))
-    )
-    assert figures_of(idle) == {"tokensPerRound": "3.0", "hitRate": "0.75"}
+    scene = Scene(cells=2, pods=(target(), target("t1", cell=1)))
+
+    def figures(first: int, second: int) -> Object:
+        fast = answer("t0", eligible_sequences=first, tokens_per_round=4.0, hit_rate=1.0)
+        slow = answer("t1", eligible_sequences=second, tokens_per_round=2.0, hit_rate=0.5)
+        return figures_of(replace(scene, pools=(fast, slow)))
+
+    assert figures(9, 1) == {"tokensPerRound": "3.8", "hitRate": "0.95"}
+    assert figures(0, 0) == {"tokensPerRound": "3.0", "hitRate": "0.75"}
     old = {"speculation": {"state": "Slower", "tokensPerRound": "3.8", "hitRate": "0.95"}}
     fresh = replace(scene, pools=(answer("t0"),), facts={"status": old})
     assert figures_of(fresh) == {"tokensPerRound": "3.8", "hitRate": "0.95"}
@@ -262,9 +267,11 @@ def test_figures_are_means_weighted_by_running_sequences_and_stay_while_idle() -
     ],
 )
 def test_the_state_of_speculation_is_what_targets_do_not_what_is_linked(
-    pool: PoolFact, state: str
+    pool: tuple[str, Report], state: str
 ) -> None:
-    scene = Scene(pools=(pool,), turned_since=NOW - TURN_SECONDS)
+    scene = Scene(
+        pools=(pool,), pending={name: NOW - seconds for name, seconds in HOLD_SECONDS.items()}
+    )
     assert derive(scene)["speculation"]["state"] == state
 
 
@@ -272,25 +279,13 @@ def test_the_model_name_of_the_spec_is_reported() -> None:
     assert derive(Scene(spec={"model": Model(name="llama")}))["model"] == {"name": "llama"}
 
 
-def test_the_endpoint_of_vllm_is_its_openai_api() -> None:
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_the_endpoint_of_vllm_is_its_openai_api(scheme: str) -> None:
     vllm = TargetSpec(source=Source(uri="demo://target"), engine="vllm")
-    assert derive(Scene(spec={"target": vllm}))["endpoint"] == {
-        "http": "http://demo.default.svc:8000/v1"
-    }
-
-
-def test_the_endpoint_of_vllm_with_a_certificate_is_https() -> None:
-    vllm = TargetSpec(source=Source(uri="demo://target"), engine="vllm")
-    security = Security(tls=Tls(target_secret_name="t", draft_secret_name="d"))
-    assert derive(Scene(spec={"target": vllm, "security": security}))["endpoint"] == {
-        "http": "https://demo.default.svc:8000/v1"
-    }
-
-
-def test_a_foreign_service_is_no_endpoint() -> None:
-    assert "endpoint" not in derive(
-        Scene(facts={"foreign": {Ref("Service", "demo"): "another owner"}})
-    )
+    tls = Tls(target_secret_name="t", draft_secret_name="d") if scheme == "https" else None
+    spec = {"target": vllm, "security": Security(tls=tls)}
+    endpoint = {"http": f"{scheme}://demo.default.svc:8000/v1"}
+    assert derive(Scene(spec=spec))["endpoint"] == endpoint
 
 
 def test_the_chosen_data_type_is_reported_with_its_reason() -> None:
@@ -321,15 +316,6 @@ def test_the_time_of_a_scaling_is_kept_until_the_next() -> None:
     before = {"draft": {"lastScaleTime": "then", "lastScaleReason": "ScaleUp"}}
     block = derive(Scene(plan=up, facts={"status": before}))["draft"]
     assert block["lastScaleTime"] == "then"
-
-
-def test_a_second_pass_over_the_same_state_changes_nothing() -> None:
-    scene = Scene()
-    first = derive(scene)
-    again = replace(scene, facts={"status": first})
-    result = again.result
-    later = status_of(replace(result, snapshot=replace(result.snapshot, now=NOW + 5)))
-    assert later == first
 
 
 PROBLEM = "spec.target is missing."
@@ -370,3 +356,40 @@ def test_the_round_trip_is_the_lowest_while_a_link_is_active() -> None:
         status = derive(Scene(pools=(pool,), facts={"status": status}))
         shown.append(status["links"][0]["roundTripMicroseconds"])
     assert shown == [1100, 1100, 1100, 550, 550, 0, 4000]
+
+
+THEN, LATER = "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"
+some_conditions = st.dictionaries(
+    st.sampled_from("ABC"),
+    st.builds(Condition, st.sampled_from(["True", "False", "Unknown"]), st.text(), st.text()),
+)
+
+
+def test_a_condition_has_the_generation_that_it_describes() -> None:
+    assert merge({}, {"Ready": yes("Serving", "1 of 1 targets serve.")}, 4, LATER) == [
+        {
+            "type": "Ready",
+            "status": "True",
+            "reason": "Serving",
+            "message": "1 of 1 targets serve.",
+            "observedGeneration": 4,
+            "lastTransitionTime": LATER,
+        }
+    ]
+
+
+@given(some_conditions, some_conditions)
+def test_the_time_changes_only_with_the_status_and_old_conditions_are_dropped(
+    old: dict[str, Condition], new: dict[str, Condition]
+) -> None:
+    merged = merge({"conditions": merge({}, old, 1, THEN)}, new, 2, LATER)
+    assert [found["type"] for found in merged] == list(new)
+    for found in merged:
+        before = old.get(found["type"])
+        is_same = before is not None and before.status == found["status"]
+        assert found["lastTransitionTime"] == (THEN if is_same else LATER)
+
+
+def test_a_long_message_is_cut() -> None:
+    (found,) = merge({}, {"Ready": no("X", "y" * 5000)}, 1, LATER)
+    assert len(found["message"]) == LONGEST_MESSAGE
