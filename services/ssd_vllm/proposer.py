@@ -26,6 +26,7 @@ from ssd.pool.round_log import RoundLog
 from ssd.ports import SystemClock
 from ssd.rpc.pool_codec import PoolStatus
 from ssd.speculation.controller import Controller
+from ssd.speculation.estimates import Calibration
 from ssd.text.tokenizer import load_tokenizer
 from ssd.types import WIRE_VERSION, Hello, LinkSettings, Mode, Peer, TokenId
 from ssd_vllm.metrics_folder import METRICS_FOLDER
@@ -66,8 +67,9 @@ class Proposer:
         clock = SystemClock()
         self.pool = DraftPool(self.settings.pool(lookahead, num_token_ids), clock)
         round_log = RoundLog()
-        control = StepControl(
-            Controller(tuple(range(1, lookahead + 2)), lookahead),
+        self._columns = tuple(range(1, lookahead + 2))
+        self._control = control = StepControl(
+            Controller(self._columns, lookahead),
             Mode(self.settings.mode),
             lookahead,
             round_log,
@@ -105,6 +107,11 @@ class Proposer:
     def connect(self, row_ids: Callable[[], Sequence[str]]) -> None:
         """Set the function that returns the requests of the rows of the batch. ``Worker``."""
         self._row_ids = row_ids
+
+    def calibrate(self, calibration: Calibration) -> None:
+        """Set the start values of the times of steps, before the first one. ``Worker``."""
+        lookahead = self._columns[-1] - 1
+        self._control.controller = Controller(self._columns, lookahead, calibration)
 
     def load_model(self, _target_model: Any = None) -> None:
         """Dial the drafts on the first rank, after the target is loaded."""

@@ -1,9 +1,7 @@
 """Mode AUTO for vLLM: the controller of our target chooses whether a step speculates.
 
 A step is measured from the end of the one before it to its own, so the time of vLLM's scheduler
-counts. Steps that store a part of a prompt are not measured: it runs in the same pass. The
-controller has no calibration of this target. It begins with speculation and measures plain decoding
-after ``FIRST_PAUSE`` steps.
+counts. Steps that store a part of a prompt are not measured: it runs in the same pass.
 """
 
 from collections.abc import Sequence
@@ -45,7 +43,8 @@ class StepControl:
             clock: of the pool.
         """
         self.mode = mode
-        self._controller = controller
+        self.controller = controller
+        """Replaced by a calibrated one before the first step."""
         self._round_log = round_log
         self._metrics = RoundMetrics(lookahead, _PARTS)
         self._lookahead = lookahead
@@ -74,7 +73,7 @@ class StepControl:
         was_on = self.choice.is_on
         match self.mode:
             case Mode.AUTO:
-                self.choice = self._controller.choose(num_running)
+                self.choice = self.controller.choose(num_running)
             case Mode.SPECULATIVE:
                 self.choice = Choice(is_on=True, max_proposed=self._lookahead)
             case _:
@@ -126,8 +125,8 @@ class StepControl:
         self._round_log.add_round(record)
         self._metrics.observe_seconds(record)
         if self.mode is Mode.AUTO:
-            self._controller.add_round(record)
-            self._publish(self._controller.report())
+            self.controller.add_round(record)
+            self._publish(self.controller.report())
 
     def _publish(self, report: ControllerReport) -> None:
         if report != self._round_log.speculation:

@@ -5,12 +5,15 @@ from typing import Any
 import numpy as np
 import torch
 import vllm
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from ssd.errors import SetupError
+from ssd.ports import SystemClock
+from ssd_vllm.calibration import calibrate
 from ssd_vllm.coupled import CoupledNoise, StepAddresses, accept, choose_after_proposals
 from ssd_vllm.proposer import Proposer, temperature_of
 from ssd_vllm.requests import seed_of
@@ -27,6 +30,7 @@ _STOCK_REJECTION = rejection_sampler.rejection_sample
 _STOCK_CONSTRAINTS = rejection_sampler.apply_sampling_constraints
 _USED = {
     GPUModelRunner._sample: ("self", "logits", "spec_decode_metadata"),  # noqa: SLF001
+    GPUModelRunner._dummy_run: ("self", "num_tokens"),  # noqa: SLF001
     TopKTopPSampler.forward_native: ("self", "logits", "generators", "k", "p"),
     _STOCK_REJECTION: (
         *("draft_token_ids", "num_draft_tokens", "max_spec_len", "cu_num_draft_tokens"),
@@ -64,6 +68,36 @@ class Worker(BaseWorker):  # type: ignore[misc]
         if isinstance(self._proposer, Proposer):
             self._proposer.connect(lambda: runner.input_batch.req_ids)
             _propose_at_any_length(runner)
+
+    def compile_or_warm_up_model(self) -> Any:
+        """Warm up as vLLM does, then measure the target for the choice of proposals."""
+        warmed_up = super().compile_or_warm_up_model()
+        parallel = self.vllm_config.parallel_config
+        # A stage of a pipeline is not the target, and vLLM runs passes of replicas together.
+        is_whole = parallel.world_size == parallel.tensor_parallel_size
+        if isinstance(self._proposer, Proposer) and is_whole and parallel.data_parallel_size == 1:
+            runner = self.model_runner
+            self._proposer.calibrate(
+                calibrate(
+                    runner.num_spec_tokens,
+                    self.scheduler_config.max_num_seqs,
+                    runner.max_num_tokens,
+                    self._seconds_of,
+                )
+            )
+        return warmed_up
+
+    @torch.inference_mode()
+    def _seconds_of(self, rows: int) -> float:
+        """Run a pass of so many rows; returns its time on the first rank."""
+        runner, clock = self.model_runner, SystemClock()
+        began_at = clock.now()
+        hidden_RD, _ = runner._dummy_run(rows, skip_eplb=True)  # noqa: SLF001 no public method
+        logits_RV = runner.model.compute_logits(hidden_RD[:rows])
+        if logits_RV is not None:
+            # Waits for the device. On GPUs, only the first rank has logits.
+            logits_RV.sum().item()
+        return float(get_tp_group().broadcast_object(clock.now() - began_at))
 
     def update_max_model_len(self, max_model_len: int) -> None:
         """See vLLM; proposals stay possible up to the new length."""

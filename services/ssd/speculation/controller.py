@@ -21,10 +21,7 @@ in rounds of plain decoding. This **balance** decides:
 - **Loads.** Each power of two of running sequences has its own estimates and its own choice.
 - **Prompts.** A draft that shares a CPU with the target makes the chunk of a prompt slower that is
   stored before a round. The time beyond that of a chunk without drafts counts as time of the round.
-- **Proposals.** Their largest length is the one with most tokens per second, from the acceptance at
-  each position and the time of a verify by columns. A change needs a gain of ``MIN_LENGTH_GAIN``.
-  Without a calibration, times are interpolated between the rounds that were measured: of plain
-  decoding, and with proposals.
+- **Proposals.** ``proposal_length`` chooses their largest length.
 
 *Decision*: speculation continues until it has lost a number of rounds. *Because*: the tokens of a
 round differ between texts by a factor of three (embedded pair, T = 0). A comparison of the first
@@ -36,15 +33,12 @@ nothing. A trial of speculation loses at most ``most_loss / 2`` rounds. *Revisit
 sessions takes much longer than that.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import chain, repeat
 from typing import NamedTuple
 
-import numpy as np
-
 from ssd.speculation.estimates import Calibration, Mean, PromptTimes, Recent
+from ssd.speculation.proposal_length import ProposalLength, load_key
 from ssd.speculation.round_record import RoundRecord
 
 FIRST_PAUSE = 64
@@ -73,9 +67,6 @@ given up. A trial is given up earlier if opening has lost ``most_loss``."""
 LOAD_ROUNDS = 16
 """Rounds at another load after which its choice applies. The prompts of a batch are stored one a
 round, so a load often lasts for a few rounds only."""
-LENGTH_ROUNDS = 32
-"""Rounds between two choices of the length of proposals."""
-MIN_LENGTH_GAIN = 1.03
 MAX_TIMES = 4.0
 """A longer round of speculation counts as so many of its mean time."""
 _WINDOW, _PLAIN_WINDOW = 64, 16
@@ -138,10 +129,8 @@ class Load:
 
     most_loss: float
     """Rounds of plain decoding that speculation may lose before it is doubted."""
-    max_proposed: int
-    accepted_K: list[Mean]
-    """Share of the sequences whose proposed token at a position was accepted, in rounds with
-    proposals."""
+    most_sequences: int
+    """The largest number of sequences of the range."""
     is_on: bool = True
     is_trial: bool = False
     is_judged: bool = False
@@ -165,10 +154,6 @@ class Load:
     """Tokens of a sequence in a round of speculation."""
     time: Mean = field(default_factory=lambda: Mean(_WINDOW))
     """Time of such a round."""
-    verify: dict[int, Mean] = field(default_factory=dict)
-    """Seconds of a verify by columns, over the calibrated time."""
-    host: Mean = field(default_factory=lambda: Mean(_WINDOW, 0.0))
-    """Seconds of a round beside its verify."""
 
     def begin(self, *, is_trial: bool) -> None:
         """Begin a stage: a trial of the other choice, or the choice itself."""
@@ -199,8 +184,8 @@ class Controller:
             calibration: start values of the times of a verify.
         """
         self._columns = columns
-        self._lookahead = lookahead
         self._calibration = calibration or Calibration()
+        self._length = ProposalLength(columns, lookahead, self._calibration)
         self._loads: dict[int, Load] = {}
         self._key = 0
         self._load = self._reported = self._load_of(0)
@@ -213,7 +198,7 @@ class Controller:
         load = self._load
         if not load.speculates:
             return Choice(is_on=False, max_proposed=0)
-        return Choice(is_on=True, max_proposed=load.max_proposed)
+        return Choice(is_on=True, max_proposed=self._length.largest(num_sequences))
 
     def report(self) -> ControllerReport:
         """Return the choice for the newest load that was judged, without trials."""
@@ -221,7 +206,8 @@ class Controller:
         reason = Reason.MEASURING
         if load.is_judged:
             reason = Reason.FASTER if load.is_on else Reason.SLOWER
-        return ControllerReport(load.is_on, reason, load.speed_up, load.max_proposed)
+        largest = self._length.largest(load.most_sequences)
+        return ControllerReport(load.is_on, reason, load.speed_up, largest)
 
     def add_round(self, record: RoundRecord) -> None:
         """Add a round that ran with the choice of the last ``choose``."""
@@ -248,15 +234,13 @@ class Controller:
             self._add_trial(load, record, time)
         elif load.stage.rounds > SETTLE_ROUNDS:
             self._measure(load, record, time)
-            self._add_speculation(load, record.num_sequences)
+            self._add_speculation(load)
 
-    def _add_speculation(self, load: Load, num_sequences: int) -> None:
+    def _add_speculation(self, load: Load) -> None:
         """Add a round while speculation is on."""
         gain = load.balance.gain(load.plain.value)
         if gain > 0.0:
             load.balance = Balance()
-        if load.stage.rounds % LENGTH_ROUNDS == 0:
-            self._choose_length(load, num_sequences)
         if load.unanswered_rounds >= OPENING_ROUNDS:
             self._judge(load, is_on=False)
             # No round has gained a token. What opening costs is below the noise.
@@ -309,15 +293,9 @@ class Controller:
         load.balance.add(tokens, time)
         load.tokens.add(tokens)
         load.time.add(time)
-        columns = next(count for count in self._columns if count >= record.columns)
-        calibrated = self._calibration.verify_seconds(columns, record.num_sequences)
-        verify = load.verify.setdefault(columns, Mean(_WINDOW))
-        verify.add(record.verify_seconds / calibrated)
-        load.host.add(record.decode_seconds - record.verify_seconds)
-        if record.num_proposed:
-            counts = chain(record.num_accepted, repeat(0))
-            for mean, count in zip(load.accepted_K[: load.max_proposed], counts, strict=False):
-                mean.add(count / record.num_sequences)
+        own = self._loads.get(load_key(record.num_sequences))
+        plain = own.plain.value if own is not None and own.plain.count else None
+        self._length.add_round(record, plain)
 
     def _speed_up(self, load: Load) -> float:
         return load.tokens.value * load.plain.value / load.time.value
@@ -347,47 +325,6 @@ class Controller:
         load.is_on = is_on
         load.begin(is_trial=False)
 
-    def _choose_length(self, load: Load, num_sequences: int) -> None:
-        """Choose the length of proposals with most tokens per second."""
-        is_known = bool(self._calibration.seconds or load.plain.count)
-        if load.accepted_K[0].count < PLAIN_ROUNDS or not is_known:
-            return
-        rates = self._rates(load, num_sequences)
-        best = max(rates, key=lambda length: rates[length])
-        if rates[best] > MIN_LENGTH_GAIN * rates.get(load.max_proposed, 0.0):
-            load.max_proposed = best
-
-    def _rates(self, load: Load, num_sequences: int) -> Mapping[int, float]:
-        """Return tokens per second of a sequence by the largest length of its proposals."""
-        accepted_K = [mean.value for mean in load.accepted_K[: load.max_proposed]]
-        # Positions beyond are not measured: they are expected to lose as much as the last one.
-        before = accepted_K[-2] if len(accepted_K) > 1 else 1.0
-        kept = accepted_K[-1] / before if before else 0.0
-        while len(accepted_K) < self._lookahead:
-            accepted_K.append(accepted_K[-1] * kept)
-        rates: dict[int, float] = {}
-        for columns in self._columns:
-            length = min(columns - 1, self._lookahead)
-            if length == 0:
-                continue
-            tokens = 1.0 + sum(accepted_K[:length])
-            rates[length] = tokens / self._round_seconds(load, columns, num_sequences)
-        return rates
-
-    def _round_seconds(self, load: Load, columns: int, num_sequences: int) -> float:
-        """Return the expected seconds of a round whose verify has so many columns."""
-        host = max(0.0, load.host.value)
-        means = load.verify.items()
-        measured = {count: mean.value for count, mean in means if mean.count >= PLAIN_ROUNDS}
-        if not self._calibration.seconds:
-            known = {count: value + host for count, value in measured.items()}
-            known[1] = load.plain.value
-            counts = sorted(known)
-            return float(np.interp(columns, counts, [known[count] for count in counts]))
-        usual = sum(mean.value for _, mean in means) / len(means)
-        calibrated = self._calibration.verify_seconds(columns, num_sequences)
-        return measured.get(columns, usual) * calibrated + host
-
     def _follow_load(self, key: int) -> None:
         """Use the choice of another load after some rounds. Its trial continues where it was."""
         self._rounds_elsewhere = 0 if key == self._key else self._rounds_elsewhere + 1
@@ -405,16 +342,10 @@ class Controller:
         A load can be too short to be judged, for example while the prompts of a batch are stored.
         """
         if key not in self._loads:
-            means = [Mean(_WINDOW, 0.0) for _ in range(self._lookahead)]
             # The tokens of more sequences vary less.
-            load = Load(20.0 + 12.0 / 2**key, self._lookahead, means)
+            load = Load(20.0 + 12.0 / 2**key, 2**key)
             judged = [other for other, each in self._loads.items() if each.is_judged]
             if judged:
                 load.is_on = self._loads[min(judged, key=lambda other: abs(other - key))].is_on
             self._loads[key] = load
         return self._loads[key]
-
-
-def load_key(num_sequences: int) -> int:
-    """Return the number of the load: 1, 2, 3 to 4, 5 to 8, 9 to 16 sequences, and so on."""
-    return (num_sequences - 1).bit_length()

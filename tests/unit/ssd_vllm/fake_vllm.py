@@ -19,6 +19,9 @@ class TopKTopPSampler:
 
 
 class GPUModelRunner:
+    def _dummy_run(self, num_tokens: Any) -> Any:
+        raise NotImplementedError
+
     def _sample(self, logits: Any, spec_decode_metadata: Any) -> Any:
         raise NotImplementedError
 
@@ -34,9 +37,14 @@ class BaseWorker:
 
     def __init__(self, config: Any, runner: Any) -> None:
         self.vllm_config, self.model_runner = config, runner
+        self.scheduler_config = config.scheduler_config
 
     def load_model(self, **options: Any) -> None:
         self.calls.append(("load_model", options))
+
+    def compile_or_warm_up_model(self) -> Any:
+        self.calls.append(("warm_up",))
+        return "warm"
 
     def update_max_model_len(self, max_model_len: int) -> None:
         self.model_runner.max_model_len = max_model_len
@@ -86,6 +94,11 @@ def modules(calls: Calls, *, version: str = "0.32.0", is_cpu: bool = True) -> di
     worker = type("Worker", (BaseWorker,), {"calls": calls})
     found: dict[str, dict[str, Any]] = {
         "vllm": {"__version__": version},
+        "vllm.distributed": {},
+        "vllm.distributed.parallel_state": {
+            # The first rank always measures a second.
+            "get_tp_group": lambda: SimpleNamespace(broadcast_object=lambda _seconds: 1.0)
+        },
         "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: is_cpu)},
         "vllm.v1": {},
         "vllm.v1.sample": {},

@@ -10,9 +10,12 @@ import torch
 
 from ssd import demo
 from ssd.observability.metrics import PROPOSER_CRASHES_TOTAL
+from ssd.speculation.estimates import Calibration
 from ssd_vllm import proposer
 from ssd_vllm.proposer import Proposer, admin_port
 from ssd_vllm.requests import NewRequest, Proposals, Step
+
+LOOKAHEAD = 6
 
 MODEL = demo.folder("demo://target")
 MakeProposer = Callable[..., Proposer]
@@ -61,7 +64,7 @@ def config(**settings: Any) -> Any:
             max_model_len=64,
         ),
         parallel_config=SimpleNamespace(data_parallel_rank=2),
-        speculative_config=SimpleNamespace(num_speculative_tokens=6),
+        speculative_config=SimpleNamespace(num_speculative_tokens=LOOKAHEAD),
         additional_config={"ssd": {"drafts": ["127.0.0.1:1"], **settings}},
     )
 
@@ -178,6 +181,14 @@ def test_tokens_that_a_grammar_has_invalidated_are_not_proposed(make: MakePropos
     found.begin_step(step(scheduled_spec_decode_tokens={"a": [1, -1, -1]}))
     requests: Any = found.requests
     assert requests.steps[0].num_proposed == {"a": 1}
+
+
+def test_with_measured_times_the_first_proposals_have_the_best_length(make: MakeProposer) -> None:
+    found = make()
+    assert found._control.controller.choose(8).max_proposed == LOOKAHEAD
+    times = {(columns, 8): float(columns) for columns in range(1, LOOKAHEAD + 2)}
+    found.calibrate(Calibration(times))
+    assert found._control.controller.choose(8).max_proposed == 1
 
 
 def test_each_replica_has_a_port(make: MakeProposer) -> None:

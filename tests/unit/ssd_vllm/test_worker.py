@@ -3,7 +3,7 @@
 import importlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,7 @@ from tests.unit.ssd_vllm.fake_vllm import STOCK_ROW, STOCK_ROWS, Calls, modules
 
 import ssd_vllm
 from ssd.errors import SettingsError, SetupError
+from ssd.speculation.estimates import Calibration
 from ssd.speculation.noise import gumbel_noise
 from ssd_vllm.proposer import Proposer
 from ssd_vllm.requests import seed_of
@@ -55,6 +56,15 @@ class RecordingProposer(Proposer):
     def begin_step(self, step: Any) -> None:
         self._calls.append(("begin_step", step))
 
+    def calibrate(self, calibration: Calibration) -> None:
+        self._calls.append(("calibrate", calibration))
+
+
+def parallel(*, stages: int = 1, replicas: int = 1) -> Any:
+    return SimpleNamespace(
+        world_size=2 * stages, tensor_parallel_size=2, data_parallel_size=replicas
+    )
+
 
 def config(*, plugin: Any = None, speculative: Any = "ssd_vllm.Proposer", **values: Any) -> Any:
     method = SimpleNamespace(method="eagle" if plugin else "custom_class", model=speculative)
@@ -62,6 +72,8 @@ def config(*, plugin: Any = None, speculative: Any = "ssd_vllm.Proposer", **valu
         "additional_config": {"ssd": plugin or {}},
         "speculative_config": speculative and method,
         "use_v2_model_runner": False,
+        "scheduler_config": SimpleNamespace(max_num_seqs=4),
+        "parallel_config": parallel(),
     }
     return SimpleNamespace(**default | values)
 
@@ -76,7 +88,10 @@ class Runner:
     logprobs_mode: str = "raw_logprobs"
     drafter: Any = None
     max_model_len: int = MAX_LEN
+    max_num_tokens: int = 64
     num_spec_tokens: int = LOOKAHEAD
+    num_rows: list[int] = field(default_factory=list)
+    """Of the passes without requests."""
     effective_drafter_max_model_len: int = MAX_LEN
     sampled: Any = None
     """What ``_sample`` calls."""
@@ -99,8 +114,16 @@ class Runner:
             topk_topp_sampler=topk_topp_sampler, logprobs_mode=self.logprobs_mode
         )
 
+        # As on ranks that do not have the logits.
+        self.model = SimpleNamespace(compute_logits=lambda _hidden: None)
+
     def _sample(self, logits: Any, metadata: Any) -> Any:
         return self.sampled(logits, metadata)
+
+    def _dummy_run(self, rows: int, *, skip_eplb: bool) -> tuple[torch.Tensor, None]:
+        assert skip_eplb, "nothing is counted"
+        self.num_rows.append(rows)
+        return torch.zeros((rows, 2)), None
 
 
 def logits(num_rows: int, seed: int = 1) -> torch.Tensor:
@@ -199,14 +222,39 @@ def test_the_worker_connects_the_proposer_after_the_model(
     assert calls[1:] == [("begin_step", "step"), ("execute_model", "step")]
 
 
+def test_all_ranks_run_the_passes_that_the_first_one_has_time_for(
+    import_worker: Import, calls: Calls
+) -> None:
+    runner = Runner(num_reqs=0, drafter=RecordingProposer(calls), num_spec_tokens=1)
+    worker = import_worker().Worker(config(), runner)
+    worker.load_model()
+    assert worker.compile_or_warm_up_model() == "warm"
+    assert runner.num_rows == [1, 2]
+    seconds = {(columns, size): 1.0 for columns in (1, 2) for size in (1, 2, 4)}
+    assert calls[1:] == [("warm_up",), ("calibrate", Calibration(seconds))]
+
+
+@pytest.mark.parametrize("ranks", [parallel(stages=2), parallel(replicas=2)])
+def test_a_part_of_a_pipeline_and_replicas_are_not_measured(
+    import_worker: Import, calls: Calls, ranks: Any
+) -> None:
+    runner = Runner(num_reqs=0, drafter=RecordingProposer(calls))
+    worker = import_worker().Worker(config(parallel_config=ranks), runner)
+    worker.load_model()
+    worker.compile_or_warm_up_model()
+    assert runner.num_rows == []
+    assert calls[1:] == [("warm_up",)]
+
+
 def test_the_worker_runs_without_speculation(import_worker: Import, calls: Calls) -> None:
     runner = Runner(num_reqs=1)
     worker = import_worker().Worker(config(speculative=None), runner)
     worker.load_model()
+    worker.compile_or_warm_up_model()
     worker.update_max_model_len(32)
     worker.execute_model("step")
     worker.shutdown()
-    assert [name for name, *_ in calls] == ["load_model", "execute_model", "shutdown"]
+    assert [name for name, *_ in calls] == ["load_model", "warm_up", "execute_model", "shutdown"]
     assert runner.effective_drafter_max_model_len == MAX_LEN
 
 

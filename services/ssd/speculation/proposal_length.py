@@ -1,0 +1,168 @@
+"""Chooses the largest length of proposals, for the controller. No clock, no I/O.
+
+It is the one with most tokens per second, from the acceptance at each position and the time of a
+verify by columns. Each power of two of running sequences has its own estimates and its own length,
+which apply as soon as so many sequences run.
+
+With a calibration, the length is chosen from the first round on, with ``USUAL_ACCEPTANCE`` or the
+acceptance at the nearest number of sequences that has rounds. Without one, it is K until plain
+decoding is measured, and times are interpolated between plain decoding and the measured columns.
+
+*Decision*: the acceptance starts with a value that does not depend on the pair. *Because*: a text
+of 64 tokens has 20 to 30 rounds: eight such texts of vLLM at T = 1 (float32, no AMX) had 1.1 times
+the tokens per second of full proposals at first. *Not chosen*: the acceptance at the last measured
+position for all positions beyond: it contains the misses if that is the first one, so lengths of 1
+did not grow. *Revisit when* the first proposals of a pair are too short.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from operator import mul
+
+import numpy as np
+
+from ssd.speculation.estimates import Calibration, Mean
+from ssd.speculation.round_record import RoundRecord
+
+CHOICE_ROUNDS = 8
+"""Rounds between two choices."""
+MIN_GAIN = 1.05
+"""A change needs so many times the tokens per second: times of rounds differ by a few percent."""
+USUAL_ACCEPTANCE = 0.75
+"""Share of the tokens at a position that are accepted of those accepted before it, misses included,
+until rounds are measured. The embedded pair has about .8 at T = 0 and .65 at T = 1."""
+START_ROUNDS = 8
+"""Rounds that the acceptance counts for with which a number of sequences starts."""
+_WINDOW = 64
+"""Rounds in the means."""
+
+
+@dataclass(slots=True)
+class _Estimates:
+    """Of one range of running sequences."""
+
+    largest: int
+    kept_K: list[Mean]
+    """Share of the tokens at each position that were accepted, of the sequences that accepted those
+    before, in rounds with proposals. Beyond the largest length, they have their value of before."""
+    verify: dict[int, Mean] = field(default_factory=dict)
+    """Seconds of a verify by columns, over the calibrated time."""
+    host: Mean = field(default_factory=lambda: Mean(_WINDOW, 0.0))
+    """Seconds of a round beside its verify."""
+
+
+class ProposalLength:
+    """The largest length of proposals by running sequences. One thread."""
+
+    def __init__(self, columns: tuple[int, ...], lookahead: int, calibration: Calibration) -> None:
+        """Construct; see ``Controller``."""
+        self._columns = columns
+        self._lookahead = lookahead
+        self._calibration = calibration
+        self._by_load: dict[int, _Estimates] = {}
+
+    def largest(self, num_sequences: int) -> int:
+        """Return the largest length for a round of so many sequences."""
+        return self._estimates(num_sequences).largest
+
+    def add_round(self, record: RoundRecord, plain_seconds: float | None) -> None:
+        """Add a round of speculation.
+
+        Args:
+            record: of the round.
+            plain_seconds: of a round of plain decoding of so many sequences; None if no such round
+                was measured. Not used with a calibration.
+        """
+        found = self._estimates(record.num_sequences)
+        columns = next(count for count in self._columns if count >= record.columns)
+        calibrated = self._calibration.verify_seconds(columns, record.num_sequences)
+        verify = found.verify.setdefault(columns, Mean(_WINDOW))
+        verify.add(record.verify_seconds / calibrated)
+        found.host.add(record.decode_seconds - record.verify_seconds)
+        if record.num_proposed:
+            counts = [record.num_sequences, *record.num_accepted, 0]
+            for mean, (before, count) in zip(
+                found.kept_K[: found.largest], pairwise(counts), strict=False
+            ):
+                mean.add(count / before)
+        if found.host.count % CHOICE_ROUNDS == 0:
+            self._choose(found, record.num_sequences, plain_seconds)
+
+    def _choose(
+        self, found: _Estimates, num_sequences: int, plain_seconds: float | None = None
+    ) -> None:
+        if not self._calibration.seconds and plain_seconds is None:
+            return
+        rates = self._rates(found, num_sequences, plain_seconds)
+        best = max(rates, key=lambda length: rates[length])
+        if rates[best] > MIN_GAIN * rates.get(found.largest, 0.0):
+            found.largest = best
+
+    def _rates(
+        self, found: _Estimates, num_sequences: int, plain_seconds: float | None
+    ) -> Mapping[int, float]:
+        """Return tokens per second of a sequence by the largest length of its proposals."""
+        accepted_K = list(accumulate(_expected(found), mul))
+        rates: dict[int, float] = {}
+        for columns in self._columns:
+            length = min(columns - 1, self._lookahead)
+            if length == 0:
+                continue
+            tokens = 1.0 + sum(accepted_K[:length])
+            seconds = self._round_seconds(found, columns, num_sequences, plain_seconds)
+            rates[length] = tokens / seconds
+        return rates
+
+    def _round_seconds(
+        self, found: _Estimates, columns: int, num_sequences: int, plain_seconds: float | None
+    ) -> float:
+        """Return the expected seconds of a round whose verify has so many columns."""
+        host = max(0.0, found.host.value)
+        means = found.verify
+        measured = {
+            count: mean.value for count, mean in means.items() if mean.count >= CHOICE_ROUNDS
+        }
+        if not self._calibration.seconds:
+            assert plain_seconds is not None
+            known = {count: value + host for count, value in measured.items()}
+            known[1] = plain_seconds
+            counts = sorted(known)
+            return float(np.interp(columns, counts, [known[count] for count in counts]))
+        rounds = sum(mean.count for mean in means.values())
+        usual = sum(mean.value * mean.count for mean in means.values()) / rounds if rounds else 1.0
+        calibrated = self._calibration.verify_seconds(columns, num_sequences)
+        return measured.get(columns, usual) * calibrated + host
+
+    def _estimates(self, num_sequences: int) -> _Estimates:
+        """Return those of a number of sequences; new ones have a first choice."""
+        key = load_key(num_sequences)
+        if key not in self._by_load:
+            known = [other for other, each in self._by_load.items() if each.host.count]
+            if known:
+                nearest = min(known, key=lambda other: abs(other - key))
+                usual = [mean.value for mean in self._by_load[nearest].kept_K]
+            else:
+                usual = [USUAL_ACCEPTANCE] * self._lookahead
+            means = [Mean(_WINDOW, value, START_ROUNDS) for value in usual]
+            self._by_load[key] = found = _Estimates(self._lookahead, means)
+            self._choose(found, num_sequences)
+        return self._by_load[key]
+
+
+def _expected(found: _Estimates) -> list[float]:
+    """Return the share of tokens that each position is expected to keep.
+
+    Positions beyond the largest length are not measured now. Their tokens belong to the same texts
+    as those of the last position that is, unless that is the first one, where misses count.
+    """
+    kept_K = [mean.value for mean in found.kept_K]
+    if (largest := found.largest) > 1:
+        last = kept_K[largest - 1]
+        kept_K[largest:] = [(each + last) / 2.0 for each in kept_K[largest:]]
+    return kept_K
+
+
+def load_key(num_sequences: int) -> int:
+    """Return the number of the load: 1, 2, 3 to 4, 5 to 8, 9 to 16 sequences, and so on."""
+    return (num_sequences - 1).bit_length()

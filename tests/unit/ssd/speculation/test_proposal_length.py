@@ -1,0 +1,67 @@
+"""The length of proposals: from the calibration at first, then from the rounds."""
+
+from ssd.speculation.estimates import Calibration
+from ssd.speculation.proposal_length import CHOICE_ROUNDS, ProposalLength
+from ssd.speculation.round_record import RoundRecord
+
+LOOKAHEAD = 6
+COLUMNS = tuple(range(1, LOOKAHEAD + 2))
+SIZES = (1, 2, 4, 8)
+
+
+def calibration(fixed: float, each: float) -> Calibration:
+    """Of a verify that takes ``fixed`` and ``each`` row."""
+    return Calibration({(c, size): fixed + each * c * size for c in COLUMNS for size in SIZES})
+
+
+STEEP = calibration(0.04, 0.0012)
+"""Float32 on a CPU: 56 rows take twice as long as eight."""
+FLAT = calibration(0.04, 0.00005)
+
+
+def rounds(
+    length: ProposalLength, times: Calibration, accepted: tuple[int, ...], count: int
+) -> None:
+    """Add rounds in which each sequence has accepted so many of its tokens."""
+    for _ in range(count):
+        proposed = length.largest(len(accepted))
+        record = RoundRecord()
+        for each in accepted:
+            record.add_outcome(proposed, min(each, proposed), min(each, proposed) + 1)
+        record.verify_seconds = times.verify_seconds(1 + proposed, len(accepted))
+        record.seconds = record.verify_seconds + 0.002
+        length.add_round(record, None)
+
+
+def test_the_first_length_is_shorter_where_rows_of_a_large_batch_cost_more_than_they_save() -> None:
+    length = ProposalLength(COLUMNS, LOOKAHEAD, STEEP)
+    assert length.largest(1) == LOOKAHEAD
+    assert length.largest(8) in {2, 3, 4}
+
+
+def test_where_rows_are_free_or_times_unknown_the_first_proposals_are_full() -> None:
+    for times in (FLAT, Calibration()):
+        length = ProposalLength(COLUMNS, LOOKAHEAD, times)
+        assert {length.largest(size) for size in SIZES} == {LOOKAHEAD}
+
+
+def test_the_length_follows_the_acceptance() -> None:
+    good, bad = (ProposalLength(COLUMNS, LOOKAHEAD, STEEP) for _ in range(2))
+    first = good.largest(8)
+    rounds(good, STEEP, (LOOKAHEAD,) * 8, 4 * CHOICE_ROUNDS)
+    rounds(bad, STEEP, (0, 0, 0, 1) * 2, 4 * CHOICE_ROUNDS)
+    assert good.largest(8) > first
+    assert bad.largest(8) == 1
+
+
+def test_another_number_of_sequences_starts_with_the_acceptance_of_the_nearest() -> None:
+    length = ProposalLength(COLUMNS, LOOKAHEAD, STEEP)
+    rounds(length, STEEP, (0, 0, 0, 1), 6 * CHOICE_ROUNDS)
+    assert length.largest(4) == 1
+    assert length.largest(8) == 1
+
+
+def test_without_a_calibration_lengths_need_the_time_of_plain_decoding() -> None:
+    length = ProposalLength(COLUMNS, LOOKAHEAD, Calibration())
+    rounds(length, STEEP, (0, 1) * 4, 4 * CHOICE_ROUNDS)
+    assert length.largest(8) == LOOKAHEAD
