@@ -1,5 +1,9 @@
 """The fit of the adaptive fan-out in a draft: its metrics, and its file, which outlives a restart.
 
+All links share the fit, so a target with odd outcomes can lower the hit rates of others, within the
+bounds of the values. It cannot change a text. Steps are made while the draft waits: one that never
+waits keeps its values.
+
 The file is written after each ``ROUNDS_BETWEEN_FILES`` rounds and at the end. A file that cannot be
 read or written, or that is of another draft, is logged: the fit then starts anew, or is not kept.
 """
