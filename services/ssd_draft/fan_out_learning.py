@@ -104,7 +104,8 @@ class FanOutLearning:
         return int(self._fit.num_rounds_Z.sum())
 
     def _publish(self) -> None:
-        rows = zip(BANDS, self._fit.used_values(), self._fit.num_rounds_Z, strict=True)
+        num_rounds_Z = self._fit.num_rounds_Z.tolist()
+        rows = zip(BANDS, self._fit.used_values(), num_rounds_Z, strict=True)
         for band, values_X, num_rounds in rows:
             FAN_OUT_ROUNDS.labels(temperature=band).set(num_rounds)
             for name, value in zip(NAMES, values_X.tolist(), strict=True):

@@ -96,10 +96,12 @@ def test_metrics_show_the_values_in_use_and_the_rounds_behind_them() -> None:
     assert FAN_OUT_VALUE.labels(temperature="0", value="gap")._value.get() == START_VALUES[0]
 
 
-def test_each_commit_of_a_session_is_a_round_of_the_fit(opened: Opened) -> None:
+def test_each_commit_of_a_session_is_a_round_of_the_fit(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draft, link, text = opened
     seen: list[Rounds] = []
-    draft.learning.add = seen.append  # type: ignore[method-assign]
+    monkeypatch.setattr(draft.learning, "add", seen.append)
     for accepted in (0, 1, 0):
         num_proposed = len(text.proposal)
         commit = text.hit(link.newest(), min(accepted, num_proposed), 2)

@@ -1,6 +1,7 @@
 """The online fit of the fan-out: what it reaches, and its bounds."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -98,7 +99,7 @@ def test_values_that_have_fewer_hits_than_the_start_values_are_not_used() -> Non
     fit.values_ZX[:] = LOWEST
     rounds = synthetic_rounds(BATCH_ROUNDS)
     best_B = rounds.ids_BPM[np.arange(len(rounds)), 0, 1]
-    fit.add(Rounds(*rounds.arrays[:-2], np.zeros(len(rounds), int), best_B))
+    fit.add(replace(rounds, accepted_B=np.zeros(len(rounds), int), bonus_B=best_B))
     assert fit.learn()
     fit.advantage_Z[:] = -1.0
     assert (fit.used_values() == START_VALUES).all()
@@ -160,7 +161,7 @@ def test_odd_outcomes_leave_finite_values_between_their_bounds(odd: list[Rounds]
 
 def test_a_target_that_repeats_one_outcome_reaches_a_bound_and_no_further() -> None:
     rounds = synthetic_rounds(4096)
-    fit = fitted(Rounds(*rounds.arrays[:-2], np.zeros(4096, int), np.full(4096, M - 1)))
+    fit = fitted(replace(rounds, accepted_B=np.zeros(4096, int), bonus_B=np.full(4096, M - 1)))
     assert (fit.values_ZX >= LOWEST).all()
     assert (fit.values_ZX <= HIGHEST).all()
 
