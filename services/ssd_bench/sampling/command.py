@@ -83,7 +83,7 @@ def sampling(
             for index, prompt in enumerate(prompts):
                 law = _law(cell, index, branches // (lookahead + 1))
                 num_rounds = min(ROUNDS_OF_A_TEXT, rounds - cell.rounds)
-                experiment.add_rounds(cell, law, fit, prompt, num_rounds)
+                experiment.add_rounds(cell, law, prompt, num_rounds, fit)
     output.mkdir(parents=True, exist_ok=True)
     table = markdown(cells, proposal_share)
     (output / "sampling.md").write_text(table)

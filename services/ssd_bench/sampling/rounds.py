@@ -81,19 +81,26 @@ class Experiment:
     """Called after each round."""
 
     def add_rounds(
-        self, cell: Cell, law: Law, fit: FanOutFit, prompt: Sequence[int], rounds: int
+        self,
+        cell: Cell,
+        law: Law,
+        prompt: Sequence[int],
+        rounds: int,
+        fit: FanOutFit | None = None,
     ) -> None:
         """Continue a prompt for some rounds and add their results to a cell.
 
         Args:
             cell: of the law.
             law: new for this prompt.
-            fit: of the cell; it learns from the rounds.
             prompt: at least two tokens.
             rounds: of the text.
+            fit: of the cell, for the policy ``FITTED``; it learns from the rounds.
         """
         target, draft = self.pair
-        policies = {**self.policies, FITTED: Adaptive(values_of=fit.values_of)}
+        policies = dict(self.policies)
+        if fit is not None:
+            policies[FITTED] = Adaptive(values_of=fit.values_of)
         last, position = prompt[-1], len(prompt)
         for each in self.pair:
             each.begin(prompt[:-1])
@@ -111,8 +118,9 @@ class Experiment:
                 found = foreseen(policy, candidates, proposal, self.branches)
                 is_hit = (outcome.accepted, outcome.bonus) in found
                 cell.hits[name] = cell.hits.get(name, 0) + is_hit
-            fit.add(_round(candidates, proposal, outcome))
-            fit.learn()
+            if fit is not None:
+                fit.add(_round(candidates, proposal, outcome))
+                fit.learn()
             cell.rounds += 1
             cell.tokens += outcome.accepted + 1
             last, position = outcome.bonus, position + outcome.accepted + 1
