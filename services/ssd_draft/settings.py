@@ -23,6 +23,10 @@ class DraftSettings(EngineSettings):
     """Maximum number of sessions of all links together; further ones are refused."""
     fan_out: Literal["adaptive", "uniform", "geometric"] = "adaptive"
     """Policy that selects the outcomes that get a branch, unless a target sends another one."""
+    state_folder: str = ""
+    """Folder of this draft alone, made if missing, in which it keeps the values of the fan-out
+    ``adaptive`` that it has fitted to outcomes. Empty: they are fitted again after each start, in
+    some hundred rounds."""
     adaptive_branches: bool = True
     """A table gets fewer branches (N/2 or N/4) if that yields more accepted tokens in time. Without
     it, each table has N, for measurements of hit rates."""

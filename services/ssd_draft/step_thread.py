@@ -13,7 +13,7 @@ from ssd.observability.log import progress_log
 from ssd.observability.metrics import DRAFT_STARTUP_SECONDS
 from ssd.ports import Clock
 from ssd.runtime.step_thread import Watchdog
-from ssd.speculation.fan_out import make_policy
+from ssd_draft.fan_out_learning import FanOutLearning
 from ssd_draft.inbox import Inbox
 from ssd_draft.sessions import Sessions
 from ssd_draft.setup import DraftSetup
@@ -61,6 +61,12 @@ class ModelLoader:
         engine = self._setup.model.engine
         shape = TreeShape(engine, self._setup.vocab_size)
         choice = _choice(shape, runner.model.vocab_size)
+        learning = FanOutLearning(
+            engine.branches,
+            self._setup.settings.state_folder,
+            self._setup.peer.weights_fingerprint,
+        )
+        learning.load()
         return Parts(
             inbox=self._inbox,
             sessions=Sessions(
@@ -72,8 +78,9 @@ class ModelLoader:
             ),
             tree=Tree(runner, choice, shape),
             policy_of=lru_cache(maxsize=64)(
-                lambda policy: make_policy(policy.fan_out_policy, policy.fan_out)
+                lambda link: learning.policy_of(link.fan_out_policy, link.fan_out)
             ),
+            learning=learning,
             prefill_chunk=engine.prefill_chunk,
             branch_counts=(
                 engine.branch_counts

@@ -31,6 +31,7 @@ from ssd.engine.execution import TreeRunner
 from ssd.engine.precision import DTYPES
 from ssd.engine.sampling.keyed import to_device
 from ssd.speculation.fan_out import Candidates, FanOutPolicy, SelectedOutcomes
+from ssd.speculation.fan_out_fit import Rounds
 from ssd.types import NO_TOKEN
 from ssd_draft.sessions import Move
 from ssd_draft.table_build import ChosenColumn, Steps, TableBatch, TableBuild
@@ -106,6 +107,7 @@ class Tree:
         self._block_tables_XJ = torch.zeros((x, shape.num_blocks_each), dtype=torch.int64)
         self._proposals_XK = np.full((x, shape.lookahead), -1, dtype=np.int64)
         self._num_proposed_X = np.zeros(x, dtype=np.int64)
+        self._temperatures_X = np.zeros(x, dtype=np.float32)
         self._newest: dict[int, tuple[Steps, int]] = {}
         """By slot, the steps of the newest table and its row in the batch."""
         self._ids_XPM = np.zeros((x, p, m), dtype=np.int64)
@@ -131,6 +133,7 @@ class Tree:
         self._block_tables_XJ[slot, : len(session.blocks)] = torch.tensor(list(session.blocks))
         self._newest.pop(slot, None)
         self.is_broken_X[slot] = False
+        self._temperatures_X[slot] = session.temperature
         self._choice.assign(slot, session.seed, session.choice, session.temperature)
 
     def close(self, slot: int) -> None:
@@ -168,10 +171,23 @@ class Tree:
         self._store_skipped(slots_X, [move.skipped for move in moves])
         self._propose(slots_X, moves)
 
+    def rounds_of(self, slots: Rows[int], moves: Rows[Move]) -> Rounds:
+        """Return the rounds of sessions that moves end; called before ``advance``."""
+        return Rounds(
+            self._ids_XPM[slots],
+            self._scores_XPM[slots],
+            self._temperatures_X[slots],
+            self._proposals_XK[slots],
+            self._num_proposed_X[slots],
+            np.array([move.num_entries - 1 for move in moves]),
+            # Of moves that are applied together, the first one ends the round.
+            np.array([(*move.skipped, move.bonus)[0] for move in moves]),
+        )
+
     def select_outcomes(self, slots: Rows[int], policy: FanOutPolicy) -> SelectedOutcomes:
         """Select the N outcomes of the next table of each session."""
         return policy.choose(
-            Candidates(self._ids_XPM[slots], self._scores_XPM[slots]),
+            Candidates(self._ids_XPM[slots], self._scores_XPM[slots], self._temperatures_X[slots]),
             self._proposals_XK[slots],
             self._num_proposed_X[slots],
             self._shape.branches,

@@ -38,6 +38,7 @@ from ssd.types import Branch, Explicit, LinkSettings, RefusalReason
 from ssd_draft.branch_count import BranchChoice, Timing
 from ssd_draft.commit_forecast import CommitForecast
 from ssd_draft.fair_turns import FairTurns
+from ssd_draft.fan_out_learning import FanOutLearning
 from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, LinkUp, Opening
 from ssd_draft.sessions import GapError, Move, Session, Sessions
 from ssd_draft.table_build import TableBatch, TableBuild
@@ -67,6 +68,7 @@ class Parts:
     tree: Tree
     policy_of: Callable[[LinkSettings], FanOutPolicy]
     """Returns one object per policy, so that sessions of the same policy are processed together."""
+    learning: FanOutLearning
     prefill_chunk: int
     branch_counts: Rows[int]
     """Numbers of branches that a table may have."""
@@ -114,6 +116,7 @@ class Worker:
         self._tree = parts.tree
         self._policy_of = parts.policy_of
         self._chunk = parts.prefill_chunk
+        self._learning = parts.learning
         self._clock = parts.clock
         self._on_count = parts.on_count
         self._watchdog = parts.watchdog
@@ -145,6 +148,7 @@ class Worker:
             if not self.run_step():
                 with self._watchdog.idle():
                     self._inbox.wait()
+        self._learning.save()
 
     def run_step(self) -> bool:
         """Read the events and take a turn of one link; returns False if there was no work."""
@@ -155,7 +159,7 @@ class Worker:
         self._publish()
         waiting = self._waiting_links()
         if not waiting:
-            return self._tree.fill_ahead() or bool(events)
+            return self._tree.fill_ahead() or self._learning.learn() or bool(events)
         link = self._turns.next(waiting)
         begun_at = self._clock.now()
         self._take_turn(link, waiting)
@@ -267,7 +271,9 @@ class Worker:
         planned = [(each, self._next_move(each)) for each in behind]
         moving = [(each, move) for each, move in planned if move is not None]
         if moving:
-            self._tree.advance([each.slot for each, _ in moving], [move for _, move in moving])
+            slots, moves = [each.slot for each, _ in moving], [move for _, move in moving]
+            self._learning.add(self._tree.rounds_of(slots, moves))
+            self._tree.advance(slots, moves)
 
     def _next_move(self, session: Session) -> Move | None:
         """Apply commits of a session and return their effect; None if the session was closed."""

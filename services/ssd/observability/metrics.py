@@ -148,6 +148,16 @@ DRAFT_TABLE_SECONDS = Histogram(
 TABLE_BRANCHES = Gauge(
     "ssd_table_branches", "Number of branches that the draft chose for its newest tables."
 )
+FAN_OUT_VALUE = Gauge(
+    "ssd_fan_out_value",
+    "Values of the fan-out policy adaptive that are in use, by temperature; see fan_out.py.",
+    ["temperature", "value"],
+)
+FAN_OUT_ROUNDS = Gauge(
+    "ssd_fan_out_fitted_rounds",
+    "Rounds to which the values of the fan-out are fitted, by temperature, since the first start.",
+    ["temperature"],
+)
 DRAFT_SESSIONS = Gauge("ssd_draft_sessions", "Open sessions of a draft.")
 DRAFT_MAX_SESSIONS = Gauge(
     "ssd_draft_max_sessions", "Maximum number of sessions that a draft accepts; a setting."
@@ -229,6 +239,7 @@ TLS_CERTIFICATE_EXPIRY = Gauge(
 _OF_DRAFT = (
     *(DRAFT_TABLE_SECONDS, DRAFT_SESSIONS, DRAFT_MAX_SESSIONS),
     *(DRAFT_STARTUP_SECONDS, WIRE_TO_TABLE_SECONDS, TABLE_BRANCHES),
+    *(FAN_OUT_VALUE, FAN_OUT_ROUNDS),
 )
 _OF_TARGET = (
     *(REQUESTS_TOTAL, QUEUE_SECONDS, TIME_TO_FIRST_TOKEN_SECONDS, INTER_TOKEN_SECONDS, E2E_SECONDS),

@@ -7,9 +7,10 @@ excluded, and the pair (m, best candidate) always has a branch.
 
 Source: arXiv 2603.03251 (``geometric`` is Theorem 12); ``adaptive`` was developed for SSD.
 
-Decision: ``adaptive`` with the start values below, the same for every pool and temperature.
-Because: on two pairs, three temperatures and K = 6, its hit rate is .07 to .14 higher than that of
-``uniform`` with N = 12, and .03 to .09 with N = 24. Fitting the values online adds at most .06.
+Decision: ``adaptive`` starts with the values below, and ``fan_out_fit`` fits them online.
+Because: on two pairs, three temperatures and K = 6, the hit rate of the start values is .07 to .14
+higher than that of ``uniform`` with N = 12, and .03 to .09 with N = 24. Other pairs and the filters
+of requests have other best values: with top-k 20 or min-p .05, the fit adds .03 to .04.
 Not chosen: a softmax with one temperature for both distributions. Its best value differs so much
 between pairs that a wrong one is worse than ``uniform``.
 Revisit when: the hit rate of ``adaptive`` is below that of ``uniform`` for some pair.
@@ -31,8 +32,11 @@ Float32s = NDArray[np.float32]
 Float64s = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
+ADAPTIVE = "adaptive"
 _PAD = -1
-_LARGEST_LOGIT = 30.0
+LARGEST_LOGIT = 30.0
+START_VALUES = (1.0, 1.0, 1.0, 1.6, 0.3)
+"""Of ``Adaptive``: w_1, w_2, w_3, a, b."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,8 @@ class Candidates:
     ids_BPM: Int64s
     scores_BPM: Float32s
     """u = log q + T * g up to a constant of the position, descending; -inf for no candidate."""
+    temperature_B: Float32s | None = None
+    """Of the sessions; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +94,7 @@ class FanOutPolicy(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Options:
+class Options:
     """Which pairs (k, candidate) are possible outcomes."""
 
     is_proposed_BPM: Bools
@@ -100,7 +106,8 @@ class _Options:
     """0 for the best outcome of a position; undefined if there is none."""
 
 
-def _options(candidates: Candidates, proposal_BK: Int64s, num_proposed_B: Int64s) -> _Options:
+def options_of(candidates: Candidates, proposal_BK: Int64s, num_proposed_B: Int64s) -> Options:
+    """Return which pairs are possible outcomes; see ``FanOutPolicy.choose``."""
     num_positions, num_kept = candidates.ids_BPM.shape[1:]
     position_P = np.arange(num_positions)
     proposal_BP = np.full((len(proposal_BK), num_positions), _PAD, dtype=np.int64)
@@ -112,7 +119,7 @@ def _options(candidates: Candidates, proposal_BK: Int64s, num_proposed_B: Int64s
     is_reached_BP = position_P <= num_proposed_B[:, None]
     is_outcome_BPM = is_there_BPM & ~is_proposed_BPM & is_reached_BP[:, :, None]
     rank_BPM = np.arange(num_kept) - np.cumsum(is_proposed_BPM, axis=2)
-    return _Options(is_proposed_BPM, is_outcome_BPM, has_proposal_BP, rank_BPM)
+    return Options(is_proposed_BPM, is_outcome_BPM, has_proposal_BP, rank_BPM)
 
 
 def _take_best(
@@ -145,6 +152,37 @@ def _take_best(
     return SelectedOutcomes(accepted_BN, bonus_BN, num_branches_B, probability_BN)
 
 
+def start_values(_candidates: Candidates) -> Float64s:
+    """Return the values of ``Adaptive`` before any outcome is known, for all sessions."""
+    return np.array([START_VALUES])
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What the values of ``Adaptive`` weigh. The best score of a position is 0."""
+
+    scores_BPM: Float64s
+    acceptance_BPX: Float64s
+    """X = 3: the gap of the two best scores, the log-softmax of the best one, and 1."""
+    bonus_BPMX: Float64s
+    """X = 2: score and -log(rank + 1); 0 where the pair is no outcome."""
+
+
+def features_of(candidates: Candidates, options: Options) -> Features:
+    """Return the features of each position and pair."""
+    scores_BPM = candidates.scores_BPM.astype(np.float64)
+    best_BP = scores_BPM[:, :, 0]
+    scores_BPM -= np.where(best_BP > -np.inf, best_BP, 0.0)[:, :, None]
+    log_confidence_BP = -np.log(np.maximum(np.exp(scores_BPM).sum(axis=2), 1.0))
+    gap_BP = np.full_like(log_confidence_BP, LARGEST_LOGIT)
+    if scores_BPM.shape[2] > 1:
+        gap_BP = np.minimum(-scores_BPM[:, :, 1], LARGEST_LOGIT)
+    acceptance_BPX = np.stack((gap_BP, log_confidence_BP, np.ones_like(gap_BP)), axis=2)
+    bonus_BPMX = np.stack((scores_BPM, -np.log1p(np.maximum(options.rank_BPM, 0))), axis=3)
+    bonus_BPMX[~options.is_outcome_BPM] = 0.0
+    return Features(scores_BPM, acceptance_BPX, bonus_BPMX)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adaptive:
     """The N most likely outcomes of the current context, by the draft's scores.
@@ -159,16 +197,8 @@ class Adaptive:
     count the others from 0.
     """
 
-    gap_weight: float = 1.0
-    """w_1, weight of the gap between the two best scores."""
-    confidence_weight: float = 1.0
-    """w_2, weight of the log-softmax of the best score over the candidates."""
-    bias: float = 1.0
-    """w_3."""
-    score_weight: float = 1.6
-    """a."""
-    rank_weight: float = 0.3
-    """b."""
+    values_of: Callable[[Candidates], Float64s] = start_values
+    """(w_1, w_2, w_3, a, b) of each session, [B, 5]."""
     foreign_temperature: float = 0.5
     """tau, for proposed tokens that are not the draft's best."""
 
@@ -180,7 +210,7 @@ class Adaptive:
         num_branches: int,
     ) -> SelectedOutcomes:
         """See ``FanOutPolicy``."""
-        options = _options(candidates, proposal_BK, num_proposed_B)
+        options = options_of(candidates, proposal_BK, num_proposed_B)
         log_probability_BPM = self._log_probabilities(candidates, options, num_proposed_B)
         probability_BPM = np.exp(log_probability_BPM)
         return _take_best(
@@ -188,19 +218,19 @@ class Adaptive:
         )
 
     def _log_probabilities(
-        self, candidates: Candidates, options: _Options, num_proposed_B: Int64s
+        self, candidates: Candidates, options: Options, num_proposed_B: Int64s
     ) -> Float64s:
         """Return log P(k, v) of every pair, float64 [B, P, M]; -inf if it is no outcome."""
-        scores_BPM = candidates.scores_BPM.astype(np.float64)
-        best_BP = scores_BPM[:, :, 0]
-        scores_BPM -= np.where(best_BP > -np.inf, best_BP, 0.0)[:, :, None]
-        log_accepted_BP, log_rejected_BP = self._log_acceptance(scores_BPM, options)
-        position_P = np.arange(scores_BPM.shape[1])
+        features = features_of(candidates, options)
+        values_BX1 = self.values_of(candidates)[:, :, None]
+        logit_BP = (features.acceptance_BPX @ values_BX1[:, :3])[:, :, 0]
+        log_accepted_BP, log_rejected_BP = self._log_acceptance(
+            logit_BP, features.scores_BPM, options
+        )
+        position_P = np.arange(logit_BP.shape[1])
         log_rejected_BP[position_P >= num_proposed_B[:, None]] = 0.0
         log_reached_BP = np.cumsum(log_accepted_BP, axis=1) - log_accepted_BP
-        rank_BPM = np.maximum(options.rank_BPM, 0)
-        with np.errstate(invalid="ignore"):
-            log_p_BPM = self.score_weight * scores_BPM - self.rank_weight * np.log1p(rank_BPM)
+        log_p_BPM = (features.bonus_BPMX @ values_BX1[:, None, 3:])[:, :, :, 0]
         log_p_BPM[~options.is_outcome_BPM] = -np.inf
         highest_BP = log_p_BPM.max(axis=2)
         log_p_BPM -= np.where(highest_BP > -np.inf, highest_BP, 0.0)[:, :, None]
@@ -209,13 +239,11 @@ class Adaptive:
         log_p_BPM += (log_reached_BP + log_rejected_BP)[:, :, None]
         return log_p_BPM
 
-    def _log_acceptance(self, scores_BPM: Float64s, options: _Options) -> tuple[Float64s, Float64s]:
+    def _log_acceptance(
+        self, logit_BP: Float64s, scores_BPM: Float64s, options: Options
+    ) -> tuple[Float64s, Float64s]:
         """Return log alpha and log (1 - alpha) of each position; the best score is 0."""
-        log_confidence_BP = -np.log(np.maximum(np.exp(scores_BPM).sum(axis=2), 1.0))
-        has_two = scores_BPM.shape[2] > 1
-        gap_BP = np.minimum(-scores_BPM[:, :, 1], _LARGEST_LOGIT) if has_two else _LARGEST_LOGIT
-        logit_BP = self.gap_weight * gap_BP + self.confidence_weight * log_confidence_BP
-        logit_BP = np.clip(logit_BP + self.bias, -_LARGEST_LOGIT, _LARGEST_LOGIT)
+        logit_BP = np.clip(logit_BP, -LARGEST_LOGIT, LARGEST_LOGIT)
         is_foreign_BP = ~options.is_proposed_BPM[:, :, 0] & options.has_proposal_BP
         if is_foreign_BP.any():
             is_proposed_XM = options.is_proposed_BPM[is_foreign_BP]
@@ -229,7 +257,7 @@ class Adaptive:
         score_X = np.where(is_proposed_XM.any(axis=1), proposed_X, lowest_X)
         total_X = np.maximum(np.exp(scores_XM / self.foreign_temperature).sum(axis=1), 1.0)
         log_p_X = score_X / self.foreign_temperature - np.log(total_X)
-        p_X = np.clip(np.exp(log_p_X), np.exp(-_LARGEST_LOGIT), 1.0 - 1e-12)
+        p_X = np.clip(np.exp(log_p_X), np.exp(-LARGEST_LOGIT), 1.0 - 1e-12)
         logit_X: Float64s = np.log(p_X) - np.log1p(-p_X)
         return logit_X
 
@@ -252,7 +280,7 @@ class Split:
         num_branches: int,
     ) -> SelectedOutcomes:
         """See ``FanOutPolicy``."""
-        options = _options(candidates, proposal_BK, num_proposed_B)
+        options = options_of(candidates, proposal_BK, num_proposed_B)
         num_sessions, num_positions, _ = options.rank_BPM.shape
         share_BP = np.zeros((num_sessions, num_positions), dtype=np.int64)
         for row, num_proposed in enumerate(num_proposed_B.tolist()):
@@ -316,7 +344,7 @@ def _explicit(split: Sequence[int]) -> FanOutPolicy:
 
 
 POLICIES: dict[str, Callable[[Sequence[int]], FanOutPolicy]] = {
-    "adaptive": lambda _split: Adaptive(),
+    ADAPTIVE: lambda _split: Adaptive(),
     "uniform": lambda _split: Split(uniform_share),
     "geometric": _geometric,
     "explicit": _explicit,

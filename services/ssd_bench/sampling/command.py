@@ -14,13 +14,15 @@ from ssd.console import can_redraw, make_console
 from ssd.demo.corpus import held_out_prompts
 from ssd.errors import SettingsError
 from ssd.model_files.model_source import resolve
-from ssd.speculation.fan_out import FanOutPolicy, make_policy
+from ssd.speculation.fan_out import make_policy
+from ssd.speculation.fan_out_fit import FanOutFit
 from ssd.text.tokenizer import load_tokenizer
 from ssd_bench.drawing import plots
 from ssd_bench.sampling.laws import Coupled, Law, Saguaro
-from ssd_bench.sampling.rounds import Cell, Experiment
+from ssd_bench.sampling.rounds import FITTED, Cell, Experiment
 
 POLICIES = ("adaptive", "geometric", "uniform")
+_COLUMNS = ("adaptive", FITTED, "geometric", "uniform")
 PROMPT_TOKENS = 64
 PROMPT_CHARS = 1200
 ROUNDS_OF_A_TEXT = 30
@@ -77,12 +79,13 @@ def sampling(
         )
         for cell in cells:
             progress.update(task, description=f"T = {cell.temperature:g}, {cell.law}")
+            fit = FanOutFit(branches)
             for index, prompt in enumerate(prompts):
                 law = _law(cell, index, branches // (lookahead + 1))
                 num_rounds = min(ROUNDS_OF_A_TEXT, rounds - cell.rounds)
-                experiment.add_rounds(cell, law, prompt, num_rounds)
+                experiment.add_rounds(cell, law, prompt, num_rounds, fit)
     output.mkdir(parents=True, exist_ok=True)
-    table = markdown(cells, policies, proposal_share)
+    table = markdown(cells, proposal_share)
     (output / "sampling.md").write_text(table)
     (output / "sampling.json").write_text(json.dumps([asdict(each) for each in cells]))
     drawing.draw_sampling(cells, output / "sampling.png", proposal_share)
@@ -93,19 +96,17 @@ def sampling(
     err.print(f"written to {output}/sampling.json, sampling.md and sampling.png")
 
 
-def markdown(
-    cells: Sequence[Cell], policies: dict[str, FanOutPolicy], proposal_share: float
-) -> str:
+def markdown(cells: Sequence[Cell], proposal_share: float) -> str:
     """Return the table: hit rates by policy, and speed-ups with the first policy."""
-    titles = ("T", "law", "C", "tokens a round", *(f"hit, {name}" for name in policies))
+    titles = ("T", "law", "C", "tokens a round", *(f"hit, {name}" for name in _COLUMNS))
     titles += ("speed-up", "speed-up, miss waits")
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for cell in cells:
         weight = "" if cell.cache_weight is None else f"{cell.cache_weight:g}"
         values = [f"{cell.temperature:g}", cell.law, weight, f"{cell.tokens_per_round:.2f}"]
-        values += [f"{cell.hit_rate(name):.2f}" for name in policies]
+        values += [f"{cell.hit_rate(name):.2f}" for name in _COLUMNS]
         values += [
-            f"{cell.speed_up(next(iter(policies)), proposal_share, waits_after_miss=waits):.2f}"
+            f"{cell.speed_up(_COLUMNS[0], proposal_share, waits_after_miss=waits):.2f}"
             for waits in (False, True)
         ]
         lines.append("| " + " | ".join(values) + " |")

@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ssd.speculation.fan_out import Candidates, FanOutPolicy
+from ssd.speculation.fan_out import Adaptive, Candidates, FanOutPolicy
+from ssd.speculation.fan_out_fit import FanOutFit, Rounds
 from ssd.speculation.speed_model import PairTimes, Rates, plain_speed, speculative_speed
+from ssd.types import Outcome
 from ssd_bench.sampling.laws import Float32s, Law
 
 if TYPE_CHECKING:
     from ssd_bench.sampling.model import Model
 
+FITTED = "fitted"
+"""Name of the policy ``adaptive`` with values that are fitted to the rounds before."""
 _LEAST_KEPT = 16
 
 
@@ -76,7 +80,14 @@ class Experiment:
     on_round: Callable[[], None]
     """Called after each round."""
 
-    def add_rounds(self, cell: Cell, law: Law, prompt: Sequence[int], rounds: int) -> None:
+    def add_rounds(
+        self,
+        cell: Cell,
+        law: Law,
+        prompt: Sequence[int],
+        rounds: int,
+        fit: FanOutFit | None = None,
+    ) -> None:
         """Continue a prompt for some rounds and add their results to a cell.
 
         Args:
@@ -84,8 +95,12 @@ class Experiment:
             law: new for this prompt.
             prompt: at least two tokens.
             rounds: of the text.
+            fit: of the cell, for the policy ``FITTED``; it learns from the rounds.
         """
         target, draft = self.pair
+        policies = dict(self.policies)
+        if fit is not None:
+            policies[FITTED] = Adaptive(values_of=fit.values_of)
         last, position = prompt[-1], len(prompt)
         for each in self.pair:
             each.begin(prompt[:-1])
@@ -98,10 +113,14 @@ class Experiment:
             target_PV = target.run([last, *proposal])
             outcome = law.verify(target_PV, np.stack(rows), proposal, position)
             scores_PV = np.stack([law.scores(row, position + k) for k, row in enumerate(rows)])
-            for name, policy in self.policies.items():
-                found = foreseen(policy, scores_PV, proposal, self.branches)
+            candidates = candidates_of(scores_PV, self.branches, cell.temperature)
+            for name, policy in policies.items():
+                found = foreseen(policy, candidates, proposal, self.branches)
                 is_hit = (outcome.accepted, outcome.bonus) in found
                 cell.hits[name] = cell.hits.get(name, 0) + is_hit
+            if fit is not None:
+                fit.add(_round(candidates, proposal, outcome))
+                fit.learn()
             cell.rounds += 1
             cell.tokens += outcome.accepted + 1
             last, position = outcome.bonus, position + outcome.accepted + 1
@@ -110,16 +129,34 @@ class Experiment:
             self.on_round()
 
 
-def foreseen(
-    policy: FanOutPolicy, scores_PV: Float32s, proposal: Sequence[int], branches: int
-) -> set[tuple[int, int]]:
-    """Return the outcomes (accepted length, bonus token) that a table contains."""
+def candidates_of(scores_PV: Float32s, branches: int, temperature: float) -> Candidates:
+    """Return the candidates of one session, as many as a draft keeps."""
     kept = min(max(_LEAST_KEPT, branches) + 1, scores_PV.shape[1])
     ids_PM = np.argsort(-scores_PV, axis=1, kind="stable")[:, :kept]
-    candidates = Candidates(ids_PM[None], np.take_along_axis(scores_PV, ids_PM, axis=1)[None])
+    scores_PM = np.take_along_axis(scores_PV, ids_PM, axis=1)
+    return Candidates(ids_PM[None], scores_PM[None], np.array([temperature], dtype=np.float32))
+
+
+def foreseen(
+    policy: FanOutPolicy, candidates: Candidates, proposal: Sequence[int], branches: int
+) -> set[tuple[int, int]]:
+    """Return the outcomes (accepted length, bonus token) that a table contains."""
     chosen = policy.choose(
         candidates, np.array([proposal], dtype=np.int64), np.array([len(proposal)]), branches
     )
     count = int(chosen.num_branches_B[0])
     pairs = zip(chosen.accepted_BN[0, :count], chosen.bonus_BN[0, :count], strict=True)
     return {(int(accepted), int(bonus)) for accepted, bonus in pairs}
+
+
+def _round(candidates: Candidates, proposal: Sequence[int], outcome: Outcome) -> Rounds:
+    assert candidates.temperature_B is not None
+    return Rounds(
+        candidates.ids_BPM,
+        candidates.scores_BPM,
+        candidates.temperature_B,
+        np.array([proposal], dtype=np.int64),
+        np.array([len(proposal)]),
+        np.array([outcome.accepted]),
+        np.array([outcome.bonus]),
+    )

@@ -9,11 +9,11 @@ from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import LinkError
 from ssd.ports import Clock
 from ssd.runtime.step_thread import Watchdog
-from ssd.speculation.fan_out import make_policy
 from ssd.speculation.table import OutcomeTable
 from ssd.testing.ledger_tree import LedgerTreeRunner
 from ssd.testing.plain_text import PlainText
 from ssd.types import Commit, LinkSettings, OpenSession, RefusalReason
+from ssd_draft.fan_out_learning import FanOutLearning
 from ssd_draft.inbox import Commits, Inbox, Opening
 from ssd_draft.sessions import Sessions
 from ssd_draft.token_choice import RingChoice
@@ -111,12 +111,16 @@ class Draft:
         self.inbox = Inbox(1000, 1 << 20, clock)
         self.counts: list[int] = []
         self.arrived_at = 0.0
+        self.learning = FanOutLearning(engine.branches)
         self.worker = Worker(
             Parts(
                 inbox=self.inbox,
                 sessions=self.sessions,
                 tree=Tree(self.runner, RingChoice(slots, shape.num_noise_rows, vocab_size), shape),
-                policy_of=cache(lambda link: make_policy(link.fan_out_policy, link.fan_out)),
+                policy_of=cache(
+                    lambda link: self.learning.policy_of(link.fan_out_policy, link.fan_out)
+                ),
+                learning=self.learning,
                 prefill_chunk=engine.prefill_chunk,
                 branch_counts=engine.branch_counts,
                 clock=clock,

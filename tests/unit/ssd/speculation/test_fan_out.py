@@ -11,6 +11,7 @@ from scipy import optimize
 
 from ssd.errors import SettingsError
 from ssd.speculation.fan_out import (
+    START_VALUES,
     Adaptive,
     Candidates,
     FanOutPolicy,
@@ -25,6 +26,7 @@ from ssd.speculation.fan_out import (
 from ssd.speculation.noise import gumbel_noise
 
 NUM_TOKENS = 30
+GAP_WEIGHT, CONFIDENCE_WEIGHT, BIAS, SCORE_WEIGHT, RANK_WEIGHT = START_VALUES
 Batch = tuple[Candidates, Int64s, Int64s]
 ALL = [make_policy(name, (3, 2, 1, 0)) for name in ("adaptive", "uniform", "geometric", "explicit")]
 
@@ -79,8 +81,8 @@ def acceptance(scores: list[float], ids: list[int], proposed: int, policy: Adapt
     """Alpha, one position."""
     if proposed == ids[0]:
         gap = min(scores[0] - scores[1], 30.0) if len(scores) > 1 else 30.0
-        logit = policy.gap_weight * gap
-        logit += policy.confidence_weight * (scores[0] - log_sum_exp(scores)) + policy.bias
+        logit = GAP_WEIGHT * gap
+        logit += CONFIDENCE_WEIGHT * (scores[0] - log_sum_exp(scores)) + BIAS
         return 1 / (1 + math.exp(-min(logit, 30.0)))
     score = scores[ids.index(proposed)] if proposed in ids else scores[-1]
     tempered = [value / policy.foreign_temperature for value in scores]
@@ -97,7 +99,7 @@ def enumerate_law(batch: Batch, session: int, policy: Adaptive) -> dict[tuple[in
         ids = candidates.ids_BPM[session, k, : len(scores)].tolist()
         outcomes = [each for each in possible(batch, session) if each[0] == k]
         logits = [
-            policy.score_weight * scores[ids.index(token)] - policy.rank_weight * math.log(rank)
+            SCORE_WEIGHT * scores[ids.index(token)] - RANK_WEIGHT * math.log(rank)
             for rank, (_, token) in enumerate(outcomes, start=1)
         ]
         log_rejected = 0.0

@@ -6,13 +6,13 @@ import pytest
 
 from ssd.speculation.fan_out import make_policy
 from ssd_bench.__main__ import main
-from ssd_bench.sampling.rounds import Cell, foreseen
+from ssd_bench.sampling.rounds import Cell, candidates_of, foreseen
 
 
 def test_a_table_has_the_best_token_after_full_acceptance_and_never_the_proposed_one() -> None:
     scores_PV = np.random.default_rng(5).normal(size=(4, 30)).astype(np.float32)
     proposal = scores_PV[:3].argmax(axis=1).tolist()
-    found = foreseen(make_policy("uniform"), scores_PV, proposal, 8)
+    found = foreseen(make_policy("uniform"), candidates_of(scores_PV, 8, 1.0), proposal, 8)
     assert len(found) == 8
     assert (3, int(scores_PV[3].argmax())) in found
     assert not found & {(k, token) for k, token in enumerate(proposal)}
@@ -36,6 +36,7 @@ def test_laws_are_compared_on_the_embedded_pair(tmp_path: Path) -> None:
         (1.0, "rejection"),
         (1.0, "Saguaro"),
     ]
+    assert all(each["hits"].keys() >= {"adaptive", "fitted"} for each in cells)
     assert all(each["rounds"] == 4 and each["tokens"] >= 4 for each in cells)
     assert len((tmp_path / "sampling.md").read_text().splitlines()) == 2 + len(cells)
     assert (tmp_path / "sampling.png").stat().st_size > 1000
