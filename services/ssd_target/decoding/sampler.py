@@ -19,6 +19,7 @@ and a profile on GPUs shows host work above .3 ms in a round.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Rows
+from math import isfinite
 from typing import Protocol
 
 import numpy as np
@@ -388,10 +389,11 @@ def _addresses(sequences: Rows[Sequence]) -> tuple[Ints, Ints]:
 
 def _best(logits_BPV: NDArray[np.float32]) -> list[list[TokenId]]:
     """Return ``choose`` of all rows at temperature 0."""
-    logits_RV = logits_BPV.reshape(-1, logits_BPV.shape[2])
-    best_R = logits_RV.argmax(axis=1)
-    is_token_R = np.isfinite(logits_RV[np.arange(len(best_R)), best_R])
-    if not is_token_R.all():
-        best_R[~is_token_R] = NO_TOKEN
-    chosen: list[list[TokenId]] = best_R.reshape(logits_BPV.shape[:2]).tolist()
-    return chosen
+    # Few calls of numpy: after a forward pass, each takes 10 to 50 us.
+    return [
+        [
+            token if isfinite(logits_V[token]) else NO_TOKEN
+            for logits_V, token in zip(logits_PV, best_P, strict=True)
+        ]
+        for logits_PV, best_P in zip(logits_BPV, logits_BPV.argmax(axis=2).tolist(), strict=True)
+    ]
