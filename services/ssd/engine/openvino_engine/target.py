@@ -27,7 +27,7 @@ import numpy as np
 import openvino
 import torch
 from numpy.typing import NDArray
-from openvino import Node, opset15
+from openvino import Node, Shape, Type, opset15
 from openvino.op import _PagedAttentionExtension
 from torch import Tensor
 
@@ -235,7 +235,7 @@ class OpenVinoTarget:
         num_blocks = -(-length // BLOCK_SIZE)
         # Blocks beyond the table are the reserved one.
         blocks = np.pad(table_J, (0, max(0, num_blocks - len(table_J))))[:num_blocks]
-        inputs = {
+        values = {
             "tokens": tokens_R,
             "logit_rows": [],
             "positions": np.minimum(np.arange(first, length), self._last_position),
@@ -245,11 +245,14 @@ class OpenVinoTarget:
             "block_indices_begins": [0, num_blocks],
             "max_context_len": [length],
         }
+        inputs = {name: np.array(each, dtype=np.int32) for name, each in values.items()}
         self._rows = None
-        self._set({name: np.array(each, dtype=np.int32) for name, each in inputs.items()})
+        self._set(inputs)
+        self._request.set_output_tensor(0, openvino.Tensor(Type.f32, Shape([0, self._vocab_size])))
         self._request.infer(share_outputs=True)
 
     def _set(self, inputs: dict[str, NDArray[np.int32]]) -> None:
+        """Let the graph read these arrays, which must live until its pass has ended."""
         for name, values in inputs.items():
             self._request.set_tensor(name, openvino.Tensor(values, shared_memory=True))
 

@@ -9,7 +9,7 @@ import openvino
 import pytest
 import torch
 from openvino import opset15
-from tests.engines import load, on
+from tests.engines import load, on, paged, store
 
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
@@ -105,6 +105,26 @@ def test_a_row_has_the_same_bits_in_every_pass_of_quantised_weights(
     counts = runner.execution.sequence_counts
     assert find_difference(runner, counts, lambda _share: None) is None
     assert runner.row_counts == (1, 2, 3, 4)
+
+
+def test_inputs_of_a_pass_live_until_it_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    infer = openvino.InferRequest.infer
+    used = []
+
+    def after_use_of_free_memory(request: openvino.InferRequest, **options: bool) -> object:
+        # Blocks of memory that arrays have freed are the next ones of their size.
+        used.append([np.full(count, 7, np.int32) for count in range(1, 40) for _ in range(20)])
+        return infer(request, **options)
+
+    def logits(runner: TargetRunner) -> torch.Tensor:
+        blocks_J = torch.tensor([2, 1])
+        store(runner, range(5, 45), blocks_J)
+        return runner.forward(paged([([6, 7, 8], 40, blocks_J)], P))[:, :3]
+
+    expected = logits(load(TargetRunner, folder, ENGINE))
+    runner = load(TargetRunner, folder, ENGINE)
+    monkeypatch.setattr(openvino.InferRequest, "infer", after_use_of_free_memory)
+    assert torch.equal(logits(runner), expected)
 
 
 def test_at_one_shape_all_rows_run(folder: Path) -> None:
