@@ -89,13 +89,10 @@ class RingChoice:
         self._ring = NoiseRing(num_slots, num_rows, vocab_size, gumbel_by_torch)
         self._noise_YV = torch.from_numpy(self._ring.noise_YV)
         self._temperatures_X = torch.zeros(num_slots)
-        self._filled_X = np.zeros(num_slots, dtype=np.int64)
-        """Last position that is filled; 0 before the first ``fill``."""
 
     def assign(self, slot: int, seed: int, choice: int, temperature: float) -> None:
         """See ``TokenChoice``."""
         self._temperatures_X[slot] = temperature
-        self._filled_X[slot] = 0
         self._ring.assign(slot, seed, choice, temperature)
 
     def release(self, slot: int) -> None:
@@ -105,19 +102,17 @@ class RingChoice:
 
     def fill(self, slots_B: Ints, first_B: Ints, count: int) -> None:
         """See ``TokenChoice``."""
-        self._ring.fill_each(slots_B, first_B, np.full(len(slots_B), count))
-        self._filled_X[slots_B] = np.maximum(first_B + count - 1, self._filled_X[slots_B])
+        self._ring.fill_each(slots_B.tolist(), first_B.tolist(), [count] * len(slots_B))
 
     def fill_ahead(self, committed_X: Ints, count: int) -> bool:
         """See ``TokenChoice``."""
-        is_short_X = self._temperatures_X.numpy() > 0
-        is_short_X &= self._filled_X < committed_X + count
-        is_short_X &= self._filled_X > committed_X
+        # A slot without noise, and one before its first ``fill``, is not short.
+        last_X = self._ring.last_Z
+        is_short_X = (last_X > committed_X) & (last_X < committed_X + count)
         if not is_short_X.any():
             return False
         slot = int(is_short_X.argmax())
-        self._filled_X[slot] += 1
-        self._ring.fill(slot, int(self._filled_X[slot]), int(self._filled_X[slot]))
+        self._ring.fill(slot, int(last_X[slot]) + 1, 1)
         return True
 
     def choose(self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints) -> Tensor:

@@ -19,7 +19,6 @@ and a profile on GPUs shows host work above .3 ms in a round.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Rows
-from math import isfinite
 from typing import Protocol
 
 import numpy as np
@@ -29,12 +28,12 @@ from numpy.typing import NDArray
 from ssd.engine.batch import StoredNoise
 from ssd.engine.config import EngineConfig
 from ssd.engine.rank_loop import SplitTarget
-from ssd.engine.sampling.choose import choose_rows
+from ssd.engine.sampling.choose import choose_row
 from ssd.engine.sampling.host_noise import gumbel_by_torch
 from ssd.engine.sampling.keyed import NoiseKeys, choose_of_keys, compiled_on, packed, to_device
 from ssd.engine.sampling.logits import Filters, filtered
 from ssd.speculation.noise import NoiseRing
-from ssd.types import NO_TOKEN, PositionLogprobs, TokenId
+from ssd.types import PositionLogprobs, TokenId
 from ssd_target.decoding.logits_steps import LogitsSteps, has_steps
 from ssd_target.decoding.sequence import Sequence
 
@@ -137,65 +136,34 @@ class RingSampler(Sampler):
         rows = 2 * engine.num_columns
         self._ring = NoiseRing(engine.max_num_seqs, rows, vocab_size, gumbel_by_torch)
         self._noise_YV = torch.from_numpy(self._ring.noise_YV)
-        self._is_greedy = True
-        """Whether no sequence has noise."""
+        self._scores_V = np.empty(vocab_size, dtype=np.float32)
 
     def admit(self, sequence: Sequence) -> None:
         """See ``Sampler``."""
         super().admit(sequence)
-        temperature = sequence.sampling.temperature
+        temperature = float(self._temperature_S[sequence.slot])
         self._ring.assign(sequence.slot, sequence.seed, sequence.choice, temperature)
-        self._is_greedy = not self._temperature_S.any()
 
     def release(self, sequence: Sequence) -> None:
         """See ``Sampler``."""
         super().release(sequence)
         self._ring.release(sequence.slot)
-        self._is_greedy = not self._temperature_S.any()
 
     def fill(self, sequences: Rows[Sequence], num_proposed: Rows[int]) -> None:
         """Compute the noise of the positions that the next round selects, unless it is stored."""
-        if not self._is_greedy:
-            self._ring.fill_each(*_addresses(sequences), np.array(num_proposed) + 1)
+        self._ring.fill_each(
+            [each.slot for each in sequences],
+            [len(each.tokens) for each in sequences],
+            [num + 1 for num in num_proposed],
+        )
 
     def choose(
         self, sequences: Rows[Sequence], proposals: Rows[Proposal], logits_BPV: torch.Tensor
     ) -> list[list[TokenId]]:
-        """Select the tokens up to the first one that is not the proposed one; see ``Sampler``.
-
-        At a vocabulary of 128,256, the noise of a row costs .2 ms. Without noise, all rows are
-        selected together.
-        """
-        with_steps = self._with_steps(sequences)
-        if self._is_greedy and not with_steps:
-            return _best(logits_BPV.numpy())
+        """Select the tokens up to the first one that is not the proposed one; see ``Sampler``."""
         self.fill(sequences, [len(each) for each in proposals])
-        slots_B, next_B = _addresses(sequences)
-        num_columns = logits_BPV.shape[1]
-        logits_XV = logits_BPV.reshape(-1, logits_BPV.shape[2])
-        chosen_BP = np.full((len(sequences), num_columns), NO_TOKEN, dtype=np.int64)
-        active_A = np.arange(len(sequences))
-        for index, steps in with_steps:
-            rows_PV = logits_XV[index * num_columns :][: len(proposals[index]) + 1]
-            tokens = self._choose_with_steps(steps, sequences[index], rows_PV, proposals[index])
-            chosen_BP[index, : len(tokens)] = tokens
-            active_A = active_A[active_A != index]
-        for column in range(num_columns):
-            if not len(active_A):
-                break
-            rows_A = active_A * num_columns + column
-            chosen_A = self._choose(logits_XV, rows_A, slots_B[active_A], next_B[active_A] + column)
-            chosen_BP[active_A, column] = chosen_A
-            active_A = np.array(
-                [
-                    index
-                    for index, token in zip(active_A.tolist(), chosen_A.tolist(), strict=True)
-                    if column < len(proposals[index]) and proposals[index][column] == token
-                ],
-                dtype=np.int64,
-            )
-        chosen: list[list[TokenId]] = chosen_BP.tolist()
-        return chosen
+        rows = zip(sequences, proposals, logits_BPV, strict=True)
+        return [self._choose_each(*each) for each in rows]
 
     def stored_noise(self, slots_R: Ints, positions_KR: Ints) -> StoredNoise:
         """Return the noise of positions that are filled."""
@@ -207,42 +175,35 @@ class RingSampler(Sampler):
 
     def choose_at(self, slots_B: Ints, positions_B: Ints, logits_BV: torch.Tensor) -> Ints:
         """See ``Sampler``."""
-        return self._choose(logits_BV.cpu(), np.arange(len(slots_B)), slots_B, positions_B)
+        rows = zip(logits_BV.numpy(), slots_B.tolist(), positions_B.tolist(), strict=True)
+        return np.array([self._choose(*each) for each in rows])
 
-    def _choose_with_steps(
-        self,
-        steps: LogitsSteps,
-        sequence: Sequence,
-        logits_CV: torch.Tensor,
-        proposed: tuple[TokenId, ...],
+    def _choose_each(
+        self, sequence: Sequence, proposed: Proposal, logits_PV: torch.Tensor
     ) -> list[TokenId]:
         """Return the tokens of the rows up to the first one that is not the proposed one."""
-        slot_1 = np.array([sequence.slot])
-        row_1 = np.zeros(1, dtype=np.int64)
+        steps = self._steps.get(sequence.slot)
         chosen: list[TokenId] = []
-        for column, row_1V in enumerate(logits_CV.split(1)):
-            scores_1V = steps.apply(row_1V, proposed, column)
-            if steps.has_filters:
-                scores_1V = filtered(scores_1V, steps.filters)
-            position_1 = np.array([len(sequence.tokens) + column])
-            chosen += self._choose(scores_1V, row_1, slot_1, position_1).tolist()
-            if chosen != list(proposed[: column + 1]):
+        rows_PV = logits_PV.numpy()
+        for column in range(len(proposed) + 1):
+            scores_V = rows_PV[column]
+            if steps is not None:
+                scores_1V = steps.apply(logits_PV[column : column + 1], proposed, column)
+                if steps.has_filters:
+                    scores_1V = filtered(scores_1V, steps.filters)
+                scores_V = scores_1V[0].numpy()
+            token = self._choose(scores_V, sequence.slot, len(sequence.tokens) + column)
+            chosen.append(token)
+            if column < len(proposed) and token != proposed[column]:
                 break
-        if steps.sampling.logprobs is not None:
-            found_2CN = steps.logprobs_of(logits_CV[: len(chosen)], torch.tensor(chosen))
+        if steps is not None and steps.sampling.logprobs is not None:
+            found_2CN = steps.logprobs_of(logits_PV[: len(chosen)], torch.tensor(chosen))
             steps.set_logprobs(found_2CN)
         return chosen
 
-    def _choose(
-        self, logits_XV: torch.Tensor, rows_R: Ints, slots_R: Ints, positions_R: Ints
-    ) -> Ints:
-        return choose_rows(
-            logits_XV,
-            rows_R,
-            self._temperature_S[slots_R],
-            self._noise_YV,
-            self._ring.locate(slots_R, positions_R),
-        )
+    def _choose(self, logits_V: NDArray[np.float32], slot: int, position: int) -> TokenId:
+        temperature = float(self._temperature_S[slot])
+        return choose_row(logits_V, temperature, self._ring.row(slot, position), self._scores_V)
 
 
 class KeyedSampler(Sampler):
@@ -385,15 +346,3 @@ def _addresses(sequences: Rows[Sequence]) -> tuple[Ints, Ints]:
     """Return slots and next positions."""
     slots_B = np.array([each.slot for each in sequences])
     return slots_B, np.array([len(each.tokens) for each in sequences])
-
-
-def _best(logits_BPV: NDArray[np.float32]) -> list[list[TokenId]]:
-    """Return ``choose`` of all rows at temperature 0."""
-    # Few calls of numpy: after a forward pass, each takes 10 to 50 us.
-    return [
-        [
-            token if isfinite(logits_V[token]) else NO_TOKEN
-            for logits_V, token in zip(logits_PV, best_P, strict=True)
-        ]
-        for logits_PV, best_P in zip(logits_BPV, logits_BPV.argmax(axis=2).tolist(), strict=True)
-    ]

@@ -1,14 +1,13 @@
 """Choosing tokens: the largest tempered score plus the noise of the caller."""
 
+from math import isfinite
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ssd.types import NO_TOKEN
-
-_GROUP_VALUES = 1 << 17
-"""Scores of a group: 512 KiB."""
+from ssd.types import NO_TOKEN, TokenId
 
 
 def choose(logits_RV: Tensor, temperature_R: Tensor, noise_RV: Tensor | None) -> Tensor:
@@ -31,43 +30,32 @@ def choose(logits_RV: Tensor, temperature_R: Tensor, noise_RV: Tensor | None) ->
     return best_R.where(is_token_R, NO_TOKEN)
 
 
-def choose_rows(
-    logits_XV: Tensor,
-    rows_R: NDArray[np.int64],
-    temperature_R: NDArray[np.float32],
-    noise_YV: Tensor,
-    noise_rows_R: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """Return ``choose`` of some rows of a matrix on the CPU, without copies of whole matrices.
+def choose_row(
+    logits_V: NDArray[np.float32],
+    temperature: float,
+    noise_V: NDArray[np.float32] | None,
+    scores_V: NDArray[np.float32],
+) -> TokenId:
+    """Return ``choose`` of one row on the CPU.
 
-    Rows are scored in groups that fit into the cache of a core: 112 rows of 128,256 tokens took 250
-    ms as matrices.
+    Few calls of numpy: after a forward pass, each takes 10 to 50 us. A row fits into the second
+    cache of a core, which a matrix of many rows does not.
 
     Args:
-        logits_XV: fp32.
-        rows_R: the rows to choose from.
-        temperature_R: fp32, >= 0, of each chosen row.
-        noise_YV: fp32; it may have more columns than the logits, for padding of a vocabulary.
-        noise_rows_R: row of the noise of each chosen row; not read at temperature 0.
+        logits_V: fp32.
+        temperature: > 0 if there is noise; not read otherwise.
+        noise_V: fp32, which may have more values than the logits, for padding of a vocabulary;
+            None at temperature 0.
+        scores_V: fp32, overwritten; at least as many values as the logits.
     """
-    logits, noise = logits_XV.numpy(), noise_YV.numpy()
-    num_ids = logits.shape[1]
-    size = max(1, _GROUP_VALUES // num_ids)
-    scores_GV = np.empty((min(size, len(rows_R)), num_ids), dtype=np.float32)
-    chosen_R = np.empty(len(rows_R), dtype=np.int64)
-    is_warm_R = temperature_R > 0
-    for kind_R, is_warm in ((np.flatnonzero(~is_warm_R), False), (np.flatnonzero(is_warm_R), True)):
-        for first in range(0, len(kind_R), size):
-            group_G = kind_R[first : first + size]
-            scores = scores_GV[: len(group_G)]
-            np.take(logits, rows_R[group_G], axis=0, out=scores, mode="clip")
-            if is_warm:
-                scores /= temperature_R[group_G, None]
-                scores += noise[noise_rows_R[group_G], :num_ids]
-            chosen_R[group_G] = scores.argmax(axis=1)
+    if noise_V is None:
+        token = int(logits_V.argmax())
+    else:
+        scores_V = np.divide(logits_V, np.float32(temperature), out=scores_V[: len(logits_V)])
+        scores_V += noise_V[: len(logits_V)]
+        token = int(scores_V.argmax())
     # As in ``choose``, it is enough to test the selected value.
-    is_token_R = np.isfinite(logits[rows_R, chosen_R])
-    return np.where(is_token_R, chosen_R, NO_TOKEN)
+    return token if isfinite(logits_V[token]) else NO_TOKEN
 
 
 def _scores(logits_RV: Tensor, temperature_R: Tensor, noise_RV: Tensor | None) -> Tensor:

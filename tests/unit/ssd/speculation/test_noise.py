@@ -121,8 +121,8 @@ class TestNoiseRing:
         ring = NoiseRing(3, 6, 10)
         ring.assign(0, 11, 0, 1.0)
         ring.assign(2, 22, 1, 0.5)
-        ring.fill(0, 4, 9)
-        ring.fill(2, 100, 102)
+        ring.fill(0, 4, 6)
+        ring.fill(2, 100, 3)
         rows_RV = ring.rows(np.array([2, 0, 0]), np.array([101, 9, 4]))
         assert rows_RV is not None
         assert rows_RV.dtype == np.float32
@@ -131,45 +131,58 @@ class TestNoiseRing:
         )
         np.testing.assert_array_equal(rows_RV, expected_RV)
 
-    def test_only_missing_positions_are_computed(self) -> None:
-        ring = NoiseRing(1, 6, 8)
+    def test_only_missing_positions_are_computed_where_a_row_fills_a_tile(self) -> None:
+        ring = NoiseRing(1, 6, 70_000)
         ring.assign(0, 1, 0, 1.0)
-        assert ring.fill(0, 10, 13) == 4
-        assert ring.fill(0, 10, 13) == 0
-        assert ring.fill(0, 12, 15) == 2
-        assert ring.fill(0, 10, 11) == 0
-        assert ring.fill(0, 16, 16) == 1
-        assert ring.fill(0, 10, 10) == 1
+        assert ring.fill(0, 10, 4) == 4
+        assert ring.fill(0, 10, 4) == 0
+        assert ring.fill(0, 12, 4) == 2
+        assert ring.fill(0, 10, 2) == 0
+        assert ring.fill(0, 16, 1) == 1
+        assert ring.fill(0, 10, 1) == 1, "its row has another position"
+
+    def test_positions_computed_ahead_replace_none_that_are_in_use(
+        self,
+    ) -> None:
+        ring = NoiseRing(2, 6, 8)
+        ring.assign(0, 1, 0, 1.0)
+        ring.assign(1, 2, 0, 1.0)
+        computed = []
+        for first in range(10, 60):
+            computed.append(ring.fill(0, first, 6))
+            positions_R = np.arange(first, first + 6)
+            rows_RV = ring.rows(np.zeros(6, dtype=np.int64), positions_R)
+            assert rows_RV is not None
+            np.testing.assert_array_equal(rows_RV, gumbel_noise(1, positions_R.tolist(), 8))
+        assert computed[:17] == [21, *[0] * 15, 16]
+        assert ring.fill_each([0, 1], [60, 7], [6, 1]) > 2
 
     def test_a_reassigned_slot_drops_its_noise(self) -> None:
         ring = NoiseRing(1, 4, 8)
         ring.assign(0, 1, 0, 1.0)
-        ring.fill(0, 0, 3)
+        ring.fill(0, 0, 4)
         ring.release(0)
         ring.assign(0, 2, 0, 1.0)
         with pytest.raises(AssertionError, match="not filled"):
             ring.rows(np.array([0]), np.array([2]))
-        assert ring.fill(0, 0, 3) == 4
+        with pytest.raises(AssertionError, match="not filled"):
+            ring.row(0, 2)
+        ring.fill(0, 0, 4)
         rows_RV = ring.rows(np.array([0]), np.array([2]))
         assert rows_RV is not None
         np.testing.assert_array_equal(rows_RV, gumbel_noise(2, [2], 8))
 
     def test_one_pass_over_several_slots_gives_the_bits_of_each_alone(self) -> None:
         # 2,051 tokens need 513 counters, so a tile has the rows of several slots.
-        slots_B, first_B, counts_B = (
-            np.array([5, 0, 3]),
-            np.array([7, 1000, 64]),
-            np.array([7, 1, 4]),
-        )
         ring, alone = NoiseRing(6, 8, 2051), NoiseRing(6, 8, 2051)
         for each in (ring, alone):
             for slot, temperature in ((5, 1.0), (0, 0.0), (3, 0.3)):
                 each.assign(slot, 2**63 + slot, slot, temperature)
-        assert ring.fill_each(slots_B, first_B, counts_B) == 11
+        assert ring.fill_each([5, 0, 3], [7, 1000, 64], [7, 1, 4]) == 7 + 4 + 2 * 10
         for slot, first, count in ((5, 7, 7), (3, 64, 4)):
             positions_R = np.arange(first, first + count)
             for position in positions_R.tolist():
-                alone.fill(slot, position, position)
+                alone.fill(slot, position, 1)
             found_RV = ring.rows(positions_R * 0 + slot, positions_R)
             expected_RV = alone.rows(positions_R * 0 + slot, positions_R)
             assert found_RV is not None
@@ -179,14 +192,14 @@ class TestNoiseRing:
     def test_temperature_zero_needs_no_noise(self) -> None:
         ring = NoiseRing(2, 4, 8)
         ring.assign(0, 1, 0, 0.0)
-        assert ring.fill(0, 0, 3) == 0
+        assert ring.fill(0, 0, 4) == 0
         assert ring.rows(np.array([0, 0]), np.array([0, 1])) is None
 
     def test_greedy_rows_among_others_are_finite(self) -> None:
         ring = NoiseRing(2, 4, 8)
         ring.assign(0, 1, 0, 0.0)
         ring.assign(1, 1, 0, 1.0)
-        ring.fill(1, 7, 7)
+        ring.fill(1, 7, 1)
         rows_RV = ring.rows(np.array([0, 1]), np.array([3, 7]))
         assert rows_RV is not None
         assert np.isfinite(rows_RV).all()
@@ -199,7 +212,7 @@ class TestNoiseRing:
         ring = NoiseRing(1, 5, 6)
         ring.assign(0, 99, 0, 1.0)
         for first, extent in ranges:
-            ring.fill(0, first, first + extent)
+            ring.fill(0, first, extent + 1)
             positions_R = np.arange(first, first + extent + 1)
             rows_RV = ring.rows(np.zeros_like(positions_R), positions_R)
             assert rows_RV is not None

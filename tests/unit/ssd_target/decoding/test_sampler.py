@@ -38,33 +38,32 @@ def test_rows_after_the_first_other_token_are_not_chosen_and_the_outcome_is_the_
     for row in rows:
         sampler.admit(row)
     whole = all_rows(sampler, rows, logits_BPV)
-    assert sampler.choose(rows, NONE, logits_BPV[:, :1]) == [row[:1] for row in whole]
+    assert sampler.choose(rows, NONE, logits_BPV) == [row[:1] for row in whole]
     proposals = [row[:K] for row in whole]
     proposals[1][1] = (proposals[1][1] + 1) % VOCAB
     proposals[2][0] = (proposals[2][0] + 1) % VOCAB
     del proposals[3][1:]
     chosen = sampler.choose(rows, list(map(tuple, proposals)), logits_BPV)
     for found, expected, count in zip(chosen, whole, [K + 1, 2, 1, 2], strict=True):
-        assert found == expected[:count] + [NO_TOKEN] * (K + 1 - count)
+        assert found == expected[:count]
     outcomes = [verify_coupled(*each) for each in zip(proposals, chosen, strict=True)]
     assert outcomes == [Outcome(k, row[k]) for k, row in zip([K, 1, 0, 1], whole, strict=True)]
 
 
-def test_without_noise_all_rows_are_chosen_together() -> None:
+def test_a_slot_has_the_noise_of_its_newest_sequence() -> None:
     rows, logits_BPV = sequences([0.0] * 4), logits(3)
     sampler = RingSampler(ENGINE, VOCAB)
     for row in rows:
         sampler.admit(row)
-    logits_BPV[1, 2, 5] = torch.nan
+    logits_BPV[1, 0, 5] = torch.nan
     logits_BPV[2, 0, 4] = torch.inf
-    logits_BPV[3, 1] = -torch.inf
-    whole = all_rows(sampler, rows, logits_BPV)
-    assert sampler.choose(rows, NONE, logits_BPV) == whole
-    assert [whole[1][2], whole[2][0], whole[3][1]] == [NO_TOKEN] * 3
-    sampler.admit(sequences([0.9] * 4)[0])
-    assert sampler.choose(rows, NONE, logits_BPV)[3] != whole[3], "noise of a new sequence"
-    sampler.release(rows[0])
-    assert sampler.choose(rows, NONE, logits_BPV) == whole
+    greedy = sampler.choose(rows, NONE, logits_BPV)
+    assert greedy[1:3] == [[NO_TOKEN]] * 2
+    assert greedy[3] == [logits_BPV[3, 0].argmax()]
+    sampler.admit(sequences([2.0] * 4)[3])
+    assert sampler.choose(rows, NONE, logits_BPV)[3] != greedy[3]
+    sampler.release(rows[3])
+    assert sampler.choose(rows, NONE, logits_BPV) == greedy
 
 
 def test_the_device_chooses_the_same_tokens() -> None:
@@ -77,6 +76,10 @@ def test_the_device_chooses_the_same_tokens() -> None:
     whole = all_rows(on_host, rows, logits_BPV)
     proposals = [tuple(row[:count]) for row, count in zip(whole, (K, K, 0, K), strict=True)]
     assert on_device.choose(rows, proposals, logits_BPV) == whole
+    chosen = on_host.choose(rows, proposals, logits_BPV)
+    assert [row == all_of[: len(row)] for row, all_of in zip(chosen, whole, strict=True)] == [
+        True
+    ] * 4
     on_device.release(rows[3])
     assert on_device.choose_at(np.array([0]), np.array([9]), logits_BPV[3, :1]).tolist() == [
         logits_BPV[3, 0].argmax()
