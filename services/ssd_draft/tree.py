@@ -245,7 +245,7 @@ class Tree:
         return len(build.rows_B) == 1 and build.branches in self._runner.whole_branches
 
     def run_whole(self, build: TableBuild) -> None:
-        """Run steps 0..K-1 of a new build of one table in one pass; step K remains."""
+        """Run all steps of a new build of one table in one pass."""
         positions_KR = build.positions_R + np.arange(self._shape.lookahead)[:, None]
         noise = self._choice.stored_noise(build.slots_R, positions_KR)
         assert noise is not None, "a pass over all columns needs stored noise"
@@ -253,7 +253,6 @@ class Tree:
         build.steps += [(build.rows_B, each) for each in logits]
         build.tables.tokens_BNK[build.rows_B] = chosen_KBN.permute(1, 2, 0).numpy()
         self.is_broken_X[build.slots_B.numpy()] |= bool((chosen_KBN == NO_TOKEN).any())
-        build.tokens_BN = chosen_KBN[-1].long().clamp_min(0)
         build.depth = self._shape.lookahead
 
     def _read(self, build: TableBuild, num_left: int) -> None:
@@ -350,9 +349,12 @@ class Tree:
         """Make winning branches of one batch the proposals; return a column of logits a step."""
         self._runner.promote_branches(torch.from_numpy(slots_X), torch.from_numpy(branch_B))
         logits_PBV = []
+        indexed_B = None
         for step_rows_B, logits_BNV in steps:
-            index_2B = np.stack((np.searchsorted(step_rows_B, rows_B), branch_B))
-            where = to_device(torch.from_numpy(index_2B), self._device)
+            if step_rows_B is not indexed_B:
+                index_2B = np.stack((np.searchsorted(step_rows_B, rows_B), branch_B))
+                where = to_device(torch.from_numpy(index_2B), self._device)
+                indexed_B = step_rows_B
             logits_PBV.append(logits_BNV[where[0], where[1], : self._shape.vocab_size].float())
         return torch.stack(logits_PBV, dim=1)
 

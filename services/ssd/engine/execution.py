@@ -108,10 +108,10 @@ class TreePasses(Protocol):
         ...
 
     def run_columns(self, batch: BranchBatch, noise: StoredNoise) -> tuple[Tensor, list[Tensor]]:
-        """Run steps 0..K-1 of one session in one pass, from the tokens of step 0.
+        """Run all steps 0..K of one session in one pass, from the tokens of step 0.
 
-        Each step chooses the best of logits / T + noise for each branch, which the next one runs.
-        Step K follows with ``run_branches``.
+        Each step but the last one chooses the best of logits / T + noise for each branch, which
+        the next one runs.
 
         Returns:
             The chosen tokens, int32 [K, 1, N], valid until the next pass, with ``NO_TOKEN`` in the
@@ -163,6 +163,7 @@ def run_columns_by_steps(
         chosen_R = choose(logits[-1].flatten(0, 1), noise.temperature_R, noise_RV)
         tokens_KBN.append(chosen_R.view(batch.tokens_BN.shape))
         batch = replace(batch, tokens_BN=tokens_KBN[-1].clamp_min(0))
+    logits.append(passes.run_branches(replace(batch, step=len(logits))))
     return torch.stack(tokens_KBN).int(), logits
 
 

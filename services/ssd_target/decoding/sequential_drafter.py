@@ -172,7 +172,7 @@ class SequentialDrafter:
         given = sequence.tokens[text.num_stored :]
         if len(drafted) > 1 or len(given) > 1 or 1 not in self._runner.whole_branches:
             return None
-        step_K1 = np.arange(self._lookahead + 1)[:, None]
+        step_K1 = np.arange(self._lookahead)[:, None]
         # The last tokens are not used, so their noise does not matter.
         positions_K1 = len(sequence.tokens) + np.minimum(step_K1, limits_B)
         noise = self._sampler.stored_noise(slots_B, positions_K1)
@@ -181,8 +181,8 @@ class SequentialDrafter:
         batch = self._batch(slots_B, torch.tensor([text.num_stored]), given, 0)
         chosen_K11, _ = self._runner.run_columns(batch, noise)
         tokens = _before_no_token(chosen_K11.flatten().tolist())
-        text.run = (*given, *tokens)[: self._lookahead + 1]
-        return [tokens[: self._lookahead]]
+        text.run = (*given, *tokens)
+        return [tokens]
 
     def _run_steps(
         self, drafted: Rows[Sequence], slots_B: NDArray[np.int64], limits_B: NDArray[np.int64]
@@ -232,8 +232,8 @@ class SequentialDrafter:
 
 
 def num_columns(lookahead: int) -> int:
-    """Return the columns of the draft's engine: a table of K+1 steps and its root."""
-    return lookahead + 2
+    """Return the columns of the draft's engine: the newest token and K proposed ones."""
+    return lookahead + 1
 
 
 def _before_no_token(tokens: Iterable[TokenId]) -> tuple[TokenId, ...]:

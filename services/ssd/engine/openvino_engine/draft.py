@@ -138,6 +138,9 @@ class Tables:
         self._outputs = [
             openvino.Tensor(each.numpy(), shared_memory=True) for each in self._logits_PRV
         ]
+        self.entries_XGNPE = self._own_XBGNPE[:, 0].clone()
+        """Own entries of a whole table of one session; they can be NaN or infinity."""
+        self._entries = openvino.Tensor(self.entries_XGNPE.numpy(), shared_memory=True)
 
     def begin(self, batch: BranchBatch) -> None:
         """Read proposals, new entries of the trunks, and own entries of the steps before."""
@@ -165,15 +168,12 @@ class Tables:
     def run_columns(
         self, graph: TableGraph, batch: BranchBatch, noise: StoredNoise
     ) -> tuple[Tensor, list[Tensor]]:
-        """Run all steps but the last one; see ``TreePasses.run_columns``."""
-        lookahead = self._columns - 1
-        tokens_KN = graph.run(self._inputs.tensors, self._outputs[:-1], batch, noise)
-        own_XBGNKE = graph.own_entries()[:, None]
-        own_BKN = self._own_BPN[:, :lookahead]
-        self._storage.put(own_BKN.flatten(1), own_XBGNKE.transpose(3, 4).flatten(3, 4))
-        self._own_XBGNPE[..., :lookahead, :] = own_XBGNKE
-        self._inputs.own_mask_O[:lookahead] = 0.0
-        return tokens_KN[:, None], [each[None] for each in self._logits_PRV[:-1]]
+        """Run all steps; see ``TreePasses.run_columns``.
+
+        The own entries are in ``entries_XGNPE`` only.
+        """
+        tokens_KN = graph.run(self._inputs.tensors, (self._entries, *self._outputs), batch, noise)
+        return tokens_KN[:, None], [each[None] for each in self._logits_PRV]
 
     def _add_own(self, step: int, own_XBGNE: Tensor) -> None:
         self._own_XBGNPE[..., step, :] = own_XBGNE
@@ -192,7 +192,6 @@ class OpenVinoDraft:
         self.whole_branches = self._graphs.tables.keys()
         # After the weights have been packed: the rest of the memory is for the KV cache.
         self._storage = allocate_storage(model, engine)
-        self.promote_branches = self._storage.promote_branches
         self._entries = self._storage.entries
         self.num_blocks = self._entries.num_blocks
         self._trunks: dict[tuple[int, ...], Trunks] = {}
@@ -200,6 +199,8 @@ class OpenVinoDraft:
         self._parts: list[tuple[Tensor, Tables]] = []
         """Rows and tables of the newest step."""
         self._parts_slots_B: Tensor | None = None
+        self._whole: dict[int, Tensor] = {}
+        """By slot, the own entries of its newest table if that was whole, [X, G, N, P, E]."""
 
     def prefill(self, batch: PagedBatch) -> Tensor:
         """See ``Execution.prefill``."""
@@ -247,6 +248,8 @@ class OpenVinoDraft:
         Sessions with much shorter trunks than others run in a pass of their own.
         """
         if batch.step == 0 or batch.slots_B is not self._parts_slots_B:
+            for slot in batch.slots_B.tolist():
+                self._whole.pop(slot, None)
             self._parts = [
                 (rows, self._tables_of(_rows_of(batch, rows)))
                 for rows in group_by_width(batch.trunk_lengths_B)
@@ -266,7 +269,7 @@ class OpenVinoDraft:
     def run_columns(self, batch: BranchBatch, noise: StoredNoise) -> tuple[Tensor, list[Tensor]]:
         """See ``TreePasses.run_columns``."""
         tables = self._tables_of(batch)
-        self._parts, self._parts_slots_B = [(torch.arange(1), tables)], batch.slots_B
+        self._whole[int(batch.slots_B)] = tables.entries_XGNPE
         return tables.run_columns(self._graphs.tables[batch.tokens_BN.shape[1]], batch, noise)
 
     def append_proposal(
@@ -283,6 +286,17 @@ class OpenVinoDraft:
                 if slot in slots and trunks.num_read_B[slots.index(slot)] > length:
                     del self._trunks[slots]
         self._storage.append_proposal(slots_B, num_entries_B, trunk_lengths_B, block_tables_BJ)
+
+    def promote_branches(self, slots_B: Tensor, branches_B: Tensor) -> None:
+        """See ``TreePasses.promote_branches``. A whole table stores no other branch."""
+        stored_B = torch.tensor([slot not in self._whole for slot in slots_B.tolist()])
+        if stored_B.any():
+            self._storage.promote_branches(slots_B[stored_B], branches_B[stored_B])
+        for slot, branch in zip(slots_B.tolist(), branches_B.tolist(), strict=True):
+            if slot in self._whole:
+                entries_XGPE = self._whole[slot][:, :, branch].nan_to_num(0.0, 0.0, 0.0)
+                entries_1P = self._entries.proposal(torch.tensor([slot]))
+                self._storage.put(entries_1P, entries_XGPE[:, None])
 
     def _tables_of(self, batch: BranchBatch) -> Tables:
         """Return tables for a batch that begins, or that has lost sessions."""

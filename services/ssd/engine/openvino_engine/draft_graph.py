@@ -166,7 +166,7 @@ class DraftGraphs:
         self._branching_of_one = dict(zip(counts, of_one, strict=False))
         self._causal_of_one = dict(zip(rows, of_one[len(counts) :], strict=True))
         self.tables: dict[int, TableGraph] = {}
-        """By branches, the graph of all columns of a table of one session."""
+        """By branches, the graph of a whole table of one session."""
         for count in counts:
             outputs, inputs = build_table_graph(nodes, model, engine, count)
             (request,) = compile_graph(outputs, inputs, engine)

@@ -1,4 +1,4 @@
-"""The graph of all columns of a table of one session: K steps, each with its choice.
+"""The graph of a whole table of one session: K + 1 steps, all but the last one with a choice.
 
 Each step sees the stored entries of the session and the own entries of its branch, which are values
 inside the graph. It chooses argmax(logits + T * noise), and the next step runs the chosen tokens.
@@ -6,9 +6,10 @@ inside the graph. It chooses argmax(logits + T * noise), and the next step runs 
 *Decision*: a table of one session of a small draft is one pass. *Because*: between two of six
 passes, Python takes .3 ms with cold caches, and another thread may take the interpreter. From the
 commit to the table of 24 branches 6.8 instead of 7.8 ms, of which this pass takes 4.8 (embedded
-draft, one AVX-512 core, float32). *Not chosen*: the same for several sessions, since each number of
-them is a shape, and for large weights, whose columns are worth sending one by one. *Revisit when*
-tables of several sessions are late.
+draft, one AVX-512 core, float32). Step K, which only ranks candidates, is a part of it: a pass of
+its own takes 2.9 ms (AVX2), for which the next commit waits. *Not chosen*: the same for several
+sessions, since each number of them is a shape, and for large weights, whose columns are worth
+sending one by one. *Revisit when* tables of several sessions are late.
 
 Letters: U = N x heads of a group, S stored entries, Y rows of noise.
 """
@@ -46,11 +47,11 @@ class TableGraph:
     def __init__(self, request: openvino.InferRequest, engine: EngineConfig, branches: int) -> None:
         self._request = request
         self._last_position = engine.max_model_len - 1
-        self._step_K1 = np.arange(engine.num_columns - 1)[:, None]
-        shape = (engine.num_columns - 1, branches)
+        columns = engine.num_columns
+        self._step_P1 = np.arange(columns)[:, None]
         self._tokens_N = self._input("tokens", np.zeros(branches, np.int32))
-        self._positions_KN = self._input("positions", np.zeros(shape, np.int32))
-        self._noise_rows_KN = self._input("noise_rows", np.zeros(shape, np.int32))
+        self._positions_PN = self._input("positions", np.zeros((columns, branches), np.int32))
+        self._noise_rows_KN = self._input("noise_rows", np.zeros((columns - 1, branches), np.int32))
         self._temperatures_N1 = self._input("temperatures", np.zeros((branches, 1), np.float32))
         self._noise_YV: Tensor | None = None
         self._stored: Mapping[str, openvino.Tensor] = {}
@@ -58,7 +59,7 @@ class TableGraph:
     def run(
         self,
         stored: Mapping[str, openvino.Tensor],
-        logits: Sequence[openvino.Tensor],
+        outputs: Sequence[openvino.Tensor],
         batch: BranchBatch,
         noise: StoredNoise,
     ) -> Tensor:
@@ -66,7 +67,8 @@ class TableGraph:
 
         Args:
             stored: ``stored_mask`` [1, 1, U, S] and the stored entries, as in ``PassInputs``.
-            logits: where to write those of each step, float32 [N, V].
+            outputs: where to write the own entries, float32 [X, G, N, P, E], and the logits of
+                each step, float32 [N, V].
             batch: step 0 of one session.
             noise: of the tokens to choose.
 
@@ -78,27 +80,23 @@ class TableGraph:
             for name, tensor in stored.items():
                 if name.startswith("stored"):
                     self._request.set_tensor(name, tensor)
-            for index, each in enumerate(logits):
-                self._request.set_output_tensor(2 + index, each)
+            for index, each in enumerate(outputs, start=1):
+                self._request.set_output_tensor(index, each)
         if noise.noise_YV is not self._noise_YV:
             self._noise_YV = noise.noise_YV
             self._input("noise", noise.noise_YV.numpy())
         self._tokens_N[:] = batch.tokens_BN.numpy().reshape(-1)
         first_N = (batch.trunk_lengths_B[:, None] + 1 + batch.accepted_BN).numpy().reshape(-1)
         np.minimum(
-            first_N + self._step_K1,
+            first_N + self._step_P1,
             self._last_position,
-            out=self._positions_KN,
+            out=self._positions_PN,
             casting="same_kind",
         )
         self._noise_rows_KN[:] = noise.rows_KR
         self._temperatures_N1[:, 0] = noise.temperature_R.numpy()
         self._request.infer(share_outputs=True)
         return torch.from_numpy(self._request.get_output_tensor(0).data)
-
-    def own_entries(self) -> Tensor:
-        """Return the entries of the last pass, [X, G, N, K, E], 0 in place of NaN and infinity."""
-        return torch.from_numpy(self._request.get_output_tensor(1).data).nan_to_num(0.0, 0.0, 0.0)
 
     def _input(self, name: str, values: Values) -> Values:
         self._request.set_tensor(name, openvino.Tensor(values, shared_memory=True))
@@ -109,15 +107,15 @@ def build_table_graph(
     weights: GraphWeights, model: ModelConfig, engine: EngineConfig, branches: int
 ) -> tuple[list[Node], dict[str, Node]]:
     """Return the outputs and the inputs by name: see ``TableGraph.run``."""
-    lookahead, heads, size = engine.num_columns - 1, model.num_kv_heads, model.head_size
+    columns, heads, size = engine.num_columns, model.num_kv_heads, model.head_size
     group = model.num_heads // heads
     parameter = opset15.parameter
     inputs = {
         "tokens": parameter([branches], np.int32),
-        "positions": parameter([lookahead, branches], np.int32),
+        "positions": parameter([columns, branches], np.int32),
         "stored_mask": parameter([1, 1, branches * group, -1], np.float32),
         "noise": parameter([-1, model.vocab_size], np.float32),
-        "noise_rows": parameter([lookahead, branches], np.int32),
+        "noise_rows": parameter([columns - 1, branches], np.int32),
         "temperatures": parameter([branches, 1], np.float32),
     }
     stored = [parameter([1, heads, -1, size], np.float32) for _ in range(2 * model.num_layers)]
@@ -150,11 +148,14 @@ def build_table_graph(
         return reshape(opset15.transpose(seen, ints(0, 2, 1, 3, 4)), -1, heads * group * size)
 
     tokens, all_tokens, all_logits = inputs["tokens"], [], []
-    for step in range(lookahead):
+    for step in range(columns):
         of_step = opset15.constant(np.int32(step))
         rotation = Rotation(model, engine.max_model_len, rows_of(inputs["positions"], of_step))
         every_row = opset15.constant(np.arange(branches, dtype=np.int32))
         logits, _ = build_decoder(model, weights, tokens, every_row, rotation, attend)
+        all_logits.append(logits)
+        if step == columns - 1:
+            break
         noise = rows_of(inputs["noise"], rows_of(inputs["noise_rows"], of_step))
         scores = opset15.add(logits, opset15.multiply(inputs["temperatures"], noise))
         if engine.num_token_ids is not None and engine.num_token_ids < model.vocab_size:
@@ -162,7 +163,6 @@ def build_table_graph(
         chosen = _largest(scores)
         tokens = opset15.maximum(chosen, opset15.constant(np.int32(0)))
         all_tokens.append(reshape(chosen, 1, branches))
-        all_logits.append(logits)
     entries = opset15.concat([opset15.concat(each, 3) for each in own], 0)
     return [opset15.concat(all_tokens, 0), entries, *all_logits], inputs
 

@@ -201,7 +201,7 @@ def test_a_pass_does_not_change_other_slots(runner_on: RunnerOn, engine: str) ->
 
 
 def test_all_columns_of_one_pass_are_those_of_the_steps(folder: Path) -> None:
-    """The reference chooses step by step. Step K follows, and reads the entries of the others."""
+    """The reference chooses step by step. The entries of the branch that wins are stored."""
     engine = replace(ENGINE, num_token_ids=VOCAB - 9)
     committed = torch.randint(0, VOCAB - 9, (70,), generator=torch.Generator().manual_seed(5))
     noise_YV = torch.from_numpy(gumbel_noise(7, range(K), VOCAB))
@@ -221,13 +221,15 @@ def test_all_columns_of_one_pass_are_those_of_the_steps(folder: Path) -> None:
             temperature_R = torch.tensor([0.0, 1.0, 0.7, 0.0])
             noise = StoredNoise(temperature_R, noise_YV, np.arange(K)[:, None].repeat(N, axis=1))
             tokens_K1N, logits = runner.run_columns(batch, noise)
-            logits = [each.clone() for each in logits]
-            last = replace(batch, tokens_BN=tokens_K1N[-1].long(), step=K)
-            found.append((tokens_K1N.clone(), torch.stack([*logits, runner.run_branches(last)])))
+            outputs = tokens_K1N.clone(), torch.stack(logits)
+            runner.promote_branches(slot_B, torch.tensor([1]))
+            storage = inside(runner)._storage
+            found.append((*outputs, storage.select(storage.entries.proposal(slot_B))))
     for expected, actual in zip(found[:2], found[2:], strict=True):
         assert torch.equal(actual[0], expected[0])
         assert int(actual[0].max()) < VOCAB - 9
         close(actual[1], expected[1])
+        close(actual[2], expected[2])
 
 
 def test_a_trunk_of_another_session_in_the_same_slot_is_read_again(
