@@ -249,8 +249,8 @@ class Tree:
         positions_KR = build.positions_R + np.arange(self._shape.lookahead)[:, None]
         noise = self._choice.stored_noise(build.slots_R, positions_KR)
         assert noise is not None, "a pass over all columns needs stored noise"
-        chosen_KBN, logits = self._runner.run_columns(build.batch, noise)
-        build.steps += [(build.rows_B, each) for each in logits]
+        chosen_KBN, logits_PBNV = self._runner.run_columns(build.batch, noise)
+        build.steps += [(build.rows_B, each) for each in logits_PBNV.unbind()]
         build.tables.tokens_BNK[build.rows_B] = chosen_KBN.permute(1, 2, 0).numpy()
         self.is_broken_X[build.slots_B.numpy()] |= bool((chosen_KBN == NO_TOKEN).any())
         build.depth = self._shape.lookahead
@@ -348,14 +348,14 @@ class Tree:
     def _promote(self, slots_X: Ints, branch_B: Ints, steps: Steps, rows_B: Ints) -> torch.Tensor:
         """Make winning branches of one batch the proposals; return a column of logits a step."""
         self._runner.promote_branches(torch.from_numpy(slots_X), torch.from_numpy(branch_B))
-        logits_PBV = []
-        indexed_B = None
+        logits_PBV, where_2B, indexed_B = [], torch.empty(0), np.empty(0, dtype=np.int64)
         for step_rows_B, logits_BNV in steps:
             if step_rows_B is not indexed_B:
-                index_2B = np.stack((np.searchsorted(step_rows_B, rows_B), branch_B))
-                where = to_device(torch.from_numpy(index_2B), self._device)
                 indexed_B = step_rows_B
-            logits_PBV.append(logits_BNV[where[0], where[1], : self._shape.vocab_size].float())
+                index_2B = np.stack((np.searchsorted(step_rows_B, rows_B), branch_B))
+                where_2B = to_device(torch.from_numpy(index_2B), self._device)
+            chosen_BV = logits_BNV[where_2B[0], where_2B[1], : self._shape.vocab_size]
+            logits_PBV.append(chosen_BV.float())
         return torch.stack(logits_PBV, dim=1)
 
     def _run_proposals(self, slots_X: Ints, tokens_BP: Ints, columns_B: Ints) -> torch.Tensor:

@@ -36,10 +36,10 @@ class DraftRunner(ModelRunner):
         return self._without_padding_ids(self.execution.run_branches(batch))
 
     @torch.inference_mode()
-    def run_columns(self, batch: BranchBatch, noise: StoredNoise) -> tuple[Tensor, list[Tensor]]:
+    def run_columns(self, batch: BranchBatch, noise: StoredNoise) -> tuple[Tensor, Tensor]:
         """See ``TreePasses.run_columns``."""
-        tokens_KBN, logits = self.execution.run_columns(batch, noise)
-        return tokens_KBN, [self._without_padding_ids(each) for each in logits]
+        tokens_KBN, logits_PBNV = self.execution.run_columns(batch, noise)
+        return tokens_KBN, self._without_padding_ids(logits_PBNV)
 
     def warm_up(self, on_progress: Progress) -> None:
         """See ``ModelRunner.warm_up``."""

@@ -107,7 +107,7 @@ class TreePasses(Protocol):
         """
         ...
 
-    def run_columns(self, batch: BranchBatch, noise: StoredNoise) -> tuple[Tensor, list[Tensor]]:
+    def run_columns(self, batch: BranchBatch, noise: StoredNoise) -> tuple[Tensor, Tensor]:
         """Run all steps 0..K of one session in one pass, from the tokens of step 0.
 
         Each step but the last one chooses the best of logits / T + noise for each branch, which
@@ -115,8 +115,8 @@ class TreePasses(Protocol):
 
         Returns:
             The chosen tokens, int32 [K, 1, N], valid until the next pass, with ``NO_TOKEN`` in the
-            first step of a branch that is not finite; and the logits of each step, as
-            ``run_branches`` returns them.
+            first step of a branch that is not finite; and the logits of each step, fp32
+            [P, 1, N, V], valid like those of ``run_branches``.
         """
         ...
 
@@ -153,7 +153,7 @@ class TreeRunner(TreePasses, Protocol):
 
 def run_columns_by_steps(
     passes: TreePasses, batch: BranchBatch, noise: StoredNoise
-) -> tuple[Tensor, list[Tensor]]:
+) -> tuple[Tensor, Tensor]:
     """Return ``TreePasses.run_columns`` by several passes; of several sessions, too."""
     tokens_KBN: list[Tensor] = []
     logits: list[Tensor] = []
@@ -164,7 +164,7 @@ def run_columns_by_steps(
         tokens_KBN.append(chosen_R.view(batch.tokens_BN.shape))
         batch = replace(batch, tokens_BN=tokens_KBN[-1].clamp_min(0))
     logits.append(passes.run_branches(replace(batch, step=len(logits))))
-    return torch.stack(tokens_KBN).int(), logits
+    return torch.stack(tokens_KBN).int(), torch.stack(logits)
 
 
 Load = Callable[[Path, ModelConfig, EngineConfig, Callable[[float], None], Group], Any]

@@ -72,7 +72,7 @@ class LedgerTreeRunner:
 
     def run_columns(
         self, batch: BranchBatch, noise: StoredNoise
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run and choose all columns of one table."""
         return run_columns_by_steps(self, batch, noise)
 

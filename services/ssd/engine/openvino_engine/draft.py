@@ -124,7 +124,7 @@ class Tables:
         )
         self._own_XBGNPE = torch.zeros(shape_XBGNPE)
         self._own_BPN = self._first_BN = torch.empty(0)
-        """Own entries in the storage, and the positions of step 0. Set by ``begin``."""
+        """Own entries in the storage, and the positions of step 0. Set by ``begin_steps``."""
         num_queries = branches * self._group
         self._mask_B1US = torch.full((sessions, 1, num_queries, trunks.width), -torch.inf)
         same_1NN = torch.eye(branches, dtype=torch.bool)[None]
@@ -143,16 +143,20 @@ class Tables:
         self._entries = openvino.Tensor(self.entries_XGNPE.numpy(), shared_memory=True)
 
     def begin(self, batch: BranchBatch) -> None:
-        """Read proposals, new entries of the trunks, and own entries of the steps before."""
-        columns, entries = self._columns, self._storage.entries
-        self._first_BN = batch.trunk_lengths_B[:, None] + 1 + batch.accepted_BN
+        """Read proposals, and new entries of the trunks."""
+        columns = self._columns
         is_seen_BNP = torch.arange(columns) <= batch.accepted_BN[:, :, None]
         self._mask_B1US[..., :columns] = mask_of(is_seen_BNP, self._group)
         self._trunks.read(batch.block_tables_BJ, batch.trunk_lengths_B)
         self._trunks.read_proposals()
         self._trunks.show(self._mask_B1US, self._num_shown_B)
+
+    def begin_steps(self, batch: BranchBatch) -> None:
+        """Begin, and read the own entries of the steps before."""
+        self.begin(batch)
+        self._first_BN = batch.trunk_lengths_B[:, None] + 1 + batch.accepted_BN
         self._inputs.own_mask_O[:] = -torch.inf
-        self._own_BPN = entries.own(batch.slots_B, self._branches)
+        self._own_BPN = self._storage.entries.own(batch.slots_B, self._branches)
         for step in range(batch.step):
             self._add_own(step, self._storage.select(self._own_BPN[:, step]))
 
@@ -167,13 +171,13 @@ class Tables:
 
     def run_columns(
         self, graph: TableGraph, batch: BranchBatch, noise: StoredNoise
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> tuple[Tensor, Tensor]:
         """Run all steps; see ``TreePasses.run_columns``.
 
         The own entries are in ``entries_XGNPE`` only.
         """
         tokens_KN = graph.run(self._inputs.tensors, (self._entries, *self._outputs), batch, noise)
-        return tokens_KN[:, None], [each[None] for each in self._logits_PRV]
+        return tokens_KN[:, None], self._logits_PRV[:, None]
 
     def _add_own(self, step: int, own_XBGNE: Tensor) -> None:
         self._own_XBGNPE[..., step, :] = own_XBGNE
@@ -254,6 +258,8 @@ class OpenVinoDraft:
                 (rows, self._tables_of(_rows_of(batch, rows)))
                 for rows in group_by_width(batch.trunk_lengths_B)
             ]
+            for rows, tables in self._parts:
+                tables.begin_steps(_rows_of(batch, rows))
             self._parts_slots_B = batch.slots_B
         sessions, branches = batch.tokens_BN.shape
         if len(self._parts) == 1:
@@ -266,9 +272,10 @@ class OpenVinoDraft:
         order = torch.cat([rows for rows, _ in self._parts]).argsort()
         return torch.cat(found)[order]
 
-    def run_columns(self, batch: BranchBatch, noise: StoredNoise) -> tuple[Tensor, list[Tensor]]:
+    def run_columns(self, batch: BranchBatch, noise: StoredNoise) -> tuple[Tensor, Tensor]:
         """See ``TreePasses.run_columns``."""
         tables = self._tables_of(batch)
+        tables.begin(batch)
         self._whole[int(batch.slots_B)] = tables.entries_XGNPE
         return tables.run_columns(self._graphs.tables[batch.tokens_BN.shape[1]], batch, noise)
 
@@ -304,9 +311,7 @@ class OpenVinoDraft:
         branches = batch.tokens_BN.shape[1]
         if branches not in trunks.tables:
             trunks.tables[branches] = Tables(trunks, self._storage, self._model, branches)
-        tables = trunks.tables[branches]
-        tables.begin(batch)
-        return tables
+        return trunks.tables[branches]
 
     def _trunks_of(self, slots_B: Tensor, lengths_B: Tensor) -> Trunks:
         slots = tuple(slots_B.tolist())

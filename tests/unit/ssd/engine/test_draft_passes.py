@@ -220,8 +220,8 @@ def test_all_columns_of_one_pass_are_those_of_the_steps(folder: Path) -> None:
             batch = BranchBatch(slot_B, tokens_1N, accepted_1N, 0, length_B, blocks_1J)
             temperature_R = torch.tensor([0.0, 1.0, 0.7, 0.0])
             noise = StoredNoise(temperature_R, noise_YV, np.arange(K)[:, None].repeat(N, axis=1))
-            tokens_K1N, logits = runner.run_columns(batch, noise)
-            outputs = tokens_K1N.clone(), torch.stack(logits)
+            tokens_K1N, logits_P1NV = runner.run_columns(batch, noise)
+            outputs = tokens_K1N.clone(), logits_P1NV.clone()
             runner.promote_branches(slot_B, torch.tensor([1]))
             storage = inside(runner)._storage
             found.append((*outputs, storage.select(storage.entries.proposal(slot_B))))
