@@ -1,13 +1,14 @@
 """Tables and the plot of ``ssd bench peers``."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from ssd_bench.peers.contenders import Contender
 from ssd_bench.peers.measure import Case, Row
 
 TITLES = (
+    "data",
     "batch",
     "T",
     "engine",
@@ -25,18 +26,16 @@ METHODS = {"none": "plain", "draft": "draft model", "ngram": "n-grams", "ssd": "
 
 def records(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the rows as JSON values."""
-    return [asdict(row) for row in rows]
+    return [{**asdict(row), "is_usable": row.is_usable} for row in rows]
 
 
 def rows_of(values: Sequence[dict[str, Any]]) -> list[Row]:
     """Return the rows of ``records``."""
+    kept = {each.name for each in fields(Row)}
     return [
         Row(
-            **{
-                **each,
-                "contender": Contender(**each["contender"]),
-                "case": Case(**each["case"]),
-            }
+            **{name: value for name, value in each.items() if name in kept}
+            | {"contender": Contender(**each["contender"]), "case": Case(**each["case"])}
         )
         for each in values
     ]
@@ -45,11 +44,11 @@ def rows_of(values: Sequence[dict[str, Any]]) -> list[Row]:
 def markdown(rows: Sequence[Row], conditions: str) -> str:
     """Return the table with its conditions."""
     lines = [conditions, "", "| " + " | ".join(TITLES) + " |", "|" + "---|" * len(TITLES)]
-    lines += ["| " + " | ".join(_cells(row, _plain(row, rows))) + " |" for row in rows]
+    lines += ["| " + " | ".join(_cells(row, plain_of(row, rows))) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
-def _plain(row: Row, rows: Sequence[Row]) -> Row | None:
+def plain_of(row: Row, rows: Sequence[Row]) -> Row | None:
     """Return plain decoding of the same engine and case with the same dtype and CPUs."""
     plain = replace(row.contender, drafting="none", lookahead=0)
     found = (each for each in rows if each.contender == plain and each.case == row.case)
@@ -68,6 +67,7 @@ def _cells(row: Row, plain: Row | None) -> tuple[str, ...]:
         ]
         different = f"{sum(a != b for a, b in pairs)}/{len(pairs)}"
     return (
+        row.case.data,
         f"{row.case.batch}",
         f"{row.case.temperature:g}",
         own.peer,
