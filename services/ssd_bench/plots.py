@@ -14,6 +14,7 @@ from ssd_bench.peers.report import plain_of
 from ssd_bench.prompts import DEMO
 from ssd_bench.round_parts import PARTS
 from ssd_bench.sampling.rounds import Cell
+from ssd_bench.serve import LATENCIES, PERCENTILES, LoadResult
 
 Record = Mapping[str, Any]
 """Of ``report.records`` or ``report.round_records``."""
@@ -80,7 +81,7 @@ def _case(record: Record, without: str = "") -> str:
     parts = {
         "batch": f"batch {record['batch']}",
         "T": f"T={record['temperature']:g}",
-        "data": "" if record.get("workload", DEMO) == DEMO else record["workload"],
+        "data": record.get("workload", DEMO),
     }
     return ", ".join(text for name, text in parts.items() if text and name != without)
 
@@ -103,7 +104,8 @@ def _draw_bars(records: Sequence[Record], case: Callable[[Record], str]) -> Figu
             bar.set_alpha(1.0 if each["is_usable"] else 0.4)
         axes.bar_label(bars, [f"{each:.2f}" for each in medians], label_type="center", fontsize=8)
     axes.axhline(1.0, color="gray", linewidth=1)
-    axes.set_xticks(range(len(cases)), cases, fontsize=8)
+    labels = [each.replace(", ", "\n") for each in cases]
+    axes.set_xticks(range(len(cases)), labels, fontsize=8)
     axes.set_ylabel("tokens/s / AR (quartiles)")
     axes.legend(fontsize=8)
     return figure
@@ -115,13 +117,14 @@ def _draw_lines(
     label: Callable[[Record], str],
     title: str,
 ) -> Figure | None:
-    """Draw a figure as lines with quartiles, one for each label; None without records."""
+    """Draw a figure as lines with quartiles, one for each label; None if all are single points."""
     lines: dict[str, list[Record]] = {}
     for each in records:
         lines.setdefault(label(each), []).append(each)
-    if not lines:
-        return None
     name, value = horizontal
+    ticks = sorted({value(each) for own in lines.values() for each in own})
+    if len(ticks) < 2:
+        return None
     figure = Figure(figsize=_SIZE, layout="constrained")
     axes: Axes = figure.subplots()
     for text, own in lines.items():
@@ -134,12 +137,11 @@ def _draw_lines(
             capsize=3,
             label=text,
         )
-    ticks = sorted({value(each) for own in lines.values() for each in own})
     axes.set_xticks(ticks, [f"{each:g}" for each in ticks])
     axes.set_ylim(0, 1.05)
     axes.set_xlabel(name)
     axes.set_ylabel(title)
-    axes.legend(fontsize=8)
+    figure.legend(fontsize=8, loc="outside right upper")
     return figure
 
 
@@ -185,6 +187,27 @@ def draw_rounds(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
     figure.savefig(path, dpi=DPI)
 
 
+def draw_latency(results: Sequence[LoadResult], path: Path) -> None:
+    """Draw percentiles of TTFT and of the time between tokens against the rate of requests.
+
+    Args:
+        results: of ``ssd bench serve``; loads without a rate, or without latencies, are left out.
+        path: the file to write.
+    """
+    found = sorted((each for each in results if each.latency_ms), key=lambda each: each.rate)
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    rates = [each.rate for each in found]
+    for axes, name in zip(figure.subplots(1, 2), LATENCIES, strict=True):
+        for percentile in PERCENTILES:
+            values = [each.latency_ms[name][percentile] for each in found]
+            axes.plot(rates, values, "o-", label=percentile)
+        axes.set_xlabel("requests/s (Poisson)")
+        axes.set_ylabel(f"{name}, ms")
+        axes.set_ylim(bottom=0)
+        axes.legend(fontsize=8)
+    figure.savefig(path, dpi=DPI)
+
+
 def draw_peers(rows: Sequence[Row], path: Path) -> None:
     """Draw tokens a second of each contender as horizontal bars with quartiles.
 
@@ -216,7 +239,7 @@ def draw_peers(rows: Sequence[Row], path: Path) -> None:
         texts.append("" if base is None else f"×{spread.median / base.median:.2f}")
     axes.bar_label(drawn, texts, label_type="center", fontsize=8, color="white")
     axes.tick_params(axis="y", labelsize=8)
-    axes.set_xlabel("tokens/s of whole requests (quartiles); ×: over plain decoding of the engine")
+    axes.set_xlabel("tokens/s (quartiles); ×: over plain")
     figure.savefig(path, dpi=DPI)
 
 

@@ -18,7 +18,7 @@ from ssd.runtime.cpu_plan import one_cpu_a_core
 from ssd.text.tokenizer import load_tokenizer
 from ssd_bench.drawing import plots
 from ssd_bench.machine import machine
-from ssd_bench.peers.contenders import PEERS, contenders
+from ssd_bench.peers.contenders import PEERS, contenders, server
 from ssd_bench.peers.engines import Setup
 from ssd_bench.peers.measure import Case, Row, measure, num_steps
 from ssd_bench.peers.report import METHODS, markdown, records, rows_of
@@ -38,9 +38,12 @@ def peers(
     *,
     target: Annotated[str, typer.Option(help="Model folder or demo://target.")] = "demo://target",
     draft: Annotated[str, typer.Option(help="Model folder or demo://draft.")] = "demo://draft",
-    names: Annotated[str, typer.Option("--peers", help="Engines, separated by commas.")] = ",".join(
-        PEERS
-    ),
+    names: Annotated[
+        str,
+        typer.Option(
+            "--peers", help="Engines, and NAME=URL of servers that run already, by commas."
+        ),
+    ] = ",".join(name for name, peer in PEERS.items() if not peer.needs_cuda),
     dtypes: Annotated[str, typer.Option(help="float32, bfloat16, int8.")] = "float32",
     methods: Annotated[str, typer.Option(help="none, draft, ngram, ssd.")] = ",".join(METHODS),
     lookaheads: Annotated[str, typer.Option(help="K of drafts on the target's CPUs.")] = "3,5",
@@ -72,22 +75,21 @@ def peers(
         for temperature in _numbers(temperatures, "--temperatures", float, 0, 2)
         for batch in _numbers(batches, "--batches", int, 1, MAX_BATCH)
     ]
-    chosen = names.split(",")
-    if not set(chosen) <= set(PEERS):
-        raise typer.BadParameter(f"--peers {names!r}: choose of {', '.join(PEERS)}")
+    chosen, servers = _engines(names)
     drawing = plots()
     cpus = one_cpu_a_core(os.sched_getaffinity(0))
+    offered = contenders(
+        chosen,
+        dtypes=dtypes.split(","),
+        lookaheads=_numbers(lookaheads, "--lookaheads", int, 1, 16),
+        threads=_numbers(threads, "--threads", int, 1, len(cpus)),
+        ssd_lookahead=ssd_lookahead,
+    )
     rows = [
         Row(each, case)
         for case in cases
-        for each in contenders(
-            chosen,
-            dtypes=dtypes.split(","),
-            lookaheads=_numbers(lookaheads, "--lookaheads", int, 1, 16),
-            threads=_numbers(threads, "--threads", int, 1, len(cpus)),
-            ssd_lookahead=ssd_lookahead,
-        )
-        if each.drafting in methods.split(",")
+        for each in (*offered, *map(server, servers))
+        if each.drafting in (*methods.split(","), "server")
         and (each.drafting != "draft" or case.batch <= PEERS[each.peer].drafting_batch)
     ]
     if not rows:
@@ -103,6 +105,7 @@ def peers(
         batch=max(case.batch for case in cases),
         environments=cache,
         scratch=cache / "scratch",
+        servers=servers,
     )
     asked = {
         case: batches
@@ -133,7 +136,7 @@ def peers(
         f"{machine()}; up to {prompt_tokens} + {max_tokens} tokens; medians (quartiles) of "
         f"{repetitions} batches in turn, whole requests."
     )
-    table = markdown(rows, conditions)
+    table = markdown(rows, conditions, load_tokenizer(setup.target).decode)
     (output / "peers.md").write_text(table)
     drawing.draw_peers(rows, output / "peers.png")
     if is_json:
@@ -141,6 +144,21 @@ def peers(
         return
     out.print(table, soft_wrap=True)
     err.print(f"written to {output}/peers.json, peers.md and peers.png")
+
+
+def _engines(names: str) -> tuple[list[str], dict[str, str]]:
+    """Return the engines of ``--peers``, and the URLs of its servers by their names."""
+    chosen = [each for each in names.split(",") if "=" not in each]
+    servers = dict(each.split("=", 1) for each in names.split(",") if "=" in each)
+    if not set(chosen) <= set(PEERS):
+        raise typer.BadParameter(f"--peers {names!r}: choose of {', '.join(PEERS)}, or NAME=URL")
+    for name, url in servers.items():
+        if not name or name in PEERS or not url.startswith(("http://", "https://")):
+            raise typer.BadParameter(
+                f"--peers {name}={url}: must be a name of its own and a URL, for example "
+                "sglang=http://127.0.0.1:30000"
+            )
+    return chosen, servers
 
 
 def _numbers(text: str, flag: str, kind: type[N], low: N, high: N) -> list[N]:
@@ -197,7 +215,10 @@ def _batches(
 
 
 def _continued(file: Path, given: dict[str, str], rows: list[Row]) -> list[Row]:
-    """Return rows with the measurements of a run that was ended, if the file has one."""
+    """Return rows with the measurements of a run that was ended, if the file has one.
+
+    From the first one on a busy machine on, a row is measured again.
+    """
     if not file.exists():
         return rows
     found = json.loads(file.read_text())
@@ -206,6 +227,7 @@ def _continued(file: Path, given: dict[str, str], rows: list[Row]) -> list[Row]:
     known = {(row.contender, row.case): row for row in rows_of(found["rows"])}
     for row in known.values():
         row.failure = ""
+        row.forget_busy()
     return [known.get((row.contender, row.case), row) for row in rows]
 
 

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 from ssd.errors import SSDError
@@ -45,8 +46,8 @@ class Row:
     """New tokens of whole requests, the prompt's pass included, by repetition."""
     other_cpus: list[float] = field(default_factory=list)
     """CPUs that other work took before each measurement, or the host during it."""
-    texts: list[list[list[int]]] = field(default_factory=list)
-    """By repetition and prompt."""
+    texts: list[list[list[int] | str]] = field(default_factory=list)
+    """By repetition and prompt: ids, or text if an engine does not report ids."""
     failure: str = ""
     """Why the contender has no more measurements."""
 
@@ -66,6 +67,12 @@ class Row:
     def is_usable(self) -> bool:
         """Whether the machine was quiet in most measurements."""
         return was_quiet(self.other_cpus)
+
+    def forget_busy(self) -> None:
+        """Remove the first measurement on a busy machine, and those after it."""
+        kept = len(list(takewhile(lambda cpus: cpus < BUSY_CPUS, self.other_cpus)))
+        for measured in (self.tokens_per_second, self.other_cpus, self.texts):
+            del measured[kept:]
 
 
 async def measure(
@@ -130,11 +137,11 @@ async def _one(row: Row, engine: Engine, batch: Batch) -> None:
             break
         other_cpus = await other_work()
     started, ticks = time.perf_counter(), CpuTicks.read()
-    texts = await engine.complete(batch)
+    answer = await engine.complete(batch)
     seconds = time.perf_counter() - started
     row.other_cpus.append(max(other_cpus, ticks.stolen()))
-    row.tokens_per_second.append(sum(map(len, texts)) / seconds)
-    row.texts.append(texts)
+    row.tokens_per_second.append(answer.num_tokens / seconds)
+    row.texts.append(list(answer.texts))
 
 
 @contextlib.asynccontextmanager
