@@ -18,6 +18,9 @@ BUFFER_BYTES = 512 << 20
 PASSES = 5
 SAMPLE_SECONDS = 0.4
 """Of the load of the machine while no contender computes."""
+SETTLE_SAMPLES = 15
+"""Before a measurement: processes that have just computed stop to wait actively. Those of vLLM do
+so for some seconds."""
 BUSY_CPUS = 0.15
 """Other work on the machine, in CPUs, from which on a measurement is not usable."""
 
@@ -52,11 +55,19 @@ def _cpus(ticks: int, whole: int) -> float:
     return ticks / whole * (os.cpu_count() or 1) if whole else 0.0
 
 
-async def other_work() -> float:
-    """Return the CPUs that are in use while this run computes nothing."""
-    before = CpuTicks.read()
-    await asyncio.sleep(SAMPLE_SECONDS)
-    return before.busy()
+async def other_work(more_samples: int = SETTLE_SAMPLES) -> float:
+    """Return the CPUs that are in use while this run computes nothing.
+
+    Waits until they are few, for at most this many more samples.
+    """
+    found = float("inf")
+    for _ in range(1 + more_samples):
+        before = CpuTicks.read()
+        await asyncio.sleep(SAMPLE_SECONDS)
+        found = before.busy()
+        if found < BUSY_CPUS:
+            break
+    return found
 
 
 def was_quiet(other_cpus: Sequence[float]) -> bool:

@@ -99,6 +99,7 @@ def records(results: Results, settings: Mapping[str, Any]) -> list[dict[str, Any
                     "q3": value.q3,
                     "repetitions": len(next(iter(cell.figures.values()))),
                     "is_usable": cell.is_usable,
+                    "other_cpus": cell.other_cpus,
                     "settings": dict(settings),
                 }
             )

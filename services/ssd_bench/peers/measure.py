@@ -9,16 +9,20 @@ from itertools import takewhile
 from pathlib import Path
 
 from ssd.errors import SSDError
-from ssd_bench.machine import BUSY_CPUS, CpuTicks, memory_bytes, other_work, was_quiet
+from ssd_bench.machine import (
+    BUSY_CPUS,
+    SETTLE_SAMPLES,
+    CpuTicks,
+    memory_bytes,
+    other_work,
+    was_quiet,
+)
 from ssd_bench.metrics import Spread, spread
 from ssd_bench.peers.contenders import Contender
 from ssd_bench.peers.engines import Engine, Setup, engine
 from ssd_bench.peers.workers.wire import Batch
 from ssd_bench.prompts import DEMO
 
-SETTLE_SAMPLES = 15
-"""Before a measurement: the processes of the last contender stop to wait actively. Those of vLLM do
-so for some seconds."""
 WARM_UP_TOKENS = 16
 
 
@@ -131,11 +135,7 @@ def num_steps(rows: Sequence[Row], batches: Mapping[Case, Sequence[Batch]]) -> i
 
 
 async def _one(row: Row, engine: Engine, batch: Batch) -> None:
-    other_cpus = await other_work()
-    for _ in range(SETTLE_SAMPLES):
-        if other_cpus < BUSY_CPUS:
-            break
-        other_cpus = await other_work()
+    other_cpus = await other_work(SETTLE_SAMPLES)
     started, ticks = time.perf_counter(), CpuTicks.read()
     answer = await engine.complete(batch)
     seconds = time.perf_counter() - started

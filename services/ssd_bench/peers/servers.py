@@ -71,7 +71,7 @@ class Dialect:
         """Return the texts of a response.
 
         Raises:
-            KeyError, TypeError, IndexError: the response has another form.
+            Errors of ``UNEXPECTED``: the response has another form.
         """
         if self.is_sglang:
             texts = [each.get("output_ids") or each["text"] for each in found]
@@ -89,6 +89,10 @@ DIALECTS = (
 
 class _RefusedError(Exception):
     """The server does not take this request."""
+
+
+UNEXPECTED = (_RefusedError, KeyError, TypeError, IndexError, AttributeError, ValueError)
+"""A request that is refused, or a response of another form."""
 
 
 class ServerEngine:
@@ -122,7 +126,7 @@ class ServerEngine:
                     self._model = str(models["data"][0]["id"])
                 self._dialect = dialect
                 await self._complete(probe)
-            except (_RefusedError, KeyError, TypeError, IndexError) as error:
+            except UNEXPECTED as error:
                 reason = f"{error}"
                 continue
             self.version = dialect.name
@@ -137,7 +141,7 @@ class ServerEngine:
         """
         try:
             return await self._complete(batch)
-        except (_RefusedError, KeyError, TypeError, IndexError) as error:
+        except UNEXPECTED as error:
             raise SetupError(f"{self._url}: {error!r}") from error
 
     async def _complete(self, batch: Batch) -> Answer:
