@@ -223,8 +223,9 @@ def draw_peers(rows: Sequence[Row], path: Path) -> None:
     colors = dict(zip(peers, TABLEAU_COLORS, strict=False))
     figure = Figure(figsize=(8, 0.8 + 0.3 * len(bars)), layout="constrained")
     axes = figure.subplots()
+    has_cases = len({row.case for row in rows}) > 1
     drawn = axes.barh(
-        [row.name for row, _ in bars],
+        [row.name if has_cases else row.contender.name for row, _ in bars],
         [spread.median for _, spread in bars],
         xerr=[
             [spread.median - spread.q1 for _, spread in bars],

@@ -34,7 +34,7 @@ class Contender:
             "ngram": f"n-grams, K={self.lookahead}",
             "ssd": f"SSD, K={self.lookahead}",
         }[self.drafting]
-        unit = "" if self.needs_cuda else " CPUs"
+        unit = "" if self.needs_cuda else " CPU" if self.devices == "1" else " CPUs"
         return f"{self.peer}, {method}, {self.dtype}, {self.devices}{unit}"
 
     @property

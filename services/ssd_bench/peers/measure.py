@@ -58,7 +58,8 @@ class Row:
     @property
     def name(self) -> str:
         """Unique, for plots."""
-        return f"{self.contender.name}, batch {self.case.batch}, T={self.case.temperature:g}"
+        case = f"{self.case.data}, batch {self.case.batch}, T={self.case.temperature:g}"
+        return f"{self.contender.name}, {case}"
 
     @property
     def spread(self) -> Spread | None:
