@@ -28,6 +28,7 @@ def draw_results(runs: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
 
     Args:
         runs: contents of results.json. The hit rate is over N if they have several, else over T.
+            The parts of a round are those of the first run.
         folder: gets the files.
 
     Returns:
