@@ -187,18 +187,18 @@ def serve(
         target_flags=("--max-num-seqs", str(SLOTS), "--max-queue", str(SLOTS)),
         draft_flags=("--max-sessions", str(SLOTS)),
     )
+    drawing = plots() if "poisson" in names else None
     chosen = {name: LOADS[name] for name in names if name != "poisson"}
     if "poisson" in names:
         sweep = numbers(rates, "--rates", 0.001, 1000)
         chosen |= {f"poisson-{each:g}": replace(LOADS["poisson"], rate=each) for each in sweep}
-        drawing = plots()
     if "streams" in chosen:
         chosen["streams"] = replace(LOADS["streams"], streams=streams)
     options = ServeOptions(seconds=seconds, temperature=temperature, mode=mode)
     results = asyncio.run(_run(chosen, deployment, Client(guidellm, model, output, options), rate))
     found = json.dumps([asdict(each) for each in results], indent=1)
     (output / "serve.json").write_text(found)
-    if "poisson" in names:
+    if drawing is not None:
         drawing.draw_latency(results, output / "serve.png")
     if is_json:
         out.print_json(found)

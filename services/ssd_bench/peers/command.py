@@ -27,6 +27,7 @@ from ssd_bench.prompts import DEMO, Data, data_sets, read_texts
 
 PROMPT_CHARS = 1200
 MAX_BATCH = 16
+ON_CPUS = ",".join(name for name, peer in PEERS.items() if not peer.needs_cuda)
 NO_SETTINGS = ("environments", "output", "is_json", "debug")
 """Flags that a run may change when it goes on."""
 N = TypeVar("N", int, float)
@@ -43,7 +44,7 @@ def peers(
         typer.Option(
             "--peers", help="Engines, and NAME=URL of servers that run already, by commas."
         ),
-    ] = ",".join(name for name, peer in PEERS.items() if not peer.needs_cuda),
+    ] = ON_CPUS,
     dtypes: Annotated[str, typer.Option(help="float32, bfloat16, int8.")] = "float32",
     methods: Annotated[str, typer.Option(help="none, draft, ngram, ssd.")] = ",".join(METHODS),
     lookaheads: Annotated[str, typer.Option(help="K of drafts on the target's CPUs.")] = "3,5",

@@ -21,7 +21,9 @@ def offered(*peers: str, dtypes: tuple[str, ...] = ("float32",)) -> list[Contend
     return contenders(peers, dtypes=dtypes, lookaheads=[3, 5], threads=[1, 2], ssd_lookahead=6)
 
 
-def row(contender: Contender, *speeds: float, texts: list[list[list[int]]] | None = None) -> Row:
+def row(
+    contender: Contender, *speeds: float, texts: list[list[list[int] | str]] | None = None
+) -> Row:
     return Row(
         contender,
         tokens_per_second=list(speeds),
