@@ -4,18 +4,18 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ssd.demo.corpus import held_out_prompts
+from ssd.errors import SettingsError, SetupError
 from ssd.runtime.launch import Deployment
+from ssd.text.tokenizer import load_tokenizer
 from ssd_bench.command import (
     MAX_BATCH,
     MAX_LENGTH,
-    NUM_PROMPTS,
     PROMPT_CHARS,
     Branches,
     Debug,
@@ -38,12 +38,15 @@ from ssd_bench.command import (
     run_plan,
     widened,
 )
-from ssd_bench.machine import read_bandwidth
+from ssd_bench.drawing import plots
+from ssd_bench.machine import machine, read_bandwidth
 from ssd_bench.peers.command import peers
-from ssd_bench.report import markdown, records, round_records, terminal_table, whole_run
+from ssd_bench.prompts import DEMO, Data, data_sets, encoded, read_texts
+from ssd_bench.report import markdown, records, round_records, terminal_tables, whole_run
 from ssd_bench.runs import MODES, ON_ALL_CPUS, BenchmarkRun, DifferentTextsError
 from ssd_bench.sampling.command import sampling
 from ssd_bench.serve import serve
+from ssd_bench.stand_ins import data as data_command
 
 
 def bench(
@@ -57,6 +60,11 @@ def bench(
     branches: Branches = 24,
     batch: Numbers = "1,8",
     temperature: Numbers = "0,1",
+    data: Data = [DEMO],  # noqa: B006 - typer copies it
+    num_prompts: Annotated[int, typer.Option(min=1, help="Most prompts of a data set.")] = 64,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=8, max=1000, help="Most tokens of a prompt; longer ones are cut.")
+    ] = 512,
     max_tokens: MaxTokens = 128,
     repetitions: Repetitions = 5,
     dtype: Dtype = "auto",
@@ -70,7 +78,7 @@ def bench(
     is_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure AR, SD and SSD in one run on held-out prompts; write results.json and results.md."""
+    """Measure AR, SD and SSD in one run; write results.json, results.md and plots."""
     given = dict(locals())
     if context.invoked_subcommand is not None:
         return
@@ -80,6 +88,10 @@ def bench(
     settings = {name: str(value) for name, value in given.items()}
     batches = tuple(int(number) for number in numbers(batch, "--batch", 1, MAX_BATCH))
     temperatures = numbers(temperature, "--temperature", 0, 2)
+    texts = {
+        name: read_texts(file, num_prompts, num_chars=PROMPT_CHARS)
+        for name, file in data_sets(data).items()
+    }
     with tempfile.TemporaryDirectory() as scratch:
         folders = [
             widened(model, factor, Path(scratch))
@@ -98,16 +110,19 @@ def bench(
                 ),
             ),
             target_folder=folders[0],
-            prompts=held_out_prompts(NUM_PROMPTS, num_chars=PROMPT_CHARS),
+            prompts=encoded(texts, load_tokenizer(folders[0]), prompt_tokens),
             batches=batches,
             temperatures=temperatures,
             max_tokens=max_tokens,
             repetitions=repetitions,
+            # Of one data set among several, a cell without hits is a result.
+            needs_hits=list(texts) == [DEMO],
             modes=(*MODES, *(ON_ALL_CPUS if equal_hardware else ())),
         )
         results = run_plan(plan)
     bandwidth = read_bandwidth([min(os.sched_getaffinity(0))])
     found = {
+        "machine": machine(),
         "records": records(results, settings),
         "rounds": round_records(results.cells),
         "dtype": results.dtype,
@@ -117,26 +132,57 @@ def bench(
         "draft_peak_bytes": results.draft_peak_bytes,
         "read_bandwidth_bytes_per_second": bandwidth,
     }
-    table = markdown(results, bandwidth)
-    output.mkdir(parents=True, exist_ok=True)
-    (output / "results.json").write_text(json.dumps(found, indent=1))
-    (output / "results.md").write_text(table)
+    names = write(found, markdown(results, bandwidth), output)
     if is_json:
         out.print_json(json.dumps(found))
     else:
-        out.print(terminal_table(results))
+        out.print(*terminal_tables(results), sep="\n")
         out.print("\n".join(whole_run(results, bandwidth)), soft_wrap=True)
-        err.print(f"written to {output}/results.json and results.md")
+        err.print(f"written to {output}: {', '.join(names)}")
     num_different = sum(cell.num_different for cell in results.cells)
     if num_different:
         raise DifferentTextsError(f"{num_different} texts differ from those of plain decoding")
+
+
+def write(found: Mapping[str, Any], table: str, output: Path) -> list[str]:
+    """Write results.json, results.md and, with matplotlib, the plots; return the names."""
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "results.json").write_text(json.dumps(found, indent=1))
+    (output / "results.md").write_text(table)
+    try:
+        drawn = plots().draw_results([found], output)
+    except SetupError as error:
+        err.print(f"no plots: {error}")
+        drawn = []
+    return ["results.json", "results.md", *drawn]
+
+
+def plots_of(
+    files: Annotated[list[Path], typer.Argument(help="results.json of one or more runs.")],
+    *,
+    output: Output = Path("results"),
+    debug: Debug = False,  # noqa: ARG001 - read by ``run_app``
+) -> None:
+    """Draw runs of ``ssd bench`` again: speed-up, efficiency, hit rate, parts of a round.
+
+    Several runs are in one plot; runs with different --branches give the hit rate against N.
+    """
+    try:
+        found = [json.loads(file.read_text()) for file in files]
+        names = plots().draw_results(found, output)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        listed = ", ".join(map(str, files))
+        raise SettingsError(f"{listed}: not results.json of 'ssd bench' ({error!r})") from None
+    err.print(f"written to {output}: {', '.join(names)}")
 
 
 def main(argv: Sequence[str] | None = None, prog_name: str = "python -m ssd_bench") -> int:
     """Run a command line; return its exit code. The arguments are those of ``run_app``."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.callback(invoke_without_command=True)(bench)
+    app.command()(data_command)
     app.command()(peers)
+    app.command("plots")(plots_of)
     app.command()(sampling)
     app.command()(serve)
     return run_app(app, argv, prog_name)

@@ -1,17 +1,85 @@
-"""Read bandwidth of the machine, memory of processes, size of models."""
+"""Other work on the machine, its read bandwidth, memory of processes, size of models."""
 
+import asyncio
 import math
 import os
+import platform
+import statistics
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import NamedTuple, Self
 
 import numpy as np
 from safetensors import safe_open
 
 BUFFER_BYTES = 512 << 20
 PASSES = 5
+SAMPLE_SECONDS = 0.4
+"""Of the load of the machine while no contender computes."""
+SETTLE_SAMPLES = 15
+"""Before a measurement: processes that have just computed stop to wait actively. Those of vLLM do
+so for some seconds."""
+BUSY_CPUS = 0.15
+"""Other work on the machine, in CPUs, from which on a measurement is not usable."""
+
+
+class CpuTicks(NamedTuple):
+    """Times of all CPUs since the start of the machine, from ``/proc/stat``."""
+
+    used: int
+    """In which they computed, or other machines of the host did (stolen time)."""
+    stolen_ticks: int
+    whole: int
+
+    @classmethod
+    def read(cls) -> Self:
+        """Return the times until now."""
+        ticks = [int(each) for each in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+        idle = sum(ticks[3:5])  # idle, and waiting for a disk
+        return cls(sum(ticks[:8]) - idle, ticks[7], sum(ticks[:8]))
+
+    def busy(self) -> float:
+        """Return the CPUs that have been in use since this reading."""
+        now = self.read()
+        return _cpus(now.used - self.used, now.whole - self.whole)
+
+    def stolen(self) -> float:
+        """Return the CPUs that the host has taken from this machine since this reading."""
+        now = self.read()
+        return _cpus(now.stolen_ticks - self.stolen_ticks, now.whole - self.whole)
+
+
+def _cpus(ticks: int, whole: int) -> float:
+    return ticks / whole * (os.cpu_count() or 1) if whole else 0.0
+
+
+async def other_work(more_samples: int = SETTLE_SAMPLES) -> float:
+    """Return the CPUs that are in use while this run computes nothing.
+
+    Waits until they are few, for at most this many more samples.
+    """
+    found = float("inf")
+    for _ in range(1 + more_samples):
+        before = CpuTicks.read()
+        await asyncio.sleep(SAMPLE_SECONDS)
+        found = before.busy()
+        if found < BUSY_CPUS:
+            break
+    return found
+
+
+def was_quiet(other_cpus: Sequence[float]) -> bool:
+    """Return whether other work left the CPUs alone in most measurements."""
+    return bool(other_cpus) and statistics.median(other_cpus) < BUSY_CPUS
+
+
+def machine() -> str:
+    """Return the processor and its number of CPUs."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} CPUs"
 
 
 def read_bandwidth(cpus: Collection[int]) -> float:

@@ -1,17 +1,218 @@
-"""The plot of ``ssd bench peers``, as PNG. Needs matplotlib (extra ``bench``)."""
+"""Plots of benchmarks, as PNG. Needs matplotlib (extra ``bench``)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.colors import TABLEAU_COLORS
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from ssd_bench.peers.measure import Row
+from ssd_bench.peers.report import plain_of
+from ssd_bench.prompts import DEMO
+from ssd_bench.round_parts import PARTS
 from ssd_bench.sampling.rounds import Cell
+from ssd_bench.serve import LATENCIES, PERCENTILES, LoadResult
+
+Record = Mapping[str, Any]
+"""Of ``report.records`` or ``report.round_records``."""
+NAMES = {"ar": "AR", "sd": "SD", "ssd": "SSD", "ar-all": "AR, all CPUs", "sd-all": "SD, all CPUs"}
+DPI = 120
+_SIZE = (6.0, 3.6)
+
+
+def draw_results(runs: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
+    """Draw runs of ``ssd bench``: speed-up by mode, efficiency, hit rate, parts of a round.
+
+    Args:
+        runs: contents of results.json. The hit rate is over N if they have several, else over T.
+            The parts of a round are those of the first run.
+        folder: gets the files.
+
+    Returns:
+        The names of the files; a plot without a record is left out.
+    """
+    found: list[Record] = [record for run in runs for record in run["records"]]
+    folder.mkdir(parents=True, exist_ok=True)
+    several = len({_branches(each) for each in found}) > 1
+
+    def case(record: Record) -> str:
+        return _case(record) + (f", N={_branches(record)}" if several else "")
+
+    def chosen(figure: str) -> list[Record]:
+        return [each for each in found if each["figure"] == figure]
+
+    ups = [each for each in chosen("speed_up") if each["mode"].endswith("/ar")]
+    drawn = {
+        "speed_up.png": _draw_bars(ups, case),
+        "efficiency.png": _draw_lines(
+            chosen("efficiency"),
+            ("batch", lambda each: float(each["batch"])),
+            lambda each: f"{NAMES[each['mode']]}, {_case(each, 'batch')}",
+            "efficiency: verify / round (quartiles)",
+        ),
+        "hit_rate.png": _draw_lines(
+            chosen("hit_rate"),
+            ("branches of a table (N)", lambda each: float(_branches(each)))
+            if several
+            else ("temperature", lambda each: float(each["temperature"])),
+            lambda each: _case(each, "" if several else "T"),
+            "hit rate (quartiles)",
+        ),
+    }
+    for name, figure in drawn.items():
+        if figure is not None:
+            figure.savefig(folder / name, dpi=DPI)
+    names = [name for name, figure in drawn.items() if figure is not None]
+    rounds = [record for run in runs[:1] for record in run["rounds"]]
+    if rounds:
+        draw_rounds({"": rounds}, folder / "rounds.png")
+        names.append("rounds.png")
+    return names
+
+
+def _branches(record: Record) -> int:
+    return int(record["settings"]["branches"])
+
+
+def _case(record: Record, without: str = "") -> str:
+    """Return what was asked for: data set, batch size and temperature, but for one of them."""
+    parts = {
+        "batch": f"batch {record['batch']}",
+        "T": f"T={record['temperature']:g}",
+        "data": record.get("workload", DEMO),
+    }
+    return ", ".join(text for name, text in parts.items() if text and name != without)
+
+
+def _draw_bars(records: Sequence[Record], case: Callable[[Record], str]) -> Figure | None:
+    """Draw speed-ups over AR as groups of bars, a group for each case and a bar for each mode."""
+    if not records:
+        return None
+    cases = list(dict.fromkeys(map(case, records)))
+    modes = list(dict.fromkeys(each["mode"].split("/")[0] for each in records))
+    figure = Figure(figsize=(max(_SIZE[0], 1.4 * len(cases)), _SIZE[1]), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(modes)
+    for shift, mode in enumerate(modes):
+        own = [each for each in records if each["mode"].split("/")[0] == mode]
+        places = [cases.index(case(each)) + (shift - (len(modes) - 1) / 2) * width for each in own]
+        medians = [each["median"] for each in own]
+        bars = axes.bar(places, medians, width * 0.9, yerr=_errors(own), label=NAMES[mode])
+        for bar, each in zip(bars, own, strict=True):
+            bar.set_alpha(1.0 if each["is_usable"] else 0.4)
+        axes.bar_label(bars, [f"{each:.2f}" for each in medians], label_type="center", fontsize=8)
+    axes.axhline(1.0, color="gray", linewidth=1)
+    labels = [each.replace(", ", "\n") for each in cases]
+    axes.set_xticks(range(len(cases)), labels, fontsize=8)
+    axes.set_ylabel("tokens/s / AR (quartiles)")
+    axes.legend(fontsize=8)
+    return figure
+
+
+def _draw_lines(
+    records: Iterable[Record],
+    horizontal: tuple[str, Callable[[Record], float]],
+    label: Callable[[Record], str],
+    title: str,
+) -> Figure | None:
+    """Draw a figure as lines with quartiles, one for each label; None if all are single points."""
+    lines: dict[str, list[Record]] = {}
+    for each in records:
+        lines.setdefault(label(each), []).append(each)
+    name, value = horizontal
+    ticks = sorted({value(each) for own in lines.values() for each in own})
+    if len(ticks) < 2:
+        return None
+    figure = Figure(figsize=_SIZE, layout="constrained")
+    axes: Axes = figure.subplots()
+    for text, own in lines.items():
+        own.sort(key=value)
+        axes.errorbar(
+            list(map(value, own)),
+            [each["median"] for each in own],
+            yerr=_errors(own),
+            marker="o",
+            capsize=3,
+            label=text,
+        )
+    axes.set_xticks(ticks, [f"{each:g}" for each in ticks])
+    axes.set_ylim(0, 1.05)
+    axes.set_xlabel(name)
+    axes.set_ylabel(title)
+    figure.legend(fontsize=8, loc="outside right upper")
+    return figure
+
+
+def _errors(records: Sequence[Record]) -> list[list[float]]:
+    return [
+        [each["median"] - each["q1"] for each in records],
+        [each["q3"] - each["median"] for each in records],
+    ]
+
+
+def draw_rounds(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
+    """Draw the parts of a round as stacked bars: one bar for each run, side by side.
+
+    Args:
+        runs: the records of ``report.round_records``, by the name of the run.
+        path: the file to write.
+    """
+
+    def key(record: Record) -> str:
+        return f"{NAMES[record['mode']]}, {_case(record)}"
+
+    keys = list(dict.fromkeys(key(each) for records in runs.values() for each in records))
+    figure = Figure(figsize=(max(6.0, 0.9 * len(keys) * len(runs)), 4), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(runs)
+    colors = dict(zip(PARTS, TABLEAU_COLORS, strict=False))
+    ticks: dict[float, str] = {}
+    for shift, (name, records) in enumerate(runs.items()):
+        for each in records:
+            place = keys.index(key(each)) + (shift - (len(runs) - 1) / 2) * width
+            bottom = 0.0
+            for part in PARTS:
+                axes.bar(place, each["parts_ms"][part], width * 0.9, bottom, color=colors[part])
+                bottom += each["parts_ms"][part]
+            axes.annotate(f"{bottom:.3g}", (place, bottom), ha="center", va="bottom", fontsize=8)
+            label = key(each).replace(", ", "\n")
+            ticks[place] = f"{name}\n{label}" if len(runs) > 1 else label
+    axes.set_xticks(list(ticks), list(ticks.values()), fontsize=8)
+    axes.set_ylabel("milliseconds of a round")
+    parts = PARTS[::-1]
+    handles = [Patch(color=colors[part]) for part in parts]
+    figure.legend(handles, parts, loc="outside right upper")
+    figure.savefig(path, dpi=DPI)
+
+
+def draw_latency(results: Sequence[LoadResult], path: Path) -> None:
+    """Draw percentiles of TTFT and of the time between tokens against the rate of requests.
+
+    Args:
+        results: of ``ssd bench serve``; loads without a rate, or without latencies, are left out.
+        path: the file to write.
+    """
+    found = sorted((each for each in results if each.latency_ms), key=lambda each: each.rate)
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    rates = [each.rate for each in found]
+    for axes, name in zip(figure.subplots(1, 2), LATENCIES, strict=True):
+        for percentile in PERCENTILES:
+            values = [each.latency_ms[name][percentile] for each in found]
+            axes.plot(rates, values, "o-", label=percentile)
+        axes.set_xlabel("requests/s (Poisson)")
+        axes.set_ylabel(f"{name}, ms")
+        axes.set_ylim(bottom=0)
+        axes.legend(fontsize=8)
+    figure.savefig(path, dpi=DPI)
 
 
 def draw_peers(rows: Sequence[Row], path: Path) -> None:
     """Draw tokens a second of each contender as horizontal bars with quartiles.
+
+    A bar shows how many times as fast as plain decoding of the same engine on the same CPUs it is.
 
     Args:
         rows: rows without a measurement are left out; busy ones are pale.
@@ -21,10 +222,11 @@ def draw_peers(rows: Sequence[Row], path: Path) -> None:
     bars = [(row, spread) for row, spread in found if spread is not None]
     peers = dict.fromkeys(row.contender.peer for row in rows)
     colors = dict(zip(peers, TABLEAU_COLORS, strict=False))
-    figure = Figure(figsize=(8, 1 + 0.28 * len(bars)), layout="constrained")
+    figure = Figure(figsize=(8, 0.8 + 0.3 * len(bars)), layout="constrained")
     axes = figure.subplots()
-    axes.barh(
-        [row.name for row, _ in bars],
+    has_cases = len({row.case for row in rows}) > 1
+    drawn = axes.barh(
+        [row.name if has_cases else row.contender.name for row, _ in bars],
         [spread.median for _, spread in bars],
         xerr=[
             [spread.median - spread.q1 for _, spread in bars],
@@ -32,9 +234,15 @@ def draw_peers(rows: Sequence[Row], path: Path) -> None:
         ],
         color=[(colors[row.contender.peer], 1.0 if row.is_usable else 0.4) for row, _ in bars],
     )
-    axes.tick_params(axis="y", labelsize=7)
-    axes.set_xlabel("tokens/s of whole requests (quartiles)")
-    figure.savefig(path, dpi=120)
+    texts = []
+    for row, spread in bars:
+        plain = plain_of(row, rows)
+        base = plain.spread if plain is not None and plain is not row else None
+        texts.append("" if base is None else f"×{spread.median / base.median:.2f}")
+    axes.bar_label(drawn, texts, label_type="center", fontsize=8, color="white")
+    axes.tick_params(axis="y", labelsize=8)
+    axes.set_xlabel("tokens/s (quartiles); ×: over plain")
+    figure.savefig(path, dpi=DPI)
 
 
 def draw_sampling(cells: Sequence[Cell], path: Path, proposal_share: float) -> None:
@@ -75,4 +283,4 @@ def draw_sampling(cells: Sequence[Cell], path: Path, proposal_share: float) -> N
     speeds.set_xlabel("C of Saguaro sampling; 1 is rejection sampling")
     speeds.set_ylabel("predicted speed-up (dashed: coupled)")
     speeds.set_ylim(bottom=0)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=DPI)

@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from ssd_bench.metrics import Spread, spread, spreads
+from ssd_bench.prompts import DEMO
 from ssd_bench.round_parts import PARTS
 from ssd_bench.runs import MODES, ON_ALL_CPUS, Cell, Results
 
@@ -88,7 +89,7 @@ def records(results: Results, settings: Mapping[str, Any]) -> list[dict[str, Any
         for (mode, name), value in figures.items():
             found.append(
                 {
-                    "workload": "demo",
+                    "workload": cell.data,
                     "batch": cell.batch,
                     "temperature": cell.temperature,
                     "mode": mode,
@@ -97,6 +98,8 @@ def records(results: Results, settings: Mapping[str, Any]) -> list[dict[str, Any
                     "q1": value.q1,
                     "q3": value.q3,
                     "repetitions": len(next(iter(cell.figures.values()))),
+                    "is_usable": cell.is_usable,
+                    "other_cpus": cell.other_cpus,
                     "settings": dict(settings),
                 }
             )
@@ -105,13 +108,14 @@ def records(results: Results, settings: Mapping[str, Any]) -> list[dict[str, Any
 
 def markdown(results: Results, bandwidth: float) -> str:
     """Return the run as Markdown: a table of modes, then what concerns the whole run."""
-    header = ["batch", "T", "mode", *COLUMNS.values(), "/ AR", "texts that differ"]
+    header = ["data", "batch", "T", "mode", *COLUMNS.values(), "/ AR", "texts that differ"]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for cell in results.cells:
         for mode, repetitions in cell.figures.items():
             found = spreads(repetitions)
-            row = [str(cell.batch), f"{cell.temperature:g}", mode]
+            row = [cell.data, str(cell.batch), f"{cell.temperature:g}", mode]
             row += [str(found.get(name, "–")) for name in COLUMNS]
+            row[4] += "" if cell.is_usable else ", busy"
             ratio = speed_ups(cell).get((mode, "ar"), "")
             row.append(str(ratio))
             is_last = mode == list(cell.figures)[-1]
@@ -126,12 +130,27 @@ def markdown(results: Results, bandwidth: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def terminal_table(results: Results) -> Table:
-    """Return the medians in a table for a terminal."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+def terminal_tables(results: Results) -> list[Table]:
+    """Return the medians of each data set in a table for a terminal."""
+    names = dict.fromkeys(cell.data for cell in results.cells)
+    return [
+        _terminal_table(name, [cell for cell in results.cells if cell.data == name])
+        for name in names
+    ]
+
+
+def _terminal_table(data: str, cells: Sequence[Cell]) -> Table:
+    table = Table(
+        title=None if data == DEMO else data,
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="bold",
+    )
     for title in ("batch", "T", "mode", *_TERMINAL_COLUMNS.values(), "/ AR", "differ"):
         table.add_column(title, justify="right")
-    for cell in results.cells:
+    for cell in cells:
         for mode, repetitions in cell.figures.items():
             found = spreads(repetitions)
             shown = [
@@ -157,7 +176,10 @@ def whole_run(results: Results, bandwidth: float) -> list[str]:
         f"draft {results.draft_peak_bytes / 2**20:.0f} MiB",
     ]
     for cell in results.cells:
-        lines += [f"- batch {cell.batch}, T={cell.temperature:g}: {each}" for each in over_sd(cell)]
+        name = f"- {cell.data}, batch {cell.batch}, T={cell.temperature:g}: "
+        lines += [name + each for each in over_sd(cell)]
+        if not cell.is_usable:
+            lines.append(f"{name}not usable, other work took CPUs")
     for mode in MODES:
         reached = verify_bandwidth(results, mode)
         if reached is not None:
@@ -186,6 +208,7 @@ def round_records(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """Return the parts of a round, mean milliseconds, of each cell and mode: JSON values."""
     return [
         {
+            "workload": cell.data,
             "batch": cell.batch,
             "temperature": cell.temperature,
             "mode": mode,
@@ -203,12 +226,13 @@ def rounds_markdown(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [
         "Milliseconds of a round by part (means; medians over repetitions).",
         "",
-        "| " + " | ".join(("batch", "T", "mode", "round", *PARTS)) + " |",
-        "|" + "---|" * (4 + len(PARTS)),
+        "| " + " | ".join(("data", "batch", "T", "mode", "round", *PARTS)) + " |",
+        "|" + "---|" * (5 + len(PARTS)),
     ]
     for each in rounds:
         parts = each["parts_ms"]
         numbers = [f"{number:.3g}" for number in (sum(parts.values()), *(parts[p] for p in PARTS))]
-        cells = [str(each["batch"]), f"{each['temperature']:g}", each["mode"], *numbers]
+        case = (each["workload"], str(each["batch"]), f"{each['temperature']:g}", each["mode"])
+        cells = [*case, *numbers]
         lines.append("| " + " | ".join(cells) + " |")
     return lines

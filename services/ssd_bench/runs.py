@@ -5,15 +5,17 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 
 from ssd.errors import SSDError
 from ssd.rpc.client import DraftClient, TargetClient
-from ssd.rpc.codec import WHOLE_TEXT_MS, GenerateCall
+from ssd.rpc.codec import WHOLE_TEXT_MS, GenerateCall, Prompt
 from ssd.runtime.launch import Deployment, RunningDeployment, deployed
 from ssd.types import GenerationChunk, Mode, SamplingParams, TokenId
-from ssd_bench.machine import count_weights, peak_memory_bytes
+from ssd_bench.machine import CpuTicks, count_weights, other_work, peak_memory_bytes, was_quiet
 from ssd_bench.metrics import BatchFigures, Continuation, batch_figures
+from ssd_bench.prompts import DEMO
 from ssd_bench.round_parts import mean_ms, read_rounds
 
 BYTES_PER_WEIGHT = {
@@ -52,7 +54,8 @@ class BenchmarkRun:
 
     deployment: Deployment
     target_folder: Path
-    prompts: Sequence[str]
+    prompts: Mapping[str, Sequence[Prompt]]
+    """By data set."""
     batches: tuple[int, ...]
     temperatures: tuple[float, ...]
     max_tokens: int
@@ -66,12 +69,12 @@ class BenchmarkRun:
     def num_batches(self) -> int:
         """How many batches run: ``on_batch`` of ``run`` is called after each."""
         each = 1 + len(self.modes) * self.repetitions
-        return len(self.batches) * len(self.temperatures) * each
+        return len(self.prompts) * len(self.batches) * len(self.temperatures) * each
 
 
 @dataclass(slots=True)
 class Cell:
-    """One batch size at one temperature: the figures of each repetition, by mode."""
+    """One batch size at one temperature with one data set: figures of each repetition, by mode."""
 
     batch: int
     temperature: float
@@ -82,6 +85,15 @@ class Cell:
     mode."""
     parts_ms: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     """Mean milliseconds of a round by part, of each repetition, by mode."""
+    data: str = DEMO
+    """Name of the data set."""
+    other_cpus: list[float] = field(default_factory=list)
+    """CPUs that other work took before or during each repetition."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the machine was quiet in most repetitions."""
+        return was_quiet(self.other_cpus)
 
 
 @dataclass(slots=True)
@@ -129,11 +141,10 @@ async def run(plan: BenchmarkRun, on_batch: Callable[[], None]) -> Results:
         if any(name in ON_ALL_CPUS for name in plan.modes):
             wide = await stack.enter_async_context(deployed(on_all_cpus(plan.deployment)))
             contenders |= _on_all_cpus(plan, wide, await stack.enter_async_context(_client(wide)))
-        for batch in plan.batches:
-            for temperature in plan.temperatures:
-                cell = Cell(batch, temperature)
-                await _measure(contenders, plan, cell, on_batch)
-                results.cells.append(cell)
+        for batch, temperature, data in product(plan.batches, plan.temperatures, plan.prompts):
+            cell = Cell(batch, temperature, data=data)
+            await _measure(contenders, plan, cell, on_batch)
+            results.cells.append(cell)
         _record_memory(results, running)
         async with DraftClient(running.drafts[0].grpc_address) as draft:
             results.table_seconds = (await draft.get_status()).table_seconds
@@ -192,6 +203,7 @@ async def _measure(
     cell.parts_ms = {name: [] for name in contenders}
     for repetition in range(plan.repetitions):
         texts: list[list[tuple[TokenId, ...]]] = []
+        others, started = await other_work(), CpuTicks.read()
         for name, contender in contenders.items():
             before = await read_rounds(contender.http_address)
             batch = await _complete(contender, plan, cell, repetition)
@@ -199,15 +211,16 @@ async def _measure(
             cell.figures[name].append(batch_figures(batch, contender.num_cpus))
             texts.append([sequence.token_ids for sequence in batch])
             on_batch()
-        plain, *others = texts
-        for found in others:
+        cell.other_cpus.append(max(others, started.stolen()))
+        plain, *speculative_texts = texts
+        for found in speculative_texts:
             cell.num_compared += len(plain)
             cell.num_different += sum(a != b for a, b in zip(plain, found, strict=True))
     speculative = cell.figures.get("ssd", [])
     if plan.needs_hits and not any(figures.hit_rate for figures in speculative):
         raise NoHitsError(
-            f"batch {cell.batch}, temperature {cell.temperature:g}: no round was a hit: "
-            f"{why_no_hits(speculative)}"
+            f"{cell.data}, batch {cell.batch}, temperature {cell.temperature:g}: no round was a "
+            f"hit: {why_no_hits(speculative)}"
         )
 
 
@@ -234,8 +247,9 @@ async def _complete(
 ) -> list[Continuation]:
     first = repetition * cell.batch
     calls = []
+    prompts = plan.prompts[cell.data]
     for index in range(cell.batch):
-        prompt = plan.prompts[(first + index) % len(plan.prompts)]
+        prompt = prompts[(first + index) % len(prompts)]
         call = GenerateCall(
             prompt=prompt,
             sampling=SamplingParams(

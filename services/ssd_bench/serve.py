@@ -24,7 +24,18 @@ from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.runtime.launch import Deployment, RunningDeployment, deployed
 from ssd.types import SamplingParams, TokenId
-from ssd_bench.command import PROMPT_CHARS, Debug, Draft, Json, Output, Target, err, out
+from ssd_bench.command import (
+    PROMPT_CHARS,
+    Debug,
+    Draft,
+    Json,
+    Output,
+    Target,
+    err,
+    numbers,
+    out,
+)
+from ssd_bench.drawing import plots
 from ssd_bench.peers.environments import interpreter
 from ssd_bench.resources import MIB, Growth, recorded
 from ssd_bench.scrape import samples, scrape
@@ -62,6 +73,8 @@ class Load:
     """Clients that each have one request open; 0: requests arrive at a rate."""
     is_overload: bool = False
     """Whether refusals are expected."""
+    rate: float = 0.0
+    """Requests/s of ``--rates``, at random times (Poisson); refusals are a result. 0: others."""
 
     def spec(self, url: str, model: Path, options: "ServeOptions", rate: float) -> dict[str, Any]:
         """Return the configuration of guidellm."""
@@ -107,13 +120,20 @@ class LoadResult:
     """Texts that were compared during and after the load."""
     problems: Sequence[str]
     """Failed checks."""
+    rate: float = 0.0
+    """Of the load, if it is one of ``--rates``."""
+    latency_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Percentiles of TTFT and ITL of complete requests, as in guidellm's report."""
     growth: Sequence[Growth] = field(default_factory=tuple)
 
 
+LATENCIES = {"TTFT": "time_to_first_token_ms", "ITL": "inter_token_latency_ms"}
+PERCENTILES = ("p50", "p95", "p99")
 LOADS = {
     "streams": Load(streams=SLOTS, prompt_tokens=128, output_tokens=128),
     "prompts": Load(streams=8, prompt_tokens=1_900, output_tokens=16),
     "overload": Load(prompt_tokens=128, output_tokens=64, is_overload=True),
+    "poisson": Load(prompt_tokens=128, output_tokens=64),
 }
 """By the name on the command line."""
 
@@ -128,6 +148,9 @@ def serve(
         float | None,
         typer.Option(min=0.001, help=f"Requests/s of overload; default: {OVERLOAD}x of streams."),
     ] = None,
+    rates: Annotated[
+        str, typer.Option(help="Requests/s of the load poisson, each a load; draws serve.png.")
+    ] = "0.5,1,2,4",
     seconds: Annotated[float, typer.Option(min=1, help="Duration of each load.")] = 60.0,
     mode: Annotated[
         Literal["auto", "autoregressive", "speculative"], typer.Option(help="How rounds run.")
@@ -164,13 +187,19 @@ def serve(
         target_flags=("--max-num-seqs", str(SLOTS), "--max-queue", str(SLOTS)),
         draft_flags=("--max-sessions", str(SLOTS)),
     )
-    chosen = {name: LOADS[name] for name in names}
+    drawing = plots() if "poisson" in names else None
+    chosen = {name: LOADS[name] for name in names if name != "poisson"}
+    if "poisson" in names:
+        sweep = numbers(rates, "--rates", 0.001, 1000)
+        chosen |= {f"poisson-{each:g}": replace(LOADS["poisson"], rate=each) for each in sweep}
     if "streams" in chosen:
         chosen["streams"] = replace(LOADS["streams"], streams=streams)
     options = ServeOptions(seconds=seconds, temperature=temperature, mode=mode)
     results = asyncio.run(_run(chosen, deployment, Client(guidellm, model, output, options), rate))
     found = json.dumps([asdict(each) for each in results], indent=1)
     (output / "serve.json").write_text(found)
+    if drawing is not None:
+        drawing.draw_latency(results, output / "serve.png")
     if is_json:
         out.print_json(found)
     else:
@@ -242,7 +271,7 @@ async def _run(
         for name, load in loads.items():
             err.print(f"{name}: {client.options.seconds:g} s")
             capacity = next((r.requests_per_second for r in results if r.load == "streams"), 0.0)
-            own_rate = rate or OVERLOAD * max(capacity, 0.1)
+            own_rate = load.rate or rate or OVERLOAD * max(capacity, 0.1)
             results.append(
                 await measure(
                     name, load, running, TextCheck(target, calls, expected), client, own_rate
@@ -275,7 +304,7 @@ async def measure(
     growth = log.growth(benchmark["start_time"], benchmark["end_time"])
     checks = {
         f"{errors} requests failed": errors > 0,
-        f"{refusals} requests were refused": refusals > 0 and not load.is_overload,
+        f"{refusals} requests were refused": refusals > 0 and not (load.is_overload or load.rate),
         "no request was refused": load.is_overload and not refusals,
         "no request ended": not requests["successful"],
         f"{texts.changed} of {texts.compared} texts changed": texts.changed > 0,
@@ -289,6 +318,12 @@ async def measure(
         requests_per_second=metrics["requests_per_second"]["successful"]["mean"],
         texts=texts.compared,
         problems=[problem for problem, has_failed in checks.items() if has_failed],
+        rate=load.rate,
+        latency_ms={
+            name: {each: metrics[key]["successful"]["percentiles"][each] for each in PERCENTILES}
+            for name, key in LATENCIES.items()
+            if load.rate and requests["successful"]
+        },
         growth=growth,
     )
 

@@ -40,7 +40,7 @@ def test_all_modes_are_measured_at_each_batch_size(
             max_sessions=largest,
         ),
         target_folder=pair.target,
-        prompts=[_counting(first) for first in range(largest)],
+        prompts={"counting": [_counting(first) for first in range(largest)]},
         batches=BATCHES[device],
         temperatures=(TEMPERATURE,),
         max_tokens=MAX_TOKENS[device],

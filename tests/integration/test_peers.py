@@ -1,11 +1,17 @@
 """``ssd bench peers`` with real engines: this product's and transformers."""
 
+import asyncio
 import json
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 import transformers
-from tests.pairs import deployed
+from tests.pairs import deployed, target_of
+from tests.processes import running
 
 import ssd
 from ssd.testing.tiny_folder import write_tiny_folder
@@ -43,6 +49,41 @@ def test_engines_of_two_environments_write_the_same_texts(
     assert table.count("| 0/4 |") == 2, "assisted generation takes one prompt at a time"
 
 
+def test_after_ctrl_c_no_process_is_left_and_the_same_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "SETTLE_SAMPLES", 0)
+    monkeypatch.setattr(measuring, "BUSY_CPUS", float("inf"))
+    monkeypatch.setattr(engines, "deployed", deployed)
+    model = str(write_tiny_folder(tmp_path / "model", seed=1, max_len=1024))
+    arguments = [
+        *("peers", "--target", model, "--draft", model, "--peers", "ssd,transformers"),
+        *("--methods", "none", "--threads", "1", "--repetitions", "2", "--prompt-tokens", "16"),
+        *("--max-tokens", "24", "--environments", str(tmp_path), "--output", str(tmp_path)),
+    ]
+    before = {each.pid for each in psutil.Process().children(recursive=True)}
+    one = measuring._one
+
+    async def interrupted(*given: Any) -> None:
+        await one(*given)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as during:
+        during.setattr(measuring, "_one", interrupted)
+        assert main(arguments) == 130
+    assert {each.pid for each in psutil.Process().children(recursive=True)} <= before
+
+    def speeds() -> list[list[float]]:
+        rows = json.loads((tmp_path / "peers.json").read_text())["rows"]
+        return [row["tokens_per_second"] for row in rows]
+
+    first = speeds()
+    assert [len(each) for each in first] == [1, 0]
+    assert main(arguments) == 0
+    assert [len(each) for each in speeds()] == [2, 2]
+    assert speeds()[0][0] == first[0][0]
+
+
 @pytest.mark.asyncio
 async def test_an_engine_that_cannot_load_is_a_row_with_its_reason(tmp_path: Path) -> None:
     setup = Setup(
@@ -52,3 +93,32 @@ async def test_an_engine_that_cannot_load_is_a_row_with_its_reason(tmp_path: Pat
     batch: Batch = {"prompts": [[1]], "max_tokens": 16, "temperature": 0.0, "seed": 0}
     await measure(rows, setup, {Case(): [batch] * 2}, lambda _what: None)
     assert "the process ended with exit code 1: " in rows[0].failure
+
+
+async def test_a_gateway_is_a_peer_whose_texts_are_those_of_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "SETTLE_SAMPLES", 0)
+    monkeypatch.setattr(engines, "deployed", deployed)
+    model = str(write_tiny_folder(tmp_path / "model", seed=1, max_len=1024))
+    flags = ("--max-model-len", "1024", "--dtype", "float32")
+    async with target_of(model, *flags) as (target, _):
+        own = ("--targets", target.grpc_address, "--port", "0")
+        async with running("ssd_gateway", *own) as gateway:
+            await gateway.until("ready")
+            arguments = (
+                *("peers", "--target", model, "--draft", model, "--methods", "none"),
+                *("--peers", f"ssd,http=http://{gateway.http_address}/v1", "--threads", "1"),
+                *("--batches", "1,2", "--repetitions", "2", "--prompt-tokens", "16"),
+                *("--max-tokens", "24", "--environments", str(tmp_path)),
+                *("--output", str(tmp_path / "out")),
+            )
+            assert await asyncio.to_thread(main, arguments) == 0
+    found = json.loads((tmp_path / "out" / "peers.json").read_text())
+    assert not [row["failure"] for row in found["rows"] if row["failure"]]
+    assert {row["version"] for row in found["rows"]} == {
+        ssd.__version__,
+        "OpenAI, prompts are ids",
+    }
+    table = (tmp_path / "out" / "peers.md").read_text()
+    assert [each in table for each in ("| 0/2 |", "| 0/4 |")] == [True, True]

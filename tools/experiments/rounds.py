@@ -2,14 +2,10 @@
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from matplotlib.colors import TABLEAU_COLORS
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from ssd.demo.corpus import held_out_prompts
 from ssd.demo.widen import pad_vocabulary
@@ -36,8 +32,9 @@ from ssd_bench.command import (
     out,
     run_plan,
 )
+from ssd_bench.plots import draw_rounds
+from ssd_bench.prompts import DEMO
 from ssd_bench.report import round_records, rounds_markdown
-from ssd_bench.round_parts import PARTS
 from ssd_bench.runs import MODES, BenchmarkRun
 
 
@@ -79,7 +76,7 @@ def rounds(
                 common_flags=(*flags, *MAX_LENGTH),
             ),
             target_folder=folders[0],
-            prompts=held_out_prompts(NUM_PROMPTS, num_chars=PROMPT_CHARS),
+            prompts={DEMO: held_out_prompts(NUM_PROMPTS, num_chars=PROMPT_CHARS)},
             batches=tuple(int(number) for number in numbers(batch, "--batch", 1, MAX_BATCH)),
             temperatures=numbers(temperature, "--temperature", 0, 2),
             max_tokens=max_tokens,
@@ -92,7 +89,8 @@ def rounds(
     output.mkdir(parents=True, exist_ok=True)
     (output / "rounds.json").write_text(json.dumps({"name": name, "rounds": found}, indent=1))
     (output / "rounds.md").write_text(table + "\n")
-    draw({each["name"]: each["rounds"] for each in earlier} | {name: found}, output / "rounds.png")
+    runs = {each["name"]: each["rounds"] for each in earlier} | {name: found}
+    draw_rounds(runs, output / "rounds.png")
     out.print(table, soft_wrap=True)
     err.print(f"written to {output}/rounds.json, rounds.md and rounds.png")
 
@@ -108,38 +106,3 @@ def padded(model: str, vocabulary: int, scratch: Path) -> Path:
         return folder
     err.print(f"padding the vocabulary of {model} to {vocabulary} ids")
     return pad_vocabulary(folder, vocabulary, scratch / f"{folder.name}-{vocabulary}")
-
-
-def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
-    """Draw the parts of a round as stacked bars: one bar for each run, side by side.
-
-    Args:
-        runs: the records of ``report.round_records``, by the name of the run.
-        path: the file to write.
-    """
-    keys = list(dict.fromkeys(_key(each) for records in runs.values() for each in records))
-    figure = Figure(figsize=(max(6.0, 1.2 * len(keys) * len(runs)), 6), layout="constrained")
-    axes = figure.subplots()
-    width = 0.8 / len(runs)
-    colors = dict(zip(PARTS, TABLEAU_COLORS, strict=False))
-    ticks: dict[float, str] = {}
-    for shift, (name, records) in enumerate(runs.items()):
-        for each in records:
-            place = keys.index(_key(each)) + (shift - (len(runs) - 1) / 2) * width
-            bottom = 0.0
-            for part in PARTS:
-                axes.bar(place, each["parts_ms"][part], width * 0.9, bottom, color=colors[part])
-                bottom += each["parts_ms"][part]
-            axes.annotate(f"{bottom:.3g}", (place, bottom), ha="center", va="bottom", fontsize=7)
-            label = _key(each).replace(", ", "\n")
-            ticks[place] = f"{name}\n{label}" if len(runs) > 1 else label
-    axes.set_xticks(list(ticks), list(ticks.values()), fontsize=7)
-    axes.set_ylabel("milliseconds of a round")
-    parts = PARTS[::-1]
-    handles = [Patch(color=colors[part]) for part in parts]
-    figure.legend(handles, parts, loc="outside right upper")
-    figure.savefig(path, dpi=120)
-
-
-def _key(record: Mapping[str, Any]) -> str:
-    return f"{record['mode']}, batch {record['batch']}, T={record['temperature']:g}"

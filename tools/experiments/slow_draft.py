@@ -41,6 +41,7 @@ from ssd_bench.command import (
     with_progress,
 )
 from ssd_bench.metrics import Spread, spreads
+from ssd_bench.prompts import DEMO
 from ssd_bench.report import speed_up
 from ssd_bench.runs import BenchmarkRun, Cell, Results, run
 
@@ -87,7 +88,7 @@ def slow_draft(
                 target_flags=("--backup", backup),
             ),
             target_folder=folders[0],
-            prompts=held_out_prompts(NUM_PROMPTS, num_chars=PROMPT_CHARS),
+            prompts={DEMO: held_out_prompts(NUM_PROMPTS, num_chars=PROMPT_CHARS)},
             batches=(batch,),
             temperatures=(temperature,),
             max_tokens=max_tokens,

@@ -3,8 +3,7 @@
 import asyncio
 import json
 import os
-import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -13,20 +12,24 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from ssd.console import can_redraw, make_console
-from ssd.demo.corpus import held_out_prompts
 from ssd.errors import SettingsError
 from ssd.model_files.model_source import resolve
 from ssd.runtime.cpu_plan import one_cpu_a_core
 from ssd.text.tokenizer import load_tokenizer
 from ssd_bench.drawing import plots
-from ssd_bench.peers.contenders import PEERS, contenders
+from ssd_bench.machine import machine
+from ssd_bench.peers.contenders import PEERS, contenders, server
 from ssd_bench.peers.engines import Setup
 from ssd_bench.peers.measure import Case, Row, measure, num_steps
 from ssd_bench.peers.report import METHODS, markdown, records, rows_of
 from ssd_bench.peers.workers.wire import Batch
+from ssd_bench.prompts import DEMO, Data, data_sets, read_texts
 
 PROMPT_CHARS = 1200
 MAX_BATCH = 16
+ON_CPUS = ",".join(name for name, peer in PEERS.items() if not peer.needs_cuda)
+NO_SETTINGS = ("environments", "output", "is_json", "debug")
+"""Flags that a run may change when it goes on."""
 N = TypeVar("N", int, float)
 out = make_console(soft_wrap=False)
 err = make_console(stderr=True)
@@ -36,9 +39,12 @@ def peers(
     *,
     target: Annotated[str, typer.Option(help="Model folder or demo://target.")] = "demo://target",
     draft: Annotated[str, typer.Option(help="Model folder or demo://draft.")] = "demo://draft",
-    names: Annotated[str, typer.Option("--peers", help="Engines, separated by commas.")] = ",".join(
-        PEERS
-    ),
+    names: Annotated[
+        str,
+        typer.Option(
+            "--peers", help="Engines, and NAME=URL of servers that run already, by commas."
+        ),
+    ] = ON_CPUS,
     dtypes: Annotated[str, typer.Option(help="float32, bfloat16, int8.")] = "float32",
     methods: Annotated[str, typer.Option(help="none, draft, ngram, ssd.")] = ",".join(METHODS),
     lookaheads: Annotated[str, typer.Option(help="K of drafts on the target's CPUs.")] = "3,5",
@@ -46,7 +52,10 @@ def peers(
     threads: Annotated[str, typer.Option(help="CPUs of a target.")] = "1,2",
     batches: Annotated[str, typer.Option(help="Prompts at a time.")] = "1",
     temperatures: Annotated[str, typer.Option(help="Each with each of --batches.")] = "0",
-    prompt_tokens: Annotated[int, typer.Option(min=8, max=512)] = 96,
+    data: Data = [DEMO],  # noqa: B006 - typer copies it
+    prompt_tokens: Annotated[
+        int, typer.Option(min=8, max=512, help="Most tokens of a prompt; the demo's have as many.")
+    ] = 96,
     max_tokens: Annotated[int, typer.Option(min=16, max=448)] = 160,
     repetitions: Annotated[int, typer.Option(min=1, help="Batches, each in turn.")] = 7,
     environments: Annotated[
@@ -59,31 +68,29 @@ def peers(
     debug: Annotated[bool, typer.Option("--debug", help="Show stack traces.")] = False,
 ) -> None:
     """Measure this product beside other engines; write peers.json, peers.md and peers.png."""
-    given = {name: str(value) for name, value in locals().items()}
-    for name in ("environments", "output", "is_json", "debug"):
-        del given[name]
-    del debug
+    given = {name: str(value) for name, value in locals().items() if name not in NO_SETTINGS}
+    sets = data_sets(data)
     cases = [
-        Case(batch, temperature)
+        Case(batch, temperature, name)
+        for name in sets
         for temperature in _numbers(temperatures, "--temperatures", float, 0, 2)
         for batch in _numbers(batches, "--batches", int, 1, MAX_BATCH)
     ]
-    chosen = names.split(",")
-    if not set(chosen) <= set(PEERS):
-        raise typer.BadParameter(f"--peers {names!r}: choose of {', '.join(PEERS)}")
+    chosen, servers = _engines(names)
     drawing = plots()
     cpus = one_cpu_a_core(os.sched_getaffinity(0))
+    offered = contenders(
+        chosen,
+        dtypes=dtypes.split(","),
+        lookaheads=_numbers(lookaheads, "--lookaheads", int, 1, 16),
+        threads=_numbers(threads, "--threads", int, 1, len(cpus)),
+        ssd_lookahead=ssd_lookahead,
+    )
     rows = [
         Row(each, case)
         for case in cases
-        for each in contenders(
-            chosen,
-            dtypes=dtypes.split(","),
-            lookaheads=_numbers(lookaheads, "--lookaheads", int, 1, 16),
-            threads=_numbers(threads, "--threads", int, 1, len(cpus)),
-            ssd_lookahead=ssd_lookahead,
-        )
-        if each.drafting in methods.split(",")
+        for each in (*offered, *map(server, servers))
+        if each.drafting in (*methods.split(","), "server")
         and (each.drafting != "draft" or case.batch <= PEERS[each.peer].drafting_batch)
     ]
     if not rows:
@@ -99,27 +106,38 @@ def peers(
         batch=max(case.batch for case in cases),
         environments=cache,
         scratch=cache / "scratch",
+        servers=servers,
     )
+    asked = {
+        case: batches
+        for name, path in sets.items()
+        for case, batches in _batches(
+            [each for each in cases if each.data == name],
+            path,
+            load_tokenizer(setup.target).encode,
+            (repetitions, prompt_tokens, max_tokens),
+        ).items()
+    }
     setup.scratch.mkdir(parents=True, exist_ok=True)
     output.mkdir(parents=True, exist_ok=True)
-    file, partial = output / "peers.json", output / "peers.json.part"
+    file = output / "peers.json"
     rows = _continued(file, given, rows)
-    asked = _batches(setup, cases, repetitions, prompt_tokens, max_tokens)
 
     def save() -> None:
         found: dict[str, Any] = {"settings": given, "machine": machine(), "rows": records(rows)}
-        partial.write_text(json.dumps(found))
-        partial.replace(file)
+        # A file that is replaced is complete at any time.
+        file.with_suffix(".part").write_text(json.dumps(found))
+        file.with_suffix(".part").replace(file)
 
     try:
         _with_progress(rows, setup, asked, save)
     finally:
         save()
     conditions = (
-        f"{machine()}; {prompt_tokens} + {max_tokens} tokens; medians (quartiles) of {repetitions} "
-        "batches in turn, whole requests."
+        f"{machine()}; up to {prompt_tokens} + {max_tokens} tokens; medians (quartiles) of "
+        f"{repetitions} batches in turn, whole requests."
     )
-    table = markdown(rows, conditions)
+    table = markdown(rows, conditions, load_tokenizer(setup.target).decode)
     (output / "peers.md").write_text(table)
     drawing.draw_peers(rows, output / "peers.png")
     if is_json:
@@ -129,11 +147,19 @@ def peers(
     err.print(f"written to {output}/peers.json, peers.md and peers.png")
 
 
-def machine() -> str:
-    """Return the processor and its number of CPUs."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} CPUs"
+def _engines(names: str) -> tuple[list[str], dict[str, str]]:
+    """Return the engines of ``--peers``, and the URLs of its servers by their names."""
+    chosen = [each for each in names.split(",") if "=" not in each]
+    servers = dict(each.split("=", 1) for each in names.split(",") if "=" in each)
+    if not set(chosen) <= set(PEERS):
+        raise typer.BadParameter(f"--peers {names!r}: choose of {', '.join(PEERS)}, or NAME=URL")
+    for name, url in servers.items():
+        if not name or name in PEERS or not url.startswith(("http://", "https://")):
+            raise typer.BadParameter(
+                f"--peers {name}={url}: must be a name of its own and a URL, for example "
+                "sglang=http://127.0.0.1:30000"
+            )
+    return chosen, servers
 
 
 def _numbers(text: str, flag: str, kind: type[N], low: N, high: N) -> list[N]:
@@ -149,39 +175,51 @@ def _numbers(text: str, flag: str, kind: type[N], low: N, high: N) -> list[N]:
 
 
 def _batches(
-    setup: Setup, cases: Sequence[Case], repetitions: int, prompt_tokens: int, max_tokens: int
+    cases: Sequence[Case],
+    file: Path | None,
+    encode: Callable[[str], Sequence[int]],
+    sizes: tuple[int, int, int],
 ) -> dict[Case, list[Batch]]:
-    """Return one batch for each repetition, and one to warm up with.
+    """Return one batch for each repetition, and one to warm up with, from one data set.
 
-    No prompt occurs twice: engines keep what they have stored of earlier ones.
+    No prompt occurs twice: engines keep what they have stored of earlier ones. The prompts of a
+    batch are cut to the shortest of them, because some engines take prompts of one length.
+
+    Args:
+        cases: of the data set.
+        file: of the data set; None: the demo.
+        encode: of the target's tokenizer.
+        sizes: repetitions, most tokens of a prompt, new tokens.
     """
-    tokenizer = load_tokenizer(setup.target)
+    repetitions, prompt_tokens, max_tokens = sizes
     count = sum(case.batch for case in cases) * (1 + repetitions)
-    texts = held_out_prompts(count, num_chars=PROMPT_CHARS)
-    prompts = iter([list(tokenizer.encode(text))[:prompt_tokens] for text in texts])
-    found = {
-        case: [
-            Batch(
-                prompts=list(islice(prompts, case.batch)),
-                max_tokens=max_tokens,
-                temperature=case.temperature,
-                seed=repetition * case.batch,
-            )
-            for repetition in range(1 + repetitions)
-        ]
-        for case in cases
-    }
-    sizes = {len(each) for one in found.values() for batch in one for each in batch["prompts"]}
-    if len(texts) < count or sizes != {prompt_tokens}:
+    texts = read_texts(file, count, num_chars=PROMPT_CHARS)
+    prompts = [list(encode(text))[:prompt_tokens] for text in texts]
+    if len(texts) < count or (file is None and {len(each) for each in prompts} != {prompt_tokens}):
         raise SettingsError(
-            f"--prompt-tokens {prompt_tokens} and --repetitions {repetitions}: the demo has no "
-            f"{count} prompts of this length"
+            f"{file or 'the demo'}: fewer than {count} prompts of this length, which --repetitions "
+            f"{repetitions} and --prompt-tokens {prompt_tokens} need: choose smaller numbers"
         )
-    return found
+    left = iter(prompts)
+
+    def batch(case: Case, repetition: int) -> Batch:
+        own = list(islice(left, case.batch))
+        length = min(map(len, own))
+        return Batch(
+            prompts=[each[:length] for each in own],
+            max_tokens=max_tokens,
+            temperature=case.temperature,
+            seed=repetition * case.batch,
+        )
+
+    return {case: [batch(case, each) for each in range(1 + repetitions)] for case in cases}
 
 
 def _continued(file: Path, given: dict[str, str], rows: list[Row]) -> list[Row]:
-    """Return rows with the measurements of a run that was ended, if the file has one."""
+    """Return rows with the measurements of a run that was ended, if the file has one.
+
+    From the first one on a busy machine on, a row is measured again.
+    """
     if not file.exists():
         return rows
     found = json.loads(file.read_text())
@@ -190,6 +228,7 @@ def _continued(file: Path, given: dict[str, str], rows: list[Row]) -> list[Row]:
     known = {(row.contender, row.case): row for row in rows_of(found["rows"])}
     for row in known.values():
         row.failure = ""
+        row.forget_busy()
     return [known.get((row.contender, row.case), row) for row in rows]
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 Dtype = Literal["float32", "bfloat16", "int8"]
-Drafting = Literal["none", "draft", "ngram", "ssd"]
+Drafting = Literal["none", "draft", "ngram", "ssd", "server"]
 """Plain decoding; a draft model on the target's CPUs; n-grams of the text; drafts of this product
-on a CPU of their own."""
+on a CPU of their own; what a server does that runs already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -15,7 +15,7 @@ class Contender:
     """An engine with its settings."""
 
     peer: str
-    """``ssd`` or the name of an environment."""
+    """``ssd``, the name of an environment, or that of a server."""
     drafting: Drafting = "none"
     lookahead: int = 0
     """Tokens of a proposal; 0 without proposals."""
@@ -26,14 +26,27 @@ class Contender:
     @property
     def name(self) -> str:
         """Unique, for tables and files."""
+        if self.drafting == "server":
+            return f"{self.peer}, a server"
         method = {
             "none": "plain",
             "draft": f"draft model, K={self.lookahead}",
             "ngram": f"n-grams, K={self.lookahead}",
             "ssd": f"SSD, K={self.lookahead}",
         }[self.drafting]
-        cpus = f"{self.threads} + 1" if self.drafting == "ssd" else f"{self.threads}"
-        return f"{self.peer}, {method}, {self.dtype}, {cpus} CPUs"
+        unit = "" if self.needs_cuda else " CPU" if self.devices == "1" else " CPUs"
+        return f"{self.peer}, {method}, {self.dtype}, {self.devices}{unit}"
+
+    @property
+    def needs_cuda(self) -> bool:
+        """Whether it runs on GPUs instead of CPUs."""
+        return self.peer in PEERS and PEERS[self.peer].needs_cuda
+
+    @property
+    def devices(self) -> str:
+        """How many CPUs, or GPUs, target and draft use; empty if this is not known."""
+        count = f"{self.threads} + 1" if self.drafting == "ssd" else f"{self.threads or ''}"
+        return f"{count} GPU" if self.needs_cuda else count
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +57,24 @@ class Peer:
     drafting: tuple[Drafting, ...]
     drafting_batch: int = 16
     """Most prompts at a time with a draft."""
+    needs_cuda: bool = False
+    """Whether it runs on GPUs instead of CPUs."""
 
 
+PAPER = "ssd-paper"
+"""The engine of the SSD paper's authors."""
 PEERS = {
     "ssd": Peer(("float32", "bfloat16", "int8"), ("none", "draft", "ssd")),
     "openvino-genai": Peer(("float32", "bfloat16", "int8"), ("none", "draft")),
     "transformers": Peer(("float32", "bfloat16"), ("none", "draft"), drafting_batch=1),
     "vllm": Peer(("float32", "bfloat16"), ("none", "ngram", "draft", "ssd")),
+    PAPER: Peer(("bfloat16",), ("none", "draft", "ssd"), needs_cuda=True),
 }
+
+
+def server(name: str) -> Contender:
+    """Return the contender of a server that runs already, with settings of its own."""
+    return Contender(peer=name, drafting="server", threads=0, dtype="")
 
 
 def contenders(
@@ -83,7 +106,7 @@ def contenders(
                             peer=peer, drafting="ssd", lookahead=ssd_lookahead, dtype=dtype
                         )
                         continue
-                    for count in threads:
+                    for count in (1,) if PEERS[peer].needs_cuda else threads:
                         for lookahead in (0,) if drafting == "none" else lookaheads:
                             yield Contender(
                                 peer=peer,

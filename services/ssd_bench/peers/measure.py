@@ -1,29 +1,29 @@
 """Measures contenders in turn: one batch of each in every repetition."""
 
-import asyncio
 import contextlib
 import os
-import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 from ssd.errors import SSDError
-from ssd_bench.machine import memory_bytes
-from ssd_bench.metrics import Spread
+from ssd_bench.machine import (
+    BUSY_CPUS,
+    SETTLE_SAMPLES,
+    CpuTicks,
+    memory_bytes,
+    other_work,
+    was_quiet,
+)
+from ssd_bench.metrics import Spread, spread
 from ssd_bench.peers.contenders import Contender
 from ssd_bench.peers.engines import Engine, Setup, engine
 from ssd_bench.peers.workers.wire import Batch
+from ssd_bench.prompts import DEMO
 
-SAMPLE_SECONDS = 0.4
-"""Of the load of the machine while no contender computes."""
-SETTLE_SAMPLES = 15
-"""Before a measurement: the processes of the last contender stop to wait actively. Those of vLLM do
-so for some seconds."""
 WARM_UP_TOKENS = 16
-BUSY_CPUS = 0.15
-"""Other work on the machine, in CPUs, from which on a measurement is not usable."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -33,6 +33,8 @@ class Case:
     batch: int = 1
     """Prompts at a time."""
     temperature: float = 0.0
+    data: str = DEMO
+    """Name of the data set."""
 
 
 @dataclass(slots=True)
@@ -47,31 +49,35 @@ class Row:
     tokens_per_second: list[float] = field(default_factory=list)
     """New tokens of whole requests, the prompt's pass included, by repetition."""
     other_cpus: list[float] = field(default_factory=list)
-    """CPUs that other work took before each measurement."""
-    texts: list[list[list[int]]] = field(default_factory=list)
-    """By repetition and prompt."""
+    """CPUs that other work took before each measurement, or the host during it."""
+    texts: list[list[list[int] | str]] = field(default_factory=list)
+    """By repetition and prompt: ids, or text if an engine does not report ids."""
     failure: str = ""
     """Why the contender has no more measurements."""
 
     @property
     def name(self) -> str:
         """Unique, for plots."""
-        return f"{self.contender.name}, batch {self.case.batch}, T={self.case.temperature:g}"
+        case = f"{self.case.data}, batch {self.case.batch}, T={self.case.temperature:g}"
+        return f"{self.contender.name}, {case}"
 
     @property
     def spread(self) -> Spread | None:
         """Median and quartiles of the tokens per second."""
         if not self.tokens_per_second:
             return None
-        if len(self.tokens_per_second) == 1:
-            return Spread(*self.tokens_per_second * 3)
-        q1, median, q3 = statistics.quantiles(self.tokens_per_second, n=4, method="inclusive")
-        return Spread(median, q1, q3)
+        return spread(self.tokens_per_second)
 
     @property
     def is_usable(self) -> bool:
         """Whether the machine was quiet in most measurements."""
-        return bool(self.other_cpus) and statistics.median(self.other_cpus) < BUSY_CPUS
+        return was_quiet(self.other_cpus)
+
+    def forget_busy(self) -> None:
+        """Remove the first measurement on a busy machine, and those after it."""
+        kept = len(list(takewhile(lambda cpus: cpus < BUSY_CPUS, self.other_cpus)))
+        for measured in (self.tokens_per_second, self.other_cpus, self.texts):
+            del measured[kept:]
 
 
 async def measure(
@@ -130,17 +136,13 @@ def num_steps(rows: Sequence[Row], batches: Mapping[Case, Sequence[Batch]]) -> i
 
 
 async def _one(row: Row, engine: Engine, batch: Batch) -> None:
-    other_cpus = await other_work()
-    for _ in range(SETTLE_SAMPLES):
-        if other_cpus < BUSY_CPUS:
-            break
-        other_cpus = await other_work()
-    started = time.perf_counter()
-    texts = await engine.complete(batch)
+    other_cpus = await other_work(SETTLE_SAMPLES)
+    started, ticks = time.perf_counter(), CpuTicks.read()
+    answer = await engine.complete(batch)
     seconds = time.perf_counter() - started
-    row.other_cpus.append(other_cpus)
-    row.tokens_per_second.append(sum(map(len, texts)) / seconds)
-    row.texts.append(texts)
+    row.other_cpus.append(max(other_cpus, ticks.stolen()))
+    row.tokens_per_second.append(answer.num_tokens / seconds)
+    row.texts.append(list(answer.texts))
 
 
 @contextlib.asynccontextmanager
@@ -152,21 +154,6 @@ async def _failures(rows: Sequence[Row], end: contextlib.AsyncExitStack) -> Asyn
         for row in rows:
             row.failure = str(error)
         await end.aclose()
-
-
-async def other_work() -> float:
-    """Return the CPUs that are in use while this run computes nothing."""
-    before = _cpu_ticks()
-    await asyncio.sleep(SAMPLE_SECONDS)
-    used, whole = (now - then for now, then in zip(_cpu_ticks(), before, strict=True))
-    return used / whole * (os.cpu_count() or 1) if whole else 0.0
-
-
-def _cpu_ticks() -> tuple[int, int]:
-    """Return the time in which the CPUs of the machine computed, and all of it."""
-    ticks = [int(each) for each in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
-    idle = sum(ticks[3:5])  # idle, and waiting for a disk
-    return sum(ticks[:8]) - idle, sum(ticks[:8])
 
 
 def own_memory() -> int:

@@ -1,13 +1,14 @@
 """Tables and the plot of ``ssd bench peers``."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from ssd_bench.peers.contenders import Contender
 from ssd_bench.peers.measure import Case, Row
 
 TITLES = (
+    "data",
     "batch",
     "T",
     "engine",
@@ -21,65 +22,83 @@ TITLES = (
     "memory",
 )
 METHODS = {"none": "plain", "draft": "draft model", "ngram": "n-grams", "ssd": "SSD"}
+SERVER = "a server"
+PLAIN = ("ssd", "none")
+Text = list[int] | str
+Decode = Callable[[Sequence[int]], str]
 
 
 def records(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the rows as JSON values."""
-    return [asdict(row) for row in rows]
+    return [{**asdict(row), "is_usable": row.is_usable} for row in rows]
 
 
 def rows_of(values: Sequence[dict[str, Any]]) -> list[Row]:
     """Return the rows of ``records``."""
+    kept = {each.name for each in fields(Row)}
     return [
         Row(
-            **{
-                **each,
-                "contender": Contender(**each["contender"]),
-                "case": Case(**each["case"]),
-            }
+            **{name: value for name, value in each.items() if name in kept}
+            | {"contender": Contender(**each["contender"]), "case": Case(**each["case"])}
         )
         for each in values
     ]
 
 
-def markdown(rows: Sequence[Row], conditions: str) -> str:
-    """Return the table with its conditions."""
+def markdown(rows: Sequence[Row], conditions: str, decode: Decode) -> str:
+    """Return the table with its conditions; ``decode`` is that of the target's tokenizer."""
     lines = [conditions, "", "| " + " | ".join(TITLES) + " |", "|" + "---|" * len(TITLES)]
-    lines += ["| " + " | ".join(_cells(row, _plain(row, rows))) + " |" for row in rows]
+    lines += ["| " + " | ".join(_cells(row, rows, decode)) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
-def _plain(row: Row, rows: Sequence[Row]) -> Row | None:
+def plain_of(row: Row, rows: Sequence[Row]) -> Row | None:
     """Return plain decoding of the same engine and case with the same dtype and CPUs."""
     plain = replace(row.contender, drafting="none", lookahead=0)
     found = (each for each in rows if each.contender == plain and each.case == row.case)
     return next(found, None)
 
 
-def _cells(row: Row, plain: Row | None) -> tuple[str, ...]:
+def _cells(row: Row, rows: Sequence[Row], decode: Decode) -> tuple[str, ...]:
     own, spread, ratio, different = row.contender, row.spread, "", ""
-    if plain is not None and plain is not row:
-        if spread and plain.spread:
-            ratio = f"{spread.median / plain.spread.median:.2f}"
+    plain = plain_of(row, rows)
+    is_server = own.drafting == "server"
+    if plain is not None and plain is not row and spread and plain.spread:
+        ratio = f"{spread.median / plain.spread.median:.2f}"
+    reference = _plain_of_product(row, rows) if is_server else plain
+    if reference is not None and reference is not row:
         pairs = [
             pair
-            for ours, theirs in zip(row.texts, plain.texts, strict=False)
+            for ours, theirs in zip(row.texts, reference.texts, strict=False)
             for pair in zip(ours, theirs, strict=True)
         ]
-        different = f"{sum(a != b for a, b in pairs)}/{len(pairs)}"
+        different = f"{sum(not _same(*pair, decode) for pair in pairs)}/{len(pairs)}"
     return (
+        row.case.data,
         f"{row.case.batch}",
         f"{row.case.temperature:g}",
         own.peer,
-        METHODS[own.drafting],
+        METHODS.get(own.drafting, SERVER),
         f"{own.lookahead or ''}",
         own.dtype,
-        f"{own.threads} + 1" if own.drafting == "ssd" else f"{own.threads}",
+        own.devices,
         _speed(row),
         ratio,
         different,
-        f"{row.memory_bytes / 2**20:.0f} MiB" if row.memory_bytes else "",
+        "" if is_server or not row.memory_bytes else f"{row.memory_bytes / 2**20:.0f} MiB",
     )
+
+
+def _plain_of_product(row: Row, rows: Sequence[Row]) -> Row | None:
+    """Return plain decoding of this product, with which the texts of a server are compared."""
+    plain = (each for each in rows if (each.contender.peer, each.contender.drafting) == PLAIN)
+    return next((each for each in plain if each.case == row.case), None)
+
+
+def _same(one: Text, other: Text, decode: Decode) -> bool:
+    if isinstance(one, str) or isinstance(other, str):
+        one, other = (each if isinstance(each, str) else decode(each) for each in (one, other))
+    return one == other
 
 
 def _speed(row: Row) -> str:

@@ -6,17 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tools.experiments.rounds import draw, padded
+from tools.experiments.rounds import padded
 
 from ssd.errors import SetupError
 from ssd.testing.tiny_folder import write_tiny_folder
+from ssd_bench.plots import draw_rounds
 from ssd_bench.round_parts import PARTS
 
 
 def test_bars_of_two_runs_are_one_png(tmp_path: Path) -> None:
     parts = dict.fromkeys(PARTS, 0.5)
     records = [{"mode": "ssd", "batch": 1, "temperature": 0.0, "parts_ms": parts}]
-    draw({"before": records, "after": records}, tmp_path / "rounds.png")
+    draw_rounds({"before": records, "after": records}, tmp_path / "rounds.png")
     assert (tmp_path / "rounds.png").read_bytes().startswith(b"\x89PNG")
 
 

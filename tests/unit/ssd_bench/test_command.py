@@ -25,7 +25,7 @@ from ssd_bench.command import widened
         (["--batch", "x"], "--batch 'x': must be numbers, separated by commas"),
         (["--no-such-flag"], "--no-such-flag"),
         (["serve", "--no-such-flag"], "--no-such-flag"),
-        (["serve", "--loads", "x"], "--loads 'x': choose of streams, prompts, overload"),
+        (["serve", "--loads", "x"], "--loads 'x': choose of streams, prompts, overload, poisson"),
         (["serve", "--loads", "overload"], "--loads overload: give its --rate"),
     ],
 )

@@ -22,7 +22,7 @@ from ssd_bench.report import (
     rounds_markdown,
     speed_up,
     speed_ups,
-    terminal_table,
+    terminal_tables,
     verify_bandwidth,
 )
 from ssd_bench.round_parts import PARTS, mean_ms, parse_rounds
@@ -104,7 +104,7 @@ def test_the_bound_over_sd_hides_the_draft_only() -> None:
 
 def test_equal_hardware_has_a_line_of_its_own() -> None:
     table = markdown(Results(cells=[cell_of_five_modes()], weight_bytes=10**8), 2e10)
-    assert "batch 1, T=0: SSD / SD 2 (2–2), bound 1.8" in table
+    assert "demo, batch 1, T=0: SSD / SD 2 (2–2), bound 1.8" in table
     assert "equal hardware: SSD / ar-all 2.67 (2.67–2.67), SSD / sd-all 1.33" in table
 
 
@@ -113,7 +113,7 @@ def test_the_parts_of_a_round_are_records_and_rows_of_a_table() -> None:
     assert [each["mode"] for each in found] == ["sd", "ssd"]
     assert found[0]["parts_ms"]["draft"] == 8.0
     row = rounds_markdown(found)[-2]
-    assert row.startswith("| 1 | 0 | sd | 21.5 | 8 | 0.5 | 10 |")
+    assert row.startswith("| demo | 1 | 0 | sd | 21.5 | 8 | 0.5 | 10 |")
 
 
 def test_parts_of_rounds_are_means_between_two_readings() -> None:
@@ -224,7 +224,7 @@ def test_a_list_of_numbers_is_converted() -> None:
 
 def test_the_terminal_table_fits_80_columns() -> None:
     screen = io.StringIO()
-    Console(file=screen, width=80).print(terminal_table(Results(cells=[cell()])))
+    Console(file=screen, width=80).print(*terminal_tables(Results(cells=[cell()])))
     assert "…" not in screen.getvalue()
     assert "efficiency" in screen.getvalue()
     assert "tokens/s" in screen.getvalue()

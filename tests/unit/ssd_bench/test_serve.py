@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +17,7 @@ from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.types import GenerationChunk
 from ssd_bench import serve
+from ssd_bench.plots import draw_latency
 from ssd_bench.scrape import samples
 from ssd_bench.serve import LOADS, Client, ServeOptions, TextCheck, leftovers, measure
 
@@ -25,6 +27,8 @@ import json, sys
 spec = json.load(open(sys.argv[-1]))["spec"]
 totals = {"successful": 5, "errored": %d, "incomplete": 1, "total": None}
 metrics = {"request_totals": totals, "requests_per_second": {"successful": {"mean": 2.5}}}
+times = {"successful": {"percentiles": {"p50": 1.0, "p95": 2.0, "p99": 3.0}}}
+metrics |= {"time_to_first_token_ms": times, "inter_token_latency_ms": times}
 found = {"start_time": 0.0, "end_time": 1.0, "metrics": metrics}
 json.dump({"benchmarks": [found]}, open(spec["outputs"][0]["path"], "w"))
 """
@@ -145,6 +149,19 @@ async def test_failed_requests_are_a_problem_and_refusals_only_without_overload(
     assert found.refusals == refused
     assert found.requests["successful"] == 5
     assert found.texts > 1
+
+
+async def test_rates_are_loads_of_their_own_whose_latencies_are_drawn(
+    pages: dict[str, list[str]], tmp_path: Path
+) -> None:
+    pages |= {"target": [refusals(0), refusals(1)], "draft 0": [""]}
+    client = guidellm(tmp_path, REPORTS % 1)
+    load = replace(LOADS["poisson"], rate=2.0)
+    found = await measure("poisson-2", load, running(), text_check((1, 2)), client, 2.0)
+    assert not found.problems, "a refusal is a result"
+    assert found.latency_ms["TTFT"] == {"p50": 1.0, "p95": 2.0, "p99": 3.0}
+    draw_latency([found, replace(found, rate=4.0)], tmp_path / "serve.png")
+    assert (tmp_path / "serve.png").read_bytes().startswith(b"\x89PNG")
 
 
 async def test_a_changed_text_is_a_problem(pages: dict[str, list[str]], tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ class Config(TypedDict):
     """The same; absent: plain decoding."""
     lookahead: NotRequired[int]
     """Tokens of a proposal."""
+    has_own_device: NotRequired[bool]
+    """Whether the draft has a device of its own: SSD of the engine itself."""
     drafts: NotRequired[list[str]]
     """Addresses of this product's draft processes."""
     ngrams: NotRequired[bool]

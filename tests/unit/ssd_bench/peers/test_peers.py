@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ssd.errors import SettingsError
+from ssd.errors import SettingsError, SetupError
 from ssd_bench.__main__ import main
+from ssd_bench.peers import environments
 from ssd_bench.peers.command import _continued
 from ssd_bench.peers.contenders import PEERS, Contender, contenders
 from ssd_bench.peers.measure import Case, Row, num_steps
@@ -20,7 +21,9 @@ def offered(*peers: str, dtypes: tuple[str, ...] = ("float32",)) -> list[Contend
     return contenders(peers, dtypes=dtypes, lookaheads=[3, 5], threads=[1, 2], ssd_lookahead=6)
 
 
-def row(contender: Contender, *speeds: float, texts: list[list[list[int]]] | None = None) -> Row:
+def row(
+    contender: Contender, *speeds: float, texts: list[list[list[int] | str]] | None = None
+) -> Row:
     return Row(
         contender,
         tokens_per_second=list(speeds),
@@ -61,6 +64,23 @@ def test_what_an_engine_does_not_offer_is_left_out() -> None:
     }
 
 
+def test_the_engine_of_the_authors_needs_cuda_and_has_gpus_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = offered("ssd-paper", dtypes=("float32", "bfloat16"))
+    assert [(each.drafting, each.lookahead, each.devices) for each in found] == [
+        ("none", 0, "1 GPU"),
+        ("draft", 3, "1 GPU"),
+        ("draft", 5, "1 GPU"),
+        ("ssd", 6, "1 + 1 GPU"),
+    ]
+    monkeypatch.setattr(environments, "DEVICES", tmp_path)
+    with pytest.raises(SetupError, match="ssd-paper needs CUDA: this machine has no NVIDIA GPU"):
+        environments.check_gpu("ssd-paper")
+    (tmp_path / "nvidia0").touch()
+    environments.check_gpu("ssd-paper")
+
+
 def test_the_table_compares_with_plain_decoding_of_the_same_engine() -> None:
     rows = [
         replace(row(PLAIN, 99.0), case=Case(batch=8)),
@@ -68,7 +88,7 @@ def test_the_table_compares_with_plain_decoding_of_the_same_engine() -> None:
         row(SSD, 20.0, 24.0, 22.0, texts=[[[1, 2]], [[1, 3]], [[1, 2]]]),
         row(replace(PLAIN, peer="vllm"), 5.0),
     ]
-    plain, ssd, other = markdown(rows, "conditions").splitlines()[-3:]
+    plain, ssd, other = markdown(rows, "conditions", str).splitlines()[-3:]
     assert "| 11 (10.5–11.5) |  |  |" in plain
     assert "| 22 (21–23) | 2.00 | 1/3 |" in ssd
     assert "| 5 (5–5) |  |  |" in other
@@ -78,7 +98,7 @@ def test_a_busy_machine_and_a_failure_are_visible() -> None:
     busy, failed = row(PLAIN, 10.0), row(SSD)
     busy.other_cpus = [0.5]
     failed.failure = "the process ended with exit code -8"
-    table = markdown([busy, failed], "")
+    table = markdown([busy, failed], "", str)
     assert "10 (10–10), busy" in table
     assert "failed: the process ended with exit code -8" in table
 
@@ -98,6 +118,11 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert [each.tokens_per_second for each in found] == [[], [1.0]]
     batch: Batch = {"prompts": [[1]], "max_tokens": 16, "temperature": 0.0, "seed": 0}
     assert num_steps(found, {Case(): [batch] * 3}) == 3 + 2, "what failed is tried again"
+    busy = row(SSD, 1.0, 2.0, 3.0)
+    busy.other_cpus[1] = 0.5
+    file.write_text(json.dumps({"settings": {"batch": "1"}, "rows": records([busy])}))
+    (again,) = _continued(file, {"batch": "1"}, [Row(SSD)])
+    assert (again.tokens_per_second, again.texts) == ([1.0], [[[1, 2]]]), "and what was busy"
     with pytest.raises(SettingsError, match="other settings"):
         _continued(file, {"batch": "8"}, fresh)
 
