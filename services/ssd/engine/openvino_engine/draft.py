@@ -190,6 +190,7 @@ class OpenVinoDraft:
         self._group = model.num_heads // model.num_kv_heads
         self._graphs = DraftGraphs(weights, model, engine)
         self.whole_branches = self._graphs.tables.keys()
+        self.chunk_sizes = range(ROW_STEP, engine.prefill_chunk + ROW_STEP, ROW_STEP)
         # After the weights have been packed: the rest of the memory is for the KV cache.
         self._storage = allocate_storage(model, engine)
         self.promote_branches = self._storage.promote_branches
