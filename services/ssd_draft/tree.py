@@ -337,8 +337,17 @@ class Tree:
         self._trunk_lengths_X[slots_B] += entries_B
 
     def _store_skipped(self, slots_X: Ints, skipped: Rows[tuple[int, ...]]) -> None:
-        """Append committed tokens that were never run, in one pass of all sessions."""
-        rows = [row for row, tokens in enumerate(skipped) if tokens]
+        """Append committed tokens that were never run, in one pass of all sessions.
+
+        More than the columns of a proposal are stored as those of a prompt.
+        """
+        rows = []
+        for row, tokens in enumerate(skipped):
+            if len(tokens) > self._shape.num_columns:
+                slot = int(slots_X[row])
+                self.store(slot, int(self._trunk_lengths_X[slot]), tokens)
+            elif tokens:
+                rows.append(row)
         if rows:
             columns_B = np.array([len(skipped[row]) for row in rows])
             tokens_BP = _padded([skipped[row] for row in rows], self._shape)

@@ -261,27 +261,35 @@ class Worker:
         """Apply the commits of some sessions that wait, all together.
 
         Commits of one session without a branch are applied as one. They take at most two passes,
-        whatever a target sends; the rest waits for the next step. While a session opens, commits
-        need no pass.
+        whatever a target sends, and a third one stores the tokens of the session that is farthest
+        behind; the rest waits for the next step. While a session opens, commits need no pass.
         """
         for session in [each for each in sessions if not each.is_open]:
             while session.pending and (move := self._plan(session)) is not None:
                 session.apply(move)
         behind = [each for each in sessions if each.is_open and each.pending]
-        planned = [(each, self._next_move(each)) for each in behind]
+        farthest = max(behind, key=lambda each: len(each.pending), default=None)
+        planned = [(each, self._next_move(each, stores=each is farthest)) for each in behind]
         moving = [(each, move) for each, move in planned if move is not None]
         if moving:
             slots, moves = [each.slot for each, _ in moving], [move for _, move in moving]
             self._learning.add(self._tree.rounds_of(slots, moves))
             self._tree.advance(slots, moves)
 
-    def _next_move(self, session: Session) -> Move | None:
-        """Apply commits of a session and return their effect; None if the session was closed."""
+    def _next_move(self, session: Session, *, stores: bool) -> Move | None:
+        """Apply commits of a session and return their effect; None if the session was closed.
+
+        Of the tokens that no pass has run, it takes as many as one chunk of a prompt if it
+        ``stores`` them, else as many as a proposal has rows.
+        """
         whole: Move | None = None
+        most_skipped = self._tree.num_columns
+        if stores:
+            most_skipped = max(most_skipped, self._chunk)
         while session.pending:
             if whole is not None:
                 num_skipped = len(whole.skipped) + session.pending[0].outcome.accepted + 1
-                if whole.branch is not None or num_skipped > self._tree.num_columns:
+                if whole.branch is not None or num_skipped > most_skipped:
                     break
             move = self._plan(session)
             if move is None:

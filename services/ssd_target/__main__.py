@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from ssd.engine.models.fingerprint import weights_fingerprint
 from ssd.observability.tracing import check_endpoint
+from ssd.pool.credentials import link_credentials
 from ssd.ports import SystemClock
 from ssd.rpc.security import security_of
 from ssd.runtime.cpu_plan import pin
@@ -19,7 +20,7 @@ from ssd.runtime.process import peer, run_process, run_until_signal
 from ssd.settings import load_kernels_early
 from ssd_target.models import check_models, find_models
 from ssd_target.settings import TargetSettings
-from ssd_target.target import TargetProcess, link_credentials
+from ssd_target.target import TargetProcess
 
 
 def main(argv: Sequence[str] | None = None) -> int:

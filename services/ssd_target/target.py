@@ -14,6 +14,7 @@ from ssd.model_files.local_model import LocalModel
 from ssd.observability.log import get_logger
 from ssd.observability.metrics import DESIRED_DRAFT_REPLICAS, OPEN_SESSIONS
 from ssd.observability.tracing import exported_spans
+from ssd.pool.credentials import link_credentials
 from ssd.pool.dialer import LinkDialer
 from ssd.pool.handshake import LinkTerms, SetUpChannel
 from ssd.pool.metrics import publish_mode
@@ -26,7 +27,6 @@ from ssd.rpc.admin_servicer import AdminServicer
 from ssd.rpc.bounds import PromptBounds
 from ssd.rpc.call_guard import ServerLimits
 from ssd.rpc.codec import SpeculationChange
-from ssd.rpc.credentials import ClientCredentials, TlsFiles
 from ssd.rpc.link import GRPC
 from ssd.rpc.pool_codec import PoolStatus
 from ssd.runtime.life_cycle import LifeCycle
@@ -220,28 +220,6 @@ def log_crash_of_links(links: "asyncio.Task[None]") -> None:
     """Log that a bug ended all links. Requests continue without drafts."""
     if not links.cancelled() and (crash := links.exception()) is not None:
         _log.error("links_crashed", error=repr(crash))
-
-
-def link_credentials(settings: TargetSettings) -> ClientCredentials:
-    """Return what the target presents to its drafts.
-
-    Raises:
-        SettingsError: a file is missing or invalid, or a token would be sent in plain text.
-    """
-    tls = None
-    if settings.link_ca:
-        tls = TlsFiles(
-            certificate=settings.tls_certificate, key=settings.tls_key, ca=settings.link_ca
-        )
-    credentials = ClientCredentials(
-        tls,
-        settings.link_token_file,
-        settings.link_server_name,
-        allow_insecure=settings.allow_insecure,
-    )
-    for address in settings.drafts:
-        credentials.check(address)
-    return credentials
 
 
 def pool_settings(settings: TargetSettings, num_token_ids: int) -> PoolSettings:

@@ -6,9 +6,10 @@ from typing import Literal
 
 from ssd.addresses import check_address
 from ssd.errors import SettingsError
+from ssd.pool.credentials import link_credentials
 from ssd.pool.rounds import PoolSettings
 from ssd.rpc.access import Access, Security
-from ssd.rpc.credentials import AcceptedTokens, ClientCredentials, TlsFiles
+from ssd.rpc.credentials import AcceptedTokens, TlsFiles
 from ssd.rpc.security import role_of
 from ssd.settings import check_callers, from_mapping
 
@@ -109,22 +110,6 @@ class PluginSettings:
             circuit_breaker=self.circuit_breaker,
         )
 
-    def credentials(self) -> ClientCredentials:
-        """Return what links present to drafts.
-
-        Raises:
-            SettingsError: a file is missing or invalid, or a token would be sent in plain text.
-        """
-        tls = None
-        if self.link_ca:
-            tls = TlsFiles(certificate=self.tls_certificate, key=self.tls_key, ca=self.link_ca)
-        found = ClientCredentials(
-            tls, self.link_token_file, self.link_server_name, allow_insecure=self.allow_insecure
-        )
-        for address in self.drafts:
-            found.check(address)
-        return found
-
     def security(self) -> Security:
         """Return who may call the port, and its certificate.
 
@@ -154,7 +139,7 @@ class PluginSettings:
         Raises:
             SettingsError: one is missing or invalid.
         """
-        self.credentials()
+        link_credentials(self)
         self.security()
         self.tokens()
 

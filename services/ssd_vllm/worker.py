@@ -31,6 +31,7 @@ _STOCK_CONSTRAINTS = rejection_sampler.apply_sampling_constraints
 _USED = {
     GPUModelRunner._sample: ("self", "logits", "spec_decode_metadata"),  # noqa: SLF001
     GPUModelRunner._dummy_run: ("self", "num_tokens"),  # noqa: SLF001
+    GPUModelRunner.maybe_select_dummy_loras: ("self", "lora_config", "num_scheduled_tokens"),
     TopKTopPSampler.forward_native: ("self", "logits", "generators", "k", "p"),
     _STOCK_REJECTION: (
         *("draft_token_ids", "num_draft_tokens", "max_spec_len", "cu_num_draft_tokens"),
@@ -93,7 +94,10 @@ class Worker(BaseWorker):  # type: ignore[misc]
         runner, clock = self.model_runner, SystemClock()
         began_at = clock.now()
         hidden_RD, _ = runner._dummy_run(rows, skip_eplb=True)  # noqa: SLF001 no public method
-        logits_RV = runner.model.compute_logits(hidden_RD[:rows])
+        # With LoRA, the run has left the adapters of fewer rows.
+        each_one_R = np.ones(rows, dtype=np.int32)
+        with runner.maybe_select_dummy_loras(runner.lora_config, each_one_R):
+            logits_RV = runner.model.compute_logits(hidden_RD[:rows])
         if logits_RV is not None:
             # Waits for the device. On GPUs, only the first rank has logits.
             logits_RV.sum().item()

@@ -197,7 +197,7 @@ class EngineConfig:
     block_size: int = 16
     """Slots of a KV block, tokens."""
     prefill_chunk: int = 128
-    """Rows of a prefill pass; chunks start at its multiples."""
+    """Rows of a prefill pass; chunks of a prompt start at its multiples."""
     context_chunk: int = 256
     """Positions of one attention chunk; chunks are merged in a fixed order. A multiple of
     ``block_size``."""

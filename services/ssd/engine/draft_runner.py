@@ -45,7 +45,8 @@ class DraftRunner(ModelRunner):
         """See ``ModelRunner.warm_up``."""
         zero_B = torch.zeros(1, dtype=torch.int64)
         tokens_BP = torch.zeros((1, self.engine.prefill_chunk), dtype=torch.int64)
-        self.prefill(PagedBatch(tokens_BP, zero_B, zero_B, zero_B[:, None]))
+        for size in self.execution.chunk_sizes:
+            self.prefill(PagedBatch(tokens_BP, zero_B, zero_B + size, zero_B[:, None]))
         for count in range(1, self.engine.max_num_seqs + 1):
             self._warm_up(count)
             on_progress("warm-up", count / self.engine.max_num_seqs)
@@ -56,7 +57,8 @@ class DraftRunner(ModelRunner):
         table_B1 = zero_B[:, None]
         tokens_BP = zero_B[:, None].expand(-1, self.engine.num_columns)
         one_B = zero_B + 1
-        self.run_proposals(ProposalBatch(slot_B, tokens_BP, one_B, one_B, table_B1))
+        for columns_B in (one_B, one_B * self.engine.num_columns):
+            self.run_proposals(ProposalBatch(slot_B, tokens_BP, columns_B, one_B, table_B1))
         for branches in self.engine.branch_counts:
             tokens_BN = zero_B[:, None].expand(-1, branches)
             batch = BranchBatch(slot_B, tokens_BN, tokens_BN, 0, one_B, table_B1)

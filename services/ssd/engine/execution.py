@@ -142,6 +142,9 @@ class TreePasses(Protocol):
 class DraftExecution(Execution, TreePasses, Protocol):
     """The passes of a draft."""
 
+    chunk_sizes: Sequence[int]
+    """Numbers of columns of a chunk of a prompt, one for each shape of ``prefill``."""
+
 
 class TreeRunner(TreePasses, Protocol):
     """The methods of ``DraftRunner`` that a tree uses."""

@@ -48,8 +48,8 @@ class ModelRunner(ABC):
         """Compute the keys and values of consecutive chunks of one prompt.
 
         Args:
-            batch: one sequence; its number of columns and its first position are multiples of
-                ``prefill_chunk``.
+            batch: one sequence; its number of columns is a multiple of ``prefill_chunk``. On a
+                target, its first position is one too, so that a row always has the same bits.
 
         Returns:
             The first real column whose hidden state is not finite; None if all are finite.

@@ -266,6 +266,7 @@ class StaticDraft(StaticExecution):
     """Proposals, and steps of branches. Padding rows use the segments of the spare session."""
 
     whole_branches: Collection[int] = ()
+    chunk_sizes: Sequence[int] = (1,)
 
     @torch.inference_mode()
     def run_proposals(self, batch: ProposalBatch) -> Tensor:

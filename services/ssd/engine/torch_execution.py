@@ -162,6 +162,7 @@ class TorchDraft(TorchExecution):
     """Proposals, and steps of branches. The number of sessions is not padded."""
 
     whole_branches: Collection[int] = ()
+    chunk_sizes: Sequence[int] = (1,)
 
     def __init__(
         self, decoder: CausalModel, model: ModelConfig, engine: EngineConfig, storage: KVStorage

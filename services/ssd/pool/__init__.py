@@ -4,4 +4,14 @@
 interface. It knows nothing of the target's model and imports no engine, so any target can use it.
 """
 
-__all__ = ["dialer", "handshake", "link_thread", "metrics", "pool", "round_log", "rounds", "status"]
+__all__ = [
+    "credentials",
+    "dialer",
+    "handshake",
+    "link_thread",
+    "metrics",
+    "pool",
+    "round_log",
+    "rounds",
+    "status",
+]

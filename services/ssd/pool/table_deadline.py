@@ -224,15 +224,16 @@ def wait_until(rows: Iterable[Row], pace: RoundPace, begun_at: float, now: float
             gain = pace.expected_tokens(row.depth + row.num_columns, num_backup) - expected
             waits_since = max(begun_at, row.newest_at)
             gains[waits_since, row.next_at, row.depth == 0, row.branch_seconds] += gain
-    without = pace.plain_seconds if is_plain else pace.proposed_seconds
+    proposed_seconds = pace.proposed_seconds
+    without = pace.plain_seconds if is_plain else proposed_seconds
     until = now
     for (waits_since, next_at, is_first, branch_seconds), gain in gains.items():
         if without == inf:
             return inf
-        seconds = without * (num_expected + gain) / num_expected - pace.proposed_seconds
+        seconds = without * (num_expected + gain) / num_expected - proposed_seconds
         if is_first:
             hit_rate = pace.hits.rate
-            later = seconds - max(0.0, branch_seconds - pace.proposed_seconds)
+            later = seconds - max(0.0, branch_seconds - proposed_seconds)
             seconds = hit_rate * seconds + hit_rate**2 / (1.0 - hit_rate) * max(0.0, later)
         if next_at - waits_since <= (_SAFE_SHARE if is_first else 1.0) * seconds:
             until = max(until, waits_since + seconds)

@@ -94,9 +94,11 @@ class TableCollector:
     ) -> float:
         """Return the time until which the round waits for a column."""
         rows = [*map(self._row, continuing), *[Row(0)] * num_others]
+        if not any(row.num_columns for row in rows):
+            return now
         if self.settings.adaptive_deadline:
             return wait_until(rows, self.pace, begun_at, now)
-        return inf if any(row.num_columns for row in rows) else now
+        return inf
 
     def _row(self, sequence: DraftedSequence) -> Row:
         session = sequence.session

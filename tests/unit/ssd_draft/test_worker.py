@@ -104,6 +104,19 @@ def test_several_commits_of_a_session_are_applied_as_one_and_need_one_table(open
     text.check(link.newest())
 
 
+@pytest.mark.parametrize("count", [K + 3, 2 * CHUNK])
+def test_a_session_that_is_far_behind_stores_what_was_skipped(opened: Opened, count: int) -> None:
+    """A target does not wait for its first table, and commits faster than passes of K + 1 rows."""
+    draft, link, text = opened
+    for _ in range(count):
+        draft.commit(link, text.miss(None, 0, ()))
+    passes = draft.runner.num_proposal_passes
+    draft.settle()
+    # One after each chunk, for its last token.
+    assert draft.runner.num_proposal_passes == passes + -(-count // (CHUNK + 1))
+    text.check(link.newest())
+
+
 def test_commits_during_prefill_are_applied() -> None:
     draft, link, text = Draft(), FakeLink(), a_text(list(range(2 * CHUNK)))
     draft.open(link, text)

@@ -22,6 +22,9 @@ class GPUModelRunner:
     def _dummy_run(self, num_tokens: Any) -> Any:
         raise NotImplementedError
 
+    def maybe_select_dummy_loras(self, lora_config: Any, num_scheduled_tokens: Any) -> Any:
+        raise NotImplementedError
+
     def _sample(self, logits: Any, spec_decode_metadata: Any) -> Any:
         raise NotImplementedError
 

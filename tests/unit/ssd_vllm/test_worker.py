@@ -2,7 +2,8 @@
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -114,8 +115,9 @@ class Runner:
             topk_topp_sampler=topk_topp_sampler, logprobs_mode=self.logprobs_mode
         )
 
-        # As on ranks that do not have the logits.
-        self.model = SimpleNamespace(compute_logits=lambda _hidden: None)
+        self.lora_config = SimpleNamespace()
+        self._num_adapted = 0
+        self.model = SimpleNamespace(compute_logits=self._compute_logits)
 
     def _sample(self, logits: Any, metadata: Any) -> Any:
         return self.sampled(logits, metadata)
@@ -123,7 +125,19 @@ class Runner:
     def _dummy_run(self, rows: int, *, skip_eplb: bool) -> tuple[torch.Tensor, None]:
         assert skip_eplb, "nothing is counted"
         self.num_rows.append(rows)
+        # One row of each request.
+        self._num_adapted = min(rows, self.num_reqs)
         return torch.zeros((rows, 2)), None
+
+    @contextmanager
+    def maybe_select_dummy_loras(self, lora_config: Any, counts: np.ndarray) -> Iterator[None]:
+        assert lora_config is self.lora_config
+        self._num_adapted = len(counts)
+        yield
+
+    def _compute_logits(self, hidden_RD: torch.Tensor) -> None:
+        """As on ranks that do not have the logits."""
+        assert len(hidden_RD) == self._num_adapted, "each row has its adapter"
 
 
 def logits(num_rows: int, seed: int = 1) -> torch.Tensor:

@@ -194,6 +194,7 @@ class OpenVinoDraft:
         self._group = model.num_heads // model.num_kv_heads
         self._graphs = DraftGraphs(weights, model, engine)
         self.whole_branches = self._graphs.tables.keys()
+        self.chunk_sizes = range(ROW_STEP, engine.prefill_chunk + ROW_STEP, ROW_STEP)
         # After the weights have been packed: the rest of the memory is for the KV cache.
         self._storage = allocate_storage(model, engine)
         self._entries = self._storage.entries

@@ -4,16 +4,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.engines import CPU_ENGINES, PlainLogits, inside, load, on, store
+from tests.engines import CPU_ENGINES, PlainLogits, inside, load, on, paged, store
 from torch import Tensor
 
 from ssd.engine.batch import BranchBatch, ProposalBatch, StoredNoise
 from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
+from ssd.engine.openvino_engine.draft_graph import DraftGraph, PassInputs
 from ssd.speculation.noise import gumbel_noise
 
 RunnerOn = Callable[[str], DraftRunner]
@@ -180,6 +182,55 @@ def test_a_draft_warms_up_and_reports_its_progress(folder: Path) -> None:
     reports: list[float] = []
     load(DraftRunner, folder, ENGINE).warm_up(lambda _stage, fraction: reports.append(fraction))
     assert reports[-1] == 1.0
+
+
+def test_after_the_warm_up_no_opening_session_has_a_new_shape(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenVINO compiles kernels for each shape, which would delay the first table."""
+    shapes: set[tuple[object, ...]] = set()
+    run = DraftGraph.run
+
+    def recorded(graph: DraftGraph, inputs: PassInputs, *more: Any) -> None:
+        of_inputs = ((name, *each.get_shape()) for name, each in inputs.tensors.items())
+        shapes.add((graph, *of_inputs))
+        run(graph, inputs, *more)
+
+    monkeypatch.setattr(DraftGraph, "run", recorded)
+    engine = replace(ENGINE, max_num_seqs=2)
+    runner = load(DraftRunner, folder, on("openvino", engine))
+    runner.warm_up(lambda _stage, _fraction: None)
+    warm = shapes.copy()
+    assert len(warm) > 5
+    blocks_2J = torch.arange(1, 9).view(2, 4)
+    for length in (1, 9, 16, 17, 32, 40, 60):
+        for blocks_J in blocks_2J:
+            store(runner, [1] * length, blocks_J)
+        for sessions in (1, 2):
+            slots_B = torch.arange(sessions)
+            lengths_B, tables_BJ = torch.full((sessions,), length), blocks_2J[:sessions]
+            for columns in (1, 2, P):
+                tokens_BP, counts_B = torch.ones((sessions, P)).long(), slots_B * 0 + columns
+                runner.run_proposals(
+                    ProposalBatch(slots_B, tokens_BP, counts_B, lengths_B, tables_BJ)
+                )
+            tokens_BN = torch.ones((sessions, N)).long()
+            runner.run_branches(
+                BranchBatch(slots_B, tokens_BN, tokens_BN * 0, 0, lengths_B, tables_BJ)
+            )
+    assert shapes == warm
+
+
+@pytest.mark.parametrize("engine", CPU_ENGINES)
+def test_a_chunk_begins_at_any_position(
+    runner_on: RunnerOn, plain_logits: PlainLogits, engine: str
+) -> None:
+    runner = runner_on(engine)
+    committed = torch.randint(0, VOCAB, (60,), generator=torch.Generator().manual_seed(2)).tolist()
+    harness = Harness(runner, plain_logits, [Session(1, committed)])
+    store(runner, committed[:45], harness.tables_BJ[0])
+    runner.prefill(paged([(committed[45:59], 45, harness.tables_BJ[0])], 32))
+    harness.explicit()
 
 
 @pytest.mark.parametrize("engine", ["torch", "openvino"])

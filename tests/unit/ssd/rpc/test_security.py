@@ -8,13 +8,13 @@ import pytest
 from tests.pki import Authority, put
 
 from ssd.errors import SettingsError
+from ssd.pool.credentials import link_credentials
 from ssd.rpc.client import DraftClient, TargetClient
 from ssd.rpc.credentials import ClientCredentials, TlsFiles
 from ssd_draft.settings import DraftSettings
 from ssd_gateway.gateway import credentials_of
 from ssd_gateway.settings import GatewaySettings
 from ssd_target.settings import TargetSettings
-from ssd_target.target import link_credentials
 
 CLIENT = "token-of-a-client"
 
