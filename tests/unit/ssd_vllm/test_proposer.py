@@ -72,6 +72,8 @@ def config(**settings: Any) -> Any:
 def sampling(**values: Any) -> Any:
     default = {
         "temperature": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
         "seed": 3,
         "max_tokens": None,
         "ignore_eos": False,
