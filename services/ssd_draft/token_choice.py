@@ -168,7 +168,7 @@ class KeyedChoice:
 
     @torch.inference_mode()
     def warm_up(self, num_rows: int, num_candidates: int, vocab_size: int) -> None:
-        """Choose and rank rows with and without noise and filters, so that no table waits for a compiler.
+        """Choose and rank rows with and without noise and filters: no table waits for a compiler.
 
         One row and several rows are two functions, as are inference mode and its absence.
         """
