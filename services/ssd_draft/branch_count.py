@@ -71,7 +71,7 @@ class BranchChoice:
         """Construct; ``counts`` are the possible numbers of branches, ``lookahead`` is K."""
         self._counts = sorted(counts, reverse=True)
         self._lookahead = lookahead
-        self._num_tables = self._num_late = 0
+        self._num_tables = 0
         self._times: defaultdict[int, dict[int, _Times]] = defaultdict(
             lambda: {each: _Times() for each in self._counts}
         )

@@ -29,7 +29,7 @@ SHAPE = (
     *("--kv-cache-bytes", "8000000", "--port", "0", "--http-port", "0"),
 )
 LONG_WAIT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
-LONG = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
+LONG = SamplingParams(temperature=0.0, max_tokens=1200, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=1900, ignore_eos=True)
 PROMPT = "a prompt that nobody else may read"
 WAIT_SECONDS = 60.0
@@ -165,7 +165,7 @@ async def test_metrics_and_spans_show_what_a_target_and_a_draft_do(folder: Path)
 
 
 def check_values(samples: Samples, rounds: int) -> None:
-    """Values after one request of 300 tokens."""
+    """Values after one long request: the first table arrives while it runs."""
     assert samples["ssd_requests_total{length}"] == 1
     assert samples["ssd_tokens_total{output}"] == LONG.max_tokens
     assert samples["ssd_tokens_total{prompt}"] > 0

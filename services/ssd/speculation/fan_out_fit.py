@@ -1,7 +1,7 @@
 """The values of the adaptive fan-out, fitted online to the outcomes of rounds. Pure.
 
-The outcome (k, v) of a round with m proposed tokens says that d_1..d_k were accepted and that
-d_{k+1} was not, if k < m: k + 1 examples of alpha. It says that v followed: one example of beta.
+A round with m proposed tokens and the outcome (k, v) has accepted d_1..d_k and, if k < m, refused
+d_{k+1}: these are k + 1 examples of alpha. The bonus token v is one example of beta.
 Both are members of exponential families in the values, so each batch of rounds changes them by one
 Newton step, with the curvature of all rounds, of which older ones count less:
 
@@ -14,7 +14,7 @@ So whatever outcomes a target reports, a table has N possible outcomes, and the 
 values, in the same rounds, before each step. *Because*: the values with the highest likelihood are
 not those with the most hits where the law of the outcomes is another one. Embedded pair, N = 24: at
 T = 0, .961 with the start values and .949 with the fitted ones; with top-k 20 at T = 1, .82 and
-.86. *Not chosen*: a fit to the hits themselves; at T = 0, 4 of 100 rounds say anything about them.
+.86. *Not chosen*: a fit to the hits themselves; at T = 0, only 4 of 100 rounds depend on them.
 *Revisit when* a law with a heavier tail has no fewer hits than the start values anywhere.
 
 Letters: Z bands of temperature, X features, R examples.

@@ -108,6 +108,8 @@ class _Rows:
         self.past_lens[:count] = positions_R
         np.minimum(self.past_lens[:-1], last_position, out=self.positions_R)
         self.tables_RJ[:count, :width] = tables_RJ[:, :width]
+        # Blocks beyond the table are the reserved one, also after rows with longer tables.
+        self.tables_RJ[:count, width:] = 0
         self.longest[0] = self.past_lens.max() + 1
 
 

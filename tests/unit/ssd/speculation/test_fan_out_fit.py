@@ -21,7 +21,7 @@ from ssd.speculation.fan_out_fit import (
 
 K, M, N = 4, 17, 8
 TRUE_VALUES = np.array((0.3, 0.5, -0.8, 0.5, 0.1))
-"""Of a pair whose draft is much worse than its scores say."""
+"""Of a pair whose acceptance is much lower than the draft's scores predict."""
 
 
 def synthetic_rounds(num_rounds: int, temperature: float = 1.0, seed: int = 0) -> Rounds:
