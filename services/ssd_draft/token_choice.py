@@ -11,11 +11,6 @@ and 22 s, the same in two interleaved runs. A row of 4,096 logits takes .06 to .
 in each step. *Not chosen*: to rank forks with exact filters, which lowered the hit rate at top-p .9
 from .88 to .84: the target keeps tokens that the draft's filters remove. *Revisit when* a cheap
 approximation of top-p is known.
-
-*Decision*: a table of a session with filters is built step by step, never by one pass over all
-columns. *Because*: the filters are not in the graph of that pass, which sessions without filters
-use. *Revisit when* single requests with filters are frequent: a second graph costs memory and time
-at start.
 """
 
 from typing import Protocol
@@ -77,7 +72,12 @@ class TokenChoice(Protocol):
         ...
 
     def stored_noise(self, slots_R: Ints, positions_KR: Ints) -> StoredNoise | None:
-        """Return the noise of several columns; None if it is computed with each choice."""
+        """Return noise and filters of several columns; None if noise is computed with each choice.
+
+        Args:
+            slots_R: slots of the rows.
+            positions_KR: of each column.
+        """
         ...
 
     def rank(
@@ -138,7 +138,8 @@ class RingChoice:
         """See ``TokenChoice``."""
         rows_KR = self._ring.locate(np.broadcast_to(slots_R, positions_KR.shape), positions_KR)
         temperature_R = self._temperatures_X[torch.from_numpy(slots_R)]
-        return StoredNoise(temperature_R, self._noise_YV, rows_KR)
+        filters = self.filters.of_rows(slots_R, self._noise_YV.shape[1])
+        return StoredNoise(temperature_R, self._noise_YV, rows_KR, filters)
 
     def rank(
         self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints, count: int

@@ -245,12 +245,7 @@ class Tree:
 
     def can_run_whole(self, build: TableBuild) -> bool:
         """Return whether ``run_whole`` is possible for a new build."""
-        return (
-            len(build.rows_B) == 1
-            and build.branches in self._runner.whole_branches
-            # A pass over all columns has no filters.
-            and not self._choice.filters.are_on(build.slots_B.numpy())
-        )
+        return len(build.rows_B) == 1 and build.branches in self._runner.whole_branches
 
     def run_whole(self, build: TableBuild) -> None:
         """Run steps 0..K-1 of a new build of one table in one pass; step K remains."""

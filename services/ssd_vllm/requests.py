@@ -220,7 +220,8 @@ class PoolRequests:
                 max_len=new.max_len,
                 seed=new.seed,
                 temperature=new.temperature,
-                top_k=new.top_k,
+                # vLLM has no upper bound, a draft has one.
+                top_k=min(new.top_k, self._num_token_ids),
                 min_p=new.min_p,
             )
         )

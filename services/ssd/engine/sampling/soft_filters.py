@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ssd.engine.batch import RowFilters
 from ssd.engine.sampling.keyed import compiled_on, to_device
 
 FACTOR = 2.0
@@ -27,7 +28,7 @@ FACTOR = 2.0
 _NUM_GROUPS = 64
 _LEAST_GROUPED = 512
 """Vocabularies below have one group for each token, so that top-k is exact."""
-_LOWEST = -1e30
+LOWEST = -1e30
 """f without a filter: finite, so that -inf stays -inf, and below all finite logits of models."""
 
 
@@ -71,9 +72,16 @@ class SoftFilters:
         self._top_k_X[slot] = 0
         self._min_logit_X[slot] = -np.inf
 
-    def are_on(self, slots_R: NDArray[np.int64]) -> bool:
-        """Return whether some of these slots have a filter."""
-        return bool(self._is_on_X[slots_R].any())
+    def of_rows(self, slots_R: NDArray[np.int64], num_ids: int) -> RowFilters | None:
+        """Return the filters of rows of these slots; None if no row has one.
+
+        Args:
+            slots_R: slot of each row.
+            num_ids: V.
+        """
+        if not self._is_on_X[slots_R].any():
+            return None
+        return RowFilters(ranks_of(self._top_k_X[slots_R], num_ids), self._min_logit_X[slots_R])
 
     def lowered(self, logits_RV: Tensor, slots_R: NDArray[np.int64]) -> Tensor:
         """Return the logits with lower values where a filter removes a token; see ``lowered``.
@@ -81,12 +89,12 @@ class SoftFilters:
         The logits themselves, if no row has a filter. They are never changed in place: the same
         logits are ranked later.
         """
-        if not self.are_on(slots_R):
+        filters = self.of_rows(slots_R, logits_RV.shape[1])
+        if filters is None:
             return logits_RV
-        ranks_R = ranks_of(self._top_k_X[slots_R], logits_RV.shape[1])
         # One copy of both.
-        bits_R = self._min_logit_X[slots_R].view(np.int32).astype(np.int64)
-        packed_2R = to_device(torch.from_numpy(np.stack((ranks_R, bits_R))), self._device)
+        bits_R = filters.min_logit_R.view(np.int32).astype(np.int64)
+        packed_2R = to_device(torch.from_numpy(np.stack((filters.ranks_R, bits_R))), self._device)
         return self._lowered(logits_RV, packed_2R[0], packed_2R[1].int().view(torch.float32))
 
 
@@ -96,7 +104,7 @@ def ranks_of(top_k_R: NDArray[np.int64], num_ids: int) -> NDArray[np.int64]:
     The expected number of groups with one of the k best tokens. 0: no filter, since top-k keeps all
     tokens, or a token of almost every group.
     """
-    num_groups = _num_groups(num_ids)
+    num_groups = num_groups_of(num_ids)
     is_empty_R = (1.0 - np.minimum(top_k_R / num_ids, 1.0)) ** (num_ids / num_groups)
     ranks_R = np.rint(num_groups * (1.0 - is_empty_R)).astype(np.int64)
     # One token of a group cannot stand for several groups.
@@ -115,7 +123,7 @@ def lowered(logits_RV: Tensor, ranks_R: Tensor, min_logit_R: Tensor) -> Tensor:
         min_logit_R: fp32, f of min-p less the largest logit; -inf without min-p.
     """
     num_ids = logits_RV.shape[1]
-    num_groups = _num_groups(num_ids)
+    num_groups = num_groups_of(num_ids)
     # Neighbours are of different groups: the inner loop is over contiguous memory. The last ids of
     # a vocabulary that is no multiple of G are in no group.
     grouped_RV = logits_RV[:, : num_ids - num_ids % num_groups]
@@ -123,12 +131,13 @@ def lowered(logits_RV: Tensor, ranks_R: Tensor, min_logit_R: Tensor) -> Tensor:
         grouped_RV.unflatten(1, (-1, num_groups)).amax(dim=1).sort(dim=1, descending=True)[0]
     )
     of_top_k_R1 = maxima_RG.gather(1, (ranks_R - 1).clamp_min(0)[:, None])
-    of_top_k_R1 = of_top_k_R1.where(ranks_R[:, None] > 0, _LOWEST)
+    of_top_k_R1 = of_top_k_R1.where(ranks_R[:, None] > 0, LOWEST)
     of_min_p_R1 = maxima_RG[:, :1] + min_logit_R[:, None]
-    lowest_R1 = torch.maximum(of_top_k_R1, of_min_p_R1).clamp_min(_LOWEST)
+    lowest_R1 = torch.maximum(of_top_k_R1, of_min_p_R1).clamp_min(LOWEST)
     # Below f, f + (1 + FACTOR) (logit - f) is the smaller one.
     return torch.minimum(logits_RV, torch.lerp(lowest_R1, logits_RV, 1.0 + FACTOR))
 
 
-def _num_groups(num_ids: int) -> int:
+def num_groups_of(num_ids: int) -> int:
+    """Return G: a token is in the group of its id modulo G."""
     return _NUM_GROUPS if num_ids >= _LEAST_GROUPED else num_ids
