@@ -112,8 +112,7 @@ class TreePasses(Protocol):
         """Run steps 0..K-1 of one session in one pass, from the tokens of step 0.
 
         Each step chooses the best of logits / T + noise for each branch, after the filters of
-        ``noise``. The next step runs the chosen tokens.
-        Step K follows with ``run_branches``.
+        ``noise``. The next step runs the chosen tokens. Step K follows with ``run_branches``.
 
         Returns:
             The chosen tokens, int32 [K, 1, N], valid until the next pass, with ``NO_TOKEN`` in the

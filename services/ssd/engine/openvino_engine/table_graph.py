@@ -216,7 +216,8 @@ def _lowest_kept(logits: Node, filters: Mapping[str, Node], num_ids: int) -> Nod
     count = opset15.constant(np.int32(num_groups))
     ordered = opset15.topk(maxima_NG, count, 1, "max", "value", index_element_type="i32").output(0)
     zero, column = opset15.constant(np.int32(0)), opset15.constant(np.int32(1))
-    index = opset15.maximum(opset15.subtract(rank, column), zero)
+    # Ranks may count the padding of a vocabulary, too.
+    index = opset15.clamp(opset15.subtract(rank, column), 0, num_groups - 1)
     of_top_k = opset15.select(
         opset15.greater(rank, zero), opset15.gather(ordered, index, column), number(LOWEST)
     )

@@ -6,7 +6,7 @@ from openvino import opset15
 from ssd.engine.config import EngineConfig
 from ssd.engine.openvino_engine.decoder import compile_graph
 from ssd.engine.openvino_engine.table_graph import filter_inputs, lowered
-from ssd.engine.sampling.soft_filters import SoftFilters
+from ssd.engine.sampling.soft_filters import SoftFilters, num_groups_of
 from ssd.engine.sampling.soft_filters import lowered as lowered_by_torch
 
 N, V = 3, 1003
@@ -39,3 +39,19 @@ def test_a_graph_lowers_the_logits_that_torch_lowers(num_ids: int) -> None:
         assert is_kept_NV.all() == (of_rows is None)
         assert torch.equal(found_NV[is_kept_NV], expected_NV[is_kept_NV])
         torch.testing.assert_close(found_NV, expected_NV)
+
+
+def test_a_rank_beyond_the_groups_lowers_nothing_in_a_small_vocabulary() -> None:
+    """Such a rank counts the padding of the vocabulary."""
+    num_ids = 20
+    assert num_groups_of(num_ids) == num_ids
+    inputs = {"logits": opset15.parameter([1, V], np.float32), **filter_inputs()}
+    (request,) = compile_graph([lowered(inputs["logits"], inputs, num_ids)], inputs, ENGINE)
+    logits_1V = np.random.default_rng(1).normal(size=(1, V)).astype(np.float32) + 9
+    values = {
+        "logits": logits_1V,
+        "is_filtered": np.array([True]),
+        "rank": np.array([num_ids + 3], dtype=np.int32),
+        "min_logit": np.array([-np.inf], dtype=np.float32),
+    }
+    assert np.array_equal(request.infer(values)[0][:, :num_ids], logits_1V[:, :num_ids])
