@@ -158,7 +158,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSession:
-    """Opens a session: the committed tokens and the noise parameters of a sequence."""
+    """Opens a session: the committed tokens, noise parameters and filters of a sequence."""
 
     session: int
     token_ids: tuple[TokenId, ...]
@@ -166,6 +166,10 @@ class OpenSession:
     choice: int = 0
     temperature: float
     max_len: int
+    top_k: int = 0
+    """As in ``SamplingParams``."""
+    min_p: float = 0.0
+    """As in ``SamplingParams``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,19 +3,14 @@
 Both give the same tokens, and the same as the target's sampler: the noise has the same words, and
 values that agree to 2e-6. A difference costs a hit at most.
 
-*Decision*: a draft chooses without the top-k, top-p and min-p of a request. *Because*: with them,
-tables take longer than the rounds that they save. Embedded pair, two cores that other work shares,
-engine openvino, 16 prompts of 128 tokens, 8 at a time, K = 6, N = 24, temperature 1, top-p .9: 2.40
-tokens per round without and 2.58 with filters, but 12 s and 22 s, the same in two interleaved runs.
-A row of 4,096 logits takes .06 to .1 ms, for 192 rows in each step. *Not chosen*: to rank forks
-with filters too, which lowered the hit rate at top-p .9 from .88 to .84: the target keeps tokens
-that the draft's filters remove. *Revisit when* a request's filters are in ``OpenSession``: then
-scores less 3 (f - logit), for logits below the lowest one f that top-k or min-p keep, are a cheap
-filter, for choice and ranks alike. f of top-k 20 is about the 17th of the maxima of 64 groups. A
-row of 4,096 takes 1.4 us more for min-p and 3.6 us for top-k in a graph of OpenVINO, 2.6 and 6.3 us
-in torch (AVX2 core, beside other work); exact top-k takes 35 us. Embedded pair, T = 1, K = 6, N =
-24, 600 rounds, with exact f, tokens per round after a proposal and hit rate: top-k 20 1.97 / .82
-without, 2.66 / .82 so, 2.69 / .71 with exact filters; min-p .05 2.43 / .81, 3.22 / .84, 3.28 / .76.
+*Decision*: a draft lowers the scores of tokens that top-k or min-p of a request remove; see
+``soft_filters``. It ignores top-p. *Because*: an exact filter costs more than it gains. Embedded
+pair, two cores that other work shares, engine openvino, 16 prompts of 128 tokens, 8 at a time, K =
+6, N = 24, temperature 1, top-p .9: 2.40 tokens per round without and 2.58 with filters, but 12 s
+and 22 s, the same in two interleaved runs. A row of 4,096 logits takes .06 to .1 ms, for 192 rows
+in each step. *Not chosen*: to rank forks with exact filters, which lowered the hit rate at top-p .9
+from .88 to .84: the target keeps tokens that the draft's filters remove. *Revisit when* a cheap
+approximation of top-p is known.
 """
 
 from typing import Protocol
@@ -36,6 +31,7 @@ from ssd.engine.sampling.keyed import (
     rank_of_keys,
     to_device,
 )
+from ssd.engine.sampling.soft_filters import SoftFilters
 from ssd.speculation.noise import NoiseRing
 
 Ints = NDArray[np.int64]
@@ -47,12 +43,17 @@ class TokenChoice(Protocol):
     Positions are those of the selected tokens.
     """
 
+    @property
+    def filters(self) -> SoftFilters:
+        """The filters of the slots; ``choose`` and ``rank`` apply them."""
+        ...
+
     def assign(self, slot: int, seed: int, choice: int, temperature: float) -> None:
-        """Assign a slot to a session."""
+        """Assign a slot to a session; its filters are assigned on their own."""
         ...
 
     def release(self, slot: int) -> None:
-        """Release the slot of a session."""
+        """Release the slot of a session, and its filters."""
         ...
 
     def fill(self, slots_B: Ints, first_B: Ints, count: int) -> None:
@@ -71,7 +72,12 @@ class TokenChoice(Protocol):
         ...
 
     def stored_noise(self, slots_R: Ints, positions_KR: Ints) -> StoredNoise | None:
-        """Return the noise of several columns; None if it is computed with each choice."""
+        """Return noise and filters of several columns; None if noise is computed with each choice.
+
+        Args:
+            slots_R: slots of the rows.
+            positions_KR: of each column.
+        """
         ...
 
     def rank(
@@ -86,6 +92,7 @@ class RingChoice:
 
     def __init__(self, num_slots: int, num_rows: int, vocab_size: int) -> None:
         """Construct; see ``NoiseRing``."""
+        self.filters = SoftFilters(num_slots, "cpu")
         self._ring = NoiseRing(num_slots, num_rows, vocab_size, gumbel_by_torch)
         self._noise_YV = torch.from_numpy(self._ring.noise_YV)
         self._temperatures_X = torch.zeros(num_slots)
@@ -97,6 +104,7 @@ class RingChoice:
 
     def release(self, slot: int) -> None:
         """See ``TokenChoice``."""
+        self.filters.release(slot)
         self._temperatures_X[slot] = 0
         self._ring.release(slot)
 
@@ -118,13 +126,15 @@ class RingChoice:
     def choose(self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints) -> Tensor:
         """See ``TokenChoice``."""
         noise_RV = self._noise(slots_R, positions_R, None)
+        logits_RV = self.filters.lowered(logits_RV, slots_R)
         return choose(logits_RV, self._temperatures_X[torch.from_numpy(slots_R)], noise_RV)
 
     def stored_noise(self, slots_R: Ints, positions_KR: Ints) -> StoredNoise:
         """See ``TokenChoice``."""
         rows_KR = self._ring.locate(np.broadcast_to(slots_R, positions_KR.shape), positions_KR)
         temperature_R = self._temperatures_X[torch.from_numpy(slots_R)]
-        return StoredNoise(temperature_R, self._noise_YV, rows_KR)
+        filters = self.filters.of_rows(slots_R, self._noise_YV.shape[1])
+        return StoredNoise(temperature_R, self._noise_YV, rows_KR, filters)
 
     def rank(
         self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints, count: int
@@ -132,6 +142,7 @@ class RingChoice:
         """See ``TokenChoice``."""
         # Kept logits do not contain the padding of the vocabulary.
         noise_RV = self._noise(slots_R, positions_R, logits_RV.shape[1])
+        logits_RV = self.filters.lowered(logits_RV, slots_R)
         return top_candidates(logits_RV, self._temperatures_X[slots_R], noise_RV, count)
 
     def _noise(self, slots_R: Ints, positions_R: Ints, num_ids: int | None) -> Tensor | None:
@@ -143,6 +154,7 @@ class KeyedChoice:
     """Noise is computed with each choice, on the device of the logits. Nothing is read back."""
 
     def __init__(self, num_slots: int, device: str) -> None:
+        self.filters = SoftFilters(num_slots, device)
         self._device = device
         self._choose_of_keys = compiled_on(device, choose_of_keys)
         self._rank_of_keys = compiled_on(device, rank_of_keys)
@@ -152,18 +164,19 @@ class KeyedChoice:
 
     @torch.inference_mode()
     def warm_up(self, num_rows: int, num_candidates: int, vocab_size: int) -> None:
-        """Choose and rank rows with and without noise, so that no table waits for a compiler.
+        """Choose and rank rows with and without noise and filters: no table waits for a compiler.
 
         One row and several rows are two functions, as are inference mode and its absence.
         """
-        for temperature in (0.0, 1.0):
+        for temperature, top_k in ((0.0, 0), (1.0, 0), (1.0, 1)):
             self._temperatures_X[0] = temperature
+            self.filters.assign(0, temperature, top_k, 0.0)
             for count in (1, num_rows):
                 logits_RV = torch.zeros((count, vocab_size), device=self._device)
                 zero_R = np.zeros(count, dtype=np.int64)
                 self.choose(logits_RV, zero_R, zero_R)
                 self.rank(logits_RV, zero_R, zero_R, num_candidates)
-        self._temperatures_X[0] = 0.0
+        self.release(0)
 
     def assign(self, slot: int, seed: int, choice: int, temperature: float) -> None:
         """See ``TokenChoice``."""
@@ -173,6 +186,7 @@ class KeyedChoice:
 
     def release(self, slot: int) -> None:
         """See ``TokenChoice``."""
+        self.filters.release(slot)
         self._temperatures_X[slot] = 0.0
 
     def fill(self, slots_B: Ints, first_B: Ints, count: int) -> None:
@@ -185,6 +199,7 @@ class KeyedChoice:
     def choose(self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints) -> Tensor:
         """See ``TokenChoice``."""
         keys, is_warm = self._keys(slots_R, positions_R)
+        logits_RV = self.filters.lowered(logits_RV, slots_R)
         return self._choose_of_keys(logits_RV, keys, is_warm=is_warm)
 
     def stored_noise(self, slots_R: Ints, positions_KR: Ints) -> None:
@@ -195,6 +210,7 @@ class KeyedChoice:
     ) -> tuple[Tensor, Tensor]:
         """See ``TokenChoice``."""
         keys, is_warm = self._keys(slots_R, positions_R)
+        logits_RV = self.filters.lowered(logits_RV, slots_R)
         return self._rank_of_keys(logits_RV, keys, count, is_warm=is_warm)
 
     def _keys(self, slots_R: Ints, positions_R: Ints) -> tuple[NoiseKeys, bool]:

@@ -83,13 +83,15 @@ class TreeShape:
 
 @dataclass(frozen=True, slots=True)
 class NewSession:
-    """A session that opens: its slot and blocks on this draft, and the noise of ``OpenSession``."""
+    """A session that opens: its slot and blocks on this draft; noise and filters as they came."""
 
     slot: int
     blocks: Rows[int]
     seed: int
     choice: int
     temperature: float
+    top_k: int = 0
+    min_p: float = 0.0
 
 
 class Tree:
@@ -135,6 +137,7 @@ class Tree:
         self.is_broken_X[slot] = False
         self._temperatures_X[slot] = session.temperature
         self._choice.assign(slot, session.seed, session.choice, session.temperature)
+        self._choice.filters.assign(slot, session.temperature, session.top_k, session.min_p)
 
     def close(self, slot: int) -> None:
         """Release the slot of a session."""

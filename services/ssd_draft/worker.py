@@ -254,6 +254,8 @@ class Worker:
                 opening.seed,
                 opening.choice,
                 opening.temperature,
+                opening.top_k,
+                opening.min_p,
             )
         )
 

@@ -196,6 +196,9 @@ class Proposer:
                 max_len=min(self._max_model_len, len(prompt_ids) + most),
                 seed=seed_of(request_id, sampling.seed),
                 temperature=temperature_of(sampling.temperature) if is_foreseen else 0.0,
+                # In vLLM, -1 also means all tokens.
+                top_k=max(0, sampling.top_k),
+                min_p=sampling.min_p,
                 ending_ids=() if sampling.ignore_eos else sampling.all_stop_token_ids,
             )
         )

@@ -28,6 +28,10 @@ class NewRequest:
     seed: int
     temperature: float
     """0 if the draft cannot foresee the choices."""
+    top_k: int = 0
+    """0: no filter."""
+    min_p: float = 0.0
+    """0: no filter."""
     ending_ids: Collection[TokenId] = ()
     """Tokens that end the text."""
 
@@ -216,6 +220,9 @@ class PoolRequests:
                 max_len=new.max_len,
                 seed=new.seed,
                 temperature=new.temperature,
+                # vLLM has no upper bound, a draft has one.
+                top_k=min(new.top_k, self._num_token_ids),
+                min_p=new.min_p,
             )
         )
 

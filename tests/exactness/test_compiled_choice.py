@@ -8,6 +8,7 @@ import torch
 
 from ssd.engine.sampling.choose import choose
 from ssd.engine.sampling.keyed import NoiseKeys, choose_of_keys, packed, words_of_keys
+from ssd.engine.sampling.soft_filters import lowered
 from ssd.speculation.noise import gumbel_noise, philox4x32_10
 
 NUM_IDS = 44
@@ -46,3 +47,15 @@ def test_the_compiled_choice_is_the_same_with_any_number_of_rows() -> None:
         noise_RV = torch.from_numpy(np.concatenate(noise))[rows_R]
         assert torch.equal(chosen_R, choose(logits_RV, some.temperatures_R, noise_RV))
         assert torch.equal(chosen_R, choose_of_keys(logits_RV, some, is_warm=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ids", [NUM_IDS, 1003])
+def test_the_compiled_filters_lower_the_same_logits(num_ids: int) -> None:
+    compiled = torch.compile(lowered, backend="aot_eager", dynamic=True, fullgraph=True)
+    for rows in (1, 3, 6):
+        logits_RV = torch.randn((rows, num_ids), generator=torch.Generator().manual_seed(4))
+        ranks_R = torch.arange(rows) % 3 * 5
+        min_logit_R = torch.linspace(-2.0, -0.5, rows)
+        found_RV = compiled(logits_RV, ranks_R, min_logit_R)
+        assert torch.equal(found_RV, lowered(logits_RV, ranks_R, min_logit_R))

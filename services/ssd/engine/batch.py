@@ -59,6 +59,16 @@ class BranchBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class RowFilters:
+    """Top-k and min-p of rows, as ``sampling.soft_filters`` applies them."""
+
+    ranks_R: NDArray[np.int64]
+    """See ``soft_filters.ranks_of``; 0 without top-k."""
+    min_logit_R: NDArray[np.float32]
+    """The lowest logit that min-p keeps less the largest one; -inf without min-p."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoredNoise:
     """The Gumbel noise with which a table chooses its tokens, float32 and finite."""
 
@@ -67,6 +77,9 @@ class StoredNoise:
     noise_YV: Tensor
     rows_KR: NDArray[np.int64]
     """The row of ``noise_YV`` for the token that each step chooses for each branch."""
+    filters: RowFilters | None = None
+    """Of each branch; they change the logits that the noise is added to. Those of one session are
+    the same in all rows. None: no row has a filter."""
 
 
 def pad_sequences(batch: PagedBatch, count: int) -> PagedBatch:

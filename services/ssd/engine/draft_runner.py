@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, StoredNoise
+from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, RowFilters, StoredNoise
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.execution import DraftExecution
 from ssd.engine.runner import ModelRunner, Progress
@@ -66,6 +66,9 @@ class DraftRunner(ModelRunner):
             if count == 1 and branches in self.whole_branches:
                 no_noise_YV = torch.zeros((1, self.model.vocab_size))
                 rows_KR = np.zeros((self.engine.num_columns - 1, branches), dtype=np.int64)
-                self.run_columns(batch, StoredNoise(torch.zeros(branches), no_noise_YV, rows_KR))
+                lowest_R = np.full(branches, -np.inf, dtype=np.float32)
+                for filters in (None, RowFilters(rows_KR[0] + 1, lowest_R)):
+                    zero_R = torch.zeros(branches)
+                    self.run_columns(batch, StoredNoise(zero_R, no_noise_YV, rows_KR, filters))
         self.append_proposal(slot_B, zero_B, zero_B, table_B1)
         self.promote_branches(slot_B, zero_B)

@@ -17,6 +17,7 @@ from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, StoredNoise
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.parallel.group import ALONE, Group
 from ssd.engine.sampling.choose import choose
+from ssd.engine.sampling.soft_filters import lowered
 
 ONE_SHAPE = "all verifies have one shape"
 """See ``TargetExecution.use_fewer_shapes``."""
@@ -110,8 +111,8 @@ class TreePasses(Protocol):
     def run_columns(self, batch: BranchBatch, noise: StoredNoise) -> tuple[Tensor, Tensor]:
         """Run all steps 0..K of one session in one pass, from the tokens of step 0.
 
-        Each step but the last one chooses the best of logits / T + noise for each branch, which
-        the next one runs.
+        Each step but the last one chooses the best of logits / T + noise for each branch, after
+        the filters of ``noise``. The next step runs the chosen tokens.
 
         Returns:
             The chosen tokens, int32 [K, 1, N], valid until the next pass, with ``NO_TOKEN`` in the
@@ -163,7 +164,11 @@ def run_columns_by_steps(
     for step, rows_R in enumerate(noise.rows_KR):
         logits.append(passes.run_branches(replace(batch, step=step)))
         noise_RV = noise.noise_YV[torch.from_numpy(rows_R)]
-        chosen_R = choose(logits[-1].flatten(0, 1), noise.temperature_R, noise_RV)
+        logits_RV = logits[-1].flatten(0, 1)
+        if noise.filters is not None:
+            ranks_R = torch.from_numpy(noise.filters.ranks_R)
+            logits_RV = lowered(logits_RV, ranks_R, torch.from_numpy(noise.filters.min_logit_R))
+        chosen_R = choose(logits_RV, noise.temperature_R, noise_RV)
         tokens_KBN.append(chosen_R.view(batch.tokens_BN.shape))
         batch = replace(batch, tokens_BN=tokens_KBN[-1].clamp_min(0))
     logits.append(passes.run_branches(replace(batch, step=len(logits))))

@@ -287,6 +287,8 @@ class DraftPool:
             choice=new.choice,
             temperature=new.temperature,
             max_len=new.max_len,
+            top_k=new.top_k,
+            min_p=new.min_p,
         )
         try:
             link.send(opening)

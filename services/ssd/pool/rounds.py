@@ -27,7 +27,7 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSequence:
-    """A sequence for which drafts may work, and the address of its noise."""
+    """A sequence for which drafts may work, the address of its noise, and its filters."""
 
     sequence_id: SequenceId
     token_ids: tuple[TokenId, ...]
@@ -37,6 +37,10 @@ class NewSequence:
     seed: int
     choice: int = 0
     temperature: float = 0.0
+    top_k: int = 0
+    """As in ``SamplingParams``; drafts follow it in their guesses."""
+    min_p: float = 0.0
+    """Likewise."""
 
 
 @dataclass(slots=True)

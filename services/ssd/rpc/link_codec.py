@@ -228,6 +228,10 @@ def _opening(message: speculation_pb2.OpenSession, bounds: OpeningBounds) -> Ope
             f"session {session} has temperature {message.temperature:g}, must be in "
             f"0..{MAX_TEMPERATURE:g}"
         )
+    if message.top_k > LARGEST_ID:
+        raise FrameError(f"session {session} has top_k {message.top_k}, must be in 0..{LARGEST_ID}")
+    if not 0.0 <= message.min_p <= 1.0:
+        raise FrameError(f"session {session} has min_p {message.min_p:g}, must be in 0..1")
     if not num_tokens <= message.max_len <= LARGEST_ID:
         raise FrameError(
             f"OpenSession of session {session} has {num_tokens} tokens and max_len "

@@ -53,20 +53,24 @@ class ChannelState(_message.Message):
     def __init__(self, error: _Optional[str] = ...) -> None: ...
 
 class OpenSession(_message.Message):
-    __slots__ = ("session", "token_ids", "seed", "choice", "temperature", "max_len")
+    __slots__ = ("session", "token_ids", "seed", "choice", "temperature", "max_len", "top_k", "min_p")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     MAX_LEN_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
     session: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     seed: int
     choice: int
     temperature: float
     max_len: int
-    def __init__(self, session: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., temperature: _Optional[float] = ..., max_len: _Optional[int] = ...) -> None: ...
+    top_k: int
+    min_p: float
+    def __init__(self, session: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., temperature: _Optional[float] = ..., max_len: _Optional[int] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ...) -> None: ...
 
 class CloseSession(_message.Message):
     __slots__ = ("session",)

@@ -143,6 +143,8 @@ class Sequence:
             seed=self.seed,
             choice=self.choice,
             temperature=self.sampling.temperature,
+            top_k=self.sampling.top_k,
+            min_p=self.sampling.min_p,
         )
 
     def append(self, token_ids: Tokens[TokenId]) -> tuple[TokenId, ...]:

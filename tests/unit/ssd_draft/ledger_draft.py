@@ -134,13 +134,24 @@ class Draft:
             pass
         self.sessions.check()
 
-    def open(self, link: FakeLink, text: PlainText, session: int = 1, max_len: int = 90) -> None:
+    def open(
+        self,
+        link: FakeLink,
+        text: PlainText,
+        session: int = 1,
+        max_len: int = 90,
+        *,
+        top_k: int = 0,
+        min_p: float = 0.0,
+    ) -> None:
         opening = OpenSession(
             session=session,
             token_ids=tuple(text.committed),
             seed=text.seed,
             temperature=text.temperature,
             max_len=max_len,
+            top_k=top_k,
+            min_p=min_p,
         )
         self.inbox.put(Opening(link, opening, 0.0))
 

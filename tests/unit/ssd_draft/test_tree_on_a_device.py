@@ -15,15 +15,19 @@ K, N = 6, 24
 ENGINE = EngineConfig(max_model_len=512, max_num_seqs=4, num_columns=K + 1, branches=N)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_a_tree_reads_only_columns_and_candidates(temperature: float) -> None:
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "min_p"), [(0.0, 0, 0.0), (0.7, 0, 0.0), (0.7, 20, 0.05)]
+)
+def test_a_tree_reads_only_columns_and_candidates(
+    temperature: float, top_k: int, min_p: float
+) -> None:
     with fake_device() as device:
         runner = on_fake_gpu(DraftRunner, ENGINE, device)
         shape = TreeShape(runner.engine, MODEL.vocab_size)
         tree = Tree(runner, KeyedChoice(ENGINE.max_num_seqs, device.name), shape)
         slots = [2, 0]
         for slot in slots:
-            tree.open(NewSession(slot, [1 + slot], 2**64 - 1, 0, temperature))
+            tree.open(NewSession(slot, [1 + slot], 2**64 - 1, 0, temperature, top_k, min_p))
             tree.start(slot, 5, ())
         ranked = device.num_reads
         assert ranked == 2 * len(slots), "ids and scores of each first pass"

@@ -15,6 +15,7 @@ from ssd.engine import static_execution
 from ssd.engine.capture import Capture
 from ssd.engine.config import STATIC, EngineConfig
 from ssd.engine.draft_runner import DraftRunner
+from ssd.engine.sampling.soft_filters import FACTOR
 from ssd.speculation.fan_out import Adaptive
 from ssd.speculation.noise import gumbel_noise
 from ssd.testing.recorded_graphs import RecordedGraphs
@@ -90,11 +91,15 @@ class Text:
     temperature: float
     seed: int
     proposal: list[int] = field(default_factory=list)
+    top_k: int = 0
 
     def next_token(self, tokens: list[int]) -> int:
         logits_V = self.plain(tuple(tokens))
+        if self.top_k:
+            lowest = logits_V.topk(self.top_k).values[-1]
+            logits_V = logits_V - FACTOR * (lowest - logits_V).clamp_min(0)
         noise_V = torch.from_numpy(gumbel_noise(self.seed, [len(tokens)], VOCAB_SIZE)[0])
-        return int((torch.log_softmax(logits_V, -1) + self.temperature * noise_V).argmax())
+        return int((logits_V + self.temperature * noise_V).argmax())
 
     def continuation(self, accepted: int, bonus: int) -> list[int]:
         tokens = [*self.committed, *self.proposal[:accepted], bonus]
@@ -143,7 +148,7 @@ def opened(tree: Tree, slots: list[int], texts: list[Text]) -> None:
         num_blocks = tree._shape.num_blocks_each
         first_block = 1 + slot * num_blocks
         blocks = list(range(first_block, first_block + num_blocks))
-        tree.open(NewSession(slot, blocks, text.seed, 0, text.temperature))
+        tree.open(NewSession(slot, blocks, text.seed, 0, text.temperature, text.top_k))
         prompt = text.committed[:-1]
         for first in range(0, len(prompt), CHUNK):
             tree.store(slot, first, prompt[first : first + CHUNK])
@@ -247,6 +252,27 @@ def test_a_batch_that_lost_a_session_before_its_first_step_builds_the_table_of_t
         (tree.run_whole if tree.can_run_whole(building) else tree.run_step)(building)
     assert building.depth == K
     texts[1].check(building.tables, 1)
+
+
+@pytest.mark.parametrize("slots", [SLOTS, SLOTS[1:2]])
+def test_tables_follow_the_filter_of_their_session_alone(
+    tree: Tree, texts: list[Text], slots: list[int]
+) -> None:
+    """Alone and beside sessions without a filter, whose tables are as before."""
+    some = [text for slot, text in zip(SLOTS, texts, strict=True) if slot in slots]
+    filtered = texts[1]
+    filtered.temperature, filtered.top_k = 2.0, 3
+    opened(tree, slots, some)
+    for turn in range(4):
+        tables = build(tree, slots)
+        for row, text in enumerate(some):
+            text.check(tables, row)
+        moves = [text.follow(tables, row, turn, K) for row, text in enumerate(some)]
+        tree.advance(slots, moves)
+    tokens = filtered.committed[1:]
+    filtered.top_k = 0
+    unfiltered = [filtered.next_token(filtered.committed[: 1 + at]) for at in range(len(tokens))]
+    assert tokens != unfiltered
 
 
 @pytest.mark.parametrize("index", range(3))

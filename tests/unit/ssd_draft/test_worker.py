@@ -36,6 +36,20 @@ def test_prompts_of_any_length_open(prompt_len: int) -> None:
     text.check(link.newest())
 
 
+def test_the_filters_of_a_session_apply_to_its_tables_only() -> None:
+    """Sessions with filters, and one without in the slot that the first one had."""
+    draft, link, text = Draft(), FakeLink(), a_text([5, 9, 2, 7], temperature=1.0)
+    found = []
+    for session, top_k, min_p in ((1, 1, 0.0), (2, 0, 1.0), (3, 0, 0.0)):
+        draft.open(link, text, session, top_k=top_k, min_p=min_p)
+        draft.settle()
+        found.append(link.newest(session).tokens_NK.tolist())
+        draft.inbox.put(Closing(link, session))
+        draft.settle()
+    text.check(link.newest(3))
+    assert found[0] == found[1] != found[2], "both keep the best token"
+
+
 def test_a_hit_needs_no_explicit_pass(opened: Opened) -> None:
     draft, link, text = opened
     draft.commit(link, text.hit(link.newest(), 0, K))

@@ -72,6 +72,8 @@ def config(**settings: Any) -> Any:
 def sampling(**values: Any) -> Any:
     default = {
         "temperature": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
         "seed": 3,
         "max_tokens": None,
         "ignore_eos": False,
@@ -120,7 +122,7 @@ def test_requests_of_a_step_begin_with_their_seed_and_limits(make: MakeProposer)
     found = make()
     found.begin_step(
         step(
-            new("a", sampling()),
+            new("a", sampling(top_k=20, min_p=0.25)),
             new("greedy", sampling(temperature=1e-6, max_tokens=10, ignore_eos=True)),
             new("lora", sampling(), lora=object()),
             new("pooling", None),
@@ -134,6 +136,7 @@ def test_requests_of_a_step_begin_with_their_seed_and_limits(make: MakeProposer)
     assert requests.ended == ["old"]
     a, greedy = requests.begun
     assert (a.request_id, a.seed, a.temperature, a.max_len) == ("a", 3, 1.0, 64)
+    assert (a.top_k, a.min_p, greedy.top_k, greedy.min_p) == (20, 0.25, 0, 0.0)
     assert set(a.ending_ids) == {9}
     assert (greedy.temperature, greedy.max_len, tuple(greedy.ending_ids)) == (0.0, 12, ())
     (noted,) = requests.steps

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 
 import pytest
 from prometheus_client import REGISTRY
@@ -95,6 +96,16 @@ def test_a_step_becomes_a_round_of_the_rows_that_got_tokens() -> None:
             RoundResult(1, (5,), 0, Outcome(0, 5), is_finished=False, max_proposed=LOOKAHEAD),
             RoundResult(2, (7, 6), 2, Outcome(1, 6), is_finished=False, max_proposed=LOOKAHEAD),
         ]
+    ]
+
+
+def test_drafts_get_the_filters_of_a_request_within_their_bounds() -> None:
+    pool, requests = made()
+    requests.begin(replace(request("a"), top_k=20, min_p=0.25))
+    requests.begin(replace(request("b"), top_k=2**40))
+    assert [(each.top_k, each.min_p) for each in pool.begun.values()] == [
+        (20, 0.25),
+        (NUM_TOKEN_IDS, 0.0),
     ]
 
 

@@ -10,7 +10,7 @@ import torch
 from tests.engines import CPU_ENGINES, load, on, paged, store
 from torch import Tensor
 
-from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, StoredNoise
+from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, RowFilters, StoredNoise
 from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.target_runner import TargetRunner
@@ -121,8 +121,11 @@ def test_a_branch_affects_no_other_branch_and_no_other_session(draft: DraftRunne
         assert torch.equal(found[1], expected[1])
 
 
+@pytest.mark.parametrize(
+    "filters", [None, RowFilters(np.full(N, 2), np.full(N, -1.0, dtype=np.float32))]
+)
 def test_a_branch_that_is_not_finite_has_no_token_in_a_pass_of_all_columns(
-    draft: DraftRunner,
+    draft: DraftRunner, filters: RowFilters | None
 ) -> None:
     store(draft, TEXT[:-1], TABLE)
     slot_B, length_B = torch.zeros(1, dtype=torch.int64), torch.tensor([len(TEXT) - 1])
@@ -137,7 +140,8 @@ def test_a_branch_that_is_not_finite_has_no_token_in_a_pass_of_all_columns(
             slot_B, torch.tensor([tokens]), torch.tensor([[0, 3, 2]]), 0, length_B, tables_BJ
         )
         rows_KR = np.zeros((P - 1, N), dtype=np.int64)
-        noise = StoredNoise(torch.zeros(N), torch.zeros((1, draft.model.vocab_size)), rows_KR)
+        no_noise_YV = torch.zeros((1, draft.model.vocab_size))
+        noise = StoredNoise(torch.zeros(N), no_noise_YV, rows_KR, filters)
         found.append(draft.run_columns(batch, noise)[0].clone())
     good, bad = found
     assert int(bad[0, 0, 1]) == NO_TOKEN

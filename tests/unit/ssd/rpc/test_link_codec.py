@@ -36,7 +36,14 @@ WELCOME = replace(
     backend_refusal="none",
 )
 OPENING = OpenSession(
-    session=1, token_ids=(5, 6), seed=2**64 - 1, choice=2, temperature=0.5, max_len=64
+    session=1,
+    token_ids=(5, 6),
+    seed=2**64 - 1,
+    choice=2,
+    temperature=0.5,
+    max_len=64,
+    top_k=20,
+    min_p=0.25,
 )
 
 
@@ -155,6 +162,11 @@ def opening(**changes: object) -> pb2.SpeculateRequest:
         opening(temperature=math.nan),
         opening(temperature=-1.0),
         opening(temperature=2.5),
+        opening(top_k=2**31),
+        opening(min_p=math.nan),
+        opening(min_p=math.inf),
+        opening(min_p=-0.5),
+        opening(min_p=1.5),
         opening(max_len=0),
         opening(token_ids=[1, 2], max_len=1),
         pb2.SpeculateRequest(close_session=pb2.CloseSession(session=0)),

@@ -1,6 +1,7 @@
 """Rounds yield the tokens of plain decoding for every behaviour of the drafts."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -214,13 +215,15 @@ def test_three_late_rounds_open_the_circuit_breaker_for_a_while() -> None:
 def test_sequences_of_a_lost_draft_open_sessions_on_another_link() -> None:
     bench = Bench()
     first = bench.join([Behaviour.HIT, Behaviour.DIE], name="first")
-    sink = bench.submit([1, 2, 3], 40)
+    sampling = replace(GREEDY, top_k=5, min_p=0.25)
+    sink = bench.submit([1, 2, 3], 40, sampling=sampling)
     bench.loop.run_round()
     second = bench.join([Behaviour.HIT], name="second")
     bench.run()
     assert sink.tokens == plain([1, 2, 3], 40, GREEDY)
     opening = next(each for each in second.received if isinstance(each, OpenSession))
     assert len(opening.token_ids) > 3, "it opens with all committed tokens"
+    assert (opening.top_k, opening.min_p) == (5, 0.25)
     assert sink.statistics.hits > 5
     assert first.num_sessions == 1
 
