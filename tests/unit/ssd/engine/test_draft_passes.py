@@ -15,11 +15,15 @@ from torch import Tensor
 from ssd.engine.batch import BranchBatch, ProposalBatch, StoredNoise
 from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
+
+
 @pytest.mark.parametrize(("top_k", "min_p"), [(0, 0.0), (4, 0.0), (0, 0.4), (9, 0.2)])
 def test_all_columns_of_one_pass_are_those_of_the_steps(
     folder: Path, top_k: int, min_p: float
 ) -> None:
     """The reference chooses step by step. The entries of the branch that wins are stored."""
+
+
 from ssd.speculation.noise import gumbel_noise
 
 RunnerOn = Callable[[str], DraftRunner]
@@ -255,13 +259,11 @@ def test_a_pass_does_not_change_other_slots(runner_on: RunnerOn, engine: str) ->
     assert torch.equal(inside(runner)._storage.entries_L2ZW[:, :, theirs], before)
 
 
-            rows_KR = np.arange(K)[:, None].repeat(N, axis=1)
-            noise = StoredNoise(temperature_R, noise_YV, rows_KR, filters)
-            tokens_K1N, logits_P1NV = runner.run_columns(batch, noise)
-            outputs = tokens_K1N.clone(), logits_P1NV.clone()
-            runner.promote_branches(slot_B, torch.tensor([1]))
-            storage = inside(runner)._storage
-            found.append((*outputs, storage.select(storage.entries.proposal(slot_B))))
+@pytest.mark.parametrize(("top_k", "min_p"), [(0, 0.0), (4, 0.0), (0, 0.4), (9, 0.2)])
+def test_all_columns_of_one_pass_are_those_of_the_steps(
+    folder: Path, top_k: int, min_p: float
+) -> None:
+    """The reference chooses step by step. The entries of the branch that wins are stored."""
     engine = replace(ENGINE, num_token_ids=VOCAB - 9)
     soft_filters = SoftFilters(1, "cpu")
     soft_filters.assign(0, 1.0, top_k, min_p)
@@ -282,21 +284,13 @@ def test_a_pass_does_not_change_other_slots(runner_on: RunnerOn, engine: str) ->
             tokens_1N = torch.tensor([[9, 8, 7, 6]]) + length
             batch = BranchBatch(slot_B, tokens_1N, accepted_1N, 0, length_B, blocks_1J)
             temperature_R = torch.tensor([0.0, 1.0, 0.7, 0.0])
-<<<<<<< HEAD
-            noise = StoredNoise(temperature_R, noise_YV, np.arange(K)[:, None].repeat(N, axis=1))
+            rows_KR = np.arange(K)[:, None].repeat(N, axis=1)
+            noise = StoredNoise(temperature_R, noise_YV, rows_KR, filters)
             tokens_K1N, logits_P1NV = runner.run_columns(batch, noise)
             outputs = tokens_K1N.clone(), logits_P1NV.clone()
             runner.promote_branches(slot_B, torch.tensor([1]))
             storage = inside(runner)._storage
             found.append((*outputs, storage.select(storage.entries.proposal(slot_B))))
-=======
-            rows_KR = np.arange(K)[:, None].repeat(N, axis=1)
-            noise = StoredNoise(temperature_R, noise_YV, rows_KR, filters)
-            tokens_K1N, logits = runner.run_columns(batch, noise)
-            logits = [each.clone() for each in logits]
-            last = replace(batch, tokens_BN=tokens_K1N[-1].long(), step=K)
-            found.append((tokens_K1N.clone(), torch.stack([*logits, runner.run_branches(last)])))
->>>>>>> filters
     for expected, actual in zip(found[:2], found[2:], strict=True):
         assert torch.equal(actual[0], expected[0])
         assert int(actual[0].max()) < VOCAB - 9
