@@ -259,8 +259,9 @@ class DraftSpec(Drafts):
     source: Source = _ABSENT
     pool_ref: PoolRef | None = None
     """Pool whose drafts serve this resource, in place of its own; then no other field of draft has
-    an effect. While there is no such pool, targets serve without drafts. A change replaces
-    targets."""
+    an effect. Its model has the tokenizer of the target, its maxModelLen is as long, and its
+    lookahead and branches are those of speculation. While there is no such pool, targets serve
+    without drafts. A change replaces targets."""
     device: Accelerator | None = None
     """Device of the drafts; absent means accelerator. cpu with accelerator nvidia: a draft requests
     no GPU, and whole CPUs for itself. A change replaces drafts, and targets unless
@@ -288,8 +289,7 @@ class Speculation(TreeSize):
     """Proposal after a miss. A change replaces targets."""
     draft_deadline_milliseconds: Annotated[int, between(1, 1000)] | None = None
     """Maximum time a round waits for its tables; absent means 20 for drafts on GPUs and 100 on
-    CPUs.
-    A change replaces targets."""
+    CPUs, with draft.poolRef by accelerator. A change replaces targets."""
 
 
 class Transport(Block):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.unit.ssd_operator.api.test_schema import POOL_PARTS, check
 from tests.unit.ssd_operator.controllers import Controllers
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster, is_watched
 from tests.unit.ssd_operator.resources import ROOT, SETTINGS, UID, replicas_of
@@ -175,6 +176,7 @@ async def test_both_resources_speculate_with_the_drafts_of_the_pool() -> None:
         assert (draft["pool"], draft["summary"]) == ("shared", "2/2")
         assert not condition_in(world.status(ref), "DraftCapacity")
     status = world.status(POOL_REF)
+    check(status, POOL_PARTS["status"])
     assert status["deployments"] == ["chat", "code"]
     assert status["sessions"] == {"open": 8, "capacity": 64}
     assert world.condition(POOL_REF, "Ready") == ("True", "AllReady")
