@@ -67,7 +67,7 @@ _OF_POOLS = frozenset(
         *("Progressing", "SpecValid", "ResourcesOwned"),
     }
 )
-"""Conditions of a pool besides Ready, which is DraftReady unless its objects are refused."""
+"""Conditions of a pool besides Ready."""
 
 
 def conditions(result: PassResult) -> dict[str, Condition]:
@@ -84,15 +84,17 @@ def conditions(result: PassResult) -> dict[str, Condition]:
         "SpecValid": _spec_valid,
         "ResourcesOwned": _resources_owned,
     }
-    if result.snapshot.resource.is_pool:
+    is_pool = result.snapshot.resource.is_pool
+    if is_pool:
         rules = {kind: rule for kind, rule in rules.items() if kind in _OF_POOLS}
     found = {kind: each for kind, rule in rules.items() if (each := rule(result)) is not None}
-    if result.snapshot.resource.is_pool:
-        parts = (found[kind] for kind in ("SpecValid", "ResourcesOwned"))
-        return {
-            "Ready": next((each for each in parts if each.status != "True"), found["DraftReady"])
-        } | found
-    return {"Ready": _ready(result, found), **found}
+    return {"Ready": (_pool_ready(found) if is_pool else _ready(result, found)), **found}
+
+
+def _pool_ready(others: Mapping[str, Condition]) -> Condition:
+    """As many drafts as wanted are ready, unless objects are refused or another owner's."""
+    parts = (others[kind] for kind in ("SpecValid", "ResourcesOwned"))
+    return next((each for each in parts if each.status != "True"), others["DraftReady"])
 
 
 def _ready(result: PassResult, others: Mapping[str, Condition]) -> Condition:

@@ -162,8 +162,9 @@ POOL_REF, CODE_REF, CHAT_REF = Ref(POOL_KIND, "shared"), Ref(KIND, "code"), Ref(
 
 
 def scaled(**scaling: Any) -> Object:
-    spec = POOL["spec"] | {"autoscaling": SCALING | scaling, "sequencesPerReplica": 10}
-    return POOL | {"spec": spec}
+    more = {"autoscaling": SCALING | scaling, "sequencesPerReplica": 10}
+    found: Object = POOL | {"spec": POOL["spec"] | more}
+    return found
 
 
 async def test_both_resources_speculate_with_the_drafts_of_the_pool() -> None:
@@ -238,3 +239,12 @@ async def test_a_change_wakes_those_that_share_drafts(changed: Ref, woken: set[K
     world.cluster.remove("default", changed)
     world.catch_up()
     assert world.woken == woken
+
+
+async def test_another_reference_wakes_the_former_pool() -> None:
+    world = Shared(POOL, CODE)
+    await world.rounds()
+    world.woken.clear()
+    world.cluster.edit_spec(CODE_KEY, draft={"poolRef": {"name": "other"}})
+    world.catch_up()
+    assert {POOL_KEY, CODE_KEY, ("default", "other-pool")} <= world.woken
