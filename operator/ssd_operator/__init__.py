@@ -1,1 +1,1 @@
-"""The Kubernetes operator of SSDDeployments: pure planning, one reconcile, kopf as the watch."""
+"""The Kubernetes operator: pure planning, one reconcile, kopf as the watch."""

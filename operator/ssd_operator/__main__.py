@@ -47,8 +47,8 @@ class Operator:
         self._cluster = cluster
         self._queue = WorkQueue(self._reconcile, settings.num_workers)
         credentials = EngineCredentials(settings.credentials)
-        self._engines = EngineClients(_now, self._queue.wake, credentials)
         self._cache = ObjectCache(self._queue.wake)
+        self._engines = EngineClients(_now, self._cache.wake, credentials)
         self._reconciler = Reconciler(cluster, self._cache, self._engines, settings, _now)
         self._lists = Lists(cluster, self._cache, settings.scope)
         self._schema_problem = ""

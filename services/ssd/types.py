@@ -214,6 +214,10 @@ class Welcome:
     """Backend of the collective channel that both ends now try; empty for none."""
     backend_refusal: str = ""
     """Why the draft chose none of the target's backends."""
+    tokenizer_fingerprint: str = ""
+    """Of the draft; empty is unknown."""
+    num_targets: int = 0
+    """Targets that the draft serves, this one included; 0 is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

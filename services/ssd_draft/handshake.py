@@ -12,8 +12,8 @@ _FIXES = dict.fromkeys(
 """Fix for a field that differs, if its values do not show the fix."""
 
 
-def welcome(hello: Hello, setup: DraftSetup) -> Welcome:
-    """Return the answer to a valid Hello."""
+def welcome(hello: Hello, setup: DraftSetup, num_targets: int) -> Welcome:
+    """Return the answer to a valid Hello of one of ``num_targets`` targets."""
     backend, refusal = "", ""
     if hello.backends:
         # Without a collective channel, a link needs none of this.
@@ -29,6 +29,8 @@ def welcome(hello: Hello, setup: DraftSetup) -> Welcome:
         max_len=setup.max_len,
         backend=backend,
         backend_refusal=refusal,
+        tokenizer_fingerprint=setup.model.tokenizer.fingerprint,
+        num_targets=num_targets,
     )
 
 

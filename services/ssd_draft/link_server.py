@@ -147,7 +147,7 @@ class LinkServer:
         if (stuck := self._stuck()) is not None:
             raise stuck
         check_hello(hello, self._setup)
-        answer = welcome(hello, self._setup)
+        answer = welcome(hello, self._setup, len(self._links) + 1)
         call.send(answer)
         if answer.backend:
             # Without a collective channel, a link needs none of this.

@@ -11,6 +11,7 @@ import pytest
 from tests.cluster.kube import (
     CHART,
     CRD,
+    CRDS,
     EVERYWHERE,
     KEEPS_IMAGES,
     REGISTRY,
@@ -100,26 +101,26 @@ def cluster(api_environment: dict[str, str]) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def api_server(cluster: None) -> Iterator[Kube]:
-    """A namespace of an API server that has this checkout's CRD.
+    """A namespace of an API server that has this checkout's CRDs.
 
     It is deleted before the chart is installed, whose operator would create pods for its resources.
-    A CRD that existed before is replaced and stays, because other resources depend on it.
+    CRDs that existed before are replaced and stay, because other resources depend on them.
     """
     everywhere, own = Kube(), Kube(f"crd-{os.getpid()}")
     existed = everywhere.attempt("get", CRD).returncode == 0
     file = CHART / "files" / "crd.yaml"
     everywhere("apply", "--server-side", "--force-conflicts", f"--filename={file}")
     # kubectl wait fails at once without any condition; the first is set with the names.
-    for sign in ("jsonpath={.status.acceptedNames.kind}=SSDDeployment", "condition=Established"):
-        everywhere("wait", f"--for={sign}", CRD, "--timeout=30s")
+    for sign in ("jsonpath={.status.acceptedNames.kind}", "condition=Established"):
+        everywhere("wait", f"--for={sign}", *CRDS, "--timeout=30s")
     everywhere("create", "namespace", own.namespace)
     yield own
     # Before the namespace, which would wait for half the grace period of pods of an operator.
-    own("delete", "ssddeployments", "--all", "--timeout=50s")
+    own("delete", "ssddeployments,ssddraftpools", "--all", "--timeout=50s")
     own("wait", "--for=delete", "pods", "--all", "--timeout=50s")
     everywhere("delete", "namespace", own.namespace, "--timeout=50s")
     if not existed:
-        everywhere("delete", CRD, "--timeout=50s", "--ignore-not-found")
+        everywhere("delete", *CRDS, "--timeout=50s", "--ignore-not-found")
 
 
 def build(target: str, *arguments: str, timeout: float) -> None:

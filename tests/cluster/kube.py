@@ -17,6 +17,7 @@ from ssd import __version__
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "ssd"
 CRD = "crd/ssddeployments.ssd.dev"
+CRDS = (CRD, "crd/ssddraftpools.ssd.dev")
 OURS = "app.kubernetes.io/name in (ssd, ssd-operator)"
 """Selects the pods of engines and of operators."""
 EVERYWHERE = ("--set", "operator.watchAllNamespaces=true")
@@ -227,14 +228,15 @@ def install(name: str, namespace: str, *arguments: str, chart: Path = CHART) -> 
 
 
 def take_over_crd(name: str, namespace: str) -> None:
-    """Assign the CRD of another release to this one, as the chart's notes describe."""
-    if not run("kubectl", "get", CRD, "--ignore-not-found"):
-        return
-    run("kubectl", "label", CRD, "--overwrite", "app.kubernetes.io/managed-by=Helm")
-    run(
-        *("kubectl", "annotate", CRD, "--overwrite", f"meta.helm.sh/release-name={name}"),
-        f"meta.helm.sh/release-namespace={namespace}",
-    )
+    """Assign the CRDs of another release to this one, as the chart's notes describe."""
+    for crd in CRDS:
+        if not run("kubectl", "get", crd, "--ignore-not-found"):
+            continue
+        run("kubectl", "label", crd, "--overwrite", "app.kubernetes.io/managed-by=Helm")
+        run(
+            *("kubectl", "annotate", crd, "--overwrite", f"meta.helm.sh/release-name={name}"),
+            f"meta.helm.sh/release-namespace={namespace}",
+        )
 
 
 def sample(name: str, drafts: int, **target: object) -> Object:

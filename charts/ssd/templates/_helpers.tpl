@@ -66,7 +66,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- if or .Values.crds.install .Values.rbac.aggregate .Values.operator.watchAllNamespaces -}}true{{- end -}}
 {{- end -}}
 
-{{/* Owner "namespace/release" of the live CRD, "-" if Helm did not install it; empty if it is this release's or absent. */}}
+{{/* Owner "namespace/release" of the live CRD of SSDDeployments, which also has the other one, "-" if Helm did not install it; empty if it is this release's or absent. */}}
 {{- define "ssd.crdOwner" -}}
 {{- $live := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "ssddeployments.ssd.dev" -}}
 {{- if $live -}}
@@ -122,7 +122,7 @@ volumes:
 - {name: tmp, emptyDir: {}}
 {{- end -}}
 
-{{/* Rights on SSDDeployments for hooks: a dict of root, name, hook, annotations, verbs, namespaces ([""] is the cluster). */}}
+{{/* Rights on resources for hooks: a dict of root, name, hook, annotations, verbs, namespaces ([""] is the cluster). */}}
 {{- define "ssd.hookRights" -}}
 {{- $ := . -}}
 apiVersion: v1
@@ -147,7 +147,7 @@ metadata:
   annotations: {{- toYaml $.annotations | nindent 4 }}
 {{- if eq $kind "Role" }}
 rules:
-- {apiGroups: [ssd.dev], resources: [ssddeployments], verbs: {{ toJson $.verbs }}}
+- {apiGroups: [ssd.dev], resources: [ssddeployments, ssddraftpools], verbs: {{ toJson $.verbs }}}
 {{- else }}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: {{ $prefix }}Role, name: {{ $.name }}.{{ $.root.Release.Namespace }}}
 subjects:

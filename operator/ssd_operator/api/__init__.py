@@ -1,1 +1,1 @@
-"""The SSDDeployment: its typed form, its schema, its validation."""
+"""The SSDDeployment and the SSDDraftPool: their typed form, their schemas, their validation."""

@@ -1,4 +1,4 @@
-"""From an SSDDeployment of the API server to a ``Resource``: validated, complete, typed.
+"""From a resource of the API server to a ``Resource``: validated, complete, typed.
 
 An API server has applied the schema already. It is applied here once more, because an object may
 have been stored under an older definition, and a definition may be newer than this operator. CEL
@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from ssd.errors import SSDError
-from ssd_operator.api.spec import Object, Resource, Spec
+from ssd_operator.api.pool import PoolSpec, spec_of
+from ssd_operator.api.spec import POOL_KIND, Object, Resource, Spec
 
 MOST_PROBLEMS = 3
 """Reported at once; a condition is one sentence, not a list."""
@@ -28,10 +29,13 @@ def parse(obj: Object) -> Resource:
     Raises:
         SpecError: the schema forbids it.
     """
-    metadata = obj["metadata"]
+    metadata, text = obj["metadata"], json.dumps(obj.get("spec"))
     try:
         # JSON, because strict validation of Python values accepts no list for a tuple.
-        spec = Spec.model_validate_json(json.dumps(obj.get("spec")), strict=True)
+        if obj["kind"] == POOL_KIND:
+            spec = spec_of(PoolSpec.model_validate_json(text, strict=True))
+        else:
+            spec = Spec.model_validate_json(text, strict=True)
     except ValidationError as error:
         found = [_sentence(each) for each in error.errors(include_url=False)]
         more = len(found) - MOST_PROBLEMS
@@ -44,6 +48,7 @@ def parse(obj: Object) -> Resource:
         generation=metadata["generation"],
         spec=spec,
         annotations=metadata.get("annotations") or {},
+        kind=obj["kind"],
     )
 
 

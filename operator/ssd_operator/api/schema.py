@@ -1,21 +1,34 @@
-"""The CustomResourceDefinition of SSDDeployment, generated from the models of spec and status.
+"""The CustomResourceDefinitions, generated from the models of spec and status.
 
-``python -m ssd_operator.api.schema`` prints it; ``charts/ssd/files/crd.yaml`` is its output.
+``python -m ssd_operator.api.schema`` prints them; ``charts/ssd/files/crd.yaml`` is its output.
 """
 
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import yaml
 from pydantic import TypeAdapter
 
 from ssd_operator.api.fields import rules
-from ssd_operator.api.spec import GROUP, KIND, PLURAL, VERSION, Object, Spec
-from ssd_operator.api.status import STATUS
+from ssd_operator.api.pool import PoolSpec
+from ssd_operator.api.spec import (
+    GROUP,
+    KIND,
+    PLURAL,
+    POOL_KIND,
+    POOL_PLURAL,
+    VERSION,
+    Object,
+    Spec,
+)
+from ssd_operator.api.status import POOL_STATUS, STATUS
 
 _RESOURCE_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-_SERVICES = "^.*-(targets|gateway|draft(-[0-9]+)?)$"
-"""Names of Services of other resources, which clients of this one would reach."""
+_SERVICES = "^.*-(targets|gateway|pool|draft(-[0-9]+)?)$"
+"""Names of Services of other resources, which clients of this one would reach, and begins of the
+names of a pool's children."""
 _NAMED = (
     (
         "oldSelf.hasValue() || "
@@ -24,9 +37,10 @@ _NAMED = (
         "begins with a letter and does not end with '-'",
     ),
     (
-        f"oldSelf.hasValue() || !self.metadata.name.matches('{_SERVICES}')",
-        "metadata.name: a name that ends in -targets, -gateway, -draft or -draft-NUMBER could be "
-        "the name of another resource's Service; use another name",
+        f"oldSelf.hasValue() || self.kind == '{POOL_KIND}'"
+        f" || !self.metadata.name.matches('{_SERVICES}')",
+        "metadata.name: a name that ends in -targets, -gateway, -pool, -draft or -draft-NUMBER "
+        "could be the name of another resource's Service; use another name",
     ),
 )
 """Rules of names, on create only: a name cannot change, and a stored resource stays usable."""
@@ -36,16 +50,16 @@ _NOT_STRUCTURAL = {"title", "$defs", "$ref", "anyOf"}
 _DEFINITION = f"""
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
-metadata: {{name: {PLURAL}.{GROUP}}}
+metadata: {{name: PLURAL.{GROUP}}}
 spec:
   group: {GROUP}
   scope: Namespaced
   names:
-    kind: {KIND}
-    listKind: {KIND}List
-    plural: {PLURAL}
-    singular: {KIND.lower()}
-    shortNames: [ssd]
+    kind: KIND
+    listKind: KINDList
+    plural: PLURAL
+    singular: SINGULAR
+    shortNames: [SHORT]
     categories: [inference]
   versions:
   - name: {VERSION}
@@ -54,17 +68,17 @@ spec:
     additionalPrinterColumns: []
     schema:
       openAPIV3Schema:
-        description: A target with its drafts and the requirements on their links.
+        description: ABOUT
         type: object
         properties:
           apiVersion: {{description: {GROUP}/{VERSION}., type: string}}
-          kind: {{description: {KIND}., type: string}}
+          kind: {{description: KIND., type: string}}
           metadata: {{type: object}}  # the API server owns this schema and rejects additions
         required: [spec]
     subresources:
       status: {{}}
       scale:
-        specReplicasPath: .spec.draft.replicas
+        specReplicasPath: REPLICAS
         statusReplicasPath: .status.draft.replicas
         labelSelectorPath: .status.draft.selector
 """
@@ -81,24 +95,75 @@ _COLUMNS = (
     ("Endpoint", ".status.endpoint.*", "Where clients call.", 1),
 )
 """Name, path, description, and 1 if it is shown with ``-o wide`` only."""
+_POOL_COLUMNS = (
+    ("Ready", _CONDITION.format("Ready", "status"), "Whether all wanted drafts are ready.", 0),
+    ("Drafts", ".status.draft.summary", "Active links over wanted.", 0),
+    ("Sessions", ".status.sessions.open", "Open sessions.", 0),
+    ("Capacity", ".status.sessions.capacity", "Sessions that the ready drafts accept.", 0),
+    ("Age", ".metadata.creationTimestamp", "Time since creation.", 0),
+    ("Deployments", ".status.deployments", "SSDDeployments that refer to it.", 1),
+    ("Reason", _CONDITION.format("Ready", "reason"), "Why it is ready or not.", 1),
+)
 
 
-def crd() -> Object:
-    """The definition, as an API server accepts it."""
-    definition: Object = yaml.safe_load(_DEFINITION)
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What the definitions of the two kinds differ in."""
+
+    plural: str
+    short_name: str
+    about: str
+    replicas: str
+    """Path of the number of drafts."""
+    spec: type
+    status: Object
+    columns: Sequence[tuple[str, str, str, int]]
+
+
+_KINDS = {
+    KIND: _Kind(
+        PLURAL,
+        "ssd",
+        "A target with its drafts and the requirements on their links.",
+        ".spec.draft.replicas",
+        Spec,
+        STATUS,
+        _COLUMNS,
+    ),
+    POOL_KIND: _Kind(
+        POOL_PLURAL,
+        "ssddp",
+        "Drafts that the targets of several SSDDeployments share.",
+        ".spec.replicas",
+        PoolSpec,
+        POOL_STATUS,
+        _POOL_COLUMNS,
+    ),
+}
+
+
+def crd(kind: str = KIND) -> Object:
+    """The definition of a kind, as an API server accepts it."""
+    about, text = _KINDS[kind], _DEFINITION
+    words = {"PLURAL": about.plural, "KIND": kind, "SINGULAR": kind.lower()}
+    words |= {"SHORT": about.short_name, "ABOUT": about.about, "REPLICAS": about.replicas}
+    for word, value in words.items():
+        text = text.replace(word, value)
+    definition: Object = yaml.safe_load(text)
     version = definition["spec"]["versions"][0]
     version["additionalPrinterColumns"] = [
         {
             "name": name,
             "type": "date" if name == "Age" else "string",
             "jsonPath": path,
-            "description": about,
+            "description": shown,
             "priority": priority,
         }
-        for name, path, about, priority in _COLUMNS
+        for name, path, shown, priority in about.columns
     ]
     root = version["schema"]["openAPIV3Schema"]
-    root["properties"] |= {"spec": structural(Spec), "status": _structural(STATUS, {})}
+    schemas = {"spec": structural(about.spec), "status": _structural(about.status, {})}
+    root["properties"] |= schemas
     root |= rules(*_NAMED)
     for rule in root["x-kubernetes-validations"]:
         rule["optionalOldSelf"] = True  # else the API server evaluates it on updates only
@@ -156,9 +221,9 @@ def _resolved(node: Object, definitions: Object) -> Object:
 
 
 def crd_yaml() -> str:
-    """The definition as the chart's file holds it."""
+    """The definitions as the chart's file holds them."""
     head = "# Generated: python -m ssd_operator.api.schema > charts/ssd/files/crd.yaml\n"
-    return head + yaml.safe_dump(crd(), sort_keys=False, width=100)
+    return head + yaml.safe_dump_all(map(crd, _KINDS), sort_keys=False, width=100)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from ssd_operator.api.engine_rules import VLLM_ARGS_RULES, VLLM_RULES
 from ssd_operator.api.fields import (
     Block,
     ObjectName,
-    Quantity,
     Visible,
     between,
     checked,
@@ -25,6 +24,7 @@ from ssd_operator.api.fields import (
 )
 from ssd_operator.api.gateway import Gateway
 from ssd_operator.api.kubernetes_types import ObjectKey, Resources
+from ssd_operator.api.model_cache import ModelCache
 from ssd_operator.api.pod_template import PodOverrides, PodTemplate
 from ssd_operator.api.security import Security
 
@@ -33,6 +33,10 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "SSDDeployment"
 PLURAL = "ssddeployments"
+POOL_KIND = "SSDDraftPool"
+POOL_PLURAL = "ssddraftpools"
+RESOURCE_KINDS = frozenset({KIND, POOL_KIND})
+"""Kinds that have passes; objects of other kinds are children."""
 
 GPU = "nvidia.com/gpu"
 """Extended resource of a whole GPU, and the taint of GPU nodes, also of those with MIG slices."""
@@ -46,32 +50,28 @@ _URI = (
     r"|hf://[A-Za-z0-9][-A-Za-z0-9_.]*/[A-Za-z0-9][-A-Za-z0-9_.]*"
     r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[-A-Za-z0-9_./]*)?)$"
 )
-_SYSTEM_FOLDERS = (
-    "^(/+[.])*/+("
-    "(home|opt|srv|tmp|var)?/*"
-    "|(bin|boot|dev|etc|lib|lib32|lib64|proc|root|run|sbin|sys|usr)(/.*)?"
-    "|var/+(cache|lib|log|spool|tmp)/*"
-    "|var/+(run|lib/+(containerd|docker|etcd|kubelet))(/.*)?"
-    ")$"
-)
-
 
 Accelerator = Literal["nvidia", "cpu"]
 Sharing = Literal["Cell", "Pool"]
 ScalingMode = Literal["None", "Internal", "External"]
 
 
-class Model(Block):
-    """How the model is served."""
+class ModelFormat(Block):
+    """Length and number format, which targets and drafts share."""
 
-    name: Annotated[str, text(128, pattern="^[!-~]*$")] | None = None
-    """Id that clients use; absent means the name of the resource. A change replaces targets."""
     max_model_len: Annotated[int, between(128, 1 << 20)] | None = None
     """Maximum prompt and output tokens of a sequence; absent means the model's own length.
     A change replaces targets and drafts."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Number format of weights and KV. auto: bfloat16 on GPUs, and the faster one for the model on
     CPUs; status.model shows the choice and its reason. A change replaces targets and drafts."""
+
+
+class Model(ModelFormat):
+    """How the model is served."""
+
+    name: Annotated[str, text(128, pattern="^[!-~]*$")] | None = None
+    """Id that clients use; absent means the name of the resource. A change replaces targets."""
 
 
 class Source(Block):
@@ -182,7 +182,7 @@ class TargetSpec(Process):
 
 
 class Autoscaling(Block):
-    """Scaling of the drafts; absent leaves draft.replicas as it is. A change replaces no pod."""
+    """Scaling of the drafts; absent leaves replicas as it is. A change replaces no pod."""
 
     model_config = checked(
         (
@@ -191,7 +191,7 @@ class Autoscaling(Block):
         ),
     )
     mode: ScalingMode = "Internal"
-    """Who writes draft.replicas. None: you. Internal: the operator. External: another scaler, such
+    """Who writes replicas. None: you. Internal: the operator. External: another scaler, such
     as an HPA, through /scale; the other fields are then unused."""
     min_replicas: Annotated[int, between(0, _MOST_DRAFTS)] = 1
     """Minimum number of drafts."""
@@ -207,25 +207,12 @@ class Autoscaling(Block):
     """Minimum time from any change to a scale-down. Scale-ups are 10 s apart."""
 
 
-class DraftSpec(Process):
-    """The small model that prepares outcomes ahead of the target; the drafts of all cells."""
+class Drafts(Process):
+    """Drafts: those of one resource, or a pool."""
 
-    model_config = checked(
-        (
-            "self.sharing == oldSelf.sharing",
-            "sharing cannot change: delete the resource and create it anew",
-        )
-    )
-    device: Accelerator | None = None
-    """Device of the drafts; absent means accelerator. cpu with accelerator nvidia: a draft requests
-    no GPU, and whole CPUs for itself. A change replaces drafts, and targets unless
-    draftDeadlineMilliseconds is given."""
     replicas: Annotated[int, between(0, _MOST_DRAFTS)] = 1
-    """Number of drafts of all cells together, spread evenly. kubectl scale and autoscalers write
-    it. A change replaces no pod; a draft is drained before it is removed."""
-    sharing: Sharing = "Cell"
-    """Cell: a target connects to the drafts of its cell. Pool: all targets connect to all drafts.
-    Cannot change."""
+    """Number of drafts, of all cells together and spread evenly over them. kubectl scale and
+    autoscalers write it. A change replaces no pod; a draft is drained before it is removed."""
     sequences_per_replica: Annotated[int, between(1, 256)] = 32
     """Maximum number of sessions of a draft, and its assumed sustainable sessions until they are
     measured. A change replaces drafts."""
@@ -237,21 +224,72 @@ class DraftSpec(Process):
     autoscaling: Autoscaling | None = None
 
 
-class Speculation(Block):
-    """Size and policies of speculation."""
+class PoolRef(Block):
+    """An SSDDraftPool of the same namespace."""
+
+    name: ObjectName
+    """Name of the pool. A change replaces targets."""
+
+
+_ABSENT: Any = None
+"""Only with ``pool_ref``: its resource makes no drafts, so nothing reads their source."""
+
+
+class DraftSpec(Drafts):
+    """The small model that prepares outcomes ahead of the target; the drafts of all cells."""
+
+    model_config = checked(
+        (
+            "self.sharing == oldSelf.sharing",
+            "sharing cannot change: delete the resource and create it anew",
+        ),
+        (
+            "has(self.source) != has(self.poolRef)",
+            "source, poolRef: give exactly one; the drafts of a pool load the source of the pool",
+        ),
+        (
+            "!has(self.poolRef) || (self.replicas == 1 && !has(self.autoscaling)"
+            " && !has(self.device) && !has(self.image) && self.weights == 'Auto'"
+            " && self.sequencesPerReplica == 32)",
+            "replicas, poolRef: the pool has the drafts. Leave out replicas, autoscaling, device,"
+            " image, weights and sequencesPerReplica here, and give them in the SSDDraftPool, which"
+            " kubectl scale ssddp/NAME scales",
+        ),
+    )
+    source: Source = _ABSENT
+    pool_ref: PoolRef | None = None
+    """Pool whose drafts serve this resource, in place of its own; then no other field of draft has
+    an effect. Its model has the tokenizer of the target, its maxModelLen is as long, and its
+    lookahead and branches are those of speculation. While there is no such pool, targets serve
+    without drafts. A change replaces targets."""
+    device: Accelerator | None = None
+    """Device of the drafts; absent means accelerator. cpu with accelerator nvidia: a draft requests
+    no GPU, and whole CPUs for itself. A change replaces drafts, and targets unless
+    draftDeadlineMilliseconds is given."""
+    sharing: Sharing = "Cell"
+    """Cell: a target connects to the drafts of its cell. Pool: all targets connect to all drafts.
+    Cannot change."""
+
+
+class TreeSize(Block):
+    """Size of speculation, which targets and drafts share."""
 
     lookahead: Annotated[int, between(1, 16)] = 6
     """Tokens of a full proposal (K). A change replaces targets and drafts."""
     branches: Annotated[int, between(1, 128)] = 24
     """Outcomes that a draft prepares per round (N). A change replaces targets and drafts."""
+
+
+class Speculation(TreeSize):
+    """Size and policies of speculation."""
+
     fan_out: Literal["Adaptive", "Geometric", "Uniform"] = "Adaptive"
     """How branches are distributed over outcomes. A change replaces targets."""
     backup: Literal["None", "Ngram"] = "Ngram"
     """Proposal after a miss. A change replaces targets."""
     draft_deadline_milliseconds: Annotated[int, between(1, 1000)] | None = None
     """Maximum time a round waits for its tables; absent means 20 for drafts on GPUs and 100 on
-    CPUs.
-    A change replaces targets."""
+    CPUs, with draft.poolRef by accelerator. A change replaces targets."""
 
 
 class Transport(Block):
@@ -291,45 +329,6 @@ class Placement(Block):
     targets and drafts."""
 
 
-class ModelCache(Block):
-    """Where fetched weights are kept between starts."""
-
-    model_config = checked(
-        (
-            "(self.type == 'HostPath') == has(self.hostPath)",
-            "hostPath: required with type HostPath and refused elsewhere",
-        ),
-        (
-            "(self.type == 'PVC') == has(self.claimName)",
-            "claimName: required with type PVC and refused elsewhere",
-        ),
-        (
-            "!has(self.sizeLimit) || self.type == 'EmptyDir'",
-            "sizeLimit: only EmptyDir has one, leave it out",
-        ),
-        (
-            "!has(self.hostPath) || !self.hostPath.contains('..')",
-            "hostPath: '..' is not allowed, write the path itself",
-        ),
-        (
-            f"!has(self.hostPath) || !self.hostPath.matches('{_SYSTEM_FOLDERS}')",
-            "hostPath: a folder of the node's own system; give the cache one of its own, such "
-            "as /var/cache/ssd",
-        ),
-    )
-    type: Literal["EmptyDir", "HostPath", "PVC"] = "EmptyDir"
-    """EmptyDir: each new pod fetches the weights. HostPath: they are kept on the node, which needs
-    a privileged namespace. PVC: they are kept in a claim. A change replaces targets and drafts."""
-    host_path: Annotated[str, text(1024, pattern=r"^/[-A-Za-z0-9_./]*$")] | None = None
-    """Folder of the node, with HostPath. If it is new, or empty and owned by root, an init
-    container that runs as root gives it to uid 10001. A change replaces targets and drafts."""
-    claim_name: ObjectName | None = None
-    """Claim, with PVC. A change replaces targets and drafts."""
-    size_limit: Quantity | None = None
-    """Maximum size of an EmptyDir. Pods that fetch a model request as much ephemeral storage, so
-    that they run on nodes with room for it. A change replaces targets and drafts."""
-
-
 class Observability(Block):
     """What is published for observers."""
 
@@ -346,13 +345,14 @@ class Spec(Block):
             "accelerator cannot change: delete the resource and create it anew",
         ),
         (
-            "self.target.source.uri.startsWith('demo://')"
+            "!has(self.draft.source) || self.target.source.uri.startsWith('demo://')"
             " == self.draft.source.uri.startsWith('demo://')",
             "the embedded pair fits no other model: give demo://target with demo://draft, "
             "or neither",
         ),
         (
-            "self.target.source.uri != 'demo://draft' && self.draft.source.uri != 'demo://target'",
+            "self.target.source.uri != 'demo://draft'"
+            " && (!has(self.draft.source) || self.draft.source.uri != 'demo://target')",
             "demo://target is for the target and demo://draft for the draft: swap them",
         ),
         (
@@ -389,6 +389,10 @@ class Spec(Block):
         (
             "!has(self.security.tls) || self.transport.channel == 'Grpc'",
             "transport.channel: only Grpc is encrypted: leave Collective out with security.tls",
+        ),
+        (
+            "!has(self.draft.poolRef) || self.transport.channel == 'Grpc'",
+            "transport.channel: links to a pool use Grpc: leave Collective out with draft.poolRef",
         ),
         *VLLM_RULES,
     )
@@ -442,7 +446,7 @@ class Spec(Block):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """One SSDDeployment of the API server."""
+    """One SSDDeployment of the API server, or an SSDDraftPool: drafts without targets."""
 
     namespace: str
     name: str
@@ -450,11 +454,33 @@ class Resource:
     generation: int
     spec: Spec
     annotations: Mapping[str, str] = field(default_factory=dict)
+    kind: str = KIND
 
     @property
     def key(self) -> tuple[str, str]:
-        """Namespace and name."""
-        return self.namespace, self.name
+        """Namespace and ``prefix``."""
+        return self.namespace, self.prefix
+
+    @property
+    def prefix(self) -> str:
+        """Begin of the names of children, and their label ``ssd.dev/name``."""
+        return prefix_of(self.kind, self.name)
+
+    @property
+    def is_pool(self) -> bool:
+        """Whether it is an SSDDraftPool."""
+        return self.kind == POOL_KIND
+
+    @property
+    def pool_prefix(self) -> str | None:
+        """``prefix`` of the pool that it refers to; None if it has drafts of its own."""
+        reference = self.spec.draft.pool_ref
+        return None if reference is None else prefix_of(POOL_KIND, reference.name)
+
+
+def prefix_of(kind: str, name: str) -> str:
+    """See ``Resource.prefix``: two resources of one name and different kinds share no child."""
+    return f"{name}-pool" if kind == POOL_KIND else name
 
 
 def drafts_of_cell(replicas: int, num_cells: int, cell: int) -> int:

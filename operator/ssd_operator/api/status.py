@@ -1,4 +1,4 @@
-"""The schema of the status. Its lists are maps, so that a partial apply keeps other items.
+"""The schemas of the two statuses. Their lists are maps, so that a partial apply keeps other items.
 
 Bounds are wide here, because a status that the API server rejects reports nothing at all.
 """
@@ -9,6 +9,8 @@ from ssd_operator.api.fields import block, keyed, string
 
 MOST_LINKS = 64
 """Links that a status lists."""
+MOST_DEPLOYMENTS = 256
+"""SSDDeployments that the status of a pool lists."""
 
 
 def _count(about: str) -> dict[str, Any]:
@@ -86,7 +88,8 @@ STATUS = block(
         revision=string("Hash of the wanted pod template.", 64),
     ),
     draft=block(
-        "The drafts of all cells.",
+        "The drafts of all cells, or of the pool that the resource refers to.",
+        pool=string("The pool.", 253),
         replicas=_count("Number of draft pods that the selector selects."),
         readyReplicas=_count("Number of draft pods that have loaded their model."),
         activeReplicas=_count("Number of draft pods with an active link."),
@@ -120,5 +123,21 @@ STATUS = block(
         tokensPerRound=string("Tokens per target step.", 32),
         hitRate=string("Hits divided by rounds that needed a table.", 32),
         efficiency=string("Time of verification divided by time of a round.", 32),
+    ),
+)
+_SHARED = ("observedGeneration", "conditions", "draft", "links")
+POOL_STATUS = block(
+    "Observed state. There is no phase; use the conditions.",
+    **{name: STATUS["properties"][name] for name in _SHARED},
+    deployments={
+        "description": "SSDDeployments that refer to this pool.",
+        "type": "array",
+        "maxItems": MOST_DEPLOYMENTS,
+        "items": string("Name.", 253),
+    },
+    sessions=block(
+        "Sessions of all links.",
+        open=_count("Number of open sessions."),
+        capacity=_count("Number of sessions that the ready drafts accept."),
     ),
 )

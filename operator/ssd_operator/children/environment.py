@@ -16,8 +16,8 @@ from ssd_operator.children.objects import (
     Component,
     Workload,
     child_name,
-    draft_deployment,
-    server_name,
+    drafts_name,
+    drafts_service,
     spiffe_id,
 )
 from ssd_operator.children.resources import num_threads
@@ -56,7 +56,7 @@ def engine_environment(workload: Workload) -> list[Object]:
         engine = spec.target.ssd or SsdEngine()
         settings |= {
             "MODEL_NAME": spec.model.name or workload.resource.name,
-            "DRAFTS": f"{draft_deployment(workload.resource, workload.cell or 0)}:{DRAFT_PORT}",
+            "DRAFTS": f"{drafts_service(workload.resource, workload.cell or 0)}:{DRAFT_PORT}",
             # One rank on each GPU of the pod.
             "TENSOR_PARALLEL_SIZE": unless_default(spec.tensor_parallel_size, 1),
             "MAX_NUM_SEQS": engine.max_num_seqs,
@@ -145,9 +145,8 @@ def _security_settings(workload: Workload) -> dict[str, object]:
         settings["TLS_CERTIFICATE"] = f"{reserved.TLS_FOLDER}/tls.crt"
         settings["TLS_KEY"] = f"{reserved.TLS_FOLDER}/tls.key"
         if workload.is_target:
-            service = child_name(workload.resource, Component.DRAFT)
             settings["LINK_CA"] = authority
-            settings["LINK_SERVER_NAME"] = server_name(namespace, service)
+            settings["LINK_SERVER_NAME"] = drafts_name(workload.resource)
         if tls.mode == "Mutual":
             target = spiffe_id(namespace, child_name(workload.resource, Component.TARGET))
             callers = ",".join(tls.client_names) if workload.is_target else target

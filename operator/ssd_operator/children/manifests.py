@@ -6,12 +6,12 @@ from dataclasses import replace
 from ssd_operator.api.spec import Object, Resource
 from ssd_operator.children.gateway import gateway_template
 from ssd_operator.children.objects import (
-    ENGINES,
     KINDS,
     Component,
     Workload,
     draft_cell,
     draft_cells,
+    peers,
     selector,
     targets_service,
 )
@@ -36,8 +36,7 @@ def wanted(
     cell 0 only.
     """
     objects = list[Object]()
-    gateways = [Component.GATEWAY] if resource.spec.gateway.enabled else []
-    for component in (*ENGINES, *gateways):
+    for component in components_of(resource):
         workload = Workload(resource=resource, settings=settings, component=component)
         # No token of the account is mounted anywhere.
         objects.append(workload.make("ServiceAccount", automountServiceAccountToken=False))
@@ -49,6 +48,16 @@ def wanted(
     return sorted(objects, key=lambda each: order.index(each["kind"]))
 
 
+def components_of(resource: Resource) -> Iterator[Component]:
+    """Components that a resource has: a pool no target, and who refers to one no draft."""
+    if not resource.is_pool:
+        yield Component.TARGET
+    if resource.pool_prefix is None:
+        yield Component.DRAFT
+    if resource.spec.gateway.enabled:
+        yield Component.GATEWAY
+
+
 def _network_policy(workload: Workload) -> Object:
     """Who may reach the pods of a component."""
     resource, spec, component = workload.resource, workload.spec, workload.component
@@ -56,7 +65,11 @@ def _network_policy(workload: Workload) -> Object:
     operator = _pods({"app.kubernetes.io/name": "ssd-operator"}) | {
         "namespaceSelector": {"matchLabels": namespace}
     }
-    targets, drafts, gateways, *_ = (_pods(selector(resource, each)) for each in Component)
+    gateways = _pods(selector(resource, Component.GATEWAY))
+    targets, drafts = (
+        _pods(peers(resource, Component.DRAFT)),
+        _pods(peers(resource, Component.TARGET)),
+    )
     given = [dict(each) for each in spec.security.clients]
     clients = given or [_ANY_POD]
     # Gateways are always clients.

@@ -15,6 +15,8 @@ from ssd_operator.api.spec import (
     GROUP,
     KIND,
     PLURAL,
+    POOL_KIND,
+    POOL_PLURAL,
     Accelerator,
     DraftSpec,
     Object,
@@ -27,6 +29,8 @@ from ssd_operator.settings import OperatorSettings
 NAME_LABEL = f"{GROUP}/name"
 COMPONENT_LABEL = f"{GROUP}/component"
 CELL_LABEL = f"{GROUP}/cell"
+POOL_LABEL = f"{GROUP}/pool"
+"""On targets that refer to a pool: the ``Resource.prefix`` of the pool."""
 REVISION_LABEL = f"{GROUP}/revision"
 """On pods and their template: the first ten digits of the template's hash."""
 TEMPLATE_HASH_LABEL = "pod-template-hash"
@@ -66,7 +70,7 @@ ENGINES = (Component.TARGET, Component.DRAFT)
 
 def child_name(resource: Resource, component: Component, cell: int | None = None) -> str:
     """Name of the objects that a component has once, or once in a cell."""
-    name = f"{resource.name}-{component}"
+    name = f"{resource.prefix}-{component}"
     return name if cell is None else f"{name}-{cell}"
 
 
@@ -82,7 +86,34 @@ def draft_cell(resource: Resource, cell: int) -> int | None:
 
 def draft_cells(resource: Resource) -> range:
     """Cells that have a draft Deployment; a Pool counts as cell 0."""
+    if resource.pool_prefix is not None:
+        return range(0)
     return range(1 if resource.spec.draft.sharing == "Pool" else resource.spec.num_cells)
+
+
+def drafts_service(resource: Resource, cell: int) -> str:
+    """Name of the Service of the drafts of a cell's target, which may be those of a pool."""
+    pool = resource.pool_prefix
+    return draft_deployment(resource, cell) if pool is None else f"{pool}-{Component.DRAFT}"
+
+
+def drafts_name(resource: Resource) -> str:
+    """Name in the certificates of the drafts that serve a resource."""
+    prefix = resource.pool_prefix or resource.prefix
+    return server_name(resource.namespace, f"{prefix}-{Component.DRAFT}")
+
+
+def peers(resource: Resource, component: Component, cell: int | None = None) -> dict[str, str]:
+    """Labels of the pods at the other end of the links of target or drafts; of all cells for None.
+
+    Those of a pool are the same whoever refers to it: a reference replaces none of its drafts.
+    """
+    other = Component.DRAFT if component is Component.TARGET else Component.TARGET
+    if resource.is_pool:
+        return {POOL_LABEL: resource.prefix, COMPONENT_LABEL: str(other)}
+    if other is Component.DRAFT and (pool := resource.pool_prefix) is not None:
+        return {NAME_LABEL: pool, COMPONENT_LABEL: str(other)}
+    return selector(resource, other, None if cell is None else draft_cell(resource, cell))
 
 
 def targets_service(resource: Resource) -> str:
@@ -102,7 +133,7 @@ def server_name(namespace: str, service: str) -> str:
 
 def selector(resource: Resource, component: Component, cell: int | None = None) -> dict[str, str]:
     """Labels that select pods, of all cells for None; nothing changes them."""
-    labels = {NAME_LABEL: resource.name, COMPONENT_LABEL: str(component)}
+    labels = {NAME_LABEL: resource.prefix, COMPONENT_LABEL: str(component)}
     return labels if cell is None else labels | {CELL_LABEL: str(cell)}
 
 
@@ -118,6 +149,7 @@ class ServedKind(NamedTuple):
 
 KINDS: Mapping[str, ServedKind] = {
     KIND: ServedKind(API_VERSION, PLURAL),
+    POOL_KIND: ServedKind(API_VERSION, POOL_PLURAL),
     "ServiceAccount": ServedKind("v1", "serviceaccounts"),
     "NetworkPolicy": ServedKind("networking.k8s.io/v1", "networkpolicies"),
     "Service": ServedKind("v1", "services"),
@@ -176,14 +208,16 @@ class Workload:
             MANAGED_BY_LABEL: OPERATOR,
             "app.kubernetes.io/component": str(self.component),
         }
-        return recommended | selector(self.resource, self.component, self.cell)
+        pool = self.resource.pool_prefix if self.is_target else None
+        linked = {} if pool is None else {POOL_LABEL: pool}
+        return recommended | linked | selector(self.resource, self.component, self.cell)
 
     def make(self, kind: str, name: str = "", **body: Any) -> Object:
         """Return a whole object with this body; its hash is that of everything else in it."""
         # The garbage collector deletes a child after its resource.
         owner = {
             "apiVersion": API_VERSION,
-            "kind": KIND,
+            "kind": self.resource.kind,
             "name": self.resource.name,
             "uid": self.resource.uid,
             "controller": True,

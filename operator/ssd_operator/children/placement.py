@@ -8,7 +8,7 @@ both Pending. A target that is created again returns to its drafts by the prefer
 from collections.abc import Mapping
 
 from ssd_operator.api.spec import GPU, Object, Resource
-from ssd_operator.children.objects import COMPONENT_LABEL, Component, Workload, draft_cell, selector
+from ssd_operator.children.objects import COMPONENT_LABEL, Component, Workload, peers
 
 _NODE_KEY = "kubernetes.io/hostname"
 _PRODUCT_KEY = "nvidia.com/gpu.product"
@@ -21,7 +21,7 @@ _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def affinity(workload: Workload) -> Object:
-    """Affinity of a pod; the drafts of a Pool follow any target."""
+    """Affinity of a pod; the drafts of a Pool follow any target of theirs."""
     resource, placement, found = workload.resource, workload.spec.placement, Object()
     policy = effective_policy(resource)
     if workload.device == "nvidia" and placement.gpu_products:
@@ -29,9 +29,7 @@ def affinity(workload: Workload) -> Object:
         expression = {"key": _PRODUCT_KEY, "operator": "In", "values": products}
         terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
         found["nodeAffinity"] = {_REQUIRED: terms}
-    other = Component.DRAFT if workload.is_target else Component.TARGET
-    peers = selector(resource, other, draft_cell(resource, workload.cell or 0))
-    beside = _term(peers, placement.topology_key)
+    beside = _term(peers(resource, workload.component, workload.cell or 0), placement.topology_key)
     if policy == "Required" and not workload.is_target:
         # Until the target has a node, the draft is Pending.
         found["podAffinity"] = {_REQUIRED: [beside]}

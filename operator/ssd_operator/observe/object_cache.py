@@ -1,8 +1,16 @@
 """The objects of all resources, as watches and answers to our own writes report them."""
 
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 
-from ssd_operator.api.spec import GROUP, KIND, Object
+from ssd_operator.api.spec import (
+    GROUP,
+    KIND,
+    POOL_KIND,
+    RESOURCE_KINDS,
+    Object,
+    prefix_of,
+)
 from ssd_operator.children.objects import KINDS, MANAGED_BY_LABEL, NAME_LABEL, OPERATOR
 from ssd_operator.observe.cluster import Key, Ref, ref_of
 from ssd_operator.observe.pod_state import labels_of
@@ -42,13 +50,30 @@ class ObjectCache:
 
     def resource(self, key: Key) -> Object | None:
         """A resource; None if there is none."""
-        found = (each for each in self._of(key) if each["kind"] == KIND)
+        found = (each for each in self._of(key) if each["kind"] in RESOURCE_KINDS)
         return max(found, key=_version, default=None)
 
     def children(self, key: Key) -> dict[Ref, Object]:
         """Children and pods that may be a resource's; of two with one name the newer."""
-        found = (each for each in self._of(key) if each["kind"] != KIND)
+        found = (each for each in self._of(key) if each["kind"] not in RESOURCE_KINDS)
         return {ref_of(each): each for each in sorted(found, key=_version)}
+
+    def peers(self, key: Key) -> set[Key]:
+        """The pool that a resource refers to, or all that refer to this pool, live or not."""
+        found = self.resource(key)
+        if found is not None and found["kind"] == KIND:
+            return _pool_of(found)
+        return {
+            each
+            for each in self._uids
+            if each[0] == key[0] and key in _pool_of(self.resource(each) or {})
+        }
+
+    def wake(self, key: Key, others: AbstractSet[Key] = frozenset(), **changes: bool) -> None:
+        """Wake a resource, those that share drafts with it, and ``others``."""
+        self._wake(key, **changes)
+        for other in others | self.peers(key):
+            self._wake(other)
 
     def put(self, thing: Object) -> None:
         """Keep an object, unless this version is known or older than what is known."""
@@ -56,13 +81,15 @@ class ObjectCache:
         before, key = self._objects.get(uid), key_of(thing)
         if version <= max(self._deleted.get(uid, -1), -1 if before is None else _version(before)):
             return
+        former_peers = set() if before is None else _pool_of(before)
         if (former := self._drop(uid)) not in (None, key):
-            self._wake(former)
+            self.wake(former)
         if key is not None:
             self._objects[uid] = thing
             self._uids.setdefault(key, set()).add(uid)
-            is_known = thing["kind"] == KIND and before is not None
-            self._wake(key, is_changed=is_known and _generation(thing) != _generation(before or {}))
+            is_known = thing["kind"] in RESOURCE_KINDS and before is not None
+            is_changed = is_known and _generation(thing) != _generation(before or {})
+            self.wake(key, former_peers, is_changed=is_changed)
 
     def mark_deleted(self, thing: Object) -> None:
         """Record that an object is gone as of this version; a later version shows it again.
@@ -95,9 +122,9 @@ class ObjectCache:
 
     def _remove(self, uid: str, version: int) -> None:
         self._deleted[uid] = max(version, self._deleted.get(uid, -1))
-        is_resource = self._objects.get(uid, {}).get("kind") == KIND
+        found = self._objects.get(uid, {})
         if (key := self._drop(uid)) is not None:
-            self._wake(key, is_changed=is_resource)
+            self.wake(key, _pool_of(found), is_changed=found["kind"] in RESOURCE_KINDS)
 
     def _drop(self, uid: str) -> Key | None:
         """Drop an object, if it is there; returns the key of its resource."""
@@ -118,10 +145,20 @@ def key_of(thing: Object) -> Key | None:
     """
     metadata, name = thing["metadata"], labels_of(thing).get(NAME_LABEL)
     for owner in metadata.get("ownerReferences") or []:
-        if owner.get("kind") == KIND and str(owner.get("apiVersion", "")).startswith(f"{GROUP}/"):
-            name = owner["name"]
-    name = metadata["name"] if thing["kind"] == KIND else name
+        kind = owner.get("kind")
+        if kind in RESOURCE_KINDS and str(owner.get("apiVersion", "")).startswith(f"{GROUP}/"):
+            name = prefix_of(kind, owner["name"])
+    if thing["kind"] in RESOURCE_KINDS:
+        name = prefix_of(thing["kind"], metadata["name"])
     return None if name is None else (metadata["namespace"], name)
+
+
+def _pool_of(thing: Object) -> set[Key]:
+    """Key of the pool that a resource refers to; none for other objects."""
+    reference = ((thing.get("spec") or {}).get("draft") or {}).get("poolRef") or {}
+    if thing.get("kind") != KIND or "name" not in reference:
+        return set()
+    return {(thing["metadata"]["namespace"], prefix_of(POOL_KIND, reference["name"]))}
 
 
 def _uid(thing: Object) -> str:

@@ -1,16 +1,19 @@
 """The state of one resource in one pass: its children, pods and links, and how it is collected."""
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
-from ssd_operator.api.spec import KIND, Object, Resource
+from ssd_operator.api.parse import SpecError, parse
+from ssd_operator.api.spec import Object, Resource
 from ssd_operator.children.manifests import wanted
 from ssd_operator.children.objects import (
     COMPONENT_LABEL,
     ENGINES,
+    POOL_LABEL,
     Component,
     child_name,
     draft_cells,
@@ -61,7 +64,8 @@ class Snapshot:
     """Objects that the resource owns (controller owner reference by uid): a preflight's pod is one,
     the pods of Deployments are not."""
     pods: tuple[Object, ...] = ()
-    """Pods of engines: the others with the resource's ``ssd.dev/name`` label."""
+    """Pods of engines: the others with the resource's ``ssd.dev/name`` label, and those at the
+    other end of its links: drafts of its pool, or targets that refer to this pool."""
     gateways: tuple[Object, ...] = ()
     """Pods of gateways."""
     endpoints: frozenset[str] = frozenset()
@@ -76,13 +80,18 @@ class Snapshot:
     """Results by draft pod: Drained, TimedOut, Unreachable; empty while a drain runs."""
     status: Object = field(default_factory=dict)
     """The present status."""
+    pool: Resource | None = None
+    """The pool that the resource refers to; None if there is none, or none that can be read."""
+    deployments: tuple[str, ...] = ()
+    """Names of the resources that refer to this pool."""
 
     @cached_property
     def targets(self) -> tuple[Object, ...]:
-        """Live target pods of the wanted cells."""
+        """Live target pods of the wanted cells, or those that refer to this pool."""
         cells = range(self.resource.spec.num_cells)
         pods = self._pods(Component.TARGET)
-        return tuple(pod for pod in pods if is_live(pod) and cell_of(pod) in cells)
+        is_pool = self.resource.is_pool
+        return tuple(pod for pod in pods if is_live(pod) and (is_pool or cell_of(pod) in cells))
 
     @cached_property
     def ready_targets(self) -> tuple[Object, ...]:
@@ -149,8 +158,9 @@ class Snapshot:
 
     @property
     def num_drafts_wanted(self) -> int:
-        """Number of drafts of all cells together."""
-        return self.resource.spec.draft.replicas
+        """Number of drafts of all cells together, or of the pool; 0 without the pool."""
+        owner = self.resource if self.resource.pool_prefix is None else self.pool
+        return 0 if owner is None else owner.spec.draft.replicas
 
     def cell_targets(self, cell: int) -> tuple[Object, ...]:
         """Target pods of a cell, with those that are being deleted."""
@@ -213,7 +223,7 @@ async def observe(
             for ref, each in seen.items()
             if ref.kind == "Pod"
             and ref not in children
-            and is_pod_of(each, resource.name, components)
+            and is_pod_of(each, resource.prefix, components)
             and not _is_older(each, found, children.get(Ref("Deployment", maker_of(each))))
         )
         for components in (ENGINES, (Component.GATEWAY,))
@@ -234,7 +244,7 @@ async def observe(
         owner = controller_of(live)
         if is_ours(live, resource.uid):
             children[ref] = live
-        elif (owner.get("kind"), owner.get("name")) == (KIND, resource.name):
+        elif (owner.get("kind"), owner.get("name")) == (resource.kind, resource.name):
             former.add(ref)
         else:
             foreign[ref] = f"{owner['kind']} {owner['name']}" if owner else "another owner"
@@ -242,13 +252,38 @@ async def observe(
         resource=resource,
         now=now,
         children=children,
-        pods=pods,
+        pods=(*pods, *_peers(cache, resource)),
         gateways=gateways,
-        endpoints=endpoints_of(resource.name, seen.values()),
+        endpoints=endpoints_of(resource.prefix, seen.values()),
         foreign=foreign,
         former=frozenset(former),
         status=found.get("status") or {},
+        pool=_pool(cache, resource),
+        deployments=_deployments(cache, resource),
     )
+
+
+def _peers(cache: ObjectCache, resource: Resource) -> Iterator[Object]:
+    """Pods at the other end of the links that other resources own."""
+    for other in sorted(cache.peers(resource.key)):
+        for ref, each in cache.children(other).items():
+            component = Component.TARGET if resource.is_pool else Component.DRAFT
+            is_linked = not resource.is_pool or labels_of(each).get(POOL_LABEL) == resource.prefix
+            if ref.kind == "Pod" and is_linked and is_pod_of(each, other[1], (component,)):
+                yield each
+
+
+def _pool(cache: ObjectCache, resource: Resource) -> Resource | None:
+    if resource.pool_prefix is None:
+        return None
+    found = cache.resource((resource.namespace, resource.pool_prefix))
+    with contextlib.suppress(SpecError):  # the status of the pool has the reason
+        return None if found is None or is_terminating(found) else parse(found)
+    return None
+
+
+def _deployments(cache: ObjectCache, resource: Resource) -> tuple[str, ...]:
+    return tuple(sorted(name for _, name in cache.peers(resource.key))) if resource.is_pool else ()
 
 
 def _is_older(pod: Object, resource: Object, deployment: Object | None) -> bool:

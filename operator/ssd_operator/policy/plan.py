@@ -115,7 +115,7 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, memory: Memory) -> Pass
         if (found := failures.get(ref_of(each))) is None or not found.is_of_template
     ]
     pods = Workload(resource=resource, settings=settings, component=Component.PREFLIGHT)
-    preflight = preflight_state(pods, targets, outdated, snapshot)
+    preflight = preflight_state(pods, targets, outdated, snapshot) if targets else Preflight()
     objects += [] if preflight.pod is None else [preflight.pod]
     memory = replace(
         memory,

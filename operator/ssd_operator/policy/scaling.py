@@ -1,6 +1,7 @@
 """How many drafts a resource should have: one decision every ten seconds, from measured demand.
 
-Pure. ``replicas`` is the number of the whole resource, as in ``.spec.draft.replicas``; the caller
+Pure. ``replicas`` is the number of the whole resource, as in ``.spec.draft.replicas``, or of a
+pool, as in ``.spec.replicas``; the caller
 writes the decision there, and nowhere else.
 
 *Decision*: a missing sample counts as demand for the present number. *Because* nothing is
@@ -87,7 +88,7 @@ def internal_scaling(draft: DraftSpec) -> Autoscaling | None:
 
 
 def measure(snapshot: Snapshot) -> Demand:
-    """The demand of all ready targets."""
+    """The demand of all ready targets; of a pool, those of all resources that refer to it."""
     sustainable: dict[str, int] = {}
     for (_, draft), link in snapshot.active_links.items():
         if link.sustainable_sessions > 0:
@@ -96,7 +97,9 @@ def measure(snapshot: Snapshot) -> Demand:
                 link.sustainable_sessions, sustainable.get(draft, link.sustainable_sessions)
             )
     targets, answers = snapshot.ready_targets, snapshot.answers
-    is_known = bool(targets) and all(name_of(pod) in answers for pod in targets)
+    # A pool to which nothing refers has no demand.
+    is_used = bool(snapshot.deployments) or not snapshot.resource.is_pool
+    is_known = (bool(targets) or not is_used) and all(name_of(pod) in answers for pod in targets)
     counts = [each.speculative_sequences for each in answers.values()]
     known = [each for each in counts if each is not None]
     default = snapshot.resource.spec.draft.sequences_per_replica

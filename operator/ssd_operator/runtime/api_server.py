@@ -11,7 +11,7 @@ import aiohttp
 from kubernetes_asyncio import client, config
 
 from ssd.errors import SetupError
-from ssd_operator.api.spec import API_VERSION, GROUP, KIND, PLURAL, VERSION, Object
+from ssd_operator.api.spec import API_VERSION, GROUP, RESOURCE_KINDS, VERSION, Object
 from ssd_operator.children.objects import KINDS, OPERATOR
 from ssd_operator.observe.cluster import (
     BusyError,
@@ -65,7 +65,8 @@ class ApiServer:
     async def list_all(self, kind: str, namespace: str) -> tuple[list[Object], int]:
         """See ``Cluster``."""
         place, things = _place(kind, namespace), list[Object]()
-        query = {"limit": str(PAGE_LENGTH)} | ({} if kind == KIND else {"labelSelector": LABELS})
+        query = {"limit": str(PAGE_LENGTH)}
+        query |= {} if kind in RESOURCE_KINDS else {"labelSelector": LABELS}
         while True:
             page = await self._call("GET", place, query=query)
             metadata = page.get("metadata") or {}
@@ -104,22 +105,22 @@ class ApiServer:
         place = _place(thing["kind"], thing["metadata"]["namespace"])
         await self._call("POST", place, thing, query=query)
 
-    async def served_schema(self) -> Object:
-        """The schema of SSDDeployments that the API server serves, ``properties`` outermost.
+    async def served_schema(self, kind: str) -> Object:
+        """The schema of a kind of ours that the API server serves, ``properties`` outermost.
 
         Raises:
             ClusterError: it does not answer, or does not serve them.
         """
-        place, schemas = _Place(f"/openapi/v3/apis/{API_VERSION}", PLURAL), {}
+        place, schemas = _Place(f"/openapi/v3/apis/{API_VERSION}", KINDS[kind].plural), {}
         with contextlib.suppress(MissingError):
             document = await self._call("GET", place)
             schemas = document.get("components", {}).get("schemas", {})
-        identity = {"group": GROUP, "version": VERSION, "kind": KIND}
+        identity = {"group": GROUP, "version": VERSION, "kind": kind}
         for schema in schemas.values():
             if identity in schema.get("x-kubernetes-group-version-kind", []):
                 return dict(schema)
         raise MissingError(
-            f"the cluster does not serve {KIND} of {API_VERSION}; "
+            f"the cluster does not serve {kind} of {API_VERSION}; "
             "apply the CRD (charts/ssd/files/crd.yaml) or install the chart with crds.install=true"
         )
 

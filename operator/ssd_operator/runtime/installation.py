@@ -11,6 +11,7 @@ import contextlib
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
+from itertools import product
 
 import aiohttp
 
@@ -18,7 +19,7 @@ from ssd.errors import NotReadyError, SetupError, SSDError
 from ssd.observability.log import configure_logging, get_logger
 from ssd.rpc.client import TargetClient
 from ssd.types import SamplingParams
-from ssd_operator.api.spec import API_VERSION, GROUP, KIND, Object
+from ssd_operator.api.spec import API_VERSION, GROUP, KIND, RESOURCE_KINDS, Object
 from ssd_operator.children.objects import TARGET_PORT
 from ssd_operator.observe.cluster import Cluster, ClusterError, MissingError, Ref, ref_of
 from ssd_operator.observe.pod_state import condition_of
@@ -98,16 +99,16 @@ async def serve_sample(
 async def delete_all(
     cluster: Cluster, namespaces: Sequence[str], seconds: float = GONE_SECONDS
 ) -> None:
-    """Delete the resources of some namespaces, or of all, and wait until they are gone.
+    """Delete all resources of some namespaces, or of all, and wait until they are gone.
 
     The garbage collector deletes their pods, without an operator.
     """
 
     async def problem() -> str:
         left = []
-        for namespace in namespaces or ("",):
+        for kind, namespace in product(sorted(RESOURCE_KINDS), namespaces or ("",)):
             with contextlib.suppress(MissingError):  # they were deleted with their definition
-                for each in (await cluster.list_all(KIND, namespace))[0]:
+                for each in (await cluster.list_all(kind, namespace))[0]:
                     where, ref = each["metadata"]["namespace"], ref_of(each)
                     if where != UNTOUCHED_NAMESPACE:
                         await cluster.delete(where, ref, each["metadata"]["uid"])

@@ -56,7 +56,8 @@ SCALE_TOTAL = _counter(
 )
 CONDITION_SINCE_SECONDS = _gauge(
     "ssd_operator_condition_since_timestamp_seconds",
-    "When a condition of a resource took its present status, in seconds since the epoch.",
+    "When a condition of a resource took its present status, in seconds since the epoch. "
+    "resource_name is NAME, or NAME-pool for an SSDDraftPool.",
     ["resource_namespace", "resource_name", "condition", "status", "reason"],
 )
 

@@ -10,7 +10,7 @@ from functools import partial
 
 from ssd.observability.log import get_logger
 from ssd_operator.api.parse import SpecError, parse
-from ssd_operator.api.spec import API_VERSION, KIND, Object
+from ssd_operator.api.spec import API_VERSION, Object
 from ssd_operator.observe.cluster import (
     BusyError,
     Cluster,
@@ -99,6 +99,10 @@ class Reconciler:
             self._cluster, self._cache, self._settings, found, resource, self._now()
         )
         pools, drains = self._engines.state(key)
+        if resource.is_pool:
+            # Each target is followed once, under the key of its own resource.
+            states = map(self._engines.state, self._cache.peers(key))
+            pools = {pod: report for found, _ in states for pod, report in found.items()}
         snapshot = replace(snapshot, pools=pools, drains=drains)
         decided = plan(snapshot, self._settings, self._memories[key])
         if decided.is_writing and not await self._exists(key, found):
@@ -123,7 +127,8 @@ class Reconciler:
             memory, failures=results.failures, repairs=results.repairs, failing_since=since
         )
         self._memories[key] = memory
-        found_targets = ((name_of(pod), address_of(pod)) for pod in snapshot.ready_targets)
+        followed = () if resource.is_pool else snapshot.ready_targets
+        found_targets = ((name_of(pod), address_of(pod)) for pod in followed)
         targets = {name: address for name, address in found_targets if address is not None}
         self._engines.follow(key, targets, set(map(name_of, snapshot.pods)))
         later = replace(snapshot, now=self._now())
@@ -143,8 +148,8 @@ class Reconciler:
         A refused status is logged. A later pass writes it again.
         """
         if report.is_written:
-            identity = {"name": key[1], "namespace": key[0]}
-            status = {"apiVersion": API_VERSION, "kind": KIND, "metadata": identity}
+            identity = {"name": name_of(found), "namespace": key[0]}
+            status = {"apiVersion": API_VERSION, "kind": found["kind"], "metadata": identity}
             status["status"] = report.status
             try:
                 answer = await self._cluster.apply(status, self._memories[key].uid, "status")
@@ -172,7 +177,7 @@ class Reconciler:
         It is read before the first write of a pass. The garbage collector deletes children of an
         owner that does not exist, and after each deletion a pass would make them again.
         """
-        live = await self._cluster.get(key[0], Ref(KIND, key[1]))
+        live = await self._cluster.get(key[0], ref_of(found))
         if live is None or live["metadata"]["uid"] != found["metadata"]["uid"]:
             return False
         return not is_terminating(live)
@@ -232,7 +237,8 @@ class PlanExecutor:
         for name in decided.drains.delete_pods:
             yield Ref("Pod", name), partial(self._delete, pods[name])
         if decided.scale is not None:
-            yield Ref(KIND, self.snapshot.resource.name), partial(self._scale, decided.scale)
+            ref = Ref(self.snapshot.resource.kind, self.snapshot.resource.name)
+            yield ref, partial(self._scale, ref, decided.scale)
         for ref in decided.delete:
             yield ref, partial(self._delete, self.snapshot.children[ref])
 
@@ -316,9 +322,8 @@ class PlanExecutor:
             self.cache.put(await self.cluster.patch(self.snapshot.resource.namespace, ref, changes))
         self.engines.drain(self.snapshot.resource.key, [drain])
 
-    async def _scale(self, decision: Decision) -> None:
+    async def _scale(self, ref: Ref, decision: Decision) -> None:
         resource, changes = self.snapshot.resource, {"spec": {"replicas": decision.replicas}}
-        ref = Ref(KIND, resource.name)
         await self.cluster.patch(resource.namespace, ref, changes, subresource="scale")
         self.results.is_scaled = True
         is_up = decision.replicas > resource.spec.draft.replicas

@@ -1,10 +1,10 @@
-"""Whether the API server stores every field of our CRD; an older CRD drops new fields silently."""
+"""Whether the API server stores every field of our CRDs; an older CRD drops new fields silently."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 
 from ssd_operator.api.schema import crd
-from ssd_operator.api.spec import Object
+from ssd_operator.api.spec import RESOURCE_KINDS, Object
 from ssd_operator.observe.cluster import ClusterError
 
 RETRY_SECONDS = 5.0
@@ -14,21 +14,22 @@ MOST_NAMED = 3
 
 
 async def wait_for_schema(
-    served_schema: Callable[[], Awaitable[Object]],
+    served_schema: Callable[[str], Awaitable[Object]],
     report: Callable[[str], None],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Return once it does; nothing may be written before. ``report`` receives why it does not."""
-    ours = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    while problem := await _problem(served_schema, ours):
-        report(problem)
-        await sleep(RETRY_SECONDS)
+    for kind in sorted(RESOURCE_KINDS):
+        while problem := await _problem(served_schema, kind):
+            report(problem)
+            await sleep(RETRY_SECONDS)
     report("")
 
 
-async def _problem(served_schema: Callable[[], Awaitable[Object]], ours: Object) -> str:
+async def _problem(served_schema: Callable[[str], Awaitable[Object]], kind: str) -> str:
+    ours = crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     try:
-        absent = list(missing_fields(ours, await served_schema()))
+        absent = list(missing_fields(ours, await served_schema(kind)))
     except ClusterError as error:
         return str(error)
     if not absent:
@@ -36,7 +37,7 @@ async def _problem(served_schema: Callable[[], Awaitable[Object]], ours: Object)
     more = len(absent) - MOST_NAMED
     names = ", ".join(absent[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
     return (
-        f"the CRD of this cluster lacks {names}; nothing is written until it is upgraded "
+        f"the CRD of {kind} lacks {names}; nothing is written until it is upgraded "
         "(charts/ssd/files/crd.yaml, or helm upgrade of the release that owns it)"
     )
 

@@ -16,7 +16,7 @@ from typing import Any
 import kopf
 
 from ssd.observability.log import get_logger
-from ssd_operator.api.spec import KIND
+from ssd_operator.api.spec import RESOURCE_KINDS
 from ssd_operator.children.objects import KINDS, WATCHED_KINDS, ServedKind
 from ssd_operator.observe.cluster import Cluster, ClusterError, ForbiddenError
 from ssd_operator.observe.object_cache import LABELS, ObjectCache, whole
@@ -36,6 +36,7 @@ _log = get_logger(__name__)
 _Place = tuple[str, str]
 """Kind and namespace; no namespace means all."""
 _WATCHED = {KINDS[kind]: kind for kind in WATCHED_KINDS}
+_LABELLED = WATCHED_KINDS - RESOURCE_KINDS
 
 
 async def watch(cache: ObjectCache, namespaces: Sequence[str]) -> None:
@@ -57,7 +58,7 @@ def watch_settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = REQUEST_SECONDS
     settings.process.ultimate_exiting_timeout = EXIT_SECONDS
     settings.persistence.diffbase_storage = _NoEssence()
-    settings.watching.label_selectors[lambda each: _kind(each) not in (None, KIND)] = LABELS
+    settings.watching.label_selectors[lambda each: _kind(each) in _LABELLED] = LABELS
     return settings
 
 
@@ -150,7 +151,7 @@ class Lists:
         lost = {
             where
             for kind, where in self._problems
-            if kind == KIND and self._num_forbidden[kind, where] >= LISTS_OF_FORBIDDEN
+            if kind in RESOURCE_KINDS and self._num_forbidden[kind, where] >= LISTS_OF_FORBIDDEN
         }
         if lost < self._namespaces and all(where in lost for _, where in self._problems):
             self.is_listed.set()

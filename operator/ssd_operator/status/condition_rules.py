@@ -61,6 +61,15 @@ USUAL = frozenset(
 """Reasons that pass without a change by a person."""
 
 
+_OF_POOLS = frozenset(
+    {
+        *("DraftReady", "DraftCapacity", "ScalingActive"),
+        *("Progressing", "SpecValid", "ResourcesOwned"),
+    }
+)
+"""Conditions of a pool besides Ready."""
+
+
 def conditions(result: PassResult) -> dict[str, Condition]:
     """All conditions by type, Ready first."""
     rules = {
@@ -75,8 +84,17 @@ def conditions(result: PassResult) -> dict[str, Condition]:
         "SpecValid": _spec_valid,
         "ResourcesOwned": _resources_owned,
     }
+    is_pool = result.snapshot.resource.is_pool
+    if is_pool:
+        rules = {kind: rule for kind, rule in rules.items() if kind in _OF_POOLS}
     found = {kind: each for kind, rule in rules.items() if (each := rule(result)) is not None}
-    return {"Ready": _ready(result, found), **found}
+    return {"Ready": (_pool_ready(found) if is_pool else _ready(result, found)), **found}
+
+
+def _pool_ready(others: Mapping[str, Condition]) -> Condition:
+    """As many drafts as wanted are ready, unless objects are refused or another owner's."""
+    parts = (others[kind] for kind in ("SpecValid", "ResourcesOwned"))
+    return next((each for each in parts if each.status != "True"), others["DraftReady"])
 
 
 def _ready(result: PassResult, others: Mapping[str, Condition]) -> Condition:
@@ -135,8 +153,12 @@ def _draft_ready(result: PassResult) -> Condition:
     """As many drafts as wanted are ready, without those that are drained."""
     snapshot, pods = result.snapshot, result.snapshot.staying_drafts
     wanted, num_ready = snapshot.num_drafts_wanted, len(snapshot.ready_drafts)
+    if missing := _pool_missing(snapshot):
+        return missing
     if wanted == 0:
-        return yes("ScaledToZero", "draft.replicas is 0: targets serve plain autoregressive text.")
+        return yes(
+            "ScaledToZero", f"{_replicas(snapshot)} is 0: targets serve plain autoregressive text."
+        )
     summary = f"{num_ready} of {wanted} drafts are ready"
     if num_ready >= wanted:
         return yes("AllReady", f"{summary}.")
@@ -147,6 +169,25 @@ def _draft_ready(result: PassResult) -> Condition:
     found = worst(diagnoses)
     assert found is not None
     return _not_ready(summary, found)
+
+
+def _pool_missing(snapshot: Snapshot) -> Condition | None:
+    """The resource refers to a pool that does not exist or cannot be read; else None."""
+    reference = snapshot.resource.spec.draft.pool_ref
+    if reference is None or snapshot.pool is not None:
+        return None
+    return no(
+        "PoolMissing",
+        f"There is no valid SSDDraftPool {reference.name} in namespace "
+        f"{snapshot.resource.namespace}: create it, or change draft.poolRef; "
+        "targets serve without drafts meanwhile.",
+    )
+
+
+def _replicas(snapshot: Snapshot) -> str:
+    """The field that has the number of drafts."""
+    pool = snapshot.resource if snapshot.resource.is_pool else snapshot.pool
+    return "draft.replicas" if pool is None else f"replicas of SSDDraftPool {pool.name}"
 
 
 def _gateway_ready(result: PassResult) -> Condition | None:
@@ -221,7 +262,9 @@ def _links_now(snapshot: Snapshot) -> Condition:
     if not snapshot.ready_targets:
         return no("NoDrafts", "No target is ready, so no draft has a link.")
     if snapshot.num_drafts_wanted == 0:
-        return no("NoDrafts", "draft.replicas is 0; scale up to speculate.")
+        return _pool_missing(snapshot) or no(
+            "NoDrafts", f"{_replicas(snapshot)} is 0; scale up to speculate."
+        )
     linked = {target for target, _ in snapshot.active_links}
     without = [pod for pod in snapshot.ready_targets if name_of(pod) not in linked]
     if not without:
@@ -263,20 +306,28 @@ def _slower_now(snapshot: Snapshot) -> Condition | None:
     return None
 
 
-def _draft_capacity(result: PassResult) -> Condition:
-    """The scheduler finds a node for each draft whose target has one."""
+def _draft_capacity(result: PassResult) -> Condition | None:
+    """The scheduler finds a node for each draft whose target has one; None for those of a pool.
+
+    Drafts of a pool wait for no target.
+    """
     snapshot, spec = result.snapshot, result.snapshot.resource.spec
+    if snapshot.resource.pool_prefix is not None:
+        return None
     placed = {cell_of(pod) for pod in snapshot.targets if is_scheduled(pod)}
     waiting = [
         pod
         for pod in snapshot.staying_drafts
         if is_unschedulable(pod)
-        and (placed if spec.draft.sharing == "Pool" else cell_of(pod) in placed)
+        and (
+            snapshot.resource.is_pool
+            or (placed if spec.draft.sharing == "Pool" else cell_of(pod) in placed)
+        )
     ]
     if not waiting:
         return yes("Sufficient", "No draft waits for a node.")
     cause = str(condition_of(waiting[0], "PodScheduled").get("message", "")).rstrip(".")
-    missing, reason, less = spec.draft.gpu_resource, "InsufficientLocalGPUs", "draft.replicas"
+    missing, reason, less = spec.draft.gpu_resource, "InsufficientLocalGPUs", _replicas(snapshot)
     if spec.is_gpu and spec.draft_device == "cpu":
         missing, reason = "cpu", "InsufficientLocalCPUs"
         less = "draft.replicas or the CPUs of draft.resources,"
@@ -289,13 +340,13 @@ def _draft_capacity(result: PassResult) -> Condition:
 
 def _scaling_active(result: PassResult) -> Condition | None:
     """A scaler decides on the number of drafts; None without autoscaling."""
-    spec = result.snapshot.resource.spec
+    snapshot, spec = result.snapshot, result.snapshot.resource.spec
     if spec.draft.autoscaling is None or spec.draft.autoscaling.mode == "None":
         return None
     if spec.paused:
         return no("Paused", "spec.paused is true: the number of drafts does not change.")
     if spec.draft.autoscaling.mode == "External":
-        return yes("External", "Another scaler writes draft.replicas.")
+        return yes("External", f"Another scaler writes {_replicas(snapshot)}.")
     decision, demand = result.memory.history.decision, result.memory.history.demand
     if decision is None or decision.reason == "NoSamples":
         return no(
@@ -338,7 +389,8 @@ def _progressing(result: PassResult) -> Condition:
 def _under_way(result: PassResult) -> Condition | None:
     """A rollout, a drain or a scale-up; None if everything is up to date."""
     snapshot, num_cells = result.snapshot, result.snapshot.resource.spec.num_cells
-    pods = (*snapshot.targets, *snapshot.staying_drafts)
+    is_pool = snapshot.resource.is_pool
+    pods = snapshot.staying_drafts if is_pool else (*snapshot.targets, *snapshot.staying_drafts)
     cells = map(snapshot.cell_targets, range(num_cells))
     leaving = [pod for targets in cells for pod in targets if is_terminating(pod)]
     num_updated = result.updated(pods)
@@ -359,8 +411,8 @@ def _under_way(result: PassResult) -> Condition | None:
     # Pods are counted, because a Deployment with maxUnavailable 1 and one replica is Available
     # without a ready pod.
     if len(snapshot.staying_drafts) != wanted or num_drafts < wanted or num_ready < num_cells:
-        targets = f"{num_ready} of {num_cells} targets"
-        return yes("Scaling", f"{targets} and {num_drafts} of {wanted} drafts are ready.")
+        targets = "" if is_pool else f"{num_ready} of {num_cells} targets and "
+        return yes("Scaling", f"{targets}{num_drafts} of {wanted} drafts are ready.")
     return None
 
 

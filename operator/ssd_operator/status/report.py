@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ssd_operator.api.spec import API_VERSION, KIND, Object
+from ssd_operator.api.spec import API_VERSION, Object
 from ssd_operator.children.objects import OPERATOR, digest
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.diagnosis import mounting_deadline
@@ -118,7 +118,8 @@ def _state(status: Object) -> Object:
         {**each, "message": ""} if each["reason"] == "Internal" else each
         for each in status.get("conditions") or []
     ]
-    return {**status, "links": links, "speculation": {}, "conditions": conditions}
+    measured: Object = {"speculation": {}, "sessions": {}}
+    return status | measured | {"links": links, "conditions": conditions}
 
 
 def due(events: Iterable[Event], log: Log, now: float) -> tuple[tuple[Event, ...], Log]:
@@ -140,8 +141,9 @@ def status_events(old: Object, new: Object) -> Iterator[Event]:
     before, after = (condition_in(status, "Progressing") for status in (old, new))
     is_over = after.get("status") == "True" and after["reason"] not in ("RollingOut", "Preflight")
     if before.get("reason") == "RollingOut" and is_over:
-        target, draft = (new.get(name, {}).get("revision", "") for name in ("target", "draft"))
-        message = f"All pods are of revision {target} (targets) and {draft} (drafts)."
+        found = ((part, new.get(part, {}).get("revision")) for part in ("target", "draft"))
+        revisions = [f"{revision} ({part}s)" for part, revision in found if revision]
+        message = f"All pods are of revision {' and '.join(revisions)}."
         yield Event("Normal", "RolledOut", message)
     was, is_now = (status.get("draft", {}).get("desiredReplicas") for status in (old, new))
     if was not in (None, is_now):
@@ -196,7 +198,7 @@ def event_object(about: Object, event: Event, seconds: float) -> Object:
         "metadata": {"name": f"{owner['name']}.{suffix}", "namespace": owner["namespace"]},
         "involvedObject": {
             "apiVersion": API_VERSION,
-            "kind": KIND,
+            "kind": about["kind"],
             "resourceVersion": owner.get("resourceVersion", ""),
             **involved,
         },

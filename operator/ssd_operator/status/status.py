@@ -7,7 +7,7 @@ from statistics import fmean
 from ssd.rpc.listen import join_address
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd_operator.api.spec import Object
-from ssd_operator.api.status import MOST_LINKS
+from ssd_operator.api.status import MOST_DEPLOYMENTS, MOST_LINKS
 from ssd_operator.children.objects import (
     DRAFT_PORT,
     Component,
@@ -40,20 +40,24 @@ def status_of(result: PassResult) -> Object:
     snapshot = result.snapshot
     resource, old, now = snapshot.resource, snapshot.status, to_text(snapshot.now)
     found = conditions(result)
+    common: Object = {
+        "observedGeneration": resource.generation,
+        "conditions": merge(old, found, resource.generation, now),
+        "draft": _draft(result),
+        "links": _links(snapshot),
+    }
+    if resource.is_pool:
+        return common | _use(snapshot)
     active = snapshot.active_links.values()
     transports = {link.transport.upper() for link in active if link.transport}
     # Links are active also while a target decodes without them.
     state = found["SpeculationActive"].reason
     if found["SpeculationActive"].status == "True" and "NotWorthwhile" in found:
         state = found["NotWorthwhile"].reason
-    status: Object = {
-        "observedGeneration": resource.generation,
-        "conditions": merge(old, found, resource.generation, now),
+    status: Object = common | {
         "model": _model(snapshot),
         "target": _target(result),
-        "draft": _draft(result),
         "transport": {"effective": min(transports, key=_speed)} if transports else {},
-        "links": _links(snapshot),
         "speculation": {"state": state} | _speculation(snapshot),
     }
     if result.has_endpoint:
@@ -149,13 +153,25 @@ def _target(result: PassResult) -> Object:
     )
 
 
+def _use(snapshot: Snapshot) -> Object:
+    """Who uses a pool, and how much of it."""
+    capacity = len(snapshot.ready_drafts) * snapshot.resource.spec.draft.sequences_per_replica
+    num_open = sum(link.sessions for link in snapshot.links.values())
+    return {
+        "deployments": list(snapshot.deployments[:MOST_DEPLOYMENTS]),
+        "sessions": {"open": num_open, "capacity": capacity},
+    }
+
+
 def _draft(result: PassResult) -> Object:
     snapshot = result.snapshot
     wanted, num_active = snapshot.num_drafts_wanted, len(snapshot.active_drafts)
-    labels = selector(snapshot.resource, Component.DRAFT)
+    reference, owner = snapshot.resource.spec.draft.pool_ref, snapshot.pool or snapshot.resource
+    labels = selector(owner, Component.DRAFT)
     name = draft_deployment(snapshot.resource, 0)
     return _without_empty(
         {
+            "pool": "" if reference is None else reference.name,
             "replicas": len(snapshot.drafts),
             "readyReplicas": sum(is_ready(pod) for pod in snapshot.drafts),
             "activeReplicas": num_active,
@@ -164,7 +180,7 @@ def _draft(result: PassResult) -> Object:
             "desiredReplicas": wanted,
             "summary": f"{num_active}/{wanted}",
             "revision": result.plan.revisions.get(name, ""),
-            "device": snapshot.resource.spec.draft_device,
+            "device": owner.spec.draft_device,
             "selector": ",".join(f"{key}={value}" for key, value in labels.items()),
             **_last_scale(result),
         }

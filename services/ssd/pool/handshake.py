@@ -72,8 +72,8 @@ def check_welcome(hello: Hello, welcome: Welcome) -> None:
     """Compare the values of a Welcome with those of the Hello.
 
     Raises:
-        HandshakeError: they differ, the draft accepts too many sessions, or it chose a backend that
-            was not offered.
+        HandshakeError: they differ, the draft accepts too many sessions, it serves another
+            tokenizer, or it chose a backend that was not offered.
     """
     if welcome.max_sessions > MAX_SESSIONS:
         raise HandshakeError(
@@ -84,6 +84,8 @@ def check_welcome(hello: Hello, welcome: Welcome) -> None:
         mine, theirs = getattr(hello, name), getattr(welcome, name)
         if mine != theirs:
             raise HandshakeError(name, f"this target has {mine}, the draft answered {theirs}")
+    if welcome.tokenizer_fingerprint not in ("", hello.tokenizer_fingerprint):
+        raise HandshakeError("tokenizer_fingerprint", "the draft serves another tokenizer")
     if welcome.backend and welcome.backend not in hello.backends:
         offered = ", ".join(hello.backends) or "none"
         raise HandshakeError("backend", f"the draft chose {welcome.backend}, offered: {offered}")

@@ -171,6 +171,7 @@ def _welcome(message: speculation_pb2.Welcome) -> Welcome:
     _check_handshake("lookahead", message.lookahead, 1, MAX_LOOKAHEAD)
     _check_handshake("branches", message.branches, 1, MAX_BRANCHES)
     _check_words(backend=message.backend, backend_refusal=message.backend_refusal)
+    _check_words(tokenizer_fingerprint=message.tokenizer_fingerprint)
     return Welcome(peer=_peer(message.peer), **shared_fields(message, Welcome, "peer"))
 
 

@@ -35,6 +35,8 @@ class LinkStatus:
     """Of 4 KiB over a collective channel, when the link came up."""
     channel_bytes_per_second: float = 0.0
     """Bandwidth of a collective channel, when the link came up."""
+    draft_targets: int = 0
+    """Targets that the draft served when the link came up; 0 before the handshake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from tests.cluster.operators import OperatorProcess, operator_process
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-UNTESTED = {"ssddeployments/finalizers"}
+UNTESTED = {"ssddeployments/finalizers", "ssddraftpools/finalizers"}
 """Required by an admission plugin that is off in most clusters."""
 
 
@@ -122,9 +122,18 @@ def resource(**blocks: Object) -> Object:
 
 @pytest.fixture(scope="module")
 def demo(rights: Rights) -> Iterator[Kube]:
-    """A resource with a child of each kind that needs no autoscaling."""
+    """A resource with a child of each kind that needs no autoscaling, and a pool."""
+    rights.api.apply(pool())
     with rights.api.applied(resource(target={"replicas": 2})):
         yield rights.api
+
+
+def pool(**spec: object) -> Object:
+    """A pool whose pods get no node."""
+    nowhere = {"nodeSelector": {"example.com/nowhere": "true"}}
+    common = {"device": "cpu", "source": {"uri": "demo://draft"}, "podTemplate": nowhere}
+    about = {"apiVersion": "ssd.dev/v1alpha1", "kind": "SSDDraftPool", "metadata": {"name": "demo"}}
+    return about | {"spec": common | spec}
 
 
 def relabel(api: Kube, kind: str, name: str) -> None:
@@ -147,11 +156,13 @@ NEEDED: dict[str, Callable[[Kube], object]] = {
     "pods": lambda api: api("scale", "ssd/demo", "--replicas=2"),
     "events": lambda api: api("scale", "ssd/demo", "--replicas=4"),
     "ssddeployments/scale": lambda api: api.apply(scaled_by_the_operator(5)),
+    "ssddraftpools/status": lambda api: api("scale", "ssddp/demo", "--replicas=2"),
+    "ssddraftpools/scale": lambda api: api.apply(pool(autoscaling={"minReplicas": 3})),
 }
 """Resource of each rule, and an action that makes the operator need it."""
 
 
-READ = ("ssddeployments", "endpointslices")
+READ = ("ssddeployments", "ssddraftpools", "endpointslices")
 """Resources that the operator only reads; without them it does not become ready."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.cluster.kube import CHART, CRD, eventually
+from tests.cluster.kube import CHART, CRD, CRDS, eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -29,6 +29,10 @@ MINIMUM = {
     ("ssddeployments/finalizers", "ssd.dev"): ("update",),
     ("ssddeployments/scale", "ssd.dev"): ("patch",),
     ("ssddeployments/status", "ssd.dev"): ("patch",),
+    ("ssddraftpools", "ssd.dev"): ("get", "list", "watch"),
+    ("ssddraftpools/finalizers", "ssd.dev"): ("update",),
+    ("ssddraftpools/scale", "ssd.dev"): ("patch",),
+    ("ssddraftpools/status", "ssd.dev"): ("patch",),
 }
 
 
@@ -37,17 +41,17 @@ def namespaces(kubectl: Any) -> Iterator[None]:
     for whose in (BINDINGS, ("get", "ssddeployments", "-A")):
         if found := kubectl(*whose, "-o", "name").stdout.strip():
             pytest.skip(f"the CRD is in use and would be deleted: {found.split()[0]}")
-    kubectl("delete", CRD, "--ignore-not-found")
+    kubectl("delete", *CRDS, "--ignore-not-found")
     for name in NAMESPACES:
         assert kubectl("create", "namespace", name).returncode == 0
     yield
     kubectl("delete", "namespace", *NAMESPACES, "--wait=false")
-    kubectl("delete", CRD, "--ignore-not-found")
+    kubectl("delete", *CRDS, "--ignore-not-found")
 
 
 @pytest.fixture
 def release(helm: Any, kubectl: Any) -> Iterator[Any]:
-    """Install a release; after the test it is uninstalled and the CRD deleted."""
+    """Install a release; after the test it is uninstalled and the CRDs deleted."""
     installed = []
 
     def install(name: str, namespace: str, *arguments: str) -> Any:
@@ -60,7 +64,7 @@ def release(helm: Any, kubectl: Any) -> Iterator[Any]:
     for name, namespace in set(installed):
         done = helm("uninstall", name, "--namespace", namespace, "--no-hooks", "--ignore-not-found")
         assert done.returncode == 0, done.stderr
-    kubectl("delete", CRD, "--ignore-not-found")
+    kubectl("delete", *CRDS, "--ignore-not-found")
 
 
 def owner_of_the_crd(kubectl: Any) -> str:
@@ -186,7 +190,7 @@ def test_the_crd_stays_and_the_notes_of_a_new_release_show_the_takeover(
     assert kubectl("get", CRD).returncode == 0
     second = release("second", "there")
     assert second.returncode == 0, second.stderr
-    assert "it belongs to release here/first" in second.stdout
+    assert "they belong to release here/first" in second.stdout
     assert owner_of_the_crd(kubectl) == "first"
     _, _, notes = second.stdout.partition("run helm upgrade again:")
     shown, _, _ = notes.partition("Uninstall:")
@@ -195,7 +199,7 @@ def test_the_crd_stays_and_the_notes_of_a_new_release_show_the_takeover(
         assert done.returncode == 0, done.stderr
     third = release("second", "there")
     assert third.returncode == 0, third.stderr
-    assert "was not changed" not in third.stdout
+    assert "were not changed" not in third.stdout
     assert owner_of_the_crd(kubectl) == "second"
 
 
@@ -203,4 +207,4 @@ def test_a_crd_that_was_applied_by_hand_is_not_changed(kubectl: Any, release: An
     assert kubectl("apply", "--server-side", "-f", CHART / "files" / "crd.yaml").returncode == 0
     done = release("ssd", "here")
     assert done.returncode == 0, done.stderr
-    assert "it was not installed by Helm" in done.stdout
+    assert "they were not installed by Helm" in done.stdout

@@ -206,11 +206,13 @@ def test_a_release_in_kube_system_must_name_other_namespaces(render: Any, refusa
     assert render("--set=operator.watchNamespaces={team-a}", namespace="kube-system")
 
 
-def test_helm_keeps_the_crd_when_it_removes_the_release(render: Any) -> None:
-    crd = only(render(), "CustomResourceDefinition")
-    assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
-    raw = yaml.safe_load((CHART / "files" / "crd.yaml").read_text())
-    assert crd["spec"] == raw["spec"]
+def test_helm_keeps_the_crds_when_it_removes_the_release(render: Any) -> None:
+    rendered = [each for each in render() if each["kind"] == "CustomResourceDefinition"]
+    stored = list(yaml.safe_load_all((CHART / "files" / "crd.yaml").read_text()))
+    assert len(rendered) == len(stored) == 2
+    for crd, raw in zip(rendered, stored, strict=True):
+        assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+        assert crd["spec"] == raw["spec"]
 
 
 def test_selectors_contain_nothing_that_an_upgrade_changes(render: Any) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.cluster.kube import Kube
+from tests.cluster.kube import CRDS, Kube
 
 from ssd_operator.api.parse import parse
 from ssd_operator.api.schema import crd
+from ssd_operator.api.spec import RESOURCE_KINDS
 from ssd_operator.settings import UNTOUCHED_NAMESPACE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
@@ -92,7 +93,7 @@ def test_a_good_resource_means_the_same_with_and_without_its_defaults(
     assert answer.returncode == 0, answer.stderr
     defaulted = json.loads(answer.stdout)
     facts = {name: defaulted["metadata"][name] for name in ("namespace", "uid", "generation")}
-    plain = {"metadata": given["metadata"] | facts, "spec": without_nulls(given["spec"])}
+    plain = given | {"metadata": given["metadata"] | facts, "spec": without_nulls(given["spec"])}
     assert parse(defaulted) == parse(plain)
 
 
@@ -119,7 +120,7 @@ def test_a_bad_resource_is_rejected_with_the_fix(api_server: Kube, path: Path) -
 
 def test_each_rule_of_the_definition_has_a_resource_that_breaks_it() -> None:
     expected = [path.read_text().splitlines()[0].removeprefix("# ") for path in BAD]
-    messages = set(messages_of(crd()))
+    messages = {each for kind in RESOURCE_KINDS for each in messages_of(crd(kind))}
     assert [each for each in messages if not any(fragment in each for fragment in expected)] == []
 
 
@@ -132,15 +133,17 @@ def messages_of(node: Any) -> list[str]:
     return own + [message for each in node.values() for message in messages_of(each)]
 
 
-def test_the_definition_is_established_without_complaint(api_server: Kube) -> None:
-    found = json.loads(api_server("get", "crd/ssddeployments.ssd.dev", "--output=json"))
+@pytest.mark.parametrize("definition", CRDS)
+def test_the_definition_is_established_without_complaint(api_server: Kube, definition: str) -> None:
+    found = json.loads(api_server("get", definition, "--output=json"))
     conditions = {each["type"]: each["status"] for each in found["status"]["conditions"]}
     assert conditions["Established"] == conditions["NamesAccepted"] == "True"
     assert "NonStructuralSchema" not in conditions
 
 
 def test_every_field_has_an_explanation(api_server: Kube) -> None:
-    assert "<no description>" not in api_server("explain", "ssd", "--recursive")
+    for kind in ("ssd", "ssddp"):
+        assert "<no description>" not in api_server("explain", kind, "--recursive")
 
 
 def test_columns_show_the_state(unwatched: Kube, shown: Object) -> None:
@@ -193,6 +196,18 @@ def test_kubectl_scale_changes_the_number_of_drafts_within_its_bounds(api_server
     assert found["spec"]["draft"]["replicas"] == 3
     refused = api_server.attempt("scale", "ssd/scaled", "--replicas=65")
     assert "should be less than or equal to 64" in refused.stderr
+
+
+def test_kubectl_scale_changes_the_number_of_drafts_of_a_pool(api_server: Kube) -> None:
+    pool = yaml.safe_load((HERE / "good" / "pool.yaml").read_text())
+    pool["spec"]["paused"] = True
+    assert api_server.send("create", pool).returncode == 0
+    api_server("scale", "ssddp/everything-shared", "--replicas=5")
+    head, row = api_server("get", "ssddp", "everything-shared").splitlines()
+    assert head.split() == ["NAME", "READY", "DRAFTS", "SESSIONS", "CAPACITY", "AGE"]
+    assert row.startswith("everything-shared")
+    found = json.loads(api_server("get", "ssddp", "everything-shared", "--output=json"))
+    assert found["spec"]["replicas"] == 5
 
 
 def test_a_write_of_the_spec_does_not_change_the_status(unwatched: Kube, shown: Object) -> None:

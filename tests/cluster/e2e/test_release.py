@@ -43,9 +43,9 @@ def previous_chart(tmp_path: Path) -> Path:
     about = yaml.safe_load((chart / "Chart.yaml").read_text())
     about |= {"version": "0.0.9", "appVersion": "0.0.9"}
     (chart / "Chart.yaml").write_text(yaml.safe_dump(about))
-    crd = yaml.safe_load((chart / "files" / "crd.yaml").read_text())
+    crd, pools = yaml.safe_load_all((chart / "files" / "crd.yaml").read_text())
     crd["spec"]["versions"][0]["additionalPrinterColumns"].pop()
-    (chart / "files" / "crd.yaml").write_text(yaml.safe_dump(crd))
+    (chart / "files" / "crd.yaml").write_text(yaml.safe_dump_all([crd, pools]))
     return chart
 
 
@@ -145,6 +145,7 @@ def test_an_uninstall_leaves_only_the_crd(
         f"ServiceAccount {release.namespace} default",
         f"ConfigMap {release.namespace} kube-root-ca.crt",
         "CustomResourceDefinition <none> ssddeployments.ssd.dev",
+        "CustomResourceDefinition <none> ssddraftpools.ssd.dev",
         "APIService <none> v1alpha1.ssd.dev",
     }
 

@@ -10,6 +10,7 @@ from ssd.errors import LinkError
 from ssd.rpc.link_codec import speculate_request
 from ssd.types import OpenSession, RefusalReason
 from ssd_draft import link_server
+from ssd_draft.handshake import welcome
 from ssd_draft.link_server import TargetLink, max_message_bytes, may_link
 
 
@@ -33,6 +34,12 @@ def test_a_link_that_accepts_no_message_of_the_step_thread_ends() -> None:
     link.refuse(1, RefusalReason.GAP)
     link.fail(LinkError("gone"))
     assert [str(each) for each in call.errors] == ["the link is closed"] * 2 + ["gone"]
+
+
+def test_the_welcome_names_what_the_draft_serves() -> None:
+    found = welcome(HELLO, make_setup(), num_targets=3)
+    assert found.tokenizer_fingerprint == HELLO.tokenizer_fingerprint
+    assert found.num_targets == 3
 
 
 def test_no_address_can_prevent_the_links_of_another() -> None:

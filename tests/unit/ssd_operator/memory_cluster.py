@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
 
-from ssd_operator.api.spec import API_VERSION, KIND, Object
+from ssd_operator.api.spec import API_VERSION, KIND, RESOURCE_KINDS, Object
 from ssd_operator.children.objects import MANAGED_BY_LABEL, OPERATOR
 from ssd_operator.observe.cluster import (
     BusyError,
@@ -99,7 +99,7 @@ class MemoryCluster:
         if live is None:
             raise MissingError(f"{ref} is gone")
         self._check_identity(live, changes.get("metadata", {}))
-        if subresource == "scale":
+        if subresource == "scale" and ref.kind == KIND:
             changes = {"spec": {"draft": changes["spec"]}}
         return self._answer(self.put(_patched(live, changes)))
 
@@ -211,7 +211,7 @@ def is_watched(thing: Object) -> bool:
     """Whether a watch selects an object."""
     labels = thing["metadata"].get("labels") or {}
     is_child = labels.get(MANAGED_BY_LABEL) == OPERATOR
-    return thing["kind"] == KIND or is_child
+    return thing["kind"] in RESOURCE_KINDS or is_child
 
 
 _BY_NAME = frozenset({"containers", "initContainers", "env"})

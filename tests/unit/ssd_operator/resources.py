@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from ssd_operator.api.gateway import Gateway
 from ssd_operator.api.kubernetes_types import ObjectKey
+from ssd_operator.api.model_cache import ModelCache
 from ssd_operator.api.parse import parse
 from ssd_operator.api.security import Security, Tls
 from ssd_operator.api.spec import (
     Accelerator,
     Autoscaling,
     DraftSpec,
-    ModelCache,
     Object,
     Placement,
     Resource,

@@ -27,3 +27,10 @@ def test_a_backend_that_was_not_offered_is_refused(offered: tuple[str, ...]) -> 
     hello = replace(HELLO, backends=offered)
     with pytest.raises(HandshakeError, match="backend: the draft chose nccl, offered: "):
         check_welcome(hello, replace(WELCOME, backend="nccl"))
+
+
+def test_a_draft_that_serves_another_tokenizer_is_refused_and_an_earlier_version_is_not() -> None:
+    check_welcome(HELLO, replace(WELCOME, tokenizer_fingerprint=HELLO.tokenizer_fingerprint))
+    check_welcome(HELLO, replace(WELCOME, tokenizer_fingerprint=""))
+    with pytest.raises(HandshakeError, match="tokenizer_fingerprint: "):
+        check_welcome(HELLO, replace(WELCOME, tokenizer_fingerprint="another"))

@@ -13,8 +13,9 @@ from tests.unit.ssd_operator.resources import template_of
 
 from ssd_operator.api import reserved
 from ssd_operator.api.parse import SpecError, parse
+from ssd_operator.api.pool import PoolSpec
 from ssd_operator.api.schema import structural
-from ssd_operator.api.spec import DraftSpec, Object, Resource, Source, Spec, TargetSpec
+from ssd_operator.api.spec import KIND, DraftSpec, Object, Resource, Source, Spec, TargetSpec
 
 CORPUS = Path(__file__).resolve().parents[3] / "cluster" / "crd"
 GOOD = sorted((CORPUS / "good").glob("*.yaml"))
@@ -23,7 +24,7 @@ SPEC = structural(Spec)
 
 def resource(spec: Object, **metadata: Any) -> Object:
     own = {"namespace": "here", "name": "demo", "uid": "u", "generation": 3}
-    return {"metadata": own | metadata, "spec": spec}
+    return {"kind": "SSDDeployment", "metadata": own | metadata, "spec": spec}
 
 
 def demo(target: Object | None = None, draft: Object | None = None, **spec: Any) -> Object:
@@ -113,15 +114,17 @@ def defaulted(value: Any, schema: Object) -> Any:
     "path", [each for each in GOOD if each.stem != "nulls"], ids=lambda path: path.stem
 )
 def test_a_resource_means_the_same_with_and_without_its_defaults(path: Path) -> None:
-    spec = yaml.safe_load(path.read_text())["spec"]
-    assert parse(resource(spec)) == parse(resource(defaulted(spec, SPEC)))
+    document = yaml.safe_load(path.read_text())
+    schema = SPEC if document["kind"] == KIND else structural(PoolSpec)
+    given = document | {"metadata": resource({})["metadata"]}
+    assert parse(given) == parse(given | {"spec": defaulted(document["spec"], schema)})
 
 
 @pytest.mark.parametrize(
     ("obj", "words"),
     [
         (resource({}), "spec.target is missing"),
-        ({"metadata": resource({})["metadata"]}, "spec is None: input should be an object"),
+        (resource({}) | {"spec": None}, "spec is None: input should be an object"),
         (
             demo(draft={"replicas": 65}),
             "spec.draft.replicas is 65: input should be less than or equal to 64",

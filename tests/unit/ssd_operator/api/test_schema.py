@@ -22,7 +22,7 @@ from tests.unit.ssd_operator.scenes import (
 from ssd.runtime.launch import LOCAL_DEADLINE_MS
 from ssd_draft.settings import DraftSettings
 from ssd_operator.api import schema
-from ssd_operator.api.spec import DraftSpec, Object, Source, Spec, TargetSpec
+from ssd_operator.api.spec import KIND, POOL_KIND, DraftSpec, Object, Source, Spec, TargetSpec
 from ssd_operator.policy.apply_failures import Results
 from ssd_operator.policy.plan import PassPlan
 from ssd_operator.status.status import status_of, status_of_invalid
@@ -32,8 +32,10 @@ ROOT = Path(__file__).resolve().parents[4]
 LARGEST_BYTES = 200 * 1024
 MOST_FIELDS = 125
 """Of the spec. A new field needs a user who sets it."""
-(VERSION,) = schema.crd()["spec"]["versions"]
-PARTS = VERSION["schema"]["openAPIV3Schema"]["properties"]
+PARTS, POOL_PARTS = (
+    schema.crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    for kind in (KIND, POOL_KIND)
+)
 SPEC = PARTS["spec"]
 
 
@@ -47,7 +49,14 @@ def walk(field: Object, path: str) -> Iterator[tuple[str, Object]]:
             yield from walk(field[below], f"{path}[]")
 
 
-ALL = dict([*walk(SPEC, "spec"), *walk(PARTS["status"], "status")])
+ALL = dict(
+    [
+        *walk(SPEC, "spec"),
+        *walk(PARTS["status"], "status"),
+        *walk(POOL_PARTS["spec"], "pool.spec"),
+        *walk(POOL_PARTS["status"], "pool.status"),
+    ]
+)
 
 
 def test_the_file_of_the_chart_is_generated_from_the_models() -> None:

@@ -23,9 +23,9 @@ from ssd.settings import load
 from ssd_draft.settings import DraftSettings
 from ssd_operator.api import reserved
 from ssd_operator.api.kubernetes_types import Resources, Variable
+from ssd_operator.api.model_cache import ModelCache
 from ssd_operator.api.pod_template import PodOverrides, PodTemplate
 from ssd_operator.api.spec import (
-    ModelCache,
     Object,
     Placement,
     Resource,

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import pytest
 
 from ssd_operator.api.schema import crd
-from ssd_operator.api.spec import Object
+from ssd_operator.api.spec import KIND, Object
 from ssd_operator.observe.cluster import BusyError, ClusterError, MissingError
 from ssd_operator.runtime.schema_check import missing_fields, wait_for_schema
 
 
-def served() -> Object:
-    """What an API server with our CRD serves."""
-    schema: Object = copy.deepcopy(crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+def served(kind: str = KIND) -> Object:
+    """What an API server with our CRDs serves."""
+    schema: Object = copy.deepcopy(crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
     return schema
 
 
@@ -33,8 +33,8 @@ class Answers:
 
     schemas: list[Object | ClusterError]
 
-    async def served_schema(self) -> Object:
-        found = self.schemas[0]
+    async def served_schema(self, kind: str) -> Object:
+        found = self.schemas[0] if kind == KIND else served(kind)
         if isinstance(found, ClusterError):
             raise found
         return found

@@ -1,0 +1,72 @@
+"""Drafts that the targets of two resources share."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+import yaml
+from tests.cluster.kube import CHART, Kube, all_of, eventually
+from tests.cluster.load import Job, Load
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+SAMPLE = CHART / "samples" / "pool" / "demo-cpu.yaml"
+NAMES = ("chat", "code")
+
+
+@pytest.fixture
+def shared(kube: Kube) -> Iterator[Kube]:
+    """The sample: a pool of two drafts, and two resources that refer to it."""
+    kube.apply(all_of(list(yaml.safe_load_all(SAMPLE.read_text()))))
+    yield kube
+    kube("delete", "ssd", *NAMES, "--ignore-not-found")
+    kube("delete", "ssddp", "shared", "--ignore-not-found")
+
+
+def status(kube: Kube) -> dict[str, object]:
+    found: dict[str, object] = kube.get("ssddp", "shared").get("status", {})
+    return found
+
+
+def wait_linked(kube: Kube, num_drafts: int, timeout: float = 120) -> float:
+    """Wait until each target has a link to each of this number of drafts; returns the seconds."""
+
+    def is_so() -> bool:
+        pods = {each["metadata"]["name"] for each in kube.pods("shared-pool", "draft")}
+        return len(pods) == num_drafts and all(kube.linked(name) == pods for name in NAMES)
+
+    return eventually(is_so, f"{num_drafts} drafts of the pool are linked", timeout)
+
+
+def hit_rates(kube: Kube) -> list[float]:
+    found = (kube.get("ssd", name)["status"]["speculation"] for name in NAMES)
+    return [float(each.get("hitRate", 0)) for each in found]
+
+
+def test_two_resources_share_a_pool_which_scales_and_which_neither_depends_on(
+    shared: Kube, expected: Mapping[Job, Sequence[int]], figures: dict[str, object]
+) -> None:
+    kube = shared
+    for name in NAMES:
+        kube.wait_ready(name)
+    figures["pool of 2 drafts linked to 2 targets, s"] = round(wait_linked(kube, 2), 1)
+    kube("wait", "ssddp/shared", "--for=condition=Ready", "--timeout=60s")
+    assert not any(kube.pods(name, "draft") for name in NAMES), "they have no drafts of their own"
+    chat, code = (Load(kube.endpoint(name), expected) for name in NAMES)
+    with chat, code:
+        eventually(lambda: min(hit_rates(kube)) > 0, "both have hits", 180)
+        eventually(lambda: status(kube)["deployments"] == list(NAMES), "the pool lists both")
+        eventually(lambda: bool(status(kube)["sessions"]["open"]), "the pool has sessions", 90)  # type: ignore[index]
+        figures["hit rates of two targets of a pool"] = hit_rates(kube)
+        kube("scale", "ssddp/shared", "--replicas=1")
+        figures["pool scaled down to 1 draft, s"] = round(wait_linked(kube, 1), 1)
+        for load in (chat, code):
+            load.go_on(4)
+        kube("delete", "ssddp", "shared")
+        for name in NAMES:
+            kube.wait_for(name, "DraftReady", "False", "PoolMissing")
+            kube.wait_for(name, "SpeculationActive", "False")
+            assert kube.has(name, "Ready", "True")
+        for load in (chat, code):
+            load.go_on(8)
+    for load in (chat, code):
+        load.assert_undisturbed()
