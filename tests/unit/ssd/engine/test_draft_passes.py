@@ -15,12 +15,8 @@ from torch import Tensor
 from ssd.engine.batch import BranchBatch, ProposalBatch, StoredNoise
 from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
-
-
 from ssd.engine.openvino_engine.draft_graph import DraftGraph, PassInputs
 from ssd.engine.sampling.soft_filters import SoftFilters
-
-
 from ssd.speculation.noise import gumbel_noise
 
 RunnerOn = Callable[[str], DraftRunner]
