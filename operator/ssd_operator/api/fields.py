@@ -117,6 +117,8 @@ Quantity = Annotated[int | str, AfterValidator(_readable), WithJsonSchema(QUANTI
 """A Kubernetes quantity, as it was written."""
 Visible = Annotated[str, text(512, pattern="^[!-~]*$")]
 """ASCII without blanks."""
+RESOURCE_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+"""Of an SSDDeployment and of an SSDDraftPool, which have at most 40 characters."""
 ObjectName = Annotated[str, text(253, least=1, pattern=NAME)]
 NodeLabels = Annotated[dict[str, Annotated[str, text(63, pattern=_LABEL)]], Field(max_length=16)]
 _FOREIGN = rules(

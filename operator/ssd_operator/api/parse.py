@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from ssd.errors import SSDError
 from ssd_operator.api.pool import PoolSpec, spec_of
-from ssd_operator.api.spec import POOL_KIND, Object, Resource, Spec
+from ssd_operator.api.spec import KIND, POOL_KIND, Object, Resource, Spec
 
 MOST_PROBLEMS = 3
 """Reported at once; a condition is one sentence, not a list."""
@@ -41,6 +41,8 @@ def parse(obj: Object) -> Resource:
         more = len(found) - MOST_PROBLEMS
         suffix = f"; and {more} more" if more > 0 else ""
         raise SpecError("; ".join(found[:MOST_PROBLEMS]) + suffix) from error
+    if obj["kind"] == KIND and not spec.draft.model_fields_set & {"source", "pool_ref"}:
+        raise SpecError("spec.draft.source is missing")
     return Resource(
         namespace=metadata["namespace"],
         name=metadata["name"],

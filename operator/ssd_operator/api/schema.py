@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import yaml
 from pydantic import TypeAdapter
 
-from ssd_operator.api.fields import rules
+from ssd_operator.api.fields import RESOURCE_NAME, rules
 from ssd_operator.api.pool import PoolSpec
 from ssd_operator.api.spec import (
     GROUP,
@@ -25,14 +25,13 @@ from ssd_operator.api.spec import (
 )
 from ssd_operator.api.status import POOL_STATUS, STATUS
 
-_RESOURCE_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _SERVICES = "^.*-(targets|gateway|pool|draft(-[0-9]+)?)$"
 """Names of Services of other resources, which clients of this one would reach, and begins of the
 names of a pool's children."""
 _NAMED = (
     (
         "oldSelf.hasValue() || "
-        f"self.metadata.name.size() <= 40 && self.metadata.name.matches('{_RESOURCE_NAME}')",
+        f"self.metadata.name.size() <= 40 && self.metadata.name.matches('{RESOURCE_NAME}')",
         "metadata.name: children add to it, so it has at most 40 characters of a-z, 0-9 and '-', "
         "begins with a letter and does not end with '-'",
     ),
@@ -97,7 +96,7 @@ _COLUMNS = (
 """Name, path, description, and 1 if it is shown with ``-o wide`` only."""
 _POOL_COLUMNS = (
     ("Ready", _CONDITION.format("Ready", "status"), "Whether all wanted drafts are ready.", 0),
-    ("Drafts", ".status.draft.summary", "Active links over wanted.", 0),
+    ("Drafts", ".status.draft.summary", "Drafts with an active link over wanted.", 0),
     ("Sessions", ".status.sessions.open", "Open sessions.", 0),
     ("Capacity", ".status.sessions.capacity", "Sessions that the ready drafts accept.", 0),
     ("Age", ".metadata.creationTimestamp", "Time since creation.", 0),

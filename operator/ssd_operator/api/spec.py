@@ -14,8 +14,8 @@ from pydantic import Field
 from ssd_operator.api import reserved
 from ssd_operator.api.engine_rules import VLLM_ARGS_RULES, VLLM_RULES
 from ssd_operator.api.fields import (
+    RESOURCE_NAME,
     Block,
-    ObjectName,
     Visible,
     between,
     checked,
@@ -227,7 +227,7 @@ class Drafts(Process):
 class PoolRef(Block):
     """An SSDDraftPool of the same namespace."""
 
-    name: ObjectName
+    name: Annotated[str, text(40, least=1, pattern=RESOURCE_NAME)]
     """Name of the pool. A change replaces targets."""
 
 
@@ -248,11 +248,12 @@ class DraftSpec(Drafts):
             "source, poolRef: give exactly one; the drafts of a pool load the source of the pool",
         ),
         (
-            "!has(self.poolRef) || (self.replicas == 1 && !has(self.autoscaling)"
+            # Not the replicas, which a scaler may have stored.
+            "!has(self.poolRef) || (!has(self.autoscaling)"
             " && !has(self.device) && !has(self.image) && self.weights == 'Auto'"
             " && self.sequencesPerReplica == 32)",
-            "replicas, poolRef: the pool has the drafts. Leave out replicas, autoscaling, device,"
-            " image, weights and sequencesPerReplica here, and give them in the SSDDraftPool, which"
+            "autoscaling, poolRef: the pool has the drafts. Leave out autoscaling, device, image,"
+            " weights and sequencesPerReplica here, and give them in the SSDDraftPool, which"
             " kubectl scale ssddp/NAME scales",
         ),
     )

@@ -153,7 +153,7 @@ def _budgets(workload: Workload, replicas: Mapping[int, int]) -> Iterator[Object
     spec = workload.spec
     numbers = {
         Component.TARGET: spec.num_cells,
-        Component.DRAFT: replicas[0] if spec.draft.sharing == "Pool" else 0,
+        Component.DRAFT: replicas.get(0, 0) if spec.draft.sharing == "Pool" else 0,
     }
     if numbers.get(workload.component, spec.gateway.replicas) > 1:
         labels = selector(workload.resource, workload.component)

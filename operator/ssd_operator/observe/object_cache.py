@@ -49,9 +49,12 @@ class ObjectCache:
         return {key for key in self._uids if self.resource(key) is not None}
 
     def resource(self, key: Key) -> Object | None:
-        """A resource; None if there is none."""
+        """A resource; None if there is none.
+
+        An SSDDeployment of before there were pools can have the prefix of a pool: it stays.
+        """
         found = (each for each in self._of(key) if each["kind"] in RESOURCE_KINDS)
-        return max(found, key=_version, default=None)
+        return max(found, key=lambda each: (each["kind"] == KIND, _version(each)), default=None)
 
     def children(self, key: Key) -> dict[Ref, Object]:
         """Children and pods that may be a resource's; of two with one name the newer."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd_operator.api.parse import SpecError, parse
-from ssd_operator.api.spec import Object, Resource
+from ssd_operator.api.spec import POOL_KIND, Object, Resource
 from ssd_operator.children.manifests import wanted
 from ssd_operator.children.objects import (
     COMPONENT_LABEL,
@@ -277,8 +277,10 @@ def _pool(cache: ObjectCache, resource: Resource) -> Resource | None:
     if resource.pool_prefix is None:
         return None
     found = cache.resource((resource.namespace, resource.pool_prefix))
+    if found is None or found["kind"] != POOL_KIND or is_terminating(found):
+        return None
     with contextlib.suppress(SpecError):  # the status of the pool has the reason
-        return None if found is None or is_terminating(found) else parse(found)
+        return parse(found)
     return None
 
 

@@ -13,6 +13,7 @@ from ssd_operator.observe.pod_state import (
     drain_deadline_of,
     is_owned_by,
     is_terminating,
+    labels_of,
     name_of,
     revision_of,
 )
@@ -142,10 +143,13 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, memory: Memory) -> Pass
         if (ref := ref_of(each)) not in skipped
     )
     # A person's copy of a child has our labels, but not our owner.
+    # The drafts of before a reference to a pool serve the targets that do not have it yet.
+    keeps_drafts = resource.pool_prefix is not None and bool(targets_held)
     unwanted = (
         ref
         for ref, child in sorted(children.items())
         if ref not in by_ref and not is_terminating(child) and is_owned_by(child, resource.uid)
+        if not (keeps_drafts and labels_of(child).get(COMPONENT_LABEL) == Component.DRAFT)
     )
     return PassPlan(
         apply=tuple(each for each in allowed if _is_needed(each, snapshot, contested)),

@@ -16,7 +16,8 @@ from statistics import fmean
 from typing import Literal
 
 from ssd_operator.api.spec import Autoscaling, DraftSpec
-from ssd_operator.observe.pod_state import is_unschedulable, name_of
+from ssd_operator.children.objects import NAME_LABEL
+from ssd_operator.observe.pod_state import is_unschedulable, labels_of, name_of
 from ssd_operator.observe.snapshot import Snapshot
 
 DECISION_SECONDS = 10.0
@@ -56,6 +57,8 @@ class Demand:
     """Draft pods without a node."""
     num_draining: int = 0
     """Draft pods that are drained or deleted."""
+    is_partial: bool = False
+    """Whether a resource that refers to the pool has no ready target now, so no demand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ def measure(snapshot: Snapshot) -> Demand:
                 link.sustainable_sessions, sustainable.get(draft, link.sustainable_sessions)
             )
     targets, answers = snapshot.ready_targets, snapshot.answers
+    serving = {labels_of(pod)[NAME_LABEL] for pod in targets}
     # A pool to which nothing refers has no demand.
     is_used = bool(snapshot.deployments) or not snapshot.resource.is_pool
     is_known = (bool(targets) or not is_used) and all(name_of(pod) in answers for pod in targets)
@@ -109,6 +113,7 @@ def measure(snapshot: Snapshot) -> Demand:
         sustainable_sessions=fmean(sustainable.values()) if sustainable else default,
         num_unschedulable=sum(map(is_unschedulable, snapshot.staying_drafts)),
         num_draining=snapshot.num_draining,
+        is_partial=not serving.issuperset(snapshot.deployments),
     )
 
 
@@ -135,7 +140,9 @@ def _needed(bounds: Autoscaling, demand: Demand) -> int | None:
         return None
     drafts = demand.eligible / (demand.sustainable_sessions * float(bounds.target_occupancy))
     is_near = abs(drafts - demand.replicas) <= TOLERANCE * demand.replicas
-    return _within(bounds, demand.replicas if is_near else math.ceil(drafts))
+    number = demand.replicas if is_near else math.ceil(drafts)
+    # A target that is replaced comes back with its demand.
+    return _within(bounds, max(number, demand.replicas) if demand.is_partial else number)
 
 
 def _within(bounds: Autoscaling, number: int) -> int:

@@ -150,11 +150,15 @@ class Lists:
         """
         lost = {
             where
-            for kind, where in self._problems
-            if kind in RESOURCE_KINDS and self._num_forbidden[kind, where] >= LISTS_OF_FORBIDDEN
+            for _, where in self._problems
+            if all(self._is_forbidden(kind, where) for kind in RESOURCE_KINDS)
         }
         if lost < self._namespaces and all(where in lost for _, where in self._problems):
             self.is_listed.set()
+
+    def _is_forbidden(self, kind: str, where: str) -> bool:
+        is_problem = (kind, where) in self._problems
+        return is_problem and self._num_forbidden[kind, where] >= LISTS_OF_FORBIDDEN
 
 
 def _kind(resource: Any) -> str | None:

@@ -179,8 +179,8 @@ def _pool_missing(snapshot: Snapshot) -> Condition | None:
     return no(
         "PoolMissing",
         f"There is no valid SSDDraftPool {reference.name} in namespace "
-        f"{snapshot.resource.namespace}: create it, or change draft.poolRef; "
-        "targets serve without drafts meanwhile.",
+        f"{snapshot.resource.namespace}, or it is being deleted: create it, or change "
+        "draft.poolRef; targets that have no link serve without drafts meanwhile.",
     )
 
 
@@ -261,10 +261,10 @@ def _links_now(snapshot: Snapshot) -> Condition:
     """Whether each target that serves has an active link at this moment."""
     if not snapshot.ready_targets:
         return no("NoDrafts", "No target is ready, so no draft has a link.")
-    if snapshot.num_drafts_wanted == 0:
-        return _pool_missing(snapshot) or no(
-            "NoDrafts", f"{_replicas(snapshot)} is 0; scale up to speculate."
-        )
+    missing = _pool_missing(snapshot)
+    # Pods of a pool that is invalid or terminates may serve.
+    if snapshot.num_drafts_wanted == 0 and not (missing and snapshot.active_links):
+        return missing or no("NoDrafts", f"{_replicas(snapshot)} is 0; scale up to speculate.")
     linked = {target for target, _ in snapshot.active_links}
     without = [pod for pod in snapshot.ready_targets if name_of(pod) not in linked]
     if not without:
@@ -410,7 +410,8 @@ def _under_way(result: PassResult) -> Condition | None:
     num_ready = _num_ready_cells(snapshot)
     # Pods are counted, because a Deployment with maxUnavailable 1 and one replica is Available
     # without a ready pod.
-    if len(snapshot.staying_drafts) != wanted or num_drafts < wanted or num_ready < num_cells:
+    is_scaling = len(snapshot.staying_drafts) != wanted and _pool_missing(snapshot) is None
+    if is_scaling or num_drafts < wanted or num_ready < num_cells:
         targets = "" if is_pool else f"{num_ready} of {num_cells} targets and "
         return yes("Scaling", f"{targets}{num_drafts} of {wanted} drafts are ready.")
     return None
@@ -456,10 +457,10 @@ def _num_ready_cells(snapshot: Snapshot) -> int:
 def _diagnoses(
     snapshot: Snapshot, component: Component, pods: Sequence[Object]
 ) -> list[Diagnosis | None]:
-    spec = snapshot.resource.spec
+    drafts = (snapshot.pool or snapshot.resource).spec.draft
     seconds: dict[Component, float] = {
-        Component.TARGET: spec.target.startup_timeout_seconds,
-        Component.DRAFT: spec.draft.startup_timeout_seconds,
+        Component.TARGET: snapshot.resource.spec.target.startup_timeout_seconds,
+        Component.DRAFT: drafts.startup_timeout_seconds,
     }
     # A gateway has no timeout of its own: it waits for a target.
     return [diagnose(pod, seconds.get(component, math.inf), snapshot.now) for pod in pods]

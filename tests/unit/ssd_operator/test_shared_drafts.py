@@ -199,6 +199,21 @@ async def test_a_pool_is_scaled_by_the_sum_of_the_need_of_all() -> None:
     assert world.status(POOL_REF)["draft"]["summary"] == "1/1"
 
 
+async def test_a_pool_does_not_shrink_while_a_resource_has_no_ready_target() -> None:
+    world = Shared(scaled(), CODE)
+    world.engines.need = {"code": 31.0}
+    await world.rounds()
+    assert world.status(POOL_REF)["draft"]["summary"] == "4/4"
+    broken = CHAT | {"spec": CHAT["spec"] | {"paused": True}}
+    world.cluster.put(broken | {"metadata": CHAT["metadata"] | {"namespace": "default"}})
+    world.engines.need = {"code": 1.0}
+    await world.rounds(20)
+    assert world.status(POOL_REF)["draft"]["summary"] == "4/4"
+    world.engines.need = {"code": 47.0}
+    await world.rounds(10)
+    assert world.status(POOL_REF)["draft"]["summary"] == "6/6"
+
+
 async def test_a_pool_to_which_nothing_refers_has_its_minimum() -> None:
     world = Shared(scaled(minReplicas=1))
     await world.rounds(20)
@@ -226,6 +241,24 @@ async def test_a_resource_may_have_the_name_of_a_pool() -> None:
     for ref in (POOL_REF, Ref(KIND, "shared")):
         assert world.condition(ref, "Ready")[0] == "True"
         assert world.condition(ref, "ResourcesOwned") == ("True", "Owned")
+
+
+async def test_an_older_resource_with_the_prefix_of_a_pool_keeps_its_passes() -> None:
+    older = CODE | {"metadata": {"name": "shared-pool"}}
+    older |= {"spec": CODE["spec"] | {"draft": {"source": {"uri": "demo://draft"}}}}
+    world = Shared(older, CHAT)
+    await world.rounds()
+    world.cluster.put(POOL | {"metadata": {"name": "shared", "namespace": "default"}})
+    await world.rounds()
+    found = world.cache.resource(POOL_KEY)
+    assert found is not None
+    assert found["kind"] == KIND
+    assert world.condition(CHAT_REF, "DraftReady") == ("False", "PoolMissing")
+
+
+def test_a_resource_of_pooled_drafts_may_refer_to_a_pool() -> None:
+    draft = {"poolRef": {"name": "shared"}, "sharing": "Pool"}
+    assert not [name for name in children(resource(CODE, draft=draft)) if "draft" in name]
 
 
 @pytest.mark.parametrize(
