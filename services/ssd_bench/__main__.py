@@ -18,6 +18,7 @@ from ssd_bench.command import (
     MAX_LENGTH,
     PROMPT_CHARS,
     Branches,
+    Data,
     Debug,
     Draft,
     Dtype,
@@ -41,7 +42,7 @@ from ssd_bench.command import (
 from ssd_bench.drawing import plots
 from ssd_bench.machine import machine, read_bandwidth
 from ssd_bench.peers.command import peers
-from ssd_bench.prompts import DEMO, Data, data_sets, encoded, read_texts
+from ssd_bench.prompts import DEMO, data_sets, encoded, read_texts
 from ssd_bench.report import markdown, records, round_records, terminal_tables, whole_run
 from ssd_bench.runs import MODES, ON_ALL_CPUS, BenchmarkRun, DifferentTextsError
 from ssd_bench.sampling.command import sampling

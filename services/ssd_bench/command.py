@@ -38,6 +38,9 @@ Branches = Annotated[int, typer.Option(min=1, max=128, help="Largest number of o
 Widening = Annotated[int, typer.Option(help="Width factor; the model computes the same function.")]
 Numbers = Annotated[str, typer.Option(help="Numbers, separated by commas.")]
 MaxTokens = Annotated[int, typer.Option(min=16)]
+Data = Annotated[
+    list[str], typer.Option(help="demo, a JSONL file or a folder of them; can be repeated.")
+]
 Repetitions = Annotated[int, typer.Option(min=1)]
 Dtype = Annotated[
     Literal["auto", "bfloat16", "float32"], typer.Option(help="Data type of weights and KV.")

@@ -1,6 +1,7 @@
 """Plots of benchmarks, as PNG. Needs matplotlib (extra ``bench``)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +222,7 @@ def draw_peers(rows: Sequence[Row], path: Path) -> None:
     found = [(each, each.spread) for each in reversed(rows)]
     bars = [(row, spread) for row, spread in found if spread is not None]
     peers = dict.fromkeys(row.contender.peer for row in rows)
-    colors = dict(zip(peers, TABLEAU_COLORS, strict=False))
+    colors = dict(zip(peers, cycle(TABLEAU_COLORS), strict=False))
     figure = Figure(figsize=(8, 0.8 + 0.3 * len(bars)), layout="constrained")
     axes = figure.subplots()
     has_cases = len({row.case for row in rows}) > 1

@@ -8,9 +8,6 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from ssd.demo.corpus import held_out_prompts
 from ssd.errors import SettingsError
@@ -21,10 +18,6 @@ DEMO = "demo"
 """Name of the demo's prompts: held-out source code of the standard library."""
 FIELDS = ("text", "prompt", "question", "instruction")
 """Fields of the text; the first one that a line has counts."""
-Data = Annotated[
-    list[str],
-    typer.Option(help="demo, a JSONL file or a folder of them; can be repeated."),
-]
 
 
 def data_sets(given: Sequence[str]) -> dict[str, Path | None]:

@@ -61,7 +61,7 @@ class TokenChoice(Protocol):
         ...
 
     def fill_ahead(self, committed_X: Ints, count: int) -> bool:
-        """Prepare one of the next ``count`` positions of some slot; returns False if none is left.
+        """Prepare some of the next ``count`` positions of a slot; returns False if none is left.
 
         Called while waiting. ``committed_X`` is the number of committed tokens by slot.
         """

@@ -291,7 +291,7 @@ class Tree:
         ]
 
     def fill_ahead(self) -> bool:
-        """Compute the noise of one position of a later table; returns False if none is missing.
+        """Compute noise of a later table; returns False if none is missing.
 
         Called while waiting. A commit advances a session by at most K+1 tokens, so K+1 positions
         beyond the current tree are enough.

@@ -45,11 +45,14 @@ class DraftRunner(ModelRunner):
         """See ``ModelRunner.warm_up``."""
         zero_B = torch.zeros(1, dtype=torch.int64)
         tokens_BP = torch.zeros((1, self.engine.prefill_chunk), dtype=torch.int64)
-        for size in self.execution.chunk_sizes:
+        sizes = self.execution.chunk_sizes
+        num_passes = len(sizes) + self.engine.max_num_seqs
+        for done, size in enumerate(sizes, start=1):
             self.prefill(PagedBatch(tokens_BP, zero_B, zero_B + size, zero_B[:, None]))
+            on_progress("warm-up", done / num_passes)
         for count in range(1, self.engine.max_num_seqs + 1):
             self._warm_up(count)
-            on_progress("warm-up", count / self.engine.max_num_seqs)
+            on_progress("warm-up", (len(sizes) + count) / num_passes)
 
     def _warm_up(self, count: int) -> None:
         """Run the passes of ``count`` sessions once."""

@@ -96,6 +96,9 @@ class StaticExecution:
         chunk = engine.prefill_chunk
         stored = -(-engine.max_model_len // chunk) * chunk
         longest = max(engine.max_model_len + engine.num_columns, stored)
+        if engine.branches:
+            # A draft that is behind stores a chunk from any position on.
+            longest = max(longest, engine.max_model_len + chunk)
         self._num_pages_each = -(-longest // engine.block_size)
         shape = (self.num_blocks, engine.block_size)
         self._pages = [

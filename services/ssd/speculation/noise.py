@@ -256,30 +256,30 @@ class NoiseRing:
             The number of computed positions; slots of temperature 0 have none.
         """
         # Few calls of numpy: between forward passes, each takes 10 to 50 us.
-        missing: list[tuple[int, int, int]] = []
+        missing: list[tuple[int, int, int, int]] = []
         for slot, first, count in zip(slots, firsts, counts, strict=True):
             assert count <= self._most_asked, "more positions than rows"
             filled_from, last = int(self._first_Z[slot]), int(self.last_Z[slot])
             is_next = filled_from <= first <= last + 1
             begin, end = (last + 1 if is_next else first), first + count
             if begin < end:
-                missing.append((slot, begin, end))
-                self._first_Z[slot] = filled_from if is_next else first
+                missing.append((slot, filled_from if is_next else first, begin, end))
         if not missing:
             return 0
-        num_free = self._gumbel.tile_rows - sum(end - begin for _, begin, end in missing)
+        num_free = self._gumbel.tile_rows - sum(end - begin for *_, begin, end in missing)
         num_ahead = max(0, min(self._most_ahead, num_free // len(missing)))
         rows: list[int] = []
         addresses: list[tuple[int, int, int, int]] = []
-        for slot, begin, end in missing:
+        for slot, _, begin, end in missing:
             seed, choice = self._seeds_and_choices[slot]
             for position in range(begin, end + num_ahead):
                 rows.append(slot * self._num_rows + position % self._num_rows)
                 addresses.append((seed, position, choice, 0))
+        self._gumbel.compute(self.noise_YV, np.array(rows), np.array(addresses, dtype=np.uint64))
+        for slot, filled_from, _, end in missing:
             last = end + num_ahead - 1
             self.last_Z[slot] = last
-            self._first_Z[slot] = max(self._first_Z[slot], last + 1 - self._num_rows)
-        self._gumbel.compute(self.noise_YV, np.array(rows), np.array(addresses, dtype=np.uint64))
+            self._first_Z[slot] = max(filled_from, last + 1 - self._num_rows)
         return len(rows)
 
     def row(self, slot: int, position: int) -> Float32s | None:

@@ -16,6 +16,7 @@ from ssd.errors import SettingsError
 from ssd.model_files.model_source import resolve
 from ssd.runtime.cpu_plan import one_cpu_a_core
 from ssd.text.tokenizer import load_tokenizer
+from ssd_bench.command import Data
 from ssd_bench.drawing import plots
 from ssd_bench.machine import machine
 from ssd_bench.peers.contenders import PEERS, contenders, server
@@ -23,7 +24,7 @@ from ssd_bench.peers.engines import Setup
 from ssd_bench.peers.measure import Case, Row, measure, num_steps
 from ssd_bench.peers.report import METHODS, markdown, records, rows_of
 from ssd_bench.peers.workers.wire import Batch
-from ssd_bench.prompts import DEMO, Data, data_sets, read_texts
+from ssd_bench.prompts import DEMO, data_sets, read_texts
 
 PROMPT_CHARS = 1200
 MAX_BATCH = 16

@@ -6,12 +6,15 @@ with ids before text. SGLang has ids in its ``/generate``, vLLM in ``/v1/complet
 """
 
 import asyncio
+import contextlib
+import http.client
 import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from threading import Thread
 from typing import Any
 
 from ssd.errors import SetupError
@@ -87,6 +90,9 @@ DIALECTS = (
 )
 
 
+_WITHOUT_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
 class _RefusedError(Exception):
     """The server does not take this request."""
 
@@ -154,7 +160,35 @@ class ServerEngine:
         return answer
 
     async def _send(self, path: str, body: Mapping[str, Any] | None) -> Any:
-        return await asyncio.to_thread(_exchange, self._url + path, body)
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Any] = loop.create_future()
+
+        def run() -> None:
+            try:
+                found = _exchange(self._url + path, body)
+            except (SetupError, _RefusedError) as error:
+                _tell(loop, done, done.set_exception, error)
+            else:
+                _tell(loop, done, done.set_result, found)
+
+        # A daemon, so that no server keeps the process alive.
+        Thread(target=run, daemon=True).start()
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                return await done
+        except TimeoutError:
+            raise SetupError(f"{self._url}: no response in {REQUEST_SECONDS:.0f} s") from None
+
+
+def _tell(
+    loop: asyncio.AbstractEventLoop,
+    done: "asyncio.Future[Any]",
+    tell: Callable[[Any], None],
+    value: object,
+) -> None:
+    """Complete a future from another thread, unless it has ended with its loop."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(lambda: None if done.done() else tell(value))
 
 
 def _exchange(url: str, body: Mapping[str, Any] | None) -> Any:
@@ -162,12 +196,13 @@ def _exchange(url: str, body: Mapping[str, Any] | None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310
     try:
-        with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as response:  # noqa: S310
-            return json.loads(response.read())
-    except urllib.error.HTTPError as error:
-        text = error.read().decode(errors="replace")[:ERROR_CHARS]
-        if error.code < 500:
+        try:
+            with _WITHOUT_PROXY.open(request, timeout=REQUEST_SECONDS) as response:
+                return json.loads(response.read())
+        except urllib.error.HTTPError as error:
+            text = error.read().decode(errors="replace")[:ERROR_CHARS]
             raise _RefusedError(f"status {error.code}: {text}") from None
-        raise SetupError(f"{url}: status {error.code}: {text}") from None
-    except (OSError, ValueError) as error:
-        raise SetupError(f"{url}: {error}: is the server running?") from None
+        except ValueError as error:
+            raise _RefusedError(f"the response is no JSON: {error}") from None
+    except (OSError, http.client.HTTPException) as error:
+        raise SetupError(f"{url}: {error!r}: is the server running?") from None

@@ -50,7 +50,7 @@ def test_another_table_deadline_applies_from_the_next_round_on(
 
 def test_all_sequences_of_a_round_count_in_its_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
-    bench.join([Behaviour.HIT])
+    bench.join([Behaviour.SHALLOW])
     for mode in (Mode.AUTO, Mode.AUTOREGRESSIVE, Mode.AUTOREGRESSIVE):
         bench.submit([1, 2, 3], 40, mode=mode)
     for _ in range(3):

@@ -4,6 +4,7 @@ New entries are written to the KV storage. Passes read trunks and proposals from
 which each pass adds what was committed since the one before.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +24,9 @@ from ssd.engine.openvino_engine.table_graph import TableGraph
 
 ROW_STEP = 16
 """Chunks of a prompt are padded to multiples, since products compile a kernel for each shape."""
+MOST_WARM_ROWS = 128
+"""Chunks of more rows are not warmed up, but for complete ones: their kernels take a small share of
+their time."""
 MOST_USED = 0.6
 """Sessions of different widths run in several passes if these have at most this share of the
 entries of one padded pass. Each pass reads the weights."""
@@ -138,9 +142,9 @@ class Tables:
         self._outputs = [
             openvino.Tensor(each.numpy(), shared_memory=True) for each in self._logits_PRV
         ]
-        self.entries_XGNPE = self._own_XBGNPE[:, 0].clone()
-        """Own entries of a whole table of one session; they can be NaN or infinity."""
-        self._entries = openvino.Tensor(self.entries_XGNPE.numpy(), shared_memory=True)
+        self._whole_outputs: Sequence[openvino.Tensor] = ()
+        self.entries_XGNPE = torch.empty(0)
+        """Own entries of a whole table of one session, with NaN and infinity; allocated by it."""
 
     def begin(self, batch: BranchBatch) -> None:
         """Read proposals, and new entries of the trunks."""
@@ -176,7 +180,11 @@ class Tables:
 
         The own entries are in ``entries_XGNPE`` only.
         """
-        tokens_KN = graph.run(self._inputs.tensors, (self._entries, *self._outputs), batch, noise)
+        if not self.entries_XGNPE.numel():
+            self.entries_XGNPE = self._own_XBGNPE[:, 0].clone()
+            entries = openvino.Tensor(self.entries_XGNPE.numpy(), shared_memory=True)
+            self._whole_outputs = (entries, *self._outputs)
+        tokens_KN = graph.run(self._inputs.tensors, self._whole_outputs, batch, noise)
         return tokens_KN[:, None], self._logits_PRV[:, None]
 
     def _add_own(self, step: int, own_XBGNE: Tensor) -> None:
@@ -194,7 +202,8 @@ class OpenVinoDraft:
         self._group = model.num_heads // model.num_kv_heads
         self._graphs = DraftGraphs(weights, model, engine)
         self.whole_branches = self._graphs.tables.keys()
-        self.chunk_sizes = range(ROW_STEP, engine.prefill_chunk + ROW_STEP, ROW_STEP)
+        longest = min(engine.prefill_chunk, MOST_WARM_ROWS)
+        self.chunk_sizes = (*range(ROW_STEP, longest, ROW_STEP), engine.prefill_chunk)
         # After the weights have been packed: the rest of the memory is for the KV cache.
         self._storage = allocate_storage(model, engine)
         self._entries = self._storage.entries
@@ -205,13 +214,15 @@ class OpenVinoDraft:
         """Rows and tables of the newest step."""
         self._parts_slots_B: Tensor | None = None
         self._whole: dict[int, Tensor] = {}
-        """By slot, the own entries of its newest table if that was whole, [X, G, N, P, E]."""
+        """By slot, the own entries of its newest table if that was whole, [X, G, N, P, E]; until
+        one of its branches is promoted."""
 
     def prefill(self, batch: PagedBatch) -> Tensor:
         """See ``Execution.prefill``."""
-        # A new session may have the slot and the blocks of one whose trunk was read.
-        self._trunks.clear()
         first, count = int(batch.first_positions_B[0]), int(batch.num_columns_B[0])
+        if first == 0:
+            # A new session may have the slot and the blocks of one whose trunk was read.
+            self._trunks.clear()
         rows = max(1, -(-count // ROW_STEP)) * ROW_STEP
         column_Q = torch.arange(rows)
         missing = max(0, rows - batch.tokens_BP.shape[1])
@@ -277,8 +288,10 @@ class OpenVinoDraft:
         """See ``TreePasses.run_columns``."""
         tables = self._tables_of(batch)
         tables.begin(batch)
+        graph = self._graphs.tables[batch.tokens_BN.shape[1]]
+        found = tables.run_columns(graph, batch, noise)
         self._whole[int(batch.slots_B)] = tables.entries_XGNPE
-        return tables.run_columns(self._graphs.tables[batch.tokens_BN.shape[1]], batch, noise)
+        return found
 
     def append_proposal(
         self,
@@ -302,7 +315,7 @@ class OpenVinoDraft:
             self._storage.promote_branches(slots_B[stored_B], branches_B[stored_B])
         for slot, branch in zip(slots_B.tolist(), branches_B.tolist(), strict=True):
             if slot in self._whole:
-                entries_XGPE = self._whole[slot][:, :, branch].nan_to_num(0.0, 0.0, 0.0)
+                entries_XGPE = self._whole.pop(slot)[:, :, branch].nan_to_num(0.0, 0.0, 0.0)
                 entries_1P = self._entries.proposal(torch.tensor([slot]))
                 self._storage.put(entries_1P, entries_XGPE[:, None])
 

@@ -234,6 +234,14 @@ def test_a_chunk_begins_at_any_position(
     harness.explicit()
 
 
+@pytest.mark.parametrize("engine", CPU_ENGINES)
+def test_a_chunk_may_begin_just_before_the_last_position(folder: Path, engine: str) -> None:
+    """Its padding is beyond the block table."""
+    runner = load(DraftRunner, folder, on(engine, replace(ENGINE, prefill_chunk=128)))
+    first = ENGINE.max_model_len - 10
+    assert runner.prefill(paged([([1] * 9, first, torch.arange(1, 33))], 128)) is None
+
+
 @pytest.mark.parametrize("engine", ["torch", "openvino"])
 def test_a_pass_does_not_change_other_slots(runner_on: RunnerOn, engine: str) -> None:
     runner = runner_on(engine)
