@@ -51,7 +51,7 @@ class PoolSpec(Drafts):
 def spec_of(pool: PoolSpec) -> Spec:
     """Return the spec of an SSDDeployment that has the drafts of the pool, and no cell.
 
-    All that is done about drafts is then done about those of a pool.
+    The code for drafts of a resource then makes, drains and scales the drafts of a pool.
     """
     given = {name: value for name, value in pool if name in Drafts.model_fields}
     tls, security = pool.security.tls, dict(pool.security)

@@ -106,7 +106,7 @@ def drafts_name(resource: Resource) -> str:
 def peers(resource: Resource, component: Component, cell: int | None = None) -> dict[str, str]:
     """Labels of the pods at the other end of the links of target or drafts; of all cells for None.
 
-    Those of a pool are the same whoever refers to it: a reference replaces none of its drafts.
+    The labels of a pool do not depend on references, so a reference replaces no draft of the pool.
     """
     other = Component.DRAFT if component is Component.TARGET else Component.TARGET
     if resource.is_pool:

@@ -167,9 +167,9 @@ class ServerEngine:
             try:
                 found = _exchange(self._url + path, body)
             except (SetupError, _RefusedError) as error:
-                _tell(loop, done, done.set_exception, error)
+                _complete_from_thread(loop, done, done.set_exception, error)
             else:
-                _tell(loop, done, done.set_result, found)
+                _complete_from_thread(loop, done, done.set_result, found)
 
         # A daemon, so that no server keeps the process alive.
         Thread(target=run, daemon=True).start()
@@ -180,15 +180,15 @@ class ServerEngine:
             raise SetupError(f"{self._url}: no response in {REQUEST_SECONDS:.0f} s") from None
 
 
-def _tell(
+def _complete_from_thread(
     loop: asyncio.AbstractEventLoop,
     done: "asyncio.Future[Any]",
-    tell: Callable[[Any], None],
+    complete: Callable[[Any], None],
     value: object,
 ) -> None:
     """Complete a future from another thread, unless it has ended with its loop."""
     with contextlib.suppress(RuntimeError):  # the loop is closed
-        loop.call_soon_threadsafe(lambda: None if done.done() else tell(value))
+        loop.call_soon_threadsafe(lambda: None if done.done() else complete(value))
 
 
 def _exchange(url: str, body: Mapping[str, Any] | None) -> Any:
