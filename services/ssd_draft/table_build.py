@@ -48,7 +48,8 @@ class ChosenColumn:
 
 
 Steps = list[tuple[Ints, torch.Tensor]]
-"""Of each step of a batch of tables: the rows of its sessions, and their logits [B, N, V]."""
+"""Of each pass of a batch of tables: the rows of its sessions, and the logits of its S steps, [S,
+B, N, V]. A pass runs one step, or all of them."""
 
 
 @dataclass(slots=True)
@@ -97,7 +98,7 @@ class TableBuild:
     @property
     def num_steps(self) -> int:
         """Steps that have run."""
-        return len(self.steps)
+        return sum(len(logits_SBNV) for _, logits_SBNV in self.steps)
 
     @property
     def is_complete(self) -> bool:

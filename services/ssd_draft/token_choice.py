@@ -143,7 +143,8 @@ class RingChoice:
         # Kept logits do not contain the padding of the vocabulary.
         noise_RV = self._noise(slots_R, positions_R, logits_RV.shape[1])
         logits_RV = self.filters.lowered(logits_RV, slots_R)
-        return top_candidates(logits_RV, self._temperatures_X[slots_R], noise_RV, count)
+        temperature_R = self._temperatures_X[torch.from_numpy(slots_R)]
+        return top_candidates(logits_RV, temperature_R, noise_RV, count)
 
     def _noise(self, slots_R: Ints, positions_R: Ints, num_ids: int | None) -> Tensor | None:
         noise_RV = self._ring.rows(slots_R, positions_R)

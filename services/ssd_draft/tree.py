@@ -105,8 +105,8 @@ class Tree:
         self._lag = 1 if shape.engine.engine == STATIC else 0
         self._shape = shape
         x, p, m = shape.engine.max_num_seqs, shape.num_columns, shape.num_candidates
-        self._trunk_lengths_X = torch.zeros(x, dtype=torch.int64)
-        self._block_tables_XJ = torch.zeros((x, shape.num_blocks_each), dtype=torch.int64)
+        self._trunk_lengths_X = np.zeros(x, dtype=np.int64)
+        self._block_tables_XJ = np.zeros((x, shape.num_blocks_each), dtype=np.int64)
         self._proposals_XK = np.full((x, shape.lookahead), -1, dtype=np.int64)
         self._num_proposed_X = np.zeros(x, dtype=np.int64)
         self._temperatures_X = np.zeros(x, dtype=np.float32)
@@ -132,7 +132,7 @@ class Tree:
         slot = session.slot
         self._trunk_lengths_X[slot] = 0
         self._block_tables_XJ[slot] = 0
-        self._block_tables_XJ[slot, : len(session.blocks)] = torch.tensor(list(session.blocks))
+        self._block_tables_XJ[slot, : len(session.blocks)] = session.blocks
         self._newest.pop(slot, None)
         self.is_broken_X[slot] = False
         self._temperatures_X[slot] = session.temperature
@@ -153,7 +153,7 @@ class Tree:
                 tokens_1P,
                 torch.tensor([first]),
                 torch.tensor([len(tokens)]),
-                self._block_tables_XJ[slot : slot + 1],
+                torch.from_numpy(self._block_tables_XJ[slot : slot + 1]),
             )
         )
         self.is_broken_X[slot] |= bad_column is not None
@@ -198,9 +198,9 @@ class Tree:
 
     def begin_tables(self, slots: Rows[int], outcomes: SelectedOutcomes) -> TableBuild:
         """Begin a table of each session for these outcomes; ``run_step`` decodes after them."""
-        slots_B = torch.tensor(slots)
+        slots_B = np.array(slots)
         lengths_B = self._trunk_lengths_X[slots_B]
-        self._fill(np.array(slots), lengths_B.numpy() + 1)
+        self._fill(slots_B, lengths_B + 1)
         shape_BNK = (*outcomes.bonus_BN.shape, self._shape.lookahead)
         accepted_BN = np.maximum(outcomes.accepted_BN, 0).astype(np.int64)
         build = TableBuild(
@@ -211,15 +211,15 @@ class Tree:
                 np.full(shape_BNK, NO_TOKEN, dtype=np.int32),
             ),
             rows_B=np.arange(len(slots)),
-            slots_B=slots_B,
-            lengths_B=lengths_B,
-            block_tables_BJ=self._block_tables_XJ[slots_B],
+            slots_B=torch.from_numpy(slots_B),
+            lengths_B=torch.from_numpy(lengths_B),
+            block_tables_BJ=torch.from_numpy(self._block_tables_XJ[slots_B]),
             accepted_BN=torch.from_numpy(accepted_BN),
             tokens_BN=to_device(
                 torch.from_numpy(np.maximum(outcomes.bonus_BN, 0).astype(np.int64)), self._device
             ),
             slots_R=np.repeat(slots, accepted_BN.shape[1]),
-            positions_R=(lengths_B.numpy()[:, None] + 2 + accepted_BN).reshape(-1),
+            positions_R=(lengths_B[:, None] + 2 + accepted_BN).reshape(-1),
             lookahead=self._shape.lookahead,
         )
         self._newest |= {slot: (build.steps, row) for row, slot in enumerate(slots)}
@@ -232,7 +232,8 @@ class Tree:
         """
         step, branches = build.num_steps, build.branches
         logits_BNV = self._runner.run_branches(build.batch)
-        build.steps.append((build.rows_B, logits_BNV.to(DTYPES[self._shape.engine.dtype])))
+        kept_BNV = logits_BNV.to(DTYPES[self._shape.engine.dtype])
+        build.steps.append((build.rows_B, kept_BNV[None]))
         if step == self._shape.lookahead:
             self._read(build, 0)
             return
@@ -252,9 +253,10 @@ class Tree:
         positions_KR = build.positions_R + np.arange(self._shape.lookahead)[:, None]
         noise = self._choice.stored_noise(build.slots_R, positions_KR)
         assert noise is not None, "a pass over all columns needs stored noise"
-        chosen_KBN, logits_PBNV = self._runner.run_columns(build.batch, noise)
-        build.steps += [(build.rows_B, each) for each in logits_PBNV.unbind()]
-        build.tables.tokens_BNK[build.rows_B] = chosen_KBN.permute(1, 2, 0).numpy()
+        tokens_KBN, logits_PBNV = self._runner.run_columns(build.batch, noise)
+        build.steps.append((build.rows_B, logits_PBNV))
+        chosen_KBN = tokens_KBN.numpy()
+        build.tables.tokens_BNK[build.rows_B] = chosen_KBN.transpose(1, 2, 0)
         self.is_broken_X[build.slots_B.numpy()] |= bool((chosen_KBN == NO_TOKEN).any())
         build.depth = self._shape.lookahead
 
@@ -296,7 +298,7 @@ class Tree:
         Called while waiting. A commit advances a session by at most K+1 tokens, so K+1 positions
         beyond the current tree are enough.
         """
-        committed_X = self._trunk_lengths_X.numpy() + 1
+        committed_X = self._trunk_lengths_X + 1
         return self._choice.fill_ahead(committed_X, 3 * self._shape.lookahead + 2)
 
     def _fill(self, slots_X: Ints, committed_B: Ints) -> None:
@@ -313,7 +315,7 @@ class Tree:
         branch_B = np.array([-1 if move.branch is None else move.branch for move in moves])
         num_proposed_B = np.array([len(move.proposal) for move in moves])
         newest = [self._newest.pop(slot, ([], 0)) for slot in slots_X.tolist()]
-        num_steps_B = np.array([len(steps) for steps, _ in newest])
+        num_steps_B = np.array([sum(len(each) for _, each in steps) for steps, _ in newest])
         is_adopted_B = (branch_B >= 0) & (num_proposed_B < num_steps_B)
         tokens_BP = _padded([(move.bonus, *move.proposal) for move in moves], self._shape)
         # Usually, all sessions are of one batch of tables.
@@ -334,10 +336,11 @@ class Tree:
 
     def _append(self, slots_X: Ints, num_entries_B: Ints) -> None:
         """Append the first entries of proposal segments to their trunks."""
-        slots_B, entries_B = torch.from_numpy(slots_X), torch.from_numpy(num_entries_B)
-        lengths_B, tables_BJ = self._trunk_lengths_X[slots_B], self._block_tables_XJ[slots_B]
-        self._runner.append_proposal(slots_B, entries_B, lengths_B, tables_BJ)
-        self._trunk_lengths_X[slots_B] += entries_B
+        lengths_B, tables_BJ = self._trunk_lengths_X[slots_X], self._block_tables_XJ[slots_X]
+        self._runner.append_proposal(
+            *map(torch.from_numpy, (slots_X, num_entries_B, lengths_B, tables_BJ))
+        )
+        self._trunk_lengths_X[slots_X] += num_entries_B
 
     def _store_skipped(self, slots_X: Ints, skipped: Rows[tuple[int, ...]]) -> None:
         """Append committed tokens that were never run, in one pass of all sessions.
@@ -358,52 +361,44 @@ class Tree:
             self._append(slots_X[rows], columns_B)
 
     def _promote(self, slots_X: Ints, branch_B: Ints, steps: Steps, rows_B: Ints) -> torch.Tensor:
-        """Make winning branches of one batch the proposals; return a column of logits a step."""
+        """Make winning branches of one batch the proposals; return their logits, [B, P, V]."""
         self._runner.promote_branches(torch.from_numpy(slots_X), torch.from_numpy(branch_B))
-        logits_PBV, where_2B, indexed_B = [], torch.empty(0), np.empty(0, dtype=np.int64)
-        for step_rows_B, logits_BNV in steps:
+        parts: list[list[torch.Tensor]] = [[] for _ in slots_X]
+        index_B, indexed_B = np.empty(0, dtype=np.int64), None
+        for step_rows_B, logits_SBNV in steps:
             if step_rows_B is not indexed_B:
-                indexed_B = step_rows_B
-                index_2B = np.stack((np.searchsorted(step_rows_B, rows_B), branch_B))
-                where_2B = to_device(torch.from_numpy(index_2B), self._device)
-            chosen_BV = logits_BNV[where_2B[0], where_2B[1], : self._shape.vocab_size]
-            logits_PBV.append(chosen_BV.float())
-        return torch.stack(logits_PBV, dim=1)
+                index_B, indexed_B = np.searchsorted(step_rows_B, rows_B), step_rows_B
+            for part, index, branch in zip(parts, index_B.tolist(), branch_B.tolist(), strict=True):
+                part.append(logits_SBNV[:, index, branch, : self._shape.vocab_size])
+        # One copy, of views: a device needs no copy of indices.
+        logits_XV = torch.cat([each for part in parts for each in part])
+        return logits_XV.float().view(len(slots_X), -1, self._shape.vocab_size)
 
     def _run_proposals(self, slots_X: Ints, tokens_BP: Ints, columns_B: Ints) -> torch.Tensor:
         """Run one causal pass over some tokens after each trunk; return their logits."""
-        slots_B = torch.from_numpy(slots_X)
-        lengths_B = self._trunk_lengths_X[slots_B]
-        return self._runner.run_proposals(
-            ProposalBatch(
-                slots_B,
-                torch.from_numpy(np.maximum(tokens_BP, 0)),
-                torch.from_numpy(columns_B),
-                lengths_B,
-                self._block_tables_XJ[slots_B],
-            )
+        arrays = (
+            *(slots_X, np.maximum(tokens_BP, 0), columns_B),
+            *(self._trunk_lengths_X[slots_X], self._block_tables_XJ[slots_X]),
         )
+        return self._runner.run_proposals(ProposalBatch(*map(torch.from_numpy, arrays)))
 
     def _rank(self, slots_X: Ints, logits_BPV: torch.Tensor, num_columns_B: Ints) -> None:
         """Keep the best candidates of the first columns of each session; trunks are up to date."""
-        slots_B = torch.from_numpy(slots_X)
-        self._fill(slots_X, self._trunk_lengths_X[slots_B].numpy() + 1)
-        num_columns_B1 = torch.from_numpy(num_columns_B)[:, None]
-        is_real_BP = torch.arange(self._shape.num_columns) < num_columns_B1
-        row_R, column_R = is_real_BP.nonzero(as_tuple=True)
-        slots_R = slots_B[row_R]
-        where_2R = to_device(torch.stack((row_R, column_R)), self._device)
+        lengths_B = self._trunk_lengths_X[slots_X]
+        self._fill(slots_X, lengths_B + 1)
+        row_R, column_R = (np.arange(self._shape.num_columns) < num_columns_B[:, None]).nonzero()
+        slots_R = slots_X[row_R]
+        logits_RV = logits_BPV.flatten(0, 1)
+        if len(row_R) < len(logits_RV):
+            where_R = torch.from_numpy(row_R * logits_BPV.shape[1] + column_R)
+            logits_RV = logits_RV[to_device(where_R, self._device)]
         ids_RM, scores_RM = self._choice.rank(
-            logits_BPV[where_2R[0], where_2R[1]],
-            slots_R.numpy(),
-            (self._trunk_lengths_X[slots_R] + 1 + column_R).numpy(),
-            self._shape.num_candidates,
+            logits_RV, slots_R, lengths_B[row_R] + 1 + column_R, self._shape.num_candidates
         )
-        where = (slots_R.numpy(), column_R.numpy())
-        self._ids_XPM[where] = ids_RM.cpu().numpy()
-        self._scores_XPM[where] = scores_RM.cpu().numpy()
-        is_finite_R = np.isfinite(self._scores_XPM[where][:, 0])
-        self.is_broken_X[slots_R.numpy()[~is_finite_R]] = True
+        self._ids_XPM[slots_R, column_R] = ids_RM.cpu().numpy()
+        self._scores_XPM[slots_R, column_R] = scores_RM.cpu().numpy()
+        is_finite_R = np.isfinite(self._scores_XPM[slots_R, column_R, 0])
+        self.is_broken_X[slots_R[~is_finite_R]] = True
 
 
 def _padded(tokens: Rows[tuple[int, ...]], shape: TreeShape) -> Ints:

@@ -57,6 +57,10 @@ class EntryMap:
         column_P = torch.arange(self.num_columns, device=slots_B.device)
         return first + slots_B[:, None] * self.num_columns + column_P
 
+    def first_proposal(self, slot: int) -> int:
+        """Return the first entry of a proposal segment."""
+        return self.num_blocks * self.block_size + slot * self.num_columns
+
     def own(self, slots_B: Tensor, branches: int | None = None) -> Tensor:
         """Return the entries of own segments of the first branches, int64 [B, P, N]."""
         first = self.num_blocks * self.block_size + self.num_sessions * self.num_columns
@@ -94,7 +98,7 @@ class KVStorage:
         self.keys = [layer[0].unflatten(1, self.shape_GE) for layer in self.entries_L2ZW]
         self.values = [layer[1].unflatten(1, self.shape_GE) for layer in self.entries_L2ZW]
         self.flat = [layer.flatten(0, 1) for layer in self.entries_L2ZW]
-        self._entries_XZGE = self.entries_L2ZW.flatten(0, 1).unflatten(2, self.shape_GE)
+        self.entries_XZGE = self.entries_L2ZW.flatten(0, 1).unflatten(2, self.shape_GE)
 
     def write(self, layer: int, entries_R: Tensor, keys_RGE: Tensor, values_RGE: Tensor) -> None:
         """Store one layer's keys and values; values that are not finite are stored as 0."""
@@ -103,12 +107,12 @@ class KVStorage:
 
     def select(self, entries_BS: Tensor) -> Tensor:
         """Return entries, [X, B, G, S, E]; X are the keys and the values of each layer."""
-        found_XBGSE: Tensor = self._entries_XZGE[:, entries_BS].transpose(2, 3)
+        found_XBGSE: Tensor = self.entries_XZGE[:, entries_BS].transpose(2, 3)
         return found_XBGSE
 
     def put(self, entries_BS: Tensor, new_XBGSE: Tensor) -> None:
         """Store finite keys and values of all layers."""
-        self._entries_XZGE[:, entries_BS] = new_XBGSE.transpose(2, 3)
+        self.entries_XZGE[:, entries_BS] = new_XBGSE.transpose(2, 3)
 
     def copy(self, from_X: Tensor, to_X: Tensor) -> Tensor:
         """Copy entries of all layers; all sources are read before the first write."""

@@ -98,8 +98,8 @@ class TableGraph:
         if noise.noise_YV is not self._noise_YV:
             self._noise_YV = noise.noise_YV
             self._input("noise", noise.noise_YV.numpy())
-        self._tokens_N[:] = batch.tokens_BN.numpy().reshape(-1)
-        first_N = (batch.trunk_lengths_B[:, None] + 1 + batch.accepted_BN).numpy().reshape(-1)
+        self._tokens_N[:] = batch.tokens_BN.numpy()[0]
+        first_N = batch.accepted_BN.numpy()[0] + int(batch.trunk_lengths_B) + 1
         np.minimum(
             first_N + self._step_P1,
             self._last_position,
