@@ -10,7 +10,7 @@ from enum import StrEnum
 
 TokenId = int
 SequenceId = int
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 """Version of messages and frames on a link; both ends must have the same."""
 NO_TOKEN = -1
 """Replaces a token id at padding and at rows whose logits are not finite."""
@@ -154,6 +154,8 @@ class Commit:
     next: Branch | Explicit
     waited_us: int = 0
     """Microseconds for which the round waited for tables."""
+    length: int = 0
+    """Tokens that the next table needs for each outcome; 0 is K."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

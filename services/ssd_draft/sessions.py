@@ -95,6 +95,8 @@ class Session:
     is_open: bool = False
     """Whether the prompt is in the trunk and the first pass has run."""
     pending: deque[Commit] = field(default_factory=deque)
+    length: int = 0
+    """Tokens that each branch of the next table needs; 0 is K."""
 
     @property
     def num_to_store(self) -> int:

@@ -70,9 +70,11 @@ class TableBuild:
     """Of each branch of each session."""
     positions_R: Ints
     """Of the token that step 0 chooses."""
-    lookahead: int
+    length: int
+    """Columns that the tables will have, at most K."""
     steps: Steps = field(default_factory=list)
-    """Those that have run. Step s chooses column s of the tables; step K only ranks candidates."""
+    """Those that have run. Step s chooses column s of the tables; the last one only ranks
+    candidates."""
     unread: "deque[ChosenColumn]" = field(default_factory=deque)
     """Columns that are chosen and not yet in the tables."""
     depth: int = 0
@@ -102,5 +104,5 @@ class TableBuild:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all K+1 steps have run."""
-        return self.num_steps > self.lookahead
+        """Whether all steps have run, one more than the tables have columns."""
+        return self.num_steps > self.length

@@ -196,7 +196,20 @@ class Tree:
             self._shape.branches,
         )
 
-    def begin_tables(self, slots: Rows[int], outcomes: SelectedOutcomes) -> TableBuild:
+    def table_lengths(self, wanted: Rows[int]) -> Rows[int]:
+        """Return how many columns the tables of a batch can have, ascending.
+
+        Args:
+            wanted: of each session, 0..K; 0 is K.
+        """
+        longest = max(each or self._shape.lookahead for each in wanted)
+        whole = sorted({length for _, length in self._runner.whole_tables})
+        if len(wanted) > 1 or not whole:
+            return [longest]
+        # The last one is the first with as many columns as wanted.
+        return whole[: 1 + sum(each < longest for each in whole)]
+
+    def begin_tables(self, slots: Rows[int], outcomes: SelectedOutcomes, length: int) -> TableBuild:
         """Begin a table of each session for these outcomes; ``run_step`` decodes after them."""
         slots_B = np.array(slots)
         lengths_B = self._trunk_lengths_X[slots_B]
@@ -220,7 +233,7 @@ class Tree:
             ),
             slots_R=np.repeat(slots, accepted_BN.shape[1]),
             positions_R=(lengths_B[:, None] + 2 + accepted_BN).reshape(-1),
-            lookahead=self._shape.lookahead,
+            length=length,
         )
         self._newest |= {slot: (build.steps, row) for row, slot in enumerate(slots)}
         return build
@@ -234,7 +247,7 @@ class Tree:
         logits_BNV = self._runner.run_branches(build.batch)
         kept_BNV = logits_BNV.to(DTYPES[self._shape.engine.dtype])
         build.steps.append((build.rows_B, kept_BNV[None]))
-        if step == self._shape.lookahead:
+        if step == build.length:
             self._read(build, 0)
             return
         chosen_BN = self._choice.choose(
@@ -246,19 +259,20 @@ class Tree:
 
     def can_run_whole(self, build: TableBuild) -> bool:
         """Return whether ``run_whole`` is possible for a new build."""
-        return len(build.rows_B) == 1 and build.branches in self._runner.whole_branches
+        is_alone = len(build.rows_B) == 1
+        return is_alone and (build.branches, build.length) in self._runner.whole_tables
 
     def run_whole(self, build: TableBuild) -> None:
         """Run all steps of a new build of one table in one pass."""
-        positions_KR = build.positions_R + np.arange(self._shape.lookahead)[:, None]
+        positions_KR = build.positions_R + np.arange(build.length)[:, None]
         noise = self._choice.stored_noise(build.slots_R, positions_KR)
         assert noise is not None, "a pass over all columns needs stored noise"
         tokens_KBN, logits_PBNV = self._runner.run_columns(build.batch, noise)
         build.steps.append((build.rows_B, logits_PBNV))
         chosen_KBN = tokens_KBN.numpy()
-        build.tables.tokens_BNK[build.rows_B] = chosen_KBN.transpose(1, 2, 0)
+        build.tables.tokens_BNK[build.rows_B, :, : build.length] = chosen_KBN.transpose(1, 2, 0)
         self.is_broken_X[build.slots_B.numpy()] |= bool((chosen_KBN == NO_TOKEN).any())
-        build.depth = self._shape.lookahead
+        build.depth = build.length
 
     def _read(self, build: TableBuild, num_left: int) -> None:
         """Put chosen columns into the tables, but for the newest ones."""

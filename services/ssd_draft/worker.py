@@ -32,22 +32,25 @@ from ssd.observability.metrics import (
 )
 from ssd.ports import Clock
 from ssd.runtime.step_thread import Watchdog
+from ssd.speculation.estimates import Acceptance
 from ssd.speculation.fan_out import FanOutPolicy
 from ssd.speculation.table import OutcomeTable
 from ssd.types import Branch, Explicit, LinkSettings, RefusalReason
-from ssd_draft.branch_count import BranchChoice, Timing
 from ssd_draft.commit_forecast import CommitForecast
 from ssd_draft.fair_turns import FairTurns
 from ssd_draft.fan_out_learning import FanOutLearning
 from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, LinkUp, Opening
 from ssd_draft.sessions import GapError, Move, Session, Sessions
 from ssd_draft.table_build import TableBatch, TableBuild
+from ssd_draft.table_size import Size, SizeChoice, Timing
 from ssd_draft.tree import NewSession, Tree
 
 _log = get_logger(__name__)
 _BATCHES_BETWEEN_CHUNKS = 4
 """After this number of batches of tables of a link, its opening session gets one prefill chunk."""
 _REMEMBERED_TABLES = 64
+_USUAL_ACCEPTANCE = 0.8
+"""Assumed until the target has verified tokens."""
 _SEND_SECONDS = 0.001
 """Time that a frame takes to its target, beside the model on a busy machine."""
 _ANSWER_SECONDS = 0.002
@@ -102,6 +105,8 @@ class _LinkWork:
     step_seconds: float = 0.0
     """Mean duration of a step of a tree; 0 before the first."""
     forecast: CommitForecast = field(default_factory=CommitForecast)
+    acceptance: Acceptance = field(default_factory=lambda: Acceptance(_USUAL_ACCEPTANCE))
+    """Of the tokens that the target verifies."""
 
 
 class Worker:
@@ -126,7 +131,7 @@ class Worker:
         self._work: defaultdict[int, _LinkWork] = defaultdict(_LinkWork)
         """By link."""
         self._turns = FairTurns()
-        self._branches = BranchChoice(parts.branch_counts, parts.tree.lookahead)
+        self._sizes = SizeChoice(parts.branch_counts)
         self._is_draining = False
         self.num_sessions = 0
 
@@ -233,6 +238,7 @@ class Worker:
             else:
                 session.pending.append(commit)
                 session.arrived_at = event.arrived_at
+                session.length = commit.length
 
     def _open(self, event: Opening) -> None:
         opening = event.opening
@@ -303,6 +309,7 @@ class Worker:
     def _plan(self, session: Session) -> Move | None:
         """Return the effect of the next commit; None if the session was closed instead."""
         commit = session.pending.popleft()
+        num_proposed, num_accepted = len(session.proposal), commit.outcome.accepted
         try:
             move = session.plan(commit)
         except GapError as error:
@@ -312,6 +319,8 @@ class Worker:
         if not self._sessions.has_room(session, move.num_entries):
             self._refuse(session, RefusalReason.LENGTH)
             return None
+        num_tested = min(num_accepted + 1, num_proposed)
+        self._work[session.link.number].acceptance.note(num_tested, num_accepted)
         return move
 
     def _prefill(self, session: Session) -> None:
@@ -333,12 +342,15 @@ class Worker:
         work = self._work[link.number]
         outcomes = self._tree.select_outcomes(slots, self._policy_of(link.settings))
         spent = begun_at - min(each.arrived_at for each in due) + _SEND_SECONDS
-        timing = Timing(work.forecast.seconds, spent) if work.forecast.seconds > 0 else None
-        branches = self._branches.choose(len(due), timing, outcomes.probability_BN)
-        TABLE_BRANCHES.set(branches)
-        build = self._tree.begin_tables(slots, outcomes.first(branches))
+        timing = None
+        if work.forecast.seconds > 0:
+            timing = Timing(work.forecast.seconds, spent, work.acceptance.rate)
+        lengths = self._tree.table_lengths([each.length for each in due])
+        size = self._sizes.choose(len(due), lengths, timing, outcomes.probability_BN)
+        TABLE_BRANCHES.set(size.branches)
+        build = self._tree.begin_tables(slots, outcomes.first(size.branches), size.length)
         for row, session in enumerate(due):
-            session.table = _table(session, build.tables, row)
+            session.table = _table(session, build.tables, row, size.length)
         work.batches.append(_Batch(due, build, begun_at))
 
     def _run_step(self, work: _LinkWork, waiting: set[int]) -> None:
@@ -362,13 +374,13 @@ class Worker:
         if build.depth == old_depth:
             # The last step chooses no column; on a device, the first step is not read yet.
             return
-        size = len(batch.sessions), build.branches
+        size = len(batch.sessions), Size(build.branches, build.length)
         if old_depth == 0:
-            self._branches.note_first(*size, now - batch.begun_at, build.depth)
+            self._sizes.note_first(*size, now - batch.begun_at, build.depth)
         else:
             # From column to column: other links have turns between the steps of a batch.
-            self._branches.note_step(*size, now - batch.stepped_at)
-        is_whole = build.depth == self._tree.lookahead
+            self._sizes.note_step(*size, now - batch.stepped_at)
+        is_whole = build.depth == build.length
         if is_whole:
             DRAFT_TABLE_SECONDS.observe(now - batch.begun_at)
             self._note_table(batch, batch.sessions, now)
@@ -410,7 +422,7 @@ class Worker:
             ]
             if len(rows) == len(batch.sessions):
                 continue
-            if 0 < batch.build.depth < self._tree.lookahead:
+            if 0 < batch.build.depth < batch.build.length:
                 ended = [each for each in batch.sessions if each.is_open and each.pending]
                 self._note_table(batch, ended, self._clock.now())
             batch.sessions = [batch.sessions[row] for row in rows]
@@ -419,7 +431,7 @@ class Worker:
 
     def _note_table(self, batch: _Batch, sessions: Rows[Session], now: float) -> None:
         """Note the time of the tables of some sessions, which get no more columns."""
-        factor = self._tree.lookahead / batch.build.depth
+        factor = batch.build.length / batch.build.depth
         for session in sessions:
             self._recent_seconds.append((now - session.arrived_at) * factor)
 
@@ -456,7 +468,7 @@ def _num_proposed(following: Branch | Explicit) -> int:
     return following.num_proposed if isinstance(following, Branch) else len(following.tokens)
 
 
-def _table(session: Session, tables: TableBatch, row: int) -> OutcomeTable:
+def _table(session: Session, tables: TableBatch, row: int, length: int) -> OutcomeTable:
     """Return the table of a session; its columns appear while it is built."""
     count = int(tables.num_branches_B[row])
     return OutcomeTable(
@@ -465,4 +477,5 @@ def _table(session: Session, tables: TableBatch, row: int) -> OutcomeTable:
         accepted_N=tables.accepted_BN[row, :count].astype(np.int32),
         bonus_N=tables.bonus_BN[row, :count].astype(np.int32),
         tokens_NK=tables.tokens_BNK[row, :count],
+        length=length,
     )

@@ -248,6 +248,13 @@ class EngineConfig:
         return tuple(sorted({max(1, self.branches // part) for part in (1, 2, 4)}, reverse=True))
 
     @property
+    def table_lengths(self) -> tuple[int, ...]:
+        """Columns of a table that is one pass: K, and K/2 for texts of low acceptance."""
+        lookahead = self.num_columns - 1
+        lengths = {lookahead} if self.branches == 1 else {lookahead, -(-lookahead // 2)}
+        return tuple(sorted(lengths))
+
+    @property
     def verify_columns(self) -> tuple[int, ...]:
         """Column counts of a verify to warm up, ascending; the last one fits every proposal.
 

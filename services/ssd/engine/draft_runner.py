@@ -21,7 +21,7 @@ class DraftRunner(ModelRunner):
 
     def __init__(self, execution: DraftExecution, model: ModelConfig, engine: EngineConfig) -> None:
         super().__init__(execution, model, engine)
-        self.whole_branches = execution.whole_branches
+        self.whole_tables = execution.whole_tables
         self.append_proposal = execution.append_proposal
         self.promote_branches = execution.promote_branches
 
@@ -66,12 +66,18 @@ class DraftRunner(ModelRunner):
             tokens_BN = zero_B[:, None].expand(-1, branches)
             batch = BranchBatch(slot_B, tokens_BN, tokens_BN, 0, one_B, table_B1)
             self.run_branches(batch)
-            if count == 1 and branches in self.whole_branches:
-                no_noise_YV = torch.zeros((1, self.model.vocab_size))
-                rows_KR = np.zeros((self.engine.num_columns - 1, branches), dtype=np.int64)
-                lowest_R = np.full(branches, -np.inf, dtype=np.float32)
-                for filters in (None, RowFilters(rows_KR[0] + 1, lowest_R)):
-                    zero_R = torch.zeros(branches)
-                    self.run_columns(batch, StoredNoise(zero_R, no_noise_YV, rows_KR, filters))
+            if count == 1:
+                self._warm_up_whole(batch)
         self.append_proposal(slot_B, zero_B, zero_B, table_B1)
         self.promote_branches(slot_B, zero_B)
+
+    def _warm_up_whole(self, batch: BranchBatch) -> None:
+        """Build the whole tables with this batch as step 0."""
+        branches = batch.tokens_BN.shape[1]
+        no_noise_YV = torch.zeros((1, self.model.vocab_size))
+        lowest_R = np.full(branches, -np.inf, dtype=np.float32)
+        for length in [each for count, each in self.whole_tables if count == branches]:
+            rows_KR = np.zeros((length, branches), dtype=np.int64)
+            for filters in (None, RowFilters(rows_KR[0] + 1, lowest_R)):
+                zero_R = torch.zeros(branches)
+                self.run_columns(batch, StoredNoise(zero_R, no_noise_YV, rows_KR, filters))

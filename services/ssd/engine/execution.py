@@ -87,8 +87,8 @@ class TreePasses(Protocol):
     """
 
     @property
-    def whole_branches(self) -> Collection[int]:
-        """Numbers of branches for which ``run_columns`` is possible, and one pass."""
+    def whole_tables(self) -> Collection[tuple[int, int]]:
+        """Numbers of branches and columns of the tables that ``run_columns`` builds in one pass."""
         ...
 
     def run_proposals(self, batch: ProposalBatch) -> Tensor:
@@ -109,10 +109,11 @@ class TreePasses(Protocol):
         ...
 
     def run_columns(self, batch: BranchBatch, noise: StoredNoise) -> tuple[Tensor, Tensor]:
-        """Run all steps 0..K of one session in one pass, from the tokens of step 0.
+        """Run all steps of a table of one session in one pass, from the tokens of step 0.
 
-        Each step but the last one chooses the best of logits / T + noise for each branch, after
-        the filters of ``noise``. The next step runs the chosen tokens.
+        The table has as many columns as ``noise``, K or fewer. Each step but the last one chooses
+        the best of logits / T + noise for each branch, after the filters of ``noise``. The next
+        step runs the chosen tokens.
 
         Returns:
             The chosen tokens, int32 [K, 1, N], valid until the next pass, with ``NO_TOKEN`` in the

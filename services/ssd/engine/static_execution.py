@@ -268,7 +268,7 @@ class StaticTarget(StaticExecution):
 class StaticDraft(StaticExecution):
     """Proposals, and steps of branches. Padding rows use the segments of the spare session."""
 
-    whole_branches: Collection[int] = ()
+    whole_tables: Collection[tuple[int, int]] = ()
     chunk_sizes: Sequence[int] = (1,)
 
     @torch.inference_mode()

@@ -161,7 +161,7 @@ class TorchTarget(TorchExecution):
 class TorchDraft(TorchExecution):
     """Proposals, and steps of branches. The number of sessions is not padded."""
 
-    whole_branches: Collection[int] = ()
+    whole_tables: Collection[tuple[int, int]] = ()
     chunk_sizes: Sequence[int] = (1,)
 
     def __init__(

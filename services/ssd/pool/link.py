@@ -174,7 +174,8 @@ class Session:
         if not depth:
             return Row(0, num_backup)
         next_at = self.received_at + times.seconds
-        return Row(depth, num_backup, min(1, max_tokens - depth), next_at, self.received_at)
+        num_columns = max(0, min(1, min(max_tokens, self.table.length) - depth))
+        return Row(depth, num_backup, num_columns, next_at, self.received_at)
 
     def note_round(self, now: float) -> None:
         """Note at the end of the wait of a round what has not arrived."""
@@ -182,7 +183,7 @@ class Session:
         if self.table is None:
             first = times.first[self.is_branch]
             first.note_late(now - self._begins_at(first.seconds))
-        elif self.depth < self.link.welcome.lookahead:
+        elif self.depth < self.table.length:
             times.note_late(now - self.received_at)
 
     def _begins_at(self, first_seconds: float) -> float:
@@ -205,7 +206,7 @@ class Session:
         if self.table is None:
             return now - self.requested_at
         seconds = self.received_at - self.requested_at
-        return seconds * self.link.welcome.lookahead / self.depth
+        return seconds * self.table.length / self.depth
 
 
 class _FrameTimes:

@@ -224,7 +224,11 @@ class DraftPool:
                     continue
                 num_tokens = len(session.sequence.tokens)
                 base_len = num_tokens - len(result.token_ids)
-                commit = Commit(session.number, base_len, result.outcome, lookup.next, waited_us)
+                commit = Commit(
+                    *(session.number, base_len, result.outcome, lookup.next, waited_us),
+                    # The proposals of a sequence have about the same length.
+                    length=session.sequence.max_tokens,
+                )
                 commits.setdefault(session.link, []).append(commit)
                 session.begin_round(num_tokens, now, is_branch=isinstance(lookup.next, Branch))
         for link, link_commits in commits.items():

@@ -32,12 +32,10 @@ from dataclasses import dataclass
 from math import inf
 from statistics import median
 
+from ssd.speculation.estimates import Acceptance
+
 _WINDOW_ROUNDS = 16
-_DECAY = 0.98
-"""Weight of the tokens of earlier rounds in the acceptance, for each round that follows."""
-_PRIOR_TESTED = 10.0
 _PRIOR_FROM_TABLES, _PRIOR_FROM_BACKUP, _PRIOR_HIT_RATE = 0.8, 0.5, 0.8
-_MIN_ACCEPTANCE, _MAX_ACCEPTANCE = 0.05, 0.95
 _WEIGHT = 0.25
 """Weight of the newest measurement in a mean."""
 _SAFE_SHARE = 0.5
@@ -97,34 +95,6 @@ class ColumnTimes:
     def note_late(self, seconds: float) -> None:
         """Note that no other column has arrived so long after the newest one."""
         self._seconds = max(self.seconds, seconds)
-
-
-class Acceptance:
-    """Probability that a proposed token is accepted if those before it are, or another rate.
-
-    Step thread only.
-    """
-
-    def __init__(self, prior: float) -> None:
-        self._prior = prior
-        self._num_tested = _PRIOR_TESTED
-        self._num_accepted = _PRIOR_TESTED * prior
-
-    def note(self, num_tested: int, num_accepted: int) -> None:
-        """Note the tokens of a round."""
-        if num_tested:
-            self._num_tested = _DECAY * self._num_tested + num_tested
-            self._num_accepted = _DECAY * self._num_accepted + num_accepted
-
-    def fade(self) -> None:
-        """Approach the value before the first measurement, in a round that tests no token."""
-        expected = self._num_tested * self._prior
-        self._num_accepted = _DECAY * self._num_accepted + (1 - _DECAY) * expected
-
-    @property
-    def rate(self) -> float:
-        """The estimate."""
-        return min(max(self._num_accepted / self._num_tested, _MIN_ACCEPTANCE), _MAX_ACCEPTANCE)
 
 
 class RoundPace:

@@ -14,6 +14,10 @@ import numpy as np
 from ssd.speculation.round_record import RoundRecord
 
 _PROMPT_WINDOW = 64
+_DECAY = 0.98
+"""Weight of the tokens of earlier rounds in the acceptance, for each round that follows."""
+_PRIOR_TESTED = 10.0
+_MIN_ACCEPTANCE, _MAX_ACCEPTANCE = 0.05, 0.95
 _CLIP = 2.0
 
 
@@ -106,6 +110,34 @@ class Recent:
         """Drop all samples; the value remains until the next one."""
         self._value, self._is_known = self.value, True
         self._samples.clear()
+
+
+class Acceptance:
+    """Probability that a proposed token is accepted if those before it are, or another rate.
+
+    One thread.
+    """
+
+    def __init__(self, prior: float) -> None:
+        self._prior = prior
+        self._num_tested = _PRIOR_TESTED
+        self._num_accepted = _PRIOR_TESTED * prior
+
+    def note(self, num_tested: int, num_accepted: int) -> None:
+        """Note the tokens of a round."""
+        if num_tested:
+            self._num_tested = _DECAY * self._num_tested + num_tested
+            self._num_accepted = _DECAY * self._num_accepted + num_accepted
+
+    def fade(self) -> None:
+        """Approach the value before the first measurement, in a round that tests no token."""
+        expected = self._num_tested * self._prior
+        self._num_accepted = _DECAY * self._num_accepted + (1 - _DECAY) * expected
+
+    @property
+    def rate(self) -> float:
+        """The estimate."""
+        return min(max(self._num_accepted / self._num_tested, _MIN_ACCEPTANCE), _MAX_ACCEPTANCE)
 
 
 class PromptTimes:

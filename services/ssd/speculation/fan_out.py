@@ -136,8 +136,10 @@ def _take_best(
     priority_BPM[session_B, num_proposed_B, 0] = np.where(best_B > -np.inf, np.inf, -np.inf)
     priority_BC = priority_BPM.reshape(num_sessions, -1)
     chosen_BN = np.argsort(-priority_BC, axis=1, kind="stable")[:, :num_branches]
-    is_real_BN = np.take_along_axis(priority_BC, chosen_BN, axis=1) > -np.inf
-    ids_BN = np.take_along_axis(candidates.ids_BPM.reshape(num_sessions, -1), chosen_BN, axis=1)
+    # One index for several arrays: half the time of ``take_along_axis``.
+    where_BN = chosen_BN + session_B[:, None] * priority_BC.shape[1]
+    is_real_BN = priority_BPM.take(where_BN) > -np.inf
+    ids_BN = candidates.ids_BPM.take(where_BN)
     accepted_BN = np.full((num_sessions, num_branches), _PAD, dtype=np.int32)
     bonus_BN = np.full((num_sessions, num_branches), _PAD, dtype=np.int32)
     num_taken = chosen_BN.shape[1]
@@ -147,8 +149,7 @@ def _take_best(
     if probability_BPM is None:
         return SelectedOutcomes(accepted_BN, bonus_BN, num_branches_B)
     probability_BN = np.zeros((num_sessions, num_branches))
-    probability_BC = probability_BPM.reshape(num_sessions, -1)
-    probability_BN[:, :num_taken] = np.take_along_axis(probability_BC, chosen_BN, axis=1)
+    probability_BN[:, :num_taken] = probability_BPM.take(where_BN)
     return SelectedOutcomes(accepted_BN, bonus_BN, num_branches_B, probability_BN)
 
 
@@ -164,8 +165,8 @@ class Features:
     scores_BPM: Float64s
     acceptance_BPX: Float64s
     """X = 3: the gap of the two best scores, the log-softmax of the best one, and 1."""
-    bonus_BPMX: Float64s
-    """X = 2: score and -log(rank + 1); 0 where the pair is no outcome."""
+    log_rank_BPM: Float64s
+    """log(rank + 1)."""
 
 
 def features_of(candidates: Candidates, options: Options) -> Features:
@@ -178,9 +179,8 @@ def features_of(candidates: Candidates, options: Options) -> Features:
     if scores_BPM.shape[2] > 1:
         gap_BP = np.minimum(-scores_BPM[:, :, 1], LARGEST_LOGIT)
     acceptance_BPX = np.stack((gap_BP, log_confidence_BP, np.ones_like(gap_BP)), axis=2)
-    bonus_BPMX = np.stack((scores_BPM, -np.log1p(np.maximum(options.rank_BPM, 0))), axis=3)
-    bonus_BPMX[~options.is_outcome_BPM] = 0.0
-    return Features(scores_BPM, acceptance_BPX, bonus_BPMX)
+    log_rank_BPM = np.log1p(np.maximum(options.rank_BPM, 0))
+    return Features(scores_BPM, acceptance_BPX, log_rank_BPM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +230,8 @@ class Adaptive:
         position_P = np.arange(logit_BP.shape[1])
         log_rejected_BP[position_P >= num_proposed_B[:, None]] = 0.0
         log_reached_BP = np.cumsum(log_accepted_BP, axis=1) - log_accepted_BP
-        log_p_BPM = (features.bonus_BPMX @ values_BX1[:, None, 3:])[:, :, :, 0]
+        of_score_B11, of_rank_B11 = values_BX1[:, 3:4], values_BX1[:, 4:]
+        log_p_BPM = of_score_B11 * features.scores_BPM - of_rank_B11 * features.log_rank_BPM
         log_p_BPM[~options.is_outcome_BPM] = -np.inf
         highest_BP = log_p_BPM.max(axis=2)
         log_p_BPM -= np.where(highest_BP > -np.inf, highest_BP, 0.0)[:, :, None]
@@ -248,7 +249,8 @@ class Adaptive:
         if is_foreign_BP.any():
             is_proposed_XM = options.is_proposed_BPM[is_foreign_BP]
             logit_BP[is_foreign_BP] = self._foreign_logit(scores_BPM[is_foreign_BP], is_proposed_XM)
-        return -np.logaddexp(0.0, -logit_BP), -np.logaddexp(0.0, logit_BP)
+        log_accepted_BP = -np.logaddexp(0.0, -logit_BP)
+        return log_accepted_BP, log_accepted_BP - logit_BP
 
     def _foreign_logit(self, scores_XM: Float64s, is_proposed_XM: Bools) -> Float64s:
         """Return the logit of alpha at X positions whose proposed token is not the draft's best."""

@@ -226,7 +226,9 @@ def _of_bonus(
     is_it_BM = options.is_outcome_BPM[where] & (rounds.ids_BPM[where] == rounds.bonus_B[:, None])
     # A bonus token that is no candidate is no example: no value changes its place.
     is_example_B = is_it_BM.any(axis=1)
-    inputs_RMX = np.maximum(features.bonus_BPMX[where][is_example_B], -LARGEST_LOGIT)
+    inputs_BMX = np.stack((features.scores_BPM[where], -features.log_rank_BPM[where]), axis=2)
+    inputs_BMX[~options.is_outcome_BPM[where]] = 0.0
+    inputs_RMX = np.maximum(inputs_BMX[is_example_B], -LARGEST_LOGIT)
     logit_RM = inputs_RMX @ values_X
     logit_RM[~options.is_outcome_BPM[where][is_example_B]] = -np.inf
     p_RM = np.exp(logit_RM - logit_RM.max(axis=1, keepdims=True, initial=-LARGEST_LOGIT))

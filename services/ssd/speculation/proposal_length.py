@@ -49,7 +49,9 @@ class _Estimates:
     verify: dict[int, Mean] = field(default_factory=dict)
     """Seconds of a verify by columns, over the calibrated time."""
     host: Mean = field(default_factory=lambda: Mean(_WINDOW, 0.0))
-    """Seconds of a round beside its verify."""
+    """Seconds of a round beside its verify and its wait."""
+    wait: Mean = field(default_factory=lambda: Mean(_WINDOW, 0.0))
+    """Seconds for which a round waits for tables."""
 
 
 class ProposalLength:
@@ -79,7 +81,8 @@ class ProposalLength:
         calibrated = self._calibration.verify_seconds(columns, record.num_sequences)
         verify = found.verify.setdefault(columns, Mean(_WINDOW))
         verify.add(record.verify_seconds / calibrated)
-        found.host.add(record.decode_seconds - record.verify_seconds)
+        found.wait.add(record.wait_seconds)
+        found.host.add(record.decode_seconds - record.verify_seconds - record.wait_seconds)
         if record.num_proposed:
             counts = [record.num_sequences, *record.num_accepted, 0]
             for mean, (before, count) in zip(
@@ -117,8 +120,12 @@ class ProposalLength:
     def _round_seconds(
         self, found: _Estimates, columns: int, num_sequences: int, plain_seconds: float | None
     ) -> float:
-        """Return the expected seconds of a round whose verify has so many columns."""
-        host = max(0.0, found.host.value)
+        """Return the expected seconds of a round whose verify has so many columns.
+
+        Drafts build tables of the largest length: the wait for them grows with it.
+        """
+        length = min(columns - 1, self._lookahead)
+        host = max(0.0, found.host.value) + found.wait.value * length / found.largest
         means = found.verify
         measured = {
             count: mean.value for count, mean in means.items() if mean.count >= CHOICE_ROUNDS

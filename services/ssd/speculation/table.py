@@ -1,25 +1,27 @@
 """Outcome tables and commits, and the bytes that carry them on a link.
 
-A frame is little-endian int32: rows of ``row_width(K)`` = K + 7 columns. Unused columns are -1.
+A frame is little-endian int32: rows of ``row_width(K)`` = K + 8 columns. Unused columns are -1.
 
-    commit                         [session, base_len, k, t*, branch, m, waited, d_1..d_K]
-    table, head row                [session, base_len, num_branches, depth]
+    commit                         [session, base_len, k, t*, branch, m, waited, length, d_1..d_K]
+    table, head row                [session, base_len, num_branches, depth, length]
     table, one row for each branch [k, t*, d_1..d_depth]
 
 A commit that names a branch has no tokens. The ``branch`` of a commit with explicit tokens is -1.
-``waited`` is the time in microseconds for which the round waited for tables.
+``waited`` is the time in microseconds for which the round waited for tables. ``length`` is the
+number of tokens that each branch of the next table needs; 0 is K. A draft may send fewer or more.
 
 A table may be sent before it is complete: its depth, 1..K, is the number of tokens that each branch
-has. A later table with the same session and base length repeats the outcomes and tokens and adds
-columns, so the newest one is always sufficient.
+has, of ``length`` that it will have. A later table with the same session and base length repeats
+the outcomes and tokens and adds columns, so the newest one is always sufficient.
 
 This is the only place where received frames are checked, completely and before anything is built
 from them. ``FrameError`` names the first bad row and column. Letters: R rows, W columns.
 """
 
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +33,9 @@ Int32s = NDArray[np.int32]
 Bools = NDArray[np.bool_]
 
 _PAD = -1
-_HEAD_COLUMNS = 4
+_HEAD_COLUMNS = 5
 _BRANCH_COLUMNS = 2
-_COMMIT_COLUMNS = 7
+_COMMIT_COLUMNS = 8
 _LARGEST = np.iinfo(np.int32).max
 _WORD = np.dtype("<i4")
 
@@ -59,6 +61,8 @@ class OutcomeTable:
     bonus_N: Int32s
     tokens_NK: Int32s
     """The tokens after each outcome, the same number for each, then -1."""
+    length: int
+    """The number of tokens that it will have after each outcome."""
 
     @property
     def depth(self) -> int:
@@ -96,7 +100,8 @@ def pack_tables(tables: Collection[OutcomeTable], lookahead: int) -> bytes:
     for table in tables:
         num_branches = len(table.bonus_N)
         last = first + 1 + num_branches
-        rows_RW[first, :_HEAD_COLUMNS] = (table.session, table.base_len, num_branches, table.depth)
+        size = num_branches, table.depth, table.length
+        rows_RW[first, :_HEAD_COLUMNS] = (table.session, table.base_len, *size)
         rows_RW[first + 1 : last, 0] = table.accepted_N
         rows_RW[first + 1 : last, 1] = table.bonus_N
         end = _BRANCH_COLUMNS + table.tokens_NK.shape[1]
@@ -122,64 +127,62 @@ def unpack_tables(
             outcome of a table occurs twice, or a token is outside the vocabulary.
     """
     rows_RW = _rows(frame, lookahead, max_tables * (branches + 1), f"{max_tables} tables")
-    heads = _find_heads(rows_RW, lookahead)
-    is_head_R = np.zeros(len(rows_RW), dtype=np.bool_)
-    is_head_R[heads] = True
-    highest_W = np.full(rows_RW.shape[1], _PAD, dtype=np.int64)
-    highest_W[0] = lookahead
-    highest_W[1 : _BRANCH_COLUMNS + lookahead] = _LARGEST
-    lowest_W = np.full_like(highest_W, _PAD)
-    lowest_W[:_BRANCH_COLUMNS] = 0
-    is_bad_RW = (rows_RW < lowest_W) | (rows_RW > highest_W)
-    table_R = np.cumsum(is_head_R, dtype=np.int32)
-    depth_R = rows_RW[heads, _HEAD_COLUMNS - 1][table_R - 1] if len(heads) else table_R
-    is_bad_RW |= _not_tokens(rows_RW, _BRANCH_COLUMNS, lookahead, depth_R)
-    is_bad_RW[is_head_R] = False
-    _reject(rows_RW, is_bad_RW, "branch")
-    keys_R3 = np.hstack((table_R[:, None], rows_RW[:, :_BRANCH_COLUMNS]))
-    _reject_repeats(keys_R3[~is_head_R], "outcome")
-    # A draft sends a frame for each batch of tables, and a batch has one table of a session.
-    _reject_repeats(rows_RW[heads, :1], "table")
-    _check_tokens(rows_RW[~is_head_R, 1 : _BRANCH_COLUMNS + lookahead], num_token_ids, "table")
-    widest = int(rows_RW[heads, 2].max(initial=0))
-    if widest > branches:
-        raise FrameError(f"a table has {widest} branches, agreed are {branches}")
-    tables = []
-    for first, head in zip(heads.tolist(), rows_RW[heads, :_HEAD_COLUMNS].tolist(), strict=True):
-        session, base_len, num_branches, _ = head
-        branches_NW = rows_RW[first + 1 : first + 1 + num_branches]
+    heads = _find_heads(rows_RW, lookahead, branches)
+    bounds = _table_bounds(lookahead, num_token_ids)
+    kinds = [kind for _, size, depth in heads for kind in (0, *[depth] * size)]
+    _reject(rows_RW, bounds, kinds, ("head", *["branch"] * lookahead), num_token_ids)
+    tables, outcomes = [], []
+    for (first, size, _), row in zip(
+        heads, rows_RW[[head[0] for head in heads]].tolist(), strict=True
+    ):
+        branches_NW = rows_RW[first + 1 : first + 1 + size]
         tokens_NK = branches_NW[:, _BRANCH_COLUMNS : _BRANCH_COLUMNS + lookahead]
-        tables.append(
-            OutcomeTable(session, base_len, branches_NW[:, 0], branches_NW[:, 1], tokens_NK)
-        )
+        accepted_N, bonus_N = branches_NW[:, 0], branches_NW[:, 1]
+        tables.append(OutcomeTable(row[0], row[1], accepted_N, bonus_N, tokens_NK, row[4]))
+        outcomes += [
+            (first, *each) for each in zip(accepted_N.tolist(), bonus_N.tolist(), strict=True)
+        ]
+    _reject_repeats("outcome", outcomes)
+    # A draft sends a frame for each batch of tables, and a batch has one table of a session.
+    _reject_repeats("table", [table.session for table in tables])
     return tables
 
 
-def _find_heads(rows_RW: Int32s, lookahead: int) -> NDArray[np.int64]:
-    """Return the indices of head rows, all checked.
+def _find_heads(rows_RW: Int32s, lookahead: int, branches: int) -> list[tuple[int, int, int]]:
+    """Return row, number of branches and depth of each table."""
+    heads, first = [], 0
+    rows_X3 = rows_RW[:, 2:_HEAD_COLUMNS].tolist()
+    while first < len(rows_X3):
+        size, depth, length = rows_X3[first]
+        if not 1 <= size < len(rows_X3) - first:
+            raise FrameError(_complaint("head", first, 2, size))
+        if size > branches:
+            raise FrameError(f"a table has {size} branches, agreed are {branches}")
+        if not 1 <= depth <= lookahead:
+            raise FrameError(_complaint("head", first, 3, depth))
+        if not depth <= length <= lookahead:
+            raise FrameError(_complaint("head", first, 4, length))
+        heads.append((first, size, depth))
+        first += 1 + size
+    return heads
 
-    A peer chooses their number, so no numpy call is made for each of them.
+
+@lru_cache(maxsize=64)
+def _table_bounds(lookahead: int, num_token_ids: int) -> Int32s:
+    """Return the smallest and largest values of a head (0), and of a branch by its depth, 1..K.
+
+    Of commits, see ``_commit_bounds``. One comparison with them checks a whole frame, because calls
+    of numpy take longer than their work: the target receives tables beside a forward pass.
     """
-    counts = rows_RW[:, 2].tolist()
-    heads = []
-    first = 0
-    while first < len(counts):
-        heads.append(first)
-        # A count that is negative or too large ends the loop and is rejected below.
-        first += 1 + counts[first] if counts[first] >= 0 else len(counts)
-    heads_H = np.array(heads, dtype=np.int64)
-    found_HW = rows_RW[heads_H]
-    lowest_W = np.full(rows_RW.shape[1], _PAD, dtype=np.int64)
-    lowest_W[:_HEAD_COLUMNS] = (0, 0, 1, 1)
-    highest_HW = np.full(found_HW.shape, _PAD, dtype=np.int64)
-    highest_HW[:, :2] = _LARGEST
-    highest_HW[:, 2] = len(rows_RW) - 1 - heads_H
-    highest_HW[:, 3] = lookahead
-    is_bad_HW = (found_HW < lowest_W) | (found_HW > highest_HW)
-    if is_bad_HW.any():
-        head, column = np.argwhere(is_bad_HW)[0].tolist()
-        raise FrameError(_complaint("head", heads[head], column, int(found_HW[head, column])))
-    return heads_H
+    bounds_2KW = np.full((2, lookahead + 1, row_width(lookahead)), _PAD, dtype=np.int32)
+    lowest_KW, highest_KW = bounds_2KW
+    lowest_KW[0, :_HEAD_COLUMNS] = (0, 0, 1, 1, 1)
+    highest_KW[0, :_HEAD_COLUMNS] = (_LARGEST, _LARGEST, _LARGEST, lookahead, lookahead)
+    for depth in range(1, lookahead + 1):
+        lowest_KW[depth, : _BRANCH_COLUMNS + depth] = 0
+        highest_KW[depth, : _BRANCH_COLUMNS + depth] = num_token_ids - 1
+    highest_KW[1:, 0] = lookahead
+    return bounds_2KW
 
 
 def pack_commits(commits: Collection[Commit], lookahead: int) -> bytes:
@@ -194,7 +197,7 @@ def pack_commits(commits: Collection[Commit], lookahead: int) -> bytes:
             branch, num_proposed = _PAD, len(tokens)
         outcome = commit.outcome
         words += (commit.session, commit.base_len, outcome.accepted, outcome.bonus)
-        words += (branch, num_proposed, commit.waited_us, *tokens)
+        words += (branch, num_proposed, commit.waited_us, commit.length, *tokens)
         words += (_PAD,) * (lookahead - len(tokens))
     return struct.pack(f"<{len(words)}i", *words)
 
@@ -215,26 +218,44 @@ def unpack_commits(
             occurs twice, or a token is outside the vocabulary.
     """
     rows_RW = _rows(frame, lookahead, max_commits, f"{max_commits} commits")
-    highest_W = np.full(rows_RW.shape[1], _LARGEST, dtype=np.int64)
-    highest_W[[2, 5]] = lookahead
-    lowest_W = np.full_like(highest_W, _PAD)
-    lowest_W[[0, 1, 2, 3, 5, 6]] = 0
-    is_bad_RW = (rows_RW < lowest_W) | (rows_RW > highest_W)
-    num_explicit_R = np.where(rows_RW[:, 4] == _PAD, rows_RW[:, 5], 0)
-    is_bad_RW |= _not_tokens(rows_RW, _COMMIT_COLUMNS, lookahead, num_explicit_R)
-    _reject(rows_RW, is_bad_RW, "commit")
-    _check_tokens(rows_RW[:, 3], num_token_ids, "commit")
-    _check_tokens(rows_RW[:, _COMMIT_COLUMNS:], num_token_ids, "commit")
+    rows = rows_RW.tolist()
+    kinds = []
+    for number, (_, _, _, _, branch, num_proposed, *_) in enumerate(rows):
+        kinds.append(num_proposed if branch == _PAD else lookahead + 1)
+        if not 0 <= num_proposed <= lookahead:
+            raise FrameError(_complaint("commit", number, 5, num_proposed))
+    bounds = _commit_bounds(lookahead, num_token_ids)
+    _reject(rows_RW, bounds, kinds, ["commit"] * (lookahead + 2), num_token_ids)
     # A target commits one round of a session at a time. More would take time from other sessions.
-    _reject_repeats(rows_RW[:, :1], "commit")
-    return [_commit_from(row) for row in rows_RW.tolist()]
+    _reject_repeats("commit", [session for session, *_ in rows])
+    return [_commit_from(row) for row in rows]
+
+
+@lru_cache(maxsize=64)
+def _commit_bounds(lookahead: int, num_token_ids: int) -> Int32s:
+    """Return the smallest and largest values of a commit, by its kind.
+
+    Those with explicit tokens have their number, 0..K, as kind, those with a branch K+1.
+    """
+    bounds_2XW = np.full((2, lookahead + 2, row_width(lookahead)), _PAD, dtype=np.int32)
+    lowest_XW, highest_XW = bounds_2XW
+    lowest_XW[:, :_COMMIT_COLUMNS] = (0, 0, 0, 0, _PAD, 0, 0, 0)
+    highest_XW[:, :_COMMIT_COLUMNS] = (
+        *(_LARGEST, _LARGEST, lookahead, num_token_ids - 1),
+        *(_PAD, lookahead, _LARGEST, lookahead),
+    )
+    lowest_XW[-1, 4], highest_XW[-1, 4] = 0, _LARGEST
+    for count in range(1, lookahead + 1):
+        lowest_XW[count, _COMMIT_COLUMNS : _COMMIT_COLUMNS + count] = 0
+        highest_XW[count, _COMMIT_COLUMNS : _COMMIT_COLUMNS + count] = num_token_ids - 1
+    return bounds_2XW
 
 
 def _commit_from(row: list[int]) -> Commit:
-    session, base_len, accepted, bonus, branch, num_proposed, waited_us, *tokens = row
+    session, base_len, accepted, bonus, branch, num_proposed, waited_us, length, *tokens = row
     explicit = Explicit(tuple(tokens[:num_proposed]))
     following = explicit if branch == _PAD else Branch(branch, num_proposed)
-    return Commit(session, base_len, Outcome(accepted, bonus), following, waited_us)
+    return Commit(session, base_len, Outcome(accepted, bonus), following, waited_us, length)
 
 
 def _rows(frame: bytes, lookahead: int, max_rows: int, allowed: str) -> Int32s:
@@ -254,35 +275,30 @@ def _rows(frame: bytes, lookahead: int, max_rows: int, allowed: str) -> Int32s:
     return rows_RW.astype(np.int32, copy=False)
 
 
-def _check_tokens(tokens: Int32s, num_token_ids: int, kind: str) -> None:
-    highest = int(tokens.max(initial=0))
-    if highest >= num_token_ids:
-        raise FrameError(f"a {kind} has token id {highest}, the vocabulary has {num_token_ids}")
-
-
-def _not_tokens(rows_RW: Int32s, first: int, num: int, num_tokens_R: Int32s) -> Bools:
-    """Mark missing tokens, and tokens beyond the number of their row."""
-    is_bad_RW = np.zeros(rows_RW.shape, dtype=np.bool_)
-    is_there_RK = rows_RW[:, first : first + num] != _PAD
-    is_bad_RW[:, first : first + num] = is_there_RK != (np.arange(num) < num_tokens_R[:, None])
-    return is_bad_RW
-
-
-def _reject(rows_RW: Int32s, is_bad_RW: Bools, kind: str) -> None:
-    if is_bad_RW.any():
-        row, column = np.argwhere(is_bad_RW)[0].tolist()
-        raise FrameError(_complaint(kind, row, column, int(rows_RW[row, column])))
+def _reject(
+    rows_RW: Int32s, bounds_2XW: Int32s, kinds: Sequence[int], names: Sequence[str], num_ids: int
+) -> None:
+    """Reject a frame with a value outside of the bounds of its row's kind."""
+    lowest_RW, highest_RW = bounds_2XW[:, np.array(kinds, dtype=np.int64)]
+    is_bad_RW = (rows_RW < lowest_RW) | (rows_RW > highest_RW)
+    if not is_bad_RW.any():
+        return
+    row, column = np.argwhere(is_bad_RW)[0].tolist()
+    name, value = names[kinds[row]], int(rows_RW[row, column])
+    if value >= num_ids and highest_RW[row, column] == num_ids - 1:
+        owner = "commit" if name == "commit" else "table"
+        raise FrameError(f"a {owner} has token id {value}, the vocabulary has {num_ids}")
+    raise FrameError(_complaint(name, row, column, value))
 
 
 def _complaint(kind: str, row: int, column: int, value: int) -> str:
     return f"{kind} row {row}, column {column}: {value} is out of range"
 
 
-def _reject_repeats(keys_RC: Int32s, kind: str) -> None:
+def _reject_repeats(kind: str, keys: Sequence[Hashable]) -> None:
     """Reject a frame in which a key occurs twice."""
-    order_R = np.lexsort(keys_RC.T)
-    sorted_RC = keys_RC[order_R]
-    is_same_R = (sorted_RC[1:] == sorted_RC[:-1]).all(axis=1)
-    if is_same_R.any():
-        key = sorted_RC[int(is_same_R.argmax())].tolist()
-        raise FrameError(f"{kind} {key} occurs twice")
+    seen = set()
+    for key in keys:
+        if key in seen:
+            raise FrameError(f"{kind} {key} occurs twice")
+        seen.add(key)

@@ -29,7 +29,7 @@ class LedgerTreeRunner:
         self.vocab_size = vocab_size
         self.nan_token: int | None = None
         """Rows of this token are not finite."""
-        self.whole_branches: Collection[int] = ()
+        self.whole_tables: Collection[tuple[int, int]] = ()
         self.num_branch_steps = 0
         self.num_proposal_passes = 0
         num_columns = lookahead + 1

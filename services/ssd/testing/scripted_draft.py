@@ -200,6 +200,7 @@ class ScriptedDraft:
             accepted_N=np.full(2, outcome.accepted, dtype=np.int32)[:count],
             bonus_N=bonus_N[:count],
             tokens_NK=np.stack([wrong, right])[:count],
+            length=self.lookahead,
         )
 
     def _outcome(self, session: _Session) -> Outcome:

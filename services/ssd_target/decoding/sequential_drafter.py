@@ -170,7 +170,8 @@ class SequentialDrafter:
         """Choose the tokens after one sequence in one pass; None if that is not possible."""
         sequence, text = drafted[0], self._texts[drafted[0].sequence_id]
         given = sequence.tokens[text.num_stored :]
-        if len(drafted) > 1 or len(given) > 1 or 1 not in self._runner.whole_branches:
+        is_whole = (1, self._lookahead) in self._runner.whole_tables
+        if len(drafted) > 1 or len(given) > 1 or not is_whole:
             return None
         step_K1 = np.arange(self._lookahead)[:, None]
         # The last tokens are not used, so their noise does not matter.

@@ -135,19 +135,49 @@ def test_a_branch_with_more_tokens_than_were_sent_is_a_gap(opened: Opened) -> No
     assert link.refused == [(1, RefusalReason.GAP)]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_one_pass_builds_the_columns_of_a_table_of_one_session(temperature: float) -> None:
+@pytest.mark.parametrize("length", range(1, K + 1))
+def test_a_table_has_the_columns_that_the_target_needs(opened: Opened, length: int) -> None:
+    draft, link, text = opened
+    for _ in range(3):
+        commit = text.hit(link.newest(), 0, min(K, link.newest().depth))
+        steps = draft.runner.num_branch_steps
+        draft.commit(link, replace(commit, length=length))
+        draft.settle()
+        assert draft.runner.num_branch_steps - steps == length + 1
+        assert (link.newest().depth, link.newest().length) == (length, length)
+        text.check(link.newest())
+
+
+def test_tables_of_one_batch_have_the_columns_that_any_of_them_needs() -> None:
     draft, link = Draft(), FakeLink()
-    draft.runner.whole_branches = (N,)
+    texts = {1: a_text([1, 2, 3]), 2: a_text([4, 5], seed=3)}
+    for session, text in texts.items():
+        draft.open(link, text, session)
+    draft.settle()
+    misses = {each: text.miss(None, 0, ()) for each, text in texts.items()}
+    draft.commit(link, *(replace(misses[each], session=each, length=each) for each in texts))
+    draft.settle()
+    for session, text in texts.items():
+        assert link.newest(session).depth == max(texts)
+        text.check(link.newest(session))
+
+
+@pytest.mark.parametrize(("length", "depth"), [(0, K), (1, 2), (2, 2), (K, K)])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_one_pass_builds_the_columns_of_a_table_of_one_session(
+    temperature: float, length: int, depth: int
+) -> None:
+    draft, link = Draft(), FakeLink()
+    draft.runner.whole_tables = ((N, 2), (N, K))
     text = a_text([5, 9, 2, 7], temperature=temperature)
     draft.open(link, text)
     draft.settle()
     table = link.newest()
     for _ in range(3):
         link.frames.clear()
-        draft.commit(link, text.hit(table, 0, K))
+        draft.commit(link, replace(text.hit(table, 0, table.depth), length=length))
         draft.worker.run_step()
-        assert link.depths == [K], "all columns in the first step"
+        assert link.depths == [depth], "all columns in the first step"
         table = link.newest()
         text.check(table)
         draft.settle()

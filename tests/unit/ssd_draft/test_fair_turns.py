@@ -14,9 +14,9 @@ from tests.unit.ssd_draft.virtual_target import VirtualClock
 
 from ssd.speculation.table import OutcomeTable
 from ssd.types import Commit, Explicit, Outcome
-from ssd_draft.branch_count import BranchChoice
 from ssd_draft.fair_turns import FairTurns
 from ssd_draft.inbox import Commits
+from ssd_draft.table_size import Size, SizeChoice
 
 SESSION_SECONDS = 0.002
 """Time of a step for each session of a batch."""
@@ -223,11 +223,11 @@ def test_the_time_of_a_column_contains_the_turns_of_other_links(
 ) -> None:
     noted: list[tuple[int, float]] = []
 
-    def note(_choice: BranchChoice, num_sessions: int, _branches: int, seconds: float) -> None:
+    def note(_choice: SizeChoice, num_sessions: int, _size: Size, seconds: float) -> None:
         noted.append((num_sessions, seconds))
 
     shared, greedy, modest = shared_by_busy_links()
-    monkeypatch.setattr(BranchChoice, "note_step", note)
+    monkeypatch.setattr(SizeChoice, "note_step", note)
     times = column_times(shared, greedy, modest)
     seconds = [after - before for before, after in itertools.pairwise(times)]
     assert [each for sessions, each in noted if sessions == SEVERAL] == pytest.approx(seconds)

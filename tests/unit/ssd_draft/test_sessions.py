@@ -65,6 +65,7 @@ def with_table(proposal: tuple[int, ...] = (10, 11)) -> Session:
         accepted_N=np.array([0, 1, 2], dtype=np.int32),
         bonus_N=np.array([20, 21, 22], dtype=np.int32),
         tokens_NK=np.array([[30, 31], [40, 41], [50, 51]], dtype=np.int32),
+        length=2,
     )
     return session
 

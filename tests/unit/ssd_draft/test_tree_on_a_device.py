@@ -31,8 +31,9 @@ def test_a_tree_reads_only_columns_and_candidates(
             tree.start(slot, 5, ())
         ranked = device.num_reads
         assert ranked == 2 * len(slots), "ids and scores of each first pass"
-        tree.keep(tree.begin_tables(slots, tree.select_outcomes(slots, Adaptive())), [1])
-        build = tree.begin_tables(slots, tree.select_outcomes(slots, Adaptive()))
+        outcomes = tree.select_outcomes(slots, Adaptive())
+        tree.keep(tree.begin_tables(slots, outcomes, tree.lookahead), [1])
+        build = tree.begin_tables(slots, outcomes, tree.lookahead)
         for _ in range(K + 1):
             tree.run_step(build)
         assert build.depth == K

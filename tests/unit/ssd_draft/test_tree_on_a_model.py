@@ -56,7 +56,8 @@ def runner(folder: Path, request: pytest.FixtureRequest) -> DraftRunner:
 
 
 def begin(tree: Tree, slots: list[int], branches: int = N) -> TableBuild:
-    return tree.begin_tables(slots, tree.select_outcomes(slots, Adaptive()).first(branches))
+    outcomes = tree.select_outcomes(slots, Adaptive()).first(branches)
+    return tree.begin_tables(slots, outcomes, tree.lookahead)
 
 
 def build(tree: Tree, slots: list[int], num_steps: int = K + 1, branches: int = N) -> TableBatch:

@@ -337,5 +337,5 @@ def own_draft(
     kind: Literal["perfect", "other"], num_blocks: int = 80, *, runs_whole: bool = False
 ) -> OwnDraft:
     runner = OwnDraft(num_blocks) if kind == "perfect" else OtherLaw(num_blocks)
-    runner.whole_branches = (1,) if runs_whole else ()
+    runner.whole_tables = ((1, LOOKAHEAD),) if runs_whole else ()
     return runner

@@ -35,6 +35,7 @@ def tables_frame(
         accepted_N=np.zeros_like(bonus_N),
         bonus_N=bonus_N,
         tokens_NK=tokens_NK,
+        length=LOOKAHEAD,
     )
     return pack_tables([table], LOOKAHEAD)
 

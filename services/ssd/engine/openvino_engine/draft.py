@@ -185,9 +185,8 @@ class Tables:
         self._outputs = [
             openvino.Tensor(each.numpy(), shared_memory=True) for each in self._logits_PRV
         ]
-        self._whole_outputs: Sequence[openvino.Tensor] = ()
-        self.entries_XGNPE = torch.empty(0)
-        """Own entries of a whole table of one session, with NaN and infinity; allocated by it."""
+        self._whole: dict[int, tuple[Floats, Sequence[openvino.Tensor]]] = {}
+        """By the columns of whole tables of one session, own entries and outputs."""
 
     def begin(self, batch: BranchBatch) -> None:
         """Read proposals, and new entries of the trunks."""
@@ -218,17 +217,21 @@ class Tables:
 
     def run_columns(
         self, graph: TableGraph, batch: BranchBatch, noise: StoredNoise
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Floats]:
         """Run all steps; see ``TreePasses.run_columns``.
 
-        The own entries are in ``entries_XGNPE`` only.
+        Returns:
+            What ``TreePasses.run_columns`` returns, and the own entries, [X, G, N, P, E], which are
+            stored nowhere else and can be NaN or infinity.
         """
-        if not self.entries_XGNPE.numel():
-            self.entries_XGNPE = self._own_XBGNPE[:, 0].clone()
-            entries = openvino.Tensor(self.entries_XGNPE.numpy(), shared_memory=True)
-            self._whole_outputs = (entries, *self._outputs)
-        tokens_KN = graph.run(self._inputs.tensors, self._whole_outputs, batch, noise)
-        return tokens_KN[:, None], self._logits_PRV[:, None]
+        length = len(noise.rows_KR)
+        if length not in self._whole:
+            entries_XGNPE = np.zeros_like(self._own_XBGNPE.numpy()[:, 0, :, :, : length + 1])
+            entries = openvino.Tensor(entries_XGNPE, shared_memory=True)
+            self._whole[length] = entries_XGNPE, (entries, *self._outputs[: length + 1])
+        entries_XGNPE, outputs = self._whole[length]
+        tokens_KN = graph.run(self._inputs.tensors, outputs, batch, noise)
+        return tokens_KN[:, None], self._logits_PRV[: length + 1, None], entries_XGNPE
 
     def _add_own(self, step: int, own_XBGNE: Tensor) -> None:
         self._own_XBGNPE[..., step, :] = own_XBGNE
@@ -244,7 +247,7 @@ class OpenVinoDraft:
         self._model = model
         self._group = model.num_heads // model.num_kv_heads
         self._graphs = DraftGraphs(weights, model, engine)
-        self.whole_branches = self._graphs.tables.keys()
+        self.whole_tables = self._graphs.tables.keys()
         longest = min(engine.prefill_chunk, MOST_WARM_ROWS)
         self.chunk_sizes = (*range(ROW_STEP, longest, ROW_STEP), engine.prefill_chunk)
         # After the weights have been packed: the rest of the memory is for the KV cache.
@@ -332,10 +335,9 @@ class OpenVinoDraft:
         """See ``TreePasses.run_columns``."""
         tables = self._tables_of(batch)
         tables.begin(batch)
-        graph = self._graphs.tables[batch.tokens_BN.shape[1]]
-        found = tables.run_columns(graph, batch, noise)
-        self._whole[int(batch.slots_B)] = tables.entries_XGNPE.numpy()
-        return found
+        graph = self._graphs.tables[batch.tokens_BN.shape[1], len(noise.rows_KR)]
+        *found, self._whole[int(batch.slots_B)] = tables.run_columns(graph, batch, noise)
+        return found[0], found[1]
 
     def append_proposal(
         self,
@@ -369,7 +371,7 @@ class OpenVinoDraft:
             entries_XGPE = self._whole.pop(slot)[:, :, branch]
             if not np.isfinite(entries_XGPE).all():
                 entries_XGPE = np.nan_to_num(entries_XGPE, nan=0.0, posinf=0.0, neginf=0.0)
-            self._stored.proposal(slot)[:] = entries_XGPE
+            self._stored.proposal(slot)[:, :, : entries_XGPE.shape[2]] = entries_XGPE
         if stored:
             self._storage.promote_branches(slots_B[stored], branches_B[stored])
 

@@ -17,6 +17,7 @@ Letters: Q rows of a session, U = Q x heads of a group, S stored entries, O own 
 keys and values of layers.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -165,12 +166,12 @@ class DraftGraphs:
         self.causal, self._branching, *of_one = graphs if copies else (*graphs, *graphs)
         self._branching_of_one = dict(zip(counts, of_one, strict=False))
         self._causal_of_one = dict(zip(rows, of_one[len(counts) :], strict=True))
-        self.tables: dict[int, TableGraph] = {}
-        """By branches, the graph of a whole table of one session."""
-        for count in counts:
-            outputs, inputs = build_table_graph(nodes, model, engine, count)
+        self.tables: dict[tuple[int, int], TableGraph] = {}
+        """By branches and columns, the graph of a whole table of one session."""
+        for size in itertools.product(counts, engine.table_lengths):
+            outputs, inputs = build_table_graph(nodes, model, engine, *size)
             (request,) = compile_graph(outputs, inputs, engine)
-            self.tables[count] = TableGraph(request, engine, count)
+            self.tables[size] = TableGraph(request, engine, *size)
 
     def branching(self, num_sessions: int, branches: int) -> DraftGraph:
         """Return the graph of a step of so many branches."""

@@ -1,4 +1,4 @@
-"""The graph of a whole table of one session: K + 1 steps, all but the last one with a choice.
+"""The graph of a whole table of one session: each step but the last one chooses a column.
 
 Each step sees the stored entries of the session and the own entries of its branch, which are values
 inside the graph. It chooses argmax(logits + T * noise), where filters of the session lower logits,
@@ -7,10 +7,10 @@ and the next step runs the chosen tokens.
 *Decision*: a table of one session of a small draft is one pass. *Because*: between two of six
 passes, Python takes .3 ms with cold caches, and another thread may take the interpreter. From the
 commit to the table of 24 branches 6.8 instead of 7.8 ms, of which this pass takes 4.8 (embedded
-draft, one AVX-512 core, float32). Step K, which only ranks candidates, is a part of it: a pass of
-its own takes 2.9 ms (AVX2), for which the next commit waits. *Not chosen*: the same for several
-sessions, since each number of them is a shape, and for large weights, whose columns are worth
-sending one by one. *Revisit when* tables of several sessions are late.
+draft, one AVX-512 core, float32). The last step, which only ranks candidates, is a part of it: a
+pass of its own takes 2.9 ms (AVX2), for which the next commit waits. *Not chosen*: the same for
+several sessions, since each number of them is a shape, and for large weights, whose columns are
+worth sending one by one. *Revisit when* tables of several sessions are late.
 
 *Decision*: the graph has the filters in a branch (``If``). *Because*: a table of 24 branches takes
 11.8 ms without filters in the graph. With them it takes 11.1 ms for a session without a filter and
@@ -18,7 +18,8 @@ sending one by one. *Revisit when* tables of several sessions are late.
 embedded draft, one AVX2 core of a busy machine). *Not chosen*: to build such tables step by step,
 which takes about twice as long. *Revisit when* filters need other operations.
 
-Letters: U = N x heads of a group, S stored entries, Y rows of noise, G groups of token ids.
+Letters: U = N x heads of a group, S stored entries, Y rows of noise, G groups of token ids; K are
+the columns of the table, P = K + 1.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,10 +55,12 @@ Values = TypeVar("Values", bound=NDArray[Any])
 class TableGraph:
     """A compiled graph. Step thread only; results are valid until the next pass."""
 
-    def __init__(self, request: openvino.InferRequest, engine: EngineConfig, branches: int) -> None:
+    def __init__(
+        self, request: openvino.InferRequest, engine: EngineConfig, branches: int, length: int
+    ) -> None:
         self._request = request
         self._last_position = engine.max_model_len - 1
-        columns = engine.num_columns
+        columns = length + 1
         self._step_P1 = np.arange(columns)[:, None]
         self._tokens_N = self._input("tokens", np.zeros(branches, np.int32))
         self._positions_PN = self._input("positions", np.zeros((columns, branches), np.int32))
@@ -121,10 +124,10 @@ class TableGraph:
 
 
 def build_table_graph(
-    weights: GraphWeights, model: ModelConfig, engine: EngineConfig, branches: int
+    weights: GraphWeights, model: ModelConfig, engine: EngineConfig, branches: int, length: int
 ) -> tuple[list[Node], dict[str, Node]]:
     """Return the outputs and the inputs by name: see ``TableGraph.run``."""
-    columns, heads, size = engine.num_columns, model.num_kv_heads, model.head_size
+    columns, heads, size = length + 1, model.num_kv_heads, model.head_size
     group = model.num_heads // heads
     parameter = opset15.parameter
     inputs = {

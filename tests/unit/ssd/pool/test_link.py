@@ -20,11 +20,13 @@ def opened(num_sessions: int) -> tuple[DraftLink, list[Session]]:
     return link, sessions
 
 
-def table(session: Session, base_len: int, depth: int = LOOKAHEAD) -> OutcomeTable:
+def table(
+    session: Session, base_len: int, depth: int = LOOKAHEAD, length: int = LOOKAHEAD
+) -> OutcomeTable:
     one = np.zeros(1, dtype=np.int32)
     tokens_NK = np.full((1, LOOKAHEAD), -1, dtype=np.int32)
     tokens_NK[:, :depth] = 3
-    return OutcomeTable(session.number, base_len, one, one, tokens_NK)
+    return OutcomeTable(session.number, base_len, one, one, tokens_NK, length)
 
 
 def commit(session: Session, base_len: int, at: float, *, is_branch: bool = False) -> None:
@@ -60,6 +62,21 @@ def test_commits_that_continue_a_branch_have_their_own_times() -> None:
     link.receive([table(session, 9)], 3.1)
     assert first_seconds(link) == pytest.approx(0.2)
     assert first_seconds(link, is_branch=True) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("length", "num_columns"), [(LOOKAHEAD, 1), (1, 0)])
+def test_no_round_waits_for_columns_that_a_table_will_not_have(
+    length: int, num_columns: int
+) -> None:
+    link, (session,) = opened(1)
+    commit(session, 6, 2.0)
+    link.receive([table(session, 6, 1, length)], 2.25)
+    assert session.row(0, 1, LOOKAHEAD).num_columns == num_columns
+    expected = 0.25 * length
+    assert session.table_seconds(9.0) == pytest.approx(expected), "of all its columns"
+    before = link.column_times.seconds
+    session.note_round(9.0)
+    assert (link.column_times.seconds > before) == bool(num_columns)
 
 
 def test_a_frame_counts_once_however_many_sessions_it_has() -> None:

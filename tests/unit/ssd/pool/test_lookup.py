@@ -20,6 +20,7 @@ TABLE = OutcomeTable(
     accepted_N=np.array([0, 1], dtype=np.int32),
     bonus_N=np.array([7, 7], dtype=np.int32),
     tokens_NK=np.array([[1, 2, 3], [4, 5, 6]], dtype=np.int32),
+    length=3,
 )
 
 

@@ -25,7 +25,7 @@ LOOKAHEAD = 3
 VOCAB = 2**31
 WIDTH = row_width(LOOKAHEAD)
 BRANCHES = 6
-Plain = tuple[int, int, tuple[tuple[int, int, tuple[int, ...]], ...]]
+Plain = tuple[int, int, int, tuple[tuple[int, int, tuple[int, ...]], ...]]
 
 
 def unpack_tables(
@@ -53,12 +53,16 @@ def rows_of(frame: bytes) -> Int32s:
 
 
 def make_table(
-    outcomes: list[tuple[int, int]], tokens: list[list[int]], session: int = 4, base_len: int = 9
+    outcomes: list[tuple[int, int]],
+    tokens: list[list[int]],
+    session: int = 4,
+    base_len: int = 9,
+    length: int = LOOKAHEAD,
 ) -> OutcomeTable:
     """Return a table made from lists."""
     outcomes_N2 = np.array(outcomes, dtype=np.int32).reshape(-1, 2)
     tokens_NK = np.array(tokens, dtype=np.int32).reshape(-1, LOOKAHEAD)
-    return OutcomeTable(session, base_len, outcomes_N2[:, 0], outcomes_N2[:, 1], tokens_NK)
+    return OutcomeTable(session, base_len, outcomes_N2[:, 0], outcomes_N2[:, 1], tokens_NK, length)
 
 
 def plain(table: OutcomeTable) -> Plain:
@@ -67,7 +71,7 @@ def plain(table: OutcomeTable) -> Plain:
         (int(k), int(bonus), tuple(tokens.tolist()))
         for k, bonus, tokens in zip(table.accepted_N, table.bonus_N, table.tokens_NK, strict=True)
     )
-    return table.session, table.base_len, branches
+    return table.session, table.base_len, table.length, branches
 
 
 class TestLookUp:
@@ -121,9 +125,9 @@ class TestExtends:
 def test_a_table_is_a_head_row_and_one_row_for_each_branch() -> None:
     table = make_table([(0, 7), (2, 8)], [[1, 2, -1], [4, 5, -1]])
     assert rows_of(pack_tables([table], LOOKAHEAD)).tolist() == [
-        [4, 9, 2, 2, -1, -1, -1, -1, -1, -1],
-        [0, 7, 1, 2, -1, -1, -1, -1, -1, -1],
-        [2, 8, 4, 5, -1, -1, -1, -1, -1, -1],
+        [4, 9, 2, 2, 3, -1, -1, -1, -1, -1, -1],
+        [0, 7, 1, 2, -1, -1, -1, -1, -1, -1, -1],
+        [2, 8, 4, 5, -1, -1, -1, -1, -1, -1, -1],
     ]
 
 
@@ -131,12 +135,12 @@ def test_a_commit_is_one_row() -> None:
     commits = [
         Commit(4, 9, Outcome(2, 8), Branch(5, 3)),
         Commit(6, 1, Outcome(0, 7), Explicit((1, 2)), waited_us=2500),
-        Commit(7, 1, Outcome(0, 7), Explicit()),
+        Commit(7, 1, Outcome(0, 7), Explicit(), length=2),
     ]
     assert rows_of(pack_commits(commits, LOOKAHEAD)).tolist() == [
-        [4, 9, 2, 8, 5, 3, 0, -1, -1, -1],
-        [6, 1, 0, 7, -1, 2, 2500, 1, 2, -1],
-        [7, 1, 0, 7, -1, 0, 0, -1, -1, -1],
+        [4, 9, 2, 8, 5, 3, 0, 0, -1, -1, -1],
+        [6, 1, 0, 7, -1, 2, 2500, 0, 1, 2, -1],
+        [7, 1, 0, 7, -1, 0, 0, 2, -1, -1, -1],
     ]
 
 
@@ -157,7 +161,8 @@ def tables(draw: st.DrawFn) -> OutcomeTable:
     depth = draw(st.integers(1, LOOKAHEAD))
     branches = st.lists(numbers, min_size=depth, max_size=depth)
     tokens = [draw(branches) + [-1] * (LOOKAHEAD - depth) for _ in outcomes]
-    return make_table(outcomes, tokens, draw(numbers), draw(numbers))
+    length = draw(st.integers(depth, LOOKAHEAD))
+    return make_table(outcomes, tokens, draw(numbers), draw(numbers), length)
 
 
 @given(st.lists(tables(), max_size=5, unique_by=lambda table: table.session))
@@ -173,7 +178,10 @@ following = st.one_of(
 )
 outcomes_of_any_kind = st.builds(Outcome, st.integers(0, LOOKAHEAD), numbers)
 commits_of_any_kind = st.builds(
-    Commit, numbers, numbers, outcomes_of_any_kind, following, waited_us=numbers
+    Commit,
+    *(numbers, numbers, outcomes_of_any_kind, following),
+    waited_us=numbers,
+    length=st.integers(0, LOOKAHEAD),
 )
 
 
@@ -207,7 +215,8 @@ BAD_TABLES = [
     (0, 2, 5),
     (0, 3, 0),
     (0, 3, LOOKAHEAD + 1),
-    (0, 4, 0),
+    (0, 4, 1),
+    (0, 4, LOOKAHEAD + 1),
     (0, 8, 0),
     (1, 0, -1),
     (1, 0, LOOKAHEAD + 1),
@@ -228,10 +237,12 @@ BAD_COMMITS = [
     (0, 5, -1),
     (0, 5, LOOKAHEAD + 1),
     (0, 6, -1),
-    (0, 7, 3),
-    (1, 8, -1),
-    (1, 9, 0),
-    (1, 7, -2),
+    (0, 7, -1),
+    (0, 7, LOOKAHEAD + 1),
+    (0, 8, 3),
+    (1, 9, -1),
+    (1, 10, 0),
+    (1, 8, -2),
 ]
 """Row, column and number."""
 
@@ -287,7 +298,7 @@ def test_two_tables_may_contain_the_same_outcome() -> None:
 
 def test_a_token_of_a_commit_outside_the_vocabulary_is_rejected() -> None:
     assert unpack_commits(COMMITS_RW, 9) == COMMITS
-    for row, column in ((0, 3), (1, 7), (1, 8)):
+    for row, column in ((0, 3), (1, 8), (1, 9)):
         with pytest.raises(FrameError, match="a commit has token id 9, the vocabulary has 9"):
             unpack_commits(altered(COMMITS_RW, row, column, 9), 9)
 
@@ -295,7 +306,7 @@ def test_a_token_of_a_commit_outside_the_vocabulary_is_rejected() -> None:
 def test_a_frame_with_too_many_rows_or_branches_or_a_part_of_a_row_is_rejected() -> None:
     frame = pack_tables(TABLES, LOOKAHEAD)
     assert len(unpack_tables(frame, max_tables=2)) == 2
-    with pytest.raises(FrameError, match="allowed are 0 tables: up to 0 rows of 40 bytes"):
+    with pytest.raises(FrameError, match="allowed are 0 tables: up to 0 rows of 44 bytes"):
         unpack_tables(frame, max_tables=0)
     with pytest.raises(FrameError, match="allowed are 1 commits: up to 1 rows"):
         unpack_commits(COMMITS_RW, max_commits=1)
@@ -303,7 +314,7 @@ def test_a_frame_with_too_many_rows_or_branches_or_a_part_of_a_row_is_rejected()
     with pytest.raises(FrameError, match="a table has 7 branches, agreed are 6"):
         unpack_tables(pack_tables([wide], LOOKAHEAD))
     for unpack in (unpack_tables, unpack_commits):
-        with pytest.raises(FrameError, match=r"a frame has 41 bytes"):
+        with pytest.raises(FrameError, match=r"a frame has 45 bytes"):
             unpack(frame[: frame_bytes(1, LOOKAHEAD) + 1])
 
 
