@@ -28,8 +28,8 @@ class DraftSettings(EngineSettings):
     ``adaptive`` that it has fitted to outcomes. Empty: they are fitted again after each start, in
     some hundred rounds."""
     adaptive_branches: bool = True
-    """A table gets fewer branches (N/2 or N/4) if that yields more accepted tokens in time. Without
-    it, each table has N, for measurements of hit rates."""
+    """A table gets fewer branches (N/2 or N/4), or half the columns, if that yields more accepted
+    tokens in time. Without it, each table has N, for measurements of hit rates."""
     inject_step_ms: float = field(default=0.0, metadata={"min": 0.0, "max": 60_000.0})
     """Fault injection: time that is added to each step of a tree, in milliseconds."""
 

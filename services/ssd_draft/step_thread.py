@@ -17,6 +17,7 @@ from ssd_draft.fan_out_learning import FanOutLearning
 from ssd_draft.inbox import Inbox
 from ssd_draft.sessions import Sessions
 from ssd_draft.setup import DraftSetup
+from ssd_draft.table_size import SizeChoice
 from ssd_draft.token_choice import KeyedChoice, RingChoice, TokenChoice
 from ssd_draft.tree import Tree, TreeShape
 from ssd_draft.worker import Parts, Worker
@@ -82,10 +83,8 @@ class ModelLoader:
             ),
             learning=learning,
             prefill_chunk=engine.prefill_chunk,
-            branch_counts=(
-                engine.branch_counts
-                if self._setup.settings.adaptive_branches
-                else (engine.branches,)
+            sizes=SizeChoice(
+                engine.branch_counts, is_adaptive=self._setup.settings.adaptive_branches
             ),
             clock=self._clock,
             on_count=self._on_count,

@@ -80,8 +80,14 @@ class _Times:
 class SizeChoice:
     """The times of tables by their size and sessions, and the choice from them. One thread."""
 
-    def __init__(self, branch_counts: Sequence[int]) -> None:
-        """Construct; ``branch_counts`` are the possible numbers of branches."""
+    def __init__(self, branch_counts: Sequence[int], *, is_adaptive: bool = True) -> None:
+        """Construct.
+
+        Args:
+            branch_counts: possible numbers of branches.
+            is_adaptive: else every table has the largest size.
+        """
+        self._is_adaptive = is_adaptive
         self._counts = sorted(branch_counts, reverse=True)
         self._num_tables = 0
         self._times: defaultdict[tuple[int, Size], _Times] = defaultdict(_Times)
@@ -116,7 +122,9 @@ class SizeChoice:
         """
         group = _size_class(num_sessions)
         most = Size(self._counts[0], max(lengths))
-        if probability_BN is None or timing is None or not self._times[group, most].first:
+        if not (self._is_adaptive and timing and self._times[group, most].first):
+            return most
+        if probability_BN is None:
             return most
         found_N = probability_BN.mean(axis=0).cumsum()
 

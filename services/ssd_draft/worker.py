@@ -73,8 +73,7 @@ class Parts:
     """Returns one object per policy, so that sessions of the same policy are processed together."""
     learning: FanOutLearning
     prefill_chunk: int
-    branch_counts: Rows[int]
-    """Numbers of branches that a table may have."""
+    sizes: SizeChoice
     clock: Clock
     on_count: Callable[[int], None]
     """Called with the number of sessions after each change."""
@@ -131,7 +130,7 @@ class Worker:
         self._work: defaultdict[int, _LinkWork] = defaultdict(_LinkWork)
         """By link."""
         self._turns = FairTurns()
-        self._sizes = SizeChoice(parts.branch_counts)
+        self._sizes = parts.sizes
         self._is_draining = False
         self.num_sessions = 0
 

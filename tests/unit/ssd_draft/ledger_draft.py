@@ -16,6 +16,7 @@ from ssd.types import Commit, LinkSettings, OpenSession, RefusalReason
 from ssd_draft.fan_out_learning import FanOutLearning
 from ssd_draft.inbox import Commits, Inbox, Opening
 from ssd_draft.sessions import Sessions
+from ssd_draft.table_size import SizeChoice
 from ssd_draft.token_choice import RingChoice
 from ssd_draft.tree import Tree, TreeShape
 from ssd_draft.worker import Parts, Worker
@@ -122,7 +123,7 @@ class Draft:
                 ),
                 learning=self.learning,
                 prefill_chunk=engine.prefill_chunk,
-                branch_counts=engine.branch_counts,
+                sizes=SizeChoice(engine.branch_counts),
                 clock=clock,
                 on_count=self.counts.append,
                 watchdog=Watchdog(clock),

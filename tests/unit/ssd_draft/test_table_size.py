@@ -66,6 +66,12 @@ def test_the_largest_size_is_taken_while_nothing_is_known() -> None:
     assert measured().choose(1, LENGTHS, in_time(0.008), None) == full(24)
 
 
+def test_a_choice_that_is_not_adaptive_takes_the_largest_size() -> None:
+    choice = SizeChoice(COUNTS, is_adaptive=False)
+    choice.note_first(1, full(24), 0.01)
+    assert choice.choose(1, LENGTHS, in_time(0.001), FALLING_BN) == full(24)
+
+
 def test_fewer_branches_that_save_no_time_are_given_up() -> None:
     choice = measured()
     chosen = [used(choice, 0.008, FALLING_BN, first=0.005, step=0.003) for _ in range(320)]
