@@ -17,7 +17,7 @@ from ssd_operator.children.objects import (
     Component,
     child_name,
     draft_cells,
-    draft_deployment,
+    drafts_name,
     targets_service,
 )
 from ssd_operator.observe.cluster import Cluster, Ref, ref_of
@@ -181,7 +181,7 @@ class Snapshot:
     def draft_deployments(self) -> tuple[Object, ...]:
         """Draft Deployments that exist."""
         cells = draft_cells(self.resource)
-        return self._deployments([draft_deployment(self.resource, cell) for cell in cells])
+        return self._deployments([drafts_name(self.resource, cell) for cell in cells])
 
     def _pods(self, component: Component) -> tuple[Object, ...]:
         return tuple(
@@ -230,7 +230,7 @@ async def observe(
     )
     replicas = {}
     for cell in draft_cells(resource):
-        made = children.get(Ref("Deployment", draft_deployment(resource, cell)), {"spec": {}})
+        made = children.get(Ref("Deployment", drafts_name(resource, cell)), {"spec": {}})
         number = resource.spec.draft.replicas
         # The most that this pass may want of the Deployment: a drain shrinks it later.
         replicas[cell] = max(number, int(made["spec"].get("replicas", number)))
