@@ -8,13 +8,7 @@ from ssd.rpc.listen import join_address
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd_operator.api.spec import Object
 from ssd_operator.api.status import MOST_DEPLOYMENTS, MOST_LINKS
-from ssd_operator.children.objects import (
-    DRAFT_PORT,
-    Component,
-    child_name,
-    drafts_name,
-    selector,
-)
+from ssd_operator.children.objects import DRAFT_PORT, Component, child_name, drafts_name, selector
 from ssd_operator.children.processes import has_tls, process_of
 from ssd_operator.observe.pod_state import (
     address_of,
