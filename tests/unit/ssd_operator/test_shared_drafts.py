@@ -161,17 +161,29 @@ async def test_a_pool_to_which_nothing_refers_has_its_minimum() -> None:
     assert world[POOL_REF]["status"]["deployments"] == []
 
 
-async def test_without_the_pool_targets_serve_and_the_status_has_the_reason() -> None:
+@pytest.mark.parametrize("is_gone", [True, False])
+async def test_without_a_valid_pool_targets_serve_and_the_status_has_the_reason(
+    *, is_gone: bool
+) -> None:
     world = Shared(POOL, CODE, CHAT)
     await world.rounds(6)
-    world.remove(POOL_REF)
+    if is_gone:
+        world.remove(POOL_REF)
+    else:
+        world.edit_spec(POOL_REF, replicas=-1)
     await world.rounds(6)
+    # The pods of an invalid pool stay.
+    links = ("False", "PoolMissing") if is_gone else ("True", "Active")
     for ref in (CODE_REF, CHAT_REF):
         assert world.condition("DraftReady", ref) == ("False", "PoolMissing")
-        assert world.condition("SpeculationActive", ref) == ("False", "PoolMissing")
+        assert world.condition("SpeculationActive", ref) == links
         assert world.condition("Ready", ref) == ("True", "Serving")
-    world.put(POOL)
+    if is_gone:
+        world.put(POOL)
+    else:
+        world.edit_spec(POOL_REF, replicas=2)
     await world.rounds(6)
+    assert world.condition("DraftReady", CODE_REF) == ("True", "AllReady")
     assert world.condition("SpeculationActive", CODE_REF) == ("True", "Active")
 
 

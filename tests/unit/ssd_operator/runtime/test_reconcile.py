@@ -123,6 +123,20 @@ async def test_a_marked_draft_drains_although_an_earlier_call_of_the_pass_fails(
     assert set(world.drains) == drained
 
 
+async def test_scaling_down_drains_the_draft_before_it_goes() -> None:
+    world = await settled()
+    world.edit_spec(draft={"replicas": 1})
+    await world.next_pass()
+    await world.next_pass()
+    (victim,) = world.drains
+    assert world[DRAFTS]["spec"]["replicas"] == 2
+    world.engines.finish()
+    await world.come_to_rest()
+    assert world[DRAFTS]["spec"]["replicas"] == 1
+    assert Ref("Pod", victim) not in world
+    assert {"DraftDraining", "DraftDrained", "DraftsScaled"} <= set(world.reasons)
+
+
 async def test_drafts_scale_down_while_they_roll() -> None:
     world = await settled()
     world.edit_spec(draft={"image": "localhost/new:1", "replicas": 1})

@@ -149,6 +149,20 @@ async def test_links_that_come_and_go_every_few_seconds_cause_no_warning() -> No
     assert world.condition("SpeculationActive") == ("True", "Active")
 
 
+async def test_links_that_stay_lost_are_reported() -> None:
+    world = await settled()
+    world.report_links()
+    await world.round()
+    world.report()
+    again_after = await world.run_pass()
+    assert again_after <= HOLD_SECONDS[ACTIVE], "no watch reports the end of the wait"
+    for _ in range(16):
+        world.report()
+        await world.round()
+    assert world.condition("SpeculationActive") == ("False", "NoDrafts")
+    assert world.reasons.count("SpeculationOff") == 1
+
+
 async def test_links_that_come_and_go_under_a_pause_are_reported_once() -> None:
     world = await settled()
     world.edit_spec(paused=True)
