@@ -80,7 +80,6 @@ class Operator:
             probes.close()
 
     async def _start(self) -> None:
-        """Let passes begin once all is listed."""
         await self._lists.is_listed.wait()
         self._unseen = self._cache.resources
         self._has_good_pass = not self._unseen

@@ -13,16 +13,7 @@ from pydantic import TypeAdapter
 
 from ssd_operator.api.fields import RESOURCE_NAME, rules
 from ssd_operator.api.pool import PoolSpec
-from ssd_operator.api.spec import (
-    GROUP,
-    KIND,
-    PLURAL,
-    POOL_KIND,
-    POOL_PLURAL,
-    VERSION,
-    Object,
-    Spec,
-)
+from ssd_operator.api.spec import GROUP, KIND, PLURAL, POOL_KIND, POOL_PLURAL, VERSION, Object, Spec
 from ssd_operator.api.status import POOL_STATUS, STATUS
 
 _SERVICES = "^.*-(targets|gateway|pool|draft(-[0-9]+)?)$"

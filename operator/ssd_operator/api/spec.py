@@ -13,15 +13,7 @@ from pydantic import Field
 
 from ssd_operator.api import reserved
 from ssd_operator.api.engine_rules import VLLM_ARGS_RULES, VLLM_RULES
-from ssd_operator.api.fields import (
-    RESOURCE_NAME,
-    Block,
-    Visible,
-    between,
-    checked,
-    rules,
-    text,
-)
+from ssd_operator.api.fields import RESOURCE_NAME, Block, Visible, between, checked, rules, text
 from ssd_operator.api.gateway import Gateway
 from ssd_operator.api.kubernetes_types import ObjectKey, Resources
 from ssd_operator.api.model_cache import ModelCache

@@ -17,7 +17,7 @@ from ssd_operator.children.objects import (
     Workload,
     child_name,
     drafts_name,
-    drafts_service,
+    server_name,
     spiffe_id,
 )
 from ssd_operator.children.resources import num_threads
@@ -56,7 +56,7 @@ def engine_environment(workload: Workload) -> list[Object]:
         engine = spec.target.ssd or SsdEngine()
         settings |= {
             "MODEL_NAME": spec.model.name or workload.resource.name,
-            "DRAFTS": f"{drafts_service(workload.resource, workload.cell or 0)}:{DRAFT_PORT}",
+            "DRAFTS": f"{drafts_name(workload.resource, workload.cell or 0)}:{DRAFT_PORT}",
             # One rank on each GPU of the pod.
             "TENSOR_PARALLEL_SIZE": unless_default(spec.tensor_parallel_size, 1),
             "MAX_NUM_SEQS": engine.max_num_seqs,
@@ -138,7 +138,7 @@ def _model(source: Source) -> str:
 
 def _security_settings(workload: Workload) -> dict[str, object]:
     """Files and names of the security block; none of the values is a secret."""
-    security, namespace = workload.spec.security, workload.resource.namespace
+    resource, security = workload.resource, workload.spec.security
     settings = dict[str, object]()
     if (tls := security.tls) is not None:
         authority = f"{reserved.TLS_FOLDER}/ca.crt"
@@ -146,9 +146,11 @@ def _security_settings(workload: Workload) -> dict[str, object]:
         settings["TLS_KEY"] = f"{reserved.TLS_FOLDER}/tls.key"
         if workload.is_target:
             settings["LINK_CA"] = authority
-            settings["LINK_SERVER_NAME"] = drafts_name(workload.resource)
+            # One certificate for the drafts of all cells.
+            drafts = f"{resource.pool_prefix or resource.prefix}-{Component.DRAFT}"
+            settings["LINK_SERVER_NAME"] = server_name(resource.namespace, drafts)
         if tls.mode == "Mutual":
-            target = spiffe_id(namespace, child_name(workload.resource, Component.TARGET))
+            target = spiffe_id(resource.namespace, child_name(resource, Component.TARGET))
             callers = ",".join(tls.client_names) if workload.is_target else target
             settings["TLS_CLIENT_CA"] = authority
             settings["CALLER_NAMES"] = callers or None

@@ -66,17 +66,14 @@ def _network_policy(workload: Workload) -> Object:
         "namespaceSelector": {"matchLabels": namespace}
     }
     gateways = _pods(selector(resource, Component.GATEWAY))
-    targets, drafts = (
-        _pods(peers(resource, Component.DRAFT)),
-        _pods(peers(resource, Component.TARGET)),
-    )
+    linked = _pods(peers(resource, component))
     given = [dict(each) for each in spec.security.clients]
     clients = given or [_ANY_POD]
     # Gateways are always clients.
     own = [gateways] if given and spec.gateway.enabled else []
     callers = {
         Component.TARGET: [*clients, *own],
-        Component.DRAFT: [targets],
+        Component.DRAFT: [linked],
         Component.GATEWAY: clients,
     }
     process = process_of(resource, component)
@@ -88,8 +85,7 @@ def _network_policy(workload: Workload) -> Object:
     ]
     if spec.transport.channel == "Collective" and component is not Component.GATEWAY:
         # gloo and NCCL listen on ports that the system selects.
-        peer = drafts if component is Component.TARGET else targets
-        ingress.append({"from": [peer], "ports": [{"protocol": "TCP"}]})
+        ingress.append({"from": [linked], "ports": [{"protocol": "TCP"}]})
     return _pods(selector(resource, component)) | {"policyTypes": ["Ingress"], "ingress": ingress}
 
 

@@ -74,8 +74,10 @@ def child_name(resource: Resource, component: Component, cell: int | None = None
     return name if cell is None else f"{name}-{cell}"
 
 
-def draft_deployment(resource: Resource, cell: int) -> str:
-    """Name of a cell's drafts, Deployment and Service; with a Pool there is one for all cells."""
+def drafts_name(resource: Resource, cell: int) -> str:
+    """Name of the Deployment and Service of a cell's drafts, its own or those of its pool."""
+    if resource.pool_prefix is not None:
+        return f"{resource.pool_prefix}-{Component.DRAFT}"
     return child_name(resource, Component.DRAFT, draft_cell(resource, cell))
 
 
@@ -89,18 +91,6 @@ def draft_cells(resource: Resource) -> range:
     if resource.pool_prefix is not None:
         return range(0)
     return range(1 if resource.spec.draft.sharing == "Pool" else resource.spec.num_cells)
-
-
-def drafts_service(resource: Resource, cell: int) -> str:
-    """Name of the Service of the drafts of a cell's target, which may be those of a pool."""
-    pool = resource.pool_prefix
-    return draft_deployment(resource, cell) if pool is None else f"{pool}-{Component.DRAFT}"
-
-
-def drafts_name(resource: Resource) -> str:
-    """Name in the certificates of the drafts that serve a resource."""
-    prefix = resource.pool_prefix or resource.prefix
-    return server_name(resource.namespace, f"{prefix}-{Component.DRAFT}")
 
 
 def peers(resource: Resource, component: Component, cell: int | None = None) -> dict[str, str]:

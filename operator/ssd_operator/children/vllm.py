@@ -15,7 +15,7 @@ from ssd_operator.children.environment import (
     target_settings,
     unless_default,
 )
-from ssd_operator.children.objects import DRAFT_PORT, TARGET_PORT, Workload, drafts_service
+from ssd_operator.children.objects import DRAFT_PORT, TARGET_PORT, Workload, drafts_name
 from ssd_operator.children.resources import num_threads
 
 VLLM_PORT = 8000
@@ -37,7 +37,7 @@ def vllm_arguments(workload: Workload) -> list[str]:
         "num_speculative_tokens": spec.speculation.lookahead,
     }
     plugin = {
-        "drafts": [f"{drafts_service(workload.resource, workload.cell or 0)}:{DRAFT_PORT}"],
+        "drafts": [f"{drafts_name(workload.resource, workload.cell or 0)}:{DRAFT_PORT}"],
         "admin_port": TARGET_PORT,
         # The operator calls the address of the pod; the NetworkPolicy admits no other client.
         "admin_host": ANY_ADDRESS,

@@ -40,13 +40,13 @@ _WHOLE = frozenset(
 )
 """Fields below which every key is ours: a selector with one more key selects nothing, and a
 variable is a setting of the process."""
-_DEFAULTED = frozenset({"apiVersion", "divisor"})
-"""Keys that the API server adds there, to ``fieldRef`` and ``resourceFieldRef``."""
+_DEFAULTED = "apiVersion"
+"""Key that the API server adds there, to ``fieldRef``."""
 _OURS_IF_ABSENT = frozenset({"args", "envFrom"})
 """Fields of containers that we leave empty and no other writer may fill."""
 _QUANTITIES = frozenset({"requests", "limits"})
 """Maps of quantities."""
-_QUANTITY = frozenset({"sizeLimit", "averageValue", "divisor"})
+_QUANTITY = "sizeLimit"
 _STRINGS = frozenset({"labels", "annotations", "matchLabels", "nodeSelector"})
 """Maps of strings, whose empty values are stored."""
 _DROPPED_WHEN_FALSE = frozenset({"paused", "publishNotReadyAddresses", "readOnly"})
@@ -164,7 +164,7 @@ def _is_addition(name: str, live: Object, path: Path) -> bool:
     """Whether a field that we do not set is one that others may not add."""
     if name in _OURS_IF_ABSENT and path[-1:] in (("containers",), ("initContainers",)):
         return bool(live[name])
-    return not _WHOLE.isdisjoint(path) and name not in _DEFAULTED
+    return not _WHOLE.isdisjoint(path) and name != _DEFAULTED
 
 
 def _is_dropped(value: Any, name: str, path: Path) -> bool:
@@ -182,7 +182,7 @@ def _equals(live: Any, wanted: Any, path: Path) -> bool:
     if live == wanted:
         return isinstance(live, bool) == isinstance(wanted, bool)
     is_listed = not _QUANTITIES.isdisjoint(path[-2:-1])
-    if not is_listed and _QUANTITY.isdisjoint(path[-1:]):
+    if not is_listed and path[-1:] != (_QUANTITY,):
         return False
     number = partial(parse_quantity, is_rounded=is_listed)
     try:

@@ -3,14 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
-from ssd_operator.api.spec import (
-    GROUP,
-    KIND,
-    POOL_KIND,
-    RESOURCE_KINDS,
-    Object,
-    prefix_of,
-)
+from ssd_operator.api.spec import GROUP, KIND, POOL_KIND, RESOURCE_KINDS, Object, prefix_of
 from ssd_operator.children.objects import KINDS, MANAGED_BY_LABEL, NAME_LABEL, OPERATOR
 from ssd_operator.observe.cluster import Key, Ref, ref_of
 from ssd_operator.observe.pod_state import labels_of

@@ -17,10 +17,10 @@ from ssd_operator.children.objects import (
     Component,
     child_name,
     draft_cells,
-    draft_deployment,
+    drafts_name,
     targets_service,
 )
-from ssd_operator.observe.cluster import Cluster, Ref, ref_of
+from ssd_operator.observe.cluster import Cluster, Key, Ref, ref_of
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.pod_state import (
     cell_of,
@@ -181,7 +181,7 @@ class Snapshot:
     def draft_deployments(self) -> tuple[Object, ...]:
         """Draft Deployments that exist."""
         cells = draft_cells(self.resource)
-        return self._deployments([draft_deployment(self.resource, cell) for cell in cells])
+        return self._deployments([drafts_name(self.resource, cell) for cell in cells])
 
     def _pods(self, component: Component) -> tuple[Object, ...]:
         return tuple(
@@ -230,7 +230,7 @@ async def observe(
     )
     replicas = {}
     for cell in draft_cells(resource):
-        made = children.get(Ref("Deployment", draft_deployment(resource, cell)), {"spec": {}})
+        made = children.get(Ref("Deployment", drafts_name(resource, cell)), {"spec": {}})
         number = resource.spec.draft.replicas
         # The most that this pass may want of the Deployment: a drain shrinks it later.
         replicas[cell] = max(number, int(made["spec"].get("replicas", number)))
@@ -248,26 +248,27 @@ async def observe(
             former.add(ref)
         else:
             foreign[ref] = f"{owner['kind']} {owner['name']}" if owner else "another owner"
+    peers = sorted(cache.peers(resource.key))
     return Snapshot(
         resource=resource,
         now=now,
         children=children,
-        pods=(*pods, *_peers(cache, resource)),
+        pods=(*pods, *_linked_pods(cache, resource, peers)),
         gateways=gateways,
         endpoints=endpoints_of(resource.prefix, seen.values()),
         foreign=foreign,
         former=frozenset(former),
         status=found.get("status") or {},
         pool=_pool(cache, resource),
-        deployments=_deployments(cache, resource),
+        deployments=tuple(name for _, name in peers) if resource.is_pool else (),
     )
 
 
-def _peers(cache: ObjectCache, resource: Resource) -> Iterator[Object]:
+def _linked_pods(cache: ObjectCache, resource: Resource, peers: Iterable[Key]) -> Iterator[Object]:
     """Pods at the other end of the links that other resources own."""
-    for other in sorted(cache.peers(resource.key)):
+    component = Component.TARGET if resource.is_pool else Component.DRAFT
+    for other in peers:
         for ref, each in cache.children(other).items():
-            component = Component.TARGET if resource.is_pool else Component.DRAFT
             is_linked = not resource.is_pool or labels_of(each).get(POOL_LABEL) == resource.prefix
             if ref.kind == "Pod" and is_linked and is_pod_of(each, other[1], (component,)):
                 yield each
@@ -282,10 +283,6 @@ def _pool(cache: ObjectCache, resource: Resource) -> Resource | None:
     with contextlib.suppress(SpecError):  # the status of the pool has the reason
         return parse(found)
     return None
-
-
-def _deployments(cache: ObjectCache, resource: Resource) -> tuple[str, ...]:
-    return tuple(sorted(name for _, name in cache.peers(resource.key))) if resource.is_pool else ()
 
 
 def _is_older(pod: Object, resource: Object, deployment: Object | None) -> bool:

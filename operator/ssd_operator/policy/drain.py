@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ssd_operator.api.spec import Object, drafts_of_cell
-from ssd_operator.children.objects import draft_cells, draft_deployment
+from ssd_operator.children.objects import draft_cells, drafts_name
 from ssd_operator.children.placement import effective_policy
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import (
@@ -98,7 +98,7 @@ def plan_cell(
     """
     resource, num_cells = snapshot.resource, len(draft_cells(snapshot.resource))
     wanted = drafts_of_cell(resource.spec.draft.replicas, num_cells, cell)
-    live = snapshot.children.get(Ref("Deployment", draft_deployment(resource, cell)))
+    live = snapshot.children.get(Ref("Deployment", drafts_name(resource, cell)))
     replicas = wanted if live is None else int(live["spec"]["replicas"])
     pods = [pod for pod in snapshot.drafts if cell_of(pod) == cell]
     marked = [pod for pod in pods if drain_deadline_of(pod) is not None]

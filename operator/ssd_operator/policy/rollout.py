@@ -186,7 +186,6 @@ def preflight_state(
 
 
 def _result(pod: Object, now: float) -> Preflight:
-    """The result of a live preflight pod."""
     status, name = pod.get("status", {}), name_of(pod)
     if status.get("phase") == "Succeeded":
         return Preflight("Passed", pod=pod)

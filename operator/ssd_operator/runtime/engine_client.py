@@ -160,7 +160,6 @@ class EngineClients:
             self._wake(key)
 
     async def _drain_draft(self, key: Key, pod: str, address: Address, deadline: float) -> str:
-        """Drain one draft; returns the result."""
         service = f"{key[1]}-{Component.DRAFT}"
         credentials = self._credentials.of(key, service, address)
         endpoint = join_address(address.host, DRAFT_PORT)

@@ -110,14 +110,8 @@ class Reconciler:
             return None
         memory = decided.memory
         results = Results(failures=dict(memory.failures), repairs=dict(memory.repairs))
-        execution = PlanExecutor(
-            cluster=self._cluster,
-            cache=self._cache,
-            engines=self._engines,
-            snapshot=snapshot,
-            results=results,
-        )
-        await execution.carry_out(decided)
+        executor = PlanExecutor(self._cluster, self._cache, self._engines, snapshot, results)
+        await executor.carry_out(decided)
         interruption, since = results.interruption, None
         if interruption is not None:
             since = self._now() if memory.failing_since is None else memory.failing_since
@@ -193,7 +187,7 @@ class Reconciler:
         metrics.set_conditions(key, ())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PlanExecutor:
     """Carries out what was decided on one resource in one pass. Asyncio loop."""
 

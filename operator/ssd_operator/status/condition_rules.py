@@ -59,15 +59,8 @@ USUAL = frozenset(
     }
 )
 """Reasons that pass without a change by a person."""
-
-
-_OF_POOLS = frozenset(
-    {
-        *("DraftReady", "DraftCapacity", "ScalingActive"),
-        *("Progressing", "SpecValid", "ResourcesOwned"),
-    }
-)
-"""Conditions of a pool besides Ready."""
+_OF_TARGETS = frozenset({"TargetReady", "SpeculationActive", "NotWorthwhile"})
+"""Conditions that a pool does not have."""
 
 
 def conditions(result: PassResult) -> dict[str, Condition]:
@@ -85,9 +78,11 @@ def conditions(result: PassResult) -> dict[str, Condition]:
         "ResourcesOwned": _resources_owned,
     }
     is_pool = result.snapshot.resource.is_pool
-    if is_pool:
-        rules = {kind: rule for kind, rule in rules.items() if kind in _OF_POOLS}
-    found = {kind: each for kind, rule in rules.items() if (each := rule(result)) is not None}
+    found = {
+        kind: each
+        for kind, rule in rules.items()
+        if not (is_pool and kind in _OF_TARGETS) and (each := rule(result)) is not None
+    }
     return {"Ready": (_pool_ready(found) if is_pool else _ready(result, found)), **found}
 
 

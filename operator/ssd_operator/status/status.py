@@ -8,13 +8,7 @@ from ssd.rpc.listen import join_address
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd_operator.api.spec import Object
 from ssd_operator.api.status import MOST_DEPLOYMENTS, MOST_LINKS
-from ssd_operator.children.objects import (
-    DRAFT_PORT,
-    Component,
-    child_name,
-    draft_deployment,
-    selector,
-)
+from ssd_operator.children.objects import DRAFT_PORT, Component, child_name, drafts_name, selector
 from ssd_operator.children.processes import has_tls, process_of
 from ssd_operator.observe.pod_state import (
     address_of,
@@ -168,7 +162,7 @@ def _draft(result: PassResult) -> Object:
     wanted, num_active = snapshot.num_drafts_wanted, len(snapshot.active_drafts)
     reference, owner = snapshot.resource.spec.draft.pool_ref, snapshot.pool or snapshot.resource
     labels = selector(owner, Component.DRAFT)
-    name = draft_deployment(snapshot.resource, 0)
+    name = drafts_name(snapshot.resource, 0)
     return _without_empty(
         {
             "pool": "" if reference is None else reference.name,

@@ -43,11 +43,14 @@ class MemoryCluster:
     failures: list[ClusterError | None] = field(default_factory=list)
     """Raised by the next calls, one each; a call with None goes well."""
     write_faults: Mapping[Any, ClusterError] = field(default_factory=dict)
-    """Raised whenever an object, or an object of a kind, is written; its status is not."""
+    """Raised whenever an object, or an object of a kind, is written; at writes of a status only for
+    the pair of verb and object."""
     list_faults: Mapping[Any, ClusterError] = field(default_factory=dict)
     """Raised whenever a kind, a namespace or a kind in a namespace is listed."""
     admit: Callable[[Object], object] = lambda thing: None
     """Changes each object that is applied, as a webhook does."""
+    meddle: Callable[[str, Ref], object] = lambda verb, ref: None
+    """What others do just before a write, by its verb and its object."""
     log: list[tuple[Object, bool]] = field(default_factory=list)
     """All events of a watch: an object, and whether it was deleted."""
     _intents: dict[Address, Object] = field(default_factory=dict)
@@ -95,13 +98,14 @@ class MemoryCluster:
         self, namespace: str, ref: Ref, changes: Object, subresource: str = ""
     ) -> Object:
         self._write(subresource or "patch", ref)
+        assert subresource or "uid" in changes["metadata"], "another object may have its name"
         live = self.objects.get((namespace, ref))
         if live is None:
             raise MissingError(f"{ref} is gone")
         self._check_identity(live, changes.get("metadata", {}))
         if subresource == "scale" and ref.kind == KIND:
             changes = {"spec": {"draft": changes["spec"]}}
-        return self._answer(self.put(_patched(live, changes)))
+        return self._answer(self.put(patched(live, changes)))
 
     async def delete(self, namespace: str, ref: Ref, uid: str) -> None:
         self._write("delete", ref)
@@ -123,11 +127,6 @@ class MemoryCluster:
     def create_resource(self, key: Key, spec: Object) -> None:
         metadata = {"namespace": key[0], "name": key[1]}
         self.put({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec})
-
-    def edit_spec(self, key: Key, **blocks: Any) -> None:
-        found = copy.deepcopy(self.objects.get((key[0], Ref(KIND, key[1]))))
-        if found is not None:
-            self.put(found | {"spec": _patched(found["spec"], blocks)})
 
     def put(self, thing: Object) -> Object:
         """Store an object as an API server would: uid, generation, version."""
@@ -163,22 +162,13 @@ class MemoryCluster:
     def of_kind(self, kind: str) -> list[Object]:
         return [thing for (_, ref), thing in self.objects.items() if ref.kind == kind]
 
-    def resource(self, key: Key) -> Object:
-        return self.objects[key[0], Ref(KIND, key[1])]
-
-    def condition(self, key: Key, kind: str) -> Object:
-        conditions = self.resource(key).get("status", {}).get("conditions", [])
-        return next(each for each in conditions if each["type"] == kind)
-
     def _write(self, verb: str, ref: Ref) -> None:
         self.writes.append((verb, ref))
+        self.meddle(verb, ref)
         self._may_fail()
-        if verb != "status":
-            self._raise(self.write_faults, ref, ref.kind)
+        self._raise(self.write_faults, (verb, ref), *(() if verb == "status" else (ref, ref.kind)))
 
-    def _raise(
-        self, faults: Mapping[Any, ClusterError], *keys: Ref | str | tuple[str, str]
-    ) -> None:
+    def _raise(self, faults: Mapping[Any, ClusterError], *keys: object) -> None:
         for key in keys:
             if key in faults:
                 raise faults[key]
@@ -220,11 +210,11 @@ _ATOMIC = frozenset({"selector", "podSelector", "nodeSelector"})
 """Maps that have one writer."""
 
 
-def _patched(live: Any, wanted: Any) -> Any:
+def patched(live: Any, wanted: Any) -> Any:
     """As a merge patch does: lists are replaced, keys that are null are removed."""
     if not isinstance(live, dict) or not isinstance(wanted, dict):
         return copy.deepcopy(wanted)
-    merged = live | {name: _patched(live.get(name), value) for name, value in wanted.items()}
+    merged = live | {name: patched(live.get(name), value) for name, value in wanted.items()}
     return {name: value for name, value in merged.items() if value is not None}
 
 

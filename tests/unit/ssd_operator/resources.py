@@ -37,6 +37,7 @@ from ssd_operator.children.objects import (
     draft_cells,
 )
 from ssd_operator.children.pods import USER, engine_template
+from ssd_operator.observe.pod_state import name_of
 from ssd_operator.settings import OperatorSettings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -74,11 +75,15 @@ def resource(spec: Spec, name: str = "demo", **annotations: str) -> Resource:
     )
 
 
+def parsed(document: Object) -> Resource:
+    """The resource of a document, as an API server with nothing else stores it."""
+    about = document["metadata"] | {"namespace": "default", "uid": UID, "generation": 1}
+    return parse(document | {"metadata": about})
+
+
 def read(path: Path) -> Resource:
     """The resource of a file."""
-    document = yaml.safe_load(path.read_text())
-    document["metadata"] |= {"namespace": "default", "uid": UID, "generation": 1}
-    return parse(document)
+    return parsed(yaml.safe_load(path.read_text()))
 
 
 def replicas_of(resource: Resource) -> dict[int, int]:
@@ -92,9 +97,17 @@ def children(resource: Resource, settings: OperatorSettings = SETTINGS) -> list[
     return wanted(resource, settings, replicas_of(resource))
 
 
+def of_kind(
+    resource: Resource, kind: str, settings: OperatorSettings = SETTINGS
+) -> dict[str, Object]:
+    """Its children of a kind, by name."""
+    made = children(resource, settings)
+    return {name_of(each): each for each in made if each["kind"] == kind}
+
+
 def deployments(resource: Resource, component: str) -> list[Object]:
     """Those of targets or of drafts, by cell."""
-    made = [each for each in children(resource) if each["kind"] == "Deployment"]
+    made = of_kind(resource, "Deployment").values()
     return [each for each in made if each["metadata"]["labels"][COMPONENT_LABEL] == component]
 
 

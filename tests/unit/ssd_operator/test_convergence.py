@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from tests.unit.ssd_operator.checked_cluster import CheckedCluster
 from tests.unit.ssd_operator.memory_cluster import LostAnswerError
 from tests.unit.ssd_operator.resources import SETTINGS, replicas_of
-from tests.unit.ssd_operator.world import KEY, World
+from tests.unit.ssd_operator.world import KEY, RESOURCE, World
 
 from ssd_operator.api.parse import parse
 from ssd_operator.api.spec import Object
@@ -74,8 +74,9 @@ class Disturbances(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cluster = CheckedCluster()
-        self.world = World(self.cluster, draft={"replicas": 3})
+        self.world = World(draft={"replicas": 3})
+        assert isinstance(self.world.cluster, CheckedCluster)
+        self.cluster = self.world.cluster
         self.taken: set[Ref] = set()
         """Names of children that other objects have."""
         self.numbers = count(1)
@@ -254,7 +255,7 @@ class Disturbances(RuleBasedStateMachine):
         raise AssertionError(f"no rest: {self.cluster.writes[-5:]}")
 
     def check_that_all_is_well(self) -> None:
-        resource = parse(self.cluster.resource(KEY))
+        resource = parse(self.world[RESOURCE])
         for child in wanted(resource, SETTINGS, replicas_of(resource)):
             assert matches(self.world[ref_of(child)], child), ref_of(child)
         assert len(self.world.ready_pods("target")) == resource.spec.num_cells
@@ -288,7 +289,7 @@ class Disturbances(RuleBasedStateMachine):
 
     def finish_drains(self) -> bool:
         has_finished = self.world.engines.finish()
-        self.cluster.drained |= self.world.engines.facts.keys()
+        self.cluster.drained |= self.world.drains.keys()
         return has_finished
 
     def children(self, kind: str = "") -> list[Ref]:

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.unit.ssd_operator.resources import template_of
+from tests.unit.ssd_operator.resources import TWO_CELLS, template_of
 
-from ssd_operator.api.parse import parse
 from ssd_operator.children.objects import ENGINES, Component
 
 SAMPLES = Path(__file__).resolve().parents[3] / "charts" / "ssd" / "samples"
@@ -20,9 +19,7 @@ def test_a_pod_that_two_jobs_scrape_counts_once(name: str) -> None:
 
 @pytest.mark.parametrize("component", ENGINES)
 def test_the_job_fetches_what_the_pods_of_the_sample_would_fetch(component: Component) -> None:
-    sample = yaml.safe_load((SAMPLES / "llama-3.1-70b.yaml").read_text())
-    sample["metadata"] |= {"namespace": "default", "uid": "u", "generation": 1}
-    pod = template_of(parse(sample), component)["spec"]
+    pod = template_of(TWO_CELLS, component)["spec"]
     (fetch,) = pod["initContainers"]
     job = yaml.safe_load((SAMPLES / "jobs" / "fetch-weights.yaml").read_text())
     own = job["spec"]["template"]["spec"]

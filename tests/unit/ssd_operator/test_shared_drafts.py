@@ -1,28 +1,20 @@
 """Stories of a pool of drafts and of the resources that refer to it, with a cluster in memory."""
 
-from collections.abc import Iterable, Mapping
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import yaml
 from tests.unit.ssd_operator.api.test_schema import POOL_PARTS, check
-from tests.unit.ssd_operator.controllers import Controllers
-from tests.unit.ssd_operator.memory_cluster import MemoryCluster, is_watched
-from tests.unit.ssd_operator.resources import ROOT, SETTINGS, UID, replicas_of
+from tests.unit.ssd_operator.resources import ROOT, parsed
+from tests.unit.ssd_operator.resources import children as children_of
+from tests.unit.ssd_operator.world import World
 
-from ssd.rpc.pool_codec import LinkStatus, PoolStatus
-from ssd_operator.api.parse import parse
+from ssd.rpc.pool_codec import PoolStatus
 from ssd_operator.api.spec import KIND, POOL_KIND, Object, Resource
-from ssd_operator.children.manifests import wanted
-from ssd_operator.children.objects import WATCHED_KINDS
-from ssd_operator.observe.cluster import Key, Ref
-from ssd_operator.observe.object_cache import ObjectCache
-from ssd_operator.observe.pod_state import Address, condition_in, is_ready, labels_of, name_of
+from ssd_operator.children.objects import NAME_LABEL
+from ssd_operator.observe.cluster import Key, Ref, ref_of
+from ssd_operator.observe.pod_state import condition_in, labels_of, name_of
 from ssd_operator.observe.snapshot import Report
-from ssd_operator.policy.drain import Drain
-from ssd_operator.runtime.reconcile import Reconciler
 
 SAMPLE = ROOT / "charts" / "ssd" / "samples" / "pool" / "demo-cpu.yaml"
 POOL, CODE, CHAT = yaml.safe_load_all(SAMPLE.read_text())
@@ -31,13 +23,11 @@ SCALING = {"minReplicas": 1, "maxReplicas": 8, "scaleDownStabilizationSeconds": 
 
 
 def resource(document: Object, **spec: Any) -> Resource:
-    about = document["metadata"] | {"namespace": "default", "uid": UID, "generation": 1}
-    return parse(document | {"metadata": about, "spec": document["spec"] | spec})
+    return parsed(document | {"spec": document["spec"] | spec})
 
 
 def children(found: Resource) -> dict[str, Object]:
-    made = wanted(found, SETTINGS, replicas_of(found))
-    return {f"{each['kind']}/{each['metadata']['name']}": each for each in made}
+    return {str(ref_of(each)): each for each in children_of(found)}
 
 
 def pod_of(found: Resource, deployment: str) -> Object:
@@ -85,77 +75,28 @@ def test_a_draft_of_a_pool_is_that_of_a_resource_but_for_its_name() -> None:
     assert first == second
 
 
-@dataclass
-class KeyedEngines:
-    """``Engines`` of several resources; each target reports what a test sets."""
-
-    need: dict[str, float] = field(default_factory=dict)
-    """Running sequences that speculate, by resource."""
-    drafts: list[str] = field(default_factory=list)
-    """Linked to each target."""
-    now: float = 0.0
-    _followed: dict[Key, set[str]] = field(default_factory=dict)
-    _drains: dict[str, str] = field(default_factory=dict)
-
-    def state(self, key: Key) -> tuple[Mapping[str, Report], Mapping[str, str]]:
-        links = tuple(
-            LinkStatus(address=each, draft_pod=each, state="active", transport="tcp", sessions=2)
-            for each in self.drafts
-        )
-        status = PoolStatus(links=links, speculative_sequences=self.need.get(key[1], 0.0))
-        pools = dict.fromkeys(self._followed.get(key, ()), Report(status, self.now))
-        return pools, dict(self._drains)
-
-    def follow(self, key: Key, targets: Mapping[str, Address], pods: AbstractSet[str]) -> None:
-        self._followed[key] = set(targets)
-
-    def drain(self, key: Key, wanted: Iterable[Drain]) -> None:
-        self._drains |= {each.pod: "Drained" for each in wanted if each.address is not None}
-
-
-class Shared:
-    """A pool, two resources that refer to it, and an operator."""
+class Shared(World):
+    """A pool and the resources that refer to it."""
 
     def __init__(self, *documents: Object) -> None:
-        self.cluster, self.engines = MemoryCluster(), KeyedEngines()
-        self.controllers = Controllers(self.cluster)
-        self.woken: set[Key] = set()
-        self.cache = ObjectCache(lambda key, **_: self.woken.add(key))
-        for kind in WATCHED_KINDS:
-            self.cache.replace(kind, "", [], 0)
-        for document in documents:
-            about = document["metadata"] | {"namespace": "default"}
-            self.cluster.put(document | {"metadata": about})
-        self._num_seen = 0
-        self._reconciler = Reconciler(
-            self.cluster, self.cache, self.engines, SETTINGS, lambda: self.cluster.now
-        )
+        super().__init__(*documents)
+        self.need: dict[str, float] = {}
+        """Running sequences that speculate, by resource."""
 
-    async def rounds(self, number: int = 6) -> None:
-        for _ in range(number):
-            self.cluster.now += 10.0
-            self.catch_up()
-            pods = [pod for pod in self.cluster.of_kind("Pod") if is_ready(pod)]
-            drafts = [pod for pod in pods if labels_of(pod)["ssd.dev/component"] == "draft"]
-            self.engines.now, self.engines.drafts = self.cluster.now, list(map(name_of, drafts))
-            for key in self.cache.resources:
-                await self._reconciler.reconcile(key)
-            self.controllers.settle()
+    async def round(self) -> bool:
+        self.cluster.now += 10.0
         self.catch_up()
-
-    def catch_up(self) -> None:
-        new, self._num_seen = self.cluster.log[self._num_seen :], len(self.cluster.log)
-        for thing, is_deleted in new:
-            is_gone = is_deleted or not is_watched(thing)
-            (self.cache.mark_deleted if is_gone else self.cache.put)(thing)
-
-    def status(self, ref: Ref) -> Object:
-        found: Object = self.cluster.objects["default", ref]["status"]
-        return found
-
-    def condition(self, ref: Ref, kind: str) -> tuple[str, str]:
-        found = condition_in(self.status(ref), kind)
-        return found["status"], found["reason"]
+        links = self.links(sessions=2)
+        for pod in self.ready_pods("target"):
+            need = self.need.get(labels_of(pod)[NAME_LABEL], 0.0)
+            status = PoolStatus(links=links, speculative_sequences=need)
+            self.engines.answers[name_of(pod)] = Report(status, self.cluster.now)
+        for key in self.cache.resources:
+            await self.reconciler.reconcile(key)
+        has_drained = self.engines.finish()
+        has_moved = self.controllers.settle()
+        self.catch_up()
+        return has_drained or has_moved
 
 
 POOL_REF, CODE_REF, CHAT_REF = Ref(POOL_KIND, "shared"), Ref(KIND, "code"), Ref(KIND, "chat")
@@ -169,18 +110,18 @@ def scaled(**scaling: Any) -> Object:
 
 async def test_both_resources_speculate_with_the_drafts_of_the_pool() -> None:
     world = Shared(POOL, CODE, CHAT)
-    await world.rounds()
+    await world.rounds(6)
     for ref in (CODE_REF, CHAT_REF):
-        assert world.condition(ref, "SpeculationActive") == ("True", "Active")
-        assert world.condition(ref, "DraftReady") == ("True", "AllReady")
-        draft = world.status(ref)["draft"]
+        assert world.condition("SpeculationActive", ref) == ("True", "Active")
+        assert world.condition("DraftReady", ref) == ("True", "AllReady")
+        draft = world[ref]["status"]["draft"]
         assert (draft["pool"], draft["summary"]) == ("shared", "2/2")
-        assert not condition_in(world.status(ref), "DraftCapacity")
-    status = world.status(POOL_REF)
+        assert not condition_in(world[ref]["status"], "DraftCapacity")
+    status = world[POOL_REF]["status"]
     check(status, POOL_PARTS["status"])
     assert status["deployments"] == ["chat", "code"]
     assert status["sessions"] == {"open": 8, "capacity": 64}
-    assert world.condition(POOL_REF, "Ready") == ("True", "AllReady")
+    assert world.condition("Ready", POOL_REF) == ("True", "AllReady")
     assert {each["target"][:4] for each in status["links"]} == {"code", "chat"}
     num_writes = len(world.cluster.writes)
     await world.rounds(2)
@@ -189,71 +130,82 @@ async def test_both_resources_speculate_with_the_drafts_of_the_pool() -> None:
 
 async def test_a_pool_is_scaled_by_the_sum_of_the_need_of_all() -> None:
     world = Shared(scaled(), CODE, CHAT)
-    world.engines.need = {"code": 14.0, "chat": 17.0}
-    await world.rounds()
+    world.need = {"code": 14.0, "chat": 17.0}
+    await world.rounds(6)
     # 31 sequences, 10 a draft, 80 % of them used: 3.9 drafts.
-    assert world.status(POOL_REF)["draft"]["summary"] == "4/4"
-    assert world.condition(POOL_REF, "ScalingActive") == ("True", "Internal")
-    world.engines.need = {"code": 1.0, "chat": 2.0}
+    assert world[POOL_REF]["status"]["draft"]["summary"] == "4/4"
+    assert world.condition("ScalingActive", POOL_REF) == ("True", "Internal")
+    world.need = {"code": 1.0, "chat": 2.0}
     await world.rounds(40)
-    assert world.status(POOL_REF)["draft"]["summary"] == "1/1"
+    assert world[POOL_REF]["status"]["draft"]["summary"] == "1/1"
 
 
 async def test_a_pool_does_not_shrink_while_a_resource_has_no_ready_target() -> None:
     world = Shared(scaled(), CODE)
-    world.engines.need = {"code": 31.0}
-    await world.rounds()
-    assert world.status(POOL_REF)["draft"]["summary"] == "4/4"
-    broken = CHAT | {"spec": CHAT["spec"] | {"paused": True}}
-    world.cluster.put(broken | {"metadata": CHAT["metadata"] | {"namespace": "default"}})
-    world.engines.need = {"code": 1.0}
+    world.need = {"code": 31.0}
+    await world.rounds(6)
+    assert world[POOL_REF]["status"]["draft"]["summary"] == "4/4"
+    world.put(CHAT | {"spec": CHAT["spec"] | {"paused": True}})
+    world.need = {"code": 1.0}
     await world.rounds(20)
-    assert world.status(POOL_REF)["draft"]["summary"] == "4/4"
-    world.engines.need = {"code": 47.0}
+    assert world[POOL_REF]["status"]["draft"]["summary"] == "4/4"
+    world.need = {"code": 47.0}
     await world.rounds(10)
-    assert world.status(POOL_REF)["draft"]["summary"] == "6/6"
+    assert world[POOL_REF]["status"]["draft"]["summary"] == "6/6"
 
 
 async def test_a_pool_to_which_nothing_refers_has_its_minimum() -> None:
     world = Shared(scaled(minReplicas=1))
     await world.rounds(20)
-    assert world.status(POOL_REF)["draft"]["desiredReplicas"] == 1
-    assert world.status(POOL_REF)["deployments"] == []
+    assert world[POOL_REF]["status"]["draft"]["desiredReplicas"] == 1
+    assert world[POOL_REF]["status"]["deployments"] == []
 
 
-async def test_without_the_pool_targets_serve_and_the_status_has_the_reason() -> None:
+@pytest.mark.parametrize("is_gone", [True, False])
+async def test_without_a_valid_pool_targets_serve_and_the_status_has_the_reason(
+    *, is_gone: bool
+) -> None:
     world = Shared(POOL, CODE, CHAT)
-    await world.rounds()
-    world.cluster.remove("default", POOL_REF)
-    await world.rounds()
+    await world.rounds(6)
+    if is_gone:
+        world.remove(POOL_REF)
+    else:
+        world.edit_spec(POOL_REF, replicas=-1)
+    await world.rounds(6)
+    # The pods of an invalid pool stay.
+    links = ("False", "PoolMissing") if is_gone else ("True", "Active")
     for ref in (CODE_REF, CHAT_REF):
-        assert world.condition(ref, "DraftReady") == ("False", "PoolMissing")
-        assert world.condition(ref, "SpeculationActive") == ("False", "PoolMissing")
-        assert world.condition(ref, "Ready") == ("True", "Serving")
-    world.cluster.put(POOL | {"metadata": {"name": "shared", "namespace": "default"}})
-    await world.rounds()
-    assert world.condition(CODE_REF, "SpeculationActive") == ("True", "Active")
+        assert world.condition("DraftReady", ref) == ("False", "PoolMissing")
+        assert world.condition("SpeculationActive", ref) == links
+        assert world.condition("Ready", ref) == ("True", "Serving")
+    if is_gone:
+        world.put(POOL)
+    else:
+        world.edit_spec(POOL_REF, replicas=2)
+    await world.rounds(6)
+    assert world.condition("DraftReady", CODE_REF) == ("True", "AllReady")
+    assert world.condition("SpeculationActive", CODE_REF) == ("True", "Active")
 
 
 async def test_a_resource_may_have_the_name_of_a_pool() -> None:
     world = Shared(POOL, CODE, CODE | {"metadata": {"name": "shared"}})
-    await world.rounds()
+    await world.rounds(6)
     for ref in (POOL_REF, Ref(KIND, "shared")):
-        assert world.condition(ref, "Ready")[0] == "True"
-        assert world.condition(ref, "ResourcesOwned") == ("True", "Owned")
+        assert world.condition("Ready", ref)[0] == "True"
+        assert world.condition("ResourcesOwned", ref) == ("True", "Owned")
 
 
 async def test_an_older_resource_with_the_prefix_of_a_pool_keeps_its_passes() -> None:
     older = CODE | {"metadata": {"name": "shared-pool"}}
     older |= {"spec": CODE["spec"] | {"draft": {"source": {"uri": "demo://draft"}}}}
     world = Shared(older, CHAT)
-    await world.rounds()
-    world.cluster.put(POOL | {"metadata": {"name": "shared", "namespace": "default"}})
-    await world.rounds()
+    await world.rounds(6)
+    world.put(POOL)
+    await world.rounds(6)
     found = world.cache.resource(POOL_KEY)
     assert found is not None
     assert found["kind"] == KIND
-    assert world.condition(CHAT_REF, "DraftReady") == ("False", "PoolMissing")
+    assert world.condition("DraftReady", CHAT_REF) == ("False", "PoolMissing")
 
 
 def test_a_resource_of_pooled_drafts_may_refer_to_a_pool() -> None:
@@ -267,17 +219,17 @@ def test_a_resource_of_pooled_drafts_may_refer_to_a_pool() -> None:
 )
 async def test_a_change_wakes_those_that_share_drafts(changed: Ref, woken: set[Key]) -> None:
     world = Shared(POOL, CODE, CHAT)
-    await world.rounds()
+    await world.rounds(6)
     world.woken.clear()
-    world.cluster.remove("default", changed)
+    world.remove(changed)
     world.catch_up()
     assert world.woken == woken
 
 
 async def test_another_reference_wakes_the_former_pool() -> None:
     world = Shared(POOL, CODE)
-    await world.rounds()
+    await world.rounds(6)
     world.woken.clear()
-    world.cluster.edit_spec(CODE_KEY, draft={"poolRef": {"name": "other"}})
+    world.edit_spec(CODE_REF, draft={"poolRef": {"name": "other"}})
     world.catch_up()
     assert {POOL_KEY, CODE_KEY, ("default", "other-pool")} <= world.woken

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.unit.ssd_operator.checked_cluster import CheckedCluster
 from tests.unit.ssd_operator.controllers import Controllers
-from tests.unit.ssd_operator.memory_cluster import MemoryCluster, is_watched
+from tests.unit.ssd_operator.memory_cluster import MemoryCluster, is_watched, patched
 from tests.unit.ssd_operator.resources import SETTINGS
 
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
@@ -18,7 +18,7 @@ from ssd_operator.api.spec import KIND, Object
 from ssd_operator.children.objects import WATCHED_KINDS
 from ssd_operator.observe.cluster import ClusterError, Key, Ref
 from ssd_operator.observe.object_cache import ObjectCache
-from ssd_operator.observe.pod_state import Address, is_ready, name_of
+from ssd_operator.observe.pod_state import Address, condition_of, is_ready, name_of
 from ssd_operator.observe.snapshot import Report
 from ssd_operator.policy.drain import Drain
 from ssd_operator.runtime.reconcile import Reconciler
@@ -42,43 +42,56 @@ class MemoryEngines:
     """``Engines`` that return what a test puts into them."""
 
     answers: dict[str, Report] = field(default_factory=dict)
-    facts: dict[str, str] = field(default_factory=dict)
-    followed: dict[str, Address] = field(default_factory=dict)
+    """By target."""
+    followed: dict[Key, Mapping[str, Address]] = field(default_factory=dict)
+    drains: dict[Key, dict[str, str]] = field(default_factory=dict)
+    """Results by draft."""
 
     def state(self, key: Key) -> tuple[Mapping[str, Report], Mapping[str, str]]:
-        pools = {pod: fact for pod, fact in self.answers.items() if pod in self.followed}
-        return pools, dict(self.facts)
+        followed = self.followed.get(key, {})
+        pools = {pod: fact for pod, fact in self.answers.items() if pod in followed}
+        return pools, dict(self.drains.get(key, {}))
 
     def follow(self, key: Key, targets: Mapping[str, Address], pods: AbstractSet[str]) -> None:
-        self.followed = dict(targets)
-        self.facts = {pod: fact for pod, fact in self.facts.items() if pod in pods}
+        self.followed[key] = targets
+        drains = self.drains.get(key, {})
+        self.drains[key] = {pod: fact for pod, fact in drains.items() if pod in pods}
 
     def drain(self, key: Key, wanted: Iterable[Drain]) -> None:
         for each in wanted:
             if each.address is not None:
-                self.facts.setdefault(each.pod, "")
+                self.drains.setdefault(key, {}).setdefault(each.pod, "")
 
     def finish(self) -> bool:
         """End all drains with success; whether any was running."""
-        going = [pod for pod, result in self.facts.items() if not result]
-        for pod in going:
-            self.facts[pod] = "Drained"
-        return bool(going)
+        is_going = any("" in drains.values() for drains in self.drains.values())
+        for key, drains in self.drains.items():
+            self.drains[key] = {pod: result or "Drained" for pod, result in drains.items()}
+        return is_going
 
 
 class World:
-    """One resource ``default/demo`` and everything around it."""
+    """Resources and everything around them; without others the resource ``default/demo``."""
 
-    def __init__(self, cluster: MemoryCluster | None = None, **blocks: Any) -> None:
-        self.cluster = cluster or CheckedCluster()
+    def __init__(self, *documents: Object, **blocks: Any) -> None:
+        """``blocks`` are those of the demo; see ``demo``."""
+        self.cluster = MemoryCluster() if documents else CheckedCluster()
         self.controllers = Controllers(self.cluster)
-        self.cluster.create_resource(KEY, demo(**blocks))
+        for document in documents:
+            self.put(document)
+        if not documents:
+            self.cluster.create_resource(KEY, demo(**blocks))
         self.restart()
+
+    def put(self, document: Object) -> None:
+        """Store an object of the namespace ``default``."""
+        self.cluster.put(document | {"metadata": document["metadata"] | {"namespace": "default"}})
 
     def restart(self) -> None:
         """Start a new operator, without memory."""
         self.engines = MemoryEngines()
-        self.cache = ObjectCache(lambda key, **_: None)
+        self.woken = set[Key]()
+        self.cache = ObjectCache(lambda key, **_: self.woken.add(key))
         for kind in WATCHED_KINDS:
             self.cache.replace(kind, "", [], 0)
         self._seen = dict.fromkeys(WATCHED_KINDS, 0)
@@ -99,13 +112,18 @@ class World:
         found: Object = self[RESOURCE]["status"]
         return found
 
-    def condition(self, kind: str) -> tuple[str, str]:
+    @property
+    def drains(self) -> dict[str, str]:
+        """Results of drains, by pod."""
+        return self.engines.drains.get(KEY, {})
+
+    def condition(self, kind: str, of: Ref = RESOURCE) -> tuple[str, str]:
         """Status and reason."""
-        found = self.cluster.condition(KEY, kind)
+        found = condition_of(self[of], kind)
         return found["status"], found["reason"]
 
     def message(self, kind: str) -> str:
-        return str(self.cluster.condition(KEY, kind)["message"])
+        return str(condition_of(self[RESOURCE], kind)["message"])
 
     @property
     def reasons(self) -> list[str]:
@@ -137,8 +155,9 @@ class World:
 
     # ---- what others do
 
-    def edit_spec(self, **blocks: Any) -> None:
-        self.cluster.edit_spec(KEY, **blocks)
+    def edit_spec(self, of: Ref = RESOURCE, /, **blocks: Any) -> None:
+        with self.edited(of) as found:
+            found["spec"] = patched(found["spec"], blocks)
 
     @contextlib.contextmanager
     def edited(self, ref: Ref) -> Iterator[Object]:
@@ -157,13 +176,16 @@ class World:
         about = {"namespace": "default", "name": ref.name, **metadata}
         return self.cluster.put({"apiVersion": "v1", "kind": ref.kind, "metadata": about})
 
-    def report_links(self, state: str = "Active", **more: Any) -> None:
-        """Each target reports a link to each draft."""
-        links = tuple(
+    def links(self, state: str = "Active", **more: Any) -> tuple[LinkStatus, ...]:
+        """A link to each draft."""
+        return tuple(
             LinkStatus(address=name, draft_pod=name, state=state.lower(), transport="tcp", **more)
             for name in map(name_of, self.ready_pods("draft"))
         )
-        self.report(links=links)
+
+    def report_links(self, state: str = "Active", **more: Any) -> None:
+        """Each target reports a link to each draft."""
+        self.report(links=self.links(state, **more))
 
     def report(self, **answer: Any) -> None:
         """Each target that is ready answers this."""
@@ -233,9 +255,9 @@ class World:
         raise AssertionError(f"still writing: {self.cluster.writes[-5:]}")
 
 
-async def settled(cluster: MemoryCluster | None = None, **blocks: Any) -> World:
+async def settled(**blocks: Any) -> World:
     """A resource that serves."""
-    world = World(cluster, **blocks)
+    world = World(**blocks)
     await world.come_to_rest()
     world.cluster.writes.clear()
     world.cluster.events.clear()

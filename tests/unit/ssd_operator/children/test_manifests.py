@@ -22,6 +22,7 @@ from tests.unit.ssd_operator.resources import (
     cpu_demo,
     deployments,
     not_restricted,
+    of_kind,
     resource,
     specs,
 )
@@ -46,8 +47,8 @@ ORDER = ["ServiceAccount", "NetworkPolicy", "Service", "Deployment", "PodDisrupt
 
 
 def templates(resource: Resource, settings: OperatorSettings = SETTINGS) -> dict[str, Object]:
-    made = [each for each in children(resource, settings) if each["kind"] == "Deployment"]
-    return {name_of(each): each["spec"]["template"] for each in made}
+    made = of_kind(resource, "Deployment", settings)
+    return {name: each["spec"]["template"] for name, each in made.items()}
 
 
 def selector(child: Object) -> dict[str, str] | None:
@@ -94,24 +95,22 @@ def test_two_resources_never_select_each_others_pods(
 
 @given(specs())
 def test_a_deployment_selects_its_own_pods_and_no_others(spec: Spec) -> None:
-    made = children(resource(spec))
-    own = [each for each in made if each["kind"] == "Deployment"]
+    own = of_kind(resource(spec), "Deployment").values()
     for here in own:
         for there in own:
             wanted = selector(here) or {}
             assert selects(wanted, there["spec"]["template"]) == (here is there)
-    for each in selectors(made):  # labels that no version changes
+    for each in selectors(children(resource(spec))):  # labels that no version changes
         assert set(each) <= {"ssd.dev/name", "ssd.dev/component", "ssd.dev/cell"}
 
 
 @given(specs())
 def test_a_draft_on_gpus_has_one_and_a_target_its_tensor_parallel_size(spec: Spec) -> None:
     gpus = 0
-    for each in children(resource(spec)):
-        if each["kind"] == "Deployment":
-            (container,) = each["spec"]["template"]["spec"]["containers"]
-            limits = container["resources"].get("limits", {})
-            gpus += each["spec"]["replicas"] * int(limits.get("nvidia.com/gpu", 0))
+    for each in of_kind(resource(spec), "Deployment").values():
+        (container,) = each["spec"]["template"]["spec"]["containers"]
+        limits = container["resources"].get("limits", {})
+        gpus += each["spec"]["replicas"] * int(limits.get("nvidia.com/gpu", 0))
     wanted = spec.tensor_parallel_size * spec.num_cells if spec.is_gpu else 0
     assert gpus == wanted + (spec.draft.replicas if spec.draft_device == "nvidia" else 0)
 
@@ -214,16 +213,15 @@ def test_no_budget_blocks_a_node_drain(
         target=TargetSpec(source=DEMO_TARGET, replicas=num_cells),
         draft=DraftSpec(source=DEMO_DRAFT, replicas=num_drafts, sharing=sharing),
     )
-    made = [each for each in children(resource(spec)) if each["kind"] == "PodDisruptionBudget"]
-    assert {name_of(each) for each in made} == budgets
-    assert all(each["spec"]["maxUnavailable"] == 1 for each in made)
+    made = of_kind(resource(spec), "PodDisruptionBudget")
+    assert made.keys() == budgets
+    assert all(each["spec"]["maxUnavailable"] == 1 for each in made.values())
 
 
 def test_only_named_clients_its_targets_and_the_operator_reach_an_engine() -> None:
     client: NetworkPeer = {"podSelector": {"matchLabels": {"app": "chat"}}}
-    made = children(resource(cpu_demo(security=Security(clients=(client,)))))
-    policies = [each["spec"]["ingress"] for each in made if each["kind"] == "NetworkPolicy"]
-    callers: list[list[Any]] = [rules[0]["from"] for rules in policies]
+    policies = of_kind(resource(cpu_demo(security=Security(clients=(client,)))), "NetworkPolicy")
+    callers = [each["spec"]["ingress"][0]["from"] for each in policies.values()]
     labels = {"ssd.dev/name": "demo", "ssd.dev/component": "target"}
     targets = {"podSelector": {"matchLabels": labels}}
     assert callers == [[client, OPERATOR_PEER], [targets, OPERATOR_PEER]]
@@ -231,8 +229,8 @@ def test_only_named_clients_its_targets_and_the_operator_reach_an_engine() -> No
 
 def test_only_a_collective_channel_opens_all_ports_between_targets_and_drafts() -> None:
     def opened(channel: Literal["Grpc", "Collective"]) -> list[list[Any]]:
-        made = children(resource(cpu_demo().changed(transport=Transport(channel=channel))))
-        rules = [each["spec"]["ingress"] for each in made if each["kind"] == "NetworkPolicy"]
+        demo = resource(cpu_demo().changed(transport=Transport(channel=channel)))
+        rules = [each["spec"]["ingress"] for each in of_kind(demo, "NetworkPolicy").values()]
         any_port = {"protocol": "TCP"}
         return [[rule["from"] for rule in each if any_port in rule["ports"]] for each in rules]
 

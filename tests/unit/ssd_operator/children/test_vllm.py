@@ -10,9 +10,9 @@ from tests.unit.ssd_operator.resources import (
     OPERATOR_PEER,
     SAMPLES,
     SETTINGS,
-    children,
     cpu_demo,
     deployments,
+    of_kind,
     resource,
     secured,
     template_of,
@@ -23,7 +23,6 @@ from ssd_operator.api.security import Security
 from ssd_operator.api.spec import Object, Resource, Source, Spec, TargetSpec
 from ssd_operator.children.objects import Component
 from ssd_operator.children.pods import preflight_spec
-from ssd_operator.observe.pod_state import name_of
 from ssd_vllm.settings import PluginSettings, read
 
 LLAMA = SAMPLES["llama-3.1-70b-vllm"]
@@ -47,10 +46,6 @@ def arguments_of(resource: Resource) -> dict[str, str]:
 def plugin_of(resource: Resource) -> dict[str, Any]:
     """Settings of the plugin."""
     return dict(json.loads(arguments_of(resource)["additional-config"])["ssd"])
-
-
-def of_kind(resource: Resource, kind: str) -> dict[str, Object]:
-    return {name_of(each): each["spec"] for each in children(resource) if each["kind"] == kind}
 
 
 def test_fields_of_the_resource_are_arguments_of_vllm() -> None:
@@ -135,12 +130,12 @@ def test_probes_and_metrics_are_pages_of_vllms_own_port() -> None:
 def test_clients_reach_the_api_of_vllm_and_only_the_operator_its_admin_port() -> None:
     client: NetworkPeer = {"podSelector": {"matchLabels": {"app": "chat"}}}
     demo = resource(vllm_demo(security=Security(clients=(client,))))
-    rules = of_kind(demo, "NetworkPolicy")["demo-target"]["ingress"]
+    rules = of_kind(demo, "NetworkPolicy")["demo-target"]["spec"]["ingress"]
     allowed = {rule["ports"][0]["port"]: rule["from"] for rule in rules}
     assert allowed == {50051: [OPERATOR_PEER], 8000: [client]}
     services = of_kind(demo, "Service")
     for name in ("demo", "demo-targets"):
-        (port,) = services[name]["ports"]
+        (port,) = services[name]["spec"]["ports"]
         assert (port["name"], port["port"], port["targetPort"]) == ("http", 8000, "http")
 
 
@@ -174,7 +169,7 @@ def test_the_port_of_vllm_has_the_certificate_and_probes_use_it() -> None:
         assert container[probe]["httpGet"] == get
     template = template_of(demo)
     assert template["metadata"]["annotations"] == {"ssd.dev/scheme": "https"}
-    (port,) = of_kind(demo, "Service")["demo"]["ports"]
+    (port,) = of_kind(demo, "Service")["demo"]["spec"]["ports"]
     assert port["appProtocol"] == "https"
 
 
@@ -183,7 +178,7 @@ def test_tokens_alone_leave_the_port_of_vllm_in_plain_text() -> None:
     assert "ssl-certfile" not in arguments_of(demo)
     assert plugin_of(demo)["token_file"] == "/etc/ssd/tokens/clients"
     assert container_of(demo)["readinessProbe"]["httpGet"] == {"path": "/health", "port": "http"}
-    (port,) = of_kind(demo, "Service")["demo"]["ports"]
+    (port,) = of_kind(demo, "Service")["demo"]["spec"]["ports"]
     assert "appProtocol" not in port
 
 

@@ -88,7 +88,7 @@ async def test_a_draft_that_may_not_be_marked_does_not_drain_and_delays_no_statu
     world.edit_spec(draft={"replicas": 1})
     world.controllers.make_unready(world.ready_pods("target")[0])
     await world.rounds(3)
-    assert world.engines.facts == {}
+    assert world.drains == {}
     assert world.condition("ResourcesOwned") == ("False", "Forbidden")
     assert world.condition("Ready")[0] == "False"
     assert world.status["observedGeneration"] == 2
@@ -175,9 +175,7 @@ async def contest(world: World, num_rounds: int = 40) -> int:
     return num_edits - 1
 
 
-async def test_an_object_that_is_contested_is_left_as_it_is_for_some_time_after_some_repairs() -> (
-    None
-):
+async def test_a_contested_object_is_left_as_it_is_for_some_time_after_some_repairs() -> None:
     world = await settled()
     assert await contest(world, 100) == MOST_REPAIRS
     (message,) = world.messages("ApplyReverted")

@@ -128,9 +128,7 @@ def test_a_draft_that_was_not_reached_is_not_done() -> None:
     assert [each.pod for each in found.drains] == ["b"]
 
 
-def test_the_deployment_shrinks_when_all_victims_are_done_and_its_replica_set_has_followed() -> (
-    None
-):
+def test_the_deployment_shrinks_once_all_victims_are_done_and_its_pods_are_gone() -> None:
     pods = [pod("a"), pod("b", deadline=FUTURE), pod("c", deadline=FUTURE)]
     assert plan(1, 3, *pods, results=drained("b")).replicas == {0: 3}
     assert plan(1, 3, *pods, results=drained("b", "c")).replicas == {0: 1}

@@ -1,5 +1,6 @@
 """The conditions of a resource, by what one pass has seen and done."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from tests.unit.ssd_operator.scenes import (
 from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.gateway import Gateway
 from ssd_operator.api.spec import DraftSpec, Object, ScalingMode, Source
-from ssd_operator.observe.cluster import Ref
+from ssd_operator.observe.cluster import Ref, ref_of
 from ssd_operator.observe.pod_state import endpoints_of, to_text
 from ssd_operator.policy.apply_failures import Cause, Results
 from ssd_operator.policy.plan import PassPlan
@@ -41,17 +42,6 @@ BOTH = (deployment("demo-target-0"), deployment("demo-target-1"))
 PULL = [{"image": "x", "state": {"waiting": {"reason": "ErrImagePull", "message": "denied"}}}]
 SECOND = target("t1", cell=1)
 PAIR = (target(), draft("d0"))
-
-
-def judge(scene: Scene, kind: str) -> str:
-    """Status and reason of a condition."""
-    found = conditions(scene.result)[kind]
-    assert found.message.endswith(".")
-    return f"{found.status} {found.reason}"
-
-
-def message(scene: Scene, kind: str) -> str:
-    return conditions(scene.result)[kind].message
 
 
 def test_all_conditions_of_a_healthy_resource_are_true() -> None:
@@ -94,7 +84,7 @@ READY = [
     (Scene(pods=(terminating(target()),)), "False Draining"),
     (Scene(pods=(pod("gateway", "g0"), unscheduled(target()))), "False Unschedulable"),
     (foreign(SERVICE), "False NameTaken"),
-    (foreign(BALANCED), "False NameTaken"),
+    (foreign(BALANCED), "False NameTaken", "Service demo-targets belongs to SSDDeployment x;"),
     (foreign(ACCOUNT), "True Serving"),
     (foreign(ACCOUNT, pods=(), deployments=()), "False NameTaken"),
     (nothing(results=refused(TARGET)), "False PodTemplateInvalid"),
@@ -118,7 +108,13 @@ def rolling(*pods: Object, revision: int, **condition: Any) -> Scene:
 
 
 FORBIDDEN = {"type": "ReplicaFailure", "message": "violates restricted"}
+TWO_DOWN = (target(ready=False), target("t1", ready=False, cell=1, containerStatuses=PULL))
 TARGETS = [
+    (
+        Scene(cells=2, pods=TWO_DOWN, deployments=BOTH),
+        "False ImagePull",
+        "0 of 2 targets are ready; t1 cannot pull x: denied.",
+    ),
     (Scene(cells=2, deployments=BOTH), "False Loading"),
     (Scene(pods=(unscheduled(target()),)), "False Unschedulable"),
     (Scene(pods=(target(ready=False, containerStatuses=PULL),)), "False ImagePull"),
@@ -127,6 +123,15 @@ TARGETS = [
     (rolling(target(ready=False), revision=1), "False Loading"),
     (rolling(revision=1, **FORBIDDEN), "False PodForbidden"),
 ]
+UNREADY = deployment("demo-draft-0")
+UNREADY["status"]["conditions"].append({"type": "Available", "status": "True"})
+AVAILABLE = Scene(
+    drafts=1,
+    pods=(target(), draft("d0", ready=False)),
+    deployments=(deployment("demo-target-0"), UNREADY),
+    pools=(),
+)
+"""The Deployment of drafts is available without a ready pod."""
 DRAFTS = [
     (Scene(drafts=0, pods=(target(),)), "True ScaledToZero"),
     (Scene(drafts=1, pods=(*PAIR, marked(draft("d1")))), "True AllReady"),
@@ -134,6 +139,7 @@ DRAFTS = [
     (Scene(pods=PAIR), "False Scaling"),
     (Scene(pods=(*PAIR, draft("d1", ready=False))), "False Loading"),
     (Scene(pods=(*PAIR, unscheduled(draft("d1")))), "False Unschedulable"),
+    (AVAILABLE, "False Loading"),
 ]
 
 
@@ -165,7 +171,12 @@ SPECULATION = [
     (linked(refusing("vocab_size: this draft has 1")), "False VocabularyMismatch"),
     (linked(refusing("wire_version: this draft has 1")), "False WireVersionMismatch"),
     (linked(link("d0", "Quarantined", reason="late")), "False Quarantined"),
-    (linked(TOO_SLOW), "False LinkTooSlow"),
+    (
+        linked(TOO_SLOW),
+        "False LinkTooSlow",
+        "t0 and d0: its round trip is 312 us",
+        "(transport.maxRoundTripMicroseconds).",
+    ),
     (linked(TOO_SLOW, link("d1")), "True Active"),
     (linked(MISFIT, link("d1")), "True Active"),
     (linked(link("d0"), age=31), "Unknown TargetUnreachable"),
@@ -187,6 +198,8 @@ CAPACITY = [
     (
         Scene(pods=(target(), unscheduled(draft("d0"), NO_CPU)), spec=CPU_DRAFT),
         "False InsufficientLocalCPUs",
+        "1 of 2 drafts have no node; lower draft.replicas or the CPUs of draft.resources, or add "
+        f"room: {NO_CPU}",
     ),
     (Scene(pods=(unscheduled(target()), unscheduled(draft("d0")))), "True Sufficient"),
     (Scene(pods=(target(), marked(unscheduled(draft("d0"))))), "True Sufficient"),
@@ -202,6 +215,17 @@ DEMAND = Demand(replicas=1, eligible=6.0, sustainable_sessions=2.0)
 SCALING = [
     (scaled("Internal", plan=decided(2, "Steady")), "True Internal"),
     (scaled("Internal", plan=decided(2, "NoSamples")), "False NoSamples"),
+    (
+        scaled("Internal", plan=decided(3, "ScaleUp", demand=DEMAND)),
+        "True Internal",
+        "The operator sets 3 drafts, 1 to 4 are allowed; 6.0 sequences speculate, "
+        "a draft sustains 2 (0.8 of them used).",
+    ),
+    (
+        scaled("Internal", plan=decided(2, "Unschedulable")),
+        "True Internal",
+        "2 drafts, 1 to 4 are allowed; none is added while one has no node.",
+    ),
     (scaled("External"), "True External"),
 ]
 STALE = PassPlan(revisions={"demo-target-0": "r2", "demo-draft-0": "r1"})
@@ -223,19 +247,37 @@ def unseen() -> Scene:
     return Scene(deployments=(found,))
 
 
+def preflight_not_made(cause: Cause) -> Scene:
+    """The pod of a preflight was not created."""
+    made: Object = {"kind": "Pod", "metadata": {"name": "demo-preflight-r2"}}
+    plan = replace(STALE, preflight=Preflight("Running", "it is created", made))
+    return Scene(plan=plan, results=refused(ref_of(made), "exceeded quota", cause))
+
+
+LEFT = {"terminated": {"exitCode": 1, "message": "RuntimeError: no (x.py:1)"}}
+CRASHING = {"restartCount": 5, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+CRASHES = draft("d1", ready=False, containerStatuses=[CRASHING | {"lastState": LEFT}])
 STUCK = {"status": "False", "reason": "ProgressDeadlineExceeded", "message": "timed out."}
 PAUSED = Scene(deployments=(deployment("demo-draft-0") | {"spec": {"paused": True}},))
 PROGRESS = [
     (Scene(spec={"paused": True}), "False Paused"),
     (at_stage("Failed"), "False PreflightFailed"),
     (at_stage("Stuck"), "False PreflightFailed"),
+    (preflight_not_made("Refused"), "False PreflightFailed", "exceeded quota"),
+    (preflight_not_made("Forbidden"), "False PreflightFailed", "exceeded quota"),
     (at_stage("Running"), "True Preflight"),
     (at_stage("Passed"), "True RollingOut"),
     (Scene(plan=STALE), "True RollingOut"),
     (unseen(), "True RollingOut"),
     (drafts_deployment(reason="ReplicaSetUpdated"), "True RollingOut"),
     (drafts_deployment(**STUCK), "False ProgressDeadlineExceeded"),
-    (PAUSED, "False Paused"),
+    (
+        replace(drafts_deployment(reason="ReplicaSetUpdated"), pods=(*PAIR, CRASHES)),
+        "True RollingOut",
+        "3 of 3 pods are up to date, 2 of them ready; "
+        "d1 ended with exit code 1, 5 restarts so far: RuntimeError: no (x.py:1).",
+    ),
+    (PAUSED, "False Paused", "demo-draft-0"),
     (replace(PAUSED, results=Results(applied={DRAFTED})), "True UpToDate"),
     (Scene(drafts=1, pods=(*PAIR, marked(draft("d1")))), "True Draining"),
     (Scene(drafts=1, pods=(*PAIR, terminating(draft("d1")))), "True Draining"),
@@ -244,11 +286,23 @@ PROGRESS = [
     (Scene(pods=(terminating(target()), draft("d0"), draft("d1")), plan=STALE), "True RollingOut"),
     (Scene(drafts=2, pods=(*PAIR, unscheduled(draft("d1")))), "True Scaling"),
     (Scene(pods=(target(ready=False), draft("d0"), draft("d1"))), "True Scaling"),
+    (AVAILABLE, "True Scaling"),
     (Scene(), "True UpToDate"),
 ]
 VALID = [
-    (Scene(results=refused(TARGET)), "False PodTemplateInvalid"),
+    (
+        Scene(results=refused(TARGET, "spec.env: Invalid.")),
+        "False PodTemplateInvalid",
+        "Deployment demo-target-0 was refused: spec.env: Invalid.",
+    ),
     (Scene(results=refused(ACCOUNT)), "False ObjectRefused"),
+]
+OWNED = [
+    (
+        Scene(facts={"foreign": {SERVICE: "SSDDeployment x", ACCOUNT: "another owner"}}),
+        "False NameTaken",
+        "Service demo belongs to SSDDeployment x, ServiceAccount demo-draft belongs to another ",
+    ),
 ]
 GATED = {"gateway": Gateway(enabled=True, replicas=2)}
 
@@ -259,15 +313,51 @@ def gated(**status: Any) -> Scene:
     return Scene(spec=GATED, deployments=(*Scene().deployments, front))
 
 
+CREATED: Object = {"type": "PodReadyToStartContainers", "status": "False"}
+
+
+def fronted(pod: Object) -> Scene:
+    """Its only gateway is this pod."""
+    return replace(gated(), facts={"gateways": (pod,)})
+
+
+def front(**status: Any) -> Object:
+    return pod("gateway", "g0", ready=False, **status)
+
+
 GATEWAY = [
     (gated(availableReplicas=2), "True AllReady"),
     (gated(availableReplicas=1), "False Loading"),
     (gated(), "False Loading"),
     (Scene(spec=GATED), "False Loading"),
     (gated(conditions=[{"status": "True"} | FORBIDDEN]), "False PodForbidden"),
-    (replace(gated(), facts={"foreign": {BALANCED: "SSDDeployment x"}}), "False NameTaken"),
+    (
+        replace(
+            gated(availableReplicas=2),
+            spec=GATED | {"paused": True},
+            facts={"foreign": {BALANCED: "SSDDeployment x"}},
+        ),
+        "False NameTaken",
+        "2 of 2 gateways are ready; Service demo-targets belongs to SSDDeployment x.",
+    ),
+    (
+        fronted(front(containerStatuses=PULL)),
+        "False ImagePull",
+        "ready; g0 cannot pull x: denied.",
+    ),
+    (
+        fronted(front(conditions=[CREATED, PLACED | {"lastTransitionTime": to_text(NOW - 11)}])),
+        "False Loading",
+        "a ready target: g0 has no sandbox after 10 s: a volume is missing or not attached, or "
+        "the network is not ready; see kubectl describe pod g0.",
+    ),
+    (
+        fronted(terminating(front())),
+        "False Loading",
+        "a ready target: see the pods of demo-gateway.",
+    ),
 ]
-CASES = {
+CASES: Mapping[str, Sequence[tuple[Any, ...]]] = {
     "Ready": READY,
     "TargetReady": TARGETS,
     "DraftReady": DRAFTS,
@@ -277,107 +367,24 @@ CASES = {
     "ScalingActive": SCALING,
     "Progressing": PROGRESS,
     "SpecValid": VALID,
+    "ResourcesOwned": OWNED,
 }
+"""What a pass has seen and done; the status and reason of a condition, and parts of its message."""
 
 
 @pytest.mark.parametrize(
-    ("kind", "scene", "expected"),
-    [(kind, *case) for kind, cases in CASES.items() for case in cases],
+    ("kind", "case"), [(kind, case) for kind, cases in CASES.items() for case in cases]
 )
-def test_each_condition_has_its_status_and_reason(kind: str, scene: Scene, expected: str) -> None:
-    assert judge(scene, kind) == expected
-
-
-def test_of_several_cells_the_most_important_reason_is_reported() -> None:
-    pods = (target(ready=False), target("t1", ready=False, cell=1, containerStatuses=PULL))
-    scene = Scene(cells=2, pods=pods, deployments=BOTH)
-    assert judge(scene, "TargetReady") == "False ImagePull"
-    assert message(scene, "TargetReady") == "0 of 2 targets are ready; t1 cannot pull x: denied."
+def test_each_condition_has_its_status_reason_and_message(kind: str, case: tuple[Any, ...]) -> None:
+    scene, expected, *words = case
+    found = conditions(scene.result)[kind]
+    assert f"{found.status} {found.reason}" == expected
+    assert found.message.endswith(".")
+    assert [each for each in words if each not in found.message] == []
 
 
 def test_without_autoscaling_there_is_no_scaling_condition() -> None:
     assert "ScalingActive" not in conditions(Scene(mode="None").result)
-
-
-def test_a_deployment_that_is_available_without_a_ready_pod_does_not_count() -> None:
-    available = {"type": "Available", "status": "True", "reason": "MinimumReplicasAvailable"}
-    draft_deployment = deployment("demo-draft-0")
-    draft_deployment["status"]["conditions"].append(available)
-    pods = (target(), draft("d0", ready=False))
-    deployments = (deployment("demo-target-0"), draft_deployment)
-    scene = Scene(drafts=1, pods=pods, deployments=deployments, pools=())
-    assert judge(scene, "DraftReady") == "False Loading"
-    assert judge(scene, "Progressing") == "True Scaling"
-
-
-LEFT = {"terminated": {"exitCode": 1, "message": "RuntimeError: no (x.py:1)"}}
-CRASHING = {"restartCount": 5, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
-CRASHES = draft("d1", ready=False, containerStatuses=[CRASHING | {"lastState": LEFT}])
-MESSAGES = [
-    ("SpeculationActive", linked(TOO_SLOW), "(transport.maxRoundTripMicroseconds)."),
-    ("SpeculationActive", linked(TOO_SLOW), "t0 and d0: its round trip is 312 us"),
-    (
-        "SpecValid",
-        Scene(results=refused(TARGET, "spec.env: Invalid.")),
-        "Deployment demo-target-0 was refused: spec.env: Invalid.",
-    ),
-    ("Progressing", PAUSED, "demo-draft-0"),
-    (
-        "DraftCapacity",
-        Scene(pods=(target(), unscheduled(draft("d0"), NO_CPU)), spec=CPU_DRAFT),
-        "1 of 2 drafts have no node; lower draft.replicas or the CPUs of draft.resources, or add "
-        f"room: {NO_CPU}",
-    ),
-    (
-        "ScalingActive",
-        scaled("Internal", plan=decided(3, "ScaleUp", demand=DEMAND)),
-        "The operator sets 3 drafts, 1 to 4 are allowed; 6.0 sequences speculate, "
-        "a draft sustains 2 (0.8 of them used).",
-    ),
-    (
-        "ScalingActive",
-        scaled("Internal", plan=decided(2, "Unschedulable")),
-        "2 drafts, 1 to 4 are allowed; none is added while one has no node.",
-    ),
-    (
-        "Progressing",
-        replace(drafts_deployment(reason="ReplicaSetUpdated"), pods=(*PAIR, CRASHES)),
-        "3 of 3 pods are up to date, 2 of them ready; "
-        "d1 ended with exit code 1, 5 restarts so far: RuntimeError: no (x.py:1).",
-    ),
-    (
-        "ResourcesOwned",
-        Scene(facts={"foreign": {SERVICE: "SSDDeployment x", ACCOUNT: "another owner"}}),
-        "Service demo belongs to SSDDeployment x, ServiceAccount demo-draft belongs to another ",
-    ),
-    ("Ready", foreign(BALANCED), "Service demo-targets belongs to SSDDeployment x;"),
-    (
-        "GatewayReady",
-        Scene(
-            spec={"gateway": Gateway(enabled=True), "paused": True},
-            deployments=(deployment("demo-gateway") | {"status": {"availableReplicas": 1}},),
-            facts={"foreign": {BALANCED: "SSDDeployment x"}},
-        ),
-        "1 of 1 gateways are ready; Service demo-targets belongs to SSDDeployment x.",
-    ),
-]
-
-
-@pytest.mark.parametrize(("kind", "scene", "words"), MESSAGES)
-def test_a_message_names_the_object_and_quotes_its_error(
-    kind: str, scene: Scene, words: str
-) -> None:
-    assert words in message(scene, kind)
-
-
-@pytest.mark.parametrize("cause", ["Refused", "Forbidden"])
-def test_a_preflight_whose_pod_was_refused_or_forbidden_has_failed(cause: Cause) -> None:
-    made: Object = {"kind": "Pod", "metadata": {"name": "demo-preflight-r2"}}
-    plan = replace(STALE, preflight=Preflight("Running", "it is created", made))
-    results = refused(Ref("Pod", "demo-preflight-r2"), "exceeded quota", cause)
-    scene = Scene(plan=plan, results=results)
-    assert judge(scene, "Progressing") == "False PreflightFailed"
-    assert "exceeded quota" in message(scene, "Progressing")
 
 
 def endpoint_slice(service: str, *endpoints: tuple[str, bool | None]) -> Object:
@@ -399,31 +406,3 @@ def test_endpoints_are_the_ready_pods_of_all_slices_of_the_service() -> None:
         endpoint_slice("demo") | {"endpoints": None},
     ]
     assert endpoints_of("demo", slices) == {"t0", "t2"}
-
-
-CREATED: Object = {"type": "PodReadyToStartContainers", "status": "False"}
-
-
-def front(**status: Any) -> Object:
-    return pod("gateway", "g0", ready=False, **status)
-
-
-@pytest.mark.parametrize(
-    ("gateway", "expected", "words"),
-    [
-        (front(containerStatuses=PULL), "False ImagePull", "ready; g0 cannot pull x: denied."),
-        (
-            front(conditions=[CREATED, PLACED | {"lastTransitionTime": to_text(NOW - 11)}]),
-            "False Loading",
-            "a ready target: g0 has no sandbox after 10 s: a volume is missing or not attached, or "
-            "the network is not ready; see kubectl describe pod g0.",
-        ),
-        (terminating(front()), "False Loading", "a ready target: see the pods of demo-gateway."),
-    ],
-)
-def test_a_gateway_that_is_not_ready_is_diagnosed(
-    gateway: Object, expected: str, words: str
-) -> None:
-    scene = replace(gated(), facts={"gateways": (gateway,)})
-    assert judge(scene, "GatewayReady") == expected
-    assert words in message(scene, "GatewayReady")

@@ -87,10 +87,6 @@ def test_measured_values_wait_a_minute(old: Object, new: Object) -> None:
     assert not needs_write(new, deepcopy(new), 1e9)
 
 
-def test_the_first_status_is_written() -> None:
-    assert needs_write({}, STATUS, 1.0)
-
-
 def status(drafts: int = 2, **reasons: str) -> Object:
     """A status whose conditions have these reasons."""
     bad = {"NoDrafts", "NameTaken", "Unschedulable", "InsufficientLocalGPUs", "Paused"}

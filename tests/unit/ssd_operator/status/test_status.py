@@ -229,12 +229,6 @@ def test_the_effective_transport_is_the_slowest(transports: tuple[str, str], slo
     assert derive(Scene(pools=(answer("t0", *links),)))["transport"]["effective"] == slowest
 
 
-def test_links_of_old_answers_and_of_pods_that_are_not_ready_are_left_out() -> None:
-    pods = (target(), target("t1", ready=False, cell=1))
-    pools = (answer("t0", link("d0"), age=31), answer("t1", link("d0")))
-    assert derive(Scene(cells=2, pods=pods, pools=pools))["links"] == []
-
-
 def figures_of(scene: Scene) -> Object:
     """The measured effect of speculation."""
     block = derive(scene)["speculation"]
