@@ -143,7 +143,8 @@ def crash_hook(
             return
         _write_termination_log(termination_message(error), termination_log)
         name, message = kind.__name__, _one_line(error)
-        _log.crash("failed", error, error=name, message=message, place=place_of(error))
+        place = place_of(error)
+        _log.error("failed", exc_info=error, error=name, message=message, place=place)
 
     return report
 
