@@ -190,7 +190,7 @@ def serve(
     drawing = plots() if "poisson" in names else None
     chosen = {name: LOADS[name] for name in names if name != "poisson"}
     if "poisson" in names:
-        sweep = numbers(rates, "--rates", 0.001, 1000)
+        sweep = numbers(rates, "--rates", float, 0.001, 1000)
         chosen |= {f"poisson-{each:g}": replace(LOADS["poisson"], rate=each) for each in sweep}
     if "streams" in chosen:
         chosen["streams"] = replace(LOADS["streams"], streams=streams)

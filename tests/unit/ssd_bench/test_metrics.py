@@ -215,11 +215,11 @@ def test_a_run_without_hits_reports_the_cause(late_rate: float | None, cause: st
 @pytest.mark.parametrize("text", ["", "1,,8", "a", "0", "17"])
 def test_a_bad_list_of_numbers_is_a_usage_error(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="--batch"):
-        numbers(text, "--batch", 1, 16)
+        numbers(text, "--batch", float, 1, 16)
 
 
 def test_a_list_of_numbers_is_converted() -> None:
-    assert numbers("1,8", "--batch", 1, 16) == (1.0, 8.0)
+    assert numbers("1,8", "--batch", float, 1, 16) == (1.0, 8.0)
 
 
 def test_the_terminal_table_fits_80_columns() -> None:
