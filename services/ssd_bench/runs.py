@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 
 from ssd.errors import SSDError
+from ssd.observability.scrape import scrape
 from ssd.rpc.client import DraftClient, TargetClient
 from ssd.rpc.codec import WHOLE_TEXT_MS, GenerateCall, Prompt
 from ssd.runtime.launch import Deployment, RunningDeployment, deployed
@@ -16,7 +17,7 @@ from ssd.types import GenerationChunk, Mode, SamplingParams, TokenId
 from ssd_bench.machine import CpuTicks, count_weights, other_work, peak_memory_bytes, was_quiet
 from ssd_bench.metrics import BatchFigures, Continuation, batch_figures
 from ssd_bench.prompts import DEMO
-from ssd_bench.round_parts import mean_ms, read_rounds
+from ssd_bench.round_parts import mean_ms
 
 BYTES_PER_WEIGHT = {
     "bfloat16": 2,
@@ -205,9 +206,9 @@ async def _measure(
         texts: list[list[tuple[TokenId, ...]]] = []
         others, started = await other_work(), CpuTicks.read()
         for name, contender in contenders.items():
-            before = await read_rounds(contender.http_address)
+            before = await scrape(contender.http_address)
             batch = await _complete(contender, plan, cell, repetition)
-            cell.parts_ms[name].append(mean_ms(before, await read_rounds(contender.http_address)))
+            cell.parts_ms[name].append(mean_ms(before, await scrape(contender.http_address)))
             cell.figures[name].append(batch_figures(batch, contender.num_cpus))
             texts.append([sequence.token_ids for sequence in batch])
             on_batch()

@@ -20,6 +20,7 @@ from rich.table import Table
 from ssd.demo.corpus import held_out_prompts
 from ssd.errors import OverloadedError, SetupError, SSDError
 from ssd.model_files.model_source import resolve
+from ssd.observability.scrape import scrape
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.runtime.launch import Deployment, RunningDeployment, deployed
@@ -38,7 +39,6 @@ from ssd_bench.command import (
 from ssd_bench.drawing import plots
 from ssd_bench.peers.environments import interpreter
 from ssd_bench.resources import MIB, Growth, recorded
-from ssd_bench.scrape import samples, scrape
 
 SLOTS = 64
 """Sequences of the target, and requests of its queue."""
@@ -391,7 +391,7 @@ class TextCheck:
 
 
 async def _refusals(running: RunningDeployment) -> float:
-    return samples(await scrape(running.target.http_address)).get(_REFUSALS, 0.0)
+    return (await scrape(running.target.http_address)).get(_REFUSALS, 0.0)
 
 
 async def leftovers(running: RunningDeployment) -> list[str]:
@@ -413,7 +413,7 @@ async def leftovers(running: RunningDeployment) -> list[str]:
 async def _held(running: RunningDeployment) -> list[str]:
     held = []
     for process, names in ((running.target, _OF_TARGET), *((d, _OF_DRAFT) for d in running.drafts)):
-        found = samples(await scrape(process.http_address))
+        found = await scrape(process.http_address)
         held += [f"{name} of {process.name}: {found[name]:g}" for name in names if found.get(name)]
     return held
 

@@ -8,6 +8,7 @@ import pytest
 import typer
 from rich.console import Console
 
+from ssd.observability.scrape import samples
 from ssd.runtime.launch import Deployment
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import Mode, SpeculationStatistics
@@ -25,7 +26,7 @@ from ssd_bench.report import (
     terminal_tables,
     verify_bandwidth,
 )
-from ssd_bench.round_parts import PARTS, mean_ms, parse_rounds
+from ssd_bench.round_parts import PARTS, mean_ms
 from ssd_bench.runs import Cell, Results, on_all_cpus, why_no_hits
 
 
@@ -127,7 +128,7 @@ def test_parts_of_rounds_are_means_between_two_readings() -> None:
             ]
         return "\n".join(lines) + "\n"
 
-    found = mean_ms(parse_rounds(page(1.0, 0.0, 10)), parse_rounds(page(3.0, 0.5, 110)))
+    found = mean_ms(samples(page(1.0, 0.0, 10)), samples(page(3.0, 0.5, 110)))
     assert found["verify"] == pytest.approx(20.0)
     assert found["noise"] == pytest.approx(5.0)
     assert found["draft"] == 0.0

@@ -13,12 +13,12 @@ from typing import Any, cast
 import pytest
 
 from ssd.errors import OverloadedError, SetupError
+from ssd.observability.scrape import samples
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.types import GenerationChunk
 from ssd_bench import serve
 from ssd_bench.plots import draw_latency
-from ssd_bench.scrape import samples
 from ssd_bench.serve import LOADS, Client, ServeOptions, TextCheck, leftovers, measure
 
 OPTIONS = ServeOptions(seconds=2.0, temperature=0.5, mode="speculative")
@@ -92,8 +92,8 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """Metrics pages by address; each is read once, the last one always."""
     found: dict[str, list[str]] = {}
 
-    async def scrape(address: str) -> str:
-        return found[address].pop(0) if len(found[address]) > 1 else found[address][0]
+    async def scrape(address: str) -> dict[str, float]:
+        return samples(found[address].pop(0) if len(found[address]) > 1 else found[address][0])
 
     monkeypatch.setattr(serve, "scrape", scrape)
     monkeypatch.setattr(serve, "SETTLE_SECONDS", 0.05)
