@@ -24,6 +24,7 @@ from ssd.observability.scrape import scrape
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.runtime.launch import Deployment, RunningDeployment, deployed
+from ssd.runtime.tasks import beside
 from ssd.types import SamplingParams, TokenId
 from ssd_bench.command import (
     PROMPT_CHARS,
@@ -380,14 +381,10 @@ class TextCheck:
             while True:
                 await self.compare()
 
-        repeating = asyncio.create_task(repeat())
-        try:
+        async with beside(repeat()) as (repeating,):
             yield
             if repeating.done():
                 repeating.result()
-        finally:
-            repeating.cancel()
-            await asyncio.gather(repeating, return_exceptions=True)
 
 
 async def _refusals(running: RunningDeployment) -> float:

@@ -28,6 +28,7 @@ from ssd.runtime.launch import (
     draft_process,
     gateway_process,
 )
+from ssd.runtime.tasks import beside
 from ssd.settings import find_text
 from ssd_cli.commands import program
 from ssd_cli.display import err, report, startup_progress, write
@@ -118,12 +119,8 @@ async def _run(
         is_ready.set()
         _announce(running, is_json=is_json)
         await stack.enter_async_context(_watching(running, deployment, plan, is_debug=is_debug))
-        status = asyncio.create_task(_show_status(running, is_quiet=is_json))
-        try:
+        async with beside(_show_status(running, is_quiet=is_json)):
             await running.target.wait()
-        finally:
-            status.cancel()
-            await asyncio.gather(status, return_exceptions=True)
         raise running.target.failure()
 
 
@@ -191,16 +188,11 @@ async def _watching(
         port = _port(running.gateway.http_address)
         make = partial(gateway_process, running.target.grpc_address, port=port)
         watched.append((running.gateway, make))
-    tasks = [
-        asyncio.create_task(_restart(child, make, replacements, is_debug=is_debug))
-        for child, make in watched
-    ]
+    restarts = [_restart(*each, replacements, is_debug=is_debug) for each in watched]
     try:
-        yield
+        async with beside(*restarts):
+            yield
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(child.stop() for child in replacements))
 
 
