@@ -404,7 +404,6 @@ def chat_command(
         endpoint=endpoint,
         credentials=access.credentials(endpoint),
         deployment=deployment,
-        is_quiet=False,
     )
     if endpoint is None:
         check_models(deployment)

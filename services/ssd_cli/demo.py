@@ -1,6 +1,5 @@
 """``ssd demo``: one prompt with and without speculation, compared."""
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -10,11 +9,11 @@ from ssd.ports import SystemClock
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.rpc.pool_codec import LinkStatus
-from ssd.runtime.launch import Deployment, deployed
+from ssd.runtime.launch import Deployment
 from ssd.types import Mode, SamplingParams, TokenId
-from ssd_cli.display import err, out, print_table, startup_progress, summary, write
+from ssd_cli.display import err, out, print_table, summary, write
 from ssd_cli.figures import Collector, Generation, why_not_speculative
-from ssd_cli.generate import stream
+from ssd_cli.generate import GenerateOptions, connected, stream
 
 DEMO_PROMPT = '''class Stack:
     """A last-in, first-out stack."""
@@ -62,12 +61,7 @@ async def demo(deployment: Deployment, options: DemoOptions) -> None:
         DifferentTextError: the texts differ.
         NotSpeculativeError: no proposal of the speculative text was accepted.
     """
-    async with contextlib.AsyncExitStack() as stack:
-        with startup_progress(is_quiet=False) as on_event:
-            running = await stack.enter_async_context(deployed(deployment, on_event))
-        client = await stack.enter_async_context(
-            TargetClient(running.target.grpc_address, ready_seconds=0)
-        )
+    async with connected(GenerateOptions(deployment=deployment)) as client:
         info = await client.model_info()
         err.print(
             f"target {info.num_parameters / 1e6:.1f}M parameters, {info.device}, "

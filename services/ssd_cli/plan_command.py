@@ -13,6 +13,7 @@ from ssd.engine.pass_time import Cpu
 from ssd.errors import ModelNotFoundError, SettingsError, UnsupportedModelError
 from ssd_cli.commands import program
 from ssd_cli.display import out, print_table, write
+from ssd_cli.options import Json, Shape, with_flags
 from ssd_cli.plan import (
     BatchEstimate,
     MemoryEstimate,
@@ -29,6 +30,7 @@ WARNING = (
 )
 
 
+@with_flags
 def plan_command(
     *,
     model: Annotated[
@@ -40,10 +42,7 @@ def plan_command(
         int, typer.Option("--tp", min=1, max=8, help="GPUs of the target (tensor parallelism).")
     ] = 4,
     batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,8,16",
-    lookahead: Annotated[int, typer.Option(min=1, max=16, help="Tokens in a proposal (K).")] = 6,
-    branches: Annotated[
-        int, typer.Option(min=1, max=128, help="Largest number of outcomes (N).")
-    ] = 24,
+    shape: Shape,
     max_model_len: Annotated[
         int, typer.Option(min=0, help="Tokens of a sequence; 0: of the models, at most 4,096.")
     ] = 0,
@@ -73,9 +72,7 @@ def plan_command(
         Literal["bfloat16", "int8", "int4"],
         typer.Option(help="Format of the weights of a draft on CPUs."),
     ] = "bfloat16",
-    is_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on standard output.")
-    ] = False,
+    is_json: Json = False,
 ) -> None:
     """Predict memory and speed of a pair on GPUs. No GPU and no weights are needed.
 
@@ -87,8 +84,8 @@ def plan_command(
         gpu=gpu,
         num_gpus=_tensor_parallel(tp),
         batches=_batches(batch),
-        lookahead=lookahead,
-        branches=branches,
+        lookahead=shape.lookahead,
+        branches=shape.branches,
         max_model_len=max_model_len,
         acceptance=acceptance,
         hit_rate=hit_rate,
