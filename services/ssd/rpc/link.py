@@ -139,19 +139,15 @@ class TensorChannel(Protocol):
         Raises:
             LinkError: the channel is closed, its outbox is full, or the frame is too large.
         """
-        ...
 
     def opening_arrived(self) -> None:
         """Deliver the frames that wait for ``num_openings`` of the link."""
-        ...
 
     def close(self) -> None:
         """Close the channel at both ends. Idempotent; reports no failure at this end."""
-        ...
 
     async def wait_closed(self) -> None:
         """Wait until everything that the channel held is released. After ``close`` or a failure."""
-        ...
 
 
 class _Link(ABC, Generic[Sent, Received]):

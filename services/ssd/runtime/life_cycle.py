@@ -30,7 +30,6 @@ class _Servicer(Protocol):
 
     def add_to(self, server: RpcServer) -> None:
         """Register the service."""
-        ...
 
 
 class LifeCycle(Generic[Loaded]):

@@ -56,12 +56,10 @@ class _Settings(Protocol):
     @property
     def log_format(self) -> str:
         """Form of log lines."""
-        ...
 
     @property
     def termination_log(self) -> str:
         """File that receives the cause of the end in one line; empty for none."""
-        ...
 
 
 AnySettings = TypeVar("AnySettings", bound=_Settings)
