@@ -1,7 +1,6 @@
-"""Other work on the machine, its read bandwidth, memory of processes, size of models."""
+"""Other work on the machine, its read bandwidth, memory of processes."""
 
 import asyncio
-import math
 import os
 import platform
 import statistics
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
-from safetensors import safe_open
 
 BUFFER_BYTES = 512 << 20
 PASSES = 5
@@ -123,12 +121,3 @@ def memory_bytes(pid: int) -> int:
     except (FileNotFoundError, ProcessLookupError):
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def count_weights(folder: Path) -> int:
-    """Return the number of weights in the safetensors files of a folder."""
-    total = 0
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="np") as tensors:
-            total += sum(math.prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118 - no dict
-    return total

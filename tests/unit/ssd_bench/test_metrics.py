@@ -2,7 +2,6 @@
 
 import io
 import json
-from pathlib import Path
 
 import pytest
 import typer
@@ -10,10 +9,8 @@ from rich.console import Console
 
 from ssd.observability.scrape import samples
 from ssd.runtime.launch import Deployment
-from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import Mode, SpeculationStatistics
 from ssd_bench.command import numbers
-from ssd_bench.machine import count_weights
 from ssd_bench.metrics import BatchFigures, Continuation, batch_figures, spread, spreads
 from ssd_bench.report import (
     bound_over_sd,
@@ -195,10 +192,6 @@ def test_the_table_shows_both_modes_the_ratio_and_the_number_of_differing_texts(
 
 def test_without_batch_1_there_is_no_verify_bandwidth() -> None:
     assert verify_bandwidth(Results(cells=[Cell(8, 0.0)]), "ar") is None
-
-
-def test_weights_are_counted(tmp_path: Path) -> None:
-    assert count_weights(write_tiny_folder(tmp_path)) == 26816
 
 
 @pytest.mark.parametrize(
