@@ -132,10 +132,7 @@ def progress_bar(
 ) -> Iterator[Callable[..., None]]:
     """Show a progress bar, if standard error can; yield a function that updates it.
 
-    Args:
-        description: the first one.
-        total: steps.
-        columns: of the bar; without, the description is beside it.
+    Without other columns, the description is beside the bar.
     """
     columns = columns or (BarColumn(), MofNCompleteColumn(), "{task.description}")
     with Progress(*columns, console=err, transient=True, disable=not can_redraw(err)) as progress:
@@ -154,10 +151,8 @@ def show_results(file: Path, table: str, *, is_json: bool) -> None:
 def run_app(app: typer.Typer, argv: Sequence[str] | None, prog_name: str) -> int:
     """Run a command line; return its exit code.
 
-    Args:
-        app: the commands.
-        argv: the arguments without the program name; None: those of this process.
-        prog_name: name of the program in help and usage errors.
+    ``argv`` are the arguments without the program name, None those of this process. ``prog_name``
+    is the program in help and usage errors.
     """
     style_help()
     is_debug = "--debug" in (sys.argv[1:] if argv is None else argv)

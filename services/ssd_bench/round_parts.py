@@ -8,11 +8,9 @@ PARTS = ("draft", "prepare", "verify", "sample", "stream", "wait", "commit", "no
 
 
 def mean_ms(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Return the mean milliseconds of each part, of the rounds between two readings.
+    """Return the mean milliseconds of each part, of the rounds between two readings of a target.
 
-    Args:
-        before: samples of a target by their names, as ``scrape`` returns them.
-        after: the same, later.
+    The readings are samples by their names, as ``scrape`` returns them.
     """
 
     def growth(kind: str, part: str) -> float:

@@ -152,12 +152,6 @@ async def chat(
 ) -> int:
     """Answer the lines of the user until their end; return the exit code.
 
-    Args:
-        options: the target.
-        settings: of the first answer.
-        lines: where the user writes.
-        shows_metrics: print one line of figures after each answer.
-
     Returns:
         0, or 1 if lines that were not typed at a terminal had an error.
 

@@ -44,11 +44,8 @@ async def generate(
 ) -> str:
     """Continue a prompt; return a hint if no round was a hit, else an empty string.
 
-    Args:
-        options: the target.
-        call: the prompt and its parameters.
-        collector: receives each chunk, also those before an error or a cancellation.
-        on_text: receives each new piece of the first text.
+    ``collector`` receives each chunk, also those before an error or a cancellation, and ``on_text``
+    each new piece of the first text.
 
     Raises:
         SSDError: the processes cannot start, or the request fails.

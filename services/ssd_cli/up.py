@@ -272,12 +272,9 @@ async def _show_status(running: RunningDeployment, *, is_quiet: bool) -> None:
 
 
 def status_line(before: Mapping[str, float], now: Mapping[str, float], seconds: float) -> str:
-    """Return one line with the changes between two readings.
+    """Return one line with the changes between two readings, ``seconds`` apart.
 
-    Args:
-        before: samples of the target by their names, as ``scrape`` returns them.
-        now: the same, later.
-        seconds: between the two; 0 for the first line.
+    The readings are samples by their names, as ``scrape`` returns them.
     """
 
     def growth(name: str) -> float:

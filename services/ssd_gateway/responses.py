@@ -162,7 +162,10 @@ class Continuation:
 
 
 class Assembly:
-    """Turns the chunks of a request into the objects of its response."""
+    """Turns the chunks of a request into the objects of its response.
+
+    ``new_reader`` returns what finds calls of tools in the text of a continuation.
+    """
 
     def __init__(
         self,
@@ -171,14 +174,6 @@ class Assembly:
         request: PreparedRequest,
         new_reader: Callable[[], TextReader],
     ) -> None:
-        """Prepare.
-
-        Args:
-            head: of all objects.
-            form: of the endpoint.
-            request: what the client asked for.
-            new_reader: returns what finds calls of tools in the text of a continuation.
-        """
         self._head = head
         self._form = form
         self._request = request

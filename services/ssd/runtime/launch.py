@@ -425,13 +425,7 @@ def draft_process(
 
 
 def gateway_process(target: str, on_event: EventListener, *, port: int) -> ChildProcess:
-    """Return the gateway of a target, not started.
-
-    Args:
-        target: gRPC address of the target.
-        on_event: receives its events.
-        port: HTTP port; 0 for any free port.
-    """
+    """Return the gateway of a target's gRPC address, not started; port 0 is any free port."""
     flags = ("--targets", target, "--port", str(port), "--drain-seconds", str(DRAIN_SECONDS))
     return ChildProcess("gateway", "ssd_gateway", flags, on_event)
 
