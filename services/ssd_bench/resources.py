@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ssd.runtime.tasks import beside
+from ssd.tasks import beside
 from ssd_bench.machine import memory_bytes
 
 INTERVAL_SECONDS = 1.0

@@ -24,7 +24,7 @@ from ssd.observability.scrape import scrape
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.runtime.launch import Deployment, RunningDeployment, deployed
-from ssd.runtime.tasks import beside
+from ssd.tasks import beside
 from ssd.types import SamplingParams, TokenId
 from ssd_bench.command import (
     PROMPT_CHARS,

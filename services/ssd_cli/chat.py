@@ -14,6 +14,7 @@ from typing import get_args
 from ssd.errors import ContextLengthError, SSDError
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import Conversation, GenerateCall
+from ssd.tasks import beside
 from ssd.types import ChatTurn, Mode, SamplingParams
 from ssd_cli.display import err, metrics_line, print_table, report, summary, write
 from ssd_cli.figures import Collector, Figures, Generation
@@ -172,15 +173,12 @@ async def chat(
 async def _until_interrupted(conversation: Chat, line: str) -> None:
     """Handle a line; SIGINT stops only its answer."""
     loop = asyncio.get_running_loop()
-    work = asyncio.create_task(conversation.handle(line))
-    loop.add_signal_handler(signal.SIGINT, work.cancel)
-    try:
-        await asyncio.wait({work})
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
-        if not work.done():
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+    async with beside(conversation.handle(line)) as (work,):
+        loop.add_signal_handler(signal.SIGINT, work.cancel)
+        try:
+            await asyncio.wait({work})
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
     if work.cancelled():
         report("stopped", "the answer is incomplete")
     else:

@@ -28,8 +28,8 @@ from ssd.runtime.launch import (
     draft_process,
     gateway_process,
 )
-from ssd.runtime.tasks import beside
 from ssd.settings import find_text
+from ssd.tasks import beside
 from ssd_cli.commands import program
 from ssd_cli.display import err, report, startup_progress, write
 

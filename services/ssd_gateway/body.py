@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
 from ssd.errors import CancelledError, DeadlineError, OverloadedError, TooLargeError
-from ssd.runtime.tasks import beside
+from ssd.tasks import beside
 from ssd_gateway.problems import MediaTypeError
 
 BODY_SECONDS = 30.0

@@ -8,7 +8,7 @@ from ssd.observability.metrics import TLS_CERTIFICATE_EXPIRY
 from ssd.ports import Clock
 from ssd.rpc.credentials import ClientCredentials, TlsFiles
 from ssd.rpc.listen import join_address
-from ssd.runtime.tasks import beside
+from ssd.tasks import beside
 from ssd_gateway.api_keys import ApiKeys
 from ssd_gateway.app import make_app
 from ssd_gateway.deadlines import Deadlines

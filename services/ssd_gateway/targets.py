@@ -24,7 +24,7 @@ from ssd.observability.log import get_logger
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import Conversation, GenerateCall, ModelInfo
 from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials
-from ssd.runtime.tasks import beside
+from ssd.tasks import beside
 from ssd.types import GenerationChunk
 from ssd_gateway.metrics import RETRIES_TOTAL, TARGETS
 from ssd_gateway.routing import choose_target, prefix_key

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from ssd.runtime.tasks import beside
+from ssd.tasks import beside
 
 
 async def test_a_task_ends_with_the_block_and_is_waited_for() -> None:
@@ -17,10 +17,13 @@ async def test_a_task_ends_with_the_block_and_is_waited_for() -> None:
             await asyncio.sleep(0)
             ends.append("work")
 
-    with pytest.raises(ValueError, match="block"):
+    async def block() -> None:
         async with beside(work()):
             await asyncio.sleep(0)
             raise ValueError("block")
+
+    with pytest.raises(ValueError, match="block"):
+        await block()
     assert ends == ["work"]
 
 
