@@ -12,7 +12,7 @@ from ssd.engine.parallel.shard import SIZES
 from ssd.engine.pass_time import Cpu
 from ssd.errors import ModelNotFoundError, SettingsError, UnsupportedModelError
 from ssd_cli.commands import program
-from ssd_cli.display import out, print_table, write
+from ssd_cli.display import out, plain_table, print_table, write
 from ssd_cli.options import Json, Shape, with_flags
 from ssd_cli.plan import (
     BatchEstimate,
@@ -171,9 +171,11 @@ _MEMORY_ROWS: tuple[tuple[str, Callable[[MemoryEstimate], int]], ...] = (
 
 def memory_table(plan: PairEstimate, options: PlanOptions) -> Table:
     """Return the memory of a GPU of the target and of the draft's GPU."""
-    table = _table(f"GB on each {plan.gpu.name} ({plan.gpu.memory_bytes / 1e9:.0f} GB)")
-    table.add_column(f"target (each of {options.num_gpus})", justify="right")
-    table.add_column("draft" if plan.draft_cpu is None else "draft (host)", justify="right")
+    place = "draft" if plan.draft_cpu is None else "draft (host)"
+    table = plain_table(
+        f"GB on each {plan.gpu.name} ({plan.gpu.memory_bytes / 1e9:.0f} GB)",
+        right=(f"target (each of {options.num_gpus})", place),
+    )
     for title, value in _MEMORY_ROWS:
         label = title.format(batch=max(options.batches), length=plan.max_model_len)
         cells = [f"{value(memory) / 1e9:.1f}" for memory in (plan.target, plan.draft)]
@@ -199,15 +201,8 @@ _SPEED_ROWS: tuple[tuple[str, Callable[[BatchEstimate], str]], ...] = (
 
 def speed_table(plan: PairEstimate) -> Table:
     """Return the predictions, one column for each batch size."""
-    table = _table("predicted, whole batch")
-    for each in plan.batches:
-        table.add_column(f"batch {each.batch}", justify="right")
+    titles = (f"batch {each.batch}" for each in plan.batches)
+    table = plain_table("predicted, whole batch", right=titles)
     for label, cell in _SPEED_ROWS:
         table.add_row(label, *(cell(each) for each in plan.batches))
-    return table
-
-
-def _table(title: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(title)
     return table
