@@ -53,13 +53,13 @@ def _cpus(ticks: int, whole: int) -> float:
     return ticks / whole * (os.cpu_count() or 1) if whole else 0.0
 
 
-async def other_work(more_samples: int = SETTLE_SAMPLES) -> float:
+async def other_work() -> float:
     """Return the CPUs that are in use while this run computes nothing.
 
-    Waits until they are few, for at most this many more samples.
+    Waits until they are few, for at most ``SETTLE_SAMPLES`` more samples.
     """
     found = float("inf")
-    for _ in range(1 + more_samples):
+    for _ in range(1 + SETTLE_SAMPLES):
         before = CpuTicks.read()
         await asyncio.sleep(SAMPLE_SECONDS)
         found = before.busy()

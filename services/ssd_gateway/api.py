@@ -1,9 +1,9 @@
 """The endpoints that generate text: read a body, run its calls, write an object or events."""
 
-import contextlib
 import json
 import secrets
 from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -89,7 +89,7 @@ class GenerationEndpoint(Generic[AnyRequest]):
 
     async def _whole(self, request: PreparedRequest) -> JSONResponse:
         assembly = self._assembly(request, is_whole=True)
-        async with self.deadlines.bound(), self._chunks(request) as chunks:
+        async with self.deadlines.bound(), aclosing(self._run(request)) as chunks:
             async for prompt, chunk in chunks:
                 assembly.add(prompt, chunk)
         return JSONResponse(assembly.whole())
@@ -98,7 +98,7 @@ class GenerationEndpoint(Generic[AnyRequest]):
         assembly = self._assembly(request, is_whole=False)
         events = EventStream(send)
         try:
-            async with self.deadlines.bound(), self._chunks(request) as chunks:
+            async with self.deadlines.bound(), aclosing(self._run(request)) as chunks:
                 async for prompt, chunk in chunks:
                     await events.write(assembly.add(prompt, chunk))
                 if request.includes_usage:
@@ -127,9 +127,6 @@ class GenerationEndpoint(Generic[AnyRequest]):
         new_reader()
         return Assembly(head, self.form, request, new_reader)
 
-    def _chunks(self, request: PreparedRequest) -> contextlib.aclosing[Chunks]:
-        return contextlib.aclosing(self._run(request))
-
     async def _run(self, request: PreparedRequest) -> Chunks:
         arrived_at: float | None = self.clock.now()
         request_id = log.request_id.get() or ""
@@ -142,7 +139,7 @@ class GenerationEndpoint(Generic[AnyRequest]):
         }
         streams = [self.targets.generate(call, request_id) for call in calls]
         try:
-            async with contextlib.aclosing(merged(streams)) as chunks:
+            async with aclosing(merged(streams)) as chunks:
                 async for prompt, chunk in chunks:
                     if (prompt, chunk.choice) in copies:
                         copies.remove((prompt, chunk.choice))
