@@ -18,11 +18,10 @@ from ssd.observability import log
 from ssd.ports import Clock
 from ssd.types import GenerationChunk
 from ssd_gateway.body import BodyBudget, ClientLeftError, read_body, while_connected
-from ssd_gateway.body_limits import BodyLimits
 from ssd_gateway.deadlines import Deadlines
 from ssd_gateway.merge import merged
 from ssd_gateway.metrics import BROKEN_STREAMS_TOTAL, FIRST_TOKEN_SECONDS
-from ssd_gateway.parser import RequestParser
+from ssd_gateway.parser import BodyLimits, RequestParser
 from ssd_gateway.problems import problem
 from ssd_gateway.responses import Assembly, Format, Head
 from ssd_gateway.schemas import AnyRequest, PreparedRequest
