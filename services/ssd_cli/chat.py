@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from ssd.errors import ContextLengthError, SSDError
+from ssd.rpc.bounds import MAX_TEMPERATURE
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import Conversation, GenerateCall
 from ssd.tasks import beside
@@ -20,7 +21,7 @@ from ssd_cli.display import err, metrics_line, print_table, report, summary, wri
 from ssd_cli.figures import Collector, Figures, Generation
 from ssd_cli.generate import GenerateOptions, connected, stream
 from ssd_cli.line_input import LineInput
-from ssd_cli.options import MAX_SEED, MAX_TEMPERATURE, Modes
+from ssd_cli.options import MAX_SEED, Modes
 
 HELP = """\
 /mode auto|autoregressive|synchronous|speculative   how rounds run

@@ -15,12 +15,12 @@ from rich.table import Table
 
 from ssd import demo
 from ssd.engine.checkpoint_format import missing_weights
+from ssd.engine.config import FAMILIES
 from ssd.errors import SetupError, TokenizerError
 from ssd_cli.display import plain_table
 
 PROBE = "ssd.engine.precision"
 """Module that prints the choice of ``--dtype auto``."""
-FAMILIES = ("llama", "qwen3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

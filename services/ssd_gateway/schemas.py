@@ -17,6 +17,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from ssd.errors import FieldError, UnsupportedError
 from ssd.rpc.codec import WHOLE_TEXT_MS, Conversation, GenerateCall, Prompt
+from ssd.rpc.sampling_codec import MAX_STOPS
 from ssd.types import Mode, SamplingParams
 from ssd_gateway.fields import (
     UINT32,
@@ -36,7 +37,6 @@ from ssd_gateway.tools import ToolChoice, Tools, ToolUse, tool_use, tools_text
 
 COMPLETION_MAX_TOKENS = 16
 """Default of ``max_tokens`` of a completion, as in OpenAI's API."""
-MAX_STOPS = 16
 MAX_IGNORED = 1 << 18
 """Maximum number of characters and values of a field without effect."""
 _SEEDS = 2**64
