@@ -87,8 +87,8 @@ def bench(
     del given["debug"], given["is_json"], given["context"]
     check_models(target, draft, widen_target, widen_draft)
     settings = {name: str(value) for name, value in given.items()}
-    batches = tuple(int(number) for number in numbers(batch, "--batch", 1, MAX_BATCH))
-    temperatures = numbers(temperature, "--temperature", 0, 2)
+    batches = tuple(int(number) for number in numbers(batch, "--batch", float, 1, MAX_BATCH))
+    temperatures = numbers(temperature, "--temperature", float, 0, 2)
     texts = {
         name: read_texts(file, num_prompts, num_chars=PROMPT_CHARS)
         for name, file in data_sets(data).items()

@@ -4,12 +4,20 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 from typer.exceptions import TyperException
 
@@ -31,6 +39,7 @@ err = make_console(stderr=True)
 BAD_INPUT = (SettingsError, ModelNotFoundError, UnsupportedModelError)
 """Errors caused by the command line: exit code 2."""
 Measured = TypeVar("Measured")
+N = TypeVar("N", int, float)
 Target = Annotated[str, typer.Option(help="Model folder or demo://target.")]
 Draft = Annotated[str, typer.Option(help="Model folder or demo://draft.")]
 Lookahead = Annotated[int, typer.Option(min=1, max=16, help="Tokens of a proposal (K).")]
@@ -69,19 +78,22 @@ def check_models(target: str, draft: str, widen_target: int, widen_draft: int) -
             raise typer.BadParameter(f"{flag} {factor}: choose one of {allowed}")
 
 
-def numbers(text: str, flag: str, lowest: float, highest: float) -> tuple[float, ...]:
+def numbers(text: str, flag: str, kind: type[N], lowest: N, highest: N) -> tuple[N, ...]:
     """Convert a list like ``1,8``.
 
     Raises:
         typer.BadParameter: the text is not a list of numbers, or a number is out of bounds.
     """
     try:
-        found = tuple(float(number) for number in text.split(","))
+        found = [kind(number) for number in text.split(",")]
     except ValueError:
-        raise typer.BadParameter(f"{flag} {text!r}: must be numbers, separated by commas") from None
-    if not all(lowest <= number <= highest for number in found):
-        raise typer.BadParameter(f"{flag} {text!r}: each must be in {lowest:g}..{highest:g}")
-    return found
+        found = []
+    if not found or not all(lowest <= number <= highest for number in found):
+        raise typer.BadParameter(
+            f"{flag} {text!r}: must be numbers, separated by commas, each in "
+            f"{lowest:g}..{highest:g}"
+        )
+    return tuple(found)
 
 
 def widened(model: str, factor: int, scratch: Path) -> Path:
@@ -109,22 +121,38 @@ def with_progress(
     total: int, measure: Callable[[Callable[[], None]], Coroutine[Any, Any, Measured]]
 ) -> Measured:
     """Measure with a progress bar, which ``measure`` advances after each of ``total`` batches."""
-    parts = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    is_off = not can_redraw(err)
-    with Progress(
-        "{task.description}", *parts, console=err, transient=True, disable=is_off
-    ) as progress:
-        task = progress.add_task("batches", total=total)
-        return asyncio.run(measure(lambda: progress.advance(task)))
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with progress_bar("batches", total, *columns) as update:
+        return asyncio.run(measure(partial(update, advance=1)))
+
+
+@contextmanager
+def progress_bar(
+    description: str, total: int, *columns: ProgressColumn | str
+) -> Iterator[Callable[..., None]]:
+    """Show a progress bar, if standard error can; yield a function that updates it.
+
+    Without other columns, the description is beside the bar.
+    """
+    columns = columns or (BarColumn(), MofNCompleteColumn(), "{task.description}")
+    with Progress(*columns, console=err, transient=True, disable=not can_redraw(err)) as progress:
+        yield partial(progress.update, progress.add_task(description, total=total))
+
+
+def show_results(file: Path, table: str, *, is_json: bool) -> None:
+    """Print results that a JSON file contains; a table and a plot are beside it."""
+    if is_json:
+        out.print_json(file.read_text())
+        return
+    out.print(table, soft_wrap=True)
+    err.print(f"written to {file}, {file.stem}.md and {file.stem}.png")
 
 
 def run_app(app: typer.Typer, argv: Sequence[str] | None, prog_name: str) -> int:
     """Run a command line; return its exit code.
 
-    Args:
-        app: the commands.
-        argv: the arguments without the program name; None: those of this process.
-        prog_name: name of the program in help and usage errors.
+    ``argv`` are the arguments without the program name, None those of this process. ``prog_name``
+    is the program in help and usage errors.
     """
     style_help()
     is_debug = "--debug" in (sys.argv[1:] if argv is None else argv)

@@ -1,7 +1,6 @@
-"""Other work on the machine, its read bandwidth, memory of processes, size of models."""
+"""Other work on the machine, its read bandwidth, memory of processes."""
 
 import asyncio
-import math
 import os
 import platform
 import statistics
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
-from safetensors import safe_open
 
 BUFFER_BYTES = 512 << 20
 PASSES = 5
@@ -55,13 +53,13 @@ def _cpus(ticks: int, whole: int) -> float:
     return ticks / whole * (os.cpu_count() or 1) if whole else 0.0
 
 
-async def other_work(more_samples: int = SETTLE_SAMPLES) -> float:
+async def other_work() -> float:
     """Return the CPUs that are in use while this run computes nothing.
 
-    Waits until they are few, for at most this many more samples.
+    Waits until they are few, for at most ``SETTLE_SAMPLES`` more samples.
     """
     found = float("inf")
-    for _ in range(1 + more_samples):
+    for _ in range(1 + SETTLE_SAMPLES):
         before = CpuTicks.read()
         await asyncio.sleep(SAMPLE_SECONDS)
         found = before.busy()
@@ -123,12 +121,3 @@ def memory_bytes(pid: int) -> int:
     except (FileNotFoundError, ProcessLookupError):
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def count_weights(folder: Path) -> int:
-    """Return the number of weights in the safetensors files of a folder."""
-    total = 0
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="np") as tensors:
-            total += sum(math.prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118 - no dict
-    return total

@@ -155,12 +155,7 @@ def _errors(records: Sequence[Record]) -> list[list[float]]:
 
 
 def draw_rounds(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
-    """Draw the parts of a round as stacked bars: one bar for each run, side by side.
-
-    Args:
-        runs: the records of ``report.round_records``, by the name of the run.
-        path: the file to write.
-    """
+    """Draw the parts of a round as stacked bars, those of each run, by its name, side by side."""
 
     def key(record: Record) -> str:
         return f"{NAMES[record['mode']]}, {_case(record)}"
@@ -192,9 +187,7 @@ def draw_rounds(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
 def draw_latency(results: Sequence[LoadResult], path: Path) -> None:
     """Draw percentiles of TTFT and of the time between tokens against the rate of requests.
 
-    Args:
-        results: of ``ssd bench serve``; loads without a rate, or without latencies, are left out.
-        path: the file to write.
+    Loads without a rate, or without latencies, are left out.
     """
     found = sorted((each for each in results if each.latency_ms), key=lambda each: each.rate)
     figure = Figure(figsize=(8, 3.6), layout="constrained")
@@ -214,10 +207,7 @@ def draw_peers(rows: Sequence[Row], path: Path) -> None:
     """Draw tokens a second of each contender as horizontal bars with quartiles.
 
     A bar shows how many times as fast as plain decoding of the same engine on the same CPUs it is.
-
-    Args:
-        rows: rows without a measurement are left out; busy ones are pale.
-        path: the file to write.
+    Rows without a measurement are left out; busy ones are pale.
     """
     found = [(each, each.spread) for each in reversed(rows)]
     bars = [(row, spread) for row, spread in found if spread is not None]
@@ -249,10 +239,7 @@ def draw_peers(rows: Sequence[Row], path: Path) -> None:
 def draw_sampling(cells: Sequence[Cell], path: Path, proposal_share: float) -> None:
     """Draw hit rate against tokens a round, and the predicted speed-up, of laws of sampling.
 
-    Args:
-        cells: of ``ssd bench sampling``; Saguaro sampling is a line over its C.
-        path: the file to write.
-        proposal_share: see ``Cell.speed_up``.
+    Saguaro sampling is a line over its C. For ``proposal_share``, see ``Cell.speed_up``.
     """
     figure = Figure(figsize=(9, 4), layout="constrained")
     hits, speeds = figure.subplots(1, 2)

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
@@ -94,9 +95,7 @@ def records(results: Results, settings: Mapping[str, Any]) -> list[dict[str, Any
                     "temperature": cell.temperature,
                     "mode": mode,
                     "figure": name,
-                    "median": value.median,
-                    "q1": value.q1,
-                    "q3": value.q3,
+                    **asdict(value),
                     "repetitions": len(next(iter(cell.figures.values()))),
                     "is_usable": cell.is_usable,
                     "other_cpus": cell.other_cpus,

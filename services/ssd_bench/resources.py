@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ssd.tasks import beside
 from ssd_bench.machine import memory_bytes
 
 INTERVAL_SECONDS = 1.0
@@ -103,9 +104,5 @@ async def recorded(pids: Mapping[str, int]) -> AsyncIterator[ResourceLog]:
             log.take()
             await asyncio.sleep(INTERVAL_SECONDS)
 
-    recording = asyncio.create_task(record())
-    try:
+    async with beside(record()):
         yield log
-    finally:
-        recording.cancel()
-        await asyncio.gather(recording, return_exceptions=True)

@@ -1,44 +1,21 @@
 """Where a round spends its time, from the metric ``ssd_round_seconds`` of a target."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-
-from prometheus_client.parser import text_string_to_metric_families
-
-from ssd_bench.scrape import scrape
 
 METRIC = "ssd_round_seconds"
 PARTS = ("draft", "prepare", "verify", "sample", "stream", "wait", "commit", "noise", "host")
 """Values of its label ``part``, in the order of a round."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoundSeconds:
-    """Seconds of all rounds of a target so far, by part, and the number of rounds."""
+def mean_ms(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Return the mean milliseconds of each part, of the rounds between two readings of a target.
 
-    seconds: Mapping[str, float]
-    rounds: float
+    The readings are samples by their names, as ``scrape`` returns them.
+    """
 
+    def growth(kind: str, part: str) -> float:
+        name = f'{METRIC}_{kind}{{part="{part}"}}'
+        return after.get(name, 0.0) - before.get(name, 0.0)
 
-async def read_rounds(http_address: str) -> RoundSeconds:
-    """Read the metric of a target."""
-    return parse_rounds(await scrape(http_address))
-
-
-def parse_rounds(text: str) -> RoundSeconds:
-    """Return the seconds by part from a page of metrics."""
-    (family,) = (each for each in text_string_to_metric_families(text) if each.name == METRIC)
-    found: dict[str, dict[str, float]] = {f"{METRIC}_sum": {}, f"{METRIC}_count": {}}
-    for sample in family.samples:
-        if sample.name in found:
-            found[sample.name][sample.labels["part"]] = sample.value
-    return RoundSeconds(found[f"{METRIC}_sum"], found[f"{METRIC}_count"].get("verify", 0.0))
-
-
-def mean_ms(before: RoundSeconds, after: RoundSeconds) -> dict[str, float]:
-    """Return the mean milliseconds of each part, of the rounds between two readings."""
-    rounds = max(1.0, after.rounds - before.rounds)
-    return {
-        part: 1000 * (after.seconds.get(part, 0.0) - before.seconds.get(part, 0.0)) / rounds
-        for part in PARTS
-    }
+    rounds = max(1.0, growth("count", "verify"))
+    return {part: 1000 * growth("sum", part) / rounds for part in PARTS}

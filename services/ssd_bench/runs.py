@@ -8,15 +8,18 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
+from ssd.engine.config import ModelConfig
+from ssd.engine.sizes import num_weights
 from ssd.errors import SSDError
+from ssd.observability.scrape import scrape
 from ssd.rpc.client import DraftClient, TargetClient
 from ssd.rpc.codec import WHOLE_TEXT_MS, GenerateCall, Prompt
 from ssd.runtime.launch import Deployment, RunningDeployment, deployed
 from ssd.types import GenerationChunk, Mode, SamplingParams, TokenId
-from ssd_bench.machine import CpuTicks, count_weights, other_work, peak_memory_bytes, was_quiet
+from ssd_bench.machine import CpuTicks, other_work, peak_memory_bytes, was_quiet
 from ssd_bench.metrics import BatchFigures, Continuation, batch_figures
 from ssd_bench.prompts import DEMO
-from ssd_bench.round_parts import mean_ms, read_rounds
+from ssd_bench.round_parts import mean_ms
 
 BYTES_PER_WEIGHT = {
     "bfloat16": 2,
@@ -133,19 +136,32 @@ async def run(plan: BenchmarkRun, on_batch: Callable[[], None]) -> Results:
         results.ready_seconds = time.perf_counter() - started
         info = await client.model_info()
         results.dtype, results.dtype_reason = info.dtype, info.dtype_reason
-        num_weights = count_weights(plan.target_folder)
-        results.weight_bytes = int(num_weights * BYTES_PER_WEIGHT[info.dtype])
+        size = num_weights(ModelConfig.from_folder(plan.target_folder))
+        results.weight_bytes = int(size * BYTES_PER_WEIGHT[info.dtype])
         if info.active_drafts == 0:
             raise NoHitsError("no draft is linked to the target, so there is nothing to compare")
-        contenders = _contenders(plan, running, client)
-        if any(name in ON_ALL_CPUS for name in plan.modes):
+        cpus, address = plan.deployment.plan(), running.target.http_address
+        contenders = {
+            name: Contender(
+                client, address, mode, cpus.num_cpus(with_drafts=mode is Mode.SPECULATIVE)
+            )
+            for name, mode in MODES.items()
+            if name in plan.modes
+        }
+        on_all = {name: mode for name, mode in ON_ALL_CPUS.items() if name in plan.modes}
+        if on_all:
             wide = await stack.enter_async_context(deployed(on_all_cpus(plan.deployment)))
-            contenders |= _on_all_cpus(plan, wide, await stack.enter_async_context(_client(wide)))
+            client = await stack.enter_async_context(_client(wide))
+            num_cpus, address = len(plan.deployment.allowed_cpus), wide.target.http_address
+            contenders |= {
+                name: Contender(client, address, mode, num_cpus) for name, mode in on_all.items()
+            }
         for batch, temperature, data in product(plan.batches, plan.temperatures, plan.prompts):
             cell = Cell(batch, temperature, data=data)
             await _measure(contenders, plan, cell, on_batch)
             results.cells.append(cell)
-        _record_memory(results, running)
+        results.target_peak_bytes = peak_memory_bytes(running.target.pid)
+        results.draft_peak_bytes = max(peak_memory_bytes(draft.pid) for draft in running.drafts)
         async with DraftClient(running.drafts[0].grpc_address) as draft:
             results.table_seconds = (await draft.get_status()).table_seconds
     return results
@@ -163,33 +179,6 @@ def _client(running: RunningDeployment) -> TargetClient:
     return TargetClient(running.target.grpc_address, ready_seconds=0)
 
 
-def _contenders(
-    plan: BenchmarkRun, running: RunningDeployment, client: TargetClient
-) -> dict[str, Contender]:
-    cpus = plan.deployment.plan()
-    return {
-        name: Contender(
-            client,
-            running.target.http_address,
-            mode,
-            cpus.num_cpus(with_drafts=mode is Mode.SPECULATIVE),
-        )
-        for name, mode in MODES.items()
-        if name in plan.modes
-    }
-
-
-def _on_all_cpus(
-    plan: BenchmarkRun, running: RunningDeployment, client: TargetClient
-) -> dict[str, Contender]:
-    num_cpus = len(plan.deployment.allowed_cpus)
-    return {
-        name: Contender(client, running.target.http_address, mode, num_cpus)
-        for name, mode in ON_ALL_CPUS.items()
-        if name in plan.modes
-    }
-
-
 async def _measure(
     contenders: Mapping[str, Contender],
     plan: BenchmarkRun,
@@ -205,9 +194,9 @@ async def _measure(
         texts: list[list[tuple[TokenId, ...]]] = []
         others, started = await other_work(), CpuTicks.read()
         for name, contender in contenders.items():
-            before = await read_rounds(contender.http_address)
+            before = await scrape(contender.http_address)
             batch = await _complete(contender, plan, cell, repetition)
-            cell.parts_ms[name].append(mean_ms(before, await read_rounds(contender.http_address)))
+            cell.parts_ms[name].append(mean_ms(before, await scrape(contender.http_address)))
             cell.figures[name].append(batch_figures(batch, contender.num_cpus))
             texts.append([sequence.token_ids for sequence in batch])
             on_batch()
@@ -274,8 +263,3 @@ async def _one(client: TargetClient, call: GenerateCall) -> Continuation:
     assert last is not None
     assert last.statistics is not None
     return Continuation(tuple(token_ids), last.statistics)
-
-
-def _record_memory(results: Results, running: RunningDeployment) -> None:
-    results.target_peak_bytes = peak_memory_bytes(running.target.pid)
-    results.draft_peak_bytes = max(peak_memory_bytes(draft.pid) for draft in running.drafts)

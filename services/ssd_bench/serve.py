@@ -20,9 +20,11 @@ from rich.table import Table
 from ssd.demo.corpus import held_out_prompts
 from ssd.errors import OverloadedError, SetupError, SSDError
 from ssd.model_files.model_source import resolve
+from ssd.observability.scrape import scrape
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.runtime.launch import Deployment, RunningDeployment, deployed
+from ssd.tasks import beside
 from ssd.types import SamplingParams, TokenId
 from ssd_bench.command import (
     PROMPT_CHARS,
@@ -38,7 +40,6 @@ from ssd_bench.command import (
 from ssd_bench.drawing import plots
 from ssd_bench.peers.environments import interpreter
 from ssd_bench.resources import MIB, Growth, recorded
-from ssd_bench.scrape import samples, scrape
 
 SLOTS = 64
 """Sequences of the target, and requests of its queue."""
@@ -75,35 +76,6 @@ class Load:
     """Whether refusals are expected."""
     rate: float = 0.0
     """Requests/s of ``--rates``, at random times (Poisson); refusals are a result. 0: others."""
-
-    def spec(self, url: str, model: Path, options: "ServeOptions", rate: float) -> dict[str, Any]:
-        """Return the configuration of guidellm."""
-        poisson = {"kind": "poisson", "rate": [rate]}
-        body = {"temperature": options.temperature, "mode": options.mode}
-        return {
-            "backend": {"kind": "openai_http", "target": url, "extras": {"body": body}},
-            "profile": {"kind": "concurrent", "streams": [self.streams]}
-            if self.streams
-            else poisson,
-            "constraints": [{"kind": "max_duration", "seconds": options.seconds}],
-            "tokenizer": {"kind": "hf_auto", "model": str(model)},
-            "data": [
-                {
-                    "kind": "synthetic_text",
-                    "prompt_tokens": self.prompt_tokens,
-                    "output_tokens": self.output_tokens,
-                }
-            ],
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
-    """What a user chooses for all loads."""
-
-    seconds: float
-    temperature: float
-    mode: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,12 +162,12 @@ def serve(
     drawing = plots() if "poisson" in names else None
     chosen = {name: LOADS[name] for name in names if name != "poisson"}
     if "poisson" in names:
-        sweep = numbers(rates, "--rates", 0.001, 1000)
+        sweep = numbers(rates, "--rates", float, 0.001, 1000)
         chosen |= {f"poisson-{each:g}": replace(LOADS["poisson"], rate=each) for each in sweep}
     if "streams" in chosen:
         chosen["streams"] = replace(LOADS["streams"], streams=streams)
-    options = ServeOptions(seconds=seconds, temperature=temperature, mode=mode)
-    results = asyncio.run(_run(chosen, deployment, Client(guidellm, model, output, options), rate))
+    client = Client(guidellm, model, output, seconds, temperature, mode)
+    results = asyncio.run(_run(chosen, deployment, client, rate))
     found = json.dumps([asdict(each) for each in results], indent=1)
     (output / "serve.json").write_text(found)
     if drawing is not None:
@@ -212,12 +184,33 @@ def serve(
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """guidellm: its program, its tokenizer, and the folder of its reports."""
+    """guidellm: its program, its tokenizer, the folder of its reports, and what all loads share."""
 
     program: Path
     model: Path
     output: Path
-    options: ServeOptions
+    seconds: float
+    """Duration of each load."""
+    temperature: float
+    mode: str
+
+    def spec(self, load: Load, url: str, rate: float) -> dict[str, Any]:
+        """Return the configuration of a load."""
+        poisson = {"kind": "poisson", "rate": [rate]}
+        concurrent = {"kind": "concurrent", "streams": [load.streams]}
+        body = {"temperature": self.temperature, "mode": self.mode}
+        data = {
+            "kind": "synthetic_text",
+            "prompt_tokens": load.prompt_tokens,
+            "output_tokens": load.output_tokens,
+        }
+        return {
+            "backend": {"kind": "openai_http", "target": url, "extras": {"body": body}},
+            "profile": concurrent if load.streams else poisson,
+            "constraints": [{"kind": "max_duration", "seconds": self.seconds}],
+            "tokenizer": {"kind": "hf_auto", "model": str(self.model)},
+            "data": [data],
+        }
 
     async def send(self, name: str, load: Load, url: str, rate: float) -> dict[str, Any]:
         """Run a load; return the benchmark of guidellm's report.
@@ -226,7 +219,7 @@ class Client:
             SetupError: guidellm failed.
         """
         report = self.output / f"guidellm-{name}.json"
-        spec = load.spec(url, self.model, self.options, rate)
+        spec = self.spec(load, url, rate)
         spec["outputs"] = [{"kind": "json", "path": str(report)}]
         config = self.output / f"guidellm-{name}.config.json"
         config.write_text(json.dumps({"spec": spec}))
@@ -238,7 +231,7 @@ class Client:
             stderr=asyncio.subprocess.STDOUT,
         )
         try:
-            async with asyncio.timeout(self.options.seconds + END_SECONDS):
+            async with asyncio.timeout(self.seconds + END_SECONDS):
                 shown, _ = await process.communicate()
         except TimeoutError:
             raise SetupError(f"guidellm did not end within {END_SECONDS:g} s") from None
@@ -269,7 +262,7 @@ async def _run(
         calls = reference_calls()
         expected = [await generate(target, call) for call in calls]
         for name, load in loads.items():
-            err.print(f"{name}: {client.options.seconds:g} s")
+            err.print(f"{name}: {client.seconds:g} s")
             capacity = next((r.requests_per_second for r in results if r.load == "streams"), 0.0)
             own_rate = load.rate or rate or OVERLOAD * max(capacity, 0.1)
             results.append(
@@ -380,18 +373,14 @@ class TextCheck:
             while True:
                 await self.compare()
 
-        repeating = asyncio.create_task(repeat())
-        try:
+        async with beside(repeat()) as (repeating,):
             yield
             if repeating.done():
                 repeating.result()
-        finally:
-            repeating.cancel()
-            await asyncio.gather(repeating, return_exceptions=True)
 
 
 async def _refusals(running: RunningDeployment) -> float:
-    return samples(await scrape(running.target.http_address)).get(_REFUSALS, 0.0)
+    return (await scrape(running.target.http_address)).get(_REFUSALS, 0.0)
 
 
 async def leftovers(running: RunningDeployment) -> list[str]:
@@ -413,7 +402,7 @@ async def leftovers(running: RunningDeployment) -> list[str]:
 async def _held(running: RunningDeployment) -> list[str]:
     held = []
     for process, names in ((running.target, _OF_TARGET), *((d, _OF_DRAFT) for d in running.drafts)):
-        found = samples(await scrape(process.http_address))
+        found = await scrape(process.http_address)
         held += [f"{name} of {process.name}: {found[name]:g}" for name in names if found.get(name)]
     return held
 

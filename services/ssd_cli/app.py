@@ -21,7 +21,7 @@ from ssd.rpc.client import READY_SECONDS, TargetClient
 from ssd.rpc.codec import WHOLE_TEXT_MS, GenerateCall
 from ssd.runtime.cpu_plan import one_cpu_a_core
 from ssd.runtime.launch import Deployment
-from ssd.types import Mode
+from ssd.types import Mode, SamplingParams
 from ssd_cli.chat import ChatSettings, chat
 from ssd_cli.check import check
 from ssd_cli.commands import (
@@ -32,7 +32,7 @@ from ssd_cli.commands import (
     program,
     run_work,
 )
-from ssd_cli.demo import DemoOptions, demo
+from ssd_cli.demo import demo
 from ssd_cli.display import err, out, print_table, report, status, write
 from ssd_cli.figures import Collector
 from ssd_cli.generate import (
@@ -266,8 +266,10 @@ def demo_command(
         cpus_without_models=cores[2:],
     )
     check_models(deployment)
-    options = DemoOptions(temperature=temperature, seed=seed, max_tokens=max_tokens)
-    run_work(demo(deployment, options), is_debug=debug)
+    sampling = SamplingParams(
+        temperature=temperature, ignore_eos=True, seed=seed, max_tokens=max_tokens
+    )
+    run_work(demo(deployment, sampling), is_debug=debug)
 
 
 @app.command("models")
@@ -404,7 +406,6 @@ def chat_command(
         endpoint=endpoint,
         credentials=access.credentials(endpoint),
         deployment=deployment,
-        is_quiet=False,
     )
     if endpoint is None:
         check_models(deployment)

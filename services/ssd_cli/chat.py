@@ -12,14 +12,16 @@ from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from ssd.errors import ContextLengthError, SSDError
+from ssd.rpc.bounds import MAX_TEMPERATURE
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import Conversation, GenerateCall
+from ssd.tasks import beside
 from ssd.types import ChatTurn, Mode, SamplingParams
 from ssd_cli.display import err, metrics_line, print_table, report, summary, write
 from ssd_cli.figures import Collector, Figures, Generation
 from ssd_cli.generate import GenerateOptions, connected, stream
 from ssd_cli.line_input import LineInput
-from ssd_cli.options import MAX_SEED, MAX_TEMPERATURE, Modes
+from ssd_cli.options import MAX_SEED, Modes
 
 HELP = """\
 /mode auto|autoregressive|synchronous|speculative   how rounds run
@@ -152,12 +154,6 @@ async def chat(
 ) -> int:
     """Answer the lines of the user until their end; return the exit code.
 
-    Args:
-        options: the target.
-        settings: of the first answer.
-        lines: where the user writes.
-        shows_metrics: print one line of figures after each answer.
-
     Returns:
         0, or 1 if lines that were not typed at a terminal had an error.
 
@@ -178,15 +174,12 @@ async def chat(
 async def _until_interrupted(conversation: Chat, line: str) -> None:
     """Handle a line; SIGINT stops only its answer."""
     loop = asyncio.get_running_loop()
-    work = asyncio.create_task(conversation.handle(line))
-    loop.add_signal_handler(signal.SIGINT, work.cancel)
-    try:
-        await asyncio.wait({work})
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
-        if not work.done():
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+    async with beside(conversation.handle(line)) as (work,):
+        loop.add_signal_handler(signal.SIGINT, work.cancel)
+        try:
+            await asyncio.wait({work})
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
     if work.cancelled():
         report("stopped", "the answer is incomplete")
     else:

@@ -1,7 +1,6 @@
 """``ssd check``: whether this machine generates the same texts with and without speculation."""
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -9,10 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from ssd.demo.corpus import held_out_prompts
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
-from ssd.runtime.launch import Deployment, deployed
+from ssd.runtime.launch import Deployment
 from ssd.types import Mode, SamplingParams, TokenId
 from ssd_cli.demo import DifferentTextError, NotSpeculativeError, first_difference
-from ssd_cli.display import err, out, startup_progress, write
+from ssd_cli.display import err, out, write
+from ssd_cli.generate import GenerateOptions, connected
 
 PROMPT_CHARS = 360
 """About 96 tokens of the embedded tokenizer."""
@@ -45,11 +45,7 @@ async def check(deployment: Deployment, batch: int, max_tokens: int, *, is_json:
         SetupError: the processes cannot start.
         DifferentTextError: a text differs.
     """
-    async with contextlib.AsyncExitStack() as stack:
-        with startup_progress(is_quiet=is_json) as on_event:
-            running = await stack.enter_async_context(deployed(deployment, on_event))
-        address = running.target.grpc_address
-        client = await stack.enter_async_context(TargetClient(address, ready_seconds=0))
+    async with connected(GenerateOptions(deployment=deployment, is_quiet=is_json)) as client:
         info = await client.model_info()
         err.print(
             f"{batch} texts of {max_tokens} tokens, plain and speculative: "

@@ -1,8 +1,7 @@
 """``ssd demo``: one prompt with and without speculation, compared."""
 
-import contextlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import median
 
 from ssd.errors import SSDError
@@ -10,11 +9,11 @@ from ssd.ports import SystemClock
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.rpc.pool_codec import LinkStatus
-from ssd.runtime.launch import Deployment, deployed
+from ssd.runtime.launch import Deployment
 from ssd.types import Mode, SamplingParams, TokenId
-from ssd_cli.display import err, out, print_table, startup_progress, summary, write
+from ssd_cli.display import err, out, print_table, summary, write
 from ssd_cli.figures import Collector, Generation, why_not_speculative
-from ssd_cli.generate import stream
+from ssd_cli.generate import GenerateOptions, connected, stream
 
 DEMO_PROMPT = '''class Stack:
     """A last-in, first-out stack."""
@@ -37,15 +36,6 @@ NUM_RATIOS = 4
 """Comparisons after the one that is shown, which alone can fall into other work."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoOptions:
-    """Parameters of both texts."""
-
-    temperature: float
-    seed: int
-    max_tokens: int
-
-
 class DifferentTextError(SSDError):
     """The two modes generated different tokens, which is a bug."""
 
@@ -54,7 +44,7 @@ class NotSpeculativeError(SSDError):
     """No proposal of the speculative text was accepted, so there is no ratio to report."""
 
 
-async def demo(deployment: Deployment, options: DemoOptions) -> None:
+async def demo(deployment: Deployment, sampling: SamplingParams) -> None:
     """Start a pair of processes, run both modes and compare.
 
     Raises:
@@ -62,49 +52,51 @@ async def demo(deployment: Deployment, options: DemoOptions) -> None:
         DifferentTextError: the texts differ.
         NotSpeculativeError: no proposal of the speculative text was accepted.
     """
-    async with contextlib.AsyncExitStack() as stack:
-        with startup_progress(is_quiet=False) as on_event:
-            running = await stack.enter_async_context(deployed(deployment, on_event))
-        client = await stack.enter_async_context(
-            TargetClient(running.target.grpc_address, ready_seconds=0)
-        )
+    async with connected(GenerateOptions(deployment=deployment)) as client:
         info = await client.model_info()
         err.print(
             f"target {info.num_parameters / 1e6:.1f}M parameters, {info.device}, "
             f"{info.dtype} ({info.dtype_reason}); "
             f"{info.active_drafts} draft(s); K={info.lookahead}, N={info.branches}; "
-            f"temperature {options.temperature:g}, seed {options.seed}"
+            f"temperature {sampling.temperature:g}, seed {sampling.seed}"
         )
-        results = {mode: await _show(client, mode, options) for mode in TITLES}
+        results = {mode: await _show(client, mode, sampling) for mode in TITLES}
         links = (await client.pool_status()).links
         with err.status(f"comparing {NUM_RATIOS} more times"):
-            ratios = [await _ratio(client, options) for _ in range(NUM_RATIOS)]
+            ratios = [await _ratio(client, sampling) for _ in range(NUM_RATIOS)]
     _compare(results[Mode.AUTOREGRESSIVE], results[Mode.SPECULATIVE], links, ratios)
 
 
-async def _show(client: TargetClient, mode: Mode, options: DemoOptions) -> Generation:
-    await _warm_up(client, mode, options)
+async def _show(client: TargetClient, mode: Mode, sampling: SamplingParams) -> Generation:
+    await _warm_up(client, mode, sampling)
     out.rule(TITLES[mode], align="left")
     out.print(DEMO_PROMPT, end="", style="dim", markup=False, emoji=False)
-    collector = Collector()
-    await stream(client, _call(mode, options, max_tokens=options.max_tokens), collector, write)
+    found = await _generate(client, mode, sampling, write)
     out.print("\n")
+    return found
+
+
+async def _generate(
+    client: TargetClient,
+    mode: Mode,
+    sampling: SamplingParams,
+    on_text: Callable[[str], None] = lambda _text: None,
+) -> Generation:
+    collector = Collector()
+    call = GenerateCall(prompt=DEMO_PROMPT, sampling=sampling, mode=mode)
+    await stream(client, call, collector, on_text)
     return collector.finish()
 
 
-async def _ratio(client: TargetClient, options: DemoOptions) -> float | None:
+async def _ratio(client: TargetClient, sampling: SamplingParams) -> float | None:
     """Return the speed of a speculative text over that of the same text without; None: unknown."""
-    speeds = []
-    for mode in (Mode.AUTOREGRESSIVE, Mode.SPECULATIVE):
-        collector = Collector()
-        call = _call(mode, options, options.max_tokens)
-        await stream(client, call, collector, lambda _text: None)
-        speeds.append(collector.finish().figures.tokens_per_second)
-    alone, ahead = speeds
+    alone, ahead = [
+        (await _generate(client, mode, sampling)).figures.tokens_per_second for mode in TITLES
+    ]
     return ahead / alone if alone and ahead else None
 
 
-async def _warm_up(client: TargetClient, mode: Mode, options: DemoOptions) -> None:
+async def _warm_up(client: TargetClient, mode: Mode, sampling: SamplingParams) -> None:
     """Generate short texts: one in plain mode, else until a round is a hit or the time has passed.
 
     So the measured texts contain no one-time work, and a slow start of the draft is not reported as
@@ -113,25 +105,10 @@ async def _warm_up(client: TargetClient, mode: Mode, options: DemoOptions) -> No
     clock = SystemClock()
     until, max_tokens = clock.now() + WARM_UP_SECONDS, WARM_UP_TOKENS
     while True:
-        collector = Collector()
-        await stream(client, _call(mode, options, max_tokens), collector, lambda _text: None)
-        is_warm = mode is Mode.AUTOREGRESSIVE or collector.finish().figures.hits
-        if is_warm or clock.now() >= until:
+        found = await _generate(client, mode, replace(sampling, max_tokens=max_tokens))
+        if mode is Mode.AUTOREGRESSIVE or found.figures.hits or clock.now() >= until:
             return
         max_tokens = min(2 * max_tokens, LONGEST_WARM_UP_TOKENS)
-
-
-def _call(mode: Mode, options: DemoOptions, max_tokens: int) -> GenerateCall:
-    return GenerateCall(
-        prompt=DEMO_PROMPT,
-        sampling=SamplingParams(
-            temperature=options.temperature,
-            ignore_eos=True,
-            seed=options.seed,
-            max_tokens=max_tokens,
-        ),
-        mode=mode,
-    )
 
 
 def _compare(

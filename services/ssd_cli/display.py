@@ -1,7 +1,7 @@
 """Terminal output: progress of processes, summaries, errors."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
@@ -38,6 +38,16 @@ def write(text: str) -> None:
     """
     out.file.write(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text) if out.is_terminal else text)
     out.file.flush()
+
+
+def plain_table(*left: str, right: Iterable[str] = (), no_wrap: bool = False) -> Table:
+    """Return a table without lines: columns of words, then columns of numbers."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in left:
+        table.add_column(title, no_wrap=no_wrap)
+    for title in right:
+        table.add_column(title, justify="right", no_wrap=no_wrap)
+    return table
 
 
 def print_table(console: Console, table: Table) -> None:
@@ -178,11 +188,9 @@ def summary(columns: Sequence[tuple[str, Figures]], *, shows_seed: bool = False)
     if not any(item.paused_rounds for _, item in columns):
         hidden.add(_PAUSED)
     are_partial = all(item.rounds is None for _, item in columns)
-    is_titled = any(title for title, _ in columns)
-    table = Table(box=None, pad_edge=False, header_style="bold", show_header=is_titled)
-    table.add_column("")
-    for title, _ in columns:
-        table.add_column(title, justify="right")
+    titles = [title for title, _ in columns]
+    table = plain_table("", right=titles)
+    table.show_header = any(titles)
     for label, show in _ROWS:
         if label in hidden:
             continue

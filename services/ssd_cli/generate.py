@@ -25,14 +25,14 @@ HINT_ROUNDS = 20
 class GenerateOptions:
     """The target of a continuation."""
 
-    endpoint: str | None
+    endpoint: str | None = None
     """Address of a running target; None: start ``deployment`` and stop it afterwards."""
     deployment: Deployment
     wait_seconds: float = READY_SECONDS
     """Maximum time to wait until a running target is ready."""
     credentials: ClientCredentials = NO_CREDENTIALS
     """For a running target."""
-    is_quiet: bool
+    is_quiet: bool = False
     """Show no progress and no hints, for output that a machine reads."""
 
 
@@ -44,11 +44,8 @@ async def generate(
 ) -> str:
     """Continue a prompt; return a hint if no round was a hit, else an empty string.
 
-    Args:
-        options: the target.
-        call: the prompt and its parameters.
-        collector: receives each chunk, also those before an error or a cancellation.
-        on_text: receives each new piece of the first text.
+    ``collector`` receives each chunk, also those before an error or a cancellation, and ``on_text``
+    each new piece of the first text.
 
     Raises:
         SSDError: the processes cannot start, or the request fails.

@@ -20,7 +20,6 @@ class LineInput(Protocol):
     @property
     def is_terminal(self) -> bool:
         """Whether a person types the lines."""
-        ...
 
     async def read(self) -> str | None:
         """Return the next line without its end; None after the last one.
@@ -28,7 +27,6 @@ class LineInput(Protocol):
         Raises:
             RequestError: the line is too long or not UTF-8.
         """
-        ...
 
 
 def open_lines(descriptor: int) -> LineInput:

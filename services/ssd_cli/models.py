@@ -15,11 +15,12 @@ from rich.table import Table
 
 from ssd import demo
 from ssd.engine.checkpoint_format import missing_weights
+from ssd.engine.config import FAMILIES
 from ssd.errors import SetupError, TokenizerError
+from ssd_cli.display import plain_table
 
 PROBE = "ssd.engine.precision"
 """Module that prints the choice of ``--dtype auto``."""
-FAMILIES = ("llama", "qwen3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,13 +180,8 @@ def _read_weights(file: Path) -> tuple[int, str]:
 
 def models_table(models: Iterable[Model]) -> Table:
     """Return a table of models."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("model", "family", "layers", "width", "vocabulary", "parameters", "weights"):
-        table.add_column(
-            title,
-            justify="left" if title in ("model", "family") else "right",
-            no_wrap=True,
-        )
+    numbers = ("layers", "width", "vocabulary", "parameters", "weights")
+    table = plain_table("model", "family", right=numbers, no_wrap=True)
     for model in models:
         table.add_row(
             model.name,

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 
 from ssd.errors import SettingsError
+from ssd.rpc.bounds import MAX_TEMPERATURE
 from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials, TlsFiles
 from ssd.runtime.launch import Deployment
 
@@ -19,7 +20,6 @@ MAX_TOKENS = 1 << 20
 """More than the maximum length of any model."""
 
 Target = Annotated[str, typer.Option("--target", help="Model folder, demo://target or hf://…")]
-MAX_TEMPERATURE = 2.0
 MAX_SEED = 2**64 - 1
 Temperature = Annotated[
     float, typer.Option(min=0.0, max=MAX_TEMPERATURE, help="Sampling temperature; 0 is greedy.")

@@ -256,7 +256,7 @@ def round_times(
     The draft's step after its last one fills its KV cache while the table is sent, and is not part
     of the table's time.
     """
-    context = _context(options, target)
+    context = length_limit(options.max_model_len, target) // 2
     columns = options.lookahead + 1
     engine = EngineConfig(max_model_len=1, max_num_seqs=max(options.batches))
     # Passes are padded to few counts of sequences.
@@ -284,10 +284,6 @@ def round_times(
         table=options.lookahead * step(),
         overhead=options.overhead_ms / 1000,
     )
-
-
-def _context(options: PlanOptions, target: ModelConfig) -> int:
-    return length_limit(options.max_model_len, target) // 2
 
 
 def verdicts(plan: PairEstimate, options: PlanOptions) -> Sequence[str]:
@@ -322,7 +318,7 @@ def _remedy(name: str, gpu: Gpu, options: PlanOptions) -> str:
         return f"the largest --batch that fits is {batch}"
     one = replace(options, batches=(1,))
     pages = _context_limit(options) // LARGEST_PAGE
-    if found := _largest(pages, lambda each: fits(_with_length(one, each))):
+    if found := _largest(pages, lambda each: fits(replace(one, max_model_len=each * LARGEST_PAGE))):
         return f"with --batch 1, the largest --max-model-len that fits is {found * LARGEST_PAGE}"
     larger = [size for size in SIZES if size > options.num_gpus and name == "target"]
     changes = {f"use --tp {size}": replace(options, num_gpus=size) for size in larger}
@@ -337,10 +333,6 @@ def _remedy(name: str, gpu: Gpu, options: PlanOptions) -> str:
 def _largest(highest: int, is_right: Callable[[int], bool]) -> int:
     """Return the largest number of 1..highest that is right, if smaller ones are; 0 if none is."""
     return bisect.bisect_left(range(1, highest + 1), 1, key=lambda each: not is_right(each))
-
-
-def _with_length(options: PlanOptions, num_pages: int) -> PlanOptions:
-    return replace(options, max_model_len=num_pages * LARGEST_PAGE)
 
 
 def _context_limit(options: PlanOptions) -> int:

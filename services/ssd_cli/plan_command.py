@@ -12,7 +12,8 @@ from ssd.engine.parallel.shard import SIZES
 from ssd.engine.pass_time import Cpu
 from ssd.errors import ModelNotFoundError, SettingsError, UnsupportedModelError
 from ssd_cli.commands import program
-from ssd_cli.display import out, print_table, write
+from ssd_cli.display import out, plain_table, print_table, write
+from ssd_cli.options import Json, Shape, with_flags
 from ssd_cli.plan import (
     BatchEstimate,
     MemoryEstimate,
@@ -29,6 +30,7 @@ WARNING = (
 )
 
 
+@with_flags
 def plan_command(
     *,
     model: Annotated[
@@ -40,10 +42,7 @@ def plan_command(
         int, typer.Option("--tp", min=1, max=8, help="GPUs of the target (tensor parallelism).")
     ] = 4,
     batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,8,16",
-    lookahead: Annotated[int, typer.Option(min=1, max=16, help="Tokens in a proposal (K).")] = 6,
-    branches: Annotated[
-        int, typer.Option(min=1, max=128, help="Largest number of outcomes (N).")
-    ] = 24,
+    shape: Shape,
     max_model_len: Annotated[
         int, typer.Option(min=0, help="Tokens of a sequence; 0: of the models, at most 4,096.")
     ] = 0,
@@ -73,9 +72,7 @@ def plan_command(
         Literal["bfloat16", "int8", "int4"],
         typer.Option(help="Format of the weights of a draft on CPUs."),
     ] = "bfloat16",
-    is_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on standard output.")
-    ] = False,
+    is_json: Json = False,
 ) -> None:
     """Predict memory and speed of a pair on GPUs. No GPU and no weights are needed.
 
@@ -87,8 +84,8 @@ def plan_command(
         gpu=gpu,
         num_gpus=_tensor_parallel(tp),
         batches=_batches(batch),
-        lookahead=lookahead,
-        branches=branches,
+        lookahead=shape.lookahead,
+        branches=shape.branches,
         max_model_len=max_model_len,
         acceptance=acceptance,
         hit_rate=hit_rate,
@@ -174,9 +171,11 @@ _MEMORY_ROWS: tuple[tuple[str, Callable[[MemoryEstimate], int]], ...] = (
 
 def memory_table(plan: PairEstimate, options: PlanOptions) -> Table:
     """Return the memory of a GPU of the target and of the draft's GPU."""
-    table = _table(f"GB on each {plan.gpu.name} ({plan.gpu.memory_bytes / 1e9:.0f} GB)")
-    table.add_column(f"target (each of {options.num_gpus})", justify="right")
-    table.add_column("draft" if plan.draft_cpu is None else "draft (host)", justify="right")
+    place = "draft" if plan.draft_cpu is None else "draft (host)"
+    table = plain_table(
+        f"GB on each {plan.gpu.name} ({plan.gpu.memory_bytes / 1e9:.0f} GB)",
+        right=(f"target (each of {options.num_gpus})", place),
+    )
     for title, value in _MEMORY_ROWS:
         label = title.format(batch=max(options.batches), length=plan.max_model_len)
         cells = [f"{value(memory) / 1e9:.1f}" for memory in (plan.target, plan.draft)]
@@ -202,15 +201,8 @@ _SPEED_ROWS: tuple[tuple[str, Callable[[BatchEstimate], str]], ...] = (
 
 def speed_table(plan: PairEstimate) -> Table:
     """Return the predictions, one column for each batch size."""
-    table = _table("predicted, whole batch")
-    for each in plan.batches:
-        table.add_column(f"batch {each.batch}", justify="right")
+    titles = (f"batch {each.batch}" for each in plan.batches)
+    table = plain_table("predicted, whole batch", right=titles)
     for label, cell in _SPEED_ROWS:
         table.add_row(label, *(cell(each) for each in plan.batches))
-    return table
-
-
-def _table(title: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(title)
     return table

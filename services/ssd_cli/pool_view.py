@@ -14,7 +14,7 @@ from ssd.console import can_redraw
 from ssd.errors import NotReadyError
 from ssd.rpc.client import TargetClient
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
-from ssd_cli.display import UNKNOWN, fitted, out, print_table, write
+from ssd_cli.display import UNKNOWN, fitted, out, plain_table, print_table, write
 
 _STYLES = {"active": "green", "refused": "red", "lost": "red"}
 _REASONS = {
@@ -72,11 +72,8 @@ def pool_lines(pool: PoolStatus) -> list[Text]:
 
 def links_table(links: Sequence[LinkStatus]) -> Table:
     """Return one row for each draft."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("draft", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    for title in ("sessions", "sustainable", "hits", "late", "round trip"):
-        table.add_column(title, justify="right", no_wrap=True)
+    numbers = ("sessions", "sustainable", "hits", "late", "round trip")
+    table = plain_table("draft", "state", right=numbers, no_wrap=True)
     table.add_column("channel", no_wrap=True)
     table.add_column("reason")
     for link in links:

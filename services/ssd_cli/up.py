@@ -6,18 +6,16 @@ import json
 import shlex
 import signal
 import socket
-import urllib.request
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
-from prometheus_client.parser import text_string_to_metric_families
 from rich.live import Live
 from rich.text import Text
 
 from ssd.console import can_redraw
 from ssd.errors import AddressError
 from ssd.observability.log import Event
+from ssd.observability.scrape import scrape
 from ssd.ports import SystemClock
 from ssd.runtime.cpu_plan import CpuPlan
 from ssd.runtime.launch import (
@@ -31,6 +29,7 @@ from ssd.runtime.launch import (
     gateway_process,
 )
 from ssd.settings import find_text
+from ssd.tasks import beside
 from ssd_cli.commands import program
 from ssd_cli.display import err, report, startup_progress, write
 
@@ -120,12 +119,8 @@ async def _run(
         is_ready.set()
         _announce(running, is_json=is_json)
         await stack.enter_async_context(_watching(running, deployment, plan, is_debug=is_debug))
-        status = asyncio.create_task(_show_status(running, is_quiet=is_json))
-        try:
+        async with beside(_show_status(running, is_quiet=is_json)):
             await running.target.wait()
-        finally:
-            status.cancel()
-            await asyncio.gather(status, return_exceptions=True)
         raise running.target.failure()
 
 
@@ -193,16 +188,11 @@ async def _watching(
         port = _port(running.gateway.http_address)
         make = partial(gateway_process, running.target.grpc_address, port=port)
         watched.append((running.gateway, make))
-    tasks = [
-        asyncio.create_task(_restart(child, make, replacements, is_debug=is_debug))
-        for child, make in watched
-    ]
+    restarts = [_restart(*each, replacements, is_debug=is_debug) for each in watched]
     try:
-        yield
+        async with beside(*restarts):
+            yield
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(child.stop() for child in replacements))
 
 
@@ -267,54 +257,37 @@ async def _first_signal() -> int:
 async def _show_status(running: RunningDeployment, *, is_quiet: bool) -> None:
     if is_quiet or not can_redraw(err):
         return
-    url = f"http://{running.target.http_address}/metrics"
-    last: Reading | None = None
+    clock = SystemClock()
+    last: tuple[float, dict[str, float]] | None = None
     with Live(console=err, transient=True, auto_refresh=False) as live:
         while True:
             with contextlib.suppress(OSError, ValueError):
-                now = await asyncio.to_thread(_read_metrics, url)
-                live.update(Text(status_line(last or now, now), style="dim"), refresh=True)
-                last = now
+                now = await scrape(running.target.http_address, REFRESH_SECONDS)
+                read_at = clock.now()
+                before_at, before = last or (read_at, now)
+                line = status_line(before, now, read_at - before_at)
+                live.update(Text(line, style="dim"), refresh=True)
+                last = read_at, now
             await asyncio.sleep(REFRESH_SECONDS)
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Metrics of a target at one time."""
+def status_line(before: Mapping[str, float], now: Mapping[str, float], seconds: float) -> str:
+    """Return one line with the changes between two readings, ``seconds`` apart.
 
-    seconds: float
-    """Time of a monotonic clock."""
-    samples: dict[str, float]
-    """Values by name and label values: ``ssd_rounds_total{hit}``."""
-
-
-def _read_metrics(url: str) -> Reading:
-    with urllib.request.urlopen(url, timeout=REFRESH_SECONDS) as answer:  # noqa: S310
-        families = text_string_to_metric_families(answer.read().decode())
-    samples = {
-        sample.name + "".join(f"{{{value}}}" for value in sample.labels.values()): sample.value
-        for family in families
-        for sample in family.samples
-    }
-    return Reading(SystemClock().now(), samples)
-
-
-def status_line(before: Reading, now: Reading) -> str:
-    """Return one line with the changes between two readings."""
+    The readings are samples by their names, as ``scrape`` returns them.
+    """
 
     def growth(name: str) -> float:
-        return now.samples.get(name, 0.0) - before.samples.get(name, 0.0)
+        return now.get(name, 0.0) - before.get(name, 0.0)
 
-    seconds = now.seconds - before.seconds
-    speed = growth("ssd_tokens_total{output}") / seconds if seconds > 0 else 0.0
-    tables = {kind: growth(f"ssd_rounds_total{{{kind}}}") for kind in ("hit", "miss", "late")}
+    speed = growth('ssd_tokens_total{kind="output"}') / seconds if seconds > 0 else 0.0
+    kinds = ("hit", "miss", "late")
+    tables = {kind: growth(f'ssd_rounds_total{{result="{kind}"}}') for kind in kinds}
     looked_up = sum(tables.values())
     hits = f"{tables['hit'] / looked_up:.0%}" if looked_up else "–"
-    ended = sum(
-        value for name, value in now.samples.items() if name.startswith("ssd_requests_total{")
-    )
-    running = now.samples.get("ssd_running_sequences", 0.0)
-    waiting = now.samples.get("ssd_waiting_sequences", 0.0)
+    ended = sum(value for name, value in now.items() if name.startswith("ssd_requests_total{"))
+    running = now.get("ssd_running_sequences", 0.0)
+    waiting = now.get("ssd_waiting_sequences", 0.0)
     return (
         f"requests {ended:.0f}  running {running:.0f}  waiting {waiting:.0f}  "
         f"{speed:.0f} tokens/s  hits {hits}  Ctrl-C to stop"

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from ssd_bench.command import run_app
-from ssd_cli.display import err, out, print_table, status, write
+from ssd_cli.display import err, out, plain_table, print_table, status, write
 
 NEW_RATE, FURTHER_RATE = 2e-3, 1e-4
 """Peak learning rates of AdamW for random weights, and for those of a trained draft."""
@@ -103,10 +103,7 @@ def command(
 
 def figures_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
     """Return a table of two evaluations of held-out text."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("held-out text")
-    for title in ("before", "after"):
-        table.add_column(title, justify="right")
+    table = plain_table("held-out text", right=("before", "after"))
     for row in zip(_rows(before), _rows(after), strict=True):
         table.add_row(row[0][0], row[0][1], row[1][1])
     return table

@@ -1,9 +1,9 @@
 """The endpoints that generate text: read a body, run its calls, write an object or events."""
 
-import contextlib
 import json
 import secrets
 from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -18,11 +18,10 @@ from ssd.observability import log
 from ssd.ports import Clock
 from ssd.types import GenerationChunk
 from ssd_gateway.body import BodyBudget, ClientLeftError, read_body, while_connected
-from ssd_gateway.body_limits import BodyLimits
 from ssd_gateway.deadlines import Deadlines
 from ssd_gateway.merge import merged
 from ssd_gateway.metrics import BROKEN_STREAMS_TOTAL, FIRST_TOKEN_SECONDS
-from ssd_gateway.parser import RequestParser
+from ssd_gateway.parser import BodyLimits, RequestParser
 from ssd_gateway.problems import problem
 from ssd_gateway.responses import Assembly, Format, Head
 from ssd_gateway.schemas import AnyRequest, PreparedRequest
@@ -46,32 +45,20 @@ Chunks = AsyncGenerator[tuple[int, GenerationChunk], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Intake:
-    """How the gateway reads bodies; both endpoints share it."""
+class GenerationEndpoint(Generic[AnyRequest]):
+    """An endpoint as an ASGI application. Asyncio loop.
+
+    ``budget`` and ``parser`` are those of all endpoints.
+    """
 
     budget: BodyBudget
     parser: RequestParser
     max_body_bytes: int
-
-
-class GenerationEndpoint(Generic[AnyRequest]):
-    """An endpoint as an ASGI application. Asyncio loop."""
-
-    def __init__(
-        self,
-        intake: Intake,
-        deadlines: Deadlines,
-        targets: TargetPool,
-        clock: Clock,
-        kind: type[AnyRequest],
-        form: Format,
-    ) -> None:
-        self._intake = intake
-        self._deadlines = deadlines
-        self._targets = targets
-        self._clock = clock
-        self._kind: type[AnyRequest] = kind
-        self._form = form
+    deadlines: Deadlines
+    targets: TargetPool
+    clock: Clock
+    kind: type[AnyRequest]
+    form: Format
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request.
@@ -81,13 +68,13 @@ class GenerationEndpoint(Generic[AnyRequest]):
         """
         try:
             limits = BodyLimits.of_models(
-                self._targets.models().values(),
-                self._intake.max_body_bytes,
-                self._kind.max_prompts,
+                self.targets.models().values(),
+                self.max_body_bytes,
+                self.kind.max_prompts,
             )
-            with self._intake.budget.share(scope[CLIENT_KEY]) as share:
+            with self.budget.share(scope[CLIENT_KEY]) as share:
                 body = await read_body(scope, receive, limits.num_bytes, share)
-                request = await self._intake.parser.prepare(self._kind, body, limits)
+                request = await self.parser.prepare(self.kind, body, limits)
                 # Frees the JSON. Only the prompt stays in memory until the end of the request.
                 del body
                 share.keep(request.prompt_bytes)
@@ -101,7 +88,7 @@ class GenerationEndpoint(Generic[AnyRequest]):
 
     async def _whole(self, request: PreparedRequest) -> JSONResponse:
         assembly = self._assembly(request, is_whole=True)
-        async with self._deadlines.bound(), self._chunks(request) as chunks:
+        async with self.deadlines.bound(), aclosing(self._run(request)) as chunks:
             async for prompt, chunk in chunks:
                 assembly.add(prompt, chunk)
         return JSONResponse(assembly.whole())
@@ -110,7 +97,7 @@ class GenerationEndpoint(Generic[AnyRequest]):
         assembly = self._assembly(request, is_whole=False)
         events = EventStream(send)
         try:
-            async with self._deadlines.bound(), self._chunks(request) as chunks:
+            async with self.deadlines.bound(), aclosing(self._run(request)) as chunks:
                 async for prompt, chunk in chunks:
                     await events.write(assembly.add(prompt, chunk))
                 if request.includes_usage:
@@ -127,9 +114,9 @@ class GenerationEndpoint(Generic[AnyRequest]):
                 raise
 
     def _assembly(self, request: PreparedRequest, *, is_whole: bool) -> Assembly:
-        info = self._targets.model(request.model)
+        info = self.targets.model(request.model)
         head = Head(
-            id=self._form.id_prefix + secrets.token_hex(12),
+            id=self.form.id_prefix + secrets.token_hex(12),
             created=int(datetime.now(UTC).timestamp()),
             model=info.model,
             fingerprint=f"ssd-{__version__}",
@@ -137,13 +124,10 @@ class GenerationEndpoint(Generic[AnyRequest]):
         new_reader = partial(request.tool_use.reader, info.tool_format, is_whole=is_whole)
         # Refuses tools of a model whose format is not known before the request runs.
         new_reader()
-        return Assembly(head, self._form, request, new_reader)
-
-    def _chunks(self, request: PreparedRequest) -> contextlib.aclosing[Chunks]:
-        return contextlib.aclosing(self._run(request))
+        return Assembly(head, self.form, request, new_reader)
 
     async def _run(self, request: PreparedRequest) -> Chunks:
-        arrived_at: float | None = self._clock.now()
+        arrived_at: float | None = self.clock.now()
         request_id = log.request_id.get() or ""
         calls = request.calls
         # With echo, the first chunk of a continuation is a copy of the prompt.
@@ -152,14 +136,14 @@ class GenerationEndpoint(Generic[AnyRequest]):
             for prompt, call in enumerate(calls)
             for choice in range(call.sampling.n if call.sampling.echo else 0)
         }
-        streams = [self._targets.generate(call, request_id) for call in calls]
+        streams = [self.targets.generate(call, request_id) for call in calls]
         try:
-            async with contextlib.aclosing(merged(streams)) as chunks:
+            async with aclosing(merged(streams)) as chunks:
                 async for prompt, chunk in chunks:
                     if (prompt, chunk.choice) in copies:
                         copies.remove((prompt, chunk.choice))
                     elif arrived_at is not None and chunk.token_ids:
-                        FIRST_TOKEN_SECONDS.observe(self._clock.now() - arrived_at)
+                        FIRST_TOKEN_SECONDS.observe(self.clock.now() - arrived_at)
                         arrived_at = None
                     yield prompt, chunk
         except (FieldError, UnsupportedError) as error:

@@ -17,7 +17,7 @@ from ssd import __version__
 from ssd.errors import SSDError
 from ssd.observability import log
 from ssd.ports import Clock
-from ssd_gateway.api import GenerationEndpoint, Intake
+from ssd_gateway.api import GenerationEndpoint
 from ssd_gateway.api_keys import ApiKeys
 from ssd_gateway.body import BodyBudget
 from ssd_gateway.deadlines import Deadlines
@@ -93,9 +93,8 @@ def make_app(
     async def metrics(_request: Request) -> Response:
         return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
 
-    budget = BodyBudget(settings.max_total_body_bytes)
-    intake = Intake(budget, RequestParser(), settings.max_body_bytes)
-    of_all = intake, deadlines, targets, clock
+    reading = BodyBudget(settings.max_total_body_bytes), RequestParser(), settings.max_body_bytes
+    of_all = *reading, deadlines, targets, clock
     chat = GenerationEndpoint(*of_all, ChatRequest, ChatFormat())
     completions = GenerationEndpoint(*of_all, CompletionRequest, CompletionFormat())
     routes: list[BaseRoute] = [

@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
 from ssd.errors import CancelledError, DeadlineError, OverloadedError, TooLargeError
+from ssd.tasks import beside
 from ssd_gateway.problems import MediaTypeError
 
 BODY_SECONDS = 30.0
@@ -149,17 +150,12 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
     Raises:
         ClientLeftError: the client left.
     """
-    working = asyncio.create_task(work)
-    leaving = asyncio.create_task(_left(receive))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+    async with beside(work, _left(receive)) as tasks:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
             raise ClientLeftError
-        return working.result()
-    finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        result: Result = tasks[0].result()
+        return result
 
 
 async def _left(receive: Receive) -> None:

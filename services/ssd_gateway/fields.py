@@ -5,9 +5,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticKnownError
 
+from ssd.rpc.sampling_codec import MAX_LOGIT_BIASES
+
 UINT32 = 2**32 - 1
-MAX_BIASES = 1024
-"""Maximum number of entries of ``logit_bias``."""
 Count = Annotated[int, Field(ge=0, le=UINT32)]
 Limit = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -26,14 +26,14 @@ def is_one_of(value: object, neutral: tuple[object, ...]) -> bool:
 
 def _with_few_entries(value: object) -> object:
     """Refuse too many entries of an object before their values are checked."""
-    if isinstance(value, dict) and len(value) > MAX_BIASES:
-        size: dict[str, Any] = {"max_length": MAX_BIASES, "actual_length": len(value)}
+    if isinstance(value, dict) and len(value) > MAX_LOGIT_BIASES:
+        size: dict[str, Any] = {"max_length": MAX_LOGIT_BIASES, "actual_length": len(value)}
         raise PydanticKnownError("too_long", {"field_type": "Dictionary", **size})
     return value
 
 
 Biases = Annotated[
-    dict[str, Number], Field(max_length=MAX_BIASES), BeforeValidator(_with_few_entries)
+    dict[str, Number], Field(max_length=MAX_LOGIT_BIASES), BeforeValidator(_with_few_entries)
 ]
 
 

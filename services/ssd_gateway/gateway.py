@@ -8,6 +8,7 @@ from ssd.observability.metrics import TLS_CERTIFICATE_EXPIRY
 from ssd.ports import Clock
 from ssd.rpc.credentials import ClientCredentials, TlsFiles
 from ssd.rpc.listen import join_address
+from ssd.tasks import beside
 from ssd_gateway.api_keys import ApiKeys
 from ssd_gateway.app import make_app
 from ssd_gateway.deadlines import Deadlines
@@ -82,13 +83,8 @@ class Gateway:
             self.port = listening.getsockname()[1]
             _log.info("listening", http=join_address(self._settings.host, self.port))
             self.is_listening.set()
-            async with self.targets.running():
-                ready = asyncio.create_task(self._log_ready(started_at))
-                try:
-                    await self._server.serve([listening])
-                finally:
-                    ready.cancel()
-                    await asyncio.gather(ready, return_exceptions=True)
+            async with self.targets.running(), beside(self._log_ready(started_at)):
+                await self._server.serve([listening])
 
     async def _log_ready(self, started_at: float) -> None:
         await self.targets.wait_ready()

@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from typing import TypeVar
 
+from ssd.tasks import beside
+
 Item = TypeVar("Item")
 _WAITING = 16
 """Maximum number of items that wait for the reader."""
@@ -36,9 +38,10 @@ async def merged(
         await asyncio.wait({task})
         await queue.put(task)
 
-    readers = [asyncio.create_task(read(*each)) for each in enumerate(streams)]
-    watchers = [asyncio.create_task(watch(reader)) for reader in readers]
-    try:
+    async with (
+        beside(*(read(*each) for each in enumerate(streams))) as readers,
+        beside(*map(watch, readers)),
+    ):
         num_open = len(readers)
         while num_open:
             match await queue.get():
@@ -47,7 +50,3 @@ async def merged(
                     num_open -= 1
                 case item:
                     yield item
-    finally:
-        for task in (*watchers, *readers):
-            task.cancel()
-        await asyncio.gather(*watchers, *readers, return_exceptions=True)

@@ -10,6 +10,7 @@ from ssd_gateway.schemas import PreparedRequest
 from ssd_gateway.tool_calls import CallPart, Parts, TextReader
 
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+"""OpenAI's names; the client of the target raises an error for the other reasons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +119,7 @@ class Continuation:
     reader: TextReader
     is_whole: bool
     """Whether to keep parts and positions: a stream has sent them."""
-    parts: list[Parts] = field(default_factory=list)
+    parts: Parts = field(default_factory=Parts)
     positions: list[Position] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     next_offset: int = 0
@@ -139,17 +140,9 @@ class Continuation:
             # Characters that begin in the token.
             self.next_offset += sum(byte & 0xC0 != 0x80 for byte in each.selected.encoded)
         if self.is_whole:
-            self.parts.append(new)
+            self.parts.extend(new)
             self.positions += added
         return new, added
-
-    @property
-    def all_parts(self) -> Parts:
-        """All of the continuation so far, unless it streams."""
-        found = Parts("".join(each.content for each in self.parts))
-        for each in self.parts:
-            found.extend(Parts(calls=each.calls))
-        return found
 
     @property
     def finish_name(self) -> str | None:
@@ -158,11 +151,14 @@ class Continuation:
             return None
         if self.finish_reason is FinishReason.STOP and self.reader.num_calls:
             return "tool_calls"
-        return finish(self.finish_reason)
+        return _REASONS[self.finish_reason]
 
 
 class Assembly:
-    """Turns the chunks of a request into the objects of its response."""
+    """Turns the chunks of a request into the objects of its response.
+
+    ``new_reader`` returns what finds calls of tools in the text of a continuation.
+    """
 
     def __init__(
         self,
@@ -171,14 +167,6 @@ class Assembly:
         request: PreparedRequest,
         new_reader: Callable[[], TextReader],
     ) -> None:
-        """Prepare.
-
-        Args:
-            head: of all objects.
-            form: of the endpoint.
-            request: what the client asked for.
-            new_reader: returns what finds calls of tools in the text of a continuation.
-        """
         self._head = head
         self._form = form
         self._request = request
@@ -231,7 +219,7 @@ class Assembly:
         """Return the response of a request that does not stream."""
         made = []
         for index, each in sorted(self._choices.items()):
-            body = self._form.whole(each.all_parts, each.positions)
+            body = self._form.whole(each.parts, each.positions)
             made.append({"index": index, **body, "finish_reason": each.finish_name})
         extended = {"ssd": self._extension} if self._request.report_rounds else {}
         return self._object(self._form.name, made) | {"usage": self._counts.usage()} | extended
@@ -258,11 +246,6 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
-
-
-def finish(reason: FinishReason) -> str:
-    """Return OpenAI's name of a finish reason; the client raises an error for the other ones."""
-    return _REASONS[reason]
 
 
 def extension(chunk: GenerationChunk) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from ssd.errors import FieldError, UnsupportedError
 from ssd.rpc.codec import WHOLE_TEXT_MS, Conversation, GenerateCall, Prompt
+from ssd.rpc.sampling_codec import MAX_STOPS
 from ssd.types import Mode, SamplingParams
 from ssd_gateway.fields import (
     UINT32,
@@ -36,7 +37,6 @@ from ssd_gateway.tools import ToolChoice, Tools, ToolUse, tool_use, tools_text
 
 COMPLETION_MAX_TOKENS = 16
 """Default of ``max_tokens`` of a completion, as in OpenAI's API."""
-MAX_STOPS = 16
 MAX_IGNORED = 1 << 18
 """Maximum number of characters and values of a field without effect."""
 _SEEDS = 2**64
@@ -278,7 +278,7 @@ class ChatRequest(_Request):
         return self
 
     def names(self) -> dict[str, str]:
-        """Return fields of the body by their paths in the call, where the two differ."""
+        """See ``_Request``."""
         found = super().names() | {
             "sampling.logprobs": "top_logprobs",
             "chat.template_arguments": "chat_template_kwargs",
@@ -289,11 +289,7 @@ class ChatRequest(_Request):
         return found
 
     def calls(self) -> list[GenerateCall]:
-        """Return the call of the conversation.
-
-        Raises:
-            RequestError: a field is not valid or not supported.
-        """
+        """Return the call of the conversation; see ``_Request``."""
         turns = tuple(
             message.turn(f"messages[{index}]") for index, message in enumerate(self.messages)
         )
@@ -341,11 +337,7 @@ class CompletionRequest(_Request):
         return self
 
     def calls(self) -> list[GenerateCall]:
-        """Return a call for each prompt.
-
-        Raises:
-            RequestError: a field is not valid or not supported.
-        """
+        """See ``_Request``."""
         limit = COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
         sampling = self._sampling(limit, self.logprobs, echo=bool(self.echo))
         prompts = self._prompts()

@@ -24,6 +24,7 @@ from ssd.observability.log import get_logger
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import Conversation, GenerateCall, ModelInfo
 from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials
+from ssd.tasks import beside
 from ssd.types import GenerationChunk
 from ssd_gateway.metrics import RETRIES_TOTAL, TARGETS
 from ssd_gateway.routing import choose_target, prefix_key
@@ -74,12 +75,10 @@ class TargetPool:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None, None]:
         """Check the targets inside; close all connections afterwards."""
-        following = asyncio.create_task(self._follow())
         try:
-            yield
+            async with beside(self._follow()):
+                yield
         finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
             self._addresses.close()
             await asyncio.gather(*(self._remove(address) for address in tuple(self._targets)))
 

@@ -25,9 +25,9 @@ from ssd.rpc import codec
 from ssd.rpc.server import RpcServer
 from ssd.runtime.launch import Deployment
 from ssd.testing.tiny_folder import write_tiny_folder
-from ssd.types import GenerationChunk
+from ssd.types import GenerationChunk, SamplingParams
 from ssd.v1 import generate_pb2_grpc
-from ssd_cli import check, demo
+from ssd_cli import demo, generate
 from ssd_cli.app import run
 
 SERVICES = Path(ssd.__file__).parents[1]
@@ -207,17 +207,17 @@ async def test_demo_fails_if_no_draft_is_linked(
     pair: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "WARM_UP_SECONDS", 0.0)
-    monkeypatch.setattr(demo, "deployed", deployed)
+    monkeypatch.setattr(generate, "deployed", deployed)
     deployment = Deployment(target=pair[1], num_drafts=0, common_flags=SHAPE)
-    options = demo.DemoOptions(temperature=0.0, seed=7, max_tokens=20)
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True, seed=7, max_tokens=20)
     with pytest.raises(demo.NotSpeculativeError, match="speculative: no draft is linked"):
-        await demo.demo(deployment, options)
+        await demo.demo(deployment, sampling)
 
 
 def test_check_compares_the_texts_of_a_batch(
     call: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "deployed", deployed)
+    monkeypatch.setattr(generate, "deployed", deployed)
     # The smaller embedded model as both; a tiny one has too few positions for the prompts.
     models = ("--target", "demo://draft", "--draft", "demo://draft", *QUICK)
     code, printed, _ = call("check", *models, "--batch", "4", "--max-tokens", "128", "--json")

@@ -15,6 +15,7 @@ from tests.processes import running
 
 import ssd
 from ssd.testing.tiny_folder import write_tiny_folder
+from ssd_bench import machine
 from ssd_bench.__main__ import main
 from ssd_bench.peers import engines
 from ssd_bench.peers import measure as measuring
@@ -28,7 +29,7 @@ def test_engines_of_two_environments_write_the_same_texts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Speeds are not examined here, so no measurement waits for a quiet machine.
-    monkeypatch.setattr(measuring, "SETTLE_SAMPLES", 0)
+    monkeypatch.setattr(machine, "SETTLE_SAMPLES", 0)
     monkeypatch.setattr(engines, "deployed", deployed)
     model = str(write_tiny_folder(tmp_path / "model", seed=1, max_len=1024))
     small = (
@@ -52,7 +53,7 @@ def test_engines_of_two_environments_write_the_same_texts(
 def test_after_ctrl_c_no_process_is_left_and_the_same_command_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measuring, "SETTLE_SAMPLES", 0)
+    monkeypatch.setattr(machine, "SETTLE_SAMPLES", 0)
     monkeypatch.setattr(measuring, "BUSY_CPUS", float("inf"))
     monkeypatch.setattr(engines, "deployed", deployed)
     model = str(write_tiny_folder(tmp_path / "model", seed=1, max_len=1024))
@@ -98,7 +99,7 @@ async def test_an_engine_that_cannot_load_is_a_row_with_its_reason(tmp_path: Pat
 async def test_a_gateway_is_a_peer_whose_texts_are_those_of_the_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measuring, "SETTLE_SAMPLES", 0)
+    monkeypatch.setattr(machine, "SETTLE_SAMPLES", 0)
     monkeypatch.setattr(engines, "deployed", deployed)
     model = str(write_tiny_folder(tmp_path / "model", seed=1, max_len=1024))
     flags = ("--max-model-len", "1024", "--dtype", "float32")

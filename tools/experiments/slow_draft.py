@@ -72,7 +72,7 @@ def slow_draft(
 ) -> None:
     """Measure SSD for ratios of T_table / T_verify; write slow_draft.json and slow_draft.png."""
     check_models(target, draft, widen_target, widen_draft)
-    wanted = numbers(ratios, "--ratios", 0.01, 100)
+    wanted = numbers(ratios, "--ratios", float, 0.01, 100)
     earlier = [json.loads(path.read_text()) for path in compare or []]
     with tempfile.TemporaryDirectory() as scratch:
         folders = [

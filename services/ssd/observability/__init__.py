@@ -1,3 +1,3 @@
 """Log lines, metrics and traces of a process. They only observe."""
 
-__all__ = ["log", "metrics", "tracing"]
+__all__ = ["log", "metrics", "scrape", "tracing"]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partialmethod
 from types import MappingProxyType
 from typing import Any
 
@@ -35,40 +36,23 @@ class Logger:
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
 
-    def debug(self, event: str, **fields: object) -> None:
-        """Log an event for developers."""
-        self._log(logging.DEBUG, event, fields)
-
-    def info(self, event: str, **fields: object) -> None:
-        """Log a normal event."""
-        self._log(logging.INFO, event, fields)
-
-    def warning(self, event: str, **fields: object) -> None:
-        """Log an event that costs speed."""
-        self._log(logging.WARNING, event, fields)
-
-    def error(self, event: str, **fields: object) -> None:
-        """Log a failure."""
-        self._log(logging.ERROR, event, fields)
-
-    def exception(self, event: str, **fields: object) -> None:
-        """Log a failure with the stack of the exception that is handled."""
-        self._log(logging.ERROR, event, fields, exc_info=True)
-
-    def crash(self, event: str, error: BaseException | None, /, **fields: object) -> None:
-        """Log a failure with the stack of an unhandled exception."""
-        self._log(logging.ERROR, event, fields, exc_info=error)
-
-    def _log(
+    def log(
         self,
         level: int,
         event: str,
-        fields: dict[str, object],
         *,
         exc_info: bool | BaseException | None = None,
+        **fields: object,
     ) -> None:
+        """Log an event, with the stack of an exception or of the one that is handled."""
         if self._logger.isEnabledFor(level):
             self._logger.log(level, event, extra={"fields": fields}, exc_info=exc_info)
+
+    debug = partialmethod(log, logging.DEBUG)
+    info = partialmethod(log, logging.INFO)
+    warning = partialmethod(log, logging.WARNING)
+    error = partialmethod(log, logging.ERROR)
+    exception = partialmethod(log, logging.ERROR, exc_info=True)
 
 
 def get_logger(name: str) -> Logger:
@@ -180,7 +164,7 @@ def configure_logging(form: str, process: str, level: str = "INFO") -> None:
 def log_crash(crash: threading.ExceptHookArgs) -> None:
     """Log the error that ended a thread, with its stack; for ``threading.excepthook``."""
     name = crash.thread.name if crash.thread is not None else "unknown"
-    get_logger(__name__).crash("thread_crashed", crash.exc_value, thread=name)
+    get_logger(__name__).error("thread_crashed", exc_info=crash.exc_value, thread=name)
 
 
 def log_progress(stage: str, fraction: float) -> None:

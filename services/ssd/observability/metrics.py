@@ -1,6 +1,7 @@
 """Metrics of target, draft and the plugin of vLLM; ``/metrics`` serves them."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Literal
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric
@@ -8,9 +9,12 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 _FAST_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _SLOW_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 600)
 
-_SUM: Literal["livesum"] = "livesum"
-_NEWEST: Literal["mostrecent"] = "mostrecent"
-"""How gauges of several processes of one server become one, as in vLLM with ``ssd_vllm``."""
+_fast_histogram = partial(Histogram, buckets=_FAST_SECONDS)
+_slow_histogram = partial(Histogram, buckets=_SLOW_SECONDS)
+_summed_gauge = partial(Gauge, multiprocess_mode="livesum")
+_newest_gauge = partial(Gauge, multiprocess_mode="mostrecent")
+"""The two kinds differ in how gauges of several processes of one server become one, as in vLLM with
+``ssd_vllm``."""
 
 OUTCOMES = (
     *("stop", "length", "cancelled", "deadline"),
@@ -27,25 +31,21 @@ REQUESTS_TOTAL = Counter(
     "sum(rate(ssd_requests_total[5m])).",
     ["outcome"],
 )
-QUEUE_SECONDS = Histogram(
+QUEUE_SECONDS = _slow_histogram(
     "ssd_queue_seconds",
     "Seconds from the arrival of a request to its place in the batch, including tokenisation.",
-    buckets=_SLOW_SECONDS,
 )
-TIME_TO_FIRST_TOKEN_SECONDS = Histogram(
+TIME_TO_FIRST_TOKEN_SECONDS = _slow_histogram(
     "ssd_time_to_first_token_seconds",
     "Seconds from the arrival of a request to its first token, for requests with a token.",
-    buckets=_SLOW_SECONDS,
 )
-INTER_TOKEN_SECONDS = Histogram(
+INTER_TOKEN_SECONDS = _fast_histogram(
     "ssd_inter_token_seconds",
     "Seconds between two messages of a stream, divided by the number of tokens in the second.",
-    buckets=_FAST_SECONDS,
 )
-E2E_SECONDS = Histogram(
+E2E_SECONDS = _slow_histogram(
     "ssd_e2e_seconds",
     "Seconds from the arrival of a complete request to its last token.",
-    buckets=_SLOW_SECONDS,
 )
 TOKENS_TOTAL = Counter(
     "ssd_tokens",
@@ -62,9 +62,7 @@ PREEMPTIONS_TOTAL = Counter(
     "Running sequences that lost their KV blocks to earlier ones; they run again later, and their "
     "texts do not change.",
 )
-RUNNING_SEQUENCES = Gauge(
-    "ssd_running_sequences", "Sequences in the batch.", multiprocess_mode=_SUM
-)
+RUNNING_SEQUENCES = _summed_gauge("ssd_running_sequences", "Sequences in the batch.")
 WAITING_SEQUENCES = Gauge("ssd_waiting_sequences", "Sequences in the queue.")
 KV_BLOCKS = Gauge(
     "ssd_kv_blocks",
@@ -72,7 +70,7 @@ KV_BLOCKS = Gauge(
     "cache), used.",
     ["state"],
 )
-ROUND_SECONDS = Histogram(
+ROUND_SECONDS = _fast_histogram(
     "ssd_round_seconds",
     "Seconds of a round without prefill, by part: draft (mode synchronous), prepare (inputs of "
     "the forward pass), verify (the forward pass), sample (tokens and outcomes), stream (to "
@@ -80,7 +78,6 @@ ROUND_SECONDS = Histogram(
     "Efficiency: rate(ssd_round_seconds_sum{part='verify'}[5m]) / "
     "ignoring(part) sum without(part) (rate(ssd_round_seconds_sum[5m])).",
     ["part"],
-    buckets=_FAST_SECONDS,
 )
 ROUNDS_TOTAL = Counter(
     "ssd_rounds",
@@ -99,51 +96,42 @@ ACCEPTED_TOKENS_TOTAL = Counter(
     ["position"],
 )
 PROPOSED_TOKENS_TOTAL = Counter("ssd_proposed_tokens", "Tokens proposed to the target.")
-OPEN_SESSIONS = Gauge(
-    "ssd_open_sessions", "Sessions that a target has open on its drafts.", multiprocess_mode=_SUM
-)
-SPECULATION_MODE = Gauge(
+OPEN_SESSIONS = _summed_gauge("ssd_open_sessions", "Sessions that a target has open on its drafts.")
+SPECULATION_MODE = _newest_gauge(
     "ssd_speculation_mode",
     "1 for the mode of requests that arrive in mode AUTO, else 0; SetSpeculation changes it.",
     ["mode"],
-    multiprocess_mode=_NEWEST,
 )
-SPECULATION_ACTIVE = Gauge(
+SPECULATION_ACTIVE = _newest_gauge(
     "ssd_speculation_active",
     "1 while requests in mode AUTO speculate, 0 while plain decoding is faster for them.",
-    multiprocess_mode=_NEWEST,
 )
-SPECULATION_SPEED_UP = Gauge(
+SPECULATION_SPEED_UP = _newest_gauge(
     "ssd_speculation_speed_up",
     "Measured tokens/s of speculation divided by those of plain decoding, at the current number of "
     "running sequences; 0 before the first comparison.",
-    multiprocess_mode=_NEWEST,
 )
-SPECULATION_REASON = Gauge(
+SPECULATION_REASON = _newest_gauge(
     "ssd_speculation_reason",
     "1 for the reason of ssd_speculation_active: measuring (too few rounds), faster, slower.",
     ["reason"],
-    multiprocess_mode=_NEWEST,
 )
-MAX_PROPOSED_TOKENS = Gauge(
+MAX_PROPOSED_TOKENS = _newest_gauge(
     "ssd_max_proposed_tokens",
     "Maximum number of tokens of a proposal that the target chose.",
-    multiprocess_mode=_NEWEST,
 )
 PROPOSER_CRASHES_TOTAL = Counter(
     "ssd_proposer_crashes",
     "Steps of vLLM that continued without proposals because of a bug of the plugin; the first one "
     "is in the log.",
 )
-COMMIT_TO_TABLE_SECONDS = Histogram(
+COMMIT_TO_TABLE_SECONDS = _fast_histogram(
     "ssd_commit_to_table_seconds",
     "Seconds from sending a commit to the arrival of the first columns of its table.",
-    buckets=_FAST_SECONDS,
 )
-DRAFT_TABLE_SECONDS = Histogram(
+DRAFT_TABLE_SECONDS = _fast_histogram(
     "ssd_draft_table_seconds",
     "Seconds in which a draft computes a batch of complete tables.",
-    buckets=_FAST_SECONDS,
 )
 TABLE_BRANCHES = Gauge(
     "ssd_table_branches", "Number of branches that the draft chose for its newest tables."
@@ -162,35 +150,30 @@ DRAFT_SESSIONS = Gauge("ssd_draft_sessions", "Open sessions of a draft.")
 DRAFT_MAX_SESSIONS = Gauge(
     "ssd_draft_max_sessions", "Maximum number of sessions that a draft accepts; a setting."
 )
-DESIRED_DRAFT_REPLICAS = Gauge(
+DESIRED_DRAFT_REPLICAS = _summed_gauge(
     "ssd_desired_draft_replicas",
     "Number of drafts that the eligible sequences of a target need, a fraction; mean over 30 s.",
-    multiprocess_mode=_SUM,
 )
-LINK_STATE = Gauge(
+LINK_STATE = _newest_gauge(
     "ssd_link_state",
     "1 while a link accepts sessions, else 0.",
     ["draft"],
-    multiprocess_mode=_NEWEST,
 )
-LINK_RTT_SECONDS = Gauge(
+LINK_RTT_SECONDS = _newest_gauge(
     "ssd_link_rtt_seconds",
     "Seconds from a heartbeat to its echo, between the event loops.",
     ["draft"],
-    multiprocess_mode=_NEWEST,
 )
-LINK_BANDWIDTH = Gauge(
+LINK_BANDWIDTH = _newest_gauge(
     "ssd_link_bandwidth_bytes_per_second",
     "Bytes per second of a collective channel, measured when the link came up; links over gRPC "
     "are not measured.",
     ["draft"],
-    multiprocess_mode=_NEWEST,
 )
-LINK_TRANSPORT_INFO = Gauge(
+LINK_TRANSPORT_INFO = _newest_gauge(
     "ssd_link_transport_info",
     "1 for the transport of an active link: tcp, or the path that NCCL reports.",
     ["draft", "transport"],
-    multiprocess_mode=_NEWEST,
 )
 LINK_REFUSALS_TOTAL = Counter(
     "ssd_link_refusals",
@@ -205,15 +188,13 @@ CHANNEL_FALLBACKS_TOTAL = Counter(
     ["backend"],
 )
 LINK_BYTES_TOTAL = Counter("ssd_link_bytes", "Bytes of frames, by direction.", ["direction"])
-COMMIT_TO_WIRE_SECONDS = Histogram(
+COMMIT_TO_WIRE_SECONDS = _fast_histogram(
     "ssd_commit_to_wire_seconds",
     "Seconds from the decision of a round to the sending of its commit, including waiting.",
-    buckets=_FAST_SECONDS,
 )
-WIRE_TO_TABLE_SECONDS = Histogram(
+WIRE_TO_TABLE_SECONDS = _fast_histogram(
     "ssd_wire_to_table_seconds",
     "Seconds from the arrival of a commit at a draft to the sending of the first columns.",
-    buckets=_FAST_SECONDS,
 )
 DRAFT_STARTUP_SECONDS = Gauge(
     "ssd_draft_startup_seconds", "Seconds of the start of a draft by part: load, warm-up.", ["part"]
@@ -225,14 +206,13 @@ STALE_FRAMES_TOTAL = Counter(
     "ssd_stale_frames",
     "Frames or rows dropped because their epoch, session or base length did not match.",
 )
-TLS_CERTIFICATE_EXPIRY = Gauge(
+TLS_CERTIFICATE_EXPIRY = _newest_gauge(
     "ssd_tls_certificate_expiry_timestamp_seconds",
     "End of the validity of a certificate, in seconds since the epoch, by role: server (of the "
     "gRPC port, and of vLLM's), client (what a gateway presents to targets). Absent without a "
     "certificate. "
     "Seconds left: ssd_tls_certificate_expiry_timestamp_seconds - time().",
     ["role"],
-    multiprocess_mode=_NEWEST,
 )
 
 

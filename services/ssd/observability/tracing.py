@@ -66,10 +66,6 @@ async def exported_spans(
 
 
 def parent_of(metadata: Iterable[tuple[str, str | bytes]]) -> Context:
-    """Return the trace context of a caller (W3C: ``traceparent``, ``tracestate``), if it sent one.
-
-    Args:
-        metadata: of a gRPC call.
-    """
+    """Return the trace context of a call (W3C: ``traceparent``, ``tracestate``), if it has one."""
     texts = {key: value for key, value in metadata if isinstance(value, str)}
     return _PROPAGATOR.extract(texts, Context())

@@ -12,37 +12,30 @@ class LinkSecurity(Protocol):
     @property
     def drafts(self) -> Sequence[str]:
         """Addresses."""
-        ...
 
     @property
     def link_ca(self) -> str:
         """Certificates of the authorities of drafts; empty: links have no TLS."""
-        ...
 
     @property
     def link_server_name(self) -> str:
         """Name in the certificates of drafts, in place of their addresses."""
-        ...
 
     @property
     def link_token_file(self) -> str:
         """File of the token."""
-        ...
 
     @property
     def tls_certificate(self) -> str:
         """Certificate of the target."""
-        ...
 
     @property
     def tls_key(self) -> str:
         """Its key."""
-        ...
 
     @property
     def allow_insecure(self) -> bool:
         """Whether the token may be sent to other machines in plain text."""
-        ...
 
 
 def link_credentials(settings: LinkSecurity) -> ClientCredentials:

@@ -38,12 +38,6 @@ async def shake_hands(
 ) -> DraftLink:
     """Return the link to which target and draft agree.
 
-    Args:
-        address: of the draft.
-        call: to the draft.
-        hello: the first message.
-        terms: of this target.
-
     Raises:
         HandshakeError: the draft does not fit this target, or this target does not fit the draft.
         LinkTooSlowError: the round trip is over the maximum.

@@ -19,17 +19,14 @@ STOP_SECONDS = 5.0
 
 
 class LinkThread:
-    """Runs a coroutine from ``start`` to ``stop``. One thread starts and stops it."""
+    """Runs a coroutine, which dials until it is cancelled, from ``start`` to ``stop``.
+
+    One thread starts and stops it. The coroutine runs on the given CPUs.
+    """
 
     def __init__(
         self, serve: Callable[[], Coroutine[None, None, None]], cpus: Collection[int]
     ) -> None:
-        """Construct.
-
-        Args:
-            serve: called on the thread; it dials until it is cancelled.
-            cpus: on which the thread may run.
-        """
         self._serve = serve
         self._cpus = cpus
         self._is_stopping = False

@@ -203,10 +203,7 @@ class DraftPool:
     def commit(self, results: Rows[RoundResult], lookups: Rows[Lookup], decided_at: float) -> None:
         """Send the outcomes of a round to the drafts, in one frame for each link.
 
-        Args:
-            results: of the round.
-            lookups: of each.
-            decided_at: when the outcomes were known.
+        ``decided_at`` is when the outcomes were known.
         """
         if not self._sequences:
             return

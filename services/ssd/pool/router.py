@@ -27,13 +27,7 @@ fraction of the time of decoding: the default chunk is 128 tokens a turn."""
 def choose_link(
     links: Iterable[DraftLink], sequence: DraftedSequence, now: float
 ) -> DraftLink | None:
-    """Return the link with the smallest share of its sessions in use; None if none has room.
-
-    Args:
-        links: all links that are up.
-        sequence: the one without a session.
-        now: time on the clock of the links.
-    """
+    """Return the link with the smallest share of its sessions in use; None if none has room."""
     excluded, num_tokens = sequence.excluded_links, len(sequence.tokens)
     return min(
         (each for each in links if each not in excluded and has_room(each, num_tokens, now)),
@@ -59,10 +53,7 @@ def session_to_move(
 ) -> Session | None:
     """Return a session that is better served by another link with room; None if no move pays.
 
-    Args:
-        links: all links that are up.
-        sustainable: the number of sessions whose tables a link completes in time.
-        now: time on the clock of the links.
+    ``sustainable`` returns the number of sessions whose tables a link completes in time.
     """
     active = [each for each in links if each.state(now) is LinkState.ACTIVE]
     ready = [

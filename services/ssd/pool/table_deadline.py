@@ -174,13 +174,8 @@ class Row:
 def wait_until(rows: Iterable[Row], pace: RoundPace, begun_at: float, now: float) -> float:
     """Return the time until which a round waits for the next frame; not after ``now``: no wait.
 
-    Before the first round has been measured, it is infinite if a sequence waits.
-
-    Args:
-        rows: all sequences of the round.
-        pace: of recent rounds.
-        begun_at: when the round began to wait.
-        now: the current time.
+    Before the first round has been measured, it is infinite if a sequence waits. ``begun_at`` is
+    when the round began to wait.
     """
     num_expected = 0.0
     is_plain = True

@@ -7,7 +7,7 @@ not parse text that is not UTF-8: a server returns INVALID_ARGUMENT, and a clien
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from ssd.errors import ContextLengthError, FieldError
 from ssd.rpc.bounds import (
@@ -136,21 +136,16 @@ class ModelInfo:
 _MODES: dict[int, Mode] = {types_pb2.MODE_UNSPECIFIED: Mode.AUTO} | {
     getattr(types_pb2, f"MODE_{mode.name}"): mode for mode in Mode
 }
-_MODE_NUMBERS: dict[Mode, Any] = {mode: number for number, mode in _MODES.items()}
 _FINISH_REASONS = {
     getattr(types_pb2, f"FINISH_REASON_{reason.name}"): reason
     for reason in FinishReason
     if reason is not FinishReason.FAILED
-}
-_FINISH_NUMBERS: dict[FinishReason, Any] = {
-    reason: number for number, reason in _FINISH_REASONS.items()
 }
 _LOOKUPS = {
     getattr(types_pb2, f"LOOKUP_RESULT_{result.name}"): result
     for result in LookupResult
     if result is not LookupResult.NONE
 }
-_LOOKUP_NUMBERS: dict[LookupResult, Any] = {result: number for number, result in _LOOKUPS.items()}
 
 
 BackupName = Literal["none", "ngram"]
@@ -193,7 +188,7 @@ def speculation_change(request: admin_pb2.SetSpeculationRequest) -> SpeculationC
 def set_speculation_request(change: SpeculationChange) -> admin_pb2.SetSpeculationRequest:
     """Convert a change to its message."""
     return admin_pb2.SetSpeculationRequest(
-        mode=_MODE_NUMBERS[change.mode] if change.mode else types_pb2.MODE_UNSPECIFIED,
+        mode=f"MODE_{change.mode.name}" if change.mode else None,
         fan_out_policy=change.fan_out_policy or "",
         backup=change.backup or "",
         draft_deadline_ms=change.draft_deadline_ms,
@@ -249,7 +244,7 @@ def generate_request(call: GenerateCall) -> generate_pb2.GenerateRequest:
     try:
         message = generate_pb2.GenerateRequest(
             model=call.model,
-            mode=_MODE_NUMBERS[call.mode],
+            mode=f"MODE_{call.mode.name}",
             sampling=sampling_message(call.sampling),
             priority=call.priority,
             metadata=call.metadata,
@@ -274,12 +269,13 @@ def generate_request(call: GenerateCall) -> generate_pb2.GenerateRequest:
 
 def generate_response(chunk: GenerationChunk) -> generate_pb2.GenerateResponse:
     """Convert a chunk to its message."""
+    reason = chunk.finish_reason
     message = generate_pb2.GenerateResponse(
         choice=chunk.choice,
         token_ids=chunk.token_ids,
         logprobs=logprobs_messages(chunk.logprobs),
         text=chunk.text,
-        finish_reason=_FINISH_NUMBERS[chunk.finish_reason] if chunk.finish_reason else None,
+        finish_reason=f"FINISH_REASON_{reason.name}" if reason else None,
         seed=chunk.seed,
         prompt_tokens=chunk.prompt_tokens,
         rounds=map(_round_message, chunk.rounds),
@@ -288,7 +284,7 @@ def generate_response(chunk: GenerationChunk) -> generate_pb2.GenerateResponse:
         message.usage.CopyFrom(types_pb2.Usage(**shared_fields(chunk.usage, Usage)))
     if chunk.statistics is not None:
         statistics = types_pb2.SpeculationStatistics(
-            mode=_MODE_NUMBERS[chunk.statistics.mode],
+            mode=f"MODE_{chunk.statistics.mode.name}",
             **shared_fields(chunk.statistics, SpeculationStatistics, "mode"),
         )
         message.statistics.CopyFrom(statistics)
@@ -320,11 +316,12 @@ def generation_chunk(message: generate_pb2.GenerateResponse) -> GenerationChunk:
 
 
 def _round_message(each: Round) -> types_pb2.Round:
+    is_known = each.lookup is not LookupResult.NONE
     return types_pb2.Round(
         proposed=(types_pb2.TokenText(id=token.id, text=token.text) for token in each.proposed),
         accepted_tokens=each.accepted_tokens,
         added=(types_pb2.TokenText(id=token.id, text=token.text) for token in each.added),
-        lookup=_LOOKUP_NUMBERS.get(each.lookup),
+        lookup=f"LOOKUP_RESULT_{each.lookup.name}" if is_known else None,
     )
 
 

@@ -141,16 +141,13 @@ class ProbeServer:
                 page: Iterable[bytes] = self._metrics(environ, respond)
                 return page
             case "/livez":
-                is_live = self._is_live()
-                return _probe(respond, is_ok=is_live, text="live" if is_live else "not live")
+                is_ok = self._is_live()
+                text = "live" if is_ok else "not live"
             case "/readyz":
-                is_ready, reason = self._is_ready()
-                return _probe(respond, is_ok=is_ready, text=reason)
-        return _text(respond, "404 Not Found", "the paths are /livez, /readyz and /metrics")
-
-
-def _probe(respond: StartResponse, *, is_ok: bool, text: str) -> Iterable[bytes]:
-    return _text(respond, "200 OK" if is_ok else "503 Service Unavailable", text)
+                is_ok, text = self._is_ready()
+            case _:
+                return _text(respond, "404 Not Found", "the paths are /livez, /readyz and /metrics")
+        return _text(respond, "200 OK" if is_ok else "503 Service Unavailable", text)
 
 
 def _text(respond: StartResponse, status: str, text: str) -> Iterable[bytes]:

@@ -17,10 +17,9 @@ import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -38,6 +37,7 @@ from ssd.rpc.link_codec import (
     target_message,
 )
 from ssd.rpc.status import from_rpc_error
+from ssd.tasks import beside
 from ssd.types import DraftMessage, OpenSession, TargetMessage
 from ssd.v1 import speculation_pb2
 
@@ -92,20 +92,16 @@ class RateLimit:
         return max(0.0, self._busy_until - now)
 
 
-async def first_result(*awaitables: Awaitable[Result]) -> Result:
-    """Wait for the first of several awaitables; cancel the others and wait for them.
+async def first_result(*work: Coroutine[Any, Any, Result]) -> Result:
+    """Wait for the first of several coroutines; cancel the others and wait for them.
 
     Raises:
         Exception: the exception of the first one.
     """
-    tasks = {asyncio.ensure_future(awaitable) for awaitable in awaitables}
-    try:
+    async with beside(*work) as tasks:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return done.pop().result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        result: Result = done.pop().result()
+        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,19 +136,15 @@ class TensorChannel(Protocol):
         Raises:
             LinkError: the channel is closed, its outbox is full, or the frame is too large.
         """
-        ...
 
     def opening_arrived(self) -> None:
         """Deliver the frames that wait for ``num_openings`` of the link."""
-        ...
 
     def close(self) -> None:
         """Close the channel at both ends. Idempotent; reports no failure at this end."""
-        ...
 
     async def wait_closed(self) -> None:
         """Wait until everything that the channel held is released. After ``close`` or a failure."""
-        ...
 
 
 class _Link(ABC, Generic[Sent, Received]):
@@ -187,12 +179,7 @@ class _Link(ABC, Generic[Sent, Received]):
         self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
     def start(self) -> None:

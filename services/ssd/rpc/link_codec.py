@@ -50,30 +50,19 @@ class OpeningBounds:
 NO_BOUNDS = OpeningBounds()
 _Request = speculation_pb2.SpeculateRequest
 _Response = speculation_pb2.SpeculateResponse
+_FIELDS = {
+    field.message_type.name: field.name
+    for stream in (_Request, _Response)
+    for field in stream.DESCRIPTOR.fields
+    if field.message_type is not None
+}
+"""Fields of the streams by the names of their messages, which are those of the dataclasses."""
 _UNKNOWN = "a message of the link is empty, or of a kind that this version does not support"
 
 
 def speculate_request(message: TargetMessage | bytes) -> speculation_pb2.SpeculateRequest:
     """Convert a message of a target, or its commits, to its wire form."""
-    match message:
-        case bytes():
-            return _Request(commits=message)
-        case Heartbeat() | Rendezvous() | ChannelState():
-            return _Request(**_common_field(message))
-        case OpenSession():
-            fields = shared_fields(message, OpenSession)
-            return _Request(open_session=speculation_pb2.OpenSession(**fields))
-        case CloseSession(session):
-            return _Request(close_session=speculation_pb2.CloseSession(session=session))
-        case LinkSettings():
-            fields = shared_fields(message, LinkSettings)
-            return _Request(link_settings=speculation_pb2.LinkSettings(**fields))
-        case Hello():
-            hello = speculation_pb2.Hello(
-                peer=_peer_message(message.peer),
-                **shared_fields(message, Hello, "peer"),
-            )
-            return _Request(hello=hello)
+    return _Request(**_field("commits", message))
 
 
 def target_message(
@@ -104,21 +93,7 @@ def target_message(
 
 def speculate_response(message: DraftMessage | bytes) -> speculation_pb2.SpeculateResponse:
     """Convert a message of a draft, or its tables, to its wire form."""
-    match message:
-        case bytes():
-            return _Response(tables=message)
-        case Heartbeat() | Rendezvous() | ChannelState():
-            return _Response(**_common_field(message))
-        case Draining():
-            return _Response(draining=speculation_pb2.Draining())
-        case SessionRefused(session, reason):
-            refused = speculation_pb2.SessionRefused(session=session, reason=reason)
-            return _Response(session_refused=refused)
-        case Welcome():
-            welcome = speculation_pb2.Welcome(
-                peer=_peer_message(message.peer), **shared_fields(message, Welcome, "peer")
-            )
-            return _Response(welcome=welcome)
+    return _Response(**_field("tables", message))
 
 
 def draft_message(message: speculation_pb2.SpeculateResponse) -> DraftMessage | bytes:
@@ -175,16 +150,17 @@ def _welcome(message: speculation_pb2.Welcome) -> Welcome:
     return Welcome(peer=_peer(message.peer), **shared_fields(message, Welcome, "peer"))
 
 
-def _common_field(message: Heartbeat | Rendezvous | ChannelState) -> dict[str, Any]:
-    """Return the field of a message that both ends send."""
-    match message:
-        case Heartbeat(nonce, echo):
-            return {"heartbeat": speculation_pb2.Heartbeat(nonce=nonce, echo=echo)}
-        case Rendezvous(key, value):
-            return {"rendezvous": speculation_pb2.Rendezvous(key=key, value=value)}
-        case ChannelState(error):
-            state = speculation_pb2.ChannelState(error=error[:MAX_WORD_CHARACTERS])
-            return {"channel_state": state}
+def _field(of_frames: str, message: TargetMessage | DraftMessage | bytes) -> dict[str, Any]:
+    """Return a message as a field of its stream; those of frames have different names."""
+    if isinstance(message, bytes):
+        return {of_frames: message}
+    name = type(message).__name__
+    values = shared_fields(message, type(message))
+    if isinstance(message, Hello | Welcome):
+        values["peer"] = speculation_pb2.Peer(**shared_fields(message.peer, Peer))
+    elif isinstance(message, ChannelState):
+        values["error"] = message.error[:MAX_WORD_CHARACTERS]
+    return {_FIELDS[name]: getattr(speculation_pb2, name)(**values)}
 
 
 def _common_message(
@@ -270,10 +246,6 @@ def _check_words(**words: str) -> None:
             raise FrameError(
                 f"{name} has {len(word)} characters, allowed are {MAX_WORD_CHARACTERS}"
             )
-
-
-def _peer_message(peer: Peer) -> speculation_pb2.Peer:
-    return speculation_pb2.Peer(**shared_fields(peer, Peer))
 
 
 def _peer(message: speculation_pb2.Peer) -> Peer:

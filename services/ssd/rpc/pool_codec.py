@@ -1,4 +1,7 @@
-"""States of a draft and of a pool of drafts: dataclasses, and their messages."""
+"""States of a draft and of a pool of drafts: dataclasses, and their messages.
+
+``admin.proto`` and ``speculation.proto`` describe the fields.
+"""
 
 from dataclasses import dataclass
 
@@ -8,7 +11,7 @@ from ssd.v1 import admin_pb2, speculation_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkStatus:
-    """One target-draft connection, as the target reports it; fields as in ``admin.proto``."""
+    """One target-draft connection, as the target reports it."""
 
     address: str
     state: str
@@ -25,18 +28,11 @@ class LinkStatus:
     draft_pod: str = ""
     draft_node: str = ""
     transport: str = ""
-    """Transport of the channel, for example ``tcp``; empty before the handshake."""
     draft_weights: str = ""
-    """Fingerprint of the draft's weights; empty before the handshake."""
     channel_reason: str = ""
-    """Why the channel is ``grpc`` although the target is set to ``collective``, or why a preferred
-    backend is not used; else empty."""
     channel_round_trip_seconds: float = 0.0
-    """Of 4 KiB over a collective channel, when the link came up."""
     channel_bytes_per_second: float = 0.0
-    """Bandwidth of a collective channel, when the link came up."""
     draft_targets: int = 0
-    """Targets that the draft served when the link came up; 0 before the handshake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,35 +43,25 @@ class PoolStatus:
     running_sequences: int = 0
     waiting_sequences: int = 0
     hit_rate: float = 0.0
-    """Hits divided by rounds that needed a table, 0..1."""
     eligible_sequences: float = 0.0
-    """For clients of earlier versions. Targets of earlier versions count all sequences in AUTO."""
     speculative_sequences: float | None = None
     """Running sequences in mode SPECULATIVE, and in AUTO while ``speculating``; mean over 30 s.
     None from a target of an earlier version."""
     speculating: bool = True
-    """False while plain decoding is faster for requests in mode AUTO."""
     speculation_reason: str = ""
-    """``measuring``, ``faster``, ``slower``; empty from a target of an older version."""
     speculation_speed_up: float = 0.0
-    """Measured tokens/s over those of plain decoding; 0 before the first comparison."""
     max_proposed_tokens: int = 0
-    """Maximum number of tokens of a proposal that the target chose."""
     tokens_per_round: float = 0.0
     desired_draft_replicas: float = 0.0
-    """Drafts that the load fills, as a fraction."""
     efficiency: float = 0.0
-    """T_verify / T_round of recent rounds, 0..1; 0 before the first."""
     weights_fingerprint: str = ""
-    """Fingerprint of the target's weights."""
     dtype: str = ""
-    """Data type of the target's weights and KV cache."""
     dtype_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftStatus:
-    """State of a draft; fields as in ``GetStatusResponse``."""
+    """State of a draft."""
 
     model: str
     sessions: int
@@ -84,7 +70,6 @@ class DraftStatus:
     draining: bool
     table_seconds: float
     dtype: str
-    """Data type of weights and KV cache."""
     dtype_reason: str
 
 

@@ -19,6 +19,7 @@ from ssd.errors import InternalError, NotReadyError, SettingsError, SetupError
 from ssd.observability.log import Event, parse_event
 from ssd.runtime.cpu_plan import CpuPlan, plan_cpus
 from ssd.settings import find_text
+from ssd.tasks import beside
 
 TARGET = "target"
 """Name of the target's process in events and errors."""
@@ -155,15 +156,8 @@ class ChildProcess:
 
     async def _wait(self, event: asyncio.Event, what: str, timeout_seconds: float) -> None:
         assert self._process is not None
-        ended = asyncio.create_task(self._process.wait())
-        happened = asyncio.create_task(event.wait())
-        try:
-            await asyncio.wait(
-                {ended, happened}, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            ended.cancel()
-            happened.cancel()
+        async with beside(self._process.wait(), event.wait()) as tasks:
+            await asyncio.wait(tasks, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
         if event.is_set():
             return
         if self._process.returncode is None:
@@ -425,13 +419,7 @@ def draft_process(
 
 
 def gateway_process(target: str, on_event: EventListener, *, port: int) -> ChildProcess:
-    """Return the gateway of a target, not started.
-
-    Args:
-        target: gRPC address of the target.
-        on_event: receives its events.
-        port: HTTP port; 0 for any free port.
-    """
+    """Return the gateway of a target's gRPC address, not started; port 0 is any free port."""
     flags = ("--targets", target, "--port", str(port), "--drain-seconds", str(DRAIN_SECONDS))
     return ChildProcess("gateway", "ssd_gateway", flags, on_event)
 

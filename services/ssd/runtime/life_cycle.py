@@ -19,6 +19,7 @@ from ssd.rpc.listen import join_address
 from ssd.rpc.security import security_of
 from ssd.rpc.server import RpcServer
 from ssd.runtime.step_thread import Loaded, StepThread, Watchdog
+from ssd.tasks import beside
 
 STOP_SECONDS = 5.0
 """After the drain: time for the step thread to end and for the last messages to be sent."""
@@ -30,7 +31,6 @@ class _Servicer(Protocol):
 
     def add_to(self, server: RpcServer) -> None:
         """Register the service."""
-        ...
 
 
 class LifeCycle(Generic[Loaded]):
@@ -168,8 +168,5 @@ class LifeCycle(Generic[Loaded]):
 
     async def _wait_for(self, event: "asyncio.Future[Any]") -> None:
         """Wait for an event of the step thread, or for the drain."""
-        draining = asyncio.create_task(self._draining.wait())
-        try:
-            await asyncio.wait({event, draining}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            draining.cancel()
+        async with beside(self._draining.wait()) as tasks:
+            await asyncio.wait({event, *tasks}, return_when=asyncio.FIRST_COMPLETED)

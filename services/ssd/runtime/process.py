@@ -56,12 +56,10 @@ class _Settings(Protocol):
     @property
     def log_format(self) -> str:
         """Form of log lines."""
-        ...
 
     @property
     def termination_log(self) -> str:
         """File that receives the cause of the end in one line; empty for none."""
-        ...
 
 
 AnySettings = TypeVar("AnySettings", bound=_Settings)
@@ -143,7 +141,8 @@ def crash_hook(
             return
         _write_termination_log(termination_message(error), termination_log)
         name, message = kind.__name__, _one_line(error)
-        _log.crash("failed", error, error=name, message=message, place=place_of(error))
+        place = place_of(error)
+        _log.error("failed", exc_info=error, error=name, message=message, place=place)
 
     return report
 

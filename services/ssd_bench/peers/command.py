@@ -3,20 +3,27 @@
 import asyncio
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from ssd.console import can_redraw, make_console
 from ssd.errors import SettingsError
 from ssd.model_files.model_source import resolve
 from ssd.runtime.cpu_plan import one_cpu_a_core
 from ssd.text.tokenizer import load_tokenizer
-from ssd_bench.command import Data
+from ssd_bench.command import (
+    MAX_BATCH,
+    Data,
+    Debug,
+    Draft,
+    Target,
+    numbers,
+    progress_bar,
+    show_results,
+)
 from ssd_bench.drawing import plots
 from ssd_bench.machine import machine
 from ssd_bench.peers.contenders import PEERS, contenders, server
@@ -27,19 +34,15 @@ from ssd_bench.peers.workers.wire import Batch
 from ssd_bench.prompts import DEMO, data_sets, read_texts
 
 PROMPT_CHARS = 1200
-MAX_BATCH = 16
 ON_CPUS = ",".join(name for name, peer in PEERS.items() if not peer.needs_cuda)
 NO_SETTINGS = ("environments", "output", "is_json", "debug")
 """Flags that a run may change when it goes on."""
-N = TypeVar("N", int, float)
-out = make_console(soft_wrap=False)
-err = make_console(stderr=True)
 
 
 def peers(
     *,
-    target: Annotated[str, typer.Option(help="Model folder or demo://target.")] = "demo://target",
-    draft: Annotated[str, typer.Option(help="Model folder or demo://draft.")] = "demo://draft",
+    target: Target = "demo://target",
+    draft: Draft = "demo://draft",
     names: Annotated[
         str,
         typer.Option(
@@ -66,7 +69,7 @@ def peers(
         Path, typer.Option(help="Folder for the results; a run that was ended goes on there.")
     ] = Path("results/peers"),
     is_json: Annotated[bool, typer.Option("--json", help="Print peers.json.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show stack traces.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Measure this product beside other engines; write peers.json, peers.md and peers.png."""
     given = {name: str(value) for name, value in locals().items() if name not in NO_SETTINGS}
@@ -74,8 +77,8 @@ def peers(
     cases = [
         Case(batch, temperature, name)
         for name in sets
-        for temperature in _numbers(temperatures, "--temperatures", float, 0, 2)
-        for batch in _numbers(batches, "--batches", int, 1, MAX_BATCH)
+        for temperature in numbers(temperatures, "--temperatures", float, 0, 2)
+        for batch in numbers(batches, "--batches", int, 1, MAX_BATCH)
     ]
     chosen, servers = _engines(names)
     drawing = plots()
@@ -83,8 +86,8 @@ def peers(
     offered = contenders(
         chosen,
         dtypes=dtypes.split(","),
-        lookaheads=_numbers(lookaheads, "--lookaheads", int, 1, 16),
-        threads=_numbers(threads, "--threads", int, 1, len(cpus)),
+        lookaheads=numbers(lookaheads, "--lookaheads", int, 1, 16),
+        threads=numbers(threads, "--threads", int, 1, len(cpus)),
         ssd_lookahead=ssd_lookahead,
     )
     rows = [
@@ -131,7 +134,13 @@ def peers(
         file.with_suffix(".part").replace(file)
 
     try:
-        _with_progress(rows, setup, asked, save)
+        with progress_bar("", num_steps(rows, asked)) as update:
+
+            def on_step(what: str) -> None:
+                update(description=what, advance=1)
+                save()
+
+            asyncio.run(measure(rows, setup, asked, on_step))
     finally:
         save()
     conditions = (
@@ -141,11 +150,7 @@ def peers(
     table = markdown(rows, conditions, load_tokenizer(setup.target).decode)
     (output / "peers.md").write_text(table)
     drawing.draw_peers(rows, output / "peers.png")
-    if is_json:
-        out.print_json(file.read_text())
-        return
-    out.print(table, soft_wrap=True)
-    err.print(f"written to {output}/peers.json, peers.md and peers.png")
+    show_results(file, table, is_json=is_json)
 
 
 def _engines(names: str) -> tuple[list[str], dict[str, str]]:
@@ -161,18 +166,6 @@ def _engines(names: str) -> tuple[list[str], dict[str, str]]:
                 "sglang=http://127.0.0.1:30000"
             )
     return chosen, servers
-
-
-def _numbers(text: str, flag: str, kind: type[N], low: N, high: N) -> list[N]:
-    try:
-        found = [kind(each) for each in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or not all(low <= each <= high for each in found):
-        raise typer.BadParameter(
-            f"{flag} {text!r}: must be numbers from {low:g} to {high:g}, separated by commas"
-        )
-    return found
 
 
 def _batches(
@@ -231,18 +224,3 @@ def _continued(file: Path, given: dict[str, str], rows: list[Row]) -> list[Row]:
         row.failure = ""
         row.forget_busy()
     return [known.get((row.contender, row.case), row) for row in rows]
-
-
-def _with_progress(
-    rows: list[Row], setup: Setup, batches: Mapping[Case, Sequence[Batch]], save: Any
-) -> None:
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    is_off = not can_redraw(err)
-    with Progress(*columns, console=err, transient=True, disable=is_off) as progress:
-        task = progress.add_task("", total=num_steps(rows, batches))
-
-        def on_step(what: str) -> None:
-            progress.update(task, description=what, advance=1)
-            save()
-
-        asyncio.run(measure(rows, setup, batches, on_step))

@@ -3,8 +3,9 @@
 import asyncio
 import json
 import os
+import signal
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -252,7 +253,9 @@ async def _worker(
         await found.load(config)
         yield found
     finally:
-        _kill_group(process.pid)
+        # It leads a session of its own: those that it started end too.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
 
 
@@ -267,11 +270,3 @@ def _variables(contender: Contender, cpus: Collection[int], scratch: Path) -> di
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(cpus))),
         "VLLM_LOGGING_LEVEL": "WARNING",
     }
-
-
-def _kill_group(pid: int) -> None:
-    """Kill a process and those that it started: each worker leads a session of its own."""
-    try:
-        os.killpg(pid, 9)
-    except ProcessLookupError:
-        return

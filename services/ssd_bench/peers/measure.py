@@ -9,14 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from ssd.errors import SSDError
-from ssd_bench.machine import (
-    BUSY_CPUS,
-    SETTLE_SAMPLES,
-    CpuTicks,
-    memory_bytes,
-    other_work,
-    was_quiet,
-)
+from ssd_bench.machine import BUSY_CPUS, CpuTicks, memory_bytes, other_work, was_quiet
 from ssd_bench.metrics import Spread, spread
 from ssd_bench.peers.contenders import Contender
 from ssd_bench.peers.engines import Engine, Setup, engine
@@ -136,7 +129,7 @@ def num_steps(rows: Sequence[Row], batches: Mapping[Case, Sequence[Batch]]) -> i
 
 
 async def _one(row: Row, engine: Engine, batch: Batch) -> None:
-    other_cpus = await other_work(SETTLE_SAMPLES)
+    other_cpus = await other_work()
     started, ticks = time.perf_counter(), CpuTicks.read()
     answer = await engine.complete(batch)
     seconds = time.perf_counter() - started

@@ -6,18 +6,18 @@ with ids before text. SGLang has ids in its ``/generate``, vLLM in ``/v1/complet
 """
 
 import asyncio
-import contextlib
 import http.client
 import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
-from threading import Thread
 from typing import Any
 
 from ssd.errors import SetupError
+from ssd.runtime.threads import in_daemon_thread
 from ssd_bench.peers.workers.wire import Batch
 
 REQUEST_SECONDS = 600.0
@@ -160,35 +160,11 @@ class ServerEngine:
         return answer
 
     async def _send(self, path: str, body: Mapping[str, Any] | None) -> Any:
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[Any] = loop.create_future()
-
-        def run() -> None:
-            try:
-                found = _exchange(self._url + path, body)
-            except (SetupError, _RefusedError) as error:
-                _complete_from_thread(loop, done, done.set_exception, error)
-            else:
-                _complete_from_thread(loop, done, done.set_result, found)
-
-        # A daemon, so that no server keeps the process alive.
-        Thread(target=run, daemon=True).start()
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
-                return await done
+                return await in_daemon_thread(partial(_exchange, self._url + path, body))
         except TimeoutError:
             raise SetupError(f"{self._url}: no response in {REQUEST_SECONDS:.0f} s") from None
-
-
-def _complete_from_thread(
-    loop: asyncio.AbstractEventLoop,
-    done: "asyncio.Future[Any]",
-    complete: Callable[[Any], None],
-    value: object,
-) -> None:
-    """Complete a future from another thread, unless it has ended with its loop."""
-    with contextlib.suppress(RuntimeError):  # the loop is closed
-        loop.call_soon_threadsafe(lambda: None if done.done() else complete(value))
 
 
 def _exchange(url: str, body: Mapping[str, Any] | None) -> Any:

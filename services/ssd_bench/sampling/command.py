@@ -3,20 +3,29 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from ssd.console import can_redraw, make_console
 from ssd.demo.corpus import held_out_prompts
 from ssd.errors import SettingsError
 from ssd.model_files.model_source import resolve
 from ssd.speculation.fan_out import make_policy
 from ssd.speculation.fan_out_fit import FanOutFit
 from ssd.text.tokenizer import load_tokenizer
+from ssd_bench.command import (
+    Debug,
+    Draft,
+    Lookahead,
+    Output,
+    Target,
+    numbers,
+    progress_bar,
+    show_results,
+)
 from ssd_bench.drawing import plots
 from ssd_bench.sampling.laws import Coupled, Law, Saguaro
 from ssd_bench.sampling.rounds import FITTED, Cell, Experiment
@@ -26,34 +35,30 @@ _COLUMNS = ("adaptive", FITTED, "geometric", "uniform")
 PROMPT_TOKENS = 64
 PROMPT_CHARS = 1200
 ROUNDS_OF_A_TEXT = 30
-out = make_console(soft_wrap=False)
-err = make_console(stderr=True)
 
 
 def sampling(
     *,
-    target: Annotated[str, typer.Option(help="Model folder or demo://target.")] = "demo://target",
-    draft: Annotated[str, typer.Option(help="Model folder or demo://draft.")] = "demo://draft",
+    target: Target = "demo://target",
+    draft: Draft = "demo://draft",
     temperatures: Annotated[str, typer.Option(help="Separated by commas.")] = "0,0.6,1",
     cache_weights: Annotated[
         str, typer.Option(help="C of Saguaro sampling; 1 is rejection sampling.")
     ] = "1,0.75,0.5,0.25,0",
-    lookahead: Annotated[int, typer.Option(min=1, max=16, help="K.")] = 6,
+    lookahead: Lookahead = 6,
     branches: Annotated[int, typer.Option(min=1, max=256, help="N of a table.")] = 24,
     rounds: Annotated[int, typer.Option(min=1, help="Of each law and temperature.")] = 300,
     proposal_share: Annotated[
         float, typer.Option(min=0, help="Time of a proposal after a miss, in verifies.")
     ] = 0.5,
-    output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path(
-        "results/sampling"
-    ),
+    output: Output = Path("results/sampling"),
     is_json: Annotated[bool, typer.Option("--json", help="Print sampling.json.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show stack traces.")] = False,
+    debug: Debug = False,  # noqa: ARG001 - read by ``run_app``
 ) -> None:
     """Compare laws of sampling on a pair; write sampling.json, sampling.md and sampling.png."""
-    del debug
     cells = _cells(
-        _shares(temperatures, "--temperatures", 2.0), _shares(cache_weights, "--cache-weights", 1.0)
+        numbers(temperatures, "--temperatures", float, 0, 2),
+        numbers(cache_weights, "--cache-weights", float, 0, 1),
     )
     drawing = plots()
     # torch is slow to import.
@@ -67,18 +72,16 @@ def sampling(
     if len(prompts) < num_texts:
         raise SettingsError(f"--rounds {rounds}: there are prompts for fewer")
     policies = {name: make_policy(name) for name in POLICIES}
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=err, transient=True, disable=not can_redraw(err)) as progress:
-        task = progress.add_task("", total=len(cells) * rounds)
+    with progress_bar("", len(cells) * rounds) as update:
         experiment = Experiment(
             pair=(Model(load_model(folder)), Model(load_model(resolve(draft)))),
             policies=policies,
             lookahead=lookahead,
             branches=branches,
-            on_round=lambda: progress.advance(task),
+            on_round=partial(update, advance=1),
         )
         for cell in cells:
-            progress.update(task, description=f"T = {cell.temperature:g}, {cell.law}")
+            update(description=f"T = {cell.temperature:g}, {cell.law}")
             fit = FanOutFit(branches)
             for index, prompt in enumerate(prompts):
                 law = _law(cell, index, branches // (lookahead + 1))
@@ -87,13 +90,10 @@ def sampling(
     output.mkdir(parents=True, exist_ok=True)
     table = markdown(cells, proposal_share)
     (output / "sampling.md").write_text(table)
-    (output / "sampling.json").write_text(json.dumps([asdict(each) for each in cells]))
+    file = output / "sampling.json"
+    file.write_text(json.dumps([asdict(each) for each in cells]))
     drawing.draw_sampling(cells, output / "sampling.png", proposal_share)
-    if is_json:
-        out.print_json((output / "sampling.json").read_text())
-        return
-    out.print(table, soft_wrap=True)
-    err.print(f"written to {output}/sampling.json, sampling.md and sampling.png")
+    show_results(file, table, is_json=is_json)
 
 
 def markdown(cells: Sequence[Cell], proposal_share: float) -> str:
@@ -131,15 +131,3 @@ def _law(cell: Cell, seed: int, cache_size: int) -> Law:
         return Coupled(cell.temperature, seed)
     rng = np.random.default_rng(seed)
     return Saguaro(cell.temperature, rng, cell.cache_weight, cache_size)
-
-
-def _shares(text: str, flag: str, most: float) -> list[float]:
-    try:
-        found = [float(each) for each in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or not all(0 <= each <= most for each in found):
-        raise typer.BadParameter(
-            f"{flag} {text!r}: must be numbers from 0 to {most:g}, separated by commas"
-        )
-    return found

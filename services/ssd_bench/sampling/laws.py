@@ -31,11 +31,9 @@ class Law(Protocol):
 
     def propose(self, logits_V: Float32s, position: int) -> int:
         """Return the token that the draft chooses at a position of the text."""
-        ...
 
     def scores(self, logits_V: Float32s, position: int) -> Float32s:
         """Return what the draft ranks outcomes by, float32 [V], in units of logits."""
-        ...
 
     def verify(
         self, target_PV: Float32s, draft_PV: Float32s, proposal: list[int], position: int
@@ -48,7 +46,6 @@ class Law(Protocol):
             proposal: d_1..d_K, of ``propose``.
             position: of d_1.
         """
-        ...
 
 
 def softmax(logits_V: Float32s, temperature: float) -> Float64s:

@@ -88,14 +88,10 @@ class Experiment:
         rounds: int,
         fit: FanOutFit | None = None,
     ) -> None:
-        """Continue a prompt for some rounds and add their results to a cell.
+        """Continue a prompt of at least two tokens and add the results to a cell of the law.
 
-        Args:
-            cell: of the law.
-            law: new for this prompt.
-            prompt: at least two tokens.
-            rounds: of the text.
-            fit: of the cell, for the policy ``FITTED``; it learns from the rounds.
+        The law is new for this prompt. ``fit`` is for the policy ``FITTED``; it learns from the
+        rounds.
         """
         target, draft = self.pair
         policies = dict(self.policies)

@@ -2,17 +2,15 @@
 
 import io
 import json
-from pathlib import Path
 
 import pytest
 import typer
 from rich.console import Console
 
+from ssd.observability.scrape import samples
 from ssd.runtime.launch import Deployment
-from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import Mode, SpeculationStatistics
 from ssd_bench.command import numbers
-from ssd_bench.machine import count_weights
 from ssd_bench.metrics import BatchFigures, Continuation, batch_figures, spread, spreads
 from ssd_bench.report import (
     bound_over_sd,
@@ -25,7 +23,7 @@ from ssd_bench.report import (
     terminal_tables,
     verify_bandwidth,
 )
-from ssd_bench.round_parts import PARTS, mean_ms, parse_rounds
+from ssd_bench.round_parts import PARTS, mean_ms
 from ssd_bench.runs import Cell, Results, on_all_cpus, why_no_hits
 
 
@@ -127,7 +125,7 @@ def test_parts_of_rounds_are_means_between_two_readings() -> None:
             ]
         return "\n".join(lines) + "\n"
 
-    found = mean_ms(parse_rounds(page(1.0, 0.0, 10)), parse_rounds(page(3.0, 0.5, 110)))
+    found = mean_ms(samples(page(1.0, 0.0, 10)), samples(page(3.0, 0.5, 110)))
     assert found["verify"] == pytest.approx(20.0)
     assert found["noise"] == pytest.approx(5.0)
     assert found["draft"] == 0.0
@@ -196,10 +194,6 @@ def test_without_batch_1_there_is_no_verify_bandwidth() -> None:
     assert verify_bandwidth(Results(cells=[Cell(8, 0.0)]), "ar") is None
 
 
-def test_weights_are_counted(tmp_path: Path) -> None:
-    assert count_weights(write_tiny_folder(tmp_path)) == 26816
-
-
 @pytest.mark.parametrize(
     ("late_rate", "cause"),
     [
@@ -215,11 +209,11 @@ def test_a_run_without_hits_reports_the_cause(late_rate: float | None, cause: st
 @pytest.mark.parametrize("text", ["", "1,,8", "a", "0", "17"])
 def test_a_bad_list_of_numbers_is_a_usage_error(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="--batch"):
-        numbers(text, "--batch", 1, 16)
+        numbers(text, "--batch", float, 1, 16)
 
 
 def test_a_list_of_numbers_is_converted() -> None:
-    assert numbers("1,8", "--batch", 1, 16) == (1.0, 8.0)
+    assert numbers("1,8", "--batch", float, 1, 16) == (1.0, 8.0)
 
 
 def test_the_terminal_table_fits_80_columns() -> None:

@@ -13,15 +13,14 @@ from typing import Any, cast
 import pytest
 
 from ssd.errors import OverloadedError, SetupError
+from ssd.observability.scrape import samples
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.types import GenerationChunk
 from ssd_bench import serve
 from ssd_bench.plots import draw_latency
-from ssd_bench.scrape import samples
-from ssd_bench.serve import LOADS, Client, ServeOptions, TextCheck, leftovers, measure
+from ssd_bench.serve import LOADS, Client, TextCheck, leftovers, measure
 
-OPTIONS = ServeOptions(seconds=2.0, temperature=0.5, mode="speculative")
 REPORTS = """
 import json, sys
 spec = json.load(open(sys.argv[-1]))["spec"]
@@ -38,7 +37,7 @@ def guidellm(tmp_path: Path, code: str) -> Client:
     program = tmp_path / "guidellm"
     program.write_text(f"#!{sys.executable}\n{code}")
     program.chmod(0o755)
-    return Client(program, tmp_path / "model", tmp_path, OPTIONS)
+    return Client(program, tmp_path / "model", tmp_path, 2.0, 0.5, "speculative")
 
 
 async def test_guidellm_gets_the_load_the_address_and_the_fields_of_requests(
@@ -51,7 +50,7 @@ async def test_guidellm_gets_the_load_the_address_and_the_fields_of_requests(
     assert spec["backend"]["extras"]["body"] == {"temperature": 0.5, "mode": "speculative"}
     assert spec["profile"] == {"kind": "poisson", "rate": [3.0]}
     assert spec["constraints"] == [{"kind": "max_duration", "seconds": 2.0}]
-    streams = LOADS["streams"].spec("", tmp_path, OPTIONS, 0.0)
+    streams = client.spec(LOADS["streams"], "", 0.0)
     assert streams["profile"] == {"kind": "concurrent", "streams": [64]}
 
 
@@ -92,8 +91,8 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """Metrics pages by address; each is read once, the last one always."""
     found: dict[str, list[str]] = {}
 
-    async def scrape(address: str) -> str:
-        return found[address].pop(0) if len(found[address]) > 1 else found[address][0]
+    async def scrape(address: str) -> dict[str, float]:
+        return samples(found[address].pop(0) if len(found[address]) > 1 else found[address][0])
 
     monkeypatch.setattr(serve, "scrape", scrape)
     monkeypatch.setattr(serve, "SETTLE_SECONDS", 0.05)

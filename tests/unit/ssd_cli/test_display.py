@@ -14,7 +14,7 @@ from ssd.observability.log import Event
 from ssd.types import Mode, SpeculationStatistics
 from ssd_cli import display
 from ssd_cli.figures import Figures, figures
-from ssd_cli.up import Reading, status_line
+from ssd_cli.up import status_line
 
 ODD = "a[b]:smile: [red]x[/red]\t\x1b[2J\r\n"
 
@@ -133,25 +133,21 @@ def test_the_summary_of_a_partial_generation_shows_its_known_figures() -> None:
 
 
 def test_the_status_line_shows_the_changes_between_two_readings() -> None:
-    before = Reading(10.0, {"ssd_tokens_total{output}": 100.0, "ssd_rounds_total{hit}": 5.0})
-    now = Reading(
-        12.0,
-        {
-            "ssd_tokens_total{output}": 300.0,
-            "ssd_rounds_total{hit}": 8.0,
-            "ssd_rounds_total{late}": 1.0,
-            "ssd_requests_total{ok}": 2.0,
-            "ssd_running_sequences": 1.0,
-        },
-    )
-    assert status_line(before, now).startswith(
+    before = {'ssd_tokens_total{kind="output"}': 100.0, 'ssd_rounds_total{result="hit"}': 5.0}
+    now = {
+        'ssd_tokens_total{kind="output"}': 300.0,
+        'ssd_rounds_total{result="hit"}': 8.0,
+        'ssd_rounds_total{result="late"}': 1.0,
+        'ssd_requests_total{outcome="stop"}': 2.0,
+        "ssd_running_sequences": 1.0,
+    }
+    assert status_line(before, now, 2.0).startswith(
         "requests 2  running 1  waiting 0  100 tokens/s  hits 75%"
     )
 
 
 def test_the_first_status_line_shows_no_speed() -> None:
-    first = Reading(1.0, {})
-    assert "0 tokens/s  hits –" in status_line(first, first)
+    assert "0 tokens/s  hits –" in status_line({}, {}, 0.0)
 
 
 def shown(found: Figures, *, shows_seed: bool = False) -> str:

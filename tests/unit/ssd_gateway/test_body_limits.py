@@ -11,7 +11,7 @@ from tests.gateway import INFO, VALUES
 
 from ssd.errors import TooLargeError
 from ssd.rpc.bounds import max_values
-from ssd_gateway.body_limits import MAX_VALUES, OTHER_BYTES, OTHER_VALUES, BodyLimits
+from ssd_gateway.parser import MAX_VALUES, OTHER_BYTES, OTHER_VALUES, BodyLimits
 from ssd_gateway.schemas import CompletionRequest
 
 LIMITS = BodyLimits(num_bytes=1 << 23, num_values=1000)

@@ -7,8 +7,7 @@ import pytest
 
 from ssd.errors import FieldError, TooLargeError
 from ssd.rpc.codec import GenerateCall
-from ssd_gateway.body_limits import BodyLimits
-from ssd_gateway.parser import SMALL_BYTES, RequestParser
+from ssd_gateway.parser import SMALL_BYTES, BodyLimits, RequestParser
 from ssd_gateway.schemas import MAX_IGNORED, CompletionRequest
 
 LIMITS = BodyLimits(num_bytes=1 << 23, num_values=1000)

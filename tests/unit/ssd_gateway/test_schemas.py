@@ -11,8 +11,8 @@ from tests.gateway import BODIES, VALUES
 
 from ssd.errors import FieldError, RequestError, UnsupportedError
 from ssd.rpc.codec import Conversation, GenerateCall, generate_request
+from ssd.rpc.sampling_codec import MAX_LOGIT_BIASES
 from ssd.types import ChatTurn, SamplingParams, ToolCall
-from ssd_gateway.fields import MAX_BIASES
 from ssd_gateway.problems import problem
 from ssd_gateway.schemas import WITHOUT_EFFECT, ChatRequest, CompletionRequest, parse
 
@@ -245,7 +245,7 @@ def test_a_format_without_its_schema_or_beside_a_regex_is_refused() -> None:
     assert call.sampling.regex == "a+"
 
 
-NUM_BAD = 2 * MAX_BIASES
+NUM_BAD = 2 * MAX_LOGIT_BIASES
 WRONG: tuple[Any, ...] = ({}, None, 1.5, True, "x", [{}])
 UNKNOWN = {f"x{number}": 1 for number in range(NUM_BAD)}
 OF_WRONG_LISTS: list[Any] = [

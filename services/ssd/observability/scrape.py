@@ -1,16 +1,25 @@
-"""Reads the metrics page of a process."""
+"""Reads the metrics page of another process."""
 
 import asyncio
 import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
 
-_TIMEOUT_SECONDS = 10.0
 
+async def scrape(http_address: str, timeout_seconds: float = 10.0) -> dict[str, float]:
+    """Return the samples of a process as ``samples`` does.
 
-async def scrape(http_address: str) -> str:
-    """Return the metrics page of a process."""
-    return await asyncio.to_thread(_get, f"http://{http_address}/metrics")
+    Raises:
+        OSError: the process cannot be reached.
+        ValueError: the page is malformed.
+    """
+    url = f"http://{http_address}/metrics"
+
+    def page() -> str:
+        with urllib.request.urlopen(url, timeout=timeout_seconds) as answer:
+            return str(answer.read().decode())
+
+    return samples(await asyncio.to_thread(page))
 
 
 def samples(page: str) -> dict[str, float]:
@@ -21,8 +30,3 @@ def samples(page: str) -> dict[str, float]:
             labels = ",".join(f'{key}="{value}"' for key, value in sample.labels.items())
             found[f"{sample.name}{{{labels}}}" if labels else sample.name] = float(sample.value)
     return found
-
-
-def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310
-        return str(answer.read().decode())
