@@ -129,11 +129,6 @@ async def test_a_watch_ends_when_its_client_cancels(admin: AdminServicer, pool: 
         await anext(watched)
 
 
-async def test_the_status_is_compared_once_a_second_by_default(pool: Pool) -> None:
-    admin = AdminServicer(pool.read, set_speculation=pool.changes.append, drain=pool.drain)
-    assert admin._watch_seconds == 1.0
-
-
 async def test_a_drain_uses_the_deadline_and_returns_the_number_of_requests(
     client: TargetClient, pool: Pool
 ) -> None:
