@@ -166,7 +166,8 @@ class ScriptedTarget(generate_pb2_grpc.GenerateServiceServicer):
         try:
             async for chunk in self.answer(call):
                 yield codec.generate_response(chunk)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
+            # The second one if the server was sending a chunk.
             self.num_cancelled += 1
             raise
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.served import serving
 
 from ssd.errors import FieldError, UnsupportedError
 from ssd.rpc.admin_servicer import AdminServicer, has_changed
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import SpeculationChange
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus, pool_status
-from ssd.rpc.server import RpcServer
 from ssd.types import Mode
 from ssd.v1 import admin_pb2
 
@@ -51,13 +51,9 @@ async def admin(pool: Pool) -> AdminServicer:
 
 @pytest.fixture
 async def client(admin: AdminServicer) -> AsyncIterator[TargetClient]:
-    server = RpcServer("127.0.0.1", 0)
-    admin.add_to(server)
-    await server.start()
-    async with TargetClient(f"127.0.0.1:{server.port}") as client:
+    async with serving(admin) as server, TargetClient(f"127.0.0.1:{server.port}") as client:
         yield client
-    admin.close()
-    await server.stop(0)
+        admin.close()
 
 
 async def test_a_watcher_receives_the_status_and_each_change(
