@@ -13,6 +13,7 @@ from ssd.engine.batch import PagedBatch
 from ssd.errors import NotFiniteError, OverloadedError, RankError
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import FinishReason, Mode, OpenSession, SamplingParams, TokenId
+from ssd_target.decoding import decode_loop
 from ssd_target.decoding.sampler import RingSampler
 
 
@@ -167,6 +168,21 @@ def test_the_commit_is_sent_before_the_noise_of_the_next_round_is_computed(
         bench.loop.run_round()
     # After the verify, only the first round lacks the noise of its token.
     assert events == ["verify", "noise", "commit", "noise"] * 3
+
+
+def test_readers_are_woken_before_noise_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_loop, "_LONG_NOISE_SECONDS", -1.0)
+    bench = Bench()
+    bench.join([Behaviour.HIT], sampling=WARM)
+    events = events_of(
+        monkeypatch,
+        (bench.pool, "commit", "commit"),
+        (bench.wakeups, "flush", "wake"),
+        (RingSampler, "fill", "noise"),
+    )
+    bench.submit([1, 2, 3], 40, sampling=WARM)
+    bench.loop.run_round()
+    assert events[events.index("commit") :][:3] == ["commit", "wake", "noise"]
 
 
 def recorded(bench: Bench) -> list[PagedBatch]:
