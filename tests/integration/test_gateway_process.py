@@ -2,50 +2,31 @@
 
 import json
 import signal
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from openai import AsyncOpenAI
+from tests.gateway import gateway_of
+from tests.pairs import target_of
 from tests.pki import Authority, put
-from tests.processes import ProcessUnderTest, completed, running
+from tests.processes import completed, running
 
 from ssd import demo
-from ssd.rpc.client import TargetClient
 from ssd.rpc.credentials import TlsFiles
 from ssd.text.chat_template import load_template, render_chat
 from ssd.types import ChatTurn, SamplingParams
 
-PORTS = ("--port", "0", "--http-port", "0")
 PROMPT = "def fib(n):"
 LIMIT = 24
 
 
-@asynccontextmanager
-async def target(*flags: str) -> AsyncIterator[ProcessUnderTest]:
-    async with running("ssd_target", "--model", "demo://target", *PORTS, *flags) as process:
-        await process.until("ready")
-        yield process
-
-
-@asynccontextmanager
-async def gateway(*targets: str) -> AsyncIterator[tuple[ProcessUnderTest, AsyncOpenAI]]:
-    flags = ("--targets", ",".join(targets), "--port", "0", "--drain-seconds", "20")
-    async with running("ssd_gateway", *flags) as process:
-        await process.until("ready")
-        base = f"http://{process.http_address}/v1"
-        async with AsyncOpenAI(base_url=base, api_key="none", max_retries=0) as client:
-            yield process, client
-
-
 async def test_texts_are_those_of_the_target_and_sigterm_finishes_streams() -> None:
     async with (
-        target() as process,
-        TargetClient(process.grpc_address) as direct,
-        gateway(process.grpc_address) as (front, client),
+        target_of("demo://target") as (process, direct),
+        gateway_of(process, "--drain-seconds", "20") as (front, client),
     ):
         sampling = SamplingParams(temperature=0.8, seed=5, max_tokens=LIMIT)
         chunks = [chunk async for chunk in direct.generate(PROMPT, sampling)]
@@ -143,7 +124,7 @@ async def test_a_gateway_proves_its_identity_to_targets_and_says_why_one_refuses
         return (*pair, "--target-ca", ca, "--target-token-file", token_file, "--port", "0")
 
     async with AsyncExitStack() as stack:
-        process = await stack.enter_async_context(target(*of_target))
+        process, _ = await stack.enter_async_context(target_of("demo://target", *of_target))
         for flags, reason in {
             identity(foreign, presented): "perhaps the port needs TLS or a client certificate",
             identity(own, presented, foreign.ca): "the server's certificate is not accepted",
