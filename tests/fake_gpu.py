@@ -10,6 +10,7 @@ from ssd.engine.attention.paged import PagedAttention
 from ssd.engine.attention.paged_reference import PagedReference
 from ssd.engine.capture import Capture
 from ssd.engine.config import STATIC, EngineConfig, ModelConfig
+from ssd.engine.known_shapes import KNOWN_SHAPES
 from ssd.engine.models.decoder import Decoder
 from ssd.engine.models.decoder_weights import DecoderWeights, LayerWeights
 from ssd.engine.parallel.group import ALONE, Group, RankGroup
@@ -21,20 +22,11 @@ from ssd.engine.static_execution import make_execution
 from ssd.testing.fake_device import FakeDevice
 
 LAYERS = 2
-MODEL = ModelConfig(
-    family="llama",
-    vocab_size=128_256,
-    hidden_size=4096,
+MODEL = replace(
+    KNOWN_SHAPES["llama-3.1-8b"],
     num_layers=LAYERS,
-    num_heads=32,
-    num_kv_heads=8,
-    head_size=128,
-    intermediate_size=14336,
-    rms_norm_eps=1e-5,
-    rope_theta=500_000.0,
     rope_scaling=None,
     max_position_embeddings=8192,
-    tie_word_embeddings=False,
 )
 AnyRunner = TypeVar("AnyRunner", bound=ModelRunner)
 

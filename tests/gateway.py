@@ -11,6 +11,7 @@ from typing import Any
 import grpc.aio
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
+from tests.processes import ProcessUnderTest, running
 from tests.served import serving
 
 from ssd.ports import SystemClock
@@ -166,7 +167,8 @@ class ScriptedTarget(generate_pb2_grpc.GenerateServiceServicer):
         try:
             async for chunk in self.answer(call):
                 yield codec.generate_response(chunk)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
+            # The second one if the server was sending a chunk.
             self.num_cancelled += 1
             raise
 
@@ -203,7 +205,7 @@ async def fronting(*targets: ScriptedTarget, **settings: object) -> AsyncIterato
         addresses = tuple(target.address for target in targets) or ("127.0.0.1:1",)
         values = {"port": 0, "targets": addresses, "drain_seconds": 1.0, **settings}
         gateway = Gateway(GatewaySettings(**values), SystemClock())  # type: ignore[arg-type]
-        running = asyncio.create_task(gateway.run())
+        serve = asyncio.create_task(gateway.run())
         try:
             await asyncio.wait_for(gateway.is_listening.wait(), 10)
             if targets:
@@ -211,7 +213,20 @@ async def fronting(*targets: ScriptedTarget, **settings: object) -> AsyncIterato
             yield Front(f"http://127.0.0.1:{gateway.port}", gateway)
         finally:
             gateway.drain()
-            await running
+            await serve
+
+
+@contextlib.asynccontextmanager
+async def gateway_of(
+    target: ProcessUnderTest, *flags: str
+) -> AsyncIterator[tuple[ProcessUnderTest, AsyncOpenAI]]:
+    """Run a gateway as a process, and the official client of its API; inside, it is ready."""
+    own = ("--targets", target.grpc_address, "--port", "0")
+    async with running("ssd_gateway", *own, *flags) as process:
+        await process.until("ready")
+        base = f"http://{process.http_address}/v1"
+        async with AsyncOpenAI(base_url=base, api_key="none", max_retries=0) as client:
+            yield process, client
 
 
 def raw(

@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tests.pairs import ANY_PORT, LONG_WAIT, draft_of
 from tests.processes import ProcessUnderTest, running
 
 from ssd.errors import SSDError
@@ -15,10 +16,9 @@ from ssd.types import Mode, SamplingParams
 
 SHAPE = (
     *("--dtype", "float32", "--lookahead", "3", "--branches", "8", "--max-model-len", "256"),
-    *("--port", "0", "--http-port", "0", "--prefill-chunk", "32"),
+    *(*ANY_PORT, "--prefill-chunk", "32"),
 )
 TARGET = ("--engine", "torch", "--max-num-seqs", "4", "--kv-cache-bytes", str(1 << 22))
-LONG_WAIT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
 PROMPTS = ("def fib(n):", "import os, sys")
 TEMPERATURES = (0.0, 0.8)
 END_SECONDS = 10.0
@@ -46,16 +46,12 @@ async def target(folder: Path, size: int, *flags: str) -> AsyncIterator[ProcessU
 @asynccontextmanager
 async def linked_target(folder: Path, size: int, *flags: str) -> AsyncIterator[ProcessUnderTest]:
     """Run a target with some ranks that has a draft; inside, both are linked."""
-    async with AsyncExitStack() as stack:
-        draft = await stack.enter_async_context(
-            running("ssd_draft", "--model", str(folder), *SHAPE)
-        )
-        await draft.until("ready")
+    async with draft_of(folder, *SHAPE) as draft:
         drafts = ("--drafts", draft.grpc_address, *LONG_WAIT)
-        process = await stack.enter_async_context(target(folder, size, *drafts, *flags))
-        await process.until("ready")
-        await process.until("link")
-        yield process
+        async with target(folder, size, *drafts, *flags) as process:
+            await process.until("ready")
+            await process.until("link")
+            yield process
 
 
 async def texts(process: ProcessUnderTest, mode: Mode) -> tuple[list[list[int]], int]:

@@ -1,6 +1,7 @@
 """Frames and messages with any content: a value within its bounds, or the one error for it."""
 
 import contextlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fuzz.messages import almost, messages, scaled
 
-from ssd.errors import FrameError, LinkError, RequestError, SSDError
+from ssd.errors import ContextLengthError, FieldError, FrameError, LinkError, RequestError, SSDError
 from ssd.rpc.bounds import PromptBounds
 from ssd.rpc.call_guard import Undecodable, tolerant
 from ssd.rpc.codec import (
     generate_call,
+    generate_request,
     generation_chunk,
     model_info,
     speculation_change,
@@ -34,6 +36,7 @@ from ssd.v1 import admin_pb2, generate_pb2, speculation_pb2
 
 WORDS = st.integers(-(2**31), 2**31 - 1)
 SMALL = st.integers(-2, 30)
+FIELDS = generate_pb2.GenerateRequest.DESCRIPTOR.fields_by_name
 BOUNDS = PromptBounds(tokens=64, text_bytes=256)
 
 
@@ -98,8 +101,10 @@ def _same(one: object, other: object) -> bool:
 def test_any_request_is_a_call_within_its_bounds_or_a_request_error(message: Any) -> None:
     try:
         call = generate_call(message, 30, BOUNDS)
-    except RequestError:
+    except (FieldError, ContextLengthError) as error:
+        assert re.split(r"[.[]", error.field)[0] in {*FIELDS, "input"}  # noqa: PT017
         return
+    assert generate_call(generate_request(call), 30, BOUNDS) == call
     assert 0.0 <= call.sampling.temperature <= 2.0
     assert (call.sampling.max_tokens or 1) >= 1
 

@@ -2,18 +2,23 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import pytest
-from tests.served import serving
+from tests.gateway import ScriptedTarget
 
 from ssd.errors import ContextLengthError, RequestError
-from ssd.rpc import codec
 from ssd.rpc.client import TargetClient
+from ssd.rpc.codec import Conversation, GenerateCall
 from ssd.runtime.launch import Deployment
-from ssd.types import FinishReason, GenerationChunk, Mode, SpeculationStatistics, Usage
-from ssd.v1 import generate_pb2, generate_pb2_grpc
+from ssd.types import (
+    ChatTurn,
+    FinishReason,
+    GenerationChunk,
+    Mode,
+    SpeculationStatistics,
+    Usage,
+)
 from ssd_cli.chat import Chat, ChatSettings, CommandError, chat
 from ssd_cli.display import write
 from ssd_cli.generate import GenerateOptions
@@ -22,69 +27,60 @@ MAX_SECONDS = 60.0
 SETTINGS = ChatSettings(temperature=0.0)
 
 
-class Scripted(generate_pb2_grpc.GenerateServiceServicer):
-    """Answers "ok"; a message "wait" gets two tokens and no end, "fail" gets an error.
+async def answers(call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
+    """Answer "ok"; a message "wait" gets two tokens and no end, "fail" gets an error.
 
     "cut" gets an answer that the target cancels; "full" has no room in the context.
     """
+    message = contents(call)[-1]
+    if message == "fail":
+        raise RequestError("a sensible reason")
+    if message == "full":
+        raise ContextLengthError(2000, 512, 2048, "chat")
+    yield GenerationChunk(token_ids=(1,), text="o", seed=3)
+    if message == "wait":
+        yield GenerationChunk(token_ids=(2,), text="h")
+        await asyncio.Event().wait()
+    yield GenerationChunk(
+        token_ids=(2,),
+        text="k",
+        finish_reason=FinishReason.CANCELLED if message == "cut" else FinishReason.STOP,
+        usage=Usage(prompt_tokens=1, completion_tokens=2),
+        statistics=SpeculationStatistics(
+            mode=Mode.SPECULATIVE, rounds=1, hits=3, misses=1, decode_seconds=0.5
+        ),
+    )
 
-    def __init__(self) -> None:
-        self.requests: list[generate_pb2.GenerateRequest] = []
-        self.cancelled = asyncio.Event()
 
-    async def Generate(self, request: Any, context: Any) -> None:  # noqa: N802
-        self.requests.append(request)
-        try:
-            await self._answer(request.chat.messages[-1].content, context)
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
+def turns(call: GenerateCall) -> tuple[ChatTurn, ...]:
+    assert isinstance(call.prompt, Conversation)
+    return call.prompt.turns
 
-    async def _answer(self, message: str, context: Any) -> None:
-        if message == "fail":
-            raise RequestError("a sensible reason")
-        if message == "full":
-            raise ContextLengthError(2000, 512, 2048, "chat")
-        await context.write(
-            codec.generate_response(GenerationChunk(token_ids=(1,), text="o", seed=3))
-        )
-        if message == "wait":
-            await context.write(codec.generate_response(GenerationChunk(token_ids=(2,), text="h")))
-            await asyncio.Event().wait()
-        end = GenerationChunk(
-            token_ids=(2,),
-            text="k",
-            finish_reason=FinishReason.CANCELLED if message == "cut" else FinishReason.STOP,
-            usage=Usage(prompt_tokens=1, completion_tokens=2),
-            statistics=SpeculationStatistics(
-                mode=Mode.SPECULATIVE, rounds=1, hits=3, misses=1, decode_seconds=0.5
-            ),
-        )
-        await context.write(codec.generate_response(end))
 
-    async def GetModelInfo(self, _request: Any, _context: Any) -> Any:  # noqa: N802
-        return generate_pb2.GetModelInfoResponse(model="m", device="cpu", active_drafts=1)
-
-    def contents(self) -> list[str]:
-        """Contents of the messages of the last request."""
-        return [each.content for each in self.requests[-1].chat.messages]
+def contents(call: GenerateCall) -> list[str]:
+    return [turn.content for turn in turns(call)]
 
 
 @pytest.fixture
-async def service() -> Scripted:
-    return Scripted()
+async def service() -> AsyncIterator[ScriptedTarget]:
+    async with ScriptedTarget(answers).serving() as target:
+        yield target
 
 
 @pytest.fixture
-async def endpoint(service: Scripted) -> AsyncIterator[str]:
-    async with serving(service) as server:
-        yield f"127.0.0.1:{server.port}"
+def endpoint(service: ScriptedTarget) -> str:
+    return service.address
 
 
 @pytest.fixture
 async def talk(endpoint: str) -> AsyncIterator[Chat]:
     async with TargetClient(endpoint, ready_seconds=0) as client:
         yield Chat(client, SETTINGS, write, shows_metrics=True)
+
+
+async def until_cancelled(service: ScriptedTarget) -> None:
+    while not service.num_cancelled:  # noqa: ASYNC110 - the service runs in this loop
+        await asyncio.sleep(0)
 
 
 class Lines:
@@ -108,40 +104,38 @@ def options(endpoint: str) -> GenerateOptions:
 
 
 async def test_an_answer_follows_from_the_whole_conversation(
-    talk: Chat, service: Scripted, capsys: pytest.CaptureFixture[str]
+    talk: Chat, service: ScriptedTarget, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await talk.handle("first")
     await talk.handle("second")
-    assert service.contents() == ["first", "ok", "second"]
-    roles = [each.role for each in service.requests[-1].chat.messages]
-    assert roles == ["user", "assistant", "user"]
+    assert contents(service.calls[-1]) == ["first", "ok", "second"]
+    assert [turn.role for turn in turns(service.calls[-1])] == ["user", "assistant", "user"]
     output = capsys.readouterr()
     assert output.out == "ok\nok\n"
     assert "2 tokens, 2 tokens/s" in output.err
     assert "hits 75%" in output.err
     await talk.handle("/reset")
     await talk.handle("third")
-    assert service.contents() == ["third"]
+    assert contents(service.calls[-1]) == ["third"]
 
 
 async def test_commands_change_the_next_answer(
-    talk: Chat, service: Scripted, capsys: pytest.CaptureFixture[str]
+    talk: Chat, service: ScriptedTarget, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for line in ("/mode speculative", "/temperature 0.5", "/seed 7", "x"):
         await talk.handle(line)
-    request = service.requests[-1]
-    assert codec.generate_call(request, 10).mode is Mode.SPECULATIVE
-    assert request.sampling.temperature == 0.5
-    assert request.sampling.seed == 7
+    call = service.calls[-1]
+    assert call.mode is Mode.SPECULATIVE
+    assert (call.sampling.temperature, call.sampling.seed) == (0.5, 7)
     await talk.handle("/seed random")
     await talk.handle("x")
-    assert not service.requests[-1].sampling.HasField("seed")
+    assert service.calls[-1].sampling.seed is None
     await talk.handle("/stats")
     await talk.handle("/help")
     shown = capsys.readouterr().err
     assert "tokens per round" in shown
     assert "/temperature 0..2" in shown
-    assert len(service.requests) == 2
+    assert len(service.calls) == 2
 
 
 @pytest.mark.parametrize(
@@ -172,11 +166,11 @@ def test_settings_name_the_command_of_a_wrong_value() -> None:
 
 
 async def test_a_failed_answer_ends_neither_the_chat_nor_the_conversation(
-    endpoint: str, service: Scripted, capsys: pytest.CaptureFixture[str]
+    endpoint: str, service: ScriptedTarget, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = Lines("first", "", "fail", "second")
     assert await chat(options(endpoint), SETTINGS, lines, shows_metrics=False) == 1
-    assert service.contents() == ["first", "ok", "second"]
+    assert contents(service.calls[-1]) == ["first", "ok", "second"]
     output = capsys.readouterr()
     assert output.err == "error: a sensible reason\n"
     assert output.out == "ok\nok\n"
@@ -202,10 +196,10 @@ async def test_a_full_context_names_the_command_that_begins_a_new_conversation(
 
 
 async def test_a_message_after_two_slashes_begins_with_one(
-    talk: Chat, service: Scripted, capsys: pytest.CaptureFixture[str]
+    talk: Chat, service: ScriptedTarget, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await talk.handle("//reset this")
-    assert service.contents() == ["/reset this"]
+    assert contents(service.calls[-1]) == ["/reset this"]
     await talk.handle("/help")
     assert "//TEXT" in capsys.readouterr().err
 
@@ -215,12 +209,12 @@ async def test_at_a_terminal_an_error_does_not_change_the_exit_code(
 ) -> None:
     lines = Lines("fail", is_terminal=True)
     assert await chat(options(endpoint), SETTINGS, lines, shows_metrics=False) == 0
-    assert "m on cpu, 1 draft(s); mode auto, temperature 0" in capsys.readouterr().err
+    assert "demo on cpu, 1 draft(s); mode auto, temperature 0" in capsys.readouterr().err
 
 
 async def test_ctrl_c_stops_the_answer_and_not_the_program(
     endpoint: str,
-    service: Scripted,
+    service: ScriptedTarget,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -238,22 +232,22 @@ async def test_ctrl_c_stops_the_answer_and_not_the_program(
     monkeypatch.setattr("ssd_cli.chat.write", interrupt_after)
     async with asyncio.timeout(MAX_SECONDS):
         code = await chat(options(endpoint), SETTINGS, Lines("wait", "more"), shows_metrics=False)
-        await service.cancelled.wait()
+        await until_cancelled(service)
     assert code == 0
     # The text that has arrived belongs to the conversation.
-    assert service.contents() == ["wait", "oh", "more"]
+    assert contents(service.calls[-1]) == ["wait", "oh", "more"]
     assert "stopped: the answer is incomplete" in capsys.readouterr().err
 
 
 async def test_a_chat_that_is_cancelled_cancels_its_answer(
-    endpoint: str, service: Scripted
+    endpoint: str, service: ScriptedTarget
 ) -> None:
     work = chat(options(endpoint), SETTINGS, Lines("wait"), shows_metrics=False)
     running = asyncio.create_task(work)
     async with asyncio.timeout(MAX_SECONDS):
-        while not service.requests:  # noqa: ASYNC110 - the service runs in this loop
+        while not service.calls:  # noqa: ASYNC110 - the service runs in this loop
             await asyncio.sleep(0)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        await service.cancelled.wait()
+        await until_cancelled(service)

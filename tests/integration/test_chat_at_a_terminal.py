@@ -6,40 +6,27 @@ import os
 import pty
 import sys
 import termios
+from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from tests.gateway import ScriptedTarget
 from tests.processes import ROOT
-from tests.served import serving
 
-from ssd.rpc import codec
+from ssd.rpc.codec import Conversation, GenerateCall
 from ssd.types import GenerationChunk
-from ssd.v1 import generate_pb2, generate_pb2_grpc
 
 MAX_SECONDS = 120.0
 PROMPT = "\x1b[?2004h"
 """Sent before each line: pasted text is marked from now on."""
 
 
-class Endless(generate_pb2_grpc.GenerateServiceServicer):
-    """Begins answers that do not end."""
-
-    def __init__(self) -> None:
-        self.num_cancelled = 0
-
-    async def Generate(self, request: Any, context: Any) -> None:  # noqa: N802
-        message = request.chat.messages[-1].content
-        chunk = GenerationChunk(token_ids=(1,), text=f"answer to {message}", seed=3)
-        await context.write(codec.generate_response(chunk))
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            self.num_cancelled += 1
-            raise
-
-    async def GetModelInfo(self, _request: Any, _context: Any) -> Any:  # noqa: N802
-        return generate_pb2.GetModelInfoResponse(model="m", device="cpu")
+async def endless(call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
+    """Begin an answer that does not end."""
+    assert isinstance(call.prompt, Conversation)
+    message = call.prompt.turns[-1].content
+    yield GenerationChunk(token_ids=(1,), text=f"answer to {message}", seed=3)
+    await asyncio.Event().wait()
 
 
 class Terminal:
@@ -65,11 +52,10 @@ class Terminal:
 
 
 async def test_ctrl_c_stops_an_answer_and_ctrl_d_ends_the_program(tmp_path: Path) -> None:
-    service, (mine, theirs) = Endless(), pty.openpty()
-    async with serving(service) as server:
-        address = f"127.0.0.1:{server.port}"
+    mine, theirs = pty.openpty()
+    async with ScriptedTarget(endless).serving() as target:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "ssd_cli", "chat", "--endpoint", address),
+            *(sys.executable, "-m", "ssd_cli", "chat", "--endpoint", target.address),
             cwd=ROOT / "services",
             env={
                 "HOME": str(tmp_path),
@@ -87,7 +73,7 @@ async def test_ctrl_c_stops_an_answer_and_ctrl_d_ends_the_program(tmp_path: Path
         os.close(theirs)
         screen = Terminal(mine)
         try:
-            await screen.until("m on cpu")
+            await screen.until("demo on cpu")
             await screen.until(PROMPT)
             screen.type("fitst\x1b[D\x1b[D\x1b[D\x7fr\r")
             await screen.until("answer to f")
@@ -105,4 +91,4 @@ async def test_ctrl_c_stops_an_answer_and_ctrl_d_ends_the_program(tmp_path: Path
                 process.kill()
                 await process.wait()
             os.close(mine)
-        assert service.num_cancelled == 1
+        assert target.num_cancelled == 1

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,17 @@ from typing import Any
 import psutil
 import pytest
 from openai import AsyncOpenAI
+from tests.gateway import ScriptedTarget
 from tests.pairs import QUICK, deployed, target_of
 from tests.pki import Authority, put
 from tests.served import serving
 
 import ssd
-from ssd.rpc import codec
+from ssd.rpc.codec import GenerateCall
 from ssd.rpc.server import RpcServer
 from ssd.runtime.launch import Deployment
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import GenerationChunk, SamplingParams
-from ssd.v1 import generate_pb2_grpc
 from ssd_cli import demo, generate
 from ssd_cli.app import run
 
@@ -294,19 +294,16 @@ async def test_settings_in_the_environment_secure_all_processes_of_up(
             assert (code, "token" in err) == (1, True)
 
 
-class Endless(generate_pb2_grpc.GenerateServiceServicer):
-    """Sends two tokens and then waits."""
-
-    async def Generate(self, request: Any, context: Any) -> None:  # noqa: N802
-        for token_id in (1, 2):
-            chunk = GenerationChunk(token_ids=(token_id,), text="a", seed=3)
-            await context.write(codec.generate_response(chunk))
-        await asyncio.Event().wait()
+async def two_tokens(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
+    """Two tokens, and then nothing until the request is cancelled."""
+    for token_id in (1, 2):
+        yield GenerationChunk(token_ids=(token_id,), text="a", seed=3)
+    await asyncio.Event().wait()
 
 
 @pytest.fixture
 async def endless() -> AsyncIterator[RpcServer]:
-    async with serving(Endless()) as server:
+    async with serving(ScriptedTarget(two_tokens)) as server:
         yield server
 
 

@@ -30,7 +30,6 @@ from ssd.types import (
     Explicit,
     Heartbeat,
     Hello,
-    LinkSettings,
     OpenSession,
     Outcome,
     SessionRefused,
@@ -196,36 +195,6 @@ async def test_each_commit_is_followed_by_the_next_table(
         await sessions_of(draft, 0)
 
 
-async def test_the_sessions_of_one_frame_of_commits_get_their_tables_together(
-    draft: ProcessUnderTest, folder: Path
-) -> None:
-    async with target(draft, folder) as link:
-        link.call.send(LinkSettings(fan_out_policy="uniform"))
-        tables = []
-        for session in (1, 2, 3):
-            link.open(session, PROMPT[: 10 * session])
-            tables.append(await link.table())
-        outcome = Outcome(0, 70)
-        link.commit(*(Commit(it.session, it.base_len, outcome, Explicit()) for it in tables))
-        answers = [await link.table() for _ in tables]
-        assert [answer.session for answer in answers] == [1, 2, 3]
-        link.open(4)
-        assert await link.receive() == SessionRefused(4, "max_sessions")
-    await sessions_of(draft, 0)
-
-
-async def test_a_gap_closes_the_session_and_not_the_link(
-    draft: ProcessUnderTest, folder: Path
-) -> None:
-    async with target(draft, folder) as link:
-        link.open(1)
-        table = await link.table()
-        link.commit(Commit(1, table.base_len + 1, Outcome(0, 70), Explicit()))
-        assert await link.receive() == SessionRefused(1, "gap")
-        link.open(2)
-        assert (await link.table()).session == 2
-
-
 @pytest.mark.parametrize(
     ("field_name", "value"),
     [
@@ -244,22 +213,6 @@ async def test_a_target_that_does_not_match_is_refused_with_the_name_of_the_fiel
         with pytest.raises(HandshakeError) as caught:
             await call.receive()
     assert caught.value.field == field_name
-
-
-async def test_a_malformed_frame_ends_only_its_own_link(
-    draft: ProcessUnderTest, folder: Path
-) -> None:
-    async with target(draft, folder) as good, target(draft, folder) as bad:
-        good.open(1)
-        bad.open(1)
-        table = await good.table()
-        await bad.table()
-        bad.call.send(b"not a frame")
-        with pytest.raises(FrameError):
-            await bad.receive()
-        await sessions_of(draft, 1)
-        good.commit(Commit(1, table.base_len, Outcome(0, 70), Explicit()))
-        assert (await good.table()).base_len == table.base_len + 1
 
 
 async def test_a_draft_with_fewer_embeddings_than_tokens_serves_the_ids_it_has(
@@ -338,24 +291,6 @@ async def test_a_drain_ends_at_its_limit_even_if_sessions_stay_open(folder: Path
             with pytest.raises(LinkError):
                 await link.receive()
         assert await process.wait() == 0
-
-
-@pytest.mark.parametrize(
-    ("flags", "code", "error"),
-    [
-        (("--lookahead", "99"), 78, "SettingsError"),
-        (("--lookahaed", "6"), 78, "SettingsError"),
-        (("--cpus", "9999"), 78, "SettingsError"),
-        (("--model", "/nowhere"), 78, "ModelNotFoundError"),
-    ],
-)
-def test_a_failed_start_is_one_log_line_and_an_exit_code(
-    flags: tuple[str, ...], code: int, error: str
-) -> None:
-    ended = completed("ssd_draft", *ANY_PORT, *flags)
-    assert ended.code == code
-    (line,) = [json.loads(each) for each in ended.stderr.splitlines()]
-    assert (line["event"], line["error"]) == ("failed", error)
 
 
 def test_a_port_in_use_is_reported_before_the_model_is_loaded(

@@ -6,8 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from tests.gateway import gateway_of
 from tests.pairs import QUICK, target_of
-from tests.processes import ROOT, running
+from tests.processes import ROOT
 
 EXAMPLES = ROOT / "examples"
 LIMIT = ("--max-tokens", "16")
@@ -29,9 +30,8 @@ def run(name: str, *flags: str) -> str:
 async def test_the_clients_print_texts_of_a_running_target() -> None:
     async with (
         target_of("demo://target", *QUICK) as (target, _),
-        running("ssd_gateway", "--targets", target.grpc_address, "--port", "0") as gateway,
+        gateway_of(target) as (gateway, _),
     ):
-        await gateway.until("ready")
         address = ("--address", target.grpc_address)
         printed = await asyncio.to_thread(run, "grpc_client.py", "import os", *address, *LIMIT)
         assert re.search(r"\n\d+ rounds, \d+ accepted tokens\n$", printed)

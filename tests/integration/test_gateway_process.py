@@ -1,57 +1,32 @@
 """The gateway as a process, in front of a real target, with the official OpenAI client."""
 
-import asyncio
 import json
 import signal
-import urllib.error
-import urllib.request
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from openai import AsyncOpenAI
-from tests.gateway import BODIES
+from tests.gateway import gateway_of
+from tests.pairs import target_of
 from tests.pki import Authority, put
-from tests.processes import ProcessUnderTest, completed, running
+from tests.processes import completed, running
 
 from ssd import demo
-from ssd.rpc.client import TargetClient
 from ssd.rpc.credentials import TlsFiles
 from ssd.text.chat_template import load_template, render_chat
-from ssd.types import ChatTurn, Mode, SamplingParams
+from ssd.types import ChatTurn, SamplingParams
 
-PORTS = ("--port", "0", "--http-port", "0")
 PROMPT = "def fib(n):"
 LIMIT = 24
 
 
-@asynccontextmanager
-async def target(*flags: str) -> AsyncIterator[ProcessUnderTest]:
-    async with running("ssd_target", "--model", "demo://target", *PORTS, *flags) as process:
-        await process.until("ready")
-        yield process
-
-
-@asynccontextmanager
-async def gateway(*targets: str) -> AsyncIterator[tuple[ProcessUnderTest, AsyncOpenAI]]:
-    flags = ("--targets", ",".join(targets), "--port", "0", "--drain-seconds", "20")
-    async with running("ssd_gateway", *flags) as process:
-        await process.until("ready")
-        base = f"http://{process.http_address}/v1"
-        async with AsyncOpenAI(base_url=base, api_key="none", max_retries=0) as client:
-            yield process, client
-
-
 async def test_texts_are_those_of_the_target_and_sigterm_finishes_streams() -> None:
     async with (
-        target() as process,
-        TargetClient(process.grpc_address) as direct,
-        gateway(process.grpc_address) as (front, client),
+        target_of("demo://target") as (process, direct),
+        gateway_of(process, "--drain-seconds", "20") as (front, client),
     ):
         sampling = SamplingParams(temperature=0.8, seed=5, max_tokens=LIMIT)
         chunks = [chunk async for chunk in direct.generate(PROMPT, sampling)]
@@ -149,7 +124,7 @@ async def test_a_gateway_proves_its_identity_to_targets_and_says_why_one_refuses
         return (*pair, "--target-ca", ca, "--target-token-file", token_file, "--port", "0")
 
     async with AsyncExitStack() as stack:
-        process = await stack.enter_async_context(target(*of_target))
+        process, _ = await stack.enter_async_context(target_of("demo://target", *of_target))
         for flags, reason in {
             identity(foreign, presented): "perhaps the port needs TLS or a client certificate",
             identity(own, presented, foreign.ca): "the server's certificate is not accepted",
@@ -186,80 +161,3 @@ async def test_print_config_checks_the_settings() -> None:
     refused = completed("ssd_gateway", "--api-keys-file", "/nonexistent/keys")
     assert refused.code == 78
     assert "api_keys_file" in refused.stderr
-
-
-@pytest.mark.slow
-async def test_a_killed_target_breaks_only_its_own_streams_and_others_serve() -> None:
-    async with AsyncExitStack() as stack:
-        targets = [await stack.enter_async_context(target()) for _ in range(2)]
-        addresses = [process.grpc_address for process in targets]
-        _, client = await stack.enter_async_context(gateway(*addresses))
-        long: Any = {"model": "target", "temperature": 1.0, "max_tokens": 400}
-        long["extra_body"] = {"ignore_eos": True}
-        streams = [
-            await client.completions.create(prompt=PROMPT, stream=True, seed=n, **long)
-            for n in range(8)
-        ]
-
-        async def read(stream: Any) -> bool:
-            try:
-                async for _ in stream:
-                    pass
-            except openai.APIError as error:
-                assert "incomplete" in str(error)  # noqa: PT017
-                return False
-            return True
-
-        reading = [asyncio.create_task(read(stream)) for stream in streams]
-        targets[0].signal(signal.SIGKILL)
-        complete = await asyncio.gather(*reading)
-        assert 1 <= complete.count(True) < len(streams)
-        for n in range(4):
-            answer = await client.completions.create(model="target", prompt=f"x = {n}")
-            assert answer.usage is not None
-
-
-@pytest.mark.slow
-async def test_no_request_is_answered_with_an_internal_error() -> None:
-    async with target("--max-queue", "8") as process, gateway(process.grpc_address) as (front, _):
-        base = f"http://{front.http_address}/v1"
-
-        @settings(max_examples=400)
-        @given(BODIES, st.sampled_from(["completions", "chat/completions"]))
-        def attack(body: dict[str, Any], path: str) -> None:
-            # Short texts: the test is about bodies.
-            of_all = {"max_tokens": 4, "max_completion_tokens": 4}
-            limited = {"model": "target"} | body | of_all if body else body
-            if path == "completions":
-                limited.pop("max_completion_tokens", None)
-            given_body = json.dumps(limited).encode()
-            headers = {"content-type": "application/json"}
-            request = urllib.request.Request(f"{base}/{path}", given_body, headers)
-            try:
-                with urllib.request.urlopen(request, timeout=60) as answer:
-                    status, text = answer.status, answer.read().decode()
-            except urllib.error.HTTPError as refusal:
-                with refusal:
-                    status, text = refusal.code, refusal.read().decode()
-            assert status < 500, text
-            assert ('"error"' in text) == (status >= 400), text
-
-        await asyncio.to_thread(attack)
-        assert (await front.probe("/readyz"))[0] == 200
-
-
-@pytest.mark.slow
-async def test_cancelled_streams_free_the_target(tmp_path: Path) -> None:
-    async with target() as process, gateway(process.grpc_address) as (_, client):
-        for n in range(40):
-            stream = await client.completions.create(
-                model="target", prompt=PROMPT, stream=True, seed=n, max_tokens=1500
-            )
-            await anext(aiter(stream))
-            await stream.close()
-        async with asyncio.timeout(30):
-            while "\nssd_running_sequences 0.0" not in (await process.probe("/metrics"))[1]:
-                pass
-        async with TargetClient(process.grpc_address) as direct:
-            sampling = SamplingParams(max_tokens=4)
-            assert [chunk async for chunk in direct.generate(PROMPT, sampling, Mode.AUTO)]

@@ -4,21 +4,18 @@ import asyncio
 import json
 import shutil
 import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.pairs import ANY_PORT, QUICK
-from tests.processes import ROOT, ProcessUnderTest, running
+from tests.pairs import QUICK, target_of
+from tests.processes import ROOT
 
-from ssd.rpc.client import TargetClient
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import SamplingParams
 
 NODE = ROOT / "tests" / "clients" / "node"
-SHAPE = ("--dtype", "float32", "--lookahead", "3", *ANY_PORT, *QUICK)
+SHAPE = ("--dtype", "float32", "--lookahead", "3", *QUICK)
 UNREACHABLE = (
     *("EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ENETUNREACH", "ENOTFOUND", "ETIMEDOUT"),
     *("ERR_SOCKET_TIMEOUT", "ECONNABORTED", "EHOSTUNREACH"),
@@ -52,13 +49,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_folder(tmp_path_factory.mktemp("target"), seed=1, max_len=4096)
 
 
-@asynccontextmanager
-async def target(folder: Path) -> AsyncIterator[ProcessUnderTest]:
-    async with running("ssd_target", "--model", str(folder), *SHAPE) as process:
-        await process.until("ready")
-        yield process
-
-
 async def run(node: str, *arguments: str) -> tuple[int, str, dict[str, Any]]:
     """The exit code, the streamed text and the report of the client."""
     process = await asyncio.create_subprocess_exec(
@@ -75,7 +65,7 @@ async def run(node: str, *arguments: str) -> tuple[int, str, dict[str, Any]]:
 
 
 async def test_the_client_in_node_streams_shows_errors_and_cancels(node: str, folder: Path) -> None:
-    async with target(folder) as process, TargetClient(process.grpc_address) as client:
+    async with target_of(folder, *SHAPE) as (process, client):
         address = process.grpc_address
         # A seed that a number of JavaScript cannot hold.
         params = SamplingParams(temperature=0.7, seed=2**64 - 3, max_tokens=30, ignore_eos=True)

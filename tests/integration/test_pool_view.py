@@ -9,12 +9,12 @@ from dataclasses import asdict, replace
 
 import pytest
 from rich.console import Console
+from tests.served import serving
 
 from ssd.errors import NotReadyError
 from ssd.rpc.admin_servicer import AdminServicer
 from ssd.rpc.client import TargetClient
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
-from ssd.rpc.server import RpcServer
 from ssd_cli import pool_view
 from ssd_cli.app import run
 from ssd_cli.pool_view import show_pool
@@ -52,26 +52,25 @@ class Target:
 
     def __init__(self) -> None:
         self.pool = POOL
+        self.port = 0
         self.admin = AdminServicer(
             lambda: self.pool,
             set_speculation=lambda _change: None,
             drain=lambda _seconds: 0,
             watch_seconds=0.001,
         )
-        self.server = RpcServer("127.0.0.1", 0)
-        self.admin.add_to(self.server)
 
     def client(self) -> TargetClient:
-        return TargetClient(f"127.0.0.1:{self.server.port}", ready_seconds=0)
+        return TargetClient(f"127.0.0.1:{self.port}", ready_seconds=0)
 
 
 @pytest.fixture
 async def target() -> AsyncIterator[Target]:
     target = Target()
-    await target.server.start()
-    yield target
-    target.admin.close()
-    await target.server.stop(0)
+    async with serving(target.admin) as server:
+        target.port = server.port
+        yield target
+        target.admin.close()
 
 
 async def test_one_shot_prints_the_state_as_a_table(

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -82,13 +81,10 @@ async def generate(
     mode: Mode = Mode.SPECULATIVE,
     prompt: str = "some text",
     sampling: SamplingParams = WARM,
-    begun: asyncio.Event | None = None,
 ) -> Answer:
     tokens: list[int] = []
     statistics = None
     async for chunk in client.generate(prompt, sampling, mode):
-        if begun is not None:
-            begun.set()
         tokens += chunk.token_ids
         statistics = chunk.statistics or statistics
     assert statistics is not None
@@ -172,51 +168,6 @@ async def test_a_target_and_a_draft_of_different_dtypes_generate_identical_token
         await generate_until_hits(client, plain)
 
 
-async def test_a_killed_draft_does_not_change_the_tokens_of_its_sequences(folder: Path) -> None:
-    async with AsyncExitStack() as stack:
-        pair = [await stack.enter_async_context(draft(folder)) for _ in range(2)]
-        process, client = await stack.enter_async_context(target(folder, pair, *LONG_WAIT))
-        plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
-        for victim in pair:
-            begun = [asyncio.Event() for _ in range(4)]
-            running_on = [asyncio.create_task(generate(client, begun=each)) for each in begun]
-            await asyncio.gather(*(each.wait() for each in begun))
-            victim.signal(signal.SIGKILL)
-            answers = await asyncio.gather(*running_on)
-            assert all(tokens == plain for tokens, _ in answers)
-            await until_link(process, "lost")
-        tokens, statistics = await generate(client)
-        assert tokens == plain
-        assert statistics.mode is Mode.AUTOREGRESSIVE
-
-
-async def test_a_stopped_draft_is_used_again_when_it_continues(
-    twins: tuple[ProcessUnderTest, ProcessUnderTest], client: TargetClient
-) -> None:
-    process, twin = twins
-    plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
-    twin.signal(signal.SIGSTOP)
-    async with asyncio.timeout(60):
-        assert (await generate(client))[0] == plain
-    await until_link(process, "lost")
-    twin.signal(signal.SIGCONT)
-    await until_link(process, "active")
-    await generate_until_hits(client, plain)
-
-
-async def test_a_restarted_draft_is_linked_again(folder: Path) -> None:
-    async with draft(folder) as first:
-        port = first.grpc_address.rpartition(":")[2]
-        async with target(folder, [first], *LONG_WAIT) as (process, client):
-            first.signal(signal.SIGKILL)
-            assert (await process.until("link")).fields["state"] == "lost"
-            async with draft(folder, port):
-                await until_link(process, "active")
-                assert (await client.model_info()).active_drafts == 1
-                plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
-                await generate_until_hits(client, plain)
-
-
 async def test_sessions_of_a_drained_draft_move_and_it_ends_before_the_streams(
     tmp_path: Path,
 ) -> None:
@@ -260,48 +211,6 @@ def unused_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
-
-
-async def test_sessions_move_from_a_slow_draft_to_one_that_joins(tmp_path: Path) -> None:
-    folder = write_tiny_folder(tmp_path / "pair", seed=1, max_len=MAX_LEN)
-    shape = ("--max-model-len", str(MAX_LEN))
-    long = replace(WARM, max_tokens=300)
-    later = unused_port()
-    async with draft(folder, "0", *shape, "--inject-step-ms", "15") as slow:
-        addresses = f"{slow.grpc_address},127.0.0.1:{later}"
-        flags = (*LONG_WAIT, *shape, "--drafts", addresses)
-        async with target(folder, [], *flags) as (process, client):
-            await until_link(process, "active")
-            begun = [asyncio.Event() for _ in range(4)]
-            have_moved = asyncio.Event()
-
-            async def generate_until_moved(number: int) -> list[Answer]:
-                # A draft that starts slowly finds sessions to move, however short a text is.
-                answers: list[Answer] = []
-                while not have_moved.is_set():
-                    answers.append(
-                        await generate(
-                            client, Mode.SPECULATIVE, f"text {number}", long, begun[number]
-                        )
-                    )
-                return answers
-
-            running_on = [asyncio.create_task(generate_until_moved(each)) for each in range(4)]
-            async with asyncio.timeout(60):
-                await asyncio.gather(*(event.wait() for event in begun))
-                async with draft(folder, str(later), *shape):
-                    sessions: list[int] = []
-                    while sessions != [2, 2]:
-                        links = (await client.pool_status()).links
-                        sessions = [link.sessions for link in links]
-                    have_moved.set()
-                    answers = await asyncio.gather(*running_on)
-            alone = await asyncio.gather(
-                *(generate(client, Mode.AUTOREGRESSIVE, f"text {each}", long) for each in range(4))
-            )
-            for texts, (plain, _) in zip(answers, alone, strict=True):
-                assert [tokens for tokens, _ in texts] == [plain] * len(texts)
-                assert all(statistics.hits > 0 for _, statistics in texts)
 
 
 async def test_both_ends_of_a_link_report_the_pod_of_the_other(

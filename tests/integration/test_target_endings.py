@@ -10,7 +10,7 @@ import pytest
 from tests.pairs import ANY_PORT, QUICK, target_of
 from tests.processes import ProcessUnderTest, running_code
 
-from ssd.errors import IncompleteTextError, InternalError, NotReadyError, SSDError
+from ssd.errors import IncompleteTextError, InternalError, NotReadyError
 from ssd.rpc.client import TargetClient
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import FinishReason, SamplingParams
@@ -161,12 +161,3 @@ async def test_the_drain_rpc_acts_like_sigterm_and_watches_continue_until_the_en
         assert rest[-1].finish_reason is FinishReason.LENGTH
         _ = [status async for status in statuses]
         assert await process.wait() == 0
-
-
-async def test_clients_of_a_killed_target_receive_an_error_of_this_product(folder: Path) -> None:
-    async with target(folder) as (process, client):
-        stream = client.generate("abc", ENDLESS)
-        await anext(stream)
-        process.signal(signal.SIGKILL)
-        with pytest.raises(SSDError):
-            _ = [chunk async for chunk in stream]

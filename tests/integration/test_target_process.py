@@ -1,6 +1,5 @@
 """A target process with a tiny model, over real gRPC."""
 
-import asyncio
 import json
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -10,7 +9,6 @@ import pytest
 from tests.pairs import ANY_PORT, QUICK, target_of
 from tests.processes import ProcessUnderTest, completed, running
 
-from ssd.errors import ContextLengthError, FieldError, UnknownModelError
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.testing.tiny_folder import write_tiny_folder
@@ -40,13 +38,8 @@ async def generate(
     prompt: str,
     sampling: SamplingParams = GREEDY,
     mode: Mode = Mode.AUTO,
-    begun: asyncio.Event | None = None,
 ) -> Answer:
-    chunks = []
-    async for chunk in client.generate(prompt, sampling, mode):
-        chunks.append(chunk)
-        if begun is not None:
-            begun.set()
+    chunks = [chunk async for chunk in client.generate(prompt, sampling, mode)]
     return Answer(
         tuple(token for chunk in chunks for token in chunk.token_ids),
         "".join(chunk.text for chunk in chunks),
@@ -58,31 +51,6 @@ def target(
     folder: Path, *flags: str
 ) -> AbstractAsyncContextManager[tuple[ProcessUnderTest, TargetClient]]:
     return target_of(folder, *SMALL, *flags)
-
-
-async def test_invalid_requests_fail_with_the_reason_and_affect_no_other(folder: Path) -> None:
-    async with target(folder, "--max-model-len", "128") as (_, client):
-        alone = await generate(client, "abc")
-        running_on = asyncio.create_task(generate(client, "abc"))
-        with pytest.raises(FieldError, match="empty"):
-            await generate(client, "")
-        with pytest.raises(FieldError, match="temperature"):
-            await generate(client, "abc", SamplingParams(temperature=-1.0))
-        with pytest.raises(FieldError, match="temperature"):
-            await generate(client, "abc", SamplingParams(temperature=float("nan")))
-        with pytest.raises(FieldError, match="257"):
-            await anext(client.generate([1, 257, 2], GREEDY))
-        with pytest.raises(ContextLengthError) as caught:
-            await generate(client, "x" * 120)
-        assert (caught.value.prompt_tokens, caught.value.max_tokens) == (120, 24)
-        assert caught.value.max_model_len == 128
-        with pytest.raises(UnknownModelError):
-            await anext(client.generate(GenerateCall(prompt="abc", model="another")))
-        with pytest.raises(FieldError, match="SYNCHRONOUS"):
-            await generate(client, "abc", mode=Mode.SYNCHRONOUS)
-        with pytest.raises(ContextLengthError):
-            await anext(client.generate([257] * 200, GREEDY))
-        assert (await running_on).token_ids == alone.token_ids
 
 
 async def test_an_unset_seed_is_drawn_and_unset_max_tokens_fit_the_model(folder: Path) -> None:
@@ -144,17 +112,6 @@ async def test_a_stop_string_ends_the_text_and_the_tokens(folder: Path) -> None:
         assert stopped.last.usage.completion_tokens == len(stopped.token_ids)
 
 
-async def test_a_cancelled_call_frees_its_slot(folder: Path) -> None:
-    long = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
-    async with target(folder, "--max-num-seqs", "1") as (_, client):
-        for _ in range(3):
-            begun = asyncio.Event()
-            task = asyncio.create_task(generate(client, "abc", long, begun=begun))
-            await begun.wait()
-            task.cancel()
-        assert len((await generate(client, "abc")).token_ids) == 24
-
-
 @pytest.mark.parametrize(
     ("flags", "error", "code"),
     [
@@ -208,14 +165,3 @@ def test_print_config_does_not_load_the_model(
     else:
         assert ended.stdout == ""
         assert json.loads(ended.stderr)["event"] == "failed"
-
-
-async def test_a_port_in_use_is_reported_before_the_model_is_loaded(folder: Path) -> None:
-    async with target(folder) as (first, _):
-        port = first.grpc_address.rpartition(":")[2]
-        flags = ("--port", port, "--http-port", "0")
-        async with running("ssd_target", "--model", str(folder), *flags) as second:
-            failed = await second.until("failed")
-            assert failed.fields["error"] == "AddressError"
-            assert not any(event.name == "progress" for event in second.events)
-            assert await second.wait() == 1

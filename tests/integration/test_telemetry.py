@@ -15,6 +15,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
 from prometheus_client.parser import text_string_to_metric_families
+from tests.pairs import ANY_PORT, LONG_WAIT
 from tests.processes import ProcessUnderTest, running
 
 from ssd.errors import FieldError
@@ -26,9 +27,8 @@ from ssd.types import Mode, SamplingParams
 
 SHAPE = (
     *("--dtype", "float32", "--lookahead", "3", "--branches", "8", "--max-model-len", "2048"),
-    *("--kv-cache-bytes", "8000000", "--port", "0", "--http-port", "0"),
+    *("--kv-cache-bytes", "8000000", *ANY_PORT),
 )
-LONG_WAIT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
 LONG = SamplingParams(temperature=0.0, max_tokens=1200, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=1900, ignore_eos=True)
 PROMPT = "a prompt that nobody else may read"

@@ -5,9 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from tests.processes import completed
 from tests.split_targets import (
-    SHAPE,
     assert_tokens,
     failure,
     generate_until_the_end,
@@ -32,18 +30,3 @@ async def test_two_ranks_select_the_tokens_of_one_and_end_together(tmp_path: Pat
         assert "the target ends: rank 1 was killed by signal 9 (SIGKILL)" in str(await load)
         assert last.fields["error"] == "RankError"
         assert str(last.fields["message"]).startswith("rank 1 was killed by signal 9 (SIGKILL)")
-
-
-def test_a_size_that_the_model_or_the_engine_does_not_allow_is_refused(tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "model", "llama")
-    for flags, words in (
-        (("--tensor-parallel-size", "8"), "does not divide the 4 attention heads"),
-        (("--tensor-parallel-size", "3"), "'3' is not one of 1, 2, 4, 8"),
-        (
-            ("--tensor-parallel-size", "2", "--engine", "openvino"),
-            "engine openvino: it runs on one rank, and tensor_parallel_size is 2",
-        ),
-    ):
-        refused = completed("ssd_target", "--model", str(folder), *SHAPE, "--print-config", *flags)
-        assert refused.code == os.EX_CONFIG
-        assert words in refused.stderr

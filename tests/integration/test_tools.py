@@ -12,7 +12,8 @@ from typing import Any
 import openai
 import pytest
 from openai import AsyncOpenAI
-from tests.processes import running
+from tests.gateway import gateway_of
+from tests.pairs import target_of
 
 from ssd import demo
 
@@ -57,15 +58,8 @@ async def client(tmp_path: Path) -> AsyncIterator[AsyncOpenAI]:
     folder = tmp_path / "model"
     shutil.copytree(demo.folder("demo://target"), folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    ports = ("--port", "0", "--http-port", "0")
-    async with running("ssd_target", "--model", str(folder), *ports) as target:
-        await target.until("ready")
-        flags = ("--targets", target.grpc_address, "--port", "0")
-        async with running("ssd_gateway", *flags) as gateway:
-            await gateway.until("ready")
-            base = f"http://{gateway.http_address}/v1"
-            async with AsyncOpenAI(base_url=base, api_key="none", max_retries=0) as client:
-                yield client
+    async with target_of(folder) as (target, _), gateway_of(target) as (_, client):
+        yield client
 
 
 def check(name: str, arguments: str) -> None:

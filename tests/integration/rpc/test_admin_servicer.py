@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.served import serving
 
 from ssd.errors import FieldError, UnsupportedError
 from ssd.rpc.admin_servicer import AdminServicer, has_changed
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import SpeculationChange
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus, pool_status
-from ssd.rpc.server import RpcServer
 from ssd.types import Mode
 from ssd.v1 import admin_pb2
 
@@ -51,13 +51,9 @@ async def admin(pool: Pool) -> AdminServicer:
 
 @pytest.fixture
 async def client(admin: AdminServicer) -> AsyncIterator[TargetClient]:
-    server = RpcServer("127.0.0.1", 0)
-    admin.add_to(server)
-    await server.start()
-    async with TargetClient(f"127.0.0.1:{server.port}") as client:
+    async with serving(admin) as server, TargetClient(f"127.0.0.1:{server.port}") as client:
         yield client
-    admin.close()
-    await server.stop(0)
+        admin.close()
 
 
 async def test_a_watcher_receives_the_status_and_each_change(
@@ -127,11 +123,6 @@ async def test_a_watch_ends_when_its_client_cancels(admin: AdminServicer, pool: 
         await waiting
     with pytest.raises(StopAsyncIteration):
         await anext(watched)
-
-
-async def test_the_status_is_compared_once_a_second_by_default(pool: Pool) -> None:
-    admin = AdminServicer(pool.read, set_speculation=pool.changes.append, drain=pool.drain)
-    assert admin._watch_seconds == 1.0
 
 
 async def test_a_drain_uses_the_deadline_and_returns_the_number_of_requests(

@@ -13,6 +13,7 @@ from tests.pki import Authority, put
 from tests.served import serving
 
 from ssd import addresses
+from ssd.addresses import Resolver, resolve
 from ssd.errors import FrameError, HandshakeError, LinkError
 from ssd.observability.metrics import (
     LINK_REFUSALS_TOTAL,
@@ -35,6 +36,7 @@ from ssd.types import Heartbeat, Hello, LinkSettings
 from ssd.v1 import speculation_pb2_grpc
 
 MAX_SECONDS = 60.0
+NO_TERMS = LinkTerms()
 
 
 class EchoDraft(speculation_pb2_grpc.SpeculationServiceServicer):
@@ -108,10 +110,15 @@ async def echo_draft(security: Security = OPEN) -> AsyncIterator[tuple[EchoDraft
 
 
 @contextlib.asynccontextmanager
-async def running(pool: DraftPool, drafts: LinkDialer) -> AsyncIterator[LinkDialer]:
-    task = asyncio.create_task(drafts.run())
+async def dialling(
+    *drafts: str, names: Resolver = resolve, terms: LinkTerms = NO_TERMS
+) -> AsyncIterator[tuple[WatchedPool, LinkDialer]]:
+    """A pool and the links of its links; at the end, the pool has none."""
+    pool = WatchedPool()
+    links = LinkDialer(pool, drafts, HELLO, LinkSettings(), names, terms)
+    task = asyncio.create_task(links.run())
     try:
-        yield drafts
+        yield pool, links
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -120,7 +127,6 @@ async def running(pool: DraftPool, drafts: LinkDialer) -> AsyncIterator[LinkDial
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert dialer.RESOLVE_SECONDS == 2.0
     monkeypatch.setattr(dialer, "RESOLVE_SECONDS", 0.01)
     monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.01)
 
@@ -136,9 +142,7 @@ async def test_addresses_of_a_name_are_dialled_when_they_appear_and_not_after_th
         _, other_port = await stack.enter_async_context(echo_draft())
         one, two = f"127.0.0.1:{port}", f"127.0.0.1:{other_port}"
         names = FixedAnswers({"drafts.svc": {one}})
-        pool = WatchedPool()
-        drafts = LinkDialer(pool, (name,), HELLO, LinkSettings(), names)
-        async with running(pool, drafts):
+        async with dialling(name, names=names) as (pool, drafts):
             assert await pool.next() == ("up", one)
             assert names.queries[0] == ("drafts.svc", 50052)
             names.answers["drafts.svc"] = {one, two}
@@ -155,9 +159,8 @@ async def test_addresses_of_a_name_are_dialled_when_they_appear_and_not_after_th
 
 async def test_new_settings_are_sent_on_the_links_that_are_up() -> None:
     async with echo_draft() as (draft, port):
-        pool = WatchedPool()
-        drafts = LinkDialer(pool, (f"127.0.0.1:{port}",), HELLO, LinkSettings())
-        async with running(pool, drafts), asyncio.timeout(MAX_SECONDS):
+        address = f"127.0.0.1:{port}"
+        async with dialling(address) as (pool, drafts), asyncio.timeout(MAX_SECONDS):
             await pool.next()
             assert await draft.settings.get() == LinkSettings()
             drafts.configure(LinkSettings(fan_out_policy="uniform"))
@@ -167,9 +170,7 @@ async def test_new_settings_are_sent_on_the_links_that_are_up() -> None:
 @pytest.mark.usefixtures("fast")
 async def test_an_address_without_a_link_is_forgotten_when_it_disappears() -> None:
     names = FixedAnswers({"drafts.svc": {"127.0.0.1:1"}})
-    pool = WatchedPool()
-    drafts = LinkDialer(pool, ("drafts.svc:50052",), HELLO, LinkSettings(), names)
-    async with running(pool, drafts):
+    async with dialling("drafts.svc:50052", names=names) as (_, drafts):
         await names.wait_for_queries()
         assert [report.address for report in drafts.reports()] == ["127.0.0.1:1"]
         names.answers["drafts.svc"] = set()
@@ -181,9 +182,7 @@ async def test_an_address_without_a_link_is_forgotten_when_it_disappears() -> No
 async def test_a_failed_query_ends_no_link() -> None:
     async with echo_draft() as (_, port):
         names = FixedAnswers({"drafts.svc": {f"127.0.0.1:{port}"}})
-        pool = WatchedPool()
-        drafts = LinkDialer(pool, ("drafts.svc:1", "nowhere.svc:1"), HELLO, LinkSettings(), names)
-        async with running(pool, drafts):
+        async with dialling("drafts.svc:1", "nowhere.svc:1", names=names) as (pool, _):
             await pool.next()
             del names.answers["drafts.svc"]
             await names.wait_for_queries(times=6)
@@ -195,9 +194,8 @@ async def test_a_failed_query_ends_no_link() -> None:
 async def test_ip_addresses_and_localhost_are_dialled_without_a_query() -> None:
     async with echo_draft() as (_, port):
         names = FixedAnswers()
-        pool = WatchedPool()
         both = (f"127.0.0.1:{port}", f"localhost:{port}")
-        async with running(pool, LinkDialer(pool, both, HELLO, LinkSettings(), names)):
+        async with dialling(*both, names=names) as (pool, _):
             assert {(await pool.next())[1], (await pool.next())[1]} == set(both)
         assert names.queries == []
 
@@ -205,13 +203,11 @@ async def test_ip_addresses_and_localhost_are_dialled_without_a_query() -> None:
 @pytest.mark.usefixtures("fast")
 async def test_the_round_trip_of_a_link_is_measured_with_heartbeats() -> None:
     async with echo_draft() as (draft, port):
-        pool = WatchedPool()
         address = f"127.0.0.1:{port}"
-        async with running(pool, LinkDialer(pool, (address,), HELLO, LinkSettings())) as drafts:
+        async with dialling(address) as (_, drafts):
             async with asyncio.timeout(MAX_SECONDS):
-                while (
-                    await draft.nonces.get() < 2
-                ):  # The second nonce is sent after the echo of the first.
+                # The second nonce is sent after the echo of the first.
+                while await draft.nonces.get() < 2:
                     pass
             report = drafts.reports()[0]
             assert report.state is LinkState.ACTIVE
@@ -241,19 +237,15 @@ async def test_a_link_that_is_too_slow_is_reported_with_its_numbers_and_measured
     async def measure(_call: LinkCall, _now: Callable[[], float]) -> float:
         return next(measured)
 
-    assert dialer.FIRST_REMEASURE_SECONDS == 1.0
     monkeypatch.setattr(dialer, "FIRST_REMEASURE_SECONDS", 0.01)
     monkeypatch.setattr(dialer, "MAX_REMEASURE_SECONDS", 0.02)
     monkeypatch.setattr(handshake, "measure", measure)
     counter = LINK_REFUSALS_TOTAL.labels(reason="link_too_slow")
     before = counter._value.get()
     async with echo_draft() as (_, port):
-        pool = WatchedPool()
         address = f"127.0.0.1:{port}"
-        drafts = LinkDialer(
-            pool, (address,), HELLO, LinkSettings(), terms=LinkTerms(max_round_trip_seconds=0.002)
-        )
-        async with running(pool, drafts), asyncio.timeout(MAX_SECONDS):
+        terms = LinkTerms(max_round_trip_seconds=0.002)
+        async with dialling(address, terms=terms) as (pool, drafts), asyncio.timeout(MAX_SECONDS):
             reports = refusals(drafts)
             for micros in (500_000, 250_000):
                 refused = await anext(reports)
@@ -269,28 +261,25 @@ async def test_a_link_that_is_too_slow_is_reported_with_its_numbers_and_measured
     assert (address, "tcp") not in LINK_TRANSPORT_INFO._metrics
 
 
-class BrokenPool(WatchedPool):
-    """Raises an unexpected error for its first link."""
-
-    def attach(self, link: DraftLink) -> None:
-        if self.events.empty() and not self.num_broken:
-            self.num_broken += 1
-            raise ZeroDivisionError("a bug")
-        super().attach(link)
-
-    num_broken = 0
-
-
 @pytest.mark.usefixtures("fast")
 async def test_a_crash_of_one_link_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken: list[str] = []
+    attach = WatchedPool.attach
+
+    def attach_all_but_the_first(pool: WatchedPool, link: DraftLink) -> None:
+        if not broken:
+            broken.append(link.name)
+            raise ZeroDivisionError("a bug")
+        attach(pool, link)
+
     monkeypatch.setattr(dialer, "REFUSED_REDIAL_SECONDS", 0.05)
+    monkeypatch.setattr(WatchedPool, "attach", attach_all_but_the_first)
     async with echo_draft() as (_, port), echo_draft() as (_, other_port):
         both = (f"127.0.0.1:{port}", f"127.0.0.1:{other_port}")
-        pool = BrokenPool()
-        async with running(pool, LinkDialer(pool, both, HELLO, LinkSettings())):
+        async with dialling(*both) as (pool, _):
             ups = {await pool.next(), await pool.next()}
             assert ups == {("up", address) for address in both}
-            assert pool.num_broken == 1
+            assert len(broken) == 1
 
 
 @pytest.mark.usefixtures("fast")
@@ -313,9 +302,8 @@ async def test_a_query_without_an_answer_delays_no_other_name(
 
     async with echo_draft() as (_, port):
         address = f"127.0.0.1:{port}"
-        pool = WatchedPool()
-        names = ("silent:1", "odd:1", "drafts.svc:1")
-        async with running(pool, LinkDialer(pool, names, HELLO, LinkSettings(), resolver)):
+        three = ("silent:1", "odd:1", "drafts.svc:1")
+        async with dialling(*three, names=resolver) as (pool, _):
             assert await pool.next() == ("up", address)
             await asked_often.wait()
     assert queried.count("silent") == 1, "one query at a time"
@@ -352,10 +340,9 @@ class RefusingDraft(speculation_pb2_grpc.SpeculationServiceServicer):
 
 @pytest.mark.usefixtures("fast")
 async def test_a_policy_that_the_draft_does_not_support_is_reported_with_its_field() -> None:
-    pool = WatchedPool()
     async with serving(RefusingDraft()) as server:
-        drafts = LinkDialer(pool, (f"127.0.0.1:{server.port}",), HELLO, LinkSettings())
-        async with running(pool, drafts), asyncio.timeout(MAX_SECONDS):
+        address = f"127.0.0.1:{server.port}"
+        async with dialling(address) as (_, drafts), asyncio.timeout(MAX_SECONDS):
             refused = await anext(refusals(drafts))
             assert refused.reason == "fan_out_policy: this draft has no such policy"
 
@@ -371,12 +358,9 @@ async def test_a_link_needs_the_credentials_that_its_draft_accepts(tmp_path: Pat
     async with echo_draft(security) as (_, port):
         reports = {}
         for token_file in (token, wrong):
-            pool = WatchedPool()
-            credentials = ClientCredentials(target_files, token_file)
-            terms = LinkTerms(credentials=credentials)
+            terms = LinkTerms(credentials=ClientCredentials(target_files, token_file))
             address = f"127.0.0.1:{port}"
-            drafts = LinkDialer(pool, (address,), HELLO, LinkSettings(), terms=terms)
-            async with running(pool, drafts), asyncio.timeout(MAX_SECONDS):
+            async with dialling(address, terms=terms) as (_, drafts), asyncio.timeout(MAX_SECONDS):
                 report = LinkReport(address, LinkState.CONNECTING)
                 while report.state is LinkState.CONNECTING:
                     await asyncio.sleep(0)

@@ -10,6 +10,7 @@ from ssd.errors import LinkError
 from ssd.ports import Clock
 from ssd.runtime.step_thread import Watchdog
 from ssd.speculation.table import OutcomeTable
+from ssd.testing.clock import FakeClock
 from ssd.testing.ledger_tree import LedgerTreeRunner
 from ssd.testing.plain_text import PlainText
 from ssd.types import Commit, LinkSettings, OpenSession, RefusalReason
@@ -34,11 +35,6 @@ ENGINE = EngineConfig(
     block_size=4,
     prefill_chunk=CHUNK,
 )
-
-
-class StillClock:
-    def now(self) -> float:
-        return 0.0
 
 
 @dataclass
@@ -91,7 +87,7 @@ class Draft:
         vocab_size: int = VOCAB,
         clock: Clock | None = None,
     ) -> None:
-        clock = clock or StillClock()
+        clock = clock or FakeClock()
         slots, lookahead = engine.max_num_seqs, engine.num_columns - 1
         self.runner = LedgerTreeRunner(
             num_slots=slots,

@@ -1,35 +1,26 @@
 """Tables sent column by column, or ended early: each column is recomputed from plain text."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from tests.unit.ssd_draft.ledger_draft import Draft, FakeLink, K, N, Opened, a_text
 
 from ssd.engine.batch import BranchBatch
+from ssd.testing.clock import FakeClock
 from ssd.types import Branch, Commit, Outcome, RefusalReason
 from ssd_draft.inbox import Commits
 
 
-@dataclass
-class StepClock:
-    """A clock that only the steps of a tree move."""
-
-    time: float = 0.0
-
-    def now(self) -> float:
-        return self.time
-
-
 def timed(step_seconds: float, interval: float, waited: float = 0.0) -> Opened:
     """Return a draft whose steps take time, and a target that commits at a fixed interval."""
-    clock = StepClock()
+    clock = FakeClock()
     draft, link = Draft(clock=clock), FakeLink()
     text = a_text([5, 9, 2, 7])
     run_branches = draft.runner.run_branches
 
     def run_slowly(batch: BranchBatch) -> torch.Tensor:
-        clock.time += step_seconds
+        clock.advance(step_seconds)
         return run_branches(batch)
 
     draft.runner.run_branches = run_slowly  # type: ignore[method-assign]
@@ -38,8 +29,8 @@ def timed(step_seconds: float, interval: float, waited: float = 0.0) -> Opened:
     for number in range(4):
         commit = text.miss(None, 0, ())
         waiting = Commit(1, commit.base_len, commit.outcome, commit.next, int(waited * 1e6))
-        draft.inbox.put(Commits(link, (waiting,), clock.time + number * interval))
-    clock.time += 3 * interval
+        draft.inbox.put(Commits(link, (waiting,), clock.now() + number * interval))
+    clock.advance(3 * interval)
     link.frames.clear()
     return draft, link, text
 

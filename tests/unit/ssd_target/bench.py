@@ -1,7 +1,7 @@
 """A target without a model and without threads: the decode loop around a ledger."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -24,10 +24,9 @@ from ssd.testing.ledger_runner import LedgerRunner, law
 from ssd.testing.ledger_tree import LedgerTreeRunner
 from ssd.testing.scripted_controller import ScriptedController
 from ssd.testing.scripted_draft import Behaviour, ScriptedDraft
+from ssd.testing.sink import ListSink
 from ssd.text.grammar import Grammar
 from ssd.types import (
-    FinishReason,
-    GenerationChunk,
     Mode,
     SamplingParams,
     SpeculationStatistics,
@@ -95,32 +94,12 @@ class NoWakeups:
     def flush(self) -> None: ...
 
 
-@dataclass
-class Collector:
+class Collector(ListSink):
     """A sink that keeps all."""
-
-    chunks: list[GenerationChunk] = field(default_factory=list)
-    error: Exception | None = None
-    is_abandoned: bool = False
-
-    def put(self, chunk: GenerationChunk) -> None:
-        assert not self.is_over, "a chunk after the last one"
-        self.chunks.append(chunk)
-
-    def fail(self, error: Exception) -> None:
-        self.error = error
-
-    @property
-    def is_over(self) -> bool:
-        return self.error is not None or self.finish_reason is not None
 
     @property
     def tokens(self) -> list[TokenId]:
-        return [token for chunk in self.chunks for token in chunk.token_ids]
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        return self.chunks[-1].finish_reason if self.chunks else None
+        return list(self.token_ids)
 
     @property
     def usage(self) -> Usage:

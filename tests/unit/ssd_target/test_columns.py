@@ -130,7 +130,7 @@ def test_a_slower_draft_yields_shorter_proposals_and_is_not_late(steps_a_round: 
     sink = bench.submit([1, 2, 3], NUM_TOKENS)
     bench.loop.run_round()
     draft.run(12)
-    while not sink.is_over:
+    while not sink.has_ended:
         bench.loop.run_round()
         draft.run(steps_a_round)
     bench.run()

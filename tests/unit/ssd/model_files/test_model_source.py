@@ -31,12 +31,6 @@ def test_the_embedded_pair_needs_no_download() -> None:
     assert (resolve("demo://target") / "config.json").is_file()
 
 
-@pytest.mark.parametrize("name", ["/nowhere", "demo://other", "demo://target?widen=3"])
-def test_a_missing_model_is_named(name: str) -> None:
-    with pytest.raises(ModelNotFoundError, match=name.partition("?")[0]):
-        resolve(name)
-
-
 def answer(code: int) -> Any:
     return SimpleNamespace(status_code=code, headers={}, request=None)
 

@@ -3,8 +3,6 @@ import math
 from typing import Any
 
 import pytest
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.ssd.rpc.values import VALUES, any_of, tuples_of
@@ -254,58 +252,6 @@ def test_values_without_effect_are_those_of_a_request_that_does_not_set_them() -
     )
     call = generate_call(request(sampling, priority=0), VOCAB)
     assert call == GenerateCall(prompt="def f(")
-
-
-KINDS = {
-    FieldDescriptor.CPPTYPE_INT32: st.integers(-(2**31), 2**31 - 1) | st.integers(-2, 40),
-    FieldDescriptor.CPPTYPE_UINT32: st.integers(0, 2**32 - 1) | st.integers(0, 40),
-    FieldDescriptor.CPPTYPE_UINT64: st.integers(0, 2**64 - 1),
-    FieldDescriptor.CPPTYPE_FLOAT: st.floats(width=32) | st.floats(0, 1, width=32),
-    FieldDescriptor.CPPTYPE_DOUBLE: st.floats() | st.floats(0, 1),
-    FieldDescriptor.CPPTYPE_BOOL: st.booleans(),
-    FieldDescriptor.CPPTYPE_STRING: st.text(max_size=8),
-    FieldDescriptor.CPPTYPE_ENUM: st.integers(-1, 9),
-}
-"""Values of a field, in and out of bounds."""
-
-
-def fill(message: Message, data: st.DataObject) -> None:
-    """Set up to three fields of a message and of its nested messages."""
-    for name in data.draw(st.lists(st.sampled_from(settable(message)), max_size=3, unique=True)):
-        field, place = message.DESCRIPTOR.fields_by_name[name], getattr(message, name)
-        if field.message_type is not None:
-            fill(place.add() if field.is_repeated else place, data)
-        elif field.is_repeated:
-            place.extend(data.draw(st.lists(KINDS[field.cpp_type], max_size=3)))
-        else:
-            setattr(message, name, data.draw(KINDS[field.cpp_type]))
-
-
-def settable(message: Message) -> list[str]:
-    """Names of the fields that are not maps."""
-    return [
-        field.name
-        for field in message.DESCRIPTOR.fields
-        if field.message_type is None or not field.message_type.GetOptions().map_entry
-    ]
-
-
-def read(message: generate_pb2.GenerateRequest) -> GenerateCall | FieldError:
-    try:
-        return generate_call(message, VOCAB)
-    except FieldError as error:
-        return error
-
-
-@given(st.data())
-def test_any_message_is_a_call_or_an_error_that_names_a_field(data: st.DataObject) -> None:
-    message = request()
-    fill(message, data)
-    found = read(message)
-    if isinstance(found, GenerateCall):
-        assert generate_call(generate_request(found), VOCAB) == found
-    else:
-        assert found.field.split(".")[0] in {*message.DESCRIPTOR.fields_by_name, "input"}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from ssd.speculation.fan_out import (
     Int64s,
     SelectedOutcomes,
     Split,
-    explicit_share,
     geometric_share,
     make_policy,
     uniform_share,
@@ -179,6 +178,7 @@ def full_batch(num_proposed: int, lookahead: int, num_kept: int) -> Batch:
         (Split(uniform_share), 1, [5, 5, 0, 0]),
         (make_policy("explicit", (4, 3, 1, 2)), 3, [4, 3, 1, 2]),
         (make_policy("explicit", (4, 3, 1, 2)), 1, [4, 6, 0, 0]),
+        (make_policy("explicit", (4, 3, 1, 2)), 0, [10, 0, 0, 0]),
         (make_policy("explicit", (0, 0, 9, 1)), 3, [0, 0, 9, 1]),
     ],
 )
@@ -193,11 +193,6 @@ def test_a_share_without_candidates_is_given_to_other_positions() -> None:
     forks = make_policy("explicit", (10, 0, 0, 0)).choose(*full_batch(3, 3, 4), 10)
     assert forks.num_branches_B.tolist() == [10]
     assert np.bincount(forks.accepted_BN[0], minlength=4).tolist() == [3, 3, 2, 2]
-
-
-def test_explicit_follows_its_list_and_full_acceptance_gets_the_rest() -> None:
-    assert explicit_share((4, 3, 1, 2), 3, 10) == (4, 3, 1, 2)
-    assert explicit_share((4, 3, 1, 2), 0, 10) == (10,)
 
 
 def miss_chance(split: tuple[int, ...], acceptance_: float, exponent: float) -> float:

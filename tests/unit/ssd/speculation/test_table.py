@@ -1,13 +1,11 @@
 """Outcome tables and commits: look-up, and their rows in a frame."""
 
 from collections.abc import Callable
-from contextlib import suppress
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 
 from ssd.errors import FrameError
 from ssd.speculation import table as table_module
@@ -319,16 +317,6 @@ def test_a_frame_with_too_many_rows_or_branches_or_a_part_of_a_row_is_rejected()
 
 
 elements = st.one_of(st.integers(-2, 4), st.integers(-(2**31), 2**31 - 1))
-shapes = st.tuples(st.integers(0, 6), st.sampled_from([WIDTH, WIDTH, WIDTH, 0, 3, WIDTH + 2]))
-
-
-@given(arrays.arrays(np.int32, shapes, elements=elements))
-@settings(max_examples=150, deadline=None)
-def test_random_rows_raise_only_frame_errors(rows_RW: Int32s) -> None:
-    with suppress(FrameError):
-        unpack_tables(rows_RW)
-    with suppress(FrameError):
-        unpack_commits(rows_RW)
 
 
 @given(st.integers(0, 4), st.integers(0, WIDTH - 1), elements)

@@ -1,6 +1,5 @@
 """Rounds yield the tokens of plain decoding for every behaviour of the drafts."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from ssd.engine.batch import PagedBatch
 from ssd.errors import NotFiniteError, OverloadedError, RankError
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import FinishReason, Mode, OpenSession, SamplingParams, TokenId
+from ssd_target.decoding import decode_loop
 from ssd_target.decoding.sampler import RingSampler
 
 
@@ -32,8 +32,8 @@ def test_plain_decoding_yields_the_tokens_of_the_runner(
     assert sink.statistics.rounds == 20
 
 
-def events_of(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The calls that release the interpreter, and those that wake the readers."""
+def events_of(monkeypatch: pytest.MonkeyPatch, *calls: tuple[object, str, str]) -> list[str]:
+    """A list that receives an event at each call: of an owner, its name, and the event."""
     events: list[str] = []
 
     def record(owner: object, name: str, event: str) -> None:
@@ -45,18 +45,27 @@ def events_of(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(owner, name, recorded)
 
-    record(bench.wakeups, "flush", "wake")
-    record(bench.runner, "verify", "verify")
-    record(bench.runner, "prefill", "prefill")
-    record(bench.pool._changed, "wait", "wait")
+    for each in calls:
+        record(*each)
     return events
+
+
+def passes_and_wakeups(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The calls that release the interpreter, and those that wake the readers."""
+    return events_of(
+        monkeypatch,
+        (bench.wakeups, "flush", "wake"),
+        (bench.runner, "verify", "verify"),
+        (bench.runner, "prefill", "prefill"),
+        (bench.pool._changed, "wait", "wait"),
+    )
 
 
 def test_readers_are_woken_before_each_pass_and_after_the_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Bench()
-    events = events_of(bench, monkeypatch)
+    events = passes_and_wakeups(bench, monkeypatch)
     bench.submit([1, 2, 3], 3, mode=Mode.AUTOREGRESSIVE)
     bench.submit(range(10), 3, mode=Mode.AUTOREGRESSIVE)
     bench.run()
@@ -69,7 +78,7 @@ def test_readers_are_woken_before_each_pass_and_after_the_last(
 
 def test_readers_are_woken_before_a_round_waits_for_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(deadline_ms=20.0)
-    events = events_of(bench, monkeypatch)
+    events = passes_and_wakeups(bench, monkeypatch)
     bench.join([Behaviour.HIT, Behaviour.HIT, Behaviour.SILENT])
     bench.submit([1, 2, 3, 4, 5], 12)
     bench.run()
@@ -148,23 +157,32 @@ def test_the_commit_is_sent_before_the_noise_of_the_next_round_is_computed(
 ) -> None:
     bench = Bench()
     bench.join([Behaviour.HIT], sampling=WARM)
-    events: list[str] = []
-
-    def recording(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def record(*arguments: Any, **named: Any) -> Any:
-            events.append(name)
-            return function(*arguments, **named)
-
-        return record
-
-    monkeypatch.setattr(bench.pool, "commit", recording("commit", bench.pool.commit))
-    monkeypatch.setattr(bench.runner, "verify", recording("verify", bench.runner.verify))
-    monkeypatch.setattr(RingSampler, "fill", recording("noise", RingSampler.fill))
+    events = events_of(
+        monkeypatch,
+        (bench.pool, "commit", "commit"),
+        (bench.runner, "verify", "verify"),
+        (RingSampler, "fill", "noise"),
+    )
     bench.submit([1, 2, 3], 40, sampling=WARM)
     for _ in range(3):
         bench.loop.run_round()
     # After the verify, only the first round lacks the noise of its token.
     assert events == ["verify", "noise", "commit", "noise"] * 3
+
+
+def test_readers_are_woken_before_noise_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_loop, "_LONG_NOISE_SECONDS", -1.0)
+    bench = Bench()
+    bench.join([Behaviour.HIT], sampling=WARM)
+    events = events_of(
+        monkeypatch,
+        (bench.pool, "commit", "commit"),
+        (bench.wakeups, "flush", "wake"),
+        (RingSampler, "fill", "noise"),
+    )
+    bench.submit([1, 2, 3], 40, sampling=WARM)
+    bench.loop.run_round()
+    assert events[events.index("commit") :][:3] == ["commit", "wake", "noise"]
 
 
 def recorded(bench: Bench) -> list[PagedBatch]:

@@ -4,12 +4,14 @@ The same tables inside a whole model: ``models/test_against_transformers.py``.
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from ssd.engine.config import ModelConfig, RopeScaling
+from ssd.engine.known_shapes import KNOWN_SHAPES
 from ssd.engine.models.rope import RotaryTable, inverse_frequencies, rotate
 
 E = 64
@@ -27,20 +29,12 @@ CASES = [
 
 
 def config(theta: float, scaling: RopeScaling | None) -> ModelConfig:
-    return ModelConfig(
-        family="llama",
-        vocab_size=8,
-        hidden_size=E,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
+    return replace(
+        KNOWN_SHAPES["llama-3.1-8b"],
         head_size=E,
-        intermediate_size=E,
-        rms_norm_eps=1e-5,
         rope_theta=theta,
         rope_scaling=scaling,
         max_position_embeddings=MAX_LEN,
-        tie_word_embeddings=True,
     )
 
 
