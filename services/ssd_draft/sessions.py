@@ -12,6 +12,7 @@ a draft is small compared with that of its target, and an open session never run
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Protocol
 
 from ssd.engine.kv_cache.block_pool import BlockPool
@@ -59,6 +60,8 @@ class Move:
     """The winning branch, whose KV becomes the proposal segment; None: a pass over the proposal."""
     skipped: tuple[TokenId, ...] = ()
     """Committed tokens before ``bonus`` that no pass has run. They follow the appended entries."""
+    num_from_table: int = 0
+    """Tokens of ``proposal`` that are from a table; they come first."""
 
     def then(self, later: "Move") -> "Move":
         """Return this move and the one after it as one. Neither uses a branch."""
@@ -88,6 +91,8 @@ class Session:
     """Arrival time of the newest commit, or of the opening."""
     proposal: tuple[TokenId, ...] = ()
     """The tokens that the target verifies, d_1..d_m."""
+    num_from_table: int = 0
+    """Of these, the number of those that are from a table; they come first."""
     table: OutcomeTable | None = None
     """The newest table, whose columns appear while it is built; None until it begins."""
     num_stored: int = 0
@@ -122,14 +127,15 @@ class Session:
             proposal = self.table.proposal(index, commit.next.num_proposed)
             if len(proposal) < commit.next.num_proposed:
                 raise GapError(f"branch {index} has no {commit.next.num_proposed} tokens")
-            return Move(num_entries, outcome.bonus, proposal, index)
+            return Move(num_entries, outcome.bonus, proposal, index, (), len(proposal))
         proposal = commit.next.tokens
-        is_branch = (
-            self.table is not None
-            and index is not None
-            and self.table.proposal(index, len(proposal)) == proposal
-        )
-        return Move(num_entries, outcome.bonus, proposal, index if is_branch else None)
+        of_table: tuple[TokenId, ...] = ()
+        if self.table is not None and index is not None:
+            of_table = self.table.proposal(index, len(proposal))
+        pairs = zip(of_table, proposal, strict=False)
+        num_from_table = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        branch = index if of_table == proposal else None
+        return Move(num_entries, outcome.bonus, proposal, branch, (), num_from_table)
 
     def apply(self, move: Move) -> None:
         """Apply a commit. No other method advances a session."""
@@ -137,6 +143,7 @@ class Session:
             self.tokens += [*self.proposal[: move.num_entries - 1], move.bonus]
         self.num_committed += move.num_entries
         self.proposal = move.proposal
+        self.num_from_table = move.num_from_table
         self.table = None
 
 

@@ -52,15 +52,17 @@ class Size(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds since the commit that the tables answer, and what they are worth."""
+class Need:
+    """What a target uses of the tables that begin."""
 
     round: float
-    """Until the target needs them."""
+    """Seconds from the commit that the tables answer to their lookup."""
     spent: float
-    """Until now."""
+    """Seconds since that commit."""
     acceptance: float
-    """Of a proposed token, if those before it are accepted."""
+    """Of a token of a table, if those before it are accepted."""
+    length: int
+    """Tokens of its next proposal at most."""
 
 
 @dataclass(slots=True)
@@ -102,14 +104,16 @@ class SizeChoice:
         times.used_at = self._num_tables
 
     def note_step(self, num_sessions: int, size: Size, seconds: float) -> None:
-        """Note the time from one column to the next."""
-        self._times[_size_class(num_sessions), size].step.append(seconds)
+        """Note the time from one column to the next, of sessions with a measured first one."""
+        key = _size_class(num_sessions), size
+        if key in self._times:
+            self._times[key].step.append(seconds)
 
     def choose(
         self,
         num_sessions: int,
         lengths: Sequence[int],
-        timing: Timing | None,
+        need: Need | None,
         probability_BN: NDArray[np.float64] | None,
     ) -> Size:
         """Return the size of the tables that start now.
@@ -117,39 +121,47 @@ class SizeChoice:
         Args:
             num_sessions: of the batch.
             lengths: possible numbers of columns.
-            timing: of the round; None is unknown.
+            need: of the target; None is unknown.
             probability_BN: of the outcomes that were selected, in their order; None is unknown.
         """
         group = _size_class(num_sessions)
         most = Size(self._counts[0], max(lengths))
-        if not (self._is_adaptive and timing and self._times[group, most].first):
+        measured = [size for known, size in self._times if known == group]
+        if not (self._is_adaptive and need and measured) or probability_BN is None:
             return most
-        if probability_BN is None:
-            return most
+        reference = max(measured)
         found_N = probability_BN.mean(axis=0).cumsum()
 
         def value(size: Size) -> float:
             found = float(found_N[size.branches - 1])
             return max(
-                (1.0 + found * _tokens(depth, timing.acceptance))
-                / max(timing.round, timing.spent + seconds)
-                for depth, seconds in self._columns(group, size, most)
+                (1.0 + found * _tokens(min(depth, need.length), need.acceptance))
+                / max(need.round, need.spent + seconds)
+                for depth, seconds in self._columns(group, size, reference)
             )
 
         sizes = list(starmap(Size, product(self._counts, sorted(lengths, reverse=True))))
-        is_slow = timing.spent + max(self._columns(group, most, most))[1] > timing.round
+        is_slow = need.spent + max(self._columns(group, most, reference))[1] > need.round
         if is_slow and self._num_tables % TRY_TABLES == 0:
-            return min(sizes, key=lambda each: self._times[group, each].used_at)
+            return min(sizes, key=lambda each: self._used_at(group, each))
         return max(sizes, key=value)
 
-    def _columns(self, group: int, size: Size, most: Size) -> list[tuple[int, float]]:
-        """Return possible depths of a table, and the seconds from its start to each."""
-        its = self._times[group, size]
+    def _used_at(self, group: int, size: Size) -> int:
+        return self._times[group, size].used_at if (group, size) in self._times else 0
+
+    def _columns(self, group: int, size: Size, reference: Size) -> list[tuple[int, float]]:
+        """Return possible depths of a table, and the seconds from its start to each.
+
+        Those of a size that was not measured follow from the times of the reference.
+        """
+        is_measured = (group, size) in self._times
+        its = self._times[group, size if is_measured else reference]
         share, first_depth = 1.0, its.first_depth
-        if not its.first:
-            its = self._times[group, most]
-            share = _FIXED_SHARE + (1.0 - _FIXED_SHARE) * size.branches / most.branches
-            first_depth = min(its.first_depth, size.length)
+        if not is_measured:
+            share = _FIXED_SHARE + (1.0 - _FIXED_SHARE) * size.branches / reference.branches
+            if its.first_depth == reference.length:
+                # One pass runs all columns.
+                first_depth = size.length
             share *= (first_depth + 1) / (its.first_depth + 1)
         first, step = share * median(its.first), share * median(its.step or its.first)
         return [

@@ -20,6 +20,7 @@ all K+1 steps at once: a commit that ends the tree would wait for them, up to a 
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -196,18 +197,18 @@ class Tree:
             self._shape.branches,
         )
 
-    def table_lengths(self, wanted: Rows[int]) -> Rows[int]:
+    def table_lengths(self, num_sessions: int, wanted: int) -> Rows[int]:
         """Return how many columns the tables of a batch can have, ascending.
 
         Args:
-            wanted: of each session, 0..K; 0 is K.
+            num_sessions: of the batch.
+            wanted: columns that the target uses, 1..K.
         """
-        longest = max(each or self._shape.lookahead for each in wanted)
         whole = sorted({length for _, length in self._runner.whole_tables})
-        if len(wanted) > 1 or not whole:
-            return [longest]
+        if num_sessions > 1 or not whole:
+            return [wanted]
         # The last one is the first with as many columns as wanted.
-        return whole[: 1 + sum(each < longest for each in whole)]
+        return whole[: 1 + sum(each < wanted for each in whole)]
 
     def begin_tables(self, slots: Rows[int], outcomes: SelectedOutcomes, length: int) -> TableBuild:
         """Begin a table of each session for these outcomes; ``run_step`` decodes after them."""
@@ -377,16 +378,23 @@ class Tree:
     def _promote(self, slots_X: Ints, branch_B: Ints, steps: Steps, rows_B: Ints) -> torch.Tensor:
         """Make winning branches of one batch the proposals; return their logits, [B, P, V]."""
         self._runner.promote_branches(torch.from_numpy(slots_X), torch.from_numpy(branch_B))
-        parts: list[list[torch.Tensor]] = [[] for _ in slots_X]
-        index_B, indexed_B = np.empty(0, dtype=np.int64), None
+        logits_PBV: list[torch.Tensor] = []
+        where: tuple[Any, Any] = (0, 0)
+        indexed_B: Ints | None = None
         for step_rows_B, logits_SBNV in steps:
             if step_rows_B is not indexed_B:
-                index_B, indexed_B = np.searchsorted(step_rows_B, rows_B), step_rows_B
-            for part, index, branch in zip(parts, index_B.tolist(), branch_B.tolist(), strict=True):
-                part.append(logits_SBNV[:, index, branch, : self._shape.vocab_size])
-        # One copy, of views: a device needs no copy of indices.
-        logits_XV = torch.cat([each for part in parts for each in part])
-        return logits_XV.float().view(len(slots_X), -1, self._shape.vocab_size)
+                indexed_B = step_rows_B
+                index_B = np.searchsorted(step_rows_B, rows_B)
+                where = self._where(index_B, branch_B)
+            logits_PBV.append(logits_SBNV[:, where[0], where[1], : self._shape.vocab_size])
+        return torch.cat(logits_PBV).transpose(0, 1).float()
+
+    def _where(self, index_B: Ints, branch_B: Ints) -> tuple[Any, Any]:
+        """Return the index of a branch of each session in logits; that of one makes a view."""
+        if len(index_B) == 1:
+            return slice(int(index_B[0]), int(index_B[0]) + 1), int(branch_B[0])
+        index_2B = to_device(torch.from_numpy(np.stack((index_B, branch_B))), self._device)
+        return index_2B[0], index_2B[1]
 
     def _run_proposals(self, slots_X: Ints, tokens_BP: Ints, columns_B: Ints) -> torch.Tensor:
         """Run one causal pass over some tokens after each trunk; return their logits."""

@@ -28,6 +28,7 @@ from ssd.observability.metrics import (
     DRAFT_SESSIONS,
     DRAFT_TABLE_SECONDS,
     TABLE_BRANCHES,
+    TABLE_COLUMNS,
     WIRE_TO_TABLE_SECONDS,
 )
 from ssd.ports import Clock
@@ -42,7 +43,7 @@ from ssd_draft.fan_out_learning import FanOutLearning
 from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, LinkUp, Opening
 from ssd_draft.sessions import GapError, Move, Session, Sessions
 from ssd_draft.table_build import TableBatch, TableBuild
-from ssd_draft.table_size import Size, SizeChoice, Timing
+from ssd_draft.table_size import Need, Size, SizeChoice
 from ssd_draft.tree import NewSession, Tree
 
 _log = get_logger(__name__)
@@ -308,7 +309,7 @@ class Worker:
     def _plan(self, session: Session) -> Move | None:
         """Return the effect of the next commit; None if the session was closed instead."""
         commit = session.pending.popleft()
-        num_proposed, num_accepted = len(session.proposal), commit.outcome.accepted
+        num_from_table, num_accepted = session.num_from_table, commit.outcome.accepted
         try:
             move = session.plan(commit)
         except GapError as error:
@@ -318,8 +319,8 @@ class Worker:
         if not self._sessions.has_room(session, move.num_entries):
             self._refuse(session, RefusalReason.LENGTH)
             return None
-        num_tested = min(num_accepted + 1, num_proposed)
-        self._work[session.link.number].acceptance.note(num_tested, num_accepted)
+        of_table = min(num_accepted + 1, num_from_table), min(num_accepted, num_from_table)
+        self._work[session.link.number].acceptance.note(*of_table)
         return move
 
     def _prefill(self, session: Session) -> None:
@@ -341,12 +342,14 @@ class Worker:
         work = self._work[link.number]
         outcomes = self._tree.select_outcomes(slots, self._policy_of(link.settings))
         spent = begun_at - min(each.arrived_at for each in due) + _SEND_SECONDS
-        timing = None
+        wanted = max(each.length or self._tree.lookahead for each in due)
+        need = None
         if work.forecast.seconds > 0:
-            timing = Timing(work.forecast.seconds, spent, work.acceptance.rate)
-        lengths = self._tree.table_lengths([each.length for each in due])
-        size = self._sizes.choose(len(due), lengths, timing, outcomes.probability_BN)
+            need = Need(work.forecast.seconds, spent, work.acceptance.rate, wanted)
+        lengths = self._tree.table_lengths(len(due), wanted)
+        size = self._sizes.choose(len(due), lengths, need, outcomes.probability_BN)
         TABLE_BRANCHES.set(size.branches)
+        TABLE_COLUMNS.set(size.length)
         build = self._tree.begin_tables(slots, outcomes.first(size.branches), size.length)
         for row, session in enumerate(due):
             session.table = _table(session, build.tables, row, size.length)

@@ -49,7 +49,9 @@ def test_any_bytes_are_commits_and_tables_or_a_frame_error(frame: bytes) -> None
 @scaled(40)
 @given(
     lookahead=st.sampled_from([1, 3, 16]),
-    rows=st.lists(st.lists(SMALL | WORDS, min_size=23, max_size=23), max_size=4),
+    rows=st.lists(
+        st.lists(SMALL | WORDS, min_size=row_width(16), max_size=row_width(16)), max_size=4
+    ),
     is_of_this_width=st.booleans(),
 )
 def test_any_rows_are_commits_and_tables_within_their_bounds_or_a_frame_error(

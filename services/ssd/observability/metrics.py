@@ -136,6 +136,9 @@ DRAFT_TABLE_SECONDS = _fast_histogram(
 TABLE_BRANCHES = Gauge(
     "ssd_table_branches", "Number of branches that the draft chose for its newest tables."
 )
+TABLE_COLUMNS = Gauge(
+    "ssd_table_columns", "Number of columns that the draft chose for its newest tables."
+)
 FAN_OUT_VALUE = Gauge(
     "ssd_fan_out_value",
     "Values of the fan-out policy adaptive that are in use, by temperature; see fan_out.py.",
@@ -218,7 +221,7 @@ TLS_CERTIFICATE_EXPIRY = _newest_gauge(
 
 _OF_DRAFT = (
     *(DRAFT_TABLE_SECONDS, DRAFT_SESSIONS, DRAFT_MAX_SESSIONS),
-    *(DRAFT_STARTUP_SECONDS, WIRE_TO_TABLE_SECONDS, TABLE_BRANCHES),
+    *(DRAFT_STARTUP_SECONDS, WIRE_TO_TABLE_SECONDS, TABLE_BRANCHES, TABLE_COLUMNS),
     *(FAN_OUT_VALUE, FAN_OUT_ROUNDS),
 )
 _OF_TARGET = (

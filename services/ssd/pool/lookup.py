@@ -4,7 +4,8 @@
 ``MIN_ACCEPTANCE`` of its tokens are accepted. *Because*: a slow draft has few columns in time, and
 more rows of a verify take little time: 200 tokens of the embedded pair on two cores took 59 rounds
 instead of 69 (medians of 5, on a machine in use). *Not chosen*: the longer one of both proposals,
-which drops tokens of the table. *Revisit when* the next tables are late because the draft runs such
+which drops tokens of the table; to continue a complete table, whose branch the draft has run as it
+is. *Revisit when* the next tables are late because the draft runs such
 a proposal in a pass of its own, while it has run a branch already.
 """
 
@@ -42,7 +43,8 @@ def look_up(
     branch = table.look_up(sequence.outcome) if table is not None else None
     found = () if table is None or branch is None else table.proposal(branch, max_tokens)
     tokens = found
-    if len(found) < max_tokens and (not found or acceptance >= MIN_ACCEPTANCE):
+    has_more = table is not None and len(found) < table.length
+    if len(found) < max_tokens and (not found or (has_more and acceptance >= MIN_ACCEPTANCE)):
         text = sequence.tokens[-WINDOW_TOKENS:]
         text.extend(found)
         tokens += backup(text, max_tokens - len(found))

@@ -223,7 +223,7 @@ class DraftPool:
                 base_len = num_tokens - len(result.token_ids)
                 commit = Commit(
                     *(session.number, base_len, result.outcome, lookup.next, waited_us),
-                    # The proposals of a sequence have about the same length.
+                    # Of the next proposal; the one after it, from the table, has about the same.
                     length=session.sequence.max_tokens,
                 )
                 commits.setdefault(session.link, []).append(commit)

@@ -50,8 +50,8 @@ class _Estimates:
     """Seconds of a verify by columns, over the calibrated time."""
     host: Mean = field(default_factory=lambda: Mean(_WINDOW, 0.0))
     """Seconds of a round beside its verify and its wait."""
-    wait: Mean = field(default_factory=lambda: Mean(_WINDOW, 0.0))
-    """Seconds for which a round waits for tables."""
+    column_wait: Mean = field(default_factory=lambda: Mean(_WINDOW, 0.0))
+    """Seconds for which a round waits for tables, over their largest length."""
 
 
 class ProposalLength:
@@ -81,14 +81,17 @@ class ProposalLength:
         calibrated = self._calibration.verify_seconds(columns, record.num_sequences)
         verify = found.verify.setdefault(columns, Mean(_WINDOW))
         verify.add(record.verify_seconds / calibrated)
-        found.wait.add(record.wait_seconds)
+        found.column_wait.add(record.wait_seconds / found.largest)
         found.host.add(record.decode_seconds - record.verify_seconds - record.wait_seconds)
         if record.num_proposed:
             counts = [record.num_sequences, *record.num_accepted, 0]
-            for mean, (before, count) in zip(
-                found.kept_K[: found.largest], pairwise(counts), strict=False
+            # Proposals that end earlier, with a shorter table, do not test a position.
+            ended = [0, *record.num_ended, *[0] * len(counts)]
+            for mean, (before, count), num_ended in zip(
+                found.kept_K[: found.largest], pairwise(counts), ended, strict=False
             ):
-                mean.add(count / before)
+                if before > num_ended:
+                    mean.add(count / (before - num_ended))
         if found.host.count % CHOICE_ROUNDS == 0:
             self._choose(found, record.num_sequences, plain_seconds)
 
@@ -124,22 +127,25 @@ class ProposalLength:
 
         Drafts build tables of the largest length: the wait for them grows with it.
         """
-        length = min(columns - 1, self._lookahead)
-        host = max(0.0, found.host.value) + found.wait.value * length / found.largest
+
+        def beside(count: int) -> float:
+            length = min(count - 1, self._lookahead)
+            return max(0.0, found.host.value) + found.column_wait.value * length
+
         means = found.verify
         measured = {
             count: mean.value for count, mean in means.items() if mean.count >= CHOICE_ROUNDS
         }
         if not self._calibration.seconds:
             assert plain_seconds is not None
-            known = {count: value + host for count, value in measured.items()}
+            known = {count: value + beside(count) for count, value in measured.items()}
             known[1] = plain_seconds
             counts = sorted(known)
             return float(np.interp(columns, counts, [known[count] for count in counts]))
         rounds = sum(mean.count for mean in means.values())
         usual = sum(mean.value * mean.count for mean in means.values()) / rounds if rounds else 1.0
         calibrated = self._calibration.verify_seconds(columns, num_sequences)
-        return measured.get(columns, usual) * calibrated + host
+        return measured.get(columns, usual) * calibrated + beside(columns)
 
     def _estimates(self, num_sequences: int) -> _Estimates:
         """Return those of a number of sequences; new ones have a first choice."""

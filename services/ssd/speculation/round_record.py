@@ -39,6 +39,8 @@ class RoundRecord:
     num_accepted: list[int] = field(default_factory=list)
     """Sequences whose proposed token at each position was accepted, up to the last such position.
     """
+    num_ended: list[int] = field(default_factory=list)
+    """Of these, the sequences whose proposal has no token after that position."""
     lookups: dict[LookupResult, int] = field(default_factory=dict)
     """Sequences by the result of their lookup."""
     decided_at: float = 0.0
@@ -63,9 +65,12 @@ class RoundRecord:
             self.num_proposed += num_proposed
             self.columns = max(self.columns, 1 + num_proposed)
             counts = self.num_accepted
-            counts.extend([0] * (num_accepted - len(counts)))
+            for each in (counts, self.num_ended):
+                each.extend([0] * (num_accepted - len(each)))
             for position in range(num_accepted):
                 counts[position] += 1
+            if num_accepted == num_proposed:
+                self.num_ended[num_proposed - 1] += 1
 
     def add_lookup(self, result: LookupResult) -> None:
         """Add the result of a lookup."""

@@ -19,7 +19,7 @@ from them. ``FrameError`` names the first bad row and column. Letters: R rows, W
 """
 
 import struct
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -30,7 +30,6 @@ from ssd.errors import FrameError
 from ssd.types import Branch, Commit, Explicit, Outcome, TokenId
 
 Int32s = NDArray[np.int32]
-Bools = NDArray[np.bool_]
 
 _PAD = -1
 _HEAD_COLUMNS = 5
@@ -74,6 +73,7 @@ class OutcomeTable:
         depth = earlier.depth
         return (
             depth < self.depth
+            and self.length == earlier.length
             and np.array_equal(self.accepted_N, earlier.accepted_N)
             and np.array_equal(self.bonus_N, earlier.bonus_N)
             and np.array_equal(self.tokens_NK[:, :depth], earlier.tokens_NK[:, :depth])
@@ -127,29 +127,33 @@ def unpack_tables(
             outcome of a table occurs twice, or a token is outside the vocabulary.
     """
     rows_RW = _rows(frame, lookahead, max_tables * (branches + 1), f"{max_tables} tables")
-    heads = _find_heads(rows_RW, lookahead, branches)
-    bounds = _table_bounds(lookahead, num_token_ids)
-    kinds = [kind for _, size, depth in heads for kind in (0, *[depth] * size)]
-    _reject(rows_RW, bounds, kinds, ("head", *["branch"] * lookahead), num_token_ids)
-    tables, outcomes = [], []
-    for (first, size, _), row in zip(
-        heads, rows_RW[[head[0] for head in heads]].tolist(), strict=True
-    ):
+    heads_H3 = _find_heads(rows_RW, lookahead, branches)
+    first_H, size_H, depth_H = heads_H3.T
+    kind_R = np.repeat(depth_H, size_H + 1)
+    kind_R[first_H] = 0
+    bounds_2KW = _table_bounds(lookahead, num_token_ids)
+    _reject(rows_RW, bounds_2KW, kind_R, ("head", *["branch"] * lookahead), num_token_ids)
+    table_R = np.repeat(np.arange(len(heads_H3)), size_H + 1)[kind_R > 0]
+    accepted_R, bonus_R = rows_RW[kind_R > 0, :_BRANCH_COLUMNS].astype(np.int64).T
+    outcome_R = (table_R * (lookahead + 1) + accepted_R) * num_token_ids + bonus_R
+    _reject_repeats(
+        "outcome", outcome_R.tolist(), lambda row: rows_RW[kind_R > 0][row, :2].tolist()
+    )
+    tables = []
+    for first, size, _ in heads_H3.tolist():
+        session, base_len, _, _, length = rows_RW[first, :_HEAD_COLUMNS].tolist()
         branches_NW = rows_RW[first + 1 : first + 1 + size]
         tokens_NK = branches_NW[:, _BRANCH_COLUMNS : _BRANCH_COLUMNS + lookahead]
-        accepted_N, bonus_N = branches_NW[:, 0], branches_NW[:, 1]
-        tables.append(OutcomeTable(row[0], row[1], accepted_N, bonus_N, tokens_NK, row[4]))
-        outcomes += [
-            (first, *each) for each in zip(accepted_N.tolist(), bonus_N.tolist(), strict=True)
-        ]
-    _reject_repeats("outcome", outcomes)
+        outcomes = branches_NW[:, 0], branches_NW[:, 1]
+        tables.append(OutcomeTable(session, base_len, *outcomes, tokens_NK, length))
     # A draft sends a frame for each batch of tables, and a batch has one table of a session.
-    _reject_repeats("table", [table.session for table in tables])
+    sessions = [table.session for table in tables]
+    _reject_repeats("table", sessions, sessions.__getitem__)
     return tables
 
 
-def _find_heads(rows_RW: Int32s, lookahead: int, branches: int) -> list[tuple[int, int, int]]:
-    """Return row, number of branches and depth of each table."""
+def _find_heads(rows_RW: Int32s, lookahead: int, branches: int) -> NDArray[np.int64]:
+    """Return row, number of branches and depth of each table, [H, 3]."""
     heads, first = [], 0
     rows_X3 = rows_RW[:, 2:_HEAD_COLUMNS].tolist()
     while first < len(rows_X3):
@@ -164,7 +168,7 @@ def _find_heads(rows_RW: Int32s, lookahead: int, branches: int) -> list[tuple[in
             raise FrameError(_complaint("head", first, 4, length))
         heads.append((first, size, depth))
         first += 1 + size
-    return heads
+    return np.array(heads, dtype=np.int64).reshape(-1, 3)
 
 
 @lru_cache(maxsize=64)
@@ -182,6 +186,7 @@ def _table_bounds(lookahead: int, num_token_ids: int) -> Int32s:
         lowest_KW[depth, : _BRANCH_COLUMNS + depth] = 0
         highest_KW[depth, : _BRANCH_COLUMNS + depth] = num_token_ids - 1
     highest_KW[1:, 0] = lookahead
+    bounds_2KW.setflags(write=False)
     return bounds_2KW
 
 
@@ -224,10 +229,11 @@ def unpack_commits(
         kinds.append(num_proposed if branch == _PAD else lookahead + 1)
         if not 0 <= num_proposed <= lookahead:
             raise FrameError(_complaint("commit", number, 5, num_proposed))
-    bounds = _commit_bounds(lookahead, num_token_ids)
-    _reject(rows_RW, bounds, kinds, ["commit"] * (lookahead + 2), num_token_ids)
+    names, kind_R = ["commit"] * (lookahead + 2), np.array(kinds, dtype=np.int64)
+    _reject(rows_RW, _commit_bounds(lookahead, num_token_ids), kind_R, names, num_token_ids)
     # A target commits one round of a session at a time. More would take time from other sessions.
-    _reject_repeats("commit", [session for session, *_ in rows])
+    sessions = [session for session, *_ in rows]
+    _reject_repeats("commit", sessions, sessions.__getitem__)
     return [_commit_from(row) for row in rows]
 
 
@@ -248,6 +254,7 @@ def _commit_bounds(lookahead: int, num_token_ids: int) -> Int32s:
     for count in range(1, lookahead + 1):
         lowest_XW[count, _COMMIT_COLUMNS : _COMMIT_COLUMNS + count] = 0
         highest_XW[count, _COMMIT_COLUMNS : _COMMIT_COLUMNS + count] = num_token_ids - 1
+    bounds_2XW.setflags(write=False)
     return bounds_2XW
 
 
@@ -276,15 +283,19 @@ def _rows(frame: bytes, lookahead: int, max_rows: int, allowed: str) -> Int32s:
 
 
 def _reject(
-    rows_RW: Int32s, bounds_2XW: Int32s, kinds: Sequence[int], names: Sequence[str], num_ids: int
+    rows_RW: Int32s,
+    bounds_2XW: Int32s,
+    kind_R: NDArray[np.int64],
+    names: Sequence[str],
+    num_ids: int,
 ) -> None:
     """Reject a frame with a value outside of the bounds of its row's kind."""
-    lowest_RW, highest_RW = bounds_2XW[:, np.array(kinds, dtype=np.int64)]
+    lowest_RW, highest_RW = bounds_2XW[:, kind_R]
     is_bad_RW = (rows_RW < lowest_RW) | (rows_RW > highest_RW)
     if not is_bad_RW.any():
         return
     row, column = np.argwhere(is_bad_RW)[0].tolist()
-    name, value = names[kinds[row]], int(rows_RW[row, column])
+    name, value = names[kind_R[row]], int(rows_RW[row, column])
     if value >= num_ids and highest_RW[row, column] == num_ids - 1:
         owner = "commit" if name == "commit" else "table"
         raise FrameError(f"a {owner} has token id {value}, the vocabulary has {num_ids}")
@@ -295,10 +306,12 @@ def _complaint(kind: str, row: int, column: int, value: int) -> str:
     return f"{kind} row {row}, column {column}: {value} is out of range"
 
 
-def _reject_repeats(kind: str, keys: Sequence[Hashable]) -> None:
-    """Reject a frame in which a key occurs twice."""
+def _reject_repeats(kind: str, keys: list[int], shown: Callable[[int], object]) -> None:
+    """Reject a frame in which a key occurs twice; ``shown`` returns it by its index."""
+    if len(set(keys)) == len(keys):
+        return
     seen = set()
-    for key in keys:
+    for index, key in enumerate(keys):
         if key in seen:
-            raise FrameError(f"{kind} {key} occurs twice")
+            raise FrameError(f"{kind} {shown(index)} occurs twice")
         seen.add(key)

@@ -139,6 +139,26 @@ def test_a_table_has_the_columns_that_the_target_needs(opened: Opened, length: i
         text.check(link.newest())
 
 
+def test_the_acceptance_counts_tokens_of_tables_only(opened: Opened) -> None:
+    draft, link, text = opened
+    rates = []
+
+    def commit(commit: Commit) -> None:
+        draft.commit(link, commit)
+        draft.settle()
+        rates.append(draft.worker._work[link.number].acceptance.rate)
+
+    commit(text.miss(link.newest(), 0, (1, 2)))
+    commit(text.miss(link.newest(), 1, ()))
+    commit(text.hit(link.newest(), 0, K))
+    assert rates[0] == rates[1] == rates[2], "none of the verified tokens was from a table"
+    commit(text.miss(link.newest(), K, ()))
+    assert rates[3] > rates[2]
+    commit(text.hit(link.newest(), 0, K))
+    commit(text.miss(link.newest(), 0, ()))
+    assert rates[5] < rates[3]
+
+
 def test_tables_of_one_batch_have_the_columns_that_any_of_them_needs() -> None:
     draft, link = Draft(), FakeLink()
     texts = {1: a_text([1, 2, 3]), 2: a_text([4, 5], seed=3)}

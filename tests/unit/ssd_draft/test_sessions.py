@@ -114,12 +114,13 @@ def test_a_session_needs_room_for_a_tree_in_the_models_length(
 @pytest.mark.parametrize(
     ("outcome", "following", "move"),
     [
-        (Outcome(1, 21), Branch(1, 2), Move(2, 21, (40, 41), 1)),
-        (Outcome(1, 21), Branch(1, 1), Move(2, 21, (40,), 1)),
+        (Outcome(1, 21), Branch(1, 2), Move(2, 21, (40, 41), 1, (), 2)),
+        (Outcome(1, 21), Branch(1, 1), Move(2, 21, (40,), 1, (), 1)),
         (Outcome(2, 22), Branch(2, 0), Move(3, 22, (), 2)),
-        (Outcome(1, 21), Explicit((40,)), Move(2, 21, (40,), 1)),
+        (Outcome(1, 21), Explicit((40,)), Move(2, 21, (40,), 1, (), 1)),
         (Outcome(1, 21), Explicit(), Move(2, 21, (), 1)),
-        (Outcome(1, 21), Explicit((40, 9)), Move(2, 21, (40, 9), None)),
+        (Outcome(1, 21), Explicit((40, 9)), Move(2, 21, (40, 9), None, (), 1)),
+        (Outcome(1, 21), Explicit((40, 41, 9)), Move(2, 21, (40, 41, 9), None, (), 2)),
         (Outcome(1, 99), Explicit((40,)), Move(2, 99, (40,), None)),
     ],
 )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ssd_draft.table_size import TRY_TABLES, Size, SizeChoice, Timing
+from ssd_draft.table_size import TRY_TABLES, Need, Size, SizeChoice
 
 COUNTS = (24, 12, 6)
 LOOKAHEAD = 6
@@ -14,9 +14,9 @@ FALLING_BN = np.array([[0.5 * 0.6**n for n in range(24)]])
 EQUAL_BN = np.full((1, 24), 1 / 24)
 
 
-def in_time(seconds: float, acceptance: float = 0.8) -> Timing:
-    """Return the timing of a draft that begins at once and has some time."""
-    return Timing(seconds, 0.0, acceptance)
+def in_time(seconds: float, acceptance: float = 0.8, wanted: int = LOOKAHEAD) -> Need:
+    """Return the need of a target from a draft that begins at once."""
+    return Need(seconds, 0.0, acceptance, wanted)
 
 
 def full(branches: int) -> Size:
@@ -24,10 +24,10 @@ def full(branches: int) -> Size:
 
 
 def branches(
-    choice: SizeChoice, timing: Timing | None, probability_BN: NDArray[np.float64] | None
+    choice: SizeChoice, need: Need | None, probability_BN: NDArray[np.float64] | None
 ) -> int:
     """Return the number of branches of a table of K columns."""
-    return choice.choose(1, (LOOKAHEAD,), timing, probability_BN).branches
+    return choice.choose(1, (LOOKAHEAD,), need, probability_BN).branches
 
 
 def measured(first: float = 0.005, step: float = 0.003) -> SizeChoice:
@@ -56,7 +56,7 @@ def test_a_draft_that_is_always_late_takes_the_branches_with_the_earliest_column
 
 
 def test_branches_are_kept_if_much_more_time_is_spent_already() -> None:
-    assert branches(measured(), Timing(0.001, 0.5, 0.8), EQUAL_BN) == 24
+    assert branches(measured(), Need(0.001, 0.5, 0.8, LOOKAHEAD), EQUAL_BN) == 24
 
 
 def test_the_largest_size_is_taken_while_nothing_is_known() -> None:
@@ -120,6 +120,16 @@ def test_whole_tables_are_shorter_where_few_tokens_are_accepted(
 ) -> None:
     assert whole().choose(1, LENGTHS, in_time(0.002, acceptance), FALLING_BN).length == length
     assert whole().choose(1, LENGTHS, in_time(0.1, acceptance), FALLING_BN) == full(24)
+
+
+def test_columns_that_the_target_does_not_use_are_worth_nothing() -> None:
+    assert whole().choose(1, LENGTHS, in_time(0.002, 0.95), FALLING_BN).length == LOOKAHEAD
+    assert whole().choose(1, LENGTHS, in_time(0.002, 0.95, wanted=3), FALLING_BN).length == 3
+
+
+def test_steps_take_as_long_in_tables_of_another_length() -> None:
+    assert measured().choose(1, (4,), in_time(0.1), FALLING_BN) == Size(24, 4)
+    assert measured().choose(1, (4,), in_time(0.008), FALLING_BN).branches < 24
 
 
 def test_a_shorter_table_is_expected_to_take_less_time_before_it_is_measured() -> None:

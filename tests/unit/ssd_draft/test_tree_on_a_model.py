@@ -290,3 +290,27 @@ def test_the_tables_of_one_session_equal_those_of_plain_text(
         depth = num_columns(tree, steps)
         text.check(tables, 0, depth)
         tree.advance(slots, [text.follow(tables, 0, turn % 4, depth)])
+
+
+def test_short_and_long_tables_of_one_session_take_turns(tree: Tree, texts: list[Text]) -> None:
+    slots, text = SLOTS[:1], texts[0]
+    opened(tree, slots, [text])
+    for turn, length in enumerate((K, K - 1, K, K - 1, K - 1, K)):
+        outcomes = tree.select_outcomes(slots, Adaptive())
+        building = tree.begin_tables(slots, outcomes, length)
+        if tree.can_run_whole(building):
+            tree.run_whole(building)
+        while not building.is_complete:
+            tree.run_step(building)
+        assert building.depth == length
+        text.check(building.tables, 0, length)
+        # Branches with all their tokens, and an outcome that no branch has.
+        follows = turn != 2
+        tree.advance(
+            slots,
+            [
+                text.follow(building.tables, 0, turn, length)
+                if follows
+                else text.stray(0, 40, [50, 51, 52])
+            ],
+        )

@@ -71,6 +71,16 @@ def test_an_unanswered_opening_is_closed_and_the_sequence_opens_on_another_link(
     assert sink.statistics.hits > 0
 
 
+def test_commits_have_the_length_that_the_target_uses_next() -> None:
+    bench = Bench()
+    draft = bench.join([Behaviour.HIT])
+    bench.submit([1, 2, 3], 12)
+    bench.run()
+    assert draft.commits[0].length == LOOKAHEAD
+    # Towards the end of the text, fewer tokens are left.
+    assert draft.commits[-1].length < LOOKAHEAD
+
+
 def test_only_links_that_accept_sessions_are_active() -> None:
     bench = Bench()
     for name in ("active", "draining", "suspended"):

@@ -336,8 +336,9 @@ class OpenVinoDraft:
         tables = self._tables_of(batch)
         tables.begin(batch)
         graph = self._graphs.tables[batch.tokens_BN.shape[1], len(noise.rows_KR)]
-        *found, self._whole[int(batch.slots_B)] = tables.run_columns(graph, batch, noise)
-        return found[0], found[1]
+        tokens_K1N, logits_P1NV, entries_XGNPE = tables.run_columns(graph, batch, noise)
+        self._whole[int(batch.slots_B)] = entries_XGNPE
+        return tokens_K1N, logits_P1NV
 
     def append_proposal(
         self,

@@ -86,6 +86,17 @@ def test_a_value_that_is_not_a_number_is_refused(tmp_path: Path) -> None:
         ModelConfig.from_folder(write(tmp_path, vocab_size="many"))
 
 
+@pytest.mark.parametrize(
+    ("lookahead", "branches", "lengths"),
+    [(1, 4, (1,)), (2, 4, (1, 2)), (3, 4, (2, 3)), (6, 24, (3, 6)), (6, 1, (6,))],
+)
+def test_whole_tables_have_all_columns_or_half_of_them(
+    lookahead: int, branches: int, lengths: tuple[int, ...]
+) -> None:
+    engine = EngineConfig(max_model_len=64, num_columns=lookahead + 1, branches=branches)
+    assert engine.table_lengths == lengths
+
+
 def test_an_unknown_dtype_or_an_invalid_chunk_is_refused() -> None:
     with pytest.raises(SettingsError, match="'float16' is not one of bfloat16, float32"):
         EngineConfig(max_model_len=64, dtype="float16")

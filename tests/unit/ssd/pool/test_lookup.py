@@ -64,6 +64,13 @@ def test_the_backup_continues_a_table_with_few_columns() -> None:
     )
 
 
+def test_the_backup_does_not_continue_a_complete_table() -> None:
+    """The draft has run its branch as it is."""
+    tokens_NK = np.array([[1, -1, -1], [4, -1, -1]], dtype=np.int32)
+    complete = replace(TABLE, tokens_NK=tokens_NK, length=1)
+    assert look_up(complete, Outcome(1, 7)) == Lookup(LookupResult.HIT, Branch(1, 1), (4,), 1)
+
+
 def test_a_miss_and_a_late_table_propose_the_backup() -> None:
     backup = Explicit((8, 9))
     assert look_up(TABLE, Outcome(2, 7)) == Lookup(LookupResult.MISS, backup, (8, 9))

@@ -20,16 +20,27 @@ FLAT = calibration(0.04, 0.00005)
 
 
 def rounds(
-    length: ProposalLength, times: Calibration, accepted: tuple[int, ...], count: int
+    length: ProposalLength,
+    times: Calibration,
+    accepted: tuple[int, ...],
+    count: int,
+    *,
+    columns: int = LOOKAHEAD,
+    wait_seconds: float = 0.0,
 ) -> None:
-    """Add rounds in which each sequence has accepted so many of its tokens."""
+    """Add rounds in which each sequence has accepted so many of its tokens.
+
+    Tables have so many columns. Rounds wait for so long if the largest length is K.
+    """
     for _ in range(count):
-        proposed = length.largest(len(accepted))
+        largest = length.largest(len(accepted))
+        proposed = min(largest, columns)
         record = RoundRecord()
         for each in accepted:
             record.add_outcome(proposed, min(each, proposed), min(each, proposed) + 1)
         record.verify_seconds = times.verify_seconds(1 + proposed, len(accepted))
-        record.seconds = record.verify_seconds + 0.002
+        record.wait_seconds = wait_seconds * (largest == LOOKAHEAD)
+        record.seconds = record.verify_seconds + record.wait_seconds + 0.002
         length.add_round(record, None)
 
 
@@ -59,6 +70,19 @@ def test_another_number_of_sequences_starts_with_the_acceptance_of_the_nearest()
     rounds(length, STEEP, (0, 0, 0, 1), 6 * CHOICE_ROUNDS)
     assert length.largest(4) == 1
     assert length.largest(8) == 1
+
+
+def test_short_tables_do_not_make_the_length_shorter() -> None:
+    length = ProposalLength(COLUMNS, LOOKAHEAD, FLAT)
+    rounds(length, FLAT, (LOOKAHEAD,), 20 * CHOICE_ROUNDS, columns=3)
+    assert length.largest(1) == LOOKAHEAD
+
+
+def test_waits_for_long_tables_make_the_length_shorter() -> None:
+    in_time, late = (ProposalLength(COLUMNS, LOOKAHEAD, FLAT) for _ in range(2))
+    rounds(in_time, FLAT, (0, 1, 2, 2), 20 * CHOICE_ROUNDS)
+    rounds(late, FLAT, (0, 1, 2, 2), 20 * CHOICE_ROUNDS, wait_seconds=0.04)
+    assert late.largest(4) < in_time.largest(4)
 
 
 def test_without_a_calibration_lengths_need_the_time_of_plain_decoding() -> None:

@@ -119,6 +119,10 @@ class TestExtends:
     ) -> None:
         assert not make_table(outcomes, tokens).extends(self.earlier)
 
+    def test_a_table_of_another_length_contradicts_it(self) -> None:
+        longer = make_table([(0, 7), (1, 8)], [[1, 2, -1], [4, 5, -1]], length=2)
+        assert not longer.extends(self.earlier)
+
 
 def test_a_table_is_a_head_row_and_one_row_for_each_branch() -> None:
     table = make_table([(0, 7), (2, 8)], [[1, 2, -1], [4, 5, -1]])
