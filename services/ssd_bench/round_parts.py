@@ -11,7 +11,12 @@ def mean_ms(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str
     """Return the mean milliseconds of each part, of the rounds between two readings of a target.
 
     The readings are samples by their names, as ``scrape`` returns them.
+
+    Raises:
+        ValueError: the second reading is not of a target.
     """
+    if f'{METRIC}_count{{part="verify"}}' not in after:
+        raise ValueError(f"the metrics have no {METRIC}")
 
     def growth(kind: str, part: str) -> float:
         name = f'{METRIC}_{kind}{{part="{part}"}}'

@@ -159,8 +159,8 @@ class SizeChoice:
         share, first_depth = 1.0, its.first_depth
         if not is_measured:
             share = _FIXED_SHARE + (1.0 - _FIXED_SHARE) * size.branches / reference.branches
-            if its.first_depth == reference.length:
-                # One pass runs all columns.
+            if its.first_depth == reference.length > 1:
+                # One pass runs all columns. A single column can be that of a step, too.
                 first_depth = size.length
             share *= (first_depth + 1) / (its.first_depth + 1)
         first, step = share * median(its.first), share * median(its.step or its.first)

@@ -40,6 +40,7 @@ class Logger:
         self,
         level: int,
         event: str,
+        /,
         *,
         exc_info: bool | BaseException | None = None,
         **fields: object,

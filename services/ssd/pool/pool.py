@@ -224,7 +224,8 @@ class DraftPool:
                 commit = Commit(
                     *(session.number, base_len, result.outcome, lookup.next, waited_us),
                     # Of the next proposal; the one after it, from the table, has about the same.
-                    length=session.sequence.max_tokens,
+                    # Before the last token it is 1: a table of K is never used.
+                    length=session.sequence.max_tokens or int(session.sequence.num_remaining == 1),
                 )
                 commits.setdefault(session.link, []).append(commit)
                 session.begin_round(num_tokens, now, is_branch=isinstance(lookup.next, Branch))

@@ -81,7 +81,9 @@ class ProposalLength:
         calibrated = self._calibration.verify_seconds(columns, record.num_sequences)
         verify = found.verify.setdefault(columns, Mean(_WINDOW))
         verify.add(record.verify_seconds / calibrated)
-        found.column_wait.add(record.wait_seconds / found.largest)
+        if record.num_auto == record.num_sequences:
+            # Tables of other sequences have K columns.
+            found.column_wait.add(record.wait_seconds / found.largest)
         found.host.add(record.decode_seconds - record.verify_seconds - record.wait_seconds)
         if record.num_proposed:
             counts = [record.num_sequences, *record.num_accepted, 0]

@@ -132,6 +132,12 @@ def test_steps_take_as_long_in_tables_of_another_length() -> None:
     assert measured().choose(1, (4,), in_time(0.008), FALLING_BN).branches < 24
 
 
+def test_one_column_of_several_sessions_is_a_step_of_longer_tables() -> None:
+    choice = SizeChoice(COUNTS)
+    choice.note_first(2, Size(24, 1), 0.004)
+    assert choice.choose(2, (LOOKAHEAD,), in_time(0.012), FALLING_BN).branches < 24
+
+
 def test_a_shorter_table_is_expected_to_take_less_time_before_it_is_measured() -> None:
     choice = SizeChoice((6,))
     choice.note_first(1, full(6), 0.01, LOOKAHEAD)

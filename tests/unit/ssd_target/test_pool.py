@@ -78,7 +78,7 @@ def test_commits_have_the_length_that_the_target_uses_next() -> None:
     bench.run()
     assert draft.commits[0].length == LOOKAHEAD
     # Towards the end of the text, fewer tokens are left.
-    assert draft.commits[-1].length < LOOKAHEAD
+    assert 1 <= draft.commits[-1].length < LOOKAHEAD
 
 
 def test_only_links_that_accept_sessions_are_active() -> None:

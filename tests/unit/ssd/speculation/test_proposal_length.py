@@ -35,7 +35,7 @@ def rounds(
     for _ in range(count):
         largest = length.largest(len(accepted))
         proposed = min(largest, columns)
-        record = RoundRecord()
+        record = RoundRecord(num_auto=len(accepted))
         for each in accepted:
             record.add_outcome(proposed, min(each, proposed), min(each, proposed) + 1)
         record.verify_seconds = times.verify_seconds(1 + proposed, len(accepted))
