@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.mutants.__main__ import mutants
 
 import ssd
 
@@ -54,6 +55,13 @@ def test_operator_is_an_import_root_and_hides_no_module(root: Path) -> None:
     assert not (root / "operator" / "__init__.py").exists()
     assert [path for path in (root / "tests").rglob("operator") if path.is_dir()] == []
     assert list((root / "tests").rglob("__init__.py")) == []
+
+
+def test_every_mutant_changes_a_text_that_its_file_has_once(root: Path) -> None:
+    for mutant in mutants():
+        assert mutant.applied(root)
+        for test in mutant.tests:
+            assert (root / test.partition("::")[0]).exists(), test
 
 
 def test_unit_tests_mirror_the_packages(root: Path) -> None:
