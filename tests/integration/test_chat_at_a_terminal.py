@@ -91,4 +91,7 @@ async def test_ctrl_c_stops_an_answer_and_ctrl_d_ends_the_program(tmp_path: Path
                 process.kill()
                 await process.wait()
             os.close(mine)
+        async with asyncio.timeout(MAX_SECONDS):
+            while not target.num_cancelled:  # noqa: ASYNC110 - the target runs in this loop
+                await asyncio.sleep(0.01)
         assert target.num_cancelled == 1

@@ -4,15 +4,20 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import urllib.error
+import urllib.request
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from openai import AsyncOpenAI
 from tests.gateway import (
+    BODIES,
     HELLO,
     INFO,
     JSON_HEAD,
@@ -467,3 +472,22 @@ async def test_a_request_that_takes_too_long_is_answered_408() -> None:
     async with fronting(ScriptedTarget(endless), request_timeout_seconds=0.05) as front:
         body = b'{"model":"demo","prompt":"x"}'
         assert (await get(front, "/v1/completions", body))[0] == 408
+
+
+async def test_no_body_is_answered_with_an_internal_error(front: Front) -> None:
+    @settings(max_examples=60, deadline=None)
+    @given(BODIES, st.sampled_from(["completions", "chat/completions"]))
+    def attack(body: dict[str, Any], path: str) -> None:
+        given_body = json.dumps({"model": "demo"} | body if body else body).encode()
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(f"{front.base}/v1/{path}", given_body, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                status, text = answer.status, answer.read().decode()
+        except urllib.error.HTTPError as refusal:
+            with refusal:
+                status, text = refusal.code, refusal.read().decode()
+        assert status < 500, text
+        assert ('"error"' in text) == (status >= 400), text
+
+    await asyncio.to_thread(attack)
