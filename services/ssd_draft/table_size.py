@@ -65,15 +65,28 @@ class Need:
     """Tokens of its next proposal at most."""
 
 
+class _Median:
+    """The median of the newest values, computed once for each of them."""
+
+    def __init__(self, num_kept: int) -> None:
+        self._values: deque[float] = deque(maxlen=num_kept)
+        self.value = 0.0
+        """0 without a value."""
+
+    def add(self, value: float) -> None:
+        self._values.append(value)
+        self.value = median(self._values)
+
+
 @dataclass(slots=True)
 class _Times:
     """Seconds of tables of one size, by their parts."""
 
-    first: deque[float] = field(default_factory=lambda: deque(maxlen=_FIRST_KEPT))
+    first: _Median = field(default_factory=lambda: _Median(_FIRST_KEPT))
     """From the start to the first column or columns."""
     first_depth: int = 1
     """Columns that come first: all of them if they are one pass."""
-    step: deque[float] = field(default_factory=lambda: deque(maxlen=_STEPS_KEPT))
+    step: _Median = field(default_factory=lambda: _Median(_STEPS_KEPT))
     """Of each column after it."""
     used_at: int = 0
     """Number of the newest table."""
@@ -98,7 +111,7 @@ class SizeChoice:
     def note_first(self, num_sessions: int, size: Size, seconds: float, depth: int = 1) -> None:
         """Note the time from the start of a batch of tables to its first columns."""
         times = self._times[_size_class(num_sessions), size]
-        times.first.append(seconds)
+        times.first.add(seconds)
         times.first_depth = depth
         self._num_tables += 1
         times.used_at = self._num_tables
@@ -107,7 +120,7 @@ class SizeChoice:
         """Note the time from one column to the next, of sessions with a measured first one."""
         key = _size_class(num_sessions), size
         if key in self._times:
-            self._times[key].step.append(seconds)
+            self._times[key].step.add(seconds)
 
     def choose(
         self,
@@ -163,7 +176,8 @@ class SizeChoice:
                 # One pass runs all columns. A single column can be that of a step, too.
                 first_depth = size.length
             share *= (first_depth + 1) / (its.first_depth + 1)
-        first, step = share * median(its.first), share * median(its.step or its.first)
+        first = share * its.first.value
+        step = share * (its.step.value or its.first.value)
         return [
             (depth, first + (depth - first_depth) * step)
             for depth in range(first_depth, size.length + 1)

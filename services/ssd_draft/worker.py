@@ -376,24 +376,26 @@ class Worker:
         if build.depth == old_depth:
             # The last step chooses no column; on a device, the first step is not read yet.
             return
+        is_whole = build.depth == build.length
+        needed_at = _needed_at(batch.sessions, work.forecast)
+        # Before the next step ends, each other link that waits may run steps for as long, or one.
+        others = (self._work[number].step_seconds for number in waiting)
+        next_at = now + sum(max(work.step_seconds, seconds) for seconds in others)
+        is_sent = is_whole or batch.sent_depth > 0 or next_at > needed_at
+        if is_sent:
+            self._push(batch, now)
+        # The target may wait for the columns, and for nothing below.
         size = len(batch.sessions), Size(build.branches, build.length)
         if old_depth == 0:
             self._sizes.note_first(*size, now - batch.begun_at, build.depth)
         else:
             # From column to column: other links have turns between the steps of a batch.
             self._sizes.note_step(*size, now - batch.stepped_at)
-        is_whole = build.depth == build.length
         if is_whole:
             DRAFT_TABLE_SECONDS.observe(now - batch.begun_at)
             self._note_table(batch, batch.sessions, now)
-        needed_at = _needed_at(batch.sessions, work.forecast)
-        # Before the next step ends, each other link that waits may run steps for as long, or one.
-        others = (self._work[number].step_seconds for number in waiting)
-        next_at = now + sum(max(work.step_seconds, seconds) for seconds in others)
-        if is_whole or batch.sent_depth or next_at > needed_at:
-            self._push(batch, now)
-            if now > needed_at and self._has_time(work, waiting):
-                self._inbox.wait(min(_ANSWER_SECONDS, work.step_seconds / 2))
+        if is_sent and now > needed_at and self._has_time(work, waiting):
+            self._inbox.wait(min(_ANSWER_SECONDS, work.step_seconds / 2))
         # A wait is not a part of the next step.
         batch.stepped_at = self._clock.now()
 
