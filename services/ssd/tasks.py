@@ -10,7 +10,7 @@ from typing import Any
 async def beside(*work: Coroutine[Any, Any, Any]) -> AsyncGenerator[list[asyncio.Task[Any]], None]:
     """Run coroutines as tasks during the block; at its end, cancel them and wait for them.
 
-    Their results and errors are those of the tasks; the block may read them.
+    The block may read the results and errors of the tasks.
     """
     tasks = [asyncio.create_task(each) for each in work]
     try:

@@ -151,7 +151,7 @@ def show_results(file: Path, table: str, *, is_json: bool) -> None:
 def run_app(app: typer.Typer, argv: Sequence[str] | None, prog_name: str) -> int:
     """Run a command line; return its exit code.
 
-    ``argv`` are the arguments without the program name, None those of this process. ``prog_name``
+    ``argv`` are the arguments without the program name; None means ``sys.argv[1:]``. ``prog_name``
     is the program in help and usage errors.
     """
     style_help()

@@ -75,7 +75,7 @@ def child_name(resource: Resource, component: Component, cell: int | None = None
 
 
 def drafts_name(resource: Resource, cell: int) -> str:
-    """Name of the Deployment and Service of a cell's drafts, its own or those of its pool."""
+    """Return the name of the Deployment and Service of a cell's drafts, or of its pool's."""
     if resource.pool_prefix is not None:
         return f"{resource.pool_prefix}-{Component.DRAFT}"
     return child_name(resource, Component.DRAFT, draft_cell(resource, cell))

@@ -56,7 +56,7 @@ _FIELDS = {
     for field in stream.DESCRIPTOR.fields
     if field.message_type is not None
 }
-"""Fields of the streams by the names of their messages, which are those of the dataclasses."""
+"""Field of a stream by the name of its message. The dataclass has the same name."""
 _UNKNOWN = "a message of the link is empty, or of a kind that this version does not support"
 
 
@@ -151,7 +151,7 @@ def _welcome(message: speculation_pb2.Welcome) -> Welcome:
 
 
 def _field(of_frames: str, message: TargetMessage | DraftMessage | bytes) -> dict[str, Any]:
-    """Return a message as a field of its stream; those of frames have different names."""
+    """Return a message as a field of its stream; ``of_frames`` is the field of a frame."""
     if isinstance(message, bytes):
         return {of_frames: message}
     name = type(message).__name__

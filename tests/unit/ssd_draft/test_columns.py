@@ -8,6 +8,7 @@ from tests.unit.ssd_draft.ledger_draft import Draft, FakeLink, K, N, Opened, a_t
 
 from ssd.engine.batch import BranchBatch
 from ssd.testing.clock import FakeClock
+from ssd.testing.plain_text import PlainText
 from ssd.types import Branch, Commit, Outcome, RefusalReason
 from ssd_draft.inbox import Commits
 
@@ -96,12 +97,18 @@ def test_a_commit_ends_a_table_and_the_winner_keeps_its_tokens(
     text.check(link.newest())
 
 
-def test_a_commit_ends_only_the_table_of_its_session() -> None:
+def two_sessions() -> tuple[Draft, FakeLink, dict[int, PlainText]]:
+    """Return a draft with two open sessions, and their texts."""
     draft, link = Draft(), FakeLink()
     texts = {1: a_text([1, 2, 3]), 2: a_text([4, 5], seed=3)}
     for session, text in texts.items():
         draft.open(link, text, session)
     draft.settle()
+    return draft, link, texts
+
+
+def test_a_commit_ends_only_the_table_of_its_session() -> None:
+    draft, link, texts = two_sessions()
     draft.commit(
         link, *(replace(text.miss(None, 0, ()), session=each) for each, text in texts.items())
     )
@@ -160,11 +167,7 @@ def test_the_acceptance_counts_tokens_of_tables_only(opened: Opened) -> None:
 
 
 def test_tables_of_one_batch_have_the_columns_that_any_of_them_needs() -> None:
-    draft, link = Draft(), FakeLink()
-    texts = {1: a_text([1, 2, 3]), 2: a_text([4, 5], seed=3)}
-    for session, text in texts.items():
-        draft.open(link, text, session)
-    draft.settle()
+    draft, link, texts = two_sessions()
     misses = {each: text.miss(None, 0, ()) for each, text in texts.items()}
     draft.commit(link, *(replace(misses[each], session=each, length=each) for each in texts))
     draft.settle()

@@ -354,7 +354,7 @@ class OpenVinoDraft:
         for slot, count, length, blocks_J in zip(
             slots, counts, lengths, block_tables_BJ.numpy(), strict=True
         ):
-            # A trunk that is shorter than the copy is that of another session in the same slot.
+            # If the trunk is shorter than the copy, another session has the slot now.
             for some, trunks in list(self._trunks.items()):
                 if slot in some and trunks.num_read_B[some.index(slot)] > length:
                     del self._trunks[some]
