@@ -120,7 +120,7 @@ def api_server(cluster: None) -> Iterator[Kube]:
     own("wait", "--for=delete", "pods", "--all", "--timeout=50s")
     everywhere("delete", "namespace", own.namespace, "--timeout=50s")
     if not existed:
-        everywhere("delete", *CRDS, "--timeout=50s", "--ignore-not-found")
+        everywhere.delete_crds()
 
 
 def build(target: str, *arguments: str, timeout: float) -> None:

@@ -106,6 +106,17 @@ class Kube:
         """Create, replace or apply an object; the output is the stored object as JSON."""
         return self.attempt(verb, "--filename=-", "--output=json", *arguments, given=given)
 
+    def delete_crds(self) -> None:
+        """Delete the CRDs that exist, and wait until they are gone.
+
+        Their resources are read first. The API server (1.34) deletes the resources of a CRD before
+        the CRD. If nothing has read them yet, this fails ("storage is (re)initializing"), and a
+        retry that conflicts with the status of the failure is forgotten for some minutes.
+        """
+        for crd in CRDS:
+            self.attempt("get", crd.partition("/")[2], "--all-namespaces")
+        self("delete", *CRDS, "--ignore-not-found", "--timeout=50s")
+
     def get(self, kind: str, *name: str) -> Object:
         """One object, or a list of them."""
         found: Object = json.loads(self("get", kind, *name, "-o", "json"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.cluster.kube import CHART, CRD, CRDS, eventually
+from tests.cluster.kube import CHART, CRD, Kube, eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -41,12 +41,12 @@ def namespaces(kubectl: Any) -> Iterator[None]:
     for whose in (BINDINGS, ("get", "ssddeployments", "-A")):
         if found := kubectl(*whose, "-o", "name").stdout.strip():
             pytest.skip(f"the CRD is in use and would be deleted: {found.split()[0]}")
-    kubectl("delete", *CRDS, "--ignore-not-found")
+    Kube("").delete_crds()
     for name in NAMESPACES:
         assert kubectl("create", "namespace", name).returncode == 0
     yield
     kubectl("delete", "namespace", *NAMESPACES, "--wait=false")
-    kubectl("delete", *CRDS, "--ignore-not-found")
+    Kube("").delete_crds()
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def release(helm: Any, kubectl: Any) -> Iterator[Any]:
     for name, namespace in set(installed):
         done = helm("uninstall", name, "--namespace", namespace, "--no-hooks", "--ignore-not-found")
         assert done.returncode == 0, done.stderr
-    kubectl("delete", *CRDS, "--ignore-not-found")
+    Kube("").delete_crds()
 
 
 def owner_of_the_crd(kubectl: Any) -> str:
