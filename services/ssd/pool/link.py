@@ -352,6 +352,8 @@ class DraftLink:
                 STALE_FRAMES_TOTAL.inc()
             # A stale table had at least one new column when it was sent.
             self.num_due_columns -= max(1, num_new)
+            if table.depth == table.length:  # no other column answers its request
+                self.num_due_columns -= self.welcome.lookahead - table.length
         times.note_in(self.column_times)
         if self.num_due_columns < 0:
             raise FrameError("a draft sent more tables than were requested")

@@ -5,7 +5,8 @@ one more session would take longer than they have. A draft builds the tables of 
 link in one batch, whose time grows by less than one session's share. Small batches therefore
 underestimate the result, and batches that take longer overestimate it.
 
-A draft without the time for all branches gives its tables fewer of them, which raises the result.
+A draft without the time for all branches gives its tables fewer of them, and fewer columns, which
+raises the result.
 
 The status reports the number for T_verify: it decides how many drafts are wanted. Moves of sessions
 use the number for the time of a round without its wait, which is when the tables are needed.

@@ -24,7 +24,11 @@ def stale_frames() -> float:
 
 
 def tables_frame(
-    session: int, base_len: int, bonus: Iterable[int], depth: int = LOOKAHEAD
+    session: int,
+    base_len: int,
+    bonus: Iterable[int],
+    depth: int = LOOKAHEAD,
+    length: int = LOOKAHEAD,
 ) -> bytes:
     bonus_N = np.array(tuple(bonus), dtype=np.int32)
     tokens_NK = np.full((len(bonus_N), LOOKAHEAD), 1, dtype=np.int32)
@@ -35,7 +39,7 @@ def tables_frame(
         accepted_N=np.zeros_like(bonus_N),
         bonus_N=bonus_N,
         tokens_NK=tokens_NK,
-        length=LOOKAHEAD,
+        length=length,
     )
     return pack_tables([table], LOOKAHEAD)
 
@@ -282,6 +286,17 @@ def test_a_draft_may_send_as_many_tables_as_columns_were_requested() -> None:
         bench.pool.tables.receive(link, tables_frame(1, session.base_len, [5]))
     bench.loop.run_round()
     bench.pool.detach(link, "it broke the rules")
+    bench.run()
+
+
+def test_a_complete_short_table_uses_up_its_request() -> None:
+    bench = Bench(circuit_breaker=False)
+    _, link, session = begun(bench)
+    before = link.num_due_columns
+    for depth in (1, 2):
+        frame = tables_frame(1, session.base_len, [5], depth=depth, length=2)
+        bench.pool.tables.receive(link, frame)
+    assert link.num_due_columns == before - LOOKAHEAD
     bench.run()
 
 
