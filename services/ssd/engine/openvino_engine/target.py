@@ -45,6 +45,7 @@ from ssd.engine.openvino_engine.decoder import (
 from ssd.engine.openvino_engine.layers import Rotation, finite_or_zero, ints, port
 from ssd.engine.openvino_engine.matrix import over
 from ssd.engine.precision import DTYPES
+from ssd.engine.sizes import pass_weights
 
 MIN_STORED = 2
 """Smallest number of rows of a prefill."""
@@ -54,6 +55,11 @@ ROW_LIMITS = ((1, ANY), (2, ANY), (2, 64), (5, 64))
 few rows end at one row or at four; chunks of a prompt are multiples of 64 rows, or shorter."""
 BLOCK_SIZE = BLOCK_SIZES["openvino"]
 BLOCK_STEP = 8
+CHANGE_WEIGHTS = 11_000_000
+"""A change of the shape and the change back take as long as a row of so many weights a layer: 2 x
+1.6 ms for 8 layers of 1.8M weights, of which a row takes .5 ms (one AVX2 core)."""
+KEPT_PASSES = 4
+"""Consecutive passes that keep the rows of an earlier one."""
 Ints = NDArray[np.int64]
 
 
@@ -121,6 +127,10 @@ class OpenVinoTarget:
         self.attention_name = "openvino"
         self.num_parameters = 0
         self.packs_rows = not engine.deterministic
+        self.keeps_rows = False
+        self._max_padding = CHANGE_WEIGHTS * model.num_layers // pass_weights(model)
+        self._num_padded = 0
+        """Newest passes that kept the rows of an earlier one."""
         self._row_limits = list(ROW_LIMITS)
         self._max_sequences = engine.max_num_seqs
         self.sequence_counts = sequence_buckets(engine)
@@ -215,7 +225,7 @@ class OpenVinoTarget:
     def _verify(self, prepared: PackedPass, part: slice) -> Tensor:
         """Run a pass of these rows; their logits are valid until the next one."""
         positions_R = prepared.positions_R[part]
-        num_rows = max(len(positions_R), self._row_limits[0][0])
+        num_rows = self._kept_rows(max(len(positions_R), self._row_limits[0][0]))
         # In steps, so that the shape is the same for many rounds.
         num_blocks = (int(positions_R.max()) // BLOCK_SIZE // BLOCK_STEP + 1) * BLOCK_STEP
         if self._rows is None or self._rows.tables_RJ.shape != (num_rows, num_blocks):
@@ -230,6 +240,20 @@ class OpenVinoTarget:
         return (
             rows.logits_RV if len(positions_R) == num_rows else rows.logits_RV[: len(positions_R)]
         )
+
+    def _kept_rows(self, num_rows: int) -> int:
+        """Return the number of rows of a pass that needs ``num_rows``.
+
+        OpenVINO prepares every node again when the number changes. In small models that takes
+        longer than some rows of padding, and a shorter proposal among others costs two changes.
+        """
+        kept = 0 if self._rows is None else len(self._rows.tokens_R)
+        is_near = self.keeps_rows and num_rows < kept <= num_rows + self._max_padding
+        self._num_padded = self._num_padded + 1 if is_near else 0
+        if 0 < self._num_padded <= KEPT_PASSES:
+            return kept
+        self._num_padded = 0
+        return num_rows
 
     def _store(self, tokens_R: Ints, first: int, table_J: Ints) -> None:
         """Run a pass that stores a part of a text, as one sequence."""

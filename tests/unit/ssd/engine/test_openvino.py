@@ -15,6 +15,7 @@ from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.openvino_engine.draft import group_by_width
 from ssd.engine.openvino_engine.matrix import Matrix
+from ssd.engine.openvino_engine.target import KEPT_PASSES
 from ssd.engine.precision import Weights, has_bfloat16
 from ssd.engine.same_bits import find_difference
 from ssd.engine.target_runner import TargetRunner
@@ -125,6 +126,30 @@ def test_inputs_of_a_pass_live_until_it_ends(folder: Path, monkeypatch: pytest.M
     runner = load(TargetRunner, folder, ENGINE)
     monkeypatch.setattr(openvino.InferRequest, "infer", after_use_of_free_memory)
     assert torch.equal(logits(runner), expected)
+
+
+def test_a_few_passes_keep_the_rows_of_a_longer_one_and_the_bits_are_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    infer = openvino.InferRequest.infer
+    num_rows = []
+
+    def counted(request: openvino.InferRequest, **options: bool) -> object:
+        num_rows.append(request.get_tensor("tokens").size)
+        return infer(request, **options)
+
+    runner = load(TargetRunner, folder, ENGINE)
+    runner.warm_up(lambda _stage, _share: None)
+    needed = [3, *[2] * (KEPT_PASSES + 2), 3]
+    blocks_J = torch.tensor([2, 1])
+    store(runner, range(5, 45), blocks_J)
+    batches = [paged([([6, 7, 8][:rows], 40, blocks_J)], P) for rows in needed]
+    expected = [runner.forward(each)[:, :rows] for each, rows in zip(batches, needed, strict=True)]
+    monkeypatch.setattr(openvino.InferRequest, "infer", counted)
+    runner.execution.keeps_rows = True
+    for batch, rows, logits in zip(batches, needed, expected, strict=True):
+        assert torch.equal(runner.forward(batch)[:, :rows], logits)
+    assert num_rows == [3, *[3] * KEPT_PASSES, 2, 2, 3]
 
 
 def test_at_one_shape_all_rows_run(folder: Path) -> None:
