@@ -54,7 +54,6 @@ class ModelLoader:
         draft = self._models.draft
         draft_runner = _load(DraftRunner, draft, ALONE) if draft is not None else None
         loop = self._loop(runner, draft_runner)
-        runner.execution.keeps_rows = True
         group.begin_service()
         return runner, torch.inference_mode()(loop.run)
 

@@ -1,6 +1,6 @@
 """The inputs of forward passes. All tensors are int64 on the CPU; the runner moves them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ class PagedBatch:
     """Blocks of the context in order; missing blocks are 0."""
     slots_B: Tensor | None = None
     """Slots of the sequences, if a token is chosen at each column; None if none is."""
+    keeps_rows: bool = field(default=False, kw_only=True)
+    """Whether the pass may run the rows of a longer one before it, where that takes less time."""
 
 
 @dataclass(frozen=True, slots=True)

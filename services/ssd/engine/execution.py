@@ -49,9 +49,6 @@ class TargetExecution(Execution, Protocol):
     packs_rows: bool
     """Whether a verify runs only the rows of each sequence, so that shorter proposals take less
     time. Otherwise each sequence of a pass has K+1 rows."""
-    keeps_rows: bool
-    """Whether verifies may run more rows than they need, so that their shape changes less often.
-    Off until the service begins: the warm-up and the calibration measure each shape."""
     sequence_counts: Sequence[int]
     """Numbers of sequences that are shapes of their own, ascending."""
 

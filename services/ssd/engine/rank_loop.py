@@ -51,7 +51,6 @@ class SplitTarget:
         self.num_blocks = part.num_blocks
         self.num_parameters = part.num_parameters
         self.packs_rows = part.packs_rows
-        self.keeps_rows = False
         self.sequence_counts: Sequence[int] = part.sequence_counts
         self._part = part
         self._group = group

@@ -228,7 +228,6 @@ class StaticTarget(StaticExecution):
     """Verifies over pages. Every verify of a count of sequences has K+1 columns."""
 
     packs_rows = False
-    keeps_rows = False
     _timer: CudaTimer | None = None
 
     def use_fewer_shapes(self) -> str | None:

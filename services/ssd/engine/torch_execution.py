@@ -131,7 +131,6 @@ class TorchTarget(TorchExecution):
     """Verifies over pages, with sequences padded to a few counts."""
 
     packs_rows = False
-    keeps_rows = False
 
     def use_fewer_shapes(self) -> str | None:
         """See ``TargetExecution.use_fewer_shapes``."""

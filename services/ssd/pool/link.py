@@ -272,7 +272,8 @@ class DraftLink:
         self.peak_sessions = 0
         """Maximum number of sessions at one time so far. The draft never has more."""
         self.num_due_columns = 0
-        """Columns that openings and commits have requested, K each, and that have not arrived."""
+        """Columns that may still arrive: K for each opening and commit, less those that arrived and
+        those that a shorter table will never have."""
         self.no_openings_before = 0.0
         """Time of the next opening, after one that was refused or not answered."""
         self.no_moves_before = 0.0

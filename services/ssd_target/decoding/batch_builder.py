@@ -4,15 +4,12 @@ from collections.abc import Sequence as Rows
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.types import TokenId
 from ssd_target.decoding.scheduler import Stored
 from ssd_target.decoding.sequence import Sequence
-
-Ints = NDArray[np.int64]
 
 
 class BatchBuilder:
@@ -28,11 +25,17 @@ class BatchBuilder:
         self._block_tables_SJ[slot] = 0
         self._block_tables_SJ[slot, : len(blocks)] = blocks
 
-    def round(self, sequences: Rows[Sequence], proposals: Rows[tuple[TokenId, ...]]) -> PagedBatch:
+    def round(
+        self,
+        sequences: Rows[Sequence],
+        proposals: Rows[tuple[TokenId, ...]],
+        *,
+        keeps_rows: bool = False,
+    ) -> PagedBatch:
         """Build the batch to verify: each sequence's newest token and its proposal.
 
         The rows of a verify are the fewest that fit all proposals, among the row counts with
-        identical bits.
+        identical bits. For ``keeps_rows`` see ``PagedBatch``.
         """
         longest = max(map(len, proposals))
         columns = next(count for count in self._verify_columns if count > longest)
@@ -45,7 +48,8 @@ class BatchBuilder:
         slots_B = np.array([each.slot for each in sequences])
         first_B = np.array([len(each.tokens) - 1 for each in sequences])
         num_columns_B = np.array([len(each) + 1 for each in proposals])
-        return self._batch(slots_B, tokens_BP, first_B, num_columns_B, with_slots=True)
+        arrays = (tokens_BP, first_B, num_columns_B, self._block_tables_SJ[slots_B], slots_B)
+        return PagedBatch(*map(torch.from_numpy, arrays), keeps_rows=keeps_rows)
 
     def stored(self, works: Rows[Stored], granule: int) -> PagedBatch:
         """Build the batch that stores parts of texts, in multiples of ``granule`` columns."""
@@ -56,19 +60,5 @@ class BatchBuilder:
         slots_B = np.array([work.sequence.slot for work in works])
         first_B = np.array([work.first for work in works])
         last_B = np.array([work.last for work in works])
-        return self._batch(slots_B, tokens_BP, first_B, last_B - first_B)
-
-    def _batch(
-        self,
-        slots_B: Ints,
-        tokens_BP: Ints,
-        first_B: Ints,
-        num_columns_B: Ints,
-        *,
-        with_slots: bool = False,
-    ) -> PagedBatch:
-        """Build a batch whose columns of sequence b begin at position ``first_B[b]``."""
-        arrays = [tokens_BP, first_B, num_columns_B, self._block_tables_SJ[slots_B]]
-        if with_slots:
-            arrays.append(slots_B)
+        arrays = (tokens_BP, first_B, last_B - first_B, self._block_tables_SJ[slots_B])
         return PagedBatch(*map(torch.from_numpy, arrays))

@@ -230,7 +230,10 @@ class DecodeLoop:
         self._num_rows = len(sequences) + sum(map(len, proposals))
         if engine.deterministic:
             self._num_rows = engine.max_num_seqs * engine.num_columns
-        return self._runner.prepare(self._builder.round(sequences, proposals))
+        # Plain decoding, also that of a trial, takes its own time from its first round on.
+        keeps_rows = self.record.num_sessions > 0
+        batch = self._builder.round(sequences, proposals, keeps_rows=keeps_rows)
+        return self._runner.prepare(batch)
 
     @_timed("verify_seconds")
     def _verify(self, prepared: Any) -> torch.Tensor:

@@ -2,7 +2,8 @@
 
 The KV storage is the memory of the graph's cache inputs: the attention writes the new entries into
 their pages and reads the pages of each sequence, so sequences of different lengths share a pass
-without padding. Rows are packed: a pass has as many as its sequences have columns.
+without padding. Rows are packed: a pass has as many as its sequences have columns, or a few more
+that an earlier pass had.
 
 *Same bits*: the attention has one kernel for sequences of one column and one for sequences of more,
 which sum in different orders. In a verify, each row is a sequence of one column: it sees the
@@ -55,10 +56,10 @@ ROW_LIMITS = ((1, ANY), (2, ANY), (2, 64), (5, 64))
 few rows end at one row or at four; chunks of a prompt are multiples of 64 rows, or shorter."""
 BLOCK_SIZE = BLOCK_SIZES["openvino"]
 BLOCK_STEP = 8
-CHANGE_WEIGHTS = 11_000_000
-"""A change of the shape and the change back take as long as a row of so many weights a layer: 2 x
-1.6 ms for 8 layers of 1.8M weights, of which a row takes .5 ms (one AVX2 core)."""
-KEPT_PASSES = 4
+CHANGE_WEIGHTS = 5_500_000
+"""A change of the shape takes as long as a row of so many weights a layer: 1.6 ms for 14M weights
+in 8 layers, of which a row takes .5 ms (one AVX2 core)."""
+KEPT_PASSES = 2
 """Consecutive passes that keep the rows of an earlier one."""
 Ints = NDArray[np.int64]
 
@@ -76,6 +77,8 @@ class PackedPass:
     """Sequences and columns of the batch."""
     is_row_BP: NDArray[np.bool_] | None
     """None where each column of the batch is a row."""
+    keeps_rows: bool
+    """See ``PagedBatch``."""
 
 
 class _Rows:
@@ -127,9 +130,10 @@ class OpenVinoTarget:
         self.attention_name = "openvino"
         self.num_parameters = 0
         self.packs_rows = not engine.deterministic
-        self.keeps_rows = False
-        self._max_padding = CHANGE_WEIGHTS * model.num_layers // pass_weights(model)
-        self._num_padded = 0
+        change_rows = CHANGE_WEIGHTS * model.num_layers // pass_weights(model)
+        self._most_padding = min(change_rows, engine.num_columns - 1)
+        """Rows of padding that a pass may have so that its shape does not change."""
+        self._num_kept = 0
         """Newest passes that kept the rows of an earlier one."""
         self._row_limits = list(ROW_LIMITS)
         self._max_sequences = engine.max_num_seqs
@@ -201,6 +205,7 @@ class OpenVinoTarget:
             tables_BJ.repeat(counts_B, axis=0),
             tokens_BP.shape,
             is_row_BP,
+            batch.keeps_rows,
         )
 
     def verify(self, prepared: PackedPass) -> Tensor:
@@ -225,7 +230,9 @@ class OpenVinoTarget:
     def _verify(self, prepared: PackedPass, part: slice) -> Tensor:
         """Run a pass of these rows; their logits are valid until the next one."""
         positions_R = prepared.positions_R[part]
-        num_rows = self._kept_rows(max(len(positions_R), self._row_limits[0][0]))
+        num_rows = max(len(positions_R), self._row_limits[0][0])
+        if prepared.keeps_rows:
+            num_rows = self._kept_rows(num_rows)
         # In steps, so that the shape is the same for many rounds.
         num_blocks = (int(positions_R.max()) // BLOCK_SIZE // BLOCK_STEP + 1) * BLOCK_STEP
         if self._rows is None or self._rows.tables_RJ.shape != (num_rows, num_blocks):
@@ -244,15 +251,14 @@ class OpenVinoTarget:
     def _kept_rows(self, num_rows: int) -> int:
         """Return the number of rows of a pass that needs ``num_rows``.
 
-        OpenVINO prepares every node again when the number changes. In small models that takes
-        longer than some rows of padding, and a shorter proposal among others costs two changes.
+        OpenVINO prepares every node again when the number changes. In small models that takes as
+        long as a few rows, and a shorter proposal among others costs two changes.
         """
         kept = 0 if self._rows is None else len(self._rows.tokens_R)
-        is_near = self.keeps_rows and num_rows < kept <= num_rows + self._max_padding
-        self._num_padded = self._num_padded + 1 if is_near else 0
-        if 0 < self._num_padded <= KEPT_PASSES:
+        if num_rows < kept <= num_rows + self._most_padding and self._num_kept < KEPT_PASSES:
+            self._num_kept += 1
             return kept
-        self._num_padded = 0
+        self._num_kept = 0
         return num_rows
 
     def _store(self, tokens_R: Ints, first: int, table_J: Ints) -> None:

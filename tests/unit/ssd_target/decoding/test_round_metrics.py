@@ -100,9 +100,9 @@ def test_the_verify_part_is_the_forward_pass_alone(monkeypatch: pytest.MonkeyPat
     for owner, name in ((BatchBuilder, "round"), (LedgerRunner, "prepare")):
         original = getattr(owner, name)
 
-        def slowly(*arguments: Any, original: Callable[..., Any] = original) -> Any:
+        def slowly(*arguments: Any, original: Callable[..., Any] = original, **options: Any) -> Any:
             bench.clock.time += 5.0
-            return original(*arguments)
+            return original(*arguments, **options)
 
         monkeypatch.setattr(owner, name, slowly)
     before = value("ssd_round_seconds_sum", part="verify")
