@@ -24,7 +24,7 @@ class PagedBatch:
     slots_B: Tensor | None = None
     """Slots of the sequences, if a token is chosen at each column; None if none is."""
     keeps_rows: bool = field(default=False, kw_only=True)
-    """Whether the pass may run the rows of a longer one before it, where that takes less time."""
+    """Whether the pass may be padded to the rows of the pass before it."""
 
 
 @dataclass(frozen=True, slots=True)

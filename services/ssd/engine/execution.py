@@ -49,6 +49,8 @@ class TargetExecution(Execution, Protocol):
     packs_rows: bool
     """Whether a verify runs only the rows of each sequence, so that shorter proposals take less
     time. Otherwise each sequence of a pass has K+1 rows."""
+    num_padding: int
+    """Rows of the newest verify that only keep the shape of the one before it."""
     sequence_counts: Sequence[int]
     """Numbers of sequences that are shapes of their own, ascending."""
 

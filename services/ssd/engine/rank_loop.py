@@ -51,6 +51,7 @@ class SplitTarget:
         self.num_blocks = part.num_blocks
         self.num_parameters = part.num_parameters
         self.packs_rows = part.packs_rows
+        self.num_padding = 0
         self.sequence_counts: Sequence[int] = part.sequence_counts
         self._part = part
         self._group = group

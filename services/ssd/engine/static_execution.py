@@ -228,6 +228,7 @@ class StaticTarget(StaticExecution):
     """Verifies over pages. Every verify of a count of sequences has K+1 columns."""
 
     packs_rows = False
+    num_padding = 0
     _timer: CudaTimer | None = None
 
     def use_fewer_shapes(self) -> str | None:

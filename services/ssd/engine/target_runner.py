@@ -64,6 +64,11 @@ class TargetRunner(ModelRunner):
         """Run a prepared batch; see ``forward``."""
         return self._without_padding_ids(self.execution.verify(prepared))
 
+    @property
+    def num_padding(self) -> int:
+        """See ``TargetExecution.num_padding``."""
+        return self.execution.num_padding
+
     def verify_seconds(self) -> float | None:
         """See ``TargetExecution.verify_seconds``."""
         return self.execution.verify_seconds()

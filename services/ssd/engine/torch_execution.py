@@ -131,6 +131,7 @@ class TorchTarget(TorchExecution):
     """Verifies over pages, with sequences padded to a few counts."""
 
     packs_rows = False
+    num_padding = 0
 
     def use_fewer_shapes(self) -> str | None:
         """See ``TargetExecution.use_fewer_shapes``."""

@@ -79,8 +79,9 @@ class ProposalLength:
         found = self._estimates(record.num_sequences)
         columns = next(count for count in self._columns if count >= record.columns)
         calibrated = self._calibration.verify_seconds(columns, record.num_sequences)
-        verify = found.verify.setdefault(columns, Mean(_WINDOW))
-        verify.add(record.verify_seconds / calibrated)
+        if not record.num_padding:
+            verify = found.verify.setdefault(columns, Mean(_WINDOW))
+            verify.add(record.verify_seconds / calibrated)
         if record.num_auto == record.num_sequences:
             # Tables of other sequences have K columns.
             found.column_wait.add(record.wait_seconds / found.largest)

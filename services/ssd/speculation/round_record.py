@@ -36,6 +36,8 @@ class RoundRecord:
     """Proposed tokens of all sequences."""
     columns: int = 1
     """Rows of the sequence with the longest proposal."""
+    num_padding: int = 0
+    """Rows of the verify that only keep its shape."""
     num_accepted: list[int] = field(default_factory=list)
     """Sequences whose proposed token at each position was accepted, up to the last such position.
     """

@@ -25,6 +25,9 @@ class LedgerRunner:
         self.num_blocks = num_blocks
         self.vocab_size = vocab_size
         self.num_forwards = 0
+        self.num_padding = 0
+        self.kept_rows: list[bool] = []
+        """``keeps_rows`` of the verifies."""
         self.device_seconds: float | None = None
         """Set by a test: what a device would measure."""
         self.ledger = torch.full((num_blocks * engine.block_size,), _UNWRITTEN)
@@ -40,6 +43,7 @@ class LedgerRunner:
 
     def prepare(self, batch: PagedBatch) -> PagedBatch:
         """There are no masks."""
+        self.kept_rows.append(batch.keeps_rows)
         return batch
 
     def verify(self, prepared: PagedBatch) -> torch.Tensor:

@@ -141,6 +141,7 @@ class DecodeLoop:
             logits_BPV = self._verify(prepared)
             results = self._choose(sequences, proposals, logits_BPV)
             record.set_device_time(self._runner.verify_seconds())
+            record.num_padding = self._runner.num_padding
             self._stream(sequences, proposals, results)
             lookups = self._look_up(results)
             self._commit(results, lookups)
@@ -230,7 +231,7 @@ class DecodeLoop:
         self._num_rows = len(sequences) + sum(map(len, proposals))
         if engine.deterministic:
             self._num_rows = engine.max_num_seqs * engine.num_columns
-        # Plain decoding, also that of a trial, takes its own time from its first round on.
+        # Rounds without sessions have no padding: the controller measures them as plain decoding.
         keeps_rows = self.record.num_sessions > 0
         batch = self._builder.round(sequences, proposals, keeps_rows=keeps_rows)
         return self._runner.prepare(batch)

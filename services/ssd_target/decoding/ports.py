@@ -35,6 +35,11 @@ class Runner(Protocol):
         """Store the rows of a batch; returns logits_BPV float32."""
         ...
 
+    @property
+    def num_padding(self) -> int:
+        """Rows of the newest verify that only keep the shape of the one before it."""
+        ...
+
     def verify_seconds(self) -> float | None:
         """Return the time of the newest verify on its device; None if ``verify`` waits for it."""
         ...

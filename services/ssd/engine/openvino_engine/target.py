@@ -59,8 +59,6 @@ BLOCK_STEP = 8
 CHANGE_WEIGHTS = 5_500_000
 """A change of the shape takes as long as a row of so many weights a layer: 1.6 ms for 14M weights
 in 8 layers, of which a row takes .5 ms (one AVX2 core)."""
-KEPT_PASSES = 2
-"""Consecutive passes that keep the rows of an earlier one."""
 Ints = NDArray[np.int64]
 
 
@@ -132,9 +130,10 @@ class OpenVinoTarget:
         self.packs_rows = not engine.deterministic
         change_rows = CHANGE_WEIGHTS * model.num_layers // pass_weights(model)
         self._most_padding = min(change_rows, engine.num_columns - 1)
-        """Rows of padding that a pass may have so that its shape does not change."""
-        self._num_kept = 0
-        """Newest passes that kept the rows of an earlier one."""
+        """Rows of padding that consecutive passes may have together to keep the shape."""
+        self._sum_padding = 0
+        """Of the newest passes that kept it."""
+        self.num_padding = 0
         self._row_limits = list(ROW_LIMITS)
         self._max_sequences = engine.max_num_seqs
         self.sequence_counts = sequence_buckets(engine)
@@ -210,6 +209,7 @@ class OpenVinoTarget:
 
     def verify(self, prepared: PackedPass) -> Tensor:
         """See ``TargetExecution.verify``."""
+        self.num_padding = 0
         num_rows, most = len(prepared.tokens_R), self._row_limits[0][1]
         if num_rows <= most:
             logits_RV = self._verify(prepared, slice(0, num_rows))
@@ -231,8 +231,9 @@ class OpenVinoTarget:
         """Run a pass of these rows; their logits are valid until the next one."""
         positions_R = prepared.positions_R[part]
         num_rows = max(len(positions_R), self._row_limits[0][0])
-        if prepared.keeps_rows:
-            num_rows = self._kept_rows(num_rows)
+        padding = self._padding(num_rows, keeps_rows=prepared.keeps_rows)
+        self.num_padding += padding
+        num_rows += padding
         # In steps, so that the shape is the same for many rounds.
         num_blocks = (int(positions_R.max()) // BLOCK_SIZE // BLOCK_STEP + 1) * BLOCK_STEP
         if self._rows is None or self._rows.tables_RJ.shape != (num_rows, num_blocks):
@@ -248,18 +249,19 @@ class OpenVinoTarget:
             rows.logits_RV if len(positions_R) == num_rows else rows.logits_RV[: len(positions_R)]
         )
 
-    def _kept_rows(self, num_rows: int) -> int:
-        """Return the number of rows of a pass that needs ``num_rows``.
+    def _padding(self, num_rows: int, *, keeps_rows: bool) -> int:
+        """Return how many rows of padding a pass gets so that it has as many as the one before.
 
-        OpenVINO prepares every node again when the number changes. In small models that takes as
-        long as a few rows, and a shorter proposal among others costs two changes.
+        OpenVINO prepares every node again when the number of rows changes. In small models that
+        takes as long as a few rows, and a shorter proposal among others costs two changes.
         """
         kept = 0 if self._rows is None else len(self._rows.tokens_R)
-        if num_rows < kept <= num_rows + self._most_padding and self._num_kept < KEPT_PASSES:
-            self._num_kept += 1
-            return kept
-        self._num_kept = 0
-        return num_rows
+        missing = kept - num_rows
+        if not (keeps_rows and 0 < missing <= self._most_padding - self._sum_padding):
+            self._sum_padding = 0
+            return 0
+        self._sum_padding += missing
+        return missing
 
     def _store(self, tokens_R: Ints, first: int, table_J: Ints) -> None:
         """Run a pass that stores a part of a text, as one sequence."""

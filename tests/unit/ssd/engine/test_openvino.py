@@ -15,13 +15,13 @@ from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.openvino_engine.draft import group_by_width
 from ssd.engine.openvino_engine.matrix import Matrix
-from ssd.engine.openvino_engine.target import KEPT_PASSES
 from ssd.engine.precision import Weights, has_bfloat16
 from ssd.engine.same_bits import find_difference
 from ssd.engine.target_runner import TargetRunner
 from ssd.errors import SetupError
 
-P = 4
+K = 3
+P = K + 1
 ENGINE = on("openvino", EngineConfig(max_model_len=128, max_num_seqs=4, num_columns=P))
 
 
@@ -141,17 +141,23 @@ def test_a_few_passes_keep_the_rows_of_a_longer_one_and_the_bits_are_the_same(
     runner = load(TargetRunner, folder, ENGINE)
     runner.warm_up(lambda _stage, _share: None)
     monkeypatch.setattr(openvino.InferRequest, "infer", counted)
-    needed = [P, *[P - 1] * (KEPT_PASSES + 2), P]
     blocks_J = torch.tensor([2, 1])
     store(runner, range(5, 45), blocks_J)
+    whole, short = (
+        paged([([6, 7, 8, 9][:rows], 40, blocks_J) for rows in (P, last)], P) for last in (P, P - 1)
+    )
+    batches = (whole, *[short] * (K + 1), whole, short)
     num_rows.clear()
-    batches = [paged([([6, 7, 8, 9][:rows], 40, blocks_J)], P) for rows in needed]
-    expected = [runner.forward(each)[:, :rows] for each, rows in zip(batches, needed, strict=True)]
+    expected = [runner.forward(batch) for batch in batches]
     usual = num_rows.copy()
-    for batch, rows, logits in zip(batches, needed, expected, strict=True):
-        assert torch.equal(runner.forward(replace(batch, keeps_rows=True))[:, :rows], logits)
-    kept = 1 + KEPT_PASSES  # CPUs on which passes have one shape always keep it
-    assert num_rows[len(usual) :] == [usual[0]] * kept + usual[kept:]
+    num_rows.clear()
+    for batch, logits_BPV in zip(batches, expected, strict=True):
+        found_BPV = runner.forward(replace(batch, keeps_rows=True))
+        for row, count in enumerate(batch.num_columns_B.tolist()):
+            assert torch.equal(found_BPV[row, :count], logits_BPV[row, :count])
+    # K rows of padding, one in each pass. CPUs on which all passes have one shape keep it.
+    assert num_rows == [*[usual[0]] * (1 + K), usual[1], usual[0], usual[0]]
+    assert runner.num_padding == usual[0] - usual[1]
 
 
 def test_at_one_shape_all_rows_run(folder: Path) -> None:

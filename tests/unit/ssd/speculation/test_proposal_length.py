@@ -85,6 +85,18 @@ def test_waits_for_long_tables_make_the_length_shorter() -> None:
     assert late.largest(4) < in_time.largest(4)
 
 
+def test_a_verify_with_padding_measures_no_number_of_columns() -> None:
+    times = calibration(0.02, 0.001)
+    length = ProposalLength(COLUMNS, LOOKAHEAD, times)
+    assert length.largest(1) == LOOKAHEAD
+    for _ in range(6 * CHOICE_ROUNDS):
+        rounds(length, times, (2,), 1)
+        padded = RoundRecord(num_auto=1, num_padding=3, verify_seconds=0.044, seconds=0.046)
+        padded.add_outcome(3, 2, 3)
+        length.add_round(padded, None)
+    assert length.largest(1) in {2, 3}
+
+
 def test_without_a_calibration_lengths_need_the_time_of_plain_decoding() -> None:
     length = ProposalLength(COLUMNS, LOOKAHEAD, Calibration())
     rounds(length, STEEP, (0, 1) * 4, 4 * CHOICE_ROUNDS)

@@ -72,6 +72,7 @@ def test_off_closes_the_sessions_and_drafts_receive_nothing_more() -> None:
     assert len(draft.commits) == num_commits
     assert isinstance(draft.received[-1], CloseSession)
     assert sink.tokens == plain([1, 2, 3], 30, GREEDY)
+    assert bench.runner.kept_rows[:5] == [True] * 3 + [False] * 2
     plain_rounds = bench.controller.rounds[3:]
     assert all(sample.is_plain and sample.columns == 1 for sample in plain_rounds)
     assert sink.statistics.paused_rounds == len(plain_rounds)
