@@ -289,9 +289,9 @@ class Transport(Block):
     """The links between targets and drafts."""
 
     channel: Literal["Grpc", "Collective"] = "Grpc"
-    """How commits and tables travel. Collective: a connection beside the gRPC stream, NCCL between
-    GPUs if it connects, else gloo; it opens all TCP ports between targets and their drafts, and is
-    refused with security.tls, because it is not encrypted. A link that cannot use it uses Grpc.
+    """How commits and tables travel. Collective: a connection beside the gRPC stream, NCCL
+    between GPUs, else gloo; it opens all TCP ports between targets and their drafts, and is refused
+    with security.tls, because it is not encrypted. A link on which it does not connect uses Grpc.
     status.links has what is used and the reason. A change replaces targets."""
     max_round_trip_microseconds: Annotated[int, between(1, 1_000_000)] | None = None
     """A link with a longer measured round trip is refused, and the target serves without it; absent

@@ -207,7 +207,7 @@ BAD_FRAMES_TOTAL = Counter(
 )
 STALE_FRAMES_TOTAL = Counter(
     "ssd_stale_frames",
-    "Frames or rows dropped because their epoch, session or base length did not match.",
+    "Tables dropped because they are of another session or an earlier round.",
 )
 TLS_CERTIFICATE_EXPIRY = _newest_gauge(
     "ssd_tls_certificate_expiry_timestamp_seconds",
