@@ -268,7 +268,7 @@ def test_a_process_exports_no_metric_of_the_other_process() -> None:
 
     in_both = {name for name in names("target") & names("draft") if not name.endswith("_created")}
     assert in_both == {
-        *("ssd_link_bytes_total", "ssd_bad_frames_total", "ssd_stale_frames_total"),
+        *("ssd_link_bytes_total", "ssd_bad_frames_total"),
         *("ssd_channel_fallbacks_total", "ssd_tls_certificate_expiry_timestamp_seconds"),
     }
     assert {"ssd_draft_max_sessions", "ssd_wire_to_table_seconds"} <= names("draft")
