@@ -50,7 +50,7 @@ class TargetExecution(Execution, Protocol):
     """Whether a verify runs only the rows of each sequence, so that shorter proposals take less
     time. Otherwise each sequence of a pass has K+1 rows."""
     num_padding: int
-    """Rows of the newest verify that only keep the shape of the one before it."""
+    """Rows of padding in the newest verify that keep the number of rows of the verify before."""
     sequence_counts: Sequence[int]
     """Numbers of sequences that are shapes of their own, ascending."""
 

@@ -37,7 +37,7 @@ class Runner(Protocol):
 
     @property
     def num_padding(self) -> int:
-        """Rows of the newest verify that only keep the shape of the one before it."""
+        """See ``TargetExecution.num_padding``."""
         ...
 
     def verify_seconds(self) -> float | None:
