@@ -48,6 +48,7 @@ from ssd_bench.runs import MODES, ON_ALL_CPUS, BenchmarkRun, DifferentTextsError
 from ssd_bench.sampling.command import sampling
 from ssd_bench.serve import serve
 from ssd_bench.stand_ins import data as data_command
+from ssd_bench.unfinished import Unfinished
 
 
 def bench(
@@ -79,7 +80,10 @@ def bench(
     is_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure AR, SD and SSD in one run; write results.json, results.md and plots."""
+    """Measure AR, SD and SSD in one run; write results.json, results.md and plots.
+
+    Ctrl-C ends a run. The same command goes on with it, after its last complete cell.
+    """
     given = dict(locals())
     if context.invoked_subcommand is not None:
         return
@@ -87,6 +91,9 @@ def bench(
     del given["debug"], given["is_json"], given["context"]
     check_models(target, draft, widen_target, widen_draft)
     settings = {name: str(value) for name, value in given.items()}
+    own = {name: value for name, value in settings.items() if name != "output"}
+    unfinished = Unfinished(output, own)
+    known = unfinished.cells()
     batches = tuple(int(number) for number in numbers(batch, "--batch", float, 1, MAX_BATCH))
     temperatures = numbers(temperature, "--temperature", float, 0, 2)
     texts = {
@@ -120,7 +127,7 @@ def bench(
             needs_hits=list(texts) == [DEMO],
             modes=(*MODES, *(ON_ALL_CPUS if equal_hardware else ())),
         )
-        results = run_plan(plan)
+        results = run_plan(plan, known=known, on_cell=unfinished.save)
     bandwidth = read_bandwidth([min(os.sched_getaffinity(0))])
     found = {
         "machine": machine(),
@@ -134,6 +141,7 @@ def bench(
         "read_bandwidth_bytes_per_second": bandwidth,
     }
     names = write(found, markdown(results, bandwidth), output)
+    unfinished.remove()
     if is_json:
         out.print_json(json.dumps(found))
     else:

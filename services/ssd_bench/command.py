@@ -26,7 +26,7 @@ from ssd.console import can_redraw, make_console, style_help
 from ssd.errors import ModelNotFoundError, SettingsError, SSDError, UnsupportedModelError
 from ssd.model_files.model_name import local_folder
 from ssd.model_files.model_source import resolve
-from ssd_bench.runs import BenchmarkRun, Results, run
+from ssd_bench.runs import BenchmarkRun, Cell, Results, run
 
 NUM_PROMPTS = 64
 PROMPT_CHARS = 450
@@ -112,9 +112,16 @@ def widened(model: str, factor: int, scratch: Path) -> Path:
     return widen(folder, factor, scratch / f"{folder.name}-{factor}")
 
 
-def run_plan(plan: BenchmarkRun) -> Results:
-    """Measure a plan with a progress bar."""
-    return with_progress(plan.num_batches, lambda advance: run(plan, advance))
+def run_plan(
+    plan: BenchmarkRun,
+    *,
+    known: Sequence[Cell] = (),
+    on_cell: Callable[[Sequence[Cell]], None] = lambda _cells: None,
+) -> Results:
+    """Measure a plan with a progress bar. ``known`` and ``on_cell`` are those of ``run``."""
+    return with_progress(
+        plan.num_batches, lambda advance: run(plan, advance, known=known, on_cell=on_cell)
+    )
 
 
 def with_progress(

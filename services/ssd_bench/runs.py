@@ -71,8 +71,13 @@ class BenchmarkRun:
     @property
     def num_batches(self) -> int:
         """How many batches run: ``on_batch`` of ``run`` is called after each."""
-        each = 1 + len(self.modes) * self.repetitions
-        return len(self.prompts) * len(self.batches) * len(self.temperatures) * each
+        num_cells = len(self.prompts) * len(self.batches) * len(self.temperatures)
+        return num_cells * self.batches_of_a_cell
+
+    @property
+    def batches_of_a_cell(self) -> int:
+        """Batches of each cell, with the one that warms up."""
+        return 1 + len(self.modes) * self.repetitions
 
 
 @dataclass(slots=True)
@@ -81,6 +86,8 @@ class Cell:
 
     batch: int
     temperature: float
+    data: str = DEMO
+    """Name of the data set."""
     figures: dict[str, list[BatchFigures]] = field(default_factory=dict)
     num_compared: int = 0
     num_different: int = 0
@@ -88,10 +95,13 @@ class Cell:
     mode."""
     parts_ms: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     """Mean milliseconds of a round by part, of each repetition, by mode."""
-    data: str = DEMO
-    """Name of the data set."""
     other_cpus: list[float] = field(default_factory=list)
     """CPUs that other work took before or during each repetition."""
+
+    @property
+    def key(self) -> tuple[int, float, str]:
+        """What no other cell of a run has."""
+        return self.batch, self.temperature, self.data
 
     @property
     def is_usable(self) -> bool:
@@ -116,13 +126,21 @@ class Results:
     dtype_reason: str = ""
 
 
-async def run(plan: BenchmarkRun, on_batch: Callable[[], None]) -> Results:
+async def run(
+    plan: BenchmarkRun,
+    on_batch: Callable[[], None],
+    *,
+    known: Sequence[Cell] = (),
+    on_cell: Callable[[Sequence[Cell]], None] = lambda _cells: None,
+) -> Results:
     """Measure a plan.
 
     Args:
         plan: what to measure.
         on_batch: called ``plan.num_batches`` times: after the warm-up of a cell, and after each
             batch.
+        known: cells of the plan that an earlier run measured.
+        on_cell: called with all cells so far after each cell.
 
     Raises:
         SSDError: a process cannot start, a request failed, or no round was a hit.
@@ -156,10 +174,16 @@ async def run(plan: BenchmarkRun, on_batch: Callable[[], None]) -> Results:
             contenders |= {
                 name: Contender(client, address, mode, num_cpus) for name, mode in on_all.items()
             }
-        for batch, temperature, data in product(plan.batches, plan.temperatures, plan.prompts):
-            cell = Cell(batch, temperature, data=data)
-            await _measure(contenders, plan, cell, on_batch)
-            results.cells.append(cell)
+        found = {cell.key: cell for cell in known}
+        for key in product(plan.batches, plan.temperatures, plan.prompts):
+            if key in found:
+                for _ in range(plan.batches_of_a_cell):
+                    on_batch()
+            else:
+                found[key] = Cell(*key)
+                await _measure(contenders, plan, found[key], on_batch)
+            results.cells.append(found[key])
+            on_cell(results.cells)
         results.target_peak_bytes = peak_memory_bytes(running.target.pid)
         results.draft_peak_bytes = max(peak_memory_bytes(draft.pid) for draft in running.drafts)
         async with DraftClient(running.drafts[0].grpc_address) as draft:

@@ -15,7 +15,7 @@ class Contender:
     """An engine with its settings."""
 
     peer: str
-    """``ssd``, the name of an environment, or that of a server."""
+    """One of ``PEERS``, or the name of a server."""
     drafting: Drafting = "none"
     lookahead: int = 0
     """Tokens of a proposal; 0 without proposals."""
@@ -63,11 +63,15 @@ class Peer:
 
 PAPER = "ssd-paper"
 """The engine of the SSD paper's authors."""
+OWN_ON_GPUS = "ssd-cuda"
+"""This product with its target on one GPU and its draft on another one."""
+OWN = ("ssd", OWN_ON_GPUS)
 PEERS = {
     "ssd": Peer(("float32", "bfloat16", "int8"), ("none", "draft", "ssd")),
     "openvino-genai": Peer(("float32", "bfloat16", "int8"), ("none", "draft")),
     "transformers": Peer(("float32", "bfloat16"), ("none", "draft"), drafting_batch=1),
     "vllm": Peer(("float32", "bfloat16"), ("none", "ngram", "draft", "ssd")),
+    OWN_ON_GPUS: Peer(("float32", "bfloat16"), ("none", "draft", "ssd"), needs_cuda=True),
     PAPER: Peer(("bfloat16",), ("none", "draft", "ssd"), needs_cuda=True),
 }
 

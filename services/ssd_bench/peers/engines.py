@@ -16,7 +16,7 @@ from ssd.rpc.codec import WHOLE_TEXT_MS, GenerateCall
 from ssd.runtime.launch import Deployment, deployed, draft_process, ending
 from ssd.text.tokenizer import load_tokenizer
 from ssd.types import Mode, SamplingParams
-from ssd_bench.peers.contenders import PAPER, Contender
+from ssd_bench.peers.contenders import OWN, PAPER, Contender
 from ssd_bench.peers.environments import check_gpu, interpreter, preload
 from ssd_bench.peers.servers import Answer, ServerEngine
 from ssd_bench.peers.workers.wire import Batch, Config
@@ -154,7 +154,9 @@ async def engine(contender: Contender, setup: Setup) -> AsyncIterator[Engine]:
     Raises:
         SetupError: it cannot start.
     """
-    if contender.peer == "ssd":
+    if contender.needs_cuda:
+        check_gpu(contender.peer)
+    if contender.peer in OWN:
         async with _own(contender, setup) as found:
             yield found
         return
@@ -170,9 +172,10 @@ async def engine(contender: Contender, setup: Setup) -> AsyncIterator[Engine]:
         yield await stack.enter_async_context(_worker(contender, setup, drafts))
 
 
-def _deployment(contender: Contender, setup: Setup) -> Deployment:
+def own_deployment(contender: Contender, setup: Setup) -> Deployment:
+    """Return the processes of this product, or those of its draft beside another engine."""
     has_draft = contender.drafting == "ssd"
-    num_cpus = contender.threads + has_draft
+    num_cpus = len(setup.cpus) if contender.needs_cuda else contender.threads + has_draft
     lookahead = ("--lookahead", str(contender.lookahead)) if contender.lookahead else ()
     return Deployment(
         target=str(setup.target),
@@ -184,7 +187,11 @@ def _deployment(contender: Contender, setup: Setup) -> Deployment:
             *DTYPE_FLAGS[contender.dtype],
             *lookahead,
         ),
-        target_flags=("--threads", str(contender.threads)),
+        target_flags=(
+            *("--threads", str(contender.threads)),
+            *(("--device", "cuda:0") if contender.needs_cuda else ()),
+        ),
+        draft_flags=("--device", "cuda:1") if contender.needs_cuda else (),
         allowed_cpus=tuple(setup.cpus[:num_cpus]),
     )
 
@@ -192,7 +199,7 @@ def _deployment(contender: Contender, setup: Setup) -> Deployment:
 @asynccontextmanager
 async def _own(contender: Contender, setup: Setup) -> AsyncIterator[OwnEngine]:
     async with (
-        deployed(_deployment(contender, setup)) as running,
+        deployed(own_deployment(contender, setup)) as running,
         TargetClient(running.target.grpc_address, ready_seconds=0) as client,
     ):
         info = await client.model_info()
@@ -201,7 +208,7 @@ async def _own(contender: Contender, setup: Setup) -> AsyncIterator[OwnEngine]:
 
 @asynccontextmanager
 async def _draft(contender: Contender, setup: Setup) -> AsyncIterator[str]:
-    deployment = _deployment(contender, setup)
+    deployment = own_deployment(contender, setup)
     draft = draft_process(deployment, deployment.plan(), 0, lambda _name, _event: None)
     try:
         await draft.start()
@@ -231,8 +238,6 @@ async def _worker(
     elif contender.drafting in ("draft", "ssd"):
         config["draft"] = str(setup.draft)
         config["has_own_device"] = contender.drafting == "ssd"
-    if contender.needs_cuda:
-        check_gpu(contender.peer)
     python = await asyncio.to_thread(interpreter, contender.peer, setup.environments)
     cpus = setup.cpus if contender.needs_cuda else setup.cpus[: contender.threads]
     variables = _variables(contender, cpus, setup.scratch) | preload(python)

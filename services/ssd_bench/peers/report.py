@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from ssd_bench.peers.contenders import Contender
+from ssd_bench.peers.contenders import OWN, Contender
 from ssd_bench.peers.measure import Case, Row
 
 TITLES = (
@@ -23,7 +23,6 @@ TITLES = (
 )
 METHODS = {"none": "plain", "draft": "draft model", "ngram": "n-grams", "ssd": "SSD"}
 SERVER = "a server"
-PLAIN = ("ssd", "none")
 Text = list[int] | str
 Decode = Callable[[Sequence[int]], str]
 
@@ -91,8 +90,8 @@ def _cells(row: Row, rows: Sequence[Row], decode: Decode) -> tuple[str, ...]:
 
 def _plain_of_product(row: Row, rows: Sequence[Row]) -> Row | None:
     """Return plain decoding of this product, with which the texts of a server are compared."""
-    plain = (each for each in rows if (each.contender.peer, each.contender.drafting) == PLAIN)
-    return next((each for each in plain if each.case == row.case), None)
+    own = (each for each in rows if each.contender.peer in OWN and each.case == row.case)
+    return next((each for each in own if each.contender.drafting == "none"), None)
 
 
 def _same(one: Text, other: Text, decode: Decode) -> bool:

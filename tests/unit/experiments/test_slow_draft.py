@@ -28,7 +28,7 @@ def figures(tokens_per_second: float, late_rate: float | None) -> BatchFigures:
 
 
 def a_cell(late_rate: float | None) -> Cell:
-    cell = Cell(1, 0.0, {"ar": [], "ssd": []})
+    cell = Cell(1, 0.0, figures={"ar": [], "ssd": []})
     for speed in (1.0, 2.0, 3.0):
         cell.figures["ar"].append(figures(10.0 * speed, None))
         cell.figures["ssd"].append(figures(25.0 * speed, late_rate))

@@ -64,7 +64,7 @@ def figures(
 def cell() -> Cell:
     plain = [figures(speed) for speed in (10.0, 20.0, 10.0)]
     ahead = [figures(speed, verify_ms=20.0) for speed in (30.0, 40.0, 40.0)]
-    return Cell(1, 0.0, {"ar": plain, "ssd": ahead}, num_compared=3, num_different=1)
+    return Cell(1, 0.0, figures={"ar": plain, "ssd": ahead}, num_compared=3, num_different=1)
 
 
 def parts(draft: float, verify: float) -> dict[str, float]:
@@ -77,7 +77,7 @@ def cell_of_five_modes() -> Cell:
     return Cell(
         1,
         0.0,
-        {mode: [figures(speed)] * 3 for mode, speed in speeds.items()},
+        figures={mode: [figures(speed)] * 3 for mode, speed in speeds.items()},
         parts_ms={"sd": [parts(8.0, 10.0)] * 3, "ssd": [parts(0.0, 10.0)] * 3},
     )
 

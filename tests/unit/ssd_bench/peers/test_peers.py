@@ -9,6 +9,7 @@ from ssd_bench.__main__ import main
 from ssd_bench.peers import environments
 from ssd_bench.peers.command import _continued
 from ssd_bench.peers.contenders import PEERS, Contender, contenders
+from ssd_bench.peers.engines import Setup, own_deployment
 from ssd_bench.peers.measure import Case, Row, num_steps
 from ssd_bench.peers.report import markdown, records, rows_of
 from ssd_bench.peers.workers.wire import Batch
@@ -79,6 +80,26 @@ def test_the_engine_of_the_authors_needs_cuda_and_has_gpus_of_its_own(
         environments.check_gpu("ssd-paper")
     (tmp_path / "nvidia0").touch()
     environments.check_gpu("ssd-paper")
+
+
+def test_on_gpus_the_products_target_and_draft_have_one_each(tmp_path: Path) -> None:
+    setup = Setup(
+        target=tmp_path,
+        draft=tmp_path,
+        cpus=(3, 4, 5),
+        batch=1,
+        environments=tmp_path,
+        scratch=tmp_path,
+    )
+    (plain, *_, ssd) = offered("ssd-cuda", dtypes=("bfloat16",))
+    assert (plain.devices, ssd.devices) == ("1 GPU", "1 + 1 GPU")
+    found = own_deployment(ssd, setup)
+    assert found.target_flags[-2:] == ("--device", "cuda:0")
+    assert found.draft_flags == ("--device", "cuda:1")
+    assert found.allowed_cpus == (3, 4, 5)
+    (*_, on_cpus) = offered("ssd")
+    assert own_deployment(on_cpus, setup).draft_flags == ()
+    assert own_deployment(on_cpus, setup).allowed_cpus == (3, 4)
 
 
 def test_the_table_compares_with_plain_decoding_of_the_same_engine() -> None:
