@@ -29,6 +29,7 @@ from ssd_bench.sampling.model import Model, load_model
 from ssd_cli.display import report, status
 from ssd_distill.corpus import Corpus, read_corpus
 from ssd_distill.evaluation import MOST_TOKENS, PROMPT_TOKENS, TEMPERATURES, HeldOut
+from ssd_distill.losses import teacher_loss
 from ssd_distill.models import (
     logits_of,
     new_config,
@@ -37,7 +38,7 @@ from ssd_distill.models import (
     write_weights,
 )
 from ssd_distill.progress import held_interrupt, progress
-from ssd_distill.training import LossFunction, Recipe, Training, mixed_batches, teacher_loss
+from ssd_distill.training import LossFunction, Recipe, Training, mixed_batches
 from ssd_distill.written import write_windows
 from ssd_target.models import TargetModels, find_models
 from ssd_target.settings import TargetSettings

@@ -12,8 +12,8 @@ from ssd.speculation.fan_out import make_policy
 from ssd_bench.sampling.laws import Coupled
 from ssd_bench.sampling.model import Model
 from ssd_bench.sampling.rounds import Cell, Experiment
+from ssd_distill.losses import divergence
 from ssd_distill.models import Logits, logits_of
-from ssd_distill.training import divergence
 
 LOOKAHEAD = 6
 BRANCHES = 24

@@ -12,13 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.optim import AdamW, Muon, Optimizer
 
-from ssd_distill.models import Logits
-
 LossFunction = Callable[[Tensor], Tensor]
-"""From token ids [B, S+1] to the mean loss of the batch, a scalar in nats per token."""
+"""From token ids [B, S+1] to the mean loss of the batch, a scalar."""
 OUTER = ("embed_tokens", "lm_head")
 """Matrices that AdamW trains, with or without Muon."""
 
@@ -141,7 +138,7 @@ class Training:
 
     @property
     def loss(self) -> float:
-        """Mean loss of the last tenth of the steps, nats per token."""
+        """Mean loss of the last tenth of the steps."""
         tail = self._losses[-max(1, len(self._losses) // 10) :]
         return sum(tail) / len(tail)
 
@@ -195,22 +192,3 @@ class Training:
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": dict(held), "param_groups": groups})
         self._losses = state["losses"].tolist()
-
-
-def teacher_loss(student: Logits, teacher: Logits) -> LossFunction:
-    """Return KL(teacher || student) at temperature 1."""
-
-    def loss(tokens_BS: Tensor) -> Tensor:
-        inputs_BS = tokens_BS[:, :-1]
-        with torch.no_grad():
-            wanted_BSV = teacher(inputs_BS)
-        return divergence(wanted_BSV, student(inputs_BS))
-
-    return loss
-
-
-def divergence(wanted_BSV: Tensor, logits_BSV: Tensor) -> Tensor:
-    """Return the mean KL divergence from ``wanted`` to ``logits``, nats per token."""
-    log_p_RV = functional.log_softmax(wanted_BSV.flatten(0, 1).float(), dim=-1)
-    log_q_RV = functional.log_softmax(logits_BSV.flatten(0, 1).float(), dim=-1)
-    return functional.kl_div(log_q_RV, log_p_RV, log_target=True, reduction="batchmean")

@@ -3,8 +3,9 @@
 from torch import Tensor
 from torch.nn import functional
 
+from ssd_distill.losses import divergence
 from ssd_distill.models import Logits
-from ssd_distill.training import LossFunction, divergence
+from ssd_distill.training import LossFunction
 
 
 def text_loss(model: Logits) -> LossFunction:

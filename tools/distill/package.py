@@ -20,6 +20,7 @@ from ssd.demo import NAMES, folder
 from ssd.errors import SetupError
 from ssd_distill.distillation import RECORD
 from ssd_distill.evaluation import LOOKAHEAD, PROMPT_TOKENS
+from ssd_distill.losses import KL_WEIGHT
 from ssd_distill.training import Recipe
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ the training (`ssd.demo.corpus.held_out`). The weights are under the MIT licence
 
 ## Training
 
-| stage | steps | tokens | seconds | peak rates (Muon, AdamW) | last loss, nats a token |
+| stage | steps | tokens | seconds | peak rates (Muon, AdamW) | last loss |
 |---|---|---|---|---|---|
 $training
 
@@ -84,7 +85,7 @@ pair.""",
 """How each pair was trained, for the card."""
 SOURCES = {
     "apart": {"target": "target", "draft": "distil"},
-    "agreed": {"target": "agree/target", "draft": "distil-again"},
+    "agreed": {"target": "agree/target", "draft": "distil-longer"},
 }
 """The two pairs of a run, and the folders of their finished models."""
 ROWS = {
@@ -93,13 +94,20 @@ ROWS = {
     "distil": "3. draft, distilled from the target",
     "agree": "4. both, on text and towards each other",
     "distil-again": "5. draft, distilled from the moved target",
+    "distil-longer": "6. draft, distilled with more text of the target",
 }
 """The training stages in order, and their names in the card."""
 STAGES_OF = {"apart": tuple(ROWS)[:3], "agreed": tuple(ROWS)}
 """The stages of each pair."""
-LOSSES = {"distil": "KL", "distil-again": "KL", "agree": "text + KL"}
-"""The loss of a stage, if it is not the text loss."""
-MEASURED = {"apart": "distil", "agreed": "distil-again"}
+DRAFT_LOSS = f"{KL_WEIGHT} KL - agreement"
+LOSSES = {
+    "distil": DRAFT_LOSS,
+    "agree": "text + KL",
+    "distil-again": DRAFT_LOSS,
+    "distil-longer": DRAFT_LOSS,
+}
+"""The loss of a stage, if it is not the text loss, in nats per token."""
+MEASURED = {"apart": "distil", "agreed": "distil-longer"}
 """The stages that measure the pairs on held-out text."""
 FIGURES = {
     "target_loss": "Loss of the target, nats a token",

@@ -1,13 +1,14 @@
 """Train the embedded pair: ``python -m tools.distill.train --output DIR``.
 
-Each of six stages reads the folders of earlier stages and writes its own, so each can be repeated
+Each of seven stages reads the folders of earlier stages and writes its own, so each can be repeated
 alone:
 
 - ``tokenizer``;
 - ``target`` and ``draft``: both models, trained on text;
 - ``distil``: the draft, trained towards the distribution of the target by ``ssd distill``;
 - ``agree``: both models, the target also towards its draft;
-- ``distil-again``: as above, with the changed target.
+- ``distil-again``: as above, with the changed target;
+- ``distil-longer``: the same, with more text of the target.
 
 ``tools.distill.package`` makes the packaged folders of their results.
 
@@ -65,7 +66,8 @@ AGREE_RECIPE = replace(
 AGREEMENT_WEIGHT = 1.0
 """Weight of a nat of divergence between target and draft, relative to a nat of text."""
 DISTIL_AGAIN_RECIPE = replace(DISTIL_RECIPE, num_steps=900, adam_rate=1.5e-3, muon_rate=2e-3)
-NUM_WINDOWS = {"distil": 960, "agree": 960, "distil-again": 480}
+DISTIL_LONGER_RECIPE = replace(DISTIL_AGAIN_RECIPE, num_steps=1200)
+NUM_WINDOWS = {"distil": 960, "agree": 960, "distil-again": 480, "distil-longer": 2048}
 """Windows that the target writes for a stage."""
 ROUNDS = 600
 """Of the figures of the card, for each temperature."""
@@ -163,6 +165,7 @@ def stages(output: Path, seed: int, num_steps: int | None) -> dict[str, Callable
         return recipe if num_steps is None else replace(recipe, num_steps=num_steps)
 
     first, second = ("target", "draft"), ("agree/target", "agree/draft")
+    third = ("agree/target", "distil-again")
     return {
         "tokenizer": lambda: train_vocabulary(output),
         "target": lambda: train_on_text(output, "target", TARGET, steps(TARGET_RECIPE), seed),
@@ -171,6 +174,9 @@ def stages(output: Path, seed: int, num_steps: int | None) -> dict[str, Callable
         "agree": lambda: agree(output, steps(AGREE_RECIPE), seed + 3),
         "distil-again": lambda: distil(
             output, "distil-again", second, steps(DISTIL_AGAIN_RECIPE), seed + 4
+        ),
+        "distil-longer": lambda: distil(
+            output, "distil-longer", third, steps(DISTIL_LONGER_RECIPE), seed + 5
         ),
     }
 

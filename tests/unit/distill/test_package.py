@@ -37,7 +37,7 @@ def stages(tmp_path: Path) -> Path:
     folder = tmp_path / "stages"
     save_tokenizer(train_tokenizer(["x = 1\n"], vocab_size=300), folder / "tokenizer")
     write_json(folder / "tokenizer" / "record.json", package.corpus_record(3, 1234, 4000))
-    for stage in ("target", "draft", "distil", "agree/target", "distil-again"):
+    for stage in {*package.ROWS, "agree/target"}:
         made = prepare_folder(folder / stage, CONFIG, folder / "tokenizer")
         write_weights(untrained(made, 1), made)
     for stage in package.ROWS:
@@ -49,7 +49,15 @@ def stages(tmp_path: Path) -> Path:
 
 def test_a_card_contains_the_figures_of_its_run(stages: Path) -> None:
     card = package.model_card("draft", stages)
-    for figure in ("4.125", "0.625", "3.25", "1,234 tokens", "KL 0.062", "PSF-2.0", "MIT"):
+    for figure in (
+        "4.125",
+        "0.625",
+        "3.25",
+        "1,234 tokens",
+        "KL - agreement 0.062",
+        "PSF-2.0",
+        "MIT",
+    ):
         assert figure in card
     assert "$" not in card
 
@@ -95,7 +103,7 @@ def test_a_pair_that_is_too_large_or_unfinished_is_refused(
     monkeypatch.setattr(package, "MAX_PAIR_BYTES", 1000)
     with pytest.raises(SetupError, match="allowed are 1000"):
         package.assemble(stages, tmp_path / "weights")
-    (stages / "distil-again" / "model.safetensors").unlink()
+    (stages / "distil-longer" / "model.safetensors").unlink()
     with pytest.raises(SetupError, match="is missing"):
         package.assemble(stages, tmp_path / "weights")
     assert list((tmp_path / "weights").iterdir()) == []

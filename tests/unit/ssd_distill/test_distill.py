@@ -17,8 +17,9 @@ from ssd.engine.runner import load_runner
 from ssd.testing.tiny_folder import write_byte_tokenizer, write_tiny_folder, write_tiny_qwen3
 from ssd_distill import distillation
 from ssd_distill.__main__ import main
+from ssd_distill.losses import teacher_loss
 from ssd_distill.models import Logits
-from ssd_distill.training import LossFunction, teacher_loss
+from ssd_distill.training import LossFunction
 from ssd_target.models import find_models
 from ssd_target.settings import TargetSettings
 

@@ -7,15 +7,14 @@ import torch
 from torch import Tensor
 
 from ssd_bench.sampling.model import Model
+from ssd_distill.losses import teacher_loss
 from ssd_distill.models import logits_of
 from ssd_distill.training import (
     LossFunction,
     Recipe,
     Training,
-    divergence,
     mixed_batches,
     rate_factor,
-    teacher_loss,
     windows,
 )
 from ssd_distill.written import write_windows
@@ -60,7 +59,7 @@ def test_a_student_moves_towards_the_distribution_of_its_teacher(fresh_model: Fr
     run(training, loss_of)
     assert training.num_done == RECIPE.num_steps
     assert training.loss < before
-    assert float(loss_of(batch_BS).detach()) < 0.8 * before
+    assert float(loss_of(batch_BS).detach()) < before - 0.1
     assert torch.equal(weights(teacher), old_teacher)
     for old, new in zip(old_student, student.parameters(), strict=True):
         assert not torch.equal(old, new)
@@ -84,14 +83,6 @@ def test_a_restored_training_has_the_weights_of_one_without_interruption(
     assert resumed.num_done == 7
     run(resumed, loss_of)
     assert torch.equal(weights(second), weights(whole))
-
-
-def test_divergence_is_zero_for_equal_distributions_and_correct_for_known_ones() -> None:
-    logits_BSV = torch.tensor([[[0.0, 0.0]]])
-    other_BSV = torch.tensor([[[0.0, torch.log(torch.tensor(3.0))]]])
-    assert divergence(logits_BSV, logits_BSV).item() == pytest.approx(0.0, abs=1e-6)
-    wanted = 0.5 * torch.log(torch.tensor(4 / 3)).item()
-    assert divergence(logits_BSV, other_BSV).item() == pytest.approx(wanted)
 
 
 def test_padding_of_the_vocabulary_has_no_logits(fresh_model: Fresh) -> None:
