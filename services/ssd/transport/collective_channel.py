@@ -149,9 +149,9 @@ class CollectiveChannel:
             while True:
                 slot, transfer = posted.popleft()
                 transfer.wait()
-                frame, num_openings = self._content(slot)
+                # Before the slot is posted again, which takes time: others are posted already.
+                self._deliver(*self._content(slot))
                 posted.append((slot, self._communicator.receive(slot)))
-                self._deliver(frame, num_openings)
         except LinkError as error:
             self._fail(error)
         finally:

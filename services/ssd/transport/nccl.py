@@ -45,6 +45,9 @@ _IN_PROGRESS = 7
 """``ncclInProgress``."""
 POLL_SECONDS = 0.001
 """Pause between two checks whether the two ranks are connected."""
+SPIN_SECONDS = 0.0005
+"""Time in which a message of connected ranks is checked without pauses: NCCL starts it within
+microseconds, on a thread of its own. A pause would be longer than the message."""
 END_SECONDS = 2.0
 """Maximum time that a new link waits for the end of the previous one, whose draft has ended."""
 _one_link = threading.Lock()
@@ -322,8 +325,10 @@ class NcclCommunicator:
             is_started = self._nccl.call(
                 function, pointer, size, _INT32, self._peer, way.handle, stream
             )
+        spins_until = time.perf_counter() + SPIN_SECONDS
         while not is_started:
-            self._ended.wait(POLL_SECONDS)
+            if time.perf_counter() > spins_until:
+                self._ended.wait(POLL_SECONDS)
             is_started = self._is_ready(way)
 
     def _is_ready(self, way: Direction) -> bool:

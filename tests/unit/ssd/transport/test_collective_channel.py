@@ -23,8 +23,13 @@ from tests.unit.ssd.transport.gloo_pair import (
 from ssd.errors import FrameError, LinkError
 from ssd.runtime.threads import in_daemon_thread
 from ssd.transport import collective_channel, gloo
-from ssd.transport.collective_channel import HEADER_WORDS, MAX_OUTGOING, CollectiveChannel
-from ssd.transport.communicator import Place, available_backends
+from ssd.transport.collective_channel import (
+    HEADER_WORDS,
+    MAX_OUTGOING,
+    NUM_POSTED,
+    CollectiveChannel,
+)
+from ssd.transport.communicator import Place, Slot, Transfer, available_backends
 from ssd.transport.gloo import GlooCommunicator, local_address
 from ssd.transport.probe import probe
 from ssd.transport.rendezvous import MAX_ENTRIES, LinkStore
@@ -101,6 +106,29 @@ async def test_frames_arrive_whole_and_in_order_both_ways_from_any_thread() -> N
         await right.link.wait(50)
         await left.link.wait(50)
         assert left.link.frames == right.link.frames == sent
+
+
+async def test_a_frame_is_delivered_before_its_slot_is_posted_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_post = threading.Event()
+    async with joined() as (near, far):
+        receive = far.receive
+        posted: list[Slot] = []
+
+        def post(slot: Slot) -> Transfer:
+            assert len(posted) < NUM_POSTED or may_post.wait(MAX_SECONDS)
+            posted.append(slot)
+            return receive(slot)
+
+        monkeypatch.setattr(far, "receive", post)
+        left, right = End(near), End(far)
+        left.send(frame(1), 0)
+        await right.link.wait(1)
+        assert len(posted) == NUM_POSTED
+        may_post.set()
+        await left.end()
+        await right.end()
 
 
 async def test_a_frame_waits_for_the_openings_that_were_sent_before_it() -> None:

@@ -35,6 +35,8 @@ class RecordedNccl:
         """The next error of the network."""
         self.is_connected = True
         """Whether the peer is there."""
+        self.checks_until_started = 0
+        """How often a message is in progress when that is checked."""
         self.has_polled = threading.Event()
         """Whether a call asked for a peer that is not there."""
         self.blocked_call = ""
@@ -56,7 +58,7 @@ class RecordedNccl:
         elif name == self.blocked_call:
             self.has_polled.set()
             self._wait(lambda: bool(self._aborted - {args[4]}))
-        return self.is_connected
+        return self.is_connected and not self.checks_until_started
 
     def unique_id(self) -> nccl.UniqueId:
         number = len(self.calls) + len(self.ids)
@@ -74,7 +76,8 @@ class RecordedNccl:
             raise LinkError(self.problem)
         if not self.is_connected:
             self.has_polled.set()
-        return self.is_connected
+        self.checks_until_started = max(0, self.checks_until_started - 1)
+        return self.is_connected and not self.checks_until_started
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         with self._changed:
@@ -222,6 +225,19 @@ def test_an_abort_does_not_wait_for_nccl(library: RecordedNccl) -> None:
     with pytest.raises(LinkError, match="aborted"):
         ends.receive(ends.slot(4))
     library.call("ncclCommAbort", "communicator of another link")
+    ends.close()
+
+
+def test_a_message_that_nccl_starts_on_its_thread_is_sent_without_a_pause(
+    library: RecordedNccl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = connected()
+    library.checks_until_started = 3
+    monkeypatch.setattr(nccl, "POLL_SECONDS", 10 * MAX_SECONDS)
+    monkeypatch.setattr(nccl, "SPIN_SECONDS", MAX_SECONDS)
+    sending, errors = started(lambda: ends.send(ends.slot(4), 4))
+    check_ended(sending)
+    assert errors == []
     ends.close()
 
 
