@@ -38,8 +38,11 @@ from ssd.errors import RankError
 BACKENDS = {"cpu": "ssd.engine.parallel.gloo", "cuda": "ssd.engine.parallel.nccl"}
 """Modules by kind of device: ``connect`` and ``KIND`` of a communicator."""
 HOST = "127.0.0.1"
-START_SECONDS = 30.0
-"""Deadline of a collective until the target serves: ranks start and compile at different speeds."""
+JOIN_SECONDS = 30.0
+"""Deadline for the connections of all ranks."""
+START_SECONDS = 300.0
+"""Deadline of a collective until the target serves: ranks compile at different speeds, and a GPU's
+kernels and samplers take minutes if no earlier start has left them in a cache."""
 LOAD_SECONDS = 1800.0
 """Deadline for the weights of all ranks: one can read from a disk while another has them cached."""
 SERVICE_SECONDS = 5.0
@@ -204,9 +207,9 @@ def join(shard: Shard, port: int, device: str, listener: int | None = None) -> R
             the store from now on.
 
     Raises:
-        RankError: a rank did not connect within ``START_SECONDS``.
+        RankError: a rank did not connect within ``JOIN_SECONDS``.
     """
-    start = timedelta(seconds=START_SECONDS)
+    start = timedelta(seconds=JOIN_SECONDS)
     with _collective(shard):
         store = TCPStore(
             HOST,
@@ -224,10 +227,9 @@ def join(shard: Shard, port: int, device: str, listener: int | None = None) -> R
 
 def _communicator(store: Store, shard: Shard, device: str) -> ProcessGroup:
     module = import_module(BACKENDS[torch.device(device).type])
-    timeout = timedelta(seconds=START_SECONDS)
-    store.set_timeout(timeout)
+    store.set_timeout(timedelta(seconds=JOIN_SECONDS))
     group = ProcessGroup(store, shard.rank, shard.size)
-    backend = module.connect(store, shard, device, timeout)
+    backend = module.connect(store, shard, device, timedelta(seconds=START_SECONDS))
     # There are no public methods for a group of its own.
     group._set_default_backend(module.KIND)  # noqa: SLF001
     group._register_backend(torch.device(device), module.KIND, backend)  # noqa: SLF001

@@ -4,7 +4,8 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from ssd.engine import capture as capture_module
 from ssd.engine.attention.paged import PagedAttention
 from ssd.engine.attention.paged_reference import PagedReference
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
-from ssd.engine.capture import Capture, Kind, Pass, is_capturing
+from ssd.engine.capture import Capture, CudaGraph, CudaGraphs, Kind, Pass, is_capturing
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.registry import open_decoder
 from ssd.engine.parallel.group import ALONE, Group, RankGroup
@@ -244,6 +245,29 @@ def test_a_graph_that_cannot_end_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     assert run().item() == 0
     assert capture.kinds == {("verify", 1): Kind.EAGER}
     assert len(given_up) == 2
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_the_allocator_leaves_the_pool_of_a_failed_cuda_graph(
+    monkeypatch: pytest.MonkeyPatch, *, is_ended: bool
+) -> None:
+    pools = iter([(0, 1), (0, 2)])
+    ended: list[tuple[int, object]] = []
+
+    def end(device: int, pool: object) -> None:
+        ended.append((device, pool))
+        if is_ended:
+            raise RuntimeError("not currently recording to this pool")
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
+    monkeypatch.setattr(torch.cuda, "Stream", object)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=None))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
+    graphs = CudaGraphs()
+    graphs.give_up(graphs.make())
+    assert ended == [(3, (0, 1))]
+    assert cast(CudaGraph, graphs.make())._pool == (0, 2)
 
 
 def test_a_collective_that_is_refused_during_a_capture_is_no_lost_rank() -> None:
