@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import ssd
 from ssd.errors import SettingsError
 from ssd_bench.machine import machine
 from ssd_bench.metrics import BatchFigures
@@ -19,7 +20,11 @@ class Unfinished:
     def __init__(self, output: Path, settings: Mapping[str, str]) -> None:
         """Construct; ``settings`` are those of the run, without its folder ``output``."""
         self._file = output / "unfinished.json"
-        self._run = {"settings": dict(settings), "machine": machine()}
+        self._run = {
+            "settings": dict(settings),
+            "machine": machine(),
+            "version": ssd.__version__,
+        }
 
     def cells(self) -> list[Cell]:
         """Return the cells of a run that was ended: usable ones, the others are measured again.
@@ -36,8 +41,8 @@ class Unfinished:
             raise SettingsError(f"{self._file}: delete it, it cannot be read ({error!r})") from None
         if found != self._run:
             raise SettingsError(
-                f"{self._file} is of a run with other settings, or of another machine: choose "
-                "another --output, or delete it"
+                f"{self._file} is of a run with other settings, of another machine or another "
+                "version: choose another --output, or delete it"
             )
         return [cell for cell in cells if cell.is_usable]
 
