@@ -293,7 +293,7 @@ class CudaGraphs:
         """See ``Graphs``."""
         # The allocator may still refer to the graph, and to the pool as in use.
         self._failed.append(graph)
-        # A ``capture_end`` that fails leaves this out: later allocations would go to the pool.
+        # A ``capture_end`` that fails leaves this out: for the allocator, the capture goes on.
         with contextlib.suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)  # noqa: SLF001
         self._pool = torch.cuda.graph_pool_handle()

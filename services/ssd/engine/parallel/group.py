@@ -117,7 +117,8 @@ class RankGroup:
         self.shard = shard
         self._steps: ProcessGroup | None = steps
         self._tensors = tensors
-        self._deadline_seconds = START_SECONDS
+        self._deadline_seconds = JOIN_SECONDS
+        self.set_deadline(START_SECONDS)
 
     @property
     def deadline_seconds(self) -> float:
@@ -227,9 +228,10 @@ def join(shard: Shard, port: int, device: str, listener: int | None = None) -> R
 
 def _communicator(store: Store, shard: Shard, device: str) -> ProcessGroup:
     module = import_module(BACKENDS[torch.device(device).type])
-    store.set_timeout(timedelta(seconds=JOIN_SECONDS))
+    timeout = timedelta(seconds=JOIN_SECONDS)
+    store.set_timeout(timeout)
     group = ProcessGroup(store, shard.rank, shard.size)
-    backend = module.connect(store, shard, device, timedelta(seconds=START_SECONDS))
+    backend = module.connect(store, shard, device, timeout)
     # There are no public methods for a group of its own.
     group._set_default_backend(module.KIND)  # noqa: SLF001
     group._register_backend(torch.device(device), module.KIND, backend)  # noqa: SLF001

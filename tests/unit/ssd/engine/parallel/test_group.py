@@ -1,5 +1,6 @@
 """What ranks compute together. The ranks are threads; collectives are those of processes."""
 
+import socket
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ from tests.ranks import on_ranks
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ssd.engine.parallel.group import RankGroup
+from ssd.engine.parallel import group as group_module
+from ssd.engine.parallel.group import HOST, JOIN_SECONDS, START_SECONDS, RankGroup, join
 from ssd.engine.parallel.shard import Shard
 from ssd.errors import RankError
 
@@ -107,3 +109,19 @@ def test_a_rank_that_hangs_ends_those_that_compute_and_those_that_wait() -> None
         return "ended"
 
     assert on_ranks(4, run) == ["ended", "ended", "ended", "hangs"]
+
+
+def test_a_rank_that_never_joins_is_found_before_the_deadline_of_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert JOIN_SECONDS < START_SECONDS
+    monkeypatch.setattr(group_module, "JOIN_SECONDS", 0.2)
+    listener = socket.create_server((HOST, 0))
+    # With the deadline of the start, this would take longer than a test may.
+    with pytest.raises(RankError):
+        join(Shard(0, 2), listener.getsockname()[1], "cpu", listener.detach())
+
+
+def test_ranks_that_have_joined_may_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_module, "START_SECONDS", 77.0)
+    assert on_ranks(2, lambda group: group.deadline_seconds) == [77.0, 77.0]
