@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ssd.errors import SettingsError, SetupError
+from ssd.model_files.model_source import resolve
 from ssd.runtime.launch import Deployment
 from ssd.text.tokenizer import load_tokenizer
 from ssd_bench.command import (
@@ -48,7 +49,7 @@ from ssd_bench.runs import MODES, ON_ALL_CPUS, BenchmarkRun, DifferentTextsError
 from ssd_bench.sampling.command import sampling
 from ssd_bench.serve import serve
 from ssd_bench.stand_ins import data as data_command
-from ssd_bench.unfinished import Unfinished
+from ssd_bench.unfinished import Unfinished, identity
 
 
 def bench(
@@ -82,7 +83,8 @@ def bench(
 ) -> None:
     """Measure AR, SD and SSD in one run; write results.json, results.md and plots.
 
-    Ctrl-C ends a run. The same command goes on with it, after its last complete cell.
+    Ctrl-C ends a run. The same command goes on with it. It measures each data set, batch size and
+    temperature again that was not complete, or measured on a busy machine.
     """
     given = dict(locals())
     if context.invoked_subcommand is not None:
@@ -91,15 +93,15 @@ def bench(
     del given["debug"], given["is_json"], given["context"]
     check_models(target, draft, widen_target, widen_draft)
     settings = {name: str(value) for name, value in given.items()}
-    own = {name: value for name, value in settings.items() if name != "output"}
-    unfinished = Unfinished(output, own)
-    known = unfinished.cells()
-    batches = tuple(int(number) for number in numbers(batch, "--batch", float, 1, MAX_BATCH))
-    temperatures = numbers(temperature, "--temperature", float, 0, 2)
+    batches = {int(number) for number in numbers(batch, "--batch", float, 1, MAX_BATCH)}
+    temperatures = set(numbers(temperature, "--temperature", float, 0, 2))
     texts = {
         name: read_texts(file, num_prompts, num_chars=PROMPT_CHARS)
         for name, file in data_sets(data).items()
     }
+    own = {name: value for name, value in settings.items() if name != "output"}
+    unfinished = Unfinished(output, identity(own, texts, map(resolve, (target, draft))))
+    known = unfinished.results()
     with tempfile.TemporaryDirectory() as scratch:
         folders = [
             widened(model, factor, Path(scratch))
@@ -119,14 +121,16 @@ def bench(
             ),
             target_folder=folders[0],
             prompts=encoded(texts, load_tokenizer(folders[0]), prompt_tokens),
-            batches=batches,
-            temperatures=temperatures,
+            batches=tuple(sorted(batches)),
+            temperatures=tuple(sorted(temperatures)),
             max_tokens=max_tokens,
             repetitions=repetitions,
             # Of one data set among several, a cell without hits is a result.
             needs_hits=list(texts) == [DEMO],
             modes=(*MODES, *(ON_ALL_CPUS if equal_hardware else ())),
         )
+        if known.cells:
+            err.print(f"goes on with {len(known.cells)} cells of a run that was ended")
         results = run_plan(plan, known=known, on_cell=unfinished.save)
     bandwidth = read_bandwidth([min(os.sched_getaffinity(0))])
     found = {

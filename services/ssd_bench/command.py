@@ -26,7 +26,7 @@ from ssd.console import can_redraw, make_console, style_help
 from ssd.errors import ModelNotFoundError, SettingsError, SSDError, UnsupportedModelError
 from ssd.model_files.model_name import local_folder
 from ssd.model_files.model_source import resolve
-from ssd_bench.runs import BenchmarkRun, Cell, Results, run
+from ssd_bench.runs import BenchmarkRun, Results, run
 
 NUM_PROMPTS = 64
 PROMPT_CHARS = 450
@@ -115,8 +115,8 @@ def widened(model: str, factor: int, scratch: Path) -> Path:
 def run_plan(
     plan: BenchmarkRun,
     *,
-    known: Sequence[Cell] = (),
-    on_cell: Callable[[Sequence[Cell]], None] = lambda _cells: None,
+    known: Results | None = None,
+    on_cell: Callable[[Results], None] = lambda _results: None,
 ) -> Results:
     """Measure a plan with a progress bar. ``known`` and ``on_cell`` are those of ``run``."""
     return with_progress(

@@ -130,22 +130,28 @@ async def run(
     plan: BenchmarkRun,
     on_batch: Callable[[], None],
     *,
-    known: Sequence[Cell] = (),
-    on_cell: Callable[[Sequence[Cell]], None] = lambda _cells: None,
+    known: Results | None = None,
+    on_cell: Callable[[Results], None] = lambda _results: None,
 ) -> Results:
     """Measure a plan.
 
     Args:
         plan: what to measure.
         on_batch: called ``plan.num_batches`` times: after the warm-up of a cell, and after each
-            batch.
-        known: cells of the plan that an earlier run measured.
-        on_cell: called with all cells so far after each cell.
+            batch; at the start for those of known cells.
+        known: what an earlier run of the plan measured; its cells do not run again.
+        on_cell: called after each cell that was measured, with all results so far.
 
     Raises:
         SSDError: a process cannot start, a request failed, or no round was a hit.
     """
-    results = Results()
+    results = known or Results()
+    cells = {cell.key: cell for cell in results.cells}
+    keys = list(product(plan.batches, plan.temperatures, plan.prompts))
+    for _ in range(len(cells) * plan.batches_of_a_cell):
+        on_batch()
+    if len(cells) == len(keys):
+        return results
     started = time.perf_counter()
     async with contextlib.AsyncExitStack() as stack:
         deployment = replace(plan.deployment, is_synchronous="sd" in plan.modes)
@@ -174,20 +180,22 @@ async def run(
             contenders |= {
                 name: Contender(client, address, mode, num_cpus) for name, mode in on_all.items()
             }
-        found = {cell.key: cell for cell in known}
-        for key in product(plan.batches, plan.temperatures, plan.prompts):
-            if key in found:
-                for _ in range(plan.batches_of_a_cell):
-                    on_batch()
-            else:
-                found[key] = Cell(*key)
-                await _measure(contenders, plan, found[key], on_batch)
-            results.cells.append(found[key])
-            on_cell(results.cells)
-        results.target_peak_bytes = peak_memory_bytes(running.target.pid)
-        results.draft_peak_bytes = max(peak_memory_bytes(draft.pid) for draft in running.drafts)
-        async with DraftClient(running.drafts[0].grpc_address) as draft:
+        draft = await stack.enter_async_context(DraftClient(running.drafts[0].grpc_address))
+        for key in keys:
+            if key in cells:
+                continue
+            cell = Cell(*key)
+            await _measure(contenders, plan, cell, on_batch)
+            cells[key] = cell
+            results.cells = [cells[each] for each in keys if each in cells]
+            results.target_peak_bytes = max(
+                results.target_peak_bytes, peak_memory_bytes(running.target.pid)
+            )
+            results.draft_peak_bytes = max(
+                results.draft_peak_bytes, *(peak_memory_bytes(each.pid) for each in running.drafts)
+            )
             results.table_seconds = (await draft.get_status()).table_seconds
+            on_cell(results)
     return results
 
 

@@ -1,7 +1,9 @@
 """A run of ``ssd bench`` that was ended, and goes on with the same command."""
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -11,46 +13,64 @@ import ssd
 from ssd.errors import SettingsError
 from ssd_bench.machine import machine
 from ssd_bench.metrics import BatchFigures
-from ssd_bench.runs import Cell
+from ssd_bench.runs import Cell, Results
+
+SOURCES = Path(ssd.__file__).parents[1]
+
+
+def identity(
+    settings: Mapping[str, str], texts: Mapping[str, Sequence[str]], models: Iterable[Path]
+) -> str:
+    """Return a name of all that changes what a run measures.
+
+    Args:
+        settings: of the run.
+        texts: of its data sets.
+        models: their folders.
+    """
+    files = sorted(path for folder in models for path in folder.iterdir())
+    found = {
+        "settings": dict(settings),
+        "texts": {name: list(each) for name, each in texts.items()},
+        "models": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files],
+        "machine": machine(),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "code": max(path.stat().st_mtime_ns for path in SOURCES.rglob("*.py")),
+    }
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:12]
 
 
 class Unfinished:
-    """The file with the cells that a run has measured so far."""
+    """The file with what a run has measured so far."""
 
-    def __init__(self, output: Path, settings: Mapping[str, str]) -> None:
-        """Construct; ``settings`` are those of the run, without its folder ``output``."""
-        self._file = output / "unfinished.json"
-        self._run = {
-            "settings": dict(settings),
-            "machine": machine(),
-            "version": ssd.__version__,
-        }
+    def __init__(self, output: Path, name: str) -> None:
+        """Construct; ``name`` is the ``identity`` of the run."""
+        self._file = output / f"unfinished-{name}.json"
 
-    def cells(self) -> list[Cell]:
-        """Return the cells of a run that was ended: usable ones, the others are measured again.
+    def results(self) -> Results:
+        """Return what a run that was ended has measured, without the cells of a busy machine.
 
         Raises:
-            SettingsError: the run has other settings, or the file is damaged.
+            SettingsError: the file cannot be read.
         """
         try:
             found = json.loads(self._file.read_text())
             cells = [_cell(each) for each in found.pop("cells")]
+            results = Results(**found)
         except FileNotFoundError:
-            return []
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise SettingsError(f"{self._file}: delete it, it cannot be read ({error!r})") from None
-        if found != self._run:
-            raise SettingsError(
-                f"{self._file} is of a run with other settings, of another machine or another "
-                "version: choose another --output, or delete it"
-            )
-        return [cell for cell in cells if cell.is_usable]
+            return Results()
+        except OSError as error:
+            raise SettingsError(f"{self._file}: {error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SettingsError(f"{self._file}: delete it, it is damaged ({error!r})") from None
+        results.cells = [cell for cell in cells if cell.is_usable]
+        return results
 
-    def save(self, cells: Sequence[Cell]) -> None:
-        """Write the cells measured so far."""
+    def save(self, results: Results) -> None:
+        """Write what the run has measured so far."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         new = self._file.with_suffix(".part")
-        new.write_text(json.dumps({**self._run, "cells": [asdict(cell) for cell in cells]}))
+        new.write_text(json.dumps(asdict(results)))
         # A file that is replaced is complete at any time.
         new.replace(self._file)
 
