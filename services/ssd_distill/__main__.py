@@ -58,7 +58,7 @@ def command(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show stack traces.")] = False,
 ) -> None:
-    """Train a draft towards the distribution of its target.
+    """Train a draft to make the choices of its target.
 
     The same command goes on with a run that was interrupted.
     """

@@ -29,7 +29,7 @@ from ssd_bench.sampling.model import Model, load_model
 from ssd_cli.display import report, status
 from ssd_distill.corpus import Corpus, read_corpus
 from ssd_distill.evaluation import MOST_TOKENS, PROMPT_TOKENS, TEMPERATURES, HeldOut
-from ssd_distill.losses import teacher_loss
+from ssd_distill.losses import LOSS, teacher_loss
 from ssd_distill.models import (
     logits_of,
     new_config,
@@ -67,6 +67,7 @@ class Plan:
     rounds: int
     """Rounds of the figures on held-out text, for each temperature."""
     seed: int
+    loss: str = LOSS
 
 
 def distill(

@@ -1,9 +1,9 @@
 """What a draft is trained for: to make the choice of its target, given the same noise.
 
-With coupled sampling, target and draft choose the argmax of their logits and the same Gumbel noise.
-They agree with the probability ``sum_i 1 / sum_j max(p_j / p_i, q_j / q_i)`` (Daliri, Musco and
-Suresh, "Coupling without Communication and Drafter-Invariant Speculative Decoding", 2024). This is
-the acceptance of a token, so it is what the training raises.
+With coupled sampling, target and draft each add the same Gumbel noise to their logits and choose
+the argmax. They agree with the probability ``sum_i 1 / sum_j max(p_j / p_i, q_j / q_i)`` (Daliri,
+Musco and Suresh, "Coupling without Communication and Drafter-Invariant Speculative Decoding",
+2024). This is the acceptance of a token.
 """
 
 import torch
@@ -14,12 +14,14 @@ from ssd_distill.models import Logits
 from ssd_distill.training import LossFunction
 
 TEMPERATURES = (1.0, 0.5)
-"""At which target and draft should agree. With less, few tokens have a gradient."""
+"""At which target and draft should agree. At lower ones, few tokens have a gradient."""
 NUM_TOKENS = 32
-"""Tokens with the largest mean probability, whose agreement is computed; the others are one."""
+"""Number of tokens with the largest mean probability that are computed one by one."""
 KL_WEIGHT = 0.3
-"""Of a nat of divergence, relative to an agreement of 1. It gives all tokens a gradient, which a
-new draft needs, and keeps the order of those that are not chosen: the branches of a table."""
+"""Weight of the divergence. It gives all tokens a gradient, which a new draft needs. It also trains
+the order of tokens that are not chosen: they are the branches of a table."""
+LOSS = f"{KL_WEIGHT} KL - agreement at T = {' and '.join(map(str, TEMPERATURES))}"
+"""Name of the loss: a run does not go on with another one."""
 
 
 def teacher_loss(student: Logits, teacher: Logits) -> LossFunction:
@@ -49,8 +51,8 @@ def log_probabilities(logits_BSV: Tensor) -> Tensor:
 def agreement(log_p_RV: Tensor, log_q_RV: Tensor, temperature: float = 1.0) -> Tensor:
     """Return the mean probability that both choose the same token with the same noise.
 
-    It is exact for at most ``NUM_TOKENS`` tokens. With more, it leaves out the agreement on the
-    improbable ones.
+    It is exact for at most ``NUM_TOKENS`` tokens. With more, all other tokens count as one: their
+    own agreement is left out, and that of the likely ones is slightly too large.
 
     Args:
         log_p_RV: ``log_probabilities`` of the target.

@@ -20,7 +20,7 @@ from ssd.demo import NAMES, folder
 from ssd.errors import SetupError
 from ssd_distill.distillation import RECORD
 from ssd_distill.evaluation import LOOKAHEAD, PROMPT_TOKENS
-from ssd_distill.losses import KL_WEIGHT
+from ssd_distill.losses import LOSS
 from ssd_distill.training import Recipe
 
 logger = logging.getLogger(__name__)
@@ -51,8 +51,8 @@ the training (`ssd.demo.corpus.held_out`). The weights are under the MIT licence
 
 ## Training
 
-| stage | steps | tokens | seconds | peak rates (Muon, AdamW) | last loss |
-|---|---|---|---|---|---|
+| stage | steps | tokens | seconds | peak rates (Muon, AdamW) | loss | last value |
+|---|---|---|---|---|---|---|
 $training
 
 Cosine decay, $threads threads of a shared CPU, seeds from $seed on, torch $torch.
@@ -99,14 +99,8 @@ ROWS = {
 """The training stages in order, and their names in the card."""
 STAGES_OF = {"apart": tuple(ROWS)[:3], "agreed": tuple(ROWS)}
 """The stages of each pair."""
-DRAFT_LOSS = f"{KL_WEIGHT} KL - agreement"
-LOSSES = {
-    "distil": DRAFT_LOSS,
-    "agree": "text + KL",
-    "distil-again": DRAFT_LOSS,
-    "distil-longer": DRAFT_LOSS,
-}
-"""The loss of a stage, if it is not the text loss, in nats per token."""
+LOSSES = dict.fromkeys(("distil", "distil-again", "distil-longer"), LOSS) | {"agree": "text + KL"}
+"""The loss of a stage, if it is not the text loss."""
 MEASURED = {"apart": "distil", "agreed": "distil-longer"}
 """The stages that measure the pairs on held-out text."""
 FIGURES = {
@@ -222,7 +216,7 @@ def _training_row(stages: Path, stage: str) -> str:
     return (
         f"| {ROWS[stage]} | {recipe.num_steps:,} of {recipe.batch_size} x {recipe.length} | "
         f"{recipe.num_tokens:,} | {record['seconds']:,.0f} | {recipe.muon_rate}, "
-        f"{recipe.adam_rate} | {LOSSES.get(stage, 'text')} {record['loss']:.3f} |"
+        f"{recipe.adam_rate} | {LOSSES.get(stage, 'text')} | {record['loss']:.3f} |"
     )
 
 

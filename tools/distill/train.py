@@ -5,7 +5,7 @@ alone:
 
 - ``tokenizer``;
 - ``target`` and ``draft``: both models, trained on text;
-- ``distil``: the draft, trained towards the distribution of the target by ``ssd distill``;
+- ``distil``: the draft, trained to make the choices of the target by ``ssd distill``;
 - ``agree``: both models, the target also towards its draft;
 - ``distil-again``: as above, with the changed target;
 - ``distil-longer``: the same, with more text of the target.

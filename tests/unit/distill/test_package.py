@@ -54,7 +54,7 @@ def test_a_card_contains_the_figures_of_its_run(stages: Path) -> None:
         "0.625",
         "3.25",
         "1,234 tokens",
-        "KL - agreement 0.062",
+        "text + KL | 0.062",
         "PSF-2.0",
         "MIT",
     ):
