@@ -90,8 +90,8 @@ def _cells(row: Row, rows: Sequence[Row], decode: Decode) -> tuple[str, ...]:
 
 def _plain_of_product(row: Row, rows: Sequence[Row]) -> Row | None:
     """Return plain decoding of this product, with which the texts of a server are compared."""
-    own = (each for each in rows if each.contender.peer in OWN and each.case == row.case)
-    return next((each for each in own if each.contender.drafting == "none"), None)
+    own = [each for each in rows if each.contender.peer in OWN and each.case == row.case]
+    return next((each for each in own if each.contender.drafting == "none" and each.texts), None)
 
 
 def _same(one: Text, other: Text, decode: Decode) -> bool:
