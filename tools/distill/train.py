@@ -66,7 +66,7 @@ AGREE_RECIPE = replace(
 AGREEMENT_WEIGHT = 1.0
 """Weight of a nat of divergence between target and draft, relative to a nat of text."""
 DISTIL_AGAIN_RECIPE = replace(DISTIL_RECIPE, num_steps=900, adam_rate=1.5e-3, muon_rate=2e-3)
-DISTIL_LONGER_RECIPE = replace(DISTIL_AGAIN_RECIPE, num_steps=1200)
+DISTIL_LONGER_RECIPE = replace(DISTIL_RECIPE, num_steps=600, adam_rate=1e-3, muon_rate=1.2e-3)
 NUM_WINDOWS = {"distil": 960, "agree": 960, "distil-again": 480, "distil-longer": 2048}
 """Windows that the target writes for a stage."""
 ROUNDS = 600
