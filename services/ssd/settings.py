@@ -141,6 +141,12 @@ def nccl_log() -> Path | None:
     return Path(pattern.replace("%h", socket.gethostname()).replace("%p", str(os.getpid())))
 
 
+def inherited_variables() -> dict[str, str]:
+    """Return the variables that change what targets and drafts compute, started by this process."""
+    prefixes = ("SSD_TARGET_", "SSD_DRAFT_", "CUDA_")
+    return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
+
+
 def find_text(
     name: str,
     argv: Sequence[str],

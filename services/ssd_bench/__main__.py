@@ -99,7 +99,8 @@ def bench(
         name: read_texts(file, num_prompts, num_chars=PROMPT_CHARS)
         for name, file in data_sets(data).items()
     }
-    own = {name: value for name, value in settings.items() if name != "output"}
+    own = settings | {"batch": f"{sorted(batches)}", "temperature": f"{sorted(temperatures)}"}
+    del own["output"]
     unfinished = Unfinished(output, identity(own, texts, map(resolve, (target, draft))))
     known = unfinished.results()
     with tempfile.TemporaryDirectory() as scratch:
@@ -131,6 +132,8 @@ def bench(
         )
         if known.cells:
             err.print(f"goes on with {len(known.cells)} cells of a run that was ended")
+        elif unfinished.is_beside_others:
+            err.print(f"{output} has an ended run of other settings, code, models or CPUs: begins")
         results = run_plan(plan, known=known, on_cell=unfinished.save)
     bandwidth = read_bandwidth([min(os.sched_getaffinity(0))])
     found = {

@@ -1,6 +1,7 @@
 """A run of ``ssd bench`` that was ended, and goes on with the same command."""
 
 import hashlib
+import importlib.metadata
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,11 +12,14 @@ from typing import Any
 
 import ssd
 from ssd.errors import SettingsError
+from ssd.settings import inherited_variables
 from ssd_bench.machine import machine
 from ssd_bench.metrics import BatchFigures
 from ssd_bench.runs import Cell, Results
 
 SOURCES = Path(ssd.__file__).parents[1]
+LIBRARIES = ("torch", "openvino", "transformers")
+"""Those that compute."""
 
 
 def identity(
@@ -35,9 +39,19 @@ def identity(
         "models": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files],
         "machine": machine(),
         "cpus": sorted(os.sched_getaffinity(0)),
+        "variables": inherited_variables(),
         "code": max(path.stat().st_mtime_ns for path in SOURCES.rglob("*.py")),
+        "libraries": [(each, _version(each)) for each in LIBRARIES],
     }
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:12]
+    text = json.dumps(found, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _version(library: str) -> str:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 class Unfinished:
@@ -46,6 +60,12 @@ class Unfinished:
     def __init__(self, output: Path, name: str) -> None:
         """Construct; ``name`` is the ``identity`` of the run."""
         self._file = output / f"unfinished-{name}.json"
+
+    @property
+    def is_beside_others(self) -> bool:
+        """Whether runs with other names were ended in the folder, and this one was not."""
+        others = self._file.parent.glob("unfinished-*.json")
+        return any(others) and not self._file.exists()
 
     def results(self) -> Results:
         """Return what a run that was ended has measured, without the cells of a busy machine.

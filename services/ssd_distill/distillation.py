@@ -68,6 +68,7 @@ class Plan:
     """Rounds of the figures on held-out text, for each temperature."""
     seed: int
     loss: str = LOSS
+    """A run that was interrupted does not go on with another one."""
 
 
 def distill(
@@ -129,7 +130,10 @@ def _found(plan: Plan, output: Path) -> dict[str, Any] | None:
     """Return the record of a folder that this plan began, None if there is nothing yet."""
     if (output / RECORD).is_file():
         record: dict[str, Any] = json.loads((output / RECORD).read_text(encoding="utf-8"))
-        for name, value in _as_json(plan).items():
+        wanted = _as_json(plan)
+        if "after" in record:
+            del wanted["loss"]  # It has nothing left to train.
+        for name, value in wanted.items():
             if (found := record["plan"].get(name)) != value:
                 raise SettingsError(
                     f"--output {output} is of a run with another {name} ({found}, not {value}): "

@@ -20,7 +20,6 @@ from ssd.demo import NAMES, folder
 from ssd.errors import SetupError
 from ssd_distill.distillation import RECORD
 from ssd_distill.evaluation import LOOKAHEAD, PROMPT_TOKENS
-from ssd_distill.losses import LOSS
 from ssd_distill.training import Recipe
 
 logger = logging.getLogger(__name__)
@@ -55,7 +54,9 @@ the training (`ssd.demo.corpus.held_out`). The weights are under the MIT licence
 |---|---|---|---|---|---|---|
 $training
 
-Cosine decay, $threads threads of a shared CPU, seeds from $seed on, torch $torch.
+Losses are means over tokens: cross entropy and KL in nats, agreement is the probability that both
+models choose the same token with the same noise. Cosine decay, $threads threads of a shared CPU,
+seeds from $seed on, torch $torch.
 
 $note
 
@@ -99,8 +100,8 @@ ROWS = {
 """The training stages in order, and their names in the card."""
 STAGES_OF = {"apart": tuple(ROWS)[:3], "agreed": tuple(ROWS)}
 """The stages of each pair."""
-LOSSES = dict.fromkeys(("distil", "distil-again", "distil-longer"), LOSS) | {"agree": "text + KL"}
-"""The loss of a stage, if it is not the text loss."""
+LOSSES = {"distil": "KL", "agree": "text + KL", "distil-again": "KL"}
+"""The loss of a stage whose record does not name it, if it is not the text loss."""
 MEASURED = {"apart": "distil", "agreed": "distil-longer"}
 """The stages that measure the pairs on held-out text."""
 FIGURES = {
@@ -213,10 +214,11 @@ def _training_row(stages: Path, stage: str) -> str:
     """Return the row of one stage in the card."""
     record = _read(stages / stage / RECORD)
     recipe = Recipe(**record["plan"]["recipe"])
+    loss = record["plan"].get("loss", LOSSES.get(stage, "text"))
     return (
         f"| {ROWS[stage]} | {recipe.num_steps:,} of {recipe.batch_size} x {recipe.length} | "
         f"{recipe.num_tokens:,} | {record['seconds']:,.0f} | {recipe.muon_rate}, "
-        f"{recipe.adam_rate} | {LOSSES.get(stage, 'text')} | {record['loss']:.3f} |"
+        f"{recipe.adam_rate} | {loss} | {record['loss']:.3f} |"
     )
 
 

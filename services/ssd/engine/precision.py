@@ -14,9 +14,9 @@ change the dtype, and with it the tokens, at each start. *Revisit when* memory m
 *Decision*: ``auto`` keeps the weights of a target, and is int8 for a draft of at least
 ``TINY_MODEL`` weights on a CPU with instructions for it. *Because*: a target's tokens are the
 product, and those of a draft are guesses. ``matrix`` has the times of the formats. A
-quantised draft costs tokens: with the embedded draft in float32, int8 and int4, a round has 4.14,
-4.12 and 3.77 tokens at temperature 0, and 2.59, 2.60 and 2.51 at temperature 1 (24 texts of 256
-tokens, K = 6).
+quantised draft costs tokens: with the embedded draft of stage 5 in float32, int8 and int4, a round
+has 4.14, 4.12 and 3.77 tokens at temperature 0, and 2.59, 2.60 and 2.51 at temperature 1 (24 texts
+of 256 tokens, K = 6).
 """
 
 import json

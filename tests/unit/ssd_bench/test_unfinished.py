@@ -15,6 +15,7 @@ import ssd
 from ssd import demo
 from ssd.errors import SettingsError
 from ssd.runtime.launch import Deployment
+from ssd_bench import __main__ as command
 from ssd_bench import runs, unfinished
 from ssd_bench.runs import BenchmarkRun, Cell, Results, run
 from ssd_bench.unfinished import Unfinished, identity
@@ -164,9 +165,56 @@ def test_what_changes_a_measurement_changes_its_name(
     names.append(name())
     monkeypatch.setattr(unfinished, "machine", lambda: "another one")
     names.append(name())
+    monkeypatch.setenv("SSD_TARGET_WEIGHTS", "int8")
+    names.append(name())
+    monkeypatch.setattr(unfinished, "_version", lambda _: "another one")
+    names.append(name())
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {99})
     names.append(name())
     assert len(set(names)) == len(names)
+
+
+class Runs:
+    """In place of the measurements of ``ssd bench``: each cell takes no time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.known: list[list[int]] = []
+        self.batches: tuple[int, ...] = ()
+        self.is_interrupted = True
+        monkeypatch.setattr(command, "run_plan", self._run_plan)
+        monkeypatch.setattr(command, "read_bandwidth", lambda _cpus: 1e9)
+        monkeypatch.setattr(command, "write", lambda *_: ["results.json"])
+        monkeypatch.setattr(command, "markdown", lambda *_: "")
+
+    def _run_plan(
+        self, plan: BenchmarkRun, *, known: Results, on_cell: Callable[[Results], None]
+    ) -> Results:
+        self.known.append([cell.batch for cell in known.cells])
+        self.batches = plan.batches
+        if self.is_interrupted:
+            on_cell(results_of(b8=0.0))
+            raise KeyboardInterrupt
+        return results_of(b1=0.0, b8=0.0)
+
+
+def test_the_command_goes_on_with_what_an_interrupted_one_has_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs_of_bench = Runs(monkeypatch)
+    argv = ["--temperature", "0", "--num-prompts", "1", "--json", "--output"]
+    assert command.main(["--batch", "1,8", *argv, str(tmp_path)]) == 130
+    capsys.readouterr()
+    assert command.main(["--batch", "1", *argv, str(tmp_path)]) == 130
+    assert "has an ended run of other settings" in capsys.readouterr().err
+    runs_of_bench.is_interrupted = False
+    assert command.main(["--batch", "8,1,1", *argv, str(tmp_path)]) == 0
+    assert "goes on with 1 cells" in capsys.readouterr().err
+    assert runs_of_bench.known == [[], [], [8]]
+    assert runs_of_bench.batches == (1, 8)
+    (other,) = tmp_path.glob("unfinished-*.json")
+    assert command.main(["--batch", "1,8", *argv, str(tmp_path)]) == 0
+    assert runs_of_bench.known[-1] == []
+    assert other.exists()
 
 
 def test_the_name_covers_the_code_of_this_product() -> None:
