@@ -237,7 +237,7 @@ def draw_peers(rows: Sequence[Row], path: Path) -> None:
 
 
 def draw_sampling(cells: Sequence[Cell], path: Path, proposal_share: float) -> None:
-    """Draw hit rate against tokens a round, and the predicted speed-up, of laws of sampling.
+    """Draw hit rate against tokens per round, and the predicted speed-up, of laws of sampling.
 
     Saguaro sampling is a line over its C. For ``proposal_share``, see ``Cell.speed_up``.
     """
@@ -265,7 +265,7 @@ def draw_sampling(cells: Sequence[Cell], path: Path, proposal_share: float) -> N
         for each in coupled:
             up = each.speed_up("adaptive", proposal_share, waits_after_miss=False)
             speeds.axhline(up, color=color, linestyle="--")
-    hits.set_xlabel("tokens a round after a proposal of the draft")
+    hits.set_xlabel("tokens per round after a proposal of the draft")
     hits.set_ylabel("hit rate (adaptive fan-out)")
     hits.legend(fontsize=7)
     speeds.set_xlabel("C of Saguaro sampling; 1 is rejection sampling")

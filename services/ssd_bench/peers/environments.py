@@ -19,7 +19,8 @@ REQUIREMENTS = {
     "ssd-paper": (
         "ssd @ git+https://github.com/tanishqkumar/ssd@6ed3022256dd7661e0ad53356f1eccda6239340f",
     ),
-    "guidellm": ("guidellm==0.8.1",),  # the clients of ``ssd bench serve``
+    # The clients of ``ssd bench serve``. They need any version of torch; this one has a CPU build.
+    "guidellm": ("guidellm==0.8.1", "torch==2.13.0"),
 }
 """A peer without an entry uses the environment of this command."""
 UNUSED = {

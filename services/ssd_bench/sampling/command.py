@@ -98,7 +98,7 @@ def sampling(
 
 def markdown(cells: Sequence[Cell], proposal_share: float) -> str:
     """Return the table: hit rates by policy, and speed-ups with the first policy."""
-    titles = ("T", "law", "C", "tokens a round", *(f"hit, {name}" for name in _COLUMNS))
+    titles = ("T", "law", "C", "tokens per round", *(f"hit, {name}" for name in _COLUMNS))
     titles += ("speed-up", "speed-up, miss waits")
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for cell in cells:
