@@ -131,7 +131,7 @@ def bench(
             modes=(*MODES, *(ON_ALL_CPUS if equal_hardware else ())),
         )
         if known.cells:
-            err.print(f"goes on with {len(known.cells)} cells of a run that was ended")
+            err.print(f"goes on with a run that was ended; measured cells: {len(known.cells)}")
         elif unfinished.is_beside_others:
             err.print(f"{output} has an ended run of other settings, code, models or CPUs: begins")
         results = run_plan(plan, known=known, on_cell=unfinished.save)

@@ -118,7 +118,7 @@ def run_plan(
     known: Results | None = None,
     on_cell: Callable[[Results], None] = lambda _results: None,
 ) -> Results:
-    """Measure a plan with a progress bar. ``known`` and ``on_cell`` are those of ``run``."""
+    """Measure a plan with a progress bar. See ``run`` for ``known`` and ``on_cell``."""
     return with_progress(
         plan.num_batches, lambda advance: run(plan, advance, known=known, on_cell=on_cell)
     )

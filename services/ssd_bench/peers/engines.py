@@ -173,7 +173,7 @@ async def engine(contender: Contender, setup: Setup) -> AsyncIterator[Engine]:
 
 
 def own_deployment(contender: Contender, setup: Setup) -> Deployment:
-    """Return the processes of this product, or those of its draft beside another engine."""
+    """Return the processes of this product. Beside another engine, only the draft starts."""
     has_draft = contender.drafting == "ssd"
     num_cpus = len(setup.cpus) if contender.needs_cuda else contender.threads + has_draft
     lookahead = ("--lookahead", str(contender.lookahead)) if contender.lookahead else ()

@@ -208,7 +208,7 @@ def test_the_command_goes_on_with_what_an_interrupted_one_has_measured(
     assert "has an ended run of other settings" in capsys.readouterr().err
     runs_of_bench.is_interrupted = False
     assert command.main(["--batch", "8,1,1", *argv, str(tmp_path)]) == 0
-    assert "goes on with 1 cells" in capsys.readouterr().err
+    assert "measured cells: 1" in capsys.readouterr().err
     assert runs_of_bench.known == [[], [], [8]]
     assert runs_of_bench.batches == (1, 8)
     (other,) = tmp_path.glob("unfinished-*.json")
