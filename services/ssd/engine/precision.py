@@ -81,6 +81,15 @@ def has_matrices() -> bool:
     return _has_any((MATRIX_ARITHMETIC,))
 
 
+def keeps_bfloat16(num_weights: int) -> bool:
+    """Return whether a target with float32 arithmetic keeps the bfloat16 weights of a checkpoint.
+
+    See ``matrix``, which has the times.
+    """
+    has_one_kernel = _has_any(("avx2",)) and not _has_any(("avx512_f",))
+    return has_one_kernel and num_weights >= SMALL_MODEL
+
+
 def choose_weights(requested: str, *, is_draft: bool, num_weights: int) -> Weights:
     """Return the format of the weights of a model on a CPU, with the engine openvino.
 

@@ -71,6 +71,10 @@ class Checkpoint:
                     "checkpoints are not supported"
                 )
 
+    def dtypes(self) -> set[str]:
+        """Return the dtypes of the tensors, by their names in the files."""
+        return {self._slice(name).get_dtype() for name in self._file_of}
+
     def select(self, parts: Mapping[str, Part]) -> None:
         """Read only these parts of these tensors from now on."""
         self._parts = parts
@@ -95,6 +99,15 @@ class Checkpoint:
             return self._handles[path].get_slice(name)
         except SafetensorError as error:
             raise WeightsError(f"{path}: the index places tensor {name} here: {error}") from error
+
+
+def is_bfloat16(folder: Path) -> bool:
+    """Return whether all tensors of a checkpoint are stored in bfloat16.
+
+    Raises:
+        WeightsError: as ``Checkpoint``.
+    """
+    return Checkpoint(folder).dtypes() == {"BF16"}
 
 
 class TensorReader:

@@ -14,13 +14,19 @@ same bits in passes of 1 to 56 rows. On AMD EPYC with AVX2, quantised weights ha
 passes of 2 to 80 rows; one row and more rows have other kernels.
 
 *Decision*: packed products with the weights as the right factor. *Because*: rows have the same bits
-in passes of every number of rows. *Not chosen*: 16-bit weights with float32 arithmetic (40 instead
-of 67 ms for one row), weights as the left factor or not packed (43 instead of 70 ms for one row in
-bfloat16 on the core with AMX, and one copy in memory): each has a kernel of its own for few rows,
-with other bits. With AVX2, 16-bit weights have the same bits in passes of up to 80 rows, and fewer
-rows are faster, but not more: bfloat16 weights with float32 arithmetic take 34, 93, 227, 433 and
-887 ms for 1, 7, 28, 56 and 112 rows, float32 weights 47, 91, 189, 363 and 686 (AMD EPYC, one core).
-*Revisit when* a plugin has one kernel for all of them.
+in passes of every number of rows. *Not chosen*: weights as the left factor or not packed (43
+instead of 70 ms for one row in bfloat16 on the core with AMX, and one copy in memory): each has a
+kernel of its own for few rows, with other bits.
+
+*Decision*: a target with float32 arithmetic keeps bfloat16 weights on a CPU with AVX2 and without
+AVX-512, from ``SMALL_MODEL`` weights on. *Because*: passes of up to four rows read half of the
+memory: with weights in float32 and bfloat16, 1, 4, 7, 16, 32 and 64 rows take 55, 69, 91, 129, 233
+and 402 ms and 35, 44, 87, 132, 254 and 449 ms (208M weights, one core of an AMD EPYC). Rows have
+the same bits in passes of up to 80 rows. *Not chosen*: float32 weights for many sequences, since
+the texts would depend on their number; bfloat16 weights with AVX-512, where one to four rows have a
+kernel with other bits; and in the embedded target, whose plain decoding and proposals of three
+tokens gain a third, and proposals of six lose a tenth. *Revisit when* a plugin has one kernel for
+all of them.
 """
 
 import numpy as np

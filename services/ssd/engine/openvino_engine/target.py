@@ -51,7 +51,7 @@ from ssd.engine.sizes import pass_weights
 MIN_STORED = 2
 """Smallest number of rows of a prefill."""
 ANY = 1 << 20
-ROW_LIMITS = ((1, ANY), (2, ANY), (2, 64), (5, 64))
+ROW_LIMITS = ((1, ANY), (1, 64), (2, ANY), (2, 64), (5, 64))
 """Smallest and largest numbers of rows of a pass, in the order in which they are tried. Kernels for
 few rows end at one row or at four; chunks of a prompt are multiples of 64 rows, or shorter."""
 BLOCK_SIZE = BLOCK_SIZES["openvino"]

@@ -9,7 +9,7 @@ import torch
 
 from ssd.engine import engine_choice, precision
 from ssd.engine.engine_choice import EngineChoice, EngineRequest, choose_engine
-from ssd.engine.precision import SMALL_MODEL, TINY_MODEL, choose_precision
+from ssd.engine.precision import SMALL_MODEL, TINY_MODEL, choose_precision, keeps_bfloat16
 from ssd.errors import SettingsError
 
 DRAFT = {"is_draft": True}
@@ -83,6 +83,25 @@ def test_settings_that_exclude_each_other_are_refused_with_a_hint(
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
     with pytest.raises(SettingsError, match=words):
         choose(**settings)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "num_weights", "expected"),
+    [
+        (("avx2",), SMALL_MODEL, "kept"),
+        (("avx2",), SMALL_MODEL - 1, "converted"),
+        (("avx2", "avx512_f"), SMALL_MODEL, "converted"),
+        ((), SMALL_MODEL, "converted"),
+    ],
+)
+def test_weights_stay_in_bfloat16_where_few_rows_have_no_kernel_of_their_own(
+    capabilities: tuple[str, ...],
+    num_weights: int,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(capabilities, True))
+    assert keeps_bfloat16(num_weights) is (expected == "kept")
 
 
 def test_without_the_package_auto_is_torch(monkeypatch: pytest.MonkeyPatch) -> None:

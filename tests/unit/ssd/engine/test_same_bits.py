@@ -21,6 +21,8 @@ from ssd.engine import same_bits, target_runner
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.llama import shapes
+from ssd.engine.models.registry import open_weights
+from ssd.engine.openvino_engine import load as openvino_load
 from ssd.engine.openvino_engine import target
 from ssd.engine.precision import has_bfloat16
 from ssd.engine.same_bits import find_difference, mixed_totals, proved
@@ -58,10 +60,12 @@ def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+KEPT = "float32 with the bfloat16 weights of the checkpoint"
 ENGINES = [
     pytest.param(("torch", "bfloat16"), id="torch-bfloat16"),
     pytest.param(("torch", "float32"), id="torch-float32"),
     pytest.param(("openvino", "float32"), id="openvino-float32"),
+    pytest.param(("openvino", KEPT), id="openvino-float32-of-bfloat16"),
     pytest.param(
         ("openvino", "bfloat16"),
         id="openvino-bfloat16",
@@ -75,11 +79,13 @@ def load_wide(folder: Path, engine: str, dtype: str, **settings: Any) -> TargetR
         max_model_len=BLOCKS * BLOCK_SIZE,
         num_columns=P,
         engine=engine,
-        dtype=dtype,
+        dtype=dtype.split(maxsplit=1)[0],
         block_size=BLOCK_SIZE,
         **settings,
     )
-    return load(TargetRunner, folder, config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(openvino_load, "keeps_bfloat16", lambda _: dtype == KEPT)
+        return load(TargetRunner, folder, config)
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -262,9 +268,28 @@ def test_each_difference_leaves_fewer_shapes_until_there_is_one(
     runner = load_wide(wide_folder, "openvino", "float32", max_num_seqs=8)
     runner.folder = None
     runner.warm_up(lambda _stage, _fraction: None)
-    assert rows == [1, 2, 2, 5, 8 * P]
+    assert rows == [1, 1, 2, 2, 5, 8 * P]
     assert runner.row_counts == runner.verify_columns == (P,)
     assert list(runner.execution.sequence_counts) == [8]
+
+
+def test_kept_bfloat16_weights_have_the_logits_of_the_same_weights_in_float32(
+    wide_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+
+    def recorded(folder: Path, model: ModelConfig, dtype: torch.dtype, *rest: Any) -> object:
+        read.append(dtype)
+        return open_weights(folder, model, dtype, *rest)
+
+    monkeypatch.setattr(openvino_load, "open_weights", recorded)
+    first = stack([(text(P), 0, 0)])
+    kept, float32 = (
+        load_wide(wide_folder, "openvino", dtype, max_num_seqs=1).forward(first)
+        for dtype in (KEPT, "float32")
+    )
+    assert read == [torch.bfloat16, torch.float32]
+    assert torch.allclose(kept, float32, atol=1e-3)
 
 
 def test_padding_and_division_of_passes_change_no_logits(
