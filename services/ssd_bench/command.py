@@ -52,7 +52,7 @@ Data = Annotated[
 ]
 Repetitions = Annotated[int, typer.Option(min=1)]
 Dtype = Annotated[
-    Literal["auto", "bfloat16", "float32"], typer.Option(help="Data type of weights and KV.")
+    Literal["auto", "bfloat16", "float32"], typer.Option(help="Data type of arithmetic and KV.")
 ]
 Engine = Annotated[
     Literal["auto", "openvino", "static", "torch"],

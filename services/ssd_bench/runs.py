@@ -24,6 +24,7 @@ from ssd_bench.round_parts import mean_ms
 BYTES_PER_WEIGHT = {
     "bfloat16": 2,
     "float32": 4,
+    "float32, bfloat16 weights": 2,
     "float32, int8 weights": 1,
     "float32, int4 weights": 0.5,
 }
@@ -122,7 +123,7 @@ class Results:
     table_seconds: float = 0.0
     """Median time of a draft from a commit to its complete table."""
     dtype: str = ""
-    """Data type of the target's weights and KV cache."""
+    """The target's data type of arithmetic and KV cache, and the format of its weights."""
     dtype_reason: str = ""
 
 

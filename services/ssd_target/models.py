@@ -29,6 +29,7 @@ def find_models(settings: TargetSettings) -> TargetModels:
         SetupError: a model does not exist or is not supported, or the two do not match.
     """
     target = find_model(settings, max_num_seqs=settings.max_num_seqs)
+    target = replace(target, engine=replace(target.engine, step_tokens=settings.step_tokens))
     if not settings.draft_model:
         return TargetModels(target=target, draft=None)
     draft = find_model(

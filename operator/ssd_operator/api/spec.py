@@ -55,8 +55,8 @@ class ModelFormat(Block):
     """Maximum prompt and output tokens of a sequence; absent means the model's own length.
     A change replaces targets and drafts."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Number format of weights and KV. auto: bfloat16 on GPUs, and the faster one for the model on
-    CPUs; status.model shows the choice and its reason. A change replaces targets and drafts."""
+    """Number format of arithmetic and KV. auto: bfloat16 on GPUs, and the faster one for the model
+    on CPUs; status.model shows the choice and its reason. A change replaces targets and drafts."""
 
 
 class Model(ModelFormat):

@@ -186,8 +186,8 @@ class EngineConfig:
     """``bfloat16`` or ``float32``; see ``ssd.engine.precision`` for ``auto``."""
     dtype_reason: str = "set explicitly"
     """Reason of the dtype, for logs and status."""
-    weights: Literal["same", "int8", "int4"] = "same"
-    """Format of the matrices: ``same`` as the dtype, ``int8`` or ``int4``."""
+    weights: Literal["same", "bfloat16", "int8", "int4"] = "same"
+    """Format of the matrices: ``same`` as the dtype, or a smaller one with float32 arithmetic."""
     threads: int = 1
     """Threads of a pass on a CPU, of each rank; torch takes those of its process."""
     tensor_parallel_size: int = 1
@@ -198,6 +198,8 @@ class EngineConfig:
     """Slots of a KV block, tokens."""
     prefill_chunk: int = 128
     """Rows of a prefill pass; chunks of a prompt start at its multiples."""
+    step_tokens: int = 256
+    """Most prompt tokens that one pass stores, in whole chunks."""
     context_chunk: int = 256
     """Positions of one attention chunk; chunks are merged in a fixed order. A multiple of
     ``block_size``."""

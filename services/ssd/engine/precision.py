@@ -11,12 +11,12 @@ rows, AVX512-BF16: 27 ms instead of 20) and faster with it (1, 7 and 56 rows, on
 5.4 ms instead of 2.8, 4.0 and 15). *Not chosen*: timing both, since a busy machine could then
 change the dtype, and with it the tokens, at each start. *Revisit when* memory matters more.
 
-*Decision*: ``auto`` keeps the weights of a target, and is int8 for a draft of at least
-``TINY_MODEL`` weights on a CPU with instructions for it. *Because*: a target's tokens are the
-product, and those of a draft are guesses. ``matrix`` has the times of the formats. A
-quantised draft costs tokens: with the embedded draft of stage 5 in float32, int8 and int4, a round
-has 4.14, 4.12 and 3.77 tokens at temperature 0, and 2.59, 2.60 and 2.51 at temperature 1 (24 texts
-of 256 tokens, K = 6).
+*Decision*: ``auto`` keeps the weights of a target, in float32 arithmetic also those in bfloat16
+where ``matrix`` says so, and is int8 for a draft of at least ``TINY_MODEL`` weights on a CPU with
+instructions for it. *Because*: a target's tokens are the product, and those of a draft are guesses.
+``matrix`` has the times of the formats. A quantised draft costs tokens: with the embedded draft of
+stage 5 in float32, int8 and int4, a round has 4.14, 4.12 and 3.77 tokens at temperature 0, and
+2.59, 2.60 and 2.51 at temperature 1 (24 texts of 256 tokens, K = 6).
 """
 
 import json
@@ -26,7 +26,7 @@ from typing import Literal
 
 import torch
 
-Weights = Literal["same", "int8", "int4"]
+Weights = Literal["same", "bfloat16", "int8", "int4"]
 AUTO = "auto"
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 """The data types of torch, by their names in the settings."""
@@ -82,27 +82,32 @@ def has_matrices() -> bool:
 
 
 def keeps_bfloat16(num_weights: int) -> bool:
-    """Return whether a target with float32 arithmetic keeps the bfloat16 weights of a checkpoint.
+    """Return whether this CPU is fast with bfloat16 weights in float32 arithmetic.
 
     See ``matrix``, which has the times.
     """
-    has_one_kernel = _has_any(("avx2",)) and not _has_any(("avx512_f",))
-    return has_one_kernel and num_weights >= SMALL_MODEL
+    is_avx2 = _has_any(("avx2",)) and not _has_any(("avx512_f",))
+    return is_avx2 and num_weights >= SMALL_MODEL
 
 
-def choose_weights(requested: str, *, is_draft: bool, num_weights: int) -> Weights:
+def choose_weights(
+    requested: str, *, is_draft: bool, num_weights: int, keeps_bfloat16: bool
+) -> Weights:
     """Return the format of the weights of a model on a CPU, with the engine openvino.
 
     Args:
         requested: ``auto``, ``same``, ``int8`` or ``int4``.
         is_draft: whether the tokens of the model are guesses.
         num_weights: of the model.
+        keeps_bfloat16: whether a target with float32 arithmetic keeps bfloat16 weights.
     """
     if requested == "int4":
         return "int4"
     is_faster = num_weights >= TINY_MODEL and _has_any(INT8_ARITHMETIC)
     is_default = requested == AUTO and is_draft and is_faster
-    return "int8" if requested == "int8" or is_default else "same"
+    if requested == "int8" or is_default:
+        return "int8"
+    return "bfloat16" if requested == AUTO and not is_draft and keeps_bfloat16 else "same"
 
 
 def _has_any(names: tuple[str, ...]) -> bool:

@@ -39,8 +39,9 @@ CPU_INFO = Path("/proc/cpuinfo")
 _ENGINE = Path(__file__).parent
 LONG_SECONDS = 2.0
 """The result of a proof that takes longer is kept."""
-NUM_CHUNKS = 2
-"""Whole chunks of the prompt that precedes the compared rows."""
+MIN_CHUNKS = 2
+"""Whole chunks of the prompt that precedes the compared rows, at least. It has as many as one pass
+stores at most, because many rows can have a kernel of their own."""
 _STRIDE = 7919
 
 
@@ -186,7 +187,8 @@ class _Text:
         self.columns = engine.num_columns
         self.chunk = engine.prefill_chunk
         room = min(engine.max_model_len, (passes.num_blocks - 1) * engine.block_size)
-        self.num_chunks = max(0, min(NUM_CHUNKS, (room - self.columns - 1) // self.chunk))
+        wanted = max(MIN_CHUNKS, -(-engine.step_tokens // self.chunk))
+        self.num_chunks = max(0, min(wanted, (room - self.columns - 1) // self.chunk))
         # One token alone in its chunk differs most from one in a pass of all chunks.
         self._length = self.num_chunks * self.chunk + (self.num_chunks > 0)
         size = self._length + self.columns

@@ -15,7 +15,9 @@ from ssd.engine.config import (
     usable_token_ids,
 )
 from ssd.engine.engine_choice import EngineChoice, EngineRequest, choose_engine
+from ssd.engine.models.weights import is_bfloat16
 from ssd.engine.parallel.shard import check_shards
+from ssd.engine.precision import keeps_bfloat16
 from ssd.engine.sizes import num_weights
 from ssd.engine_settings import EngineSettings
 from ssd.model_files.model_name import local_folder, local_shape
@@ -58,7 +60,7 @@ def find_model(
     # Before ranks are started, which would each need seconds to report it.
     check_shards(model, settings.num_ranks)
     engine = _engine_config(
-        settings, model, tokenizer, max_num_seqs, branches, is_draft=is_draft or branches > 0
+        settings, folder, tokenizer, max_num_seqs, branches, is_draft=is_draft or branches > 0
     )
     return LocalModel(folder=folder, tokenizer=tokenizer, engine=engine)
 
@@ -78,21 +80,21 @@ def check_model(settings: EngineSettings, *, max_num_seqs: int, branches: int = 
     if model is not None and (folder := local_folder(settings.model)) is not None:
         tokenizer = load_tokenizer(folder)
         engine = _engine_config(
-            settings, model, tokenizer, max_num_seqs, branches, is_draft=branches > 0
+            settings, folder, tokenizer, max_num_seqs, branches, is_draft=branches > 0
         )
         check_engine(model, engine)
 
 
 def _engine_config(
     settings: EngineSettings,
-    model: ModelConfig,
+    folder: Path,
     tokenizer: Tokenizer,
     max_num_seqs: int,
     branches: int,
     *,
     is_draft: bool,
 ) -> EngineConfig:
-    size = settings.num_ranks
+    model, size = ModelConfig.from_folder(folder), settings.num_ranks
     choice = choose_engine(
         EngineRequest(
             engine=settings.engine,
@@ -103,6 +105,7 @@ def _engine_config(
             tensor_parallel_size=size,
             num_weights=num_weights(model),
             is_draft=is_draft,
+            keeps_bfloat16=keeps_bfloat16(num_weights(model)) and is_bfloat16(folder),
         )
     )
     return EngineConfig(

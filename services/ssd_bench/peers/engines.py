@@ -30,7 +30,7 @@ LINE_CHARS = 120
 MAX_LENGTH = 1024
 MODES = {"none": Mode.AUTOREGRESSIVE, "draft": Mode.SYNCHRONOUS, "ssd": Mode.SPECULATIVE}
 DTYPE_FLAGS = {
-    "float32": ("--dtype", "float32", "--weights", "same"),
+    "float32": ("--dtype", "float32", "--weights", "auto"),
     "bfloat16": ("--dtype", "bfloat16", "--weights", "same"),
     "int8": ("--dtype", "float32", "--weights", "int8"),
 }

@@ -7,12 +7,10 @@ import torch
 
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.registry import open_weights
-from ssd.engine.models.weights import is_bfloat16
 from ssd.engine.openvino_engine.draft import OpenVinoDraft
 from ssd.engine.openvino_engine.target import OpenVinoTarget
 from ssd.engine.parallel.group import Group
-from ssd.engine.precision import DTYPES, keeps_bfloat16
-from ssd.engine.sizes import num_weights
+from ssd.engine.precision import DTYPES
 
 
 def load(
@@ -25,7 +23,7 @@ def load(
     """See ``execution.load_execution``."""
     assert group.shard.is_whole, group.shard
     dtype = DTYPES[engine.dtype]
-    if not engine.branches and keeps_bfloat16(num_weights(model)) and is_bfloat16(folder):
+    if engine.weights == "bfloat16":
         dtype = torch.bfloat16
     weights, reader = open_weights(folder, model, dtype, engine.device, on_progress)
     kind = OpenVinoDraft if engine.branches else OpenVinoTarget

@@ -14,19 +14,21 @@ same bits in passes of 1 to 56 rows. On AMD EPYC with AVX2, quantised weights ha
 passes of 2 to 80 rows; one row and more rows have other kernels.
 
 *Decision*: packed products with the weights as the right factor. *Because*: rows have the same bits
-in passes of every number of rows. *Not chosen*: weights as the left factor or not packed (43
-instead of 70 ms for one row in bfloat16 on the core with AMX, and one copy in memory): each has a
-kernel of its own for few rows, with other bits.
+in passes of every number of rows that was measured. *Not chosen*: weights as the left factor or not
+packed (43 instead of 70 ms for one row in bfloat16 on the core with AMX, and one copy in memory):
+each has a kernel of its own for few rows, with other bits.
 
 *Decision*: a target with float32 arithmetic keeps bfloat16 weights on a CPU with AVX2 and without
 AVX-512, from ``SMALL_MODEL`` weights on. *Because*: passes of up to four rows read half of the
-memory: with weights in float32 and bfloat16, 1, 4, 7, 16, 32 and 64 rows take 55, 69, 91, 129, 233
-and 402 ms and 35, 44, 87, 132, 254 and 449 ms (208M weights, one core of an AMD EPYC). Rows have
-the same bits in passes of up to 80 rows. *Not chosen*: float32 weights for many sequences, since
-the texts would depend on their number; bfloat16 weights with AVX-512, where one to four rows have a
-kernel with other bits; and in the embedded target, whose plain decoding and proposals of three
-tokens gain a third, and proposals of six lose a tenth. *Revisit when* a plugin has one kernel for
-all of them.
+memory. With weights in float32 and bfloat16, passes of 1, 4, 7, 16, 32 and 64 rows take 55, 69, 91,
+129, 233 and 402 ms and 35, 44, 87, 132, 254 and 449 ms (208M weights, one core of an AMD EPYC, in
+turn in one process, other work on the machine), and an earlier run had 189 and 227 ms for 28 rows.
+A process has .83 instead of 2.02 GB beside its files. Rows have the same bits in passes of up to 80
+rows, so larger passes are divided. *Not chosen*: float32 weights for many sequences, since their
+texts would differ from those of few; bfloat16 weights with AVX-512, where one to four rows have a
+kernel with other bits; bfloat16 weights in the embedded target: at T = 0, proposals of six tokens
+lose a tenth, although plain decoding and shorter proposals gain a third. *Revisit when* a plugin
+has one kernel for all numbers of rows.
 """
 
 import numpy as np
@@ -51,7 +53,7 @@ class Matrix:
         """Construct; ``weight_OI`` is float32 or bfloat16. Its memory is not used afterwards."""
         self._scales: Node | None = None
         self._size = weight_OI.shape[1]
-        if stored == "same":
+        if stored in ("same", "bfloat16"):
             self._values = constant(weight_OI)
             return
         is_grouped = stored == "int4" and self._size % GROUP == 0

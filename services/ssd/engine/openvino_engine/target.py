@@ -11,9 +11,9 @@ entries that the same pass writes for the rows before it. In a prefill, the rows
 at least two columns. With fewer sequences than threads, the attention would divide the sums of a
 sequence among the threads. An empty sequence in each verify prevents that: with it, the attention
 divides only sequences and heads. The matrix products are those of the plugin. Some have kernels of
-their own for few rows or many: those of quantised weights on CPUs with AVX2 for one row, and for
-more than 80. Then a pass has rows of padding, and a larger one is divided. ``same_bits`` proves at
-start that rows have the same bits, and selects the limits.
+their own for few rows or many: on CPUs with AVX2, those of quantised weights for one row, and those
+of all weights but float32 for more than 80. Then a pass has rows of padding, and a larger one is
+divided. ``same_bits`` proves at start that rows have the same bits, and selects the limits.
 
 *Decision*: rows are sequences. *Because*: the kernel for more columns packs all keys and values of
 a sequence again in each pass. Embedded target, float32, one core, context 256, against sequences of
@@ -53,7 +53,8 @@ MIN_STORED = 2
 ANY = 1 << 20
 ROW_LIMITS = ((1, ANY), (1, 64), (2, ANY), (2, 64), (5, 64))
 """Smallest and largest numbers of rows of a pass, in the order in which they are tried. Kernels for
-few rows end at one row or at four; chunks of a prompt are multiples of 64 rows, or shorter."""
+few rows end at one row or at four, and those for many begin at 81. A longer chunk of a prompt is
+divided."""
 BLOCK_SIZE = BLOCK_SIZES["openvino"]
 BLOCK_STEP = 8
 CHANGE_WEIGHTS = 5_500_000
@@ -135,6 +136,9 @@ class OpenVinoTarget:
         """Of the newest passes that kept it."""
         self.num_padding = 0
         self._row_limits = list(ROW_LIMITS)
+        if engine.weights == "bfloat16":
+            # From 81 rows on, products have another kernel.
+            self._row_limits.pop(0)
         self._max_sequences = engine.max_num_seqs
         self.sequence_counts = sequence_buckets(engine)
         self._last_position = engine.max_model_len - 1
@@ -214,8 +218,11 @@ class OpenVinoTarget:
         if num_rows <= most:
             logits_RV = self._verify(prepared, slice(0, num_rows))
         else:
-            parts = [slice(first, first + most) for first in range(0, num_rows, most)]
-            logits_RV = torch.cat([self._verify(prepared, part).clone() for part in parts])
+            logits_RV = torch.empty((num_rows, self._vocab_size))
+            # Parts of one shape, if possible.
+            size = -(-num_rows // -(-num_rows // most))
+            for part in (slice(first, first + size) for first in range(0, num_rows, size)):
+                logits_RV[part] = self._verify(prepared, part)
         if prepared.is_row_BP is None:
             logits_BPV = logits_RV.view(*prepared.shape, -1)
             return logits_BPV[: prepared.num_sequences]

@@ -60,7 +60,7 @@ def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-KEPT = "float32 with the bfloat16 weights of the checkpoint"
+KEPT = "float32 with bfloat16 weights"
 ENGINES = [
     pytest.param(("torch", "bfloat16"), id="torch-bfloat16"),
     pytest.param(("torch", "float32"), id="torch-float32"),
@@ -79,13 +79,12 @@ def load_wide(folder: Path, engine: str, dtype: str, **settings: Any) -> TargetR
         max_model_len=BLOCKS * BLOCK_SIZE,
         num_columns=P,
         engine=engine,
-        dtype=dtype.split(maxsplit=1)[0],
+        dtype="float32" if dtype == KEPT else dtype,
+        weights="bfloat16" if dtype == KEPT else "same",
         block_size=BLOCK_SIZE,
         **settings,
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(openvino_load, "keeps_bfloat16", lambda _: dtype == KEPT)
-        return load(TargetRunner, folder, config)
+    return load(TargetRunner, folder, config)
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -237,9 +236,18 @@ class Faulty:
         (lambda batch: batch.num_columns_B[0] == 3, False, "column 4 first"),
         (lambda batch: batch.num_columns_B.sum() == 33, False, "33 rows of proposals"),
         (lambda batch: batch.num_columns_B[0] <= 16, True, "a prompt in chunks"),
+        (lambda batch: batch.num_columns_B[0] > 80, True, "a prompt in chunks"),
         (lambda _batch: False, False, None),
     ],
-    ids=["more rows", "one row", "three columns", "different lengths", "chunks", "none"],
+    ids=[
+        "more rows",
+        "one row",
+        "three columns",
+        "different lengths",
+        "chunks",
+        "a long prompt",
+        "none",
+    ],
 )
 def test_a_pass_with_other_bits_is_found(
     wide_folder: Path, is_faulty: Callable[[PagedBatch], bool], found: str | None, *, prefills: bool

@@ -1,0 +1,45 @@
+"""The format of the weights follows the checkpoint where the CPU is fast with it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ssd.model_files import local_model
+from ssd.model_files.local_model import find_model
+from ssd.testing.tiny_folder import write_tiny_folder
+from ssd_draft.settings import DraftSettings
+from ssd_target.settings import TargetSettings
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+def stored(folder: Path, dtype: torch.dtype, **others: torch.dtype) -> str:
+    """Write a model, with some tensors in another dtype; returns its folder."""
+    path = write_tiny_folder(folder) / "model.safetensors"
+    weights = load_file(path)
+    save_file({name: x.to(others.get(name, dtype)) for name, x in weights.items()}, path)
+    return str(folder)
+
+
+def test_a_target_in_float32_keeps_weights_in_bfloat16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_model, "keeps_bfloat16", lambda _num_weights: True)
+
+    def weights(folder: str, dtype: str = "float32", weights: str = "auto") -> str:
+        settings = TargetSettings(model=folder, dtype=dtype, weights=weights, engine="openvino")
+        return find_model(settings, max_num_seqs=1).engine.weights
+
+    kept = stored(tmp_path / "kept", torch.bfloat16)
+    assert weights(kept) == "bfloat16"
+    assert weights(kept, weights="same") == "same"
+    assert weights(stored(tmp_path / "float32", torch.float32)) == "same"
+    assert weights(stored(tmp_path / "float16", torch.float16)) == "same"
+    mixed = stored(tmp_path / "mixed", torch.bfloat16, **{EMBEDDING: torch.float32})
+    assert weights(mixed) == "same"
+    draft = DraftSettings(model=kept, dtype="float32", engine="openvino")
+    assert find_model(draft, max_num_seqs=1, branches=4).engine.weights == "same"
+    monkeypatch.undo()
+    assert weights(kept) == "same", "the model is small"
