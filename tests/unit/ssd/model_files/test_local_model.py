@@ -1,6 +1,7 @@
 """The format of the weights follows the checkpoint where the CPU is fast with it."""
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -28,13 +29,15 @@ def test_a_target_in_float32_keeps_weights_in_bfloat16(
 ) -> None:
     monkeypatch.setattr(local_model, "keeps_bfloat16", lambda _num_weights: True)
 
-    def weights(folder: str, dtype: str = "float32", weights: str = "auto") -> str:
-        settings = TargetSettings(model=folder, dtype=dtype, weights=weights, engine="openvino")
+    def weights(folder: str, requested: Literal["auto", "same"] = "auto") -> str:
+        settings = TargetSettings(
+            model=folder, dtype="float32", weights=requested, engine="openvino"
+        )
         return find_model(settings, max_num_seqs=1).engine.weights
 
     kept = stored(tmp_path / "kept", torch.bfloat16)
     assert weights(kept) == "bfloat16"
-    assert weights(kept, weights="same") == "same"
+    assert weights(kept, "same") == "same"
     assert weights(stored(tmp_path / "float32", torch.float32)) == "same"
     assert weights(stored(tmp_path / "float16", torch.float16)) == "same"
     mixed = stored(tmp_path / "mixed", torch.bfloat16, **{EMBEDDING: torch.float32})
