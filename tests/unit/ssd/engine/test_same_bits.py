@@ -24,7 +24,7 @@ from ssd.engine.models.llama import shapes
 from ssd.engine.models.registry import open_weights
 from ssd.engine.openvino_engine import load as openvino_load
 from ssd.engine.openvino_engine import target
-from ssd.engine.precision import has_bfloat16
+from ssd.engine.precision import SMALL_MODEL, has_bfloat16, keeps_bfloat16
 from ssd.engine.same_bits import find_difference, mixed_totals, proved
 from ssd.engine.target_runner import TargetRunner
 
@@ -257,22 +257,28 @@ def test_a_pass_with_other_bits_is_found(
     assert find_difference(faulty, (1, 2, 4, 8), lambda _share: None) == found
 
 
-def test_each_difference_leaves_fewer_shapes_until_there_is_one(
-    wide_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows: list[int] = []
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of each pass of OpenVINO."""
+    found: list[int] = []
     infer = openvino.InferRequest.infer
 
     def recorded(request: openvino.InferRequest, **options: bool) -> object:
-        rows.append(request.get_tensor("tokens").size)
+        found.append(request.get_tensor("tokens").size)
         return infer(request, **options)
 
+    monkeypatch.setattr(openvino.InferRequest, "infer", recorded)
+    return found
+
+
+def test_each_difference_leaves_fewer_shapes_until_there_is_one(
+    wide_folder: Path, rows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def find(runner: TargetRunner, *_: object) -> str:
         runner.forward(stack([(text(1), 0, 0)]))
         return "a difference"
 
     monkeypatch.setattr(target_runner, "find_difference", find)
-    monkeypatch.setattr(openvino.InferRequest, "infer", recorded)
     runner = load_wide(wide_folder, "openvino", "float32", max_num_seqs=8)
     runner.folder = None
     runner.warm_up(lambda _stage, _fraction: None)
@@ -298,6 +304,23 @@ def test_kept_bfloat16_weights_have_the_logits_of_the_same_weights_in_float32(
     )
     assert read == [torch.bfloat16, torch.float32]
     assert torch.allclose(kept, float32, atol=1e-3)
+
+
+@pytest.mark.skipif(
+    not keeps_bfloat16(SMALL_MODEL), reason="few rows have a kernel of their own on this CPU"
+)
+def test_one_row_is_a_pass_and_many_are_divided_evenly_with_kept_weights(
+    wide_folder: Path, rows: list[int]
+) -> None:
+    runner = load_wide(wide_folder, "openvino", KEPT, max_num_seqs=16)
+    runner.warm_up(lambda _stage, _fraction: None)
+    rows.clear()
+    tokens = text(P)
+    alone_PV = runner.forward(stack([(tokens[:1], 0, 0)]))[0]
+    each_BPV = runner.forward(stack([(tokens, 0, row) for row in range(16)]))
+    assert rows == [1, 8 * P, 8 * P]
+    for each_PV in each_BPV:
+        assert torch.equal(each_PV[0], alone_PV[0])
 
 
 def test_padding_and_division_of_passes_change_no_logits(
