@@ -151,7 +151,7 @@ class Places:
 
     weights: Annotated[
         Literal["auto", "same", "int8", "int4"],
-        typer.Option(help="Format of the target's weights on a CPU; auto: unchanged."),
+        typer.Option(help="Format of the target's weights on a CPU; auto: not quantised."),
     ] = "auto"
     draft_weights: Annotated[
         Literal["auto", "same", "int8", "int4"],

@@ -129,8 +129,8 @@ class Process(Block):
     source: Source
     weights: Literal["Auto", "Same", "Int8", "Int4"] = "Auto"
     """Format of the weights in memory. Same: that of dtype. Int8, Int4: quantised by the process
-    when it loads the model, only on CPUs. Auto: Same for a target, and what makes tables sooner for
-    a draft. A change replaces the pods."""
+    when it loads the model, only on CPUs. Auto: not quantised for a target, and what makes tables
+    sooner for a draft. A change replaces the pods."""
     gpu_resource: Annotated[
         str, text(253, pattern=r"^[a-z0-9][-a-z0-9.]*/[A-Za-z0-9][-A-Za-z0-9_.]*$")
     ] = GPU

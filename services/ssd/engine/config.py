@@ -217,6 +217,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_BYTES:
             raise SettingsError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
+        if self.weights == "bfloat16" and self.dtype != "float32":
+            raise SettingsError(f"weights bfloat16 needs dtype float32, not {self.dtype}")
         if self.weights != "same" and self.engine != "openvino":
             raise SettingsError(f"weights {self.weights} needs engine openvino, not {self.engine}")
         if self.engine == "openvino" and self.tensor_parallel_size > 1:

@@ -43,9 +43,6 @@ class EngineRequest:
     tensor_parallel_size: int = 1
     num_weights: int
     is_draft: bool = False
-    keeps_bfloat16: bool = False
-    """Whether the weights are stored in bfloat16, and the CPU is fast with them in float32
-    arithmetic; see ``ssd.engine.precision``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +99,9 @@ def _choose(request: EngineRequest) -> EngineChoice:
         return EngineChoice(TORCH, problem or "set explicitly", precision)
     reason = "the default on CPUs" if request.engine == AUTO else "set explicitly"
     weights = choose_weights(
-        request.weights,
-        is_draft=request.is_draft,
-        num_weights=request.num_weights,
-        keeps_bfloat16=request.keeps_bfloat16 and precision.dtype == "float32",
+        request.weights, is_draft=request.is_draft, num_weights=request.num_weights
     )
-    if request.dtype == AUTO and weights in ("int8", "int4"):
+    if request.dtype == AUTO and weights != "same":
         precision = Precision("float32", f"products are {weights}, and the rest takes little time")
     return EngineChoice(OPENVINO, reason, precision, weights)
 

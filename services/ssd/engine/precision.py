@@ -90,24 +90,19 @@ def keeps_bfloat16(num_weights: int) -> bool:
     return is_avx2 and num_weights >= SMALL_MODEL
 
 
-def choose_weights(
-    requested: str, *, is_draft: bool, num_weights: int, keeps_bfloat16: bool
-) -> Weights:
+def choose_weights(requested: str, *, is_draft: bool, num_weights: int) -> Weights:
     """Return the format of the weights of a model on a CPU, with the engine openvino.
 
     Args:
         requested: ``auto``, ``same``, ``int8`` or ``int4``.
         is_draft: whether the tokens of the model are guesses.
         num_weights: of the model.
-        keeps_bfloat16: whether a target with float32 arithmetic keeps bfloat16 weights.
     """
     if requested == "int4":
         return "int4"
     is_faster = num_weights >= TINY_MODEL and _has_any(INT8_ARITHMETIC)
     is_default = requested == AUTO and is_draft and is_faster
-    if requested == "int8" or is_default:
-        return "int8"
-    return "bfloat16" if requested == AUTO and not is_draft and keeps_bfloat16 else "same"
+    return "int8" if requested == "int8" or is_default else "same"
 
 
 def _has_any(names: tuple[str, ...]) -> bool:

@@ -3,8 +3,8 @@
 Kernels sum in orders that depend on the CPU, the data type and the number of rows, and no rule
 predicts where they differ. So each engine runs the passes that it will run, with its own weights:
 every column alone and among K+1, proposals of each length, numbers of sequences, proposals of
-different lengths together, and the chunks of a prompt together and one by one. The warm-up consists
-of these passes.
+different lengths together, and the chunks of a prompt together and one by one, up to as many as one
+pass stores. The warm-up consists of these passes.
 
 *Decision*: equal bits on one text of a few tokens. *Because*: a kernel that sums in another order
 changes almost every logit, since thousands of sums contribute to each (the tests prove that a
@@ -39,9 +39,8 @@ CPU_INFO = Path("/proc/cpuinfo")
 _ENGINE = Path(__file__).parent
 LONG_SECONDS = 2.0
 """The result of a proof that takes longer is kept."""
-MIN_CHUNKS = 2
-"""Whole chunks of the prompt that precedes the compared rows, at least. It has as many as one pass
-stores at most, because many rows can have a kernel of their own."""
+NUM_CHUNKS = 2
+"""Whole chunks of the prompt that precedes the compared rows."""
 _STRIDE = 7919
 
 
@@ -125,7 +124,7 @@ def find_difference(
         sequence_counts: numbers of sequences that are shapes of their own, ascending.
         on_progress: called with 0..1, by the number of rows.
     """
-    text = _Text(passes)
+    text = _Text(passes, NUM_CHUNKS, 1)
     text.store(text.num_chunks + 1)
     wide_PV = text.run([text.columns], 0)[0]
     comparisons = list(_comparisons(text, passes, sequence_counts))
@@ -148,9 +147,10 @@ Comparison = tuple[str, int, Callable[[Tensor], bool]]
 
 def _comparisons(text: "_Text", passes: Passes, counts: Sequence[int]) -> Iterator[Comparison]:
     columns, row_counts = text.columns, passes.row_counts
+    if 1 in row_counts:
+        yield from _comparison_of_a_step(text, passes)
     if text.num_chunks:
-        rows = min(text.num_chunks, MIN_CHUNKS) * text.chunk
-        yield "a prompt in chunks", rows, text.has_same_after_chunks
+        yield "a prompt in chunks", text.num_chunks * text.chunk, text.has_same_after_chunks
     for column in range(columns):
         rest = columns - column
         yield f"column {column} first", rest, partial(text.has_same, [rest], column)
@@ -168,6 +168,20 @@ def _comparisons(text: "_Text", passes: Passes, counts: Sequence[int]) -> Iterat
             yield f"{total} rows of proposals", total, partial(text.has_same, sizes, 0)
 
 
+def _comparison_of_a_step(text: "_Text", passes: Passes) -> Iterator[Comparison]:
+    """Compare prefills of up to ``step_tokens`` rows, which can have kernels of their own."""
+    step = _Text(passes, passes.engine.step_tokens // text.chunk, 0)
+
+    def has_same(_wide_PV: Tensor) -> bool:
+        found = step.has_same_in_parts()
+        # The prompts have the same blocks.
+        text.store(text.num_chunks + 1)
+        return found
+
+    if step.num_chunks > text.num_chunks:
+        yield "a prompt of one step", 2 * step.num_chunks * step.chunk, has_same
+
+
 def mixed_totals(columns: int, most: int) -> list[int]:
     """Return numbers of rows that proposals of different lengths can have together, up to ``most``.
 
@@ -180,18 +194,24 @@ def mixed_totals(columns: int, most: int) -> list[int]:
 
 
 class _Text:
-    """A text in the first blocks: a prompt of whole chunks and one token, then P columns."""
+    """A text in the first blocks: a prompt of whole chunks and some tokens, then P columns."""
 
-    def __init__(self, passes: Passes) -> None:
+    def __init__(self, passes: Passes, most_chunks: int, num_more: int) -> None:
+        """Construct.
+
+        Args:
+            passes: what stores and runs it.
+            most_chunks: whole chunks of the prompt, if there is room for them.
+            num_more: further tokens of a prompt with a chunk. One token alone in its chunk differs
+                most from one in a pass of all chunks.
+        """
         engine = passes.engine
         self._passes = passes
         self.columns = engine.num_columns
         self.chunk = engine.prefill_chunk
         room = min(engine.max_model_len, (passes.num_blocks - 1) * engine.block_size)
-        wanted = max(MIN_CHUNKS, -(-engine.step_tokens // self.chunk))
-        self.num_chunks = max(0, min(wanted, (room - self.columns - 1) // self.chunk))
-        # One token alone in its chunk differs most from one in a pass of all chunks.
-        self._length = self.num_chunks * self.chunk + (self.num_chunks > 0)
+        self.num_chunks = max(0, min(most_chunks, (room - self.columns - num_more) // self.chunk))
+        self._length = self.num_chunks * self.chunk + (num_more if self.num_chunks else 0)
         size = self._length + self.columns
         self._tokens_S = torch.arange(1, 1 + size) * _STRIDE % self._num_ids
         self._blocks_J = torch.arange(1, 1 - (-size // engine.block_size))
@@ -216,12 +236,23 @@ class _Text:
             )
 
     def has_same_after_chunks(self, wide_PV: Tensor) -> bool:
-        """Return whether the columns have these logits after chunks that are stored one by one.
-
-        Rows depend on those before, so a few chunks show the difference.
-        """
-        self.store(1, max(0, self.num_chunks - MIN_CHUNKS))
+        """Return whether the columns have these logits after chunks that are stored one by one."""
+        self.store(1)
         return self.has_same([self.columns], 0, wide_PV)
+
+    def has_same_in_parts(self) -> bool:
+        """Return whether passes over the last half, quarter... change no logits of the columns.
+
+        Their rows are first stored with the whole prompt.
+        """
+        self.store(self.num_chunks)
+        wide_PV, size = self.run([self.columns], 0)[0], self.num_chunks // 2
+        while size:
+            self.store(size, self.num_chunks - size)
+            if not self.has_same([self.columns], 0, wide_PV):
+                return False
+            size //= 2
+        return True
 
     def has_same(self, sizes: Sequence[int], first: int, wide_PV: Tensor) -> bool:
         """Return whether ``run`` computes these logits."""

@@ -1,6 +1,6 @@
 """The model of a process: its folder, tokenizer and engine shapes, before it is loaded."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ssd.engine.attention.paged import make_paged
@@ -14,10 +14,10 @@ from ssd.engine.config import (
     length_limit,
     usable_token_ids,
 )
-from ssd.engine.engine_choice import EngineChoice, EngineRequest, choose_engine
+from ssd.engine.engine_choice import OPENVINO, EngineChoice, EngineRequest, choose_engine
 from ssd.engine.models.weights import is_bfloat16
 from ssd.engine.parallel.shard import check_shards
-from ssd.engine.precision import keeps_bfloat16
+from ssd.engine.precision import AUTO, keeps_bfloat16
 from ssd.engine.sizes import num_weights
 from ssd.engine_settings import EngineSettings
 from ssd.model_files.model_name import local_folder, local_shape
@@ -60,8 +60,11 @@ def find_model(
     # Before ranks are started, which would each need seconds to report it.
     check_shards(model, settings.num_ranks)
     engine = _engine_config(
-        settings, folder, tokenizer, max_num_seqs, branches, is_draft=is_draft or branches > 0
+        settings, model, tokenizer, max_num_seqs, branches, is_draft=is_draft or branches > 0
     )
+    is_kept = settings.weights == AUTO and not is_draft and branches == 0
+    if is_kept and _keeps_bfloat16(engine, model, folder):
+        engine = replace(engine, weights="bfloat16")
     return LocalModel(folder=folder, tokenizer=tokenizer, engine=engine)
 
 
@@ -80,21 +83,21 @@ def check_model(settings: EngineSettings, *, max_num_seqs: int, branches: int = 
     if model is not None and (folder := local_folder(settings.model)) is not None:
         tokenizer = load_tokenizer(folder)
         engine = _engine_config(
-            settings, folder, tokenizer, max_num_seqs, branches, is_draft=branches > 0
+            settings, model, tokenizer, max_num_seqs, branches, is_draft=branches > 0
         )
         check_engine(model, engine)
 
 
 def _engine_config(
     settings: EngineSettings,
-    folder: Path,
+    model: ModelConfig,
     tokenizer: Tokenizer,
     max_num_seqs: int,
     branches: int,
     *,
     is_draft: bool,
 ) -> EngineConfig:
-    model, size = ModelConfig.from_folder(folder), settings.num_ranks
+    size = settings.num_ranks
     choice = choose_engine(
         EngineRequest(
             engine=settings.engine,
@@ -105,7 +108,6 @@ def _engine_config(
             tensor_parallel_size=size,
             num_weights=num_weights(model),
             is_draft=is_draft,
-            keeps_bfloat16=keeps_bfloat16(num_weights(model)) and is_bfloat16(folder),
         )
     )
     return EngineConfig(
@@ -128,6 +130,15 @@ def _engine_config(
         deterministic=settings.deterministic,
         num_token_ids=usable_token_ids(tokenizer.vocab_size, model),
         branches=branches,
+    )
+
+
+def _keeps_bfloat16(engine: EngineConfig, model: ModelConfig, folder: Path) -> bool:
+    """Return whether a target keeps the bfloat16 weights of its checkpoint; see ``precision``."""
+    return (
+        (engine.engine, engine.dtype) == (OPENVINO, "float32")
+        and keeps_bfloat16(num_weights(model))
+        and is_bfloat16(folder)
     )
 
 

@@ -29,11 +29,13 @@ LINE_CHARS = 120
 """Of the last line of a process that has failed."""
 MAX_LENGTH = 1024
 MODES = {"none": Mode.AUTOREGRESSIVE, "draft": Mode.SYNCHRONOUS, "ssd": Mode.SPECULATIVE}
-DTYPE_FLAGS = {
-    "float32": ("--dtype", "float32", "--weights", "auto"),
-    "bfloat16": ("--dtype", "bfloat16", "--weights", "same"),
-    "int8": ("--dtype", "float32", "--weights", "int8"),
+FORMATS = {
+    "float32": ("float32", "auto", "same"),
+    "bfloat16": ("bfloat16", "same", "same"),
+    "int8": ("float32", "int8", "int8"),
 }
+"""Data type, and the formats of the weights of target and draft. In float32, ``auto`` is what a
+user of the target gets: some CPUs keep bfloat16 weights, as OpenVINO GenAI keeps 16 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +179,7 @@ def own_deployment(contender: Contender, setup: Setup) -> Deployment:
     has_draft = contender.drafting == "ssd"
     num_cpus = len(setup.cpus) if contender.needs_cuda else contender.threads + has_draft
     lookahead = ("--lookahead", str(contender.lookahead)) if contender.lookahead else ()
+    dtype, of_target, of_draft = FORMATS[contender.dtype]
     return Deployment(
         target=str(setup.target),
         draft=str(setup.draft),
@@ -184,14 +187,17 @@ def own_deployment(contender: Contender, setup: Setup) -> Deployment:
         is_synchronous=contender.drafting == "draft",
         common_flags=(
             *("--max-model-len", str(MAX_LENGTH)),
-            *DTYPE_FLAGS[contender.dtype],
+            *("--dtype", dtype),
             *lookahead,
         ),
         target_flags=(
-            *("--threads", str(contender.threads)),
+            *("--threads", str(contender.threads), "--weights", of_target),
             *(("--device", "cuda:0") if contender.needs_cuda else ()),
         ),
-        draft_flags=("--device", "cuda:1") if contender.needs_cuda else (),
+        draft_flags=(
+            *("--weights", of_draft),
+            *(("--device", "cuda:1") if contender.needs_cuda else ()),
+        ),
         allowed_cpus=tuple(setup.cpus[:num_cpus]),
     )
 

@@ -24,6 +24,11 @@ def test_without_a_draft_model_only_the_target_is_found(target: Path) -> None:
     assert find_models(of(target, "")).draft is None
 
 
+def test_the_engine_proves_prompts_as_long_as_a_step(target: Path) -> None:
+    settings = TargetSettings(model=str(target), step_tokens=64)
+    assert find_models(settings).target.engine.step_tokens == 64
+
+
 def test_a_draft_on_the_targets_device_builds_tables_of_one_branch(
     target: Path, tmp_path: Path
 ) -> None:

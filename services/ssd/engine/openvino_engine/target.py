@@ -135,10 +135,9 @@ class OpenVinoTarget:
         self._sum_padding = 0
         """Of the newest passes that kept it."""
         self.num_padding = 0
-        self._row_limits = list(ROW_LIMITS)
-        if engine.weights == "bfloat16":
-            # From 81 rows on, products have another kernel.
-            self._row_limits.pop(0)
+        # From 81 rows on, products with kept weights have another kernel.
+        is_kept = engine.weights == "bfloat16"
+        self._row_limits = [each for each in ROW_LIMITS if each[1] != ANY or not is_kept]
         self._max_sequences = engine.max_num_seqs
         self.sequence_counts = sequence_buckets(engine)
         self._last_position = engine.max_model_len - 1
@@ -178,11 +177,11 @@ class OpenVinoTarget:
         first, table_J = int(batch.first_positions_B[0]), batch.block_tables_BJ[0].numpy()
         min_rows, max_rows = self._row_limits[0]
         found = []
-        for start in range(0, len(tokens_R), max_rows):
-            part_R = tokens_R[start : start + max_rows]
+        for part in _parts(len(tokens_R), max_rows):
+            part_R = tokens_R[part]
             # The entries of copies, at the next positions, are overwritten before they are read.
             part_R = np.resize(part_R, max(len(part_R), min_rows, MIN_STORED))
-            self._store(part_R, first + start, table_J)
+            self._store(part_R, first + part.start, table_J)
             found.append(torch.from_numpy(self._request.get_output_tensor(1).data).isfinite())
         return torch.cat(found)
 
@@ -219,9 +218,7 @@ class OpenVinoTarget:
             logits_RV = self._verify(prepared, slice(0, num_rows))
         else:
             logits_RV = torch.empty((num_rows, self._vocab_size))
-            # Parts of one shape, if possible.
-            size = -(-num_rows // -(-num_rows // most))
-            for part in (slice(first, first + size) for first in range(0, num_rows, size)):
+            for part in _parts(num_rows, most):
                 logits_RV[part] = self._verify(prepared, part)
         if prepared.is_row_BP is None:
             logits_BPV = logits_RV.view(*prepared.shape, -1)
@@ -296,6 +293,12 @@ class OpenVinoTarget:
         """Let the graph read these arrays, which must live until its pass has ended."""
         for name, values in inputs.items():
             self._request.set_tensor(name, openvino.Tensor(values, shared_memory=True))
+
+
+def _parts(num_rows: int, most: int) -> list[slice]:
+    """Return parts of at most ``most`` rows, of one size if possible."""
+    size = -(-num_rows // -(-num_rows // most))
+    return [slice(first, min(first + size, num_rows)) for first in range(0, num_rows, size)]
 
 
 def _build(

@@ -235,8 +235,9 @@ class Faulty:
         (lambda batch: batch.num_columns_B[0] == 1, False, "column 0 alone"),
         (lambda batch: batch.num_columns_B[0] == 3, False, "column 4 first"),
         (lambda batch: batch.num_columns_B.sum() == 33, False, "33 rows of proposals"),
-        (lambda batch: batch.num_columns_B[0] <= 16, True, "a prompt in chunks"),
-        (lambda batch: batch.num_columns_B[0] > 80, True, "a prompt in chunks"),
+        (lambda batch: batch.num_columns_B[0] < 16, True, "a prompt in chunks"),
+        (lambda batch: batch.num_columns_B[0] == 64, True, "a prompt of one step"),
+        (lambda batch: batch.num_columns_B[0] > 80, True, "a prompt of one step"),
         (lambda _batch: False, False, None),
     ],
     ids=[
@@ -245,7 +246,8 @@ class Faulty:
         "three columns",
         "different lengths",
         "chunks",
-        "a long prompt",
+        "a part of a step",
+        "a whole step",
         "none",
     ],
 )

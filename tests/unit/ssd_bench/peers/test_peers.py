@@ -95,10 +95,10 @@ def test_on_gpus_the_products_target_and_draft_have_one_each(tmp_path: Path) -> 
     assert (plain.devices, ssd.devices) == ("1 GPU", "1 + 1 GPU")
     found = own_deployment(ssd, setup)
     assert found.target_flags[-2:] == ("--device", "cuda:0")
-    assert found.draft_flags == ("--device", "cuda:1")
+    assert found.draft_flags == ("--weights", "same", "--device", "cuda:1")
     assert found.allowed_cpus == (3, 4, 5)
     (*_, on_cpus) = offered("ssd")
-    assert own_deployment(on_cpus, setup).draft_flags == ()
+    assert own_deployment(on_cpus, setup).draft_flags == ("--weights", "same")
     assert own_deployment(on_cpus, setup).allowed_cpus == (3, 4)
 
 
