@@ -11,12 +11,12 @@ rows, AVX512-BF16: 27 ms instead of 20) and faster with it (1, 7 and 56 rows, on
 5.4 ms instead of 2.8, 4.0 and 15). *Not chosen*: timing both, since a busy machine could then
 change the dtype, and with it the tokens, at each start. *Revisit when* memory matters more.
 
-*Decision*: ``auto`` keeps the weights of a target, in float32 arithmetic also those in bfloat16
-where ``matrix`` says so, and is int8 for a draft of at least ``TINY_MODEL`` weights on a CPU with
-instructions for it. *Because*: a target's tokens are the product, and those of a draft are guesses.
-``matrix`` has the times of the formats. A quantised draft costs tokens: with the embedded draft of
-stage 5 in float32, int8 and int4, a round has 4.14, 4.12 and 3.77 tokens at temperature 0, and
-2.59, 2.60 and 2.51 at temperature 1 (24 texts of 256 tokens, K = 6).
+*Decision*: with ``auto``, a target keeps its weights, and a draft of at least ``TINY_MODEL``
+weights is int8 on a CPU with instructions for it. *Because*: the target chooses the text, and a
+draft only guesses it. A quantised draft costs tokens: with the embedded draft of stage 5 in
+float32, int8 and int4, a round has 4.14, 4.12 and 3.77 tokens at temperature 0, and 2.59, 2.60 and
+2.51 at temperature 1 (24 texts of 256 tokens, K = 6). ``matrix`` has the times of the formats, and
+the decision to keep bfloat16 weights in float32 arithmetic.
 """
 
 import json

@@ -24,8 +24,8 @@ memory. With weights in float32 and bfloat16, passes of 1, 4, 7, 16, 32 and 64 r
 129, 233 and 402 ms and 35, 44, 87, 132, 254 and 449 ms (208M weights, one core of an AMD EPYC, in
 turn in one process, other work on the machine), and an earlier run had 189 and 227 ms for 28 rows.
 A process has .83 instead of 2.02 GB beside its files. Rows have the same bits in passes of up to 80
-rows, so larger passes are divided. *Not chosen*: float32 weights for many sequences, since their
-texts would differ from those of few; bfloat16 weights with AVX-512, where one to four rows have a
+rows, so larger passes are divided. *Not chosen*: float32 weights in passes of many rows, since the
+bits of a row would depend on the pass; bfloat16 weights with AVX-512, where one to four rows have a
 kernel with other bits; bfloat16 weights in the embedded target: at T = 0, proposals of six tokens
 lose a tenth, although plain decoding and shorter proposals gain a third. *Revisit when* a plugin
 has one kernel for all numbers of rows.

@@ -10,10 +10,10 @@ which sum in different orders. In a verify, each row is a sequence of one column
 entries that the same pass writes for the rows before it. In a prefill, the rows are one sequence of
 at least two columns. With fewer sequences than threads, the attention would divide the sums of a
 sequence among the threads. An empty sequence in each verify prevents that: with it, the attention
-divides only sequences and heads. The matrix products are those of the plugin. Some have kernels of
-their own for few rows or many: on CPUs with AVX2, those of quantised weights for one row, and those
-of all weights but float32 for more than 80. Then a pass has rows of padding, and a larger one is
-divided. ``same_bits`` proves at start that rows have the same bits, and selects the limits.
+divides only sequences and heads. The plugin computes the matrix products. On CPUs with AVX2, it has
+another kernel for one row of quantised weights, and for more than 80 rows of any weights but
+float32. Then a pass of one row gets a row of padding, and a pass of more than 64 rows is divided.
+``same_bits`` proves at start that rows have the same bits, and selects the limits.
 
 *Decision*: rows are sequences. *Because*: the kernel for more columns packs all keys and values of
 a sequence again in each pass. Embedded target, float32, one core, context 256, against sequences of
