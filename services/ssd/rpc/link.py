@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -405,9 +405,16 @@ class LinkCall(_Link[TargetMessage, DraftMessage]):
     ) -> None:
         super().__init__(name, max_outgoing)
         self._call = call
+        self._status: grpc.aio.AioRpcError | None = None
+        call.add_done_callback(self._keep_status)
 
     async def _read(self) -> tuple[DraftMessage | bytes | None, int]:
-        message: object = await self._call.read()
+        try:
+            message: object = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            if self._status is not None and self._status.code() is grpc.StatusCode.OK:
+                return None, 0
+            raise self._status or error from None
         _refuse_undecodable(message, self.name)
         if not isinstance(message, speculation_pb2.SpeculateResponse):
             return None, 0
@@ -415,6 +422,20 @@ class LinkCall(_Link[TargetMessage, DraftMessage]):
 
     async def _write(self, message: TargetMessage | bytes) -> None:
         await self._call.write(speculate_request(message))
+
+    def _keep_status(self, call: "grpc.aio.Call") -> None:
+        """Keep the status that the draft sent: gRPC calls this as soon as it has arrived.
+
+        A write that fails afterwards replaces the status by INTERNAL, "Internal error from Core",
+        before the reader receives it (grpc issue 36066).
+        """
+        self._status = grpc.aio.AioRpcError(
+            _known(call.code()),
+            grpc.aio.Metadata(),
+            _known(call.trailing_metadata()),
+            _known(call.details()),
+            None,
+        )
 
     async def _end_call(self, reader: "asyncio.Task[None]") -> None:
         if not self._call.done():
@@ -456,6 +477,17 @@ class LinkServerCall(_Link[DraftMessage, TargetMessage]):
 
     async def _end_call(self, reader: "asyncio.Task[None]") -> None:
         """GRPC ends the call when the handler returns."""
+
+
+def _known(result: Coroutine[Any, Any, Result]) -> Result:
+    """Return the result of a coroutine that does not wait."""
+    try:
+        result.send(None)
+    except StopIteration as end:
+        return cast("Result", end.value)
+    finally:
+        result.close()
+    raise AssertionError("the coroutine waits")
 
 
 def _named_error(error: SSDError, name: str) -> LinkError:

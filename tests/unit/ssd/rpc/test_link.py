@@ -126,6 +126,27 @@ async def test_a_refused_handshake_reaches_the_target_with_its_field() -> None:
             assert caught.value.field == "lookahead"
 
 
+@pytest.mark.parametrize("cause", [FrameError("token id 250"), None])
+async def test_the_cause_of_an_end_survives_writes_that_fail(cause: FrameError | None) -> None:
+    async def serve(call: LinkServerCall) -> None:
+        await call.receive()
+        if cause is not None:
+            raise cause
+
+    async with serving(Servicer(serve)) as server:
+        for _ in range(20):
+            async with DraftClient(f"127.0.0.1:{server.port}") as client:
+                link = await client.open_link()
+                for number in range(1, 200):
+                    link.send(CloseSession(number))
+                try:
+                    ending: object = await link.receive()
+                except LinkError as error:
+                    ending = error
+                await link.close()
+            assert str(ending) == str(cause)
+
+
 async def test_an_unreachable_draft_is_named_in_a_link_error() -> None:
     async with linked(receive_until_closed) as link:
         address = link.name
