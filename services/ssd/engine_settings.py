@@ -46,7 +46,7 @@ class EngineSettings:
 
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Data type of arithmetic and KV cache. ``auto`` is bfloat16 on CUDA and, for models of at
-    least 32M weights, on CPUs with bfloat16 arithmetic (AVX512-BF16, AMX), else float32. Target and
+    least 4M weights, on CPUs with bfloat16 arithmetic (AVX512-BF16, AMX), else float32. Target and
     drafts may differ."""
     weights: Literal["auto", "same", "int8", "int4"] = "auto"
     """Format of the weights on a CPU, computed at load: ``same`` as the dtype, ``int8`` with one

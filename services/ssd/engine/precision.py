@@ -4,12 +4,14 @@
 processes that do not import torch.
 
 *Decision*: ``auto`` is float32 on a CPU without bfloat16 arithmetic, and without AMX for models
-below ``SMALL_MODEL`` weights. *Because*: without it, a CPU converts the weights in each product,
+below ``TINY_MODEL`` weights. *Because*: without it, a CPU converts the weights in each product,
 and passes of 7 and 56 rows took 220 and 1,089 ms instead of 130 and 325 (208M weights, AVX-512,
-torch); in small models, passes of many rows are slower in bfloat16 without AMX (embedded target, 56
-rows, AVX512-BF16: 27 ms instead of 20) and faster with it (1, 7 and 56 rows, one core: 1.8, 2.1 and
-5.4 ms instead of 2.8, 4.0 and 15). *Not chosen*: timing both, since a busy machine could then
-change the dtype, and with it the tokens, at each start. *Revisit when* memory matters more.
+torch). With it, passes of few rows are faster. Embedded target, one core, 1, 7, 28 and 56 rows: 2.7,
+3.4, 8.0 and 14 ms instead of 3.3, 4.6, 12 and 21 on an AMD EPYC with AVX512-BF16; with AMX, 1, 7
+and 56 rows take 1.8, 2.1 and 5.4 ms instead of 2.8, 4.0 and 15. On a Xeon with AVX512-BF16, 56 rows
+take 27 ms instead of 20. The embedded draft is not faster in bfloat16 without AMX: its target waits
+1.6 instead of 1.1 ms for a table. *Not chosen*: timing both, since a busy machine could then change
+the dtype, and with it the tokens, at each start. *Revisit when* memory matters more.
 
 *Decision*: with ``auto``, a target keeps its weights, and a draft of at least ``TINY_MODEL``
 weights is int8 on a CPU with instructions for it. *Because*: the target chooses the text, and a
@@ -31,12 +33,13 @@ AUTO = "auto"
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 """The data types of torch, by their names in the settings."""
 SMALL_MODEL = 32_000_000
-"""Weights below which a model is faster in float32 on a CPU without ``MATRIX_ARITHMETIC``."""
+"""Weights below which a target with float32 arithmetic is faster with float32 weights."""
 MATRIX_ARITHMETIC = "amx_bf16"
 BFLOAT16_ARITHMETIC = ("avx512_bf16", MATRIX_ARITHMETIC)
 """Names in ``torch.cpu.get_capabilities``. OpenVINO's attention in bfloat16 needs AVX-512."""
 TINY_MODEL = 4_000_000
-"""Weights below which int8 is not faster: most of a pass is not products."""
+"""Weights below which neither int8 nor, without ``MATRIX_ARITHMETIC``, bfloat16 is faster: most of a
+pass is not products."""
 INT8_ARITHMETIC = ("avx512_vnni", "avx_vnni", "amx_int8")
 
 
@@ -50,13 +53,13 @@ class Precision:
     """One clause, for logs and status."""
 
 
-def choose_precision(requested: str, device: str, num_weights: int = SMALL_MODEL) -> Precision:
+def choose_precision(requested: str, device: str, num_weights: int = TINY_MODEL) -> Precision:
     """Return the dtype to run with.
 
     Args:
         requested: ``auto``, ``bfloat16`` or ``float32``.
         device: ``cpu``, ``cuda:0``.
-        num_weights: of the model; if not given, the model is not small.
+        num_weights: of the model; if not given, the model is not tiny.
     """
     if requested != AUTO:
         return Precision(requested, "set explicitly")
@@ -65,8 +68,8 @@ def choose_precision(requested: str, device: str, num_weights: int = SMALL_MODEL
     if not has_bfloat16():
         names = ", ".join(BFLOAT16_ARITHMETIC)
         return Precision("float32", f"this CPU has no bfloat16 arithmetic (none of {names})")
-    if num_weights < SMALL_MODEL and not has_matrices():
-        reason = f"the model has fewer than {SMALL_MODEL:,} weights, and this CPU no AMX"
+    if num_weights < TINY_MODEL and not has_matrices():
+        reason = f"the model has fewer than {TINY_MODEL:,} weights, and this CPU no AMX"
         return Precision("float32", reason)
     return Precision("bfloat16", "this CPU has bfloat16 arithmetic")
 
@@ -113,6 +116,6 @@ def _has_any(names: tuple[str, ...]) -> bool:
 if __name__ == "__main__":
     found = choose_precision(AUTO, "cpu")
     if found.dtype != "float32" and not has_matrices():
-        small = f"; models of fewer than {SMALL_MODEL:,} weights are float32"
+        small = f"; models of fewer than {TINY_MODEL:,} weights are float32"
         found = replace(found, reason=found.reason + small)
     sys.stdout.write(json.dumps(asdict(found)) + "\n")
