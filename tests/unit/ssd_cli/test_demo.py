@@ -12,13 +12,14 @@ LINK = LinkStatus(address="127.0.0.1:7", state="active")
 LOST = LinkStatus(address="127.0.0.1:7", state="lost", reason="no heartbeat")
 
 
-def text(hits: int = 0, misses: int = 0, late: int = 0) -> Generation:
+def text(hits: int = 0, misses: int = 0, late: int = 0, paused: int = 0) -> Generation:
     statistics = SpeculationStatistics(
-        mode=Mode.SPECULATIVE if hits + misses + late else Mode.AUTOREGRESSIVE,
+        mode=Mode.AUTO if hits + misses + late + paused else Mode.AUTOREGRESSIVE,
         rounds=40,
         hits=hits,
         misses=misses,
         late=late,
+        paused_rounds=paused,
         decode_seconds=2.0,
     )
     found = figures(40, 7, statistics)
@@ -44,6 +45,15 @@ def test_a_text_without_a_hit_reports_the_cause_and_no_ratio(
         demo._compare(text(), ahead, links)
     assert str(raised.value).startswith(f"no round of the SSD text was speculative: {reason}")
     assert "as fast as AR" not in capsys.readouterr().out
+
+
+def test_a_target_that_turned_speculation_off_is_no_failure(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    demo._compare(text(), text(misses=3, paused=37), [LINK])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "SSD decoded as AR: the target turned speculation off" in printed
+    assert "as fast as AR" not in printed
 
 
 def test_a_text_with_one_hit_reports_a_ratio(capsys: pytest.CaptureFixture[str]) -> None:
