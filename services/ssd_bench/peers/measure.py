@@ -95,6 +95,11 @@ async def measure(
         for each in dict.fromkeys(row.contender for row in rows if _left(row, batches)):
             own = [row for row in rows if row.contender == each]
             on_step(f"loading {each.name}")
+            taken = max(row.memory_bytes for row in rows)
+            if shortage := shortage_of(free_memory(), taken):
+                for row in own:
+                    row.failure = shortage
+                continue
             before, started = own_memory(), time.perf_counter()
             ends[each] = await stack.enter_async_context(contextlib.AsyncExitStack())
             async with _failures(own, ends[each]):
@@ -147,6 +152,25 @@ async def _failures(rows: Sequence[Row], end: contextlib.AsyncExitStack) -> Asyn
         for row in rows:
             row.failure = str(error)
         await end.aclose()
+
+
+def shortage_of(free: int, taken: int) -> str:
+    """Return why no other contender is loaded, if less memory is free than the largest one took.
+
+    All contenders stay loaded. Without memory, the system ends one of them.
+    """
+    if free >= taken:
+        return ""
+    gib = f"{free / 2**30:.1f} GiB of memory are free, and a contender took {taken / 2**30:.1f}"
+    return f"not loaded: {gib}; measure fewer --dtypes, --methods or --lookaheads at a time"
+
+
+def free_memory() -> int:
+    """Return the memory that is free on this machine, or in this container."""
+    # It imports torch, which the other peers do not need.
+    from ssd.engine.memory import free_bytes  # noqa: PLC0415
+
+    return free_bytes("cpu")
 
 
 def own_memory() -> int:

@@ -10,7 +10,7 @@ from ssd_bench.peers import environments
 from ssd_bench.peers.command import _continued
 from ssd_bench.peers.contenders import PEERS, Contender, contenders
 from ssd_bench.peers.engines import Setup, own_deployment
-from ssd_bench.peers.measure import Case, Row, num_steps
+from ssd_bench.peers.measure import Case, Row, num_steps, shortage_of
 from ssd_bench.peers.report import markdown, records, rows_of
 from ssd_bench.peers.workers.wire import Batch
 
@@ -122,6 +122,11 @@ def test_a_busy_machine_and_a_failure_are_visible() -> None:
     table = markdown([busy, failed], "", str)
     assert "10 (10–10), busy" in table
     assert "failed: the process ended with exit code -8" in table
+
+
+def test_no_contender_is_loaded_without_memory_for_it() -> None:
+    assert shortage_of(3 << 30, 3 << 30) == ""
+    assert "1.0 GiB of memory are free, and a contender took 2.5" in shortage_of(1 << 30, 5 << 29)
 
 
 def test_rows_survive_a_file() -> None:
