@@ -48,7 +48,9 @@ from ssd_draft.tree import NewSession, Tree
 
 _log = get_logger(__name__)
 _BATCHES_BETWEEN_CHUNKS = 4
-"""After this number of batches of tables of a link, its opening session gets one prefill chunk."""
+"""After this number of batches of tables of a link, its opening session gets one prefill chunk. The
+number is smaller where fewer sessions are open for each opening one, and 0 where more are opening:
+a batch of tables for a few sessions takes as long as the chunk that another one waits for."""
 _REMEMBERED_TABLES = 64
 _USUAL_ACCEPTANCE = 0.8
 """Assumed until the target has verified tokens."""
@@ -189,13 +191,13 @@ class Worker:
         sessions = [each for each in self._sessions if each.link.number == number]
         due = [each for each in sessions if each.is_open and each.table is None]
         due = [each for each in due if not each.pending]
-        opening = next((each for each in sessions if not each.is_open), None)
-        if opening and (
-            work.batches_since_chunk >= _BATCHES_BETWEEN_CHUNKS or not (due or work.batches)
-        ):
-            work.batches_since_chunk = 0
-            self._prefill(opening)
-            return
+        if opening := [each for each in sessions if not each.is_open]:
+            num_open = len(sessions) - len(opening)
+            num_batches = min(_BATCHES_BETWEEN_CHUNKS, num_open // len(opening))
+            if work.batches_since_chunk >= num_batches or not (due or work.batches):
+                work.batches_since_chunk = 0
+                self._prefill(opening[0])
+                return
         if due:
             work.batches_since_chunk += 1
             self._begin(due)

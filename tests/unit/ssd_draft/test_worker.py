@@ -146,6 +146,31 @@ def test_commits_during_prefill_are_applied() -> None:
     text.check(link.newest())
 
 
+@pytest.mark.parametrize(("num_open", "num_opening", "has_tables"), [(1, 3, False), (3, 1, True)])
+def test_tables_of_few_sessions_wait_until_more_of_them_are_open(
+    num_open: int, num_opening: int, *, has_tables: bool
+) -> None:
+    draft, link = Draft(), FakeLink()
+    texts = {number: a_text(list(range(2 * CHUNK))) for number in range(1, 5)}
+    for number in range(1, num_open + 1):
+        draft.open(link, texts[number], number)
+    draft.settle()
+    for number in range(num_open + 1, num_open + num_opening + 1):
+        draft.open(link, texts[number], number)
+    steps, commits = draft.runner.num_branch_steps, []
+    for number in range(1, num_open + 1):
+        commit = texts[number].hit(link.newest(number), 0, K)
+        commits.append(Commit(number, commit.base_len, commit.outcome, commit.next))
+    draft.commit(link, *commits)
+    # The chunks of one prompt.
+    draft.worker.run_step()
+    draft.worker.run_step()
+    assert (draft.runner.num_branch_steps > steps) is has_tables
+    draft.settle()
+    for number, text in texts.items():
+        text.check(link.newest(number))
+
+
 def test_sessions_with_commits_in_one_frame_share_a_batch() -> None:
     draft, link = Draft(), FakeLink()
     texts = {1: a_text([1, 2, 3]), 2: a_text([4, 5], temperature=0.0), 3: a_text([6] * 12, seed=3)}
