@@ -4,14 +4,15 @@
 processes that do not import torch.
 
 *Decision*: ``auto`` is float32 on a CPU without bfloat16 arithmetic, and without AMX for models
-below ``TINY_MODEL`` weights. *Because*: without it, a CPU converts the weights in each product,
-and passes of 7 and 56 rows took 220 and 1,089 ms instead of 130 and 325 (208M weights, AVX-512,
-torch). With it, passes of few rows are faster. Embedded target, one core, 1, 7, 28 and 56 rows: 2.7,
-3.4, 8.0 and 14 ms instead of 3.3, 4.6, 12 and 21 on an AMD EPYC with AVX512-BF16; with AMX, 1, 7
-and 56 rows take 1.8, 2.1 and 5.4 ms instead of 2.8, 4.0 and 15. On a Xeon with AVX512-BF16, 56 rows
-take 27 ms instead of 20. The embedded draft is not faster in bfloat16 without AMX: its target waits
-1.6 instead of 1.1 ms for a table. *Not chosen*: timing both, since a busy machine could then change
-the dtype, and with it the tokens, at each start. *Revisit when* memory matters more.
+below ``TINY_MODEL`` weights. *Because*: without it, a CPU converts the weights in each product, and
+passes of 7 and 56 rows took 220 and 1,089 ms instead of 130 and 325 (208M weights, AVX-512, torch).
+With it, passes of few rows are faster. Embedded target, one core of an AMD EPYC with AVX512-BF16:
+1, 7, 28 and 56 rows take 2.7, 3.4, 8.0 and 14 ms instead of 3.3, 4.6, 12 and 21. With AMX, 1, 7 and
+56 rows take 1.8, 2.1 and 5.4 ms instead of 2.8, 4.0 and 15. On a Xeon with AVX512-BF16 and without
+AMX, 56 rows take 27 ms instead of 20. The embedded draft is not faster in bfloat16 without AMX: its
+target waits 1.6 instead of 1.1 ms for a table. *Not chosen*: timing both, since a busy machine
+could then change the dtype, and with it the tokens, at each start. *Revisit when* memory matters
+more.
 
 *Decision*: with ``auto``, a target keeps its weights, and a draft of at least ``TINY_MODEL``
 weights is int8 on a CPU with instructions for it. *Because*: the target chooses the text, and a
@@ -38,8 +39,8 @@ MATRIX_ARITHMETIC = "amx_bf16"
 BFLOAT16_ARITHMETIC = ("avx512_bf16", MATRIX_ARITHMETIC)
 """Names in ``torch.cpu.get_capabilities``. OpenVINO's attention in bfloat16 needs AVX-512."""
 TINY_MODEL = 4_000_000
-"""Weights below which neither int8 nor, without ``MATRIX_ARITHMETIC``, bfloat16 is faster: most of a
-pass is not products."""
+"""Weights below which neither int8 nor, without ``MATRIX_ARITHMETIC``, bfloat16 is faster: most of
+a pass is not products."""
 INT8_ARITHMETIC = ("avx512_vnni", "avx_vnni", "amx_int8")
 
 
