@@ -139,7 +139,10 @@ class Load:
     pauses: dict[bool, int] = field(default_factory=lambda: {True: FIRST_PAUSE, False: FIRST_PAUSE})
     """Rounds before the next trial while speculation is on, and while it is off."""
     plain: Recent = field(default_factory=lambda: Recent(_PLAIN_WINDOW))
-    """Time of a round of plain decoding, over the calibrated time of its verify."""
+    """Time of a round of plain decoding, over the calibrated time of its verify. Until one is
+    measured, that of a round with the host's part of the rounds of speculation."""
+    host: Mean = field(default_factory=lambda: Mean(_WINDOW, 0.0))
+    """The part of rounds of speculation beside verify and wait, over the same time."""
     stage: Balance = field(default_factory=Balance)
     """All rounds since the choice in use has changed."""
     balance: Balance = field(default_factory=Balance)
@@ -226,6 +229,10 @@ class Controller:
         tokens, time = record.num_tokens / record.num_sequences, seconds / unit
         load.stage.add(tokens, time)
         if load.speculates:
+            if not record.prompt_tokens:
+                host = record.decode_seconds - record.verify_seconds - record.wait_seconds
+                load.host.add(max(0.0, host) / unit)
+                load.plain.guess(1.0 + load.host.value)
             is_answered = 2 * record.num_answered >= record.num_auto
             load.unanswered_rounds = 0 if is_answered else load.unanswered_rounds + 1
         if not load.speculates:

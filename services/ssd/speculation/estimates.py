@@ -80,12 +80,14 @@ def clipped_mean(samples: Sequence[float]) -> float:
 
 
 class Recent:
-    """The clipped mean of the newest samples; 1 without any."""
+    """The clipped mean of the newest samples; a guess before the first one, which starts as 1."""
 
     def __init__(self, window: int) -> None:
         """Construct; ``window`` is the number of samples that count."""
         self._samples: deque[float] = deque(maxlen=window)
         self._value = 1.0
+        self._is_guess = True
+        """Whether there was no sample yet."""
         self._is_known = True
         """Whether ``_value`` is that of the samples."""
 
@@ -97,7 +99,12 @@ class Recent:
     def add(self, sample: float) -> None:
         """Add a sample."""
         self._samples.append(sample)
-        self._is_known = False
+        self._is_known = self._is_guess = False
+
+    def guess(self, value: float) -> None:
+        """Set the value that holds until the first sample; no effect after it."""
+        if self._is_guess:
+            self._value = value
 
     @property
     def value(self) -> float:

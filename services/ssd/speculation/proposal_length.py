@@ -7,6 +7,7 @@ which apply as soon as so many sequences run.
 With a calibration, the length is chosen from the first round on, with ``USUAL_ACCEPTANCE`` or the
 acceptance at the nearest number of sequences that has rounds. Without one, it is K until plain
 decoding is measured, and times are interpolated between plain decoding and the measured columns.
+Waits for tables are measured by length, see ``_wait``.
 
 *Decision*: the acceptance starts with a value that does not depend on the pair. *Because*: a text
 of 64 tokens has 20 to 30 rounds: eight such texts of vLLM at T = 1 (float32, no AMX) had 1.1 times
@@ -15,7 +16,7 @@ position for all positions beyond: it contains the misses if that is the first o
 did not grow. *Revisit when* the first proposals of a pair are too short.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from operator import mul
@@ -34,6 +35,13 @@ USUAL_ACCEPTANCE = 0.75
 until rounds are measured. The embedded pair has about .8 at T = 0 and .65 at T = 1."""
 START_ROUNDS = 8
 """Rounds that the acceptance counts for with which a number of sequences starts."""
+FIXED_COLUMNS = 1.5
+"""Columns that take as long as the part of a table that does not depend on its length."""
+LEAST_WAIT, MOST_WAIT = 0.1, 2.0
+"""Over the time of the verify: shorter waits do not depend on the length, longer ones count as this
+one."""
+FORGET_ROUNDS = 256
+"""Rounds with a length after which the waits of the others are forgotten."""
 _WINDOW = 64
 """Rounds in the means."""
 
@@ -47,11 +55,11 @@ class _Estimates:
     """Share of the tokens at each position that were accepted, of the sequences that accepted those
     before, in rounds with proposals. Beyond the largest length, they have their value of before."""
     verify: dict[int, Mean] = field(default_factory=dict)
-    """Seconds of a verify by columns, over the calibrated time."""
+    """Seconds of a verify by columns, less the calibrated time."""
     host: Mean = field(default_factory=lambda: Mean(_WINDOW, 0.0))
     """Seconds of a round beside its verify and its wait."""
-    column_wait: Mean = field(default_factory=lambda: Mean(_WINDOW, 0.0))
-    """Seconds for which a round waits for tables, over their largest length."""
+    waits: dict[int, Mean] = field(default_factory=dict)
+    """Seconds for which a round waits for tables, by the largest length."""
 
 
 class ProposalLength:
@@ -79,12 +87,17 @@ class ProposalLength:
         found = self._estimates(record.num_sequences)
         columns = next(count for count in self._columns if count >= record.columns)
         calibrated = self._calibration.verify_seconds(columns, record.num_sequences)
-        if not record.num_padding:
+        # A pass of a prompt changes the shape before the verify.
+        if not record.num_padding and not record.prompt_tokens:
             verify = found.verify.setdefault(columns, Mean(_WINDOW))
-            verify.add(record.verify_seconds / calibrated)
-        if record.num_auto == record.num_sequences:
+            verify.add(record.verify_seconds - calibrated)
+        if record.num_auto == record.num_sequences and not record.prompt_tokens:
             # Tables of other sequences have K columns.
-            found.column_wait.add(record.wait_seconds / found.largest)
+            wait = found.waits.setdefault(found.largest, Mean(_WINDOW))
+            wait.add(min(record.wait_seconds, MOST_WAIT * record.verify_seconds))
+            if wait.count % FORGET_ROUNDS == 0:
+                # Other lengths may have been measured while a draft started.
+                found.waits = {found.largest: wait}
         found.host.add(record.decode_seconds - record.verify_seconds - record.wait_seconds)
         if record.num_proposed:
             counts = [record.num_sequences, *record.num_accepted, 0]
@@ -126,29 +139,28 @@ class ProposalLength:
     def _round_seconds(
         self, found: _Estimates, columns: int, num_sequences: int, plain_seconds: float | None
     ) -> float:
-        """Return the expected seconds of a round whose verify has so many columns.
-
-        Drafts build tables of the largest length: the wait for them grows with it.
-        """
-
-        def beside(count: int) -> float:
-            length = min(count - 1, self._lookahead)
-            return max(0.0, found.host.value) + found.column_wait.value * length
-
-        means = found.verify
-        measured = {
-            count: mean.value for count, mean in means.items() if mean.count >= CHOICE_ROUNDS
-        }
+        """Return the expected seconds of a round whose verify has so many columns."""
+        host, measured = max(0.0, found.host.value), _measured(found.verify)
+        waits = _measured(found.waits)
         if not self._calibration.seconds:
             assert plain_seconds is not None
-            known = {count: value + beside(count) for count, value in measured.items()}
+            # Without one, the calibrated time is 1.
+            known = {
+                count: 1.0 + value + host + waits.get(count - 1, 0.0)
+                for count, value in measured.items()
+            }
             known[1] = plain_seconds
             counts = sorted(known)
             return float(np.interp(columns, counts, [known[count] for count in counts]))
-        rounds = sum(mean.count for mean in means.values())
-        usual = sum(mean.value * mean.count for mean in means.values()) / rounds if rounds else 1.0
-        calibrated = self._calibration.verify_seconds(columns, num_sequences)
-        return measured.get(columns, usual) * calibrated + beside(columns)
+        rounds = sum(each.count for each in found.verify.values())
+        total = sum(each.value * each.count for each in found.verify.values())
+        usual = total / rounds if rounds else 0.0
+
+        def verify(count: int) -> float:
+            seconds = self._calibration.verify_seconds(count, num_sequences)
+            return max(0.0, seconds + measured.get(count, usual))
+
+        return host + verify(columns) + _wait(waits, columns - 1, verify)
 
     def _estimates(self, num_sequences: int) -> _Estimates:
         """Return those of a number of sequences; new ones have a first choice."""
@@ -164,6 +176,35 @@ class ProposalLength:
             self._by_load[key] = found = _Estimates(self._lookahead, means)
             self._choose(found, num_sequences)
         return self._by_load[key]
+
+
+def _measured(means: Mapping[int, Mean]) -> dict[int, float]:
+    """Return the means of enough rounds."""
+    return {key: each.value for key, each in means.items() if each.count >= CHOICE_ROUNDS}
+
+
+def _wait(waits: Mapping[int, float], length: int, verify: Callable[[int], float]) -> float:
+    """Return the expected wait with proposals of at most this length.
+
+    A longer table is ready later, but a draft can also send only the columns that are. So lengths
+    that were measured tell how much later; from one alone, a table takes time in proportion.
+
+    Args:
+        waits: mean seconds by the lengths that were measured.
+        length: of the proposals.
+        verify: returns the seconds of a verify with so many columns.
+    """
+    if not waits or length in waits:
+        return waits.get(length, 0.0)
+    nearest, *others = sorted(waits, key=lambda each: abs(each - length))
+    if waits[nearest] < LEAST_WAIT * verify(nearest + 1):
+        return waits[nearest]
+    ready = verify(nearest + 1) + waits[nearest]
+    if others:
+        slope = (ready - verify(others[0] + 1) - waits[others[0]]) / (nearest - others[0])
+    else:
+        slope = ready / (FIXED_COLUMNS + nearest)
+    return max(0.0, ready + max(0.0, slope) * (length - nearest) - verify(length + 1))
 
 
 def _expected(found: _Estimates) -> list[float]:

@@ -27,6 +27,8 @@ class World:
     host_seconds: float = 0.001
     table_factor: float = 0.8
     """T_table over T_verify of K+1 columns."""
+    table_columns: bool = False
+    """Whether a table of fewer columns takes less time, in proportion."""
     hit_rate: float = 0.85
     acceptance: float = 0.8
     texts: tuple[float, ...] = ()
@@ -144,6 +146,7 @@ class Run:
             record.add_outcome(length, accepted, accepted + 1)
         hits = [is_open and draw() < world.hit_rate for _ in proposed]
         table = world.table_factor * world.verify_seconds(COLUMNS[-1]) * factor
+        table *= (choice.max_proposed + 1) / COLUMNS[-1] if world.table_columns else 1.0
         wait = max(0.0, table - verify) if is_open else 0.0
         seconds = verify + wait + world.host_seconds
         chunk = 0.0
@@ -152,8 +155,7 @@ class Run:
             chunk = world.chunk_seconds * noise * (world.chunk_factor if is_on else 1.0)
         self.proposed = [choice.max_proposed if hit else 0 for hit in hits]
         record.prompt_tokens = PROMPT_TOKENS if chunk else 0
-        record.prefill_seconds = chunk
-        record.seconds = seconds + chunk
+        record.wait_seconds, record.prefill_seconds, record.seconds = wait, chunk, seconds + chunk
         self.controller.add_round(record)
         self.tokens += record.num_tokens
         self.tokens_without_chunk += record.num_tokens

@@ -89,8 +89,9 @@ def test_in_a_world_that_does_not_change_it_settles(world: World, seed: int) -> 
         World(texts=UNEVEN, hit_rate=0.3, opening_rounds=1),
         World(acceptance=0.1, table_factor=1.2, opening_rounds=1),
         World(acceptance=0.6, hit_rate=0.5, shared_core=1.4, opening_rounds=1),
+        World(texts=UNEVEN, wide_factor=1.9, table_factor=1.2, table_columns=True),
     ],
-    ids=["good", "random draft", "slow draft", "no gain", "shared core"],
+    ids=["good", "random draft", "slow draft", "no gain", "shared core", "long tables"],
 )
 def test_it_is_as_fast_as_the_better_mode_from_the_first_texts_on(world: World, batch: int) -> None:
     world = replace(world, batch=batch)

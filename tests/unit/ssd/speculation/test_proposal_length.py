@@ -1,7 +1,7 @@
 """The length of proposals: from the calibration at first, then from the rounds."""
 
 from ssd.speculation.estimates import Calibration
-from ssd.speculation.proposal_length import CHOICE_ROUNDS, ProposalLength
+from ssd.speculation.proposal_length import CHOICE_ROUNDS, FORGET_ROUNDS, ProposalLength
 from ssd.speculation.round_record import RoundRecord
 
 LOOKAHEAD = 6
@@ -83,6 +83,25 @@ def test_waits_for_long_tables_make_the_length_shorter() -> None:
     rounds(in_time, FLAT, (0, 1, 2, 2), 20 * CHOICE_ROUNDS)
     rounds(late, FLAT, (0, 1, 2, 2), 20 * CHOICE_ROUNDS, wait_seconds=0.04)
     assert late.largest(4) < in_time.largest(4)
+
+
+def test_waits_of_the_start_do_not_shorten_proposals_for_ever() -> None:
+    length = ProposalLength(COLUMNS, LOOKAHEAD, FLAT)
+    rounds(length, FLAT, (1, 2, 3, 6), 4 * CHOICE_ROUNDS, wait_seconds=0.04)
+    assert length.largest(4) < LOOKAHEAD
+    rounds(length, FLAT, (1, 2, 3, 6), 2 * FORGET_ROUNDS)
+    assert length.largest(4) == LOOKAHEAD
+
+
+def test_a_verify_after_a_pass_of_a_prompt_measures_no_number_of_columns() -> None:
+    length = ProposalLength(COLUMNS, LOOKAHEAD, FLAT)
+    for _ in range(6 * CHOICE_ROUNDS):
+        rounds(length, FLAT, (LOOKAHEAD,), 1)
+        slow = RoundRecord(num_auto=1, prompt_tokens=16, verify_seconds=1.0, wait_seconds=1.0)
+        slow.seconds = 2.0
+        slow.add_outcome(LOOKAHEAD, LOOKAHEAD, LOOKAHEAD + 1)
+        length.add_round(slow, None)
+    assert length.largest(1) == LOOKAHEAD
 
 
 def test_a_verify_with_padding_measures_no_number_of_columns() -> None:
