@@ -1,9 +1,11 @@
-"""Tasks of the asyncio loop that run beside a block of code."""
+"""Coroutines: as tasks beside a block of code, and without an event loop."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Coroutine
-from typing import Any
+from typing import Any, TypeVar, cast
+
+Result = TypeVar("Result")
 
 
 @contextlib.asynccontextmanager
@@ -19,3 +21,14 @@ async def beside(*work: Coroutine[Any, Any, Any]) -> AsyncGenerator[list[asyncio
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def known(result: Coroutine[Any, Any, Result]) -> Result:
+    """Return the result of a coroutine that does not wait."""
+    try:
+        result.send(None)
+    except StopIteration as end:
+        return cast("Result", end.value)
+    finally:
+        result.close()
+    raise AssertionError("the coroutine waits")

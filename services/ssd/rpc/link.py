@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, Self, TypeVar, cast
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -37,7 +37,7 @@ from ssd.rpc.link_codec import (
     target_message,
 )
 from ssd.rpc.status import from_rpc_error
-from ssd.tasks import beside
+from ssd.tasks import beside, known
 from ssd.types import DraftMessage, OpenSession, TargetMessage
 from ssd.v1 import speculation_pb2
 
@@ -69,6 +69,8 @@ WRITE_SECONDS = 5.0
 """A link whose peer accepts no message for this long is closed."""
 FLUSH_SECONDS = 0.25
 """Maximum time that ``close`` waits for queued messages to be sent."""
+REPLACED = "Internal error from Core"
+"""Details of the status of a call of which a write has failed."""
 SERVER_END_SECONDS = 0.5
 """Maximum time that a client's ``close`` waits for the server to end the call."""
 
@@ -405,16 +407,21 @@ class LinkCall(_Link[TargetMessage, DraftMessage]):
     ) -> None:
         super().__init__(name, max_outgoing)
         self._call = call
-        self._status: grpc.aio.AioRpcError | None = None
+        self._status: tuple[grpc.StatusCode, grpc.aio.Metadata, grpc.aio.Metadata, str] | None = (
+            None
+        )
         call.add_done_callback(self._keep_status)
 
     async def _read(self) -> tuple[DraftMessage | bytes | None, int]:
         try:
             message: object = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            if self._status is not None and self._status.code() is grpc.StatusCode.OK:
+            if self._status is None:
+                raise
+            if self._status[0] is grpc.StatusCode.OK:
                 return None, 0
-            raise self._status or error from None
+            # Kept in parts: an error that was raised refers to this link.
+            raise grpc.aio.AioRpcError(*self._status, None) from error
         _refuse_undecodable(message, self.name)
         if not isinstance(message, speculation_pb2.SpeculateResponse):
             return None, 0
@@ -426,16 +433,13 @@ class LinkCall(_Link[TargetMessage, DraftMessage]):
     def _keep_status(self, call: "grpc.aio.Call") -> None:
         """Keep the status that the draft sent: gRPC calls this as soon as it has arrived.
 
-        A write that fails afterwards replaces the status by INTERNAL, "Internal error from Core",
-        before the reader receives it (grpc issue 36066).
+        A write that fails replaces the status by INTERNAL, ``REPLACED``, often before the reader
+        receives it (grpc issue 36066).
         """
-        self._status = grpc.aio.AioRpcError(
-            _known(call.code()),
-            grpc.aio.Metadata(),
-            _known(call.trailing_metadata()),
-            _known(call.details()),
-            None,
-        )
+        details = known(call.details())
+        if details != REPLACED:
+            trailers = known(call.trailing_metadata())
+            self._status = known(call.code()), grpc.aio.Metadata(), trailers, details
 
     async def _end_call(self, reader: "asyncio.Task[None]") -> None:
         if not self._call.done():
@@ -477,17 +481,6 @@ class LinkServerCall(_Link[DraftMessage, TargetMessage]):
 
     async def _end_call(self, reader: "asyncio.Task[None]") -> None:
         """GRPC ends the call when the handler returns."""
-
-
-def _known(result: Coroutine[Any, Any, Result]) -> Result:
-    """Return the result of a coroutine that does not wait."""
-    try:
-        result.send(None)
-    except StopIteration as end:
-        return cast("Result", end.value)
-    finally:
-        result.close()
-    raise AssertionError("the coroutine waits")
 
 
 def _named_error(error: SSDError, name: str) -> LinkError:

@@ -4,6 +4,7 @@ import gc
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
+from unittest.mock import AsyncMock
 
 import grpc
 import grpc.aio
@@ -147,6 +148,26 @@ async def test_the_cause_of_an_end_survives_writes_that_fail(cause: FrameError |
             assert str(ending) == str(cause)
 
 
+def ended(code: grpc.StatusCode, details: str) -> Any:
+    """A call that has ended."""
+    found = AsyncMock()
+    found.code.return_value, found.details.return_value = code, details
+    return found
+
+
+SENT = ended(grpc.StatusCode.INVALID_ARGUMENT, "token id 250")
+WRITE_FAILED = ended(grpc.StatusCode.INTERNAL, link_module.REPLACED)
+
+
+@pytest.mark.parametrize("order", [[SENT, WRITE_FAILED], [WRITE_FAILED, SENT]])
+async def test_the_status_that_a_draft_sent_is_kept_in_every_order(order: list[Any]) -> None:
+    async with linked(receive_until_closed) as link:
+        for call in order:
+            link._keep_status(call)
+        assert link._status is not None
+        assert link._status[3] == "token id 250"
+
+
 async def test_an_unreachable_draft_is_named_in_a_link_error() -> None:
     async with linked(receive_until_closed) as link:
         address = link.name
@@ -230,13 +251,22 @@ class RecordedChannel:
         assert self.is_closed
 
 
-async def test_a_lost_link_is_released_without_the_garbage_collector() -> None:
+@pytest.mark.parametrize("by_draft", [False, True])
+async def test_an_ended_link_is_released_without_the_garbage_collector(*, by_draft: bool) -> None:
+    async def serve(call: LinkServerCall) -> None:
+        await call.receive()
+        if by_draft:
+            raise FrameError("the end")
+
     gc.disable()
     try:
-        async with linked(receive_until_closed) as link:
+        async with linked(serve) as link:
             link.use(RecordedChannel(link))
-            link.fail(LinkError("the draft is lost"))
-            with pytest.raises(LinkError, match="the draft is lost"):
+            if by_draft:
+                link.send(HELLO)
+            else:
+                link.fail(LinkError("the end"))
+            with pytest.raises(LinkError, match="the end"):
                 await link.receive()
             released = weakref.ref(link)
             del link
