@@ -49,8 +49,8 @@ from ssd_draft.tree import NewSession, Tree
 _log = get_logger(__name__)
 _BATCHES_BETWEEN_CHUNKS = 4
 """After this number of batches of tables of a link, its opening session gets one prefill chunk. The
-number is smaller where fewer sessions are open for each opening one, and 0 where more are opening:
-a batch of tables for a few sessions takes as long as the chunk that another one waits for."""
+number is smaller where fewer sessions are open for each opening one: a batch of tables for a few
+sessions takes as long as the chunk that the others wait for."""
 _REMEMBERED_TABLES = 64
 _USUAL_ACCEPTANCE = 0.8
 """Assumed until the target has verified tokens."""
@@ -193,7 +193,7 @@ class Worker:
         due = [each for each in due if not each.pending]
         if opening := [each for each in sessions if not each.is_open]:
             num_open = len(sessions) - len(opening)
-            num_batches = min(_BATCHES_BETWEEN_CHUNKS, num_open // len(opening))
+            num_batches = max(1, min(_BATCHES_BETWEEN_CHUNKS, num_open // len(opening)))
             if work.batches_since_chunk >= num_batches or not (due or work.batches):
                 work.batches_since_chunk = 0
                 self._prefill(opening[0])
