@@ -140,7 +140,7 @@ class Load:
     """Rounds before the next trial while speculation is on, and while it is off."""
     plain: Recent = field(default_factory=lambda: Recent(_PLAIN_WINDOW))
     """Time of a round of plain decoding, over the calibrated time of its verify. Until one is
-    measured, that of a round with the host's part of the rounds of speculation."""
+    measured, it is 1 and ``host``."""
     host: Mean = field(default_factory=lambda: Mean(_WINDOW, 0.0))
     """The part of rounds of speculation beside verify and wait, over the same time."""
     stage: Balance = field(default_factory=Balance)

@@ -93,12 +93,12 @@ def test_waits_of_the_start_do_not_shorten_proposals_for_ever() -> None:
     assert length.largest(4) == LOOKAHEAD
 
 
-def test_a_verify_after_a_pass_of_a_prompt_measures_no_number_of_columns() -> None:
+def test_waits_of_rounds_that_store_a_prompt_do_not_count() -> None:
     length = ProposalLength(COLUMNS, LOOKAHEAD, FLAT)
     for _ in range(6 * CHOICE_ROUNDS):
         rounds(length, FLAT, (LOOKAHEAD,), 1)
-        slow = RoundRecord(num_auto=1, prompt_tokens=16, verify_seconds=1.0, wait_seconds=1.0)
-        slow.seconds = 2.0
+        slow = RoundRecord(num_auto=1, prompt_tokens=16, verify_seconds=0.02, wait_seconds=1.0)
+        slow.seconds = 1.1
         slow.add_outcome(LOOKAHEAD, LOOKAHEAD, LOOKAHEAD + 1)
         length.add_round(slow, None)
     assert length.largest(1) == LOOKAHEAD
