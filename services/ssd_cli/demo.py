@@ -27,7 +27,7 @@ TITLES = {
     Mode.AUTOREGRESSIVE: "AR: the target alone",
     Mode.AUTO: "SSD: a draft prepares proposals on its own core",
 }
-"""SSD in mode AUTO, the default, which also chooses the length of proposals."""
+"""Mode AUTO is the default. It also chooses the length of proposals."""
 WARM_UP_SECONDS = 10.0
 """Maximum time until the first hit; a draft on a busy machine can need seconds."""
 WARM_UP_TOKENS = 16
@@ -125,8 +125,8 @@ def _compare(
     out.print(f"\n[green]identical[/green]: all {len(alone.token_ids)} tokens")
     # Without a hit, proposals of n-grams may still be accepted.
     if not ahead.figures.hits and (ahead.figures.tokens_per_round or 1.0) <= 1.0:
-        if ahead.figures.paused_rounds:
-            out.print("SSD decoded as AR: the target turned speculation off, which is faster here")
+        if ahead.figures.paused_rounds and not (ahead.figures.misses or ahead.figures.late):
+            out.print("SSD decoded as AR: the target had turned speculation off, without a gain")
             return
         reason = why_not_speculative(ahead.figures, links)
         raise NotSpeculativeError(f"no round of the SSD text was speculative: {reason}")
