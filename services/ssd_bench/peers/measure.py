@@ -95,8 +95,10 @@ async def measure(
         for each in dict.fromkeys(row.contender for row in rows if _left(row, batches)):
             own = [row for row in rows if row.contender == each]
             on_step(f"loading {each.name}")
-            taken = max(row.memory_bytes for row in rows)
-            if shortage := shortage_of(free_memory(), taken):
+            # Known from an earlier run, or that of the largest one.
+            taken = max(row.memory_bytes for row in own) or max(row.memory_bytes for row in rows)
+            is_server = each.drafting == "server"
+            if not is_server and (shortage := shortage_of(free_memory(), taken)):
                 for row in own:
                     row.failure = shortage
                 continue
@@ -155,7 +157,7 @@ async def _failures(rows: Sequence[Row], end: contextlib.AsyncExitStack) -> Asyn
 
 
 def shortage_of(free: int, taken: int) -> str:
-    """Return why no other contender is loaded, if less memory is free than the largest one took.
+    """Return why a contender is not loaded, if less memory is free than one took.
 
     All contenders stay loaded. Without memory, the system ends one of them.
     """
@@ -167,7 +169,7 @@ def shortage_of(free: int, taken: int) -> str:
 
 def free_memory() -> int:
     """Return the memory that is free on this machine, or in this container."""
-    # It imports torch, which the other peers do not need.
+    # The module imports torch, which this process does not need otherwise.
     from ssd.engine.memory import free_bytes  # noqa: PLC0415
 
     return free_bytes("cpu")
