@@ -191,8 +191,8 @@ def _measured(means: Mapping[int, Mean]) -> dict[int, float]:
 def _wait(waits: Mapping[int, float], length: int, verify: Callable[[int], float]) -> float:
     """Return the expected wait with proposals of at most this length.
 
-    A longer table is ready later, but a draft can also send only the columns that are. So lengths
-    that were measured tell how much later; from one alone, a table takes time in proportion.
+    A longer table can be ready later. Two measured lengths give the time of a column. With one
+    measured length, the time of a table is assumed to be in proportion to its columns.
 
     Args:
         waits: mean seconds by the lengths that were measured.

@@ -95,7 +95,7 @@ async def measure(
         for each in dict.fromkeys(row.contender for row in rows if _left(row, batches)):
             own = [row for row in rows if row.contender == each]
             on_step(f"loading {each.name}")
-            # Known from an earlier run, or that of the largest one.
+            # The memory of this contender in an earlier run, or of the largest contender so far.
             taken = max(row.memory_bytes for row in own) or max(row.memory_bytes for row in rows)
             is_server = each.drafting == "server"
             if not is_server and (shortage := shortage_of(free_memory(), taken)):
