@@ -54,6 +54,11 @@ class TargetExecution(Execution, Protocol):
     sequence_counts: Sequence[int]
     """Numbers of sequences that are shapes of their own, ascending."""
 
+    @property
+    def shapes(self) -> str:
+        """What the shapes of verifies have in common; empty if the settings alone decide it."""
+        ...
+
     def use_fewer_shapes(self) -> str | None:
         """Run verifies in fewer shapes from now on.
 

@@ -52,6 +52,7 @@ class SplitTarget:
         self.num_parameters = part.num_parameters
         self.packs_rows = part.packs_rows
         self.num_padding = 0
+        self.shapes = part.shapes
         self.sequence_counts: Sequence[int] = part.sequence_counts
         self._part = part
         self._group = group

@@ -229,6 +229,7 @@ class StaticTarget(StaticExecution):
 
     packs_rows = False
     num_padding = 0
+    shapes = ""
     _timer: CudaTimer | None = None
 
     def use_fewer_shapes(self) -> str | None:

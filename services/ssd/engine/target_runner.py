@@ -90,7 +90,7 @@ class TargetRunner(ModelRunner):
                 return find()
             return proved(self.folder, self.engine, shapes, find)
 
-        difference = prove("")
+        difference = prove(self.execution.shapes)
         while difference is not None:
             shapes = self.execution.use_fewer_shapes()
             if shapes is None:

@@ -132,6 +132,7 @@ class TorchTarget(TorchExecution):
 
     packs_rows = False
     num_padding = 0
+    shapes = ""
 
     def use_fewer_shapes(self) -> str | None:
         """See ``TargetExecution.use_fewer_shapes``."""

@@ -341,10 +341,30 @@ def test_padding_and_division_of_passes_change_no_logits(
         return [runner.forward(stack(rows)), runner.forward(one)[:, :1]]
 
     expected = run(40)
-    assert runner.execution.use_fewer_shapes() == "passes of 2 to 8 rows"
+    assert runner.execution.use_fewer_shapes() == "passes of 2 rows or more, at most 8"
     assert all(map(torch.equal, run(40), expected))
-    assert runner.execution.use_fewer_shapes() == "passes of 5 to 8 rows"
+    assert runner.execution.use_fewer_shapes() == "passes of 5 rows or more, at most 8"
     assert all(map(torch.equal, run(40), expected))
+
+
+def test_rows_are_added_only_where_they_save_time() -> None:
+    few = target.FEW_ROWS
+    assert target.least_rows({1: 1.0, few: 0.9}.__getitem__) == few
+    assert target.least_rows({1: 1.0, few: 0.99}.__getitem__) == 1
+
+
+def test_a_target_with_a_slow_kernel_for_one_row_runs_more(
+    wide_folder: Path, rows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = stack([(text(1), 0, 0)])
+    expected = load_wide(wide_folder, "openvino", "float32").forward(batch)[:, :1]
+    monkeypatch.setattr(target, "SMALL_MODEL", 0)
+    monkeypatch.setattr(target, "least_rows", lambda _seconds_of: target.FEW_ROWS)
+    runner = load_wide(wide_folder, "openvino", "float32")
+    rows.clear()
+    assert torch.equal(runner.forward(batch)[:, :1], expected)
+    assert rows == [target.FEW_ROWS]
+    assert runner.execution.shapes == f"passes of {target.FEW_ROWS} rows or more"
 
 
 def test_the_result_of_a_long_proof_is_kept(
