@@ -221,8 +221,7 @@ class DecodeLoop:
         if self._drafter is not None:
             synchronous = [each for each in sequences if each.is_synchronous]
             if synchronous:
-                self._wakeups.flush()
-                self._drafter.propose(synchronous)
+                self._drafter.propose(synchronous, before_pass=self._wakeups.flush)
 
     @_timed("prepare_seconds")
     def _prepare(self, sequences: Rows[Sequence], proposals: Rows[Proposal]) -> Any:

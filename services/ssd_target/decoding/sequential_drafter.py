@@ -16,7 +16,7 @@ baseline of large models. A sequence that becomes alone in such a round runs ste
 is not accepted whole. *Revisit when* a proposal of several sequences is one pass.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from itertools import takewhile
@@ -24,6 +24,7 @@ from itertools import takewhile
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ssd.engine.batch import BranchBatch, PagedBatch
 from ssd.engine.config import EngineConfig
@@ -82,7 +83,7 @@ class SequentialDrafter:
         self._sampler = sampler
         self._lookahead = engine.num_columns - num_columns(0)
         shape_SJ = engine.max_num_seqs, -(-engine.max_model_len // engine.block_size)
-        self._block_tables_SJ = torch.zeros(shape_SJ, dtype=torch.int64)
+        self._block_tables_SJ = np.zeros(shape_SJ, np.int64)
         self._texts: dict[SequenceId, _Text] = {}
 
     def admit(self, sequence: Sequence) -> None:
@@ -93,7 +94,7 @@ class SequentialDrafter:
             blocks = self._blocks.allocate(count)
             self._texts[sequence.sequence_id] = _Text(blocks)
             self._block_tables_SJ[sequence.slot] = 0
-            self._block_tables_SJ[sequence.slot, :count] = torch.tensor(blocks)
+            self._block_tables_SJ[sequence.slot, :count] = blocks
 
     def release(self, sequence: Sequence) -> None:
         """Free the blocks of a sequence that has ended, if it has any."""
@@ -118,13 +119,17 @@ class SequentialDrafter:
                 tokens_1P = torch.zeros((1, chunk), dtype=torch.int64)
                 tokens_1P[0, : last - first] = torch.tensor(sequence.tokens[first:last])
                 where = torch.tensor([first]), torch.tensor([last - first])
-                slot = sequence.slot
-                table_1J = self._block_tables_SJ[slot : slot + 1]
-                self._runner.prefill(PagedBatch(tokens_1P, *where, table_1J))
+                table_1J = self._block_tables_SJ[sequence.slot][None]
+                self._runner.prefill(PagedBatch(tokens_1P, *where, torch.from_numpy(table_1J)))
                 return
 
-    def propose(self, sequences: Rows[Sequence]) -> None:
-        """Set the next proposal of each sequence that the draft knows; at most K tokens."""
+    def propose(self, sequences: Rows[Sequence], before_pass: Callable[[], None]) -> None:
+        """Set the next proposal of each sequence that the draft knows; at most K tokens.
+
+        Args:
+            sequences: of the round.
+            before_pass: called once if a pass runs.
+        """
         drafted = [each for each in sequences if self._can_propose(each)]
         if not drafted:
             return
@@ -133,8 +138,9 @@ class SequentialDrafter:
         remaining_B = np.array([each.num_remaining for each in drafted])
         limits_B = np.minimum(remaining_B - 1, self._lookahead)
         self._sampler.fill(drafted, limits_B.tolist())
-        found = self._run_whole(drafted, slots_B, limits_B)
+        found = self._run_whole(drafted, slots_B, limits_B, before_pass)
         if found is None:
+            before_pass()
             found = self._run_steps(drafted, slots_B, limits_B)
         self._runner.promote_branches(
             torch.from_numpy(slots_B), torch.zeros(len(drafted), dtype=torch.int64)
@@ -156,16 +162,20 @@ class SequentialDrafter:
             pairs = zip(committed, text.run, strict=False)
             counts.append(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
         if any(counts):
-            slots = torch.from_numpy(slots_B)
-            lengths_B = torch.tensor([text.num_stored for text in texts])
-            tables_BJ = self._block_tables_SJ[slots]
-            self._runner.append_proposal(slots, torch.tensor(counts), lengths_B, tables_BJ)
+            # Operations of torch release the interpreter, and a reader may take it.
+            lengths_B = np.array([text.num_stored for text in texts])
+            given = (slots_B, np.array(counts), lengths_B, self._block_tables_SJ[slots_B])
+            self._runner.append_proposal(*map(torch.from_numpy, given))
         for text, count in zip(texts, counts, strict=True):
             text.num_stored += count
             text.run = ()
 
     def _run_whole(
-        self, drafted: Rows[Sequence], slots_B: NDArray[np.int64], limits_B: NDArray[np.int64]
+        self,
+        drafted: Rows[Sequence],
+        slots_B: NDArray[np.int64],
+        limits_B: NDArray[np.int64],
+        before_pass: Callable[[], None],
     ) -> list[tuple[TokenId, ...]] | None:
         """Choose the tokens after one sequence in one pass; None if that is not possible."""
         sequence, text = drafted[0], self._texts[drafted[0].sequence_id]
@@ -179,7 +189,9 @@ class SequentialDrafter:
         noise = self._sampler.stored_noise(slots_B, positions_K1)
         if noise is None or noise.noise_YV.shape[1] != self._vocab_size:
             return None
-        batch = self._batch(slots_B, torch.tensor([text.num_stored]), given, 0)
+        lengths = torch.from_numpy(np.array([text.num_stored]))
+        batch = self._batch(torch.from_numpy(slots_B), lengths, np.array(given), 0)
+        before_pass()
         chosen_K11, _ = self._runner.run_columns(batch, noise)
         tokens = _before_no_token(chosen_K11.flatten().tolist())
         text.run = (*given, *tokens)
@@ -199,7 +211,7 @@ class SequentialDrafter:
         tokens_BS = np.full((count, num_steps + 1), NO_TOKEN)
         for row, some in enumerate(given):
             tokens_BS[row, : len(some)] = some
-        batch = self._batch(slots_B, lengths, tokens_BS[:, 0], 0)
+        batch = self._batch(torch.from_numpy(slots_B), lengths, tokens_BS[:, 0], 0)
         for step in range(num_steps):
             logits_BV = self._runner.run_branches(batch)[:, 0]
             number_B = step + 1 - num_given_B
@@ -218,18 +230,15 @@ class SequentialDrafter:
         return found
 
     def _batch(
-        self,
-        slots_B: torch.Tensor | NDArray[np.int64],
-        lengths_B: torch.Tensor,
-        tokens_B: Rows[int] | NDArray[np.int64],
-        step: int,
+        self, slots_B: Tensor, lengths_B: Tensor, tokens_B: NDArray[np.int64], step: int
     ) -> BranchBatch:
         """Return a step of one branch after each trunk; the branches see no proposal."""
-        slots = torch.as_tensor(slots_B)
-        tokens_B1 = torch.as_tensor(tokens_B)[:, None].clamp_min(0)
-        no_proposal_B1 = torch.full_like(tokens_B1, -1)
-        tables_BJ = self._block_tables_SJ[slots]
-        return BranchBatch(slots, tokens_B1, no_proposal_B1, step, lengths_B, tables_BJ)
+        tokens_B1 = np.maximum(tokens_B[:, None], 0)
+        tables_BJ = self._block_tables_SJ[slots_B.numpy()]
+        tokens, accepted, tables = map(
+            torch.from_numpy, (tokens_B1, np.full_like(tokens_B1, -1), tables_BJ)
+        )
+        return BranchBatch(slots_B, tokens, accepted, step, lengths_B, tables)
 
 
 def num_columns(lookahead: int) -> int:

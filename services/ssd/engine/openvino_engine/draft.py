@@ -119,7 +119,7 @@ class Trunks:
         for row, slot in enumerate(self._slots):
             self._entries_XBGSE[:, row, :, : self.columns] = self._stored.proposal(slot)
 
-    def show(self, mask_B1US: Tensor, num_shown_B: list[int]) -> None:
+    def show(self, mask_B1US: Floats, num_shown_B: list[int]) -> None:
         """Unmask the entries of the trunks after those that are shown already."""
         for row, length in enumerate(self.num_read_B):
             mask_B1US[row, ..., self.columns + num_shown_B[row] : self.columns + length] = 0.0
@@ -147,7 +147,7 @@ class ExplicitRows:
 
     def begin(self) -> None:
         """Make the trunks visible."""
-        self._trunks.show(self._mask_B1US, self._num_shown_B)
+        self._trunks.show(self._mask_B1US.numpy(), self._num_shown_B)
 
 
 class Tables:
@@ -195,7 +195,7 @@ class Tables:
         self._mask_of_proposals_BUP[:] = mask_BNP.repeat(self._group, axis=1)
         self._trunks.read(batch.block_tables_BJ, batch.trunk_lengths_B)
         self._trunks.read_proposals()
-        self._trunks.show(self._mask_B1US, self._num_shown_B)
+        self._trunks.show(self._mask_B1US.numpy(), self._num_shown_B)
 
     def begin_steps(self, batch: BranchBatch) -> None:
         """Begin, and read the own entries of the steps before."""
