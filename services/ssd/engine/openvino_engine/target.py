@@ -18,7 +18,9 @@ float32. Then a pass of one row gets a row of padding, and a pass of more than 6
 *Fewest rows*: the kernel for one row is not always the fastest. The target measures that at start,
 and then also gives passes of one to three rows padding. In bfloat16 with AVX512-BF16 (AMD EPYC, one
 core), passes of 1, 2, 3, 4 and 6 rows take 30, 36, 28, 27 and 28 ms (208M weights) and 7.9, 10.0,
-7.6, 7.2 and 7.6 ms (50M). In float32 and int8, and with 14M weights, one row is the fastest.
+7.6, 7.2 and 7.6 ms (50M). In float32 and int8, and with 14M weights, one row is the fastest. The
+choice can differ between starts, and the tokens do not: either is proved against passes of more
+rows, which both contain.
 
 *Decision*: rows are sequences. *Because*: the kernel for more columns packs all keys and values of
 a sequence again in each pass. Embedded target, float32, one core, context 256, against sequences of
@@ -67,9 +69,11 @@ ROW_LIMITS = ((1, ANY), (1, 64), (2, ANY), (2, 64), (5, 64))
 few rows end at one row or at four, and those for many begin at 81. A longer chunk of a prompt is
 divided."""
 FEW_ROWS = 4
-"""Passes of one to three rows get padding to this number if they take less time with it."""
+"""Passes of one to three rows get padding to this number if it takes less time than one row."""
 LEAST_GAIN = 0.04
-"""Share of the time of a pass that the padding must save."""
+"""Share of the time of one row that ``FEW_ROWS`` must save."""
+LONG_SECONDS = 0.2
+"""Passes that take longer are measured once."""
 BLOCK_SIZE = BLOCK_SIZES["openvino"]
 BLOCK_STEP = 8
 CHANGE_WEIGHTS = 5_500_000
@@ -167,7 +171,8 @@ class OpenVinoTarget:
         for name, cache in zip(caches, self.storage, strict=True):
             self._request.set_tensor(name, over(cache))
         # In smaller models, the products are a small part of the pass.
-        if self.packs_rows and pass_weights(model) >= SMALL_MODEL:
+        has_few = engine.max_num_seqs * engine.num_columns >= FEW_ROWS
+        if self.packs_rows and has_few and pass_weights(model) >= SMALL_MODEL:
             least = least_rows(self._seconds_of)
             limits = [(max(least, fewest), most) for fewest, most in self._row_limits]
             self._row_limits = list(dict.fromkeys(limits))
@@ -340,9 +345,12 @@ def least_rows(seconds_of: Callable[[int], float]) -> int:
         seconds_of: runs and measures a pass of so many rows.
     """
     seconds = dict.fromkeys((1, FEW_ROWS), math.inf)
-    # In turn, against disturbances; the first pass of three prepares the shape.
-    for rows in (1, FEW_ROWS) * 2:
-        seconds[rows] = min(seconds[rows], *(seconds_of(rows) for _ in range(3)))
+    for rows in (1, FEW_ROWS) * 3:
+        # The first pass of a shape prepares it. Sizes are measured in turn, against disturbances.
+        seconds_of(rows)
+        seconds[rows] = min(seconds[rows], seconds_of(rows))
+        if LONG_SECONDS < max(seconds.values()) < math.inf:
+            break
     return FEW_ROWS if seconds[FEW_ROWS] < (1 - LEAST_GAIN) * seconds[1] else 1
 
 

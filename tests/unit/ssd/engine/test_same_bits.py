@@ -350,6 +350,7 @@ def test_padding_and_division_of_passes_change_no_logits(
 def test_rows_are_added_only_where_they_save_time() -> None:
     few = target.FEW_ROWS
     assert target.least_rows({1: 1.0, few: 0.9}.__getitem__) == few
+    assert target.least_rows({1: 0.010, few: 0.009}.__getitem__) == few
     assert target.least_rows({1: 1.0, few: 0.99}.__getitem__) == 1
 
 
