@@ -9,7 +9,7 @@ from openai import OpenAI
 
 
 def main() -> None:
-    """Stream an answer, then complete a prompt with a seed."""
+    """Stream an answer, then complete a prompt, each with a seed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--base-url", default="http://127.0.0.1:8000/v1")
     parser.add_argument("--max-tokens", type=int, default=64)
@@ -20,6 +20,7 @@ def main() -> None:
             model=model,
             messages=[{"role": "user", "content": "Read all lines of a file."}],
             max_tokens=options.max_tokens,
+            seed=7,
             stream=True,
         ) as stream:
             for chunk in stream:

@@ -39,7 +39,7 @@ async def test_the_clients_print_texts_of_a_running_target() -> None:
         base = ("--base-url", f"http://{gateway.http_address}/v1")
         printed = await asyncio.to_thread(run, "openai_client.py", *base, *LIMIT)
         answer, _, completion = printed.partition("\n\ndef fib(n):")
-        assert answer.strip()
+        assert answer.strip(), printed
         assert completion.strip()
 
 
