@@ -184,7 +184,8 @@ class OpenVinoTarget:
         if not self.packs_rows:
             return ONE_SHAPE
         least, most = self._row_limits[0]
-        return f"passes of {least} rows or more" + (most != ANY) * f", at most {most}"
+        limit = "" if most == ANY else f", at most {most}"
+        return f"passes of {least} rows or more{limit}"
 
     def use_fewer_shapes(self) -> str | None:
         """See ``TargetExecution.use_fewer_shapes``."""
