@@ -137,13 +137,14 @@ DISTRIBUTIONS = {
     "grpc_health": "grpcio-health-checking",
     "grpc_reflection": "grpcio-reflection",
     "kubernetes_asyncio": "kubernetes-asyncio",
+    "nccl": "nccl4py",
     "opentelemetry": "opentelemetry-api",
     "prometheus_client": "prometheus-client",
     "pydantic_core": "pydantic",
     "yaml": "pyyaml",
 }
 """Modules whose distribution has another name."""
-OPTIONAL = {"flash-attn"}
+OPTIONAL = {"flash-attn", "nccl4py"}
 """Added by the build argument EXTRAS."""
 
 

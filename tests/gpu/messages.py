@@ -75,7 +75,7 @@ def run_end(rank: int, name: str, device: str, peer: Connection, results: Connec
     threading.Thread(target=_read_entries, args=(peer, store), daemon=True).start()
     try:
         communicator = backend(name).connect(store, Place(rank, device, "127.0.0.1", SECONDS))
-        quality = probe(communicator, rank, perf_counter)
+        quality = probe(communicator, store, rank, perf_counter)
         seconds = _exchange(communicator, rank)
         values = (quality.round_trip_seconds, quality.bytes_per_second, seconds)
         report = "\n".join(("ok", communicator.transport, *map(str, values)))
@@ -103,18 +103,18 @@ def _exchange(communicator: Communicator, rank: int) -> float:
     Raises:
         LinkError: a message came back with other contents.
     """
-    slot = communicator.slot(MESSAGE_WORDS)
+    message = communicator.buffer(MESSAGE_WORDS)
     started = perf_counter()
     for number in range(NUM_MESSAGES):
         if rank == DRAFT_RANK:
-            communicator.receive(slot).wait()
-            communicator.send(slot, MESSAGE_WORDS).wait()
+            communicator.receive(message)
+            communicator.send(message, MESSAGE_WORDS)
             continue
         expected = np.arange(MESSAGE_WORDS, dtype=np.int32) * (number + 1)
-        slot.words[:] = expected
-        communicator.send(slot, MESSAGE_WORDS).wait()
-        slot.words[:] = -1
-        communicator.receive(slot).wait()
-        if not np.array_equal(slot.words, expected):
+        message.words[:] = expected
+        communicator.send(message, MESSAGE_WORDS)
+        message.words[:] = -1
+        communicator.receive(message)
+        if not np.array_equal(message.words, expected):
             raise LinkError(f"message {number} of {NUM_MESSAGES} came back changed")
     return (perf_counter() - started) / NUM_MESSAGES

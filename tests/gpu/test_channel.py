@@ -22,7 +22,8 @@ def test_messages_and_tokens_travel_over_the_collective_channel(
 ) -> None:
     name = "nccl" if environment.is_cuda else "gloo"
     if name not in available_backends(environment.target_device):
-        pytest.skip(f"{name} is not available for {environment.target_device}")
+        hint = ": install nccl4py" if name == "nccl" else ""
+        pytest.skip(f"{name} is not available for {environment.target_device}{hint}")
     figures |= exchange(name, _devices(environment))
     if environment.is_cuda and torch.cuda.device_count() < 2:
         return

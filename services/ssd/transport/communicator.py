@@ -20,9 +20,13 @@ BACKENDS = {"nccl": "ssd.transport.nccl", "gloo": "ssd.transport.gloo"}
 """Name to module, the preferred one first. Each has ``is_available`` and ``connect``."""
 SETUP_SECONDS = {"nccl": 30.0, "gloo": 5.0}
 """Maximum duration of the set-up, in seconds. NCCL loads its kernels first."""
+MUST_BE_FASTER = ("nccl",)
+"""Used only where a round trip is shorter than over gRPC. Both gloo and gRPC use TCP, and while the
+two processes start, a comparison of them depends more on the load of the CPUs than on the path."""
+WORD_BYTES = 4
 
 
-class Slot(Protocol):
+class Buffer(Protocol):
     """The buffer of one message. ``words`` is its memory on the host."""
 
     @property
@@ -31,23 +35,12 @@ class Slot(Protocol):
         ...
 
 
-class Transfer(Protocol):
-    """A message that is being sent or received. Without a reference to it, it may be dropped."""
-
-    def wait(self) -> None:
-        """Wait until the slot may be read or written again. Called once, from one thread.
-
-        Raises:
-            LinkError: the connection is lost, or the communicator was aborted.
-        """
-        ...
-
-
 class Communicator(Protocol):
     """One end of a connection between two ranks. Messages of one direction arrive in order.
 
-    ``send`` and ``receive`` never block. A slot belongs to its transfer until that has been waited
-    for. Both ends use slots of the same size for a message, and the message states its own length.
+    At most one thread sends and one receives. Both ends use buffers of the same size for a message,
+    and the message states its own length. Each call, except ``abort`` and ``close``, raises a
+    ``LinkError`` if the connection is lost, or the communicator was aborted.
     """
 
     @property
@@ -55,44 +48,28 @@ class Communicator(Protocol):
         """How the bytes travel: ``tcp``, or the path that NCCL reports."""
         ...
 
-    @property
-    def num_probe_bytes(self) -> int:
-        """Size of the message that measures the bandwidth."""
+    def buffer(self, num_words: int) -> Buffer:
+        """Return a new buffer. Raises a ``LinkError`` if there is no memory for it."""
         ...
 
-    def slot(self, num_words: int) -> Slot:
-        """Return a new slot. Any thread.
-
-        Raises:
-            LinkError: there is no memory for it.
-        """
+    def send(self, buffer: Buffer, num_words: int) -> None:
+        """Send the first words of a buffer, or all of it; return when it may be written again."""
         ...
 
-    def send(self, slot: Slot, num_words: int) -> Transfer:
-        """Start to send the first words of a slot, or all of it. One thread at a time.
-
-        Raises:
-            LinkError: the connection is lost, or the communicator was aborted.
-        """
+    def receive(self, buffer: Buffer) -> None:
+        """Wait for the next message."""
         ...
 
-    def receive(self, slot: Slot) -> Transfer:
-        """Post a slot for the next message. One thread at a time.
-
-        Raises:
-            LinkError: the connection is lost, or the communicator was aborted.
-        """
+    def check(self) -> None:
+        """Report an error of the network to a thread that sends nothing."""
         ...
 
     def abort(self) -> None:
-        """End all transfers with a ``LinkError``, and refuse others.
-
-        Any thread, the asyncio loop and the step thread included: does not block. Idempotent.
-        """
+        """End all calls with a ``LinkError``. Any thread: does not block. Idempotent."""
         ...
 
     def close(self) -> None:
-        """Release connections, threads and buffers. Called once, after all waits have ended."""
+        """Abort, and release connections and buffers. Called once, after the last other call."""
         ...
 
 

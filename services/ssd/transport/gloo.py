@@ -9,17 +9,17 @@ import contextlib
 import socket
 import threading
 from datetime import timedelta
-from typing import Literal, Protocol, cast
+from typing import Any, Literal
 
 import torch
 from torch import distributed
 
 from ssd.errors import LinkError
-from ssd.transport.communicator import Place, Slot, Transfer
+from ssd.transport.communicator import Buffer, Place
 from ssd.transport.rendezvous import LinkStore
 
 _FOREVER = timedelta(days=3650)
-"""A posted receive waits as long as the link is idle; by default, gloo would end it."""
+"""A receive waits as long as the link is idle; by default, gloo would end it."""
 SEND_SECONDS = 3.0
 """Maximum time that the peer lets a message wait; longer than the lease of a link. If the peer asks
 for a message and ends before it is written, gloo itself never ends the send, not even by abort."""
@@ -29,19 +29,7 @@ _TAG, _UNUSED_TAG = 0, 1
 _AT_ONCE = timedelta(milliseconds=1)
 
 
-class Group(Protocol):
-    """The methods of ``ProcessGroupGloo`` that torch's type stubs do not have."""
-
-    def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> distributed.Work:
-        """Start to send."""
-        ...
-
-    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> distributed.Work:
-        """Post a receive."""
-        ...
-
-
-class GlooSlot:
+class GlooBuffer:
     """Memory of one message on the host."""
 
     def __init__(self, num_words: int) -> None:
@@ -49,86 +37,69 @@ class GlooSlot:
         self.words = self.tensor.numpy()
 
 
-class GlooTransfer:
-    """A message that gloo sends or receives."""
-
-    def __init__(self, work: distributed.Work, longest: timedelta) -> None:
-        self._work: distributed.Work | None = work
-        self._longest = longest
-
-    def wait(self) -> None:
-        """See ``Transfer``."""
-        if problem := self._end():
-            raise LinkError(f"the gloo connection is lost: {problem}")
-
-    def _end(self) -> str:
-        """Wait and drop gloo's object; return what failed."""
-        assert self._work is not None
-        try:
-            self._work.wait(self._longest)
-        except RuntimeError as error:
-            return first_line(error)
-        finally:
-            self._work = None
-        return ""
-
-
 class GlooCommunicator:
     """A ``Communicator`` over TCP. Closing it closes its sockets and ends gloo's threads."""
 
     transport = "tcp"
-    num_probe_bytes = 1 << 20
 
-    def __init__(self, group: Group, peer_rank: int) -> None:
-        self._group: Group | None = group
+    def __init__(self, group: Any, peer_rank: int) -> None:
+        self._group = group
         self._peer_rank = peer_rank
         self._lock = threading.Lock()
         self._is_aborted = False
 
-    def slot(self, num_words: int) -> GlooSlot:
+    def buffer(self, num_words: int) -> GlooBuffer:
         """See ``Communicator``."""
-        return GlooSlot(num_words)
+        return GlooBuffer(num_words)
 
-    def send(self, slot: Slot, num_words: int) -> Transfer:
+    def send(self, buffer: Buffer, num_words: int) -> None:
         """See ``Communicator``. Sends no more words than needed."""
-        assert isinstance(slot, GlooSlot)
-        return self._start("send", slot.tensor[:num_words], timedelta(seconds=SEND_SECONDS))
+        assert isinstance(buffer, GlooBuffer)
+        self._transfer("send", buffer.tensor[:num_words], timedelta(seconds=SEND_SECONDS))
 
-    def receive(self, slot: Slot) -> Transfer:
+    def receive(self, buffer: Buffer) -> None:
         """See ``Communicator``."""
-        assert isinstance(slot, GlooSlot)
-        return self._start("recv", slot.tensor, _FOREVER)
+        assert isinstance(buffer, GlooBuffer)
+        self._transfer("recv", buffer.tensor, _FOREVER)
+
+    def check(self) -> None:
+        """See ``Communicator``. A receive reports the loss of the connection."""
 
     def abort(self) -> None:
         """See ``Communicator``."""
         with self._lock:
             was_aborted, self._is_aborted = self._is_aborted, True
-            if was_aborted or self._group is None:
+            if was_aborted:
                 return
             # gloo has no abort, but one time-out closes the connections of a group and ends all of
             # its transfers at both ends.
             with contextlib.suppress(RuntimeError):
-                unused = self._group.recv([torch.empty(1)], self._peer_rank, _UNUSED_TAG)
-                unused.wait(_AT_ONCE)
+                self._group.recv([torch.empty(1)], self._peer_rank, _UNUSED_TAG).wait(_AT_ONCE)
 
     def close(self) -> None:
         """See ``Communicator``."""
         self.abort()
-        # Sockets and threads end with the last reference to the group and its transfers.
         self._group = None
 
-    def _start(
+    def _transfer(
         self, method: Literal["send", "recv"], tensor: torch.Tensor, longest: timedelta
-    ) -> GlooTransfer:
-        with self._lock:
-            if self._is_aborted or self._group is None:
-                raise LinkError("the gloo connection was aborted")
-            try:
+    ) -> None:
+        if problem := self._problem(method, tensor, longest):
+            raise LinkError(f"the gloo connection is lost: {problem}")
+
+    def _problem(
+        self, method: Literal["send", "recv"], tensor: torch.Tensor, longest: timedelta
+    ) -> str:
+        """Send or receive; return what failed."""
+        try:
+            with self._lock:
+                if self._is_aborted:
+                    return "it was aborted"
                 work = getattr(self._group, method)([tensor], self._peer_rank, _TAG)
-                return GlooTransfer(work, longest)
-            except RuntimeError as error:
-                problem = first_line(error)
-        raise LinkError(f"the gloo connection is lost: {problem}")
+            work.wait(longest)
+        except RuntimeError as error:
+            return first_line(error)
+        return ""
 
 
 def is_available(device: str) -> bool:
@@ -145,15 +116,15 @@ def connect(store: LinkStore, place: Place) -> GlooCommunicator:
     return GlooCommunicator(found, 1 - place.rank)
 
 
-def _group(store: LinkStore, place: Place) -> Group | str:
-    """Return a group of two ranks, or why there is none."""
+def _group(store: LinkStore, place: Place) -> Any:
+    """Return a ``ProcessGroupGloo`` of two ranks, or why there is none."""
     try:
         device = distributed.ProcessGroupGloo.create_device(hostname=local_address(place.peer_host))
         options = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined] # noqa: SLF001
         options._devices = [device]  # noqa: SLF001 - its only name
         options._threads = 1  # noqa: SLF001 - sends and receives run on the device's thread
         options._timeout = timedelta(seconds=place.seconds / _CONNECT_TIMEOUTS)  # noqa: SLF001
-        return cast(Group, distributed.ProcessGroupGloo(store, place.rank, 2, options))
+        return distributed.ProcessGroupGloo(store, place.rank, 2, options)
     except (RuntimeError, OSError, LinkError) as error:
         return first_line(error)
 

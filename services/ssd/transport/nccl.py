@@ -1,48 +1,42 @@
-"""Communicators between GPUs: NCCL, called directly.
+"""Communicators between GPUs: NCCL, called through NVIDIA's package ``nccl4py``.
 
-Each direction has a communicator and a stream of its own. Messages are copied from pinned memory to
-the device, sent, received and copied back. A posted receive is a kernel that waits on one of the
-device's multiprocessors: ``torch.cuda.synchronize``, ``cudaFree`` and ``empty_cache`` would wait
-for the peer. Synchronise streams and events instead. If the peer dies, the link's gRPC stream ends,
-and ``abort`` ends the kernels; errors of the network are polled. No call of NCCL waits for the
-peer, except ``ncclCommAbort``, which can wait for all kernels of the device.
+Each direction has a communicator and a stream of its own: NCCL runs the operations of one in order,
+where a receive would delay every send. Messages are copied from pinned memory to the device, sent,
+received and copied back. A receive is a kernel that waits on one of the device's multiprocessors:
+``torch.cuda.synchronize``, ``cudaFree`` and ``empty_cache`` would wait for the peer. Synchronise
+streams and events instead. If the peer dies, the link's gRPC stream ends, and ``abort`` ends the
+kernels. No call of NCCL waits for the peer, except the one that aborts, which can wait for all
+kernels of the device.
 
-A process has at most one such link; others use the next backend. With several links on one GPU,
-NCCL would allocate and free memory for one of them, and this waits for the posted receives of the
-others. Known limit: the first launch of a kernel that CUDA loads lazily, and the capture of a CUDA
-graph, also wait for posted receives.
+A process has at most one such link; others use gRPC. With several links on one GPU, NCCL would
+allocate and free memory for one of them, and this waits for the receives of the others. Known
+limit: the first launch of a kernel that CUDA loads lazily, and the capture of a CUDA graph, also
+wait for receives.
 
-*Decision*: NCCL's own functions, from the library that torch loads. *Because*: the watchdog of
-c10d's ``ProcessGroupNCCL`` ends the process when a peer dies, and the variable that prevents it is
-that of the whole process, tensor-parallel group included. Its messages of both directions share one
-stream, where a posted receive delays every send. *Not chosen*: one communicator for both
-directions; NCCL runs its operations in order. *Revisit when* torch offers both.
+*Not chosen*: c10d's ``ProcessGroupNCCL``. Its watchdog ends the process when a peer dies, and the
+variable that prevents it is that of the whole process, tensor-parallel group included. *Revisit
+when* torch has a setting for one group.
 """
 
 import contextlib
-import ctypes
 import functools
+import importlib.util
 import re
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from ssd.errors import LinkError
 from ssd.settings import nccl_log
-from ssd.transport.communicator import DRAFT_RANK, TARGET_RANK, Place, Slot, Transfer
+from ssd.transport.communicator import DRAFT_RANK, TARGET_RANK, Buffer, Place
 from ssd.transport.rendezvous import LinkStore
 
-_LIBRARY = "libnccl.so.2"
-_INT32 = 2
-"""``ncclInt32``."""
-_UNSET = -(2**31)
-"""``NCCL_CONFIG_UNDEF_INT``."""
-WATCH_SECONDS = 0.25
-"""Pause between two checks for errors of the network."""
 _IN_PROGRESS = 7
-"""``ncclInProgress``."""
+"""``ncclInProgress``: a call has begun and not failed."""
 POLL_SECONDS = 0.001
 """Pause between two checks whether the two ranks are connected."""
 SPIN_SECONDS = 0.0005
@@ -56,108 +50,7 @@ _PATH = re.compile(r" -> .* via (\S+)")
 """How a channel of NCCL sends, in its log: ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``."""
 
 
-class UniqueId(ctypes.Structure):
-    """``ncclUniqueId``."""
-
-    _fields_ = [("internal", ctypes.c_ubyte * 128)]
-
-
-class Config(ctypes.Structure):
-    """``ncclConfig_t`` of NCCL 2.17. Later versions have defaults for the fields after it."""
-
-    _fields_ = [
-        ("size", ctypes.c_size_t),
-        ("magic", ctypes.c_uint),
-        ("version", ctypes.c_uint),
-        ("blocking", ctypes.c_int),
-        ("cga_cluster_size", ctypes.c_int),
-        ("min_ctas", ctypes.c_int),
-        ("max_ctas", ctypes.c_int),
-        ("net_name", ctypes.c_char_p),
-    ]
-
-
-def one_block_config() -> Config:
-    """Return a configuration whose kernels take one multiprocessor and whose calls do not block."""
-    return Config(
-        size=ctypes.sizeof(Config),
-        magic=0xCAFEBEEF,
-        version=21700,
-        blocking=0,
-        cga_cluster_size=_UNSET,
-        min_ctas=1,
-        max_ctas=1,
-        net_name=None,
-    )
-
-
-class Nccl:
-    """NCCL's functions; each raises a ``LinkError`` with NCCL's message."""
-
-    def __init__(self) -> None:
-        """Load the library.
-
-        Raises:
-            OSError: there is none.
-        """
-        self._library = ctypes.CDLL(_LIBRARY)
-        self._library.ncclGetErrorString.restype = ctypes.c_char_p
-        pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-        message = [pointer, size, number, number, pointer, pointer]
-        for name, types in {
-            "ncclGetUniqueId": [pointer],
-            "ncclCommInitRankConfig": [pointer, number, UniqueId, number, pointer],
-            "ncclCommGetAsyncError": [pointer, pointer],
-            "ncclCommAbort": [pointer],
-            "ncclSend": message,
-            "ncclRecv": message,
-        }.items():
-            getattr(self._library, name).argtypes = types
-
-    def call(self, name: str, *args: object) -> bool:
-        """Call a function; return whether it has ended, False if ``is_ready`` states its end.
-
-        Raises:
-            LinkError: it failed.
-        """
-        return self._has_ended(getattr(self._library, name)(*args))
-
-    def _has_ended(self, result: int) -> bool:
-        """Return whether an operation has succeeded, False if it has not ended.
-
-        Raises:
-            LinkError: it failed, with NCCL's message.
-        """
-        if result not in {0, _IN_PROGRESS}:
-            raise LinkError(f"NCCL: {self._library.ncclGetErrorString(result).decode()}")
-        return result == 0
-
-    def unique_id(self) -> UniqueId:
-        """Return a new id of a communicator."""
-        found = UniqueId()
-        self.call("ncclGetUniqueId", ctypes.byref(found))
-        return found
-
-    def communicator(self, unique_id: UniqueId, rank: int) -> ctypes.c_void_p:
-        """Return a communicator of two ranks, which is connecting; see ``is_ready``."""
-        found, config = ctypes.c_void_p(), one_block_config()
-        self.call(
-            "ncclCommInitRankConfig", ctypes.byref(found), 2, unique_id, rank, ctypes.byref(config)
-        )
-        return found
-
-    def is_ready(self, communicator: ctypes.c_void_p) -> bool:
-        """Return whether the last operation has ended.
-
-        Raises:
-            LinkError: it failed, or the network has failed since.
-        """
-        result = ctypes.c_int()
-        self.call("ncclCommGetAsyncError", communicator, ctypes.byref(result))
-        return self._has_ended(result.value)
-
-
-class NcclSlot:
+class NcclBuffer:
     """Memory of one message on the host, pinned, and on the device."""
 
     def __init__(self, num_words: int, device: torch.device) -> None:
@@ -166,88 +59,66 @@ class NcclSlot:
         self.words = self.host.numpy()
 
 
-class NcclTransfer:
-    """A message whose last operation is recorded as an event."""
-
-    def __init__(
-        self, communicator: "NcclCommunicator", slot: NcclSlot, stream: torch.cuda.Stream
-    ) -> None:
-        self._communicator = communicator
-        self._slot = slot
-        # Blocking: a thread that waits for an idle peer must not use a CPU.
-        self._event = torch.cuda.Event(blocking=True)
-        self._event.record(stream)
-
-    def wait(self) -> None:
-        """See ``Transfer``."""
-        try:
-            self._event.synchronize()
-        except RuntimeError as error:
-            raise LinkError(f"CUDA: {error}") from error
-        self._communicator.check_end(self._slot)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Direction:
     """What carries the messages from one rank to the other."""
 
-    handle: ctypes.c_void_p
+    handle: Any
+    """``nccl.core.Communicator``, whose calls return before they have ended."""
     stream: torch.cuda.Stream
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held in each call of NCCL with the handle, except ``ncclCommAbort``, which frees it."""
+    """Held in each call with the handle, except the one that aborts, which frees it."""
+    is_aborted: bool = False
 
+    def call(self, function: Callable[[], object]) -> bool:
+        """Start a call of NCCL; return whether it and the former ones have ended.
 
-def abort_all(nccl: Nccl, directions: list[Direction]) -> list[threading.Thread]:
-    """Abort communicators, each on a thread of its own; return the threads.
+        Raises:
+            LinkError: it failed, the network has failed since, or NCCL was aborted.
+        """
+        with self.lock:
+            if self.is_aborted:
+                raise LinkError("the NCCL connection was aborted")
+            try:
+                function()
+                result = self.handle.get_async_error()
+            except nccl_errors() as error:
+                raise LinkError(f"NCCL: {error}") from None
+        if result not in {0, _IN_PROGRESS}:
+            raise LinkError(f"NCCL: {result!s}")
+        return bool(result == 0)
 
-    ``ncclCommAbort`` ends its own kernels, then frees memory, which waits for all kernels of the
-    device. So no abort may wait until another one has ended. The caller refuses further calls.
-    """
+    def has_ended(self) -> bool:
+        """Return whether the calls have ended; see ``call``."""
+        return self.call(lambda: None)
 
-    def abort(way: Direction) -> None:
-        with way.lock:
-            pass  # Wait for a call that has begun. Later calls are refused without the lock.
-        with contextlib.suppress(LinkError):
-            nccl.call("ncclCommAbort", way.handle)
-
-    threads = [threading.Thread(target=abort, args=(each,), daemon=True) for each in directions]
-    for thread in threads:
-        thread.start()
-    return threads
+    def abort(self) -> None:
+        """End kernels and calls, and free the handle. Blocks. Later calls are refused before."""
+        with self.lock:
+            pass  # Wait for a call that has begun.
+        with contextlib.suppress(*nccl_errors()):
+            self.handle.abort()
 
 
 class NcclCommunicator:
-    """A ``Communicator`` over NCCL. A thread watches for errors of the network."""
+    """A ``Communicator`` over NCCL."""
 
-    num_probe_bytes = 64 << 20
-
-    def __init__(
-        self, nccl: Nccl, device: torch.device, rank: int, directions: list[Direction]
-    ) -> None:
-        """Take over communicators that are initialised.
+    def __init__(self, device: torch.device, rank: int, directions: list[Direction]) -> None:
+        """Take over communicators that are connected.
 
         Args:
-            nccl: the library.
             device: of the messages.
             rank: of this end.
             directions: by the rank that sends.
         """
-        self._nccl = nccl
         self._device = device
         self._peer = 1 - rank
+        self._directions = directions
         self._out, self._in = directions[rank], directions[1 - rank]
-        self._in_flight: set[NcclSlot] = set()
-        """What the device may read or write. The memory must stay until it has ended."""
-        self._lock = threading.Lock()
-        """Guards ``_error`` and ``_aborts``. Not held in a call of NCCL, so ``abort`` returns at
-        once on any thread."""
-        self._error: LinkError | None = None
-        self._aborts: list[threading.Thread] = []
+        self._buffers: list[NcclBuffer] = []
+        """What the device may read or write until the streams have ended."""
         self._ended = threading.Event()
-
-    def watch(self) -> None:
-        """Start to watch for errors of the network. Called once."""
-        threading.Thread(target=self._watch, name="nccl-watch", daemon=True).start()
+        self._aborts: list[threading.Thread] = []
 
     @functools.cached_property
     def transport(self) -> str:
@@ -255,48 +126,49 @@ class NcclCommunicator:
         log = nccl_log()
         return path_of(log.read_text(errors="replace")) if log and log.is_file() else "NCCL"
 
-    def slot(self, num_words: int) -> NcclSlot:
-        """See ``Communicator``.
-
-        Raises:
-            LinkError: the device has no memory for it.
-        """
+    def buffer(self, num_words: int) -> NcclBuffer:
+        """See ``Communicator``."""
         try:
-            return NcclSlot(num_words, self._device)
+            self._buffers.append(NcclBuffer(num_words, self._device))
         except RuntimeError as error:
             raise LinkError(f"CUDA: {error}") from error
+        return self._buffers[-1]
 
-    def send(self, slot: Slot, num_words: int) -> Transfer:
-        """See ``Communicator``. Sends the whole slot: both ends must give NCCL the same size."""
+    def send(self, buffer: Buffer, num_words: int) -> None:
+        """See ``Communicator``. Sends the whole buffer: both ends must give NCCL the same size."""
         del num_words
-        assert isinstance(slot, NcclSlot)
-        with torch.cuda.device(self._device), torch.cuda.stream(self._out.stream):
-            self._in_flight.add(slot)
-            slot.device.copy_(slot.host, non_blocking=True)
-            self._transfer("ncclSend", slot, self._out)
-            return NcclTransfer(self, slot, self._out.stream)
+        assert isinstance(buffer, NcclBuffer)
+        stream = self._out.stream
+        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+            buffer.device.copy_(buffer.host, non_blocking=True)
+            self._start(
+                self._out,
+                lambda: self._out.handle.send(buffer.device, self._peer, stream=stream.cuda_stream),
+            )
+            self._wait(stream)
 
-    def receive(self, slot: Slot) -> Transfer:
+    def receive(self, buffer: Buffer) -> None:
         """See ``Communicator``."""
-        assert isinstance(slot, NcclSlot)
-        with torch.cuda.device(self._device), torch.cuda.stream(self._in.stream):
-            self._in_flight.add(slot)
-            self._transfer("ncclRecv", slot, self._in)
-            slot.host.copy_(slot.device, non_blocking=True)
-            return NcclTransfer(self, slot, self._in.stream)
+        assert isinstance(buffer, NcclBuffer)
+        stream = self._in.stream
+        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+            self._start(
+                self._in,
+                lambda: self._in.handle.recv(buffer.device, self._peer, stream=stream.cuda_stream),
+            )
+            buffer.host.copy_(buffer.device, non_blocking=True)
+            self._wait(stream)
 
-    def check_end(self, slot: NcclSlot) -> None:
-        """Release a slot that the device no longer uses; raise if the communicator was aborted.
-
-        Raises:
-            LinkError: with the cause.
-        """
-        self._in_flight.discard(slot)
-        self._raise_error()
+    def check(self) -> None:
+        """See ``Communicator``."""
+        for way in self._directions:
+            way.has_ended()
 
     def abort(self) -> None:
         """See ``Communicator``. Ends the kernels that wait on the device."""
-        self._abort(LinkError("the NCCL connection was aborted"))
+        if not self._ended.is_set():
+            self._ended.set()
+            self._aborts = abort_all(self._directions)
 
     def close(self) -> None:
         """See ``Communicator``."""
@@ -304,105 +176,112 @@ class NcclCommunicator:
         for thread in self._aborts:
             thread.join()
         try:
-            # Kernels and copies have ended or end now; then their buffers may be freed.
-            self._out.stream.synchronize()
-            self._in.stream.synchronize()
+            # Kernels and copies have ended or end now.
+            for way in self._directions:
+                way.stream.synchronize()
         finally:
+            self._buffers.clear()
             # Also after an error of the device, so that the next link reports that one.
-            self._in_flight.clear()
             _one_link.release()
 
-    def _transfer(self, function: str, slot: NcclSlot, way: Direction) -> None:
-        """Start to send or receive. The first message of a direction waits for the peer.
-
-        Raises:
-            LinkError: the network has failed, or the communicator was aborted.
-        """
-        pointer, size = slot.device.data_ptr(), slot.device.numel()
-        stream = way.stream.cuda_stream
-        with way.lock:
-            self._raise_error()
-            is_started = self._nccl.call(
-                function, pointer, size, _INT32, self._peer, way.handle, stream
-            )
+    def _start(self, way: Direction, function: Callable[[], object]) -> None:
+        """Start to send or receive. The first message of a direction waits for the peer."""
+        is_started = way.call(function)
         spins_until = time.perf_counter() + SPIN_SECONDS
         while not is_started:
             if time.perf_counter() > spins_until:
                 self._ended.wait(POLL_SECONDS)
-            is_started = self._is_ready(way)
+            is_started = way.has_ended()
 
-    def _is_ready(self, way: Direction) -> bool:
-        with way.lock:
-            self._raise_error()
-            return self._nccl.is_ready(way.handle)
+    def _wait(self, stream: torch.cuda.Stream) -> None:
+        """Wait for the last operation of a stream."""
+        # Blocking: a thread that waits for an idle peer must not use a CPU.
+        event = torch.cuda.Event(blocking=True)
+        event.record(stream)
+        try:
+            event.synchronize()
+        except RuntimeError as error:
+            raise LinkError(f"CUDA: {error}") from error
+        if self._ended.is_set():
+            raise LinkError("the NCCL connection was aborted")
 
-    def _abort(self, error: LinkError) -> None:
-        with self._lock:
-            if self._error is None:
-                self._error = error
-                self._ended.set()
-                self._aborts = abort_all(self._nccl, [self._out, self._in])
 
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise LinkError(str(self._error))
+def abort_all(directions: list[Direction]) -> list[threading.Thread]:
+    """Abort communicators, each on a thread of its own; return the threads.
 
-    def _watch(self) -> None:
-        while not self._ended.wait(WATCH_SECONDS):
-            try:
-                self._is_ready(self._out)
-                self._is_ready(self._in)
-            except LinkError as error:
-                self._abort(error)
+    An abort ends its own kernels, then frees memory, which waits for all kernels of the device. So
+    no abort may wait until another one has ended.
+    """
+    for way in directions:
+        way.is_aborted = True
+    threads = [threading.Thread(target=way.abort, daemon=True) for way in directions]
+    for thread in threads:
+        thread.start()
+    return threads
 
 
 @functools.cache
-def library() -> Nccl | None:
-    """Return NCCL, None if there is none."""
-    try:
-        return Nccl()
-    except OSError:
-        return None
+def nccl_errors() -> tuple[type[Exception], ...]:
+    """Return what calls of ``nccl4py`` raise."""
+    from nccl.bindings.nccl import NCCLError  # noqa: PLC0415
+    from nccl.core import NcclInvalid  # noqa: PLC0415
+
+    return NCCLError, NcclInvalid, ValueError
 
 
 def is_available(device: str) -> bool:
-    """Whether the device is a GPU and NCCL is there."""
-    return device.startswith("cuda") and torch.cuda.is_available() and library() is not None
+    """Whether the device is a GPU, and NCCL and its package are there."""
+    return (
+        device.startswith("cuda")
+        and torch.cuda.is_available()
+        and importlib.util.find_spec("nccl") is not None
+    )
 
 
 def connect(store: LinkStore, place: Place) -> NcclCommunicator:
     """See ``Backend``. A process that has a communicator gets no other one."""
-    nccl, device = library(), torch.device(place.device)
-    assert nccl is not None
+    device = torch.device(place.device)
     if not _one_link.acquire(timeout=END_SECONDS):
         raise LinkError("NCCL: another link of this process uses it or has not ended")
     directions: list[Direction] = []
     with contextlib.ExitStack() as undo:
-        undo.callback(_undo, nccl, directions)
+        undo.callback(_undo, directions)
         with torch.cuda.device(device):
             for sender in (TARGET_RANK, DRAFT_RANK):
-                unique_id = _shared_id(nccl, store, place.rank, f"nccl/{sender}")
-                stream = torch.cuda.Stream(device, priority=-1)
-                handle = nccl.communicator(unique_id, place.rank)
-                directions.append(Direction(handle, stream))
-                _until_ready(nccl, handle, store, place.seconds)
-        communicator = NcclCommunicator(nccl, device, place.rank, directions)
-        communicator.watch()
+                way = _direction(store, place, f"nccl/{sender}", device)
+                directions.append(way)
+                _until_connected(way, store, place.seconds)
         undo.pop_all()
-    return communicator
+    return NcclCommunicator(device, place.rank, directions)
 
 
-def _until_ready(nccl: Nccl, handle: ctypes.c_void_p, store: LinkStore, seconds: float) -> None:
+def _direction(store: LinkStore, place: Place, key: str, device: torch.device) -> Direction:
+    """Return a communicator that is connecting, with the id that the target creates."""
+    from nccl import core  # noqa: PLC0415
+
+    # One multiprocessor for each kernel.
+    config = core.NCCLConfig(blocking=False, min_ctas=1, max_ctas=1)
+    try:
+        if place.rank == TARGET_RANK:
+            store.set(key, bytes(core.get_unique_id()))
+        unique_id = core.UniqueId.from_bytes(store.get(key))
+        handle = core.Communicator.init(2, place.rank, unique_id, config)
+    except nccl_errors() as error:
+        raise LinkError(f"NCCL: {error}") from error
+    return Direction(handle, torch.cuda.Stream(device, priority=-1))
+
+
+def _until_connected(way: Direction, store: LinkStore, seconds: float) -> None:
     deadline = time.perf_counter() + seconds
-    while not nccl.is_ready(handle):
+    while not way.has_ended():
         if time.perf_counter() > deadline:
             raise LinkError(f"NCCL: not connected within {seconds:g} s")
         store.pause(POLL_SECONDS)
 
 
-def _undo(nccl: Nccl, directions: list[Direction]) -> None:
+def _undo(directions: list[Direction]) -> None:
     """Abort a set-up; another one may begin once its memory is free. Does not wait for this."""
-    aborts = abort_all(nccl, directions)
+    aborts = abort_all(directions)
 
     def release() -> None:
         for thread in aborts:
@@ -416,15 +295,3 @@ def path_of(log: str) -> str:
     """Return the path of the newest channel in NCCL's log, for example ``P2P/CUMEM``."""
     found = _PATH.findall(log)
     return found[-1] if found else "NCCL"
-
-
-def _shared_id(nccl: Nccl, store: LinkStore, rank: int, key: str) -> UniqueId:
-    """Return the id that the target creates."""
-    if rank == TARGET_RANK:
-        unique_id = nccl.unique_id()
-        store.set(key, bytes(unique_id))
-        return unique_id
-    received = store.get(key)
-    if len(received) != ctypes.sizeof(UniqueId):
-        raise LinkError(f"an id of NCCL has {len(received)} bytes, expected 128")
-    return UniqueId.from_buffer_copy(received)

@@ -15,7 +15,8 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from ssd.errors import FrameError, LinkError
 
 MAX_ENTRIES = 64
-"""Maximum number of entries of a peer. gloo needs one for each rank, NCCL two in total."""
+"""Maximum number of entries of a peer. gloo needs one for each rank, NCCL two in total, and the
+measurement of the stream nine."""
 
 
 class LinkStore(Store):
@@ -37,6 +38,7 @@ class LinkStore(Store):
         self._entries: dict[str, bytes] = {}
         self._changed = threading.Condition()
         self._closed_because = ""
+        self._abort: Callable[[], None] | None = None
 
     def set(self, key: str, value: bytes | str) -> None:
         """Add an entry here and at the peer."""
@@ -63,12 +65,8 @@ class LinkStore(Store):
             LinkError: it did not arrive in time, or the store is closed.
         """
         with self._changed:
-            is_known = self._changed.wait_for(
-                lambda: key in self._entries or bool(self._closed_because), self._seconds
-            )
-            if self._closed_because:
-                raise LinkError(self._closed_because)
-            if not is_known:
+            self._wait(lambda: key in self._entries, self._seconds)
+            if key not in self._entries:
                 raise LinkError(f"no rendezvous entry {key!r} within {self._seconds:g} s")
             return self._entries[key]
 
@@ -84,17 +82,26 @@ class LinkStore(Store):
             return all(key in self._entries for key in keys)
 
     def pause(self, seconds: float) -> None:
-        """Wait.
-
-        Raises:
-            LinkError: the store is closed.
-        """
+        """Wait. Raises a ``LinkError`` if the store is closed."""
         with self._changed:
-            if self._changed.wait_for(lambda: bool(self._closed_because), seconds):
-                raise LinkError(self._closed_because)
+            self._wait(lambda: False, seconds)
+
+    def aborts(self, abort: Callable[[], None]) -> None:
+        """Call ``abort`` when the store is closed. Raises a ``LinkError`` if it is closed."""
+        with self._changed:
+            self._abort = abort
+            self._wait(lambda: True, 0.0)
 
     def close(self, reason: str) -> None:
-        """End all calls of ``get`` and ``pause`` with an error. Idempotent."""
+        """End all calls, and those of the communicator, with an error. Idempotent; any thread."""
         with self._changed:
             self._closed_because = self._closed_because or reason
             self._changed.notify_all()
+            abort, self._abort = self._abort, None
+        if abort is not None:
+            abort()
+
+    def _wait(self, condition: Callable[[], bool], seconds: float) -> None:
+        self._changed.wait_for(lambda: condition() or bool(self._closed_because), seconds)
+        if self._closed_because:
+            raise LinkError(self._closed_because)

@@ -2,13 +2,16 @@
 
 The target names its backends in ``Hello``, and the draft chooses one in ``Welcome``. Each end then
 connects on a thread of its own, while ``Rendezvous`` messages pass between them on the stream of
-the link, and measures the connection. An end that is connected, or that cannot connect, sends its
-``ChannelState``. An end that has failed, or whose peer has, uses gRPC and logs why.
+the link, and measures the connection and the stream. An end that is connected, or that cannot
+connect, sends its ``ChannelState``; a target also refuses NCCL where it is slower than the stream.
+An end that has failed, or whose peer has, uses gRPC and logs why.
 """
 
 import asyncio
+import contextlib
 import threading
 import time
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,9 +21,10 @@ from ssd.observability.metrics import CHANNEL_FALLBACKS_TOTAL
 from ssd.rpc.link import HANDSHAKE_SECONDS, ChannelStatus, LinkCall, LinkServerCall
 from ssd.runtime.threads import in_daemon_thread
 from ssd.speculation.table import frame_bytes
-from ssd.transport.collective_channel import CollectiveChannel
+from ssd.transport.channel import CollectiveChannel
 from ssd.transport.communicator import (
     DRAFT_RANK,
+    MUST_BE_FASTER,
     SETUP_SECONDS,
     TARGET_RANK,
     Communicator,
@@ -57,21 +61,17 @@ async def set_up_channel(
     rank = TARGET_RANK if isinstance(call, LinkCall) else DRAFT_RANK
     place = Place(rank, device, host_of(address), SETUP_SECONDS[welcome.backend])
     store = LinkStore(lambda key, value: call.send(Rendezvous(key, value)), place.seconds)
-    attempt = _Attempt(welcome.backend, store, place)
-    mine = asyncio.ensure_future(in_daemon_thread(attempt.connect))
+    mine = asyncio.ensure_future(in_daemon_thread(partial(connect, welcome.backend, store, place)))
     theirs = asyncio.ensure_future(_read_state(call, store))
-    is_used = False
+    error = "cancelled"
     try:
         error = await _outcome(call, mine, theirs, place)
-        theirs.cancel()
-        await asyncio.gather(theirs, return_exceptions=True)
-        is_used = not error
     finally:
-        if not is_used:
-            theirs.cancel()
-            # Reads its exception: the link may be lost while the set-up is cancelled.
-            theirs.add_done_callback(lambda done: done.cancelled() or done.exception())
-            attempt.abort()
+        theirs.cancel()
+        # Reads its exception: the link may be lost while the set-up is cancelled.
+        await asyncio.gather(theirs, return_exceptions=True)
+        if error:
+            store.close("the set-up of the channel was aborted")
             mine.add_done_callback(_release)
     # The peer may have been silent while it connected.
     call.renew_lease()
@@ -92,6 +92,7 @@ async def set_up_channel(
         channel=COLLECTIVE,
         transport=communicator.transport,
         round_trip_us=round(quality.round_trip_seconds * 1e6),
+        grpc_us=round(quality.grpc_seconds * 1e6),
         megabytes_per_second=round(quality.bytes_per_second / 1e6),
     )
     return ChannelStatus(
@@ -100,6 +101,40 @@ async def set_up_channel(
         round_trip_seconds=quality.round_trip_seconds,
         bytes_per_second=quality.bytes_per_second,
     )
+
+
+def connect(name: str, store: LinkStore, place: Place) -> _Connected:
+    """Connect and measure. Blocks; closing the store ends it.
+
+    Raises:
+        LinkError: for any reason of the network or of torch, for example a GPU without memory; or
+            the connection is slower than the gRPC stream of the link.
+    """
+    try:
+        communicator = backend(name).connect(store, place)
+        with contextlib.ExitStack() as undo:
+            undo.callback(communicator.close)
+            store.aborts(communicator.abort)
+            quality = probe(communicator, store, place.rank, time.perf_counter)
+            if place.rank == TARGET_RANK and name in MUST_BE_FASTER:
+                check_speed(name, quality)
+            undo.pop_all()
+    except (RuntimeError, OSError, ValueError) as error:
+        raise LinkError(f"{name}: {error}"[:MAX_REASON_CHARACTERS]) from None
+    return communicator, quality
+
+
+def check_speed(name: str, quality: ChannelQuality) -> None:
+    """Refuse a connection that is slower than the stream that every link has.
+
+    Raises:
+        LinkError: with both round trips.
+    """
+    if quality.round_trip_seconds > quality.grpc_seconds:
+        raise LinkError(
+            f"{name}: a round trip takes {quality.round_trip_seconds * 1e6:.0f} us, over gRPC "
+            f"{quality.grpc_seconds * 1e6:.0f} us"
+        )
 
 
 async def _outcome(
@@ -153,60 +188,11 @@ async def _read_state(call: LinkCall | LinkServerCall, store: LinkStore) -> str:
                 pass
 
 
-class _Attempt:
-    """The attempt of one end to connect. ``connect`` on a thread of its own."""
-
-    def __init__(self, name: str, store: LinkStore, place: Place) -> None:
-        self._name = name
-        self._store = store
-        self._place = place
-        self._lock = threading.Lock()
-        self._communicator: Communicator | None = None
-        self._is_aborted = False
-
-    def connect(self) -> _Connected:
-        """Connect and measure.
-
-        Raises:
-            LinkError: for any reason of the network or of torch, for example a GPU without memory.
-        """
-        try:
-            communicator = backend(self._name).connect(self._store, self._place)
-            with self._lock:
-                self._communicator = communicator
-                if self._is_aborted:
-                    communicator.abort()
-            quality = None
-            try:
-                quality = probe(communicator, self._place.rank, time.perf_counter)
-            finally:
-                if quality is None:
-                    communicator.abort()
-                    communicator.close()
-        except (RuntimeError, OSError, ValueError) as error:
-            raise LinkError(f"{self._name}: {error}"[:MAX_REASON_CHARACTERS]) from None
-        return communicator, quality
-
-    def abort(self) -> None:
-        """End the attempt; its thread ends soon and releases what it has. Any thread."""
-        self._store.close("the set-up of the channel was aborted")
-        with self._lock:
-            self._is_aborted = True
-            if self._communicator is not None:
-                self._communicator.abort()
-
-
 def _release(connecting: "asyncio.Future[_Connected]") -> None:
     """Close a communicator that no link uses."""
-    if connecting.cancelled() or connecting.exception() is not None:
-        return
-    communicator, _ = connecting.result()
-
-    def close() -> None:
-        communicator.abort()
-        communicator.close()
-
-    threading.Thread(target=close, daemon=True).start()
+    if not connecting.cancelled() and connecting.exception() is None:
+        communicator, _ = connecting.result()
+        threading.Thread(target=communicator.close, daemon=True).start()
 
 
 def host_of(peer: str) -> str:

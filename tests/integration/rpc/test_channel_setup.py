@@ -18,9 +18,10 @@ from ssd.observability.metrics import CHANNEL_FALLBACKS_TOTAL
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import ChannelStatus, LinkCall, LinkServerCall
 from ssd.speculation.table import frame_bytes
-from ssd.transport import communicator, gloo
+from ssd.transport import communicator, gloo, setup
 from ssd.transport.communicator import DRAFT_RANK, TARGET_RANK, Place
 from ssd.transport.gloo import GlooCommunicator
+from ssd.transport.probe import ChannelQuality
 from ssd.transport.rendezvous import LinkStore
 from ssd.transport.setup import set_up_channel
 from ssd.types import ChannelState, OpenSession, Rendezvous, Welcome
@@ -127,6 +128,22 @@ async def test_an_end_that_cannot_connect_makes_both_use_grpc(
         await ends.check_order()
     # Both ends are in this process.
     assert CHANNEL_FALLBACKS_TOTAL.labels(backend="gloo")._value.get() == before + 2
+
+
+async def test_a_backend_that_must_be_faster_than_grpc_and_is_not_makes_both_use_grpc(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = ChannelQuality(round_trip_seconds=3e-4, grpc_seconds=2e-4, bytes_per_second=1e9)
+    monkeypatch.setattr(setup, "MUST_BE_FASTER", ("gloo",))
+    monkeypatch.setattr(setup, "probe", lambda *_args: slow)
+    async with link() as ends:
+        found = await ends.set_up()
+        assert (found.name, found.reason) == (
+            "grpc",
+            "gloo: a round trip takes 300 us, over gRPC 200 us",
+        )
+        assert (await ends.draft.accepted).reason == f"the target: {found.reason}"
+        await ends.check_order()
 
 
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, OSError, ValueError])

@@ -2,14 +2,18 @@
 
 import asyncio
 import contextlib
+import itertools
 import socket
 import threading
+from collections import deque
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 from tests.unit.ssd.transport.gloo_pair import (
     connections,
     held,
@@ -22,17 +26,13 @@ from tests.unit.ssd.transport.gloo_pair import (
 
 from ssd.errors import FrameError, LinkError
 from ssd.runtime.threads import in_daemon_thread
-from ssd.transport import collective_channel, gloo
-from ssd.transport.collective_channel import (
-    HEADER_WORDS,
-    MAX_OUTGOING,
-    NUM_POSTED,
-    CollectiveChannel,
-)
-from ssd.transport.communicator import Place, Slot, Transfer, available_backends
-from ssd.transport.gloo import GlooCommunicator, local_address
-from ssd.transport.probe import probe
+from ssd.transport import channel, gloo
+from ssd.transport.channel import HEADER_WORDS, MAX_OUTGOING, CollectiveChannel
+from ssd.transport.communicator import Communicator, Place, available_backends
+from ssd.transport.gloo import local_address
+from ssd.transport.probe import LARGE_BYTES, ChannelQuality, probe
 from ssd.transport.rendezvous import MAX_ENTRIES, LinkStore
+from ssd.transport.setup import check_speed
 
 MAX_BYTES = 128
 MAX_SECONDS = 20.0
@@ -70,7 +70,7 @@ class FakeLink:
 class End(CollectiveChannel):
     """One end, and its link."""
 
-    def __init__(self, communicator: GlooCommunicator) -> None:
+    def __init__(self, communicator: Communicator) -> None:
         self.link = FakeLink()
         super().__init__(communicator, cast(Any, self.link), MAX_BYTES, MAX_BYTES)
         self.open()
@@ -108,29 +108,6 @@ async def test_frames_arrive_whole_and_in_order_both_ways_from_any_thread() -> N
         assert left.link.frames == right.link.frames == sent
 
 
-async def test_a_frame_is_delivered_before_its_slot_is_posted_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    may_post = threading.Event()
-    async with joined() as (near, far):
-        receive = far.receive
-        posted: list[Slot] = []
-
-        def post(slot: Slot) -> Transfer:
-            assert len(posted) < NUM_POSTED or may_post.wait(MAX_SECONDS)
-            posted.append(slot)
-            return receive(slot)
-
-        monkeypatch.setattr(far, "receive", post)
-        left, right = End(near), End(far)
-        left.send(frame(1), 0)
-        await right.link.wait(1)
-        assert len(posted) == NUM_POSTED
-        may_post.set()
-        await left.end()
-        await right.end()
-
-
 async def test_a_frame_waits_for_the_openings_that_were_sent_before_it() -> None:
     async with channels() as (left, right):
         for number in (0, 2, 1):
@@ -149,7 +126,7 @@ async def test_a_frame_waits_for_the_openings_that_were_sent_before_it() -> None
 async def test_a_frame_after_openings_that_never_arrive_ends_the_link(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(collective_channel, "LEASE_SECONDS", 0.05)
+    monkeypatch.setattr(channel, "LEASE_SECONDS", 0.05)
     async with channels() as (left, right):
         left.send(frame(0), 2**31 - 1)
         await right.link.wait(num_errors=1)
@@ -182,16 +159,16 @@ async def test_a_frame_that_is_too_large_is_refused_by_its_sender_and_the_channe
 async def test_a_malformed_header_ends_the_link(header: tuple[int, int]) -> None:
     async with joined() as (near, far):
         right = End(far)
-        slot = near.slot(HEADER_WORDS)
-        slot.words[:] = header
-        sending = near.send(slot, HEADER_WORDS)
+        message = near.buffer(HEADER_WORDS)
+        message.words[:] = header
+        with contextlib.suppress(LinkError):
+            await in_daemon_thread(partial(near.send, message, HEADER_WORDS))
         await right.link.wait(num_errors=1)
         assert isinstance(right.link.errors[0], FrameError)
         assert right.link.frames == []
         with pytest.raises(LinkError):
             right.send(frame(1), 0)
         await right.end()
-        del sending
         near.close()
 
 
@@ -211,12 +188,12 @@ async def test_a_lost_channel_holds_nothing_before_it_is_closed() -> None:
         pass
     before = held()
     async with joined() as (near, far):
-        channel = End(near)
+        end = End(near)
         far.close()
-        await channel.link.wait(num_errors=1)
-        assert "gloo connection is lost" in str(channel.link.errors[0])
+        await end.link.wait(num_errors=1)
+        assert "gloo connection is lost" in str(end.link.errors[0])
         async with asyncio.timeout(MAX_SECONDS):
-            await channel.wait_closed()
+            await end.wait_closed()
         del near, far
     await until_released(before)
 
@@ -224,10 +201,10 @@ async def test_a_lost_channel_holds_nothing_before_it_is_closed() -> None:
 async def test_frames_to_a_peer_that_receives_none_are_refused_at_the_bound() -> None:
     async with joined() as (near, far):
         left = End(near)
-        for number in range(MAX_OUTGOING):
-            left.send(frame(number), 0)
+        # gloo has one more than the bound.
+        frames = map(frame, range(MAX_OUTGOING + 2))
         with pytest.raises(LinkError, match="64 wait to be sent"):
-            left.send(frame(MAX_OUTGOING), 0)
+            deque(map(partial(left.send, num_openings=0), frames), 0)
         await left.end()
         far.close()
 
@@ -235,7 +212,7 @@ async def test_frames_to_a_peer_that_receives_none_are_refused_at_the_bound() ->
 async def test_a_slow_reader_makes_the_peer_wait_and_loses_no_frame(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(collective_channel, "MAX_UNDELIVERED", 2)
+    monkeypatch.setattr(channel, "MAX_UNDELIVERED", 2)
     async with channels() as (left, right):
         for number in range(40):
             left.send(frame(number), 0)
@@ -243,22 +220,26 @@ async def test_a_slow_reader_makes_the_peer_wait_and_loses_no_frame(
         assert right.link.frames == [frame(number) for number in range(40)]
 
 
-async def test_a_communicator_is_measured() -> None:
+async def test_a_communicator_and_the_stream_of_its_link_are_measured() -> None:
     async with joined() as (near, far):
-        ticks = iter(range(100))
-        lock = threading.Lock()
-
-        def now() -> float:
-            with lock:
-                return next(ticks) / 1000
-
+        ticks = itertools.count()
+        store, other = stores()
         mine, _ = await asyncio.gather(
-            asyncio.to_thread(probe, near, 0, now), asyncio.to_thread(probe, far, 1, lambda: 0.0)
+            in_daemon_thread(partial(probe, near, store, 0, lambda: next(ticks) / 1000)),
+            in_daemon_thread(partial(probe, far, other, 1, lambda: 0.0)),
         )
         assert mine.round_trip_seconds == pytest.approx(0.001)
-        assert mine.bytes_per_second == pytest.approx(GlooCommunicator.num_probe_bytes / 0.001)
+        assert mine.grpc_seconds == pytest.approx(0.001)
+        assert mine.bytes_per_second == pytest.approx(LARGE_BYTES / 0.001)
         near.close()
         far.close()
+
+
+def test_a_connection_that_is_slower_than_the_stream_is_refused() -> None:
+    as_fast = ChannelQuality(round_trip_seconds=1e-4, grpc_seconds=1e-4, bytes_per_second=1e9)
+    check_speed("nccl", as_fast)
+    with pytest.raises(LinkError, match="takes 101 us, over gRPC 100 us"):
+        check_speed("nccl", replace(as_fast, round_trip_seconds=101e-6))
 
 
 async def test_a_send_that_the_peer_asks_for_as_it_ends_ends_too(
@@ -270,17 +251,19 @@ async def test_a_send_that_the_peer_asks_for_as_it_ends_ends_too(
     async with joined() as (near, far), asyncio.timeout(MAX_SECONDS):
         with connections() as found:
             of_pair = [each for key, each in found.items() if key not in before]
-            sending = near.send(near.slot(64), 64)
+            sending = asyncio.ensure_future(
+                in_daemon_thread(lambda: near.send(near.buffer(64), 64))
+            )
             while not any(map(sent_bytes, of_pair)):  # noqa: ASYNC110
                 await asyncio.sleep(0)
             here, there = sorted(of_pair, key=sent_bytes, reverse=True)
             # The far end asks for the message, and the near one cannot write it any more.
             there.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
-            receiving = far.receive(far.slot(64))
+            receiving = far._group.recv([torch.empty(64, dtype=torch.int32)], 0, 0)
             here.shutdown(socket.SHUT_WR)
             with pytest.raises(LinkError, match="gloo connection is lost"):
-                await in_daemon_thread(sending.wait)
-        del sending, receiving
+                await sending
+            del receiving
         near.close()
         far.close()
 

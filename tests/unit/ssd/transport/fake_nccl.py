@@ -1,0 +1,212 @@
+"""The package nccl4py and CUDA's streams, replaced by messages between threads of one process."""
+
+import contextlib
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from ssd.transport import nccl
+from ssd.transport.communicator import DRAFT_RANK, TARGET_RANK, Place
+from ssd.transport.nccl import NcclCommunicator
+from ssd.transport.rendezvous import LinkStore
+
+MAX_SECONDS = 5.0
+SUCCESS, IN_PROGRESS = 0, 7
+
+
+class NcclError(Exception):
+    """What calls of the package raise."""
+
+
+class Stream:
+    """A stream whose operations end in order, when something waits for them."""
+
+    by_pointer: ClassVar[dict[int, "Stream"]] = {}
+
+    def __init__(self, *_args: object, **_settings: object) -> None:
+        self.cuda_stream = len(self.by_pointer) + 1
+        self.by_pointer[self.cuda_stream] = self
+        self.operations: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def synchronize(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.operations.get_nowait()()
+
+
+class Event:
+    """An event that happens when all operations before it have ended."""
+
+    def __init__(self, **_settings: object) -> None: ...
+
+    def record(self, stream: Stream) -> None:
+        self.stream = stream
+
+    def synchronize(self) -> None:
+        self.stream.synchronize()
+
+
+class HostBuffer:
+    """A buffer whose copies between host and device have no effect."""
+
+    def __init__(self, num_words: int, _device: torch.device) -> None:
+        self.host = self.device = torch.zeros(num_words, dtype=torch.int32)
+        self.words = self.host.numpy()
+
+
+class FakeNccl:
+    """All communicators of a test. An abort frees memory, which waits until all are aborted."""
+
+    def __init__(self) -> None:
+        self.handles: list[Handle] = []
+        self.problem = ""
+        """The next error of the network."""
+        self.has_peer = True
+        """Whether a communicator whose peer is not in this process counts as connected."""
+        self.checks_until_started = 0
+        """How often a message is in progress when that is checked."""
+        self.blocked_call = threading.Event()
+        """Set by a call that returns only when another communicator than its own is aborted."""
+        self.blocks = ""
+        """Name of the call that does so."""
+        self.asked = threading.Event()
+        """Whether the state of a communicator without a peer was asked for."""
+        self.changed = threading.Condition()
+        self.num_ids = 0
+
+    def unique_id(self) -> bytes:
+        self.num_ids += 1
+        return bytes([self.num_ids]) * 128
+
+    def init(self, num_ranks: int, rank: int, unique_id: bytes, config: Any) -> "Handle":
+        assert (num_ranks, config.blocking, config.max_ctas) == (2, False, 1)
+        self.handles.append(Handle(self, rank, unique_id))
+        return self.handles[-1]
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, MAX_SECONDS), "deadlock"
+
+
+class Handle:
+    """One communicator of NCCL."""
+
+    def __init__(self, owner: FakeNccl, rank: int, unique_id: bytes) -> None:
+        self.owner, self.rank, self.unique_id = owner, rank, unique_id
+        self.is_aborted = False
+        self.aborted_on: threading.Thread | None = None
+        self.messages: list[torch.Tensor] = []
+        """Those that this rank receives."""
+        self.calls: list[tuple[str, int, int]] = []
+        """Name, peer and stream."""
+
+    @property
+    def peer(self) -> "Handle | None":
+        same = [each for each in self.owner.handles if each.unique_id == self.unique_id]
+        return next((each for each in same if each.rank != self.rank), None)
+
+    def get_async_error(self) -> int:
+        assert not self.is_aborted, "it is freed"
+        if self.owner.problem:
+            raise NcclError(self.owner.problem)
+        if self.peer is None and not self.owner.has_peer:
+            self.owner.asked.set()
+            return IN_PROGRESS
+        self.owner.checks_until_started = max(0, self.owner.checks_until_started - 1)
+        return IN_PROGRESS if self.owner.checks_until_started else SUCCESS
+
+    def send(self, tensor: torch.Tensor, peer: int, *, stream: int) -> None:
+        self._called("send", peer, stream)
+        content = tensor.clone()
+
+        def arrive() -> None:
+            if self.peer is not None:
+                with self.owner.changed:
+                    self.peer.messages.append(content)
+                    self.owner.changed.notify_all()
+
+        Stream.by_pointer[stream].operations.put(arrive)
+
+    def recv(self, tensor: torch.Tensor, peer: int, *, stream: int) -> None:
+        self._called("recv", peer, stream)
+
+        def arrive() -> None:
+            with self.owner.changed:
+                self.owner.changed.wait_for(lambda: bool(self.messages) or self.is_aborted)
+                if self.messages:
+                    tensor.copy_(self.messages.pop(0))
+
+        Stream.by_pointer[stream].operations.put(arrive)
+
+    def abort(self) -> None:
+        with self.owner.changed:
+            self.is_aborted, self.aborted_on = True, threading.current_thread()
+            self.owner.changed.notify_all()
+        mine = [each for each in self.owner.handles if each.rank == self.rank]
+        self.owner.wait(lambda: all(each.is_aborted for each in mine))
+
+    def _called(self, name: str, peer: int, stream: int) -> None:
+        self.calls.append((name, peer, stream))
+        if name == self.owner.blocks:
+            self.owner.blocked_call.set()
+            others = [each for each in self.owner.handles if each is not self]
+            self.owner.wait(lambda: any(each.is_aborted for each in others))
+
+
+@contextlib.contextmanager
+def fake_nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNccl]:
+    """Replace the package, CUDA and the memory of the device."""
+    made = FakeNccl()
+
+    def unique_id(content: bytes) -> bytes:
+        if len(content) != 128:
+            raise ValueError("buffer length must be 128 bytes")
+        return content
+
+    core: Any = ModuleType("nccl.core")
+    core.NCCLConfig = SimpleNamespace
+    core.NcclInvalid = NcclError
+    core.get_unique_id = made.unique_id
+    core.UniqueId = SimpleNamespace(from_bytes=unique_id)
+    core.Communicator = SimpleNamespace(init=made.init)
+    package: Any = ModuleType("nccl")
+    package.core = core
+    bindings: Any = ModuleType("nccl.bindings.nccl")
+    bindings.NCCLError = NcclError
+    for name, module in {
+        "nccl": package,
+        "nccl.core": core,
+        "nccl.bindings": ModuleType("nccl.bindings"),
+        "nccl.bindings.nccl": bindings,
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(nccl, "NcclBuffer", HostBuffer)
+    monkeypatch.setattr(nccl, "_one_link", threading.Lock())
+    monkeypatch.setattr(nccl, "END_SECONDS", 0.01)
+    monkeypatch.setattr(torch.cuda, "device", lambda _device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    nccl.nccl_errors.cache_clear()
+    yield made
+    nccl.nccl_errors.cache_clear()
+
+
+def open_store(rank: int = TARGET_RANK) -> LinkStore:
+    """Return a store without a peer; that of a draft has the ids of a target."""
+    store = LinkStore(lambda _key, _value: None, 1.0)
+    if rank == DRAFT_RANK:
+        for sender in (TARGET_RANK, DRAFT_RANK):
+            store.put(f"nccl/{sender}", bytes([sender]) * 128)
+    return store
+
+
+def connected(rank: int = TARGET_RANK, store: LinkStore | None = None) -> NcclCommunicator:
+    """Return one end, whose peer need not be there."""
+    return nccl.connect(store or open_store(rank), Place(rank, "cuda:0", "peer", 1.0))
