@@ -250,13 +250,16 @@ async def test_a_send_that_the_peer_asks_for_as_it_ends_ends_too(
         before = set(found)
     async with joined() as (near, far), asyncio.timeout(MAX_SECONDS):
         with connections() as found:
-            of_pair = [each for key, each in found.items() if key not in before]
+            of_pair = {each: sent_bytes(each) for key, each in found.items() if key not in before}
             sending = asyncio.ensure_future(
                 in_daemon_thread(lambda: near.send(near.buffer(64), 64))
             )
-            while not any(map(sent_bytes, of_pair)):  # noqa: ASYNC110
+            sent: list[socket.socket] = []
+            while not sent:
                 await asyncio.sleep(0)
-            here, there = sorted(of_pair, key=sent_bytes, reverse=True)
+                sent = [each for each, num in of_pair.items() if sent_bytes(each) > num]
+            (here,) = sent
+            (there,) = of_pair.keys() - {here}
             # The far end asks for the message, and the near one cannot write it any more.
             there.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
             receiving = far._group.recv([torch.empty(64, dtype=torch.int32)], 0, 0)
