@@ -23,10 +23,7 @@ _CLIP = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Seconds of a verify by (columns, sequences), measured at the start; empty is unknown.
-
-    Each number of sequences is measured with the same numbers of columns.
-    """
+    """Seconds of a verify by (columns, sequences), measured at the start; empty is unknown."""
 
     seconds: Mapping[tuple[int, int], float] = field(default_factory=dict)
     _known: dict[tuple[int, int], float] = field(default_factory=dict, compare=False, repr=False)
@@ -46,14 +43,14 @@ class Calibration:
     def _interpolate(self, columns: int, num_sequences: int) -> float:
         if not self.seconds:
             return 1.0
-        counts = sorted({count for count, _ in self.seconds})
         sizes = sorted({size for _, size in self.seconds})
-        size = min(num_sequences, sizes[-1])
-        by_columns = [
-            float(np.interp(size, sizes, [self.seconds[count, each] for each in sizes]))
-            for count in counts
-        ]
-        return float(np.interp(columns, counts, by_columns)) * max(1.0, num_sequences / sizes[-1])
+        by_size = [self._of_size(columns, size) for size in sizes]
+        seconds = float(np.interp(num_sequences, sizes, by_size))
+        return seconds * max(1.0, num_sequences / sizes[-1])
+
+    def _of_size(self, columns: int, size: int) -> float:
+        counts = sorted(count for count, other in self.seconds if other == size)
+        return float(np.interp(columns, counts, [self.seconds[count, size] for count in counts]))
 
 
 @dataclass(slots=True)

@@ -340,12 +340,14 @@ def test_a_short_change_of_load_keeps_the_choice() -> None:
 
 
 def test_calibrated_times_are_interpolated() -> None:
-    calibration = Calibration({(1, 1): 1.0, (1, 4): 4.0, (7, 1): 2.0, (7, 4): 10.0})
+    times = {(1, 1): 1.0, (1, 4): 4.0, (7, 1): 2.0, (7, 4): 10.0}
+    calibration = Calibration(times)
     assert calibration.verify_seconds(1, 1) == 1.0
     assert calibration.verify_seconds(1, 2) == 2.0
     assert calibration.verify_seconds(1, 8) == 8.0
     assert calibration.verify_seconds(4, 1) == 1.5
     assert calibration.verify_seconds(4, 8) == 14.0
+    assert Calibration(times | {(6, 1): 1.1}).verify_seconds(5, 1) == pytest.approx(1.08)
     assert Calibration().verify_seconds(4, 8) == 1.0
 
 

@@ -1,12 +1,18 @@
 """Choices of the controller in the decode loop: they change the work of drafts, never a token."""
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.ssd_target.bench import Bench, plain
 
+from ssd.engine.batch import PagedBatch
 from ssd.speculation.controller import Choice, ControllerReport, Reason
+from ssd.testing.clock import FakeClock
 from ssd.testing.scripted_controller import ScriptedController
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import CloseSession, Mode, SamplingParams
@@ -152,21 +158,36 @@ def test_the_report_is_kept_for_the_status() -> None:
     )
 
 
-def test_the_calibration_times_all_columns_at_powers_of_two() -> None:
-    bench = Bench()
-    calibration = calibrate(bench.runner, bench.runner.engine.verify_columns, bench.clock)
-    assert set(calibration.seconds) == {(c, size) for c in (1, 4) for size in (1, 2, 4)}
-    assert all(seconds > 0 for seconds in calibration.seconds.values())
+def timed_runner(clock: FakeClock, seconds: Callable[[int, int], float]) -> Any:
+    """A runner of up to 6 sequences whose verifies take a time by columns and sequences."""
+
+    def verify(batch: PagedBatch) -> torch.Tensor:
+        num_sequences, columns = batch.tokens_BP.shape
+        clock.advance(seconds(columns, num_sequences))
+        return torch.zeros(1)
+
+    engine = SimpleNamespace(max_num_seqs=6, block_size=4)
+    return SimpleNamespace(engine=engine, prepare=lambda batch: batch, verify=verify)
 
 
-def test_a_slow_target_calibrates_fewer_sizes() -> None:
-    bench = Bench()
-    verify = bench.runner.verify
+def test_the_calibration_times_three_columns_of_all_sizes_and_all_columns_of_one_sequence() -> None:
+    clock = FakeClock()
+    runner = timed_runner(clock, lambda columns, size: 1e-3 * columns * size)
+    calibration = calibrate(runner, (1, 2, 3, 4), clock)
+    shapes = [(count, size) for size in (1, 2, 4, 6) for count in (1, 3, 4)] + [(2, 1)]
+    assert calibration.seconds == pytest.approx(
+        {(count, size): 1e-3 * count * size for count, size in shapes}
+    )
 
-    def verify_slowly(prepared: Any) -> Any:
-        bench.clock.time += 0.2
-        return verify(prepared)
 
-    bench.runner.verify = verify_slowly
-    calibration = calibrate(bench.runner, bench.runner.engine.verify_columns, bench.clock)
-    assert set(calibration.seconds) == {(1, 1), (4, 1)}
+def test_a_slow_target_calibrates_fewer_sizes_and_columns() -> None:
+    clock = FakeClock()
+    runner = timed_runner(clock, lambda _columns, _size: 0.1)
+    calibration = calibrate(runner, (1, 2, 3, 4, 5, 6, 7), clock)
+    assert set(calibration.seconds) == {(1, 1), (4, 1), (7, 1), (6, 1), (5, 1)}
+
+
+def test_a_target_that_ends_no_size_in_time_has_no_calibration() -> None:
+    clock = FakeClock()
+    runner = timed_runner(clock, lambda _columns, _size: 0.2)
+    assert calibrate(runner, (1, 2, 3), clock).seconds == {}
