@@ -8,6 +8,7 @@ valid one. The attribute docstring of a field is its description; ``field(metada
 
 import argparse
 import ast
+import contextlib
 import difflib
 import functools
 import inspect
@@ -17,10 +18,9 @@ import math
 import os
 import socket
 import textwrap
-import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import Field, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
@@ -33,8 +33,9 @@ from ssd.errors import SettingsError
 Settings = TypeVar("Settings")
 TERMINATION_LOG = "/dev/termination-log"
 """File from which a kubelet reads why a container ended. It exists only in containers."""
-TRUE_WORDS = frozenset({"true", "yes", "on", "1"})
-FALSE_WORDS = frozenset({"false", "no", "off", "0"})
+_BOOLEANS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(
+    ("false", "no", "off", "0"), False
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,31 +165,25 @@ def find_text(
     return text or ""
 
 
-def field_help(cls: type) -> dict[str, str]:
-    """Return the docstring of each field of a class and its bases, whitespace folded."""
+@functools.cache
+def field_help(cls: type) -> Mapping[str, str]:
+    """Return the docstring of each field of a class and its bases, whitespace folded.
+
+    A class whose source is missing has none.
+    """
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        found |= _own_field_help(base)
-    return found
-
-
-@functools.cache
-def _own_field_help(cls: type) -> dict[str, str]:
-    """Return the docstrings of the fields that a class itself defines; {} without its source."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError):
-        return {}
-    body = typing.cast("ast.ClassDef", tree.body[0]).body
-    found = {}
-    for statement, follower in pairwise(body):
-        if (
-            isinstance(statement, ast.AnnAssign)
-            and isinstance(statement.target, ast.Name)
-            and isinstance(follower, ast.Expr)
-            and isinstance(follower.value, ast.Constant)
-        ):
-            found[statement.target.id] = " ".join(str(follower.value.value).split())
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+        except (OSError, TypeError):
+            continue
+        for pair in pairwise(typing.cast("ast.ClassDef", tree.body[0]).body):
+            match pair:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    found[name] = " ".join(text.split())
     return found
 
 
@@ -319,34 +314,31 @@ def _made(cls: type[Settings], texts: Mapping[str, tuple[Any, str]]) -> Settings
 
 def _checked(item: "Field[Any]", kind: Any, value: Any, where: str) -> Any:
     converted = _convert(where, kind, value)
-    low, high = item.metadata.get("min"), item.metadata.get("max")
-    if isinstance(converted, int | float) and not isinstance(converted, bool):
-        if isinstance(converted, float) and not math.isfinite(converted):
-            raise SettingsError(f"{where}: {converted} is not a finite number")
-        if (low is not None and converted < low) or (high is not None and converted > high):
-            bounds = f"{'-inf' if low is None else low}..{'inf' if high is None else high}"
-            raise SettingsError(f"{where}: {converted} is outside {bounds}")
+    low, high = item.metadata.get("min", -math.inf), item.metadata.get("max", math.inf)
+    if kind is float and not math.isfinite(converted):
+        raise SettingsError(f"{where}: {converted} is not a finite number")
+    if kind in (int, float) and not low <= converted <= high:
+        raise SettingsError(f"{where}: {converted} is outside {low}..{high}")
     return converted
 
 
 def _convert(where: str, kind: Any, value: Any) -> Any:
-    origin = get_origin(kind)
-    if origin is Literal:
+    if get_origin(kind) is Literal:
         return _choice(where, get_args(kind), value)
-    if origin in (typing.Union, types.UnionType):
-        return None if value in (None, "", "none") else _convert(where, _present(kind), value)
-    if origin is tuple:
+    if get_origin(kind) is tuple:
         parts = [part for part in value.split(",") if part] if isinstance(value, str) else value
         if not isinstance(parts, list | tuple):
             raise SettingsError(f"{where}: {value!r} is not a list")
         return tuple(_convert(where, get_args(kind)[0], part) for part in parts)
-    if kind is bool:
-        return _boolean(where, value)
     if kind in (int, float):
         return _number(where, kind, value)
-    if kind is str and isinstance(value, str):
-        return value
-    raise SettingsError(f"{where}: {value!r} is not {_shape(kind)}")
+    if kind is bool:
+        if (word := str(value).lower()) not in _BOOLEANS:
+            raise SettingsError(f"{where}: {value!r} is not true or false")
+        return _BOOLEANS[word]
+    if kind is not str or not isinstance(value, str):
+        raise SettingsError(f"{where}: {value!r} is not {_shape(kind)}")
+    return value
 
 
 def _choice(where: str, choices: Sequence[Any], value: Any) -> Any:
@@ -359,45 +351,23 @@ def _choice(where: str, choices: Sequence[Any], value: Any) -> Any:
 
 
 def _number(where: str, kind: type[int] | type[float], value: Any) -> int | float:
-    noun = "a whole number" if kind is int else "a number"
     # YAML values can be booleans and fractions; int() accepts both without an error.
     is_lossy = isinstance(value, bool) or (kind is int and isinstance(value, float))
-    try:
-        if is_lossy:
-            raise ValueError(value)
-        return kind(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise SettingsError(f"{where}: {value!r} is not {noun}") from error
-
-
-def _present(kind: Any) -> Any:
-    """Return T of ``T | None``."""
-    return next(each for each in get_args(kind) if each is not type(None))
-
-
-def _boolean(where: str, value: Any) -> bool:
-    word = str(value).lower()
-    if word not in TRUE_WORDS | FALSE_WORDS:
-        raise SettingsError(f"{where}: {value!r} is not true or false")
-    return word in TRUE_WORDS
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if not is_lossy:
+            return kind(value)
+    raise SettingsError(f"{where}: {value!r} is not a {'whole ' if kind is int else ''}number")
 
 
 def _shape(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return "|".join(map(str, get_args(kind)))
     if get_origin(kind) is tuple:
         return f"{_shape(get_args(kind)[0])},…"
-    if get_origin(kind) in (typing.Union, types.UnionType):
-        return _shape(_present(kind))
-    return {int: "INT", float: "NUMBER", str: "TEXT"}.get(kind, "VALUE")
+    names = {int: "INT", float: "NUMBER", str: "TEXT"}
+    return names.get(kind) or "|".join(map(str, get_args(kind)))
 
 
 def _shown(value: object) -> str:
-    if value is MISSING:
-        return "none"
-    if isinstance(value, tuple):
-        return ",".join(map(str, value)) or "none"
-    return "none" if value in ("", None) else str(value)
+    return (",".join(map(str, value)) if isinstance(value, tuple) else str(value)) or "none"
 
 
 def is_local(address: str) -> bool:
