@@ -2,6 +2,14 @@
 
 In containers a line is one JSON object; on a terminal it is text. Lines contain the request id if
 there is one, and never prompts or secrets.
+
+*Decision*: formatters for the standard library's logging. *Because*: with structlog 26.1 and the
+same lines, this module was only 4 lines shorter. The order of fields, the text line with its
+escapes, the repeat limit and ``parse_event`` still needed code of their own. A JSON line took 24 to
+34 us instead of 13 to 22 (medians of 7 runs, three processes), an event below the level 4 to 6 us
+instead of .8, and the import of ``ssd.rpc.client`` 90 to 100 ms longer. *Not chosen*:
+``structlog.configure``, which also sets the loggers of a host process such as vLLM. *Revisit when*
+lines need a form or a destination that structlog has.
 """
 
 import json
