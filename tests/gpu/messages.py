@@ -13,7 +13,14 @@ import numpy as np
 from tests.gpu.environment import Figure
 
 from ssd.errors import LinkError
-from ssd.transport.communicator import DRAFT_RANK, TARGET_RANK, Communicator, Place, backend
+from ssd.transport.communicator import (
+    DRAFT_RANK,
+    TARGET_RANK,
+    Buffer,
+    Communicator,
+    Place,
+    backend,
+)
 from ssd.transport.probe import probe
 from ssd.transport.rendezvous import LinkStore
 
@@ -75,7 +82,7 @@ def run_end(rank: int, name: str, device: str, peer: Connection, results: Connec
     threading.Thread(target=_read_entries, args=(peer, store), daemon=True).start()
     try:
         communicator = backend(name).connect(store, Place(rank, device, "127.0.0.1", SECONDS))
-        quality = probe(communicator, store, rank, perf_counter)
+        quality = probe(communicator, store, rank, perf_counter, lambda: None)
         seconds = _exchange(communicator, rank)
         values = (quality.round_trip_seconds, quality.bytes_per_second, seconds)
         report = "\n".join(("ok", communicator.transport, *map(str, values)))
@@ -108,13 +115,18 @@ def _exchange(communicator: Communicator, rank: int) -> float:
     for number in range(NUM_MESSAGES):
         if rank == DRAFT_RANK:
             communicator.receive(message)
-            communicator.send(message, MESSAGE_WORDS)
+            _send(communicator, message)
             continue
         expected = np.arange(MESSAGE_WORDS, dtype=np.int32) * (number + 1)
         message.words[:] = expected
-        communicator.send(message, MESSAGE_WORDS)
+        _send(communicator, message)
         message.words[:] = -1
         communicator.receive(message)
         if not np.array_equal(message.words, expected):
             raise LinkError(f"message {number} of {NUM_MESSAGES} came back changed")
     return (perf_counter() - started) / NUM_MESSAGES
+
+
+def _send(communicator: Communicator, message: Buffer) -> None:
+    communicator.start_send(message, MESSAGE_WORDS)
+    communicator.end_send()

@@ -38,9 +38,9 @@ class Buffer(Protocol):
 class Communicator(Protocol):
     """One end of a connection between two ranks. Messages of one direction arrive in order.
 
-    At most one thread sends and one receives. Both ends use buffers of the same size for a message,
-    and the message states its own length. Each call, except ``abort`` and ``close``, raises a
-    ``LinkError`` if the connection is lost, or the communicator was aborted.
+    One message at a time is sent, and one received. Both ends use buffers of the same size for it,
+    and it states its own length. Each call, except ``abort`` and ``close``, raises a ``LinkError``
+    if the connection is lost, or the communicator was aborted.
     """
 
     @property
@@ -52,8 +52,17 @@ class Communicator(Protocol):
         """Return a new buffer. Raises a ``LinkError`` if there is no memory for it."""
         ...
 
-    def send(self, buffer: Buffer, num_words: int) -> None:
-        """Send the first words of a buffer, or all of it; return when it may be written again."""
+    @property
+    def num_probe_bytes(self) -> int:
+        """Size of the message that measures the bandwidth."""
+        ...
+
+    def start_send(self, buffer: Buffer, num_words: int) -> None:
+        """Start to send the first words of a buffer, or all of it. Does not block."""
+        ...
+
+    def end_send(self) -> None:
+        """Wait until the buffer of the message that is being sent may be written again."""
         ...
 
     def receive(self, buffer: Buffer) -> None:
@@ -61,7 +70,7 @@ class Communicator(Protocol):
         ...
 
     def check(self) -> None:
-        """Report an error of the network to a thread that sends nothing."""
+        """Look for an error of the network. Any thread; does not block."""
         ...
 
     def abort(self) -> None:
@@ -69,7 +78,11 @@ class Communicator(Protocol):
         ...
 
     def close(self) -> None:
-        """Abort, and release connections and buffers. Called once, after the last other call."""
+        """Abort, and release connections and buffers. Called once, after the last other call.
+
+        Raises:
+            RuntimeError: of the device.
+        """
         ...
 
 

@@ -41,10 +41,13 @@ class GlooCommunicator:
     """A ``Communicator`` over TCP. Closing it closes its sockets and ends gloo's threads."""
 
     transport = "tcp"
+    num_probe_bytes = 1 << 20
 
     def __init__(self, group: Any, peer_rank: int) -> None:
         self._group = group
         self._peer_rank = peer_rank
+        self._sending: Any = None
+        """The message that is being sent."""
         self._lock = threading.Lock()
         self._is_aborted = False
 
@@ -52,15 +55,23 @@ class GlooCommunicator:
         """See ``Communicator``."""
         return GlooBuffer(num_words)
 
-    def send(self, buffer: Buffer, num_words: int) -> None:
+    def start_send(self, buffer: Buffer, num_words: int) -> None:
         """See ``Communicator``. Sends no more words than needed."""
         assert isinstance(buffer, GlooBuffer)
-        self._transfer("send", buffer.tensor[:num_words], timedelta(seconds=SEND_SECONDS))
+        self._sending = self._start("send", buffer.tensor[:num_words])
+
+    def end_send(self) -> None:
+        """See ``Communicator``."""
+        problem = problem_of(self._sending, timedelta(seconds=SEND_SECONDS))
+        self._sending = None
+        if problem:
+            raise LinkError(f"the gloo connection is lost: {problem}")
 
     def receive(self, buffer: Buffer) -> None:
         """See ``Communicator``."""
         assert isinstance(buffer, GlooBuffer)
-        self._transfer("recv", buffer.tensor, _FOREVER)
+        if problem := problem_of(self._start("recv", buffer.tensor), _FOREVER):
+            raise LinkError(f"the gloo connection is lost: {problem}")
 
     def check(self) -> None:
         """See ``Communicator``. A receive reports the loss of the connection."""
@@ -79,27 +90,27 @@ class GlooCommunicator:
     def close(self) -> None:
         """See ``Communicator``."""
         self.abort()
-        self._group = None
+        self._group = self._sending = None
 
-    def _transfer(
-        self, method: Literal["send", "recv"], tensor: torch.Tensor, longest: timedelta
-    ) -> None:
-        if problem := self._problem(method, tensor, longest):
-            raise LinkError(f"the gloo connection is lost: {problem}")
+    def _start(self, method: Literal["send", "recv"], tensor: torch.Tensor) -> Any:
+        """Return a ``Work`` of gloo."""
+        with self._lock:
+            if self._is_aborted:
+                raise LinkError("the gloo connection was aborted")
+            try:
+                return getattr(self._group, method)([tensor], self._peer_rank, _TAG)
+            except RuntimeError as error:
+                problem = first_line(error)
+        raise LinkError(f"the gloo connection is lost: {problem}")
 
-    def _problem(
-        self, method: Literal["send", "recv"], tensor: torch.Tensor, longest: timedelta
-    ) -> str:
-        """Send or receive; return what failed."""
-        try:
-            with self._lock:
-                if self._is_aborted:
-                    return "it was aborted"
-                work = getattr(self._group, method)([tensor], self._peer_rank, _TAG)
-            work.wait(longest)
-        except RuntimeError as error:
-            return first_line(error)
-        return ""
+
+def problem_of(work: Any, longest: timedelta) -> str:
+    """Wait for a message; return what failed."""
+    try:
+        work.wait(longest)
+    except RuntimeError as error:
+        return first_line(error)
+    return ""
 
 
 def is_available(device: str) -> bool:

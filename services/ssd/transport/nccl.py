@@ -13,18 +13,20 @@ allocate and free memory for one of them, and this waits for the receives of the
 limit: the first launch of a kernel that CUDA loads lazily, and the capture of a CUDA graph, also
 wait for receives.
 
-*Not chosen*: c10d's ``ProcessGroupNCCL``. Its watchdog ends the process when a peer dies, and the
-variable that prevents it is that of the whole process, tensor-parallel group included. *Revisit
-when* torch has a setting for one group.
+*Decision*: ``nccl4py``, without blocking calls. *Because*: it is NVIDIA's own binding, and the
+set-up of a communicator that blocks cannot be aborted if the peer never comes. *Not chosen*: c10d's
+``ProcessGroupNCCL``. Its watchdog ends the process when a peer dies, and the variable that prevents
+it is that of the whole process, tensor-parallel group included. *Revisit when* torch has a setting
+for one group.
 """
 
 import contextlib
 import functools
-import importlib.util
+import importlib
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,8 +37,8 @@ from ssd.settings import nccl_log
 from ssd.transport.communicator import DRAFT_RANK, TARGET_RANK, Buffer, Place
 from ssd.transport.rendezvous import LinkStore
 
-_IN_PROGRESS = 7
-"""``ncclInProgress``: a call has begun and not failed."""
+_SUCCESS, _IN_PROGRESS = 0, 7
+"""``ncclSuccess``, and ``ncclInProgress``: a call has begun and not failed."""
 POLL_SECONDS = 0.001
 """Pause between two checks whether the two ranks are connected."""
 SPIN_SECONDS = 0.0005
@@ -69,6 +71,8 @@ class Direction:
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held in each call with the handle, except the one that aborts, which frees it."""
     is_aborted: bool = False
+    buffer: NcclBuffer | None = None
+    """What the device may read or write. The memory must stay until it has ended."""
 
     def call(self, function: Callable[[], object]) -> bool:
         """Start a call of NCCL; return whether it and the former ones have ended.
@@ -79,14 +83,12 @@ class Direction:
         with self.lock:
             if self.is_aborted:
                 raise LinkError("the NCCL connection was aborted")
-            try:
+            with nccl_errors():
                 function()
-                result = self.handle.get_async_error()
-            except nccl_errors() as error:
-                raise LinkError(f"NCCL: {error}") from None
-        if result not in {0, _IN_PROGRESS}:
-            raise LinkError(f"NCCL: {result!s}")
-        return bool(result == 0)
+                result = int(self.handle.get_async_error())
+                if result not in {_SUCCESS, _IN_PROGRESS}:
+                    raise LinkError(f"NCCL: {core().get_error_string(result)}")
+        return result == _SUCCESS
 
     def has_ended(self) -> bool:
         """Return whether the calls have ended; see ``call``."""
@@ -96,12 +98,14 @@ class Direction:
         """End kernels and calls, and free the handle. Blocks. Later calls are refused before."""
         with self.lock:
             pass  # Wait for a call that has begun.
-        with contextlib.suppress(*nccl_errors()):
+        with contextlib.suppress(LinkError), nccl_errors():
             self.handle.abort()
 
 
 class NcclCommunicator:
     """A ``Communicator`` over NCCL."""
+
+    num_probe_bytes = 16 << 20
 
     def __init__(self, device: torch.device, rank: int, directions: list[Direction]) -> None:
         """Take over communicators that are connected.
@@ -115,10 +119,10 @@ class NcclCommunicator:
         self._peer = 1 - rank
         self._directions = directions
         self._out, self._in = directions[rank], directions[1 - rank]
-        self._buffers: list[NcclBuffer] = []
-        """What the device may read or write until the streams have ended."""
-        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        """Guards ``_aborts``. Not held in a call of NCCL, so ``abort`` does not block."""
         self._aborts: list[threading.Thread] = []
+        self._ended = threading.Event()
 
     @functools.cached_property
     def transport(self) -> str:
@@ -128,36 +132,37 @@ class NcclCommunicator:
 
     def buffer(self, num_words: int) -> NcclBuffer:
         """See ``Communicator``."""
-        try:
-            self._buffers.append(NcclBuffer(num_words, self._device))
-        except RuntimeError as error:
-            raise LinkError(f"CUDA: {error}") from error
-        return self._buffers[-1]
+        with cuda_errors():
+            return NcclBuffer(num_words, self._device)
 
-    def send(self, buffer: Buffer, num_words: int) -> None:
+    def start_send(self, buffer: Buffer, num_words: int) -> None:
         """See ``Communicator``. Sends the whole buffer: both ends must give NCCL the same size."""
         del num_words
         assert isinstance(buffer, NcclBuffer)
-        stream = self._out.stream
-        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+        way = self._out
+        with self._messages(way):
+            way.buffer = buffer
             buffer.device.copy_(buffer.host, non_blocking=True)
-            self._start(
-                self._out,
-                lambda: self._out.handle.send(buffer.device, self._peer, stream=stream.cuda_stream),
-            )
-            self._wait(stream)
+            stream = way.stream.cuda_stream
+            way.call(lambda: way.handle.send(buffer.device, self._peer, stream=stream))
+
+    def end_send(self) -> None:
+        """See ``Communicator``."""
+        with self._messages(self._out):
+            self._until_started(self._out)
+            self._until_ended(self._out)
 
     def receive(self, buffer: Buffer) -> None:
         """See ``Communicator``."""
         assert isinstance(buffer, NcclBuffer)
-        stream = self._in.stream
-        with torch.cuda.device(self._device), torch.cuda.stream(stream):
-            self._start(
-                self._in,
-                lambda: self._in.handle.recv(buffer.device, self._peer, stream=stream.cuda_stream),
-            )
+        way = self._in
+        with self._messages(way):
+            way.buffer = buffer
+            stream = way.stream.cuda_stream
+            way.call(lambda: way.handle.recv(buffer.device, self._peer, stream=stream))
+            self._until_started(way)
             buffer.host.copy_(buffer.device, non_blocking=True)
-            self._wait(stream)
+            self._until_ended(way)
 
     def check(self) -> None:
         """See ``Communicator``."""
@@ -166,44 +171,49 @@ class NcclCommunicator:
 
     def abort(self) -> None:
         """See ``Communicator``. Ends the kernels that wait on the device."""
-        if not self._ended.is_set():
-            self._ended.set()
-            self._aborts = abort_all(self._directions)
+        with self._lock:
+            if not self._ended.is_set():
+                self._ended.set()
+                self._aborts = abort_all(self._directions)
 
     def close(self) -> None:
         """See ``Communicator``."""
         self.abort()
-        for thread in self._aborts:
+        with self._lock:
+            aborts = self._aborts
+        for thread in aborts:
             thread.join()
         try:
-            # Kernels and copies have ended or end now.
+            # Kernels and copies have ended or end now; then their buffers may be freed.
             for way in self._directions:
                 way.stream.synchronize()
         finally:
-            self._buffers.clear()
             # Also after an error of the device, so that the next link reports that one.
+            for way in self._directions:
+                way.buffer = None
             _one_link.release()
 
-    def _start(self, way: Direction, function: Callable[[], object]) -> None:
-        """Start to send or receive. The first message of a direction waits for the peer."""
-        is_started = way.call(function)
+    @contextlib.contextmanager
+    def _messages(self, way: Direction) -> Iterator[None]:
+        with cuda_errors(), torch.cuda.device(self._device), torch.cuda.stream(way.stream):
+            yield
+
+    def _until_started(self, way: Direction) -> None:
+        """Wait until NCCL has started a message. The first of a direction waits for the peer."""
         spins_until = time.perf_counter() + SPIN_SECONDS
-        while not is_started:
+        while not way.has_ended():
             if time.perf_counter() > spins_until:
                 self._ended.wait(POLL_SECONDS)
-            is_started = way.has_ended()
 
-    def _wait(self, stream: torch.cuda.Stream) -> None:
+    def _until_ended(self, way: Direction) -> None:
         """Wait for the last operation of a stream."""
         # Blocking: a thread that waits for an idle peer must not use a CPU.
         event = torch.cuda.Event(blocking=True)
-        event.record(stream)
-        try:
-            event.synchronize()
-        except RuntimeError as error:
-            raise LinkError(f"CUDA: {error}") from error
+        event.record(way.stream)
+        event.synchronize()
         if self._ended.is_set():
             raise LinkError("the NCCL connection was aborted")
+        way.buffer = None
 
 
 def abort_all(directions: list[Direction]) -> list[threading.Thread]:
@@ -220,22 +230,42 @@ def abort_all(directions: list[Direction]) -> list[threading.Thread]:
     return threads
 
 
-@functools.cache
-def nccl_errors() -> tuple[type[Exception], ...]:
-    """Return what calls of ``nccl4py`` raise."""
-    from nccl.bindings.nccl import NCCLError  # noqa: PLC0415
-    from nccl.core import NcclInvalid  # noqa: PLC0415
+def core() -> Any:
+    """Return the package, which loads NCCL."""
+    return importlib.import_module("nccl.core")
 
-    return NCCLError, NcclInvalid, ValueError
+
+@contextlib.contextmanager
+def nccl_errors() -> Iterator[None]:
+    """Turn the errors of the package into a ``LinkError``."""
+    errors = importlib.import_module("nccl.bindings.nccl").NCCLError, core().NcclInvalid, ValueError
+    try:
+        yield
+    except errors as error:
+        raise LinkError(f"NCCL: {error}") from None
+
+
+@contextlib.contextmanager
+def cuda_errors() -> Iterator[None]:
+    """Turn the errors of torch into a ``LinkError``."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LinkError(f"CUDA: {error}") from error
+
+
+@functools.cache
+def has_nccl() -> bool:
+    """Whether the package and NCCL are there."""
+    try:
+        return core().get_version().libnccl is not None
+    except (ImportError, RuntimeError):
+        return False
 
 
 def is_available(device: str) -> bool:
     """Whether the device is a GPU, and NCCL and its package are there."""
-    return (
-        device.startswith("cuda")
-        and torch.cuda.is_available()
-        and importlib.util.find_spec("nccl") is not None
-    )
+    return device.startswith("cuda") and torch.cuda.is_available() and has_nccl()
 
 
 def connect(store: LinkStore, place: Place) -> NcclCommunicator:
@@ -257,18 +287,14 @@ def connect(store: LinkStore, place: Place) -> NcclCommunicator:
 
 def _direction(store: LinkStore, place: Place, key: str, device: torch.device) -> Direction:
     """Return a communicator that is connecting, with the id that the target creates."""
-    from nccl import core  # noqa: PLC0415
-
     # One multiprocessor for each kernel.
-    config = core.NCCLConfig(blocking=False, min_ctas=1, max_ctas=1)
-    try:
+    config = core().NCCLConfig(blocking=False, min_ctas=1, max_ctas=1)
+    stream = torch.cuda.Stream(device, priority=-1)
+    with nccl_errors():
         if place.rank == TARGET_RANK:
-            store.set(key, bytes(core.get_unique_id()))
-        unique_id = core.UniqueId.from_bytes(store.get(key))
-        handle = core.Communicator.init(2, place.rank, unique_id, config)
-    except nccl_errors() as error:
-        raise LinkError(f"NCCL: {error}") from error
-    return Direction(handle, torch.cuda.Stream(device, priority=-1))
+            store.set(key, bytes(core().get_unique_id()))
+        unique_id = core().UniqueId.from_bytes(store.get(key))
+        return Direction(core().Communicator.init(2, place.rank, unique_id, config), stream)
 
 
 def _until_connected(way: Direction, store: LinkStore, seconds: float) -> None:

@@ -10,7 +10,6 @@ from ssd.transport.rendezvous import LinkStore
 PING_BYTES = 4096
 NUM_PINGS = 9
 """The result is their median: the first ones are slow because caches are cold."""
-LARGE_BYTES = 4 << 20
 NUM_LARGE = 3
 """The result is the fastest: in the first one, backends allocate their buffers."""
 _TICK_SECONDS = 1e-9
@@ -30,7 +29,11 @@ class ChannelQuality:
 
 
 def probe(
-    communicator: Communicator, store: LinkStore, rank: int, now: Callable[[], float]
+    communicator: Communicator,
+    store: LinkStore,
+    rank: int,
+    now: Callable[[], float],
+    deliver: Callable[[], object],
 ) -> ChannelQuality:
     """Measure a communicator. Both ends call it at the same time; blocks.
 
@@ -39,13 +42,14 @@ def probe(
         store: of the same link; its entries travel on the stream.
         rank: of this end. The draft echoes, and its result is not meaningful.
         now: returns the seconds of any clock.
+        deliver: waits for the asyncio loop, as a message of the stream and a frame do.
 
     Raises:
         LinkError: the connection is lost, or the communicator was aborted.
     """
     is_target = rank == TARGET_RANK
     ping = communicator.buffer(PING_BYTES // WORD_BYTES)
-    large = communicator.buffer(LARGE_BYTES // WORD_BYTES)
+    large = communicator.buffer(communicator.num_probe_bytes // WORD_BYTES)
 
     def exchange(send: Callable[[], object], receive: Callable[[], object]) -> float:
         began = now()
@@ -55,10 +59,16 @@ def probe(
 
     def collective(message: Buffer) -> float:
         outgoing, incoming = (message, ping) if is_target else (ping, message)
-        return exchange(
-            lambda: communicator.send(outgoing, len(outgoing.words)),
-            lambda: communicator.receive(incoming),
-        )
+
+        def send() -> None:
+            communicator.start_send(outgoing, len(outgoing.words))
+            communicator.end_send()
+
+        def receive() -> None:
+            communicator.receive(incoming)
+            deliver()
+
+        return exchange(send, receive)
 
     def grpc(number: int) -> float:
         return exchange(
@@ -71,5 +81,5 @@ def probe(
     return ChannelQuality(
         round_trip_seconds=statistics.median(each for each, _ in pings),
         grpc_seconds=statistics.median(each for _, each in pings),
-        bytes_per_second=LARGE_BYTES / max(seconds, _TICK_SECONDS),
+        bytes_per_second=communicator.num_probe_bytes / max(seconds, _TICK_SECONDS),
     )

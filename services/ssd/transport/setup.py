@@ -3,14 +3,15 @@
 The target names its backends in ``Hello``, and the draft chooses one in ``Welcome``. Each end then
 connects on a thread of its own, while ``Rendezvous`` messages pass between them on the stream of
 the link, and measures the connection and the stream. An end that is connected, or that cannot
-connect, sends its ``ChannelState``; a target also refuses NCCL where it is slower than the stream.
-An end that has failed, or whose peer has, uses gRPC and logs why.
+connect, sends its ``ChannelState``; a target also refuses NCCL where it is not faster than the
+stream. An end that has failed, or whose peer has, uses gRPC and logs why.
 """
 
 import asyncio
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -61,18 +62,25 @@ async def set_up_channel(
     rank = TARGET_RANK if isinstance(call, LinkCall) else DRAFT_RANK
     place = Place(rank, device, host_of(address), SETUP_SECONDS[welcome.backend])
     store = LinkStore(lambda key, value: call.send(Rendezvous(key, value)), place.seconds)
-    mine = asyncio.ensure_future(in_daemon_thread(partial(connect, welcome.backend, store, place)))
+    loop = asyncio.get_running_loop()
+
+    def deliver() -> None:
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(place.seconds)
+
+    mine = asyncio.ensure_future(
+        in_daemon_thread(partial(connect, welcome.backend, store, place, deliver))
+    )
     theirs = asyncio.ensure_future(_read_state(call, store))
     error = "cancelled"
     try:
         error = await _outcome(call, mine, theirs, place)
     finally:
-        theirs.cancel()
-        # Reads its exception: the link may be lost while the set-up is cancelled.
-        await asyncio.gather(theirs, return_exceptions=True)
         if error:
             store.close("the set-up of the channel was aborted")
             mine.add_done_callback(_release)
+        theirs.cancel()
+        # Reads its exception: the link may be lost while the set-up is cancelled.
+        await asyncio.gather(theirs, return_exceptions=True)
     # The peer may have been silent while it connected.
     call.renew_lease()
     if error:
@@ -103,19 +111,19 @@ async def set_up_channel(
     )
 
 
-def connect(name: str, store: LinkStore, place: Place) -> _Connected:
-    """Connect and measure. Blocks; closing the store ends it.
+def connect(name: str, store: LinkStore, place: Place, deliver: Callable[[], object]) -> _Connected:
+    """Connect and measure, see ``probe``. Blocks; closing the store ends it.
 
     Raises:
         LinkError: for any reason of the network or of torch, for example a GPU without memory; or
-            the connection is slower than the gRPC stream of the link.
+            the connection is not faster than the gRPC stream of the link.
     """
     try:
         communicator = backend(name).connect(store, place)
         with contextlib.ExitStack() as undo:
             undo.callback(communicator.close)
             store.aborts(communicator.abort)
-            quality = probe(communicator, store, place.rank, time.perf_counter)
+            quality = probe(communicator, store, place.rank, time.perf_counter, deliver)
             if place.rank == TARGET_RANK and name in MUST_BE_FASTER:
                 check_speed(name, quality)
             undo.pop_all()
@@ -125,12 +133,12 @@ def connect(name: str, store: LinkStore, place: Place) -> _Connected:
 
 
 def check_speed(name: str, quality: ChannelQuality) -> None:
-    """Refuse a connection that is slower than the stream that every link has.
+    """Refuse a connection that is not faster than the stream that every link has.
 
     Raises:
         LinkError: with both round trips.
     """
-    if quality.round_trip_seconds > quality.grpc_seconds:
+    if quality.round_trip_seconds >= quality.grpc_seconds:
         raise LinkError(
             f"{name}: a round trip takes {quality.round_trip_seconds * 1e6:.0f} us, over gRPC "
             f"{quality.grpc_seconds * 1e6:.0f} us"
@@ -192,7 +200,12 @@ def _release(connecting: "asyncio.Future[_Connected]") -> None:
     """Close a communicator that no link uses."""
     if not connecting.cancelled() and connecting.exception() is None:
         communicator, _ = connecting.result()
-        threading.Thread(target=communicator.close, daemon=True).start()
+
+        def close() -> None:
+            with contextlib.suppress(RuntimeError):  # of a device, which the next link reports
+                communicator.close()
+
+        threading.Thread(target=close, daemon=True).start()
 
 
 def host_of(peer: str) -> str:

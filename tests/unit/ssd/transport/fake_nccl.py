@@ -17,7 +17,7 @@ from ssd.transport.nccl import NcclCommunicator
 from ssd.transport.rendezvous import LinkStore
 
 MAX_SECONDS = 5.0
-SUCCESS, IN_PROGRESS = 0, 7
+SUCCESS, REMOTE_ERROR, IN_PROGRESS = 0, 6, 7
 
 
 class NcclError(Exception):
@@ -28,11 +28,13 @@ class Stream:
     """A stream whose operations end in order, when something waits for them."""
 
     by_pointer: ClassVar[dict[int, "Stream"]] = {}
+    current: ClassVar[list["Stream"]] = []
+    """Of the newest ``with``; the tests of two ends run one after the other."""
 
     def __init__(self, *_args: object, **_settings: object) -> None:
         self.cuda_stream = len(self.by_pointer) + 1
         self.by_pointer[self.cuda_stream] = self
-        self.operations: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.operations: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
 
     def synchronize(self) -> None:
         with contextlib.suppress(queue.Empty):
@@ -52,12 +54,23 @@ class Event:
         self.stream.synchronize()
 
 
-class HostBuffer:
-    """A buffer whose copies between host and device have no effect."""
+class Memory:
+    """Memory of the host or of the device, which is copied in the order of the stream."""
+
+    def __init__(self, num_words: int) -> None:
+        self.tensor = torch.zeros(num_words, dtype=torch.int32)
+
+    def copy_(self, other: "Memory", *, non_blocking: bool) -> None:
+        assert non_blocking
+        Stream.current[-1].operations.put(lambda: self.tensor.copy_(other.tensor))
+
+
+class FakeBuffer:
+    """A buffer on the host and on a device that is not there."""
 
     def __init__(self, num_words: int, _device: torch.device) -> None:
-        self.host = self.device = torch.zeros(num_words, dtype=torch.int32)
-        self.words = self.host.numpy()
+        self.host, self.device = Memory(num_words), Memory(num_words)
+        self.words = self.host.tensor.numpy()
 
 
 class FakeNccl:
@@ -65,6 +78,7 @@ class FakeNccl:
 
     def __init__(self) -> None:
         self.handles: list[Handle] = []
+        self.version: str | None = "2.32"
         self.problem = ""
         """The next error of the network."""
         self.has_peer = True
@@ -114,38 +128,38 @@ class Handle:
     def get_async_error(self) -> int:
         assert not self.is_aborted, "it is freed"
         if self.owner.problem:
-            raise NcclError(self.owner.problem)
+            return REMOTE_ERROR
         if self.peer is None and not self.owner.has_peer:
             self.owner.asked.set()
             return IN_PROGRESS
         self.owner.checks_until_started = max(0, self.owner.checks_until_started - 1)
         return IN_PROGRESS if self.owner.checks_until_started else SUCCESS
 
-    def send(self, tensor: torch.Tensor, peer: int, *, stream: int) -> None:
+    def send(self, memory: Memory, peer: int, *, stream: int) -> None:
         self._called("send", peer, stream)
-        content = tensor.clone()
 
         def arrive() -> None:
             if self.peer is not None:
                 with self.owner.changed:
-                    self.peer.messages.append(content)
+                    self.peer.messages.append(memory.tensor.clone())
                     self.owner.changed.notify_all()
 
         Stream.by_pointer[stream].operations.put(arrive)
 
-    def recv(self, tensor: torch.Tensor, peer: int, *, stream: int) -> None:
+    def recv(self, memory: Memory, peer: int, *, stream: int) -> None:
         self._called("recv", peer, stream)
 
         def arrive() -> None:
             with self.owner.changed:
                 self.owner.changed.wait_for(lambda: bool(self.messages) or self.is_aborted)
                 if self.messages:
-                    tensor.copy_(self.messages.pop(0))
+                    memory.tensor.copy_(self.messages.pop(0))
 
         Stream.by_pointer[stream].operations.put(arrive)
 
     def abort(self) -> None:
         with self.owner.changed:
+            assert not self.is_aborted, "it is freed"
             self.is_aborted, self.aborted_on = True, threading.current_thread()
             self.owner.changed.notify_all()
         mine = [each for each in self.owner.handles if each.rank == self.rank]
@@ -172,7 +186,9 @@ def fake_nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNccl]:
     core: Any = ModuleType("nccl.core")
     core.NCCLConfig = SimpleNamespace
     core.NcclInvalid = NcclError
+    core.get_error_string = lambda result: made.problem if result == REMOTE_ERROR else "?"
     core.get_unique_id = made.unique_id
+    core.get_version = lambda: SimpleNamespace(libnccl=made.version)
     core.UniqueId = SimpleNamespace(from_bytes=unique_id)
     core.Communicator = SimpleNamespace(init=made.init)
     package: Any = ModuleType("nccl")
@@ -186,16 +202,24 @@ def fake_nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNccl]:
         "nccl.bindings.nccl": bindings,
     }.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(nccl, "NcclBuffer", HostBuffer)
+    monkeypatch.setattr(nccl, "NcclBuffer", FakeBuffer)
     monkeypatch.setattr(nccl, "_one_link", threading.Lock())
     monkeypatch.setattr(nccl, "END_SECONDS", 0.01)
     monkeypatch.setattr(torch.cuda, "device", lambda _device: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "stream", entered)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    nccl.nccl_errors.cache_clear()
     yield made
-    nccl.nccl_errors.cache_clear()
+
+
+@contextlib.contextmanager
+def entered(stream: Stream) -> Iterator[None]:
+    """Make a stream that of the copies."""
+    Stream.current.append(stream)
+    try:
+        yield
+    finally:
+        Stream.current.remove(stream)
 
 
 def open_store(rank: int = TARGET_RANK) -> LinkStore:

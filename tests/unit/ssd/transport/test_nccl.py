@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from tests.unit.ssd.transport.fake_nccl import (
     MAX_SECONDS,
     FakeNccl,
@@ -23,7 +24,7 @@ from tests.unit.ssd.transport.gloo_pair import stores
 from ssd.errors import LinkError
 from ssd.transport import nccl
 from ssd.transport.communicator import DRAFT_RANK, TARGET_RANK, Place
-from ssd.transport.nccl import path_of
+from ssd.transport.nccl import NcclCommunicator, path_of
 from ssd.transport.rendezvous import LinkStore
 
 CONFIG = SimpleNamespace(blocking=False, max_ctas=1)
@@ -33,6 +34,11 @@ host:7:91 [0] NCCL INFO Connected all rings
 host:7:98 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/0/GDRDMA
 host:7:98 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA
 """
+
+
+def send(ends: NcclCommunicator) -> None:
+    ends.start_send(ends.buffer(4), 4)
+    ends.end_send()
 
 
 @pytest.fixture
@@ -74,7 +80,8 @@ async def test_messages_arrive_both_ways_on_a_communicator_and_a_stream_for_each
     for sender, receiver in ((near, far), (far, near)):
         sent, received = sender.buffer(4), receiver.buffer(4)
         sent.words[:] = 1, 2, 3, 4
-        sender.send(sent, 2)
+        sender.start_send(sent, 2)
+        sender.end_send()
         receiver.receive(received)
         assert np.array_equal(received.words, (1, 2, 3, 4)), "NCCL sends whole buffers"
     used = [each.calls for each in library.handles]
@@ -105,7 +112,7 @@ def test_an_abort_ends_a_receive_and_refuses_what_follows(library: FakeNccl) -> 
     check_ended(closing)
     assert errors == ["the NCCL connection was aborted"]
     assert all(each.is_aborted for each in library.handles)
-    for refused in (partial(ends.send, buffer, 4), partial(ends.receive, buffer), ends.check):
+    for refused in (partial(ends.start_send, buffer, 4), partial(ends.receive, buffer), ends.check):
         with pytest.raises(LinkError, match="aborted"):
             refused()
 
@@ -137,7 +144,7 @@ def test_a_message_that_nccl_starts_on_its_thread_is_sent_without_a_pause(
     library.checks_until_started = 3
     monkeypatch.setattr(nccl, "POLL_SECONDS", 10 * MAX_SECONDS)
     monkeypatch.setattr(nccl, "SPIN_SECONDS", MAX_SECONDS)
-    sending, errors = started(lambda: ends.send(ends.buffer(4), 4))
+    sending, errors = started(lambda: send(ends))
     check_ended(sending)
     assert errors == []
     ends.close()
@@ -146,7 +153,7 @@ def test_a_message_that_nccl_starts_on_its_thread_is_sent_without_a_pause(
 def test_an_abort_ends_a_first_message_whose_peer_does_not_answer(library: FakeNccl) -> None:
     ends = connected()
     library.has_peer = False
-    sending, errors = started(lambda: ends.send(ends.buffer(4), 4))
+    sending, errors = started(lambda: send(ends))
     assert library.asked.wait(MAX_SECONDS)
     ends.abort()
     check_ended(sending)
@@ -157,7 +164,7 @@ def test_an_abort_ends_a_first_message_whose_peer_does_not_answer(library: FakeN
 def test_an_abort_returns_while_a_call_of_nccl_blocks(library: FakeNccl) -> None:
     ends = connected()
     library.blocks = "send"
-    sending, _ = started(lambda: ends.send(ends.buffer(4), 4))
+    sending, _ = started(lambda: send(ends))
     assert library.blocked_call.wait(MAX_SECONDS)
     aborting, _ = started(ends.abort)
     check_ended(aborting)
@@ -216,7 +223,7 @@ def test_a_link_whose_device_fails_at_its_end_lets_another_one_begin(
     with monkeypatch.context() as patch:
         patch.setattr(Stream, "synchronize", fail)
         with pytest.raises(LinkError, match="CUDA: an illegal memory access"):
-            first.send(first.buffer(4), 4)
+            send(first)
         with pytest.raises(RuntimeError, match="illegal memory access"):
             first.close()
     connected().close()
@@ -226,12 +233,32 @@ def test_buffers_stay_until_the_streams_have_ended(
     library: FakeNccl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends = connected()
-    buffer = weakref.ref(ends.buffer(4))
+    send(ends)
+    ended, buffer = weakref.ref(ends.buffer(4)), ends.buffer(4)
+    ends.start_send(buffer, 4)
+    sending = weakref.ref(buffer)
+    del buffer
+    assert ended() is None
     is_there = []
-    monkeypatch.setattr(Stream, "synchronize", lambda _self: is_there.append(buffer() is not None))
+    monkeypatch.setattr(Stream, "synchronize", lambda _self: is_there.append(bool(sending())))
     ends.close()
     assert is_there == [True, True]
-    assert buffer() is None
+
+
+def test_a_communicator_is_closed_when_all_aborts_have_ended(
+    library: FakeNccl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = connected()
+    other = library.init(2, TARGET_RANK, b"of another link", CONFIG)
+    aborts = [started(ends.abort)[0] for _ in range(8)]
+    closing, _ = started(ends.close)
+    for each in aborts:
+        check_ended(each)
+    with pytest.raises(LinkError, match="another link of this process uses it"):
+        connected()
+    other.abort()
+    check_ended(closing)
+    connected().close()
 
 
 def test_a_device_without_memory_is_a_link_error(
@@ -245,6 +272,19 @@ def test_a_device_without_memory_is_a_link_error(
         patch.setattr(nccl, "NcclBuffer", refuse)
         with pytest.raises(LinkError, match="CUDA out of memory"):
             ends.buffer(4)
+
+
+def test_nccl_is_available_if_its_package_finds_it(
+    library: FakeNccl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not nccl.is_available("cuda:0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for found, is_available in ((None, False), ("2.32", True)):
+        nccl.has_nccl.cache_clear()
+        library.version = found
+        assert nccl.is_available("cuda:0") == is_available
+    assert not nccl.is_available("cpu")
+    nccl.has_nccl.cache_clear()
 
 
 def test_the_path_is_that_of_the_newest_channel_in_the_log() -> None:
