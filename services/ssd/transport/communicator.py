@@ -38,9 +38,10 @@ class Buffer(Protocol):
 class Communicator(Protocol):
     """One end of a connection between two ranks. Messages of one direction arrive in order.
 
-    One message at a time is sent, and one received. Both ends use buffers of the same size for it,
-    and it states its own length. Each call, except ``abort`` and ``close``, raises a ``LinkError``
-    if the connection is lost, or the communicator was aborted.
+    At most one thread starts to send, one waits for what is sent, and one receives. A buffer
+    belongs to its message until that has ended. Both ends use buffers of the same size for it, and
+    it states its own length. Each call, except ``abort`` and ``close``, raises a ``LinkError`` if
+    the connection is lost, or the communicator was aborted.
     """
 
     @property
@@ -62,11 +63,15 @@ class Communicator(Protocol):
         ...
 
     def end_send(self) -> None:
-        """Wait until the buffer of the message that is being sent may be written again."""
+        """Wait until the oldest such message has ended."""
         ...
 
-    def receive(self, buffer: Buffer) -> None:
-        """Wait for the next message."""
+    def start_receive(self, buffer: Buffer) -> None:
+        """Post a buffer for the next message for which there is none."""
+        ...
+
+    def end_receive(self) -> None:
+        """Wait for the message of the oldest posted buffer."""
         ...
 
     def check(self) -> None:

@@ -8,6 +8,7 @@ last reference to its objects. So no exception that leaves this module has one i
 import contextlib
 import socket
 import threading
+from collections import deque
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -46,8 +47,8 @@ class GlooCommunicator:
     def __init__(self, group: Any, peer_rank: int) -> None:
         self._group = group
         self._peer_rank = peer_rank
-        self._sending: Any = None
-        """The message that is being sent."""
+        self._sending: deque[Any] = deque()
+        self._receiving: deque[Any] = deque()
         self._lock = threading.Lock()
         self._is_aborted = False
 
@@ -58,19 +59,21 @@ class GlooCommunicator:
     def start_send(self, buffer: Buffer, num_words: int) -> None:
         """See ``Communicator``. Sends no more words than needed."""
         assert isinstance(buffer, GlooBuffer)
-        self._sending = self._start("send", buffer.tensor[:num_words])
+        self._sending.append(self._start("send", buffer.tensor[:num_words]))
 
     def end_send(self) -> None:
         """See ``Communicator``."""
-        problem = problem_of(self._sending, timedelta(seconds=SEND_SECONDS))
-        self._sending = None
-        if problem:
+        if problem := problem_of(self._sending.popleft(), timedelta(seconds=SEND_SECONDS)):
             raise LinkError(f"the gloo connection is lost: {problem}")
 
-    def receive(self, buffer: Buffer) -> None:
+    def start_receive(self, buffer: Buffer) -> None:
         """See ``Communicator``."""
         assert isinstance(buffer, GlooBuffer)
-        if problem := problem_of(self._start("recv", buffer.tensor), _FOREVER):
+        self._receiving.append(self._start("recv", buffer.tensor))
+
+    def end_receive(self) -> None:
+        """See ``Communicator``."""
+        if problem := problem_of(self._receiving.popleft(), _FOREVER):
             raise LinkError(f"the gloo connection is lost: {problem}")
 
     def check(self) -> None:
@@ -90,7 +93,9 @@ class GlooCommunicator:
     def close(self) -> None:
         """See ``Communicator``."""
         self.abort()
-        self._group = self._sending = None
+        self._sending.clear()
+        self._receiving.clear()
+        self._group = None
 
     def _start(self, method: Literal["send", "recv"], tensor: torch.Tensor) -> Any:
         """Return a ``Work`` of gloo."""

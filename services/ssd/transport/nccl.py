@@ -26,6 +26,7 @@ import importlib
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,6 +62,15 @@ class NcclBuffer:
         self.words = self.host.numpy()
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A message that has not ended: the memory must stay as long as the device may use it."""
+
+    buffer: NcclBuffer
+    event: torch.cuda.Event
+    """Recorded after the last operation of the message."""
+
+
 @dataclass(eq=False, slots=True)
 class Direction:
     """What carries the messages from one rank to the other."""
@@ -71,8 +81,7 @@ class Direction:
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held in each call with the handle, except the one that aborts, which frees it."""
     is_aborted: bool = False
-    buffer: NcclBuffer | None = None
-    """What the device may read or write. The memory must stay until it has ended."""
+    started: deque[Started] = field(default_factory=deque)
 
     def call(self, function: Callable[[], object]) -> bool:
         """Start a call of NCCL; return whether it and the former ones have ended.
@@ -140,29 +149,27 @@ class NcclCommunicator:
         del num_words
         assert isinstance(buffer, NcclBuffer)
         way = self._out
-        with self._messages(way):
-            way.buffer = buffer
+        with cuda_errors(), torch.cuda.device(self._device), torch.cuda.stream(way.stream):
             buffer.device.copy_(buffer.host, non_blocking=True)
-            stream = way.stream.cuda_stream
-            way.call(lambda: way.handle.send(buffer.device, self._peer, stream=stream))
+            self._start(way, buffer, way.handle.send)
+            way.started[-1].event.record(way.stream)
 
     def end_send(self) -> None:
         """See ``Communicator``."""
-        with self._messages(self._out):
-            self._until_started(self._out)
-            self._until_ended(self._out)
+        self._end(self._out)
 
-    def receive(self, buffer: Buffer) -> None:
+    def start_receive(self, buffer: Buffer) -> None:
         """See ``Communicator``."""
         assert isinstance(buffer, NcclBuffer)
         way = self._in
-        with self._messages(way):
-            way.buffer = buffer
-            stream = way.stream.cuda_stream
-            way.call(lambda: way.handle.recv(buffer.device, self._peer, stream=stream))
-            self._until_started(way)
+        with cuda_errors(), torch.cuda.device(self._device), torch.cuda.stream(way.stream):
+            self._start(way, buffer, way.handle.recv)
             buffer.host.copy_(buffer.device, non_blocking=True)
-            self._until_ended(way)
+            way.started[-1].event.record(way.stream)
+
+    def end_receive(self) -> None:
+        """See ``Communicator``."""
+        self._end(self._in)
 
     def check(self) -> None:
         """See ``Communicator``."""
@@ -190,30 +197,27 @@ class NcclCommunicator:
         finally:
             # Also after an error of the device, so that the next link reports that one.
             for way in self._directions:
-                way.buffer = None
+                way.started.clear()
             _one_link.release()
 
-    @contextlib.contextmanager
-    def _messages(self, way: Direction) -> Iterator[None]:
-        with cuda_errors(), torch.cuda.device(self._device), torch.cuda.stream(way.stream):
-            yield
-
-    def _until_started(self, way: Direction) -> None:
-        """Wait until NCCL has started a message. The first of a direction waits for the peer."""
+    def _start(self, way: Direction, buffer: NcclBuffer, function: Callable[..., object]) -> None:
+        """Start a message. The first one of a direction waits for the peer."""
+        # Blocking: a thread that waits for an idle peer must not use a CPU.
+        way.started.append(Started(buffer, torch.cuda.Event(blocking=True)))
+        stream = way.stream.cuda_stream
+        is_started = way.call(lambda: function(buffer.device, self._peer, stream=stream))
         spins_until = time.perf_counter() + SPIN_SECONDS
-        while not way.has_ended():
+        while not is_started:
             if time.perf_counter() > spins_until:
                 self._ended.wait(POLL_SECONDS)
+            is_started = way.has_ended()
 
-    def _until_ended(self, way: Direction) -> None:
-        """Wait for the last operation of a stream."""
-        # Blocking: a thread that waits for an idle peer must not use a CPU.
-        event = torch.cuda.Event(blocking=True)
-        event.record(way.stream)
-        event.synchronize()
+    def _end(self, way: Direction) -> None:
+        with cuda_errors():
+            way.started[0].event.synchronize()
         if self._ended.is_set():
             raise LinkError("the NCCL connection was aborted")
-        way.buffer = None
+        way.started.popleft()
 
 
 def abort_all(directions: list[Direction]) -> list[threading.Thread]:

@@ -65,7 +65,8 @@ def probe(
             communicator.end_send()
 
         def receive() -> None:
-            communicator.receive(incoming)
+            communicator.start_receive(incoming)
+            communicator.end_receive()
             deliver()
 
         return exchange(send, receive)

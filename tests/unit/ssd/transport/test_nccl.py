@@ -41,6 +41,11 @@ def send(ends: NcclCommunicator) -> None:
     ends.end_send()
 
 
+def receive(ends: NcclCommunicator) -> None:
+    ends.start_receive(ends.buffer(4))
+    ends.end_receive()
+
+
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNccl]:
     with fake_nccl(monkeypatch) as made:
@@ -82,7 +87,8 @@ async def test_messages_arrive_both_ways_on_a_communicator_and_a_stream_for_each
         sent.words[:] = 1, 2, 3, 4
         sender.start_send(sent, 2)
         sender.end_send()
-        receiver.receive(received)
+        receiver.start_receive(received)
+        receiver.end_receive()
         assert np.array_equal(received.words, (1, 2, 3, 4)), "NCCL sends whole buffers"
     used = [each.calls for each in library.handles]
     streams = {stream for calls in used for _, _, stream in calls}
@@ -105,14 +111,18 @@ def test_an_id_of_another_size_is_refused(library: FakeNccl) -> None:
 def test_an_abort_ends_a_receive_and_refuses_what_follows(library: FakeNccl) -> None:
     ends = connected()
     buffer = ends.buffer(4)
-    waiting, errors = started(lambda: ends.receive(buffer))
+    waiting, errors = started(lambda: receive(ends))
     ends.abort()
     check_ended(waiting)
     closing, _ = started(ends.close)
     check_ended(closing)
     assert errors == ["the NCCL connection was aborted"]
     assert all(each.is_aborted for each in library.handles)
-    for refused in (partial(ends.start_send, buffer, 4), partial(ends.receive, buffer), ends.check):
+    for refused in (
+        partial(ends.start_send, buffer, 4),
+        partial(ends.start_receive, buffer),
+        ends.check,
+    ):
         with pytest.raises(LinkError, match="aborted"):
             refused()
 
@@ -131,7 +141,7 @@ def test_an_abort_does_not_wait_for_nccl(library: FakeNccl) -> None:
     other = library.init(2, TARGET_RANK, b"of another link", CONFIG)
     ends.abort()
     with pytest.raises(LinkError, match="aborted"):
-        ends.receive(ends.buffer(4))
+        receive(ends)
     assert threading.current_thread() not in {each.aborted_on for each in library.handles}
     other.abort()
     ends.close()
