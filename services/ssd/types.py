@@ -126,24 +126,6 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
-    """The next proposal: the first ``num_proposed`` tokens of a branch of the newest table."""
-
-    index: int
-    num_proposed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Explicit:
-    """The next proposal as token ids; no tokens means plain decoding.
-
-    It has nothing in common with the fan-out policy ``explicit``, a list of branches per length.
-    """
-
-    tokens: tuple[TokenId, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Commit:
     """Reports the outcome of one round to a draft. Only these messages advance a session."""
 
@@ -151,7 +133,12 @@ class Commit:
     base_len: int
     """Committed tokens before the round."""
     outcome: Outcome
-    next: Branch | Explicit
+    num_proposed: int = 0
+    """Tokens of the next proposal; without any, the next round is plain decoding."""
+    branch: int | None = None
+    """The branch of the newest table that the next proposal begins; None if it is ``tokens``."""
+    tokens: tuple[TokenId, ...] = ()
+    """The next proposal; none if it is of a branch."""
     waited_us: int = 0
     """Microseconds for which the round waited for tables."""
     length: int = 0

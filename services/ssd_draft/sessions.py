@@ -18,7 +18,7 @@ from typing import Protocol
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import FrameError, LinkError
 from ssd.speculation.table import OutcomeTable
-from ssd.types import Branch, Commit, LinkSettings, OpenSession, RefusalReason, TokenId
+from ssd.types import Commit, LinkSettings, OpenSession, RefusalReason, TokenId
 
 
 class LinkEnd(Protocol):
@@ -121,14 +121,14 @@ class Session:
             raise GapError(f"{outcome.accepted} accepted of {len(self.proposal)} proposed")
         index = self.table.look_up(outcome) if self.table is not None else None
         num_entries = outcome.accepted + 1
-        if isinstance(commit.next, Branch):
-            if self.table is None or index != commit.next.index:
-                raise GapError(f"branch {commit.next.index} is not that of the outcome")
-            proposal = self.table.proposal(index, commit.next.num_proposed)
-            if len(proposal) < commit.next.num_proposed:
-                raise GapError(f"branch {index} has no {commit.next.num_proposed} tokens")
+        if commit.branch is not None:
+            if self.table is None or index != commit.branch:
+                raise GapError(f"branch {commit.branch} is not that of the outcome")
+            proposal = self.table.proposal(index, commit.num_proposed)
+            if len(proposal) < commit.num_proposed:
+                raise GapError(f"branch {index} has no {commit.num_proposed} tokens")
             return Move(num_entries, outcome.bonus, proposal, index, (), len(proposal))
-        proposal = commit.next.tokens
+        proposal = commit.tokens
         of_table: tuple[TokenId, ...] = ()
         if self.table is not None and index is not None:
             of_table = self.table.proposal(index, len(proposal))

@@ -36,7 +36,7 @@ from ssd.runtime.step_thread import Watchdog
 from ssd.speculation.estimates import Acceptance
 from ssd.speculation.fan_out import FanOutPolicy
 from ssd.speculation.table import OutcomeTable
-from ssd.types import Branch, Explicit, LinkSettings, RefusalReason
+from ssd.types import LinkSettings, RefusalReason
 from ssd_draft.commit_forecast import CommitForecast
 from ssd_draft.fair_turns import FairTurns
 from ssd_draft.fan_out_learning import FanOutLearning
@@ -228,7 +228,7 @@ class Worker:
         self._work[event.link.number].forecast.note(
             event.arrived_at,
             waited_us / 1e6,
-            is_plain=not any(_num_proposed(commit.next) for commit in event.commits),
+            is_plain=not any(commit.num_proposed for commit in event.commits),
         )
         for commit in event.commits:
             session = self._sessions.find(event.link, commit.session)
@@ -468,10 +468,6 @@ class Worker:
 def _needed_at(sessions: Rows[Session], forecast: CommitForecast) -> float:
     """Return when the first tables of a batch must be sent."""
     return min(each.arrived_at for each in sessions) + forecast.seconds - _SEND_SECONDS
-
-
-def _num_proposed(following: Branch | Explicit) -> int:
-    return following.num_proposed if isinstance(following, Branch) else len(following.tokens)
 
 
 def _table(session: Session, tables: TableBatch, row: int, length: int) -> OutcomeTable:

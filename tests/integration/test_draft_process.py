@@ -22,12 +22,10 @@ from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.text.tokenizer import load_tokenizer
 from ssd.types import (
     WIRE_VERSION,
-    Branch,
     CloseSession,
     Commit,
     DraftMessage,
     Draining,
-    Explicit,
     Heartbeat,
     Hello,
     OpenSession,
@@ -184,12 +182,12 @@ async def test_each_commit_is_followed_by_the_next_table(
             outcome = Outcome(int(table.accepted_N[index]), int(table.bonus_N[index]))
             proposal = table.proposal(index, count)
             assert len(proposal) == count
-            link.commit(Commit(1, table.base_len, outcome, Branch(index, count)))
+            link.commit(Commit(1, table.base_len, outcome, count, index))
             following = await link.table()
             assert following.base_len == table.base_len + outcome.accepted + 1
             assert set(following.accepted_N.tolist()) <= set(range(count + 1))
             table = following
-        link.commit(Commit(1, table.base_len, Outcome(0, 65), Explicit((66, 67))))
+        link.commit(Commit(1, table.base_len, Outcome(0, 65), 2, None, (66, 67)))
         assert (await link.table()).base_len == table.base_len + 1
         link.call.send(CloseSession(1))
         await sessions_of(draft, 0)
@@ -230,14 +228,14 @@ async def test_a_draft_with_fewer_embeddings_than_tokens_serves_the_ids_it_has(
                 await link.receive()
         for bonus, proposal in ((250, ()), (1, (2, 250))):
             async with target(process, folder, vocab_size=250) as link:
-                link.commit(Commit(1, 1, Outcome(0, bonus), Explicit(proposal)))
+                link.commit(Commit(1, 1, Outcome(0, bonus), len(proposal), None, proposal))
                 with pytest.raises(FrameError, match="token id 250, the vocabulary has 250"):
                     await link.receive()
         async with target(process, folder, vocab_size=250) as link:
             link.open(1, (1, 249))
             table = await link.table()
             assert max(table.bonus_N.max(), table.tokens_NK.max()) < 250
-            link.commit(Commit(1, 2, Outcome(0, 249), Explicit((249,))))
+            link.commit(Commit(1, 2, Outcome(0, 249), 1, None, (249,)))
             await link.table()
 
 
@@ -270,7 +268,7 @@ async def test_a_draft_sends_draining_serves_its_sessions_and_exits_with_0(folde
             assert await link.receive() == Draining()
             link.open(2)
             assert await link.receive() == SessionRefused(2, "draining")
-            link.commit(Commit(1, table.base_len, Outcome(0, 70), Explicit()))
+            link.commit(Commit(1, table.base_len, Outcome(0, 70)))
             assert (await link.table()).base_len == table.base_len + 1
             link.call.send(CloseSession(1))
             with pytest.raises(LinkError):

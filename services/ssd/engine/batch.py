@@ -31,7 +31,7 @@ class PagedBatch:
 class ProposalBatch:
     """A draft's causal pass over the newest token and the proposal of each session.
 
-    It runs when a session opens, and after a commit whose proposal is no branch (``Explicit``).
+    It runs when a session opens, and after a commit whose proposal is no branch.
 
     Column i is at position ``trunk_lengths_B[b] + i`` and sees the trunk and the columns up to
     itself. Its keys and values become the proposal segment of session slot ``slots_B[b]``.

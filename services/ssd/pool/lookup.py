@@ -13,7 +13,7 @@ from ssd.pool.link import DraftedSequence
 from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup
 from ssd.speculation.backup import WINDOW_TOKENS, Backup
 from ssd.speculation.table import OutcomeTable
-from ssd.types import Branch, Explicit, LookupResult
+from ssd.types import LookupResult
 
 MIN_ACCEPTANCE = 0.3
 """With less, the rows of a verify are expected to take more time than their tokens save. Estimated
@@ -50,7 +50,6 @@ def look_up(
         tokens += backup(text, max_tokens - len(found))
     if branch is None:
         result = LookupResult.LATE if table is None else LookupResult.MISS
-        return Lookup(result, Explicit(tokens), tokens)
+        return Lookup(result, tokens)
     is_branch = len(tokens) == len(found)
-    following = Branch(branch, len(found)) if is_branch else Explicit(tokens)
-    return Lookup(LookupResult.HIT, following, tokens, len(found))
+    return Lookup(LookupResult.HIT, tokens, len(found), branch if is_branch else None)

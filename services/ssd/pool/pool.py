@@ -28,7 +28,6 @@ from ssd.pool.tables import TableCollector
 from ssd.ports import Clock
 from ssd.speculation.table import OutcomeTable, pack_commits
 from ssd.types import (
-    Branch,
     Commit,
     LookupResult,
     OpenSession,
@@ -221,14 +220,16 @@ class DraftPool:
                     continue
                 num_tokens = len(session.sequence.tokens)
                 base_len = num_tokens - len(result.token_ids)
+                is_branch = lookup.branch is not None
                 commit = Commit(
-                    *(session.number, base_len, result.outcome, lookup.next, waited_us),
+                    *(session.number, base_len, result.outcome, len(lookup.tokens)),
+                    *(lookup.branch, () if is_branch else lookup.tokens, waited_us),
                     # Of the next proposal; the one after it, from the table, has about the same.
                     # Before the last token it is 1: a table of K is never used.
                     length=session.sequence.max_tokens or int(session.sequence.num_remaining == 1),
                 )
                 commits.setdefault(session.link, []).append(commit)
-                session.begin_round(num_tokens, now, is_branch=isinstance(lookup.next, Branch))
+                session.begin_round(num_tokens, now, is_branch=is_branch)
         for link, link_commits in commits.items():
             try:
                 link.send(pack_commits(link_commits, self.tables.settings.lookahead))

@@ -1,8 +1,8 @@
 """What a target gives to the pool, and what it gets: sequences, results of rounds, lookups."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ssd.types import Branch, Explicit, LookupResult, Outcome, SequenceId, TokenId
+from ssd.types import LookupResult, Outcome, SequenceId, TokenId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,16 +60,15 @@ class RoundResult:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """The lookup of one outcome: its result and the next proposal.
-
-    ``tokens`` is the next proposal; ``next`` describes it to the draft.
-    """
+    """The lookup of one outcome: its result and the next proposal."""
 
     result: LookupResult = LookupResult.NONE
-    next: Branch | Explicit = field(default_factory=Explicit)
     tokens: tuple[TokenId, ...] = ()
+    """The next proposal."""
     num_from_table: int = 0
     """Tokens that are from a table; they come first."""
+    branch: int | None = None
+    """The branch of the table that the next proposal begins; None if it has other tokens."""
 
 
 NO_TABLE_NEEDED = Lookup()

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ssd.errors import FrameError
-from ssd.types import Branch, Commit, Explicit, Outcome, TokenId
+from ssd.types import Commit, Outcome, TokenId
 
 Int32s = NDArray[np.int32]
 
@@ -194,16 +194,10 @@ def pack_commits(commits: Collection[Commit], lookahead: int) -> bytes:
     """Return the frame of some commits, one row for each."""
     words: list[int] = []
     for commit in commits:
-        if isinstance(commit.next, Branch):
-            branch, num_proposed = commit.next.index, commit.next.num_proposed
-            tokens: tuple[TokenId, ...] = ()
-        else:
-            tokens = commit.next.tokens
-            branch, num_proposed = _PAD, len(tokens)
-        outcome = commit.outcome
+        outcome, branch = commit.outcome, _PAD if commit.branch is None else commit.branch
         words += (commit.session, commit.base_len, outcome.accepted, outcome.bonus)
-        words += (branch, num_proposed, commit.waited_us, commit.length, *tokens)
-        words += (_PAD,) * (lookahead - len(tokens))
+        words += (branch, commit.num_proposed, commit.waited_us, commit.length, *commit.tokens)
+        words += (_PAD,) * (lookahead - len(commit.tokens))
     return struct.pack(f"<{len(words)}i", *words)
 
 
@@ -260,9 +254,13 @@ def _commit_bounds(lookahead: int, num_token_ids: int) -> Int32s:
 
 def _commit_from(row: list[int]) -> Commit:
     session, base_len, accepted, bonus, branch, num_proposed, waited_us, length, *tokens = row
-    explicit = Explicit(tuple(tokens[:num_proposed]))
-    following = explicit if branch == _PAD else Branch(branch, num_proposed)
-    return Commit(session, base_len, Outcome(accepted, bonus), following, waited_us, length)
+    of_table = branch != _PAD
+    return Commit(
+        *(session, base_len, Outcome(accepted, bonus), num_proposed),
+        branch if of_table else None,
+        () if of_table else tuple(tokens[:num_proposed]),
+        *(waited_us, length),
+    )
 
 
 def _rows(frame: bytes, lookahead: int, max_rows: int, allowed: str) -> Int32s:

@@ -7,7 +7,7 @@ import torch
 from ssd.speculation.noise import gumbel_noise
 from ssd.speculation.table import OutcomeTable
 from ssd.testing.ledger_runner import law
-from ssd.types import Branch, Commit, Explicit, Outcome
+from ssd.types import Commit, Outcome
 
 
 @dataclass
@@ -41,9 +41,10 @@ class PlainText:
             scores_V[self.proposal[accepted]] = -torch.inf
         return scores_V.topk(count).indices.tolist()
 
-    def commit(self, accepted: int, bonus: int, following: Branch | Explicit) -> Commit:
-        """Return the commit of a round, for session 1."""
-        return Commit(1, len(self.committed), Outcome(accepted, bonus), following)
+    def commit(self, accepted: int, bonus: int, proposal: tuple[int, ...] = ()) -> Commit:
+        """Return the commit of a round whose next proposal is no branch, for session 1."""
+        outcome = Outcome(accepted, bonus)
+        return Commit(1, len(self.committed), outcome, len(proposal), None, proposal)
 
     def move(self, accepted: int, bonus: int, proposal: tuple[int, ...]) -> None:
         """Apply an outcome."""
@@ -66,7 +67,7 @@ class PlainText:
         """Apply and return the commit of a branch with that accepted length."""
         index = table.accepted_N.tolist().index(accepted)
         bonus = int(table.bonus_N[index])
-        commit = self.commit(accepted, bonus, Branch(index, num_proposed))
+        commit = Commit(1, len(self.committed), Outcome(accepted, bonus), num_proposed, index)
         self.move(accepted, bonus, table.proposal(index, num_proposed))
         return commit
 
@@ -76,6 +77,6 @@ class PlainText:
             set() if table is None else set(table.bonus_N[table.accepted_N == accepted].tolist())
         )
         bonus = next(each for each in range(self.vocab_size) if each not in taken)
-        commit = self.commit(accepted, bonus, Explicit(proposal))
+        commit = self.commit(accepted, bonus, proposal)
         self.move(accepted, bonus, proposal)
         return commit

@@ -14,7 +14,6 @@ import numpy as np
 from ssd.errors import LinkError
 from ssd.speculation.table import OutcomeTable, frame_bytes, pack_tables, unpack_commits
 from ssd.types import (
-    Branch,
     CloseSession,
     Commit,
     OpenSession,
@@ -142,12 +141,11 @@ class ScriptedDraft:
         session = self._sessions[commit.session]
         assert commit.base_len == len(session.tokens), "a commit is missing or repeated"
         session.tokens += [*session.proposal[: commit.outcome.accepted], commit.outcome.bonus]
-        if isinstance(commit.next, Branch):
-            assert session.table is not None
-            index, count = commit.next.index, commit.next.num_proposed
-            session.proposal = session.table.proposal(index, count)
+        if commit.branch is None:
+            session.proposal = commit.tokens
         else:
-            session.proposal = commit.next.tokens
+            assert session.table is not None
+            session.proposal = session.table.proposal(commit.branch, commit.num_proposed)
 
     def _send_tables(self, sessions: list[int]) -> None:
         for number in sessions:

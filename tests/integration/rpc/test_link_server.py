@@ -19,7 +19,6 @@ from ssd.testing.clock import FakeClock
 from ssd.types import (
     CloseSession,
     Commit,
-    Explicit,
     Heartbeat,
     Hello,
     LinkSettings,
@@ -129,7 +128,7 @@ async def test_an_invalid_frame_ends_its_link_and_is_counted_once(server: Server
 
 async def test_commits_before_the_hello_end_the_link(server: Server) -> None:
     call = await server.client.open_link()
-    call.send(pack_commits([Commit(1, 5, Outcome(0, 1), Explicit())], HELLO.lookahead))
+    call.send(pack_commits([Commit(1, 5, Outcome(0, 1))], HELLO.lookahead))
     with pytest.raises(FrameError, match="must be Hello"):
         await call.receive()
     await call.close()
@@ -169,7 +168,7 @@ async def test_the_number_of_links_of_an_address_is_limited(
 async def test_a_frame_with_more_commits_than_sessions_ends_its_link(server: Server) -> None:
     async with server.linked() as call:
         sessions = range(1, SETUP.settings.max_sessions + 2)
-        commits = [Commit(session, 5, Outcome(0, 1), Explicit()) for session in sessions]
+        commits = [Commit(session, 5, Outcome(0, 1)) for session in sessions]
         call.send(pack_commits(commits, SETUP.settings.lookahead))
         with pytest.raises(FrameError, match="allowed are 4 commits"):
             await receive_all(call)

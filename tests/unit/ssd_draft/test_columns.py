@@ -9,7 +9,7 @@ from tests.unit.ssd_draft.ledger_draft import Draft, FakeLink, K, N, Opened, a_t
 from ssd.engine.batch import BranchBatch
 from ssd.testing.clock import FakeClock
 from ssd.testing.plain_text import PlainText
-from ssd.types import Branch, Commit, Outcome, RefusalReason
+from ssd.types import Commit, Outcome, RefusalReason
 from ssd_draft.inbox import Commits
 
 
@@ -29,7 +29,7 @@ def timed(step_seconds: float, interval: float, waited: float = 0.0) -> Opened:
     draft.settle()
     for number in range(4):
         commit = text.miss(None, 0, ())
-        waiting = Commit(1, commit.base_len, commit.outcome, commit.next, int(waited * 1e6))
+        waiting = replace(commit, waited_us=int(waited * 1e6))
         draft.inbox.put(Commits(link, (waiting,), clock.now() + number * interval))
     clock.advance(3 * interval)
     link.frames.clear()
@@ -128,7 +128,7 @@ def test_a_branch_with_more_tokens_than_were_sent_is_a_gap(opened: Opened) -> No
     (session,) = draft.sessions
     assert session.table is not None
     outcome = Outcome(int(session.table.accepted_N[0]), int(session.table.bonus_N[0]))
-    draft.commit(link, Commit(1, session.table.base_len, outcome, Branch(0, 2)))
+    draft.commit(link, Commit(1, session.table.base_len, outcome, 2, 0))
     draft.settle()
     assert link.refused == [(1, RefusalReason.GAP)]
 

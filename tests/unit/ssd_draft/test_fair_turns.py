@@ -13,7 +13,7 @@ from tests.unit.ssd_draft.ledger_draft import CHUNK, ENGINE, VOCAB, Draft, FakeL
 from tests.unit.ssd_draft.virtual_target import VirtualClock
 
 from ssd.speculation.table import OutcomeTable
-from ssd.types import Commit, Explicit, Outcome
+from ssd.types import Commit, Outcome
 from ssd_draft.fair_turns import FairTurns
 from ssd_draft.inbox import Commits
 from ssd_draft.table_size import Size, SizeChoice
@@ -104,9 +104,7 @@ class SharedDraft:
             for each in self.draft.sessions.of(link)
             if each.table is not None and each.table.depth == K and not each.pending
         ]
-        commits = [
-            Commit(each.number, each.num_committed, Outcome(0, 1), Explicit()) for each in found
-        ]
+        commits = [Commit(each.number, each.num_committed, Outcome(0, 1)) for each in found]
         if commits:
             self.draft.commit(link, *commits)
 
@@ -114,7 +112,7 @@ class SharedDraft:
         """Commit one token of each session of a link at some times."""
         for number, at in enumerate(times):
             commits = tuple(
-                Commit(each.number, each.num_committed + number, Outcome(0, 1), Explicit())
+                Commit(each.number, each.num_committed + number, Outcome(0, 1))
                 for each in self.draft.sessions.of(link)
             )
             self.draft.inbox.put(Commits(link, commits, at))

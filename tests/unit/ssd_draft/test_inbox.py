@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from ssd.testing.clock import FakeClock
-from ssd.types import Commit, Explicit, OpenSession, Outcome
+from ssd.types import Commit, OpenSession, Outcome
 from ssd_draft.inbox import (
     EVENT_BYTES,
     EVENTS_PER_STEP,
@@ -51,9 +51,7 @@ def test_events_are_bounded_by_number() -> None:
     "event",
     [
         opening(100),
-        Commits(
-            LINK, [Commit(1, 5, Outcome(0, 1), Explicit())] * (100 * ID_BYTES // EVENT_BYTES), 0
-        ),
+        Commits(LINK, [Commit(1, 5, Outcome(0, 1))] * (100 * ID_BYTES // EVENT_BYTES), 0),
     ],
     ids=lambda event: type(event).__name__,
 )

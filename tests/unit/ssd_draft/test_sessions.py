@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import LinkError
 from ssd.speculation.table import OutcomeTable
-from ssd.types import Branch, Commit, Explicit, LinkSettings, OpenSession, Outcome, RefusalReason
+from ssd.types import Commit, LinkSettings, OpenSession, Outcome, RefusalReason
 from ssd_draft.sessions import GapError, Move, Session, Sessions, may_open
 
 MAX_LEN = 64
@@ -114,30 +115,30 @@ def test_a_session_needs_room_for_a_tree_in_the_models_length(
 @pytest.mark.parametrize(
     ("outcome", "following", "move"),
     [
-        (Outcome(1, 21), Branch(1, 2), Move(2, 21, (40, 41), 1, (), 2)),
-        (Outcome(1, 21), Branch(1, 1), Move(2, 21, (40,), 1, (), 1)),
-        (Outcome(2, 22), Branch(2, 0), Move(3, 22, (), 2)),
-        (Outcome(1, 21), Explicit((40,)), Move(2, 21, (40,), 1, (), 1)),
-        (Outcome(1, 21), Explicit(), Move(2, 21, (), 1)),
-        (Outcome(1, 21), Explicit((40, 9)), Move(2, 21, (40, 9), None, (), 1)),
-        (Outcome(1, 21), Explicit((40, 41, 9)), Move(2, 21, (40, 41, 9), None, (), 2)),
-        (Outcome(1, 99), Explicit((40,)), Move(2, 99, (40,), None)),
+        (Outcome(1, 21), (2, 1), Move(2, 21, (40, 41), 1, (), 2)),
+        (Outcome(1, 21), (1, 1), Move(2, 21, (40,), 1, (), 1)),
+        (Outcome(2, 22), (0, 2), Move(3, 22, (), 2)),
+        (Outcome(1, 21), (1, None, (40,)), Move(2, 21, (40,), 1, (), 1)),
+        (Outcome(1, 21), (), Move(2, 21, (), 1)),
+        (Outcome(1, 21), (2, None, (40, 9)), Move(2, 21, (40, 9), None, (), 1)),
+        (Outcome(1, 21), (3, None, (40, 41, 9)), Move(2, 21, (40, 41, 9), None, (), 2)),
+        (Outcome(1, 99), (1, None, (40,)), Move(2, 99, (40,), None)),
     ],
 )
 def test_a_branch_that_starts_with_the_next_proposal_is_used(
-    outcome: Outcome, following: Branch | Explicit, move: Move
+    outcome: Outcome, following: tuple[Any, ...], move: Move
 ) -> None:
-    assert with_table().plan(Commit(1, 5, outcome, following)) == move
+    assert with_table().plan(Commit(1, 5, outcome, *following)) == move
 
 
 @pytest.mark.parametrize(
     "commit",
     [
-        Commit(1, 4, Outcome(1, 21), Branch(1, 2)),
-        Commit(1, 6, Outcome(1, 21), Branch(1, 2)),
-        Commit(1, 5, Outcome(1, 21), Branch(0, 2)),
-        Commit(1, 5, Outcome(1, 99), Branch(1, 2)),
-        Commit(1, 5, Outcome(3, 21), Explicit()),
+        Commit(1, 4, Outcome(1, 21), 2, 1),
+        Commit(1, 6, Outcome(1, 21), 2, 1),
+        Commit(1, 5, Outcome(1, 21), 2, 0),
+        Commit(1, 5, Outcome(1, 99), 2, 1),
+        Commit(1, 5, Outcome(3, 21)),
     ],
 )
 def test_a_commit_that_does_not_match_exactly_is_a_gap(commit: Commit) -> None:
@@ -149,12 +150,12 @@ def test_a_branch_without_a_table_is_a_gap() -> None:
     session = with_table()
     session.table = None
     with pytest.raises(GapError):
-        session.plan(Commit(1, 5, Outcome(1, 21), Branch(1, 2)))
+        session.plan(Commit(1, 5, Outcome(1, 21), 2, 1))
 
 
 def test_a_commit_advances_by_the_accepted_tokens_and_the_bonus_token() -> None:
     session = with_table()
-    session.apply(session.plan(Commit(1, 5, Outcome(2, 22), Branch(2, 2))))
+    session.apply(session.plan(Commit(1, 5, Outcome(2, 22), 2, 2)))
     assert (session.num_committed, session.proposal, session.table) == (8, (50, 51), None)
 
 

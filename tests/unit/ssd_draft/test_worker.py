@@ -1,5 +1,7 @@
 """The worker over a ledger runner: every branch of every table is recomputed from plain text."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from tests.unit.ssd_draft.ledger_draft import (
     a_text,
 )
 
-from ssd.types import Branch, Commit, Explicit, LinkSettings, Outcome, RefusalReason
+from ssd.types import Commit, LinkSettings, Outcome, RefusalReason
 from ssd_draft.inbox import EVENTS_PER_STEP, Closing, LinkLost
 from ssd_draft.worker import MAX_PENDING
 
@@ -99,7 +101,7 @@ def test_explicit_tokens_equal_to_a_branch_use_that_branch(opened: Opened, count
     table = link.newest()
     tokens = table.proposal(3, count)
     bonus = int(table.bonus_N[3])
-    draft.commit(link, text.commit(0, bonus, Explicit(tokens)))
+    draft.commit(link, text.commit(0, bonus, tokens))
     text.move(0, bonus, tokens)
     draft.settle()
     assert draft.runner.num_proposal_passes == 1
@@ -162,7 +164,7 @@ def test_a_prompt_waits_for_fewer_tables_where_more_sessions_open(
         commits = []
         for number in range(1, num_open + 1):
             commit = texts[number].hit(link.newest(number), 0, K)
-            commits.append(Commit(number, commit.base_len, commit.outcome, commit.next))
+            commits.append(replace(commit, session=number))
         draft.commit(link, *commits)
         while sum(map(len, link.frames)) < num_tables + num_open:
             draft.worker.run_step()
@@ -182,7 +184,7 @@ def test_sessions_with_commits_in_one_frame_share_a_batch() -> None:
     commits = []
     for session, text in texts.items():
         commit = text.hit(link.newest(session), 0, K)
-        commits.append(Commit(session, commit.base_len, commit.outcome, commit.next))
+        commits.append(replace(commit, session=session))
     draft.commit(link, *commits)
     draft.settle()
     assert draft.runner.num_branch_steps == steps + K + 1
@@ -225,7 +227,7 @@ def test_another_policy_of_a_link_applies_to_its_next_tables(opened: Opened) -> 
 def test_a_gap_closes_the_session(opened: Opened, distance: int) -> None:
     draft, link, text = opened
     base_len = len(text.committed) + distance
-    draft.commit(link, Commit(1, base_len, Outcome(0, 1), Explicit()))
+    draft.commit(link, Commit(1, base_len, Outcome(0, 1)))
     draft.settle()
     assert link.refused == [(1, RefusalReason.GAP)]
     assert len(draft.sessions) == 0
@@ -278,7 +280,7 @@ def test_a_session_whose_commit_is_not_finite_is_closed(opened: Opened) -> None:
     table = link.newest()
     bad = next(token for token in range(VOCAB) if token not in table.bonus_N)
     draft.runner.nan_token = bad
-    draft.commit(link, text.commit(0, bad, Explicit()))
+    draft.commit(link, text.commit(0, bad))
     draft.settle()
     assert link.refused == [(1, RefusalReason.NOT_FINITE)]
     assert link.newest() is table
@@ -351,15 +353,15 @@ def test_no_sequence_of_events_leaks_a_block(actions: list[Action]) -> None:
             case "close":
                 draft.inbox.put(Closing(link, session))
             case "gap":
-                draft.commit(link, Commit(session, 1, Outcome(0, 1), Branch(0, 0)))
+                draft.commit(link, Commit(session, 1, Outcome(0, 1), 0, 0))
             case "explicit" if found:
                 outcome = Outcome(0, count)
-                guess = Explicit(tuple(range(count)))
-                draft.commit(link, Commit(session, found.num_committed, outcome, guess))
+                guess = count, None, tuple(range(count))
+                draft.commit(link, Commit(session, found.num_committed, outcome, *guess))
             case "hit" if found and found.table is not None:
                 table = found.table
                 outcome = Outcome(int(table.accepted_N[count]), int(table.bonus_N[count]))
-                draft.commit(link, Commit(session, table.base_len, outcome, Branch(count, count)))
+                draft.commit(link, Commit(session, table.base_len, outcome, count, count))
             case "lose":
                 draft.inbox.put(LinkLost(link))
             case "step":

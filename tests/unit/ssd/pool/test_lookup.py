@@ -11,7 +11,7 @@ from ssd.pool.link import DraftedSequence
 from ssd.pool.lookup import without_session
 from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup, RoundResult
 from ssd.speculation.table import OutcomeTable
-from ssd.types import Branch, Explicit, LookupResult, Outcome
+from ssd.types import LookupResult, Outcome
 
 LOOKAHEAD = 3
 TABLE = OutcomeTable(
@@ -41,7 +41,7 @@ def continued(outcome: Outcome, remaining: int = 10) -> DraftedSequence:
 
 
 def test_a_hit_proposes_the_tokens_of_the_branch() -> None:
-    assert look_up(TABLE, Outcome(1, 7)) == Lookup(LookupResult.HIT, Branch(1, 3), (4, 5, 6), 3)
+    assert look_up(TABLE, Outcome(1, 7)) == Lookup(LookupResult.HIT, (4, 5, 6), 3, 1)
 
 
 @pytest.mark.parametrize(("remaining", "tokens"), [(3, (4, 5)), (2, (4,)), (1, ())])
@@ -49,18 +49,16 @@ def test_a_proposal_leaves_room_for_the_bonus_token(
     remaining: int, tokens: tuple[int, ...]
 ) -> None:
     lookup = look_up(TABLE, Outcome(1, 7), remaining=remaining)
-    assert lookup == Lookup(LookupResult.HIT, Branch(1, len(tokens)), tokens, len(tokens))
+    assert lookup == Lookup(LookupResult.HIT, tokens, len(tokens), 1)
 
 
 def test_the_backup_continues_a_table_with_few_columns() -> None:
     first_column = replace(TABLE, tokens_NK=np.array([[1, -1, -1], [4, -1, -1]], dtype=np.int32))
     tokens = (4, 8, 9)
-    assert look_up(first_column, Outcome(1, 7)) == Lookup(
-        LookupResult.HIT, Explicit(tokens), tokens, 1
-    )
+    assert look_up(first_column, Outcome(1, 7)) == Lookup(LookupResult.HIT, tokens, 1)
     # Without use if its tokens are rejected.
     assert look_up(first_column, Outcome(1, 7), acceptance=0.1) == Lookup(
-        LookupResult.HIT, Branch(1, 1), (4,), 1
+        LookupResult.HIT, (4,), 1, 1
     )
 
 
@@ -68,13 +66,12 @@ def test_the_backup_does_not_continue_a_complete_table() -> None:
     """The draft has run its branch as it is."""
     tokens_NK = np.array([[1, -1, -1], [4, -1, -1]], dtype=np.int32)
     complete = replace(TABLE, tokens_NK=tokens_NK, length=1)
-    assert look_up(complete, Outcome(1, 7)) == Lookup(LookupResult.HIT, Branch(1, 1), (4,), 1)
+    assert look_up(complete, Outcome(1, 7)) == Lookup(LookupResult.HIT, (4,), 1, 1)
 
 
 def test_a_miss_and_a_late_table_propose_the_backup() -> None:
-    backup = Explicit((8, 9))
-    assert look_up(TABLE, Outcome(2, 7)) == Lookup(LookupResult.MISS, backup, (8, 9))
-    assert look_up(None, Outcome(1, 7)) == Lookup(LookupResult.LATE, backup, (8, 9))
+    assert look_up(TABLE, Outcome(2, 7)) == Lookup(LookupResult.MISS, (8, 9))
+    assert look_up(None, Outcome(1, 7)) == Lookup(LookupResult.LATE, (8, 9))
 
 
 def test_no_table_is_late_before_the_last_token() -> None:

@@ -17,7 +17,7 @@ from ssd.speculation.table import (
     pack_tables,
     row_width,
 )
-from ssd.types import Branch, Commit, Explicit, Outcome
+from ssd.types import Commit, Outcome
 
 LOOKAHEAD = 3
 VOCAB = 2**31
@@ -135,9 +135,9 @@ def test_a_table_is_a_head_row_and_one_row_for_each_branch() -> None:
 
 def test_a_commit_is_one_row() -> None:
     commits = [
-        Commit(4, 9, Outcome(2, 8), Branch(5, 3)),
-        Commit(6, 1, Outcome(0, 7), Explicit((1, 2)), waited_us=2500),
-        Commit(7, 1, Outcome(0, 7), Explicit(), length=2),
+        Commit(4, 9, Outcome(2, 8), 3, 5),
+        Commit(6, 1, Outcome(0, 7), 2, None, (1, 2), waited_us=2500),
+        Commit(7, 1, Outcome(0, 7), length=2),
     ]
     assert rows_of(pack_commits(commits, LOOKAHEAD)).tolist() == [
         [4, 9, 2, 8, 5, 3, 0, 0, -1, -1, -1],
@@ -175,15 +175,15 @@ def test_unpacked_tables_equal_the_packed_ones(sent: list[OutcomeTable]) -> None
 
 
 following = st.one_of(
-    st.builds(Branch, numbers, st.integers(0, LOOKAHEAD)),
-    st.builds(Explicit, st.lists(numbers, max_size=LOOKAHEAD).map(tuple)),
+    st.tuples(st.integers(0, LOOKAHEAD), numbers, st.just(())),
+    st.lists(numbers, max_size=LOOKAHEAD).map(lambda tokens: (len(tokens), None, tuple(tokens))),
 )
 outcomes_of_any_kind = st.builds(Outcome, st.integers(0, LOOKAHEAD), numbers)
 commits_of_any_kind = st.builds(
-    Commit,
-    *(numbers, numbers, outcomes_of_any_kind, following),
-    waited_us=numbers,
-    length=st.integers(0, LOOKAHEAD),
+    lambda head, following, rest: Commit(*head, *following, *rest),
+    st.tuples(numbers, numbers, outcomes_of_any_kind),
+    following,
+    st.tuples(numbers, st.integers(0, LOOKAHEAD)),
 )
 
 
@@ -198,7 +198,7 @@ TABLES = [
     make_table([(1, 7)], [[1, 2, 3]], session=5),
 ]
 TABLES_RW = rows_of(pack_tables(TABLES, LOOKAHEAD))
-COMMITS = [Commit(4, 9, Outcome(2, 8), Branch(5, 3)), Commit(6, 1, Outcome(0, 7), Explicit((1, 2)))]
+COMMITS = [Commit(4, 9, Outcome(2, 8), 3, 5), Commit(6, 1, Outcome(0, 7), 2, None, (1, 2))]
 COMMITS_RW = rows_of(pack_commits(COMMITS, LOOKAHEAD))
 
 
