@@ -4,9 +4,10 @@ import threading
 from collections import deque
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
+from enum import Enum
 
 from ssd.ports import Clock
-from ssd.types import Commit, OpenSession
+from ssd.types import CloseSession, Commit, OpenSession
 from ssd_draft.sessions import LinkEnd
 
 EVENT_BYTES = 512
@@ -18,47 +19,23 @@ EVENTS_PER_STEP = 64
 a session takes the step thread a tenth of a millisecond."""
 
 
-@dataclass(frozen=True, slots=True)
-class LinkUp:
-    """The handshake of a link is complete."""
+class LinkChange(Enum):
+    """Begin or end of a link."""
 
-    link: LinkEnd
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """A target opens a session."""
-
-    link: LinkEnd
-    opening: OpenSession
-    arrived_at: float
+    UP = "up"
+    """The handshake is complete."""
+    LOST = "lost"
+    """The link has ended, and its sessions with it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Commits:
-    """A frame of commits has arrived."""
+class Event:
+    """What has arrived on a link: a message, the commits of a frame, or its begin or end."""
 
     link: LinkEnd
-    commits: Rows[Commit]
-    arrived_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Closing:
-    """A sequence has ended."""
-
-    link: LinkEnd
-    session: int
-
-
-@dataclass(frozen=True, slots=True)
-class LinkLost:
-    """A link has ended, and its sessions with it."""
-
-    link: LinkEnd
-
-
-Event = LinkUp | Opening | Commits | Closing | LinkLost
+    content: OpenSession | CloseSession | Rows[Commit] | LinkChange
+    arrived_at: float = 0.0
+    """Of an opening and of commits."""
 
 
 @dataclass(slots=True)
@@ -91,17 +68,17 @@ class Inbox:
     def put(self, event: Event) -> bool:
         """Queue an event; returns False if its link is over a bound and the event is dropped.
 
-        ``LinkUp`` and ``LinkLost`` are always queued. ``LinkLost`` replaces all events of its link.
+        The begin and the end of a link are always queued. The end replaces all events of its link.
         """
         num_bytes = size_of(event)
         with self._filled:
             queue = self._queues.get(event.link.number) or _Queue()
-            if isinstance(event, LinkLost):
+            if event.content is LinkChange.LOST:
                 queue = _Queue()
             is_full = (
                 len(queue.events) >= self._capacity or queue.num_bytes + num_bytes > self._max_bytes
             )
-            if is_full and not isinstance(event, LinkUp | LinkLost):
+            if is_full and not isinstance(event.content, LinkChange):
                 return False
             if self._waiting_since is None:
                 self._waiting_since = self._clock.now()
@@ -151,12 +128,13 @@ class Inbox:
 
 def size_of(event: Event) -> int:
     """Return the approximate size of an event in bytes."""
-    match event:
-        case Opening():
-            return EVENT_BYTES + ID_BYTES * len(event.opening.token_ids)
-        case Commits():
-            return EVENT_BYTES * (1 + len(event.commits))
-    return EVENT_BYTES
+    match event.content:
+        case OpenSession(token_ids=token_ids):
+            return EVENT_BYTES + ID_BYTES * len(token_ids)
+        case CloseSession() | LinkChange():
+            return EVENT_BYTES
+        case commits:
+            return EVENT_BYTES * (1 + len(commits))
 
 
 def enough_bytes(max_sessions: int, max_len: int, capacity: int) -> int:

@@ -23,6 +23,7 @@ from ssd.rpc.link_codec import OpeningBounds
 from ssd.speculation.table import OutcomeTable, pack_tables, unpack_commits
 from ssd.types import (
     CloseSession,
+    Commit,
     DraftMessage,
     Draining,
     Heartbeat,
@@ -34,7 +35,7 @@ from ssd.types import (
     TargetMessage,
 )
 from ssd_draft.handshake import check_hello, check_settings, welcome
-from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, LinkUp, Opening
+from ssd_draft.inbox import Event, Inbox, LinkChange
 from ssd_draft.setup import DraftSetup
 
 _log = get_logger(__name__)
@@ -156,7 +157,7 @@ class LinkServer:
             await set_up_channel(call, answer, call.name, self._setup.model.engine.device)
         link = TargetLink(next(self._numbers), hello, call, self._setup)
         self._links[link.number] = link
-        self._inbox.put(LinkUp(link))
+        self._inbox.put(Event(link, LinkChange.UP))
         if self._is_draining:
             link.send(Draining())
         _log.info("link", target=link.name, state="active", epoch=hello.epoch)
@@ -165,7 +166,7 @@ class LinkServer:
             error = await first_result(self._receive(link, call), self._send_heartbeats(call))
         finally:
             del self._links[link.number]
-            self._inbox.put(LinkLost(link))
+            self._inbox.put(Event(link, LinkChange.LOST))
             reason = str(error or "closed by the target")
             _log.info("link", target=link.name, state="ended", reason=reason)
         if error is not None:
@@ -189,14 +190,14 @@ class LinkServer:
     ) -> None:
         match message:
             case bytes():
-                self._put(link, self._commits(link, message))
+                self._put(Event(link, self._unpack(message), self._clock.now()))
             case OpenSession():
                 if len(message.token_ids) >= self._setup.max_len:
                     link.refuse(message.session, RefusalReason.LENGTH)
-                elif not self._inbox.put(Opening(link, message, self._clock.now())):
+                elif not self._inbox.put(Event(link, message, self._clock.now())):
                     link.refuse(message.session, RefusalReason.MAX_SESSIONS)
             case CloseSession():
-                self._put(link, Closing(link, message.session))
+                self._put(Event(link, message))
             case LinkSettings():
                 check_settings(message, self._setup)
                 link.settings = message
@@ -207,15 +208,14 @@ class LinkServer:
             case _:
                 pass
 
-    def _commits(self, link: TargetLink, frame: bytes) -> Commits:
+    def _unpack(self, frame: bytes) -> list[Commit]:
         settings = self._setup.settings
-        commits = unpack_commits(
+        return unpack_commits(
             frame,
             settings.lookahead,
             max_commits=settings.max_sessions,
             num_token_ids=self._setup.vocab_size,
         )
-        return Commits(link, commits, self._clock.now())
 
     async def _send_heartbeats(self, call: LinkServerCall) -> LinkError | None:
         """Send heartbeats until the lease ends, the step thread is stuck or the call fails."""
@@ -236,9 +236,9 @@ class LinkServer:
             return None
         return LinkError(f"the draft's step thread has not read its inbox for {seconds:.1f} s")
 
-    def _put(self, link: TargetLink, event: Event) -> None:
+    def _put(self, event: Event) -> None:
         if not self._inbox.put(event):
-            link.fail(LinkError("too many messages wait for the step thread"))
+            event.link.fail(LinkError("too many messages wait for the step thread"))
 
 
 def may_link(mine: int, num_links: int) -> bool:

@@ -33,7 +33,7 @@ from ssd.engine.precision import DTYPES
 from ssd.engine.sampling.keyed import to_device
 from ssd.speculation.fan_out import Candidates, FanOutPolicy, SelectedOutcomes
 from ssd.speculation.fan_out_fit import Rounds
-from ssd.types import NO_TOKEN
+from ssd.types import NO_TOKEN, OpenSession
 from ssd_draft.sessions import Move
 from ssd_draft.table_build import ChosenColumn, Steps, TableBatch, TableBuild
 from ssd_draft.token_choice import TokenChoice
@@ -82,19 +82,6 @@ class TreeShape:
         return 3 * self.lookahead + 3
 
 
-@dataclass(frozen=True, slots=True)
-class NewSession:
-    """A session that opens: its slot and blocks on this draft; noise and filters as they came."""
-
-    slot: int
-    blocks: Rows[int]
-    seed: int
-    choice: int
-    temperature: float
-    top_k: int = 0
-    min_p: float = 0.0
-
-
 class Tree:
     """KV lengths, proposals, candidates and noise of all sessions, by slot. Step thread only."""
 
@@ -128,17 +115,20 @@ class Tree:
         """P = K + 1."""
         return self._shape.num_columns
 
-    def open(self, session: NewSession) -> None:
-        """Initialise the slot of a session; its trunk is empty."""
-        slot = session.slot
+    def open(self, slot: int, blocks: Rows[int], opening: OpenSession) -> None:
+        """Initialise the slot of a session with its blocks, noise and filters; its trunk is empty.
+
+        The tokens of the opening are stored later.
+        """
+        temperature = opening.temperature
         self._trunk_lengths_X[slot] = 0
         self._block_tables_XJ[slot] = 0
-        self._block_tables_XJ[slot, : len(session.blocks)] = session.blocks
+        self._block_tables_XJ[slot, : len(blocks)] = blocks
         self._newest.pop(slot, None)
         self.is_broken_X[slot] = False
-        self._temperatures_X[slot] = session.temperature
-        self._choice.assign(slot, session.seed, session.choice, session.temperature)
-        self._choice.filters.assign(slot, session.temperature, session.top_k, session.min_p)
+        self._temperatures_X[slot] = temperature
+        self._choice.assign(slot, opening.seed, opening.choice, temperature)
+        self._choice.filters.assign(slot, temperature, opening.top_k, opening.min_p)
 
     def close(self, slot: int) -> None:
         """Release the slot of a session."""

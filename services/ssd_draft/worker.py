@@ -36,15 +36,15 @@ from ssd.runtime.step_thread import Watchdog
 from ssd.speculation.estimates import Acceptance
 from ssd.speculation.fan_out import FanOutPolicy
 from ssd.speculation.table import OutcomeTable
-from ssd.types import LinkSettings, RefusalReason
+from ssd.types import CloseSession, Commit, LinkSettings, OpenSession, RefusalReason
 from ssd_draft.commit_forecast import CommitForecast
 from ssd_draft.fair_turns import FairTurns
 from ssd_draft.fan_out_learning import FanOutLearning
-from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, LinkUp, Opening
-from ssd_draft.sessions import GapError, Move, Session, Sessions
+from ssd_draft.inbox import Event, Inbox, LinkChange
+from ssd_draft.sessions import GapError, LinkEnd, Move, Session, Sessions
 from ssd_draft.table_build import TableBatch, TableBuild
 from ssd_draft.table_size import Need, Size, SizeChoice
-from ssd_draft.tree import NewSession, Tree
+from ssd_draft.tree import Tree
 
 _log = get_logger(__name__)
 _BATCHES_BETWEEN_CHUNKS = 4
@@ -205,33 +205,33 @@ class Worker:
             self._run_step(work, waiting)
 
     def _handle(self, event: Event) -> None:
-        match event:
-            case LinkUp():
-                self._sessions.join(event.link)
-            case Opening():
-                self._open(event)
-            case Commits():
-                self._note_commits(event)
-            case Closing():
-                ended = self._sessions.find(event.link, event.session)
+        link, content = event.link, event.content
+        match content:
+            case LinkChange.UP:
+                self._sessions.join(link)
+            case LinkChange.LOST:
+                self._sessions.leave(link)
+                self._work.pop(link.number, None)
+                self._turns.remove(link.number)
+                for session in self._sessions.of(link):
+                    self._close(session)
+            case OpenSession():
+                self._open(link, content, event.arrived_at)
+            case CloseSession():
+                ended = self._sessions.find(link, content.session)
                 if ended is not None:
                     self._close(ended)
-            case LinkLost():
-                self._sessions.leave(event.link)
-                self._work.pop(event.link.number, None)
-                self._turns.remove(event.link.number)
-                for session in self._sessions.of(event.link):
-                    self._close(session)
+            case commits:
+                self._queue(link, commits, event.arrived_at)
 
-    def _note_commits(self, event: Commits) -> None:
-        waited_us = max((commit.waited_us for commit in event.commits), default=0)
-        self._work[event.link.number].forecast.note(
-            event.arrived_at,
-            waited_us / 1e6,
-            is_plain=not any(commit.num_proposed for commit in event.commits),
+    def _queue(self, link: LinkEnd, commits: Rows[Commit], arrived_at: float) -> None:
+        """Queue the commits of a frame for their sessions."""
+        waited_us = max((commit.waited_us for commit in commits), default=0)
+        self._work[link.number].forecast.note(
+            arrived_at, waited_us / 1e6, is_plain=not any(each.num_proposed for each in commits)
         )
-        for commit in event.commits:
-            session = self._sessions.find(event.link, commit.session)
+        for commit in commits:
+            session = self._sessions.find(link, commit.session)
             if session is None:
                 continue
             if len(session.pending) >= MAX_PENDING:
@@ -239,33 +239,22 @@ class Worker:
                 self._refuse(session, RefusalReason.GAP)
             else:
                 session.pending.append(commit)
-                session.arrived_at = event.arrived_at
+                session.arrived_at = arrived_at
                 session.length = commit.length
 
-    def _open(self, event: Opening) -> None:
-        opening = event.opening
+    def _open(self, link: LinkEnd, opening: OpenSession, arrived_at: float) -> None:
         if self._is_draining:
-            event.link.refuse(opening.session, RefusalReason.DRAINING)
+            link.refuse(opening.session, RefusalReason.DRAINING)
             return
         try:
-            admitted = self._sessions.open(event.link, opening, event.arrived_at)
+            admitted = self._sessions.open(link, opening, arrived_at)
         except LinkError as error:
-            event.link.fail(error)
+            link.fail(error)
             return
         if isinstance(admitted, RefusalReason):
-            event.link.refuse(opening.session, admitted)
+            link.refuse(opening.session, admitted)
             return
-        self._tree.open(
-            NewSession(
-                admitted.slot,
-                admitted.blocks,
-                opening.seed,
-                opening.choice,
-                opening.temperature,
-                opening.top_k,
-                opening.min_p,
-            )
-        )
+        self._tree.open(admitted.slot, admitted.blocks, opening)
 
     def _advance(self, sessions: Rows[Session]) -> None:
         """Apply the commits of some sessions that wait, all together.

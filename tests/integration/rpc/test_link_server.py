@@ -29,7 +29,7 @@ from ssd.types import (
     Welcome,
 )
 from ssd_draft import link_server
-from ssd_draft.inbox import Inbox
+from ssd_draft.inbox import Inbox, LinkChange
 from ssd_draft.link_server import UNREAD_SECONDS, LinkServer
 from ssd_draft.servicer import SpeculationServicer
 
@@ -90,8 +90,8 @@ async def test_the_inbox_receives_a_link_before_its_messages(server: Server) -> 
         call.send(Heartbeat(nonce=1))
         while await call.receive() != Heartbeat(echo=1):
             pass
-        received = [type(event).__name__ for event in server.inbox.drain()]
-    assert received == ["LinkUp", "Closing"]
+        received = [event.content for event in server.inbox.drain()]
+    assert received == [LinkChange.UP, CloseSession(1)]
 
 
 async def test_a_stuck_step_thread_ends_the_links_and_refuses_new_ones(server: Server) -> None:

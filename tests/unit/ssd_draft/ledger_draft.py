@@ -15,7 +15,7 @@ from ssd.testing.ledger_tree import LedgerTreeRunner
 from ssd.testing.plain_text import PlainText
 from ssd.types import Commit, LinkSettings, OpenSession, RefusalReason
 from ssd_draft.fan_out_learning import FanOutLearning
-from ssd_draft.inbox import Commits, Inbox, Opening
+from ssd_draft.inbox import Event, Inbox
 from ssd_draft.sessions import Sessions
 from ssd_draft.table_size import SizeChoice
 from ssd_draft.token_choice import RingChoice
@@ -150,12 +150,12 @@ class Draft:
             top_k=top_k,
             min_p=min_p,
         )
-        self.inbox.put(Opening(link, opening, 0.0))
+        self.inbox.put(Event(link, opening))
 
     def commit(self, link: FakeLink, *commits: Commit) -> None:
         """Deliver commits a second after the ones before: far apart, so tables are sent whole."""
         self.arrived_at += 1.0
-        self.inbox.put(Commits(link, commits, self.arrived_at))
+        self.inbox.put(Event(link, commits, self.arrived_at))
 
 
 Opened = tuple[Draft, FakeLink, PlainText]

@@ -10,7 +10,7 @@ from ssd.engine.batch import BranchBatch
 from ssd.testing.clock import FakeClock
 from ssd.testing.plain_text import PlainText
 from ssd.types import Commit, Outcome, RefusalReason
-from ssd_draft.inbox import Commits
+from ssd_draft.inbox import Event
 
 
 def timed(step_seconds: float, interval: float, waited: float = 0.0) -> Opened:
@@ -30,7 +30,7 @@ def timed(step_seconds: float, interval: float, waited: float = 0.0) -> Opened:
     for number in range(4):
         commit = text.miss(None, 0, ())
         waiting = replace(commit, waited_us=int(waited * 1e6))
-        draft.inbox.put(Commits(link, (waiting,), clock.now() + number * interval))
+        draft.inbox.put(Event(link, (waiting,), clock.now() + number * interval))
     clock.advance(3 * interval)
     link.frames.clear()
     return draft, link, text

@@ -15,7 +15,7 @@ from tests.unit.ssd_draft.virtual_target import VirtualClock
 from ssd.speculation.table import OutcomeTable
 from ssd.types import Commit, Outcome
 from ssd_draft.fair_turns import FairTurns
-from ssd_draft.inbox import Commits
+from ssd_draft.inbox import Event
 from ssd_draft.table_size import Size, SizeChoice
 
 SESSION_SECONDS = 0.002
@@ -115,7 +115,7 @@ class SharedDraft:
                 Commit(each.number, each.num_committed + number, Outcome(0, 1))
                 for each in self.draft.sessions.of(link)
             )
-            self.draft.inbox.put(Commits(link, commits, at))
+            self.draft.inbox.put(Event(link, commits, at))
 
     def table_seconds(self, greedy: FakeLink, modest: FakeLink) -> float:
         """Return the longest time of a table of ``modest``, while ``greedy`` always has work."""

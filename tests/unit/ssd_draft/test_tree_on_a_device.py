@@ -7,9 +7,10 @@ from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
 from ssd.speculation.fan_out import Adaptive
 from ssd.testing.fake_device import fake_device
+from ssd.types import OpenSession
 from ssd_draft.sessions import Move
 from ssd_draft.token_choice import KeyedChoice
-from ssd_draft.tree import NewSession, Tree, TreeShape
+from ssd_draft.tree import Tree, TreeShape
 
 K, N = 6, 24
 ENGINE = EngineConfig(max_model_len=512, max_num_seqs=4, num_columns=K + 1, branches=N)
@@ -27,7 +28,16 @@ def test_a_tree_reads_only_columns_and_candidates(
         tree = Tree(runner, KeyedChoice(ENGINE.max_num_seqs, device.name), shape)
         slots = [2, 0]
         for slot in slots:
-            tree.open(NewSession(slot, [1 + slot], 2**64 - 1, 0, temperature, top_k, min_p))
+            opening = OpenSession(
+                session=slot,
+                token_ids=(5,),
+                seed=2**64 - 1,
+                temperature=temperature,
+                max_len=64,
+                top_k=top_k,
+                min_p=min_p,
+            )
+            tree.open(slot, [1 + slot], opening)
             tree.start(slot, 5, ())
         ranked = device.num_reads
         assert ranked == 2 * len(slots), "ids and scores of each first pass"

@@ -20,11 +20,12 @@ from ssd.speculation.fan_out import Adaptive
 from ssd.speculation.noise import gumbel_noise
 from ssd.testing.recorded_graphs import RecordedGraphs
 from ssd.testing.tiny_folder import VOCAB_SIZE, write_tiny_folder
+from ssd.types import OpenSession
 from ssd_bench.sampling.model import load_model
 from ssd_draft.sessions import Move
 from ssd_draft.table_build import TableBatch, TableBuild
 from ssd_draft.token_choice import KeyedChoice, RingChoice
-from ssd_draft.tree import NewSession, Tree, TreeShape
+from ssd_draft.tree import Tree, TreeShape
 
 Plain = Callable[[tuple[int, ...]], Tensor]
 K = 3
@@ -133,7 +134,8 @@ def test_padding_of_the_vocabulary_is_never_chosen(folder: Path) -> None:
     shape = TreeShape(engine, num_token_ids)
     runner = load(DraftRunner, folder, engine)
     tree = Tree(runner, RingChoice(1, shape.num_noise_rows, VOCAB_SIZE), shape)
-    tree.open(NewSession(0, list(range(1, 1 + BLOCKS_EACH)), 7, 0, 1.0))
+    opening = OpenSession(session=1, token_ids=(5,), seed=7, temperature=1.0, max_len=64)
+    tree.open(0, list(range(1, 1 + BLOCKS_EACH)), opening)
     tree.start(0, 5, ())
     for _ in range(3):
         tables = build(tree, [0])
@@ -149,7 +151,15 @@ def opened(tree: Tree, slots: list[int], texts: list[Text]) -> None:
         num_blocks = tree._shape.num_blocks_each
         first_block = 1 + slot * num_blocks
         blocks = list(range(first_block, first_block + num_blocks))
-        tree.open(NewSession(slot, blocks, text.seed, 0, text.temperature, text.top_k))
+        opening = OpenSession(
+            session=slot,
+            token_ids=tuple(text.committed),
+            seed=text.seed,
+            temperature=text.temperature,
+            max_len=64,
+            top_k=text.top_k,
+        )
+        tree.open(slot, blocks, opening)
         prompt = text.committed[:-1]
         for first in range(0, len(prompt), CHUNK):
             tree.store(slot, first, prompt[first : first + CHUNK])

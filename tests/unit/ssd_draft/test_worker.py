@@ -17,8 +17,8 @@ from tests.unit.ssd_draft.ledger_draft import (
     a_text,
 )
 
-from ssd.types import Commit, LinkSettings, Outcome, RefusalReason
-from ssd_draft.inbox import EVENTS_PER_STEP, Closing, LinkLost
+from ssd.types import CloseSession, Commit, LinkSettings, Outcome, RefusalReason
+from ssd_draft.inbox import EVENTS_PER_STEP, Event, LinkChange
 from ssd_draft.worker import MAX_PENDING
 
 
@@ -46,7 +46,7 @@ def test_the_filters_of_a_session_apply_to_its_tables_only() -> None:
         draft.open(link, text, session, top_k=top_k, min_p=min_p)
         draft.settle()
         found.append(link.newest(session).tokens_NK.tolist())
-        draft.inbox.put(Closing(link, session))
+        draft.inbox.put(Event(link, CloseSession(session)))
         draft.settle()
     text.check(link.newest(3))
     assert found[0] == found[1] != found[2], "both keep the best token"
@@ -309,7 +309,7 @@ def test_a_lost_link_closes_only_its_own_sessions() -> None:
     for link in links:
         draft.open(link, a_text([1, 2]))
     draft.settle()
-    draft.inbox.put(LinkLost(links[0]))
+    draft.inbox.put(Event(links[0], LinkChange.LOST))
     draft.settle()
     assert [session.link.number for session in draft.sessions] == [2]
     assert draft.counts[-1] == 1
@@ -351,7 +351,7 @@ def test_no_sequence_of_events_leaks_a_block(actions: list[Action]) -> None:
                 opened.add(key)
                 draft.open(link, a_text([1 + i for i in range(6 * count + 1)]), session)
             case "close":
-                draft.inbox.put(Closing(link, session))
+                draft.inbox.put(Event(link, CloseSession(session)))
             case "gap":
                 draft.commit(link, Commit(session, 1, Outcome(0, 1), 0, 0))
             case "explicit" if found:
@@ -363,14 +363,14 @@ def test_no_sequence_of_events_leaks_a_block(actions: list[Action]) -> None:
                 outcome = Outcome(int(table.accepted_N[count]), int(table.bonus_N[count]))
                 draft.commit(link, Commit(session, table.base_len, outcome, count, count))
             case "lose":
-                draft.inbox.put(LinkLost(link))
+                draft.inbox.put(Event(link, LinkChange.LOST))
             case "step":
                 draft.worker.run_step()
             case _:
                 pass
     draft.settle()
     for link in links.values():
-        draft.inbox.put(LinkLost(link))
+        draft.inbox.put(Event(link, LinkChange.LOST))
     draft.settle()
     assert draft.pool.num_free == free
     assert len(draft.sessions) == 0

@@ -16,7 +16,7 @@ from ssd.pool.rounds import NewSequence
 from ssd.pool.table_deadline import RoundPace, Row, wait_until
 from ssd.speculation.table import OutcomeTable
 from ssd.types import Commit, LinkSettings, Welcome
-from ssd_draft.inbox import Commits
+from ssd_draft.inbox import Event
 
 LATENCY_SECONDS = 0.0005
 LOOKAHEAD = 6
@@ -125,7 +125,7 @@ class VirtualTarget:
         self._advance_target(self.clock.time)
         while self._commits and self._commits[0][0] <= self.clock.time:
             at, commit = self._commits.pop(0)
-            self.draft.inbox.put(Commits(self.link, (commit,), at))
+            self.draft.inbox.put(Event(self.link, (commit,), at))
 
     def _receive_frames(self) -> None:
         for frame in self.link.frames[self.num_frames :]:

@@ -29,7 +29,7 @@ from ssd.types import (
     TargetMessage,
     Welcome,
 )
-from ssd_draft.inbox import Closing, Commits, Opening
+from ssd_draft.inbox import Event
 
 ENGINE = replace(ledger_draft.ENGINE, branches=BRANCHES)
 NUM_TOKENS = 40
@@ -61,11 +61,11 @@ class DraftEnd:
             commits = unpack_commits(
                 message, LOOKAHEAD, max_commits=ENGINE.max_num_seqs, num_token_ids=VOCAB
             )
-            self.inbox.put(Commits(self, commits, now))
+            self.inbox.put(Event(self, commits, now))
         elif isinstance(message, OpenSession):
-            self.inbox.put(Opening(self, message, now))
+            self.inbox.put(Event(self, message, now))
         elif isinstance(message, CloseSession):
-            self.inbox.put(Closing(self, message.session))
+            self.inbox.put(Event(self, message))
 
     def push(self, tables: Collection[OutcomeTable]) -> None:
         self.depths += [table.depth for table in tables]
