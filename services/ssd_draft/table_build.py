@@ -8,19 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 from ssd.engine.batch import BranchBatch
+from ssd.speculation.fan_out import SelectedOutcomes
 
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class TableBatch:
-    """The tables of some sessions: the outcome of each branch (-1: no branch) and its tokens."""
-
-    accepted_BN: NDArray[np.int32]
-    bonus_BN: NDArray[np.int32]
-    num_branches_B: Ints
-    tokens_BNK: NDArray[np.int32]
-    """-1 in the columns that are not chosen yet."""
 
 
 class ChosenColumn:
@@ -56,10 +46,12 @@ B, N, V]. A pass runs one step, or all of them."""
 class TableBuild:
     """One batch of tables while it is built. Changed by ``Tree`` only."""
 
-    tables: TableBatch
-    """Of all sessions with which the batch began."""
+    outcomes: SelectedOutcomes
+    """Of all sessions with which the batch began, as ``tables_BNK``."""
+    tables_BNK: NDArray[np.int32]
+    """The tokens after each outcome; -1 in the columns that are not chosen yet."""
     rows_B: Ints
-    """The rows of the current sessions in ``tables``."""
+    """The rows of the current sessions in ``tables_BNK``."""
     slots_B: torch.Tensor
     lengths_B: torch.Tensor
     block_tables_BJ: torch.Tensor

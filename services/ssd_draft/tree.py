@@ -35,7 +35,7 @@ from ssd.speculation.fan_out import Candidates, FanOutPolicy, SelectedOutcomes
 from ssd.speculation.fan_out_fit import Rounds
 from ssd.types import NO_TOKEN, OpenSession
 from ssd_draft.sessions import Move
-from ssd_draft.table_build import ChosenColumn, Steps, TableBatch, TableBuild
+from ssd_draft.table_build import ChosenColumn, Steps, TableBuild
 from ssd_draft.token_choice import TokenChoice
 
 MIN_CANDIDATES = 16
@@ -208,12 +208,8 @@ class Tree:
         shape_BNK = (*outcomes.bonus_BN.shape, self._shape.lookahead)
         accepted_BN = np.maximum(outcomes.accepted_BN, 0).astype(np.int64)
         build = TableBuild(
-            tables=TableBatch(
-                outcomes.accepted_BN,
-                outcomes.bonus_BN,
-                outcomes.num_branches_B,
-                np.full(shape_BNK, NO_TOKEN, dtype=np.int32),
-            ),
+            outcomes=outcomes,
+            tables_BNK=np.full(shape_BNK, NO_TOKEN, dtype=np.int32),
             rows_B=np.arange(len(slots)),
             slots_B=torch.from_numpy(slots_B),
             lengths_B=torch.from_numpy(lengths_B),
@@ -261,7 +257,7 @@ class Tree:
         tokens_KBN, logits_PBNV = self._runner.run_columns(build.batch, noise)
         build.steps.append((build.rows_B, logits_PBNV))
         chosen_KBN = tokens_KBN.numpy()
-        build.tables.tokens_BNK[build.rows_B, :, : build.length] = chosen_KBN.transpose(1, 2, 0)
+        build.tables_BNK[build.rows_B, :, : build.length] = chosen_KBN.transpose(1, 2, 0)
         self.is_broken_X[build.slots_B.numpy()] |= bool((chosen_KBN == NO_TOKEN).any())
         build.depth = build.length
 
@@ -270,7 +266,7 @@ class Tree:
         while len(build.unread) > num_left:
             column = build.unread.popleft()
             chosen_BN = column.wait()
-            build.tables.tokens_BNK[column.rows_B, :, column.step] = chosen_BN
+            build.tables_BNK[column.rows_B, :, column.step] = chosen_BN
             is_broken_B = (chosen_BN == NO_TOKEN).any(axis=1)
             if is_broken_B.any():
                 # A slot whose session has ended may have another one by now.

@@ -42,7 +42,7 @@ from ssd_draft.fair_turns import FairTurns
 from ssd_draft.fan_out_learning import FanOutLearning
 from ssd_draft.inbox import Event, Inbox, LinkChange
 from ssd_draft.sessions import GapError, LinkEnd, Move, Session, Sessions
-from ssd_draft.table_build import TableBatch, TableBuild
+from ssd_draft.table_build import TableBuild
 from ssd_draft.table_size import Need, Size, SizeChoice
 from ssd_draft.tree import Tree
 
@@ -343,7 +343,7 @@ class Worker:
         TABLE_COLUMNS.set(size.length)
         build = self._tree.begin_tables(slots, outcomes.first(size.branches), size.length)
         for row, session in enumerate(due):
-            session.table = _table(session, build.tables, row, size.length)
+            session.table = _table(session, build, row)
         work.batches.append(_Batch(due, build, begun_at))
 
     def _run_step(self, work: _LinkWork, waiting: set[int]) -> None:
@@ -459,14 +459,15 @@ def _needed_at(sessions: Rows[Session], forecast: CommitForecast) -> float:
     return min(each.arrived_at for each in sessions) + forecast.seconds - _SEND_SECONDS
 
 
-def _table(session: Session, tables: TableBatch, row: int, length: int) -> OutcomeTable:
+def _table(session: Session, build: TableBuild, row: int) -> OutcomeTable:
     """Return the table of a session; its columns appear while it is built."""
-    count = int(tables.num_branches_B[row])
+    outcomes = build.outcomes
+    count = int(outcomes.num_branches_B[row])
     return OutcomeTable(
         session=session.number,
         base_len=session.num_committed,
-        accepted_N=tables.accepted_BN[row, :count].astype(np.int32),
-        bonus_N=tables.bonus_BN[row, :count].astype(np.int32),
-        tokens_NK=tables.tokens_BNK[row, :count],
-        length=length,
+        accepted_N=outcomes.accepted_BN[row, :count].astype(np.int32),
+        bonus_N=outcomes.bonus_BN[row, :count].astype(np.int32),
+        tokens_NK=build.tables_BNK[row, :count],
+        length=build.length,
     )

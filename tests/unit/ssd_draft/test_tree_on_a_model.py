@@ -23,7 +23,7 @@ from ssd.testing.tiny_folder import VOCAB_SIZE, write_tiny_folder
 from ssd.types import OpenSession
 from ssd_bench.sampling.model import load_model
 from ssd_draft.sessions import Move
-from ssd_draft.table_build import TableBatch, TableBuild
+from ssd_draft.table_build import TableBuild
 from ssd_draft.token_choice import KeyedChoice, RingChoice
 from ssd_draft.tree import Tree, TreeShape
 
@@ -61,14 +61,14 @@ def begin(tree: Tree, slots: list[int], branches: int = N) -> TableBuild:
     return tree.begin_tables(slots, outcomes, tree.lookahead)
 
 
-def build(tree: Tree, slots: list[int], num_steps: int = K + 1, branches: int = N) -> TableBatch:
+def build(tree: Tree, slots: list[int], num_steps: int = K + 1, branches: int = N) -> TableBuild:
     building = begin(tree, slots, branches)
     if num_steps > K and tree.can_run_whole(building):
         tree.run_whole(building)
     for _ in range(num_steps - building.num_steps):
         tree.run_step(building)
     assert building.is_complete == (num_steps > K)
-    return building.tables
+    return building
 
 
 @pytest.fixture(scope="module")
@@ -109,17 +109,23 @@ class Text:
             tokens.append(self.next_token(tokens))
         return tokens[-K:]
 
-    def check(self, tables: TableBatch, row: int, depth: int = K) -> None:
-        for branch in range(int(tables.num_branches_B[row])):
-            accepted, bonus = (tables.accepted_BN[row, branch], tables.bonus_BN[row, branch])
-            found = tables.tokens_BNK[row, branch].tolist()
+    def check(self, tables: TableBuild, row: int, depth: int = K) -> None:
+        for branch in range(int(tables.outcomes.num_branches_B[row])):
+            accepted, bonus = (
+                tables.outcomes.accepted_BN[row, branch],
+                tables.outcomes.bonus_BN[row, branch],
+            )
+            found = tables.tables_BNK[row, branch].tolist()
             expected = self.continuation(int(accepted), int(bonus))
             assert found == expected[:depth] + [-1] * (K - depth)
 
-    def follow(self, tables: TableBatch, row: int, branch: int, num_proposed: int) -> Move:
-        accepted, bonus = (int(tables.accepted_BN[row, branch]), int(tables.bonus_BN[row, branch]))
+    def follow(self, tables: TableBuild, row: int, branch: int, num_proposed: int) -> Move:
+        accepted, bonus = (
+            int(tables.outcomes.accepted_BN[row, branch]),
+            int(tables.outcomes.bonus_BN[row, branch]),
+        )
         self.committed += [*self.proposal[:accepted], bonus]
-        self.proposal = tables.tokens_BNK[row, branch, :num_proposed].tolist()
+        self.proposal = tables.tables_BNK[row, branch, :num_proposed].tolist()
         return Move(accepted + 1, bonus, tuple(self.proposal), branch)
 
     def stray(self, accepted: int, bonus: int, guess: list[int]) -> Move:
@@ -139,10 +145,13 @@ def test_padding_of_the_vocabulary_is_never_chosen(folder: Path) -> None:
     tree.start(0, 5, ())
     for _ in range(3):
         tables = build(tree, [0])
-        assert 0 <= int(tables.tokens_BNK.max()) < num_token_ids
-        assert int(tables.bonus_BN.max()) < num_token_ids
-        tokens = tuple(tables.tokens_BNK[0, 0].tolist())
-        accepted, bonus = int(tables.accepted_BN[0, 0]), int(tables.bonus_BN[0, 0])
+        assert 0 <= int(tables.tables_BNK.max()) < num_token_ids
+        assert int(tables.outcomes.bonus_BN.max()) < num_token_ids
+        tokens = tuple(tables.tables_BNK[0, 0].tolist())
+        accepted, bonus = (
+            int(tables.outcomes.accepted_BN[0, 0]),
+            int(tables.outcomes.bonus_BN[0, 0]),
+        )
         tree.advance([0], [Move(accepted + 1, bonus, tokens, 0)])
 
 
@@ -205,8 +214,8 @@ def test_the_tables_equal_those_of_plain_text(
             text.check(tables, row, depth)
         count = turn % (depth + 1)
         moves = [
-            texts[0].follow(tables, 0, int(tables.accepted_BN[0].argmax()), depth),
-            texts[1].follow(tables, 1, turn % int(tables.num_branches_B[1]), count),
+            texts[0].follow(tables, 0, int(tables.outcomes.accepted_BN[0].argmax()), depth),
+            texts[1].follow(tables, 1, turn % int(tables.outcomes.num_branches_B[1]), count),
             texts[2].stray(min(1, len(texts[2].proposal)), 50 + turn, [60, 61, 62][:count]),
         ]
         tree.advance(SLOTS, moves)
@@ -225,17 +234,17 @@ def test_batches_of_tables_take_turns_and_lose_sessions(tree: Tree, texts: list[
     tree.run_step(other)
     if tree._lag:
         tree.run_step(several)
-    texts[0].check(several.tables, 0, 1)
+    texts[0].check(several, 0, 1)
     tree.keep(several, [1])
-    moved = texts[0].follow(several.tables, 0, 1, 1)
+    moved = texts[0].follow(several, 0, 1, 1)
     for _ in range(K + tree._lag - 1):
         if not several.is_complete:
             tree.run_step(several)
         tree.run_step(other)
     tree.advance(SLOTS[:1], [moved])
     texts[0].check(build(tree, SLOTS[:1]), 0)
-    texts[1].check(several.tables, 1)
-    texts[2].check(other.tables, 0)
+    texts[1].check(several, 1)
+    texts[2].check(other, 0)
 
 
 def test_several_commits_are_applied_as_one(tree: Tree, texts: list[Text]) -> None:
@@ -262,7 +271,7 @@ def test_a_batch_that_lost_a_session_before_its_first_step_builds_the_table_of_t
     for _ in range(1 if tree.can_run_whole(building) else K + 1):
         (tree.run_whole if tree.can_run_whole(building) else tree.run_step)(building)
     assert building.depth == K
-    texts[1].check(building.tables, 1)
+    texts[1].check(building, 1)
 
 
 @pytest.mark.parametrize("slots", [SLOTS, SLOTS[1:2]])
@@ -313,13 +322,13 @@ def test_short_and_long_tables_of_one_session_take_turns(tree: Tree, texts: list
         while not building.is_complete:
             tree.run_step(building)
         assert building.depth == length
-        text.check(building.tables, 0, length)
+        text.check(building, 0, length)
         # Branches with all their tokens, and an outcome that no branch has.
         follows = turn != 2
         tree.advance(
             slots,
             [
-                text.follow(building.tables, 0, turn, length)
+                text.follow(building, 0, turn, length)
                 if follows
                 else text.stray(0, 40, [50, 51, 52])
             ],
