@@ -149,12 +149,15 @@ class Commit:
 class OpenSession:
     """Opens a session: the committed tokens, noise parameters and filters of a sequence."""
 
-    session: int
+    session: int = 0
+    """Its number on the link. The pool sets it."""
     token_ids: tuple[TokenId, ...]
+    """Committed tokens; at least one."""
     seed: int
     choice: int = 0
     temperature: float
     max_len: int
+    """Maximum length in tokens."""
     top_k: int = 0
     """As in ``SamplingParams``."""
     min_p: float = 0.0

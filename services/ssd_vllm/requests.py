@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ssd.pool.rounds import Lookup, NewSequence, RoundResult
+from ssd.pool.rounds import Lookup, RoundResult
 from ssd.ports import Clock
-from ssd.types import Outcome, SequenceId, TokenId
+from ssd.types import OpenSession, Outcome, SequenceId, TokenId
 from ssd_vllm.step_control import StepControl
 
 _MASK = 2**64 - 1
@@ -68,7 +68,7 @@ class Pool(Protocol):
         """Number of sessions, open or opening."""
         ...
 
-    def begin(self, sequence: NewSequence) -> None:
+    def begin(self, sequence_id: SequenceId, opening: OpenSession) -> None:
         """Add a sequence."""
         ...
 
@@ -214,8 +214,8 @@ class PoolRequests:
         request = _Request(new, next(self._sequence_ids), len(text))
         self._requests[new.request_id] = request
         self._pool.begin(
-            NewSequence(
-                sequence_id=request.sequence_id,
+            request.sequence_id,
+            OpenSession(
                 token_ids=token_ids,
                 max_len=new.max_len,
                 seed=new.seed,
@@ -223,7 +223,7 @@ class PoolRequests:
                 # vLLM has no upper bound, a draft has one.
                 top_k=min(new.top_k, self._num_token_ids),
                 min_p=new.min_p,
-            )
+            ),
         )
 
     def _verified(

@@ -12,12 +12,12 @@ from ssd.errors import FrameError, LinkError
 from ssd.observability.metrics import COMMIT_TO_TABLE_SECONDS, STALE_FRAMES_TOTAL
 from ssd.pool.circuit_breaker import CircuitBreaker
 from ssd.pool.link_quality import RoundTrip
-from ssd.pool.rounds import LookupCounts, NewSequence, RoundResult
+from ssd.pool.rounds import LookupCounts, RoundResult
 from ssd.pool.sustainable_sessions import BatchTimes
 from ssd.pool.table_deadline import ColumnTimes, Row, opening_seconds
 from ssd.rpc.link import ChannelStatus
 from ssd.speculation.table import OutcomeTable
-from ssd.types import CloseSession, Outcome, TargetMessage, TokenId, Welcome
+from ssd.types import CloseSession, OpenSession, Outcome, TargetMessage, TokenId, Welcome
 
 RETRY_SECONDS = 1.0
 """Pause of a link after an opening that was refused or not answered."""
@@ -47,10 +47,11 @@ class DraftedSequence:
     Step thread only; the lock of ``DraftPool`` guards ``session`` and ``excluded_links``.
     """
 
-    def __init__(self, new: NewSequence) -> None:
-        self.new = new
+    def __init__(self, opening: OpenSession) -> None:
+        self.opening = opening
+        """Of a session that opens before the first round."""
         # numpy copies such an array of 1,024 in 1 us, a list in 20 us.
-        self.tokens: array[TokenId] = array("q", new.token_ids)
+        self.tokens: array[TokenId] = array("q", opening.token_ids)
         """The committed tokens."""
         self.outcome = Outcome(0, 0)
         self.max_tokens = 0
@@ -64,7 +65,7 @@ class DraftedSequence:
     @property
     def num_remaining(self) -> int:
         """Tokens up to the maximum length."""
-        return self.new.max_len - len(self.tokens)
+        return self.opening.max_len - len(self.tokens)
 
     def add_round(self, result: RoundResult, lookahead: int) -> None:
         """Append the tokens of a round."""

@@ -7,6 +7,7 @@ run without a draft in the same step, and open sessions on other links that have
 import threading
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 
 from ssd.errors import LinkError
 from ssd.observability.log import get_logger
@@ -18,7 +19,6 @@ from ssd.pool.rounds import (
     NO_TABLE_NEEDED,
     Lookup,
     LookupCounts,
-    NewSequence,
     PoolSettings,
     RoundResult,
 )
@@ -124,9 +124,9 @@ class DraftPool:
         """Number of sessions."""
         return sum(len(link.sessions) for link in self.links())
 
-    def begin(self, sequence: NewSequence) -> None:
+    def begin(self, sequence_id: SequenceId, opening: OpenSession) -> None:
         """Add a sequence; ``open_sessions`` then opens a session for it."""
-        self._sequences[sequence.sequence_id] = DraftedSequence(sequence)
+        self._sequences[sequence_id] = DraftedSequence(opening)
 
     def open_sessions(self, sequence_ids: Iterable[SequenceId]) -> None:
         """Open a session for each of these sequences that has none, while links have room.
@@ -276,25 +276,16 @@ class DraftPool:
 
     def _open(self, sequence: DraftedSequence) -> None:
         """Open a session on the link with the most room, if there is one."""
-        now, new = self._clock.now(), sequence.new
+        now = self._clock.now()
         with self._changed:
             link = choose_link(self._links.values(), sequence, now)
             if link is None:
                 return
             session = link.add_session(sequence, now)
             self._reopening.discard(sequence)
-        opening = OpenSession(
-            session=session.number,
-            token_ids=tuple(sequence.tokens),
-            seed=new.seed,
-            choice=new.choice,
-            temperature=new.temperature,
-            max_len=new.max_len,
-            top_k=new.top_k,
-            min_p=new.min_p,
-        )
+        tokens = tuple(sequence.tokens)
         try:
-            link.send(opening)
+            link.send(replace(sequence.opening, session=session.number, token_ids=tokens))
         except LinkError as error:
             self.detach(link, str(error))
 

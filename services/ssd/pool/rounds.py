@@ -1,4 +1,4 @@
-"""What a target gives to the pool, and what it gets: sequences, results of rounds, lookups."""
+"""What a target gives to the pool, and what it gets: settings, results of rounds, lookups."""
 
 from dataclasses import dataclass
 
@@ -23,24 +23,6 @@ class PoolSettings:
     """Wait only while that is expected to pay; else until the deadline."""
     circuit_breaker: bool = True
     """Suspend links whose tables are late or missing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewSequence:
-    """A sequence for which drafts may work, the address of its noise, and its filters."""
-
-    sequence_id: SequenceId
-    token_ids: tuple[TokenId, ...]
-    """Committed tokens; at least one."""
-    max_len: int
-    """Maximum length in tokens."""
-    seed: int
-    choice: int = 0
-    temperature: float = 0.0
-    top_k: int = 0
-    """As in ``SamplingParams``; drafts follow it in their guesses."""
-    min_p: float = 0.0
-    """Likewise."""
 
 
 @dataclass(slots=True)

@@ -193,7 +193,7 @@ class DecodeLoop:
             self._drafter.admit(sequence)
         if not sequence.num_preemptions:
             if sequence.may_speculate:
-                self._drafts.begin(sequence.for_drafts())
+                self._drafts.begin(sequence.sequence_id, sequence.opening())
             times = sequence.record
             times.admitted_at = self.clock.now()
             metrics.QUEUE_SECONDS.observe(times.admitted_at - times.arrived_at)

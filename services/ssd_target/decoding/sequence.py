@@ -9,10 +9,17 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ssd.engine.kv_cache.block_pool import Key
-from ssd.pool.rounds import NewSequence
 from ssd.ports import TokenSink
 from ssd.text.grammar import Grammar
-from ssd.types import NO_TOKEN, FinishReason, Mode, SamplingParams, SequenceId, TokenId
+from ssd.types import (
+    NO_TOKEN,
+    FinishReason,
+    Mode,
+    OpenSession,
+    SamplingParams,
+    SequenceId,
+    TokenId,
+)
 from ssd_target.decoding.sequence_record import SequenceRecord
 
 PLACES_PER_PRIORITY = 256
@@ -134,10 +141,9 @@ class Sequence:
         """Whether the sequence can decode: all its tokens are stored but the newest one."""
         return self.num_stored >= len(self.tokens) - 1
 
-    def for_drafts(self) -> NewSequence:
-        """Return what the pool needs of a sequence without emitted tokens."""
-        return NewSequence(
-            sequence_id=self.sequence_id,
+    def opening(self) -> OpenSession:
+        """Return the opening of a session for a sequence without emitted tokens."""
+        return OpenSession(
             token_ids=self.prompt_ids,
             max_len=self.max_len,
             seed=self.seed,

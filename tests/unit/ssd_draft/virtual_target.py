@@ -12,10 +12,9 @@ from tests.unit.ssd_draft.ledger_draft import Draft, FakeLink, N, a_text
 
 from ssd.engine.batch import BranchBatch
 from ssd.pool.link import DraftedSequence, DraftLink
-from ssd.pool.rounds import NewSequence
 from ssd.pool.table_deadline import RoundPace, Row, wait_until
 from ssd.speculation.table import OutcomeTable
-from ssd.types import Commit, LinkSettings, Welcome
+from ssd.types import Commit, LinkSettings, OpenSession, Welcome
 from ssd_draft.inbox import Event
 
 LATENCY_SECONDS = 0.0005
@@ -72,8 +71,8 @@ class VirtualTarget:
         welcome = Welcome(epoch=1, max_sessions=1, lookahead=LOOKAHEAD, branches=N)
         self._draft_link = DraftLink("draft", welcome, lambda _message: None)
         committed = tuple(self.text.committed)
-        new = NewSequence(sequence_id=1, token_ids=committed, max_len=MAX_LEN, seed=0)
-        self._session = self._draft_link.add_session(DraftedSequence(new), 0.0)
+        opening = OpenSession(token_ids=committed, max_len=MAX_LEN, seed=0, temperature=0.0)
+        self._session = self._draft_link.add_session(DraftedSequence(opening), 0.0)
         run_branches = self.draft.runner.run_branches
 
         def run_slowly(batch: BranchBatch) -> torch.Tensor:

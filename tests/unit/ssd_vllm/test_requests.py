@@ -8,11 +8,11 @@ import pytest
 from prometheus_client import REGISTRY
 
 from ssd.pool.round_log import RoundLog
-from ssd.pool.rounds import NO_TABLE_NEEDED, Lookup, NewSequence, RoundResult
+from ssd.pool.rounds import NO_TABLE_NEEDED, Lookup, RoundResult
 from ssd.ports import SystemClock
 from ssd.speculation.controller import Choice, Controller
 from ssd.testing.scripted_controller import ScriptedController
-from ssd.types import LookupResult, Mode, Outcome, SequenceId
+from ssd.types import LookupResult, Mode, OpenSession, Outcome, SequenceId
 from ssd_vllm.requests import NewRequest, PoolRequests, Step, seed_of
 from ssd_vllm.step_control import StepControl
 
@@ -26,7 +26,7 @@ class RecordingPool:
     """Keeps what it is given, and proposes the same tokens for all."""
 
     def __init__(self) -> None:
-        self.begun: dict[SequenceId, NewSequence] = {}
+        self.begun: dict[SequenceId, OpenSession] = {}
         self.opened: list[SequenceId] = []
         self.ended: list[SequenceId] = []
         self.released: list[SequenceId] = []
@@ -36,8 +36,8 @@ class RecordingPool:
     def num_sessions(self) -> int:
         return len(self.opened)
 
-    def begin(self, sequence: NewSequence) -> None:
-        self.begun[sequence.sequence_id] = sequence
+    def begin(self, sequence_id: SequenceId, opening: OpenSession) -> None:
+        self.begun[sequence_id] = opening
 
     def open_sessions(self, sequence_ids: Iterable[SequenceId]) -> None:
         self.opened = list(sequence_ids)

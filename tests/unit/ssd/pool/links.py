@@ -3,8 +3,7 @@
 from typing import Any
 
 from ssd.pool.link import DraftedSequence, DraftLink
-from ssd.pool.rounds import NewSequence
-from ssd.types import Welcome
+from ssd.types import OpenSession, Welcome
 
 LOOKAHEAD = 6
 
@@ -18,7 +17,7 @@ def sequence(num_tokens: int = 5, remaining: int = 100) -> DraftedSequence:
     """A sequence without a session."""
     max_len = num_tokens + remaining
     return DraftedSequence(
-        NewSequence(
-            sequence_id=1, token_ids=tuple(range(8, 8 + num_tokens)), max_len=max_len, seed=0
+        OpenSession(
+            token_ids=tuple(range(8, 8 + num_tokens)), max_len=max_len, seed=0, temperature=0.0
         )
     )
