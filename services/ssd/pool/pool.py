@@ -14,7 +14,6 @@ from ssd.observability.log import get_logger
 from ssd.observability.metrics import COMMIT_TO_WIRE_SECONDS
 from ssd.pool.circuit_breaker import LATE_ROUNDS
 from ssd.pool.link import DraftedSequence, DraftLink, LinkState, Session
-from ssd.pool.lookup import without_session
 from ssd.pool.rounds import (
     NO_TABLE_NEEDED,
     Lookup,
@@ -24,7 +23,7 @@ from ssd.pool.rounds import (
 )
 from ssd.pool.router import choose_link, session_to_move
 from ssd.pool.sustainable_sessions import sustainable_sessions
-from ssd.pool.tables import TableCollector
+from ssd.pool.tables import TableCollector, without_session
 from ssd.ports import Clock
 from ssd.speculation.table import OutcomeTable, pack_commits
 from ssd.types import (

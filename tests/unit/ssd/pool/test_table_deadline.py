@@ -2,7 +2,6 @@
 
 import pytest
 
-from ssd.pool.lookup import MIN_ACCEPTANCE
 from ssd.pool.table_deadline import (
     ColumnTimes,
     FirstFrames,
@@ -11,6 +10,7 @@ from ssd.pool.table_deadline import (
     opening_seconds,
     wait_until,
 )
+from ssd.pool.tables import MIN_ACCEPTANCE
 
 ROUND_SECONDS = 0.1
 NOW = 5.0

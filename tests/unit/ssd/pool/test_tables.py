@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from tests.unit.ssd.pool.links import sequence
 
-from ssd.pool import lookup as lookup_module
+from ssd.pool import tables
 from ssd.pool.link import DraftedSequence
-from ssd.pool.lookup import without_session
 from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup, RoundResult
+from ssd.pool.tables import without_session
 from ssd.speculation.table import OutcomeTable
 from ssd.types import LookupResult, Outcome
 
@@ -28,7 +28,7 @@ def look_up(
     table: OutcomeTable | None, outcome: Outcome, *, remaining: int = 10, acceptance: float = 0.5
 ) -> Lookup:
     after = continued(outcome, remaining)
-    return lookup_module.look_up(after, table, lambda text, num: tuple(text[:num]), acceptance)
+    return tables.look_up(after, table, lambda text, num: tuple(text[:num]), acceptance)
 
 
 def continued(outcome: Outcome, remaining: int = 10) -> DraftedSequence:
