@@ -6,8 +6,8 @@ not parse text that is not UTF-8: a server returns INVALID_ARGUMENT, and a clien
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from ssd.errors import ContextLengthError, FieldError
 from ssd.rpc.bounds import (
@@ -19,7 +19,6 @@ from ssd.rpc.bounds import (
     check_text,
     max_values,
 )
-from ssd.rpc.fields import shared_fields
 from ssd.rpc.sampling_codec import (
     logprobs_messages,
     position_logprobs,
@@ -435,3 +434,14 @@ def _check_request_extras(request: generate_pb2.GenerateRequest) -> None:
     for key, text in request.metadata.items():
         longest = max(len(key), len(text))
         check_count(f"metadata[{key[:32]}]", longest, "characters", 0, MAX_METADATA_CHARACTERS)
+
+
+def shared_fields(source: object, kind: Any, *but: str) -> dict[str, Any]:
+    """Return the values of a dataclass's fields by name, read from it or from its message.
+
+    Args:
+        source: a ``kind``, or the message that has the same field names.
+        kind: the dataclass.
+        but: names to leave out, because their types differ.
+    """
+    return {each.name: getattr(source, each.name) for each in fields(kind) if each.name not in but}

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ssd.errors import FrameError, HandshakeError
 from ssd.rpc.bounds import LARGEST_ID, MAX_TEMPERATURE
-from ssd.rpc.fields import shared_fields
+from ssd.rpc.codec import shared_fields
 from ssd.types import (
     WIRE_VERSION,
     ChannelState,

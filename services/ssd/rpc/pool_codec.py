@@ -5,7 +5,7 @@
 
 from dataclasses import dataclass
 
-from ssd.rpc.fields import shared_fields
+from ssd.rpc.codec import shared_fields
 from ssd.v1 import admin_pb2, speculation_pb2
 
 
