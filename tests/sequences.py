@@ -11,12 +11,14 @@ from ssd_target.decoding.sequence import Sequence
 def make_sequence(
     prompt_ids: tuple[TokenId, ...] = (5, 6, 7),
     sampling: SamplingParams | None = None,
+    max_tokens: int | None = None,
     **others: Any,
 ) -> Sequence:
     """A sequence with the seed and the limit of its parameters; ``others`` are other fields."""
     sampling = sampling or SamplingParams()
     others.setdefault("seed", sampling.seed or 0)
-    others.setdefault("max_tokens", sampling.max_tokens or 256)
+    limit = max_tokens or sampling.max_tokens or 256
+    others.setdefault("max_len", len(prompt_ids) + limit)
     others.setdefault("sink", ListSink())
     others.setdefault("sequence_id", 1)
     return Sequence(prompt_ids=prompt_ids, sampling=sampling, **others)

@@ -1,6 +1,10 @@
-"""Stop strings in a stream of text."""
+"""The text of tokens, up to a stop string."""
 
 from collections.abc import Sequence
+
+from ssd.ports import Tokenizer
+from ssd.text.detokenizer import IncrementalDetokenizer
+from ssd.types import TokenId
 
 
 class StopStrings:
@@ -35,6 +39,37 @@ class StopStrings:
         """Return the text held back, at the end of a text without a stop string."""
         held, self._held = self._held, ""
         return "" if self.is_complete else held
+
+
+class TextWriter:
+    """Returns the text of one continuation in pieces. Belongs to one task or thread.
+
+    The step thread has one to end the sequence at the token that completes a stop string. The one
+    of the stream ends the text before that string. Both process the same tokens, so they find the
+    same end.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        self._stop = StopStrings(stop)
+        self._has_stops = bool(stop)
+
+    def push(self, token_ids: Sequence[TokenId]) -> str:
+        """Add tokens; return complete characters that cannot be part of a stop string."""
+        if not self._has_stops:
+            return self._detokenizer.push(token_ids)
+        # One by one, as on the step thread: the position of a complete stop string depends on it.
+        pieces = [self._stop.push(self._detokenizer.push([token_id])) for token_id in token_ids]
+        return "".join(pieces)
+
+    def completes(self, token_id: TokenId) -> bool:
+        """Add the next token; true if the text now contains a stop string."""
+        self.push([token_id])
+        return self._stop.is_complete
+
+    def finish(self) -> str:
+        """Return the held-back text; empty after a stop string."""
+        return self._stop.push(self._detokenizer.finish()) + self._stop.finish()
 
 
 def _overlap(text: str, stop: str) -> int:

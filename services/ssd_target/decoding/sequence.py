@@ -41,7 +41,7 @@ class StopDetector(Protocol):
 class Sequence:
     """A continuation that waits, runs or has ended.
 
-    The request handler makes it, with a prompt and a ``max_tokens`` that fit the model. From
+    The request handler makes it, with a prompt and a ``max_len`` that fit the model. From
     ``Inbox.submit`` on it belongs to the step thread. The scheduler changes its slot, its blocks
     and what is stored. Its text changes in ``append``.
     """
@@ -49,9 +49,10 @@ class Sequence:
     sequence_id: SequenceId
     prompt_ids: tuple[TokenId, ...]
     sampling: SamplingParams
-    """Its ``seed`` and ``max_tokens`` are those of the call; the fields below are never unset."""
     seed: int
-    max_tokens: int
+    """That of ``sampling``, or drawn if that is unset."""
+    max_len: int
+    """Maximum length in tokens."""
     sink: TokenSink
     request_id: str = ""
     choice: int = 0
@@ -89,8 +90,6 @@ class Sequence:
     """Committed tokens: the prompt and the emitted tokens."""
     num_prompt: int = field(init=False)
     """Tokens of the prompt."""
-    max_len: int = field(init=False)
-    """Maximum length in tokens."""
     precedence: tuple[int, SequenceId] = field(init=False)
     """Place in the order of admission; lower is earlier, and no two are the same.
 
@@ -108,7 +107,6 @@ class Sequence:
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt_ids)
         self.num_prompt = len(self.tokens)
-        self.max_len = self.num_prompt + self.max_tokens
         place = self.sequence_id - PLACES_PER_PRIORITY * self.priority
         self.precedence = place, self.sequence_id
         self.may_speculate = self.mode in (Mode.AUTO, Mode.SPECULATIVE)

@@ -16,6 +16,7 @@ from ssd.rpc.bounds import ANY_MODEL, PromptBounds, check_text, check_token_ids
 from ssd.rpc.codec import Conversation, GenerateCall, prompt_field
 from ssd.text.chat_template import render_chat, tool_format
 from ssd.text.grammar import Grammar, GrammarSource
+from ssd.text.stop import TextWriter
 from ssd.types import GenerationChunk, Mode, SamplingParams, TokenId
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.scheduler import queue_full
@@ -23,12 +24,7 @@ from ssd_target.decoding.sequence import Sequence, StopDetector
 from ssd_target.decoding.sequence_record import SequenceRecord
 from ssd_target.serving.grammars import Grammars
 from ssd_target.serving.request_trace import RequestTrace
-from ssd_target.serving.streams import LastTake, TokenStream, Wakeups, merged
-from ssd_target.serving.text_output import (
-    StopStringDetector,
-    TextWriter,
-    add_texts,
-)
+from ssd_target.serving.streams import TokenStream, Wakeups, add_texts, merged
 from ssd_target.serving.tokenization import Tokenization
 from ssd_target.settings import TargetSettings
 
@@ -174,17 +170,17 @@ class RequestHandler:
             seed = secrets.randbits(SEED_BITS)
         mode = self._mode(call.mode)
         assert self._wakeups is not None
-        last_take, interval = LastTake(), call.message_interval_ms / 1000
-        streams = tuple(
-            TokenStream(self._wakeups, self._clock, self._settings, last_take, interval)
-            for _ in range(call.sampling.n)
-        )
+        interval = call.message_interval_ms / 1000
+        streams: list[TokenStream] = []
         sequences: list[Sequence] = []
-        for choice, stream in enumerate(streams):
+        for choice in range(call.sampling.n):
+            first = streams[0] if streams else None
+            stream = TokenStream(self._wakeups, self._clock, self._settings, first, interval)
+            streams.append(stream)
             grammar = await self._grammar(call.sampling)
             detectors: list[StopDetector] = []
             if call.sampling.stop:
-                detectors.append(StopStringDetector(self.tokenizer, call.sampling.stop))
+                detectors.append(TextWriter(self.tokenizer, call.sampling.stop))
             if grammar is not None:
                 # Last: a token that ends the text otherwise need not be parsed.
                 detectors.append(grammar)
@@ -194,7 +190,7 @@ class RequestHandler:
                     prompt_ids=prompt_ids,
                     sampling=call.sampling,
                     seed=seed,
-                    max_tokens=max_tokens,
+                    max_len=len(prompt_ids) + max_tokens,
                     sink=stream,
                     request_id=request_id,
                     choice=choice,
@@ -211,7 +207,7 @@ class RequestHandler:
             self._read(sequence, stream, trace, text if call.sampling.echo else None)
             for sequence, stream in zip(sequences, streams, strict=True)
         ]
-        with self._running(streams):
+        with self._running(tuple(streams)):
             try:
                 for sequence in sequences:
                     self._inbox.submit(sequence)

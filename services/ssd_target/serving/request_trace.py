@@ -129,7 +129,7 @@ class RequestTrace:
         for sequence in self.sequences[:1]:
             found["ssd.mode"] = str(sequence.mode)
             found["gen_ai.usage.input_tokens"] = sequence.num_prompt
-            found["gen_ai.request.max_tokens"] = sequence.max_tokens
+            found["gen_ai.request.max_tokens"] = sequence.max_len - sequence.num_prompt
             found["gen_ai.request.temperature"] = sequence.sampling.temperature
         if (statistics := self._statistics) is not None:
             found["ssd.rounds"] = statistics.rounds

@@ -15,11 +15,11 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
-from ssd.ports import Clock
+from ssd.ports import Clock, Tokenizer
 from ssd.runtime.threads import post
+from ssd.text.detokenizer import REPLACEMENT
 from ssd.types import GenerationChunk
 from ssd_target.settings import TargetSettings
 
@@ -59,13 +59,6 @@ class Wakeups:
             stream.wake()
 
 
-@dataclass(slots=True)
-class LastTake:
-    """When the reader of a request last took a chunk, of any of its streams."""
-
-    at: float = 0.0
-
-
 class TokenStream:
     """The tokens of one continuation, a ``TokenSink`` of the step thread; one task calls ``take``.
 
@@ -80,12 +73,17 @@ class TokenStream:
         wakeups: Wakeups,
         clock: Clock,
         settings: TargetSettings,
-        last_take: LastTake | None = None,
+        first: "TokenStream | None" = None,
         message_seconds: float = 0.0,
     ) -> None:
-        """Construct; continuations of one request share ``last_take``.
+        """Construct.
 
-        ``message_seconds``: least time between two messages; 0 means ``MESSAGE_SECONDS``.
+        Args:
+            wakeups: wakes its reader.
+            clock: of the step thread.
+            settings: bounds.
+            first: the first stream of the same request, if this is another one.
+            message_seconds: least time between two messages; 0 means ``MESSAGE_SECONDS``.
         """
         self._wakeups = wakeups
         self._clock = clock
@@ -95,7 +93,9 @@ class TokenStream:
         self._num_taken_tokens = 0
         """Only the loop changes this, and only the step thread the number before it."""
         self._waiting_since = 0.0
-        self._last_take = last_take or LastTake()
+        self._first = first
+        self.read_at = 0.0
+        """Of the first stream: when the reader last took a chunk, of any stream of the request."""
         # Tokens that wait for their message do not make the reader slow.
         self._message_seconds = min(
             message_seconds or MESSAGE_SECONDS, settings.stream_stall_seconds / 2
@@ -120,7 +120,7 @@ class TokenStream:
         self._num_put_tokens += _num_tokens(chunk)
         self._chunks.append(chunk)
         num_waiting = self._num_put_tokens - self._num_taken_tokens
-        unread_seconds = now - max(self._waiting_since, self._last_take.at)
+        unread_seconds = now - max(self._waiting_since, (self._first or self).read_at)
         settings = self._settings
         if (
             num_waiting > settings.stream_buffer_tokens
@@ -201,7 +201,7 @@ class TokenStream:
                 break
             chunks.append(self._chunks.popleft())
         self._num_taken_tokens += num_tokens
-        self._last_take.at = self._clock.now()
+        (self._first or self).read_at = self._clock.now()
         merged = chunks[-1]
         if len(chunks) > 1:
             merged.token_ids = tuple(chain.from_iterable(each.token_ids for each in chunks))
@@ -213,6 +213,18 @@ class TokenStream:
 def _num_tokens(chunk: GenerationChunk) -> int:
     """Return the number of tokens of a chunk, with their alternatives."""
     return len(chunk.token_ids) + sum(len(each.top) for each in chunk.logprobs)
+
+
+def add_texts(chunk: GenerationChunk, tokenizer: Tokenizer) -> None:
+    """Set the texts of the single tokens of a chunk, in its rounds and log-probabilities."""
+    for each in chunk.rounds:
+        for token in (*each.proposed, *each.added):
+            token.text = tokenizer.decode([token.id])
+    for position in chunk.logprobs:
+        for found in (position.selected, *position.top):
+            found.text = tokenizer.decode([found.token_id])
+            if REPLACEMENT in found.text:
+                found.partial = tokenizer.token_bytes(found.token_id)
 
 
 async def merged(readers: Sequence[Chunks]) -> Chunks:

@@ -192,15 +192,15 @@ class Bench:
     ) -> Collector:
         self.num_submitted += 1
         sink = Collector()
-        sampling = sampling or GREEDY
+        sampling, prompt_ids = sampling or GREEDY, tuple(prompt)
         self.inbox.submit(
             Sequence(
                 sequence_id=self.num_submitted,
                 request_id=str(self.num_submitted),
-                prompt_ids=tuple(prompt),
+                prompt_ids=prompt_ids,
                 sampling=sampling,
                 seed=sampling.seed or 0,
-                max_tokens=limit,
+                max_len=len(prompt_ids) + limit,
                 mode=mode,
                 eos_token_ids=frozenset(eos),
                 sink=sink,

@@ -1,7 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd.text.stop import StopStrings
+from ssd.testing.tokenizer import ByteTokenizer
+from ssd.text.stop import StopStrings, TextWriter
 
 LETTERS = "ab\n"
 
@@ -56,3 +57,37 @@ def test_less_than_the_longest_stop_string_is_held_back(stop: list[str], pieces:
         released += len(matcher.push(piece))
         if not matcher.is_complete:
             assert pushed - released < max(map(len, stop))
+
+
+def write(text: str, stop: tuple[str, ...], size: int) -> tuple[str, int]:
+    """Return the text of the writer and the number of tokens up to the end of the sequence."""
+    tokenizer = ByteTokenizer()
+    ids = tokenizer.encode(text)
+    detector = TextWriter(tokenizer, stop)
+    count = next((n + 1 for n, token in enumerate(ids) if detector.completes(token)), len(ids))
+    writer = TextWriter(tokenizer, stop)
+    pieces = [writer.push(ids[first : min(first + size, count)]) for first in range(0, count, size)]
+    return "".join(pieces) + writer.finish(), count
+
+
+@given(
+    text=st.text("abé€", max_size=30),
+    stop=st.lists(st.text("abé€", min_size=1, max_size=4), min_size=1, max_size=3),
+    size=st.integers(1, 9),
+)
+def test_text_ends_before_the_stop_string_for_every_grouping_of_tokens(
+    text: str, stop: list[str], size: int
+) -> None:
+    seen, count = write(text, tuple(stop), size)
+    ends = [text.index(each) + len(each) for each in stop if each in text]
+    if not ends:
+        assert (seen, count) == (text, len(text.encode()))
+        return
+    end = min(ends)
+    start = min(text.index(each) for each in stop if each in text[:end])
+    assert count == len(text[:end].encode())
+    assert seen == text[:start]
+
+
+def test_without_stop_strings_the_text_is_complete() -> None:
+    assert write("déjà vu", (), 3) == ("déjà vu", 9)

@@ -8,14 +8,23 @@ from collections.abc import Iterator
 import pytest
 
 from ssd.errors import OverloadedError
+from ssd.rpc import sampling_codec
 from ssd.testing.clock import FakeClock
-from ssd.types import FinishReason, GenerationChunk, PositionLogprobs, TokenLogprob
+from ssd.testing.tokenizer import ByteTokenizer
+from ssd.types import (
+    FinishReason,
+    GenerationChunk,
+    PositionLogprobs,
+    Round,
+    TokenLogprob,
+    TokenText,
+)
 from ssd_target.serving.streams import (
     MAX_MERGED_TOKENS,
     MESSAGE_SECONDS,
-    LastTake,
     TokenStream,
     Wakeups,
+    add_texts,
 )
 from ssd_target.settings import TargetSettings
 
@@ -167,11 +176,9 @@ async def test_a_stream_whose_reader_stalls_is_abandoned() -> None:
 
 
 async def test_a_reader_of_another_continuation_of_the_request_is_not_stalled() -> None:
-    clock, last_take = FakeClock(), LastTake()
-    one, other = (
-        TokenStream(Wakeups(asyncio.get_running_loop()), clock, TargetSettings(), last_take)
-        for _ in range(2)
-    )
+    clock, wakeups = FakeClock(), Wakeups(asyncio.get_running_loop())
+    one = TokenStream(wakeups, clock, TargetSettings())
+    other = TokenStream(wakeups, clock, TargetSettings(), one)
     for token_id in range(3):
         one.put(chunk(token_id))
         other.put(chunk(token_id))
@@ -267,3 +274,25 @@ async def test_an_error_does_not_wait_for_the_next_message() -> None:
     assert taken_at_once(ends.stream) == chunk(2)
     with pytest.raises(OverloadedError):
         await ends.stream.take()
+
+
+def test_tokens_with_log_probabilities_receive_the_bytes_of_parts_of_characters() -> None:
+    tokenizer = ByteTokenizer()
+    positions = tuple(
+        PositionLogprobs(TokenLogprob(each, -1.0), (TokenLogprob(each, -1.0),))
+        for each in tokenizer.encode("aé日😀")
+    )
+    add_texts(GenerationChunk(token_ids=(), logprobs=positions), tokenizer)
+    messages = sampling_codec.logprobs_messages(positions)
+    written = list(map(sampling_codec.position_logprobs, messages))
+    assert b"".join(each.selected.encoded for each in written) == "aé日😀".encode()
+    assert b"".join(each.top[0].encoded for each in written) == "aé日😀".encode()
+    assert [each.selected.partial for each in written[:2]] == [b"", b"\xc3"]
+
+
+def test_tokens_of_rounds_receive_their_text() -> None:
+    accepted, rejected, bonus = (TokenText(ord(letter)) for letter in "abc")
+    found = Round((accepted, rejected), 1, (accepted, bonus))
+    add_texts(GenerationChunk(token_ids=(), rounds=(found,)), ByteTokenizer())
+    assert [each.text for each in found.proposed] == ["a", "b"]
+    assert [each.text for each in found.added] == ["a", "c"]
