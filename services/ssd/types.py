@@ -236,9 +236,12 @@ class Usage:
     cached_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SpeculationStatistics:
-    """Speculation statistics of one request, measured by the target."""
+    """Speculation statistics of one request, measured by the target.
+
+    The target counts in them until the request ends. From then on they do not change.
+    """
 
     mode: Mode
     rounds: int = 0

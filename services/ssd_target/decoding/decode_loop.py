@@ -277,8 +277,8 @@ class DecodeLoop:
             if not sequence.record.num_rounds and sequence.num_cached:
                 metrics.PREFIX_HITS_TOTAL.inc()
                 self._cached_tokens.inc(sequence.num_cached)
-            sequence.record.add_round(self.record, result, now)
-            sequence.record.paused_rounds += self._control.is_paused(sequence)
+            is_paused = self._control.is_paused(sequence)
+            sequence.record.add_round(self.record, result, now, is_paused=is_paused)
             chunk = GenerationChunk(token_ids=result.token_ids)
             if sequence.sampling.logprobs is not None:
                 chunk.logprobs = self._sampler.logprobs(sequence)[: len(result.token_ids)]

@@ -5,13 +5,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ssd.pool.rounds import LookupCounts, RoundResult
+from ssd.pool.rounds import RoundResult
 from ssd.speculation.round_record import RoundRecord
 from ssd.types import LookupResult, Mode, SpeculationStatistics
 
 
 def _floats() -> "array[float]":
     return array("d")
+
+
+def _nothing_counted() -> SpeculationStatistics:
+    return SpeculationStatistics(mode=Mode.AUTOREGRESSIVE)
 
 
 @dataclass(slots=True)
@@ -31,13 +35,10 @@ class SequenceRecord:
     last_token_at: float = 0.0
     decided_at: float = 0.0
     """The outcomes of its newest round were known."""
-    proposed_tokens: int = 0
-    accepted_tokens: int = 0
-    paused_rounds: int = 0
-    """Rounds for which the controller had turned its speculation off."""
-    lookups: LookupCounts = field(default_factory=LookupCounts)
     newest_lookup: LookupResult = LookupResult.NONE
     """It selected the proposal of the next round."""
+    _statistics: SpeculationStatistics = field(default_factory=_nothing_counted)
+    """Without times until the end."""
     _begun_at: "array[float]" = field(default_factory=_floats)
     _verify_seconds: "array[float]" = field(default_factory=_floats)
 
@@ -46,8 +47,13 @@ class SequenceRecord:
         """Rounds in which it took part."""
         return len(self._begun_at)
 
-    def add_round(self, record: RoundRecord, result: RoundResult, now: float) -> None:
-        """Add a round whose tokens are chosen."""
+    def add_round(
+        self, record: RoundRecord, result: RoundResult, now: float, *, is_paused: bool = False
+    ) -> None:
+        """Add a round whose tokens are chosen.
+
+        ``is_paused``: the controller had turned its speculation off.
+        """
         if not self._begun_at:
             self.decoding_at = record.stored_at
             self.first_token_at = now
@@ -55,40 +61,34 @@ class SequenceRecord:
         self._verify_seconds.append(record.verify_seconds)
         self.decided_at = record.decided_at
         self.last_token_at = now
-        self.proposed_tokens += result.num_proposed
-        self.accepted_tokens += min(result.outcome.accepted, len(result.token_ids))
+        counts = self._statistics
+        counts.rounds += 1
+        counts.proposed_tokens += result.num_proposed
+        counts.accepted_tokens += min(result.outcome.accepted, len(result.token_ids))
+        counts.paused_rounds += is_paused
 
     def add_lookup(self, result: LookupResult) -> None:
         """Add the lookup of a round that did not end it."""
         self.newest_lookup = result
-        self.lookups.add(result)
+        counts = self._statistics
+        counts.hits += result is LookupResult.HIT
+        counts.misses += result is LookupResult.MISS
+        counts.late += result is LookupResult.LATE
 
     def statistics(self, *, is_synchronous: bool) -> SpeculationStatistics:
         """Return the statistics of the request; called in the round that ends the sequence."""
-        verify_seconds = round_seconds = 0.0
+        found = self._statistics
         if self._begun_at:
-            verify_seconds = float(np.median(self._verify_seconds))
+            found.verify_seconds = float(np.median(self._verify_seconds))
             gaps = np.diff(self._begun_at)
-            round_seconds = (
+            found.round_seconds = (
                 float(np.median(gaps)) if gaps.size else self.decided_at - self._begun_at[0]
             )
-        mode = Mode.AUTOREGRESSIVE
-        if self.lookups.total:
-            mode = Mode.SPECULATIVE
-        elif is_synchronous and self.proposed_tokens:
-            mode = Mode.SYNCHRONOUS
-        return SpeculationStatistics(
-            mode=mode,
-            rounds=self.num_rounds,
-            hits=self.lookups.hits,
-            misses=self.lookups.misses,
-            late=self.lookups.late,
-            proposed_tokens=self.proposed_tokens,
-            accepted_tokens=self.accepted_tokens,
-            paused_rounds=self.paused_rounds,
-            time_to_first_token_seconds=max(0.0, self.first_token_at - self.arrived_at),
-            wall_seconds=max(0.0, self.last_token_at - self.arrived_at),
-            decode_seconds=max(0.0, self.last_token_at - self.first_token_at),
-            verify_seconds=verify_seconds,
-            round_seconds=round_seconds,
-        )
+        if found.hits or found.misses or found.late:
+            found.mode = Mode.SPECULATIVE
+        elif is_synchronous and found.proposed_tokens:
+            found.mode = Mode.SYNCHRONOUS
+        found.time_to_first_token_seconds = max(0.0, self.first_token_at - self.arrived_at)
+        found.wall_seconds = max(0.0, self.last_token_at - self.arrived_at)
+        found.decode_seconds = max(0.0, self.last_token_at - self.first_token_at)
+        return found
