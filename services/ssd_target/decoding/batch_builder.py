@@ -8,7 +8,7 @@ import torch
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.types import TokenId
-from ssd_target.decoding.scheduler import Stored
+from ssd_target.decoding.scheduler import Part
 from ssd_target.decoding.sequence import Sequence
 
 
@@ -51,14 +51,14 @@ class BatchBuilder:
         arrays = (tokens_BP, first_B, num_columns_B, self._block_tables_SJ[slots_B], slots_B)
         return PagedBatch(*map(torch.from_numpy, arrays), keeps_rows=keeps_rows)
 
-    def stored(self, works: Rows[Stored], granule: int) -> PagedBatch:
+    def stored(self, parts: Rows[Part], granule: int) -> PagedBatch:
         """Build the batch that stores parts of texts, in multiples of ``granule`` columns."""
-        longest = max(work.last - work.first for work in works)
-        tokens_BP = np.zeros((len(works), -(-longest // granule) * granule), dtype=np.int64)
-        for row_P, work in zip(tokens_BP, works, strict=True):
-            row_P[: work.last - work.first] = work.sequence.tokens[work.first : work.last]
-        slots_B = np.array([work.sequence.slot for work in works])
-        first_B = np.array([work.first for work in works])
-        last_B = np.array([work.last for work in works])
-        arrays = (tokens_BP, first_B, last_B - first_B, self._block_tables_SJ[slots_B])
+        longest = max(len(positions) for _, positions in parts)
+        tokens_BP = np.zeros((len(parts), -(-longest // granule) * granule), dtype=np.int64)
+        for row_P, (sequence, positions) in zip(tokens_BP, parts, strict=True):
+            row_P[: len(positions)] = sequence.tokens[positions.start : positions.stop]
+        slots_B = np.array([sequence.slot for sequence, _ in parts])
+        first_B = np.array([positions.start for _, positions in parts])
+        num_columns_B = np.array([len(positions) for _, positions in parts])
+        arrays = (tokens_BP, first_B, num_columns_B, self._block_tables_SJ[slots_B])
         return PagedBatch(*map(torch.from_numpy, arrays))

@@ -203,12 +203,13 @@ class DecodeLoop:
     def _store(self, plan: StepPlan) -> None:
         """Store the parts of texts that the plan contains."""
         engine = self._runner.engine
-        for work in plan.prefills:
-            column = self._runner.prefill(self._builder.stored([work], engine.prefill_chunk))
+        for sequence, positions in plan.prefills:
+            batch = self._builder.stored([(sequence, positions)], engine.prefill_chunk)
+            column = self._runner.prefill(batch)
             if column is not None:
-                work.sequence.finish_reason = FinishReason.FAILED
-                _fail(work.sequence, work.first + column)
-                self._finish(work.sequence)
+                sequence.finish_reason = FinishReason.FAILED
+                _fail(sequence, positions.start + column)
+                self._finish(sequence)
         if plan.replays:
             batch = self._builder.stored(plan.replays, engine.num_columns)
             self._runner.verify(self._runner.prepare(batch))

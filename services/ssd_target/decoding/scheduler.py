@@ -51,13 +51,8 @@ Event = Sequence | SequenceId
 """A new sequence, or the id of one to cancel: its client has left, or the process ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Positions [first, last) of a sequence that the step stores."""
-
-    sequence: Sequence
-    first: int
-    last: int
+Part = tuple[Sequence, range]
+"""Positions of a sequence that the step stores."""
 
 
 @dataclass(slots=True)
@@ -75,9 +70,9 @@ class StepPlan:
     """Have a slot from now on, some of them again."""
     moved: list[Sequence] = field(default_factory=list)
     """Have other blocks than before."""
-    prefills: list[Stored] = field(default_factory=list)
+    prefills: list[Part] = field(default_factory=list)
     """Parts of prompts. They begin at multiples of the chunk."""
-    replays: list[Stored] = field(default_factory=list)
+    replays: list[Part] = field(default_factory=list)
     """Emitted tokens of sequences that were preempted, at most K+1 of each."""
     running: list[Sequence] = field(default_factory=list)
     """Sequences that have a slot, in order."""
@@ -87,7 +82,7 @@ class StepPlan:
     @property
     def num_stored(self) -> int:
         """Tokens that the step stores beside the round."""
-        return sum(each.last - each.first for each in (*self.prefills, *self.replays))
+        return sum(len(positions) for _, positions in (*self.prefills, *self.replays))
 
 
 class Scheduler:
@@ -108,7 +103,7 @@ class Scheduler:
         self._num_eligible = 0
         self._num_auto = 0
         self._free_slots = list(range(engine.max_num_seqs - 1, -1, -1))
-        self._newest_prefills: list[Stored] = []
+        self._newest_prefills: list[Part] = []
         self._salt = token_bytes(16)
         # Shared blocks end where a prefill begins.
         self._granule = lcm(engine.block_size, engine.prefill_chunk)
@@ -132,9 +127,9 @@ class Scheduler:
             events: since the last call.
             num_rows: rows of the newest round, as an estimate of this one.
         """
-        for prefill in self._newest_prefills:
-            if prefill.sequence.finish_reason is None:
-                self._keep(prefill)
+        for sequence, stored in self._newest_prefills:
+            if sequence.finish_reason is None:
+                self._keep(sequence, stored)
         plan = StepPlan()
         new: list[Sequence] = []
         for event in events:
@@ -159,9 +154,9 @@ class Scheduler:
         """Free the slot and the blocks of a sequence that has ended."""
         assert sequence.finish_reason is not None
         if sequence.finish_reason is not FinishReason.FAILED:
-            for prefill in self._newest_prefills:
-                if prefill.sequence is sequence:
-                    self._keep(prefill)
+            for each, stored in self._newest_prefills:
+                if each is sequence:
+                    self._keep(each, stored)
         self._remove(sequence)
 
     def sequences(self) -> tuple[Sequence, ...]:
@@ -208,10 +203,10 @@ class Scheduler:
         sequence.num_preemptions += 1
         self._enqueue(sequence)
 
-    def _keep(self, prefill: Stored) -> None:
+    def _keep(self, sequence: Sequence, stored: range) -> None:
         """Put the blocks that a prefill of the newest step has filled into the prefix cache."""
-        size, sequence = self._engine.block_size, prefill.sequence
-        for index in range(prefill.first // size, min(prefill.last // size, len(sequence.keys))):
+        size = self._engine.block_size
+        for index in range(stored.start // size, min(stored.stop // size, len(sequence.keys))):
             self.blocks.keep(sequence.blocks[index], sequence.keys[index])
 
     def _num_blocks(self, sequence: Sequence) -> int:
@@ -297,7 +292,7 @@ class Scheduler:
             if first >= sequence.num_prefill:
                 # Emitted tokens of a preempted sequence.
                 last = min(first + self._engine.num_columns, len(sequence.tokens) - 1)
-                plan.replays.append(Stored(sequence, first, last))
+                plan.replays.append((sequence, range(first, last)))
                 sequence.num_stored = last
         new = [each for each in missing if each.num_stored < each.num_prefill]
         chunk = self._engine.prefill_chunk
@@ -311,7 +306,7 @@ class Scheduler:
             first = sequence.num_stored
             last = min(sequence.num_prefill, first + num_chunks * chunk)
             if first < last:
-                plan.prefills.append(Stored(sequence, first, last))
+                plan.prefills.append((sequence, range(first, last)))
                 sequence.num_stored = last
                 num_chunks -= -(-(last - first) // chunk)
             if not num_chunks:

@@ -79,8 +79,8 @@ def test_a_prompt_is_stored_in_chunks_that_end_at_multiples() -> None:
     chunks = []
     plan = subject.plan([arrival(1, prompt=20)])
     while plan.prefills:
-        assert bool(plan.decoding) == (plan.prefills[-1].last == 19)
-        chunks += [(each.first, each.last) for each in plan.prefills]
+        assert bool(plan.decoding) == (plan.prefills[-1][1].stop == 19)
+        chunks += [(each.start, each.stop) for _, each in plan.prefills]
         plan = subject.plan([])
     assert chunks == [(0, 8), (8, 16), (16, 19)]
     assert ids(plan.decoding) == [1]
@@ -97,15 +97,15 @@ def test_running_rows_decode_while_another_prompt_is_stored() -> None:
     subject.plan([arrival(1, prompt=2)])
     plan = subject.plan([arrival(2, prompt=30)])
     assert ids(plan.decoding) == [1]
-    assert ids(each.sequence for each in plan.prefills) == [2]
+    assert ids(each for each, _ in plan.prefills) == [2]
 
 
 def test_the_token_budget_of_a_step_is_shared_by_several_prompts() -> None:
     subject = scheduler(step_tokens=24)
     plan = subject.plan([arrival(1, 18), arrival(2, (9,) * 30), arrival(3, 30)])
-    assert [(each.first, each.last) for each in plan.prefills] == [(0, 17)]
+    assert [(each.start, each.stop) for _, each in plan.prefills] == [(0, 17)]
     plan = subject.plan([])
-    assert [(each.first, each.last) for each in plan.prefills] == [(0, 16)]
+    assert [(each.start, each.stop) for _, each in plan.prefills] == [(0, 16)]
 
 
 @pytest.mark.parametrize(("num_rows", "stored"), [(1, 8), (15, 8), (17, 16), (40, 40), (100, 48)])
@@ -123,7 +123,7 @@ def test_beside_one_decoding_row_each_new_prompt_stores_a_chunk_within_the_budge
     subject.plan([arrival(1, prompt=1, limit=60)])
     plan = subject.plan([arrival(2, prompt=40), arrival(3, (9,) * 40)], 1)
     assert plan.num_stored == 16
-    assert ids(each.sequence for each in plan.prefills) == [2]
+    assert ids(each for each, _ in plan.prefills) == [2]
 
 
 def test_the_newest_is_refused_when_the_queue_is_full() -> None:
@@ -220,7 +220,7 @@ def test_the_last_sequence_is_preempted_and_stores_its_text_in_the_same_way() ->
     while not plan.decoding:
         plan = subject.plan([])
         stored += [*plan.prefills, *plan.replays]
-    assert [(each.first, each.last) for each in stored] == [
+    assert [(each.start, each.stop) for _, each in stored] == [
         *((0, 8), (8, 16), (16, 19)),
         *((19, 23), (23, 27), (27, 31)),
     ]
@@ -235,7 +235,7 @@ def test_a_repeated_prompt_shares_the_blocks_of_whole_chunks() -> None:
     plan = subject.plan([arrival(2, 20), arrival(3, (*range(1, 13), *range(50, 60)))])
     second, third = plan.admitted
     assert second.blocks[:4] == blocks
-    assert [(each.sequence.sequence_id, each.first) for each in plan.prefills] == [(2, 16)]
+    assert [(each.sequence_id, part.start) for each, part in plan.prefills] == [(2, 16)]
     # 12 equal tokens are 3 blocks, but a prefill begins at a multiple of 8.
     assert third.blocks[:2] == blocks[:2]
     assert (second.num_cached, third.num_cached) == (16, 8)
@@ -247,7 +247,7 @@ def test_equal_prompts_that_arrive_together_are_stored_once() -> None:
     plan = subject.plan([arrival(number, 20) for number in range(3)])
     stored = []
     while plan.num_stored:
-        stored += [(each.sequence.sequence_id, each.first) for each in plan.prefills]
+        stored += [(each.sequence_id, part.start) for each, part in plan.prefills]
         check_scheduler(subject)
         plan = subject.plan([])
     assert stored == [(0, 0), (0, 8), (0, 16), (1, 16), (2, 16)]
@@ -265,7 +265,7 @@ def test_a_block_that_a_chunk_fills_in_part_is_not_shared(num_steps: int, num_ca
         subject.plan([])
     plan = subject.plan([1, arrival(2, 25)])
     assert [each.num_cached for each in plan.admitted] == [num_cached]
-    assert [(each.first, each.last) for each in plan.prefills] == [(num_cached, num_cached + 4)]
+    assert [(each.start, each.stop) for _, each in plan.prefills] == [(num_cached, num_cached + 4)]
 
 
 @pytest.mark.parametrize("num_cached", [0, 8])
@@ -283,7 +283,7 @@ def test_a_preempted_sequence_does_not_count_its_own_entries_as_cached(num_cache
     end(subject, first)
     plan = subject.plan([])
     assert plan.admitted == [second]
-    assert [each.first for each in plan.prefills] == [16]
+    assert [each.start for _, each in plan.prefills] == [16]
     assert second.num_cached == num_cached
 
 
@@ -330,12 +330,12 @@ class Ledger:
         self.entries: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def run(self, plan: StepPlan) -> None:
-        for work in plan.prefills:
-            assert work.first % ENGINE.prefill_chunk == 0
-            assert work.last <= work.sequence.num_prefill
-        for work in (*plan.prefills, *plan.replays):
-            assert work.first < work.last < len(work.sequence.tokens)
-            self.store(work.sequence, work.first, work.last)
+        for sequence, part in plan.prefills:
+            assert part.start % ENGINE.prefill_chunk == 0
+            assert part.stop <= sequence.num_prefill
+        for sequence, part in (*plan.prefills, *plan.replays):
+            assert part.start < part.stop < len(sequence.tokens)
+            self.store(sequence, part.start, part.stop)
         for sequence in plan.decoding:
             last = len(sequence.tokens) - 1
             self.store(sequence, last, last)
