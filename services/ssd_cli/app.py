@@ -444,12 +444,6 @@ def pool_command(
 app.command("plan")(plan_command)
 
 
-@app.command("version")
-def version_command() -> None:
-    """Print the version."""
-    out.print(ssd.__version__)
-
-
 def _usage_problem(message: str, command: str) -> str:
     """Return typer's message as ``--flag: problem``."""
     if command.endswith(" generate") and message.startswith("No such option"):
