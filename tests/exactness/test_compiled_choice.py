@@ -5,11 +5,12 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
+from tests.philox import philox4x32_10
 
 from ssd.engine.sampling.choose import choose
 from ssd.engine.sampling.keyed import NoiseKeys, choose_of_keys, packed, words_of_keys
 from ssd.engine.sampling.soft_filters import lowered
-from ssd.speculation.noise import gumbel_noise, philox4x32_10
+from ssd.speculation.noise import gumbel_noise
 
 NUM_IDS = 44
 SEEDS = np.array([0, 2**64 - 5, 2**62 + 7], dtype=np.uint64)

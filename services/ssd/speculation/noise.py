@@ -106,24 +106,6 @@ def _copy_words(words_YT4: Uint32s, even_2YT: Uint64s, odd_2YT: Uint64s) -> None
         words_YT4[..., 2 * lane + 1] = odd_2YT[lane].view(np.uint32)[:, ::2]
 
 
-def philox4x32_10(counters_X4: Uint32s, key_2: Uint32s) -> Uint32s:
-    """Encrypt counters.
-
-    Args:
-        counters_X4: uint32, counters of four words.
-        key_2: uint32, the two words of the key.
-
-    Returns:
-        uint32 [X, 4], the same bits as ``philox4x32`` of Random123 with 10 rounds.
-    """
-    num = len(counters_X4)
-    keys_21 = key_2.astype(np.uint64)[:, None]
-    even_21X, odd_21X = _Philox(num).run(list(counters_X4.T), keys_21, (1, num))
-    words_1X4 = np.empty((1, num, _WORDS), dtype=np.uint32)
-    _copy_words(words_1X4, even_21X, odd_21X)
-    return words_1X4.reshape(num, _WORDS)
-
-
 def gumbel_from_words(noise: Float32s) -> None:
     """Convert words, given as contiguous float32, to Gumbel noise in place."""
     noise += np.float32(0.5)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import kolmogorov
+from tests.philox import philox4x32_10
 
-from ssd.speculation.noise import NoiseRing, gumbel_from_words, gumbel_noise, philox4x32_10
+from ssd.speculation.noise import NoiseRing, gumbel_from_words, gumbel_noise
 
 
 def words(text: str) -> list[int]:
@@ -37,7 +38,9 @@ def words(text: str) -> list[int]:
         ),
     ],
 )
-def test_philox_gives_the_known_answers_of_random123(counter: str, key: str, expected: str) -> None:
+def test_the_reference_gives_the_known_answers_of_random123(
+    counter: str, key: str, expected: str
+) -> None:
     counters_X4 = np.array([words(counter)] * 3, dtype=np.uint32)
     words_X4 = philox4x32_10(counters_X4, np.array(words(key), dtype=np.uint32))
     assert words_X4.tolist() == [words(expected)] * 3
