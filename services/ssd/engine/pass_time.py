@@ -13,11 +13,11 @@ On CPUs, they do not overlap: the time of a pass grows evenly with its rows
 What is fitted, what is counted and what is assumed:
 
 - ``KERNEL_SECONDS`` and ``ALL_REDUCE_SECONDS`` are fitted: chosen so that plain decoding with the
-  kernels of ``PUBLISHED`` is near the published speeds on H100s. With them, the other predictions
-  are within 15 % (``tests/unit/ssd_cli/test_published_speeds.py``).
+  kernels of the published engine is near the published speeds on H100s. With them, the other
+  predictions are within 15 % (``tests/unit/ssd_cli/test_published_speeds.py``).
 - The kernels of ``STATIC`` are counted in the operations that the engine for GPUs records, and a
-  test compares them (``tests/unit/ssd/engine/test_kernel_counts.py``). Those of ``PUBLISHED``, the
-  engine of the publication, are assumed: its code fuses more.
+  test compares them (``tests/unit/ssd/engine/test_kernel_counts.py``). Those of the published
+  engine are assumed: its code fuses more.
 - The shares of bandwidths and of the peak are assumed, the same for all GPUs.
 
 *Decision*: a kernel of either engine takes the same time. *Because*: there is no measurement of
@@ -74,9 +74,6 @@ class Kernels:
 
 STATIC = Kernels(layer=18, head_norms=3, tree=15, fixed=20, fixed_tree=11, adds_parts=True)
 """This engine on GPUs, without captured collectives; the numbers of ``test_kernel_counts``."""
-PUBLISHED = Kernels(layer=10, head_norms=2, tree=8, fixed=10, fixed_tree=8, adds_parts=False)
-"""The engine of the publication. Of a layer: 2 norms, 4 products, rotation, 1 that stores KV,
-attention, activation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
