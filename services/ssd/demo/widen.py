@@ -24,7 +24,6 @@ from typing import Any
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ssd.demo import FACTORS
 from ssd.errors import ModelNotFoundError, SetupError, UnsupportedModelError, WeightsError
@@ -81,38 +80,6 @@ def widen(source: Path, factor: int, output: Path) -> Path:
             # Another process was faster; check its folder like an existing one.
             return _accept(output, mark)
     logger.info("widened %s by %d into %s", source, factor, output)
-    return output
-
-
-def pad_vocabulary(source: Path, size: int, output: Path) -> Path:
-    """Write a model of the same function whose embedding and head have ``size`` rows.
-
-    The new ids are never chosen, because the tokenizer does not have them. Passes, sampling and
-    noise then cost as much as with a vocabulary of this size.
-
-    Args:
-        source: Folder with ``config.json`` and safetensors.
-        size: Rows of the embedding, at least those of the model.
-        output: The folder to make; it must not exist.
-
-    Returns:
-        ``output``.
-
-    Raises:
-        ModelNotFoundError: ``source`` has no ``config.json``.
-        WeightsError: ``source`` has no safetensors.
-        SetupError: The model has more rows than ``size``.
-    """
-    config = _read_config(source)
-    missing = size - int(config["vocab_size"])
-    if missing < 0:
-        raise SetupError(f"{source} has {config['vocab_size']} token ids, more than {size}")
-
-    def padded(name: str, tensor: Tensor) -> Tensor:
-        is_padded = name.rpartition(".")[0].rpartition(".")[2] in {"embed_tokens", "lm_head"}
-        return pad(tensor, (0, 0, 0, missing)) if is_padded else tensor
-
-    _write(source, output, config | {"vocab_size": size}, padded)
     return output
 
 
