@@ -79,10 +79,9 @@ class StepControl:
             case _:
                 self.choice = Choice(is_on=False, max_proposed=0)
         if self.mode is not Mode.AUTO:
-            choice = self.choice
-            self._publish(
-                ControllerReport(choice.is_on, Reason.MEASURING, 0.0, choice.max_proposed)
-            )
+            is_on, max_proposed = self.choice.is_on, self.choice.max_proposed
+            report = ControllerReport(is_on, Reason.MEASURING, 0.0, max_proposed)
+            publish_report(report, self._round_log)
         return was_on and not self.choice.is_on
 
     def end(
@@ -126,9 +125,4 @@ class StepControl:
         self._metrics.observe_seconds(record)
         if self.mode is Mode.AUTO:
             self.controller.add_round(record)
-            self._publish(self.controller.report())
-
-    def _publish(self, report: ControllerReport) -> None:
-        if report != self._round_log.speculation:
-            self._round_log.speculation = report
-            publish_report(report)
+            publish_report(self.controller.report(), self._round_log)

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 
 from ssd.observability import metrics
+from ssd.pool.round_log import RoundLog
 from ssd.speculation.controller import ControllerReport, Reason
 from ssd.speculation.round_record import RoundRecord
 from ssd.types import LookupResult, Mode
@@ -47,8 +48,11 @@ class RoundMetrics:
             histogram.observe(seconds(record))
 
 
-def publish_report(report: ControllerReport) -> None:
-    """Publish the choice of the controller."""
+def publish_report(report: ControllerReport, log: RoundLog) -> None:
+    """Publish the choice of the controller, also in the log, if it has changed."""
+    if report == log.speculation:
+        return
+    log.speculation = report
     metrics.SPECULATION_ACTIVE.set(report.is_on)
     metrics.SPECULATION_SPEED_UP.set(report.speed_up)
     metrics.MAX_PROPOSED_TOKENS.set(report.max_proposed)

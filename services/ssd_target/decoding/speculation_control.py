@@ -57,7 +57,4 @@ class SpeculationControl:
     def add_round(self, record: RoundRecord) -> None:
         """Give a complete round to the controller, and publish its choice."""
         self._controller.add_round(record)
-        report = self._controller.report()
-        if report != self._round_log.speculation:
-            self._round_log.speculation = report
-            publish_report(report)
+        publish_report(self._controller.report(), self._round_log)
