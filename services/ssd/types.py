@@ -305,6 +305,10 @@ class TokenLogprob:
         """``logprob`` as JSON can have it: OpenAI's -9999 for a token that cannot be selected."""
         return max(self.logprob, -9999.0)
 
+    def as_json(self) -> dict[str, str | float | list[int]]:
+        """Return the entry of a token as OpenAI's API has it."""
+        return {"token": self.text, "logprob": self.finite, "bytes": list(self.encoded)}
+
 
 @dataclass(frozen=True, slots=True)
 class PositionLogprobs:

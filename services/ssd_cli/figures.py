@@ -95,12 +95,7 @@ class Generation:
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:
-    return {
-        "token_id": token.token_id,
-        "token": token.text,
-        "logprob": token.finite,
-        "bytes": list(token.encoded),
-    }
+    return {"token_id": token.token_id, **token.as_json()}
 
 
 @dataclass(slots=True)

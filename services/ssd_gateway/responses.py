@@ -295,19 +295,11 @@ def model_object(model: str, max_model_len: int, created: int) -> dict[str, Any]
 def _chat_logprobs(positions: Iterable[Position]) -> list[dict[str, Any]]:
     return [
         {
-            **_token(each.logprobs.selected),
-            "top_logprobs": [_token(token) for token in each.logprobs.top],
+            **each.logprobs.selected.as_json(),
+            "top_logprobs": [token.as_json() for token in each.logprobs.top],
         }
         for each in positions
     ]
-
-
-def _token(token: TokenLogprob) -> dict[str, Any]:
-    return {
-        "token": token.text,
-        "logprob": token.finite,
-        "bytes": list(token.encoded),
-    }
 
 
 def _text_logprobs(positions: Iterable[Position]) -> dict[str, Any]:
