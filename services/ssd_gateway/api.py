@@ -16,10 +16,10 @@ from ssd import __version__
 from ssd.errors import FieldError, SSDError, UnsupportedError
 from ssd.observability import log
 from ssd.ports import Clock
+from ssd.tasks import merged
 from ssd.types import GenerationChunk
 from ssd_gateway.body import BodyBudget, ClientLeftError, read_body, while_connected
 from ssd_gateway.deadlines import Deadlines
-from ssd_gateway.merge import merged
 from ssd_gateway.metrics import BROKEN_STREAMS_TOTAL, FIRST_TOKEN_SECONDS
 from ssd_gateway.parser import BodyLimits, RequestParser
 from ssd_gateway.problems import problem

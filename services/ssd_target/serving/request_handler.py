@@ -14,6 +14,7 @@ from ssd.errors import ContextLengthError, FieldError, NotReadyError, RankError
 from ssd.ports import Clock, Tokenizer
 from ssd.rpc.bounds import ANY_MODEL, PromptBounds, check_text, check_token_ids
 from ssd.rpc.codec import Conversation, GenerateCall, prompt_field
+from ssd.tasks import merged
 from ssd.text.chat_template import render_chat, tool_format
 from ssd.text.grammar import Grammar, GrammarSource
 from ssd.text.stop import TextWriter
@@ -24,7 +25,7 @@ from ssd_target.decoding.sequence import Sequence, StopDetector
 from ssd_target.decoding.sequence_record import SequenceRecord
 from ssd_target.serving.grammars import Grammars
 from ssd_target.serving.request_trace import RequestTrace
-from ssd_target.serving.streams import TokenStream, Wakeups, add_texts, merged
+from ssd_target.serving.streams import TokenStream, Wakeups, add_texts
 from ssd_target.serving.tokenization import Tokenization
 from ssd_target.settings import TargetSettings
 
@@ -212,10 +213,8 @@ class RequestHandler:
                 for sequence in sequences:
                     self._inbox.submit(sequence)
                     trace.sequences.append(sequence)
-                async with contextlib.aclosing(
-                    merged(readers) if len(readers) > 1 else readers[0]
-                ) as chunks:
-                    async for chunk in chunks:
+                async with contextlib.aclosing(merged(readers)) as chunks:
+                    async for _, chunk in chunks:
                         if not call.report_rounds:
                             chunk.rounds = ()
                         add_texts(chunk, self.tokenizer)

@@ -14,7 +14,6 @@ its slowest thread. *Not chosen*: a number of tokens, which delays those of a sl
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
 from itertools import chain
 
 from ssd.ports import Clock, Tokenizer
@@ -22,8 +21,6 @@ from ssd.runtime.threads import post
 from ssd.text.detokenizer import REPLACEMENT
 from ssd.types import GenerationChunk
 from ssd_target.settings import TargetSettings
-
-Chunks = AsyncGenerator[GenerationChunk, None]
 
 MAX_MERGED_TOKENS = 4096
 """Maximum number of tokens, with their alternatives, in a merged chunk. Its message has less than
@@ -225,26 +222,3 @@ def add_texts(chunk: GenerationChunk, tokenizer: Tokenizer) -> None:
             found.text = tokenizer.decode([found.token_id])
             if REPLACEMENT in found.text:
                 found.partial = tokenizer.token_bytes(found.token_id)
-
-
-async def merged(readers: Sequence[Chunks]) -> Chunks:
-    """Yield the chunks of all continuations of a request as they arrive, each until its last one.
-
-    It reads one chunk ahead of each, so the streams notice a client that does not read.
-
-    Raises:
-        SSDError: one of them failed; the others are closed.
-    """
-    reading = {asyncio.ensure_future(anext(reader)): reader for reader in readers}
-    try:
-        while reading:
-            arrived, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
-            for each in sorted(arrived, key=list(reading).index):
-                chunk, reader = each.result(), reading.pop(each)
-                if chunk.finish_reason is None:
-                    reading[asyncio.ensure_future(anext(reader))] = reader
-                yield chunk
-    finally:
-        for each in reading:
-            each.cancel()
-        await asyncio.gather(*reading, return_exceptions=True)

@@ -1,10 +1,13 @@
-"""Tasks beside a block end with it."""
+"""Tasks beside a block end with it; merged streams arrive whole, and end together."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 import pytest
 
-from ssd.tasks import beside
+from ssd.tasks import beside, merged
+
+NOTHING: tuple[int, ...] = ()
 
 
 async def test_a_task_ends_with_the_block_and_is_waited_for() -> None:
@@ -35,3 +38,48 @@ async def test_the_block_reads_the_error_of_a_task() -> None:
         await asyncio.wait({task})
         with pytest.raises(ValueError, match="work"):
             task.result()
+
+
+async def counts(n: int, closed: list[int]) -> AsyncGenerator[int, None]:
+    try:
+        for each in range(n):
+            yield each
+    finally:
+        closed.append(n)
+
+
+async def test_every_item_arrives_in_the_order_of_its_stream() -> None:
+    closed: list[int] = []
+    found = [item async for item in merged([counts(n, closed) for n in (3, 0, 40)])]
+    assert sorted(found) == [(0, each) for each in range(3)] + [(2, each) for each in range(40)]
+    assert [each for index, each in found if index == 2] == list(range(40))
+    assert sorted(closed) == [0, 3, 40]
+
+
+async def test_an_error_ends_all_streams() -> None:
+    closed: list[int] = []
+
+    async def fails() -> AsyncGenerator[int, None]:
+        for each in NOTHING:
+            yield each
+        raise ValueError("broken")
+
+    async def endless() -> AsyncGenerator[int, None]:
+        try:
+            yield 1
+            await asyncio.Event().wait()
+        finally:
+            closed.append(1)
+
+    with pytest.raises(ValueError, match="broken"):
+        async for _ in merged([endless(), fails()]):
+            pass
+    assert closed == [1]
+
+
+async def test_a_reader_that_leaves_closes_all_streams() -> None:
+    closed: list[int] = []
+    stream = merged([counts(100, closed), counts(200, closed)])
+    await anext(stream)
+    await stream.aclose()
+    assert sorted(closed) == [100, 200]
