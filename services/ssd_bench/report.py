@@ -1,7 +1,7 @@
 """Results as tables and as JSON records."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -107,8 +107,8 @@ def records(results: Results, settings: Mapping[str, Any]) -> list[dict[str, Any
 
 def markdown(results: Results, bandwidth: float) -> str:
     """Return the run as Markdown: a table of modes, then what concerns the whole run."""
-    header = ["data", "batch", "T", "mode", *COLUMNS.values(), "/ AR", "texts that differ"]
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    titles = ["data", "batch", "T", "mode", *COLUMNS.values(), "/ AR", "texts that differ"]
+    rows = []
     for cell in results.cells:
         for mode, repetitions in cell.figures.items():
             found = spreads(repetitions)
@@ -119,14 +119,21 @@ def markdown(results: Results, bandwidth: float) -> str:
             row.append(str(ratio))
             is_last = mode == list(cell.figures)[-1]
             row.append(f"{cell.num_different} of {cell.num_compared}" if is_last else "")
-            lines.append("| " + " | ".join(row) + " |")
-    lines += [
+            rows.append(row)
+    lines = [
+        *markdown_table(titles, rows),
         "",
         *whole_run(results, bandwidth),
         "",
         *rounds_markdown(round_records(results.cells)),
     ]
     return "\n".join(lines) + "\n"
+
+
+def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    head, *lines = (f"| {' | '.join(row)} |" for row in (titles, *rows))
+    return [head, "|" + "---|" * len(titles), *lines]
 
 
 def terminal_tables(results: Results) -> list[Table]:
@@ -222,16 +229,14 @@ def round_records(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 def rounds_markdown(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the parts of a round as a Markdown table."""
-    lines = [
-        "Milliseconds of a round by part (means; medians over repetitions).",
-        "",
-        "| " + " | ".join(("data", "batch", "T", "mode", "round", *PARTS)) + " |",
-        "|" + "---|" * (5 + len(PARTS)),
-    ]
+    rows = []
     for each in rounds:
         parts = each["parts_ms"]
         numbers = [f"{number:.3g}" for number in (sum(parts.values()), *(parts[p] for p in PARTS))]
         case = (each["workload"], str(each["batch"]), f"{each['temperature']:g}", each["mode"])
-        cells = [*case, *numbers]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+        rows.append([*case, *numbers])
+    return [
+        "Milliseconds of a round by part (means; medians over repetitions).",
+        "",
+        *markdown_table(("data", "batch", "T", "mode", "round", *PARTS), rows),
+    ]

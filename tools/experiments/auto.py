@@ -31,6 +31,7 @@ from ssd.runtime.cpu_plan import one_cpu_a_core, plan_cpus
 from ssd.runtime.launch import Deployment, deployed
 from ssd.types import Mode, SamplingParams
 from ssd_bench.command import Output, err
+from ssd_bench.report import markdown_table
 
 NUM_PROMPTS = 32
 PROMPT_CHARS = 250
@@ -247,14 +248,14 @@ def markdown(cells: Sequence[Cell]) -> str:
     """Return a table with a row for each cell."""
     titles = ["situation", "CPUs", "batch", "T", "AR", "SPECULATIVE", "AUTO", "AUTO / AR"]
     titles += ["AUTO / better", f"first {FIRST_BATCHES}"]
-    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    rows = []
     for each in cells:
         size, speeds = each.size, (each.tokens_per_second[mode.value] for mode in MODES)
         row = [each.situation, f"{size.cpus}", f"{size.batch}", f"{size.temperature:g}"]
         row += [f"{speed:.3g}" for speed in speeds]
         row += [f"{each.over_ar:.2f}", f"{each.over_better:.2f}", f"{each.first_over_better:.2f}"]
-        lines.append("| " + " | ".join(row) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append(row)
+    return "\n".join(markdown_table(titles, rows)) + "\n"
 
 
 def auto(

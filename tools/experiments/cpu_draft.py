@@ -39,6 +39,7 @@ from ssd.model_files.local_model import find_model
 from ssd.settings import load
 from ssd_bench.command import Debug, Output, out
 from ssd_bench.machine import read_bandwidth
+from ssd_bench.report import markdown_table
 from ssd_draft.settings import DraftSettings
 
 CONTEXT_TOKENS = 512
@@ -251,9 +252,8 @@ def markdown(found: Measurement) -> str:
         f"{found.read_bytes_per_second / 1e9:.1f} GB/s. Predictions: "
         f"{found.server_bytes_per_second / 1e9:.0f} GB/s, the rates of these cores.",
         "",
-        f"| {' | '.join(head)} |",
-        "|" + "---|" * len(head),
     ]
+    table = []
     for each in found.steps:
         cells = [
             *(each.model, each.weights, each.engine),
@@ -261,5 +261,5 @@ def markdown(found: Measurement) -> str:
             *(f"{each.core_bytes / 1e9:.1f}", f"{each.core_flops / 1e9:.0f}"),
             *(f"{each.predicted_seconds[cores] * 1000:.1f}" for cores in SERVER_CORES),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        table.append(cells)
+    return "\n".join([*lines, *markdown_table(head, table)])

@@ -6,6 +6,7 @@ from typing import Any
 
 from ssd_bench.peers.contenders import OWN, Contender
 from ssd_bench.peers.measure import Case, Row
+from ssd_bench.report import markdown_table
 
 TITLES = (
     "data",
@@ -46,9 +47,8 @@ def rows_of(values: Sequence[dict[str, Any]]) -> list[Row]:
 
 def markdown(rows: Sequence[Row], conditions: str, decode: Decode) -> str:
     """Return the table with its conditions; ``decode`` is that of the target's tokenizer."""
-    lines = [conditions, "", "| " + " | ".join(TITLES) + " |", "|" + "---|" * len(TITLES)]
-    lines += ["| " + " | ".join(_cells(row, rows, decode)) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
+    table = markdown_table(TITLES, (_cells(row, rows, decode) for row in rows))
+    return "\n".join([conditions, "", *table]) + "\n"
 
 
 def plain_of(row: Row, rows: Sequence[Row]) -> Row | None:

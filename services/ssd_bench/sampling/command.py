@@ -27,6 +27,7 @@ from ssd_bench.command import (
     show_results,
 )
 from ssd_bench.drawing import plots
+from ssd_bench.report import markdown_table
 from ssd_bench.sampling.laws import Coupled, Law, Saguaro
 from ssd_bench.sampling.rounds import FITTED, Cell, Experiment
 
@@ -100,7 +101,7 @@ def markdown(cells: Sequence[Cell], proposal_share: float) -> str:
     """Return the table: hit rates by policy, and speed-ups with the first policy."""
     titles = ("T", "law", "C", "tokens per round", *(f"hit, {name}" for name in _COLUMNS))
     titles += ("speed-up", "speed-up, miss waits")
-    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    rows = []
     for cell in cells:
         weight = "" if cell.cache_weight is None else f"{cell.cache_weight:g}"
         values = [f"{cell.temperature:g}", cell.law, weight, f"{cell.tokens_per_round:.2f}"]
@@ -109,8 +110,8 @@ def markdown(cells: Sequence[Cell], proposal_share: float) -> str:
             f"{cell.speed_up(_COLUMNS[0], proposal_share, waits_after_miss=waits):.2f}"
             for waits in (False, True)
         ]
-        lines.append("| " + " | ".join(values) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append(values)
+    return "\n".join(markdown_table(titles, rows)) + "\n"
 
 
 def _cells(temperatures: Sequence[float], cache_weights: Sequence[float]) -> list[Cell]:
