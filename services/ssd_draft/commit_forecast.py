@@ -20,8 +20,8 @@ class CommitForecast:
         self._arrived_at: float | None = None
         self._is_plain = True
 
-    def note(self, arrived_at: float, waited_seconds: float, *, is_plain: bool) -> None:
-        """Note the arrival of commits.
+    def add_commits(self, arrived_at: float, waited_seconds: float, *, is_plain: bool) -> None:
+        """Add the arrival of commits.
 
         Args:
             arrived_at: their time.

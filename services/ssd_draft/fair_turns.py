@@ -36,8 +36,8 @@ class FairTurns:
         self._now = self._used_seconds[chosen]
         return chosen
 
-    def note(self, link: int, seconds: float) -> None:
-        """Note the duration of a turn."""
+    def add_turn(self, link: int, seconds: float) -> None:
+        """Add the duration of a turn."""
         self._used_seconds[link] = self._used_seconds.pop(link) + seconds
 
     def remove(self, link: int) -> None:

@@ -108,16 +108,16 @@ class SizeChoice:
         self._times: defaultdict[tuple[int, Size], _Times] = defaultdict(_Times)
         """By size class of the sessions, and by size of the tables."""
 
-    def note_first(self, num_sessions: int, size: Size, seconds: float, depth: int = 1) -> None:
-        """Note the time from the start of a batch of tables to its first columns."""
+    def add_first(self, num_sessions: int, size: Size, seconds: float, depth: int = 1) -> None:
+        """Add the time from the start of a batch of tables to its first columns."""
         times = self._times[_size_class(num_sessions), size]
         times.first.add(seconds)
         times.first_depth = depth
         self._num_tables += 1
         times.used_at = self._num_tables
 
-    def note_step(self, num_sessions: int, size: Size, seconds: float) -> None:
-        """Note the time from one column to the next, of sessions with a measured first one."""
+    def add_step(self, num_sessions: int, size: Size, seconds: float) -> None:
+        """Add the time from one column to the next, of sessions with a measured first one."""
         key = _size_class(num_sessions), size
         if key in self._times:
             self._times[key].step.add(seconds)

@@ -171,7 +171,7 @@ class Worker:
         begun_at = self._clock.now()
         self._take_turn(link, waiting)
         self._publish()
-        self._turns.note(link, self._clock.now() - begun_at)
+        self._turns.add_turn(link, self._clock.now() - begun_at)
         return True
 
     def _waiting_links(self) -> set[int]:
@@ -227,7 +227,7 @@ class Worker:
     def _queue(self, link: LinkEnd, commits: Rows[Commit], arrived_at: float) -> None:
         """Queue the commits of a frame for their sessions."""
         waited_us = max((commit.waited_us for commit in commits), default=0)
-        self._work[link.number].forecast.note(
+        self._work[link.number].forecast.add_commits(
             arrived_at, waited_us / 1e6, is_plain=not any(each.num_proposed for each in commits)
         )
         for commit in commits:
@@ -311,7 +311,7 @@ class Worker:
             self._refuse(session, RefusalReason.LENGTH)
             return None
         of_table = min(num_accepted + 1, num_from_table), min(num_accepted, num_from_table)
-        self._work[session.link.number].acceptance.note(*of_table)
+        self._work[session.link.number].acceptance.add(*of_table)
         return move
 
     def _prefill(self, session: Session) -> None:
@@ -378,13 +378,13 @@ class Worker:
         # The target may wait for the columns, and for nothing below.
         size = len(batch.sessions), Size(build.branches, build.length)
         if old_depth == 0:
-            self._sizes.note_first(*size, now - batch.begun_at, build.depth)
+            self._sizes.add_first(*size, now - batch.begun_at, build.depth)
         else:
             # From column to column: other links have turns between the steps of a batch.
-            self._sizes.note_step(*size, now - batch.stepped_at)
+            self._sizes.add_step(*size, now - batch.stepped_at)
         if is_whole:
             DRAFT_TABLE_SECONDS.observe(now - batch.begun_at)
-            self._note_table(batch, batch.sessions, now)
+            self._add_table_seconds(batch, batch.sessions, now)
         if is_sent and now > needed_at and self._has_time(work, waiting):
             self._inbox.wait(min(_ANSWER_SECONDS, work.step_seconds / 2))
         # A wait is not a part of the next step.
@@ -419,13 +419,13 @@ class Worker:
                 continue
             if 0 < batch.build.depth < batch.build.length:
                 ended = [each for each in batch.sessions if each.is_open and each.pending]
-                self._note_table(batch, ended, self._clock.now())
+                self._add_table_seconds(batch, ended, self._clock.now())
             batch.sessions = [batch.sessions[row] for row in rows]
             self._tree.keep(batch.build, rows)
         work.batches = deque(batch for batch in work.batches if batch.sessions)
 
-    def _note_table(self, batch: _Batch, sessions: Rows[Session], now: float) -> None:
-        """Note the time of the tables of some sessions, which get no more columns."""
+    def _add_table_seconds(self, batch: _Batch, sessions: Rows[Session], now: float) -> None:
+        """Add the time of the tables of some sessions, which get no more columns."""
         factor = batch.build.length / batch.build.depth
         for session in sessions:
             self._recent_seconds.append((now - session.arrived_at) * factor)

@@ -129,7 +129,7 @@ class Proposer:
         try:
             self._begin_step(step)
         except Exception as error:  # noqa: BLE001 a bug here must not end the server
-            self._note_crash(error)
+            self._recover(error)
 
     def propose(
         self,
@@ -151,7 +151,7 @@ class Proposer:
                 token_ids_cpu,
             )
         except Exception as error:  # noqa: BLE001 likewise
-            self._note_crash(error)
+            self._recover(error)
             return [[] for _ in sampled_token_ids]
 
     def _begin_step(self, step: "SchedulerOutput") -> None:
@@ -203,7 +203,7 @@ class Proposer:
             )
         )
 
-    def _note_crash(self, error: Exception) -> None:
+    def _recover(self, error: Exception) -> None:
         """Count a bug and log the first; the requests that run continue without proposals."""
         if not self._has_crashed:
             _log.exception("proposer_crashed", error=repr(error))

@@ -19,14 +19,14 @@ class CircuitBreaker:
         self._late_rounds = 0
         self._seconds = FIRST_OPEN_SECONDS
         self.open_until = 0.0
-        """Time on the clock of ``note_round``; a past time means closed."""
+        """Time on the clock of ``add_round``; a past time means closed."""
 
     def is_open(self, now: float) -> bool:
         """Whether the link is suspended."""
         return now < self.open_until
 
-    def note_round(self, now: float, *, any_in_time: bool) -> bool:
-        """Note a round in which the link had open sessions; true if the circuit breaker opens."""
+    def add_round(self, now: float, *, any_in_time: bool) -> bool:
+        """Add a round in which the link had open sessions; true if the circuit breaker opens."""
         if any_in_time:
             self._late_rounds = 0
             self._seconds = FIRST_OPEN_SECONDS

@@ -178,14 +178,14 @@ class Session:
         num_columns = max(0, min(1, min(max_tokens, self.table.length) - depth))
         return Row(depth, num_backup, num_columns, next_at, self.received_at)
 
-    def note_round(self, now: float) -> None:
-        """Note at the end of the wait of a round what has not arrived."""
+    def add_late(self, now: float) -> None:
+        """Raise the times of what has not arrived at the end of the wait of a round."""
         times = self.link.column_times
         if self.table is None:
             first = times.first[self.is_branch]
-            first.note_late(now - self._begins_at(first.seconds))
+            first.add_late_frame(now - self._begins_at(first.seconds))
         elif self.depth < self.table.length:
-            times.note_late(now - self.received_at)
+            times.add_late_column(now - self.received_at)
 
     def _begins_at(self, first_seconds: float) -> float:
         """Return when the draft can begin with the current table, if each takes so long.
@@ -238,12 +238,12 @@ class _FrameTimes:
             COMMIT_TO_TABLE_SECONDS.observe(self._now - session.requested_at)
         return num_new
 
-    def note_in(self, times: ColumnTimes) -> None:
-        """Note the longest times."""
+    def add_to(self, times: ColumnTimes) -> None:
+        """Add the longest times."""
         for is_branch, (seconds, depth) in self._first.items():
-            times.first[is_branch].note(depth, seconds)
+            times.first[is_branch].add_frame(depth, seconds)
         if self._between_seconds:
-            times.note(self._between_seconds)
+            times.add_column(self._between_seconds)
 
 
 class DraftLink:
@@ -299,7 +299,7 @@ class DraftLink:
             return LinkState.QUARANTINED
         return LinkState.ACTIVE
 
-    def note_unserved_opening(self, now: float) -> None:
+    def pause_openings(self, now: float) -> None:
         """Pause openings, because one was refused or not answered."""
         self.no_openings_before = now + RETRY_SECONDS
         self.no_moves_before = now + MOVE_RETRY_SECONDS
@@ -328,7 +328,7 @@ class DraftLink:
         return opening if any(now > each.open_by for each in opening) else []
 
     def request_table(self) -> None:
-        """Note that an opening or a commit requests a table."""
+        """Count the columns that an opening or a commit requests."""
         self.num_due_columns += self.welcome.lookahead
 
     def receive(self, tables: Collection[OutcomeTable], now: float) -> None:
@@ -356,17 +356,17 @@ class DraftLink:
             self.num_due_columns -= max(1, num_new)
             if table.depth == table.length:  # no other column answers its request
                 self.num_due_columns -= self.welcome.lookahead - table.length
-        times.note_in(self.column_times)
+        times.add_to(self.column_times)
         if self.num_due_columns < 0:
             raise FrameError("a draft sent more tables than were requested")
 
-    def note_round(self, sessions: Collection[Session], now: float) -> bool:
-        """Note the tables of a round; True if at least one of its open sessions has a column."""
+    def add_round(self, sessions: Collection[Session], now: float) -> bool:
+        """Add the times of a round's tables; True if one of its open sessions has a column."""
         seconds = [each.table_seconds(now) for each in sessions]
         if known := [each for each in seconds if each is not None]:
-            self.batch_times.note(known)
+            self.batch_times.add_batch(known)
         for each in sessions:
-            each.note_round(now)
+            each.add_late(now)
         return any(each.table is not None for each in sessions)
 
     def send_closing(self, number: int) -> None:

@@ -100,7 +100,7 @@ class DraftPool:
             if refusal.reason in _PERMANENT_REASONS:
                 session.sequence.excluded_links.add(link)
             else:
-                link.note_unserved_opening(self._clock.now())
+                link.pause_openings(self._clock.now())
             self._changed.notify_all()
         _log.info("session_refused", draft=link.name, reason=refusal.reason)
 
@@ -183,9 +183,9 @@ class DraftPool:
         pace = self.tables.pace
         if self._sent_at is not None:
             is_plain = not any(each.num_proposed for each in results)
-            pace.note_round(self._clock.now() - self._sent_at, is_plain=is_plain)
+            pace.add_round(self._clock.now() - self._sent_at, is_plain=is_plain)
         with self._changed:
-            pace.note_outcomes(
+            pace.add_outcomes(
                 (result.num_proposed, each.num_from_table if each else 0, result.outcome.accepted)
                 for result, each in found
             )
@@ -250,7 +250,7 @@ class DraftPool:
                 elif overdue := link.overdue_openings(now):
                     _log.warning("openings_unanswered", draft=link.name, sessions=len(overdue))
                     closed += overdue
-                    link.note_unserved_opening(now)
+                    link.pause_openings(now)
                     if self.tables.settings.circuit_breaker:
                         link.circuit_breaker.open(now)
             if not closed and (moved := self._session_to_move(now)):
@@ -301,8 +301,8 @@ class DraftPool:
             by_link.setdefault(session.link, []).append(session)
         suspended: list[Session] = []
         for link, sessions in by_link.items():
-            any_in_time = link.note_round(sessions, now) or link.table_at > oldest
-            if self.tables.settings.circuit_breaker and link.circuit_breaker.note_round(
+            any_in_time = link.add_round(sessions, now) or link.table_at > oldest
+            if self.tables.settings.circuit_breaker and link.circuit_breaker.add_round(
                 now, any_in_time=any_in_time
             ):
                 suspended += link.sessions.values()
@@ -321,7 +321,7 @@ class DraftPool:
         lookup = self.tables.look_up(sequence, table)
         sequence.num_from_table = lookup.num_from_table
         if lookup.result in (LookupResult.HIT, LookupResult.MISS):
-            self.tables.pace.hits.note(1, lookup.result is LookupResult.HIT)
+            self.tables.pace.hits.add(1, lookup.result is LookupResult.HIT)
         session.link.counts.add(lookup.result)
         self.counts.add(lookup.result)
         return lookup

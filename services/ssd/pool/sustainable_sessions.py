@@ -43,8 +43,8 @@ class BatchTimes:
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
 
-    def note(self, seconds: Rows[float]) -> None:
-        """Note the times of one batch; a table that has not arrived counts with its time so far."""
+    def add_batch(self, seconds: Rows[float]) -> None:
+        """Add the times of one batch; a table that has not arrived counts with its time so far."""
         count, slowest = len(seconds), max(seconds)
         mean = self._seconds.get(count, slowest)
         self._seconds[count] = mean + _WEIGHT * (slowest - mean)

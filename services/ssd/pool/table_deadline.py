@@ -55,13 +55,13 @@ class FirstFrames:
         self.depth = 1.0
         """Mean number of columns in them."""
 
-    def note(self, depth: int, seconds: float) -> None:
-        """Note a frame: its columns, and the time since its draft could begin with it."""
+    def add_frame(self, depth: int, seconds: float) -> None:
+        """Add a frame: its columns, and the time since its draft could begin with it."""
         self.depth += _WEIGHT * (depth - self.depth)
         self.seconds += (_WEIGHT if self.seconds else 1.0) * (seconds - self.seconds)
 
-    def note_late(self, seconds: float) -> None:
-        """Note that no frame has arrived so long after its draft could begin with it."""
+    def add_late_frame(self, seconds: float) -> None:
+        """Raise the mean to the time for which a frame has not arrived."""
         self.seconds = max(self.seconds, seconds)
 
 
@@ -88,12 +88,12 @@ class ColumnTimes:
         first = self.expected_first(is_branch=True)
         return self._seconds or first.seconds / first.depth
 
-    def note(self, seconds: float) -> None:
-        """Note the time from one column to the next."""
+    def add_column(self, seconds: float) -> None:
+        """Add the time from one column to the next."""
         self._seconds += (_WEIGHT if self._seconds else 1.0) * (seconds - self._seconds)
 
-    def note_late(self, seconds: float) -> None:
-        """Note that no other column has arrived so long after the newest one."""
+    def add_late_column(self, seconds: float) -> None:
+        """Raise the time to that for which no other column has arrived."""
         self._seconds = max(self.seconds, seconds)
 
 
@@ -111,12 +111,12 @@ class RoundPace:
         self.hits = Acceptance(_PRIOR_HIT_RATE)
         """Of the tables with a column, those that contained the outcome."""
 
-    def note_round(self, seconds: float, *, is_plain: bool) -> None:
-        """Note the duration of a round, with proposals or without, and without its waiting."""
+    def add_round(self, seconds: float, *, is_plain: bool) -> None:
+        """Add the duration of a round, with proposals or without, and without its waiting."""
         (self._plain if is_plain else self._proposed).append(seconds)
 
-    def note_outcomes(self, proposals: Iterable[tuple[int, int, int]]) -> None:
-        """Note the proposals of a round.
+    def add_outcomes(self, proposals: Iterable[tuple[int, int, int]]) -> None:
+        """Add the proposals of a round.
 
         Args:
             proposals: (proposed tokens, proposed tokens from a table, accepted tokens) of each
@@ -130,8 +130,8 @@ class RoundPace:
             accepted += num_accepted
             of_tables += min(num_tested, num_from_table)
             accepted_of_tables += min(num_accepted, num_from_table)
-        self.from_tables.note(of_tables, accepted_of_tables)
-        self.from_backup.note(tested - of_tables, accepted - accepted_of_tables)
+        self.from_tables.add(of_tables, accepted_of_tables)
+        self.from_backup.add(tested - of_tables, accepted - accepted_of_tables)
         if tested == of_tables > 0:
             # Otherwise, a backup that continues no proposal would never be tried again.
             self.from_backup.fade()

@@ -113,10 +113,10 @@ class StepThread(Generic[Loaded]):
         # Modules and weights stay until the process ends: garbage collection can skip them.
         gc.collect()
         gc.freeze()
-        post(self._loop, self._note_loaded, loaded)
+        post(self._loop, self._publish_loaded, loaded)
         serve()
 
-    def _note_loaded(self, loaded: Loaded) -> None:
+    def _publish_loaded(self, loaded: Loaded) -> None:
         if not self.loaded.done():
             self.loaded.set_result(loaded)
 

@@ -127,8 +127,8 @@ class Acceptance:
         self._num_tested = _PRIOR_TESTED
         self._num_accepted = _PRIOR_TESTED * prior
 
-    def note(self, num_tested: int, num_accepted: int) -> None:
-        """Note the tokens of a round."""
+    def add(self, num_tested: int, num_accepted: int) -> None:
+        """Add the tokens of a round."""
         if num_tested:
             self._num_tested = _DECAY * self._num_tested + num_tested
             self._num_accepted = _DECAY * self._num_accepted + num_accepted

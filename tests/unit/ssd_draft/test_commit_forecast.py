@@ -6,7 +6,7 @@ from ssd_draft.commit_forecast import CommitForecast
 def forecast(*arrivals: float, waited: float = 0.0) -> float:
     found = CommitForecast()
     for arrived_at in arrivals:
-        found.note(arrived_at, waited, is_plain=False)
+        found.add_commits(arrived_at, waited, is_plain=False)
     return found.seconds
 
 
@@ -37,15 +37,15 @@ def test_most_commits_come_no_earlier_than_expected() -> None:
 def test_rounds_with_proposals_and_without_have_their_own_intervals() -> None:
     found = CommitForecast()
     for turn in range(8):
-        found.note(6.0 * turn, 0.0, is_plain=True)
-        found.note(6.0 * turn + 2.0, 0.0, is_plain=False)
+        found.add_commits(6.0 * turn, 0.0, is_plain=True)
+        found.add_commits(6.0 * turn + 2.0, 0.0, is_plain=False)
     assert found.seconds == 4.0
-    found.note(48.0, 0.0, is_plain=True)
+    found.add_commits(48.0, 0.0, is_plain=True)
     assert found.seconds == 2.0
 
 
 def test_a_round_without_proposals_is_expected_to_take_no_longer_than_one_with() -> None:
     found = CommitForecast()
     for arrived_at, is_plain in ((0.0, True), (4.0, False), (5.0, True)):
-        found.note(arrived_at, 0.0, is_plain=is_plain)
+        found.add_commits(arrived_at, 0.0, is_plain=is_plain)
     assert found.seconds == 1.0

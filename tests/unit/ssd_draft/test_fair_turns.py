@@ -28,7 +28,7 @@ def test_links_that_always_wait_get_equal_time(seconds: dict[int, float], num_tu
     turns, used = FairTurns(), defaultdict[int, float](float)
     for _ in range(num_turns):
         link = turns.next(seconds.keys())
-        turns.note(link, seconds[link])
+        turns.add_turn(link, seconds[link])
         used[link] += seconds[link]
     shares = [used[link] for link in seconds]
     assert max(shares) - min(shares) <= max(seconds.values()) + 1e-9
@@ -40,19 +40,19 @@ def test_a_link_that_waits_seldom_gets_the_next_turn() -> None:
         waiting = {1, 2} if number % 5 == 4 else {1}
         link = turns.next(waiting)
         assert link == max(waiting)
-        turns.note(link, 1.0 if link == 1 else 0.1)
+        turns.add_turn(link, 1.0 if link == 1 else 0.1)
         if link == 2:
-            turns.note(turns.next({1}), 1.0)
+            turns.add_turn(turns.next({1}), 1.0)
 
 
 def test_a_link_does_not_save_time_up() -> None:
     turns = FairTurns()
     for _ in range(100):
-        turns.note(turns.next({1}), 1.0)
+        turns.add_turn(turns.next({1}), 1.0)
     order = []
     for _ in range(6):
         order.append(turns.next({1, 2}))
-        turns.note(order[-1], 1.0)
+        turns.add_turn(order[-1], 1.0)
     assert order.count(1) == order.count(2) == 3
 
 
@@ -60,7 +60,7 @@ def test_equal_links_take_turns_in_order() -> None:
     turns, order = FairTurns(), []
     for _ in range(6):
         order.append(turns.next({1, 2, 3}))
-        turns.note(order[-1], 0.0)
+        turns.add_turn(order[-1], 0.0)
     assert order == [1, 2, 3, 1, 2, 3]
 
 
@@ -219,14 +219,14 @@ def test_a_target_has_the_columns_that_are_there_when_it_needs_them(
 def test_the_time_of_a_column_contains_the_turns_of_other_links(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    noted: list[tuple[int, float]] = []
+    added: list[tuple[int, float]] = []
 
-    def note(_choice: SizeChoice, num_sessions: int, _size: Size, seconds: float) -> None:
-        noted.append((num_sessions, seconds))
+    def add_step(_choice: SizeChoice, num_sessions: int, _size: Size, seconds: float) -> None:
+        added.append((num_sessions, seconds))
 
     shared, greedy, modest = shared_by_busy_links()
-    monkeypatch.setattr(SizeChoice, "note_step", note)
+    monkeypatch.setattr(SizeChoice, "add_step", add_step)
     times = column_times(shared, greedy, modest)
     seconds = [after - before for before, after in itertools.pairwise(times)]
-    assert [each for sessions, each in noted if sessions == SEVERAL] == pytest.approx(seconds)
+    assert [each for sessions, each in added if sessions == SEVERAL] == pytest.approx(seconds)
     assert min(seconds) > 1.5 * SEVERAL * SESSION_SECONDS

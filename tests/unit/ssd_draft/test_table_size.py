@@ -33,9 +33,9 @@ def branches(
 def measured(first: float = 0.005, step: float = 0.003) -> SizeChoice:
     choice = SizeChoice(COUNTS)
     for _ in range(10):
-        choice.note_first(1, full(24), first)
+        choice.add_first(1, full(24), first)
         for _ in range(LOOKAHEAD - 1):
-            choice.note_step(1, full(24), step)
+            choice.add_step(1, full(24), step)
     return choice
 
 
@@ -68,7 +68,7 @@ def test_the_largest_size_is_taken_while_nothing_is_known() -> None:
 
 def test_a_choice_that_is_not_adaptive_takes_the_largest_size() -> None:
     choice = SizeChoice(COUNTS, is_adaptive=False)
-    choice.note_first(1, full(24), 0.01)
+    choice.add_first(1, full(24), 0.01)
     assert choice.choose(1, LENGTHS, in_time(0.001), FALLING_BN) == full(24)
 
 
@@ -94,7 +94,7 @@ def test_a_draft_that_has_the_time_tries_nothing() -> None:
 
 def test_steps_of_a_batch_that_has_lost_sessions_are_not_needed() -> None:
     choice = measured()
-    choice.note_step(9, full(24), 0.1)
+    choice.add_step(9, full(24), 0.1)
     assert choice.choose(9, LENGTHS, in_time(0.008), FALLING_BN) == full(24)
 
 
@@ -104,7 +104,7 @@ def whole() -> SizeChoice:
     for count in COUNTS:
         for length in LENGTHS:
             seconds = 0.001 + 6e-5 * count * (length + 1)
-            choice.note_first(1, Size(count, length), seconds, length)
+            choice.add_first(1, Size(count, length), seconds, length)
     return choice
 
 
@@ -134,13 +134,13 @@ def test_steps_take_as_long_in_tables_of_another_length() -> None:
 
 def test_one_column_of_several_sessions_is_a_step_of_longer_tables() -> None:
     choice = SizeChoice(COUNTS)
-    choice.note_first(2, Size(24, 1), 0.004)
+    choice.add_first(2, Size(24, 1), 0.004)
     assert choice.choose(2, (LOOKAHEAD,), in_time(0.012), FALLING_BN).branches < 24
 
 
 def test_a_shorter_table_is_expected_to_take_less_time_before_it_is_measured() -> None:
     choice = SizeChoice((6,))
-    choice.note_first(1, full(6), 0.01, LOOKAHEAD)
+    choice.add_first(1, full(6), 0.01, LOOKAHEAD)
     assert choice.choose(1, LENGTHS, in_time(0.005, 0.6), FALLING_BN) == Size(6, 3)
 
 
@@ -154,7 +154,7 @@ def used(
 ) -> int:
     """Choose, and measure tables whose times do not depend on the branches."""
     size = choice.choose(1, (LOOKAHEAD,), in_time(seconds), probability_BN)
-    choice.note_first(1, size, first)
+    choice.add_first(1, size, first)
     for _ in range(LOOKAHEAD - 1):
-        choice.note_step(1, size, step)
+        choice.add_step(1, size, step)
     return size.branches

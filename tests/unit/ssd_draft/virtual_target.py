@@ -178,13 +178,13 @@ class VirtualTarget:
         else:
             commit = self.text.miss(None, accepted, ())
         if self._session.is_open:
-            self._draft_link.note_round([self._session], now)
+            self._draft_link.add_round([self._session], now)
         if table is not None:
-            self._pace.hits.note(1, is_hit)
+            self._pace.hits.add(1, is_hit)
         waited_us = int(1e6 * (now - self._begun_at))
         self._commits.append((now + LATENCY_SECONDS, replace(commit, waited_us=waited_us)))
-        self._pace.note_outcomes([(len(proposed), len(proposed), accepted)])
-        self._pace.note_round(self._verify_seconds, is_plain=not proposed)
+        self._pace.add_outcomes([(len(proposed), len(proposed), accepted)])
+        self._pace.add_round(self._verify_seconds, is_plain=not proposed)
         self.counts.rounds += 1
         self.counts.tokens += accepted + 1
         self.counts.late += table is None and self._session.is_open

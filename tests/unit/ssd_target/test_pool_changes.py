@@ -73,7 +73,7 @@ class FixedTimes(BatchTimes):
     def __init__(self, seconds: float) -> None:
         self._seconds = {1: seconds}
 
-    def note(self, _seconds: object) -> None: ...
+    def add_batch(self, _seconds: object) -> None: ...
 
 
 @pytest.mark.parametrize("num_rounds", [1, 2, 3])

@@ -4,14 +4,14 @@ from ssd.pool.circuit_breaker import FIRST_OPEN_SECONDS, MAX_OPEN_SECONDS, Circu
 
 
 def three_late_rounds(circuit_breaker: CircuitBreaker, now: float) -> bool:
-    return [circuit_breaker.note_round(now, any_in_time=False) for _ in range(3)][-1]
+    return [circuit_breaker.add_round(now, any_in_time=False) for _ in range(3)][-1]
 
 
 def test_the_third_consecutive_late_round_opens_the_circuit_breaker() -> None:
     circuit_breaker = CircuitBreaker()
-    assert not circuit_breaker.note_round(1.0, any_in_time=False)
-    assert not circuit_breaker.note_round(1.0, any_in_time=False)
-    assert not circuit_breaker.note_round(1.0, any_in_time=True)
+    assert not circuit_breaker.add_round(1.0, any_in_time=False)
+    assert not circuit_breaker.add_round(1.0, any_in_time=False)
+    assert not circuit_breaker.add_round(1.0, any_in_time=True)
     assert three_late_rounds(circuit_breaker, 1.0)
     assert circuit_breaker.is_open(1.0 + FIRST_OPEN_SECONDS - 0.01)
     assert not circuit_breaker.is_open(1.0 + FIRST_OPEN_SECONDS)
@@ -29,7 +29,7 @@ def test_each_opening_takes_twice_as_long_up_to_a_minute() -> None:
 def test_a_round_in_time_resets_the_duration() -> None:
     circuit_breaker = CircuitBreaker()
     three_late_rounds(circuit_breaker, 0.0)
-    circuit_breaker.note_round(100.0, any_in_time=True)
+    circuit_breaker.add_round(100.0, any_in_time=True)
     three_late_rounds(circuit_breaker, 200.0)
     assert circuit_breaker.open_until == 200.0 + FIRST_OPEN_SECONDS
 

@@ -75,7 +75,7 @@ def test_no_round_waits_for_columns_that_a_table_will_not_have(
     expected = 0.25 * length
     assert session.table_seconds(9.0) == pytest.approx(expected), "of all its columns"
     before = link.column_times.seconds
-    session.note_round(9.0)
+    session.add_late(9.0)
     assert (link.column_times.seconds > before) == bool(num_columns)
 
 
@@ -104,7 +104,7 @@ def test_a_column_that_does_not_arrive_is_expected_later_next_time() -> None:
     commit(session, 6, 2.0)
     link.receive([table(session, 6, depth=1)], 2.1)
     assert session.row(0, 1, LOOKAHEAD).next_at == pytest.approx(2.2)
-    link.note_round([session], 2.6)
+    link.add_round([session], 2.6)
     assert session.row(0, 1, LOOKAHEAD).next_at == pytest.approx(2.6)
 
 

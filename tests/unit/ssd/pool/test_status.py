@@ -82,14 +82,14 @@ def test_sustainable_sessions_follow_from_the_times_of_batches_and_of_a_verify()
     mine = link(max_sessions=16)
     log = log_of_a_round()
     assert pool_status([up(mine)], pool(), log, 0.0).links[0].sustainable_sessions == 16
-    mine.batch_times.note([0.001, 0.002])
+    mine.batch_times.add_batch([0.001, 0.002])
     assert pool_status([up(mine)], pool(), log, 0.0).links[0].sustainable_sessions == 4
 
 
 def test_a_link_is_quarantined_while_its_circuit_breaker_is_open() -> None:
     mine = link()
     for _ in range(3):
-        mine.circuit_breaker.note_round(100.0, any_in_time=False)
+        mine.circuit_breaker.add_round(100.0, any_in_time=False)
     shown = pool_status([up(mine)], pool(), RoundLog(), 101.0).links[0]
     assert (shown.state, shown.reason) == ("quarantined", "its tables were late or missing")
     shown = pool_status([up(mine)], pool(), RoundLog(), 106.0).links[0]

@@ -58,9 +58,9 @@ def test_a_batch_just_in_time_is_the_maximum(sessions: int, fixed: float, each: 
 
 def test_the_time_of_a_batch_is_a_mean_of_its_slowest_tables() -> None:
     times = BatchTimes()
-    times.note([0.001, 0.004, 0.002])
+    times.add_batch([0.001, 0.004, 0.002])
     assert times.seconds_by_sessions == {3: 0.004}
-    times.note([0.012, 0.001, 0.001])
+    times.add_batch([0.012, 0.001, 0.001])
     assert times.seconds_by_sessions[3] == pytest.approx(0.005)
-    times.note([0.001])
+    times.add_batch([0.001])
     assert set(times.seconds_by_sessions) == {1, 3}

@@ -27,12 +27,12 @@ def pace(
     hit_rate: float = 0.9,
 ) -> RoundPace:
     found = RoundPace()
-    found.note_round(ROUND_SECONDS, is_plain=False)
-    found.note_round(plain_seconds, is_plain=True)
+    found.add_round(ROUND_SECONDS, is_plain=False)
+    found.add_round(plain_seconds, is_plain=True)
     for _ in range(400):
-        found.from_tables.note(100, round(100 * acceptance))
-        found.from_backup.note(100, round(100 * of_backup))
-        found.hits.note(100, round(100 * hit_rate))
+        found.from_tables.add(100, round(100 * acceptance))
+        found.from_backup.add(100, round(100 * of_backup))
+        found.hits.add(100, round(100 * hit_rate))
     assert found.from_tables.rate == pytest.approx(acceptance, rel=1e-3)
     assert found.from_backup.rate == pytest.approx(of_backup, rel=1e-3)
     return found
@@ -133,7 +133,7 @@ def test_the_acceptance_of_a_proposal_counts_for_the_source_of_each_token() -> N
     for _ in range(400):
         # All of two tokens of the table, one of two of the backup; the second case has no test of
         # the backup.
-        found.note_outcomes([(4, 2, 3), (4, 2, 1)])
+        found.add_outcomes([(4, 2, 3), (4, 2, 1)])
     assert found.from_tables.rate == pytest.approx(3 / 4, rel=1e-2)
     assert found.from_backup.rate == pytest.approx(1 / 2, rel=1e-2)
 
@@ -142,7 +142,7 @@ def test_a_backup_that_is_not_tested_for_long_is_tried_again() -> None:
     found = pace(of_backup=0.1)
     rates = []
     for _ in range(200):
-        found.note_outcomes([(2, 2, 2)])
+        found.add_outcomes([(2, 2, 2)])
         rates.append(found.from_backup.rate)
     assert rates == sorted(rates)
     assert rates[5] < MIN_ACCEPTANCE < rates[-1]
@@ -155,54 +155,54 @@ def test_no_round_waits_long_for_tokens_that_are_not_accepted() -> None:
 def test_rounds_without_proposals_do_not_change_the_acceptance() -> None:
     found = pace(0.6)
     for _ in range(1000):
-        found.note_outcomes([(0, 0, 0)])
+        found.add_outcomes([(0, 0, 0)])
     assert found.from_tables.rate == pytest.approx(0.6, rel=1e-3)
 
 
 def test_one_long_round_does_not_change_the_pace() -> None:
     found = pace()
     for length in (ROUND_SECONDS, 60.0, ROUND_SECONDS):
-        found.note_round(length, is_plain=False)
+        found.add_round(length, is_plain=False)
     assert found.proposed_seconds == ROUND_SECONDS
 
 
 def test_the_time_between_columns_is_a_running_mean() -> None:
     times = ColumnTimes()
-    times.note(0.010)
+    times.add_column(0.010)
     assert times.seconds == 0.010
-    times.note(0.030)
+    times.add_column(0.030)
     assert 0.010 < times.seconds < 0.030
 
 
 def test_the_time_between_columns_is_that_of_a_first_column_until_there_are_two() -> None:
     times = ColumnTimes()
-    times.first[True].note(1, 0.010)
+    times.first[True].add_frame(1, 0.010)
     assert times.seconds == 0.010
-    times.note_late(0.005)
+    times.add_late_column(0.005)
     assert times.seconds == 0.010
-    times.note_late(0.020)
+    times.add_late_column(0.020)
     assert times.seconds == 0.020
 
 
 def test_a_table_without_a_column_raises_the_expected_time_of_the_first_frame() -> None:
     times = FirstFrames()
     for _ in range(50):
-        times.note(6, 0.010)
+        times.add_frame(6, 0.010)
     assert (times.depth, times.seconds) == pytest.approx((6.0, 0.010), rel=1e-3)
-    times.note_late(0.005)
+    times.add_late_frame(0.005)
     assert times.seconds < 0.011
-    times.note_late(0.100)
+    times.add_late_frame(0.100)
     assert times.seconds == 0.100
     for _ in range(20):
-        times.note(1, 0.010)
+        times.add_frame(1, 0.010)
     assert times.seconds < 0.011
 
 
 def test_first_frames_after_branches_and_explicit_tokens_have_their_own_times() -> None:
     times = ColumnTimes()
-    times.first[False].note(6, 0.010)
+    times.first[False].add_frame(6, 0.010)
     assert times.expected_first(is_branch=True).seconds == 0.010, "nothing else is known"
-    times.first[True].note(6, 0.005)
+    times.first[True].add_frame(6, 0.005)
     seconds_of = [times.expected_first(is_branch=each).seconds for each in (True, False)]
     assert seconds_of == [0.005, 0.010]
 
