@@ -46,7 +46,7 @@ OLDEST_ANSWER_SECONDS = 30.0
 """A target without an answer for longer is unreachable."""
 
 
-class Report(NamedTuple):
+class TargetReport(NamedTuple):
     """One target's report, and when it came (the operator's clock)."""
 
     status: PoolStatus
@@ -74,7 +74,7 @@ class Snapshot:
     """Wanted names that other owners' objects have, with the owner."""
     former: frozenset[Ref] = frozenset()
     """Wanted names of children that a former resource of this name left; they will be deleted."""
-    pools: Mapping[str, Report] = field(default_factory=dict)
+    pools: Mapping[str, TargetReport] = field(default_factory=dict)
     """By target pod; only pods that exist."""
     drains: Mapping[str, str] = field(default_factory=dict)
     """Results by draft pod: Drained, TimedOut, Unreachable; empty while a drain runs."""

@@ -45,7 +45,7 @@ FORMER_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class PlanState:
     """What one pass leaves to the next. Times are in seconds since the epoch.
 
     A restarted operator begins with an empty one: a pass is then slower, and still correct.
@@ -85,7 +85,7 @@ class PassPlan:
     preflight: Preflight = field(default_factory=Preflight)
     again_after: float = math.inf
     """Seconds until another pass is due without any change."""
-    memory: Memory = field(default_factory=Memory)
+    state: PlanState = field(default_factory=PlanState)
 
     @property
     def is_writing(self) -> bool:
@@ -94,8 +94,8 @@ class PassPlan:
         return bool(self.apply or drains or self.scale or self.delete)
 
 
-def plan(snapshot: Snapshot, settings: OperatorSettings, memory: Memory) -> PassPlan:
-    """Decide on everything but the status; ``memory`` is of the pass before."""
+def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> PassPlan:
+    """Decide on everything but the status; ``state`` is of the pass before."""
     resource, children = snapshot.resource, snapshot.children
     drains = plan_drains(snapshot)
     objects = [
@@ -108,7 +108,7 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, memory: Memory) -> Pass
         [each for each in deployments if each["metadata"]["labels"].get(COMPONENT_LABEL) == part]
         for part in ENGINES
     )
-    failures = holding(memory.failures, targets, snapshot)
+    failures = holding(state.failures, targets, snapshot)
     # An apply would not change a contested template.
     outdated = [
         each
@@ -118,22 +118,22 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, memory: Memory) -> Pass
     pods = Workload(resource=resource, settings=settings, component=Component.PREFLIGHT)
     preflight = preflight_state(pods, targets, outdated, snapshot) if targets else Preflight()
     objects += [] if preflight.pod is None else [preflight.pod]
-    memory = replace(
-        memory,
-        began_at=snapshot.now if memory.began_at is None else memory.began_at,
-        failures=holding(memory.failures, objects, snapshot),
+    state = replace(
+        state,
+        began_at=snapshot.now if state.began_at is None else state.began_at,
+        failures=holding(state.failures, objects, snapshot),
     )
     revisions = {name_of(each): revision_of(each) for each in deployments}
     by_ref = {ref_of(each): each for each in objects}
     if resource.spec.paused:
-        return PassPlan(wanted=by_ref, revisions=revisions, preflight=preflight, memory=memory)
-    memory = replace(memory, history=_decide(snapshot, memory))
-    decision, is_new = memory.history.decision, memory.history.decided_at == snapshot.now
+        return PassPlan(wanted=by_ref, revisions=revisions, preflight=preflight, state=state)
+    state = replace(state, history=_decide(snapshot, state))
+    decision, is_new = state.history.decision, state.history.decided_at == snapshot.now
     is_changed = decision is not None and decision.replicas != snapshot.num_drafts_wanted
     targets_held = held_targets(targets, outdated, snapshot, preflight.stage)
     drafts_held = held_drafts(drafts, targets, snapshot, targets_held, preflight.stage)
-    contested = {ref: each for ref, each in memory.failures.items() if each.cause == "Contested"}
-    failed = memory.failures.keys() - contested.keys()
+    contested = {ref: each for ref, each in state.failures.items() if each.cause == "Contested"}
+    failed = state.failures.keys() - contested.keys()
     skipped = targets_held | snapshot.foreign.keys() | snapshot.former | failed
     # The number of pods follows the resource also while their template waits.
     waiting = drafts_held | {ref for ref, each in contested.items() if each.is_of_template}
@@ -159,8 +159,8 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, memory: Memory) -> Pass
         wanted=by_ref,
         revisions=revisions,
         preflight=preflight,
-        again_after=min(preflight.again_after, *_waits(snapshot, memory)),
-        memory=memory,
+        again_after=min(preflight.again_after, *_waits(snapshot, state)),
+        state=state,
     )
 
 
@@ -183,15 +183,15 @@ def unanswered_seconds(snapshot: Snapshot, began_at: float | None) -> float:
     return max(began_at + OLDEST_ANSWER_SECONDS - snapshot.now, 0.0)
 
 
-def _decide(snapshot: Snapshot, memory: Memory) -> History:
+def _decide(snapshot: Snapshot, state: PlanState) -> History:
     """Run the Internal loop, if it is on and due."""
     bounds = internal_scaling(snapshot.resource.spec.draft)
     if bounds is None:
         return History()
-    is_early = snapshot.now - memory.history.decided_at < DECISION_SECONDS
-    if is_early or unanswered_seconds(snapshot, memory.began_at) > 0:
-        return memory.history
-    return next_replicas(bounds, measure(snapshot), memory.history, snapshot.now)
+    is_early = snapshot.now - state.history.decided_at < DECISION_SECONDS
+    if is_early or unanswered_seconds(snapshot, state.began_at) > 0:
+        return state.history
+    return next_replicas(bounds, measure(snapshot), state.history, snapshot.now)
 
 
 def _is_needed(each: Object, snapshot: Snapshot, contested: Mapping[Ref, ApplyFailure]) -> bool:
@@ -212,12 +212,12 @@ def _is_gateway(each: Object) -> bool:
     return (each["kind"], component) == ("Deployment", Component.GATEWAY)
 
 
-def _waits(snapshot: Snapshot, memory: Memory) -> list[float]:
+def _waits(snapshot: Snapshot, state: PlanState) -> list[float]:
     """Seconds until a pass is due that no watch triggers."""
-    waits = [each.retry_at - snapshot.now for each in memory.failures.values()]
-    if memory.history.decision is not None:
-        due = memory.history.decided_at + DECISION_SECONDS - snapshot.now
-        waits.append(max(due, unanswered_seconds(snapshot, memory.began_at)))
+    waits = [each.retry_at - snapshot.now for each in state.failures.values()]
+    if state.history.decision is not None:
+        due = state.history.decided_at + DECISION_SECONDS - snapshot.now
+        waits.append(max(due, unanswered_seconds(snapshot, state.began_at)))
     deadlines = (drain_deadline_of(pod) for pod in snapshot.drafts)
     waits += [each - snapshot.now for each in deadlines if each is not None and each > snapshot.now]
     if snapshot.former:

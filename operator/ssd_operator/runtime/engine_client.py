@@ -19,7 +19,7 @@ from ssd.rpc.pool_codec import PoolStatus
 from ssd_operator.children.objects import DRAFT_PORT, TARGET_PORT, Component
 from ssd_operator.observe.cluster import Key
 from ssd_operator.observe.pod_state import Address
-from ssd_operator.observe.snapshot import Report
+from ssd_operator.observe.snapshot import TargetReport
 from ssd_operator.policy.drain import Drain
 from ssd_operator.runtime import metrics
 from ssd_operator.runtime.engine_credentials import EngineCredentials
@@ -43,7 +43,7 @@ _TaskId = tuple[Key, str, Address | None]
 class Engines(Protocol):
     """Targets and drafts as a pass sees them. Asyncio loop; no method waits."""
 
-    def state(self, key: Key) -> tuple[Mapping[str, Report], Mapping[str, str]]:
+    def state(self, key: Key) -> tuple[Mapping[str, TargetReport], Mapping[str, str]]:
         """The last reports of a resource's targets, and results of its drains, by pod.
 
         The result of a drain is empty while it runs.
@@ -66,11 +66,11 @@ class EngineClients:
         self._now = now
         self._wake = wake
         self._credentials = credentials
-        self._pools: dict[Key, dict[str, Report]] = {}
+        self._pools: dict[Key, dict[str, TargetReport]] = {}
         self._drains: dict[Key, dict[str, str]] = {}
         self._tasks: dict[_TaskId, asyncio.Task[None]] = {}
 
-    def state(self, key: Key) -> tuple[Mapping[str, Report], Mapping[str, str]]:
+    def state(self, key: Key) -> tuple[Mapping[str, TargetReport], Mapping[str, str]]:
         """See ``Engines``."""
         return dict(self._pools.get(key, {})), dict(self._drains.get(key, {}))
 
@@ -144,7 +144,7 @@ class EngineClients:
     def _put(self, key: Key, pod: str, status: PoolStatus) -> None:
         pools = self._pools.setdefault(key, {})
         old = pools.get(pod)
-        pools[pod] = Report(status, self._now())
+        pools[pod] = TargetReport(status, self._now())
         if old is None or _states(old.status) != _states(status):
             self._wake(key)
 

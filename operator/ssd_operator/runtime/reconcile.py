@@ -29,7 +29,7 @@ from ssd_operator.observe.pod_state import address_of, is_ours, is_terminating, 
 from ssd_operator.observe.snapshot import Snapshot, observe
 from ssd_operator.policy.apply_failures import MOST_REPAIRS, Results, contest, merged, refusal
 from ssd_operator.policy.drain import Drain, victim_annotations
-from ssd_operator.policy.plan import Memory, PassPlan, plan
+from ssd_operator.policy.plan import PassPlan, PlanState, plan
 from ssd_operator.policy.scaling import Decision
 from ssd_operator.runtime import metrics
 from ssd_operator.runtime.engine_client import Engines
@@ -61,7 +61,7 @@ class Reconciler:
         self._engines = engines
         self._settings = settings
         self._now = now
-        self._memories: dict[Key, Memory] = {}
+        self._states: dict[Key, PlanState] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass.
@@ -80,9 +80,9 @@ class Reconciler:
             self._forget(key)
             return None
         uid = found["metadata"]["uid"]
-        if key not in self._memories or self._memories[key].uid != uid:
+        if key not in self._states or self._states[key].uid != uid:
             self._forget(key)
-            self._memories[key] = Memory(uid=uid)
+            self._states[key] = PlanState(uid=uid)
         try:
             return await self._pass(key, found)
         except MissingError as error:
@@ -93,7 +93,7 @@ class Reconciler:
         try:
             resource = parse(found)
         except SpecError as error:
-            invalid = report_invalid(found, str(error), self._memories[key], self._now())
+            invalid = report_invalid(found, str(error), self._states[key], self._now())
             return RESYNC_SECONDS if await self._publish(key, found, invalid) else None
         snapshot = await observe(
             self._cluster, self._cache, self._settings, found, resource, self._now()
@@ -104,29 +104,29 @@ class Reconciler:
             states = map(self._engines.state, self._cache.peers(key))
             pools = {pod: report for found, _ in states for pod, report in found.items()}
         snapshot = replace(snapshot, pools=pools, drains=drains)
-        decided = plan(snapshot, self._settings, self._memories[key])
+        decided = plan(snapshot, self._settings, self._states[key])
         if decided.is_writing and not await self._exists(key, found):
             self._drop(key, found)
             return None
-        memory = decided.memory
-        results = Results(failures=dict(memory.failures), repairs=dict(memory.repairs))
+        state = decided.state
+        results = Results(failures=dict(state.failures), repairs=dict(state.repairs))
         executor = PlanExecutor(self._cluster, self._cache, self._engines, snapshot, results)
         await executor.carry_out(decided)
         interruption, since = results.interruption, None
         if interruption is not None:
-            since = self._now() if memory.failing_since is None else memory.failing_since
+            since = self._now() if state.failing_since is None else state.failing_since
             if self._now() - since >= FAILING_SECONDS:
                 results.forbidden[interruption[0]] = str(interruption[1])
-        memory = replace(
-            memory, failures=results.failures, repairs=results.repairs, failing_since=since
+        state = replace(
+            state, failures=results.failures, repairs=results.repairs, failing_since=since
         )
-        self._memories[key] = memory
+        self._states[key] = state
         followed = () if resource.is_pool else snapshot.ready_targets
         found_targets = ((name_of(pod), address_of(pod)) for pod in followed)
         targets = {name: address for name, address in found_targets if address is not None}
         self._engines.follow(key, targets, set(map(name_of, snapshot.pods)))
         later = replace(snapshot, now=self._now())
-        result = PassResult(snapshot=later, plan=decided, results=results, memory=memory)
+        result = PassResult(snapshot=later, plan=decided, results=results, state=state)
         report = report_pass(result)
         if not await self._publish(key, found, report):
             return None
@@ -146,7 +146,7 @@ class Reconciler:
             status = {"apiVersion": API_VERSION, "kind": found["kind"], "metadata": identity}
             status["status"] = report.status
             try:
-                answer = await self._cluster.apply(status, self._memories[key].uid, "status")
+                answer = await self._cluster.apply(status, self._states[key].uid, "status")
             except MissingError:
                 if await self._exists(key, found):
                     raise  # an API server that restarts may not serve the kind for a moment
@@ -157,7 +157,7 @@ class Reconciler:
             else:
                 self._cache.put(answer)
         metrics.set_conditions(key, report.status.get("conditions") or ())
-        self._memories[key] = report.memory
+        self._states[key] = report.state
         for event in report.events:
             try:
                 await self._cluster.create(event_object(found, event, self._now()))
@@ -183,7 +183,7 @@ class Reconciler:
 
     def _forget(self, key: Key) -> None:
         self._engines.follow(key, {}, frozenset())
-        self._memories.pop(key, None)
+        self._states.pop(key, None)
         metrics.set_conditions(key, ())
 
 

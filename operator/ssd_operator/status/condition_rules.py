@@ -217,7 +217,7 @@ def pending(result: PassResult) -> dict[str, float]:
 
     They are a transient loss of links, and another choice of a target to speculate or not.
     """
-    snapshot, since, found = result.snapshot, result.memory.pending, dict[str, float]()
+    snapshot, since, found = result.snapshot, result.state.pending, dict[str, float]()
     links, groups = _links_now(snapshot), (snapshot.targets, snapshot.staying_drafts)
     is_lost = links.status == "False" and links.reason in _TRANSIENT
     have_started = all(any(map(has_started, pods)) for pods in groups)
@@ -342,7 +342,7 @@ def _scaling_active(result: PassResult) -> Condition | None:
         return no("Paused", "spec.paused is true: the number of drafts does not change.")
     if spec.draft.autoscaling.mode == "External":
         return yes("External", f"Another scaler writes {_replicas(snapshot)}.")
-    decision, demand = result.memory.history.decision, result.memory.history.demand
+    decision, demand = result.state.history.decision, result.state.history.demand
     if decision is None or decision.reason == "NoSamples":
         return no(
             "NoSamples",

@@ -10,7 +10,7 @@ from ssd_operator.observe.cluster import Ref, ref_of
 from ssd_operator.observe.pod_state import is_terminating, maker_of, revision_of
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.apply_failures import Results
-from ssd_operator.policy.plan import Memory, PassPlan
+from ssd_operator.policy.plan import PassPlan, PlanState
 from ssd_operator.policy.rollout import Preflight
 
 LONGEST_MESSAGE = 1024
@@ -39,7 +39,7 @@ class PassResult:
     snapshot: Snapshot
     plan: PassPlan = field(default_factory=PassPlan)
     results: Results = field(default_factory=Results)
-    memory: Memory = field(default_factory=Memory)
+    state: PlanState = field(default_factory=PlanState)
     """What the pass leaves to the next one; the report adds its own part."""
 
     @property

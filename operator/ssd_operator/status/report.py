@@ -12,7 +12,7 @@ from ssd_operator.observe.diagnosis import mounting_deadline
 from ssd_operator.observe.pod_state import condition_in, to_text
 from ssd_operator.policy.apply_failures import ApplyFailure
 from ssd_operator.policy.drain import DrainPlan
-from ssd_operator.policy.plan import Memory, unanswered_seconds
+from ssd_operator.policy.plan import PlanState, unanswered_seconds
 from ssd_operator.status.condition_rules import HOLD_SECONDS, USUAL, pending
 from ssd_operator.status.pass_result import LONGEST_MESSAGE, PassResult
 from ssd_operator.status.status import ROUND_TRIP, status_of, status_of_invalid
@@ -56,32 +56,32 @@ class PassReport:
     events: tuple[Event, ...]
     again_after: float
     """Seconds until time alone changes the report."""
-    memory: Memory
+    state: PlanState
 
 
 def report_pass(result: PassResult) -> PassReport:
     """Derive the status and the Events of a pass from its snapshot, plan and results."""
-    snapshot, memory = result.snapshot, result.memory
+    snapshot, state = result.snapshot, result.state
     now, old = snapshot.now, snapshot.status
     events = (
         *drain_events(result.plan.drains, snapshot.drains),
-        *reversion_events(result.plan.memory.failures, memory.failures),
+        *reversion_events(result.plan.state.failures, state.failures),
     )
-    if (wait := unanswered_seconds(snapshot, memory.began_at)) > 0:
-        return _report(old, old, events, memory, now, wait)
+    if (wait := unanswered_seconds(snapshot, state.began_at)) > 0:
+        return _report(old, old, events, state, now, wait)
     changes = pending(result)
-    memory = replace(memory, pending=changes)
+    state = replace(state, pending=changes)
     ends = [begin + HOLD_SECONDS[kind] - now for kind, begin in changes.items()]
     pods = (*snapshot.targets, *snapshot.drafts, *snapshot.gateways)
     ends += [mounting_deadline(pod) - now for pod in pods]
     wait = min((each for each in ends if each > 0), default=math.inf)
-    return _report(old, status_of(result), events, memory, now, wait)
+    return _report(old, status_of(result), events, state, now, wait)
 
 
-def report_invalid(found: Object, problem: str, memory: Memory, now: float) -> PassReport:
+def report_invalid(found: Object, problem: str, state: PlanState, now: float) -> PassReport:
     """Report a resource whose spec cannot be read; its children run on as they are."""
     old, generation = found.get("status") or {}, found["metadata"]["generation"]
-    return _report(old, status_of_invalid(old, generation, problem, now), (), memory, now, math.inf)
+    return _report(old, status_of_invalid(old, generation, problem, now), (), state, now, math.inf)
 
 
 def needs_write(old: Object, new: Object, seconds_since_write: float) -> bool:
@@ -91,19 +91,19 @@ def needs_write(old: Object, new: Object, seconds_since_write: float) -> bool:
 
 
 def _report(
-    old: Object, new: Object, events: Iterable[Event], memory: Memory, now: float, wait: float
+    old: Object, new: Object, events: Iterable[Event], state: PlanState, now: float, wait: float
 ) -> PassReport:
-    age = now - memory.written_at
+    age = now - state.written_at
     is_written = needs_write(old, new, age)
     if is_written:
         events = (*events, *status_events(old, new))
-        memory = replace(memory, written_at=now)
+        state = replace(state, written_at=now)
     elif _state(old) != _state(new):
         wait = min(wait, SHORTEST_SECONDS - age)
-    fresh, posted = due(events, memory.posted, now)
-    memory = replace(memory, posted=posted)
+    fresh, posted = due(events, state.posted, now)
+    state = replace(state, posted=posted)
     return PassReport(
-        status=new, is_written=is_written, events=fresh, again_after=wait, memory=memory
+        status=new, is_written=is_written, events=fresh, again_after=wait, state=state
     )
 
 

@@ -16,9 +16,9 @@ from ssd_operator.api.spec import (
 )
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import DRAIN_DEADLINE_ANNOTATION, is_ready, name_of, to_text
-from ssd_operator.observe.snapshot import Report, Snapshot
+from ssd_operator.observe.snapshot import Snapshot, TargetReport
 from ssd_operator.policy.apply_failures import ApplyFailure, Cause, Results
-from ssd_operator.policy.plan import Memory, PassPlan
+from ssd_operator.policy.plan import PassPlan, PlanState
 from ssd_operator.policy.scaling import Decision, Demand, History, Reason
 from ssd_operator.status.pass_result import PassResult
 
@@ -90,8 +90,10 @@ def link(draft_pod: str = "d0", state: str = "Active", **more: Any) -> LinkStatu
     return LinkStatus(**fact | more)
 
 
-def answer(target: str, *links: LinkStatus, age: float = 1.0, **more: Any) -> tuple[str, Report]:
-    return target, Report(PoolStatus(links=links, **more), NOW - age)
+def answer(
+    target: str, *links: LinkStatus, age: float = 1.0, **more: Any
+) -> tuple[str, TargetReport]:
+    return target, TargetReport(PoolStatus(links=links, **more), NOW - age)
 
 
 UP_TO_DATE = {"demo-target-0": "r1", "demo-draft-0": "r1"}
@@ -106,7 +108,7 @@ def decided(replicas: int, reason: Reason, demand: Demand | None = None) -> Pass
     """The Internal loop wants this number of drafts."""
     decision = Decision(replicas, reason)
     return PassPlan(
-        scale=decision, memory=Memory(history=History(decision=decision, demand=demand))
+        scale=decision, state=PlanState(history=History(decision=decision, demand=demand))
     )
 
 
@@ -120,7 +122,7 @@ class Scene:
     has_service: bool = True
     pods: tuple[Object, ...] = (target(), draft("d0"), draft("d1"))
     deployments: tuple[Object, ...] = (deployment("demo-target-0"), deployment("demo-draft-0"))
-    pools: tuple[tuple[str, Report], ...] = (answer("t0", link("d0"), link("d1")),)
+    pools: tuple[tuple[str, TargetReport], ...] = (answer("t0", link("d0"), link("d1")),)
     plan: PassPlan = field(default_factory=lambda: PassPlan(revisions=UP_TO_DATE))
     results: Results = field(default_factory=Results)
     pending: dict[str, float] = field(default_factory=dict)
@@ -155,7 +157,5 @@ class Scene:
 
     @property
     def result(self) -> PassResult:
-        memory = replace(self.plan.memory, pending=self.pending)
-        return PassResult(
-            snapshot=self.snapshot, plan=self.plan, results=self.results, memory=memory
-        )
+        state = replace(self.plan.state, pending=self.pending)
+        return PassResult(snapshot=self.snapshot, plan=self.plan, results=self.results, state=state)

@@ -14,7 +14,7 @@ from ssd_operator.api.spec import KIND, POOL_KIND, Object, Resource
 from ssd_operator.children.objects import NAME_LABEL
 from ssd_operator.observe.cluster import Key, Ref, ref_of
 from ssd_operator.observe.pod_state import condition_in, labels_of, name_of
-from ssd_operator.observe.snapshot import Report
+from ssd_operator.observe.snapshot import TargetReport
 
 SAMPLE = ROOT / "charts" / "ssd" / "samples" / "pool" / "demo-cpu.yaml"
 POOL, CODE, CHAT = yaml.safe_load_all(SAMPLE.read_text())
@@ -90,7 +90,7 @@ class Shared(World):
         for pod in self.ready_pods("target"):
             need = self.need.get(labels_of(pod)[NAME_LABEL], 0.0)
             status = PoolStatus(links=links, speculative_sequences=need)
-            self.engines.answers[name_of(pod)] = Report(status, self.cluster.now)
+            self.engines.answers[name_of(pod)] = TargetReport(status, self.cluster.now)
         for key in self.cache.resources:
             await self.reconciler.reconcile(key)
         has_drained = self.engines.finish()

@@ -19,7 +19,7 @@ from ssd_operator.children.objects import WATCHED_KINDS
 from ssd_operator.observe.cluster import ClusterError, Key, Ref
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.pod_state import Address, condition_of, is_ready, name_of
-from ssd_operator.observe.snapshot import Report
+from ssd_operator.observe.snapshot import TargetReport
 from ssd_operator.policy.drain import Drain
 from ssd_operator.runtime.reconcile import Reconciler
 
@@ -41,13 +41,13 @@ DEMO: Object = {
 class MemoryEngines:
     """``Engines`` that return what a test puts into them."""
 
-    answers: dict[str, Report] = field(default_factory=dict)
+    answers: dict[str, TargetReport] = field(default_factory=dict)
     """By target."""
     followed: dict[Key, Mapping[str, Address]] = field(default_factory=dict)
     drains: dict[Key, dict[str, str]] = field(default_factory=dict)
     """Results by draft."""
 
-    def state(self, key: Key) -> tuple[Mapping[str, Report], Mapping[str, str]]:
+    def state(self, key: Key) -> tuple[Mapping[str, TargetReport], Mapping[str, str]]:
         followed = self.followed.get(key, {})
         pools = {pod: fact for pod, fact in self.answers.items() if pod in followed}
         return pools, dict(self.drains.get(key, {}))
@@ -189,7 +189,9 @@ class World:
 
     def report(self, **answer: Any) -> None:
         """Each target that is ready answers this."""
-        report = Report(PoolStatus(**{"speculative_sequences": 0.0} | answer), self.cluster.now)
+        report = TargetReport(
+            PoolStatus(**{"speculative_sequences": 0.0} | answer), self.cluster.now
+        )
         self.engines.answers = dict.fromkeys(map(name_of, self.ready_pods("target")), report)
 
     # ---- time

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.ssd_operator.scenes import Scene, answer, draft, link, marked, target, unscheduled
 
 from ssd_operator.api.spec import Autoscaling, ScalingMode
-from ssd_operator.observe.snapshot import Report
+from ssd_operator.observe.snapshot import TargetReport
 from ssd_operator.policy.scaling import (
     Decision,
     Demand,
@@ -247,7 +247,7 @@ OLD, UNCOUNTED = answer("t1", speculative_sequences=9, age=31), answer("t1")
 
 @pytest.mark.parametrize("pools", [(), COUNTS[1:], (COUNTS[0], OLD), (COUNTS[0], UNCOUNTED)])
 def test_demand_is_unknown_while_a_ready_target_has_not_reported_its_speculative_sequences(
-    pools: Sequence[tuple[str, Report]],
+    pools: Sequence[tuple[str, TargetReport]],
 ) -> None:
     scene = Scene(cells=2, pods=(target(), target("t1", cell=1)), pools=tuple(pools))
     assert measure(scene.snapshot).eligible is None

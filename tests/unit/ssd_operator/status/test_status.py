@@ -22,7 +22,7 @@ from tests.unit.ssd_operator.scenes import (
 from ssd_operator.api.security import Security, Tls
 from ssd_operator.api.spec import Model, Object, Source, TargetSpec
 from ssd_operator.observe.pod_state import to_text
-from ssd_operator.observe.snapshot import Report
+from ssd_operator.observe.snapshot import TargetReport
 from ssd_operator.policy.apply_failures import Results
 from ssd_operator.policy.plan import PassPlan
 from ssd_operator.status.condition_rules import HOLD_SECONDS
@@ -96,7 +96,7 @@ def test_the_complete_status_of_a_healthy_resource() -> None:
 ONE, OTHER = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
 
 
-def model_of(*pools: tuple[str, Report], **facts: Any) -> Object:
+def model_of(*pools: tuple[str, TargetReport], **facts: Any) -> Object:
     pods = (target(), target("t1", cell=1), draft("d0"), draft("d1"))
     block: Object = derive(Scene(cells=2, pods=pods, pools=pools, facts=facts))["model"]
     return block
@@ -261,7 +261,7 @@ def test_figures_are_means_weighted_by_running_sequences_and_stay_while_idle() -
     ],
 )
 def test_the_state_of_speculation_is_what_targets_do_not_what_is_linked(
-    pool: tuple[str, Report], state: str
+    pool: tuple[str, TargetReport], state: str
 ) -> None:
     scene = Scene(
         pools=(pool,), pending={name: NOW - seconds for name, seconds in HOLD_SECONDS.items()}
