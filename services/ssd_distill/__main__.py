@@ -68,7 +68,7 @@ def command(
         raise typer.BadParameter("give either --draft, or --layers and --hidden of a new one")
     with status("loading"):
         # torch and transformers, which take seconds.
-        from ssd_distill.distillation import Plan, distill  # noqa: PLC0415
+        from ssd_distill.distillation import Distillation, distill  # noqa: PLC0415
         from ssd_distill.training import Recipe  # noqa: PLC0415
     if rate is None:
         rate = NEW_RATE if is_new else FURTHER_RATE
@@ -82,7 +82,7 @@ def command(
         weight_decay=0.02,
         warmup_steps=max(1, min(30, steps // 10)),
     )
-    plan = Plan(
+    plan = Distillation(
         target=target,
         draft=draft,
         num_layers=layers,

@@ -50,8 +50,8 @@ WRITTEN = f"{WORK}/written.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What a run is asked for. The same plan goes on with an interrupted run."""
+class Distillation:
+    """What a run is asked for. With the same values, an interrupted run goes on."""
 
     target: str
     draft: str = ""
@@ -72,7 +72,7 @@ class Plan:
 
 
 def distill(
-    plan: Plan, output: Path, *, device: str = "cpu", checkpoint_seconds: float = 300.0
+    plan: Distillation, output: Path, *, device: str = "cpu", checkpoint_seconds: float = 300.0
 ) -> dict[str, Any]:
     """Run a plan, or go on with it; return its record.
 
@@ -110,7 +110,7 @@ def distill(
     return record
 
 
-def _checked_pair(plan: Plan) -> TargetModels:
+def _checked_pair(plan: Distillation) -> TargetModels:
     """Return the models; refuse what a target would refuse, and sequences that are too long."""
     pair = find_models(TargetSettings(model=plan.target, draft_model=plan.draft, engine="torch"))
     needed = max(MOST_TOKENS, plan.recipe.length)
@@ -126,7 +126,7 @@ def _checked_pair(plan: Plan) -> TargetModels:
     return pair
 
 
-def _found(plan: Plan, output: Path) -> dict[str, Any] | None:
+def _found(plan: Distillation, output: Path) -> dict[str, Any] | None:
     """Return the record of a folder that this plan began, None if there is nothing yet."""
     if (output / RECORD).is_file():
         record: dict[str, Any] = json.loads((output / RECORD).read_text(encoding="utf-8"))
@@ -145,7 +145,7 @@ def _found(plan: Plan, output: Path) -> dict[str, Any] | None:
     return None
 
 
-def _begun(plan: Plan, output: Path, pair: TargetModels) -> dict[str, Any]:
+def _begun(plan: Distillation, output: Path, pair: TargetModels) -> dict[str, Any]:
     """Make the folder, at once and without weights; return its record."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch:
@@ -168,7 +168,7 @@ def _begun(plan: Plan, output: Path, pair: TargetModels) -> dict[str, Any]:
     return record
 
 
-def _as_json(plan: Plan) -> dict[str, Any]:
+def _as_json(plan: Distillation) -> dict[str, Any]:
     """Return the plan as a file of JSON has it: tuples are lists."""
     found: dict[str, Any] = json.loads(json.dumps(asdict(plan)))
     return found
@@ -178,7 +178,12 @@ class _Run:
     """One process of a run."""
 
     def __init__(
-        self, plan: Plan, output: Path, record: dict[str, Any], pair: TargetModels, device: str
+        self,
+        plan: Distillation,
+        output: Path,
+        record: dict[str, Any],
+        pair: TargetModels,
+        device: str,
     ) -> None:
         self._plan = plan
         self._output = output

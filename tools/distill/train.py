@@ -37,7 +37,7 @@ from ssd.engine.precision import AUTO, DTYPES, choose_precision
 from ssd.text.tokenizer import load_tokenizer
 from ssd_bench.sampling.model import Model, load_model
 from ssd_distill.corpus import DEMO, read_corpus
-from ssd_distill.distillation import RECORD, Plan, distill, write_json
+from ssd_distill.distillation import RECORD, Distillation, distill, write_json
 from ssd_distill.models import Logits, logits_of, write_weights
 from ssd_distill.progress import progress
 from ssd_distill.training import LossFunction, Recipe, Training, mixed_batches, windows
@@ -129,7 +129,7 @@ def _logits(model: Any) -> Logits:
 def distil(output: Path, made: str, pair: tuple[str, str], recipe: Recipe, seed: int) -> None:
     """Stages ``distil``: ``ssd distill`` on the folders of a target and a draft."""
     target, draft = (str(output / each) for each in pair)
-    plan = Plan(
+    plan = Distillation(
         target=target,
         draft=draft,
         data=(DEMO,),
