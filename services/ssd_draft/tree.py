@@ -250,7 +250,11 @@ class Tree:
         return is_alone and (build.branches, build.length) in self._runner.whole_tables
 
     def run_whole(self, build: TableBuild) -> None:
-        """Run all steps of a new build of one table in one pass."""
+        """Run all steps of a new build of one table in one pass.
+
+        With the length K of the build, the pass returns the tokens of its columns, [K, B, N] with
+        B = 1, and the logits of its steps, [K + 1, B, N, V].
+        """
         positions_KR = build.positions_R + np.arange(build.length)[:, None]
         noise = self._choice.stored_noise(build.slots_R, positions_KR)
         assert noise is not None, "a pass over all columns needs stored noise"
@@ -262,7 +266,7 @@ class Tree:
         build.depth = build.length
 
     def _read(self, build: TableBuild, num_left: int) -> None:
-        """Put chosen columns into the tables, but for the newest ones."""
+        """Put chosen columns, [B, N] tokens each, into the tables, but for the newest ones."""
         while len(build.unread) > num_left:
             column = build.unread.popleft()
             chosen_BN = column.wait()

@@ -74,6 +74,7 @@ def graph_weights(config: ModelConfig, weights: DecoderWeights, stored: Weights)
 
 
 def _graph_layer(layer: LayerWeights, num_rotated: int, stored: Weights) -> GraphLayer:
+    """Return the weights of a layer as nodes; ``num_rotated`` is (H + G) * E."""
     rotated_OD, values_OD = layer.qkv_OD.tensor_split([num_rotated])
     return GraphLayer(
         input_norm_D=layer.input_norm_D,
@@ -125,6 +126,7 @@ def _layer(
     rotation: Rotation,
     attend: Callable[[Node, Node, Node], Node],
 ) -> Node:
+    """Return the hidden states [R, D] after a layer, of those before it, [R, D]."""
     epsilon = config.rms_norm_eps
     num_rotated = config.num_heads + config.num_kv_heads
     normed = rms_norm(hidden, layer.input_norm_D, epsilon)
@@ -150,12 +152,14 @@ def _layer(
 
 
 def _split_heads(config: ModelConfig, heads: Node) -> tuple[Node, Node]:
+    """Return the queries [R, H*E] and the keys [R, G*E] of both, [R, (H+G)*E]."""
     lengths = ints(config.num_heads * config.head_size, config.num_kv_heads * config.head_size)
     parts = opset15.variadic_split(heads, opset15.constant(1), lengths)
     return parts.output(0), parts.output(1)
 
 
 def _head_norm(heads: Node, num_heads: int, weight_E: Any, epsilon: float) -> Node:
+    """Norm each head of queries [R, H*E] or keys [R, G*E]; the shape stays."""
     size = weight_E.shape[0]
     each = reshape(heads, -1, num_heads, size)
     return reshape(rms_norm(each, weight_E, epsilon), -1, num_heads * size)
