@@ -2,11 +2,11 @@
 
 import hashlib
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from ssd.pool.rounds import Lookup, RoundResult
+from ssd.pool.pool import DraftPool
+from ssd.pool.rounds import RoundResult
 from ssd.ports import Clock
 from ssd.types import OpenSession, Outcome, SequenceId, TokenId
 from ssd_vllm.step_control import StepControl
@@ -60,47 +60,12 @@ class Step:
     """Whether it stores a part of a prompt."""
 
 
-class Pool(Protocol):
-    """The part of ``ssd.pool.pool.DraftPool`` that requests use."""
-
-    @property
-    def num_sessions(self) -> int:
-        """Number of sessions, open or opening."""
-        ...
-
-    def begin(self, sequence_id: SequenceId, opening: OpenSession) -> None:
-        """Add a sequence."""
-        ...
-
-    def open_sessions(self, sequence_ids: Iterable[SequenceId]) -> None:
-        """Open the sessions that are missing, while drafts have room."""
-        ...
-
-    def release(self, sequence_ids: Iterable[SequenceId]) -> None:
-        """Close the sessions of sequences that wait."""
-        ...
-
-    def look_up(
-        self, results: Sequence[RoundResult], before_wait: Callable[[], None]
-    ) -> list[Lookup]:
-        """Return the next proposals."""
-        ...
-
-    def commit(
-        self, results: Sequence[RoundResult], lookups: Sequence[Lookup], decided_at: float
-    ) -> None:
-        """Send the outcomes to the drafts."""
-        ...
-
-    def end(self, sequence_id: SequenceId) -> None:
-        """Remove a sequence."""
-        ...
-
-
 class PoolRequests:
     """Translates steps of vLLM into rounds of the pool. The worker's thread."""
 
-    def __init__(self, pool: Pool, control: StepControl, num_token_ids: int, clock: Clock) -> None:
+    def __init__(
+        self, pool: DraftPool, control: StepControl, num_token_ids: int, clock: Clock
+    ) -> None:
         """Construct.
 
         Args:

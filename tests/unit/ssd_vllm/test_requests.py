@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from prometheus_client import REGISTRY
 
+from ssd.pool.pool import DraftPool
 from ssd.pool.round_log import RoundLog
-from ssd.pool.rounds import NO_TABLE_NEEDED, Lookup, RoundResult
+from ssd.pool.rounds import NO_TABLE_NEEDED, Lookup, PoolSettings, RoundResult
 from ssd.ports import SystemClock
 from ssd.speculation.controller import Choice, Controller
 from ssd.testing.scripted_controller import ScriptedController
@@ -22,10 +23,12 @@ PROPOSAL = (7, 8)
 SPECULATES = Choice(is_on=True, max_proposed=LOOKAHEAD)
 
 
-class RecordingPool:
+class RecordingPool(DraftPool):
     """Keeps what it is given, and proposes the same tokens for all."""
 
     def __init__(self) -> None:
+        settings = PoolSettings(lookahead=LOOKAHEAD, branches=1, num_token_ids=NUM_TOKEN_IDS)
+        super().__init__(settings, SystemClock())
         self.begun: dict[SequenceId, OpenSession] = {}
         self.opened: list[SequenceId] = []
         self.ended: list[SequenceId] = []
