@@ -21,8 +21,7 @@ from ssd.text.stop import TextWriter
 from ssd.types import GenerationChunk, Mode, SamplingParams, TokenId
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.scheduler import queue_full
-from ssd_target.decoding.sequence import Sequence, StopDetector
-from ssd_target.decoding.sequence_record import SequenceRecord
+from ssd_target.decoding.sequence import Sequence, SequenceRecord, StopDetector
 from ssd_target.serving.grammars import Grammars
 from ssd_target.serving.request_trace import RequestTrace
 from ssd_target.serving.streams import TokenStream, Wakeups, add_texts

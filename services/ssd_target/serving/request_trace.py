@@ -32,8 +32,7 @@ from ssd.ports import Clock
 from ssd.rpc.codec import GenerateCall
 from ssd.rpc.status import outcome_of
 from ssd.types import GenerationChunk, SpeculationStatistics
-from ssd_target.decoding.sequence import Sequence
-from ssd_target.decoding.sequence_record import SequenceRecord
+from ssd_target.decoding.sequence import Sequence, SequenceRecord
 
 _PHASES = ("queue", "prefill", "first_token")
 _COMPLETE = frozenset({"stop", "length"})

@@ -7,7 +7,7 @@ import pytest
 from ssd.pool.rounds import RoundResult
 from ssd.speculation.round_record import RoundRecord
 from ssd.types import LookupResult, Mode, Outcome
-from ssd_target.decoding.sequence_record import SequenceRecord
+from ssd_target.decoding.sequence import SequenceRecord
 
 RESULT = RoundResult(
     1, (7,) * 5, 6, Outcome(accepted=4, bonus=7), is_finished=False, max_proposed=6

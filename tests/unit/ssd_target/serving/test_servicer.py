@@ -25,7 +25,7 @@ from ssd.rpc.bounds import PromptBounds
 from ssd.testing.clock import FakeClock
 from ssd.types import FinishReason, GenerationChunk
 from ssd.v1 import generate_pb2
-from ssd_target.decoding.sequence_record import SequenceRecord
+from ssd_target.decoding.sequence import SequenceRecord
 from ssd_target.serving import servicer as servicer_module
 from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.serving.request_trace import RequestTrace, RequestTraces
