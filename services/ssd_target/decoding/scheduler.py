@@ -288,8 +288,11 @@ class Scheduler:
             return
         num_decoding = len(self._running) - len(missing)
         for sequence in missing:
+            # A preempted sequence may find its whole prompt, and then stores tokens in this step.
+            if sequence.num_stored < sequence.num_prefill and self._share(sequence):
+                plan.moved.append(sequence)
             first = sequence.num_stored
-            if first >= sequence.num_prefill:
+            if first >= sequence.num_prefill and not sequence.is_stored:
                 # Emitted tokens of a preempted sequence.
                 last = min(first + self._engine.num_columns, len(sequence.tokens) - 1)
                 plan.replays.append((sequence, range(first, last)))
@@ -301,14 +304,11 @@ class Scheduler:
             budget = min(budget, max(num_rows, num_decoding, len(new) * chunk))
         num_chunks = max(1, budget // chunk)
         for sequence in new:
-            if self._share(sequence):
-                plan.moved.append(sequence)
             first = sequence.num_stored
             last = min(sequence.num_prefill, first + num_chunks * chunk)
-            if first < last:
-                plan.prefills.append((sequence, range(first, last)))
-                sequence.num_stored = last
-                num_chunks -= -(-(last - first) // chunk)
+            plan.prefills.append((sequence, range(first, last)))
+            sequence.num_stored = last
+            num_chunks -= -(-(last - first) // chunk)
             if not num_chunks:
                 break
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.sequences import check_scheduler, make_sequence
 
@@ -445,6 +445,7 @@ def test_every_request_ends_once_and_no_block_leaks(
     lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(34, 64)), min_size=2, max_size=7),
     blocks=st.integers(17, 24),
 )
+@example(lengths=[(1, 38), (2, 49), (17, 42)], blocks=23)
 def test_sequences_of_maximum_length_end_in_order_without_a_livelock(
     lengths: list[tuple[int, int]], blocks: int
 ) -> None:
