@@ -1,4 +1,4 @@
-"""Helm, and the rendered chart."""
+"""Helm, promtool, and the rendered chart."""
 
 import fcntl
 import shutil
@@ -38,6 +38,44 @@ def helm_of_the_cluster_tool() -> str:
         fcntl.flock(lock, fcntl.LOCK_EX)
         subprocess.run([TOOL, "install"], check=True)
     return tool_environment()["PATH"].partition(":")[0] + "/helm"
+
+
+@pytest.fixture(scope="session")
+def promtool(request: pytest.FixtureRequest) -> str:
+    """Path of promtool; it is fetched once, and the test is skipped where that is impossible."""
+    if (program := shutil.which("promtool")) is not None:
+        return program
+    kept = request.config.cache.mkdir("promtool") / "promtool"
+    if not kept.exists():
+        try:
+            fetch_promtool(kept)
+        except (OSError, subprocess.SubprocessError) as error:
+            reason = getattr(error, "stderr", None) or error
+            pytest.skip(f"promtool is not on PATH, and apt-get cannot fetch it: {reason}")
+    return str(kept)
+
+
+def fetch_promtool(program: Path) -> None:
+    """Take the program from Debian's package; nothing is installed, and root is not needed.
+
+    The lists of packages are fetched too: the machine's own may be missing or old. The program
+    gets its name after it has run once, so another worker finds all of it or nothing.
+    """
+    with tempfile.TemporaryDirectory(dir=program.parent, ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        for each in ("lists/partial", "archives/partial"):
+            (folder / each).mkdir(parents=True)
+        apt = ("apt-get", "-qq", "-o", f"Dir::State::Lists={folder}/lists", "-o")
+        for command in (
+            (*apt, f"Dir::Cache={folder}", "update"),
+            (*apt, f"Dir::Cache={folder}", "download", "prometheus"),
+            ("sh", "-c", "dpkg-deb -x prometheus_*.deb ."),
+            ("usr/bin/promtool", "--version"),
+        ):
+            subprocess.run(
+                command, cwd=folder, capture_output=True, text=True, check=True, timeout=25
+            )
+        (folder / "usr/bin/promtool").replace(program)
 
 
 @pytest.fixture(scope="session")

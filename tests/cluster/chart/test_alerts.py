@@ -1,10 +1,9 @@
 """The queries of alerts and dashboard, and which conditions of a resource raise an alert.
 
-promtool evaluates the alerts. A library parses all queries, also where promtool is not installed.
+promtool evaluates the alerts. A library parses all queries, also where there is no promtool.
 """
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,27 @@ from tests.cluster.kube import CHART
 pytestmark = pytest.mark.timeout(120)
 
 SERVING = {"Ready": "True", "DraftReady": "True", "Progressing": "True"}
-
-
-@pytest.fixture(scope="session")
-def promtool() -> str:
-    if (program := shutil.which("promtool")) is None:
-        pytest.skip("promtool of Prometheus, which evaluates rules, is not on PATH")
-    return program
+OFF = {"SpeculationActive": "False"}
+CASES: tuple[tuple[str, int, dict[str, str], bool], ...] = (
+    ("SSDTargetNotReady", 16, {"TargetReady": "False/CrashLoop"}, True),
+    ("SSDTargetNotReady", 14, {"TargetReady": "False/CrashLoop"}, False),
+    ("SSDTargetNotReady", 99, {"TargetReady": "True"}, False),
+    ("SSDTargetNotReady", 99, {"TargetReady": "False/FetchingModel"}, False),
+    ("SSDTargetNotReady", 99, {"TargetReady": "Unknown/SpecInvalid"}, False),
+    ("SSDTargetNotReady", 16, {"TargetReady": "False/Loading", "Progressing": "False"}, True),
+    ("SSDSpeculationInactive", 16, SERVING | {"SpeculationActive": "Unknown"}, True),
+    ("SSDSpeculationInactive", 14, SERVING | OFF, False),
+    ("SSDSpeculationInactive", 99, OFF | {"Ready": "False"}, False),
+    ("SSDSpeculationInactive", 99, SERVING | OFF | {"DraftReady": "True/ScaledToZero"}, False),
+    ("SSDScalingInactive", 6, SERVING | {"ScalingActive": "False"}, True),
+    (
+        "SSDScalingInactive",
+        99,
+        SERVING | {"ScalingActive": "False", "Progressing": "False/Paused"},
+        False,
+    ),
+)
+"""Alert, minutes, conditions of a resource as long as that, and whether the alert fires."""
 
 
 def rules_of(render: Any) -> Any:
@@ -47,42 +60,8 @@ def test_every_panel_of_the_dashboard_has_valid_queries() -> None:
         promql_parser.parse(query)
 
 
-@pytest.mark.parametrize(
-    ("alert", "minutes", "conditions", "is_firing"),
-    [
-        ("SSDTargetNotReady", 16, {"TargetReady": "False/CrashLoop"}, True),
-        ("SSDTargetNotReady", 14, {"TargetReady": "False/CrashLoop"}, False),
-        ("SSDTargetNotReady", 99, {"TargetReady": "True"}, False),
-        ("SSDTargetNotReady", 99, {"TargetReady": "False/FetchingModel"}, False),
-        ("SSDTargetNotReady", 99, {"TargetReady": "Unknown/SpecInvalid"}, False),
-        ("SSDTargetNotReady", 16, {"TargetReady": "False/Loading", "Progressing": "False"}, True),
-        ("SSDSpeculationInactive", 16, SERVING | {"SpeculationActive": "Unknown"}, True),
-        ("SSDSpeculationInactive", 14, SERVING | {"SpeculationActive": "False"}, False),
-        ("SSDSpeculationInactive", 99, {"Ready": "False", "SpeculationActive": "False"}, False),
-        (
-            "SSDSpeculationInactive",
-            99,
-            SERVING | {"SpeculationActive": "False", "DraftReady": "True/ScaledToZero"},
-            False,
-        ),
-        ("SSDScalingInactive", 6, SERVING | {"ScalingActive": "False"}, True),
-        (
-            "SSDScalingInactive",
-            99,
-            SERVING | {"ScalingActive": "False", "Progressing": "False/Paused"},
-            False,
-        ),
-    ],
-)
-def test_an_alert_names_the_resource_and_ignores_what_is_expected(  # noqa: PLR0913
-    render: Any,
-    promtool: str,
-    tmp_path: Path,
-    alert: str,
-    minutes: int,
-    conditions: dict[str, str],
-    *,
-    is_firing: bool,
+def test_alerts_name_the_resource_and_ignore_what_is_expected(
+    render: Any, promtool: str, tmp_path: Path
 ) -> None:
     rule = rules_of(render)
     for each in rule["groups"][0]["rules"]:
@@ -90,11 +69,12 @@ def test_an_alert_names_the_resource_and_ignores_what_is_expected(  # noqa: PLR0
         each["labels"] = {}
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rule))
     fired = {"exp_labels": {"resource_namespace": "here", "resource_name": "demo"}}
-    case = {
+    cases = {
         "rule_files": ["rules.yaml"],
         "evaluation_interval": "1m",
         "tests": [
             {
+                "name": f"{alert} after {minutes} minutes of {conditions}",
                 "interval": "1m",
                 # Promtool begins at 0: all conditions are as old as the test.
                 "input_series": [
@@ -109,9 +89,10 @@ def test_an_alert_names_the_resource_and_ignores_what_is_expected(  # noqa: PLR0
                     }
                 ],
             }
+            for alert, minutes, conditions, is_firing in CASES
         ],
     }
-    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(case))
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(cases))
     done = subprocess.run(
         [promtool, "test", "rules", tmp_path / "tests.yaml"],
         capture_output=True,
