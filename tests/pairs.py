@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,3 +58,11 @@ async def deployed(deployment: Deployment, _on_event: object = None) -> AsyncIte
         started = target_of(deployment.target, *flags, drafts=drafts)
         target, _ = await stack.enter_async_context(started)
         yield SimpleNamespace(target=target, drafts=drafts)
+
+
+@asynccontextmanager
+async def quickly_deployed(deployment: Deployment, _on_event: object = None) -> AsyncIterator[Any]:
+    """``deployed`` with the engine of tests of links and processes."""
+    quick = replace(deployment, common_flags=(*deployment.common_flags, *QUICK))
+    async with deployed(quick) as found:
+        yield found

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import transformers
-from tests.pairs import deployed, target_of
+from tests.pairs import deployed, quickly_deployed, target_of
 from tests.processes import running
 
 import ssd
@@ -24,13 +25,27 @@ from ssd_bench.peers.engines import Setup
 from ssd_bench.peers.measure import Case, Row, measure
 from ssd_bench.peers.workers.wire import Batch
 
+WORKER = """
+def load(config):
+    {begin}
+    return "1.0", lambda batch: [[5] * batch["max_tokens"] for _ in batch["prompts"]]
+"""
+
+
+def put_worker(folder: Path, begin: str = "pass") -> Path:
+    """Write the worker of transformers without its imports, which take three seconds."""
+    shutil.copy(engines.WORKERS / "wire.py", folder)
+    (folder / "transformers_worker.py").write_text(WORKER.format(begin=begin))
+    return folder
+
 
 def test_engines_of_two_environments_write_the_same_texts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Speeds are not examined here, so no measurement waits for a quiet machine.
     monkeypatch.setattr(machine, "SETTLE_SAMPLES", 0)
-    monkeypatch.setattr(engines, "deployed", deployed)
+    monkeypatch.setattr(machine, "SAMPLE_SECONDS", 0.01)
+    monkeypatch.setattr(engines, "deployed", quickly_deployed)
     model = str(write_tiny_folder(tmp_path / "model", seed=1, max_len=1024))
     small = (
         *("--target", model, "--draft", model, "--batches", "1,2", "--repetitions", "2"),
@@ -54,8 +69,10 @@ def test_after_ctrl_c_no_process_is_left_and_the_same_command_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "SETTLE_SAMPLES", 0)
+    monkeypatch.setattr(machine, "SAMPLE_SECONDS", 0.01)
     monkeypatch.setattr(measuring, "BUSY_CPUS", float("inf"))
-    monkeypatch.setattr(engines, "deployed", deployed)
+    monkeypatch.setattr(engines, "deployed", quickly_deployed)
+    monkeypatch.setattr(engines, "WORKERS", put_worker(tmp_path))
     model = str(write_tiny_folder(tmp_path / "model", seed=1, max_len=1024))
     arguments = [
         *("peers", "--target", model, "--draft", model, "--peers", "ssd,transformers"),
@@ -86,20 +103,25 @@ def test_after_ctrl_c_no_process_is_left_and_the_same_command_goes_on(
 
 
 @pytest.mark.asyncio
-async def test_an_engine_that_cannot_load_is_a_row_with_its_reason(tmp_path: Path) -> None:
+async def test_an_engine_that_cannot_load_is_a_row_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = put_worker(tmp_path, "raise OSError('no config.json')")
+    monkeypatch.setattr(engines, "WORKERS", worker)
     setup = Setup(
         target=tmp_path, draft=tmp_path, cpus=(0,), batch=1, environments=tmp_path, scratch=tmp_path
     )
     rows = [Row(Contender(peer="transformers"))]
     batch: Batch = {"prompts": [[1]], "max_tokens": 16, "temperature": 0.0, "seed": 0}
     await measure(rows, setup, {Case(): [batch] * 2}, lambda _what: None)
-    assert "the process ended with exit code 1: " in rows[0].failure
+    assert rows[0].failure == "the process ended with exit code 1: OSError: no config.json"
 
 
 async def test_a_gateway_is_a_peer_whose_texts_are_those_of_the_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "SETTLE_SAMPLES", 0)
+    monkeypatch.setattr(machine, "SAMPLE_SECONDS", 0.01)
     monkeypatch.setattr(engines, "deployed", deployed)
     model = str(write_tiny_folder(tmp_path / "model", seed=1, max_len=1024))
     flags = ("--max-model-len", "1024", "--dtype", "float32")

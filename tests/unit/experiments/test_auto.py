@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.pairs import QUICK
+from tests.pairs import quickly_deployed
 from tools.experiments import auto
 from tools.experiments.auto import Amount, Repetition, Situation, Size, cell, markdown, measure
 
@@ -53,8 +53,8 @@ async def test_a_cell_is_measured_with_real_processes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     model = str(write_tiny_folder(tmp_path / "model", max_len=512))
-    situation = Situation(target=model, draft=model, draft_flags=QUICK)
-    monkeypatch.setitem(auto.SITUATIONS, "tiny", situation)
+    monkeypatch.setitem(auto.SITUATIONS, "tiny", Situation(target=model, draft=model))
+    monkeypatch.setattr(auto, "deployed", quickly_deployed)
     cpu = min(os.sched_getaffinity(0))
     size = Size(cpus=1, batch=1, temperature=0.0)
     result = await measure("tiny", [cpu], size, Amount(batches=2, max_tokens=8, repetitions=1))
