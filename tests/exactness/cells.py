@@ -51,7 +51,7 @@ class Size:
         )
 
 
-FEW = pytest.param(Size(6, 3, max_num_seqs=9, max_tokens=32), id="K6-few")
+FEW = pytest.param(Size(2, 3, max_num_seqs=9, max_tokens=32), id="K2-few")
 ALL = [
     pytest.param(
         Size(lookahead, NUM_PROMPTS, 2, engine),

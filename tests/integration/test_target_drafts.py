@@ -152,14 +152,15 @@ async def test_target_and_draft_can_have_embeddings_of_different_sizes(
 
 
 @pytest.mark.parametrize(
-    ("of_target", "of_draft"), [("float32", "bfloat16"), ("bfloat16", "float32")]
+    ("of_target", "of_draft", "engine"),
+    [("float32", "bfloat16", BY_DEFAULT), ("bfloat16", "float32", QUICK)],
 )
 async def test_a_target_and_a_draft_of_different_dtypes_generate_identical_tokens(
-    folder: Path, of_target: str, of_draft: str
+    folder: Path, of_target: str, of_draft: str, engine: tuple[str, str]
 ) -> None:
     async with (
-        draft(folder, "0", *BY_DEFAULT, "--dtype", of_draft, "--weights", "same") as twin,
-        target(folder, [twin], *LONG_WAIT, *BY_DEFAULT, "--dtype", of_target) as (_, client),
+        draft(folder, "0", *engine, "--dtype", of_draft, "--weights", "same") as twin,
+        target(folder, [twin], *LONG_WAIT, *engine, "--dtype", of_target) as (_, client),
         DraftClient(twin.grpc_address) as admin,
     ):
         found = (await client.model_info()).dtype, (await admin.get_status()).dtype
