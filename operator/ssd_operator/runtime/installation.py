@@ -31,6 +31,8 @@ READY_SECONDS = 45.0
 SERVING_SECONDS = 180.0
 """The embedded pair loads in seconds; the rest is for its pods to be scheduled."""
 GONE_SECONDS = 180.0
+POLL_SECONDS = 1.0
+"""Time between two looks at the other end."""
 """Resources carry no finalizer of ours; one that another's holds is named after this long."""
 _SAMPLE = Ref(KIND, "ssd-sample")
 
@@ -134,7 +136,7 @@ async def _wait(problem: Callable[[], Awaitable[str]], seconds: float, complaint
     try:
         async with asyncio.timeout(seconds):
             while last := await problem():  # noqa: ASYNC110  the other end is a server
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(POLL_SECONDS)
     except TimeoutError as error:
         message = f"{complaint} after {seconds:g} s: {last}".removesuffix(": ")
         raise NotReadyError(message) from error

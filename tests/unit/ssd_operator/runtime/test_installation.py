@@ -18,6 +18,11 @@ MOMENT = 0.05
 UNTOUCHED = ("kube-system", "three")
 
 
+@pytest.fixture(autouse=True)
+def _short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation, "POLL_SECONDS", MOMENT)
+
+
 @dataclass
 class Admission(MemoryCluster):
     """A cluster with admission; an old CRD has no accelerators and rejects none."""
