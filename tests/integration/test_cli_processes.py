@@ -135,8 +135,9 @@ def call(capfd: pytest.CaptureFixture[str]) -> Command:
 
 
 def test_generate_prints_one_json_object_with_identical_tokens_in_all_modes(
-    shared: str, pair: tuple[str, ...], call: Command
+    shared: str, pair: tuple[str, ...], call: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(generate, "deployed", deployed)
     found = {}
     # Two from the running target, one from models that the command starts and stops.
     wheres = {
