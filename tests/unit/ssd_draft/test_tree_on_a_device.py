@@ -12,7 +12,7 @@ from ssd_draft.sessions import Move
 from ssd_draft.token_choice import KeyedChoice
 from ssd_draft.tree import Tree, TreeShape
 
-K, N = 6, 24
+K, N = 3, 8
 ENGINE = EngineConfig(max_model_len=512, max_num_seqs=4, num_columns=K + 1, branches=N)
 
 

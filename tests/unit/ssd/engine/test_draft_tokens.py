@@ -15,7 +15,7 @@ from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.precision import has_bfloat16
 from ssd.testing.tiny_folder import write_tiny_folder
 
-N, K = 24, 3
+N, K = 48, 1
 TEXT = [7 * token % 251 for token in range(61)]
 ENGINE = EngineConfig(
     max_model_len=128, max_num_seqs=1, num_columns=K + 1, branches=N, prefill_chunk=32
@@ -65,7 +65,7 @@ def test_tokens_equal_those_of_the_reference_with_the_same_weights_but_for_ties(
     found = loaded(given, engine)
     reference = loaded(same, on("torch", ENGINE))
     accepted_BN = torch.zeros((1, N), dtype=torch.int64)
-    tokens_BN = torch.arange(N)[None] * 10
+    tokens_BN = torch.arange(N)[None] * 5
     num_equal = 0
     for step in range(K + 1):
         batch = BranchBatch(SLOT_B, tokens_BN, accepted_BN, step, LENGTH_B, BLOCKS_J[None])

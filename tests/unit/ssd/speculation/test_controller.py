@@ -188,7 +188,7 @@ def in_bursts(world: World, length: int) -> float:
     """Mean tokens/s over those of one choice, while other work slows the machine in bursts."""
     noisy = replace(world, burst_seconds=0.2, calm_seconds=0.5, burst_factor=4.0)
     ratios = []
-    for seed in range(8):
+    for seed in range(4):
         run = Run(noisy, seed)
         run.run(START_SECONDS)
         ratios.append(run.run(60.0) / fixed(noisy, length, seed).run(60.0))
