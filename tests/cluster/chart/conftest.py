@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,7 @@ def kubectl(cluster: None) -> Callable[..., Completed]:
     return Kube("").attempt
 
 
+@cache
 def template(helm: Helm, *arguments: str | Path, namespace: str = "here") -> Completed:
     return helm(
         *("template", "ssd", CHART, "--namespace", namespace, "--kube-version", "1.34.0"),
@@ -98,7 +100,7 @@ def render(helm: Helm) -> Render:
     def objects(*arguments: str | Path, namespace: str = "here") -> list[Object]:
         done = template(helm, *arguments, namespace=namespace)
         assert done.returncode == 0, done.stderr
-        return [each for each in yaml.safe_load_all(done.stdout) if each is not None]
+        return [each for each in yaml.load_all(done.stdout, yaml.CSafeLoader) if each is not None]
 
     return objects
 
