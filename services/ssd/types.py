@@ -5,7 +5,7 @@ process and is never reused. *Committed tokens* are the prompt and all tokens th
 appended to it. A *base length* is their number before a round.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 
 TokenId = int
@@ -133,6 +133,7 @@ class Commit:
     base_len: int
     """Committed tokens before the round."""
     outcome: Outcome
+    _: KW_ONLY
     num_proposed: int = 0
     """Tokens of the next proposal; without any, the next round is plain decoding."""
     branch: int | None = None
@@ -150,7 +151,7 @@ class OpenSession:
     """Opens a session: the committed tokens, noise parameters and filters of a sequence."""
 
     session: int = 0
-    """Its number on the link. The pool sets it."""
+    """Its number on the link. The pool sets it before it sends the message."""
     token_ids: tuple[TokenId, ...]
     """Committed tokens; at least one."""
     seed: int
@@ -236,12 +237,9 @@ class Usage:
     cached_tokens: int = 0
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationStatistics:
-    """Speculation statistics of one request, measured by the target.
-
-    The target counts in them until the request ends. From then on they do not change.
-    """
+    """Speculation statistics of one request, measured by the target."""
 
     mode: Mode
     rounds: int = 0
@@ -256,7 +254,7 @@ class SpeculationStatistics:
     verify_seconds: float = 0.0
     """T_verify: median duration of the forward pass in the request's rounds."""
     round_seconds: float = 0.0
-    """T_round: median time from the begin of a round to the begin of the next one."""
+    """T_round: median time from the start of a round to the start of the next one."""
     paused_rounds: int = 0
     """Rounds for which the target had turned speculation off, because plain decoding is faster."""
 

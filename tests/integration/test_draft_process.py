@@ -182,12 +182,12 @@ async def test_each_commit_is_followed_by_the_next_table(
             outcome = Outcome(int(table.accepted_N[index]), int(table.bonus_N[index]))
             proposal = table.proposal(index, count)
             assert len(proposal) == count
-            link.commit(Commit(1, table.base_len, outcome, count, index))
+            link.commit(Commit(1, table.base_len, outcome, num_proposed=count, branch=index))
             following = await link.table()
             assert following.base_len == table.base_len + outcome.accepted + 1
             assert set(following.accepted_N.tolist()) <= set(range(count + 1))
             table = following
-        link.commit(Commit(1, table.base_len, Outcome(0, 65), 2, None, (66, 67)))
+        link.commit(Commit(1, table.base_len, Outcome(0, 65), num_proposed=2, tokens=(66, 67)))
         assert (await link.table()).base_len == table.base_len + 1
         link.call.send(CloseSession(1))
         await sessions_of(draft, 0)
@@ -228,14 +228,16 @@ async def test_a_draft_with_fewer_embeddings_than_tokens_serves_the_ids_it_has(
                 await link.receive()
         for bonus, proposal in ((250, ()), (1, (2, 250))):
             async with target(process, folder, vocab_size=250) as link:
-                link.commit(Commit(1, 1, Outcome(0, bonus), len(proposal), None, proposal))
+                link.commit(
+                    Commit(1, 1, Outcome(0, bonus), num_proposed=len(proposal), tokens=proposal)
+                )
                 with pytest.raises(FrameError, match="token id 250, the vocabulary has 250"):
                     await link.receive()
         async with target(process, folder, vocab_size=250) as link:
             link.open(1, (1, 249))
             table = await link.table()
             assert max(table.bonus_N.max(), table.tokens_NK.max()) < 250
-            link.commit(Commit(1, 2, Outcome(0, 249), 1, None, (249,)))
+            link.commit(Commit(1, 2, Outcome(0, 249), num_proposed=1, tokens=(249,)))
             await link.table()
 
 

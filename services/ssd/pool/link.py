@@ -49,7 +49,7 @@ class DraftedSequence:
 
     def __init__(self, opening: OpenSession) -> None:
         self.opening = opening
-        """Of a session that opens before the first round."""
+        """Of a session that opens before the first round; the pool sets number and tokens."""
         # numpy copies such an array of 1,024 in 1 us, a list in 20 us.
         self.tokens: array[TokenId] = array("q", opening.token_ids)
         """The committed tokens."""

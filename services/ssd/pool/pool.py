@@ -221,8 +221,13 @@ class DraftPool:
                 base_len = num_tokens - len(result.token_ids)
                 is_branch = lookup.branch is not None
                 commit = Commit(
-                    *(session.number, base_len, result.outcome, len(lookup.tokens)),
-                    *(lookup.branch, () if is_branch else lookup.tokens, waited_us),
+                    session.number,
+                    base_len,
+                    result.outcome,
+                    num_proposed=len(lookup.tokens),
+                    branch=lookup.branch,
+                    tokens=() if is_branch else lookup.tokens,
+                    waited_us=waited_us,
                     # Of the next proposal; the one after it, from the table, has about the same.
                     # Before the last token it is 1: a table of K is never used.
                     length=session.sequence.max_tokens or int(session.sequence.num_remaining == 1),

@@ -1,6 +1,6 @@
 """What a target gives to the pool, and what it gets: settings, results of rounds, lookups."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from ssd.types import LookupResult, Outcome, SequenceId, TokenId
 
@@ -47,6 +47,7 @@ class Lookup:
     result: LookupResult = LookupResult.NONE
     tokens: tuple[TokenId, ...] = ()
     """The next proposal."""
+    _: KW_ONLY
     num_from_table: int = 0
     """Tokens that are from a table; they come first."""
     branch: int | None = None

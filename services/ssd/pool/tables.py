@@ -154,4 +154,9 @@ def look_up(
         result = LookupResult.LATE if table is None else LookupResult.MISS
         return Lookup(result, tokens)
     is_branch = len(tokens) == len(found)
-    return Lookup(LookupResult.HIT, tokens, len(found), branch if is_branch else None)
+    return Lookup(
+        LookupResult.HIT,
+        tokens,
+        num_from_table=len(found),
+        branch=branch if is_branch else None,
+    )

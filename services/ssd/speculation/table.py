@@ -195,6 +195,7 @@ def pack_commits(commits: Collection[Commit], lookahead: int) -> bytes:
     words: list[int] = []
     for commit in commits:
         outcome, branch = commit.outcome, _PAD if commit.branch is None else commit.branch
+        assert len(commit.tokens) == (commit.num_proposed if commit.branch is None else 0)
         words += (commit.session, commit.base_len, outcome.accepted, outcome.bonus)
         words += (branch, commit.num_proposed, commit.waited_us, commit.length, *commit.tokens)
         words += (_PAD,) * (lookahead - len(commit.tokens))
@@ -256,10 +257,14 @@ def _commit_from(row: list[int]) -> Commit:
     session, base_len, accepted, bonus, branch, num_proposed, waited_us, length, *tokens = row
     of_table = branch != _PAD
     return Commit(
-        *(session, base_len, Outcome(accepted, bonus), num_proposed),
-        branch if of_table else None,
-        () if of_table else tuple(tokens[:num_proposed]),
-        *(waited_us, length),
+        session,
+        base_len,
+        Outcome(accepted, bonus),
+        num_proposed=num_proposed,
+        branch=branch if of_table else None,
+        tokens=() if of_table else tuple(tokens[:num_proposed]),
+        waited_us=waited_us,
+        length=length,
     )
 
 

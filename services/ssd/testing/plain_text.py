@@ -44,7 +44,7 @@ class PlainText:
     def commit(self, accepted: int, bonus: int, proposal: tuple[int, ...] = ()) -> Commit:
         """Return the commit of a round whose next proposal is no branch, for session 1."""
         outcome = Outcome(accepted, bonus)
-        return Commit(1, len(self.committed), outcome, len(proposal), None, proposal)
+        return Commit(1, len(self.committed), outcome, num_proposed=len(proposal), tokens=proposal)
 
     def move(self, accepted: int, bonus: int, proposal: tuple[int, ...]) -> None:
         """Apply an outcome."""
@@ -67,7 +67,8 @@ class PlainText:
         """Apply and return the commit of a branch with that accepted length."""
         index = table.accepted_N.tolist().index(accepted)
         bonus = int(table.bonus_N[index])
-        commit = Commit(1, len(self.committed), Outcome(accepted, bonus), num_proposed, index)
+        outcome = Outcome(accepted, bonus)
+        commit = Commit(1, len(self.committed), outcome, num_proposed=num_proposed, branch=index)
         self.move(accepted, bonus, table.proposal(index, num_proposed))
         return commit
 

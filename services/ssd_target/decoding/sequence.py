@@ -5,6 +5,7 @@ token together with the proposal.
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -47,10 +48,6 @@ def _floats() -> "array[float]":
     return array("d")
 
 
-def _nothing_counted() -> SpeculationStatistics:
-    return SpeculationStatistics(mode=Mode.AUTOREGRESSIVE)
-
-
 @dataclass(slots=True)
 class SequenceRecord:
     """What the rounds of a sequence did. Times are those of the clock in seconds, 0 before them.
@@ -70,8 +67,8 @@ class SequenceRecord:
     """The outcomes of its newest round were known."""
     newest_lookup: LookupResult = LookupResult.NONE
     """It selected the proposal of the next round."""
-    _statistics: SpeculationStatistics = field(default_factory=_nothing_counted)
-    """Without times until the end."""
+    _counts: Counter[str] = field(default_factory=Counter)
+    """Numbers of rounds and of tokens, by field of ``SpeculationStatistics``."""
     _begun_at: "array[float]" = field(default_factory=_floats)
     _verify_seconds: "array[float]" = field(default_factory=_floats)
 
@@ -94,37 +91,38 @@ class SequenceRecord:
         self._verify_seconds.append(record.verify_seconds)
         self.decided_at = record.decided_at
         self.last_token_at = now
-        counts = self._statistics
-        counts.rounds += 1
-        counts.proposed_tokens += result.num_proposed
-        counts.accepted_tokens += min(result.outcome.accepted, len(result.token_ids))
-        counts.paused_rounds += is_paused
+        self._counts["proposed_tokens"] += result.num_proposed
+        self._counts["accepted_tokens"] += min(result.outcome.accepted, len(result.token_ids))
+        self._counts["paused_rounds"] += is_paused
 
     def add_lookup(self, result: LookupResult) -> None:
         """Add the lookup of a round that did not end it."""
         self.newest_lookup = result
-        counts = self._statistics
-        counts.hits += result is LookupResult.HIT
-        counts.misses += result is LookupResult.MISS
-        counts.late += result is LookupResult.LATE
+        self._counts["hits"] += result is LookupResult.HIT
+        self._counts["misses"] += result is LookupResult.MISS
+        self._counts["late"] += result is LookupResult.LATE
 
     def statistics(self, *, is_synchronous: bool) -> SpeculationStatistics:
         """Return the statistics of the request; called in the round that ends the sequence."""
-        found = self._statistics
-        if self._begun_at:
-            found.verify_seconds = float(np.median(self._verify_seconds))
-            gaps = np.diff(self._begun_at)
-            found.round_seconds = (
-                float(np.median(gaps)) if gaps.size else self.decided_at - self._begun_at[0]
-            )
-        if found.hits or found.misses or found.late:
-            found.mode = Mode.SPECULATIVE
-        elif is_synchronous and found.proposed_tokens:
-            found.mode = Mode.SYNCHRONOUS
-        found.time_to_first_token_seconds = max(0.0, self.first_token_at - self.arrived_at)
-        found.wall_seconds = max(0.0, self.last_token_at - self.arrived_at)
-        found.decode_seconds = max(0.0, self.last_token_at - self.first_token_at)
-        return found
+        counts, mode = self._counts, Mode.AUTOREGRESSIVE
+        if counts["hits"] or counts["misses"] or counts["late"]:
+            mode = Mode.SPECULATIVE
+        elif is_synchronous and counts["proposed_tokens"]:
+            mode = Mode.SYNCHRONOUS
+        # One round lasts until its decision; several until the next ones begin.
+        gaps = np.diff(
+            self._begun_at if self.num_rounds > 1 else (*self._begun_at, self.decided_at)
+        )
+        return SpeculationStatistics(
+            mode=mode,
+            rounds=self.num_rounds,
+            time_to_first_token_seconds=max(0.0, self.first_token_at - self.arrived_at),
+            wall_seconds=max(0.0, self.last_token_at - self.arrived_at),
+            decode_seconds=max(0.0, self.last_token_at - self.first_token_at),
+            verify_seconds=float(np.median(self._verify_seconds)) if self.num_rounds else 0.0,
+            round_seconds=float(np.median(gaps)) if self.num_rounds else 0.0,
+            **counts,
+        )
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

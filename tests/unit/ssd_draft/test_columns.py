@@ -128,7 +128,7 @@ def test_a_branch_with_more_tokens_than_were_sent_is_a_gap(opened: Opened) -> No
     (session,) = draft.sessions
     assert session.table is not None
     outcome = Outcome(int(session.table.accepted_N[0]), int(session.table.bonus_N[0]))
-    draft.commit(link, Commit(1, session.table.base_len, outcome, 2, 0))
+    draft.commit(link, Commit(1, session.table.base_len, outcome, num_proposed=2, branch=0))
     draft.settle()
     assert link.refused == [(1, RefusalReason.GAP)]
 

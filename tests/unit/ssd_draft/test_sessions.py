@@ -115,29 +115,33 @@ def test_a_session_needs_room_for_a_tree_in_the_models_length(
 @pytest.mark.parametrize(
     ("outcome", "following", "move"),
     [
-        (Outcome(1, 21), (2, 1), Move(2, 21, (40, 41), 1, (), 2)),
-        (Outcome(1, 21), (1, 1), Move(2, 21, (40,), 1, (), 1)),
-        (Outcome(2, 22), (0, 2), Move(3, 22, (), 2)),
-        (Outcome(1, 21), (1, None, (40,)), Move(2, 21, (40,), 1, (), 1)),
-        (Outcome(1, 21), (), Move(2, 21, (), 1)),
-        (Outcome(1, 21), (2, None, (40, 9)), Move(2, 21, (40, 9), None, (), 1)),
-        (Outcome(1, 21), (3, None, (40, 41, 9)), Move(2, 21, (40, 41, 9), None, (), 2)),
-        (Outcome(1, 99), (1, None, (40,)), Move(2, 99, (40,), None)),
+        (Outcome(1, 21), {"num_proposed": 2, "branch": 1}, Move(2, 21, (40, 41), 1, (), 2)),
+        (Outcome(1, 21), {"num_proposed": 1, "branch": 1}, Move(2, 21, (40,), 1, (), 1)),
+        (Outcome(2, 22), {"num_proposed": 0, "branch": 2}, Move(3, 22, (), 2)),
+        (Outcome(1, 21), {"num_proposed": 1, "tokens": (40,)}, Move(2, 21, (40,), 1, (), 1)),
+        (Outcome(1, 21), {}, Move(2, 21, (), 1)),
+        (Outcome(1, 21), {"num_proposed": 2, "tokens": (40, 9)}, Move(2, 21, (40, 9), None, (), 1)),
+        (
+            Outcome(1, 21),
+            {"num_proposed": 3, "tokens": (40, 41, 9)},
+            Move(2, 21, (40, 41, 9), None, (), 2),
+        ),
+        (Outcome(1, 99), {"num_proposed": 1, "tokens": (40,)}, Move(2, 99, (40,), None)),
     ],
 )
 def test_a_branch_that_starts_with_the_next_proposal_is_used(
-    outcome: Outcome, following: tuple[Any, ...], move: Move
+    outcome: Outcome, following: dict[str, Any], move: Move
 ) -> None:
-    assert with_table().plan(Commit(1, 5, outcome, *following)) == move
+    assert with_table().plan(Commit(1, 5, outcome, **following)) == move
 
 
 @pytest.mark.parametrize(
     "commit",
     [
-        Commit(1, 4, Outcome(1, 21), 2, 1),
-        Commit(1, 6, Outcome(1, 21), 2, 1),
-        Commit(1, 5, Outcome(1, 21), 2, 0),
-        Commit(1, 5, Outcome(1, 99), 2, 1),
+        Commit(1, 4, Outcome(1, 21), num_proposed=2, branch=1),
+        Commit(1, 6, Outcome(1, 21), num_proposed=2, branch=1),
+        Commit(1, 5, Outcome(1, 21), num_proposed=2, branch=0),
+        Commit(1, 5, Outcome(1, 99), num_proposed=2, branch=1),
         Commit(1, 5, Outcome(3, 21)),
     ],
 )
@@ -150,12 +154,12 @@ def test_a_branch_without_a_table_is_a_gap() -> None:
     session = with_table()
     session.table = None
     with pytest.raises(GapError):
-        session.plan(Commit(1, 5, Outcome(1, 21), 2, 1))
+        session.plan(Commit(1, 5, Outcome(1, 21), num_proposed=2, branch=1))
 
 
 def test_a_commit_advances_by_the_accepted_tokens_and_the_bonus_token() -> None:
     session = with_table()
-    session.apply(session.plan(Commit(1, 5, Outcome(2, 22), 2, 2)))
+    session.apply(session.plan(Commit(1, 5, Outcome(2, 22), num_proposed=2, branch=2)))
     assert (session.num_committed, session.proposal, session.table) == (8, (50, 51), None)
 
 

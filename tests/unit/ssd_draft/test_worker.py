@@ -353,15 +353,21 @@ def test_no_sequence_of_events_leaks_a_block(actions: list[Action]) -> None:
             case "close":
                 draft.inbox.put(Event(link, CloseSession(session)))
             case "gap":
-                draft.commit(link, Commit(session, 1, Outcome(0, 1), 0, 0))
+                draft.commit(link, Commit(session, 1, Outcome(0, 1), branch=0))
             case "explicit" if found:
                 outcome = Outcome(0, count)
-                guess = count, None, tuple(range(count))
-                draft.commit(link, Commit(session, found.num_committed, outcome, *guess))
+                guess = tuple(range(count))
+                draft.commit(
+                    link,
+                    Commit(session, found.num_committed, outcome, num_proposed=count, tokens=guess),
+                )
             case "hit" if found and found.table is not None:
                 table = found.table
                 outcome = Outcome(int(table.accepted_N[count]), int(table.bonus_N[count]))
-                draft.commit(link, Commit(session, table.base_len, outcome, count, count))
+                draft.commit(
+                    link,
+                    Commit(session, table.base_len, outcome, num_proposed=count, branch=count),
+                )
             case "lose":
                 draft.inbox.put(Event(link, LinkChange.LOST))
             case "step":

@@ -40,8 +40,12 @@ def continued(outcome: Outcome, remaining: int = 10) -> DraftedSequence:
     return after
 
 
+def hit(tokens: tuple[int, ...], num_from_table: int, branch: int | None = None) -> Lookup:
+    return Lookup(LookupResult.HIT, tokens, num_from_table=num_from_table, branch=branch)
+
+
 def test_a_hit_proposes_the_tokens_of_the_branch() -> None:
-    assert look_up(TABLE, Outcome(1, 7)) == Lookup(LookupResult.HIT, (4, 5, 6), 3, 1)
+    assert look_up(TABLE, Outcome(1, 7)) == hit((4, 5, 6), 3, 1)
 
 
 @pytest.mark.parametrize(("remaining", "tokens"), [(3, (4, 5)), (2, (4,)), (1, ())])
@@ -49,24 +53,22 @@ def test_a_proposal_leaves_room_for_the_bonus_token(
     remaining: int, tokens: tuple[int, ...]
 ) -> None:
     lookup = look_up(TABLE, Outcome(1, 7), remaining=remaining)
-    assert lookup == Lookup(LookupResult.HIT, tokens, len(tokens), 1)
+    assert lookup == hit(tokens, len(tokens), 1)
 
 
 def test_the_backup_continues_a_table_with_few_columns() -> None:
     first_column = replace(TABLE, tokens_NK=np.array([[1, -1, -1], [4, -1, -1]], dtype=np.int32))
     tokens = (4, 8, 9)
-    assert look_up(first_column, Outcome(1, 7)) == Lookup(LookupResult.HIT, tokens, 1)
+    assert look_up(first_column, Outcome(1, 7)) == hit(tokens, 1)
     # Without use if its tokens are rejected.
-    assert look_up(first_column, Outcome(1, 7), acceptance=0.1) == Lookup(
-        LookupResult.HIT, (4,), 1, 1
-    )
+    assert look_up(first_column, Outcome(1, 7), acceptance=0.1) == hit((4,), 1, 1)
 
 
 def test_the_backup_does_not_continue_a_complete_table() -> None:
     """The draft has run its branch as it is."""
     tokens_NK = np.array([[1, -1, -1], [4, -1, -1]], dtype=np.int32)
     complete = replace(TABLE, tokens_NK=tokens_NK, length=1)
-    assert look_up(complete, Outcome(1, 7)) == Lookup(LookupResult.HIT, (4,), 1, 1)
+    assert look_up(complete, Outcome(1, 7)) == hit((4,), 1, 1)
 
 
 def test_a_miss_and_a_late_table_propose_the_backup() -> None:

@@ -1,6 +1,7 @@
 """Outcome tables and commits: look-up, and their rows in a frame."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -135,8 +136,8 @@ def test_a_table_is_a_head_row_and_one_row_for_each_branch() -> None:
 
 def test_a_commit_is_one_row() -> None:
     commits = [
-        Commit(4, 9, Outcome(2, 8), 3, 5),
-        Commit(6, 1, Outcome(0, 7), 2, None, (1, 2), waited_us=2500),
+        Commit(4, 9, Outcome(2, 8), num_proposed=3, branch=5),
+        Commit(6, 1, Outcome(0, 7), num_proposed=2, tokens=(1, 2), waited_us=2500),
         Commit(7, 1, Outcome(0, 7), length=2),
     ]
     assert rows_of(pack_commits(commits, LOOKAHEAD)).tolist() == [
@@ -174,16 +175,18 @@ def test_unpacked_tables_equal_the_packed_ones(sent: list[OutcomeTable]) -> None
     assert [plain(table) for table in received] == [plain(table) for table in sent]
 
 
-following = st.one_of(
-    st.tuples(st.integers(0, LOOKAHEAD), numbers, st.just(())),
-    st.lists(numbers, max_size=LOOKAHEAD).map(lambda tokens: (len(tokens), None, tuple(tokens))),
+following: st.SearchStrategy[dict[str, Any]] = st.one_of(
+    st.fixed_dictionaries({"num_proposed": st.integers(0, LOOKAHEAD), "branch": numbers}),
+    st.lists(numbers, max_size=LOOKAHEAD).map(
+        lambda tokens: {"num_proposed": len(tokens), "tokens": tuple(tokens)}
+    ),
 )
 outcomes_of_any_kind = st.builds(Outcome, st.integers(0, LOOKAHEAD), numbers)
 commits_of_any_kind = st.builds(
-    lambda head, following, rest: Commit(*head, *following, *rest),
+    lambda head, following, rest: Commit(*head, **following, **rest),  # type: ignore[misc]
     st.tuples(numbers, numbers, outcomes_of_any_kind),
     following,
-    st.tuples(numbers, st.integers(0, LOOKAHEAD)),
+    st.fixed_dictionaries({"waited_us": numbers, "length": st.integers(0, LOOKAHEAD)}),
 )
 
 
@@ -198,7 +201,10 @@ TABLES = [
     make_table([(1, 7)], [[1, 2, 3]], session=5),
 ]
 TABLES_RW = rows_of(pack_tables(TABLES, LOOKAHEAD))
-COMMITS = [Commit(4, 9, Outcome(2, 8), 3, 5), Commit(6, 1, Outcome(0, 7), 2, None, (1, 2))]
+COMMITS = [
+    Commit(4, 9, Outcome(2, 8), num_proposed=3, branch=5),
+    Commit(6, 1, Outcome(0, 7), num_proposed=2, tokens=(1, 2)),
+]
 COMMITS_RW = rows_of(pack_commits(COMMITS, LOOKAHEAD))
 
 
