@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Collection, Coroutine, Sequence
 from typing import Any, TypeVar, cast
 
 Item = TypeVar("Item")
@@ -19,9 +19,7 @@ async def beside(*work: Coroutine[Any, Any, Any]) -> AsyncGenerator[list[asyncio
     try:
         yield tasks
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cancel(tasks)
 
 
 async def merged(
@@ -29,8 +27,8 @@ async def merged(
 ) -> AsyncGenerator[tuple[int, Item], None]:
     """Yield the items of all streams as they arrive, with the index of the stream.
 
-    It reads one item ahead of each, so streams notice a client that does not read. The first error
-    ends all streams, as ``aclose`` does.
+    It reads one item ahead of each of several streams, so they notice a client that does not read.
+    The first error ends all streams, as ``aclose`` does.
     """
     if len(streams) == 1:
         # Most requests have one, which needs no task.
@@ -38,24 +36,28 @@ async def merged(
             async for item in only:
                 yield 0, item
         return
-    reading = {asyncio.ensure_future(anext(each)): index for index, each in enumerate(streams)}
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        for each in streams:
+            await stack.enter_async_context(contextlib.aclosing(each))
+        reading = {asyncio.ensure_future(anext(each)): index for index, each in enumerate(streams)}
+        stack.push_async_callback(_cancel, reading)
         while reading:
             arrived, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
-            for each in sorted(arrived, key=list(reading).index):
-                index = reading.pop(each)
+            # Items that have arrived come before an error, in the order of the streams.
+            for task in sorted(arrived, key=lambda it: (it.exception() is not None, reading[it])):
+                index = reading.pop(task)
                 try:
-                    item = each.result()
+                    item = task.result()
                 except StopAsyncIteration:
                     continue
                 reading[asyncio.ensure_future(anext(streams[index]))] = index
                 yield index, item
-    finally:
-        for task in reading:
-            task.cancel()
-        await asyncio.gather(*reading, return_exceptions=True)
-        for stream in streams:
-            await stream.aclose()
+
+
+async def _cancel(tasks: Collection[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def known(result: Coroutine[Any, Any, Result]) -> Result:

@@ -83,3 +83,56 @@ async def test_a_reader_that_leaves_closes_all_streams() -> None:
     await anext(stream)
     await stream.aclose()
     assert sorted(closed) == [100, 200]
+
+
+async def test_one_item_of_each_stream_is_read_ahead() -> None:
+    asked: list[int] = []
+
+    async def endless(index: int) -> AsyncGenerator[int, None]:
+        while True:
+            asked.append(index)
+            yield index
+
+    stream = merged([endless(0), endless(1)])
+    index, _ = await anext(stream)
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert sorted(asked) == sorted([0, 1, index])
+    await stream.aclose()
+
+
+async def test_one_stream_is_read_as_it_is_and_closed() -> None:
+    closed: list[int] = []
+    assert [item async for item in merged([counts(3, closed)])] == [(0, 0), (0, 1), (0, 2)]
+    stream = merged([counts(9, closed)])
+    await anext(stream)
+    await stream.aclose()
+    assert closed == [3, 9]
+
+
+async def test_a_stream_that_fails_at_its_end_leaves_no_other_open() -> None:
+    closed: list[int] = []
+
+    async def fails_late() -> AsyncGenerator[int, None]:
+        try:
+            yield 1
+        finally:
+            raise ValueError("at the end")
+
+    stream = merged([counts(3, closed), fails_late(), counts(4, closed)])
+    await anext(stream)
+    with pytest.raises(ValueError, match="at the end"):
+        await stream.aclose()
+    assert sorted(closed) == [3, 4]
+
+
+async def test_an_item_that_arrived_with_an_error_comes_before_it() -> None:
+    async def fails() -> AsyncGenerator[int, None]:
+        for each in NOTHING:
+            yield each
+        raise ValueError("broken")
+
+    stream = merged([fails(), counts(1, [])])
+    assert await anext(stream) == (1, 0)
+    with pytest.raises(ValueError, match="broken"):
+        await anext(stream)
