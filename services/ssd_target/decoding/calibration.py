@@ -1,6 +1,7 @@
 """Start values of the controller: the times of a verify by columns and sequences."""
 
 from collections.abc import Sequence
+from math import inf
 
 import torch
 
@@ -10,7 +11,7 @@ from ssd.speculation.estimates import Calibration
 from ssd_target.decoding.ports import Runner
 
 CALIBRATION_SECONDS = 1.0
-"""The calibration ends after this time, with the sizes that it has measured. Larger batches are
+"""The calibration of batches ends after this time, with the sizes that it has measured. Larger are
 then assumed to take proportionally longer, until rounds have measured them."""
 STEPS_SECONDS = 0.5
 """Time for the other numbers of columns of one sequence. Kernels compute rows in blocks, so times
@@ -19,7 +20,7 @@ _REPETITIONS = 3
 
 
 def calibrate(runner: Runner, columns: tuple[int, ...], clock: Clock) -> Calibration:
-    """Measure a verify of 1, 2, 4... sequences with each number of columns.
+    """Measure a verify of 1, 2, 4... sequences with three numbers of columns, of one with all.
 
     Args:
         runner: no sequence may use its KV blocks yet. All shapes are warm.
@@ -35,6 +36,11 @@ def calibrate(runner: Runner, columns: tuple[int, ...], clock: Clock) -> Calibra
         # The longest ones first: the best proposals are long.
         steps = [(count, 1) for count in reversed(columns) if count not in few]
         found |= _measure(runner, steps, STEPS_SECONDS, clock)
+        least = inf
+        for count in reversed(columns):
+            if (count, 1) in found:
+                # As in ``_complete``: more columns never take less time.
+                found[count, 1] = least = min(least, found[count, 1])
     return Calibration(found)
 
 

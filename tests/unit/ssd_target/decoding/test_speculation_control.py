@@ -187,6 +187,13 @@ def test_a_slow_target_calibrates_fewer_sizes_and_columns() -> None:
     assert set(calibration.seconds) == {(1, 1), (4, 1), (7, 1), (6, 1), (5, 1)}
 
 
+def test_a_burst_of_other_work_excludes_no_length() -> None:
+    clock = FakeClock()
+    runner = timed_runner(clock, lambda columns, _size: 1e-3 * (20 if columns == 6 else columns))
+    calibration = calibrate(runner, (1, 2, 3, 4, 5, 6, 7), clock)
+    assert calibration.seconds[6, 1] == calibration.seconds[7, 1] == pytest.approx(7e-3)
+
+
 def test_a_target_that_ends_no_size_in_time_has_no_calibration() -> None:
     clock = FakeClock()
     runner = timed_runner(clock, lambda _columns, _size: 0.2)
