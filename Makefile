@@ -32,7 +32,8 @@ test coverage exactness: export PYTHONDONTWRITEBYTECODE :=
 
 # One worker per CPU. A file runs in one worker, which starts its fixtures and processes once;
 # the files with the longest tests come first.
-# The reasons of skipped tests are shown: a program or a registry is missing on this machine.
+# The reasons of skipped tests are shown: a program or a registry is missing on this machine. The test
+# of the alerts fetches promtool with apt-get into .pytest_cache, if it is not on PATH.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder -rs
 
 test: $(TOOLS) ## all tests that need no GPU and no cluster

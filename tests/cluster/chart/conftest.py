@@ -4,6 +4,7 @@ import fcntl
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,10 @@ import yaml
 from tests.cluster.conftest import TOOL, tool_environment
 from tests.cluster.kube import CHART, Kube, Object
 
+FETCH_SECONDS = 40.0
+"""Maximum time of a fetch."""
+RETRY_SECONDS = 3600.0
+"""A fetch that has failed is not repeated for so long."""
 Completed = subprocess.CompletedProcess[str]
 Helm = Callable[..., Completed]
 Render = Callable[..., list[Object]]
@@ -46,13 +51,18 @@ def promtool(request: pytest.FixtureRequest) -> str:
     """Path of promtool; it is fetched once, and the test is skipped where that is impossible."""
     if (program := shutil.which("promtool")) is not None:
         return program
-    kept = request.config.cache.mkdir("promtool") / "promtool"
+    kept = request.config.rootpath / ".pytest_cache/promtool/promtool"
+    failed = kept.with_name("failed")
     if not kept.exists():
-        try:
-            fetch_promtool(kept)
-        except (OSError, subprocess.SubprocessError) as error:
-            reason = getattr(error, "stderr", None) or error
-            pytest.skip(f"promtool is not on PATH, and apt-get cannot fetch it: {reason}")
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        if not failed.exists() or time.time() - failed.stat().st_mtime > RETRY_SECONDS:
+            try:
+                fetch_promtool(kept)
+            except (OSError, subprocess.SubprocessError) as error:
+                failed.write_text(str(getattr(error, "stderr", None) or error))
+    if not kept.exists():
+        reason = failed.read_text()
+        pytest.skip(f"promtool is not on PATH, and apt-get could not fetch it: {reason}")
     return str(kept)
 
 
@@ -62,6 +72,7 @@ def fetch_promtool(program: Path) -> None:
     The lists of packages are fetched too: the machine's own may be missing or old. The program
     gets its name after it has run once, so another worker finds all of it or nothing.
     """
+    ends_at = time.monotonic() + FETCH_SECONDS
     with tempfile.TemporaryDirectory(dir=program.parent, ignore_cleanup_errors=True) as name:
         folder = Path(name)
         for each in ("lists/partial", "archives/partial"):
@@ -73,8 +84,9 @@ def fetch_promtool(program: Path) -> None:
             ("sh", "-c", "dpkg-deb -x prometheus_*.deb ."),
             ("usr/bin/promtool", "--version"),
         ):
+            seconds = ends_at - time.monotonic()
             subprocess.run(
-                command, cwd=folder, capture_output=True, text=True, check=True, timeout=25
+                command, cwd=folder, capture_output=True, text=True, check=True, timeout=seconds
             )
         (folder / "usr/bin/promtool").replace(program)
 
