@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import pytest
-from tests.pairs import draft_of, target_of
+from tests.pairs import QUICK, draft_of, target_of
 from tests.processes import ProcessUnderTest
 
 from ssd.demo.corpus import held_out_prompts
@@ -36,6 +36,8 @@ class Size:
     """Of each text."""
     flags: tuple[str, ...] = ()
     """Of target and drafts, also without speculation."""
+    spare_draft_flags: tuple[str, ...] = ()
+    """Of drafts that only need to be there: late ones, and those that replace another one."""
 
     @property
     def prompts(self) -> tuple[str, ...]:
@@ -51,7 +53,7 @@ class Size:
         )
 
 
-FEW = pytest.param(Size(2, 3, max_num_seqs=9, max_tokens=32), id="K2-few")
+FEW = pytest.param(Size(6, 3, max_num_seqs=9, max_tokens=32, spare_draft_flags=QUICK), id="K6-few")
 ALL = [
     pytest.param(
         Size(lookahead, NUM_PROMPTS, 2, engine),

@@ -2,7 +2,7 @@
 
 Each engine proves at start that a row has the same bits in both cases, or runs one shape. So the
 tokens are the same, whenever other prompts of a batch begin and end. ``test_sampling_parameters``
-runs the same modes of OpenVINO in float32 in ``make test``.
+runs the same modes with the defaults of all settings in ``make test``.
 """
 
 import pytest

@@ -2,7 +2,7 @@
 
 ``make exactness``: 24 prompts x 48 tokens x three temperatures x two lookaheads. The drafts are
 trained, untrained, equal to the target, absent, late, or killed and restarted. ``make test``: three
-of the prompts and K = 2. All prompts and temperatures of a cell run at the same time, over real
+of the prompts and K = 6. All prompts and temperatures of a cell run at the same time, over real
 processes and real gRPC. The reference of a cell is the same target in AUTOREGRESSIVE mode, in a
 process of its own.
 """
@@ -31,7 +31,7 @@ from tests.exactness.cells import (
     plain_texts,
     wait_for_drafts,
 )
-from tests.pairs import LONG_WAIT, QUICK, draft_of
+from tests.pairs import LONG_WAIT, draft_of
 
 from ssd import demo
 from ssd.types import Mode
@@ -91,7 +91,7 @@ async def test_a_trained_draft_hits_and_its_kill_and_restart_change_no_token(
         assert await draft.wait() == -signal.SIGKILL
         report.compare("killed in flight", size, plain, await flight)
         port = draft.grpc_address.rpartition(":")[2]
-        shape = (*size.shape, "--branches", "24", "--port", port, *QUICK)
+        shape = (*size.shape, "--branches", "24", "--port", port, *size.spare_draft_flags)
         async with draft_of("demo://draft", *shape):
             await wait_for_drafts(client, 1)
             for _ in range(MOST_WAVES):
@@ -161,8 +161,7 @@ async def test_a_draft_that_is_always_late_changes_no_token(size: Size, run_cell
     late = pair(
         size,
         target_flags=("--deterministic", "--draft-deadline-ms", "2", "--no-circuit-breaker"),
-        # No table is used, so the engine matters for the start only.
-        draft_flags=("--inject-step-ms", "150", *QUICK),
+        draft_flags=("--inject-step-ms", "150", *size.spare_draft_flags),
     )
     assert sum(row.late for row in await run_cells("delayed", late)) > 0
 

@@ -270,7 +270,7 @@ def test_all_columns_of_one_pass_are_those_of_the_steps(folder: Path) -> None:
     for top_k, min_p in ((0, 0.0), (4, 0.0), (0, 0.4), (9, 0.2)):
         found = columns_of(graphs, top_k, min_p)
         for actual, expected in zip(found, columns_of(reference, top_k, min_p), strict=True):
-            assert torch.equal(actual[0], expected[0])
+            assert torch.equal(actual[0], expected[0]), (top_k, min_p)
             assert int(actual[0].max()) < VOCAB - 9
             close(actual[1], expected[1])
             close(actual[2], expected[2])
