@@ -20,7 +20,7 @@ a session takes the step thread a tenth of a millisecond."""
 
 
 class LinkChange(Enum):
-    """Begin or end of a link."""
+    """Start or end of a link."""
 
     UP = "up"
     """The handshake is complete."""
@@ -30,7 +30,7 @@ class LinkChange(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What has arrived on a link: a message, the commits of a frame, or its begin or end."""
+    """What has arrived on a link: a message, the commits of a frame, or its start or end."""
 
     link: LinkEnd
     content: OpenSession | CloseSession | Rows[Commit] | LinkChange
@@ -68,7 +68,7 @@ class Inbox:
     def put(self, event: Event) -> bool:
         """Queue an event; returns False if its link is over a bound and the event is dropped.
 
-        The begin and the end of a link are always queued. The end replaces all events of its link.
+        The start and the end of a link are always queued. The end replaces all events of its link.
         """
         num_bytes = size_of(event)
         with self._filled:

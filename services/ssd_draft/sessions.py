@@ -43,7 +43,7 @@ class LinkEnd(Protocol):
         ...
 
     def fail(self, error: LinkError) -> None:
-        """End the link; its sessions are closed when the inbox delivers this."""
+        """End the link; its sessions are closed when the inbox delivers ``LinkChange.LOST``."""
         ...
 
 

@@ -118,7 +118,10 @@ def padded(model: str, vocabulary: int, scratch: Path) -> Path:
     output = scratch / f"{folder.name}-{vocabulary}"
     output.mkdir()
     tensors = {}
-    for file in folder.glob("*.safetensors"):
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise SetupError(f"{folder} has no *.safetensors")
+    for file in files:
         for name, tensor in load_file(file).items():
             of_ids = name.rpartition(".")[0].rpartition(".")[2] in {"embed_tokens", "lm_head"}
             tensors[name] = pad(tensor, (0, 0, 0, missing)) if of_ids else tensor

@@ -31,9 +31,9 @@ READY_SECONDS = 45.0
 SERVING_SECONDS = 180.0
 """The embedded pair loads in seconds; the rest is for its pods to be scheduled."""
 GONE_SECONDS = 180.0
-POLL_SECONDS = 1.0
-"""Time between two looks at the other end."""
 """Resources carry no finalizer of ours; one that another's holds is named after this long."""
+POLL_SECONDS = 1.0
+"""Pause between two questions to the API server or a target."""
 _SAMPLE = Ref(KIND, "ssd-sample")
 
 _log = get_logger(__name__)
