@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -38,8 +38,9 @@ from ssd_bench.command import (
     out,
 )
 from ssd_bench.drawing import plots
+from ssd_bench.loads import LATENCIES, PERCENTILES, Load, LoadResult
 from ssd_bench.peers.environments import interpreter
-from ssd_bench.resources import MIB, Growth, recorded
+from ssd_bench.resources import MIB, recorded
 
 SLOTS = 64
 """Sequences of the target, and requests of its queue."""
@@ -64,43 +65,6 @@ class FailedChecksError(SSDError):
     """A check has failed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What guidellm sends."""
-
-    prompt_tokens: int
-    output_tokens: int
-    streams: int = 0
-    """Clients that each have one request open; 0: requests arrive at a rate."""
-    is_overload: bool = False
-    """Whether refusals are expected."""
-    rate: float = 0.0
-    """Requests/s of ``--rates``, at random times (Poisson); refusals are a result. 0: others."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadResult:
-    """What a load showed."""
-
-    load: str
-    requests: Mapping[str, int]
-    """By guidellm's outcome: successful, errored, incomplete."""
-    refusals: int
-    """Refused requests of any client, from the target's metric."""
-    requests_per_second: float
-    texts: int
-    """Texts that were compared during and after the load."""
-    problems: Sequence[str]
-    """Failed checks."""
-    rate: float = 0.0
-    """Of the load, if it is one of ``--rates``."""
-    latency_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Percentiles of TTFT and ITL of complete requests, as in guidellm's report."""
-    growth: Sequence[Growth] = field(default_factory=tuple)
-
-
-LATENCIES = {"TTFT": "time_to_first_token_ms", "ITL": "inter_token_latency_ms"}
-PERCENTILES = ("p50", "p95", "p99")
 LOADS = {
     "streams": Load(streams=SLOTS, prompt_tokens=128, output_tokens=128),
     "prompts": Load(streams=8, prompt_tokens=1_900, output_tokens=16),
