@@ -10,7 +10,7 @@ import contextlib
 import faulthandler
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -67,8 +67,8 @@ class RankProcesses:
         self._ends: list[asyncio.Task[int]] = []
         self._cause: Exception | None = None
         self._watchdog = watchdog
-        self._stuck: set[int] = set()
-        """Other ranks that have reported a step that takes too long."""
+        self._stuck: dict[int, float] = {}
+        """Other ranks that have reported a step that takes too long, with its seconds so far."""
 
     @property
     def cpus(self) -> frozenset[int]:
@@ -150,9 +150,10 @@ class RankProcesses:
             await asyncio.sleep(POLL_SECONDS)
 
     @property
-    def _stuck_ranks(self) -> list[int]:
+    def _stuck_ranks(self) -> dict[int, float]:
         is_stuck = self._watchdog.busy_seconds > STEP_SECONDS
-        return [0, *sorted(self._stuck)] if is_stuck else sorted(self._stuck)
+        mine = {0: STEP_SECONDS} if is_stuck else {}
+        return mine | dict(sorted(self._stuck.items()))
 
     async def _find_cause(self) -> Exception:
         """Return the error of the rank that has failed, once one has failed."""
@@ -162,7 +163,7 @@ class RankProcesses:
                     running = [end for end in self._ends if not end.done()]
                     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         if self._cause is None:
-            stuck = self._stuck_ranks if set(self._codes) == {None} else []
+            stuck = self._stuck_ranks if set(self._codes) == {None} else {}
             self._cause = stuck_error(stuck) if stuck else self._error_of(failed_rank(self._codes))
             _log.error("rank_failed", reason=str(self._cause))
         return self._cause
@@ -187,7 +188,7 @@ class RankProcesses:
     def _on_event(self, rank: int, name: str, event: Event) -> None:
         """Log the warnings of a rank. Its error becomes that of the target."""
         if event.name == STUCK:
-            self._stuck.add(rank)
+            self._stuck[rank] = float(event.fields["seconds"])
         if event.fields.get("level") == "warning":
             fields = {key: value for key, value in event.fields.items() if key not in _OWN_FIELDS}
             _log.warning(event.name, rank=name, **fields)
@@ -219,13 +220,17 @@ def failed_rank(codes: Sequence[int | None]) -> int:
     return aborted[0] if aborted else 0
 
 
-def stuck_error(ranks: Sequence[int]) -> RankError:
-    """Return the error of ranks whose step takes too long while all ranks run."""
+def stuck_error(ranks: Mapping[int, float]) -> RankError:
+    """Return the error of ranks whose step takes too long while all ranks run.
+
+    Args:
+        ranks: the time of the step by rank, in seconds. It is longer before the target is ready.
+    """
+    names, seconds = ", ".join(map(str, ranks)), min(ranks.values())
     if len(ranks) == 1:
-        return RankError(f"rank {ranks[0]} hangs: it did not end a step within {STEP_SECONDS:g} s")
-    names = ", ".join(map(str, ranks))
+        return RankError(f"rank {names} hangs: it did not end a step within {seconds:g} s")
     return RankError(
-        f"ranks {names} did not end a step within {STEP_SECONDS:g} s: one of them hangs in an "
+        f"ranks {names} did not end a step within {seconds:g} s: one of them hangs in an "
         "operation of its device, and the others wait for it"
     )
 

@@ -27,8 +27,8 @@ def test_the_rank_that_ended_for_a_reason_of_its_own_or_still_runs_is_the_cause(
 
 
 def test_ranks_whose_step_takes_too_long_are_named() -> None:
-    assert str(stuck_error([2])) == "rank 2 hangs: it did not end a step within 15 s"
-    several = str(stuck_error([0, 1, 3]))
+    assert str(stuck_error({2: 900.0})) == "rank 2 hangs: it did not end a step within 900 s"
+    several = str(stuck_error({0: 15.0, 1: 16.0, 3: 15.0}))
     assert several.startswith("ranks 0, 1, 3 did not end a step within 15 s: one of them hangs")
 
 
