@@ -29,6 +29,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import torch
@@ -45,6 +46,9 @@ POLL_SECONDS = 0.001
 SPIN_SECONDS = 0.0005
 """Time in which a message of connected ranks is checked without pauses: NCCL starts it within
 microseconds, on a thread of its own. A pause would be longer than the message."""
+LATE_SECONDS = 0.5
+"""Maximum time that a message waits for the start of the one before it; the caller's thread waits,
+and a message takes microseconds."""
 END_SECONDS = 2.0
 """Maximum time that a new link waits for the end of the previous one, whose draft has ended."""
 _one_link = threading.Lock()
@@ -149,21 +153,25 @@ class NcclCommunicator:
         del num_words
         assert isinstance(buffer, NcclBuffer)
         way = self._out
-        with cuda_errors(), torch.cuda.device(self._device), torch.cuda.stream(way.stream):
+        with self._messages(way):
+            self._until_started(way, LATE_SECONDS)
             buffer.device.copy_(buffer.host, non_blocking=True)
             self._start(way, buffer, way.handle.send)
-            way.started[-1].event.record(way.stream)
 
     def end_send(self) -> None:
         """See ``Communicator``."""
+        with self._messages(self._out):
+            self._until_started(self._out)
+            self._out.started[0].event.record(self._out.stream)
         self._end(self._out)
 
     def start_receive(self, buffer: Buffer) -> None:
         """See ``Communicator``."""
         assert isinstance(buffer, NcclBuffer)
         way = self._in
-        with cuda_errors(), torch.cuda.device(self._device), torch.cuda.stream(way.stream):
+        with self._messages(way):
             self._start(way, buffer, way.handle.recv)
+            self._until_started(way)
             buffer.host.copy_(buffer.device, non_blocking=True)
             way.started[-1].event.record(way.stream)
 
@@ -200,17 +208,26 @@ class NcclCommunicator:
                 way.started.clear()
             _one_link.release()
 
+    @contextlib.contextmanager
+    def _messages(self, way: Direction) -> Iterator[None]:
+        with cuda_errors(), torch.cuda.device(self._device), torch.cuda.stream(way.stream):
+            yield
+
     def _start(self, way: Direction, buffer: NcclBuffer, function: Callable[..., object]) -> None:
-        """Start a message. The first one of a direction waits for the peer."""
         # Blocking: a thread that waits for an idle peer must not use a CPU.
         way.started.append(Started(buffer, torch.cuda.Event(blocking=True)))
         stream = way.stream.cuda_stream
-        is_started = way.call(lambda: function(buffer.device, self._peer, stream=stream))
-        spins_until = time.perf_counter() + SPIN_SECONDS
-        while not is_started:
-            if time.perf_counter() > spins_until:
+        way.call(lambda: function(buffer.device, self._peer, stream=stream))
+
+    def _until_started(self, way: Direction, seconds: float = inf) -> None:
+        """Wait until NCCL has started all messages. The first of a direction waits for the peer."""
+        begun_at = time.perf_counter()
+        while not way.has_ended():
+            waited = time.perf_counter() - begun_at
+            if waited > seconds:
+                raise LinkError(f"NCCL has not started a message within {seconds:g} s")
+            if waited > SPIN_SECONDS:
                 self._ended.wait(POLL_SECONDS)
-            is_started = way.has_ended()
 
     def _end(self, way: Direction) -> None:
         with cuda_errors():

@@ -160,6 +160,18 @@ def test_a_message_that_nccl_starts_on_its_thread_is_sent_without_a_pause(
     ends.close()
 
 
+def test_a_message_does_not_wait_long_for_one_that_nccl_does_not_start(
+    library: FakeNccl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nccl, "LATE_SECONDS", 0.01)
+    ends = connected()
+    ends.start_send(ends.buffer(4), 4)
+    library.has_peer = False
+    with pytest.raises(LinkError, match=r"not started a message within 0\.01 s"):
+        ends.start_send(ends.buffer(4), 4)
+    ends.close()
+
+
 def test_an_abort_ends_a_first_message_whose_peer_does_not_answer(library: FakeNccl) -> None:
     ends = connected()
     library.has_peer = False
