@@ -4,7 +4,6 @@ import gc
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
-from unittest.mock import AsyncMock
 
 import grpc
 import grpc.aio
@@ -146,26 +145,6 @@ async def test_the_cause_of_an_end_survives_writes_that_fail(cause: FrameError |
                     ending = error
                 await link.close()
             assert str(ending) == str(cause)
-
-
-def ended(code: grpc.StatusCode, details: str) -> Any:
-    """A call that has ended."""
-    found = AsyncMock()
-    found.code.return_value, found.details.return_value = code, details
-    return found
-
-
-SENT = ended(grpc.StatusCode.INVALID_ARGUMENT, "token id 250")
-WRITE_FAILED = ended(grpc.StatusCode.INTERNAL, link_module.REPLACED)
-
-
-@pytest.mark.parametrize("order", [[SENT, WRITE_FAILED], [WRITE_FAILED, SENT]])
-async def test_the_status_that_a_draft_sent_is_kept_in_every_order(order: list[Any]) -> None:
-    async with linked(receive_until_closed) as link:
-        for call in order:
-            link._keep_status(call)
-        assert link._status is not None
-        assert link._status[3] == "token id 250"
 
 
 async def test_an_unreachable_draft_is_named_in_a_link_error() -> None:
