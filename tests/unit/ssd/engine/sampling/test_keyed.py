@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from ssd.engine.sampling.choose import choose
 from ssd.engine.sampling.keyed import (
     NoiseKeys,
-    best_of_keys,
     choose_of_keys,
     gumbel_of_keys,
     packed,
@@ -65,21 +64,6 @@ def test_the_token_is_that_of_the_host(seed: int, temperatures: list[float]) -> 
     assert torch.equal(choose_of_keys(logits_RV, keys, is_warm=True), expected_R)
     if not any(temperatures):
         assert torch.equal(choose_of_keys(logits_RV, keys, is_warm=False), expected_R)
-
-
-def test_the_best_of_the_parts_is_the_best_of_the_whole() -> None:
-    logits_RV = torch.randn((3, 64), generator=torch.Generator().manual_seed(3))
-    keys = keys_of(1.0, 0.0, 0.5)
-    score_R, id_R = best_of_keys(logits_RV, keys, is_warm=True)
-    parts = [
-        best_of_keys(logits_RV[:, first : first + 16], keys, is_warm=True, first_id=first)
-        for first in range(0, 64, 16)
-    ]
-    scores_SR = torch.stack([scores_R for scores_R, _ in parts])
-    best_R = scores_SR.argmax(dim=0)
-    assert torch.equal(scores_SR.amax(dim=0), score_R)
-    ids_SR = torch.stack([ids_R for _, ids_R in parts])
-    assert torch.equal(ids_SR[best_R, torch.arange(3)], id_R)
 
 
 @pytest.mark.parametrize("is_warm", [False, True])
