@@ -1,15 +1,13 @@
 """The engine and the precision of the settings, and the choices of ``auto`` by what a CPU has."""
 
-import json
-import runpy
 from typing import Any
 
 import pytest
 import torch
 
-from ssd.engine import engine_choice, precision
+from ssd.engine import engine_choice
 from ssd.engine.engine_choice import EngineChoice, EngineRequest, choose_engine
-from ssd.engine.precision import SMALL_MODEL, TINY_MODEL, choose_precision, keeps_bfloat16
+from ssd.engine.precision import SMALL_MODEL, TINY_MODEL, keeps_bfloat16
 from ssd.errors import SettingsError
 
 DRAFT = {"is_draft": True}
@@ -111,11 +109,3 @@ def test_without_the_package_auto_is_torch(monkeypatch: pytest.MonkeyPatch) -> N
     assert (choice.engine, choice.reason) == ("torch", "the package openvino is not installed")
     with pytest.raises(SettingsError, match="not installed"):
         choose(engine="openvino")
-
-
-def test_the_module_prints_the_choice_of_auto_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(precision.__file__, run_name="__main__")
-    found = json.loads(capsys.readouterr().out)
-    choice = choose_precision("auto", "cpu")
-    assert found["dtype"] == choice.dtype
-    assert found["reason"].startswith(choice.reason)
