@@ -18,7 +18,6 @@ from ssd_bench.report import (
     records,
     round_records,
     rounds_markdown,
-    speed_up,
     speed_ups,
     terminal_tables,
     verify_bandwidth,
@@ -169,10 +168,6 @@ def test_a_figure_that_is_missing_in_a_repetition_has_no_spread() -> None:
     assert "hit_rate" not in spreads([figures(1.0)])
 
 
-def test_the_speed_up_is_the_median_over_pairs() -> None:
-    assert speed_up(cell()).median == 3.0  # of 3, 2, 4
-
-
 def test_records_contain_mode_figure_spread_and_settings() -> None:
     found = records(Results(cells=[cell()]), {"lookahead": "6"})
     ratio = next(record for record in found if record["mode"] == "ssd/ar")
@@ -210,10 +205,6 @@ def test_a_run_without_hits_reports_the_cause(late_rate: float | None, cause: st
 def test_a_bad_list_of_numbers_is_a_usage_error(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="--batch"):
         numbers(text, "--batch", float, 1, 16)
-
-
-def test_a_list_of_numbers_is_converted() -> None:
-    assert numbers("1,8", "--batch", float, 1, 16) == (1.0, 8.0)
 
 
 def test_the_terminal_table_fits_80_columns() -> None:
