@@ -10,16 +10,12 @@ from prometheus_client import REGISTRY
 from tests.sequences import make_sequence
 
 from ssd.errors import (
-    AccessError,
     CancelledError,
     DeadlineError,
     FieldError,
-    InternalError,
     NotAllowedError,
     NotReadyError,
     OverloadedError,
-    UnknownModelError,
-    UnsupportedError,
 )
 from ssd.rpc.bounds import PromptBounds
 from ssd.testing.clock import FakeClock
@@ -87,16 +83,12 @@ async def test_a_draining_target_refuses_tokenize_and_detokenize(
     ("error", "outcome"),
     [
         (FieldError("text", "is empty"), "invalid"),
-        (UnknownModelError("no such model"), "invalid"),
-        (UnsupportedError("sampling.n"), "invalid"),
         (OverloadedError("the queue is full"), "overloaded"),
-        (AccessError("no token"), "denied"),
         (NotAllowedError("not for clients"), "denied"),
         (NotReadyError("draining"), "unavailable"),
         (DeadlineError("600 s"), "deadline"),
         (TimeoutError(), "deadline"),
         (CancelledError("left"), "cancelled"),
-        (InternalError("not finite"), "error"),
         (ZeroDivisionError("a bug"), "error"),
     ],
 )
