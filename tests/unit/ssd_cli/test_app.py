@@ -24,81 +24,62 @@ from ssd_cli.figures import Collector
 
 
 @pytest.mark.parametrize(
-    "argv",
-    [
-        ["genrate"],
-        ["generate"],
-        ["generate", "x", "--temperature", "3"],
-        ["generate", "x", "--max-tokens", "0"],
-        ["generate", "x", "--seed", "-1"],
-        ["demo", "--seed", "-5"],
-        ["demo", "--seed", str(2**64)],
-        ["generate", "x", "--dtype", "float99"],
-        ["generate", "x", "--mode", "fast"],
-        ["generate", "x", "--mode", "speculative", "--num-drafts", "0"],
-        ["up", "--mode", "speculative", "--num-drafts", "0"],
-        ["generate", "x", "--mode", "synchronous", "--draft", "/no/such/model"],
-        ["up", "--mode", "synchronous", "--draft", "/no/such/model"],
-        ["generate", "x", "--temperature", "nan"],
-        ["generate", "x", "--endpoint", ""],
-        ["generate", "x", "--endpoint", "http://127.0.0.1:50051"],
-        ["generate", "x", "--endpoint", "localhost"],
-        ["generate", "x", "--endpoint", "localhost:0"],
-        ["generate", "x", "--endpoint", "localhost:65536"],
-        ["generate", "x", "--max-tokens", "9" * 20],
-        ["generate", "x", "--wait", "3"],
-        ["generate", "x", "--stop", ""],
-        ["generate", "x", "--top-p", "0"],
-        ["generate", "x", "--n", "9"],
-        ["generate", "x", "--logprobs", "3"],
-        ["generate", "x", "--json-schema", "/no/such/file"],
-        ["generate", "-x"],
-        ["up", "--port", "7000", "--http-port", "7000"],
-        ["up", "--lookahead", "0"],
-        ["up", "--colour"],
-        ["chat", "--temperature", "nan"],
-        ["chat", "--endpoint", "localhost:1", "--num-drafts", "2"],
-        ["chat", "--target", "/no/such/model"],
-        ["pool", "--endpoint", "localhost"],
-    ],
-)
-def test_bad_usage_prints_one_line_with_a_hint_and_exits_with_2(
-    argv: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(argv) == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert output.err.count("\n") == 1
-    assert output.err.startswith("error: ")
-    assert "--help)" in output.err
-
-
-@pytest.mark.parametrize(
     ("argv", "problem"),
     [
+        (["genrate"], ""),
+        (["generate"], ""),
+        (["generate", "x", "--temperature", "9"], "--temperature: must be at most 2"),
+        (["generate", "x", "--temperature", "nan"], ""),
+        (["generate", "x", "--max-tokens", "0"], ""),
+        (["generate", "x", "--max-tokens", "9" * 20], ""),
+        (["generate", "x", "--seed", "-1"], ""),
+        (["demo", "--seed", "-5"], ""),
+        (["demo", "--seed", str(2**64)], ""),
+        (["generate", "x", "--dtype", "float99"], ""),
+        (["generate", "x", "--mode", "fast"], "--mode: 'fast' is not one of 'auto'"),
+        (["generate", "x", "--mode", "speculative", "--num-drafts", "0"], ""),
+        (["up", "--mode", "speculative", "--num-drafts", "0"], ""),
+        (["generate", "x", "--mode", "synchronous", "--draft", "/no/such/model"], ""),
+        (["up", "--mode", "synchronous", "--draft", "/no/such/model"], ""),
+        (["generate", "x", "--endpoint", ""], ""),
+        (["generate", "x", "--endpoint", "http://127.0.0.1:50051"], ""),
+        (["generate", "x", "--endpoint", "localhost"], ""),
+        (["generate", "x", "--endpoint", "localhost:0"], ""),
+        (["generate", "x", "--endpoint", "localhost:65536"], ""),
         (
             ["generate", "x", "--wait", "3"],
             "--wait is for a running target; name it with --endpoint",
         ),
-        (["generate", "x", "--mode", "fast"], "--mode: 'fast' is not one of 'auto'"),
-        (["generate", "x", "--temperature", "9"], "--temperature: must be at most 2"),
-        (["generate", "x", "--top-p", "1.5"], "--top-p is 1.5, must be above 0 and at most 1"),
-        (["generate", "x", "--logprobs", "2"], "--logprobs needs --json"),
-        (["up", "--lookahead", "99"], "--lookahead: must be at most 16"),
-        (["generate", "x", "--n", "9"], "--n is 9, must be in 1..8"),
         (["generate", "x", "--stop", ""], "--stop 0 has 0 characters, must have 1..256"),
+        (["generate", "x", "--top-p", "0"], ""),
+        (["generate", "x", "--top-p", "1.5"], "--top-p is 1.5, must be above 0 and at most 1"),
+        (["generate", "x", "--n", "9"], "--n is 9, must be in 1..8"),
+        (["generate", "x", "--logprobs", "2"], "--logprobs needs --json"),
+        (["generate", "x", "--json-schema", "/no/such/file"], ""),
         (["generate", "x", "--logit-bias", "5"], "--logit-bias '5' is not ID=BIAS"),
         (["generate", "x", "--logit-bias", "-5=1"], "--logit-bias '-5=1' is not ID=BIAS"),
         (["generate", "x", "--logit-bias", "5=101"], "--logit-bias 5 is 101, must be in -100..100"),
         (["generate", "x", "--priority", "101"], "--priority: must be at most 100"),
         (["generate", "-x"], "No such option: -x; write -- before a prompt that begins with -"),
+        (["up", "--port", "7000", "--http-port", "7000"], ""),
+        (["up", "--lookahead", "0"], ""),
+        (["up", "--lookahead", "99"], "--lookahead: must be at most 16"),
+        (["up", "--colour"], ""),
+        (["chat", "--temperature", "nan"], ""),
+        (["chat", "--endpoint", "localhost:1", "--num-drafts", "2"], ""),
+        (["chat", "--target", "/no/such/model"], ""),
+        (["pool", "--endpoint", "localhost"], ""),
     ],
 )
-def test_a_usage_error_names_the_flag_and_the_correction(
+def test_bad_usage_prints_one_line_with_a_hint_and_exits_with_2(
     argv: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(argv) == 2
-    assert capsys.readouterr().err.startswith(f"error: {problem}")
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    assert output.err.startswith(f"error: {problem}")
+    assert "--help)" in output.err
 
 
 def test_a_prompt_after_two_dashes_can_begin_with_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
