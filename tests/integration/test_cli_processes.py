@@ -308,18 +308,6 @@ async def endless() -> AsyncIterator[RpcServer]:
         yield server
 
 
-async def test_a_connection_lost_during_a_response_prints_one_line(endless: RpcServer) -> None:
-    async with command("generate", "x", "--endpoint", f"127.0.0.1:{endless.port}") as process:
-        assert process.stdout is not None
-        assert await process.stdout.readexactly(2) == b"aa"
-        await endless.stop(0)
-        _, err = await process.communicate()
-        assert process.returncode == 1
-    assert err.count(b"\n") == 1
-    assert b"was lost after 2 tokens, the text is incomplete" in err
-    assert b"ssd up" not in err
-
-
 async def test_ctrl_c_in_generate_prints_the_statistics_so_far(endless: RpcServer) -> None:
     async with command("generate", "x", "--endpoint", f"127.0.0.1:{endless.port}") as process:
         assert process.stdout is not None
