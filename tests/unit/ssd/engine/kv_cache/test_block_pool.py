@@ -80,17 +80,3 @@ def test_a_shared_block_is_free_after_its_last_owner() -> None:
     pool.free([block])
     assert (pool.num_taken, pool.num_cached) == (0, 1)
     pool.check()
-
-
-def test_the_block_that_was_used_last_keeps_its_entries_longest() -> None:
-    pool = BlockPool(4)
-    keys = [chain_keys([number], 1, b"")[0] for number in range(3)]
-    blocks = pool.allocate(3)
-    for block, key in zip(blocks, keys, strict=True):
-        pool.keep(block, key)
-    pool.free(blocks)
-    used = pool.find(keys[2:])
-    pool.share(used)
-    pool.free(used)
-    pool.allocate(2)
-    assert [bool(pool.find([key])) for key in keys] == [False, False, True]
