@@ -62,12 +62,6 @@ def test_samples_of_a_large_file_include_its_first_and_last_bytes(
     assert weights_fingerprint(folder) != before
 
 
-def test_a_folder_without_weights_has_no_fingerprint(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(WeightsError, match=r"no \.safetensors"):
-        weights_fingerprint(folder)
-
-
 def test_a_file_of_the_index_that_is_missing_is_an_error_of_the_weights(folder: Path) -> None:
     index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
