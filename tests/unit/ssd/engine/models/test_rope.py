@@ -61,14 +61,6 @@ def speed(plain: float, scaling: RopeScaling | None) -> float:
     return kept * plain + (1 - kept) * plain / scaling.factor
 
 
-def test_the_scaling_keeps_fast_pairs_slows_slow_ones_and_interpolates() -> None:
-    ratio_E = inverse_frequencies(config(5e5, SCALING)) / inverse_frequencies(config(5e5, None))
-    assert ratio_E[0] == 1.0
-    assert ratio_E[-1] == 1 / SCALING.factor
-    assert ((ratio_E > 1 / SCALING.factor) & (ratio_E < 1.0)).any()
-    assert (ratio_E.diff() <= 0).all()
-
-
 def test_pairs_of_dimensions_rotate_like_complex_numbers() -> None:
     plain = config(1e4, None)
     heads_RHE = heads(2).double()
