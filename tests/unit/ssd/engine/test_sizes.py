@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from ssd.engine.config import DTYPE_BYTES, EngineConfig
+from ssd.engine.config import EngineConfig
 from ssd.engine.known_shapes import KNOWN_SHAPES
 from ssd.engine.models.registry import FAMILIES
-from ssd.engine.precision import DTYPES
 from ssd.engine.sizes import branch_logits_bytes, num_weights, pass_weights
 
 
@@ -47,7 +46,3 @@ def test_a_target_keeps_no_logits_of_branches() -> None:
     assert branch_logits_bytes(model, target) == 0
     draft = replace(target, branches=24, num_columns=7, max_num_seqs=2)
     assert branch_logits_bytes(model, draft) == 2 * 24 * 7 * 128_256 * 2
-
-
-def test_each_data_type_has_its_size() -> None:
-    assert {name: dtype.itemsize for name, dtype in DTYPES.items()} == DTYPE_BYTES
