@@ -24,13 +24,6 @@ def sequence(sampling: SamplingParams, *detectors: StopDetector) -> Sequence:
     return make_sequence((5, 6, 7), sampling, eos_token_ids=ends, stop_detectors=detectors)
 
 
-def test_an_end_of_text_token_inside_a_proposal_ends_the_sequence() -> None:
-    subject = sequence(SamplingParams())
-    assert subject.append([8, END, 9, 9]) == (8, END)
-    assert subject.finish_reason is FinishReason.STOP
-    assert subject.tokens == [5, 6, 7, 8, END]
-
-
 def test_ignore_eos_continues_after_end_of_text() -> None:
     subject = sequence(SamplingParams(ignore_eos=True))
     assert subject.append([8, END, 9]) == (8, END, 9)
