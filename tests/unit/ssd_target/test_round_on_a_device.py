@@ -149,15 +149,3 @@ def test_a_prefill_that_is_not_finite_reads_the_device_once() -> None:
         # What is read of this device is 0, so no column is finite.
         assert runner.prefill(PagedBatch(tokens_1P, zero_B, zero_B + 9, zero_B[:, None])) == 0
         assert device.num_reads == 1
-
-
-def test_a_prefill_reads_nothing_before_its_result() -> None:
-    with fake_device() as device:
-        runner = on_fake_gpu(TargetRunner, ENGINE, device)
-        zero_B = torch.zeros(1, dtype=torch.int64)
-        tokens_1P = torch.zeros((1, ENGINE.prefill_chunk), dtype=torch.int64)
-        is_finite_R = runner.execution.prefill(
-            PagedBatch(tokens_1P, zero_B, zero_B + 9, torch.from_numpy(np.array([[1, 2, 3]])))
-        )
-        assert device.num_reads == 0
-        assert is_finite_R.shape == (ENGINE.prefill_chunk,)
