@@ -84,28 +84,20 @@ class EqualRanks(RankGroup):
         self.num_messages += 1
 
 
+@pytest.mark.parametrize("size", [1, 4])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_round_of_rank_0_reads_only_its_tokens_and_sends_one_message(
-    count: int, temperature: float
+def test_a_round_reads_only_its_tokens_and_rank_0_sends_one_message(
+    count: int, temperature: float, size: int
 ) -> None:
     with fake_device() as device:
-        group = EqualRanks(4)
-        runner = on_fake_gpu(TargetRunner, ENGINE, device, group)
-        execution = runner.execution
-        assert isinstance(execution, SplitTarget)
+        ranks = EqualRanks(size) if size > 1 else None
+        runner = on_fake_gpu(TargetRunner, ENGINE, device, ranks or ALONE)
+        assert isinstance(runner.execution, SplitTarget) is (ranks is not None)
+        execution: Any = runner.execution if ranks else None
         sampler = KeyedSampler(runner.engine, runner.model.vocab_size, execution)
         assert check_round(device, runner, sampler, sequences(count, temperature)) == 1
-        assert group.num_messages == 1
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_round_reads_only_its_tokens(count: int, temperature: float) -> None:
-    with fake_device() as device:
-        runner = on_fake_gpu(TargetRunner, ENGINE, device)
-        sampler = KeyedSampler(runner.engine, runner.model.vocab_size)
-        assert check_round(device, runner, sampler, sequences(count, temperature)) == 1
+        assert ranks is None or ranks.num_messages == 1
 
 
 ALL_STEPS: Mapping[str, Any] = {
