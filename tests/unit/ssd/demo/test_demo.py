@@ -44,11 +44,6 @@ def test_the_pair_is_small_enough_for_the_repository() -> None:
     assert sum(file.stat().st_size for file in files) <= MAX_PAIR_BYTES
 
 
-def test_target_and_draft_share_one_tokenizer() -> None:
-    target, draft = (folder(name) / "tokenizer.json" for name in ("target", "draft"))
-    assert target.read_bytes() == draft.read_bytes()
-
-
 def test_a_query_changes_the_factor_and_not_the_folder() -> None:
     assert folder("demo://draft?widen=4") == folder("draft")
     assert widening("demo://draft?widen=4") == 4
