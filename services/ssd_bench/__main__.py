@@ -168,7 +168,7 @@ def write(found: Mapping[str, Any], table: str, output: Path) -> list[str]:
     try:
         drawn = plots().draw_results([found], output)
     except SetupError as error:
-        err.print(f"no plots: {error}")
+        err.print(f"no plots: {error}", markup=False)
         drawn = []
     return ["results.json", "results.md", *drawn]
 
