@@ -353,7 +353,7 @@ async def deployed(
             gateway = gateway_process(target.grpc_address, on_event, port=deployment.gateway_port)
             started.append(gateway)
             await gateway.start()
-            await gateway.ready()
+            await _ready_beside(gateway, target)
         try:
             yield RunningDeployment(target, tuple(drafts), gateway)
         except (NotReadyError, InternalError) as error:
@@ -368,6 +368,19 @@ async def deployed(
         for result in await asyncio.gather(*stops, return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result
+
+
+async def _ready_beside(gateway: ChildProcess, target: ChildProcess) -> None:
+    """Wait until a gateway is ready, which it never is without its target.
+
+    Raises:
+        SetupError: the gateway could not start, or the target has ended.
+    """
+    async with beside(gateway.ready(), target.wait()) as (ready, ended):
+        await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            raise target.failure()
+        ready.result()
 
 
 def _refuse_credentials() -> None:

@@ -211,3 +211,21 @@ async def test_a_temporary_target_that_would_refuse_its_caller_is_not_started(
     with pytest.raises(SettingsError, match=names):
         async with deployed(Deployment()):
             pass
+
+
+async def test_a_target_that_ends_before_its_gateway_is_ready_ends_the_start() -> None:
+    class Gateway:
+        async def ready(self) -> None:
+            await asyncio.Event().wait()
+
+    class Target:
+        async def wait(self) -> int:
+            return -signal.SIGKILL
+
+        def failure(self) -> SetupError:
+            return SetupError("target was killed by signal 9 (SIGKILL)")
+
+    gateway: Any = Gateway()
+    target: Any = Target()
+    with pytest.raises(SetupError, match="target was killed"):
+        await launch._ready_beside(gateway, target)
