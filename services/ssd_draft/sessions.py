@@ -123,7 +123,7 @@ class Session:
         num_entries = outcome.accepted + 1
         if commit.branch is not None:
             if self.table is None or index != commit.branch:
-                raise GapError(f"branch {commit.branch} is not that of the outcome")
+                raise GapError(f"branch {commit.branch} has another outcome")
             proposal = self.table.proposal(index, commit.num_proposed)
             if len(proposal) < commit.num_proposed:
                 raise GapError(f"branch {index} has no {commit.num_proposed} tokens")

@@ -93,7 +93,7 @@ class ColumnTimes:
         self._seconds += (_WEIGHT if self._seconds else 1.0) * (seconds - self._seconds)
 
     def add_late_column(self, seconds: float) -> None:
-        """Raise the time to that for which no other column has arrived."""
+        """Raise the mean to the time for which no other column has arrived."""
         self._seconds = max(self.seconds, seconds)
 
 

@@ -5,8 +5,8 @@
 more rows of a verify take little time: 200 tokens of the embedded pair on two cores took 59 rounds
 instead of 69 (medians of 5, on a machine in use). *Not chosen*: the longer one of both proposals,
 which drops tokens of the table; to continue a complete table, whose branch the draft has run as it
-is. *Revisit when* the next tables are late because the draft runs such
-a proposal in a pass of its own, while it has run a branch already.
+is. *Revisit when* the next tables are late because the draft runs such a proposal in a pass of its
+own.
 """
 
 import threading

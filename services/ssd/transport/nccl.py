@@ -16,8 +16,8 @@ wait for receives.
 *Decision*: ``nccl4py``, without blocking calls. *Because*: it is NVIDIA's own binding, and the
 set-up of a communicator that blocks cannot be aborted if the peer never comes. *Not chosen*: c10d's
 ``ProcessGroupNCCL``. Its watchdog ends the process when a peer dies, and the variable that prevents
-it is that of the whole process, tensor-parallel group included. *Revisit when* torch has a setting
-for one group.
+this end applies to every group of the process, the tensor-parallel one included. *Revisit when*
+torch has a setting for one group.
 """
 
 import contextlib

@@ -93,7 +93,7 @@ class LinkStore(Store):
             self._wait(lambda: True, 0.0)
 
     def close(self, reason: str) -> None:
-        """End all calls, and those of the communicator, with an error. Idempotent; any thread."""
+        """End all calls of the store and the communicator with an error. Idempotent; any thread."""
         with self._changed:
             self._closed_because = self._closed_because or reason
             self._changed.notify_all()

@@ -50,7 +50,7 @@ def _floats() -> "array[float]":
 
 @dataclass(slots=True)
 class SequenceRecord:
-    """What the rounds of a sequence did. Times are those of the clock in seconds, 0 before them.
+    """What the rounds of a sequence did. Times are readings of the clock in seconds, 0 if unset.
 
     The step thread writes it. The asyncio loop reads the times.
     """

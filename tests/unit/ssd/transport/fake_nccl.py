@@ -214,7 +214,7 @@ def fake_nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNccl]:
 
 @contextlib.contextmanager
 def entered(stream: Stream) -> Iterator[None]:
-    """Make a stream that of the copies."""
+    """Run copies on a stream inside the context."""
     Stream.current.append(stream)
     try:
         yield
@@ -223,7 +223,7 @@ def entered(stream: Stream) -> Iterator[None]:
 
 
 def open_store(rank: int = TARGET_RANK) -> LinkStore:
-    """Return a store without a peer; that of a draft has the ids of a target."""
+    """Return a store without a peer; the store of a draft has the ids of a target."""
     store = LinkStore(lambda _key, _value: None, 1.0)
     if rank == DRAFT_RANK:
         for sender in (TARGET_RANK, DRAFT_RANK):
