@@ -104,12 +104,10 @@ def measure(snapshot: Snapshot) -> Demand:
     # A pool to which nothing refers has no demand.
     is_used = bool(snapshot.deployments) or not snapshot.resource.is_pool
     is_known = (bool(targets) or not is_used) and all(name_of(pod) in answers for pod in targets)
-    counts = [each.speculative_sequences for each in answers.values()]
-    known = [each for each in counts if each is not None]
     default = snapshot.resource.spec.draft.sequences_per_replica
     return Demand(
         replicas=snapshot.num_drafts_wanted,
-        eligible=sum(known) if is_known and len(known) == len(counts) else None,
+        eligible=(sum(each.eligible_sequences for each in answers.values()) if is_known else None),
         sustainable_sessions=fmean(sustainable.values()) if sustainable else default,
         num_unschedulable=sum(map(is_unschedulable, snapshot.staying_drafts)),
         num_draining=snapshot.num_draining,

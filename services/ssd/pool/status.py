@@ -21,7 +21,6 @@ def pool_status(
     """Return the fields of ``AdminService.GetPoolStatus`` that pool and rounds provide."""
     links = tuple(link_status(report, now, round_log.verify_seconds) for report in reports)
     eligible = round_log.mean_eligible(now)
-    desired = desired_draft_replicas(links, eligible)
     speculation = round_log.speculation
     return PoolStatus(
         links=links,
@@ -29,9 +28,8 @@ def pool_status(
         waiting_sequences=round_log.counts.waiting,
         hit_rate=pool.counts.hit_rate,
         eligible_sequences=eligible,
-        speculative_sequences=eligible,
         tokens_per_round=round_log.tokens_per_round,
-        desired_draft_replicas=desired,
+        desired_draft_replicas=desired_draft_replicas(links, eligible),
         efficiency=round_log.efficiency,
         speculating=speculation.is_on,
         speculation_reason=speculation.reason.value,

@@ -94,7 +94,6 @@ def _without_measurements(status: PoolStatus) -> PoolStatus:
         status,
         links=tuple(replace(link, round_trip_seconds=0.0) for link in status.links),
         eligible_sequences=0.0,
-        speculative_sequences=0.0,
         tokens_per_round=0.0,
         efficiency=0.0,
         speculation_speed_up=0.0,

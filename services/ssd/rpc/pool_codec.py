@@ -44,9 +44,7 @@ class PoolStatus:
     waiting_sequences: int = 0
     hit_rate: float = 0.0
     eligible_sequences: float = 0.0
-    speculative_sequences: float | None = None
-    """Running sequences in mode SPECULATIVE, and in AUTO while ``speculating``; mean over 30 s.
-    None from a target of an earlier version."""
+    """Running sequences in mode SPECULATIVE, and in AUTO while ``speculating``; mean over 30 s."""
     speculating: bool = True
     speculation_reason: str = ""
     speculation_speed_up: float = 0.0
@@ -94,10 +92,7 @@ def pool_status(message: admin_pb2.GetPoolStatusResponse) -> PoolStatus:
         LinkStatus(state=_state(link.state), **shared_fields(link, LinkStatus, "state"))
         for link in message.links
     )
-    name = "speculative_sequences"
-    speculative = message.speculative_sequences if message.HasField(name) else None
-    values = shared_fields(message, PoolStatus, "links", name)
-    return PoolStatus(links=links, speculative_sequences=speculative, **values)
+    return PoolStatus(links=links, **shared_fields(message, PoolStatus, "links"))
 
 
 def draft_status_response(status: DraftStatus) -> speculation_pb2.GetStatusResponse:

@@ -72,7 +72,7 @@ class GetPoolStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetPoolStatusResponse(_message.Message):
-    __slots__ = ("links", "running_sequences", "waiting_sequences", "hit_rate", "eligible_sequences", "speculating", "tokens_per_round", "desired_draft_replicas", "efficiency", "weights_fingerprint", "dtype", "dtype_reason", "speculation_reason", "speculation_speed_up", "max_proposed_tokens", "speculative_sequences")
+    __slots__ = ("links", "running_sequences", "waiting_sequences", "hit_rate", "eligible_sequences", "speculating", "tokens_per_round", "desired_draft_replicas", "efficiency", "weights_fingerprint", "dtype", "dtype_reason", "speculation_reason", "speculation_speed_up", "max_proposed_tokens")
     LINKS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     WAITING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -88,7 +88,6 @@ class GetPoolStatusResponse(_message.Message):
     SPECULATION_REASON_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_SPEED_UP_FIELD_NUMBER: _ClassVar[int]
     MAX_PROPOSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    SPECULATIVE_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     links: _containers.RepeatedCompositeFieldContainer[LinkStatus]
     running_sequences: int
     waiting_sequences: int
@@ -104,8 +103,7 @@ class GetPoolStatusResponse(_message.Message):
     speculation_reason: str
     speculation_speed_up: float
     max_proposed_tokens: int
-    speculative_sequences: float
-    def __init__(self, links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., hit_rate: _Optional[float] = ..., eligible_sequences: _Optional[float] = ..., speculating: _Optional[bool] = ..., tokens_per_round: _Optional[float] = ..., desired_draft_replicas: _Optional[float] = ..., efficiency: _Optional[float] = ..., weights_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., dtype_reason: _Optional[str] = ..., speculation_reason: _Optional[str] = ..., speculation_speed_up: _Optional[float] = ..., max_proposed_tokens: _Optional[int] = ..., speculative_sequences: _Optional[float] = ...) -> None: ...
+    def __init__(self, links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., hit_rate: _Optional[float] = ..., eligible_sequences: _Optional[float] = ..., speculating: _Optional[bool] = ..., tokens_per_round: _Optional[float] = ..., desired_draft_replicas: _Optional[float] = ..., efficiency: _Optional[float] = ..., weights_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., dtype_reason: _Optional[str] = ..., speculation_reason: _Optional[str] = ..., speculation_speed_up: _Optional[float] = ..., max_proposed_tokens: _Optional[int] = ...) -> None: ...
 
 class WatchPoolRequest(_message.Message):
     __slots__ = ()

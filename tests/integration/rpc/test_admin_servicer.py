@@ -93,7 +93,6 @@ async def test_a_watcher_does_not_receive_an_unchanged_status() -> None:
         ({"links": (replace(LINK, state="draining"),)}, True),
         ({"links": (replace(LINK, round_trip_seconds=0.002),)}, False),
         ({"eligible_sequences": 0.5, "tokens_per_round": 3.0}, False),
-        ({"speculative_sequences": 0.5}, False),
         ({"efficiency": 0.8, "desired_draft_replicas": 0.5}, False),
     ],
 )

@@ -89,7 +89,7 @@ class Shared(World):
         links = self.links(sessions=2)
         for pod in self.ready_pods("target"):
             need = self.need.get(labels_of(pod)[NAME_LABEL], 0.0)
-            status = PoolStatus(links=links, speculative_sequences=need)
+            status = PoolStatus(links=links, eligible_sequences=need)
             self.engines.answers[name_of(pod)] = TargetReport(status, self.cluster.now)
         for key in self.cache.resources:
             await self.reconciler.reconcile(key)

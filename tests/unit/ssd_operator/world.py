@@ -189,9 +189,7 @@ class World:
 
     def report(self, **answer: Any) -> None:
         """Each target that is ready answers this."""
-        report = TargetReport(
-            PoolStatus(**{"speculative_sequences": 0.0} | answer), self.cluster.now
-        )
+        report = TargetReport(PoolStatus(**answer), self.cluster.now)
         self.engines.answers = dict.fromkeys(map(name_of, self.ready_pods("target")), report)
 
     # ---- time

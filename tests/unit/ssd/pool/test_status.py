@@ -61,7 +61,6 @@ def test_the_status_of_a_link_has_its_epoch_sessions_counts_and_round_trip() -> 
     assert (shown.draft_pod, shown.draft_node) == ("demo-draft-0-x", "n1")
     assert shown.transport == "tcp"
     assert (status.eligible_sequences, status.tokens_per_round) == (6.0, 2.5)
-    assert status.speculative_sequences == 6.0
     assert status.desired_draft_replicas == 1.5
     assert (status.speculating, status.speculation_reason) == (True, "measuring")
     assert status.efficiency == pytest.approx(0.8)

@@ -71,7 +71,7 @@ async def test_a_forbidden_number_of_drafts_stops_no_repair_and_is_reported() ->
     world = await settled(draft={"autoscaling": {"mode": "Internal"}})
     world.cluster.write_faults = {RESOURCE: ForbiddenError("denied by a policy on /scale")}
     world.cluster.now += 30.0
-    world.report(speculative_sequences=99)
+    world.report(eligible_sequences=99)
     world.remove(TARGETS)
     with pytest.raises(ForbiddenError, match="/scale"):
         await world.next_pass()

@@ -229,10 +229,10 @@ def test_demand_is_that_of_ready_targets_and_drafts_with_active_links() -> None:
         "t0",
         link("d0", sustainable_sessions=8),
         link("d1", "Draining", sustainable_sessions=4),
-        speculative_sequences=20,
+        eligible_sequences=20,
     )
-    second = answer("t1", link("d0", sustainable_sessions=6), speculative_sequences=10)
-    stranger = answer("t2", speculative_sequences=99)
+    second = answer("t1", link("d0", sustainable_sessions=6), eligible_sequences=10)
+    stranger = answer("t2", eligible_sequences=99)
     scene = Scene(cells=3, drafts=2, pods=pods, pools=(first, second, stranger))
     assert measure(scene.snapshot) == Demand(
         replicas=2, eligible=30, sustainable_sessions=6, num_unschedulable=1, num_draining=1
@@ -241,12 +241,12 @@ def test_demand_is_that_of_ready_targets_and_drafts_with_active_links() -> None:
     assert measure(without_links.snapshot).sustainable_sessions == 32
 
 
-COUNTS = [answer(name, speculative_sequences=9) for name in ("t0", "t1")]
-OLD, UNCOUNTED = answer("t1", speculative_sequences=9, age=31), answer("t1")
+COUNTS = [answer(name, eligible_sequences=9) for name in ("t0", "t1")]
+OLD = answer("t1", eligible_sequences=9, age=31)
 
 
-@pytest.mark.parametrize("pools", [(), COUNTS[1:], (COUNTS[0], OLD), (COUNTS[0], UNCOUNTED)])
-def test_demand_is_unknown_while_a_ready_target_has_not_reported_its_speculative_sequences(
+@pytest.mark.parametrize("pools", [(), COUNTS[1:], (COUNTS[0], OLD)])
+def test_demand_is_unknown_while_a_ready_target_has_not_reported_its_eligible_sequences(
     pools: Sequence[tuple[str, TargetReport]],
 ) -> None:
     scene = Scene(cells=2, pods=(target(), target("t1", cell=1)), pools=tuple(pools))
@@ -256,9 +256,9 @@ def test_demand_is_unknown_while_a_ready_target_has_not_reported_its_speculative
 
 
 def test_sequences_that_speculate_in_spite_of_the_controller_need_drafts() -> None:
-    forced = answer("t0", speculative_sequences=6, speculating=False)
+    forced = answer("t0", eligible_sequences=6, speculating=False)
     assert measure(Scene(pools=(forced,)).snapshot).eligible == 6
-    idle = answer("t0", eligible_sequences=6, speculative_sequences=0.0)
+    idle = answer("t0", running_sequences=6)
     assert measure(Scene(pools=(idle,)).snapshot).eligible == 0
 
 

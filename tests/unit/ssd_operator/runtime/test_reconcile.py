@@ -305,7 +305,7 @@ async def test_the_internal_loop_writes_the_number_and_nothing_else_does() -> No
     autoscaling = {"mode": "Internal", "maxReplicas": 4}
     world = await settled(draft={"autoscaling": autoscaling, "replicas": 1})
     for _ in range(12):
-        world.report(speculative_sequences=70)
+        world.report(eligible_sequences=70)
         await world.round()
     assert len(world.ready_pods("draft")) == world[RESOURCE]["spec"]["draft"]["replicas"] == 3
     assert world.cluster.writes.count(("scale", RESOURCE)) == 1
