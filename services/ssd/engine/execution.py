@@ -1,7 +1,8 @@
 """The interface between the runners and the engines that execute the passes of a model.
 
 A runner decides which passes run and what their results mean. An *execution* is one model with its
-KV entries on one engine. Scheduling, sampling, verification and trees know neither.
+KV entries on one engine. Scheduling, sampling, verification and trees do
+not depend on the engine.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -201,8 +202,9 @@ def load_execution(
     """Read a model folder into the engine of the settings.
 
     Returns:
-        A ``DraftExecution`` if the engine has branches, else a ``TargetExecution``. Of several
-        ranks, that of the rank's part: its logits are those of the rank's own token ids.
+        A ``DraftExecution`` if the engine has branches, else a ``TargetExecution``. With
+        several ranks, the execution of the rank's part, which returns logits of the rank's own
+        token ids only.
 
     Raises:
         SetupError: the weights or the memory do not allow it.

@@ -113,7 +113,7 @@ class ChannelStatus:
     name: str = GRPC
     """``grpc`` or ``collective``."""
     reason: str = ""
-    """Why it is gRPC although the target asked for a collective channel."""
+    """Why gRPC is used although the target requested a collective channel."""
     transport: str = "tcp"
     """How the bytes travel: ``tcp``, or the path that NCCL reports."""
     round_trip_seconds: float = 0.0
