@@ -7,6 +7,7 @@ appended to it. A *base length* is their number before a round.
 
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 TokenId = int
 SequenceId = int
@@ -368,6 +369,10 @@ class SessionRefused:
     session: int
     reason: str
     """A value of ``RefusalReason``; a target accepts other words too."""
+
+
+FanOutName = Literal["adaptive", "uniform", "geometric"]
+"""Fan-out policies that need no further values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

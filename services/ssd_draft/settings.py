@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from ssd.engine_settings import EngineSettings
 from ssd.errors import SettingsError
+from ssd.types import FanOutName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +22,7 @@ class DraftSettings(EngineSettings):
     http_port: int = field(default=9091, metadata={"min": 0, "max": 65535})
     max_sessions: int = field(default=16, metadata={"min": 1, "max": 256})
     """Maximum number of sessions of all links together; further ones are refused."""
-    fan_out: Literal["adaptive", "uniform", "geometric"] = "adaptive"
+    fan_out: FanOutName = "adaptive"
     """Policy that selects the outcomes that get a branch, unless a target sends another one."""
     state_folder: str = ""
     """Folder of this draft alone, made if missing, in which it keeps the values of the fan-out

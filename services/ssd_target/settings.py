@@ -6,6 +6,7 @@ from typing import Literal
 from ssd.addresses import check_address, is_literal
 from ssd.engine_settings import EngineSettings
 from ssd.errors import SettingsError
+from ssd.types import FanOutName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,7 @@ class TargetSettings(EngineSettings):
     backup: Literal["none", "ngram"] = "ngram"
     """Proposal after a miss, and continuation of a table with few columns: no tokens, or those that
     follow the longest suffix match."""
-    fan_out: Literal["adaptive", "uniform", "geometric", "explicit"] = "adaptive"
+    fan_out: Literal[FanOutName, "explicit"] = "adaptive"
     """Policy by which drafts select the outcomes that get a branch."""
     fan_out_split: tuple[int, ...] = ()
     """Number of branches for each accepted length, K+1 numbers, for the policy ``explicit``."""

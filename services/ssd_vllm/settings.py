@@ -12,6 +12,7 @@ from ssd.rpc.access import Access, Security
 from ssd.rpc.credentials import AcceptedTokens, TlsFiles
 from ssd.rpc.security import role_of
 from ssd.settings import check_callers, from_mapping
+from ssd.types import FanOutName
 
 KEY = "ssd"
 SOURCE = f"--additional-config {KEY}"
@@ -40,7 +41,7 @@ class PluginSettings:
     """Wait only while that is expected to pay."""
     circuit_breaker: bool = True
     """Suspend a link after three consecutive rounds without any table in time."""
-    fan_out: Literal["adaptive", "uniform", "geometric"] = "adaptive"
+    fan_out: FanOutName = "adaptive"
     """Policy by which drafts select the outcomes that get a branch."""
     link_ca: str = ""
     """PEM file of the authorities of the drafts' certificates; empty: links are plain text."""

@@ -7,7 +7,7 @@ not parse text that is not UTF-8: a server returns INVALID_ARGUMENT, and a clien
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ssd.errors import ContextLengthError, FieldError
 from ssd.rpc.bounds import (
@@ -27,6 +27,7 @@ from ssd.rpc.sampling_codec import (
 )
 from ssd.types import (
     ChatTurn,
+    FanOutName,
     FinishReason,
     GenerationChunk,
     LookupResult,
@@ -148,8 +149,6 @@ _LOOKUPS = {
 
 
 BackupName = Literal["none", "ngram"]
-FAN_OUT_POLICIES = ("adaptive", "geometric", "uniform")
-"""Policies that ``SetSpeculation`` accepts; they need no further values."""
 _BACKUPS: dict[str, BackupName] = {"none": "none", "ngram": "ngram"}
 MAX_DRAFT_DEADLINE_MS = 60_000.0
 
@@ -174,7 +173,7 @@ def speculation_change(request: admin_pb2.SetSpeculationRequest) -> SpeculationC
     deadline_ms = request.draft_deadline_ms if request.HasField("draft_deadline_ms") else None
     if deadline_ms is not None:
         check_range("draft_deadline_ms", deadline_ms, ABOVE_ZERO, MAX_DRAFT_DEADLINE_MS)
-    _check_name("fan_out_policy", request.fan_out_policy, FAN_OUT_POLICIES)
+    _check_name("fan_out_policy", request.fan_out_policy, get_args(FanOutName))
     _check_name("backup", request.backup, _BACKUPS)
     return SpeculationChange(
         mode=_mode(request.mode) if request.mode else None,
