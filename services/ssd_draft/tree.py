@@ -160,10 +160,10 @@ class Tree:
         A winning branch whose proposal has been run becomes the proposal segment as it is. A pass
         over the newest token and the proposal fills the segments of the other sessions.
         """
-        slots_X = np.array(slots)
-        self._append(slots_X, np.array([move.num_entries for move in moves]))
-        self._store_skipped(slots_X, [move.skipped for move in moves])
-        self._propose(slots_X, moves)
+        slots_B = np.array(slots)
+        self._append(slots_B, np.array([move.num_entries for move in moves]))
+        self._store_skipped(slots_B, [move.skipped for move in moves])
+        self._propose(slots_B, moves)
 
     def rounds_of(self, slots: Rows[int], moves: Rows[Move]) -> Rounds:
         """Return the rounds of sessions that moves end; called before ``advance``."""
@@ -306,20 +306,20 @@ class Tree:
         committed_X = self._trunk_lengths_X + 1
         return self._choice.fill_ahead(committed_X, 3 * self._shape.lookahead + 2)
 
-    def _fill(self, slots_X: Ints, committed_B: Ints) -> None:
+    def _fill(self, slots_B: Ints, committed_B: Ints) -> None:
         """Compute the missing noise of trees, 2K+2 positions of each session.
 
         Args:
-            slots_X: int64, slots of the sessions.
+            slots_B: int64, slots of the sessions.
             committed_B: int64, the number of committed tokens of each, its first position.
         """
-        self._choice.fill(slots_X, committed_B, 2 * self._shape.lookahead + 2)
+        self._choice.fill(slots_B, committed_B, 2 * self._shape.lookahead + 2)
 
-    def _propose(self, slots_X: Ints, moves: Rows[Move]) -> None:
+    def _propose(self, slots_B: Ints, moves: Rows[Move]) -> None:
         """Fill the proposal segments with the next proposals, and rank the forks after them."""
         branch_B = np.array([-1 if move.branch is None else move.branch for move in moves])
         num_proposed_B = np.array([len(move.proposal) for move in moves])
-        newest = [self._newest.pop(slot, ([], 0)) for slot in slots_X.tolist()]
+        newest = [self._newest.pop(slot, ([], 0)) for slot in slots_B.tolist()]
         num_steps_B = np.array([sum(len(each) for _, each in steps) for steps, _ in newest])
         is_adopted_B = (branch_B >= 0) & (num_proposed_B < num_steps_B)
         tokens_BP = _padded([(move.bonus, *move.proposal) for move in moves], self._shape)
@@ -329,25 +329,25 @@ class Tree:
         for rows in [each.nonzero()[0] for each in (*parts, ~is_adopted_B)]:
             if not rows.size:
                 continue
-            some_X, columns_B = slots_X[rows], num_proposed_B[rows] + 1
+            some_slots_B, columns_B = slots_B[rows], num_proposed_B[rows] + 1
             if is_adopted_B[rows[0]]:
                 rows_B = np.array([newest[row][1] for row in rows])
-                logits_BPV = self._promote(some_X, branch_B[rows], newest[rows[0]][0], rows_B)
+                logits_BPV = self._promote(some_slots_B, branch_B[rows], newest[rows[0]][0], rows_B)
             else:
-                logits_BPV = self._run_proposals(some_X, tokens_BP[rows], columns_B)
-            self._rank(some_X, logits_BPV, columns_B)
-            self._proposals_XK[some_X] = tokens_BP[rows, 1:]
-            self._num_proposed_X[some_X] = num_proposed_B[rows]
+                logits_BPV = self._run_proposals(some_slots_B, tokens_BP[rows], columns_B)
+            self._rank(some_slots_B, logits_BPV, columns_B)
+            self._proposals_XK[some_slots_B] = tokens_BP[rows, 1:]
+            self._num_proposed_X[some_slots_B] = num_proposed_B[rows]
 
-    def _append(self, slots_X: Ints, num_entries_B: Ints) -> None:
+    def _append(self, slots_B: Ints, num_entries_B: Ints) -> None:
         """Append the first entries of proposal segments to their trunks."""
-        lengths_B, tables_BJ = self._trunk_lengths_X[slots_X], self._block_tables_XJ[slots_X]
+        lengths_B, tables_BJ = self._trunk_lengths_X[slots_B], self._block_tables_XJ[slots_B]
         self._runner.append_proposal(
-            *map(torch.from_numpy, (slots_X, num_entries_B, lengths_B, tables_BJ))
+            *map(torch.from_numpy, (slots_B, num_entries_B, lengths_B, tables_BJ))
         )
-        self._trunk_lengths_X[slots_X] += num_entries_B
+        self._trunk_lengths_X[slots_B] += num_entries_B
 
-    def _store_skipped(self, slots_X: Ints, skipped: Rows[tuple[int, ...]]) -> None:
+    def _store_skipped(self, slots_B: Ints, skipped: Rows[tuple[int, ...]]) -> None:
         """Append committed tokens that were never run, in one pass of all sessions.
 
         More than the columns of a proposal are stored as those of a prompt.
@@ -355,19 +355,19 @@ class Tree:
         rows = []
         for row, tokens in enumerate(skipped):
             if len(tokens) > self._shape.num_columns:
-                slot = int(slots_X[row])
+                slot = int(slots_B[row])
                 self.store(slot, int(self._trunk_lengths_X[slot]), tokens)
             elif tokens:
                 rows.append(row)
         if rows:
             columns_B = np.array([len(skipped[row]) for row in rows])
             tokens_BP = _padded([skipped[row] for row in rows], self._shape)
-            self._run_proposals(slots_X[rows], tokens_BP, columns_B)
-            self._append(slots_X[rows], columns_B)
+            self._run_proposals(slots_B[rows], tokens_BP, columns_B)
+            self._append(slots_B[rows], columns_B)
 
-    def _promote(self, slots_X: Ints, branch_B: Ints, steps: Steps, rows_B: Ints) -> torch.Tensor:
+    def _promote(self, slots_B: Ints, branch_B: Ints, steps: Steps, rows_B: Ints) -> torch.Tensor:
         """Make winning branches of one batch the proposals; return their logits, [B, P, V]."""
-        self._runner.promote_branches(torch.from_numpy(slots_X), torch.from_numpy(branch_B))
+        self._runner.promote_branches(torch.from_numpy(slots_B), torch.from_numpy(branch_B))
         logits_PBV: list[torch.Tensor] = []
         where: tuple[Any, Any] = (0, 0)
         indexed_B: Ints | None = None
@@ -386,20 +386,20 @@ class Tree:
         index_2B = to_device(torch.from_numpy(np.stack((index_B, branch_B))), self._device)
         return index_2B[0], index_2B[1]
 
-    def _run_proposals(self, slots_X: Ints, tokens_BP: Ints, columns_B: Ints) -> torch.Tensor:
+    def _run_proposals(self, slots_B: Ints, tokens_BP: Ints, columns_B: Ints) -> torch.Tensor:
         """Run one causal pass over some tokens after each trunk; return their logits."""
         arrays = (
-            *(slots_X, np.maximum(tokens_BP, 0), columns_B),
-            *(self._trunk_lengths_X[slots_X], self._block_tables_XJ[slots_X]),
+            *(slots_B, np.maximum(tokens_BP, 0), columns_B),
+            *(self._trunk_lengths_X[slots_B], self._block_tables_XJ[slots_B]),
         )
         return self._runner.run_proposals(ProposalBatch(*map(torch.from_numpy, arrays)))
 
-    def _rank(self, slots_X: Ints, logits_BPV: torch.Tensor, num_columns_B: Ints) -> None:
+    def _rank(self, slots_B: Ints, logits_BPV: torch.Tensor, num_columns_B: Ints) -> None:
         """Keep the best candidates of the first columns of each session; trunks are up to date."""
-        lengths_B = self._trunk_lengths_X[slots_X]
-        self._fill(slots_X, lengths_B + 1)
+        lengths_B = self._trunk_lengths_X[slots_B]
+        self._fill(slots_B, lengths_B + 1)
         row_R, column_R = (np.arange(self._shape.num_columns) < num_columns_B[:, None]).nonzero()
-        slots_R = slots_X[row_R]
+        slots_R = slots_B[row_R]
         logits_RV = logits_BPV.flatten(0, 1)
         if len(row_R) < len(logits_RV):
             where_R = torch.from_numpy(row_R * logits_BPV.shape[1] + column_R)
