@@ -197,7 +197,7 @@ def memory_of(options: PlanOptions) -> tuple[MemoryEstimate, MemoryEstimate]:
 def _memory(model: ModelConfig, engine: EngineConfig, num_gpus: int) -> MemoryEstimate:
     """Return the memory of each GPU of a model."""
     entry_bytes = bytes_per_entry(model, engine.dtype)
-    blocks = 1 + engine.max_num_seqs * -(-engine.max_model_len // engine.block_size)
+    blocks = 1 + engine.max_num_seqs * engine.blocks_per_sequence
     is_draft = engine.branches > 0
     return MemoryEstimate(
         weights=num_weights(model) * BYTES_PER_WEIGHT // num_gpus,

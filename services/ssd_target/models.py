@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from ssd.engine.config import ModelConfig
 from ssd.errors import SettingsError
 from ssd.model_files.local_model import LocalModel, check_model, find_model
-from ssd_target.decoding.sequential_drafter import num_columns
 from ssd_target.settings import TargetSettings
 
 DRAFT_CHUNK = 128
@@ -52,12 +51,7 @@ def find_models(settings: TargetSettings) -> TargetModels:
             f"included, which is more than the {sizes[1]} of {settings.model}"
         )
     # The shape of its passes does not matter for the tokens, which the target verifies.
-    engine = replace(
-        draft.engine,
-        num_columns=num_columns(settings.lookahead),
-        deterministic=False,
-        prefill_chunk=DRAFT_CHUNK,
-    )
+    engine = replace(draft.engine, deterministic=False, prefill_chunk=DRAFT_CHUNK)
     return TargetModels(target=target, draft=replace(draft, engine=engine))
 
 

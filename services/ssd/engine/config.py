@@ -242,6 +242,16 @@ class EngineConfig:
         return self.dtype if self.weights == "same" else f"{self.dtype}, {self.weights} weights"
 
     @property
+    def lookahead(self) -> int:
+        """Tokens of a full proposal, K."""
+        return self.num_columns - 1
+
+    @property
+    def blocks_per_sequence(self) -> int:
+        """Blocks of a sequence of ``max_model_len``, the width of a block table."""
+        return -(-self.max_model_len // self.block_size)
+
+    @property
     def kv_dtype(self) -> str:
         """Data type of the KV entries. The graphs of a draft read them in float32."""
         return "float32" if self.branches and self.engine == "openvino" else self.dtype
@@ -254,9 +264,8 @@ class EngineConfig:
     @property
     def table_lengths(self) -> tuple[int, ...]:
         """Columns of a table that is one pass: K, and K/2 for texts of low acceptance."""
-        lookahead = self.num_columns - 1
-        lengths = {lookahead} if self.branches == 1 else {lookahead, -(-lookahead // 2)}
-        return tuple(sorted(lengths))
+        most = self.lookahead
+        return tuple(sorted({most} if self.branches == 1 else {most, -(-most // 2)}))
 
     @property
     def verify_columns(self) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ def plan_blocks(model: ModelConfig, engine: EngineConfig) -> int:
     """
     entry_bytes = bytes_per_entry(model, engine.kv_dtype)
     block_bytes = entry_bytes * engine.block_size
-    per_sequence = -(-engine.max_model_len // engine.block_size)
+    per_sequence = engine.blocks_per_sequence
     useful = 1 + engine.max_num_seqs * per_sequence
     budget = engine.kv_cache_bytes
     if budget is None:

@@ -17,8 +17,8 @@ class BatchBuilder:
 
     def __init__(self, engine: EngineConfig, verify_columns: tuple[int, ...]) -> None:
         self._verify_columns = verify_columns
-        num_blocks = -(-engine.max_model_len // engine.block_size)
-        self._block_tables_SJ = np.zeros((engine.max_num_seqs, num_blocks), dtype=np.int64)
+        shape_SJ = engine.max_num_seqs, engine.blocks_per_sequence
+        self._block_tables_SJ = np.zeros(shape_SJ, dtype=np.int64)
 
     def set_blocks(self, slot: int, blocks: Rows[int]) -> None:
         """Write the block table of a sequence into its slot."""

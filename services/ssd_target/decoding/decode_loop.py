@@ -83,7 +83,7 @@ class DecodeLoop:
         self._sampler = sampler
         self._control = control
         self._drafter = drafter
-        self._metrics = RoundMetrics(runner.engine.num_columns - 1, (*PARTS, "host"))
+        self._metrics = RoundMetrics(runner.engine.lookahead, (*PARTS, "host"))
         self._output_tokens = metrics.TOKENS_TOTAL.labels(kind="output")
         self._prompt_tokens = metrics.TOKENS_TOTAL.labels(kind="prompt")
         self._cached_tokens = metrics.TOKENS_TOTAL.labels(kind="cached")

@@ -211,7 +211,7 @@ class Scheduler:
 
     def _num_blocks(self, sequence: Sequence) -> int:
         """Return the blocks of the committed tokens and of the longest next proposal."""
-        longest = min(len(sequence.tokens) + self._engine.num_columns - 1, sequence.max_len - 1)
+        longest = min(len(sequence.tokens) + self._engine.lookahead, sequence.max_len - 1)
         return -(-longest // self._engine.block_size)
 
     def _grow(self, plan: StepPlan) -> None:

@@ -71,7 +71,7 @@ class SequentialDrafter:
 
         Args:
             runner: of the draft model.
-            engine: of the runner, with one branch and ``num_columns`` of the lookahead.
+            engine: of the runner, with one branch and the lookahead of the target.
             blocks: of its KV cache.
             sampler: of the target, which holds the noise.
             vocab_size: of the draft model, with padding. The target's can differ.
@@ -81,8 +81,8 @@ class SequentialDrafter:
         self._engine = engine
         self._blocks = blocks
         self._sampler = sampler
-        self._lookahead = engine.num_columns - num_columns(0)
-        shape_SJ = engine.max_num_seqs, -(-engine.max_model_len // engine.block_size)
+        self._lookahead = engine.lookahead
+        shape_SJ = engine.max_num_seqs, engine.blocks_per_sequence
         self._block_tables_SJ = np.zeros(shape_SJ, np.int64)
         self._texts: dict[SequenceId, _Text] = {}
 
@@ -239,11 +239,6 @@ class SequentialDrafter:
             torch.from_numpy, (tokens_B1, np.full_like(tokens_B1, -1), tables_BJ)
         )
         return BranchBatch(slots_B, tokens, accepted, step, lengths_B, tables)
-
-
-def num_columns(lookahead: int) -> int:
-    """Return the columns of the draft's engine: the newest token and K proposed ones."""
-    return lookahead + 1
 
 
 def _before_no_token(tokens: Iterable[TokenId]) -> tuple[TokenId, ...]:

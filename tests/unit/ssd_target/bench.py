@@ -40,7 +40,7 @@ from ssd_target.decoding.ports import LoopContext
 from ssd_target.decoding.sampler import RingSampler
 from ssd_target.decoding.scheduler import Scheduler
 from ssd_target.decoding.sequence import Sequence
-from ssd_target.decoding.sequential_drafter import SequentialDrafter, num_columns
+from ssd_target.decoding.sequential_drafter import SequentialDrafter
 from ssd_target.decoding.speculation_control import SpeculationControl
 from ssd_target.settings import TargetSettings
 from ssd_target.target import pool_settings
@@ -293,13 +293,13 @@ class OwnDraft(LedgerTreeRunner):
     """The runner of a draft on the target's own device."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.engine = replace(ENGINE, num_columns=num_columns(LOOKAHEAD), branches=1)
+        self.engine = replace(ENGINE, num_columns=COLUMNS, branches=1)
         self.num_blocks = num_blocks
         self.model = SimpleNamespace(vocab_size=VOCAB)
         super().__init__(
             num_slots=self.engine.max_num_seqs,
             num_branches=1,
-            lookahead=self.engine.num_columns - 1,
+            lookahead=self.engine.lookahead,
             num_blocks=num_blocks,
             vocab_size=VOCAB,
         )

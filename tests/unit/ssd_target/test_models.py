@@ -6,7 +6,6 @@ import pytest
 
 from ssd.errors import ModelNotFoundError, SettingsError
 from ssd.testing.tiny_folder import VOCAB_SIZE, write_byte_tokenizer, write_tiny_folder
-from ssd_target.decoding.sequential_drafter import num_columns
 from ssd_target.models import check_models, find_models
 from ssd_target.settings import TargetSettings
 
@@ -34,8 +33,7 @@ def test_a_draft_on_the_targets_device_builds_tables_of_one_branch(
 ) -> None:
     draft = find_models(of(target, str(write_tiny_folder(tmp_path / "draft", seed=1)))).draft
     assert draft is not None
-    lookahead = TargetSettings().lookahead
-    assert (draft.engine.branches, draft.engine.num_columns) == (1, num_columns(lookahead))
+    assert (draft.engine.branches, draft.engine.lookahead) == (1, TargetSettings().lookahead)
 
 
 def test_a_draft_with_another_tokenizer_is_refused(target: Path, tmp_path: Path) -> None:

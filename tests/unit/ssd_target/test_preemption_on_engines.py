@@ -17,7 +17,6 @@ from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.target_runner import TargetRunner
 from ssd.testing.tiny_folder import VOCAB_SIZE, write_tiny_folder
 from ssd.types import Mode, SamplingParams
-from ssd_target.decoding.sequential_drafter import num_columns
 
 MAX_LEN = 128
 LOOKAHEAD = 3
@@ -55,7 +54,7 @@ def test_a_shortage_of_blocks_and_shared_prompts_change_no_token(
         sink = bench.submit(prompt, length, sampling=WARM, mode=Mode.AUTOREGRESSIVE)
         bench.run()
         expected.append(sink.tokens)
-    of_draft = replace(on(name, ENGINE), num_columns=num_columns(LOOKAHEAD), branches=1)
+    of_draft = replace(on(name, ENGINE), num_columns=LOOKAHEAD + 1, branches=1)
     draft = load(DraftRunner, folder, of_draft)
     # Enough for one and a half sequences of maximum length.
     num_blocks = 1 + 3 * MAX_LEN // 2 // runner.engine.block_size
@@ -77,7 +76,7 @@ def test_a_target_may_have_more_padding_in_its_vocabulary_than_its_draft(tmp_pat
     padded = write_tiny_folder(tmp_path / "padded", vocab_size=VOCAB_SIZE + 63)
     runner = load(TargetRunner, padded, engine)
     runner.warm_up(lambda _stage, _fraction: None)
-    of_draft = replace(engine, num_columns=num_columns(LOOKAHEAD), branches=1)
+    of_draft = replace(engine, num_columns=LOOKAHEAD + 1, branches=1)
     small = write_tiny_folder(tmp_path / "small")
     draft = load(DraftRunner, small, of_draft)
     for prompts in (PROMPTS[:1], PROMPTS[:2]):

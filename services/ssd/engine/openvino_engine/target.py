@@ -149,7 +149,7 @@ class OpenVinoTarget:
         self.num_parameters = 0
         self.packs_rows = not engine.deterministic
         change_rows = CHANGE_WEIGHTS * model.num_layers // pass_weights(model)
-        self._most_padding = min(change_rows, engine.num_columns - 1)
+        self._most_padding = min(change_rows, engine.lookahead)
         """Rows of padding that consecutive passes may have together to keep the shape."""
         self._sum_padding = 0
         """Of the newest passes that kept it."""

@@ -54,11 +54,10 @@ class StepMessage:
     """The buffer of all messages of a group. Step thread only."""
 
     def __init__(self, engine: EngineConfig) -> None:
-        blocks = -(-engine.max_model_len // engine.block_size)
         rows = max(engine.max_num_seqs * engine.num_columns, engine.prefill_chunk)
-        tables = engine.max_num_seqs * (blocks + 2)
+        tables = engine.max_num_seqs * (engine.blocks_per_sequence + 2)
         self.numbers_W = torch.zeros(_HEADER + rows + tables + _KEYS * rows, dtype=torch.int64)
-        self._max_blocks = blocks
+        self._max_blocks = engine.blocks_per_sequence
 
     def write_pass(
         self, operation: Operation, batch: PagedBatch, deadline_ms: int, *keys_4R: Tensor
