@@ -19,7 +19,7 @@ from ssd_draft.sessions import Sessions
 from ssd_draft.setup import DraftSetup
 from ssd_draft.table_size import SizeChoice
 from ssd_draft.token_choice import KeyedChoice, RingChoice, TokenChoice
-from ssd_draft.tree import Tree, TreeShape
+from ssd_draft.tree import Tree, num_candidates, num_noise_rows
 from ssd_draft.worker import Parts, Worker
 
 
@@ -60,8 +60,8 @@ class ModelLoader:
 
     def _assemble(self, runner: DraftRunner) -> Parts:
         engine = self._setup.model.engine
-        shape = TreeShape(engine, self._setup.vocab_size)
-        choice = _choice(shape, runner.model.vocab_size)
+        num_token_ids = self._setup.model.num_token_ids
+        choice = _choice(runner, num_token_ids)
         learning = FanOutLearning(
             engine.branches,
             self._setup.settings.state_folder,
@@ -77,7 +77,7 @@ class ModelLoader:
                 max_len=engine.max_model_len,
                 reserved=self._setup.settings.num_reserved_positions,
             ),
-            tree=Tree(runner, choice, shape),
+            tree=Tree(runner, choice, engine, num_token_ids),
             policy_of=lru_cache(maxsize=64)(
                 lambda link: learning.policy_of(link.fan_out_policy, link.fan_out)
             ),
@@ -93,10 +93,10 @@ class ModelLoader:
         )
 
 
-def _choice(shape: TreeShape, vocab_size: int) -> TokenChoice:
-    engine = shape.engine
+def _choice(runner: DraftRunner, num_token_ids: int) -> TokenChoice:
+    engine = runner.engine
     if engine.engine != STATIC:
-        return RingChoice(engine.max_num_seqs, shape.num_noise_rows, vocab_size)
+        return RingChoice(engine.max_num_seqs, num_noise_rows(engine), runner.model.vocab_size)
     choice = KeyedChoice(engine.max_num_seqs, engine.device)
-    choice.warm_up(engine.branches, shape.num_candidates, shape.vocab_size)
+    choice.warm_up(engine.branches, num_candidates(engine, num_token_ids), num_token_ids)
     return choice

@@ -164,7 +164,7 @@ class KeyedChoice:
         self._temperatures_X = np.zeros(num_slots, dtype=np.float32)
 
     @torch.inference_mode()
-    def warm_up(self, num_rows: int, num_candidates: int, vocab_size: int) -> None:
+    def warm_up(self, num_rows: int, num_candidates: int, num_token_ids: int) -> None:
         """Choose and rank rows with and without noise and filters: no table waits for a compiler.
 
         One row and several rows are two functions, as are inference mode and its absence.
@@ -173,7 +173,7 @@ class KeyedChoice:
             self._temperatures_X[0] = temperature
             self.filters.assign(0, temperature, top_k, 0.0)
             for count in (1, num_rows):
-                logits_RV = torch.zeros((count, vocab_size), device=self._device)
+                logits_RV = torch.zeros((count, num_token_ids), device=self._device)
                 zero_R = np.zeros(count, dtype=np.int64)
                 self.choose(logits_RV, zero_R, zero_R)
                 self.rank(logits_RV, zero_R, zero_R, num_candidates)

@@ -19,7 +19,6 @@ all K+1 steps at once: a commit that ends the tree would wait for them, up to a 
 """
 
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,59 +42,35 @@ MIN_CANDIDATES = 16
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class TreeShape:
-    """The sizes of a tree, which are those of its engine."""
+def num_candidates(engine: EngineConfig, num_token_ids: int) -> int:
+    """Return the candidates kept at each position (M); one position can supply a whole table."""
+    return min(max(MIN_CANDIDATES, engine.branches) + 1, num_token_ids)
 
-    engine: EngineConfig
-    vocab_size: int
-    """Number of token ids, without the padding of the embedding."""
 
-    @property
-    def num_columns(self) -> int:
-        """P = K + 1."""
-        return self.engine.num_columns
-
-    @property
-    def lookahead(self) -> int:
-        """K."""
-        return self.num_columns - 1
-
-    @property
-    def branches(self) -> int:
-        """N."""
-        return self.engine.branches
-
-    @property
-    def num_blocks_each(self) -> int:
-        """Number of entries of a block table."""
-        return -(-self.engine.max_model_len // self.engine.block_size)
-
-    @property
-    def num_candidates(self) -> int:
-        """Candidates kept at each position (M); one position can supply a whole table."""
-        return min(max(MIN_CANDIDATES, self.branches) + 1, self.vocab_size)
-
-    @property
-    def num_noise_rows(self) -> int:
-        """Rows of the noise ring: 2K+2 of a tree, and K+1 that are filled while waiting."""
-        return 3 * self.lookahead + 3
+def num_noise_rows(engine: EngineConfig) -> int:
+    """Return the rows of the noise ring: 2K+2 of a tree, and K+1 that are filled while waiting."""
+    return 3 * engine.lookahead + 3
 
 
 class Tree:
     """KV lengths, proposals, candidates and noise of all sessions, by slot. Step thread only."""
 
-    def __init__(self, runner: TreeRunner, choice: TokenChoice, shape: TreeShape) -> None:
+    def __init__(
+        self, runner: TreeRunner, choice: TokenChoice, engine: EngineConfig, num_token_ids: int
+    ) -> None:
+        """Construct; ids from ``num_token_ids`` on are padding of the embedding."""
+        self.engine = engine
         self._runner = runner
         self._choice = choice
-        self._device = shape.engine.device
+        self._device = engine.device
         # A device runs the next step while the host reads the column of the last one.
-        self._lag = 1 if shape.engine.engine == STATIC else 0
-        self._shape = shape
-        x, p, m = shape.engine.max_num_seqs, shape.num_columns, shape.num_candidates
+        self._lag = 1 if engine.engine == STATIC else 0
+        self._num_token_ids = num_token_ids
+        self._num_candidates = num_candidates(engine, num_token_ids)
+        x, p, m = engine.max_num_seqs, engine.num_columns, self._num_candidates
         self._trunk_lengths_X = np.zeros(x, dtype=np.int64)
-        self._block_tables_XJ = np.zeros((x, shape.num_blocks_each), dtype=np.int64)
-        self._proposals_XK = np.full((x, shape.lookahead), -1, dtype=np.int64)
+        self._block_tables_XJ = np.zeros((x, engine.blocks_per_sequence), dtype=np.int64)
+        self._proposals_XK = np.full((x, engine.lookahead), -1, dtype=np.int64)
         self._num_proposed_X = np.zeros(x, dtype=np.int64)
         self._temperatures_X = np.zeros(x, dtype=np.float32)
         self._newest: dict[int, tuple[Steps, int]] = {}
@@ -104,16 +79,6 @@ class Tree:
         self.is_broken_X = np.zeros(x, dtype=np.bool_)
         """Slots for which the model computed NaN or infinity; their tables are invalid."""
         self._scores_XPM = np.full((x, p, m), -np.inf, dtype=np.float32)
-
-    @property
-    def lookahead(self) -> int:
-        """K."""
-        return self._shape.lookahead
-
-    @property
-    def num_columns(self) -> int:
-        """P = K + 1."""
-        return self._shape.num_columns
 
     def open(self, slot: int, blocks: Rows[int], opening: OpenSession) -> None:
         """Initialise the slot of a session with its blocks, noise and filters; its trunk is empty.
@@ -137,7 +102,7 @@ class Tree:
 
     def store(self, slot: int, first: int, tokens: Rows[int]) -> None:
         """Store prompt tokens from position ``first`` on, within one chunk."""
-        tokens_1P = torch.zeros((1, self._shape.engine.prefill_chunk), dtype=torch.int64)
+        tokens_1P = torch.zeros((1, self.engine.prefill_chunk), dtype=torch.int64)
         tokens_1P[0, : len(tokens)] = torch.tensor(tokens)
         bad_column = self._runner.prefill(
             PagedBatch(
@@ -184,7 +149,7 @@ class Tree:
             Candidates(self._ids_XPM[slots], self._scores_XPM[slots], self._temperatures_X[slots]),
             self._proposals_XK[slots],
             self._num_proposed_X[slots],
-            self._shape.branches,
+            self.engine.branches,
         )
 
     def table_lengths(self, num_sessions: int, wanted: int) -> Rows[int]:
@@ -205,7 +170,7 @@ class Tree:
         slots_B = np.array(slots)
         lengths_B = self._trunk_lengths_X[slots_B]
         self._fill(slots_B, lengths_B + 1)
-        shape_BNK = (*outcomes.bonus_BN.shape, self._shape.lookahead)
+        shape_BNK = (*outcomes.bonus_BN.shape, self.engine.lookahead)
         accepted_BN = np.maximum(outcomes.accepted_BN, 0).astype(np.int64)
         build = TableBuild(
             outcomes=outcomes,
@@ -232,7 +197,7 @@ class Tree:
         """
         step, branches = build.num_steps, build.branches
         logits_BNV = self._runner.run_branches(build.batch)
-        kept_BNV = logits_BNV.to(DTYPES[self._shape.engine.dtype])
+        kept_BNV = logits_BNV.to(DTYPES[self.engine.dtype])
         build.steps.append((build.rows_B, kept_BNV[None]))
         if step == build.length:
             self._read(build, 0)
@@ -304,7 +269,7 @@ class Tree:
         beyond the current tree are enough.
         """
         committed_X = self._trunk_lengths_X + 1
-        return self._choice.fill_ahead(committed_X, 3 * self._shape.lookahead + 2)
+        return self._choice.fill_ahead(committed_X, 3 * self.engine.lookahead + 2)
 
     def _fill(self, slots_B: Ints, committed_B: Ints) -> None:
         """Compute the missing noise of trees, 2K+2 positions of each session.
@@ -313,7 +278,7 @@ class Tree:
             slots_B: int64, slots of the sessions.
             committed_B: int64, the number of committed tokens of each, its first position.
         """
-        self._choice.fill(slots_B, committed_B, 2 * self._shape.lookahead + 2)
+        self._choice.fill(slots_B, committed_B, 2 * self.engine.lookahead + 2)
 
     def _propose(self, slots_B: Ints, moves: Rows[Move]) -> None:
         """Fill the proposal segments with the next proposals, and rank the forks after them."""
@@ -322,7 +287,7 @@ class Tree:
         newest = [self._newest.pop(slot, ([], 0)) for slot in slots_B.tolist()]
         num_steps_B = np.array([sum(len(each) for _, each in steps) for steps, _ in newest])
         is_adopted_B = (branch_B >= 0) & (num_proposed_B < num_steps_B)
-        tokens_BP = _padded([(move.bonus, *move.proposal) for move in moves], self._shape)
+        tokens_BP = self._padded([(move.bonus, *move.proposal) for move in moves])
         # Usually, all sessions are of one batch of tables.
         batch_B = np.array([id(steps) for steps, _ in newest])
         parts = [is_adopted_B & (batch_B == each) for each in set(batch_B[is_adopted_B].tolist())]
@@ -354,14 +319,14 @@ class Tree:
         """
         rows = []
         for row, tokens in enumerate(skipped):
-            if len(tokens) > self._shape.num_columns:
+            if len(tokens) > self.engine.num_columns:
                 slot = int(slots_B[row])
                 self.store(slot, int(self._trunk_lengths_X[slot]), tokens)
             elif tokens:
                 rows.append(row)
         if rows:
             columns_B = np.array([len(skipped[row]) for row in rows])
-            tokens_BP = _padded([skipped[row] for row in rows], self._shape)
+            tokens_BP = self._padded([skipped[row] for row in rows])
             self._run_proposals(slots_B[rows], tokens_BP, columns_B)
             self._append(slots_B[rows], columns_B)
 
@@ -376,7 +341,7 @@ class Tree:
                 indexed_B = step_rows_B
                 index_B = np.searchsorted(step_rows_B, rows_B)
                 where = self._where(index_B, branch_B)
-            logits_PBV.append(logits_SBNV[:, where[0], where[1], : self._shape.vocab_size])
+            logits_PBV.append(logits_SBNV[:, where[0], where[1], : self._num_token_ids])
         return torch.cat(logits_PBV).transpose(0, 1).float()
 
     def _where(self, index_B: Ints, branch_B: Ints) -> tuple[Any, Any]:
@@ -398,24 +363,23 @@ class Tree:
         """Keep the best candidates of the first columns of each session; trunks are up to date."""
         lengths_B = self._trunk_lengths_X[slots_B]
         self._fill(slots_B, lengths_B + 1)
-        row_R, column_R = (np.arange(self._shape.num_columns) < num_columns_B[:, None]).nonzero()
+        row_R, column_R = (np.arange(self.engine.num_columns) < num_columns_B[:, None]).nonzero()
         slots_R = slots_B[row_R]
         logits_RV = logits_BPV.flatten(0, 1)
         if len(row_R) < len(logits_RV):
             where_R = torch.from_numpy(row_R * logits_BPV.shape[1] + column_R)
             logits_RV = logits_RV[to_device(where_R, self._device)]
         ids_RM, scores_RM = self._choice.rank(
-            logits_RV, slots_R, lengths_B[row_R] + 1 + column_R, self._shape.num_candidates
+            logits_RV, slots_R, lengths_B[row_R] + 1 + column_R, self._num_candidates
         )
         self._ids_XPM[slots_R, column_R] = ids_RM.cpu().numpy()
         self._scores_XPM[slots_R, column_R] = scores_RM.cpu().numpy()
         is_finite_R = np.isfinite(self._scores_XPM[slots_R, column_R, 0])
         self.is_broken_X[slots_R[~is_finite_R]] = True
 
-
-def _padded(tokens: Rows[tuple[int, ...]], shape: TreeShape) -> Ints:
-    """Return tokens in rows of P columns, then -1."""
-    tokens_BP = np.full((len(tokens), shape.num_columns), NO_TOKEN, dtype=np.int64)
-    for row, some in enumerate(tokens):
-        tokens_BP[row, : len(some)] = some
-    return tokens_BP
+    def _padded(self, tokens: Rows[tuple[int, ...]]) -> Ints:
+        """Return tokens in rows of P columns, then -1."""
+        tokens_BP = np.full((len(tokens), self.engine.num_columns), NO_TOKEN, dtype=np.int64)
+        for row, some in enumerate(tokens):
+            tokens_BP[row, : len(some)] = some
+        return tokens_BP

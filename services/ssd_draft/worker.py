@@ -282,7 +282,7 @@ class Worker:
         ``stores`` them, else as many as a proposal has rows.
         """
         whole: Move | None = None
-        most_skipped = self._tree.num_columns
+        most_skipped = self._tree.engine.num_columns
         if stores:
             most_skipped = max(most_skipped, self._chunk)
         while session.pending:
@@ -333,7 +333,7 @@ class Worker:
         work = self._work[link.number]
         outcomes = self._tree.select_outcomes(slots, self._policy_of(link.settings))
         spent = begun_at - min(each.arrived_at for each in due) + _SEND_SECONDS
-        wanted = max(each.length or self._tree.lookahead for each in due)
+        wanted = max(each.length or self._tree.engine.lookahead for each in due)
         need = None
         if work.forecast.seconds > 0:
             need = Need(work.forecast.seconds, spent, work.acceptance.rate, wanted)

@@ -19,7 +19,7 @@ from ssd_draft.inbox import Event, Inbox
 from ssd_draft.sessions import Sessions
 from ssd_draft.table_size import SizeChoice
 from ssd_draft.token_choice import RingChoice
-from ssd_draft.tree import Tree, TreeShape
+from ssd_draft.tree import Tree, num_noise_rows
 from ssd_draft.worker import Parts, Worker
 
 K = 3
@@ -88,7 +88,7 @@ class Draft:
         clock: Clock | None = None,
     ) -> None:
         clock = clock or FakeClock()
-        slots, lookahead = engine.max_num_seqs, engine.num_columns - 1
+        slots, lookahead = engine.max_num_seqs, engine.lookahead
         self.runner = LedgerTreeRunner(
             num_slots=slots,
             num_branches=engine.branches,
@@ -96,7 +96,7 @@ class Draft:
             num_blocks=num_blocks,
             vocab_size=vocab_size,
         )
-        shape = TreeShape(engine, vocab_size)
+        choice = RingChoice(slots, num_noise_rows(engine), vocab_size)
         self.pool = BlockPool(num_blocks)
         self.sessions = Sessions(
             self.pool,
@@ -113,7 +113,7 @@ class Draft:
             Parts(
                 inbox=self.inbox,
                 sessions=self.sessions,
-                tree=Tree(self.runner, RingChoice(slots, shape.num_noise_rows, vocab_size), shape),
+                tree=Tree(self.runner, choice, engine, vocab_size),
                 policy_of=cache(
                     lambda link: self.learning.policy_of(link.fan_out_policy, link.fan_out)
                 ),

@@ -10,7 +10,7 @@ from ssd.testing.fake_device import fake_device
 from ssd.types import OpenSession
 from ssd_draft.sessions import Move
 from ssd_draft.token_choice import KeyedChoice
-from ssd_draft.tree import Tree, TreeShape
+from ssd_draft.tree import Tree
 
 K, N = 3, 8
 ENGINE = EngineConfig(max_model_len=512, max_num_seqs=4, num_columns=K + 1, branches=N)
@@ -24,8 +24,8 @@ def test_a_tree_reads_only_columns_and_candidates(
 ) -> None:
     with fake_device() as device:
         runner = on_fake_gpu(DraftRunner, ENGINE, device)
-        shape = TreeShape(runner.engine, MODEL.vocab_size)
-        tree = Tree(runner, KeyedChoice(ENGINE.max_num_seqs, device.name), shape)
+        choice = KeyedChoice(ENGINE.max_num_seqs, device.name)
+        tree = Tree(runner, choice, runner.engine, MODEL.vocab_size)
         slots = [2, 0]
         for slot in slots:
             opening = OpenSession(
@@ -42,8 +42,8 @@ def test_a_tree_reads_only_columns_and_candidates(
         ranked = device.num_reads
         assert ranked == 2 * len(slots), "ids and scores of each first pass"
         outcomes = tree.select_outcomes(slots, Adaptive())
-        tree.keep(tree.begin_tables(slots, outcomes, tree.lookahead), [1])
-        build = tree.begin_tables(slots, outcomes, tree.lookahead)
+        tree.keep(tree.begin_tables(slots, outcomes, K), [1])
+        build = tree.begin_tables(slots, outcomes, K)
         for _ in range(K + 1):
             tree.run_step(build)
         assert build.depth == K

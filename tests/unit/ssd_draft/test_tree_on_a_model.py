@@ -25,7 +25,7 @@ from ssd_bench.sampling.model import load_model
 from ssd_draft.sessions import Move
 from ssd_draft.table_build import TableBuild
 from ssd_draft.token_choice import KeyedChoice, RingChoice
-from ssd_draft.tree import Tree, TreeShape
+from ssd_draft.tree import Tree, num_noise_rows
 
 Plain = Callable[[tuple[int, ...]], Tensor]
 K = 3
@@ -58,7 +58,7 @@ def runner(folder: Path, request: pytest.FixtureRequest) -> DraftRunner:
 
 def begin(tree: Tree, slots: list[int], branches: int = N) -> TableBuild:
     outcomes = tree.select_outcomes(slots, Adaptive()).first(branches)
-    return tree.begin_tables(slots, outcomes, tree.lookahead)
+    return tree.begin_tables(slots, outcomes, K)
 
 
 def build(tree: Tree, slots: list[int], num_steps: int = K + 1, branches: int = N) -> TableBuild:
@@ -137,9 +137,9 @@ class Text:
 def test_padding_of_the_vocabulary_is_never_chosen(folder: Path) -> None:
     num_token_ids = VOCAB_SIZE - 9
     engine = replace(ENGINE, max_num_seqs=1, num_token_ids=num_token_ids)
-    shape = TreeShape(engine, num_token_ids)
     runner = load(DraftRunner, folder, engine)
-    tree = Tree(runner, RingChoice(1, shape.num_noise_rows, VOCAB_SIZE), shape)
+    choice = RingChoice(1, num_noise_rows(engine), VOCAB_SIZE)
+    tree = Tree(runner, choice, engine, num_token_ids)
     opening = OpenSession(session=1, token_ids=(5,), seed=7, temperature=1.0, max_len=64)
     tree.open(0, list(range(1, 1 + BLOCKS_EACH)), opening)
     tree.start(0, 5, ())
@@ -157,7 +157,7 @@ def test_padding_of_the_vocabulary_is_never_chosen(folder: Path) -> None:
 
 def opened(tree: Tree, slots: list[int], texts: list[Text]) -> None:
     for slot, text in zip(slots, texts, strict=True):
-        num_blocks = tree._shape.num_blocks_each
+        num_blocks = tree.engine.blocks_per_sequence
         first_block = 1 + slot * num_blocks
         blocks = list(range(first_block, first_block + num_blocks))
         opening = OpenSession(
@@ -177,10 +177,13 @@ def opened(tree: Tree, slots: list[int], texts: list[Text]) -> None:
 
 @pytest.fixture
 def tree(runner: DraftRunner) -> Tree:
-    shape, slots = TreeShape(runner.engine, VOCAB_SIZE), ENGINE.max_num_seqs
-    if runner.engine.engine == STATIC:
-        return Tree(runner, KeyedChoice(slots, runner.engine.device), shape)
-    return Tree(runner, RingChoice(slots, shape.num_noise_rows, VOCAB_SIZE), shape)
+    engine = runner.engine
+    choice = (
+        KeyedChoice(engine.max_num_seqs, engine.device)
+        if engine.engine == STATIC
+        else RingChoice(engine.max_num_seqs, num_noise_rows(engine), VOCAB_SIZE)
+    )
+    return Tree(runner, choice, engine, VOCAB_SIZE)
 
 
 def num_columns(tree: Tree, num_steps: int) -> int:
@@ -302,7 +305,7 @@ def test_the_tables_of_one_session_equal_those_of_plain_text(
     """In one pass where the engine has it, mixed with tables that end early."""
     slots, text = SLOTS[:1], texts[index]
     opened(tree, slots, [text])
-    assert tree.can_run_whole(begin(tree, slots)) == (tree._shape.engine.engine == "openvino")
+    assert tree.can_run_whole(begin(tree, slots)) == (tree.engine.engine == "openvino")
     for turn in range(6):
         steps, branches = (K + 1, 2, K + 1)[turn % 3], (N, N, N // 2)[turn % 3]
         tables = build(tree, slots, steps, branches)
