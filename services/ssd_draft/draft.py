@@ -40,7 +40,8 @@ class Draft:
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self._worker: Worker | None = None
-        num_bytes = enough_bytes(settings.max_sessions, setup.max_len, _INBOX_CAPACITY)
+        max_len = setup.model.engine.max_model_len
+        num_bytes = enough_bytes(settings.max_sessions, max_len, _INBOX_CAPACITY)
         self._inbox = Inbox(_INBOX_CAPACITY, num_bytes, clock)
         self._links = LinkServer(setup, self._inbox, clock)
         watchdog = Watchdog(clock)

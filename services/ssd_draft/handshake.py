@@ -26,7 +26,7 @@ def welcome(hello: Hello, setup: DraftSetup, num_targets: int) -> Welcome:
         lookahead=setup.settings.lookahead,
         branches=setup.settings.branches,
         peer=setup.peer,
-        max_len=setup.max_len,
+        max_len=setup.model.engine.max_model_len,
         backend=backend,
         backend_refusal=refusal,
         tokenizer_fingerprint=setup.model.tokenizer.fingerprint,
@@ -41,7 +41,7 @@ def check_hello(hello: Hello, setup: DraftSetup) -> None:
         HandshakeError: names the first field that differs.
     """
     expected = {
-        "vocab_size": setup.vocab_size,
+        "vocab_size": setup.model.num_token_ids,
         "tokenizer_fingerprint": setup.model.tokenizer.fingerprint,
         "lookahead": setup.settings.lookahead,
         "branches": setup.settings.branches,

@@ -104,7 +104,8 @@ class LinkServer:
     @property
     def opening_bounds(self) -> OpeningBounds:
         """What an opening may have."""
-        return OpeningBounds(self._setup.max_len, self._setup.vocab_size)
+        model = self._setup.model
+        return OpeningBounds(model.engine.max_model_len, model.num_token_ids)
 
     def start_draining(self) -> None:
         """Send ``Draining`` on all links, and on each later link after its handshake."""
@@ -192,7 +193,7 @@ class LinkServer:
             case bytes():
                 self._put(Event(link, self._unpack(message), self._clock.now()))
             case OpenSession():
-                if len(message.token_ids) >= self._setup.max_len:
+                if len(message.token_ids) >= self._setup.model.engine.max_model_len:
                     link.refuse(message.session, RefusalReason.LENGTH)
                 elif not self._inbox.put(Event(link, message, self._clock.now())):
                     link.refuse(message.session, RefusalReason.MAX_SESSIONS)
@@ -214,7 +215,7 @@ class LinkServer:
             frame,
             settings.lookahead,
             max_commits=settings.max_sessions,
-            num_token_ids=self._setup.vocab_size,
+            num_token_ids=self._setup.model.num_token_ids,
         )
 
     async def _send_heartbeats(self, call: LinkServerCall) -> LinkError | None:
@@ -255,7 +256,7 @@ def max_message_bytes(setup: DraftSetup) -> int:
 
     Decoding a message takes the event loop 20 ns per byte.
     """
-    return max(_MIN_MESSAGE_BYTES, _OTHER_BYTES + _TOKEN_BYTES * setup.max_len)
+    return max(_MIN_MESSAGE_BYTES, _OTHER_BYTES + _TOKEN_BYTES * setup.model.engine.max_model_len)
 
 
 async def _receive_hello(call: LinkServerCall) -> Hello:

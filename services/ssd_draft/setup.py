@@ -15,13 +15,3 @@ class DraftSetup:
     model: LocalModel
     peer: Peer
     """This process, as its targets see it."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids that both the tokenizer and the embedding have."""
-        return self.model.num_token_ids
-
-    @property
-    def max_len(self) -> int:
-        """Largest number of tokens of a session; longer openings are refused unqueued."""
-        return self.model.engine.max_model_len

@@ -191,7 +191,7 @@ async def test_openings_beyond_the_inbox_are_refused_and_other_links_are_served(
 
 
 async def test_an_opening_that_is_too_long_is_refused_with_its_reason(server: Server) -> None:
-    token_ids = (1,) * SETUP.max_len
+    token_ids = (1,) * SETUP.model.engine.max_model_len
     opening = OpenSession(session=1, token_ids=token_ids, seed=1, temperature=0.0, max_len=99)
     async with server.linked() as call:
         call.send(opening)
@@ -204,4 +204,4 @@ async def test_the_welcome_contains_the_largest_length_of_a_session(server: Serv
     async with server.dialled() as call:
         welcome = await call.receive()
     assert isinstance(welcome, Welcome)
-    assert welcome.max_len == SETUP.max_len
+    assert welcome.max_len == SETUP.model.engine.max_model_len
