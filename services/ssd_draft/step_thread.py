@@ -20,7 +20,7 @@ from ssd_draft.setup import DraftSetup
 from ssd_draft.table_size import SizeChoice
 from ssd_draft.token_choice import KeyedChoice, RingChoice, TokenChoice
 from ssd_draft.tree import Tree, num_candidates, num_noise_rows
-from ssd_draft.worker import Parts, Worker
+from ssd_draft.worker import Worker
 
 
 class ModelLoader:
@@ -55,10 +55,10 @@ class ModelLoader:
         runner.warm_up(on_progress)
         DRAFT_STARTUP_SECONDS.labels(part="load").set(loaded_at - started_at)
         DRAFT_STARTUP_SECONDS.labels(part="warm-up").set(self._clock.now() - loaded_at)
-        worker = Worker(self._assemble(runner))
+        worker = self._assemble(runner)
         return worker, torch.inference_mode()(worker.run)
 
-    def _assemble(self, runner: DraftRunner) -> Parts:
+    def _assemble(self, runner: DraftRunner) -> Worker:
         engine = self._setup.model.engine
         num_token_ids = self._setup.model.num_token_ids
         choice = _choice(runner, num_token_ids)
@@ -68,7 +68,7 @@ class ModelLoader:
             self._setup.peer.weights_fingerprint,
         )
         learning.load()
-        return Parts(
+        return Worker(
             inbox=self._inbox,
             sessions=Sessions(
                 BlockPool(runner.num_blocks),
@@ -82,7 +82,6 @@ class ModelLoader:
                 lambda link: learning.policy_of(link.fan_out_policy, link.fan_out)
             ),
             learning=learning,
-            prefill_chunk=engine.prefill_chunk,
             sizes=SizeChoice(
                 engine.branch_counts, is_adaptive=self._setup.settings.adaptive_branches
             ),

@@ -65,26 +65,6 @@ MAX_PENDING = 128
 after three rounds without a table. Beyond this bound, the session is closed with "gap"."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """The parts of the worker."""
-
-    inbox: Inbox
-    sessions: Sessions
-    tree: Tree
-    policy_of: Callable[[LinkSettings], FanOutPolicy]
-    """Returns one object per policy, so that sessions of the same policy are processed together."""
-    learning: FanOutLearning
-    prefill_chunk: int
-    sizes: SizeChoice
-    clock: Clock
-    on_count: Callable[[int], None]
-    """Called with the number of sessions after each change."""
-    watchdog: Watchdog
-    added_step_seconds: float = 0.0
-    """Fault injection: the time by which each step of a tree is longer."""
-
-
 @dataclass(slots=True)
 class _Batch:
     """A batch of tables that is built, and its sessions in the order of its rows."""
@@ -111,31 +91,35 @@ class _LinkWork:
     """Of the tokens that the target verifies."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Worker:
     """Owns the sessions and their KV entries. Step thread only.
 
     Any thread may read ``num_sessions`` and ``table_seconds`` and call ``start_draining``.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._inbox = parts.inbox
-        self._sessions = parts.sessions
-        self._tree = parts.tree
-        self._policy_of = parts.policy_of
-        self._chunk = parts.prefill_chunk
-        self._learning = parts.learning
-        self._clock = parts.clock
-        self._on_count = parts.on_count
-        self._watchdog = parts.watchdog
-        self._added_step_seconds = parts.added_step_seconds
+    inbox: Inbox
+    sessions: Sessions
+    tree: Tree
+    policy_of: Callable[[LinkSettings], FanOutPolicy]
+    """Returns one object per policy, so that sessions of the same policy are processed together."""
+    learning: FanOutLearning
+    sizes: SizeChoice
+    clock: Clock
+    on_count: Callable[[int], None]
+    """Called with the number of sessions after each change."""
+    watchdog: Watchdog
+    added_step_seconds: float = 0.0
+    """Fault injection: the time by which each step of a tree is longer."""
+
+    def __post_init__(self) -> None:
+        self.num_sessions = 0
         self._never = threading.Event()
         self._recent_seconds: deque[float] = deque([0.0], _REMEMBERED_TABLES)
         self._work: defaultdict[int, _LinkWork] = defaultdict(_LinkWork)
         """By link."""
         self._turns = FairTurns()
-        self._sizes = parts.sizes
         self._is_draining = False
-        self.num_sessions = 0
 
     @property
     def table_seconds(self) -> float:
@@ -151,34 +135,34 @@ class Worker:
 
     def run(self) -> None:
         """Serve until the inbox is closed."""
-        while not self._inbox.is_closed:
+        while not self.inbox.is_closed:
             if not self.run_step():
-                with self._watchdog.idle():
-                    self._inbox.wait()
-        self._learning.save()
+                with self.watchdog.idle():
+                    self.inbox.wait()
+        self.learning.save()
 
     def run_step(self) -> bool:
         """Read the events and take a turn of one link; returns False if there was no work."""
-        self._watchdog.heartbeat()
-        events = self._inbox.drain()
+        self.watchdog.heartbeat()
+        events = self.inbox.drain()
         for event in events:
             self._handle(event)
         self._publish()
         waiting = self._waiting_links()
         if not waiting:
-            return self._tree.fill_ahead() or self._learning.learn() or bool(events)
+            return self.tree.fill_ahead() or self.learning.learn() or bool(events)
         link = self._turns.next(waiting)
-        begun_at = self._clock.now()
+        begun_at = self.clock.now()
         self._take_turn(link, waiting)
         self._publish()
-        self._turns.add_turn(link, self._clock.now() - begun_at)
+        self._turns.add_turn(link, self.clock.now() - begun_at)
         return True
 
     def _waiting_links(self) -> set[int]:
         """Return the links for which there is work."""
         return {
             each.link.number
-            for each in self._sessions
+            for each in self.sessions
             if each.table is None or each.pending or not each.is_open
         } | {number for number, work in self._work.items() if work.batches}
 
@@ -186,9 +170,9 @@ class Worker:
         """Apply the commits of a link, then run a step of its tables or store a prefill chunk."""
         work = self._work[number]
         self._end_batches(work)
-        self._advance([each for each in self._sessions if each.link.number == number])
+        self._advance([each for each in self.sessions if each.link.number == number])
         self._close_broken()
-        sessions = [each for each in self._sessions if each.link.number == number]
+        sessions = [each for each in self.sessions if each.link.number == number]
         due = [each for each in sessions if each.is_open and each.table is None]
         due = [each for each in due if not each.pending]
         if opening := [each for each in sessions if not each.is_open]:
@@ -208,17 +192,17 @@ class Worker:
         link, content = event.link, event.content
         match content:
             case LinkChange.UP:
-                self._sessions.join(link)
+                self.sessions.join(link)
             case LinkChange.LOST:
-                self._sessions.leave(link)
+                self.sessions.leave(link)
                 self._work.pop(link.number, None)
                 self._turns.remove(link.number)
-                for session in self._sessions.of(link):
+                for session in self.sessions.of(link):
                     self._close(session)
             case OpenSession():
                 self._open(link, content, event.arrived_at)
             case CloseSession():
-                ended = self._sessions.find(link, content.session)
+                ended = self.sessions.find(link, content.session)
                 if ended is not None:
                     self._close(ended)
             case commits:
@@ -231,7 +215,7 @@ class Worker:
             arrived_at, waited_us / 1e6, is_plain=not any(each.num_proposed for each in commits)
         )
         for commit in commits:
-            session = self._sessions.find(link, commit.session)
+            session = self.sessions.find(link, commit.session)
             if session is None:
                 continue
             if len(session.pending) >= MAX_PENDING:
@@ -247,14 +231,14 @@ class Worker:
             link.refuse(opening.session, RefusalReason.DRAINING)
             return
         try:
-            admitted = self._sessions.open(link, opening, arrived_at)
+            admitted = self.sessions.open(link, opening, arrived_at)
         except LinkError as error:
             link.fail(error)
             return
         if isinstance(admitted, RefusalReason):
             link.refuse(opening.session, admitted)
             return
-        self._tree.open(admitted.slot, admitted.blocks, opening)
+        self.tree.open(admitted.slot, admitted.blocks, opening)
 
     def _advance(self, sessions: Rows[Session]) -> None:
         """Apply the commits of some sessions that wait, all together.
@@ -272,8 +256,8 @@ class Worker:
         moving = [(each, move) for each, move in planned if move is not None]
         if moving:
             slots, moves = [each.slot for each, _ in moving], [move for _, move in moving]
-            self._learning.add(self._tree.rounds_of(slots, moves))
-            self._tree.advance(slots, moves)
+            self.learning.add(self.tree.rounds_of(slots, moves))
+            self.tree.advance(slots, moves)
 
     def _next_move(self, session: Session, *, stores: bool) -> Move | None:
         """Apply commits of a session and return their effect; None if the session was closed.
@@ -282,9 +266,9 @@ class Worker:
         ``stores`` them, else as many as a proposal has rows.
         """
         whole: Move | None = None
-        most_skipped = self._tree.engine.num_columns
+        most_skipped = self.tree.engine.num_columns
         if stores:
-            most_skipped = max(most_skipped, self._chunk)
+            most_skipped = max(most_skipped, self.tree.engine.prefill_chunk)
         while session.pending:
             if whole is not None:
                 num_skipped = len(whole.skipped) + session.pending[0].outcome.accepted + 1
@@ -307,7 +291,7 @@ class Worker:
             _log.info("session_gap", session=session.number, reason=str(error))
             self._refuse(session, RefusalReason.GAP)
             return None
-        if not self._sessions.has_room(session, move.num_entries):
+        if not self.sessions.has_room(session, move.num_entries):
             self._refuse(session, RefusalReason.LENGTH)
             return None
         of_table = min(num_accepted + 1, num_from_table), min(num_accepted, num_from_table)
@@ -316,32 +300,32 @@ class Worker:
 
     def _prefill(self, session: Session) -> None:
         """Store one aligned chunk of a prompt; after the last chunk, the session is open."""
-        first = session.num_stored
-        last = min(session.num_committed - 1, first - first % self._chunk + self._chunk)
+        first, chunk = session.num_stored, self.tree.engine.prefill_chunk
+        last = min(session.num_committed - 1, first - first % chunk + chunk)
         if first < last:
-            self._tree.store(session.slot, first, session.tokens[first:last])
+            self.tree.store(session.slot, first, session.tokens[first:last])
             session.num_stored = last
         if session.num_to_store == 0:
-            self._tree.start(session.slot, session.tokens[-1], session.proposal)
+            self.tree.start(session.slot, session.tokens[-1], session.proposal)
             session.is_open = True
             session.tokens = []
 
     def _begin(self, due: list[Session]) -> None:
         """Begin the tables of these sessions of one link in one batch."""
-        begun_at = self._clock.now()
+        begun_at = self.clock.now()
         link, slots = due[0].link, [each.slot for each in due]
         work = self._work[link.number]
-        outcomes = self._tree.select_outcomes(slots, self._policy_of(link.settings))
+        outcomes = self.tree.select_outcomes(slots, self.policy_of(link.settings))
         spent = begun_at - min(each.arrived_at for each in due) + _SEND_SECONDS
-        wanted = max(each.length or self._tree.engine.lookahead for each in due)
+        wanted = max(each.length or self.tree.engine.lookahead for each in due)
         need = None
         if work.forecast.seconds > 0:
             need = Need(work.forecast.seconds, spent, work.acceptance.rate, wanted)
-        lengths = self._tree.table_lengths(len(due), wanted)
-        size = self._sizes.choose(len(due), lengths, need, outcomes.probability_BN)
+        lengths = self.tree.table_lengths(len(due), wanted)
+        size = self.sizes.choose(len(due), lengths, need, outcomes.probability_BN)
         TABLE_BRANCHES.set(size.branches)
         TABLE_COLUMNS.set(size.length)
-        build = self._tree.begin_tables(slots, outcomes.first(size.branches), size.length)
+        build = self.tree.begin_tables(slots, outcomes.first(size.branches), size.length)
         for row, session in enumerate(due):
             session.table = _table(session, build, row)
         work.batches.append(_Batch(due, build, begun_at))
@@ -349,16 +333,16 @@ class Worker:
     def _run_step(self, work: _LinkWork, waiting: set[int]) -> None:
         """Run one step of the next batch of a link, and send its tables if it is time."""
         batch = work.batches.popleft()
-        build, before, old_depth = batch.build, self._clock.now(), batch.build.depth
+        build, before, old_depth = batch.build, self.clock.now(), batch.build.depth
         old_steps = build.num_steps
         # The added time applies to each step, and a whole table has only one.
-        if not (old_steps or self._added_step_seconds) and self._tree.can_run_whole(build):
-            self._tree.run_whole(build)
+        if not (old_steps or self.added_step_seconds) and self.tree.can_run_whole(build):
+            self.tree.run_whole(build)
         else:
-            self._tree.run_step(build)
-        if self._added_step_seconds:
-            self._never.wait(self._added_step_seconds)
-        now = self._clock.now()
+            self.tree.run_step(build)
+        if self.added_step_seconds:
+            self._never.wait(self.added_step_seconds)
+        now = self.clock.now()
         weight = _WEIGHT if work.step_seconds else 1.0
         seconds = (now - before) / (build.num_steps - old_steps)
         work.step_seconds += weight * (seconds - work.step_seconds)
@@ -378,29 +362,29 @@ class Worker:
         # The target may wait for the columns, and for nothing below.
         size = len(batch.sessions), Size(build.branches, build.length)
         if old_depth == 0:
-            self._sizes.add_first(*size, now - batch.begun_at, build.depth)
+            self.sizes.add_first(*size, now - batch.begun_at, build.depth)
         else:
             # From column to column: other links have turns between the steps of a batch.
-            self._sizes.add_step(*size, now - batch.stepped_at)
+            self.sizes.add_step(*size, now - batch.stepped_at)
         if is_whole:
             DRAFT_TABLE_SECONDS.observe(now - batch.begun_at)
             self._add_table_seconds(batch, batch.sessions, now)
         if is_sent and now > needed_at and self._has_time(work, waiting):
-            self._inbox.wait(min(_ANSWER_SECONDS, work.step_seconds / 2))
+            self.inbox.wait(min(_ANSWER_SECONDS, work.step_seconds / 2))
         # A wait is not a part of the next step.
-        batch.stepped_at = self._clock.now()
+        batch.stepped_at = self.clock.now()
 
     def _has_time(self, work: _LinkWork, waiting: set[int]) -> bool:
         """Return whether nothing but the step of one batch waits, and a commit is expected."""
         is_alone = len(waiting) == len(work.batches) == 1
-        return is_alone and work.forecast.seconds > 0 and all(s.is_open for s in self._sessions)
+        return is_alone and work.forecast.seconds > 0 and all(s.is_open for s in self.sessions)
 
     def _push(self, batch: _Batch, now: float) -> None:
         """Send the columns of a batch in one frame."""
         tables = [
             each.table
             for each in batch.sessions
-            if each.is_open and each.table and not self._tree.is_broken_X[each.slot]
+            if each.is_open and each.table and not self.tree.is_broken_X[each.slot]
         ]
         if tables:
             batch.sessions[0].link.push(tables)
@@ -419,9 +403,9 @@ class Worker:
                 continue
             if 0 < batch.build.depth < batch.build.length:
                 ended = [each for each in batch.sessions if each.is_open and each.pending]
-                self._add_table_seconds(batch, ended, self._clock.now())
+                self._add_table_seconds(batch, ended, self.clock.now())
             batch.sessions = [batch.sessions[row] for row in rows]
-            self._tree.keep(batch.build, rows)
+            self.tree.keep(batch.build, rows)
         work.batches = deque(batch for batch in work.batches if batch.sessions)
 
     def _add_table_seconds(self, batch: _Batch, sessions: Rows[Session], now: float) -> None:
@@ -436,22 +420,22 @@ class Worker:
 
     def _close_broken(self) -> None:
         """Close the sessions for which the model computed NaN or infinity."""
-        if self._tree.is_broken_X.any():
-            for session in [each for each in self._sessions if self._tree.is_broken_X[each.slot]]:
+        if self.tree.is_broken_X.any():
+            for session in [each for each in self.sessions if self.tree.is_broken_X[each.slot]]:
                 _log.warning("session_not_finite", session=session.number)
                 self._refuse(session, RefusalReason.NOT_FINITE)
 
     def _close(self, session: Session) -> None:
         session.pending.clear()
         session.is_open = False
-        self._tree.close(session.slot)
-        self._sessions.close(session)
+        self.tree.close(session.slot)
+        self.sessions.close(session)
 
     def _publish(self) -> None:
-        if self.num_sessions != len(self._sessions):
-            self.num_sessions = len(self._sessions)
+        if self.num_sessions != len(self.sessions):
+            self.num_sessions = len(self.sessions)
             DRAFT_SESSIONS.set(self.num_sessions)
-            self._on_count(self.num_sessions)
+            self.on_count(self.num_sessions)
 
 
 def _needed_at(sessions: Rows[Session], forecast: CommitForecast) -> float:

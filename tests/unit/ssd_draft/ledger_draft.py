@@ -20,7 +20,7 @@ from ssd_draft.sessions import Sessions
 from ssd_draft.table_size import SizeChoice
 from ssd_draft.token_choice import RingChoice
 from ssd_draft.tree import Tree, num_noise_rows
-from ssd_draft.worker import Parts, Worker
+from ssd_draft.worker import Worker
 
 K = 3
 N = 12
@@ -110,20 +110,17 @@ class Draft:
         self.arrived_at = 0.0
         self.learning = FanOutLearning(engine.branches)
         self.worker = Worker(
-            Parts(
-                inbox=self.inbox,
-                sessions=self.sessions,
-                tree=Tree(self.runner, choice, engine, vocab_size),
-                policy_of=cache(
-                    lambda link: self.learning.policy_of(link.fan_out_policy, link.fan_out)
-                ),
-                learning=self.learning,
-                prefill_chunk=engine.prefill_chunk,
-                sizes=SizeChoice(engine.branch_counts),
-                clock=clock,
-                on_count=self.counts.append,
-                watchdog=Watchdog(clock),
-            )
+            inbox=self.inbox,
+            sessions=self.sessions,
+            tree=Tree(self.runner, choice, engine, vocab_size),
+            policy_of=cache(
+                lambda link: self.learning.policy_of(link.fan_out_policy, link.fan_out)
+            ),
+            learning=self.learning,
+            sizes=SizeChoice(engine.branch_counts),
+            clock=clock,
+            on_count=self.counts.append,
+            watchdog=Watchdog(clock),
         )
 
     def settle(self) -> None:
