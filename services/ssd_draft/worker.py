@@ -114,7 +114,6 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.num_sessions = 0
-        self._never = threading.Event()
         self._recent_seconds: deque[float] = deque([0.0], _REMEMBERED_TABLES)
         self._work: defaultdict[int, _LinkWork] = defaultdict(_LinkWork)
         """By link."""
@@ -331,48 +330,56 @@ class Worker:
         work.batches.append(_Batch(due, build, begun_at))
 
     def _run_step(self, work: _LinkWork, waiting: set[int]) -> None:
-        """Run one step of the next batch of a link, and send its tables if it is time."""
+        """Run one pass of the next batch of a link, and send its tables if it is time."""
         batch = work.batches.popleft()
-        build, before, old_depth = batch.build, self.clock.now(), batch.build.depth
-        old_steps = build.num_steps
-        # The added time applies to each step, and a whole table has only one.
-        if not (old_steps or self.added_step_seconds) and self.tree.can_run_whole(build):
-            self.tree.run_whole(build)
-        else:
-            self.tree.run_step(build)
-        if self.added_step_seconds:
-            self._never.wait(self.added_step_seconds)
+        build, old_depth = batch.build, batch.build.depth
+        seconds = self._step(build)
         now = self.clock.now()
         weight = _WEIGHT if work.step_seconds else 1.0
-        seconds = (now - before) / (build.num_steps - old_steps)
         work.step_seconds += weight * (seconds - work.step_seconds)
         if not build.is_complete:
             work.batches.append(batch)
         if build.depth == old_depth:
             # The last step chooses no column; on a device, the first step is not read yet.
             return
-        is_whole = build.depth == build.length
-        needed_at = _needed_at(batch.sessions, work.forecast)
         # Before the next step ends, each other link that waits may run steps for as long, or one.
         others = (self._work[number].step_seconds for number in waiting)
         next_at = now + sum(max(work.step_seconds, seconds) for seconds in others)
-        is_sent = is_whole or batch.sent_depth > 0 or next_at > needed_at
+        needed_at = _needed_at(batch.sessions, work.forecast)
+        is_sent = build.depth == build.length or batch.sent_depth > 0 or next_at > needed_at
         if is_sent:
             self._push(batch, now)
         # The target may wait for the columns, and for nothing below.
+        self._add_times(batch, old_depth, now)
+        if is_sent and now > needed_at and self._has_time(work, waiting):
+            self.inbox.wait(min(_ANSWER_SECONDS, work.step_seconds / 2))
+        # A wait is not a part of the next step.
+        batch.stepped_at = self.clock.now()
+
+    def _step(self, build: TableBuild) -> float:
+        """Run one pass of a batch of tables; returns the seconds of each of its steps."""
+        begun_at, old_steps = self.clock.now(), build.num_steps
+        # The added time applies to each step, and a whole table has only one.
+        if not (old_steps or self.added_step_seconds) and self.tree.can_run_whole(build):
+            self.tree.run_whole(build)
+        else:
+            self.tree.run_step(build)
+        if self.added_step_seconds:
+            threading.Event().wait(self.added_step_seconds)
+        return (self.clock.now() - begun_at) / (build.num_steps - old_steps)
+
+    def _add_times(self, batch: _Batch, old_depth: int, now: float) -> None:
+        """Add the time of the newest columns of a batch, and of its tables if they are complete."""
+        build = batch.build
         size = len(batch.sessions), Size(build.branches, build.length)
         if old_depth == 0:
             self.sizes.add_first(*size, now - batch.begun_at, build.depth)
         else:
             # From column to column: other links have turns between the steps of a batch.
             self.sizes.add_step(*size, now - batch.stepped_at)
-        if is_whole:
+        if build.depth == build.length:
             DRAFT_TABLE_SECONDS.observe(now - batch.begun_at)
             self._add_table_seconds(batch, batch.sessions, now)
-        if is_sent and now > needed_at and self._has_time(work, waiting):
-            self.inbox.wait(min(_ANSWER_SECONDS, work.step_seconds / 2))
-        # A wait is not a part of the next step.
-        batch.stepped_at = self.clock.now()
 
     def _has_time(self, work: _LinkWork, waiting: set[int]) -> bool:
         """Return whether nothing but the step of one batch waits, and a commit is expected."""
