@@ -36,6 +36,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ssd.speculation.estimates import size_class
+
 TRY_TABLES = 32
 _FIRST_KEPT, _STEPS_KEPT = 7, 15
 """Newest measurements of which the median counts."""
@@ -110,7 +112,7 @@ class SizeChoice:
 
     def add_first(self, num_sessions: int, size: Size, seconds: float, depth: int = 1) -> None:
         """Add the time from the start of a batch of tables to its first columns."""
-        times = self._times[_size_class(num_sessions), size]
+        times = self._times[size_class(num_sessions), size]
         times.first.add(seconds)
         times.first_depth = depth
         self._num_tables += 1
@@ -118,7 +120,7 @@ class SizeChoice:
 
     def add_step(self, num_sessions: int, size: Size, seconds: float) -> None:
         """Add the time from one column to the next, of sessions with a measured first one."""
-        key = _size_class(num_sessions), size
+        key = size_class(num_sessions), size
         if key in self._times:
             self._times[key].step.add(seconds)
 
@@ -137,7 +139,7 @@ class SizeChoice:
             need: of the target; None is unknown.
             probability_BN: of the outcomes that were selected, in their order; None is unknown.
         """
-        group = _size_class(num_sessions)
+        group = size_class(num_sessions)
         most = Size(self._counts[0], max(lengths))
         measured = [size for known, size in self._times if known == group]
         if not (self._is_adaptive and need and measured) or probability_BN is None:
@@ -186,7 +188,3 @@ class SizeChoice:
 
 def _tokens(depth: int, acceptance: float) -> float:
     return acceptance * (1.0 - acceptance**depth) / (1.0 - acceptance)
-
-
-def _size_class(num_sessions: int) -> int:
-    return (num_sessions - 1).bit_length()

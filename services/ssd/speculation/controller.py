@@ -37,8 +37,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from ssd.speculation.estimates import Calibration, Mean, PromptTimes, Recent
-from ssd.speculation.proposal_length import ProposalLength, load_key
+from ssd.speculation.estimates import Calibration, Mean, PromptTimes, Recent, size_class
+from ssd.speculation.proposal_length import ProposalLength
 from ssd.speculation.round_record import RoundRecord
 
 FIRST_PAUSE = 64
@@ -197,7 +197,7 @@ class Controller:
 
     def choose(self, num_sequences: int) -> Choice:
         """Return the choice for the next round, of so many sequences."""
-        self._follow_load(load_key(num_sequences))
+        self._follow_load(size_class(num_sequences))
         load = self._load
         if not load.speculates:
             return Choice(is_on=False, max_proposed=0)
@@ -220,7 +220,7 @@ class Controller:
         if not record.is_plain:
             seconds = max(record.verify_seconds, seconds + self._prompts.lost_seconds(record))
         elif load.stage.rounds >= SETTLE_ROUNDS or load.speculates:
-            self._load_of(load_key(record.num_sequences)).plain.add(seconds / unit)
+            self._load_of(size_class(record.num_sequences)).plain.add(seconds / unit)
             self._prompts.add_round(record)
         if record.num_auto == 0:
             return
@@ -300,7 +300,7 @@ class Controller:
         load.balance.add(tokens, time)
         load.tokens.add(tokens)
         load.time.add(time)
-        own = self._loads.get(load_key(record.num_sequences))
+        own = self._loads.get(size_class(record.num_sequences))
         plain = own.plain.value if own is not None and own.plain.count else None
         self._length.add_round(record, plain)
 

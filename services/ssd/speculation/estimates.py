@@ -76,6 +76,11 @@ def clipped_mean(samples: Sequence[float]) -> float:
     return sum(min(each, largest) for each in samples) / len(samples)
 
 
+def size_class(count: int) -> int:
+    """Return the class of a number of sequences: 1, 2, 3 to 4, 5 to 8, 9 to 16, and so on."""
+    return (count - 1).bit_length()
+
+
 class Recent:
     """The clipped mean of the newest samples; a guess before the first one, which starts as 1."""
 

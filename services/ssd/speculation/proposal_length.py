@@ -29,7 +29,7 @@ from operator import mul
 
 import numpy as np
 
-from ssd.speculation.estimates import Calibration, Mean
+from ssd.speculation.estimates import Calibration, Mean, size_class
 from ssd.speculation.round_record import RoundRecord
 
 CHOICE_ROUNDS = 8
@@ -169,7 +169,7 @@ class ProposalLength:
 
     def _estimates(self, num_sequences: int) -> _Estimates:
         """Return those of a number of sequences; new ones have a first choice."""
-        key = load_key(num_sequences)
+        key = size_class(num_sequences)
         if key not in self._by_load:
             known = [other for other, each in self._by_load.items() if each.host.count]
             if known:
@@ -223,8 +223,3 @@ def _expected(found: _Estimates) -> list[float]:
         last = kept_K[largest - 1]
         kept_K[largest:] = [(each + last) / 2.0 for each in kept_K[largest:]]
     return kept_K
-
-
-def load_key(num_sequences: int) -> int:
-    """Return the number of the load: 1, 2, 3 to 4, 5 to 8, 9 to 16 sequences, and so on."""
-    return (num_sequences - 1).bit_length()
