@@ -24,10 +24,10 @@ class CommitForecast:
         """Add the arrival of commits.
 
         Args:
-            arrived_at: their time.
-            waited_seconds: how long their round waited for tables. Without that, the target would
-                have sent them earlier.
-            is_plain: whether the round that begins with them has no proposals.
+            arrived_at: time of the arrival.
+            waited_seconds: how long the round before the commits waited for tables. Without the
+                wait, the target would have sent the commits earlier.
+            is_plain: whether the round after the commits has no proposals.
         """
         if self._arrived_at is not None:
             seconds = max(0.0, arrived_at - self._arrived_at - waited_seconds)

@@ -53,7 +53,7 @@ class Draft:
         """Begin to drain; returns the number of sessions that are open now.
 
         Args:
-            seconds: limit of the drain; None takes that of the settings. The first call counts.
+            seconds: limit of the drain; None is the limit of the settings. The first call counts.
         """
         self._life_cycle.start_draining(seconds)
         return self._num_sessions
@@ -107,7 +107,7 @@ class Draft:
         self._inbox.close()
 
     def _on_count(self, num_sessions: int) -> None:
-        """Note the number of sessions after a change. Step thread."""
+        """Publish whether sessions are open. Step thread."""
         change = self._is_empty.clear if num_sessions else self._is_empty.set
         post(self._loop, change)
 

@@ -25,7 +25,7 @@ class FairTurns:
         """Virtual time: the used time of the link that had the newest turn, at its start."""
 
     def next(self, waiting: Collection[int]) -> int:
-        """Return the link that gets the next turn; of equal ones, the one with the oldest turn.
+        """Return the link that gets the next turn; of equal links, the one with the oldest turn.
 
         A link that did not wait for a turn does not save its time up.
         """

@@ -1,11 +1,11 @@
 """The fit of the adaptive fan-out in a draft: its metrics, and its file, which outlives a restart.
 
 All links share the fit, so a target with odd outcomes can lower the hit rates of others, within the
-bounds of the values. It cannot change a text. Steps are made while the draft waits: one that never
-waits keeps its values.
+bounds of the values. It cannot change a text. The fit runs while the draft waits. A draft that
+never waits keeps its values.
 
 The file is written after each ``ROUNDS_BETWEEN_FILES`` rounds and at the end. A file that cannot be
-read or written, or that is of another draft, is logged: the fit then starts anew, or is not kept.
+read or written, or that another draft wrote, is logged: the fit then starts anew, or is not kept.
 """
 
 import json
@@ -39,13 +39,13 @@ class FanOutLearning:
         Args:
             num_branches: N.
             folder: where the file is; empty for none.
-            weights: fingerprint of the draft's weights, with which a file is of use.
+            weights: fingerprint of the draft's weights; a file for other weights is not used.
         """
         self._num_branches = num_branches
         self._path = Path(folder, _FILE) if folder else None
         self._key = {"weights": weights, "branches": num_branches}
         self._num_kept = 0
-        """Rounds of the newest file."""
+        """Rounds of the fit in the newest file."""
         self._fit = FanOutFit(num_branches)
         self._policy = Adaptive(values_of=self._values_of)
 

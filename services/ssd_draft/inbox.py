@@ -30,12 +30,12 @@ class LinkChange(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What has arrived on a link: a message, the commits of a frame, or its start or end."""
+    """What has arrived on a link: a message, the commits of a frame, or a change of the link."""
 
     link: LinkEnd
     content: OpenSession | CloseSession | Rows[Commit] | LinkChange
     arrived_at: float = 0.0
-    """Of an opening and of commits."""
+    """Arrival time of an opening or of commits; 0 for other events."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class _Queue:
 
 
 class Inbox:
-    """The inbox of the step thread. ``put`` and ``close`` may be called by any thread; no wait.
+    """The inbox of the step thread. Any thread may call ``put`` and ``close``, which do not wait.
 
     Each link has its own queue of at most ``capacity`` events and ``max_bytes``. A step reads a few
     events of each queue, so a target that sends too much neither fills the queue of another one nor

@@ -103,7 +103,7 @@ class LinkServer:
 
     @property
     def opening_bounds(self) -> OpeningBounds:
-        """What an opening may have."""
+        """Largest length and number of token ids of an opening."""
         model = self._setup.model
         return OpeningBounds(model.engine.max_model_len, model.num_token_ids)
 

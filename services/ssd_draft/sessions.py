@@ -22,11 +22,11 @@ from ssd.types import Commit, LinkSettings, OpenSession, RefusalReason, TokenId
 
 
 class LinkEnd(Protocol):
-    """The draft's end of one link, as used by the step thread. Never blocks, never raises."""
+    """The draft's end of one link, as used by the step thread. Its methods never block or raise."""
 
     @property
     def number(self) -> int:
-        """Unique in the process."""
+        """Number of the link, unique in the process."""
         ...
 
     @property
@@ -64,7 +64,7 @@ class Move:
     """Tokens of ``proposal`` that are from a table; they come first."""
 
     def then(self, later: "Move") -> "Move":
-        """Return this move and the one after it as one. Neither uses a branch."""
+        """Return this move and a later one as one move. Neither uses a branch."""
         accepted = self.proposal[: later.num_entries - 1]
         skipped = (*self.skipped, self.bonus, *accepted)
         return Move(self.num_entries, later.bonus, later.proposal, None, skipped)
@@ -92,7 +92,7 @@ class Session:
     proposal: tuple[TokenId, ...] = ()
     """The tokens that the target verifies, d_1..d_m."""
     num_from_table: int = 0
-    """Of these, the number of those that are from a table; they come first."""
+    """Tokens of ``proposal`` that are from a table; they come first."""
     table: OutcomeTable | None = None
     """The newest table, whose columns appear while it is built; None until it begins."""
     num_stored: int = 0
@@ -250,8 +250,9 @@ class Sessions:
 
 
 def may_open(mine: int, others: Collection[int], max_sessions: int) -> bool:
-    """Return whether a link with ``mine`` sessions may open one more, given those of other links.
+    """Return whether a link with ``mine`` sessions may open one more.
 
+    ``others`` are the numbers of sessions of the other links.
     Up to its share, ceil(max_sessions / links), a link may take any free slot. Beyond its share, it
     must leave one slot free while another link is below its share. So few slots are idle, and a
     target that links later gets one slot at once and the others as sessions end.

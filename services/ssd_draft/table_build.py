@@ -38,8 +38,8 @@ class ChosenColumn:
 
 
 Steps = list[tuple[Ints, torch.Tensor]]
-"""Of each pass of a batch of tables: the rows of its sessions, and the logits of its S steps, [S,
-B, N, V]. A pass runs one step, or all of them."""
+"""For each pass of a batch of tables, the rows of the sessions and the logits of the S steps of the
+pass, [S, B, N, V]. A pass runs one step or all steps."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class TableBuild:
     """One batch of tables while it is built. Changed by ``Tree`` only."""
 
     outcomes: SelectedOutcomes
-    """Of all sessions with which the batch began, as ``tables_BNK``."""
+    """The outcomes of all sessions at the start of the batch, in the rows of ``tables_BNK``."""
     tables_BNK: NDArray[np.int32]
     """The tokens after each outcome; -1 in the columns that are not chosen yet."""
     rows_B: Ints
@@ -59,18 +59,18 @@ class TableBuild:
     tokens_BN: torch.Tensor
     """The tokens that the next step runs, on the device of the model."""
     slots_R: Ints
-    """Of each branch of each session."""
+    """The slot of each branch, session by session."""
     positions_R: Ints
-    """Of the token that step 0 chooses."""
+    """The position of the token that step 0 chooses for each branch."""
     length: int
     """Columns that the tables will have, at most K."""
     steps: Steps = field(default_factory=list)
-    """Those that have run. Step s chooses column s of the tables; the last one only ranks
+    """The steps that have run. Step s chooses column s of the tables; the last step only ranks
     candidates."""
     unread: "deque[ChosenColumn]" = field(default_factory=deque)
     """Columns that are chosen and not yet in the tables."""
     depth: int = 0
-    """Columns of the tables."""
+    """Columns that are in the tables."""
 
     @property
     def branches(self) -> int:

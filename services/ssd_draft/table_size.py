@@ -40,7 +40,7 @@ from ssd.speculation.estimates import size_class
 
 TRY_TABLES = 32
 _FIRST_KEPT, _STEPS_KEPT = 7, 15
-"""Newest measurements of which the median counts."""
+"""Number of newest measurements in a median."""
 _FIXED_SHARE = 0.5
 """Assumed share of the time of a step that does not depend on the branches. Used until measured."""
 
@@ -58,17 +58,17 @@ class Need:
     """What a target uses of the tables that begin."""
 
     round: float
-    """Seconds from the commit that the tables answer to their lookup."""
+    """Seconds between the commit that the tables answer and the lookup in the tables."""
     spent: float
     """Seconds since that commit."""
     acceptance: float
-    """Of a token of a table, if those before it are accepted."""
+    """Probability that a token of a table is accepted if the tokens before it are."""
     length: int
-    """Tokens of its next proposal at most."""
+    """Largest number of tokens of the target's next proposal."""
 
 
 class _Median:
-    """The median of the newest values, computed once for each of them."""
+    """The median of the newest values, computed when a value is added."""
 
     def __init__(self, num_kept: int) -> None:
         self._values: deque[float] = deque(maxlen=num_kept)
@@ -82,16 +82,16 @@ class _Median:
 
 @dataclass(slots=True)
 class _Times:
-    """Seconds of tables of one size, by their parts."""
+    """Seconds of the parts of tables of one size."""
 
     first: _Median = field(default_factory=lambda: _Median(_FIRST_KEPT))
     """From the start to the first column or columns."""
     first_depth: int = 1
-    """Columns that come first: all of them if they are one pass."""
+    """Columns that come first: all columns if one pass runs them."""
     step: _Median = field(default_factory=lambda: _Median(_STEPS_KEPT))
-    """Of each column after it."""
+    """From one column to the next."""
     used_at: int = 0
-    """Number of the newest table."""
+    """Number of the newest batch of tables of this size."""
 
 
 class SizeChoice:
@@ -102,13 +102,13 @@ class SizeChoice:
 
         Args:
             branch_counts: possible numbers of branches.
-            is_adaptive: else every table has the largest size.
+            is_adaptive: whether sizes are chosen; otherwise every table has the largest one.
         """
         self._is_adaptive = is_adaptive
         self._counts = sorted(branch_counts, reverse=True)
         self._num_tables = 0
         self._times: defaultdict[tuple[int, Size], _Times] = defaultdict(_Times)
-        """By size class of the sessions, and by size of the tables."""
+        """Times by size class of the sessions and size of the tables."""
 
     def add_first(self, num_sessions: int, size: Size, seconds: float, depth: int = 1) -> None:
         """Add the time from the start of a batch of tables to its first columns."""
@@ -119,7 +119,7 @@ class SizeChoice:
         times.used_at = self._num_tables
 
     def add_step(self, num_sessions: int, size: Size, seconds: float) -> None:
-        """Add the time from one column to the next, of sessions with a measured first one."""
+        """Add the time from one column to the next, if the first column was measured."""
         key = size_class(num_sessions), size
         if key in self._times:
             self._times[key].step.add(seconds)
@@ -134,10 +134,10 @@ class SizeChoice:
         """Return the size of the tables that start now.
 
         Args:
-            num_sessions: of the batch.
+            num_sessions: number of sessions of the batch.
             lengths: possible numbers of columns.
-            need: of the target; None is unknown.
-            probability_BN: of the outcomes that were selected, in their order; None is unknown.
+            need: what the target needs; None if unknown.
+            probability_BN: probability of each selected outcome, in order; None if unknown.
         """
         group = size_class(num_sessions)
         most = Size(self._counts[0], max(lengths))
@@ -167,7 +167,7 @@ class SizeChoice:
     def _columns(self, group: int, size: Size, reference: Size) -> list[tuple[int, float]]:
         """Return possible depths of a table, and the seconds from its start to each.
 
-        Those of a size that was not measured follow from the times of the reference.
+        The times of a size that was not measured follow from the reference.
         """
         is_measured = (group, size) in self._times
         its = self._times[group, size if is_measured else reference]

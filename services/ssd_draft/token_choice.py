@@ -1,7 +1,7 @@
 """How a draft chooses and ranks tokens: with stored noise on the CPU, or on the model's device.
 
-Both give the same tokens, and the same as the target's sampler: the noise has the same words, and
-values that agree to 2e-6. A difference costs a hit at most.
+Both give the same tokens as the target's sampler: the noise has the same words, and its values
+agree to 2e-6. A difference costs a hit at most.
 
 *Decision*: a draft lowers the scores of tokens that top-k or min-p of a request remove; see
 ``soft_filters``. It ignores top-p. *Because*: an exact filter costs more than it gains. Embedded
@@ -40,7 +40,7 @@ Ints = NDArray[np.int64]
 class TokenChoice(Protocol):
     """Chooses tokens with the noise of sessions, by slot. Step thread only.
 
-    Positions are those of the selected tokens.
+    A position is the position of the selected token.
     """
 
     @property
@@ -49,7 +49,7 @@ class TokenChoice(Protocol):
         ...
 
     def assign(self, slot: int, seed: int, choice: int, temperature: float) -> None:
-        """Assign a slot to a session; its filters are assigned on their own."""
+        """Assign a slot to a session, without its filters."""
         ...
 
     def release(self, slot: int) -> None:
@@ -68,7 +68,7 @@ class TokenChoice(Protocol):
         ...
 
     def choose(self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints) -> Tensor:
-        """Return the token of each row, int64 [R], where the logits are; see ``choose``."""
+        """Return the token of each row, int64 [R], on the device of the logits; see ``choose``."""
         ...
 
     def stored_noise(self, slots_R: Ints, positions_KR: Ints) -> StoredNoise | None:
@@ -76,7 +76,7 @@ class TokenChoice(Protocol):
 
         Args:
             slots_R: slots of the rows.
-            positions_KR: of each column.
+            positions_KR: positions of the rows in each column.
         """
         ...
 
@@ -167,7 +167,7 @@ class KeyedChoice:
     def warm_up(self, num_rows: int, num_candidates: int, num_token_ids: int) -> None:
         """Choose and rank rows with and without noise and filters: no table waits for a compiler.
 
-        One row and several rows are two functions, as are inference mode and its absence.
+        The compiler makes different functions for one row and several rows, and for inference mode.
         """
         for temperature, top_k in ((0.0, 0), (1.0, 0), (1.0, 1)):
             self._temperatures_X[0] = temperature

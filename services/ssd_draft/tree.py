@@ -120,7 +120,7 @@ class Tree:
         self._propose(np.array([slot]), [Move(0, newest, proposal)])
 
     def advance(self, slots: Rows[int], moves: Rows[Move]) -> None:
-        """Apply a move of each of several sessions.
+        """Apply one move to each session.
 
         A winning branch whose proposal has been run becomes the proposal segment as it is. A pass
         over the newest token and the proposal fills the segments of the other sessions.
@@ -131,7 +131,7 @@ class Tree:
         self._propose(slots_B, moves)
 
     def rounds_of(self, slots: Rows[int], moves: Rows[Move]) -> Rounds:
-        """Return the rounds of sessions that moves end; called before ``advance``."""
+        """Return the rounds that the moves end; called before ``advance``."""
         return Rounds(
             self._ids_XPM[slots],
             self._scores_XPM[slots],
@@ -156,7 +156,7 @@ class Tree:
         """Return how many columns the tables of a batch can have, ascending.
 
         Args:
-            num_sessions: of the batch.
+            num_sessions: number of sessions of the batch.
             wanted: columns that the target uses, 1..K.
         """
         whole = sorted({length for _, length in self._runner.whole_tables})
@@ -191,7 +191,7 @@ class Tree:
         return build
 
     def run_step(self, build: TableBuild) -> None:
-        """Run the next step of a batch of tables; all but the last one choose a column.
+        """Run the next step of a batch of tables; each step but the last one chooses a column.
 
         On a device, a column can be read one step after it was chosen.
         """
@@ -231,7 +231,7 @@ class Tree:
         build.depth = build.length
 
     def _read(self, build: TableBuild, num_left: int) -> None:
-        """Put chosen columns, [B, N] tokens each, into the tables, but for the newest ones."""
+        """Put chosen columns, [B, N] tokens each, into the tables, except the newest ones."""
         while len(build.unread) > num_left:
             column = build.unread.popleft()
             chosen_BN = column.wait()
@@ -244,7 +244,7 @@ class Tree:
             build.depth = column.step + 1
 
     def keep(self, build: TableBuild, rows: Rows[int]) -> None:
-        """End the tables of all sessions but those in some rows of the current batch."""
+        """Keep the tables in some rows of the current batch; the other tables end."""
         build.rows_B = build.rows_B[rows]
         build.slots_B = build.slots_B[rows]
         # The steps of the others end here.
@@ -276,7 +276,7 @@ class Tree:
 
         Args:
             slots_B: int64, slots of the sessions.
-            committed_B: int64, the number of committed tokens of each, its first position.
+            committed_B: int64, the number of committed tokens of each session, its first position.
         """
         self._choice.fill(slots_B, committed_B, 2 * self.engine.lookahead + 2)
 
@@ -315,7 +315,7 @@ class Tree:
     def _store_skipped(self, slots_B: Ints, skipped: Rows[tuple[int, ...]]) -> None:
         """Append committed tokens that were never run, in one pass of all sessions.
 
-        More than the columns of a proposal are stored as those of a prompt.
+        More such tokens than a proposal has columns are stored like a prompt.
         """
         rows = []
         for row, tokens in enumerate(skipped):
@@ -345,7 +345,10 @@ class Tree:
         return torch.cat(logits_PBV).transpose(0, 1).float()
 
     def _where(self, index_B: Ints, branch_B: Ints) -> tuple[Any, Any]:
-        """Return the index of a branch of each session in logits; that of one makes a view."""
+        """Return the index of a branch of each session in logits.
+
+        For one session, the index is a slice, so the result is a view.
+        """
         if len(index_B) == 1:
             return slice(int(index_B[0]), int(index_B[0]) + 1), int(branch_B[0])
         index_2B = to_device(torch.from_numpy(np.stack((index_B, branch_B))), self._device)
@@ -378,7 +381,7 @@ class Tree:
         self.is_broken_X[slots_R[~is_finite_R]] = True
 
     def _padded(self, tokens: Rows[tuple[int, ...]]) -> Ints:
-        """Return tokens in rows of P columns, then -1."""
+        """Return tokens in rows of P columns, padded with -1."""
         tokens_BP = np.full((len(tokens), self.engine.num_columns), NO_TOKEN, dtype=np.int64)
         for row, some in enumerate(tokens):
             tokens_BP[row, : len(some)] = some

@@ -4,8 +4,8 @@ A turn applies the commits of the link, then runs one pass of a tree or stores o
 The links share the time, see ``fair_turns``.
 
 A table is sent once, when it is complete, if the next commit is expected after that. Otherwise it
-is sent at the last step before that commit and after each later one. A commit ends the table of its
-session at the next step. Everything here runs on the step thread.
+is sent at the last step before that commit and after each later step. A commit ends the table of
+its session at the next step. Everything here runs on the step thread.
 
 *Decision*: after columns that are sent late, the draft waits for the commit, for at most 2 ms and
 half a step. *Because*: the target waits for these columns, and the commit that follows them would
@@ -53,7 +53,7 @@ number is smaller where fewer sessions are open for each opening one: a batch of
 sessions takes as long as the chunk that the others wait for."""
 _REMEMBERED_TABLES = 64
 _USUAL_ACCEPTANCE = 0.8
-"""Assumed until the target has verified tokens."""
+"""Acceptance that is assumed until the target has verified tokens."""
 _SEND_SECONDS = 0.001
 """Time that a frame takes to its target, beside the model on a busy machine."""
 _ANSWER_SECONDS = 0.002
@@ -85,10 +85,10 @@ class _LinkWork:
     """Batches that are built. They take turns; a new one comes last."""
     batches_since_chunk: int = 0
     step_seconds: float = 0.0
-    """Mean duration of a step of a tree; 0 before the first."""
+    """Mean duration of a step of a tree; 0 before the first step."""
     forecast: CommitForecast = field(default_factory=CommitForecast)
     acceptance: Acceptance = field(default_factory=lambda: Acceptance(_USUAL_ACCEPTANCE))
-    """Of the tokens that the target verifies."""
+    """Acceptance of the tokens of tables that the target verifies."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -116,7 +116,7 @@ class Worker:
         self.num_sessions = 0
         self._recent_seconds: deque[float] = deque([0.0], _REMEMBERED_TABLES)
         self._work: defaultdict[int, _LinkWork] = defaultdict(_LinkWork)
-        """By link."""
+        """By number of the link."""
         self._turns = FairTurns()
         self._is_draining = False
 
@@ -240,11 +240,12 @@ class Worker:
         self.tree.open(admitted.slot, admitted.blocks, opening)
 
     def _advance(self, sessions: Rows[Session]) -> None:
-        """Apply the commits of some sessions that wait, all together.
+        """Apply the waiting commits of some sessions together.
 
-        Commits of one session without a branch are applied as one. They take at most two passes,
-        whatever a target sends, and a third one stores the tokens of the session that is farthest
-        behind; the rest waits for the next step. While a session opens, commits need no pass.
+        Commits of one session without a branch are applied as one. All commits take at most two
+        passes, whatever a target sends, and a third pass stores the tokens of the session that is
+        farthest behind; the rest waits for the next step. While a session opens, commits need no
+        pass.
         """
         for session in [each for each in sessions if not each.is_open]:
             while session.pending and (move := self._plan(session)) is not None:
@@ -261,8 +262,8 @@ class Worker:
     def _next_move(self, session: Session, *, stores: bool) -> Move | None:
         """Apply commits of a session and return their effect; None if the session was closed.
 
-        Of the tokens that no pass has run, it takes as many as one chunk of a prompt if it
-        ``stores`` them, else as many as a proposal has rows.
+        The effect may contain tokens that no pass has run: as many as a proposal has columns, and
+        with ``stores`` as many as a chunk of a prompt has.
         """
         whole: Move | None = None
         most_skipped = self.tree.engine.num_columns
