@@ -206,7 +206,9 @@ class DecodeLoop:
         for sequence, positions in plan.prefills:
             batch = self._builder.stored([(sequence, positions)], engine.prefill_chunk)
             column = self._runner.prefill(batch)
-            if column is not None:
+            if column is None:
+                self._scheduler.keep(sequence, positions)
+            else:
                 sequence.finish_reason = FinishReason.FAILED
                 _fail(sequence, positions.start + column)
                 self._finish(sequence)

@@ -103,7 +103,6 @@ class Scheduler:
         self._num_eligible = 0
         self._num_auto = 0
         self._free_slots = list(range(engine.max_num_seqs - 1, -1, -1))
-        self._newest_prefills: list[Part] = []
         self._salt = token_bytes(16)
         # Shared blocks end where a prefill begins.
         self._granule = lcm(engine.block_size, engine.prefill_chunk)
@@ -121,15 +120,13 @@ class Scheduler:
     def plan(self, events: Iterable[Event], num_rows: int = 0) -> StepPlan:
         """Apply the events, select the sequences and tokens of the step.
 
-        The caller must run the whole plan: what it stores counts as stored.
+        The caller must run the whole plan: what it stores counts as stored. It calls ``keep`` for
+        each part of ``prefills`` whose entries are finite.
 
         Args:
             events: since the last call.
             num_rows: rows of the newest round, as an estimate of this one.
         """
-        for sequence, stored in self._newest_prefills:
-            if sequence.finish_reason is None:
-                self._keep(sequence, stored)
         plan = StepPlan()
         new: list[Sequence] = []
         for event in events:
@@ -145,18 +142,19 @@ class Scheduler:
             self._admit(plan)
         self._refuse_overflow(new, plan)
         self._store(plan, num_rows)
-        self._newest_prefills = plan.prefills
         plan.running = self._running.copy()
         plan.decoding = [each for each in self._running if each.is_stored]
         return plan
 
+    def keep(self, sequence: Sequence, stored: range) -> None:
+        """Put the blocks that a prefill has filled into the prefix cache."""
+        size = self._engine.block_size
+        for index in range(stored.start // size, min(stored.stop // size, len(sequence.keys))):
+            self.blocks.keep(sequence.blocks[index], sequence.keys[index])
+
     def finish(self, sequence: Sequence) -> None:
         """Free the slot and the blocks of a sequence that has ended."""
         assert sequence.finish_reason is not None
-        if sequence.finish_reason is not FinishReason.FAILED:
-            for each, stored in self._newest_prefills:
-                if each is sequence:
-                    self._keep(each, stored)
         self._remove(sequence)
 
     def sequences(self) -> tuple[Sequence, ...]:
@@ -202,12 +200,6 @@ class Scheduler:
         self._stop(sequence)
         sequence.num_preemptions += 1
         self._enqueue(sequence)
-
-    def _keep(self, sequence: Sequence, stored: range) -> None:
-        """Put the blocks that a prefill of the newest step has filled into the prefix cache."""
-        size = self._engine.block_size
-        for index in range(stored.start // size, min(stored.stop // size, len(sequence.keys))):
-            self.blocks.keep(sequence.blocks[index], sequence.keys[index])
 
     def _num_blocks(self, sequence: Sequence) -> int:
         """Return the blocks of the committed tokens and of the longest next proposal."""

@@ -61,11 +61,19 @@ def ids(sequences: Iterable[Sequence]) -> list[int]:
     return [each.sequence_id for each in sequences]
 
 
+def run_step(subject: Scheduler, events: Iterable[Event] = (), num_rows: int = 0) -> StepPlan:
+    """Plan a step whose prefills store finite entries."""
+    plan = subject.plan(events, num_rows)
+    for sequence, positions in plan.prefills:
+        subject.keep(sequence, positions)
+    return plan
+
+
 def run_until_stored(subject: Scheduler, *events: Event) -> Sequence:
     """Store the only prompt; return its sequence, which decodes now."""
-    (sequence,) = subject.plan(events).running
+    (sequence,) = run_step(subject, events).running
     while not sequence.is_stored:
-        subject.plan([])
+        run_step(subject)
     return sequence
 
 
@@ -77,34 +85,34 @@ def end(subject: Scheduler, sequence: Sequence) -> None:
 def test_a_prompt_is_stored_in_chunks_that_end_at_multiples() -> None:
     subject = scheduler()
     chunks = []
-    plan = subject.plan([arrival(1, prompt=20)])
+    plan = run_step(subject, [arrival(1, prompt=20)])
     while plan.prefills:
         assert bool(plan.decoding) == (plan.prefills[-1][1].stop == 19)
         chunks += [(each.start, each.stop) for _, each in plan.prefills]
-        plan = subject.plan([])
+        plan = run_step(subject)
     assert chunks == [(0, 8), (8, 16), (16, 19)]
     assert ids(plan.decoding) == [1]
 
 
 def test_a_prompt_of_one_token_decodes_at_once() -> None:
-    plan = scheduler().plan([arrival(1, prompt=1)])
+    plan = run_step(scheduler(), [arrival(1, prompt=1)])
     assert not plan.num_stored
     assert len(plan.decoding) == 1
 
 
 def test_running_rows_decode_while_another_prompt_is_stored() -> None:
     subject = scheduler()
-    subject.plan([arrival(1, prompt=2)])
-    plan = subject.plan([arrival(2, prompt=30)])
+    run_step(subject, [arrival(1, prompt=2)])
+    plan = run_step(subject, [arrival(2, prompt=30)])
     assert ids(plan.decoding) == [1]
     assert ids(each for each, _ in plan.prefills) == [2]
 
 
 def test_the_token_budget_of_a_step_is_shared_by_several_prompts() -> None:
     subject = scheduler(step_tokens=24)
-    plan = subject.plan([arrival(1, 18), arrival(2, (9,) * 30), arrival(3, 30)])
+    plan = run_step(subject, [arrival(1, 18), arrival(2, (9,) * 30), arrival(3, 30)])
     assert [(each.start, each.stop) for _, each in plan.prefills] == [(0, 17)]
-    plan = subject.plan([])
+    plan = run_step(subject)
     assert [(each.start, each.stop) for _, each in plan.prefills] == [(0, 16)]
 
 
@@ -113,21 +121,21 @@ def test_beside_decoding_rows_a_step_stores_as_many_tokens_within_the_budget(
     num_rows: int, stored: int
 ) -> None:
     subject = scheduler(step_tokens=48)
-    subject.plan([arrival(1, prompt=1, limit=60)])
-    plan = subject.plan([arrival(2, prompt=60)], num_rows)
+    run_step(subject, [arrival(1, prompt=1, limit=60)])
+    plan = run_step(subject, [arrival(2, prompt=60)], num_rows)
     assert plan.num_stored == stored
 
 
 def test_beside_one_decoding_row_each_new_prompt_stores_a_chunk_within_the_budget() -> None:
     subject = scheduler(step_tokens=48)
-    subject.plan([arrival(1, prompt=1, limit=60)])
-    plan = subject.plan([arrival(2, prompt=40), arrival(3, (9,) * 40)], 1)
+    run_step(subject, [arrival(1, prompt=1, limit=60)])
+    plan = run_step(subject, [arrival(2, prompt=40), arrival(3, (9,) * 40)], 1)
     assert plan.num_stored == 16
     assert ids(each for each, _ in plan.prefills) == [2]
 
 
 def test_the_newest_is_refused_when_the_queue_is_full() -> None:
-    plan = scheduler().plan([arrival(number) for number in range(9)])
+    plan = run_step(scheduler(), [arrival(number) for number in range(9)])
     assert [each.sequence_id for each in plan.admitted] == [0, 1, 2]
     assert [refused.sequence_id for refused, _ in plan.refused] == [8, 7]
     assert all(isinstance(error, OverloadedError) for _, error in plan.refused)
@@ -135,8 +143,8 @@ def test_the_newest_is_refused_when_the_queue_is_full() -> None:
 
 def test_a_request_is_refused_when_too_many_prompt_tokens_wait() -> None:
     subject = scheduler(max_queue_tokens=30)
-    subject.plan([arrival(number) for number in range(3)])
-    plan = subject.plan([arrival(3, 40), arrival(4, 1)])
+    run_step(subject, [arrival(number) for number in range(3)])
+    plan = run_step(subject, [arrival(3, 40), arrival(4, 1)])
     # A prompt above the limit may wait alone.
     assert [refused.sequence_id for refused, _ in plan.refused] == [4]
     assert "30 prompt tokens are waiting (max_queue_tokens)" in str(plan.refused[0][1])
@@ -145,14 +153,14 @@ def test_a_request_is_refused_when_too_many_prompt_tokens_wait() -> None:
 
 def test_a_smaller_request_does_not_overtake_an_earlier_one() -> None:
     subject = scheduler(blocks=6)  # one is reserved
-    plan = subject.plan([arrival(1, 8, 8), arrival(2, 14, 2), arrival(3, 2, 2)])
+    plan = run_step(subject, [arrival(1, 8, 8), arrival(2, 14, 2), arrival(3, 2, 2)])
     assert ids(plan.admitted) == [1]
 
 
 def test_a_cancelled_sequence_frees_its_blocks_in_the_same_plan() -> None:
     subject = scheduler(blocks=6)
-    subject.plan([arrival(1, 14, 2), arrival(2, 14, 2)])
-    plan = subject.plan([1])
+    run_step(subject, [arrival(1, 14, 2), arrival(2, 14, 2)])
+    plan = run_step(subject, [1])
     assert ids(plan.cancelled) == [1]
     assert ids(plan.admitted) == [2]
     check_scheduler(subject)
@@ -160,11 +168,11 @@ def test_a_cancelled_sequence_frees_its_blocks_in_the_same_plan() -> None:
 
 def test_a_higher_priority_is_admitted_first_and_equal_ones_keep_their_order() -> None:
     subject = scheduler()
-    subject.plan([arrival(number) for number in range(3)])
-    subject.plan([arrival(3), arrival(4, priority=1), arrival(5, priority=1), arrival(6)])
+    run_step(subject, [arrival(number) for number in range(3)])
+    run_step(subject, [arrival(3), arrival(4, priority=1), arrival(5, priority=1), arrival(6)])
     order = []
     while not subject.is_idle:
-        plan = subject.plan([])
+        plan = run_step(subject)
         order += ids(plan.admitted)
         if plan.decoding:
             end(subject, plan.decoding[-1])
@@ -173,10 +181,10 @@ def test_a_higher_priority_is_admitted_first_and_equal_ones_keep_their_order() -
 
 def test_a_request_is_overtaken_by_a_bounded_number_of_more_important_ones() -> None:
     subject = scheduler(max_queue=10)
-    subject.plan([arrival(0, 1), arrival(1, 1), arrival(2, 1), arrival(3, 1)])
+    run_step(subject, [arrival(0, 1), arrival(1, 1), arrival(2, 1), arrival(3, 1)])
     overtaken = 0
     for number in range(4, 4 + 3 * PLACES_PER_PRIORITY):
-        plan = subject.plan([arrival(number, 1, priority=2)])
+        plan = run_step(subject, [arrival(number, 1, priority=2)])
         if 3 in ids(plan.admitted):
             break
         overtaken += len(plan.admitted)
@@ -188,7 +196,7 @@ def test_blocks_are_allocated_as_a_sequence_grows() -> None:
     subject = scheduler()
     sequence = run_until_stored(subject, arrival(1, 5, 50))
     for _ in range(49):
-        plan = subject.plan([])
+        plan = run_step(subject)
         assert len(sequence.blocks) == -(-min(len(sequence.tokens) + K, 54) // 4)
         has_grown = len(sequence.tokens) % 4 == 2 and len(sequence.tokens) <= 50
         assert (sequence in plan.moved) == has_grown
@@ -198,15 +206,15 @@ def test_blocks_are_allocated_as_a_sequence_grows() -> None:
 def test_the_last_sequence_is_preempted_and_stores_its_text_in_the_same_way() -> None:
     subject = scheduler(blocks=17, prefix_cache=False)
     first = run_until_stored(subject, arrival(1, 9, 55))
-    plan = subject.plan([arrival(2, tuple(range(20, 40)), 30)])
+    plan = run_step(subject, [arrival(2, tuple(range(20, 40)), 30)])
     (second,) = plan.admitted
     while not second.is_stored:
-        subject.plan([])
+        run_step(subject)
     for _ in range(12):
-        subject.plan([])
+        run_step(subject)
         second.append([7])
     text = list(second.tokens)
-    while not (plan := subject.plan([])).preempted:
+    while not (plan := run_step(subject)).preempted:
         assert ids(plan.decoding) == [1, 2]
         first.append([7])
     assert plan.preempted == [second]
@@ -214,11 +222,11 @@ def test_the_last_sequence_is_preempted_and_stores_its_text_in_the_same_way() ->
     assert not second.blocks
     check_scheduler(subject)
     end(subject, first)
-    plan = subject.plan([])
+    plan = run_step(subject)
     assert plan.admitted == [second]
     stored = list(plan.prefills)
     while not plan.decoding:
-        plan = subject.plan([])
+        plan = run_step(subject)
         stored += [*plan.prefills, *plan.replays]
     assert [(each.start, each.stop) for _, each in stored] == [
         *((0, 8), (8, 16), (16, 19)),
@@ -232,7 +240,7 @@ def test_a_repeated_prompt_shares_the_blocks_of_whole_chunks() -> None:
     first = run_until_stored(subject, arrival(1, 20))
     blocks = first.blocks[:4]
     end(subject, first)
-    plan = subject.plan([arrival(2, 20), arrival(3, (*range(1, 13), *range(50, 60)))])
+    plan = run_step(subject, [arrival(2, 20), arrival(3, (*range(1, 13), *range(50, 60)))])
     second, third = plan.admitted
     assert second.blocks[:4] == blocks
     assert [(each.sequence_id, part.start) for each, part in plan.prefills] == [(2, 16)]
@@ -244,12 +252,12 @@ def test_a_repeated_prompt_shares_the_blocks_of_whole_chunks() -> None:
 
 def test_equal_prompts_that_arrive_together_are_stored_once() -> None:
     subject = scheduler()
-    plan = subject.plan([arrival(number, 20) for number in range(3)])
+    plan = run_step(subject, [arrival(number, 20) for number in range(3)])
     stored = []
     while plan.num_stored:
         stored += [(each.sequence_id, part.start) for each, part in plan.prefills]
         check_scheduler(subject)
-        plan = subject.plan([])
+        plan = run_step(subject)
     assert stored == [(0, 0), (0, 8), (0, 16), (1, 16), (2, 16)]
     first, second, third = plan.decoding
     assert first.blocks[:4] == second.blocks[:4] == third.blocks[:4]
@@ -260,10 +268,10 @@ def test_a_block_that_a_chunk_fills_in_part_is_not_shared(num_steps: int, num_ca
     """Chunks of 4 tokens in blocks of 8; the first prompt is cancelled after some of them."""
     engine = replace(ENGINE, block_size=8, prefill_chunk=4)
     subject = scheduler(step_tokens=4, engine=engine)
-    subject.plan([arrival(1, 25)])
+    run_step(subject, [arrival(1, 25)])
     for _ in range(num_steps - 1):
-        subject.plan([])
-    plan = subject.plan([1, arrival(2, 25)])
+        run_step(subject)
+    plan = run_step(subject, [1, arrival(2, 25)])
     assert [each.num_cached for each in plan.admitted] == [num_cached]
     assert [(each.start, each.stop) for _, each in plan.prefills] == [(num_cached, num_cached + 4)]
 
@@ -274,14 +282,14 @@ def test_a_preempted_sequence_does_not_count_its_own_entries_as_cached(num_cache
     prompt = tuple(range(20, 40))
     end(subject, run_until_stored(subject, arrival(0, (*prompt[:num_cached], 99))))
     first = run_until_stored(subject, arrival(1, 9, 55))
-    (second,) = subject.plan([arrival(2, prompt, 30)]).admitted
+    (second,) = run_step(subject, [arrival(2, prompt, 30)]).admitted
     assert second.num_cached == num_cached
     while not second.is_stored:
-        subject.plan([])
-    while not subject.plan([]).preempted:
+        run_step(subject)
+    while not run_step(subject).preempted:
         first.append([7])
     end(subject, first)
-    plan = subject.plan([])
+    plan = run_step(subject)
     assert plan.admitted == [second]
     assert [each.start for _, each in plan.prefills] == [16]
     assert second.num_cached == num_cached
@@ -293,7 +301,9 @@ def test_the_least_recently_used_blocks_lose_their_entries_first() -> None:
         prompt = tuple(range(start, start + 17))
         end(subject, run_until_stored(subject, arrival(number, prompt)))
     end(subject, run_until_stored(subject, arrival(4, tuple(range(300, 340)))))
-    plan = subject.plan([arrival(5, tuple(range(100, 117))), arrival(6, tuple(range(200, 217)))])
+    plan = run_step(
+        subject, [arrival(5, tuple(range(100, 117))), arrival(6, tuple(range(200, 217)))]
+    )
     assert [each.num_cached for each in plan.admitted] == [16, 0]
 
 
@@ -302,14 +312,14 @@ def test_a_failed_prefill_stores_nothing_for_other_prompts() -> None:
     (sequence,) = subject.plan([arrival(1, 20)]).running
     sequence.finish_reason = FinishReason.FAILED
     subject.finish(sequence)
-    (again,) = subject.plan([arrival(2, 20)]).admitted
+    (again,) = run_step(subject, [arrival(2, 20)]).admitted
     assert again.num_cached == 0
 
 
 def test_without_the_prefix_cache_no_block_is_shared() -> None:
     subject = scheduler(prefix_cache=False)
     end(subject, run_until_stored(subject, arrival(1, 20)))
-    (again,) = subject.plan([arrival(2, 20)]).admitted
+    (again,) = run_step(subject, [arrival(2, 20)]).admitted
     assert again.num_cached == 0
     assert subject.blocks.num_cached == 0
 
@@ -317,7 +327,7 @@ def test_without_the_prefix_cache_no_block_is_shared() -> None:
 def test_cancelling_an_ended_sequence_is_ignored() -> None:
     subject = scheduler()
     end(subject, run_until_stored(subject, arrival(1)))
-    plan = subject.plan([1])
+    plan = run_step(subject, [1])
     assert not plan.cancelled
     assert not plan.dropped
 
@@ -422,7 +432,7 @@ def test_every_request_ends_once_and_no_block_leaks(
             events.append(arrival(number, prompt, fitting, priority))
         arrived += len(sizes)
         events += [number for number in cancels if number < arrived]
-        plan = subject.plan(events, num_rows)
+        plan = run_step(subject, events, num_rows)
         ends.add(plan)
         ledger.run(plan)
         num_rows = len(plan.decoding) * (1 + K)
@@ -454,14 +464,14 @@ def test_sequences_of_maximum_length_end_in_order_without_a_livelock(
         arrival(number, (number + 1,) * prompt, length - prompt)
         for number, (prompt, length) in enumerate(lengths)
     ]
-    plan, order, num_steps = subject.plan(requests), [], 0
+    plan, order, num_steps = run_step(subject, requests), [], 0
     while not subject.is_idle:
         for sequence in commit_some(plan.decoding, 1):
             subject.finish(sequence)
             order.append(sequence.sequence_id)
         # The first one always makes progress.
         assert plan.decoding[:1] == plan.running[:1] or plan.num_stored
-        plan = subject.plan([])
+        plan = run_step(subject)
         check_scheduler(subject)
         num_steps += 1
     assert sorted(order) == list(range(len(lengths)))
