@@ -96,15 +96,15 @@ class TargetProcess:
                 credentials=link_credentials(settings),
             ),
         )
+        wakeups = Wakeups(asyncio.get_running_loop())
         self._handler = RequestHandler(
-            settings, model.tokenizer, load_template(model.folder), self._inbox, clock
+            settings, model.tokenizer, load_template(model.folder), self._inbox, wakeups, clock
         )
-        self._wakeups = Wakeups(asyncio.get_running_loop())
         watchdog = Watchdog(clock)
         context = LoopContext(
             inbox=self._inbox,
             drafts=self._pool,
-            wakeups=self._wakeups,
+            wakeups=wakeups,
             round_log=self._round_log,
             clock=clock,
             watchdog=watchdog,
@@ -130,17 +130,16 @@ class TargetProcess:
             FieldError: this target does not have the mode; nothing is changed.
         """
         settings = self._settings
-        if change.mode is not None:
-            self._handler.check_mode(change.mode)
-        self._settings = replace(
+        changed = replace(
             settings,
             backup=change.backup or settings.backup,
             draft_deadline_ms=change.draft_deadline_ms or settings.draft_deadline_ms,
         )
-        self._pool.configure(pool_settings(self._settings, self._model.num_token_ids))
         if change.mode is not None:
-            self._handler.auto_mode = change.mode
+            self._handler.set_auto_mode(change.mode)
             publish_mode(change.mode)
+        self._settings = changed
+        self._pool.configure(pool_settings(changed, self._model.num_token_ids))
         if change.fan_out_policy is not None:
             self._links.configure(LinkSettings(fan_out_policy=change.fan_out_policy))
         _log.info("speculation_set", **{k: str(v) for k, v in asdict(change).items() if v})
@@ -178,7 +177,7 @@ class TargetProcess:
                 async with self._ranks.running(self._step.ended, self._fail):
                     runner = await self._life_cycle.load()
                     if runner is not None:
-                        self._handler.open(runner, self._wakeups)
+                        self._handler.open(runner)
                         await self._serve()
             finally:
                 admin.close()

@@ -44,6 +44,7 @@ class RequestHandler:
         tokenizer: Tokenizer,
         chat_template: str | None,
         inbox: Inbox,
+        wakeups: Wakeups,
         clock: Clock,
     ) -> None:
         self.tokenizer = tokenizer
@@ -51,7 +52,7 @@ class RequestHandler:
         self._grammars = Grammars(tokenizer)
         self.runner: TargetRunner | None = None
         self.bounds = ANY_MODEL
-        """Bounds of prompts; those of the model once it is loaded."""
+        """Bounds of prompts: of any model, or of this model once it is loaded."""
         self.auto_mode = Mode.AUTO
         """Mode of requests that arrive in mode AUTO."""
         self._num_entering = 0
@@ -64,7 +65,7 @@ class RequestHandler:
             self.tool_format = settings.tool_format.replace("none", "")
         self._inbox = inbox
         self._clock = clock
-        self._wakeups: Wakeups | None = None
+        self._wakeups = wakeups
         self._is_draining = False
         self._sequence_ids = itertools.count(1)
         self._streams: set[tuple[TokenStream, ...]] = set()
@@ -74,9 +75,8 @@ class RequestHandler:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def open(self, runner: TargetRunner, wakeups: Wakeups) -> None:
+    def open(self, runner: TargetRunner) -> None:
         """Accept requests from now on."""
-        self._wakeups = wakeups
         self.bounds = PromptBounds.of_model(
             runner.engine.max_model_len, self.tokenizer.longest_token_bytes
         )
@@ -125,7 +125,7 @@ class RequestHandler:
 
     @property
     def num_token_ids(self) -> int:
-        """Number of token ids that a prompt can hold: those that tokenizer and model have."""
+        """Number of token ids that a prompt can hold: tokenizer and model have them."""
         return self.require_open().engine.num_token_ids or self.tokenizer.vocab_size
 
     def check_mode(self, mode: Mode) -> None:
@@ -140,6 +140,11 @@ class RequestHandler:
                 "SYNCHRONOUS needs a draft on the target's own device, which this target does not "
                 "have (setting draft_model); use another mode",
             )
+
+    def set_auto_mode(self, mode: Mode) -> None:
+        """Set the mode of requests that arrive in mode AUTO; raises as ``check_mode``."""
+        self.check_mode(mode)
+        self.auto_mode = mode
 
     async def wait_until_idle(self) -> None:
         """Wait until no request is left."""
@@ -165,51 +170,16 @@ class RequestHandler:
             prompt_ids, call.sampling.max_tokens, max_model_len, prompt_field(call.prompt)
         )
         self._check(call, prompt_ids, max_tokens)
-        seed = call.sampling.seed
-        if seed is None:
-            seed = secrets.randbits(SEED_BITS)
-        mode = self._mode(call.mode)
-        assert self._wakeups is not None
-        interval = call.message_interval_ms / 1000
-        streams: list[TokenStream] = []
-        sequences: list[Sequence] = []
-        for choice in range(call.sampling.n):
-            first = streams[0] if streams else None
-            stream = TokenStream(self._wakeups, self._clock, self._settings, first, interval)
-            streams.append(stream)
-            grammar = await self._grammar(call.sampling)
-            detectors: list[StopDetector] = []
-            if call.sampling.stop:
-                detectors.append(TextWriter(self.tokenizer, call.sampling.stop))
-            if grammar is not None:
-                # Last: a token that ends the text otherwise need not be parsed.
-                detectors.append(grammar)
-            sequences.append(
-                Sequence(
-                    sequence_id=next(self._sequence_ids),
-                    prompt_ids=prompt_ids,
-                    sampling=call.sampling,
-                    seed=seed,
-                    max_len=len(prompt_ids) + max_tokens,
-                    sink=stream,
-                    request_id=request_id,
-                    choice=choice,
-                    mode=mode,
-                    priority=call.priority,
-                    report_rounds=call.report_rounds or trace.is_recording,
-                    eos_token_ids=self.tokenizer.eos_token_ids,
-                    stop_detectors=tuple(detectors),
-                    grammar=grammar,
-                    record=SequenceRecord(arrived_at=arrived_at),
-                )
-            )
+        continuations = await self._continuations(
+            call, prompt_ids, len(prompt_ids) + max_tokens, arrived_at, request_id, trace
+        )
         readers = [
             self._read(sequence, stream, trace, text if call.sampling.echo else None)
-            for sequence, stream in zip(sequences, streams, strict=True)
+            for sequence, stream in continuations
         ]
-        with self._running(tuple(streams)):
+        with self._running(tuple(stream for _, stream in continuations)):
             try:
-                for sequence in sequences:
+                for sequence, _ in continuations:
                     self._inbox.submit(sequence)
                     trace.sequences.append(sequence)
                 async with contextlib.aclosing(merged(readers)) as chunks:
@@ -219,9 +189,54 @@ class RequestHandler:
                         add_texts(chunk, self.tokenizer)
                         yield chunk
             finally:
-                for sequence, stream in zip(sequences, streams, strict=True):
+                for sequence, stream in continuations:
                     stream.abandon()
                     self._inbox.cancel(sequence.sequence_id)
+
+    async def _continuations(
+        self,
+        call: GenerateCall,
+        prompt_ids: tuple[TokenId, ...],
+        max_len: int,
+        arrived_at: float,
+        request_id: str,
+        trace: RequestTrace,
+    ) -> list[tuple[Sequence, TokenStream]]:
+        """Return the continuations of a request; the inbox does not have them yet."""
+        sampling = call.sampling
+        seed = secrets.randbits(SEED_BITS) if sampling.seed is None else sampling.seed
+        mode = self._mode(call.mode)
+        interval = call.message_interval_ms / 1000
+        continuations: list[tuple[Sequence, TokenStream]] = []
+        for choice in range(sampling.n):
+            first = continuations[0][1] if continuations else None
+            stream = TokenStream(self._wakeups, self._clock, self._settings, first, interval)
+            grammar = await self._grammar(sampling)
+            detectors: list[StopDetector] = []
+            if sampling.stop:
+                detectors.append(TextWriter(self.tokenizer, sampling.stop))
+            if grammar is not None:
+                # Last: a token that ends the text otherwise need not be parsed.
+                detectors.append(grammar)
+            sequence = Sequence(
+                sequence_id=next(self._sequence_ids),
+                prompt_ids=prompt_ids,
+                sampling=sampling,
+                seed=seed,
+                max_len=max_len,
+                sink=stream,
+                request_id=request_id,
+                choice=choice,
+                mode=mode,
+                priority=call.priority,
+                report_rounds=call.report_rounds or trace.is_recording,
+                eos_token_ids=self.tokenizer.eos_token_ids,
+                stop_detectors=tuple(detectors),
+                grammar=grammar,
+                record=SequenceRecord(arrived_at=arrived_at),
+            )
+            continuations.append((sequence, stream))
+        return continuations
 
     @contextlib.contextmanager
     def _running(self, streams: tuple[TokenStream, ...]) -> Iterator[None]:

@@ -38,7 +38,10 @@ class Served:
 
     def __init__(self, settings: TargetSettings) -> None:
         self.inbox = Inbox(4)
-        self.handler = RequestHandler(settings, WatchedTokenizer(), None, self.inbox, FakeClock())
+        self.wakeups = Wakeups(asyncio.get_running_loop())
+        self.handler = RequestHandler(
+            settings, WatchedTokenizer(), None, self.inbox, self.wakeups, FakeClock()
+        )
         self.server = RpcServer("127.0.0.1", 0)
         traces = RequestTraces(NoOpTracerProvider(), FakeClock(), "m")
         GenerateServicer(settings, self.handler, lambda: 0, traces).add_to(self.server)
@@ -47,8 +50,7 @@ class Served:
         runner = SimpleNamespace(
             engine=SimpleNamespace(max_model_len=MAX_MODEL_LEN, num_token_ids=100)
         )
-        wakeups = Wakeups(asyncio.get_running_loop())
-        self.handler.open(cast(TargetRunner, runner), wakeups)
+        self.handler.open(cast(TargetRunner, runner))
 
     async def call(self, request: Request | bytes, seconds: float | None = None) -> "Failure":
         payload = request if isinstance(request, bytes) else request.SerializeToString()
@@ -175,13 +177,13 @@ async def test_a_bug_returns_only_the_request_id_and_others_continue(served: Ser
         running = await served.arrival()
         failing = asyncio.create_task(served.call(Request(text="abc")))
         (await served.arrival()).sink.fail(RuntimeError("a secret prompt"))
-        served.handler._wakeups.flush()  # type: ignore[union-attr]
+        served.wakeups.flush()
         found = await failing
         assert (found.code, found.reason) == (Code.INTERNAL, "INTERNAL")
         request_id = found.trailers["x-request-id"]
         assert request_id in found.message
         assert "secret" not in str(found.status)
         running.sink.put(GenerationChunk(token_ids=(97,)))
-        served.handler._wakeups.flush()  # type: ignore[union-attr]
+        served.wakeups.flush()
         assert generate_pb2.GenerateResponse.FromString(await other.read()).text == "a"
         other.cancel()

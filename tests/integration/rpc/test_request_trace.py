@@ -63,10 +63,12 @@ class Bench:
         self.clock = FakeClock(1000.0)
         self.inbox = Inbox(4)
         settings = TargetSettings(port=0, model_name="m")
-        handler = RequestHandler(settings, ByteTokenizer(), None, self.inbox, self.clock)
-        engine = SimpleNamespace(max_model_len=64, num_token_ids=256)
         self.wakeups = Wakeups(asyncio.get_running_loop())
-        handler.open(cast(TargetRunner, SimpleNamespace(engine=engine)), self.wakeups)
+        handler = RequestHandler(
+            settings, ByteTokenizer(), None, self.inbox, self.wakeups, self.clock
+        )
+        engine = SimpleNamespace(max_model_len=64, num_token_ids=256)
+        handler.open(cast(TargetRunner, SimpleNamespace(engine=engine)))
         provider = NoOpTracerProvider() if exporter is None else TracerProvider()
         if isinstance(provider, TracerProvider) and exporter is not None:
             provider.add_span_processor(SimpleSpanProcessor(exporter))

@@ -61,7 +61,7 @@ async def test_a_drain_returns_the_number_of_requests_and_waits_for_them(
     target: TargetProcess,
 ) -> None:
     clock = SystemClock()
-    stream = TokenStream(target._wakeups, clock, target._settings)
+    stream = TokenStream(target._handler._wakeups, clock, target._settings)
     with target._handler._running((stream,)):
         assert target.drain(0.0) == 1
         finish = asyncio.create_task(target._finish_requests())

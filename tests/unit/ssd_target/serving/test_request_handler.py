@@ -43,11 +43,12 @@ def inbox() -> Inbox:
 @pytest.fixture
 async def handler(tokenizer: WatchedTokenizer, inbox: Inbox) -> RequestHandler:
     settings = TargetSettings(stream_buffer_tokens=100, max_queue=2, max_num_seqs=1)
-    handler = RequestHandler(settings, tokenizer, TEMPLATE, inbox, FakeClock())
+    wakeups = Wakeups(asyncio.get_running_loop())
+    handler = RequestHandler(settings, tokenizer, TEMPLATE, inbox, wakeups, FakeClock())
     runner = SimpleNamespace(
         engine=SimpleNamespace(max_model_len=MAX_MODEL_LEN, num_token_ids=NUM_TOKEN_IDS)
     )
-    handler.open(cast(TargetRunner, runner), Wakeups(asyncio.get_running_loop()))
+    handler.open(cast(TargetRunner, runner))
     return handler
 
 
@@ -65,7 +66,8 @@ async def test_auto_uses_the_draft_of_the_target_only_without_other_drafts(
     draft_model: str, drafts: tuple[str, ...], requested: Mode, mode: Mode, inbox: Inbox
 ) -> None:
     settings = TargetSettings(draft_model=draft_model, drafts=drafts)
-    handler = RequestHandler(settings, WatchedTokenizer(), TEMPLATE, inbox, FakeClock())
+    wakeups = Wakeups(asyncio.get_running_loop())
+    handler = RequestHandler(settings, WatchedTokenizer(), TEMPLATE, inbox, wakeups, FakeClock())
     assert handler._mode(requested) is mode
 
 
@@ -93,7 +95,7 @@ async def generate(
 async def test_the_mode_of_the_target_applies_to_requests_in_mode_auto(
     handler: RequestHandler, inbox: Inbox, asked: Mode, found: Mode
 ) -> None:
-    handler.auto_mode = Mode.SPECULATIVE
+    handler.set_auto_mode(Mode.SPECULATIVE)
     request = asyncio.create_task(
         anext(
             handler.generate(
