@@ -52,7 +52,7 @@ async def _receive(
         while (message := await call.receive()) is not None:
             match message:
                 case bytes():
-                    pool.tables.receive(link, message)
+                    pool.receive(link, message)
                 case Heartbeat():
                     if link.round_trip.receive(message, now()):
                         LINK_RTT_SECONDS.labels(draft=link.name).set(link.round_trip.seconds)

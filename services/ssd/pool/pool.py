@@ -23,9 +23,10 @@ from ssd.pool.rounds import (
 )
 from ssd.pool.router import choose_link, session_to_move
 from ssd.pool.sustainable_sessions import sustainable_sessions
+from ssd.pool.table_deadline import RoundPace
 from ssd.pool.tables import TableCollector, without_session
 from ssd.ports import Clock
-from ssd.speculation.table import OutcomeTable, pack_commits
+from ssd.speculation.table import OutcomeTable, pack_commits, unpack_tables
 from ssd.types import (
     Commit,
     LookupResult,
@@ -47,20 +48,24 @@ class DraftPool:
     A target calls ``begin`` for each sequence that may speculate, ``open_sessions``, ``look_up``
     and ``commit`` in each of its rounds, and ``end``. Nothing here needs the target's model.
 
-    Asyncio loop: ``configure``, ``attach``, ``detach``, ``drain``, ``refuse``. Step thread:
-    ``begin``, ``open_sessions``, ``release``, ``look_up``, ``commit``, ``end``. Any thread: the
-    rest. One lock guards links and sessions. It is not held while waiting or sending to drafts;
+    Asyncio loop: ``configure``, ``attach``, ``detach``, ``drain``, ``receive``, ``refuse``. Step
+    thread: ``begin``, ``open_sessions``, ``release``, ``look_up``, ``commit``, ``end``. Any thread:
+    the rest. One lock guards links and sessions. It is not held while waiting or sending to drafts;
     readers of tokens are woken under it.
     """
 
     def __init__(self, settings: PoolSettings, clock: Clock) -> None:
+        self.settings = settings
+        """Set with the lock held; rounds use them from the next one on."""
         self._clock = clock
+        self._pace = RoundPace()
         self._changed = threading.Condition()
         self._links: dict[str, DraftLink] = {}
         self._sequences: dict[SequenceId, DraftedSequence] = {}
         self._reopening: set[DraftedSequence] = set()
         """Sequences whose session has moved and is not requested yet; at most one."""
-        self.tables = TableCollector(settings, self._changed, clock)
+        self._waited_seconds = 0.0
+        """How long the newest round waited."""
         self._sent_at: float | None = None
         """When the commits of the newest round were sent."""
         self.counts = LookupCounts()
@@ -69,7 +74,7 @@ class DraftPool:
     def configure(self, settings: PoolSettings) -> None:
         """Use other settings from the next round on: the backup and the table deadline."""
         with self._changed:
-            self.tables.settings = settings
+            self.settings = settings
 
     def attach(self, link: DraftLink) -> None:
         """Use a link that is up."""
@@ -89,6 +94,28 @@ class DraftPool:
         """Open no more sessions on a link, and close its sessions in the next round."""
         with self._changed:
             link.is_draining = True
+
+    def receive(self, link: DraftLink, frame: bytes) -> None:
+        """Keep the tables of a frame that match a session and its round exactly.
+
+        A draft sends at most K tables for each opening and commit, each with more columns, and a
+        frame has at most one table of each session. This bounds the time of the asyncio loop.
+
+        Raises:
+            FrameError: the frame is malformed or contains what was not requested; the caller ends
+                the link.
+        """
+        settings = self.settings
+        tables = unpack_tables(
+            frame,
+            settings.lookahead,
+            max_tables=link.peak_sessions,
+            branches=settings.branches,
+            num_token_ids=settings.num_token_ids,
+        )
+        with self._changed:
+            link.receive(tables, self._clock.now())
+            self._changed.notify_all()
 
     def refuse(self, link: DraftLink, refusal: SessionRefused) -> None:
         """Remove a session that the draft has refused or closed."""
@@ -165,7 +192,7 @@ class DraftPool:
         It waits for more columns of tables while that pays.
 
         Args:
-            results: of all sequences of the round, those that drafts do not know included.
+            results: of all sequences of the round, including sequences that are not in the pool.
             before_wait: called once if it waits.
 
         Returns:
@@ -175,27 +202,20 @@ class DraftPool:
             self._sent_at = None
             return [NO_TABLE_NEEDED] * len(results)
         found = [(each, self._sequences.get(each.sequence_id)) for each in results]
-        rows = [None if result.is_finished else sequence for result, sequence in found]
-        num_others = sum(sequence is None and not result.is_finished for result, sequence in found)
-        for result, sequence in found:
-            if sequence is not None and not result.is_finished:
-                sequence.add_round(result, self.tables.settings.lookahead)
-        pace = self.tables.pace
-        if self._sent_at is not None:
-            is_plain = not any(each.num_proposed for each in results)
-            pace.add_round(self._clock.now() - self._sent_at, is_plain=is_plain)
+        self._add_outcomes(found)
+        continuing = [sequence for each, sequence in found if sequence and not each.is_finished]
+        num_others = sum(not each.is_finished for each in results) - len(continuing)
+        tables = TableCollector(self.settings, self._pace, self._changed, self._clock)
         with self._changed:
-            pace.add_outcomes(
-                (result.num_proposed, each.num_from_table if each else 0, result.outcome.accepted)
-                for result, each in found
-            )
-            continuing = [each for each in rows if each]
-            answering = self.tables.collect(continuing, num_others, before_wait)
+            answering = tables.collect(continuing, num_others, before_wait)
             suspended = self._suspend_late_links(session for session, _ in answering.values())
+        self._waited_seconds = tables.waited_seconds
         _send_closings(suspended)
         return [
-            self._look_up_one(each, answering.get(each)) if each else NO_TABLE_NEEDED
-            for each in rows
+            self._look_up_one(tables, sequence, answering.get(sequence))
+            if sequence and not each.is_finished
+            else NO_TABLE_NEEDED
+            for each, sequence in found
         ]
 
     def commit(self, results: Rows[RoundResult], lookups: Rows[Lookup], decided_at: float) -> None:
@@ -206,7 +226,7 @@ class DraftPool:
         if not self._sequences:
             return
         commits: dict[DraftLink, list[Commit]] = {}
-        waited_us = min(int(self.tables.waited_seconds * 1e6), _MAX_WAITED_US)
+        waited_us = min(int(self._waited_seconds * 1e6), _MAX_WAITED_US)
         now = self._clock.now()
         # The time from the last sequence to the next request belongs to no round.
         is_last = all(each.is_finished for each in results)
@@ -236,11 +256,24 @@ class DraftPool:
                 session.begin_round(num_tokens, now, is_branch=is_branch)
         for link, link_commits in commits.items():
             try:
-                link.send(pack_commits(link_commits, self.tables.settings.lookahead))
+                link.send(pack_commits(link_commits, self.settings.lookahead))
             except LinkError as error:
                 self.detach(link, str(error))
             else:
                 COMMIT_TO_WIRE_SECONDS.observe(self._clock.now() - decided_at)
+
+    def _add_outcomes(self, found: Rows[tuple[RoundResult, DraftedSequence | None]]) -> None:
+        """Add a round to its sequences that continue and to the pace."""
+        for result, sequence in found:
+            if sequence is not None and not result.is_finished:
+                sequence.add_round(result, self.settings.lookahead)
+        if self._sent_at is not None:
+            is_plain = not any(result.num_proposed for result, _ in found)
+            self._pace.add_round(self._clock.now() - self._sent_at, is_plain=is_plain)
+        self._pace.add_outcomes(
+            (result.num_proposed, each.num_from_table if each else 0, result.outcome.accepted)
+            for result, each in found
+        )
 
     def _close_unserved(self) -> None:
         """Close sessions that move to another link, and the openings without an answer."""
@@ -256,7 +289,7 @@ class DraftPool:
                     _log.warning("openings_unanswered", draft=link.name, sessions=len(overdue))
                     closed += overdue
                     link.pause_openings(now)
-                    if self.tables.settings.circuit_breaker:
+                    if self.settings.circuit_breaker:
                         link.circuit_breaker.open(now)
             if not closed and (moved := self._session_to_move(now)):
                 _log.info("session_moved", draft=moved.link.name)
@@ -269,7 +302,7 @@ class DraftPool:
         """Return the session that closes because another link serves it better. Lock held."""
         if len(self._links) < 2 or self._reopening:
             return None
-        round_seconds = self.tables.pace.proposed_seconds
+        round_seconds = self._pace.proposed_seconds
         return session_to_move(
             self._links.values(),
             lambda link: sustainable_sessions(
@@ -300,14 +333,14 @@ class DraftPool:
         suspended.
         """
         now = self._clock.now()
-        oldest = now - LATE_ROUNDS * self.tables.settings.deadline_seconds
+        oldest = now - LATE_ROUNDS * self.settings.deadline_seconds
         by_link: dict[DraftLink, list[Session]] = {}
         for session in answering:
             by_link.setdefault(session.link, []).append(session)
         suspended: list[Session] = []
         for link, sessions in by_link.items():
             any_in_time = link.add_round(sessions, now) or link.table_at > oldest
-            if self.tables.settings.circuit_breaker and link.circuit_breaker.add_round(
+            if self.settings.circuit_breaker and link.circuit_breaker.add_round(
                 now, any_in_time=any_in_time
             ):
                 suspended += link.sessions.values()
@@ -317,16 +350,19 @@ class DraftPool:
         return suspended
 
     def _look_up_one(
-        self, sequence: DraftedSequence, found: tuple[Session, OutcomeTable | None] | None
+        self,
+        tables: TableCollector,
+        sequence: DraftedSequence,
+        found: tuple[Session, OutcomeTable | None] | None,
     ) -> Lookup:
         if found is None:
             sequence.num_from_table = 0
             return without_session(sequence)
         session, table = found
-        lookup = self.tables.look_up(sequence, table)
+        lookup = tables.look_up(sequence, table)
         sequence.num_from_table = lookup.num_from_table
         if lookup.result in (LookupResult.HIT, LookupResult.MISS):
-            self.tables.pace.hits.add(1, lookup.result is LookupResult.HIT)
+            self._pace.hits.add(1, lookup.result is LookupResult.HIT)
         session.link.counts.add(lookup.result)
         self.counts.add(lookup.result)
         return lookup

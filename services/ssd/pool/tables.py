@@ -1,4 +1,4 @@
-"""Outcome tables: receiving them, waiting for columns while it pays, and the next proposals.
+"""The tables of a round: waiting for columns while it pays, and the next proposals.
 
 *Decision*: the backup continues a proposal with fewer than K tokens of a table, while at least
 ``MIN_ACCEPTANCE`` of its tokens are accepted. *Because*: a slow draft has few columns in time, and
@@ -14,12 +14,12 @@ from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from math import inf
 
-from ssd.pool.link import DraftedSequence, DraftLink, Session
+from ssd.pool.link import DraftedSequence, Session
 from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup, PoolSettings
 from ssd.pool.table_deadline import RoundPace, Row, wait_until
 from ssd.ports import Clock
 from ssd.speculation.backup import BACKUPS, WINDOW_TOKENS, Backup
-from ssd.speculation.table import OutcomeTable, unpack_tables
+from ssd.speculation.table import OutcomeTable
 from ssd.types import LookupResult
 
 MIN_ACCEPTANCE = 0.3
@@ -28,44 +28,22 @@ from the times of the embedded target, not tuned."""
 
 
 class TableCollector:
-    """Receives the tables of all links, and collects those of a round.
+    """Collects the tables of one round. Step thread only.
 
-    The asyncio loop calls ``receive``, the step thread ``collect``. ``changed`` is the lock of
-    ``DraftPool``; it is notified when tables arrive or sessions end.
+    ``changed`` is the lock of ``DraftPool``; it is notified when tables arrive or sessions end.
     """
 
-    def __init__(self, settings: PoolSettings, changed: threading.Condition, clock: Clock) -> None:
-        self.settings = settings
-        """Those of the pool. Set with the lock held; rounds use them from the next one on."""
+    def __init__(
+        self, settings: PoolSettings, pace: RoundPace, changed: threading.Condition, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._pace = pace
         self._changed = changed
         self._clock = clock
-        self.pace = RoundPace()
         self.waited_seconds = 0.0
-        """How long the newest round waited."""
+        """How long the round waited."""
         self._lookups: dict[DraftedSequence, tuple[OutcomeTable | None, Lookup]] = {}
-        """Of the current round, with the table that they are from."""
-
-    def receive(self, link: DraftLink, frame: bytes) -> None:
-        """Keep the tables of a frame that match a session and its round exactly.
-
-        A draft sends at most K tables for each opening and commit, each with more columns, and a
-        frame has at most one table of each session. This bounds the time of the asyncio loop.
-
-        Raises:
-            FrameError: the frame is malformed or contains what was not requested; the caller ends
-                the link.
-        """
-        settings = self.settings
-        tables = unpack_tables(
-            frame,
-            settings.lookahead,
-            max_tables=link.peak_sessions,
-            branches=settings.branches,
-            num_token_ids=settings.num_token_ids,
-        )
-        with self._changed:
-            link.receive(tables, self._clock.now())
-            self._changed.notify_all()
+        """The newest lookup of each sequence, with its table."""
 
     def collect(
         self, continuing: Rows[DraftedSequence], num_others: int, before_wait: Callable[[], None]
@@ -76,12 +54,11 @@ class TableCollector:
 
         Args:
             continuing: sequences that continue.
-            num_others: sequences that continue and that no draft knows; they wait too.
+            num_others: continuing sequences that are not in the pool; the wait delays them too.
             before_wait: called once if the round waits.
         """
-        self._lookups.clear()
         begun_at = now = self._clock.now()
-        deadline = begun_at + self.settings.deadline_seconds
+        deadline = begun_at + self._settings.deadline_seconds
         while (until := min(deadline, self._until(continuing, num_others, begun_at, now))) > now:
             if now == begun_at:
                 before_wait()
@@ -97,8 +74,8 @@ class TableCollector:
         """Return the lookup of a sequence; the text is searched once for each column."""
         known = self._lookups.get(sequence)
         if known is None or known[0] is not table:
-            backup = BACKUPS[self.settings.backup]
-            known = table, look_up(sequence, table, backup, self.pace.from_backup.rate)
+            backup = BACKUPS[self._settings.backup]
+            known = table, look_up(sequence, table, backup, self._pace.from_backup.rate)
             self._lookups[sequence] = known
         return known[1]
 
@@ -109,8 +86,8 @@ class TableCollector:
         rows = [*map(self._row, continuing), *[Row(0)] * num_others]
         if not any(row.num_columns for row in rows):
             return now
-        if self.settings.adaptive_deadline:
-            return wait_until(rows, self.pace, begun_at, now)
+        if self._settings.adaptive_deadline:
+            return wait_until(rows, self._pace, begun_at, now)
         return inf
 
     def _row(self, sequence: DraftedSequence) -> Row:

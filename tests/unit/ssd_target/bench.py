@@ -253,7 +253,7 @@ class Bench:
 
     def receive(self, link: DraftLink, frame: bytes) -> None:
         try:
-            self.pool.tables.receive(link, frame)
+            self.pool.receive(link, frame)
         except FrameError as error:
             self.pool.detach(link, str(error))
 

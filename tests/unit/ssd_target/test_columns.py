@@ -75,7 +75,7 @@ class DraftEnd:
 
     def deliver(self) -> None:
         while self.waiting:
-            self.bench.pool.tables.receive(self.link, self.waiting.pop(0))
+            self.bench.pool.receive(self.link, self.waiting.pop(0))
 
     def refuse(self, session: int, reason: RefusalReason) -> None:
         self.bench.pool.refuse(self.link, SessionRefused(session, str(reason)))

@@ -26,7 +26,7 @@ class WatchedCondition(threading.Condition):
 
 def watch_lock(bench: Bench) -> WatchedCondition:
     """Replace the lock of the pool by one that reports when a thread waits."""
-    bench.pool._changed = bench.pool.tables._changed = changed = WatchedCondition()
+    bench.pool._changed = changed = WatchedCondition()
     return changed
 
 

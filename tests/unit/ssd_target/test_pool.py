@@ -180,7 +180,7 @@ def test_a_slow_draft_is_not_suspended_a_silent_one_is(
         bench.clock.time += 0.02
         bench.loop.run_round()
         if is_answering:
-            bench.pool.tables.receive(link, late)
+            bench.pool.receive(link, late)
         if bench.pool.state(link) is LinkState.QUARANTINED:
             break
     assert bench.pool.state(link) is state
@@ -227,10 +227,10 @@ def test_a_table_of_another_round_is_dropped_and_counted(distance: int) -> None:
     bench = Bench()
     _, link, session = begun(bench)
     before = stale_frames()
-    bench.pool.tables.receive(link, tables_frame(1, session.base_len + distance, [5]))
+    bench.pool.receive(link, tables_frame(1, session.base_len + distance, [5]))
     assert session.table is None
     assert stale_frames() == before + 1
-    bench.pool.tables.receive(link, tables_frame(1, session.base_len, [5]))
+    bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
     assert session.table is not None
 
 
@@ -239,11 +239,11 @@ def test_the_first_table_of_a_session_is_not_timed() -> None:
     bench = Bench()
     _, link, session = begun(bench)
     bench.clock.time += 3.0
-    bench.pool.tables.receive(link, tables_frame(1, session.base_len, [5]))
+    bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
     bench.loop.run_round()
     assert link.batch_times.seconds_by_sessions == {}
     bench.clock.time += 0.5
-    bench.pool.tables.receive(link, tables_frame(1, session.base_len, [5]))
+    bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
     bench.loop.run_round()
     assert 0.5 < link.batch_times.seconds_by_sessions[1] < 0.7
 
@@ -257,7 +257,7 @@ def test_a_table_with_more_branches_than_agreed_is_rejected() -> None:
     (link,) = bench.pool.links()
     session, _ = link.sessions.values()
     with pytest.raises(FrameError, match="a table has 3 branches, agreed are 2"):
-        bench.pool.tables.receive(link, tables_frame(1, session.base_len, [5, 6, 7]))
+        bench.pool.receive(link, tables_frame(1, session.base_len, [5, 6, 7]))
     bench.run()
 
 
@@ -266,11 +266,11 @@ def test_a_frame_with_more_rows_than_the_sessions_allow_is_rejected() -> None:
     bench.join(SILENT)
     (link,) = bench.pool.links()
     with pytest.raises(FrameError, match="allowed are 0 tables: up to 0 rows"):
-        bench.pool.tables.receive(link, bytes(frame_bytes(1, LOOKAHEAD)))
+        bench.pool.receive(link, bytes(frame_bytes(1, LOOKAHEAD)))
     bench.submit([1, 2, 3], 40)
     bench.loop.run_round()
     with pytest.raises(FrameError, match="allowed are 1 tables: up to 3 rows"):
-        bench.pool.tables.receive(link, bytes(frame_bytes(4, LOOKAHEAD)))
+        bench.pool.receive(link, bytes(frame_bytes(4, LOOKAHEAD)))
     bench.run()
 
 
@@ -280,10 +280,10 @@ def test_a_draft_may_send_as_many_tables_as_columns_were_requested() -> None:
     num_stale = LOOKAHEAD  # the columns of the opening; the commit of the round requested as many
     before = stale_frames()
     for _ in range(1 + num_stale):
-        bench.pool.tables.receive(link, tables_frame(1, session.base_len, [5]))
+        bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
     assert stale_frames() == before + num_stale
     with pytest.raises(FrameError, match="more tables than were requested"):
-        bench.pool.tables.receive(link, tables_frame(1, session.base_len, [5]))
+        bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
     bench.loop.run_round()
     bench.pool.detach(link, "it broke the rules")
     bench.run()
@@ -295,7 +295,7 @@ def test_a_complete_short_table_uses_up_its_request() -> None:
     before = link.num_due_columns
     for depth in (1, 2):
         frame = tables_frame(1, session.base_len, [5], depth=depth, length=2)
-        bench.pool.tables.receive(link, frame)
+        bench.pool.receive(link, frame)
     assert link.num_due_columns == before - LOOKAHEAD
     bench.run()
 
@@ -306,7 +306,7 @@ def test_a_later_frame_adds_columns_to_the_table() -> None:
     before = stale_frames()
     for depth in (1, 3, 2):
         frame = tables_frame(1, session.base_len, [5, 6], depth=depth)
-        bench.pool.tables.receive(link, frame)
+        bench.pool.receive(link, frame)
     assert session.depth == 3
     assert stale_frames() == before + 1, "a table with fewer columns than before is stale"
     assert link.num_due_columns == LOOKAHEAD - 1, "those of the opening, less the stale table"
@@ -316,9 +316,9 @@ def test_a_later_frame_adds_columns_to_the_table() -> None:
 def test_a_table_that_contradicts_its_earlier_columns_is_rejected() -> None:
     bench = Bench(circuit_breaker=False)
     _, link, session = begun(bench)
-    bench.pool.tables.receive(link, tables_frame(1, session.base_len, [5, 6], depth=1))
+    bench.pool.receive(link, tables_frame(1, session.base_len, [5, 6], depth=1))
     with pytest.raises(FrameError, match="contradicts the columns sent before"):
-        bench.pool.tables.receive(link, tables_frame(1, session.base_len, [6, 5], depth=2))
+        bench.pool.receive(link, tables_frame(1, session.base_len, [6, 5], depth=2))
     assert session.table.bonus_N.tolist() == [5, 6]
     bench.run()
 
@@ -368,4 +368,4 @@ def test_the_time_between_two_requests_is_not_that_of_a_round() -> None:
         bench.submit([1, 2, 3], max_tokens)
         bench.run()
         bench.clock.time += 100.0
-    assert bench.pool.tables.pace.plain_seconds < 1.0
+    assert bench.pool._pace.plain_seconds < 1.0

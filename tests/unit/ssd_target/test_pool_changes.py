@@ -21,7 +21,7 @@ def test_another_backup_applies_from_the_next_round_on() -> None:
     bench.submit([1, 2] * 4, 50)
     bench.run(max_rounds=4, ends=False)
     for backup, may_propose in (("none", False), ("ngram", True), ("none", False)):
-        bench.pool.configure(replace(bench.pool.tables.settings, backup=backup))
+        bench.pool.configure(replace(bench.pool.settings, backup=backup))
         before = len(bench.controller.rounds)
         bench.run(max_rounds=8, ends=False)
         proposed = [each.num_proposed for each in bench.controller.rounds[before + 1 :]]
@@ -40,7 +40,7 @@ def test_another_table_deadline_applies_from_the_next_round_on(
     monkeypatch.setattr(bench.pool._changed, "wait", waits.append)
     for deadline_ms in (500.0, 50.0, 900.0):
         settings = replace(
-            bench.pool.tables.settings, adaptive_deadline=False, deadline_seconds=deadline_ms / 1000
+            bench.pool.settings, adaptive_deadline=False, deadline_seconds=deadline_ms / 1000
         )
         bench.pool.configure(settings)
         bench.loop.run_round()

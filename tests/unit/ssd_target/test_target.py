@@ -36,9 +36,7 @@ async def test_a_change_of_speculation_keeps_what_is_not_set(target: TargetProce
     assert target._handler.auto_mode is Mode.AUTOREGRESSIVE
     assert target._settings.draft_deadline_ms == 5.0
     assert target._settings.backup == "none"
-    assert target._pool.tables.settings == pool_settings(
-        target._settings, target._model.num_token_ids
-    )
+    assert target._pool.settings == pool_settings(target._settings, target._model.num_token_ids)
 
 
 def test_a_collective_channel_offers_all_backends_of_the_process(
