@@ -18,9 +18,10 @@ in rounds of plain decoding. This **balance** decides:
 - **Pauses.** A trial is due after ``FIRST_PAUSE`` rounds, so that a wrong choice does not last.
   Each trial that keeps the choice makes the next pause longer, up to a share of lost time of
   ``1 / PAUSE_PER_LOSS``. While speculation is on, due trials only measure plain decoding again.
-- **Loads.** Each power of two of running sequences has its own estimates and its own choice.
+- **Ranges.** Each power of two of running sequences has its own estimates and its own choice.
 - **Prompts.** A draft that shares a CPU with the target makes the chunk of a prompt slower that is
-  stored before a round. The time beyond that of a chunk without drafts counts as time of the round.
+  stored before a round. If a chunk takes longer than without drafts, the difference counts as time
+  of the round.
 - **Proposals.** ``proposal_length`` chooses their largest length.
 
 *Decision*: speculation continues until it has lost a number of rounds. *Because*: the tokens of a
@@ -34,7 +35,7 @@ sessions takes much longer than that.
 """
 
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from typing import NamedTuple
 
 from ssd.speculation.estimates import Calibration, Mean, PromptTimes, Recent, size_class
@@ -64,9 +65,9 @@ MIN_GAIN = 1.03
 OPENING_ROUNDS = 128
 """Rounds in which most sessions are opening after which speculation is turned off, or its trial
 given up. A trial is given up earlier if opening has lost ``most_loss``."""
-LOAD_ROUNDS = 16
-"""Rounds at another load after which its choice applies. The prompts of a batch are stored one a
-round, so a load often lasts for a few rounds only."""
+RANGE_ROUNDS = 16
+"""Rounds in another range after which its choice applies. The prompts of a batch are stored one a
+round, so the sequences are often in a range for a few rounds only."""
 MAX_TIMES = 4.0
 """A longer round of speculation counts as so many of its mean time."""
 _WINDOW, _PLAIN_WINDOW = 64, 16
@@ -94,7 +95,7 @@ class Choice(NamedTuple):
 
 
 class ControllerReport(NamedTuple):
-    """The choice for a load without its trials, for status and metrics."""
+    """The choice for a range of running sequences without its trials, for status and metrics."""
 
     is_on: bool
     reason: Reason
@@ -103,9 +104,22 @@ class ControllerReport(NamedTuple):
     max_proposed: int
 
 
+class Stage(Enum):
+    """What a range does: the choice in use, or a trial of the other one."""
+
+    ON = auto()
+    """Speculation."""
+    OFF = auto()
+    """Plain decoding."""
+    TRY_PLAIN = auto()
+    """A trial of plain decoding while speculation is on."""
+    TRY_SPECULATION = auto()
+    """A trial of speculation while it is off."""
+
+
 @dataclass(slots=True)
 class Balance:
-    """Tokens and time of some rounds. Time has the unit of ``Load.plain``."""
+    """Tokens and time of some rounds. Time has the unit of ``BatchRange.plain``."""
 
     tokens: float = 0.0
     """Of a sequence."""
@@ -124,27 +138,28 @@ class Balance:
 
 
 @dataclass(slots=True)
-class Load:
+class BatchRange:
     """Estimates and choice of one range of running sequences."""
 
     most_loss: float
-    """Rounds of plain decoding that speculation may lose before it is doubted."""
+    """Loss, in rounds of plain decoding, at which a trial begins."""
     most_sequences: int
     """The largest number of sequences of the range."""
-    is_on: bool = True
-    is_trial: bool = False
+    stage: Stage = Stage.ON
     is_judged: bool = False
     speed_up: float = 0.0
     """Of the newest trial; 0 before the first one."""
-    pauses: dict[bool, int] = field(default_factory=lambda: {True: FIRST_PAUSE, False: FIRST_PAUSE})
-    """Rounds before the next trial while speculation is on, and while it is off."""
+    pauses: dict[Stage, int] = field(
+        default_factory=lambda: {Stage.ON: FIRST_PAUSE, Stage.OFF: FIRST_PAUSE}
+    )
+    """Rounds of a stage before the next trial."""
     plain: Recent = field(default_factory=lambda: Recent(_PLAIN_WINDOW))
     """Time of a round of plain decoding, over the calibrated time of its verify. Until one is
     measured, it is 1 and ``host``."""
     host: Mean = field(default_factory=lambda: Mean(_WINDOW, 0.0))
     """The part of rounds of speculation beside verify and wait, over the same time."""
-    stage: Balance = field(default_factory=Balance)
-    """All rounds since the choice in use has changed."""
+    in_stage: Balance = field(default_factory=Balance)
+    """All rounds of the stage."""
     balance: Balance = field(default_factory=Balance)
     """Rounds of speculation that count for the next decision."""
     unanswered_rounds: int = 0
@@ -158,19 +173,27 @@ class Load:
     time: Mean = field(default_factory=lambda: Mean(_WINDOW))
     """Time of such a round."""
 
-    def begin(self, *, is_trial: bool) -> None:
-        """Begin a stage: a trial of the other choice, or the choice itself."""
-        self.is_trial = is_trial
-        self.stage = Balance()
+    def begin(self, stage: Stage) -> None:
+        """Begin a stage."""
+        self.stage = stage
+        self.in_stage = Balance()
         self.open_rounds = 0
-        if is_trial and self.is_on:
+        if stage is Stage.TRY_PLAIN:
             self.plain_before = self.plain.value
             self.plain.clear()
+        elif stage is Stage.TRY_SPECULATION:
+            self.balance = Balance()
+            self.tokens, self.time = Mean(_WINDOW), Mean(_WINDOW)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether speculation is the choice, without trials."""
+        return self.stage in (Stage.ON, Stage.TRY_PLAIN)
 
     @property
     def speculates(self) -> bool:
-        """Whether the choice in use is speculation."""
-        return self.is_on is not self.is_trial
+        """Whether sequences have sessions in this stage."""
+        return self.stage in (Stage.ON, Stage.TRY_SPECULATION)
 
 
 class Controller:
@@ -189,170 +212,173 @@ class Controller:
         self._columns = columns
         self._calibration = calibration or Calibration()
         self._length = ProposalLength(columns, lookahead, self._calibration)
-        self._loads: dict[int, Load] = {}
+        self._ranges: dict[int, BatchRange] = {}
         self._key = 0
-        self._load = self._reported = self._load_of(0)
+        self._range = self._reported = self._range_of(0)
         self._rounds_elsewhere = 0
         self._prompts = PromptTimes()
 
     def choose(self, num_sequences: int) -> Choice:
         """Return the choice for the next round, of so many sequences."""
-        self._follow_load(size_class(num_sequences))
-        load = self._load
-        if not load.speculates:
+        self._follow_range(size_class(num_sequences))
+        batch = self._range
+        if not batch.speculates:
             return Choice(is_on=False, max_proposed=0)
         return Choice(is_on=True, max_proposed=self._length.largest(num_sequences))
 
     def report(self) -> ControllerReport:
-        """Return the choice for the newest load that was judged, without trials."""
-        load = self._reported
+        """Return the choice for the newest range that was judged, without trials."""
+        batch = self._reported
         reason = Reason.MEASURING
-        if load.is_judged:
-            reason = Reason.FASTER if load.is_on else Reason.SLOWER
-        largest = self._length.largest(load.most_sequences)
-        return ControllerReport(load.is_on, reason, load.speed_up, largest)
+        if batch.is_judged:
+            reason = Reason.FASTER if batch.is_on else Reason.SLOWER
+        largest = self._length.largest(batch.most_sequences)
+        return ControllerReport(batch.is_on, reason, batch.speed_up, largest)
 
     def add_round(self, record: RoundRecord) -> None:
         """Add a round that ran with the choice of the last ``choose``."""
-        load = self._load
+        batch = self._range
         unit = self._calibration.verify_seconds(self._columns[0], record.num_sequences)
         seconds = record.decode_seconds
         if not record.is_plain:
             seconds = max(record.verify_seconds, seconds + self._prompts.lost_seconds(record))
-        elif load.stage.rounds >= SETTLE_ROUNDS or load.speculates:
-            self._load_of(size_class(record.num_sequences)).plain.add(seconds / unit)
+        elif batch.in_stage.rounds >= SETTLE_ROUNDS or batch.speculates:
+            self._range_of(size_class(record.num_sequences)).plain.add(seconds / unit)
             self._prompts.add_round(record)
-        if record.num_auto == 0:
-            return
-        if load.is_on and not load.is_trial and not record.num_sessions:
+        if not record.num_auto or (batch.stage is Stage.ON and not record.num_sessions):
             return
         tokens, time = record.num_tokens / record.num_sequences, seconds / unit
-        load.stage.add(tokens, time)
-        if load.speculates:
+        batch.in_stage.add(tokens, time)
+        if batch.speculates:
             if not record.prompt_tokens:
                 host = record.decode_seconds - record.verify_seconds - record.wait_seconds
-                load.host.add(max(0.0, host) / unit)
-                load.plain.guess(1.0 + load.host.value)
+                batch.host.add(max(0.0, host) / unit)
+                batch.plain.guess(1.0 + batch.host.value)
             is_answered = 2 * record.num_answered >= record.num_auto
-            load.unanswered_rounds = 0 if is_answered else load.unanswered_rounds + 1
-        if not load.speculates:
-            self._add_plain(load)
-        elif load.is_trial:
-            self._add_trial(load, record, time)
-        elif load.stage.rounds > SETTLE_ROUNDS:
-            self._measure(load, record, time)
-            self._add_speculation(load)
+            batch.unanswered_rounds = 0 if is_answered else batch.unanswered_rounds + 1
+        self._add_to_stage(batch, record, time)
 
-    def _add_speculation(self, load: Load) -> None:
+    def _add_to_stage(self, batch: BatchRange, record: RoundRecord, time: float) -> None:
+        match batch.stage:
+            case Stage.ON:
+                self._add_on(batch, record, time)
+            case Stage.OFF:
+                if batch.in_stage.rounds >= batch.pauses[Stage.OFF]:
+                    batch.begin(Stage.TRY_SPECULATION)
+            case Stage.TRY_PLAIN:
+                self._add_plain_trial(batch)
+            case Stage.TRY_SPECULATION:
+                self._add_speculation_trial(batch, record, time)
+
+    def _add_on(self, batch: BatchRange, record: RoundRecord, time: float) -> None:
         """Add a round while speculation is on."""
-        gain = load.balance.gain(load.plain.value)
+        if batch.in_stage.rounds <= SETTLE_ROUNDS:
+            return
+        self._measure(batch, record, time)
+        gain = batch.balance.gain(batch.plain.value)
         if gain > 0.0:
-            load.balance = Balance()
-        if load.unanswered_rounds >= OPENING_ROUNDS:
-            self._judge(load, is_on=False)
+            batch.balance = Balance()
+        if batch.unanswered_rounds >= OPENING_ROUNDS:
+            self._judge(batch, is_on=False)
             # No round has gained a token. What opening costs is below the noise.
-            load.speed_up = min(load.speed_up, 1.0 - 1.0 / OPENING_ROUNDS)
-        elif -gain > load.most_loss or load.stage.rounds >= load.pauses[True]:
-            load.begin(is_trial=True)
+            batch.speed_up = min(batch.speed_up, 1.0 - 1.0 / OPENING_ROUNDS)
+        elif -gain > batch.most_loss or batch.in_stage.rounds >= batch.pauses[Stage.ON]:
+            batch.begin(Stage.TRY_PLAIN)
 
-    def _add_plain(self, load: Load) -> None:
-        """Add a round without sessions: of a trial, or while speculation is off."""
-        if not load.is_trial:
-            if load.stage.rounds >= load.pauses[False]:
-                load.balance = Balance()
-                load.tokens, load.time = Mean(_WINDOW), Mean(_WINDOW)
-                load.begin(is_trial=True)
-            return
-        if load.plain.count >= PLAIN_ROUNDS:
-            loss = -load.balance.gain(load.plain.value)
-            self._judge(load, is_on=loss <= load.most_loss / 2.0)
-            if load.plain.value > MAX_CHANGE * load.plain_before:
+    def _add_plain_trial(self, batch: BatchRange) -> None:
+        """Add a round of a trial of plain decoding."""
+        if batch.plain.count >= PLAIN_ROUNDS:
+            loss = -batch.balance.gain(batch.plain.value)
+            self._judge(batch, is_on=loss <= batch.most_loss / 2.0)
+            if batch.plain.value > MAX_CHANGE * batch.plain_before:
                 # Perhaps other work has slowed these rounds only.
-                load.pauses[True] = FIRST_PAUSE
-        elif load.stage.rounds >= 4 * PLAIN_ROUNDS:
+                batch.pauses[Stage.ON] = FIRST_PAUSE
+        elif batch.in_stage.rounds >= 4 * PLAIN_ROUNDS:
             # Requests that force speculation run beside: plain decoding cannot be measured.
-            self._end_trial(load, is_on=True)
+            self._end_trial(batch, is_on=True)
 
-    def _add_trial(self, load: Load, record: RoundRecord, time: float) -> None:
+    def _add_speculation_trial(self, batch: BatchRange, record: RoundRecord, time: float) -> None:
         """Add a round of a trial of speculation."""
-        load.open_rounds += load.open_rounds > 0 or not load.unanswered_rounds
-        if load.open_rounds <= SETTLE_ROUNDS or not record.num_sessions:
-            is_unserved = not record.num_sessions and load.stage.rounds >= LOAD_ROUNDS
-            has_lost = -load.stage.gain(load.plain.value) > load.most_loss
-            is_closed = not load.open_rounds and load.stage.rounds >= OPENING_ROUNDS
+        batch.open_rounds += batch.open_rounds > 0 or not batch.unanswered_rounds
+        if batch.open_rounds <= SETTLE_ROUNDS or not record.num_sessions:
+            is_unserved = not record.num_sessions and batch.in_stage.rounds >= RANGE_ROUNDS
+            has_lost = -batch.in_stage.gain(batch.plain.value) > batch.most_loss
+            is_closed = not batch.open_rounds and batch.in_stage.rounds >= OPENING_ROUNDS
             if is_unserved or has_lost or is_closed:
-                self._end_trial(load, is_on=False)
+                self._end_trial(batch, is_on=False)
             return
-        self._measure(load, record, time)
-        gain = load.balance.gain(load.plain.value)
-        if gain < -load.most_loss / 2.0:
-            self._judge(load, is_on=False)
-        elif load.balance.rounds >= MIN_ROUNDS and gain > load.most_loss / 2.0:
-            self._judge(load, is_on=True)
-        elif load.balance.rounds >= MAX_ROUNDS:
-            self._judge(load, is_on=self._speed_up(load) >= MIN_GAIN)
+        self._measure(batch, record, time)
+        gain = batch.balance.gain(batch.plain.value)
+        if gain < -batch.most_loss / 2.0:
+            self._judge(batch, is_on=False)
+        elif batch.balance.rounds >= MIN_ROUNDS and gain > batch.most_loss / 2.0:
+            self._judge(batch, is_on=True)
+        elif batch.balance.rounds >= MAX_ROUNDS:
+            self._judge(batch, is_on=self._speed_up(batch) >= MIN_GAIN)
 
-    def _measure(self, load: Load, record: RoundRecord, time: float) -> None:
-        if load.time.count > PLAIN_ROUNDS and not record.prompt_tokens:
+    def _measure(self, batch: BatchRange, record: RoundRecord, time: float) -> None:
+        if batch.time.count > PLAIN_ROUNDS and not record.prompt_tokens:
             # A pause of the machine is not a loss of speculation.
-            time = min(time, MAX_TIMES * load.time.value)
+            time = min(time, MAX_TIMES * batch.time.value)
         tokens = record.num_tokens / record.num_sequences
-        load.balance.add(tokens, time)
-        load.tokens.add(tokens)
-        load.time.add(time)
-        own = self._loads.get(size_class(record.num_sequences))
+        batch.balance.add(tokens, time)
+        batch.tokens.add(tokens)
+        batch.time.add(time)
+        own = self._ranges.get(size_class(record.num_sequences))
         plain = own.plain.value if own is not None and own.plain.count else None
         self._length.add_round(record, plain)
 
-    def _speed_up(self, load: Load) -> float:
-        return load.tokens.value * load.plain.value / load.time.value
+    def _speed_up(self, batch: BatchRange) -> float:
+        return batch.tokens.value * batch.plain.value / batch.time.value
 
-    def _judge(self, load: Load, *, is_on: bool) -> None:
+    def _judge(self, batch: BatchRange, *, is_on: bool) -> None:
         """End a trial with its result."""
-        load.speed_up = self._speed_up(load)
-        load.is_judged = True
-        self._reported = load
-        self._end_trial(load, is_on=is_on)
+        batch.speed_up = self._speed_up(batch)
+        batch.is_judged = True
+        self._reported = batch
+        self._end_trial(batch, is_on=is_on)
 
-    def _end_trial(self, load: Load, *, is_on: bool) -> None:
+    def _end_trial(self, batch: BatchRange, *, is_on: bool) -> None:
         """Keep the choice that was tried, or return to the other one."""
-        kept = load.is_on and is_on
+        kept = batch.is_on and is_on
         if kept:
-            loss = load.stage.rounds * (1.0 - 1.0 / max(1.0, load.speed_up))
-        elif load.is_on:
+            loss = batch.in_stage.rounds * (1.0 - 1.0 / max(1.0, batch.speed_up))
+        elif batch.is_on:
             # A few rounds that have lost much more are no noise: no trial follows soon.
-            loss = -load.balance.gain(load.plain.value) - CLEAR * load.most_loss
+            loss = -batch.balance.gain(batch.plain.value) - CLEAR * batch.most_loss
         else:
-            loss = -load.stage.gain(load.plain.value)
-        is_doubted = load.pauses[False] > FIRST_PAUSE
-        growth = PAUSE_GROWTH if kept or not load.is_on or is_doubted else 1
-        grown = min(growth * load.pauses[kept], MAX_PAUSE)
-        load.pauses[kept] = max(grown, round(PAUSE_PER_LOSS * loss))
-        load.pauses[not kept] = FIRST_PAUSE
-        load.is_on = is_on
-        load.begin(is_trial=False)
+            loss = -batch.in_stage.gain(batch.plain.value)
+        is_doubted = batch.pauses[Stage.OFF] > FIRST_PAUSE
+        growth = PAUSE_GROWTH if kept or not batch.is_on or is_doubted else 1
+        longer, reset = (Stage.ON, Stage.OFF) if kept else (Stage.OFF, Stage.ON)
+        grown = min(growth * batch.pauses[longer], MAX_PAUSE)
+        batch.pauses[longer] = max(grown, round(PAUSE_PER_LOSS * loss))
+        batch.pauses[reset] = FIRST_PAUSE
+        batch.begin(Stage.ON if is_on else Stage.OFF)
 
-    def _follow_load(self, key: int) -> None:
-        """Use the choice of another load after some rounds. Its trial continues where it was."""
+    def _follow_range(self, key: int) -> None:
+        """Use the choice of another range after some rounds. Its trial continues where it was."""
         self._rounds_elsewhere = 0 if key == self._key else self._rounds_elsewhere + 1
         if self._rounds_elsewhere and (
-            self._rounds_elsewhere >= LOAD_ROUNDS or not self._load.stage.rounds
+            self._rounds_elsewhere >= RANGE_ROUNDS or not self._range.in_stage.rounds
         ):
             self._rounds_elsewhere = 0
-            self._key, self._load = key, self._load_of(key)
-            if self._load.is_judged:
-                self._reported = self._load
+            self._key, self._range = key, self._range_of(key)
+            if self._range.is_judged:
+                self._reported = self._range
 
-    def _load_of(self, key: int) -> Load:
-        """Return a load; a new one has the choice of the nearest one that was judged.
+    def _range_of(self, key: int) -> BatchRange:
+        """Return a range; a new one has the choice of the nearest one that was judged.
 
-        A load can be too short to be judged, for example while the prompts of a batch are stored.
+        Sequences can leave a range before it is judged, for example while the prompts of a batch
+        are stored.
         """
-        if key not in self._loads:
+        if key not in self._ranges:
             # The tokens of more sequences vary less.
-            load = Load(20.0 + 12.0 / 2**key, 2**key)
-            judged = [other for other, each in self._loads.items() if each.is_judged]
+            found = BatchRange(20.0 + 12.0 / 2**key, 2**key)
+            judged = [other for other, each in self._ranges.items() if each.is_judged]
             if judged:
-                load.is_on = self._loads[min(judged, key=lambda other: abs(other - key))].is_on
-            self._loads[key] = load
-        return self._loads[key]
+                nearest = min(judged, key=lambda other: abs(other - key))
+                found.stage = Stage.ON if self._ranges[nearest].is_on else Stage.OFF
+            self._ranges[key] = found
+        return self._ranges[key]

@@ -77,7 +77,7 @@ class ProposalLength:
         self._columns = columns
         self._lookahead = lookahead
         self._calibration = calibration
-        self._by_load: dict[int, _Estimates] = {}
+        self._by_range: dict[int, _Estimates] = {}
 
     def largest(self, num_sequences: int) -> int:
         """Return the largest length for a round of so many sequences."""
@@ -170,17 +170,17 @@ class ProposalLength:
     def _estimates(self, num_sequences: int) -> _Estimates:
         """Return those of a number of sequences; new ones have a first choice."""
         key = size_class(num_sequences)
-        if key not in self._by_load:
-            known = [other for other, each in self._by_load.items() if each.host.count]
+        if key not in self._by_range:
+            known = [other for other, each in self._by_range.items() if each.host.count]
             if known:
                 nearest = min(known, key=lambda other: abs(other - key))
-                usual = [mean.value for mean in self._by_load[nearest].kept_K]
+                usual = [mean.value for mean in self._by_range[nearest].kept_K]
             else:
                 usual = [USUAL_ACCEPTANCE] * self._lookahead
             means = [Mean(_WINDOW, value, START_ROUNDS) for value in usual]
-            self._by_load[key] = found = _Estimates(self._lookahead, means)
+            self._by_range[key] = found = _Estimates(self._lookahead, means)
             self._choose(found, num_sequences)
-        return self._by_load[key]
+        return self._by_range[key]
 
 
 def _measured(means: Mapping[int, Mean]) -> dict[int, float]:
