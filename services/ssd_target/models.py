@@ -1,4 +1,4 @@
-"""The models of a target process: its own, and that of mode SYNCHRONOUS."""
+"""The models of a target process: its own, and the draft of mode SYNCHRONOUS."""
 
 from dataclasses import dataclass, replace
 

@@ -38,7 +38,7 @@ MODULE = "ssd_target.rank"
 JUDGE_SECONDS = 2.0
 """After the first sign of a failure, ranks that have lost another one end within this time."""
 STEP_SECONDS = STEP_DEADLINES * SERVICE_SECONDS
-"""A step of rank 0 that takes longer hangs. Other ranks report theirs."""
+"""A step of rank 0 that takes longer hangs. Other ranks report such steps themselves."""
 END_SECONDS = 3.0
 """The target ends with exit code 1 this long after it has named the rank, whatever hangs."""
 _OWN_FIELDS = ("ts", "level", "process")
@@ -186,7 +186,7 @@ class RankProcesses:
         return error
 
     def _on_event(self, rank: int, name: str, event: Event) -> None:
-        """Log the warnings of a rank. Its error becomes that of the target."""
+        """Log the warnings of a rank. Its error becomes the error of the target."""
         if event.name == STUCK:
             self._stuck[rank] = float(event.fields["seconds"])
         if event.fields.get("level") == "warning":
@@ -243,6 +243,6 @@ def _ended_first(codes: Sequence[int | None]) -> int:
 
 
 def rank_device(device: str, rank: int) -> str:
-    """Return the device of a rank: the GPUs after that of the settings, or the CPU."""
+    """Return the device of a rank: the CPU, or a GPU counted from the GPU of the settings."""
     kind, _, index = device.partition(":")
     return device if kind == "cpu" else f"{kind}:{int(index or 0) + rank}"

@@ -48,8 +48,8 @@ class TargetSettings(EngineSettings):
     max_queue: int = field(default=256, metadata={"min": 0, "max": 100_000})
     """Maximum number of requests that wait; further ones are refused with RESOURCE_EXHAUSTED."""
     max_queue_tokens: int = field(default=1 << 20, metadata={"min": 1, "max": 1 << 40})
-    """Maximum number of prompt tokens that wait; further requests are refused likewise. One request
-    may wait whatever its length."""
+    """Maximum number of prompt tokens that wait; further requests are refused with
+    RESOURCE_EXHAUSTED. One request may wait whatever its length."""
     step_tokens: int = field(default=256, metadata={"min": 16, "max": 1 << 20})
     """Token budget of a step: the most prompt tokens that it stores. While sequences run, it stores
     as many as they have rows, so that it takes about twice as long, or ``prefill_chunk`` for each
@@ -77,8 +77,8 @@ class TargetSettings(EngineSettings):
     """Maximum measured round trip of a link, in microseconds; 0 sets no limit. A slower link is
     refused, and the target serves without it."""
     backup: Literal["none", "ngram"] = "ngram"
-    """Proposal after a miss, and continuation of a table with few columns: no tokens, or those that
-    follow the longest suffix match."""
+    """Proposal after a miss, and continuation of a table with few columns: no tokens, or the tokens
+    that follow the longest suffix match."""
     fan_out: Literal[FanOutName, "explicit"] = "adaptive"
     """Policy by which drafts select the outcomes that get a branch."""
     fan_out_split: tuple[int, ...] = ()

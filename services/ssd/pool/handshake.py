@@ -63,7 +63,7 @@ async def shake_hands(
 
 
 def check_welcome(hello: Hello, welcome: Welcome) -> None:
-    """Compare the values of a Welcome with those of the Hello.
+    """Check that a Welcome fits the Hello.
 
     Raises:
         HandshakeError: they differ, the draft accepts too many sessions, it serves another

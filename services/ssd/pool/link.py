@@ -22,7 +22,7 @@ from ssd.types import CloseSession, OpenSession, Outcome, TargetMessage, TokenId
 RETRY_SECONDS = 1.0
 """Pause of a link after an opening that was refused or not answered."""
 MOVE_RETRY_SECONDS = 30.0
-"""The same for moves: a session that moves and is refused has lost its tables for nothing."""
+"""Pause of moves to such a link; longer, because a refused move loses tables and gains nothing."""
 
 _GRPC = ChannelStatus()
 _NEWEST_COMMITS = 8
@@ -87,19 +87,19 @@ class Session:
     base_len: int
     """Committed tokens before the current round. Only a table with this base length is used."""
     requested_at: float
-    """When the commit or opening was sent that the next table answers."""
+    """When the opening or commit that the next table answers was sent."""
     open_by: float
     """When a session without any table is closed."""
     table: OutcomeTable | None = None
     """The columns of the current round's table that have arrived."""
     depth: int = 0
-    """Their number."""
+    """Number of these columns."""
     received_at: float = 0.0
     """Arrival time of its newest column."""
     is_open: bool = False
     """Whether the first table has arrived. Rounds do not wait for a session that is opening."""
     is_timed: bool = False
-    """Whether the time of the current table is known. That of the first includes the prefill."""
+    """Whether the time of the current table is known. The first time includes the prefill."""
     is_branch: bool = False
     """Whether the newest commit continues a branch of the draft."""
     unanswered: deque[tuple[int, float, bool]] = field(
@@ -273,12 +273,12 @@ class DraftLink:
         self.peak_sessions = 0
         """Maximum number of sessions at one time so far. The draft never has more."""
         self.num_due_columns = 0
-        """Columns that may still arrive: K for each opening and commit, less those that arrived and
-        those that a shorter table will never have."""
+        """Columns that may still arrive: K for each opening and commit, less the columns that have
+        arrived and the columns that a shorter table will never have."""
         self.no_openings_before = 0.0
         """Time of the next opening, after one that was refused or not answered."""
         self.no_moves_before = 0.0
-        """Time from which sessions of other links may move to this one, likewise."""
+        """Earliest time at which sessions of other links may move to this link."""
         self.is_draining = False
         self.lost_because: str | None = None
         self.channel = channel

@@ -157,8 +157,8 @@ class DraftPool:
     def open_sessions(self, sequence_ids: Iterable[SequenceId]) -> None:
         """Open a session for each of these sequences that has none, while links have room.
 
-        Sessions that move are closed first: those on draining links, and one on a link that serves
-        too many while another one serves fewer. Their sequences open on other links. A
+        Sessions that move are closed first: all sessions on draining links, and one on a link that
+        serves too many while another link serves fewer. Their sequences open on other links. A
         sequence must not have a proposal: the draft assumes none for the round after an opening.
         """
         if not self._links:

@@ -1,7 +1,6 @@
 """The newest rounds and counts, from which the status of the pool is computed.
 
-Prometheus metrics are not: ``metrics`` observes the same rounds beside it, and nothing reads a
-metric.
+Prometheus metrics are separate: ``metrics`` observes the same rounds, and no code reads a metric.
 """
 
 from collections import deque
@@ -21,8 +20,8 @@ class SequenceCounts(NamedTuple):
     running: int = 0
     waiting: int = 0
     eligible: int = 0
-    """Running sequences that speculate, with or without a draft: those in mode SPECULATIVE, and
-    those in mode AUTO unless it has turned speculation off."""
+    """Running sequences that speculate, with or without a draft: all in mode SPECULATIVE, and all
+    in mode AUTO unless the controller has turned speculation off."""
 
 
 class RoundLog:

@@ -31,8 +31,8 @@ class RoundResult:
 
     sequence_id: SequenceId
     token_ids: tuple[TokenId, ...]
-    """Tokens that the round has appended: those of the outcome, or the first ones of them if they
-    end the sequence."""
+    """Tokens that the round appended: all tokens of the outcome, or fewer if one ends the sequence.
+    """
     num_proposed: int
     outcome: Outcome
     is_finished: bool

@@ -20,7 +20,7 @@ from ssd.pool.link import DraftedSequence, DraftLink, LinkState, Session
 MIN_REMAINING_TOKENS = 32
 """A sequence with fewer tokens to go ends soon after the move."""
 TEXT_SHARE = 0.25
-"""Smallest ratio of remaining tokens to those that the other draft has to store. Storing takes a
+"""Smallest ratio of remaining tokens to tokens that the other draft has to store. Storing takes a
 fraction of the time of decoding: the default chunk is 128 tokens a turn."""
 
 

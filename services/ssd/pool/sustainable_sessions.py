@@ -1,29 +1,19 @@
 """How many sessions a draft can serve in time, computed from the times of its tables. Pure.
 
-The tables that follow a commit are built during the next verify. A draft is full when the tables of
-one more session would take longer than they have. A draft builds the tables of all sessions of a
-link in one batch, whose time grows by less than one session's share. Small batches therefore
-underestimate the result, and batches that take longer overestimate it.
-
-A draft without the time for all branches gives its tables fewer of them, and fewer columns, which
-raises the result.
+The tables that follow a commit are built during the next verify. A draft is full if one more
+session would make its tables take longer than the next verify. A draft builds the tables of all
+sessions of a link in one batch, whose time grows by less than one session's share. Small batches
+therefore underestimate the result, and batches that take longer overestimate it. A draft without
+the time for all branches and columns gives its tables fewer, which raises the result.
 
 The status reports the number for T_verify: it decides how many drafts are wanted. Moves of sessions
 use the number for the time of a round without its wait, which is when the tables are needed.
 
-*Decision*: neither limits the sessions of a draft: beyond it, proposals become shorter. *Because*:
-tables are usable at every depth, and a verify costs the same rows whether few or all of its
-sequences have proposals. Apart from rounding to whole columns, a draft that builds more tables
-gains at least as many tokens a round while each table has a column in time. With 5 ms a round, 1 ms
-a session and step and an acceptance of .8, 2 to 5 sessions gain 2.9, 2.4, 3.2 and 4.0 tokens, and 6
-gain none. With 16 sequences in mode SPECULATIVE on 1 + 1 AVX-512 cores, the embedded pair decoded
-674, 770 and 883 tokens/s with 4, 8 and 16 sessions, and 514 in plain decoding; its draft sustained
-1 (single runs of 8 s). Where speculation lost, no session was best: the widened target decoded 97
-tokens/s without sessions, and 75, 91 and 79 with 4, 8 and 16. ``ssd.speculation.controller`` makes
-that choice. *Not chosen*: sequences without a session beyond this number; a limit found in trials,
-which kept 4 sessions where all tables were late without the n-gram backup, and was 6 % slower than
-plain decoding. *Revisit when* a draft on a GPU has no column in time for all sessions, but has for
-some of them.
+*Decision*: neither number limits the sessions of a draft: beyond it, proposals become shorter.
+*Because*: with 16 sequences on 1 + 1 cores, the embedded pair decoded 674, 770 and 883 tokens/s
+with 4, 8 and 16 sessions, 514 in plain decoding; its draft sustained 1. *Not chosen*: a limit from
+trials, which kept 4 sessions where every table was late, and was 6 % slower than plain decoding.
+*Revisit when* a draft on a GPU has columns in time for some of its sessions, but not for all.
 """
 
 from collections.abc import Mapping

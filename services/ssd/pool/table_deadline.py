@@ -78,7 +78,7 @@ class ColumnTimes:
         tokens, which it has not."""
 
     def expected_first(self, *, is_branch: bool) -> FirstFrames:
-        """Return the times after such commits; those after the others until there are some."""
+        """Return the times after commits of a kind, or of the other kind until some are known."""
         its, other = self.first[is_branch], self.first[not is_branch]
         return its if its.seconds else other
 
@@ -109,7 +109,7 @@ class RoundPace:
         self.from_tables = Acceptance(_PRIOR_FROM_TABLES)
         self.from_backup = Acceptance(_PRIOR_FROM_BACKUP)
         self.hits = Acceptance(_PRIOR_HIT_RATE)
-        """Of the tables with a column, those that contained the outcome."""
+        """Share of the tables with a column that contained the outcome."""
 
     def add_round(self, seconds: float, *, is_plain: bool) -> None:
         """Add the duration of a round, with proposals or without, and without its waiting."""

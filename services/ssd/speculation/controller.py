@@ -100,7 +100,7 @@ class ControllerReport(NamedTuple):
     is_on: bool
     reason: Reason
     speed_up: float
-    """Measured tokens/s of speculation over those of plain decoding; 0 while unknown."""
+    """Measured tokens/s of speculation over tokens/s of plain decoding; 0 while unknown."""
     max_proposed: int
 
 
@@ -171,7 +171,7 @@ class BatchRange:
     tokens: Mean = field(default_factory=lambda: Mean(_WINDOW))
     """Tokens of a sequence in a round of speculation."""
     time: Mean = field(default_factory=lambda: Mean(_WINDOW))
-    """Time of such a round."""
+    """Time of a round of speculation."""
 
     def begin(self, stage: Stage) -> None:
         """Begin a stage."""

@@ -33,7 +33,8 @@ class Calibration:
         """Return the seconds of a verify, by linear interpolation between the measured sizes.
 
         Beyond the largest measured number of sequences, time grows in proportion. Beyond the
-        measured columns, it is that of the nearest ones. Without a measurement the result is 1.
+        measured columns, the time of the nearest measured column count applies. Without a
+        measurement the result is 1.
         """
         key = columns, num_sequences
         if key not in self._known:
@@ -68,7 +69,7 @@ class Mean:
 
 
 def clipped_mean(samples: Sequence[float]) -> float:
-    """Return the mean of some samples, of which those above ``_CLIP`` medians count as so much.
+    """Return the mean of some samples; a sample above ``_CLIP`` medians counts as so much.
 
     A round that other work on the machine has interrupted would double the mean of a few.
     """
@@ -91,7 +92,7 @@ class Recent:
         self._is_guess = True
         """Whether there was no sample yet."""
         self._is_known = True
-        """Whether ``_value`` is that of the samples."""
+        """Whether ``_value`` is the mean of the current samples."""
 
     @property
     def count(self) -> int:
@@ -122,7 +123,7 @@ class Recent:
 
 
 class Acceptance:
-    """Probability that a proposed token is accepted if those before it are, or another rate.
+    """Probability that a proposed token is accepted if all tokens before it are, or another rate.
 
     One thread.
     """
@@ -167,10 +168,10 @@ class PromptTimes:
             mean.add(record.prefill_seconds / record.prompt_tokens)
 
     def lost_seconds(self, record: RoundRecord) -> float:
-        """Return the time of a chunk beyond that of plain decoding, of the nearest known size.
+        """Return how much longer a chunk took than in plain decoding, by the nearest measured size.
 
-        It is negative if the chunk was faster than usual, so that its mean has no bias. It is 0
-        without a chunk, or if nothing is known.
+        The result is negative if the chunk was faster than usual, so that its mean has no bias. It
+        is 0 without a chunk, or if nothing is measured.
         """
         if not record.prompt_tokens or not self._seconds:
             return 0.0

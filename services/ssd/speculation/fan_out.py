@@ -193,8 +193,8 @@ class Adaptive:
 
     Otherwise alpha is softmax(u / tau) of d_{k+1}, with the lowest kept score if it is not a
     candidate. After a rejection, v has probability beta = softmax(a * u - b * log(rank + 1)). The
-    softmaxes are over the candidates of the position. That of beta excludes d_{k+1}, and its ranks
-    count the others from 0.
+    softmaxes are over the candidates of the position. The softmax of beta excludes d_{k+1}, and its
+    ranks count the other candidates from 0.
     """
 
     values_of: Callable[[Candidates], Float64s] = start_values

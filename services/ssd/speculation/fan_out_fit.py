@@ -91,11 +91,11 @@ class FanOutFit:
         """Construct with the start values; ``num_branches`` is N of the tables."""
         num_bands, num_values = len(BANDS), len(START_VALUES)
         self.values_ZX = np.tile(START_VALUES, (num_bands, 1))
-        """Fitted values, which are not always those in use."""
+        """Fitted values, which are not always in use."""
         self.num_rounds_Z = np.zeros(num_bands, dtype=np.int64)
         """Rounds that have been fitted."""
         self.advantage_Z = np.zeros(num_bands)
-        """Hits of the fitted values less those of the start values; older ones count less."""
+        """Hits of the fitted values less hits of the start values; older hits count less."""
         self.curvature_ZXX = np.zeros((num_bands, num_values, num_values))
         self._num_branches = num_branches
         self._waiting: deque[Rounds] = deque()

@@ -1,6 +1,6 @@
 """Chooses the largest length of proposals, for the controller. No clock, no I/O.
 
-It is the one with most tokens per second, from the acceptance at each position and the time of a
+It is the length with most tokens per second, from the acceptance at each position and the time of a
 verify by columns. Each power of two of running sequences has its own estimates and its own length,
 which apply as soon as so many sequences run.
 
@@ -9,8 +9,8 @@ acceptance at the nearest number of sequences that has rounds. Without one, it i
 decoding is measured, and times are interpolated between plain decoding and the measured columns.
 Waits for tables are measured by length, see ``_wait``.
 
-*Decision*: a verify takes its calibrated time and what others took beyond theirs. *Because*: most
-of that is fixed, such as caches that the host has used, or a new shape. As a factor, it was 1.5
+*Decision*: a verify takes its calibrated time and the time that other verifies took beyond theirs.
+*Because*: most of the difference is fixed: caches that the host has used, a new shape. It was 1.5
 for four columns and .9 for seven (8 sequences, bfloat16), so proposals stayed short. *Not chosen*:
 a factor and a constant, which two measured numbers of columns do not separate. *Revisit when* a
 machine is slower than at its start by a factor.
@@ -37,16 +37,18 @@ CHOICE_ROUNDS = 8
 MIN_GAIN = 1.05
 """A change needs so many times the tokens per second: times of rounds differ by a few percent."""
 USUAL_ACCEPTANCE = 0.75
-"""Share of the tokens at a position that are accepted of those accepted before it, misses included,
-until rounds are measured. The embedded pair has about .8 at T = 0 and .65 at T = 1."""
+"""Share of the sequences that accept the token at a position, of the sequences that accept all
+tokens before it, misses included, until rounds are measured. The embedded pair has about .8 at
+T = 0 and .65 at T = 1."""
 START_ROUNDS = 8
 """Rounds that the acceptance counts for with which a number of sequences starts."""
 FIXED_COLUMNS = 1.5
 """Columns that take as long as the part of a table that does not depend on its length."""
 LEAST_WAIT, MOST_WAIT = 0.1, 2.0
-"""Over the time of the verify: shorter waits do not depend on the length, longer ones are cut."""
+"""Multiples of the time of a verify: shorter waits do not depend on the length, longer waits are
+cut."""
 FORGET_ROUNDS = 256
-"""Rounds with a length after which the waits of the others are forgotten."""
+"""Rounds with a length after which the waits of other lengths are forgotten."""
 LEAST_VERIFY = 0.25
 """Of the calibrated time of a verify: no estimate is shorter."""
 _WINDOW = 64
@@ -59,8 +61,9 @@ class _Estimates:
 
     largest: int
     kept_K: list[Mean]
-    """Share of the tokens at each position that were accepted, of the sequences that accepted those
-    before, in rounds with proposals. Beyond the largest length, they have their value of before."""
+    """Share of the sequences that accepted the token at each position, of the sequences that
+    accepted all tokens before it, in rounds with proposals. Entries beyond the largest length keep
+    their last value."""
     verify: dict[int, Mean] = field(default_factory=dict)
     """Seconds of a verify by columns, less the calibrated time."""
     host: Mean = field(default_factory=lambda: Mean(_WINDOW, 0.0))
@@ -168,7 +171,7 @@ class ProposalLength:
         return host + verify(columns) + _wait(waits, columns - 1, verify)
 
     def _estimates(self, num_sequences: int) -> _Estimates:
-        """Return those of a number of sequences; new ones have a first choice."""
+        """Return the estimates for a number of sequences; new ones start with a first choice."""
         key = size_class(num_sequences)
         if key not in self._by_range:
             known = [other for other, each in self._by_range.items() if each.host.count]
@@ -215,8 +218,8 @@ def _wait(waits: Mapping[int, float], length: int, verify: Callable[[int], float
 def _expected(found: _Estimates) -> list[float]:
     """Return the share of tokens that each position is expected to keep.
 
-    Positions beyond the largest length are not measured now. Their tokens belong to the same texts
-    as those of the last position that is, unless that is the first one, where misses count.
+    Positions beyond the largest length are not measured now. Their estimate moves halfway to the
+    last measured position, unless that is the first position, whose share contains the misses.
     """
     kept_K = [mean.value for mean in found.kept_K]
     if (largest := found.largest) > 1:

@@ -57,7 +57,7 @@ def tokens_per_round(acceptance: float, lookahead: int) -> float:
     """Return the expected tokens of a round: 1 + a + a^2 + ... + a^K.
 
     Args:
-        acceptance: probability that a proposed token is accepted if those before it are, 0..1.
+        acceptance: probability that a proposed token is accepted if all before it are, 0..1.
         lookahead: tokens of the proposal (K).
     """
     return sum(acceptance**length for length in range(lookahead + 1))

@@ -236,7 +236,7 @@ def unpack_commits(
 def _commit_bounds(lookahead: int, num_token_ids: int) -> Int32s:
     """Return the smallest and largest values of a commit, by its kind.
 
-    Those with explicit tokens have their number, 0..K, as kind, those with a branch K+1.
+    The kind of a commit is the number of its explicit tokens, 0..K, or K+1 with a branch.
     """
     bounds_2XW = np.full((2, lookahead + 2, row_width(lookahead)), _PAD, dtype=np.int32)
     lowest_XW, highest_XW = bounds_2XW

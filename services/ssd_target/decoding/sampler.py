@@ -3,18 +3,11 @@
 On the CPU, noise costs as much as a forward pass of a small model: it is computed once for each
 position, while the drafts work. A device computes it in the registers that hold the logits.
 
-*Decision*: verification, the look-up in tables and the inputs of the next round stay on the host,
-with every device. *Because*: a round has one synchronisation, the read of B x P tokens, which the
-streams and commits need on the host in any case. Tables are token ids that arrive over the network
-in host memory. With 16 sequences, K = 6 and N = 24, they are 16 x 25 rows of 52 bytes, 21 KB: their
-copy to the device would be a second transfer of each round, and rows that arrive late would need a
-third. The look-up compares N pairs of numbers for each sequence, and the next inputs are one copy
-of a pinned buffer. Measured on one core of a busy CPU, for one and for 16 sequences: verification
-23 and 53 us, look-up 2 and 28, next inputs 60 and 84, together below .1 and .2 ms. *Not chosen*:
-all three on the device, which would remove the host from the path of a hit only if the tables of
-the next round were there before the verify ends, and would need a second look-up on the host for
-streams, statistics and backups. *Revisit when* frames arrive in device memory (``channel: nccl``)
-and a profile on GPUs shows host work above .3 ms in a round.
+*Decision*: verification, look-up and the next inputs stay on the host, with every device.
+*Because*: streams and commits need the tokens there, and tables arrive there. For 16 sequences on
+one busy core, the three took 53, 28 and 84 us. *Not chosen*: all three on the device, which needs
+the tables there before the verify ends, and a second look-up on the host. *Revisit when* frames
+arrive in device memory (``channel: nccl``) and host work is above .3 ms in a round on GPUs.
 """
 
 from abc import ABC, abstractmethod
@@ -101,13 +94,13 @@ class Sampler(ABC):
         """Select the target's tokens of a round.
 
         Args:
-            sequences: those of the round.
+            sequences: of the round.
             proposals: of each. Rows 0..len(proposal) of each sequence count.
             logits_BPV: float32.
 
         Returns:
-            The tokens at the rows of each sequence, of which verification reads those up to the
-            first one that is not the proposed one. ``NO_TOKEN`` where the logits are not finite.
+            The tokens at the rows of each sequence. Verification reads them up to the first token
+            that was not proposed. ``NO_TOKEN`` where the logits are not finite.
         """
 
     @abstractmethod
@@ -209,8 +202,8 @@ class RingSampler(Sampler):
 class KeyedSampler(Sampler):
     """Selects tokens where the logits are, with one read of the result. Step thread only.
 
-    A round with log-probabilities has a second read: those of all its sequences. Other parameters
-    have none.
+    Log-probabilities need a second read in a round, for all sequences together. Other parameters
+    need none.
 
     The tokens are those of ``RingSampler``: the noise has the same words, and values that agree to
     2e-6.

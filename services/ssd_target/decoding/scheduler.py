@@ -93,7 +93,7 @@ class Scheduler:
         self._settings = settings
         self.blocks = blocks
         self._sequences: dict[SequenceId, Sequence] = {}
-        """Those that run or wait."""
+        """All sequences that run or wait."""
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._num_new = 0
@@ -108,7 +108,7 @@ class Scheduler:
         self._granule = lcm(engine.block_size, engine.prefill_chunk)
 
     def counts(self, *, auto_speculates: bool) -> SequenceCounts:
-        """Return the sequences now; ``auto_speculates``: those in mode AUTO are eligible."""
+        """Return the sequences now; ``auto_speculates``: sequences in mode AUTO are eligible."""
         eligible = self._num_eligible - (0 if auto_speculates else self._num_auto)
         return SequenceCounts(len(self._running), len(self._waiting), eligible)
 

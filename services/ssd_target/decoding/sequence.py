@@ -138,7 +138,7 @@ class Sequence:
     prompt_ids: tuple[TokenId, ...]
     sampling: SamplingParams
     seed: int
-    """That of ``sampling``, or drawn if that is unset."""
+    """The seed of ``sampling``, or a drawn one if it is unset."""
     max_len: int
     """Maximum length in tokens."""
     sink: TokenSink
@@ -181,8 +181,8 @@ class Sequence:
     precedence: tuple[int, SequenceId] = field(init=False)
     """Place in the order of admission; lower is earlier, and no two are the same.
 
-    Requests of one priority keep their order. For each step of priority, a request overtakes those
-    among the ``PLACES_PER_PRIORITY`` before it. So it never waits forever for others.
+    Requests of one priority keep their order. For each step of priority, a request overtakes up to
+    ``PLACES_PER_PRIORITY`` earlier requests. So it never waits forever for others.
     """
     may_speculate: bool = field(init=False)
     """Whether its mode allows sessions on drafts."""

@@ -31,7 +31,7 @@ class SpeculationControl:
 
         Args:
             running: sequences that have a slot.
-            num_decoding: those that take part in the round.
+            num_decoding: running sequences that take part in the round.
         """
         was_on = self._choice.is_on
         if num_decoding:

@@ -115,7 +115,7 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
                     self._retry_hint.add_end()
                 await self._write(chunk, context)
         finally:
-            # Those of a request that is cancelled or fails make room too, unless they still wait.
+            # Sequences of a cancelled or failed request make room too, unless they still wait.
             for _ in range(trace.num_admitted - num_ended):
                 self._retry_hint.add_end()
         return finish_reason

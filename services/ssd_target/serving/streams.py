@@ -41,7 +41,7 @@ class Wakeups:
         self._marked: list[TokenStream] = []
 
     def mark(self, stream: "TokenStream") -> None:
-        """Note that a stream has received something."""
+        """Add a stream whose reader ``flush`` wakes."""
         self._marked.append(stream)
 
     def flush(self) -> None:
@@ -139,7 +139,7 @@ class TokenStream:
         self.wake()
 
     def abandon(self) -> None:
-        """Note that the reader has left."""
+        """Mark the stream as abandoned."""
         self._is_abandoned = True
 
     def wake(self) -> None:
@@ -159,7 +159,7 @@ class TokenStream:
         return is_last or is_long or now >= self._taken_at + self._message_seconds
 
     async def take(self) -> GenerationChunk:
-        """Wait for tokens; return those since the last call as one chunk. Asyncio loop.
+        """Wait for tokens; return all tokens since the last call as one chunk. Asyncio loop.
 
         Of more than ``MAX_MERGED_TOKENS``, the next call returns the rest.
 
@@ -188,7 +188,7 @@ class TokenStream:
         return error
 
     def _merge(self) -> GenerationChunk:
-        """Return the newest chunk with the tokens of those before it, up to the maximum size."""
+        """Return the newest chunk with the tokens of all before it, up to the maximum size."""
         chunks = [self._chunks.popleft()]
         num_tokens = _num_tokens(chunks[0])
         while self._chunks:

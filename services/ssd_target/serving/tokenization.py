@@ -41,7 +41,7 @@ class Tokenization:
         return await self._run(len(token_ids), lambda: self._tokenizer.decode(token_ids))
 
     async def tokenize(self, text: str) -> tuple[TokenId, ...]:
-        """Return the token ids of a text, the same as those of a prompt.
+        """Return the token ids of a text; a prompt with this text has the same ids.
 
         Raises:
             OverloadedError: ``MAX_LONG_CALLS`` calls with long inputs are in progress.
