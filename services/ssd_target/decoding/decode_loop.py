@@ -174,7 +174,8 @@ class DecodeLoop:
             self._admit(sequence)
         for sequence in plan.moved:
             self._builder.set_blocks(sequence.slot, sequence.blocks)
-        self._control.apply(plan.running, len(plan.decoding))
+        for sequence in self._control.apply(plan.running, len(plan.decoding)):
+            sequence.proposal = ()
         # A draft assumes that the round after an opening has no proposal.
         self._drafts.open_sessions(
             each.sequence_id
@@ -224,7 +225,9 @@ class DecodeLoop:
         if self._drafter is not None:
             synchronous = [each for each in sequences if each.is_synchronous]
             if synchronous:
-                self._drafter.propose(synchronous, before_pass=self._wakeups.flush)
+                proposals = self._drafter.propose(synchronous, before_pass=self._wakeups.flush)
+                for sequence, proposal in proposals:
+                    sequence.proposal = proposal
 
     @_timed("prepare_seconds")
     def _prepare(self, sequences: Rows[Sequence], proposals: Rows[Proposal]) -> Any:

@@ -131,7 +131,7 @@ class Sequence:
 
     The request handler makes it, with a prompt and a ``max_len`` that fit the model. From
     ``Inbox.submit`` on it belongs to the step thread. The scheduler changes its slot, its blocks
-    and what is stored. Its text changes in ``append``.
+    and what is stored, the decode loop its proposal. Its text changes in ``append``.
     """
 
     sequence_id: SequenceId

@@ -31,7 +31,7 @@ from ssd.engine.config import EngineConfig
 from ssd.engine.execution import TreeRunner
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.types import NO_TOKEN, SequenceId, TokenId
-from ssd_target.decoding.sampler import Sampler
+from ssd_target.decoding.sampler import Proposal, Sampler
 from ssd_target.decoding.sequence import Sequence
 
 _MOST_GIVEN = 2
@@ -123,8 +123,10 @@ class SequentialDrafter:
                 self._runner.prefill(PagedBatch(tokens_1P, *where, torch.from_numpy(table_1J)))
                 return
 
-    def propose(self, sequences: Rows[Sequence], before_pass: Callable[[], None]) -> None:
-        """Set the next proposal of each sequence that the draft knows; at most K tokens.
+    def propose(
+        self, sequences: Rows[Sequence], before_pass: Callable[[], None]
+    ) -> list[tuple[Sequence, Proposal]]:
+        """Return the sequences for which the draft proposes, with at most K tokens each.
 
         Args:
             sequences: of the round.
@@ -132,7 +134,7 @@ class SequentialDrafter:
         """
         drafted = [each for each in sequences if self._can_propose(each)]
         if not drafted:
-            return
+            return []
         slots_B = np.array([each.slot for each in drafted])
         self._append(drafted, slots_B)
         remaining_B = np.array([each.num_remaining for each in drafted])
@@ -145,8 +147,8 @@ class SequentialDrafter:
         self._runner.promote_branches(
             torch.from_numpy(slots_B), torch.zeros(len(drafted), dtype=torch.int64)
         )
-        for sequence, tokens, limit in zip(drafted, found, limits_B.tolist(), strict=True):
-            sequence.proposal = tokens[:limit]
+        rows = zip(drafted, found, limits_B.tolist(), strict=True)
+        return [(sequence, tokens[:limit]) for sequence, tokens, limit in rows]
 
     def _can_propose(self, sequence: Sequence) -> bool:
         text = self._texts.get(sequence.sequence_id)

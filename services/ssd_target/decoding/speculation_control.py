@@ -26,21 +26,24 @@ class SpeculationControl:
         self._lookahead = lookahead
         self._choice = Choice(is_on=True, max_proposed=lookahead)
 
-    def apply(self, running: Iterable[Sequence], num_decoding: int) -> None:
+    def apply(self, running: Iterable[Sequence], num_decoding: int) -> list[Sequence]:
         """Choose for the next round, and close the sessions that speculation no longer needs.
 
         Args:
             running: sequences that have a slot.
             num_decoding: running sequences that take part in the round.
+
+        Returns:
+            The sequences that stop speculating: their proposals are not verified.
         """
         was_on = self._choice.is_on
         if num_decoding:
             self._choice = self._controller.choose(num_decoding)
-        if was_on and not self._choice.is_on:
-            released = [each for each in running if each.is_auto]
-            self._drafts.release(each.sequence_id for each in released)
-            for sequence in released:
-                sequence.proposal = ()
+        if not was_on or self._choice.is_on:
+            return []
+        stopped = [each for each in running if each.is_auto]
+        self._drafts.release(each.sequence_id for each in stopped)
+        return stopped
 
     def may_open(self, sequence: Sequence) -> bool:
         """Whether a sequence needs a session."""
