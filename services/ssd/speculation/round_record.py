@@ -5,6 +5,7 @@ statistics of requests and the controller read it.
 """
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from ssd.types import LookupResult
 
@@ -12,6 +13,7 @@ PARTS = ("draft", "prepare", "verify", "sample", "stream", "wait", "commit", "no
 """Timed parts of a round without prefill: draft (mode SYNCHRONOUS proposes), prepare (inputs of the
 forward pass), verify (the forward pass), sample (select tokens, append), stream, wait (look up,
 wait for tables), commit, noise (of the next round)."""
+_part_seconds = attrgetter(*(f"{part}_seconds" for part in PARTS))
 _ANSWERED = (LookupResult.HIT, LookupResult.MISS, LookupResult.LATE)
 
 
@@ -101,10 +103,8 @@ class RoundRecord:
     @property
     def host_seconds(self) -> float:
         """The round without its timed parts: the cost of all bookkeeping."""
-        timed = self.prefill_seconds + self.draft_seconds + self.prepare_seconds
-        timed += self.verify_seconds + self.sample_seconds + self.stream_seconds
-        timed += self.wait_seconds + self.commit_seconds + self.noise_seconds
-        return max(0.0, self.seconds - timed)
+        timed: float = sum(_part_seconds(self))
+        return max(0.0, self.decode_seconds - timed)
 
     @property
     def decode_seconds(self) -> float:

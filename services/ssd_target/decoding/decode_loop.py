@@ -14,7 +14,7 @@ ms later. *Not chosen*: one thread for each stream. *Revisit when* Python runs t
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from functools import partial, wraps
-from typing import Any, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
@@ -39,21 +39,23 @@ _LONG_NOISE_SECONDS = 0.002
 """Readers do not wait for noise that takes longer: large vocabularies or batches."""
 _IDLE_SECONDS = 1.0
 """Maximum wait of an idle step thread for a request."""
-Part = TypeVar("Part", bound=Callable[..., Any])
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+Part = Callable[Concatenate["DecodeLoop", Args], Result]
 
 
-def _timed(field: str) -> Callable[[Part], Part]:
+def _timed(field: str) -> Callable[[Part[Args, Result]], Part[Args, Result]]:
     """Decorate a part of a round: its duration becomes ``field`` of the record."""
 
-    def decorate(part: Part) -> Part:
+    def decorate(part: Part[Args, Result]) -> Part[Args, Result]:
         @wraps(part)
-        def run(loop: "DecodeLoop", *args: Any) -> Any:
+        def run(loop: "DecodeLoop", /, *args: Args.args, **named: Args.kwargs) -> Result:
             begun_at = loop.clock.now()
-            result = part(loop, *args)
+            result = part(loop, *args, **named)
             setattr(loop.record, field, loop.clock.now() - begun_at)
             return result
 
-        return cast("Part", run)
+        return run
 
     return decorate
 
