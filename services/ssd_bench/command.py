@@ -4,25 +4,16 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TimeRemainingColumn,
-)
 from rich.text import Text
 from typer.exceptions import TyperException
 
 from ssd import demo
-from ssd.console import can_redraw, make_console, style_help
+from ssd.console import make_console, progress, style_help
 from ssd.errors import ModelNotFoundError, SettingsError, SSDError, UnsupportedModelError
 from ssd.model_files.model_name import local_folder
 from ssd.model_files.model_source import resolve
@@ -127,23 +118,9 @@ def run_plan(
 def with_progress(
     total: int, measure: Callable[[Callable[[], None]], Coroutine[Any, Any, Measured]]
 ) -> Measured:
-    """Measure with a progress bar, which ``measure`` advances after each of ``total`` batches."""
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with progress_bar("batches", total, *columns) as update:
-        return asyncio.run(measure(partial(update, advance=1)))
-
-
-@contextmanager
-def progress_bar(
-    description: str, total: int, *columns: ProgressColumn | str
-) -> Iterator[Callable[..., None]]:
-    """Show a progress bar, if standard error can; yield a function that updates it.
-
-    Without other columns, the description is beside the bar.
-    """
-    columns = columns or (BarColumn(), MofNCompleteColumn(), "{task.description}")
-    with Progress(*columns, console=err, transient=True, disable=not can_redraw(err)) as progress:
-        yield partial(progress.update, progress.add_task(description, total=total))
+    """Measure with progress, which ``measure`` advances after each of ``total`` batches."""
+    with progress(err, "batches", total, note="starting the processes") as advance:
+        return asyncio.run(measure(lambda: advance(1, "")))
 
 
 def show_results(file: Path, table: str, *, is_json: bool) -> None:

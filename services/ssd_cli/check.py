@@ -11,7 +11,7 @@ from ssd.rpc.codec import GenerateCall
 from ssd.runtime.launch import Deployment
 from ssd.types import Mode, SamplingParams, TokenId
 from ssd_cli.demo import DifferentTextError, NotSpeculativeError, first_difference
-from ssd_cli.display import err, out, write
+from ssd_cli.display import err, out, status, write
 from ssd_cli.generate import GenerateOptions, connected
 
 PROMPT_CHARS = 360
@@ -52,8 +52,10 @@ async def check(deployment: Deployment, batch: int, max_tokens: int, *, is_json:
             f"{info.num_parameters / 1e6:.0f}M parameters, {info.dtype}"
         )
         calls = _calls(batch, max_tokens)
-        plain = await _texts(client, calls, Mode.AUTOREGRESSIVE)
-        speculative = await _texts(client, calls, Mode.SPECULATIVE)
+        with status("plain decoding"):
+            plain = await _texts(client, calls, Mode.AUTOREGRESSIVE)
+        with status("speculative decoding"):
+            speculative = await _texts(client, calls, Mode.SPECULATIVE)
     pairs = zip(plain, speculative, strict=True)
     report_check(
         CheckResult(

@@ -11,7 +11,7 @@ from ssd.rpc.codec import GenerateCall
 from ssd.rpc.pool_codec import LinkStatus
 from ssd.runtime.launch import Deployment
 from ssd.types import Mode, SamplingParams, TokenId
-from ssd_cli.display import err, out, print_table, summary, write
+from ssd_cli.display import err, out, print_table, status, summary, write
 from ssd_cli.figures import Collector, Generation, why_not_speculative
 from ssd_cli.generate import GenerateOptions, connected, stream
 
@@ -63,7 +63,7 @@ async def demo(deployment: Deployment, sampling: SamplingParams) -> None:
         )
         results = {mode: await _show(client, mode, sampling) for mode in TITLES}
         links = (await client.pool_status()).links
-        with err.status(f"comparing {NUM_RATIOS} more times"):
+        with status(f"comparing {NUM_RATIOS} more times"):
             ratios = [await _ratio(client, sampling) for _ in range(NUM_RATIOS)]
     _compare(results[Mode.AUTOREGRESSIVE], results[Mode.AUTO], links, ratios)
 

@@ -84,8 +84,9 @@ def _text(cell: RenderableType) -> Text:
 
 @contextmanager
 def status(message: str) -> Iterator[None]:
-    """Show that work is in progress during the block, if standard error can show it."""
+    """Show what is in progress during the block: a spinner, or a line."""
     if not can_redraw(err):
+        err.print(message, markup=False)
         yield
         return
     with err.status(message):
@@ -100,19 +101,20 @@ def report(label: str, message: str, style: str = "yellow") -> None:
 
 @contextmanager
 def startup_progress(*, is_quiet: bool) -> Iterator[EventListener]:
-    """Show a progress bar for each process during the block; yield the listener of their events.
+    """Show the stages of each process during the block: a bar, or lines.
 
-    Show nothing if standard error is not a terminal, and a line for each stage with ``NO_COLOR``.
+    Yields the listener of their events.
     """
-    if is_quiet or not err.is_terminal:
+    if is_quiet:
         yield lambda _name, _event: None
         return
     if not can_redraw(err):
+        # A process needs seconds for its imports before its first event.
+        err.print("starting")
         yield _stage_lines()
         return
     columns = (TextColumn("{task.description}"), BarColumn(24), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True) as progress:
-        # A process needs seconds for its imports before its first event.
         first = progress.add_task("starting", total=None)
         yield _bars(progress, first)
 

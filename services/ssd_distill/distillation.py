@@ -7,17 +7,22 @@ goes on with the same weights as if it had not been interrupted.
 
 import json
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Event
+from types import FrameType
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ssd.console import progress
 from ssd.demo.widen import copy_companions
 from ssd.engine.checkpoint_format import missing_weights
 from ssd.engine.config import ModelConfig
@@ -26,7 +31,7 @@ from ssd.engine.runner import require_device
 from ssd.engine.sizes import num_weights
 from ssd.errors import SettingsError, WeightsError
 from ssd_bench.sampling.model import Model, load_model
-from ssd_cli.display import report, status
+from ssd_cli.display import err, report, status
 from ssd_distill.corpus import Corpus, read_corpus
 from ssd_distill.evaluation import MOST_TOKENS, PROMPT_TOKENS, TEMPERATURES, HeldOut
 from ssd_distill.losses import LOSS, teacher_loss
@@ -37,7 +42,6 @@ from ssd_distill.models import (
     replace_tensors,
     write_weights,
 )
-from ssd_distill.progress import held_interrupt, progress
 from ssd_distill.training import LossFunction, Recipe, Training, mixed_batches
 from ssd_distill.written import write_windows
 from ssd_target.models import TargetModels, find_models
@@ -227,7 +231,7 @@ class _Run:
         """Add figures to the record, unless it has them."""
         if name in self._record:
             return
-        with progress(f"figures {name}", len(TEMPERATURES) * held_out.rounds) as advance:
+        with progress(err, f"figures {name}", len(TEMPERATURES) * held_out.rounds) as advance:
             found = held_out.evaluate(target, draft.eval(), lambda: advance(1))
         self._record[name] = asdict(found)
         write_json(self._output / RECORD, self._record)
@@ -237,7 +241,7 @@ class _Run:
         plan, file = self._plan, self._output / WRITTEN
         if file.is_file():
             return load_file(file)["written_BS"]
-        with progress("text of the target", plan.windows) as advance:
+        with progress(err, "text of the target", plan.windows) as advance:
             written_BS = write_windows(
                 Model(target, held_out.num_token_ids),
                 stream_S,
@@ -276,9 +280,26 @@ class _Run:
 
         with (
             held_interrupt() as is_interrupted,
-            progress("training", num_steps, training.num_done) as advance,
+            progress(err, "training", num_steps, done=training.num_done) as advance,
         ):
             training.run(batches, loss_of, on_step)
+
+
+@contextmanager
+def held_interrupt() -> Iterator[Event]:
+    """Yield an event that the first Ctrl-C sets; the second one interrupts as usual."""
+    is_set = Event()
+    usual = signal.getsignal(signal.SIGINT)
+
+    def hold(_number: int, _frame: FrameType | None) -> None:
+        is_set.set()
+        signal.signal(signal.SIGINT, usual)
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield is_set
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def write_json(file: Path, content: dict[str, Any]) -> None:

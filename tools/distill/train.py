@@ -32,14 +32,15 @@ from tools.distill.package import corpus_record
 from tools.distill.vocabulary import save_tokenizer, train_tokenizer
 from torch import Tensor, nn
 
+from ssd.console import progress
 from ssd.demo.corpus import training_modules
 from ssd.engine.precision import AUTO, DTYPES, choose_precision
 from ssd.text.tokenizer import load_tokenizer
 from ssd_bench.sampling.model import Model, load_model
+from ssd_cli.display import err
 from ssd_distill.corpus import DEMO, read_corpus
 from ssd_distill.distillation import RECORD, Distillation, distill, write_json
 from ssd_distill.models import Logits, logits_of, write_weights
-from ssd_distill.progress import progress
 from ssd_distill.training import LossFunction, Recipe, Training, mixed_batches, windows
 from ssd_distill.written import write_windows
 
@@ -111,7 +112,7 @@ def learn(
     """Train a model in place; return the record of the stage for the model card."""
     training = Training(model, recipe)
     started = time.perf_counter()
-    with progress(title, recipe.num_steps) as advance:
+    with progress(err, title, recipe.num_steps) as advance:
         training.run(batches, loss_of, lambda: advance(1, f"loss {training.loss:.3f}"))
     return {
         "plan": {"recipe": asdict(recipe)},

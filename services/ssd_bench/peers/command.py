@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ssd.console import progress
 from ssd.errors import SettingsError
 from ssd.model_files.model_source import resolve
 from ssd.runtime.cpu_plan import one_cpu_a_core
@@ -20,8 +21,8 @@ from ssd_bench.command import (
     Debug,
     Draft,
     Target,
+    err,
     numbers,
-    progress_bar,
     show_results,
 )
 from ssd_bench.drawing import plots
@@ -134,10 +135,10 @@ def peers(
         file.with_suffix(".part").replace(file)
 
     try:
-        with progress_bar("", num_steps(rows, asked)) as update:
+        with progress(err, "steps", num_steps(rows, asked)) as advance:
 
             def on_step(what: str) -> None:
-                update(description=what, advance=1)
+                advance(1, what)
                 save()
 
             asyncio.run(measure(rows, setup, asked, on_step))

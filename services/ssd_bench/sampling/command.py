@@ -3,13 +3,13 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
 
+from ssd.console import progress
 from ssd.demo.corpus import held_out_prompts
 from ssd.errors import SettingsError
 from ssd.model_files.model_source import resolve
@@ -22,8 +22,8 @@ from ssd_bench.command import (
     Lookahead,
     Output,
     Target,
+    err,
     numbers,
-    progress_bar,
     show_results,
 )
 from ssd_bench.drawing import plots
@@ -73,16 +73,16 @@ def sampling(
     if len(prompts) < num_texts:
         raise SettingsError(f"--rounds {rounds}: there are prompts for fewer")
     policies = {name: make_policy(name) for name in POLICIES}
-    with progress_bar("", len(cells) * rounds) as update:
+    with progress(err, "rounds", len(cells) * rounds) as advance:
         experiment = Experiment(
             pair=(Model(load_model(folder)), Model(load_model(resolve(draft)))),
             policies=policies,
             lookahead=lookahead,
             branches=branches,
-            on_round=partial(update, advance=1),
+            on_round=lambda: advance(1),
         )
         for cell in cells:
-            update(description=f"T = {cell.temperature:g}, {cell.law}")
+            advance(0, f"T = {cell.temperature:g}, {cell.law}")
             fit = FanOutFit(branches)
             for index, prompt in enumerate(prompts):
                 law = _law(cell, index, branches // (lookahead + 1))

@@ -3,10 +3,11 @@
 import io
 
 import pytest
+from rich.console import Console
 from rich.text import Text
 from typer import rich_utils
 
-from ssd.console import can_redraw, make_console, style_help
+from ssd.console import can_redraw, make_console, progress, style_help
 
 
 class Terminal(io.StringIO):
@@ -53,3 +54,11 @@ def test_help_follows_no_color(
     monkeypatch.setattr(rich_utils, "COLOR_SYSTEM", "auto")
     style_help()
     assert system == rich_utils.COLOR_SYSTEM
+
+
+def test_without_a_terminal_progress_is_lines() -> None:
+    screen = io.StringIO()
+    with progress(Console(file=screen), "batches", 3, note="starting") as advance:
+        for _ in range(3):
+            advance(1, "")
+    assert screen.getvalue() == "batches: 0 of 3 starting\nbatches: 3 of 3\n"

@@ -47,14 +47,6 @@ def test_a_report_above_a_live_line_keeps_its_label(monkeypatch: pytest.MonkeyPa
     assert "draft 0: ready again\n" in screen.getvalue()
 
 
-def test_redirected_output_has_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = io.StringIO()
-    monkeypatch.setattr(display, "err", Console(file=screen))
-    with display.startup_progress(is_quiet=False) as on_event:
-        on_event("target", Event("progress", {"stage": "pack", "fraction": 0.5}))
-    assert screen.getvalue() == ""
-
-
 def test_each_process_has_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     monkeypatch.setattr(display, "err", Console(file=screen, force_terminal=True, width=80))
@@ -67,18 +59,19 @@ def test_each_process_has_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "draft 0: ready" in shown
 
 
+@pytest.mark.parametrize("is_terminal", [False, True])
 def test_without_a_cursor_each_stage_of_a_process_is_one_line(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool
 ) -> None:
     screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, no_color=True, color_system=None)
+    console = Console(file=screen, force_terminal=is_terminal, no_color=True, color_system=None)
     monkeypatch.setattr(display, "err", console)
     with display.startup_progress(is_quiet=False) as on_event, display.status("checking"):
         on_event("target", Event("listening", {"grpc": "a:1", "http": "a:2"}))
         for fraction in (0.1, 0.5):
             on_event("target", Event("progress", {"stage": "load", "fraction": fraction}))
         on_event("target", Event("ready", {"seconds": 1.0}))
-    assert screen.getvalue() == "target: reading weights\ntarget: ready\n"
+    assert screen.getvalue() == "starting\nchecking\ntarget: reading weights\ntarget: ready\n"
 
 
 def table_of_one_draft() -> Table:
