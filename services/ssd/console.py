@@ -1,19 +1,28 @@
-"""Consoles of the commands. With ``NO_COLOR`` set, they write no escape sequences.
+"""Consoles of the commands, their progress, and what they print about wrong flags.
 
-rich then removes only colours: bold text, and the cursor movements of progress, would be left.
+With ``NO_COLOR`` set, they write no escape sequences. rich then removes only colours: bold text,
+and the cursor movements of progress, would be left.
 """
 
 import math
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typer.exceptions import TyperException
+
+from ssd.settings import did_you_mean
 
 LINE_SECONDS = 10.0
 """Time between two lines of a stage where a bar cannot be drawn."""
+_TYPER_PREFIX = re.compile(r"^Invalid value(?: for '([^']+)')?: ")
+_TYPER_PATH = re.compile(r"^(dir|file|path) ('.*' .*)\.$")
+"""What typer prints about a wrong path."""
 
 
 class Advance(Protocol):
@@ -71,3 +80,64 @@ def style_help() -> None:
         from typer import rich_utils  # noqa: PLC0415
 
         rich_utils.COLOR_SYSTEM = None
+
+
+def usage_problem(error: TyperException, program: str) -> str:
+    """Return typer's error as one line, in the words of our own checks.
+
+    ``program`` is the command if the error names none; its help is part of the line.
+    """
+    context = getattr(error, "ctx", None)
+    command = program if context is None else context.command_path
+    if hasattr(error, "possibilities") and context is not None:
+        problem = f"{error.message}{_option_hint(getattr(error, 'option_name', ''), context)}"
+    elif isinstance(error, typer.BadParameter) and error.param is not None:
+        problem = _value_problem(error, error.param)
+    else:
+        problem = _TYPER_PREFIX.sub("", error.format_message())
+    return f"{problem} (see: {command} --help)"
+
+
+def _option_hint(option: str, context: typer.Context) -> str:
+    """Return the nearest option, or what to do if the word is no option at all."""
+    parameters = context.command.params
+    options = [name for each in parameters for name in (*each.opts, *each.secondary_opts)]
+    if hint := did_you_mean(option, options, "--"):
+        return hint
+    has_argument = any(each.param_type_name == "argument" for each in parameters)
+    return "; write -- before an argument that begins with -" if has_argument else ""
+
+
+def _value_problem(error: typer.BadParameter, parameter: Any) -> str:
+    """Return the parameter, its value and what is allowed."""
+    # Loaded with the first value that typer converts.
+    from pydantic import ValidationError  # noqa: PLC0415
+
+    flag, cause = parameter.opts[0], error.__cause__
+    if path := _TYPER_PATH.match(error.message):
+        kind = {"dir": "folder"}.get(path[1], "file")
+        return f"{flag}: {path[2]}; it must be a {kind}"
+    if not isinstance(cause, ValidationError):
+        return _TYPER_PREFIX.sub(lambda found: f"{found[1]}: ", error.format_message())
+    found = cause.errors()[0]
+    match found["type"].partition("_")[0]:
+        case "int":
+            return f"{flag} is {found['input']!r}, must be a whole number{_range_of(parameter)}"
+        case "float":
+            return f"{flag} is {found['input']!r}, must be a number{_range_of(parameter)}"
+        case "less" | "greater":
+            return f"{flag} is {found['input']}, must be{_range_of(parameter)}"
+    return f"{flag}: {found['msg'].removeprefix('Value error, ').removesuffix('.')}"
+
+
+def _range_of(parameter: Any) -> str:
+    """Return the bounds of a number, after a space; empty without bounds."""
+    bounds = parameter.type_descriptor.parameter_info
+    low, high = (
+        f"{each:g}" if isinstance(each, float) else each for each in (bounds.min, bounds.max)
+    )
+    if low is not None and high is not None:
+        return f" in {low}..{high}"
+    if low is not None:
+        return f" at least {low}"
+    return "" if high is None else f" at most {high}"

@@ -233,6 +233,16 @@ def parse_cpus(name: str, text: str) -> frozenset[int]:
     return frozenset(cpus)
 
 
+def did_you_mean(name: str, valid: Iterable[str], prefix: str = "") -> str:
+    """Return the hint of the nearest valid name; empty if none is near.
+
+    The prefix of all names makes none more alike.
+    """
+    names = [each.removeprefix(prefix) for each in valid]
+    near = difflib.get_close_matches(name.removeprefix(prefix), names, n=1)
+    return f"; did you mean {prefix}{near[0]}?" if near else ""
+
+
 def _names(cls: type) -> list[str]:
     return [item.name for item in fields(cls)]
 
@@ -296,16 +306,14 @@ def _from_environment(
 def _refuse_unknown(
     cls: type, given: Iterable[object], where: str, valid: Sequence[str], prefix: str = ""
 ) -> None:
-    """Refuse a name that no setting has; the prefix of all names makes none more alike.
+    """Refuse a name that no setting has.
 
     ``elsewhere`` of a class has hints for settings of other processes, by name.
     """
     for name in map(str, given):
         if name in valid:
             continue
-        own = name.removeprefix(prefix)
-        near = difflib.get_close_matches(own, [each.removeprefix(prefix) for each in valid], n=1)
-        hint = f"; did you mean {prefix}{near[0]}?" if near else ""
+        hint, own = did_you_mean(name, valid, prefix), name.removeprefix(prefix)
         if other := getattr(cls, "elsewhere", {}).get(own.lower().replace("-", "_")):
             hint = f"; {other}"
         raise SettingsError(f"{where}unknown setting {name}{hint}")
@@ -356,9 +364,9 @@ def _choice(where: str, choices: Sequence[Any], value: Any) -> Any:
     for choice in choices:
         if value in (choice, str(choice)):
             return choice
-    near = difflib.get_close_matches(str(value), list(map(str, choices)), n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise SettingsError(f"{where}: {value!r} is not one of {', '.join(map(str, choices))}{hint}")
+    names = [str(choice) for choice in choices]
+    hint = did_you_mean(str(value), names)
+    raise SettingsError(f"{where}: {value!r} is not one of {', '.join(names)}{hint}")
 
 
 def _number(where: str, kind: type[int] | type[float], value: Any) -> int | float:

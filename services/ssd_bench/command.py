@@ -13,7 +13,7 @@ from rich.text import Text
 from typer.exceptions import TyperException
 
 from ssd import demo
-from ssd.console import make_console, progress, style_help
+from ssd.console import make_console, progress, style_help, usage_problem
 from ssd.errors import ModelNotFoundError, SettingsError, SSDError, UnsupportedModelError
 from ssd.model_files.model_name import local_folder
 from ssd.model_files.model_source import resolve
@@ -143,9 +143,7 @@ def run_app(app: typer.Typer, argv: Sequence[str] | None, prog_name: str) -> int
     try:
         return int(app(argv, prog_name=prog_name, standalone_mode=False) or 0)
     except TyperException as error:
-        context = getattr(error, "ctx", None)
-        command = prog_name if context is None else context.command_path
-        return _fail(f"{error.format_message()} (see: {command} --help)", 2)
+        return _fail(usage_problem(error, prog_name), 2)
     except SSDError as error:
         if is_debug:
             raise

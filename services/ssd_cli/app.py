@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ import typer
 from typer.exceptions import TyperException
 
 import ssd
-from ssd.console import style_help
+from ssd.console import style_help, usage_problem
 from ssd.errors import SSDError
 from ssd.rpc.client import READY_SECONDS, TargetClient
 from ssd.rpc.codec import WHOLE_TEXT_MS, GenerateCall
@@ -27,7 +26,6 @@ from ssd_cli.check import check
 from ssd_cli.commands import (
     check_extras,
     check_models,
-    check_temperature,
     debug_of_app,
     program,
     run_work,
@@ -78,9 +76,6 @@ app = typer.Typer(
 PROGRAM = "import sys; from {}.__main__ import main; sys.exit(main(sys.argv[2:], sys.argv[1]))"
 """Like ``python -m`` with a package, with the name of this command in usage errors."""
 SIGPIPE_STATUS = 128 + signal.SIGPIPE
-_TYPER_PREFIX = re.compile(r"^Invalid value(?: for '([^']+)')?: (?:Value error, )?")
-_TYPER_RANGE = re.compile(r"\bInput should be (less|greater) than or equal to\b")
-"""Words of a number out of its range; the gateway has the same replacement."""
 
 
 def _show_version(is_requested: bool) -> None:  # noqa: FBT001
@@ -397,7 +392,6 @@ def chat_command(
     the exit code is 1 if one of them had an error.
     """
     check_flags(context, endpoint)
-    check_temperature(temperature)
     # In the target too, for /mode synchronous.
     deployment = Deployment(
         target=pair.target, draft=pair.draft, num_drafts=drafts.num_drafts, is_synchronous=True
@@ -444,16 +438,6 @@ def pool_command(
 app.command("plan")(plan_command)
 
 
-def _usage_problem(message: str, command: str) -> str:
-    """Return typer's message as ``--flag: problem``."""
-    if command.endswith(" generate") and message.startswith("No such option"):
-        return f"{message}; write -- before a prompt that begins with -"
-    message = _TYPER_PREFIX.sub(lambda found: f"{found[1]}: " if found[1] else "", message)
-    return _TYPER_RANGE.sub(
-        lambda found: f"must be at {'most' if found[1] == 'less' else 'least'}", message
-    )
-
-
 def run(argv: Sequence[str] | None = None) -> int:
     """Run a command line; return its exit code.
 
@@ -465,11 +449,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     try:
         return int(app(words, prog_name=program(), standalone_mode=False) or 0)
     except TyperException as error:
-        # typer's usage message has many lines. The hint names the command that prints it.
-        context = getattr(error, "ctx", None)
-        command = program() if context is None else context.command_path
-        problem = _usage_problem(error.format_message(), command)
-        report("error", f"{problem} (see: {command} --help)", "red")
+        report("error", usage_problem(error, program()), "red")
         return 2
     except (KeyboardInterrupt, typer.Abort):
         return 130

@@ -1,7 +1,6 @@
 """What the commands share: checks of flags, and the end of a command with an error."""
 
 import asyncio
-import math
 import shutil
 import sys
 from collections.abc import Coroutine
@@ -52,12 +51,6 @@ def program(path: str | None = None) -> str:
     found = shutil.which(NAME)
     is_on_path = found is not None and Path(path).exists() and Path(found).samefile(path)
     return NAME if name != NAME or is_on_path else path
-
-
-def check_temperature(temperature: float) -> None:
-    """Raise ``typer.BadParameter`` for NaN, which bounds do not exclude."""
-    if math.isnan(temperature):
-        raise typer.BadParameter("--temperature nan is not in 0..2")
 
 
 def check_extras(*extras: str) -> None:
