@@ -59,7 +59,7 @@ class SamplingParams:
     top_k: int = 0
     """Keep the k most likely tokens; 0 keeps all."""
     top_p: float = 1.0
-    """Keep the smallest set of the most likely tokens with at least this probability; above 0."""
+    """Keep the smallest set of the most likely tokens with at least this probability; 0..1."""
     min_p: float = 0.0
     """Keep tokens with at least this fraction of the highest probability; 0..1."""
     repetition_penalty: float = 1.0
@@ -71,7 +71,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[TokenId, float], ...] = ()
     """Added to the logits of these tokens; ascending ids, -100..100, at most 1024."""
     seed: int | None = None
-    """Unsigned 64 bits: the noise of the request. None: the target draws one and returns it."""
+    """The noise of the request, modulo 2^64. None: the target draws one and returns it."""
     max_tokens: int | None = None
     """Maximum number of new tokens, >= 1. None: 256, or as many as the model's length leaves."""
     min_tokens: int = 0

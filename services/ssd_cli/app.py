@@ -43,7 +43,6 @@ from ssd_cli.generate import (
 from ssd_cli.line_input import open_lines
 from ssd_cli.models import AutoPrecision, auto_precision, local_models, models_in, models_table
 from ssd_cli.options import (
-    MAX_SEED,
     Access,
     Debug,
     Drafts,
@@ -242,7 +241,7 @@ def demo_command(
     *,
     pair: WidenedPair,
     temperature: Temperature = 0.0,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the noise.")] = 7,
+    seed: Seed = 7,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", min=2, help="Number of new tokens.")
     ] = 200,

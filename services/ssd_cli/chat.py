@@ -15,13 +15,14 @@ from ssd.errors import ContextLengthError, SSDError
 from ssd.rpc.bounds import MAX_TEMPERATURE
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import Conversation, GenerateCall
+from ssd.rpc.sampling_codec import SEEDS
 from ssd.tasks import beside
 from ssd.types import ChatTurn, Mode, SamplingParams
 from ssd_cli.display import err, metrics_line, print_table, report, summary, write
 from ssd_cli.figures import Collector, Figures, Generation
 from ssd_cli.generate import GenerateOptions, connected, stream
 from ssd_cli.line_input import LineInput
-from ssd_cli.options import MAX_SEED, Modes
+from ssd_cli.options import Modes
 
 HELP = """\
 /mode auto|autoregressive|synchronous|speculative   how rounds run
@@ -57,16 +58,22 @@ class ChatSettings:
         match name:
             case "mode":
                 if value not in get_args(Modes):
-                    raise CommandError(f"/mode needs one of {', '.join(get_args(Modes))}")
+                    raise CommandError(
+                        f"/mode is {value!r}, must be one of {', '.join(get_args(Modes))}"
+                    )
                 return replace(self, mode=Mode(value))
             case "temperature":
                 return replace(self, temperature=_number(name, value, MAX_TEMPERATURE))
             case "seed" if value == "random":
                 return replace(self, seed=None)
             case "seed":
-                if not value.isdecimal() or int(value) > MAX_SEED:
-                    raise CommandError(f"/seed needs a whole number 0..{MAX_SEED}, or random")
-                return replace(self, seed=int(value))
+                low, high = SEEDS
+                with contextlib.suppress(ValueError):
+                    if low <= (seed := int(value)) <= high:
+                        return replace(self, seed=seed)
+                raise CommandError(
+                    f"/seed is {value!r}, must be a whole number in {low}..{high}, or random"
+                )
         raise CommandError(f"there is no command /{name}; /help lists them")
 
     def __str__(self) -> str:
@@ -190,4 +197,4 @@ def _number(name: str, value: str, high: float) -> float:
     with contextlib.suppress(ValueError):
         if 0.0 <= (number := float(value)) <= high:
             return number
-    raise CommandError(f"/{name} needs a number 0..{high:g}")
+    raise CommandError(f"/{name} is {value!r}, must be a number in 0..{high:g}")

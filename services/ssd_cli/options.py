@@ -14,18 +14,18 @@ import typer
 from ssd.errors import SettingsError
 from ssd.rpc.bounds import MAX_TEMPERATURE
 from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials, TlsFiles
+from ssd.rpc.sampling_codec import SEEDS
 from ssd.runtime.launch import Deployment
 
 MAX_TOKENS = 1 << 20
 """More than the maximum length of any model."""
 
 Target = Annotated[str, typer.Option("--target", help="Model folder, demo://target or hf://…")]
-MAX_SEED = 2**64 - 1
 Temperature = Annotated[
     float, typer.Option(min=0.0, max=MAX_TEMPERATURE, help="Sampling temperature; 0 is greedy.")
 ]
 Seed = Annotated[
-    int | None, typer.Option(min=0, max=MAX_SEED, help="Seed of the noise; default: random.")
+    int | None, typer.Option(min=SEEDS[0], max=SEEDS[1], help="Seed of the noise; default: random.")
 ]
 Endpoint = Annotated[
     str | None,

@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from ssd.errors import FieldError, UnsupportedError
 from ssd.rpc.codec import WHOLE_TEXT_MS, Conversation, GenerateCall, Prompt
-from ssd.rpc.sampling_codec import MAX_STOPS
+from ssd.rpc.sampling_codec import MAX_STOPS, SEEDS
 from ssd.types import Mode, SamplingParams
 from ssd_gateway.fields import (
     UINT32,
@@ -39,7 +39,6 @@ COMPLETION_MAX_TOKENS = 16
 """Default of ``max_tokens`` of a completion, as in OpenAI's API."""
 MAX_IGNORED = 1 << 18
 """Maximum number of characters and values of a field without effect."""
-_SEEDS = 2**64
 _BYTES_OF_ID = 8
 
 MISSING_FEATURES: Mapping[str, tuple[object, ...]] = {
@@ -131,7 +130,7 @@ class _Request(StructureFields):
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     logit_bias: Biases | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=_SEEDS)] | None = None
+    seed: Annotated[int, Field(ge=SEEDS[0], le=SEEDS[1])] | None = None
     stop: str | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     n: Limit | None = None
     stream: bool | None = None
@@ -225,7 +224,7 @@ class _Request(StructureFields):
             "n": self.n,
             "logprobs": logprobs,
             "echo": echo,
-            "seed": self.seed % _SEEDS if self.seed is not None else None,
+            "seed": self.seed,
         }
         return SamplingParams(
             stop=stop,

@@ -112,9 +112,9 @@ def check_token_ids(
         FieldError: names the first one.
     """
     limit = LARGEST_ID + 1 if vocab_size is None else vocab_size
-    if not token_ids or max(token_ids) < limit:
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < limit):
         return
-    index = next(index for index, token_id in enumerate(token_ids) if token_id >= limit)
+    index = next(index for index, each in enumerate(token_ids) if not 0 <= each < limit)
     place = token_ids[index] if is_keyed else index
     check_range(f"{name}[{place}]", token_ids[index], 0, limit - 1)
 

@@ -1,9 +1,9 @@
 """``SamplingParams`` and log-probabilities: messages to dataclasses and back, within bounds."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from ssd.rpc.bounds import (
-    ABOVE_ZERO,
     LARGEST_ID,
     MAX_TEMPERATURE,
     check_count,
@@ -22,9 +22,12 @@ MAX_CHOICES = 8
 MAX_LOGPROBS = 20
 LEAST_TEMPERATURE = 1e-6
 """Temperatures below it count as 0: logits / temperature would overflow float32."""
+_NUM_SEEDS = 2**64
+SEEDS = (-(2**63), _NUM_SEEDS - 1)
+"""Lowest and highest seed. Clients of OpenAI send signed ones, which count modulo 2^64."""
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, MAX_TEMPERATURE),
-    "top_p": (ABOVE_ZERO, 1.0),
+    "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
     # Other factors could overflow float32.
     "repetition_penalty": (0.01, 100.0),
@@ -34,6 +37,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "min_tokens": (0, LARGEST_ID),
     "logprobs": (0, MAX_LOGPROBS),
     "n": (1, MAX_CHOICES),
+    "seed": SEEDS,
 }
 """Ranges of optional numbers, except those that depend on the vocabulary."""
 _SWITCHES = ("ignore_eos", "echo")
@@ -55,11 +59,10 @@ def sampling_params(
         FieldError: a field is out of range.
     """
     all_tokens = LARGEST_ID if vocab_size is None else vocab_size
-    found: dict[str, Any] = {}
-    for name, (lowest, highest) in {"top_k": (1, all_tokens), **_RANGES}.items():
-        if message.HasField(name):
-            found[name] = getattr(message, name)
-            check_range(f"sampling.{name}", found[name], lowest, highest)
+    found: dict[str, Any] = {
+        name: getattr(message, name) for name in ("top_k", *_RANGES) if message.HasField(name)
+    }
+    _check_ranges(found, top_k=(1, all_tokens))
     if found.get("top_k") == all_tokens:
         del found["top_k"]
     if found.get("temperature", 1.0) < LEAST_TEMPERATURE:
@@ -73,7 +76,6 @@ def sampling_params(
     return SamplingParams(
         **found,
         **{name: getattr(message, name) for name in _SWITCHES},
-        seed=message.seed if message.HasField("seed") else None,
         logit_bias=_logit_bias(message, vocab_size),
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
@@ -81,10 +83,19 @@ def sampling_params(
 
 
 def sampling_message(sampling: SamplingParams) -> types_pb2.SamplingParams:
-    """Convert to a message; fields with their defaults stay unset, except the temperature."""
-    names = ("top_k", "seed", *_RANGES, *_SWITCHES, *MAX_STRUCTURE_BYTES)
+    """Convert to a message; fields with their defaults stay unset, except the temperature.
+
+    Raises:
+        FieldError: a number is out of range. The message would round it or refuse it without its
+            name.
+    """
+    names = ("top_k", *_RANGES, *_SWITCHES, *MAX_STRUCTURE_BYTES)
     found = {name: getattr(sampling, name) for name in names}
     changed = {name: value for name, value in found.items() if value != getattr(_DEFAULTS, name)}
+    _check_ranges(changed, top_k=(0, LARGEST_ID))
+    check_token_ids("sampling.stop_token_ids", sampling.stop_token_ids, None)
+    if "seed" in changed:
+        changed["seed"] %= _NUM_SEEDS
     return types_pb2.SamplingParams(
         **changed | {"temperature": sampling.temperature, "logit_bias": dict(sampling.logit_bias)},
         stop=sampling.stop,
@@ -117,6 +128,12 @@ def _logprob_message(found: TokenLogprob) -> types_pb2.TokenLogprob:
 
 def _logprob(message: types_pb2.TokenLogprob) -> TokenLogprob:
     return TokenLogprob(message.token_id, message.logprob, message.text, message.partial)
+
+
+def _check_ranges(found: Mapping[str, Any], **others: tuple[float, float]) -> None:
+    for name, (lowest, highest) in (others | _RANGES).items():
+        if name in found:
+            check_range(f"sampling.{name}", found[name], lowest, highest)
 
 
 def _check_stops(message: types_pb2.SamplingParams, vocab_size: int | None) -> None:

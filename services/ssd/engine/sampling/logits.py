@@ -33,7 +33,7 @@ class Filters:
     top_k_R: Tensor
     """int64, 0 keeps all tokens."""
     top_p_R: Tensor
-    """float64, above 0; 1 keeps all tokens."""
+    """float64; 1 keeps all tokens."""
     min_p_R: Tensor
     """float32, 0 keeps all tokens."""
 

@@ -79,7 +79,7 @@ def test_the_longest_request_that_is_accepted_fits_the_message_limit(length: int
     [
         (Sampling(max_tokens=2**31), "max_tokens: is 2147483648, must be in 1..2147483647"),
         (Sampling(max_tokens=0), "max_tokens: is 0, must be in 1..2147483647"),
-        (Sampling(top_p=0.0), "top_p: is 0, must be above 0 and at most 1"),
+        (Sampling(top_p=-1e-9), "top_p: is -1e-09, must be in 0..1"),
         (Sampling(repetition_penalty=0.0), "repetition_penalty: is 0, must be in 0.01..100"),
         (Sampling(temperature=2.5), "temperature: is 2.5, must be in 0..2"),
     ],

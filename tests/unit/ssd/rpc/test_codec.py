@@ -73,6 +73,12 @@ def test_texts_and_lists_of_maximum_length_are_accepted() -> None:
     assert call.prompt == (1,) * (MAX_TOKEN_IDS - 1)
 
 
+def test_a_negative_seed_is_one_of_64_bits_and_a_tiny_top_p_is_zero() -> None:
+    sampling = SamplingParams(seed=-1, top_p=1e-50)
+    found = generate_call(generate_request(GenerateCall(prompt="x", sampling=sampling)))
+    assert (found.sampling.seed, found.sampling.top_p) == (2**64 - 1, 0.0)
+
+
 def test_seed_zero_and_temperature_zero_differ_from_unset() -> None:
     call = generate_call(request(Sampling(seed=0, temperature=0.0, max_tokens=5)), VOCAB)
     assert call.sampling == SamplingParams(seed=0, temperature=0.0, max_tokens=5)
@@ -256,7 +262,7 @@ def test_values_without_effect_are_those_of_a_request_that_does_not_set_them() -
         GenerateCall(prompt="\ud800"),
         GenerateCall(prompt=(-1,)),
         GenerateCall(prompt=(2**32,)),
-        GenerateCall(prompt="x", sampling=SamplingParams(seed=-1)),
+        GenerateCall(prompt="x", sampling=SamplingParams(seed=-(2**63) - 1)),
         GenerateCall(prompt="x", sampling=SamplingParams(seed=2**64)),
     ],
 )

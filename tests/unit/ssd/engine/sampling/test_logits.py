@@ -53,6 +53,7 @@ def run(processors: list[LogitsProcessor], logits_RV: Tensor) -> Tensor:
         (V, 1.0, 0.0),
         (0, 0.9, 0.0),
         (0, 1e-6, 0.0),
+        (0, 0.0, 0.0),
         (0, 1.0, 0.1),
         (0, 1.0, 1.0),
         (20, 0.8, 0.0),
