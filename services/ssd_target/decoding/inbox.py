@@ -43,7 +43,7 @@ class Inbox:
         """
         with self._filled:
             if self._is_closed:
-                raise NotReadyError("the target is shutting down; send the request to another one")
+                raise NotReadyError("the target has stopped and accepts no requests")
             if self._num_arrivals >= self._max_arrivals:
                 raise OverloadedError(
                     f"{self._max_arrivals} requests wait for the next round "

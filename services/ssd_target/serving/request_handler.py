@@ -120,7 +120,7 @@ class RequestHandler:
         if self.runner is None:
             raise NotReadyError("the model is loading; try again in a moment")
         if self._is_draining:
-            raise NotReadyError("the target is draining; send the request to another one")
+            raise NotReadyError("the target is draining and accepts no new requests")
         return self.runner
 
     @property
@@ -383,7 +383,7 @@ class RequestHandler:
 
 
 def _ends_because_of(failure: Exception) -> NotReadyError:
-    return NotReadyError(f"the target ends: {failure}; send the request to another one")
+    return NotReadyError(f"the target ends: {failure}")
 
 
 def room_for(
