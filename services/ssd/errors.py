@@ -9,6 +9,7 @@
     │   └── UnsupportedError      not implemented yet; ``field`` names it
     ├── OverloadedError           a bound is reached; retry after ``retry_after_seconds``
     ├── NotReadyError             loading or draining
+    │   ├── UnknownHostError      client only: the name of the server has no address
     │   └── IncompleteTextError   client only: the text ended early
     ├── AccessError               missing or wrong credentials
     │   └── NotAllowedError       valid credentials without the right to make this call
@@ -107,6 +108,10 @@ class OverloadedError(SSDError):
 
 class NotReadyError(SSDError):
     """The process is loading or draining."""
+
+
+class UnknownHostError(NotReadyError):
+    """The name of the server has no address. Only clients raise it."""
 
 
 class IncompleteTextError(NotReadyError):

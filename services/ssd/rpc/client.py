@@ -21,7 +21,14 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ssd.errors import CancelledError, FieldError, IncompleteTextError, NotReadyError, SSDError
+from ssd.errors import (
+    CancelledError,
+    FieldError,
+    IncompleteTextError,
+    NotReadyError,
+    SSDError,
+    UnknownHostError,
+)
 from ssd.observability import log
 from ssd.rpc.bounds import MAX_MESSAGE_BYTES
 from ssd.rpc.call_guard import tolerant
@@ -234,7 +241,8 @@ class TargetClient(_Client):
             request_id: id in the target's log and errors; empty: the target draws one.
 
         Raises:
-            NotReadyError: no target was ready within ``ready_seconds`` or ``timeout_seconds``.
+            NotReadyError: no target was ready within ``ready_seconds`` or ``timeout_seconds``, or
+                ``UnknownHostError``, at once.
             IncompleteTextError: the connection was lost after the first chunk, or the target, which
                 stops, cancelled the request.
             SSDError: see the module.
@@ -275,9 +283,9 @@ class TargetClient(_Client):
             except NotReadyError as error:
                 if has_begun:
                     raise _incomplete(self.endpoint, num_tokens, error) from error
-                spent_seconds = loop.time() - started_at
                 is_first, pause_seconds = pause_seconds == 0, _next_pause(pause_seconds)
-                if spent_seconds + pause_seconds > wait_seconds:
+                next_seconds = loop.time() - started_at + pause_seconds
+                if isinstance(error, UnknownHostError) or next_seconds > wait_seconds:
                     raise
                 if is_first:
                     self._on_wait(error)

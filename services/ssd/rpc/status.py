@@ -34,6 +34,7 @@ from ssd.errors import (
     RequestError,
     SSDError,
     TooLargeError,
+    UnknownHostError,
     UnknownModelError,
     UnsupportedError,
 )
@@ -233,6 +234,7 @@ _TLS_FAILURES = {
 """Parts of gRPC's message, and the cause of each. The first part that is found applies."""
 _TLS_REASON = re.compile(r"OPENSSL_internal:(?:CERTIFICATE_VERIFY_FAILED: )?([^:\]]+)")
 """What the TLS library reports: a description, or its name of the error."""
+_NO_SUCH_HOST = "Domain name not found"
 _DROPPED = "Socket closed"
 """End of gRPC's message if the server ended the connection during its handshake."""
 
@@ -248,7 +250,10 @@ def _unreachable(message: str, endpoint: str) -> SSDError:
     cause = _CONNECT_FAILED.sub(r"\1", message)
     if message.endswith(_DROPPED):
         cause = f"{_DROPPED}; perhaps the port needs TLS or a client certificate"
-    return NotReadyError(f"{endpoint} cannot be reached: {cause}")
+    # With dns:///, a name stands for all ready targets: it has no address until one is ready.
+    is_unknown = cause == _NO_SUCH_HOST and not endpoint.startswith("dns:///")
+    kind = UnknownHostError if is_unknown else NotReadyError
+    return kind(f"{endpoint} cannot be reached: {cause}")
 
 
 def _from_code(code: grpc.StatusCode, message: str, endpoint: str) -> SSDError:

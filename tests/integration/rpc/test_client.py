@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import pytest
 from tests import served
 
@@ -15,6 +16,7 @@ from ssd.errors import (
     FieldError,
     IncompleteTextError,
     NotReadyError,
+    UnknownHostError,
     UnsupportedError,
 )
 from ssd.rpc import codec
@@ -299,6 +301,23 @@ async def test_a_client_without_a_wait_sends_a_request_once() -> None:
     target = Target(num_refusals=1)
     async with serving(target) as endpoint, TargetClient(endpoint, ready_seconds=0) as client:
         with pytest.raises(NotReadyError, match="draining"):
+            await text_of(client, "abc")
+    assert len(target.calls) == 1
+
+
+class Unresolved(Target):
+    """Ends calls as gRPC does if the name of the server has no address."""
+
+    async def Generate(self, request: Any, context: Any) -> None:  # noqa: N802
+        self.calls.append(codec.generate_call(request, 1000))
+        text = "errors resolving x:1: [address lookup failed for x:1: Domain name not found]"
+        await context.abort(grpc.StatusCode.UNAVAILABLE, text)
+
+
+async def test_a_host_without_an_address_is_not_waited_for() -> None:
+    target = Unresolved()
+    async with serving(target) as endpoint, TargetClient(endpoint) as client:
+        with pytest.raises(UnknownHostError, match=f"{endpoint} cannot be reached: Domain name"):
             await text_of(client, "abc")
     assert len(target.calls) == 1
 

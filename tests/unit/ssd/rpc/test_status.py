@@ -24,6 +24,7 @@ from ssd.errors import (
     RequestError,
     SSDError,
     TooLargeError,
+    UnknownHostError,
     UnknownModelError,
     UnsupportedError,
 )
@@ -92,6 +93,7 @@ def test_each_error_class_is_in_the_table_or_cannot_reach_a_caller() -> None:
                 errors.SetupError
                 | errors.InternalError
                 | errors.IncompleteTextError
+                | errors.UnknownHostError
                 | errors.RankError,
             )
             assert error in served or is_not_sent, error
@@ -171,8 +173,10 @@ def test_a_foreign_status_is_converted_by_its_code(
 )
 def test_a_failed_connection_names_the_cause_and_nothing_of_grpc(details: str, cause: str) -> None:
     found = from_rpc_error(bare(Code.UNAVAILABLE, details), "host:1")
-    assert type(found) is NotReadyError
+    is_unknown = cause == "Domain name not found"
+    assert type(found) is (UnknownHostError if is_unknown else NotReadyError)
     assert str(found) == f"host:1 cannot be reached: {cause}"
+    assert type(from_rpc_error(bare(Code.UNAVAILABLE, details), "dns:///x:1")) is NotReadyError
 
 
 @pytest.mark.parametrize(
