@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from ssd.demo.corpus import held_out_prompts
 from ssd.demo.widen import copy_companions
+from ssd.engine.config import ModelConfig, read_config
 from ssd.errors import SetupError
 from ssd.model_files.model_source import resolve
 from ssd.runtime.launch import Deployment
@@ -111,10 +112,10 @@ def padded(model: str, vocabulary: int, scratch: Path) -> Path:
     if not vocabulary:
         return folder
     err.print(f"padding the vocabulary of {model} to {vocabulary} ids")
-    config = json.loads((folder / "config.json").read_text())
-    missing = vocabulary - config["vocab_size"]
+    num_ids = ModelConfig.from_folder(folder).vocab_size
+    missing = vocabulary - num_ids
     if missing < 0:
-        raise SetupError(f"{folder} has {config['vocab_size']} token ids, more than {vocabulary}")
+        raise SetupError(f"{folder} has {num_ids} token ids, more than {vocabulary}")
     output = scratch / f"{folder.name}-{vocabulary}"
     output.mkdir()
     tensors = {}
@@ -126,6 +127,7 @@ def padded(model: str, vocabulary: int, scratch: Path) -> Path:
             of_ids = name.rpartition(".")[0].rpartition(".")[2] in {"embed_tokens", "lm_head"}
             tensors[name] = pad(tensor, (0, 0, 0, missing)) if of_ids else tensor
     save_file(tensors, output / "model.safetensors", metadata={"format": "pt"})
-    (output / "config.json").write_text(json.dumps(config | {"vocab_size": vocabulary}))
+    config = read_config(folder) | {"vocab_size": vocabulary}
+    (output / "config.json").write_text(json.dumps(config))
     copy_companions(folder, output)
     return output

@@ -26,7 +26,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ssd.demo import FACTORS
-from ssd.errors import ModelNotFoundError, SetupError, UnsupportedModelError, WeightsError
+from ssd.engine.config import read_config
+from ssd.errors import SetupError, UnsupportedModelError, WeightsError
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ def widen(source: Path, factor: int, output: Path) -> Path:
         ``output``.
 
     Raises:
-        ModelNotFoundError: ``source`` has no ``config.json``.
+        ModelNotFoundError: ``source`` has no readable ``config.json``.
         UnsupportedModelError: The family is not one of ``MODEL_TYPES``, or a tensor is unknown.
         WeightsError: ``source`` has no safetensors.
         SetupError: The factor is not allowed, or ``output`` contains another model.
@@ -68,7 +69,7 @@ def widen(source: Path, factor: int, output: Path) -> Path:
     mark = {"factor": factor, "source_sha256": _fingerprint(source)}
     if output.exists():
         return _accept(output, mark)
-    config = widened_config(_read_config(source), factor)
+    config = widened_config(read_config(source), factor)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as name:
         made = Path(name) / "made"
@@ -130,20 +131,6 @@ def widened_tensor(name: str, tensor: Tensor, factor: int) -> Tensor:
     raise UnsupportedModelError(f"cannot widen the tensor {name!r} of shape {tuple(tensor.shape)}")
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    """Return the parsed ``config.json`` of a folder."""
-    file = folder / "config.json"
-    if not file.is_file():
-        raise ModelNotFoundError(f"{folder} has no config.json; use the folder of a model")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelNotFoundError(f"{file}: not readable as JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelNotFoundError(f"{file}: not a JSON object")
-    return config
-
-
 def _weight_files(folder: Path) -> list[Path]:
     """Return the safetensors of a folder, sorted by name."""
     files = sorted(folder.glob("*.safetensors"))
@@ -154,7 +141,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _fingerprint(folder: Path) -> str:
     """Return a hash of configuration and weights, which determine the widened model."""
-    _read_config(folder)
+    read_config(folder)
     digest = hashlib.sha256()
     for file in [folder / "config.json", *_weight_files(folder)]:
         with file.open("rb") as stream:

@@ -63,7 +63,7 @@ class ModelConfig:
             ModelNotFoundError: no such folder, or no readable config in it.
             UnsupportedModelError: another family, or a feature that is not implemented.
         """
-        raw = _read_config(folder)
+        raw = read_config(folder)
         family = raw.get("model_type")
         if family not in FAMILIES:
             supported = ", ".join(FAMILIES)
@@ -101,7 +101,12 @@ class ModelConfig:
             raise ModelNotFoundError(f"{folder}/config.json: {error}") from error
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the content of ``config.json``.
+
+    Raises:
+        ModelNotFoundError: no such folder, or no readable config in it.
+    """
     if not folder.is_dir():
         raise ModelNotFoundError(f"{folder}: no such model folder")
     path = folder / "config.json"

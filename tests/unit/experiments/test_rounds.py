@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from tools.experiments.rounds import padded
 
-from ssd.errors import SetupError
+from ssd.errors import ModelNotFoundError, SetupError
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd_bench.plots import draw_rounds
 from ssd_bench.round_parts import PARTS
@@ -31,6 +31,13 @@ def test_a_padded_vocabulary_keeps_the_weights_of_all_ids(tmp_path: Path) -> Non
     assert not after[len(before) :].any()
     assert json.loads((padded_folder / "config.json").read_text())["vocab_size"] == 1000
     assert (padded_folder / "tokenizer.json").is_file()
+
+
+def test_an_unreadable_config_is_an_error_that_names_it(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "tiny")
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ModelNotFoundError, match=f"{folder}/config.json: not readable as JSON"):
+        padded(str(folder), 1000, tmp_path)
 
 
 def test_a_vocabulary_is_not_made_smaller(tmp_path: Path) -> None:
