@@ -14,6 +14,7 @@ import torch
 from tests.unit.ssd.transport.fake_nccl import (
     MAX_SECONDS,
     FakeNccl,
+    Handle,
     Stream,
     connected,
     fake_nccl,
@@ -233,6 +234,19 @@ def test_a_failed_set_up_lets_another_one_begin(
     library.problem = ""
     monkeypatch.setattr(nccl, "END_SECONDS", MAX_SECONDS)
     connected().close()
+
+
+def test_an_error_of_the_driver_is_a_link_error(
+    library: FakeNccl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_handle: Handle) -> int:
+        raise RuntimeError("the driver library is not there")
+
+    ends = connected()
+    with monkeypatch.context() as patch, contextlib.closing(ends):
+        patch.setattr(Handle, "get_async_error", fail)
+        with pytest.raises(LinkError, match="NCCL: the driver library"):
+            ends.check()
 
 
 def test_a_link_whose_device_fails_at_its_end_lets_another_one_begin(
