@@ -1,5 +1,6 @@
 """The bounds of a draft's links."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,10 +9,10 @@ from tests.handshake import HELLO
 
 from ssd.errors import LinkError
 from ssd.rpc.link_codec import speculate_request
-from ssd.types import OpenSession, RefusalReason
+from ssd.types import OpenSession, Peer, RefusalReason
 from ssd_draft import link_server
 from ssd_draft.handshake import welcome
-from ssd_draft.link_server import TargetLink, max_message_bytes, may_link
+from ssd_draft.link_server import TargetLink, count_targets, max_message_bytes, may_link
 
 
 class ClosedCall:
@@ -40,6 +41,19 @@ def test_the_welcome_names_what_the_draft_serves() -> None:
     found = welcome(HELLO, make_setup(), num_targets=3)
     assert found.tokenizer_fingerprint == HELLO.tokenizer_fingerprint
     assert found.num_targets == 3
+
+
+@pytest.mark.parametrize(
+    ("linked", "new", "num_targets"),
+    [((), "a", 1), (("a",), "b", 2), (("a", "b"), "a", 2), (("", ""), "", 3), (("a",), "", 2)],
+)
+def test_a_target_that_dials_again_before_its_former_link_ends_counts_once(
+    linked: tuple[str, ...], new: str, num_targets: int
+) -> None:
+    hellos = [replace(HELLO, peer=Peer(pod=name)) for name in (*linked, new)]
+    call: Any = ClosedCall()
+    links = [TargetLink(i, hello, call, make_setup()) for i, hello in enumerate(hellos[:-1])]
+    assert count_targets(links, hellos[-1]) == num_targets
 
 
 def test_no_address_can_prevent_the_links_of_another() -> None:
