@@ -30,6 +30,8 @@ class ObjectCache:
         self._wake = wake
         self._objects: dict[str, Object] = {}
         """By uid."""
+        self._users: dict[Key, set[str]] = {}
+        """Uids of the resources that refer to a pool, by its key."""
         self._uids: dict[Key, set[str]] = {}
         self._deleted: dict[str, int] = {}
         """By uid: the last version that existed."""
@@ -59,11 +61,9 @@ class ObjectCache:
         found = self.resource(key)
         if found is not None and found["kind"] == KIND:
             return _pool_of(found)
-        return {
-            each
-            for each in self._uids
-            if each[0] == key[0] and key in _pool_of(self.resource(each) or {})
-        }
+        users = {key_of(self._objects[uid]) for uid in self._users.get(key, ())}
+        # Of two objects with one name, the newer one is the resource.
+        return {each for each in users if each and key in _pool_of(self.resource(each) or {})}
 
     def wake(self, key: Key, others: AbstractSet[Key] = frozenset(), **changes: bool) -> None:
         """Wake a resource, those that share drafts with it, and ``others``."""
@@ -83,6 +83,8 @@ class ObjectCache:
         if key is not None:
             self._objects[uid] = thing
             self._uids.setdefault(key, set()).add(uid)
+            for pool in _pool_of(thing):
+                self._users.setdefault(pool, set()).add(uid)
             is_known = thing["kind"] in RESOURCE_KINDS and before is not None
             is_changed = is_known and _generation(thing) != _generation(before or {})
             self.wake(key, former_peers, is_changed=is_changed)
@@ -126,6 +128,10 @@ class ObjectCache:
         """Drop an object, if it is there; returns the key of its resource."""
         thing = self._objects.pop(uid, None)
         key = None if thing is None else key_of(thing)
+        for pool in _pool_of(thing or {}):
+            self._users[pool].discard(uid)
+            if not self._users[pool]:
+                del self._users[pool]
         if key is not None:
             self._uids[key].discard(uid)
             if not self._uids[key]:

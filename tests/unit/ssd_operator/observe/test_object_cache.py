@@ -136,3 +136,27 @@ def test_the_deletion_of_a_resource_ends_the_back_off_of_its_name() -> None:
     seen.cache.put(resource(1, 1))
     seen.cache.mark_deleted(resource(2, 1))
     assert seen.woken == [(KEY, False), (KEY, True)]
+
+
+def user(version: int, pool: str, name: str = "demo", uid: str = "uid-2") -> Object:
+    """An SSDDeployment that refers to a pool."""
+    metadata = {"name": name, "namespace": "default", "uid": uid, "resourceVersion": version}
+    return {"kind": KIND, "metadata": metadata, "spec": {"draft": {"poolRef": {"name": pool}}}}
+
+
+def test_the_users_of_a_pool_follow_references_and_deletions() -> None:
+    cache, (first, second) = Seen().cache, (("default", f"{name}-pool") for name in "ab")
+    cache.put(user(1, "a"))
+    cache.put(user(2, "a", "other", "uid-3"))
+    assert cache.peers(first) == {KEY, OTHER}
+    cache.put(user(3, "b"))
+    assert (cache.peers(first), cache.peers(second)) == ({OTHER}, {KEY})
+    # A new resource of the name, before the deletion of the former one is reported.
+    cache.put(user(5, "a", uid="uid-4"))
+    assert (cache.peers(first), cache.peers(second)) == ({KEY, OTHER}, set())
+    cache.mark_deleted(user(4, "b"))
+    cache.mark_deleted(user(6, "a", "other", "uid-3"))
+    assert (cache.peers(first), cache.peers(second)) == ({KEY}, set())
+    assert cache.peers(KEY) == {first}
+    cache.replace(KIND, "default", [], 7)
+    assert not cache.peers(first)
