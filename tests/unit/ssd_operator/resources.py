@@ -174,8 +174,12 @@ SAMPLES = {
     )
 }
 """The samples of the chart, and a resource with every field."""
-REVIEWED = ("llama-3.1-70b", "everything")
-"""Those with a snapshot of all objects."""
+REVIEWED = {
+    "llama-3.1-70b": SAMPLES["llama-3.1-70b"],
+    "everything": SAMPLES["everything"],
+    "pool": read(CORPUS / "pool.yaml"),
+}
+"""Resources with a snapshot of all objects, by its name."""
 DEMO, TWO_CELLS = SAMPLES["demo-cpu"], SAMPLES["llama-3.1-70b"]
 LLAMA, QWEN = TWO_CELLS.spec, SAMPLES["qwen3-32b"].spec
 CPU_DRAFTS = SAMPLES["llama-3.1-70b-cpu-drafts"].spec
@@ -251,7 +255,7 @@ NAMES = st.from_regex(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", fullmatch=True)
 
 
 if __name__ == "__main__":
-    snapshots = {title: children(SAMPLES[title]) for title in REVIEWED}
+    snapshots = {title: children(each) for title, each in REVIEWED.items()}
     # As JSON, values that several objects share are written out.
     for title, made in json.loads(json.dumps(snapshots)).items():
         text = yaml.safe_dump_all(made, sort_keys=False, default_flow_style=None, width=120)

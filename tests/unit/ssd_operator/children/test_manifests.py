@@ -15,7 +15,6 @@ from tests.unit.ssd_operator.resources import (
     NAMES,
     OPERATOR_PEER,
     REVIEWED,
-    SAMPLES,
     SETTINGS,
     SNAPSHOTS,
     children,
@@ -70,7 +69,7 @@ def selects(selector: dict[str, str], template: Object) -> bool:
 def test_children_equal_the_reviewed_snapshot(name: str) -> None:
     reviewed = list(yaml.safe_load_all((SNAPSHOTS / f"{name}.yaml").read_text()))
     # If the difference is intended: python -m tests.unit.ssd_operator.resources, then review.
-    assert children(SAMPLES[name]) == reviewed
+    assert children(REVIEWED[name]) == reviewed
 
 
 @given(specs(), NAMES)
