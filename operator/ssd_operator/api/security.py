@@ -1,6 +1,6 @@
 """The security block of a resource: who may call, and what pods may do. See ``spec.py``."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from ssd_operator.api.fields import Block, ObjectName, checked, items, text
 from ssd_operator.api.kubernetes_types import NetworkPeer
@@ -21,6 +21,10 @@ class DraftTls(Block):
     NAME-draft.NAMESPACE.svc, or NAME-pool-draft.NAMESPACE.svc for an SSDDraftPool."""
 
 
+_ABSENT: Any = None
+"""Only with ``draft.poolRef``: the pool names the certificate of its drafts."""
+
+
 class Tls(DraftTls):
     """Certificates of the gRPC ports, and of the port of vLLM.
 
@@ -33,6 +37,10 @@ class Tls(DraftTls):
             "clientNames: clients have certificates only with mode Mutual",
         )
     )
+    draft_secret_name: ObjectName = _ABSENT
+    """Secret with tls.crt, tls.key and ca.crt of drafts. Name in the certificate:
+    NAME-draft.NAMESPACE.svc. Required, except with draft.poolRef: then it has no effect, because
+    security.tls of the SSDDraftPool names the certificate of its drafts."""
     target_secret_name: ObjectName
     """Secret with tls.crt, tls.key and ca.crt of targets. Names in the certificate: those by which
     clients call, NAME.NAMESPACE.svc, and with Mutual the URI above."""

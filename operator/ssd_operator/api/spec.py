@@ -380,12 +380,19 @@ class Spec(Block):
             "gateway.tlsSecretName: targets with mode Mutual need a certificate of the gateway",
         ),
         (
+            "!has(self.security.tls) || has(self.security.tls.draftSecretName)"
+            " || has(self.draft.poolRef)",
+            "security.tls.draftSecretName: give the Secret of the drafts' certificate; only with "
+            "draft.poolRef leave it out, and give it in security.tls of the SSDDraftPool",
+        ),
+        (
             "!has(self.security.tls) || self.transport.channel == 'Grpc'",
             "transport.channel: only Grpc is encrypted: leave Collective out with security.tls",
         ),
         (
             "!has(self.draft.poolRef) || self.transport.channel == 'Grpc'",
-            "transport.channel: links to a pool use Grpc: leave Collective out with draft.poolRef",
+            "transport.channel: drafts of an SSDDraftPool open only the port of gRPC: leave "
+            "Collective out with draft.poolRef, or give draft.source instead",
         ),
         *VLLM_RULES,
     )

@@ -63,7 +63,8 @@ def test_certificates_of_a_pool_have_names_of_their_own() -> None:
     tls = {"mode": "Mutual", "draftSecretName": "drafts"}
     draft = variables(pod_of(resource(POOL, security={"tls": tls}), "shared-pool-draft"))
     assert draft["SSD_DRAFT_CALLER_NAMES"] == "spiffe://ssd/ns/default/sa/shared-pool-target"
-    secured = resource(CODE, security={"tls": tls | {"targetSecretName": "targets"}})
+    # The pool names the certificate of the drafts, so who refers to it does not.
+    secured = resource(CODE, security={"tls": {"mode": "Mutual", "targetSecretName": "targets"}})
     target = variables(pod_of(secured, "code-target-0"))
     assert target["SSD_TARGET_LINK_SERVER_NAME"] == "shared-pool-draft.default.svc"
 
