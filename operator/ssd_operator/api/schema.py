@@ -87,12 +87,19 @@ _COLUMNS = (
 """Name, path, description, and 1 if it is shown with ``-o wide`` only."""
 _POOL_COLUMNS = (
     ("Ready", _CONDITION.format("Ready", "status"), "Whether all wanted drafts are ready.", 0),
-    ("Drafts", ".status.draft.summary", "Drafts with an active link over wanted.", 0),
+    ("Reason", _CONDITION.format("Ready", "reason"), "Why it is ready or not.", 0),
+    ("Drafts", ".status.draft.summary", "Ready over wanted.", 0),
+    ("Targets", ".status.target.summary", "Targets with an active link over ready targets.", 0),
+    (
+        "Progress",
+        _CONDITION.format("Progressing", "reason"),
+        "UpToDate, or what a change waits for.",
+        0,
+    ),
     ("Sessions", ".status.sessions.open", "Open sessions.", 0),
     ("Capacity", ".status.sessions.capacity", "Sessions that the ready drafts accept.", 0),
     ("Age", ".metadata.creationTimestamp", "Time since creation.", 0),
     ("Deployments", ".status.deployments", "SSDDeployments that refer to it.", 1),
-    ("Reason", _CONDITION.format("Ready", "reason"), "Why it is ready or not.", 1),
 )
 
 

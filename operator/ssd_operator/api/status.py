@@ -96,7 +96,7 @@ STATUS = block(
         pendingReplicas=_count("Number of draft pods without a node."),
         drainingReplicas=_count("Number of draft pods that are draining."),
         desiredReplicas=_count("Number of wanted drafts."),
-        summary=string("Active links over wanted.", 32),
+        summary=string("Drafts with an active link over wanted; of a pool, ready over wanted.", 32),
         revision=string("Hash of the wanted pod template.", 64),
         device=string("Device of the wanted drafts: nvidia or cpu.", 64),
         selector=string("Labels of exactly these pods, for autoscalers.", 512),
@@ -135,6 +135,12 @@ POOL_STATUS = block(
         "maxItems": MOST_DEPLOYMENTS,
         "items": string("Name.", 253),
     },
+    target=block(
+        "The targets that refer to this pool.",
+        readyReplicas=_count("Number of target pods that serve."),
+        linkedReplicas=_count("Number of them with an active link."),
+        summary=string("Linked over ready.", 32),
+    ),
     sessions=block(
         "Sessions of all links.",
         open=_count("Number of open sessions."),

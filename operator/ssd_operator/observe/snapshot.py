@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+from ssd.rpc.listen import join_address
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd_operator.api.parse import SpecError, parse
 from ssd_operator.api.spec import POOL_KIND, Object, Resource
 from ssd_operator.children.manifests import wanted
 from ssd_operator.children.objects import (
     COMPONENT_LABEL,
+    DRAFT_PORT,
     ENGINES,
     POOL_LABEL,
     Component,
@@ -23,6 +25,7 @@ from ssd_operator.children.objects import (
 from ssd_operator.observe.cluster import Cluster, Key, Ref, ref_of
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.pod_state import (
+    address_of,
     cell_of,
     controller_of,
     drain_deadline_of,
@@ -128,9 +131,15 @@ class Snapshot:
 
     @cached_property
     def links(self) -> dict[tuple[str, str], LinkStatus]:
-        """Links by target and draft; by address before the handshake."""
+        """Links by target and draft; by address if that is of no live pod."""
+        # A target does not know the name of a draft before the handshake, or if that fails.
+        pods = {
+            join_address(address.host, DRAFT_PORT): name_of(pod)
+            for pod in self.drafts
+            if (address := address_of(pod)) is not None
+        }
         return {
-            (target, link.draft_pod or link.address): link
+            (target, link.draft_pod or pods.get(link.address, link.address)): link
             for target, answer in sorted(self.answers.items())
             for link in answer.links
         }
@@ -139,6 +148,11 @@ class Snapshot:
     def active_links(self) -> dict[tuple[str, str], LinkStatus]:
         """Those of the links that serve."""
         return {pair: link for pair, link in self.links.items() if link.state == "active"}
+
+    @property
+    def linked_targets(self) -> frozenset[str]:
+        """Target pods with an active link."""
+        return frozenset(target for target, _ in self.active_links)
 
     @property
     def active_drafts(self) -> frozenset[str]:

@@ -4,14 +4,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
 
-from ssd.rpc.listen import join_address
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd_operator.api.spec import Object
 from ssd_operator.api.status import MOST_DEPLOYMENTS, MOST_LINKS
-from ssd_operator.children.objects import DRAFT_PORT, Component, child_name, drafts_name, selector
+from ssd_operator.children.objects import Component, child_name, drafts_name, selector
 from ssd_operator.children.processes import has_tls, process_of
 from ssd_operator.observe.pod_state import (
-    address_of,
     cell_of,
     condition_in,
     is_ready,
@@ -151,8 +149,14 @@ def _use(snapshot: Snapshot) -> Object:
     """Who uses a pool, and how much of it."""
     capacity = len(snapshot.ready_drafts) * snapshot.resource.spec.draft.sequences_per_replica
     num_open = sum(link.sessions for link in snapshot.links.values())
+    num_ready, num_linked = len(snapshot.ready_targets), len(snapshot.linked_targets)
     return {
         "deployments": list(snapshot.deployments[:MOST_DEPLOYMENTS]),
+        "target": {
+            "readyReplicas": num_ready,
+            "linkedReplicas": num_linked,
+            "summary": f"{num_linked}/{num_ready}",
+        },
         "sessions": {"open": num_open, "capacity": capacity},
     }
 
@@ -163,6 +167,8 @@ def _draft(result: PassResult) -> Object:
     reference, owner = snapshot.resource.spec.draft.pool_ref, snapshot.pool or snapshot.resource
     labels = selector(owner, Component.DRAFT)
     name = drafts_name(snapshot.resource, 0)
+    # Those of a pool serve nothing while nothing refers to it.
+    num_shown = len(snapshot.ready_drafts) if snapshot.resource.is_pool else num_active
     return _without_empty(
         {
             "pool": "" if reference is None else reference.name,
@@ -172,7 +178,7 @@ def _draft(result: PassResult) -> Object:
             "pendingReplicas": sum(not is_scheduled(pod) for pod in snapshot.drafts),
             "drainingReplicas": snapshot.num_draining,
             "desiredReplicas": wanted,
-            "summary": f"{num_active}/{wanted}",
+            "summary": f"{num_shown}/{wanted}",
             "revision": result.plan.revisions.get(name, ""),
             "device": owner.spec.draft_device,
             "selector": ",".join(f"{key}={value}" for key, value in labels.items()),
@@ -190,12 +196,7 @@ def _last_scale(result: PassResult) -> Object:
 
 def _links(snapshot: Snapshot) -> list[Object]:
     """The links, as measured: pods on one node do not necessarily use a faster transport."""
-    nodes = dict[str, str]()
-    for pod in snapshot.drafts:
-        node = nodes[name_of(pod)] = pod.get("spec", {}).get("nodeName", "")
-        if (address := address_of(pod)) is not None:
-            # A target calls a draft whose name it does not know by its address.
-            nodes[join_address(address.host, DRAFT_PORT)] = node
+    nodes = {name_of(pod): pod.get("spec", {}).get("nodeName", "") for pod in snapshot.drafts}
     cells = {name_of(pod): cell_of(pod) for pod in snapshot.targets}
     old = {(each["target"], each["draft"]): each for each in snapshot.status.get("links") or []}
     entries = [

@@ -204,7 +204,8 @@ def test_kubectl_scale_changes_the_number_of_drafts_of_a_pool(api_server: Kube) 
     assert api_server.send("create", pool).returncode == 0
     api_server("scale", "ssddp/everything-shared", "--replicas=5")
     head, row = api_server("get", "ssddp", "everything-shared").splitlines()
-    assert head.split() == ["NAME", "READY", "DRAFTS", "SESSIONS", "CAPACITY", "AGE"]
+    columns = "NAME READY REASON DRAFTS TARGETS PROGRESS SESSIONS CAPACITY AGE"
+    assert head.split() == columns.split()
     assert row.startswith("everything-shared")
     found = json.loads(api_server("get", "ssddp", "everything-shared", "--output=json"))
     assert found["spec"]["replicas"] == 5

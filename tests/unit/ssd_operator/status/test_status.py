@@ -196,12 +196,12 @@ def test_an_inactive_link_has_its_reason_and_its_measurements() -> None:
     assert not {"channel", "transport", "reason"} & by_draft["10.0.0.9:50052"].keys()
 
 
-def test_a_link_without_a_name_has_the_node_of_its_address() -> None:
+def test_a_link_without_a_name_is_of_the_pod_that_has_its_address() -> None:
     pods = (target(), draft("d0", podIP="10.0.0.1"))
     links = [link("", "Refused", address=f"10.0.0.{host}:50052") for host in (1, 2)]
     scene = Scene(pods=pods, pools=(answer("t0", *links),))
     nodes = {each["draft"]: each.get("node") for each in derive(scene)["links"]}
-    assert nodes == {"10.0.0.1:50052": "n1", "10.0.0.2:50052": None}
+    assert nodes == {"d0": "n1", "10.0.0.2:50052": None}
 
 
 def test_an_active_link_has_its_channel_and_the_reason_for_grpc() -> None:
