@@ -140,11 +140,11 @@ def status_events(old: Object, new: Object) -> Iterator[Event]:
         yield Event("Normal", "Created", "The operator creates the objects of this resource.")
     before, after = (condition_in(status, "Progressing") for status in (old, new))
     is_over = after.get("status") == "True" and after["reason"] not in ("RollingOut", "Preflight")
+    was_of, is_of = _revisions(old), _revisions(new)
+    if was_of and is_of != was_of:
+        yield Event("Normal", "RevisionChanged", f"Wanted is revision {' and '.join(is_of)}.")
     if before.get("reason") == "RollingOut" and is_over:
-        found = ((part, new.get(part, {}).get("revision")) for part in ("target", "draft"))
-        revisions = [f"{revision} ({part}s)" for part, revision in found if revision]
-        message = f"All pods are of revision {' and '.join(revisions)}."
-        yield Event("Normal", "RolledOut", message)
+        yield Event("Normal", "RolledOut", f"All pods are of revision {' and '.join(is_of)}.")
     was, is_now = (status.get("draft", {}).get("desiredReplicas") for status in (old, new))
     if was not in (None, is_now):
         yield Event("Normal", "DraftsScaled", f"From {was} to {is_now} drafts.")
@@ -157,6 +157,12 @@ def status_events(old: Object, new: Object) -> Iterator[Event]:
     elif was_on and after.get("status") == "False" and is_serving:
         yield Event("Warning", "SpeculationOff", f"{after['reason']}: {after['message']}")
     yield from _warnings(old, new)
+
+
+def _revisions(status: Object) -> list[str]:
+    """Revisions of the wanted pods, each with what they are."""
+    found = ((part, status.get(part, {}).get("revision")) for part in ("target", "draft"))
+    return [f"{revision} ({part}s)" for part, revision in found if revision]
 
 
 def drain_events(plan: DrainPlan, results: Mapping[str, str]) -> Iterator[Event]:

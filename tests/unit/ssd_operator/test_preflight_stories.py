@@ -45,7 +45,7 @@ async def test_an_image_that_cannot_be_pulled_costs_no_outage(num_cells: int) ->
     assert world.condition("Ready") == ("True", "Serving")
     assert world.condition("Progressing") == FAILED
     assert f"cannot pull {BAD}: no such" in world.message("Progressing")
-    assert world.reasons == ["PreflightFailed"]
+    assert world.reasons == ["RevisionChanged", "PreflightFailed"]
     assert len(preflights(world)) == 1
     world.cluster.writes.clear()
     await world.round()

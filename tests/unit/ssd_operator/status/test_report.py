@@ -126,6 +126,7 @@ CHANGES: list[tuple[Object, Object, list[str]]] = [
     (status(), status(), []),
     *((with_reason(*each), with_reason(*each), []) for each in KEPT),
     (status(drafts=1), status(drafts=3), ["DraftsScaled"]),
+    (status(), status() | {"draft": {"desiredReplicas": 2, "revision": "r3"}}, ["RevisionChanged"]),
     (
         status(drafts=1, SpeculationActive="Active"),
         status(drafts=0, SpeculationActive="NoDrafts"),
