@@ -21,6 +21,10 @@ from ssd_operator.settings import OperatorSettings
 
 _PROGRESS_SECONDS = 600
 """A Deployment may take its start-up timeout and this long, for pulls and scheduling."""
+LINK_SECONDS = 20
+"""A draft of a pool is ready for this long before the next one is replaced: meanwhile targets
+resolve its name, link to it and report whether it fits. Without it, each change of a pool left all
+targets without a link for one to two seconds (tried)."""
 _ANY_POD: Object = {"namespaceSelector": {}}
 """Every pod of the cluster, as a peer."""
 _RECREATE: Object = {"type": "Recreate"}
@@ -137,6 +141,8 @@ def _deployments(workload: Workload, replicas: Mapping[int, int]) -> Iterator[Ob
             "revisionHistoryLimit": 2,
             "progressDeadlineSeconds": seconds + _PROGRESS_SECONDS,
         }
+        if resource.is_pool:
+            spec["minReadySeconds"] = LINK_SECONDS
         yield own.make("Deployment", spec=spec)
 
 

@@ -26,6 +26,8 @@ from ssd_operator.policy.rollout import (
     held_targets,
     outdated_targets,
     preflight_state,
+    refusal_of,
+    stopped,
     with_template_of,
 )
 from ssd_operator.policy.scaling import (
@@ -83,6 +85,8 @@ class PassPlan:
     revisions: Mapping[str, str] = field(default_factory=dict)
     """Wanted revision of each Deployment's pods, by its name."""
     preflight: Preflight = field(default_factory=Preflight)
+    refusal: str = ""
+    """Why the rollout of a pool's drafts is stopped; empty if it is not."""
     again_after: float = math.inf
     """Seconds until another pass is due without any change."""
     state: PlanState = field(default_factory=PlanState)
@@ -108,6 +112,8 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
         [each for each in deployments if each["metadata"]["labels"].get(COMPONENT_LABEL) == part]
         for part in ENGINES
     )
+    if refusal := refusal_of(drafts, snapshot):
+        objects = [stopped(each) if each in drafts else each for each in objects]
     failures = holding(state.failures, targets, snapshot)
     # An apply would not change a contested template.
     outdated = [
@@ -159,6 +165,7 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
         wanted=by_ref,
         revisions=revisions,
         preflight=preflight,
+        refusal=refusal,
         again_after=min(preflight.again_after, *_waits(snapshot, state)),
         state=state,
     )

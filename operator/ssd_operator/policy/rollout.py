@@ -16,6 +16,11 @@ The preflight is a pod on the target's node, which runs the new image with the n
 settings; nothing is loaded. All state is the pod: its name contains the revision, its phase is the
 result.
 
+Drafts of a pool roll one after the other, whatever their targets do. If a target is linked to an
+old draft, and new ones do not fit it, the rollout stops: the next step could take its last link. It
+goes on when each target has a link to a new draft. Until then both revisions serve, so targets may
+change one after the other.
+
 *Decision*: one preflight a revision, on the node of the first cell that rolls. *Because* cells
 differ in nothing that could fail but the node. *Not chosen*: one a node, which would also pull the
 image to each. *Revisit when* pulls delay the later cells of a rollout.
@@ -27,7 +32,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ssd_operator.api.spec import Object
-from ssd_operator.children.objects import CELL_LABEL, HASH_ANNOTATION, Workload
+from ssd_operator.children.objects import CELL_LABEL, HASH_ANNOTATION, NAME_LABEL, Workload
 from ssd_operator.children.pods import affinity_to, preflight_spec
 from ssd_operator.observe.cluster import Ref, ref_of
 from ssd_operator.observe.diagnosis import PodReason, diagnose
@@ -37,6 +42,7 @@ from ssd_operator.observe.pod_state import (
     cell_of,
     is_ready,
     is_terminating,
+    labels_of,
     name_of,
     revision_of,
     to_seconds,
@@ -45,6 +51,8 @@ from ssd_operator.observe.snapshot import Snapshot
 
 RETRY_SECONDS = 60.0
 """Until a preflight that the cluster ended is repeated."""
+_UP = frozenset({"active", "quarantined"})
+"""States of a link whose ends fit each other; a busy draft has late tables."""
 _RUNNING = frozenset({PodReason.LOADING, PodReason.DRAINING})
 
 
@@ -101,6 +109,40 @@ def held_drafts(
         if (waiting and stage != "Passed") or 2 * num_old > len(own):
             held.add(ref_of(each))
     return frozenset(held)
+
+
+def refusal_of(drafts: Sequence[Object], snapshot: Snapshot) -> str:
+    """Return why no other draft of a pool is replaced now; empty if the rollout goes on."""
+    if not snapshot.resource.is_pool:
+        return ""
+    (wanted,) = drafts
+    old, new = set[str](), set[str]()
+    for pod in snapshot.staying_drafts:
+        is_new = revision_of(pod) == revision_of(wanted)
+        (new if is_new else old).add(name_of(pod))
+    if not (old and new):
+        return ""
+    links = snapshot.links.items()
+    fitting = {target for (target, draft), link in links if draft in new and link.state in _UP}
+    losing = {target for (target, draft), link in links if draft in old and link.state in _UP}
+    misfits = {
+        target: f": {link.reason}"
+        for (target, draft), link in links
+        if draft in new and link.state == "refused"
+    }
+    waiting = misfits.keys() & losing
+    live = snapshot.children.get(ref_of(wanted))
+    if live is not None and live["spec"].get("paused"):
+        # A target that restarts has no link for a while, and may still not fit.
+        serving = {labels_of(pod)[NAME_LABEL] for pod in snapshot.ready_targets}
+        waiting = set(map(name_of, snapshot.ready_targets)) | {*snapshot.deployments} - serving
+    found = sorted(waiting - fitting, key=lambda name: (name not in misfits, name))
+    return f"{found[0]} has no link to a new draft{misfits.get(found[0], '')}" if found else ""
+
+
+def stopped(wanted: Object) -> Object:
+    """The wanted Deployment, which replaces no pod; its number of pods still changes."""
+    return wanted | {"spec": wanted["spec"] | {"paused": True}}
 
 
 def with_template_of(live: Object, wanted: Object) -> Object:

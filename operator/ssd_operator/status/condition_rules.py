@@ -260,7 +260,7 @@ def _links_now(snapshot: Snapshot) -> Condition:
     # Pods of a pool that is invalid or terminates may serve.
     if snapshot.num_drafts_wanted == 0 and not (missing and snapshot.active_links):
         return missing or no("NoDrafts", f"{_replicas(snapshot)} is 0; scale up to speculate.")
-    linked = {target for target, _ in snapshot.active_links}
+    linked = snapshot.linked_targets
     without = [pod for pod in snapshot.ready_targets if name_of(pod) not in linked]
     if not without:
         num_links, num_drafts = len(snapshot.active_links), len(snapshot.active_drafts)
@@ -369,6 +369,20 @@ def _progressing(result: PassResult) -> Condition:
         return no("PreflightFailed", message)
     if preflight.stage == "Running":
         return yes("Preflight", f"{preflight.message}; the old targets serve until it has result.")
+    unfinished = _stopped(result) or _under_way(result)
+    return unfinished or yes("UpToDate", "All objects are as the resource specifies.")
+
+
+def _stopped(result: PassResult) -> Condition | None:
+    """A rollout that does not proceed by itself; None if there is none."""
+    snapshot = result.snapshot
+    if refusal := result.plan.refusal:
+        new = result.updated(snapshot.staying_drafts)
+        return no(
+            "DraftsRefused",
+            f"{new} of {len(snapshot.staying_drafts)} drafts are new, and the others stay, because "
+            f"{refusal}; change the pool, or the SSDDeployments that refer to it.",
+        )
     for deployment in snapshot.target_deployments + snapshot.draft_deployments:
         # One that is paused by hand also after this pass, or that exceeds its deadline.
         name, found = name_of(deployment), condition_of(deployment, "Progressing")
@@ -378,7 +392,7 @@ def _progressing(result: PassResult) -> Condition:
             return no("Paused", message)
         if found.get("reason") == PROGRESS_EXCEEDED:
             return no(PROGRESS_EXCEEDED, str(found.get("message", "")))
-    return _under_way(result) or yes("UpToDate", "All objects are as the resource specifies.")
+    return None
 
 
 def _under_way(result: PassResult) -> Condition | None:

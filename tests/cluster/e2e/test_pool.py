@@ -1,11 +1,16 @@
 """Drafts that the targets of two resources share."""
 
+import json
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 import yaml
 from tests.cluster.kube import CHART, Kube, all_of, eventually
 from tests.cluster.load import Job, Load
+
+from ssd_operator.children.manifests import LINK_SECONDS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -42,6 +47,55 @@ def hit_rates(kube: Kube) -> list[float]:
     return [float(each.get("hitRate", 0)) for each in found]
 
 
+def change(kube: Kube, **spec: object) -> None:
+    kube("patch", "ssddp", "shared", "--type=merge", "-p", json.dumps({"spec": spec}))
+
+
+def wait_progress(kube: Kube, reason: str, timeout: float = 180) -> float:
+    """Wait for a reason of the condition Progressing of the pool; returns the seconds."""
+
+    def is_so() -> bool:
+        found: Any = status(kube)["conditions"]
+        return any((each["type"], each["reason"]) == ("Progressing", reason) for each in found)
+
+    return eventually(is_so, f"Progressing of the pool is {reason}", timeout)
+
+
+def test_no_change_of_a_pool_takes_the_last_draft_of_a_target(
+    shared: Kube, expected: Mapping[Job, Sequence[int]], figures: dict[str, object]
+) -> None:
+    kube = shared
+    for name in NAMES:
+        kube.wait_ready(name)
+    wait_linked(kube, 2)
+    kube("wait", "ssddp/shared", "--for=jsonpath={.status.target.summary}=2/2", "--timeout=60s")
+    chat, code = (Load(kube.endpoint(name), expected) for name in NAMES)
+    with chat, code:
+        before = kube.uids("shared-pool", "draft")
+        change(kube, speculation={"lookahead": 4})
+        figures["a change of a pool that fits no target stopped, s"] = round(
+            wait_progress(kube, "DraftsRefused"), 1
+        )
+        # Longer than the time after which the next draft would be replaced.
+        threading.Event().wait(2 * LINK_SECONDS)
+        assert len(before & kube.uids("shared-pool", "draft")) == 1
+        assert all(kube.linked(name) for name in NAMES)
+        change(kube, speculation={"lookahead": 6})
+        wait_linked(kube, 2)
+        nowhere = {"uri": "hf://nobody/none", "revision": "0" * 40}
+        change(kube, source=nowhere)
+        wait_progress(kube, "RollingOut")
+        threading.Event().wait(2 * LINK_SECONDS)
+        assert all(kube.linked(name) for name in NAMES)
+        change(kube, source={"uri": "demo://draft", "revision": None})
+        wait_linked(kube, 2)
+        wait_progress(kube, "UpToDate")
+        for load in (chat, code):
+            load.go_on(4)
+    for load in (chat, code):
+        load.assert_undisturbed()
+
+
 def test_two_resources_share_a_pool_which_scales_and_which_neither_depends_on(
     shared: Kube, expected: Mapping[Job, Sequence[int]], figures: dict[str, object]
 ) -> None:
@@ -68,5 +122,9 @@ def test_two_resources_share_a_pool_which_scales_and_which_neither_depends_on(
             assert kube.has(name, "Ready", "True")
         for load in (chat, code):
             load.go_on(8)
+        kube.apply(next(yaml.safe_load_all(SAMPLE.read_text())))
+        figures["pool created again, linked to 2 targets, s"] = round(wait_linked(kube, 2), 1)
+        for name in NAMES:
+            kube.wait_for(name, "SpeculationActive", "True", "Active")
     for load in (chat, code):
         load.assert_undisturbed()

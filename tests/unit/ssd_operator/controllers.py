@@ -32,11 +32,14 @@ class Controllers:
         self._names = count()
         self.broken: set[str] = set()
         """Pods, by name or revision, that do not become ready."""
+        self._replaced: set[str] = set()
+        """Deployments whose next pod is not replaced before ``minReadySeconds`` have passed."""
         self.outcomes: dict[str, Object] = {}
         """Status of preflights by their image; of others they succeed."""
 
     def settle(self) -> bool:
-        """Step until nothing changes; whether anything did."""
+        """Step until nothing changes; whether anything did. A new pod has time before each call."""
+        self._replaced.clear()
         for number in range(100):
             if not self.step():
                 return number > 0
@@ -68,7 +71,7 @@ class Controllers:
 
     def _reconcile(self, deployment: Object) -> bool:
         spec, pods = deployment["spec"], pods_of(self._cluster, deployment)
-        old = [pod for pod in pods if not is_of_template(pod, deployment)]
+        old = self._replaceable(deployment, pods)
         num_extra = len(pods) - spec["replicas"]
         if num_extra > 0:
             for pod in first_to_go(pods, num_extra):
@@ -84,9 +87,19 @@ class Controllers:
                     self._set_ready(pod, is_up=True)
         elif old:
             self._remove(old[0])
+            self._replaced |= {name_of(deployment)} if spec.get("minReadySeconds") else set()
         else:
             return False
         return True
+
+    def _replaceable(self, deployment: Object, pods: list[Object]) -> list[Object]:
+        """Pods of another template that may be removed now; at most one pod is unavailable."""
+        spec, are_ready = deployment["spec"], all(map(is_ready, pods))
+        if spec.get("paused") or name_of(deployment) in self._replaced:
+            return []
+        is_free = spec["strategy"]["type"] == "Recreate" or are_ready
+        old = [pod for pod in pods if not is_of_template(pod, deployment)]
+        return [pod for pod in old if is_free or not is_ready(pod)]
 
     def _run(self, pod: Object) -> bool:
         image = pod["spec"]["containers"][0]["image"]

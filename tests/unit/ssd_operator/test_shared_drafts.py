@@ -9,16 +9,17 @@ from tests.unit.ssd_operator.resources import ROOT, parsed
 from tests.unit.ssd_operator.resources import children as children_of
 from tests.unit.ssd_operator.world import World
 
-from ssd.rpc.pool_codec import PoolStatus
+from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd_operator.api.spec import KIND, POOL_KIND, Object, Resource
 from ssd_operator.children.objects import NAME_LABEL
 from ssd_operator.observe.cluster import Key, Ref, ref_of
-from ssd_operator.observe.pod_state import condition_in, labels_of, name_of
+from ssd_operator.observe.pod_state import condition_in, labels_of, name_of, revision_of
 from ssd_operator.observe.snapshot import TargetReport
 
 SAMPLE = ROOT / "charts" / "ssd" / "samples" / "pool" / "demo-cpu.yaml"
 POOL, CODE, CHAT = yaml.safe_load_all(SAMPLE.read_text())
 POOL_KEY, CODE_KEY, CHAT_KEY = (("default", name) for name in ("shared-pool", "code", "chat"))
+DRAFTS = "shared-pool-draft"
 SCALING = {"minReplicas": 1, "maxReplicas": 8, "scaleDownStabilizationSeconds": 0}
 
 
@@ -83,14 +84,16 @@ class Shared(World):
         super().__init__(*documents)
         self.need: dict[str, float] = {}
         """Running sequences that speculate, by resource."""
+        self.fitting: dict[str, str] = {}
+        """The one revision of drafts that fits the targets of a resource; of others all do."""
 
     async def round(self) -> bool:
         self.cluster.now += 10.0
         self.catch_up()
-        links = self.links(sessions=2)
         for pod in self.ready_pods("target"):
-            need = self.need.get(labels_of(pod)[NAME_LABEL], 0.0)
-            status = PoolStatus(links=links, eligible_sequences=need)
+            name = labels_of(pod)[NAME_LABEL]
+            links = tuple(self.link(name, draft) for draft in self.ready_pods("draft"))
+            status = PoolStatus(links=links, eligible_sequences=self.need.get(name, 0.0))
             self.engines.answers[name_of(pod)] = TargetReport(status, self.cluster.now)
         for key in self.cache.resources:
             await self.reconciler.reconcile(key)
@@ -98,6 +101,18 @@ class Shared(World):
         has_moved = self.controllers.settle()
         self.catch_up()
         return has_drained or has_moved
+
+    def link(self, name: str, draft: Object) -> LinkStatus:
+        """The link of a target of a resource to a draft."""
+        fits = self.fitting.get(name, revision_of(draft)) == revision_of(draft)
+        more: dict[str, Any] = {"state": "active", "sessions": 2, "transport": "tcp"}
+        if not fits:
+            more = {"state": "refused", "reason": "lookahead: this draft has 4"}
+        return LinkStatus(address=name_of(draft), draft_pod=name_of(draft), **more)
+
+    def revisions(self) -> set[str]:
+        """Revisions of the drafts that are ready."""
+        return set(map(revision_of, self.ready_pods("draft")))
 
 
 POOL_REF, CODE_REF, CHAT_REF = Ref(POOL_KIND, "shared"), Ref(KIND, "code"), Ref(KIND, "chat")
@@ -122,11 +137,74 @@ async def test_both_resources_speculate_with_the_drafts_of_the_pool() -> None:
     check(status, POOL_PARTS["status"])
     assert status["deployments"] == ["chat", "code"]
     assert status["sessions"] == {"open": 8, "capacity": 64}
+    assert status["target"] == {"readyReplicas": 2, "linkedReplicas": 2, "summary": "2/2"}
     assert world.condition("Ready", POOL_REF) == ("True", "AllReady")
     assert {each["target"][:4] for each in status["links"]} == {"code", "chat"}
     num_writes = len(world.cluster.writes)
     await world.rounds(2)
     assert len(world.cluster.writes) == num_writes
+
+
+def progress(world: Shared) -> str:
+    return world.condition("Progressing", POOL_REF)[1]
+
+
+async def changed() -> tuple[Shared, str, str]:
+    """A pool that makes drafts which fit no target; its former and its new revision."""
+    world = Shared(POOL, CODE, CHAT)
+    await world.rounds(6)
+    (old,) = world.revisions()
+    world.fitting = {"code": old, "chat": old}
+    world.edit_spec(POOL_REF, speculation={"lookahead": 4})
+    await world.rounds(8)
+    (new,) = world.revisions() - {old}
+    return world, old, new
+
+
+async def test_drafts_of_a_pool_that_fit_no_target_replace_one_draft_alone() -> None:
+    world, old, new = await changed()
+    assert world.revisions() == {old, new}
+    assert world.condition("Progressing", POOL_REF) == ("False", "DraftsRefused")
+    assert world.messages("DraftsRefused")[0].startswith(
+        "1 of 2 drafts are new, and the others stay, because chat-target-0"
+    )
+    for ref in (CODE_REF, CHAT_REF):
+        assert world.condition("SpeculationActive", ref) == ("True", "Active")
+    world.edit_spec(POOL_REF, speculation={"lookahead": 6})
+    await world.rounds(6)
+    assert (world.revisions(), progress(world)) == ({old}, "UpToDate")
+
+
+async def test_the_drafts_of_a_pool_follow_when_the_last_target_fits() -> None:
+    world, old, new = await changed()
+    world.fitting["code"] = new
+    await world.rounds(6)
+    assert (world.revisions(), progress(world)) == ({old, new}, "DraftsRefused")
+    assert world.condition("SpeculationActive", CODE_REF) == ("True", "Active")
+    for target in world.ready_pods("target"):
+        world.controllers.make_unready(target)
+    await world.rounds(2)
+    assert (world.revisions(), progress(world)) == ({old, new}, "DraftsRefused")
+    world.controllers.broken.clear()
+    world.fitting["chat"] = new
+    await world.rounds(8)
+    assert (world.revisions(), progress(world)) == ({new}, "UpToDate")
+
+
+async def test_a_change_of_a_pool_that_cannot_run_leaves_the_other_drafts() -> None:
+    world = Shared(POOL, CODE, CHAT)
+    await world.rounds(6)
+    (old,) = world.revisions()
+    world.controllers.broken.add(revision_of(pod_of(resource(POOL, sequencesPerReplica=9), DRAFTS)))
+    world.edit_spec(POOL_REF, sequencesPerReplica=9)
+    await world.rounds(6)
+    assert world.revisions() == {old}
+    assert world.condition("SpeculationActive", CODE_REF) == ("True", "Active")
+    assert world.condition("Ready", POOL_REF) == ("False", "Loading")
+    assert world[POOL_REF]["status"]["draft"]["summary"] == "1/2"
+    world.edit_spec(POOL_REF, sequencesPerReplica=32)
+    await world.rounds(6)
+    assert (world.revisions(), progress(world)) == ({old}, "UpToDate")
 
 
 async def test_a_pool_is_scaled_by_the_sum_of_the_need_of_all() -> None:
@@ -158,8 +236,10 @@ async def test_a_pool_does_not_shrink_while_a_resource_has_no_ready_target() -> 
 async def test_a_pool_to_which_nothing_refers_has_its_minimum() -> None:
     world = Shared(scaled(minReplicas=1))
     await world.rounds(20)
-    assert world[POOL_REF]["status"]["draft"]["desiredReplicas"] == 1
-    assert world[POOL_REF]["status"]["deployments"] == []
+    status = world[POOL_REF]["status"]
+    assert status["draft"]["desiredReplicas"] == 1
+    assert status["deployments"] == []
+    assert (status["draft"]["summary"], status["target"]["summary"]) == ("1/1", "0/0")
 
 
 @pytest.mark.parametrize("is_gone", [True, False])

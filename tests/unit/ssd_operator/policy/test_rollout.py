@@ -2,12 +2,15 @@
 
 import copy
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from tests.unit.ssd_operator.children.test_manifests import selectors
 from tests.unit.ssd_operator.resources import (
+    CORPUS,
     DEMO,
     POOL,
     SETTINGS,
@@ -15,16 +18,18 @@ from tests.unit.ssd_operator.resources import (
     children,
     deployments,
     not_restricted,
+    read,
     resource,
     specs,
 )
 from tests.unit.ssd_operator.scenes import pod, target, terminating, unscheduled
 
+from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd_operator.api.spec import Object, Resource, Spec
 from ssd_operator.children.objects import CELL_LABEL, REVISION_LABEL, Component, Workload
 from ssd_operator.observe.cluster import Ref, ref_of
 from ssd_operator.observe.pod_state import name_of, revision_of, to_text
-from ssd_operator.observe.snapshot import Snapshot
+from ssd_operator.observe.snapshot import Snapshot, TargetReport
 from ssd_operator.policy.rollout import (
     RETRY_SECONDS,
     Preflight,
@@ -32,6 +37,7 @@ from ssd_operator.policy.rollout import (
     held_drafts,
     outdated_targets,
     preflight_state,
+    refusal_of,
     with_template_of,
 )
 
@@ -304,3 +310,79 @@ def test_a_waiting_deployment_keeps_its_template_and_follows_the_number() -> Non
     assert kept["spec"] == wanted["spec"] | {"template": {"spec": {}}}
     assert kept["metadata"]["annotations"]["ssd.dev/hash"] == "old"
     assert ref_of(kept) == ref_of(wanted)
+
+
+SHARED = read(CORPUS / "pool.yaml")
+(NEW,) = deployments(SHARED, "draft")
+OLD_DRAFT, NEW_DRAFT = ("10.0.0.1", "10.0.0.2")
+
+
+def pool_pod(name: str, address: str = "", *, of: Object | None = None) -> Object:
+    """A draft of the pool, or a target that refers to it."""
+    made = pod("draft" if address else "target", name, podIP=address)
+    made["metadata"]["labels"] |= {
+        "ssd.dev/name": "shared-pool" if address else name,
+        REVISION_LABEL: revision_of(of or older(NEW)),
+    }
+    return made
+
+
+def pooled(*reports: tuple[str, Sequence[LinkStatus]], paused: bool = False) -> Snapshot:
+    """A pool whose second draft is new, with the links that targets report."""
+    live = NEW | {"spec": NEW["spec"] | {"paused": paused}}
+    targets = [name for name, _ in reports]
+    drafts = pool_pod("d1", OLD_DRAFT), pool_pod("d2", NEW_DRAFT, of=NEW)
+    return Snapshot(
+        resource=SHARED,
+        now=NOW,
+        children={ref_of(NEW): live},
+        pods=(*map(pool_pod, targets), *drafts),
+        pools={name: TargetReport(PoolStatus(links=tuple(links)), NOW) for name, links in reports},
+        deployments=tuple({*targets, "code"}),
+    )
+
+
+def to(host: str, state: str, reason: str = "") -> LinkStatus:
+    return LinkStatus(address=f"{host}:50052", state=state, reason=reason)
+
+
+OLD_LINK, REFUSED = to(OLD_DRAFT, "active"), to(NEW_DRAFT, "refused", "lookahead: 4 and 6")
+NEW_LINK = to(NEW_DRAFT, "quarantined")
+
+
+@pytest.mark.parametrize(
+    ("reports", "paused", "expected"),
+    [
+        ([("code", [OLD_LINK, NEW_LINK])], False, ""),
+        ([("code", [OLD_LINK, to(NEW_DRAFT, "connecting")])], False, ""),
+        ([("code", [REFUSED])], False, ""),
+        ([("code", [OLD_LINK, REFUSED])], False, "code has no link to a new draft: lookahead: "),
+        ([("chat", [NEW_LINK]), ("code", [OLD_LINK, REFUSED])], False, "code has no link"),
+        ([("code", [])], True, "code has no link to a new draft"),
+        ([("chat", [NEW_LINK])], True, "code has no link to a new draft"),
+        ([("chat", [NEW_LINK]), ("code", [NEW_LINK])], True, ""),
+    ],
+    ids=[
+        "all fit",
+        "not known yet",
+        "nothing to lose",
+        "a target would lose its last link",
+        "one of two targets",
+        "a target that restarts",
+        "a resource without a target",
+        "all fit by now",
+    ],
+)
+def test_drafts_of_a_pool_wait_for_targets_that_they_do_not_fit(
+    reports: Sequence[tuple[str, Sequence[LinkStatus]]], expected: str, *, paused: bool
+) -> None:
+    found = refusal_of([NEW], pooled(*reports, paused=paused))
+    assert found.startswith(expected)
+    assert bool(found) == bool(expected)
+
+
+def test_a_pool_without_old_drafts_waits_for_nothing() -> None:
+    snapshot = pooled(("code", [OLD_LINK, REFUSED]), paused=True)
+    new = tuple(each for each in snapshot.pods if name_of(each) != "d1")
+    assert refusal_of([NEW], replace(snapshot, pods=new)) == ""
+    assert refusal_of([NEW], replace(snapshot, children={})), "its Deployment was deleted"
