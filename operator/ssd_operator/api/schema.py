@@ -89,7 +89,7 @@ _POOL_COLUMNS = (
     ("Ready", _CONDITION.format("Ready", "status"), "Whether all wanted drafts are ready.", 0),
     ("Reason", _CONDITION.format("Ready", "reason"), "Why it is ready or not.", 0),
     ("Drafts", ".status.draft.summary", "Ready over wanted.", 0),
-    ("Targets", ".status.target.summary", "Targets with an active link over ready targets.", 0),
+    ("Targets", ".status.target.summary", "Targets with a link over ready targets.", 0),
     (
         "Progress",
         _CONDITION.format("Progressing", "reason"),

@@ -138,7 +138,7 @@ POOL_STATUS = block(
     target=block(
         "The targets that refer to this pool.",
         readyReplicas=_count("Number of target pods that serve."),
-        linkedReplicas=_count("Number of them with an active link."),
+        linkedReplicas=_count("Number of them with a link, active or suspended."),
         summary=string("Linked over ready.", 32),
     ),
     sessions=block(

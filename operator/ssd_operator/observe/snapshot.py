@@ -45,6 +45,8 @@ from ssd_operator.settings import OperatorSettings
 
 PROGRESS_EXCEEDED = "ProgressDeadlineExceeded"
 """Reason of the condition Progressing of a Deployment that does not proceed."""
+UP = frozenset({"active", "quarantined"})
+"""States of a link whose ends fit each other; tables of a busy draft are late."""
 OLDEST_ANSWER_SECONDS = 30.0
 """A target without an answer for longer is unreachable."""
 
@@ -151,8 +153,8 @@ class Snapshot:
 
     @property
     def linked_targets(self) -> frozenset[str]:
-        """Target pods with an active link."""
-        return frozenset(target for target, _ in self.active_links)
+        """Target pods with a link to a draft that fits them, active or suspended."""
+        return frozenset(target for (target, _), link in self.links.items() if link.state in UP)
 
     @property
     def active_drafts(self) -> frozenset[str]:

@@ -47,12 +47,10 @@ from ssd_operator.observe.pod_state import (
     revision_of,
     to_seconds,
 )
-from ssd_operator.observe.snapshot import Snapshot
+from ssd_operator.observe.snapshot import UP, Snapshot
 
 RETRY_SECONDS = 60.0
 """Until a preflight that the cluster ended is repeated."""
-_UP = frozenset({"active", "quarantined"})
-"""States of a link whose ends fit each other; a busy draft has late tables."""
 _RUNNING = frozenset({PodReason.LOADING, PodReason.DRAINING})
 
 
@@ -123,8 +121,8 @@ def refusal_of(drafts: Sequence[Object], snapshot: Snapshot) -> str:
     if not (old and new):
         return ""
     links = snapshot.links.items()
-    fitting = {target for (target, draft), link in links if draft in new and link.state in _UP}
-    losing = {target for (target, draft), link in links if draft in old and link.state in _UP}
+    fitting = {target for (target, draft), link in links if draft in new and link.state in UP}
+    losing = {target for (target, draft), link in links if draft in old and link.state in UP}
     misfits = {
         target: f": {link.reason}"
         for (target, draft), link in links

@@ -260,7 +260,7 @@ def _links_now(snapshot: Snapshot) -> Condition:
     # Pods of a pool that is invalid or terminates may serve.
     if snapshot.num_drafts_wanted == 0 and not (missing and snapshot.active_links):
         return missing or no("NoDrafts", f"{_replicas(snapshot)} is 0; scale up to speculate.")
-    linked = snapshot.linked_targets
+    linked = {target for target, _ in snapshot.active_links}
     without = [pod for pod in snapshot.ready_targets if name_of(pod) not in linked]
     if not without:
         num_links, num_drafts = len(snapshot.active_links), len(snapshot.active_drafts)
