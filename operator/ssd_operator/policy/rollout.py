@@ -175,14 +175,15 @@ def _has_old(wanted: Object, snapshot: Snapshot) -> bool:
 def _is_up(wanted: Object, snapshot: Snapshot) -> bool:
     """Whether a cell serves and its Deployment's controller has seen its last change.
 
-    A ready pod alone may be one that the controller is about to delete.
+    A ready pod alone may be one that the controller is about to delete. While a person has paused
+    the Deployment, its controller deletes none.
     """
     if serving_pod(wanted, snapshot) is None:
         return False
     live = snapshot.children[ref_of(wanted)]
     status = live.get("status", {})
     is_seen = status.get("observedGeneration", 0) >= live["metadata"].get("generation", 0)
-    return is_seen and bool(status.get("updatedReplicas", 0))
+    return is_seen and bool(live["spec"].get("paused") or status.get("updatedReplicas", 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,22 @@ async def test_drafts_are_scaled_while_their_change_waits() -> None:
     assert world.condition("Progressing") == DONE
 
 
+async def test_a_cell_that_a_person_has_paused_takes_part_in_a_change() -> None:
+    world = await serving(target={"replicas": 2})
+    paused = Ref("Deployment", "demo-target-1")
+    before = {revision_of(pod) for pod in world.ready_pods("target")}
+    with world.edited(paused) as found:
+        found["spec"]["paused"] = True
+        found["spec"]["template"]["spec"]["containers"][0]["env"].append({"name": "EXTRA"})
+    world.controllers.settle()
+    await change(world, GOOD)
+    await world.come_to_rest()
+    revisions = {revision_of(world[each]) for each in (TARGET, paused)}
+    assert revisions.isdisjoint(before)
+    assert {revision_of(pod) for pod in world.ready_pods("target")} == revisions
+    assert world.condition("Progressing") == DONE
+
+
 async def test_a_cell_that_does_not_serve_is_replaced_at_once() -> None:
     world = await settled()
     before = revision_of(world[TARGET])
