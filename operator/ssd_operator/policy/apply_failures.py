@@ -73,6 +73,13 @@ class RepairLog(NamedTuple):
     """Of repairs in the last ``REPAIRS_SECONDS``, oldest first."""
 
 
+class Interruption(NamedTuple):
+    """A call without an answer, to a busy server, or after another writer who was faster."""
+
+    ref: Ref
+    error: ClusterError
+
+
 @dataclass(slots=True)
 class Results:
     """What became of a plan. The execution fills it."""
@@ -83,11 +90,11 @@ class Results:
     """What it stored, also if that differs from what was applied."""
     failures: dict[Ref, ApplyFailure] = field(default_factory=dict)
     """Those that hold after the pass."""
-    forbidden: dict[Ref, str] = field(default_factory=dict)
-    """Errors of calls (403, or without an answer for long). The next pass repeats these calls."""
-    interruption: tuple[Ref, ClusterError] | None = None
-    """The object and the error of the call that ended the pass before its time: no answer, a busy
-    server, or another writer who was faster."""
+    failed_calls: dict[Ref, ClusterError] = field(default_factory=dict)
+    """Errors that the status reports: 403, or no answer for long. The next pass repeats these
+    calls."""
+    interruption: Interruption | None = None
+    """The call that ended the pass before its time."""
     is_scaled: bool = False
     """Whether the number of drafts was written to the resource."""
     repairs: dict[Ref, RepairLog] = field(default_factory=dict)

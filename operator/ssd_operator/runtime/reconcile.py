@@ -27,7 +27,14 @@ from ssd_operator.observe.diff import removal
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.pod_state import address_of, is_ours, is_terminating, name_of
 from ssd_operator.observe.snapshot import Snapshot, observe
-from ssd_operator.policy.apply_failures import MOST_REPAIRS, Results, contest, merged, refusal
+from ssd_operator.policy.apply_failures import (
+    MOST_REPAIRS,
+    Interruption,
+    Results,
+    contest,
+    merged,
+    refusal,
+)
 from ssd_operator.policy.drain import Drain, victim_annotations
 from ssd_operator.policy.plan import PassPlan, PlanState, plan
 from ssd_operator.policy.scaling import Decision
@@ -102,7 +109,7 @@ class Reconciler:
         if resource.is_pool:
             # Each target is followed once, under the key of its own resource.
             states = map(self._engines.state, self._cache.peers(key))
-            pools = {pod: report for found, _ in states for pod, report in found.items()}
+            pools = {pod: report for reports, _ in states for pod, report in reports.items()}
         snapshot = replace(snapshot, pools=pools, drains=drains)
         decided = plan(snapshot, self._settings, self._states[key])
         if decided.is_writing and not await self._exists(key, found):
@@ -116,7 +123,7 @@ class Reconciler:
         if interruption is not None:
             since = self._now() if state.failing_since is None else state.failing_since
             if self._now() - since >= FAILING_SECONDS:
-                results.forbidden[interruption[0]] = str(interruption[1])
+                results.failed_calls[interruption.ref] = interruption.error
         state = replace(
             state, failures=results.failures, repairs=results.repairs, failing_since=since
         )
@@ -131,9 +138,9 @@ class Reconciler:
         if not await self._publish(key, found, report):
             return None
         if interruption is not None:
-            raise interruption[1]
-        if results.forbidden:
-            raise ForbiddenError("; ".join(results.forbidden.values()))
+            raise interruption.error
+        if results.failed_calls:
+            raise ForbiddenError("; ".join(map(str, results.failed_calls.values())))
         return min(decided.again_after, report.again_after)
 
     async def _publish(self, key: Key, found: Object, report: PassReport) -> bool:
@@ -212,10 +219,10 @@ class PlanExecutor:
             try:
                 await call()
             except (RefusedError, ForbiddenError) as error:
-                self.results.forbidden[ref] = str(error)
+                self.results.failed_calls[ref] = error
                 _log.warning("object_refused", object=str(ref), error=str(error))
             except (BusyError, ConflictError) as error:
-                self.results.interruption = ref, error
+                self.results.interruption = Interruption(ref, error)
                 if isinstance(error, ConflictError):
                     await self._drop_if_gone(ref)
                 return

@@ -441,9 +441,9 @@ def _resources_owned(result: PassResult) -> Condition:
     if snapshot.foreign:
         taken = _taken(snapshot, snapshot.foreign)
         return no("NameTaken", f"{taken}; rename or remove it, or rename this resource.")
-    if forbidden := result.results.forbidden:
-        ref = min(forbidden)
-        return no("Forbidden", f"{ref.kind} {ref.name} cannot be written: {forbidden[ref]}")
+    if failed := result.results.failed_calls:
+        ref = min(failed)
+        return no("Forbidden", f"{ref.kind} {ref.name} cannot be written: {failed[ref]}")
     for ref, failure in sorted(result.results.failures.items()):
         live = result.results.stored.get(ref, snapshot.children.get(ref))
         # After the repair that begins a pause, the object is as wanted until its next change.

@@ -25,7 +25,7 @@ from tests.unit.ssd_operator.scenes import (
 from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.gateway import Gateway
 from ssd_operator.api.spec import DraftSpec, Object, ScalingMode, Source
-from ssd_operator.observe.cluster import Ref, ref_of
+from ssd_operator.observe.cluster import ForbiddenError, Ref, ref_of
 from ssd_operator.observe.pod_state import endpoints_of, to_text
 from ssd_operator.policy.apply_failures import Cause, Results
 from ssd_operator.policy.plan import PassPlan
@@ -92,7 +92,7 @@ READY = [
     (nothing(spec={"paused": True}), "False Paused"),
     (unserved(), "False EndpointMissing"),
     (unserved(applied={SERVICE}), "True Serving"),
-    (unserved(forbidden={SERVICE: "no quota."}), "False Forbidden"),
+    (unserved(failed_calls={SERVICE: ForbiddenError("no quota.")}), "False Forbidden"),
     (Scene(has_service=False, results=refused(SERVICE)), "False ObjectRefused"),
     (Scene(facts={"endpoints": frozenset()}), "False EndpointMissing"),
     (Scene(facts={"endpoints": frozenset({"d0", "another"})}), "False EndpointMissing"),
