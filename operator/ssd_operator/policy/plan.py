@@ -1,7 +1,7 @@
 """What one pass does about one resource. Pure."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ssd_operator.api.spec import Object
@@ -100,7 +100,7 @@ class PassPlan:
 
 def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> PassPlan:
     """Decide on everything but the status; ``state`` is of the pass before."""
-    resource, children = snapshot.resource, snapshot.children
+    resource = snapshot.resource
     drains = plan_drains(snapshot)
     objects = [
         each
@@ -138,30 +138,13 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
     is_changed = decision is not None and decision.replicas != snapshot.num_drafts_wanted
     targets_held = held_targets(targets, outdated, snapshot, preflight.stage)
     drafts_held = held_drafts(drafts, targets, snapshot, targets_held, preflight.stage)
-    contested = {ref: each for ref, each in state.failures.items() if each.cause == "Contested"}
-    failed = state.failures.keys() - contested.keys()
-    skipped = targets_held | snapshot.foreign.keys() | snapshot.former | failed
-    # The number of pods follows the resource also while their template waits.
-    waiting = drafts_held | {ref for ref, each in contested.items() if each.is_of_template}
-    allowed = (
-        with_template_of(children[ref], each) if ref in waiting and ref in children else each
-        for each in objects
-        if (ref := ref_of(each)) not in skipped
-    )
-    # A person's copy of a child has our labels, but not our owner.
-    # The drafts of before a reference to a pool serve the targets that do not have it yet.
+    # Own drafts stay until every target has the template that refers to the pool.
     keeps_drafts = resource.pool_prefix is not None and bool(targets_held)
-    unwanted = (
-        ref
-        for ref, child in sorted(children.items())
-        if ref not in by_ref and not is_terminating(child) and is_owned_by(child, resource.uid)
-        if not (keeps_drafts and labels_of(child).get(COMPONENT_LABEL) == Component.DRAFT)
-    )
     return PassPlan(
-        apply=tuple(each for each in allowed if _is_needed(each, snapshot, contested)),
+        apply=tuple(_to_apply(objects, targets_held, drafts_held, snapshot, state)),
         drains=drains,
         scale=decision if is_new and is_changed else None,
-        delete=tuple(unwanted),
+        delete=tuple(_to_delete(by_ref, snapshot, keeps_drafts=keeps_drafts)),
         wanted=by_ref,
         revisions=revisions,
         preflight=preflight,
@@ -169,6 +152,39 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
         again_after=min(preflight.again_after, *_waits(snapshot, state)),
         state=state,
     )
+
+
+def _to_apply(
+    objects: Iterable[Object],
+    targets_held: frozenset[Ref],
+    drafts_held: frozenset[Ref],
+    snapshot: Snapshot,
+    state: PlanState,
+) -> Iterator[Object]:
+    """The objects that are sent to the API server in this pass."""
+    contested = {ref: each for ref, each in state.failures.items() if each.cause == "Contested"}
+    failed = state.failures.keys() - contested.keys()
+    skipped = targets_held | snapshot.foreign.keys() | snapshot.former | failed
+    # The number of pods follows the resource also while their template waits.
+    waiting = drafts_held | {ref for ref, each in contested.items() if each.is_of_template}
+    for each in objects:
+        ref = ref_of(each)
+        if ref in skipped:
+            continue
+        live = snapshot.children.get(ref) if ref in waiting else None
+        sent = each if live is None else with_template_of(live, each)
+        if _is_needed(sent, snapshot, contested):
+            yield sent
+
+
+def _to_delete(kept: Container[Ref], snapshot: Snapshot, *, keeps_drafts: bool) -> Iterator[Ref]:
+    """The children that are not wanted any more."""
+    for ref, child in sorted(snapshot.children.items()):
+        # A person's copy of a child has our labels, but not our owner.
+        is_ours = is_owned_by(child, snapshot.resource.uid) and not is_terminating(child)
+        is_kept = keeps_drafts and labels_of(child).get(COMPONENT_LABEL) == Component.DRAFT
+        if ref not in kept and is_ours and not is_kept:
+            yield ref
 
 
 def unanswered_seconds(snapshot: Snapshot, began_at: float | None) -> float:
@@ -204,8 +220,9 @@ def _decide(snapshot: Snapshot, state: PlanState) -> History:
 def _is_needed(each: Object, snapshot: Snapshot, contested: Mapping[Ref, ApplyFailure]) -> bool:
     live = snapshot.children.get(ref := ref_of(each))
     if live is None:
-        # Half of the children beside another owner's Service would serve no client. A gateway
-        # starts after the Services that it needs: by their names it could reach those of others.
+        # While another owner has a wanted name, nothing new is created, because no client could
+        # reach it. A gateway starts after its Services: until then, their names could lead to the
+        # pods of another owner.
         has_services = snapshot.gateway_services <= snapshot.children.keys()
         return not snapshot.foreign and (has_services or not _is_gateway(each))
     left = contested[ref].paths if ref in contested else frozenset()
