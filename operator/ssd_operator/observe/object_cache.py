@@ -46,7 +46,8 @@ class ObjectCache:
     def resource(self, key: Key) -> Object | None:
         """A resource; None if there is none.
 
-        An SSDDeployment of before there were pools can have the prefix of a pool: it stays.
+        An SSDDeployment older than the kind SSDDraftPool may have a pool's prefix; it has
+        precedence.
         """
         found = (each for each in self._of(key) if each["kind"] in RESOURCE_KINDS)
         return max(found, key=lambda each: (each["kind"] == KIND, _version(each)), default=None)

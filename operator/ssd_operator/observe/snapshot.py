@@ -148,7 +148,7 @@ class Snapshot:
 
     @property
     def active_links(self) -> dict[tuple[str, str], LinkStatus]:
-        """Those of the links that serve."""
+        """Links in state ``active``."""
         return {pair: link for pair, link in self.links.items() if link.state == "active"}
 
     @property
@@ -169,7 +169,7 @@ class Snapshot:
 
     @property
     def gateway_services_lost(self) -> frozenset[Ref]:
-        """Those of them whose names are another owner's."""
+        """Services in ``gateway_services`` whose names belong to another owner."""
         return self.gateway_services & self.foreign.keys()
 
     @property
