@@ -72,14 +72,15 @@ def victim_annotations(deadline: float) -> dict[str, str]:
     return {DRAIN_DEADLINE_ANNOTATION: to_text(deadline), COST_ANNOTATION: VICTIM_COST}
 
 
-def plan_drains(snapshot: Snapshot) -> DrainPlan:
-    """The next step of all drains of a resource."""
+def plan_drains(snapshot: Snapshot, *, is_stopped: bool = False) -> DrainPlan:
+    """The next step of all drains of a resource; ``is_stopped`` keeps the number of drafts."""
     sessions: Counter[str] = Counter()
     for (_, draft), link in snapshot.links.items():
         sessions[draft] += link.sessions
     misplaced = misplaced_drafts(snapshot)
     plans = [
-        plan_cell(snapshot, cell, misplaced, sessions) for cell in draft_cells(snapshot.resource)
+        plan_cell(snapshot, cell, misplaced, sessions, is_stopped=is_stopped)
+        for cell in draft_cells(snapshot.resource)
     ]
     return DrainPlan(
         drains=tuple(each for plan in plans for each in plan.drains),
@@ -89,7 +90,12 @@ def plan_drains(snapshot: Snapshot) -> DrainPlan:
 
 
 def plan_cell(
-    snapshot: Snapshot, cell: int, misplaced: Collection[str], sessions: Mapping[str, int]
+    snapshot: Snapshot,
+    cell: int,
+    misplaced: Collection[str],
+    sessions: Mapping[str, int],
+    *,
+    is_stopped: bool = False,
 ) -> DrainPlan:
     """Bring the drafts of a cell, 0 for a Pool, one step towards the wanted number.
 
@@ -100,6 +106,7 @@ def plan_cell(
     wanted = drafts_of_cell(resource.spec.draft.replicas, num_cells, cell)
     live = snapshot.children.get(Ref("Deployment", drafts_name(resource, cell)))
     replicas = wanted if live is None else int(live["spec"]["replicas"])
+    wanted = replicas if is_stopped else wanted
     pods = [pod for pod in snapshot.drafts if cell_of(pod) == cell]
     marked = [pod for pod in pods if drain_deadline_of(pod) is not None]
     done = [pod for pod in marked if _is_done(pod, snapshot)]

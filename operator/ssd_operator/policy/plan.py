@@ -26,8 +26,8 @@ from ssd_operator.policy.rollout import (
     held_targets,
     outdated_targets,
     preflight_state,
-    refusal_of,
     stopped,
+    waiting_targets,
     with_template_of,
 )
 from ssd_operator.policy.scaling import (
@@ -85,8 +85,8 @@ class PassPlan:
     revisions: Mapping[str, str] = field(default_factory=dict)
     """Wanted revision of each Deployment's pods, by its name."""
     preflight: Preflight = field(default_factory=Preflight)
-    refusal: str = ""
-    """Why the rollout of a pool's drafts is stopped; empty if it is not."""
+    waiting: Mapping[str, str] = field(default_factory=dict)
+    """See ``waiting_targets``; the rollout of a pool's drafts is stopped unless it is empty."""
     again_after: float = math.inf
     """Seconds until another pass is due without any change."""
     state: PlanState = field(default_factory=PlanState)
@@ -101,7 +101,8 @@ class PassPlan:
 def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> PassPlan:
     """Decide on everything but the status; ``state`` is of the pass before."""
     resource = snapshot.resource
-    drains = plan_drains(snapshot)
+    waiting = waiting_targets(snapshot)
+    drains = plan_drains(snapshot, is_stopped=bool(waiting))
     objects = [
         each
         for each in wanted(resource, settings, drains.replicas)
@@ -112,7 +113,7 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
         [each for each in deployments if each["metadata"]["labels"].get(COMPONENT_LABEL) == part]
         for part in ENGINES
     )
-    if refusal := refusal_of(drafts, snapshot):
+    if waiting:
         objects = [stopped(each) if each in drafts else each for each in objects]
     failures = holding(state.failures, targets, snapshot)
     # An apply would not change a contested template.
@@ -148,7 +149,7 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
         wanted=by_ref,
         revisions=revisions,
         preflight=preflight,
-        refusal=refusal,
+        waiting=waiting,
         again_after=min(preflight.again_after, *_waits(snapshot, state)),
         state=state,
     )

@@ -16,10 +16,10 @@ The preflight is a pod on the target's node, which runs the new image with the n
 settings; nothing is loaded. All state is the pod: its name contains the revision, its phase is the
 result.
 
-Drafts of a pool roll one after the other, whatever their targets do. If a target is linked to an
-old draft, and new ones do not fit it, the rollout stops: the next step could take its last link. It
-goes on when each target has a link to a new draft. Until then both revisions serve, so targets may
-change one after the other.
+Drafts of a pool roll one after the other. Once the first new one is ready, the rollout stops until
+each target with a link to an old draft has one to a new draft: the next step could take its last
+link. Meanwhile both revisions serve, so targets may change one after the other. The number of
+drafts stays: Kubernetes takes the pods of a Deployment that is stopped from its oldest revision.
 
 *Decision*: one preflight a revision, on the node of the first cell that rolls. *Because* cells
 differ in nothing that could fail but the node. *Not chosen*: one a node, which would also pull the
@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ssd_operator.api.spec import Object
-from ssd_operator.children.objects import CELL_LABEL, HASH_ANNOTATION, NAME_LABEL, Workload
+from ssd_operator.children.objects import CELL_LABEL, HASH_ANNOTATION, Workload, drafts_name
 from ssd_operator.children.pods import affinity_to, preflight_spec
 from ssd_operator.observe.cluster import Ref, ref_of
 from ssd_operator.observe.diagnosis import PodReason, diagnose
@@ -42,7 +42,6 @@ from ssd_operator.observe.pod_state import (
     cell_of,
     is_ready,
     is_terminating,
-    labels_of,
     name_of,
     revision_of,
     to_seconds,
@@ -109,37 +108,29 @@ def held_drafts(
     return frozenset(held)
 
 
-def refusal_of(drafts: Sequence[Object], snapshot: Snapshot) -> str:
-    """Return why no other draft of a pool is replaced now; empty if the rollout goes on."""
-    if not snapshot.resource.is_pool:
-        return ""
-    (wanted,) = drafts
-    old, new = set[str](), set[str]()
-    for pod in snapshot.staying_drafts:
-        is_new = revision_of(pod) == revision_of(wanted)
-        (new if is_new else old).add(name_of(pod))
-    if not (old and new):
-        return ""
-    links = snapshot.links.items()
-    fitting = {target for (target, draft), link in links if draft in new and link.state in UP}
-    losing = {target for (target, draft), link in links if draft in old and link.state in UP}
-    misfits = {
-        target: f": {link.reason}"
-        for (target, draft), link in links
-        if draft in new and link.state == "refused"
-    }
-    waiting = misfits.keys() & losing
-    live = snapshot.children.get(ref_of(wanted))
-    if live is not None and live["spec"].get("paused"):
-        # A target that restarts has no link for a while, and may still not fit.
-        serving = {labels_of(pod)[NAME_LABEL] for pod in snapshot.ready_targets}
-        waiting = set(map(name_of, snapshot.ready_targets)) | {*snapshot.deployments} - serving
-    found = sorted(waiting - fitting, key=lambda name: (name not in misfits, name))
-    return f"{found[0]} has no link to a new draft{misfits.get(found[0], '')}" if found else ""
+def waiting_targets(snapshot: Snapshot) -> dict[str, str]:
+    """Targets of a pool that could lose their last link by the next step of a rollout.
+
+    Each has the reason for which a new draft refused it; empty while it has not dialled one.
+    """
+    live = snapshot.children.get(Ref("Deployment", drafts_name(snapshot.resource, 0)))
+    if live is None or not snapshot.resource.is_pool:
+        return {}
+    newest = [pod for pod in snapshot.staying_drafts if revision_of(pod) == revision_of(live)]
+    if not any(map(is_ready, newest)):
+        return {}
+    new = set(map(name_of, newest))
+    of_old, of_new, reasons = set[str](), set[str](), dict[str, str]()
+    for (target, draft), link in sorted(snapshot.links.items()):
+        if link.state in UP:
+            (of_new if draft in new else of_old).add(target)
+        elif draft in new and link.state == "refused":
+            reasons[target] = link.reason
+    return {target: reasons.get(target, "") for target in sorted(of_old - of_new)}
 
 
 def stopped(wanted: Object) -> Object:
-    """The wanted Deployment, which replaces no pod; its number of pods still changes."""
+    """The wanted Deployment, which replaces no pod."""
     return wanted | {"spec": wanted["spec"] | {"paused": True}}
 
 

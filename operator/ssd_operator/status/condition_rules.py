@@ -376,18 +376,21 @@ def _progressing(result: PassResult) -> Condition:
 def _stopped(result: PassResult) -> Condition | None:
     """A rollout that does not proceed by itself; None if there is none."""
     snapshot = result.snapshot
-    if refusal := result.plan.refusal:
-        new = result.updated(snapshot.staying_drafts)
+    waiting = result.plan.waiting
+    if refused := [target for target, reason in waiting.items() if reason]:
+        num_drafts = len(snapshot.staying_drafts)
         return no(
             "DraftsRefused",
-            f"{new} of {len(snapshot.staying_drafts)} drafts are new, and the others stay, because "
-            f"{refusal}; change the pool, or the SSDDeployments that refer to it.",
+            f"{result.updated(snapshot.staying_drafts)} of {num_drafts} drafts are new, and the "
+            f"others stay, because {refused[0]} has no link to a new draft: {waiting[refused[0]]}; "
+            "change the pool, or the SSDDeployments that refer to it.",
         )
     for deployment in snapshot.target_deployments + snapshot.draft_deployments:
         # One that is paused by hand also after this pass, or that exceeds its deadline.
         name, found = name_of(deployment), condition_of(deployment, "Progressing")
         is_resumed = Ref("Deployment", name) in result.results.applied
-        if deployment.get("spec", {}).get("paused") and not is_resumed:
+        is_paused = deployment.get("spec", {}).get("paused") and not (is_resumed or waiting)
+        if is_paused:
             message = f"Deployment {name} is paused: kubectl rollout resume deployment/{name}."
             return no("Paused", message)
         if found.get("reason") == PROGRESS_EXCEEDED:

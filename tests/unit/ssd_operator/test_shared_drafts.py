@@ -181,14 +181,21 @@ async def test_the_drafts_of_a_pool_follow_when_the_last_target_fits() -> None:
     await world.rounds(6)
     assert (world.revisions(), progress(world)) == ({old, new}, "DraftsRefused")
     assert world.condition("SpeculationActive", CODE_REF) == ("True", "Active")
-    for target in world.ready_pods("target"):
-        world.controllers.make_unready(target)
-    await world.rounds(2)
-    assert (world.revisions(), progress(world)) == ({old, new}, "DraftsRefused")
-    world.controllers.broken.clear()
     world.fitting["chat"] = new
     await world.rounds(8)
     assert (world.revisions(), progress(world)) == ({new}, "UpToDate")
+
+
+async def test_a_pool_keeps_its_number_of_drafts_while_targets_refuse_new_ones() -> None:
+    world, old, new = await changed()
+    world.edit_spec(POOL_REF, replicas=1)
+    await world.rounds(8)
+    assert (world.revisions(), progress(world)) == ({old, new}, "DraftsRefused")
+    assert world[Ref("Deployment", DRAFTS)]["spec"]["replicas"] == 2
+    world.edit_spec(POOL_REF, speculation={"lookahead": 6})
+    await world.rounds(12)
+    assert (world.revisions(), progress(world)) == ({old}, "UpToDate")
+    assert len(world.ready_pods("draft")) == 1
 
 
 async def test_a_change_of_a_pool_that_cannot_run_leaves_the_other_drafts() -> None:

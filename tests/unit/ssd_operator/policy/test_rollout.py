@@ -37,7 +37,7 @@ from ssd_operator.policy.rollout import (
     held_drafts,
     outdated_targets,
     preflight_state,
-    refusal_of,
+    waiting_targets,
     with_template_of,
 )
 
@@ -327,15 +327,14 @@ def pool_pod(name: str, address: str = "", *, of: Object | None = None) -> Objec
     return made
 
 
-def pooled(*reports: tuple[str, Sequence[LinkStatus]], paused: bool = False) -> Snapshot:
+def pooled(*reports: tuple[str, Sequence[LinkStatus]]) -> Snapshot:
     """A pool whose second draft is new, with the links that targets report."""
-    live = NEW | {"spec": NEW["spec"] | {"paused": paused}}
     targets = [name for name, _ in reports]
     drafts = pool_pod("d1", OLD_DRAFT), pool_pod("d2", NEW_DRAFT, of=NEW)
     return Snapshot(
         resource=SHARED,
         now=NOW,
-        children={ref_of(NEW): live},
+        children={ref_of(NEW): NEW},
         pods=(*map(pool_pod, targets), *drafts),
         pools={name: TargetReport(PoolStatus(links=tuple(links)), NOW) for name, links in reports},
         deployments=tuple({*targets, "code"}),
@@ -351,38 +350,38 @@ NEW_LINK = to(NEW_DRAFT, "quarantined")
 
 
 @pytest.mark.parametrize(
-    ("reports", "paused", "expected"),
+    ("reports", "expected"),
     [
-        ([("code", [OLD_LINK, NEW_LINK])], False, ""),
-        ([("code", [OLD_LINK, to(NEW_DRAFT, "connecting")])], False, ""),
-        ([("code", [REFUSED])], False, ""),
-        ([("code", [OLD_LINK, REFUSED])], False, "code has no link to a new draft: lookahead: "),
-        ([("chat", [NEW_LINK]), ("code", [OLD_LINK, REFUSED])], False, "code has no link"),
-        ([("code", [])], True, "code has no link to a new draft"),
-        ([("chat", [NEW_LINK])], True, "code has no link to a new draft"),
-        ([("chat", [NEW_LINK]), ("code", [NEW_LINK])], True, ""),
+        ([("code", [OLD_LINK, NEW_LINK])], {}),
+        ([("code", [OLD_LINK, to(NEW_DRAFT, "connecting")])], {"code": ""}),
+        ([("code", [OLD_LINK, to(NEW_DRAFT, "lost", "Socket closed")])], {"code": ""}),
+        ([("code", [OLD_LINK])], {"code": ""}),
+        ([("code", [REFUSED])], {}),
+        ([("code", [])], {}),
+        ([("code", [OLD_LINK, REFUSED])], {"code": "lookahead: 4 and 6"}),
+        ([("chat", [NEW_LINK]), ("code", [OLD_LINK, REFUSED])], {"code": "lookahead: 4 and 6"}),
+        ([("chat", [NEW_LINK]), ("code", [OLD_LINK, NEW_LINK])], {}),
     ],
     ids=[
+        "fits",
+        "connects",
+        "cannot connect",
+        "has not dialled yet",
+        "has nothing to lose",
+        "does not report",
+        "refused",
+        "one of two refused",
         "all fit",
-        "not known yet",
-        "nothing to lose",
-        "a target would lose its last link",
-        "one of two targets",
-        "a target that restarts",
-        "a resource without a target",
-        "all fit by now",
     ],
 )
-def test_drafts_of_a_pool_wait_for_targets_that_they_do_not_fit(
-    reports: Sequence[tuple[str, Sequence[LinkStatus]]], expected: str, *, paused: bool
+def test_drafts_of_a_pool_wait_for_targets_that_have_a_link_to_old_ones_only(
+    reports: Sequence[tuple[str, Sequence[LinkStatus]]], expected: dict[str, str]
 ) -> None:
-    found = refusal_of([NEW], pooled(*reports, paused=paused))
-    assert found.startswith(expected)
-    assert bool(found) == bool(expected)
+    assert waiting_targets(pooled(*reports)) == expected
 
 
-def test_a_pool_without_old_drafts_waits_for_nothing() -> None:
-    snapshot = pooled(("code", [OLD_LINK, REFUSED]), paused=True)
-    new = tuple(each for each in snapshot.pods if name_of(each) != "d1")
-    assert refusal_of([NEW], replace(snapshot, pods=new)) == ""
-    assert refusal_of([NEW], replace(snapshot, children={})), "its Deployment was deleted"
+def test_a_pool_without_a_new_draft_that_is_ready_waits_for_nothing() -> None:
+    snapshot = pooled(("code", [OLD_LINK, REFUSED]))
+    old = tuple(each for each in snapshot.pods if name_of(each) != "d2")
+    assert waiting_targets(replace(snapshot, pods=old)) == {}
+    assert waiting_targets(replace(snapshot, children={})) == {}, "its Deployment was deleted"
