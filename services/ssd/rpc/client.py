@@ -219,6 +219,8 @@ class TargetClient(_Client):
         """
         super().__init__(endpoint, credentials)
         self._ready_seconds = ready_seconds
+        self._is_known = False
+        """Whether the name of the server has had an address."""
         self._on_wait = on_wait
 
     async def generate(
@@ -241,8 +243,8 @@ class TargetClient(_Client):
             request_id: id in the target's log and errors; empty: the target draws one.
 
         Raises:
-            NotReadyError: no target was ready within ``ready_seconds`` or ``timeout_seconds``, or
-                ``UnknownHostError``, at once.
+            UnknownHostError: the name of the server never had an address.
+            NotReadyError: no target was ready within ``ready_seconds`` or ``timeout_seconds``.
             IncompleteTextError: the connection was lost after the first chunk, or the target, which
                 stops, cancelled the request.
             SSDError: see the module.
@@ -273,7 +275,7 @@ class TargetClient(_Client):
                         async for message in call:
                             chunk = generation_chunk(message)
                             _check_start(chunk, has_begun=has_begun)
-                            has_begun = True
+                            has_begun = self._is_known = True
                             num_tokens += len(chunk.token_ids)
                             yield _without_cancellation(chunk)
                             _check_end(chunk)
@@ -285,7 +287,9 @@ class TargetClient(_Client):
                     raise _incomplete(self.endpoint, num_tokens, error) from error
                 is_first, pause_seconds = pause_seconds == 0, _next_pause(pause_seconds)
                 next_seconds = loop.time() - started_at + pause_seconds
-                if isinstance(error, UnknownHostError) or next_seconds > wait_seconds:
+                self._is_known |= not isinstance(error, UnknownHostError)
+                # The name of a server that restarts may have no address for a while.
+                if not self._is_known or next_seconds > wait_seconds:
                     raise
                 if is_first:
                     self._on_wait(error)

@@ -250,8 +250,8 @@ def _unreachable(message: str, endpoint: str) -> SSDError:
     cause = _CONNECT_FAILED.sub(r"\1", message)
     if message.endswith(_DROPPED):
         cause = f"{_DROPPED}; perhaps the port needs TLS or a client certificate"
-    # With dns:///, a name stands for all ready targets: it has no address until one is ready.
-    is_unknown = cause == _NO_SUCH_HOST and not endpoint.startswith("dns:///")
+    # With dns:, a name stands for all ready targets: it has no address until one is ready.
+    is_unknown = cause == _NO_SUCH_HOST and not endpoint.startswith("dns:")
     kind = UnknownHostError if is_unknown else NotReadyError
     return kind(f"{endpoint} cannot be reached: {cause}")
 

@@ -306,9 +306,12 @@ async def test_a_client_without_a_wait_sends_a_request_once() -> None:
 
 
 class Unresolved(Target):
-    """Ends calls as gRPC does if the name of the server has no address."""
+    """Ends one call as gRPC does if the name of the server has no address."""
 
     async def Generate(self, request: Any, context: Any) -> None:  # noqa: N802
+        if len(self.calls) != self.num_refusals:
+            await super().Generate(request, context)
+            return
         self.calls.append(codec.generate_call(request, 1000))
         text = "errors resolving x:1: [address lookup failed for x:1: Domain name not found]"
         await context.abort(grpc.StatusCode.UNAVAILABLE, text)
@@ -320,6 +323,13 @@ async def test_a_host_without_an_address_is_not_waited_for() -> None:
         with pytest.raises(UnknownHostError, match=f"{endpoint} cannot be reached: Domain name"):
             await text_of(client, "abc")
     assert len(target.calls) == 1
+
+
+async def test_a_host_that_has_lost_its_address_is_waited_for() -> None:
+    target = Unresolved(num_refusals=1)
+    async with serving(target) as endpoint, TargetClient(endpoint) as client:
+        assert await text_of(client, "abc") == "abc"
+    assert len(target.calls) == 3
 
 
 @pytest.mark.parametrize(("ready_seconds", "timeout_seconds"), [(0.5, None), (30.0, 0.5)])
