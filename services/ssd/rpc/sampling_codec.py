@@ -68,6 +68,7 @@ def sampling_params(
     if found.get("temperature", 1.0) < LEAST_TEMPERATURE:
         found["temperature"] = 0.0
     _check_stops(message, vocab_size)
+    _check_biases(message.logit_bias, vocab_size)
     structure = message.WhichOneof("structure")
     if structure is not None:
         found[structure] = text = getattr(message, structure)
@@ -76,7 +77,7 @@ def sampling_params(
     return SamplingParams(
         **found,
         **{name: getattr(message, name) for name in _SWITCHES},
-        logit_bias=_logit_bias(message, vocab_size),
+        logit_bias=tuple(sorted(each for each in message.logit_bias.items() if each[1])),
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
     )
@@ -94,10 +95,12 @@ def sampling_message(sampling: SamplingParams) -> types_pb2.SamplingParams:
     changed = {name: value for name, value in found.items() if value != getattr(_DEFAULTS, name)}
     _check_ranges(changed, top_k=(0, LARGEST_ID))
     check_token_ids("sampling.stop_token_ids", sampling.stop_token_ids, None)
+    biases = dict(sampling.logit_bias)
+    _check_biases(biases, None)
     if "seed" in changed:
         changed["seed"] %= _NUM_SEEDS
     return types_pb2.SamplingParams(
-        **changed | {"temperature": sampling.temperature, "logit_bias": dict(sampling.logit_bias)},
+        **changed | {"temperature": sampling.temperature, "logit_bias": biases},
         stop=sampling.stop,
         stop_token_ids=sampling.stop_token_ids,
     )
@@ -144,13 +147,8 @@ def _check_stops(message: types_pb2.SamplingParams, vocab_size: int | None) -> N
     check_token_ids("sampling.stop_token_ids", message.stop_token_ids, vocab_size)
 
 
-def _logit_bias(
-    message: types_pb2.SamplingParams, vocab_size: int | None
-) -> tuple[tuple[int, float], ...]:
-    """Return the biases that are not 0, by ascending id."""
-    biases = message.logit_bias
+def _check_biases(biases: Mapping[int, float], vocab_size: int | None) -> None:
     check_count("sampling.logit_bias", len(biases), "entries", 0, MAX_LOGIT_BIASES)
     check_token_ids("sampling.logit_bias", sorted(biases), vocab_size, is_keyed=True)
     for token_id, bias in biases.items():
         check_range(f"sampling.logit_bias[{token_id}]", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
-    return tuple(sorted((token_id, bias) for token_id, bias in biases.items() if bias))
