@@ -267,7 +267,7 @@ def nccl_errors() -> Iterator[None]:
     try:
         yield
     except (*own, ValueError, RuntimeError) as error:
-        raise LinkError(f"NCCL: {error}") from None
+        raise LinkError(f"NCCL: {error}") from error
 
 
 @contextlib.contextmanager
