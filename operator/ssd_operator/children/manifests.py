@@ -53,7 +53,7 @@ def wanted(
 
 
 def components_of(resource: Resource) -> Iterator[Component]:
-    """Components that a resource has: a pool has no targets, and one with ``poolRef`` no drafts."""
+    """Components of a resource; a pool has no targets, and with ``poolRef`` there are no drafts."""
     if not resource.is_pool:
         yield Component.TARGET
     if resource.pool_prefix is None:

@@ -133,7 +133,7 @@ class Snapshot:
 
     @cached_property
     def links(self) -> dict[tuple[str, str], LinkStatus]:
-        """Links by target and draft; by address if that is of no live pod."""
+        """Links by target and draft; by address if no live pod has it."""
         # A target does not know the name of a draft before the handshake, or if that fails.
         pods = {
             join_address(address.host, DRAFT_PORT): name_of(pod)

@@ -1,8 +1,7 @@
 """The interface between the runners and the engines that execute the passes of a model.
 
 A runner decides which passes run and what their results mean. An *execution* is one model with its
-KV entries on one engine. Scheduling, sampling, verification and trees do
-not depend on the engine.
+KV entries on one engine. Scheduling, sampling, verification and trees do not depend on the engine.
 """
 
 from collections.abc import Callable, Collection, Sequence

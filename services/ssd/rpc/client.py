@@ -287,15 +287,18 @@ class TargetClient(_Client):
                     raise _incomplete(self.endpoint, num_tokens, error) from error
                 is_first, pause_seconds = pause_seconds == 0, _next_pause(pause_seconds)
                 next_seconds = loop.time() - started_at + pause_seconds
-                self._is_known |= not isinstance(error, UnknownHostError)
-                # The name of a server that restarts may have no address for a while.
-                if not self._is_known or next_seconds > wait_seconds:
+                if self._has_no_server(error) or next_seconds > wait_seconds:
                     raise
                 if is_first:
                     self._on_wait(error)
             # Behind a virtual address, a connection stays with its target even while that drains.
             await self._abandon(channel)
             await asyncio.sleep(pause_seconds)
+
+    def _has_no_server(self, error: NotReadyError) -> bool:
+        """Whether the host is unknown; a server that restarts may have no address for a while."""
+        self._is_known |= not isinstance(error, UnknownHostError)
+        return not self._is_known
 
     async def tokenize(self, text: str) -> tuple[TokenId, ...]:
         """Convert text to token ids."""

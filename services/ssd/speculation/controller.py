@@ -105,7 +105,7 @@ class ControllerReport(NamedTuple):
 
 
 class Stage(Enum):
-    """What a range does: the choice in use, or a trial of the other one."""
+    """The choice in use, or a trial of the other one."""
 
     ON = auto()
     """Speculation."""

@@ -69,7 +69,7 @@ class Mean:
 
 
 def clipped_mean(samples: Sequence[float]) -> float:
-    """Return the mean of some samples; a sample above ``_CLIP`` medians counts as so much.
+    """Return the mean of some samples, each cut at ``_CLIP`` medians.
 
     A round that other work on the machine has interrupted would double the mean of a few.
     """

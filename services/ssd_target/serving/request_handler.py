@@ -125,7 +125,7 @@ class RequestHandler:
 
     @property
     def num_token_ids(self) -> int:
-        """Number of token ids that a prompt can hold: tokenizer and model have them."""
+        """Number of token ids that both the tokenizer and the model have."""
         return self.require_open().engine.num_token_ids or self.tokenizer.vocab_size
 
     def check_mode(self, mode: Mode) -> None:

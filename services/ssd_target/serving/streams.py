@@ -41,7 +41,7 @@ class Wakeups:
         self._marked: list[TokenStream] = []
 
     def mark(self, stream: "TokenStream") -> None:
-        """Add a stream whose reader ``flush`` wakes."""
+        """Let the next ``flush`` wake the reader of this stream."""
         self._marked.append(stream)
 
     def flush(self) -> None:
