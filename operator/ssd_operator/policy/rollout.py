@@ -17,7 +17,7 @@ settings; nothing is loaded. All state is the pod: its name contains the revisio
 result.
 
 Drafts of a pool roll one after the other. Once the first new one is ready, the rollout stops until
-each target with a link to an old draft has one to a new draft: the next step could take its last
+each target that an old draft serves has a link to a new one: the next step could take its last
 link. Meanwhile both revisions serve, so targets may change one after the other. The number of
 drafts stays: Kubernetes takes the pods of a Deployment that is stopped from its oldest revision.
 
@@ -111,19 +111,24 @@ def held_drafts(
 def waiting_targets(snapshot: Snapshot) -> dict[str, str]:
     """Targets of a pool that could lose their last link by the next step of a rollout.
 
-    Each has the reason for which a new draft refused it; empty while it has not dialled one.
+    Each has the reason for which a new draft refused it; empty while it has not dialled one. A link
+    to an old draft counts unless it is refused: it can be lost for a moment on a busy machine.
     """
     live = snapshot.children.get(Ref("Deployment", drafts_name(snapshot.resource, 0)))
     if live is None or not snapshot.resource.is_pool:
         return {}
-    newest = [pod for pod in snapshot.staying_drafts if revision_of(pod) == revision_of(live)]
+    drafts = snapshot.staying_drafts
+    newest = [pod for pod in drafts if revision_of(pod) == revision_of(live)]
     if not any(map(is_ready, newest)):
         return {}
     new = set(map(name_of, newest))
+    old = {*map(name_of, drafts)} - new
     of_old, of_new, reasons = set[str](), set[str](), dict[str, str]()
     for (target, draft), link in sorted(snapshot.links.items()):
-        if link.state in UP:
-            (of_new if draft in new else of_old).add(target)
+        if draft in old and link.state != "refused":
+            of_old.add(target)
+        elif draft in new and link.state in UP:
+            of_new.add(target)
         elif draft in new and link.state == "refused":
             reasons[target] = link.reason
     return {target: reasons.get(target, "") for target in sorted(of_old - of_new)}

@@ -413,6 +413,8 @@ def _under_way(result: PassResult) -> Condition | None:
         diagnoses += _diagnoses(snapshot, Component.DRAFT, snapshot.staying_drafts)
         cause = worst(each for each in diagnoses if each and each.reason not in USUAL)
         suffix = "" if cause is None else f"; {cause.message}"
+        if waiting := [*result.plan.waiting]:
+            suffix = f"; the next draft waits until {waiting[0]} has a link to a new one"
         num_ready = result.updated([pod for pod in pods if is_ready(pod)])
         updated = f"{num_updated} of {len(pods)} pods are up to date"
         return yes("RollingOut", f"{updated}, {num_ready} of them ready{suffix}.")
