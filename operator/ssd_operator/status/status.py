@@ -167,7 +167,7 @@ def _draft(result: PassResult) -> Object:
     reference, owner = snapshot.resource.spec.draft.pool_ref, snapshot.pool or snapshot.resource
     labels = selector(owner, Component.DRAFT)
     name = drafts_name(snapshot.resource, 0)
-    # Those of a pool serve nothing while nothing refers to it.
+    # Drafts of a pool have no link while no SSDDeployment refers to it.
     num_shown = len(snapshot.ready_drafts) if snapshot.resource.is_pool else num_active
     return _without_empty(
         {
