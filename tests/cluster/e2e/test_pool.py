@@ -82,8 +82,8 @@ def test_no_change_of_a_pool_takes_the_last_draft_of_a_target(
         assert all(kube.linked(name) for name in NAMES)
         change(kube, speculation={"lookahead": 6})
         wait_linked(kube, 2)
-        nowhere = {"uri": "hf://nobody/none", "revision": "0" * 40}
-        change(kube, source=nowhere)
+        no_model = {"uri": "hf://nobody/none", "revision": "0" * 40}
+        change(kube, source=no_model)
         wait_progress(kube, "RollingOut")
         threading.Event().wait(2 * LINK_SECONDS)
         assert all(kube.linked(name) for name in NAMES)

@@ -236,7 +236,7 @@ def test_a_failed_set_up_lets_another_one_begin(
     connected().close()
 
 
-def test_an_error_of_the_driver_is_a_link_error(
+def test_a_runtime_error_in_a_call_is_a_link_error(
     library: FakeNccl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_handle: Handle) -> int:
