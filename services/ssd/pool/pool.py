@@ -186,14 +186,22 @@ class DraftPool:
         self.release([sequence_id])
         self._sequences.pop(sequence_id, None)
 
-    def look_up(self, results: Rows[RoundResult], before_wait: Callable[[], None]) -> list[Lookup]:
+    def look_up(
+        self,
+        results: Rows[RoundResult],
+        before_wait: Callable[[], None],
+        *,
+        prompt_seconds: float = 0.0,
+    ) -> list[Lookup]:
         """Look the outcomes of a round up in their tables.
 
-        It waits for more columns of tables while that pays.
+        It waits for more columns of tables while that pays. A wait saves rounds, but no time in
+        which prompts are stored.
 
         Args:
             results: of all sequences of the round, including sequences that are not in the pool.
             before_wait: called once if it waits.
+            prompt_seconds: time of the round before its verify, in which prompts were stored.
 
         Returns:
             The lookup of each result, with the proposal for the next round.
@@ -202,7 +210,7 @@ class DraftPool:
             self._sent_at = None
             return [NO_TABLE_NEEDED] * len(results)
         found = [(each, self._sequences.get(each.sequence_id)) for each in results]
-        self._add_outcomes(found)
+        self._add_outcomes(found, prompt_seconds)
         continuing = [sequence for each, sequence in found if sequence and not each.is_finished]
         num_others = sum(not each.is_finished for each in results) - len(continuing)
         tables = TableCollector(self.settings, self._pace, self._changed, self._clock)
@@ -262,14 +270,17 @@ class DraftPool:
             else:
                 COMMIT_TO_WIRE_SECONDS.observe(self._clock.now() - decided_at)
 
-    def _add_outcomes(self, found: Rows[tuple[RoundResult, DraftedSequence | None]]) -> None:
+    def _add_outcomes(
+        self, found: Rows[tuple[RoundResult, DraftedSequence | None]], prompt_seconds: float
+    ) -> None:
         """Add a round to its sequences that continue and to the pace."""
         for result, sequence in found:
             if sequence is not None and not result.is_finished:
                 sequence.add_round(result, self.settings.lookahead)
         if self._sent_at is not None:
             is_plain = not any(result.num_proposed for result, _ in found)
-            self._pace.add_round(self._clock.now() - self._sent_at, is_plain=is_plain)
+            seconds = self._clock.now() - self._sent_at - prompt_seconds
+            self._pace.add_round(max(0.0, seconds), is_plain=is_plain)
         self._pace.add_outcomes(
             (result.num_proposed, each.num_from_table if each else 0, result.outcome.accepted)
             for result, each in found

@@ -7,7 +7,8 @@ is expected to gain in the next round
 
 tokens. C columns that arrive add G = E(D + C, M - C) - E(D, M). Without them, a round yields E
 tokens in T, with the sums over all sequences. T is the duration of a round with these proposals:
-T_plain if there are none, else T_proposed. If a table has columns, the time that pays for more is
+T_plain if there are none, else T_proposed. The time of prompts that are stored between two rounds
+is not a part of it. If a table has columns, the time that pays for more is
 
     G T / E - (T_proposed - T)
 
@@ -112,7 +113,7 @@ class RoundPace:
         """Share of the tables with a column that contained the outcome."""
 
     def add_round(self, seconds: float, *, is_plain: bool) -> None:
-        """Add the duration of a round, with proposals or without, and without its waiting."""
+        """Add the duration of a round, with proposals or without: no waits, no prompts."""
         (self._plain if is_plain else self._proposed).append(seconds)
 
     def add_outcomes(self, proposals: Iterable[tuple[int, int, int]]) -> None:

@@ -305,7 +305,9 @@ class DecodeLoop:
     @_timed("wait_seconds")
     def _look_up(self, results: Rows[RoundResult]) -> list[Lookup]:
         """Look the outcomes up in the tables of the drafts."""
-        return self._drafts.look_up(results, before_wait=self._wakeups.flush)
+        return self._drafts.look_up(
+            results, self._wakeups.flush, prompt_seconds=self.record.prefill_seconds
+        )
 
     @_timed("commit_seconds")
     def _commit(self, results: Rows[RoundResult], lookups: Rows[Lookup]) -> None:

@@ -11,6 +11,7 @@ from tests.unit.ssd_target.bench import GREEDY, WARM, Backup, Bench, plain
 
 from ssd.engine.batch import PagedBatch
 from ssd.errors import NotFiniteError, OverloadedError, RankError
+from ssd.pool.table_deadline import RoundPace
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import FinishReason, Mode, OpenSession, SamplingParams, TokenId
 from ssd_target.decoding import decode_loop
@@ -86,6 +87,30 @@ def test_readers_are_woken_before_a_round_waits_for_tables(monkeypatch: pytest.M
     assert all(
         events[index - 1] in ("wake", "wait") for index, each in enumerate(events) if each == "wait"
     )
+
+
+def test_the_time_in_which_prompts_are_stored_pays_for_no_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    prefill, found = bench.runner.prefill, list[float]()
+
+    def take_long(batch: PagedBatch) -> int | None:
+        bench.clock.time += 1000.0
+        return prefill(batch)
+
+    def add_round(pace: RoundPace, seconds: float, *, is_plain: bool) -> None:
+        found.append(seconds)
+
+    monkeypatch.setattr(bench.runner, "prefill", take_long)
+    monkeypatch.setattr(RoundPace, "add_round", add_round)
+    bench.join([Behaviour.HIT])
+    bench.submit([1, 2, 3], 16)
+    bench.loop.run_round()
+    bench.submit(range(32), 16)
+    bench.run()
+    assert bench.clock.time > 2000.0
+    assert 0.0 < min(found) <= max(found) < 1.0
 
 
 @pytest.mark.parametrize("backup", ["none", "ngram"])
