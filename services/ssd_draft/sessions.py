@@ -17,8 +17,12 @@ from typing import Protocol
 
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import FrameError, LinkError
+from ssd.speculation.estimates import Acceptance
 from ssd.speculation.table import OutcomeTable
 from ssd.types import Commit, LinkSettings, OpenSession, RefusalReason, TokenId
+
+USUAL_ACCEPTANCE = 0.8
+"""Acceptance that is assumed until a target has verified tokens."""
 
 
 class LinkEnd(Protocol):
@@ -102,6 +106,8 @@ class Session:
     pending: deque[Commit] = field(default_factory=deque)
     length: int = 0
     """Tokens that each branch of the next table needs; 0 is K."""
+    acceptance: Acceptance = field(default_factory=lambda: Acceptance(USUAL_ACCEPTANCE))
+    """Acceptance of the tokens of tables in this text."""
 
     @property
     def num_to_store(self) -> int:

@@ -18,7 +18,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 
@@ -41,7 +41,7 @@ from ssd_draft.commit_forecast import CommitForecast
 from ssd_draft.fair_turns import FairTurns
 from ssd_draft.fan_out_learning import FanOutLearning
 from ssd_draft.inbox import Event, Inbox, LinkChange
-from ssd_draft.sessions import GapError, LinkEnd, Move, Session, Sessions
+from ssd_draft.sessions import USUAL_ACCEPTANCE, GapError, LinkEnd, Move, Session, Sessions
 from ssd_draft.table_build import TableBuild
 from ssd_draft.table_size import Need, Size, SizeChoice
 from ssd_draft.tree import Tree
@@ -52,8 +52,9 @@ _BATCHES_BETWEEN_CHUNKS = 4
 number is smaller where fewer sessions are open for each opening one: a batch of tables for a few
 sessions takes as long as the chunk that the others wait for."""
 _REMEMBERED_TABLES = 64
-_USUAL_ACCEPTANCE = 0.8
-"""Acceptance that is assumed until the target has verified tokens."""
+_TEXT_DECAY = 0.9
+"""Weight of the tokens of earlier rounds in the acceptance of a text, for each round that follows.
+Texts differ by a factor of three, and so do the parts of one text."""
 _SEND_SECONDS = 0.001
 """Time that a frame takes to its target, beside the model on a busy machine."""
 _ANSWER_SECONDS = 0.002
@@ -87,8 +88,8 @@ class _LinkWork:
     step_seconds: float = 0.0
     """Mean duration of a step of a tree; 0 before the first step."""
     forecast: CommitForecast = field(default_factory=CommitForecast)
-    acceptance: Acceptance = field(default_factory=lambda: Acceptance(_USUAL_ACCEPTANCE))
-    """Acceptance of the tokens of tables that the target verifies."""
+    acceptance: Acceptance = field(default_factory=lambda: Acceptance(USUAL_ACCEPTANCE))
+    """Acceptance of the tokens of tables in all texts, with which that of a new text starts."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -237,6 +238,7 @@ class Worker:
         if isinstance(admitted, RefusalReason):
             link.refuse(opening.session, admitted)
             return
+        admitted.acceptance = Acceptance(self._work[link.number].acceptance.rate, _TEXT_DECAY)
         self.tree.open(admitted.slot, admitted.blocks, opening)
 
     def _advance(self, sessions: Rows[Session]) -> None:
@@ -295,6 +297,7 @@ class Worker:
             self._refuse(session, RefusalReason.LENGTH)
             return None
         of_table = min(num_accepted + 1, num_from_table), min(num_accepted, num_from_table)
+        session.acceptance.add(*of_table)
         self._work[session.link.number].acceptance.add(*of_table)
         return move
 
@@ -320,7 +323,8 @@ class Worker:
         wanted = max(each.length or self.tree.engine.lookahead for each in due)
         need = None
         if work.forecast.seconds > 0:
-            need = Need(work.forecast.seconds, spent, work.acceptance.rate, wanted)
+            acceptance = fmean(each.acceptance.rate for each in due)
+            need = Need(work.forecast.seconds, spent, acceptance, wanted)
         lengths = self.tree.table_lengths(len(due), wanted)
         size = self.sizes.choose(len(due), lengths, need, outcomes.probability_BN)
         TABLE_BRANCHES.set(size.branches)

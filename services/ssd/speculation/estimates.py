@@ -15,7 +15,6 @@ from ssd.speculation.round_record import RoundRecord
 
 _PROMPT_WINDOW = 64
 _DECAY = 0.98
-"""Weight of the tokens of earlier rounds in the acceptance, for each round that follows."""
 _PRIOR_TESTED = 10.0
 _MIN_ACCEPTANCE, _MAX_ACCEPTANCE = 0.05, 0.95
 _CLIP = 2.0
@@ -128,21 +127,26 @@ class Acceptance:
     One thread.
     """
 
-    def __init__(self, prior: float) -> None:
+    def __init__(self, prior: float, decay: float = _DECAY) -> None:
+        """Construct an estimate that starts at ``prior``.
+
+        ``decay`` is the weight of the tokens of earlier rounds, for each round that follows.
+        """
         self._prior = prior
+        self._decay = decay
         self._num_tested = _PRIOR_TESTED
         self._num_accepted = _PRIOR_TESTED * prior
 
     def add(self, num_tested: int, num_accepted: int) -> None:
         """Add the tokens of a round."""
         if num_tested:
-            self._num_tested = _DECAY * self._num_tested + num_tested
-            self._num_accepted = _DECAY * self._num_accepted + num_accepted
+            self._num_tested = self._decay * self._num_tested + num_tested
+            self._num_accepted = self._decay * self._num_accepted + num_accepted
 
     def fade(self) -> None:
         """Approach the value before the first measurement, in a round that tests no token."""
         expected = self._num_tested * self._prior
-        self._num_accepted = _DECAY * self._num_accepted + (1 - _DECAY) * expected
+        self._num_accepted = self._decay * self._num_accepted + (1 - self._decay) * expected
 
     @property
     def rate(self) -> float:

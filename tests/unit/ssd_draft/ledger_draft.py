@@ -128,6 +128,11 @@ class Draft:
             pass
         self.sessions.check()
 
+    def acceptance(self, link: FakeLink, session: int = 1) -> float:
+        found = self.sessions.find(link, session)
+        assert found is not None
+        return found.acceptance.rate
+
     def open(
         self,
         link: FakeLink,

@@ -153,7 +153,7 @@ def test_the_acceptance_counts_tokens_of_tables_only(opened: Opened) -> None:
     def commit(commit: Commit) -> None:
         draft.commit(link, commit)
         draft.settle()
-        rates.append(draft.worker._work[link.number].acceptance.rate)
+        rates.append(draft.acceptance(link))
 
     commit(text.miss(link.newest(), 0, (1, 2)))
     commit(text.miss(link.newest(), 1, ()))
@@ -164,6 +164,23 @@ def test_the_acceptance_counts_tokens_of_tables_only(opened: Opened) -> None:
     commit(text.hit(link.newest(), 0, K))
     commit(text.miss(link.newest(), 0, ()))
     assert rates[5] < rates[3]
+
+
+def test_each_text_has_its_own_acceptance_and_a_new_one_starts_with_that_of_all() -> None:
+    draft, link, texts = two_sessions()
+    accepted = {1: K, 2: 0}
+    for _ in range(6):
+        hits = [text.hit(link.newest(each), 0, K) for each, text in texts.items()]
+        draft.commit(link, hits[0], replace(hits[1], session=2))
+        draft.settle()
+        misses = [text.miss(link.newest(each), accepted[each], ()) for each, text in texts.items()]
+        draft.commit(link, misses[0], replace(misses[1], session=2))
+        draft.settle()
+    draft.open(link, a_text([1, 2]), 3)
+    draft.settle()
+    easy, hard, new = (draft.acceptance(link, each) for each in (1, 2, 3))
+    assert easy > new + 0.1
+    assert new > hard + 0.3
 
 
 def test_tables_of_one_batch_have_the_columns_that_any_of_them_needs() -> None:
