@@ -68,8 +68,9 @@ given up. A trial is given up earlier if opening has lost ``most_loss``."""
 RANGE_ROUNDS = 16
 """Rounds in another range after which its choice applies. The prompts of a batch are stored one a
 round, so the sequences are often in a range for a few rounds only."""
-MAX_TIMES = 4.0
-"""A longer round of speculation counts as so many of its mean time."""
+MAX_TIMES = 2.0
+"""A round of speculation that is longer, apart from its wait for tables, counts as so many of its
+mean time."""
 _WINDOW, _PLAIN_WINDOW = 64, 16
 """Rounds in the means of speculation, and of plain decoding."""
 
@@ -238,7 +239,7 @@ class Controller:
     def add_round(self, record: RoundRecord) -> None:
         """Add a round that ran with the choice of the last ``choose``."""
         batch = self._range
-        unit = self._calibration.verify_seconds(self._columns[0], record.num_sequences)
+        unit = self._unit(record)
         seconds = record.decode_seconds
         if not record.is_plain:
             seconds = max(record.verify_seconds, seconds + self._prompts.lost_seconds(record))
@@ -257,6 +258,10 @@ class Controller:
             is_answered = 2 * record.num_answered >= record.num_auto
             batch.unanswered_rounds = 0 if is_answered else batch.unanswered_rounds + 1
         self._add_to_stage(batch, record, time)
+
+    def _unit(self, record: RoundRecord) -> float:
+        """Return the calibrated seconds of a verify of one token of each sequence."""
+        return self._calibration.verify_seconds(self._columns[0], record.num_sequences)
 
     def _add_to_stage(self, batch: BatchRange, record: RoundRecord, time: float) -> None:
         match batch.stage:
@@ -318,8 +323,9 @@ class Controller:
 
     def _measure(self, batch: BatchRange, record: RoundRecord, time: float) -> None:
         if batch.time.count > PLAIN_ROUNDS and not record.prompt_tokens:
-            # A pause of the machine is not a loss of speculation.
-            time = min(time, MAX_TIMES * batch.time.value)
+            # A pause of the machine is not a loss of speculation. A wait for tables is one.
+            wait = record.wait_seconds / self._unit(record)
+            time = wait + min(time - wait, MAX_TIMES * batch.time.value)
         tokens = record.num_tokens / record.num_sequences
         batch.balance.add(tokens, time)
         batch.tokens.add(tokens)
@@ -375,7 +381,7 @@ class Controller:
         """
         if key not in self._ranges:
             # The tokens of more sequences vary less.
-            found = BatchRange(20.0 + 12.0 / 2**key, 2**key)
+            found = BatchRange(8.0 + 24.0 / 2**key, 2**key)
             judged = [other for other, each in self._ranges.items() if each.is_judged]
             if judged:
                 nearest = min(judged, key=lambda other: abs(other - key))

@@ -29,6 +29,8 @@ class World:
     """T_table over T_verify of K+1 columns."""
     table_columns: bool = False
     """Whether a table of fewer columns takes less time, in proportion."""
+    long_wait_seconds: float = 0.0
+    """Wait of a tenth of the rounds beside that for the table."""
     hit_rate: float = 0.85
     acceptance: float = 0.8
     texts: tuple[float, ...] = ()
@@ -114,6 +116,13 @@ class Run:
             self.changes_at += self.bursts.expovariate(1.0 / mean)
         return world.burst_factor if self.is_burst else 1.0
 
+    def wait_seconds(self, verify: float, factor: float, max_proposed: int) -> float:
+        world = self.world
+        table = world.table_factor * world.verify_seconds(COLUMNS[-1]) * factor
+        table *= (max_proposed + 1) / COLUMNS[-1] if world.table_columns else 1.0
+        is_long = world.long_wait_seconds > 0 and self.random.random() < 0.1
+        return max(0.0, table - verify) + world.long_wait_seconds * is_long
+
     def round(self) -> None:
         world, draw = self.world, self.random.random
         was_on = self.controller.report().is_on
@@ -145,9 +154,7 @@ class Run:
                 accepted += 1
             record.add_outcome(length, accepted, accepted + 1)
         hits = [is_open and draw() < world.hit_rate for _ in proposed]
-        table = world.table_factor * world.verify_seconds(COLUMNS[-1]) * factor
-        table *= (choice.max_proposed + 1) / COLUMNS[-1] if world.table_columns else 1.0
-        wait = max(0.0, table - verify) if is_open else 0.0
+        wait = self.wait_seconds(verify, factor, choice.max_proposed) if is_open else 0.0
         seconds = verify + wait + world.host_seconds
         chunk = 0.0
         if self.tokens_without_chunk >= world.tokens_a_chunk:

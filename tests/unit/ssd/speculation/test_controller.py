@@ -201,6 +201,15 @@ def test_speculation_that_pays_stays_on_beside_other_work_in_bursts(batch: int) 
 
 
 @pytest.mark.parametrize("batch", [1, 8])
+def test_rare_long_waits_for_tables_count_in_full(batch: int) -> None:
+    world = replace(GOOD, batch=batch, long_wait_seconds=0.5)
+    run = Run(world)
+    run.run(START_SECONDS)
+    assert run.run(30.0) > 0.96 * world.plain_rate()
+    assert not run.controller.report().is_on
+
+
+@pytest.mark.parametrize("batch", [1, 8])
 def test_speculation_that_does_not_pay_stays_off_beside_other_work_in_bursts(batch: int) -> None:
     assert in_bursts(replace(SLOWER, batch=batch), 0) > 0.98
 
