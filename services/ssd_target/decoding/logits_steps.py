@@ -52,6 +52,7 @@ class LogitsSteps:
 
     def __init__(self, sequence: Sequence, vocab_size: int, device: str) -> None:
         self._sequence = sequence
+        self._vocab_size = vocab_size
         self._device = device
         self.logprobs: tuple[PositionLogprobs, ...] = ()
         """Of the tokens of the newest round, if the request asks for them."""
@@ -117,9 +118,10 @@ class LogitsSteps:
         """
         grammar = self._sequence.grammar
         assert grammar is not None
-        allowed_CV = grammar.allowed(proposed, first_column, num_columns)
+        # A tokenizer can have more tokens than the logits have columns.
+        allowed_CV = grammar.allowed(proposed, first_column, num_columns)[:, : self._vocab_size]
         longer_CV = allowed_CV[:num_banned].copy()
-        longer_CV[:, self._ending_ids] = False
+        longer_CV[:, [each for each in self._ending_ids if each < allowed_CV.shape[1]]] = False
         can_go_on_C = longer_CV.any(axis=1)
         allowed_CV[:num_banned][can_go_on_C] = longer_CV[can_go_on_C]
         return to_device(torch.from_numpy(allowed_CV), self._device)

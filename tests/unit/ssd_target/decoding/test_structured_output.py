@@ -26,8 +26,8 @@ COLD = SamplingParams(temperature=0.0, regex=REGEX)
 
 
 @cache
-def compiler() -> GrammarCompiler:
-    vocab = {text: index for index, text in enumerate(ALPHABET) if index != EOS}
+def compiler(alphabet: str = ALPHABET) -> GrammarCompiler:
+    vocab = {text: index for index, text in enumerate(alphabet) if index != EOS}
     library = LibraryTokenizer(models.BPE(vocab={**vocab, "</s>": EOS}, merges=[]))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
@@ -82,6 +82,20 @@ def test_min_tokens_bans_the_end_only_while_the_grammar_allows_something_else() 
     bench.run()
     assert [ALPHABET[token] for token in found.tokens[:-1]] == ["a"] * 4
     assert found.tokens[-1] == EOS
+
+
+@pytest.mark.parametrize("min_tokens", [0, 4])
+@pytest.mark.parametrize("alphabet", [ALPHABET[:-1], ALPHABET, f"{ALPHABET}xyz"])
+def test_a_tokenizer_may_have_fewer_or_more_tokens_than_the_logits_have_columns(
+    alphabet: str, min_tokens: int
+) -> None:
+    bench = Bench()
+    sampling = SamplingParams(temperature=0.0, regex="[a-z]{5}", min_tokens=min_tokens)
+    bench.grammar = compiler(alphabet).compile(GrammarSource("regex", "[a-z]{5}"))
+    found = bench.submit(PROMPT, LIMIT, sampling=sampling, eos=[EOS, len(ALPHABET) - 1])
+    bench.run()
+    assert re.fullmatch("[ab]{5}", "".join(ALPHABET[token] for token in found.tokens[:5]))
+    assert found.finish_reason is FinishReason.STOP
 
 
 def test_a_grammar_that_becomes_too_complex_fails_its_request_and_no_other() -> None:
