@@ -5,6 +5,7 @@ the target refuses new requests and finishes the running ones.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Collection
 from dataclasses import asdict, replace
 from functools import partial
@@ -49,6 +50,8 @@ _MIN_CALLS = 64
 """Minimum bound of concurrent calls of one method. ``Generate`` can have twice as many calls as
 running and waiting requests: some are being refused, some have ended and are still being read."""
 _MIN_CONNECTIONS = 1024
+LAST_MESSAGES_SECONDS = 1.0
+"""Time for the last messages of cancelled requests, beside ``STOP_SECONDS`` for the step thread."""
 
 
 class TargetProcess:
@@ -203,7 +206,10 @@ class TargetProcess:
 
     async def _cancel_requests(self) -> None:
         self._inbox.close()
-        await self._handler.wait_until_idle()
+        # Calls whose clients do not read end with the server.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_MESSAGES_SECONDS):
+                await self._handler.wait_until_idle()
 
     def _pool_status(self) -> PoolStatus:
         status = pool_status(self._links.reports(), self._pool, self._round_log, self._clock.now())
