@@ -37,8 +37,10 @@ def check_scheduler(scheduler: Scheduler) -> None:
         eligible = [each for each in running if each.may_speculate]
         expected = sum(auto_speculates or not each.is_auto for each in eligible)
         assert scheduler.counts(auto_speculates=auto_speculates).eligible == expected
-    new = [each.num_prompt for each in waiting if not each.num_preemptions]
-    assert (scheduler._num_new, scheduler._num_new_tokens) == (len(new), sum(new))
+    new = [each for each in waiting if not each.num_preemptions]
+    prompts = [each.num_prompt for each in new if not each.choice]
+    assert scheduler._num_new == len(new)
+    assert (scheduler._num_new_prompts, scheduler._num_new_tokens) == (len(prompts), sum(prompts))
     owned = {block for each in running for block in each.blocks}
     assert len(owned) == scheduler.blocks.num_taken, "a KV block has no owner"
     for each in running:

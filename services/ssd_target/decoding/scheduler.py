@@ -98,8 +98,10 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._num_new = 0
         """Waiting requests that have not run yet."""
+        self._num_new_prompts = 0
+        """Their prompts; the continuations of one request have one prompt."""
         self._num_new_tokens = 0
-        """Tokens of their prompts."""
+        """Tokens of these prompts."""
         self._num_eligible = 0
         self._num_auto = 0
         self._free_slots = list(range(engine.max_num_seqs - 1, -1, -1))
@@ -170,13 +172,17 @@ class Scheduler:
         insort(self._waiting, sequence, key=_precedence)
         if not sequence.num_preemptions:
             self._num_new += 1
-            self._num_new_tokens += sequence.num_prompt
+            if not sequence.choice:
+                self._num_new_prompts += 1
+                self._num_new_tokens += sequence.num_prompt
 
     def _dequeue(self, sequence: Sequence) -> None:
         del self._waiting[bisect_left(self._waiting, sequence.precedence, key=_precedence)]
         if not sequence.num_preemptions:
             self._num_new -= 1
-            self._num_new_tokens -= sequence.num_prompt
+            if not sequence.choice:
+                self._num_new_prompts -= 1
+                self._num_new_tokens -= sequence.num_prompt
 
     def _stop(self, sequence: Sequence) -> None:
         """Take the slot and the blocks from a running sequence."""
@@ -310,7 +316,10 @@ class Scheduler:
         for sequence in reversed(new):
             if self._num_new > settings.max_queue:
                 error = queue_full(settings.max_queue)
-            elif self._num_new_tokens > settings.max_queue_tokens and self._num_new > 1:
+            elif self._num_new_tokens > settings.max_queue_tokens and self._num_new_prompts > 1:
+                if sequence.choice:
+                    # It ends with the first continuation, which has the prompt.
+                    continue
                 error = queue_of_tokens_full(settings.max_queue_tokens)
             else:
                 break

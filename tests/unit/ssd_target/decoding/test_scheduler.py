@@ -151,6 +151,20 @@ def test_a_request_is_refused_when_too_many_prompt_tokens_wait() -> None:
     check_scheduler(subject)
 
 
+def test_the_continuations_of_a_request_count_with_one_prompt() -> None:
+    def request(first: int, prompt: int) -> list[Sequence]:
+        return [replace(arrival(first + k, prompt), choice=k) for k in range(4)]
+
+    subject = scheduler(max_queue=20, max_queue_tokens=30)
+    alone = run_step(subject, request(0, 40))
+    assert (ids(alone.running), alone.refused) == ([0, 1, 2], [])
+    plan = run_step(subject, [*request(4, 20)])
+    assert not plan.refused
+    plan = run_step(subject, [*request(8, 20)])
+    assert [refused.sequence_id for refused, _ in plan.refused] == [8]
+    check_scheduler(subject)
+
+
 def test_a_smaller_request_does_not_overtake_an_earlier_one() -> None:
     subject = scheduler(blocks=6)  # one is reserved
     plan = run_step(subject, [arrival(1, 8, 8), arrival(2, 14, 2), arrival(3, 2, 2)])
