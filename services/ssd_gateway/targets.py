@@ -15,6 +15,7 @@ from ssd.addresses import Addresses, Resolver, resolve
 from ssd.errors import (
     AccessError,
     FieldError,
+    IncompleteTextError,
     NotReadyError,
     OverloadedError,
     SSDError,
@@ -152,6 +153,10 @@ class TargetPool:
                         has_begun = True
                         yield chunk
                 return
+            except IncompleteTextError:
+                # Perhaps only this client has read too late: the next check decides.
+                target.wake.set()
+                raise
             except NotReadyError as error:
                 self._mark_lost(target, error)
                 if has_begun:
