@@ -153,7 +153,7 @@ def generate_command(
     try:
         hint = run_work(_generated(options, call, collector, is_json=is_json), is_debug=debug)
     except KeyboardInterrupt:
-        if collector.token_ids:
+        if collector.has_tokens:
             show(collector.partial())
         else:
             report("cancelled", "no token arrived, so there are no statistics")
@@ -172,7 +172,7 @@ async def _generated(
         on_text = (lambda _text: None) if is_json else write
         return await generate(options, call, collector, on_text)
     except SSDError as error:
-        if collector.token_ids:
+        if collector.has_tokens:
             write(json_line(collector.partial(str(error))) if is_json else "\n")
         raise
 
@@ -458,6 +458,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return SIGPIPE_STATUS
     except OSError as error:
-        report("error", f"the output cannot be written: {error.strerror or error}", "red")
+        # The standard output has no file name.
+        what = error.filename or "the output cannot be written"
+        report("error", f"{what}: {error.strerror or error}", "red")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

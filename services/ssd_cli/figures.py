@@ -163,7 +163,13 @@ class Collector:
             wall_seconds=self.last_at - self.started_at,
         )
         reason = FinishReason.FAILED if error else FinishReason.CANCELLED
-        return self._generation(found, reason, error)
+        others = tuple(self.others[number].partial(error) for number in sorted(self.others))
+        return replace(self._generation(found, reason, error), others=others)
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether a token of any continuation has arrived."""
+        return bool(self.token_ids) or any(each.has_tokens for each in self.others.values())
 
     def _generation(self, found: Figures, reason: FinishReason, error: str = "") -> Generation:
         return Generation(

@@ -94,7 +94,11 @@ def models_in(root: Path) -> list[Model]:
 def _read(name: str, folder: Path) -> Model | None:
     """Return the model in a folder, None if there is no ``config.json``."""
     file = folder / "config.json"
-    if not file.is_file():
+    try:
+        if not file.is_file():
+            return None
+    except PermissionError:
+        # The folder may not be read, for example lost+found of a volume.
         return None
     config: dict[str, Any] = {}
     sizes = dict.fromkeys(("num_hidden_layers", "hidden_size", "vocab_size"), 0)

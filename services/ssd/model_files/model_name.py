@@ -45,9 +45,13 @@ def local_folder(model: str) -> Path | None:
     if demo.is_demo(model):
         return demo.folder(model)
     folder = Path(model)
-    if not (folder / "config.json").is_file():
-        raise ModelNotFoundError(f"{model}: {_why_no_model(folder, model)}")
-    return folder
+    try:
+        if (folder / "config.json").is_file():
+            return folder
+        reason = _why_no_model(folder, model)
+    except OSError as error:
+        reason = str(error.strerror)
+    raise ModelNotFoundError(f"{model}: {reason}")
 
 
 def _why_no_model(path: Path, model: str) -> str:

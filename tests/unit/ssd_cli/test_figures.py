@@ -139,3 +139,13 @@ def test_a_text_whose_speculation_was_off_says_so() -> None:
     )
     missed = figures(9, 0, replace(paused, misses=3))
     assert why_not_speculative(missed, ()) == "none of 3 tables contained the outcome of its round"
+
+
+def test_a_partial_generation_has_all_continuations() -> None:
+    collector = Collector()
+    has_tokens = [collector.has_tokens]
+    collector.add(GenerationChunk(token_ids=(4,), text="b", choice=1))
+    assert [*has_tokens, collector.has_tokens] == [False, True]
+    found = collector.partial("lost")
+    assert (found.text, found.error) == ("", "lost")
+    assert [(each.text, each.error) for each in found.others] == [("b", "lost")]

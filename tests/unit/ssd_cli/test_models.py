@@ -32,6 +32,22 @@ def test_models_in_and_below_a_folder_are_listed_with_their_parameters(tmp_path:
     assert models_table(models).row_count == len(models)
 
 
+def test_a_folder_that_may_not_be_read_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny_folder(tmp_path / "a")
+    (tmp_path / "lost+found").mkdir()
+    is_file = Path.is_file
+
+    def refused(path: Path) -> bool:
+        if path.parent.name == "lost+found":
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    assert list(found(tmp_path, hub=tmp_path / "none")) == [str(tmp_path / "a")]
+
+
 @pytest.mark.parametrize("width", [40, 60, 120])
 def test_names_of_models_are_whole_on_a_narrow_terminal(width: int, tmp_path: Path) -> None:
     screen = io.StringIO()

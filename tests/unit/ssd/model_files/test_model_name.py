@@ -22,6 +22,11 @@ def test_a_missing_folder_and_a_folder_without_a_model_are_different_errors(tmp_
         local_folder(str(tmp_path))
 
 
+def test_a_name_that_no_folder_can_have_is_reported_with_its_cause() -> None:
+    with pytest.raises(ModelNotFoundError, match=r"aaa: File name too long$"):
+        local_folder("a" * 300)
+
+
 def test_a_name_of_the_hub_without_its_scheme_gets_it_as_a_hint() -> None:
     with pytest.raises(ModelNotFoundError, match=r"on the hub, use hf://Qwen/Qwen3-0.6B$"):
         local_folder("Qwen/Qwen3-0.6B")
