@@ -227,7 +227,8 @@ def parse_cpus(name: str, text: str) -> frozenset[int]:
     cpus: set[int] = set()
     for part in filter(None, text.replace(" ", "").split(",")):
         first, _, last = part.partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal():
+        is_list = first.isdecimal() and (last or first).isdecimal()
+        if not is_list or int(last or first) < int(first):
             raise SettingsError(f"{name}: {text!r} is not a list of CPUs such as 0,2-3")
         cpus.update(range(int(first), int(last or first) + 1))
     return frozenset(cpus)

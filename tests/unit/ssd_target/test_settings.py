@@ -57,3 +57,5 @@ def test_cpus_are_numbers_and_ranges() -> None:
     assert parse_cpus("cpus", "") == frozenset()
     with pytest.raises(SettingsError, match="io_cpus"):
         settings("--io-cpus", "one")
+    with pytest.raises(SettingsError, match="'0,3-1' is not a list of CPUs"):
+        parse_cpus("cpus", "0,3-1")
