@@ -1,6 +1,7 @@
 """Reads the metrics page of another process."""
 
 import asyncio
+import http.client
 import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,8 +17,11 @@ async def scrape(http_address: str, timeout_seconds: float = 10.0) -> dict[str, 
     url = f"http://{http_address}/metrics"
 
     def page() -> str:
-        with urllib.request.urlopen(url, timeout=timeout_seconds) as answer:
-            return str(answer.read().decode())
+        try:
+            with urllib.request.urlopen(url, timeout=timeout_seconds) as answer:
+                return str(answer.read().decode())
+        except http.client.HTTPException as error:
+            raise OSError(f"{url}: {error}") from error
 
     return samples(await asyncio.to_thread(page))
 
