@@ -55,6 +55,8 @@ def read_corpus(
     files = [found for source in sources for found in _files(source)]
     random.Random(seed).shuffle(files)  # noqa: S311 - an order, not a secret
     texts = (text for file, is_named in files for text in _texts(file, is_named=is_named))
+    # Of a few steps, a twentieth would be shorter than one sequence.
+    most_tokens = max(most_tokens, HELD_OUT_PART * (length + 1))
     stream_S = _encoded(texts, tokenizer, most_tokens)
     num_held_out = len(stream_S) // HELD_OUT_PART
     if num_held_out <= length:

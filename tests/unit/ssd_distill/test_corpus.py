@@ -70,6 +70,14 @@ def test_the_same_seed_has_the_same_order_and_no_more_than_needed_is_read(
     assert documents(tokenizer, read(tokenizer, text, most_tokens=150)) == whole[:8]
 
 
+def test_a_training_of_few_tokens_has_enough_text_to_hold_out(
+    tokenizer: HFTokenizer, text: Path
+) -> None:
+    for number in range(10, 40):
+        (text / f"{number}.txt").write_text(f"{number}" * 10)
+    assert len(read(tokenizer, text, most_tokens=1).held_out_S) > 4
+
+
 def test_the_corpus_of_the_embedded_pair_holds_its_own_modules_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
