@@ -94,6 +94,8 @@ class PoolRequests:
         request = self._requests.pop(request_id, None)
         if request is not None:
             self._pool.end(request.sequence_id)
+        if not self._requests:
+            self._rest()
 
     def begin_step(self, step: Step) -> None:
         """Note the step that runs now, and open the sessions that are missing."""
@@ -148,7 +150,12 @@ class PoolRequests:
                 request = None
             rows.append((row, request))
             results.append(self._verified(request, added, length))
-        if results:
+        if not results:
+            self._rest()
+        else:
+            if self._step.has_prompt:
+                # Storing it was a part of the same pass.
+                self._pool.rest()
             verified_at = self._clock.now()
             lookups = self._pool.look_up(results, before_wait=_no_readers)
             looked_up_at = self._clock.now()
@@ -166,6 +173,11 @@ class PoolRequests:
                 if request is not None:
                     request.proposal = lookup.tokens
         return proposals
+
+    def _rest(self) -> None:
+        """No request decodes: the time up to the next step belongs to no round."""
+        self._pool.rest()
+        self._control.rest()
 
     def _known(self, request_ids: Iterable[str]) -> list[_Request]:
         found = (self._requests.get(each) for each in request_ids)

@@ -270,6 +270,13 @@ class DraftPool:
             else:
                 COMMIT_TO_WIRE_SECONDS.observe(self._clock.now() - decided_at)
 
+    def rest(self) -> None:
+        """The time from the last round to the next one belongs to no round.
+
+        Called when no sequence decodes, or where the next round cannot be measured.
+        """
+        self._sent_at = None
+
     def _add_outcomes(
         self, found: Rows[tuple[RoundResult, DraftedSequence | None]], prompt_seconds: float
     ) -> None:

@@ -34,6 +34,7 @@ class RecordingPool(DraftPool):
         self.ended: list[SequenceId] = []
         self.released: list[SequenceId] = []
         self.rounds: list[list[RoundResult]] = []
+        self.num_rests = 0
 
     @property
     def num_sessions(self) -> int:
@@ -45,7 +46,13 @@ class RecordingPool(DraftPool):
     def open_sessions(self, sequence_ids: Iterable[SequenceId]) -> None:
         self.opened = list(sequence_ids)
 
-    def look_up(self, results: Rows[RoundResult], before_wait: Callable[[], None]) -> list[Lookup]:
+    def look_up(
+        self,
+        results: Rows[RoundResult],
+        before_wait: Callable[[], None],
+        *,
+        prompt_seconds: float = 0.0,
+    ) -> list[Lookup]:
         before_wait()
         self.rounds.append(list(results))
         proposal = Lookup(LookupResult.HIT, tokens=PROPOSAL)
@@ -56,6 +63,9 @@ class RecordingPool(DraftPool):
 
     def release(self, sequence_ids: Iterable[SequenceId]) -> None:
         self.released += list(sequence_ids)
+
+    def rest(self) -> None:
+        self.num_rests += 1
 
     def end(self, sequence_id: SequenceId) -> None:
         self.ended.append(sequence_id)
@@ -279,6 +289,27 @@ def test_steps_are_measured_but_for_the_first_and_those_that_store_prompts() -> 
     assert (sample.num_sequences, sample.num_tokens, sample.num_proposed) == (1, 2, 2)
     assert (sample.columns, sample.num_accepted, sample.num_answered) == (3, [1], 1)
     assert 0 <= sample.verify_seconds <= sample.seconds
+
+
+def test_the_time_in_which_no_request_decodes_belongs_to_no_step() -> None:
+    controller = ScriptedController(SPECULATES)
+    pool, requests = made(controller)
+
+    def step(name: str, added: list[int], *, has_prompt: bool = False) -> int:
+        before = pool.num_rests
+        requests.begin_step(Step({name}, has_prompt=has_prompt))
+        requests.propose((name,), [added], [3], [[1, 2, 5]])
+        return pool.num_rests - before
+
+    requests.begin(request("a"))
+    assert step("a", []) == 1, "no row has a token"
+    assert step("a", [5], has_prompt=True) == 1, "the prompt is stored in the same pass"
+    before = pool.num_rests
+    requests.end("a")
+    assert pool.num_rests == before + 1
+    requests.begin(request("b"))
+    assert step("b", [5]) == 0
+    assert not controller.rounds, "each step is the first one after a rest"
 
 
 def test_a_request_without_a_seed_has_one_of_its_id() -> None:

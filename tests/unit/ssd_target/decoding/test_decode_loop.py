@@ -95,15 +95,14 @@ def test_the_time_in_which_prompts_are_stored_pays_for_no_wait(
     bench = Bench()
     prefill, found = bench.runner.prefill, list[float]()
 
-    def take_long(batch: PagedBatch) -> int | None:
+    def take_long(batch: PagedBatch) -> Any:
         bench.clock.time += 1000.0
         return prefill(batch)
 
-    def add_round(pace: RoundPace, seconds: float, *, is_plain: bool) -> None:
-        found.append(seconds)
-
     monkeypatch.setattr(bench.runner, "prefill", take_long)
-    monkeypatch.setattr(RoundPace, "add_round", add_round)
+    monkeypatch.setattr(
+        RoundPace, "add_round", lambda _pace, seconds, *, is_plain: found.append(seconds)
+    )
     bench.join([Behaviour.HIT])
     bench.submit([1, 2, 3], 16)
     bench.loop.run_round()
@@ -111,6 +110,24 @@ def test_the_time_in_which_prompts_are_stored_pays_for_no_wait(
     bench.run()
     assert bench.clock.time > 2000.0
     assert 0.0 < min(found) <= max(found) < 1.0
+
+
+def test_the_time_without_a_request_belongs_to_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list[float]()
+    monkeypatch.setattr(
+        RoundPace, "add_round", lambda _pace, seconds, *, is_plain: found.append(seconds)
+    )
+    bench = Bench()
+    bench.join([Behaviour.HIT])
+    for _ in range(2):
+        bench.submit([1, 2, 3], 40)
+        for _ in range(3):
+            bench.loop.run_round()
+        bench.inbox.cancel(bench.num_submitted)
+        bench.loop.run_round()
+        bench.clock.time += 1000.0
+    assert len(found) >= 2
+    assert max(found) < 1.0
 
 
 @pytest.mark.parametrize("backup", ["none", "ngram"])
