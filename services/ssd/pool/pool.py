@@ -289,8 +289,9 @@ class DraftPool:
             seconds = self._clock.now() - self._sent_at - prompt_seconds
             self._pace.add_round(max(0.0, seconds), is_plain=is_plain)
         self._pace.add_outcomes(
-            (result.num_proposed, each.num_from_table if each else 0, result.outcome.accepted)
+            (result.num_proposed, each.num_from_table, result.outcome.accepted)
             for result, each in found
+            if each is not None
         )
 
     def _close_unserved(self) -> None:
