@@ -71,6 +71,8 @@ class _Batch:
     """A batch of tables that is built, and its sessions in the order of its rows."""
 
     sessions: list[Session]
+    arrivals: list[float]
+    """Arrival times of the commits that the tables answer."""
     build: TableBuild
     begun_at: float
     stepped_at: float = 0.0
@@ -311,6 +313,8 @@ class Worker:
         if session.num_to_store == 0:
             self.tree.start(session.slot, session.tokens[-1], session.proposal)
             session.is_open = True
+            # Its first table is expected from now on, not since the prompt was sent.
+            session.arrived_at = self.clock.now()
             session.tokens = []
 
     def _begin(self, due: list[Session]) -> None:
@@ -332,7 +336,8 @@ class Worker:
         build = self.tree.begin_tables(slots, outcomes.first(size.branches), size.length)
         for row, session in enumerate(due):
             session.table = _table(session, build, row)
-        work.batches.append(_Batch(due, build, begun_at))
+        arrivals = [each.arrived_at for each in due]
+        work.batches.append(_Batch(due, arrivals, build, begun_at))
 
     def _run_step(self, work: _LinkWork, waiting: set[int]) -> None:
         """Run one pass of the next batch of a link, and send its tables if it is time."""
@@ -384,7 +389,7 @@ class Worker:
             self.sizes.add_step(*size, now - batch.stepped_at)
         if build.depth == build.length:
             DRAFT_TABLE_SECONDS.observe(now - batch.begun_at)
-            self._add_table_seconds(batch, batch.sessions, now)
+            self._add_table_seconds(batch, batch.arrivals, now)
 
     def _has_time(self, work: _LinkWork, waiting: set[int]) -> bool:
         """Return whether nothing but the step of one batch waits, and a commit is expected."""
@@ -401,8 +406,8 @@ class Worker:
         if tables:
             batch.sessions[0].link.push(tables)
         if not batch.sent_depth:
-            for session in batch.sessions:
-                WIRE_TO_TABLE_SECONDS.observe(now - session.arrived_at)
+            for arrived_at in batch.arrivals:
+                WIRE_TO_TABLE_SECONDS.observe(now - arrived_at)
         batch.sent_depth = batch.build.depth
 
     def _end_batches(self, work: _LinkWork) -> None:
@@ -414,17 +419,19 @@ class Worker:
             if len(rows) == len(batch.sessions):
                 continue
             if 0 < batch.build.depth < batch.build.length:
-                ended = [each for each in batch.sessions if each.is_open and each.pending]
+                pairs = zip(batch.sessions, batch.arrivals, strict=True)
+                ended = [at for each, at in pairs if each.is_open and each.pending]
                 self._add_table_seconds(batch, ended, self.clock.now())
             batch.sessions = [batch.sessions[row] for row in rows]
+            batch.arrivals = [batch.arrivals[row] for row in rows]
             self.tree.keep(batch.build, rows)
         work.batches = deque(batch for batch in work.batches if batch.sessions)
 
-    def _add_table_seconds(self, batch: _Batch, sessions: Rows[Session], now: float) -> None:
-        """Add the time of the tables of some sessions, which get no more columns."""
+    def _add_table_seconds(self, batch: _Batch, arrivals: Rows[float], now: float) -> None:
+        """Add the time of tables that get no more columns, from the commits that they answer."""
         factor = batch.build.length / batch.build.depth
-        for session in sessions:
-            self._recent_seconds.append((now - session.arrived_at) * factor)
+        for arrived_at in arrivals:
+            self._recent_seconds.append((now - arrived_at) * factor)
 
     def _refuse(self, session: Session, reason: RefusalReason) -> None:
         session.link.refuse(session.number, reason)

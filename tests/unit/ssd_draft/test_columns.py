@@ -1,6 +1,7 @@
 """Tables sent column by column, or ended early: each column is recomputed from plain text."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from ssd.testing.clock import FakeClock
 from ssd.testing.plain_text import PlainText
 from ssd.types import Commit, Outcome, RefusalReason
 from ssd_draft.inbox import Event
+from ssd_draft.table_size import Need
 
 
 def timed(step_seconds: float, interval: float, waited: float = 0.0) -> Opened:
@@ -34,6 +36,37 @@ def timed(step_seconds: float, interval: float, waited: float = 0.0) -> Opened:
     clock.advance(3 * interval)
     link.frames.clear()
     return draft, link, text
+
+
+def test_a_table_that_ends_early_has_the_time_since_its_own_commit() -> None:
+    draft, link, text = timed(step_seconds=0.010, interval=1.0)
+    draft.settle()
+    for _ in range(80):
+        draft.inbox.put(Event(link, (text.miss(None, 0, ()),), draft.worker.clock.now()))
+        for _ in range(K):
+            draft.worker.run_step()
+    assert draft.worker.table_seconds == pytest.approx(K * 0.010)
+
+
+def test_the_time_in_which_a_prompt_is_stored_is_no_part_of_a_table() -> None:
+    draft, link, text = timed(step_seconds=0.010, interval=1.0)
+    needs, choose = list[Need](), draft.worker.sizes.choose
+
+    def noted(num_sessions: int, lengths: Any, need: Need | None, probability_BN: Any) -> Any:
+        assert need is not None
+        needs.append(need)
+        return choose(num_sessions, lengths, need, probability_BN)
+
+    draft.settle()
+    draft.worker.sizes.choose = noted  # type: ignore[method-assign]
+    draft.open(link, a_text([1, 2, 3]), 2)
+    draft.worker.clock.advance(1000.0)  # type: ignore[attr-defined]
+    draft.settle()
+    draft.inbox.put(Event(link, (text.miss(None, 0, ()),), draft.worker.clock.now()))
+    draft.settle()
+    assert len(needs) == 2
+    assert max(need.spent for need in needs) < 1.0
+    assert draft.worker.table_seconds < 1.0
 
 
 def test_a_draft_that_is_fast_enough_sends_one_frame_a_table() -> None:
