@@ -101,6 +101,8 @@ class Session:
     """The newest table, whose columns appear while it is built; None until it begins."""
     num_stored: int = 0
     """Number of tokens in the trunk while the session opens."""
+    has_commit: bool = False
+    """Whether a commit has arrived."""
     is_open: bool = False
     """Whether the prompt is in the trunk and the first pass has run."""
     pending: deque[Commit] = field(default_factory=deque)

@@ -30,7 +30,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product, starmap
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
@@ -61,8 +61,9 @@ class Need:
     """Seconds between the commit that the tables answer and the lookup in the tables."""
     spent: float
     """Seconds since that commit."""
-    acceptance: float
-    """Probability that a token of a table is accepted if the tokens before it are."""
+    acceptances: tuple[float, ...]
+    """For each text, the probability that a token of a table is accepted if the tokens before it
+    are."""
     length: int
     """Largest number of tokens of the target's next proposal."""
 
@@ -147,11 +148,16 @@ class SizeChoice:
         reference = max(measured)
         found_N = probability_BN.mean(axis=0).cumsum()
 
+        # Of texts of .95 and .05, long tables gain more than of two of .5.
+        tokens = [
+            fmean(_tokens(min(depth, need.length), each) for each in need.acceptances)
+            for depth in range(most.length + 1)
+        ]
+
         def value(size: Size) -> float:
             found = float(found_N[size.branches - 1])
             return max(
-                (1.0 + found * _tokens(min(depth, need.length), need.acceptance))
-                / max(need.round, need.spent + seconds)
+                (1.0 + found * tokens[depth]) / max(need.round, need.spent + seconds)
                 for depth, seconds in self._columns(group, size, reference)
             )
 

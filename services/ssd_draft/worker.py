@@ -18,7 +18,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import median
 
 import numpy as np
 
@@ -72,7 +72,7 @@ class _Batch:
 
     sessions: list[Session]
     arrivals: list[float]
-    """Arrival times of the commits that the tables answer."""
+    """When each table began to be expected: its commit arrived, or its session opened."""
     build: TableBuild
     begun_at: float
     stepped_at: float = 0.0
@@ -225,7 +225,7 @@ class Worker:
                 self._refuse(session, RefusalReason.GAP)
             else:
                 session.pending.append(commit)
-                session.arrived_at = arrived_at
+                session.arrived_at, session.has_commit = arrived_at, True
                 session.length = commit.length
 
     def _open(self, link: LinkEnd, opening: OpenSession, arrived_at: float) -> None:
@@ -313,8 +313,9 @@ class Worker:
         if session.num_to_store == 0:
             self.tree.start(session.slot, session.tokens[-1], session.proposal)
             session.is_open = True
-            # Its first table is expected from now on, not since the prompt was sent.
-            session.arrived_at = self.clock.now()
+            if not session.has_commit:
+                # Its first table is expected from now on, not since the prompt was sent.
+                session.arrived_at = self.clock.now()
             session.tokens = []
 
     def _begin(self, due: list[Session]) -> None:
@@ -327,8 +328,8 @@ class Worker:
         wanted = max(each.length or self.tree.engine.lookahead for each in due)
         need = None
         if work.forecast.seconds > 0:
-            acceptance = fmean(each.acceptance.rate for each in due)
-            need = Need(work.forecast.seconds, spent, acceptance, wanted)
+            acceptances = tuple(each.acceptance.rate for each in due)
+            need = Need(work.forecast.seconds, spent, acceptances, wanted)
         lengths = self.tree.table_lengths(len(due), wanted)
         size = self.sizes.choose(len(due), lengths, need, outcomes.probability_BN)
         TABLE_BRANCHES.set(size.branches)

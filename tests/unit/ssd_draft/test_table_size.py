@@ -1,5 +1,7 @@
 """A table gets fewer branches or columns if it is then ready in time."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -16,7 +18,7 @@ EQUAL_BN = np.full((1, 24), 1 / 24)
 
 def in_time(seconds: float, acceptance: float = 0.8, wanted: int = LOOKAHEAD) -> Need:
     """Return the need of a target from a draft that begins at once."""
-    return Need(seconds, 0.0, acceptance, wanted)
+    return Need(seconds, 0.0, (acceptance,), wanted)
 
 
 def full(branches: int) -> Size:
@@ -56,7 +58,7 @@ def test_a_draft_that_is_always_late_takes_the_branches_with_the_earliest_column
 
 
 def test_branches_are_kept_if_much_more_time_is_spent_already() -> None:
-    assert branches(measured(), Need(0.001, 0.5, 0.8, LOOKAHEAD), EQUAL_BN) == 24
+    assert branches(measured(), Need(0.001, 0.5, (0.8,), LOOKAHEAD), EQUAL_BN) == 24
 
 
 def test_the_largest_size_is_taken_while_nothing_is_known() -> None:
@@ -120,6 +122,14 @@ def test_whole_tables_are_shorter_where_few_tokens_are_accepted(
 ) -> None:
     assert whole().choose(1, LENGTHS, in_time(0.002, acceptance), FALLING_BN).length == length
     assert whole().choose(1, LENGTHS, in_time(0.1, acceptance), FALLING_BN) == full(24)
+
+
+def test_one_text_that_is_always_accepted_is_worth_long_tables_beside_one_that_never_is() -> None:
+    def length(*acceptances: float) -> int:
+        need = replace(in_time(0.002), acceptances=acceptances)
+        return whole().choose(1, LENGTHS, need, FALLING_BN).length
+
+    assert length(0.95, 0.05) > length(0.5, 0.5)
 
 
 def test_columns_that_the_target_does_not_use_are_worth_nothing() -> None:
