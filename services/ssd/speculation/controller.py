@@ -64,7 +64,9 @@ which it needs a speed-up of ``MIN_GAIN``."""
 MIN_GAIN = 1.03
 OPENING_ROUNDS = 128
 """Rounds in which most sessions are opening after which speculation is turned off, or its trial
-given up. A trial is given up earlier if opening has lost ``most_loss``."""
+given up. A trial is given up earlier if opening has lost ``OPENING_LOSS``."""
+OPENING_LOSS = 24.0
+"""In rounds of plain decoding. More sequences have more sessions to open."""
 RANGE_ROUNDS = 16
 """Rounds in another range after which its choice applies. The prompts of a batch are stored one a
 round, so the sequences are often in a range for a few rounds only."""
@@ -307,7 +309,7 @@ class Controller:
         batch.open_rounds += batch.open_rounds > 0 or not batch.unanswered_rounds
         if batch.open_rounds <= SETTLE_ROUNDS or not record.num_sessions:
             is_unserved = not record.num_sessions and batch.in_stage.rounds >= RANGE_ROUNDS
-            has_lost = -batch.in_stage.gain(batch.plain.value) > batch.most_loss
+            has_lost = -batch.in_stage.gain(batch.plain.value) > OPENING_LOSS
             is_closed = not batch.open_rounds and batch.in_stage.rounds >= OPENING_ROUNDS
             if is_unserved or has_lost or is_closed:
                 self._end_trial(batch, is_on=False)

@@ -157,6 +157,14 @@ def test_it_comes_back_on_when_speculation_pays_again(batch: int) -> None:
     assert run.run(10.0) > 2.0 * run.world.plain_rate()
 
 
+def test_it_comes_back_on_although_the_sessions_of_a_large_batch_open_slowly() -> None:
+    run = Run(replace(USELESS, batch=16))
+    run.run(60.0)
+    run.world = replace(GOOD, batch=16, shared_core=1.4, opening_rounds=40)
+    run.run(60.0)
+    assert run.controller.report().is_on
+
+
 @pytest.mark.parametrize("batch", [1, 16])
 def test_it_turns_off_within_two_seconds_of_a_draft_that_becomes_useless(batch: int) -> None:
     run = Run(replace(GOOD, batch=batch))
