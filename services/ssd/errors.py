@@ -11,6 +11,7 @@
     ├── NotReadyError             loading or draining
     │   ├── UnknownHostError      client only: the name of the server has no address
     │   └── IncompleteTextError   client only: the text ended early
+    │       └── AbandonedTextError   the target ended it
     ├── AccessError               missing or wrong credentials
     │   └── NotAllowedError       valid credentials without the right to make this call
     ├── CancelledError            the request was cancelled by its client or by a drain
@@ -116,6 +117,10 @@ class UnknownHostError(NotReadyError):
 
 class IncompleteTextError(NotReadyError):
     """The connection was lost after the first token, or the target stops. Only clients raise it."""
+
+
+class AbandonedTextError(IncompleteTextError):
+    """The target ended a text early: it stops, or its tokens were read too late."""
 
 
 class AccessError(SSDError):

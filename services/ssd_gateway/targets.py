@@ -13,9 +13,9 @@ from typing import NoReturn
 
 from ssd.addresses import Addresses, Resolver, resolve
 from ssd.errors import (
+    AbandonedTextError,
     AccessError,
     FieldError,
-    IncompleteTextError,
     NotReadyError,
     OverloadedError,
     SSDError,
@@ -153,7 +153,7 @@ class TargetPool:
                         has_begun = True
                         yield chunk
                 return
-            except IncompleteTextError:
+            except AbandonedTextError:
                 # Perhaps only this client has read too late: the next check decides.
                 target.wake.set()
                 raise

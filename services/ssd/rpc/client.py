@@ -22,6 +22,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ssd.errors import (
+    AbandonedTextError,
     CancelledError,
     FieldError,
     IncompleteTextError,
@@ -439,7 +440,7 @@ def _check_end(chunk: GenerationChunk) -> None:
 def _incomplete(endpoint: str, num_tokens: int, error: NotReadyError) -> IncompleteTextError:
     cause = error.__cause__
     if cause is None:
-        return IncompleteTextError(str(error))
+        return AbandonedTextError(str(error))
     reason = cause.details() if isinstance(cause, grpc.aio.AioRpcError) else str(error)
     return IncompleteTextError(
         f"the connection to {endpoint} was lost after {num_tokens} tokens, "

@@ -36,7 +36,6 @@ from ssd.rpc.codec import Conversation, GenerateCall
 from ssd.types import ChatTurn, FinishReason, GenerationChunk, Mode
 from ssd_gateway import http_server
 from ssd_gateway.responses import Assembly
-from ssd_gateway.targets import TargetPool
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -173,22 +172,6 @@ async def test_a_stream_that_breaks_ends_with_an_error_and_is_not_sent_again() -
         with pytest.raises(openai.APIError, match="incomplete"):
             await anext(parts)
     assert sum(len(target.calls) for target in targets) == 1
-
-
-async def test_a_text_that_one_client_reads_too_late_does_not_lose_the_target(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def abandoned(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
-        yield GenerationChunk(token_ids=(1,), text="a")
-        yield GenerationChunk(token_ids=(), finish_reason=FinishReason.CANCELLED)
-
-    lost = list[object]()
-    monkeypatch.setattr(TargetPool, "_mark_lost", lambda _self, *found: lost.append(found))
-    target = ScriptedTarget(abandoned)
-    async with fronting(target) as front, front.client() as client:
-        with pytest.raises(openai.APIError, match="read too late"):
-            await client.completions.create(model="demo", prompt="x")
-    assert not lost
 
 
 async def test_a_stream_that_breaks_by_a_bug_ends_with_an_error_and_is_counted(

@@ -1,14 +1,18 @@
 """Error objects of the API, of the gateway itself and of its targets."""
 
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import openai
 import pytest
 from openai import AsyncOpenAI
-from tests.gateway import HELLO, Front, ScriptedTarget, get, refusing
+from tests.gateway import HELLO, Front, ScriptedTarget, fronting, get, refusing
 
 from ssd.errors import ContextLengthError, FieldError, NotReadyError, OverloadedError
+from ssd.rpc.codec import GenerateCall
+from ssd.types import FinishReason, GenerationChunk
+from ssd_gateway.targets import TargetPool
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -131,3 +135,25 @@ async def test_a_request_that_is_not_valid_is_refused_with_its_field(
         assert (status, found["param"]) == (400, param), body
         assert words in found["message"], body
     assert not [call for call in target.calls if call.prompt]
+
+
+async def abandoned(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
+    yield GenerationChunk(token_ids=(1,), text="a")
+    yield GenerationChunk(token_ids=(), finish_reason=FinishReason.CANCELLED)
+
+
+async def broken(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
+    yield GenerationChunk(token_ids=(1,), text="a")
+    raise NotReadyError("the target stops")
+
+
+@pytest.mark.parametrize(("answer", "num_lost"), [(abandoned, 0), (broken, 1)])
+async def test_a_text_that_the_target_ends_does_not_lose_it_and_a_broken_connection_does(
+    answer: Any, num_lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = list[object]()
+    monkeypatch.setattr(TargetPool, "_mark_lost", lambda _self, *found: lost.append(found))
+    async with fronting(ScriptedTarget(answer)) as front, front.client() as client:
+        with pytest.raises(openai.APIError, match="incomplete"):
+            await client.completions.create(model="demo", prompt="x")
+    assert len(lost) == num_lost
