@@ -142,12 +142,8 @@ class Collector:
 
     def finish(self) -> Generation:
         """Return the continuation. The last chunk must have a finish reason and statistics."""
-        assert self.last is not None
-        assert self.last.finish_reason is not None
-        assert self.last.statistics is not None
-        found = figures(len(self.token_ids), self.seed, self.last.statistics)
         others = tuple(self.others[number].finish() for number in sorted(self.others))
-        return replace(self._generation(found, self.last.finish_reason), others=others)
+        return replace(self._whole(), others=others)
 
     def partial(self, error: str = "") -> Generation:
         """Return the continuation so far, with the times that this client measured.
@@ -155,21 +151,34 @@ class Collector:
         Args:
             error: message of the error that ended it; empty: the user cancelled it.
         """
+        others = tuple(self.others[number].partial(error) for number in sorted(self.others))
+        if self.last is not None and self.last.statistics is not None:
+            # Only other continuations were cut off.
+            return replace(self._whole(), others=others)
+        first_at, last_at = (
+            (self.first_at, self.last_at) if self.token_ids else (self.started_at, self.started_at)
+        )
         found = Figures(
             seed=self.seed,
             tokens=len(self.token_ids),
-            tokens_per_second=_ratio(len(self.token_ids) - 1, self.last_at - self.first_at),
-            time_to_first_token_seconds=self.first_at - self.started_at,
-            wall_seconds=self.last_at - self.started_at,
+            tokens_per_second=_ratio(len(self.token_ids) - 1, last_at - first_at),
+            time_to_first_token_seconds=first_at - self.started_at,
+            wall_seconds=last_at - self.started_at,
         )
         reason = FinishReason.FAILED if error else FinishReason.CANCELLED
-        others = tuple(self.others[number].partial(error) for number in sorted(self.others))
         return replace(self._generation(found, reason, error), others=others)
 
     @property
     def has_tokens(self) -> bool:
         """Whether a token of any continuation has arrived."""
         return bool(self.token_ids) or any(each.has_tokens for each in self.others.values())
+
+    def _whole(self) -> Generation:
+        assert self.last is not None
+        assert self.last.finish_reason is not None
+        assert self.last.statistics is not None
+        found = figures(len(self.token_ids), self.seed, self.last.statistics)
+        return self._generation(found, self.last.finish_reason)
 
     def _generation(self, found: Figures, reason: FinishReason, error: str = "") -> Generation:
         return Generation(

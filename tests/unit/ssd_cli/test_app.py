@@ -363,6 +363,28 @@ def test_ctrl_c_before_the_first_token_reports_that_nothing_was_measured(
     assert shown.err == "cancelled: no token arrived, so there are no statistics\n"
 
 
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (OSError(28, "No space left on device"), "the output cannot be written"),
+        (PermissionError(13, "Permission denied", "model/x"), "model/x"),
+    ],
+)
+def test_an_error_of_the_system_names_its_file(
+    error: OSError,
+    what: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_args: object, **_kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr(app, "app", fail)
+    monkeypatch.setattr("os.dup2", lambda *_: None)
+    assert run(["models"]) == 1
+    assert f"error: {what}: {error.strerror}" in capfd.readouterr().err
+
+
 def test_version_prints_the_version_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"{ssd.__version__}\n"

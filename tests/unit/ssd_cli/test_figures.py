@@ -142,10 +142,25 @@ def test_a_text_whose_speculation_was_off_says_so() -> None:
 
 
 def test_a_partial_generation_has_all_continuations() -> None:
-    collector = Collector()
+    clock = FakeClock()
+    clock.advance(7.0)
+    collector = Collector(clock)
+    collector.start()
     has_tokens = [collector.has_tokens]
     collector.add(GenerationChunk(token_ids=(4,), text="b", choice=1))
+    end = GenerationChunk(
+        token_ids=(5,),
+        text="c",
+        choice=2,
+        finish_reason=FinishReason.STOP,
+        statistics=STATISTICS,
+    )
+    collector.add(end)
     assert [*has_tokens, collector.has_tokens] == [False, True]
     found = collector.partial("lost")
     assert (found.text, found.error) == ("", "lost")
-    assert [(each.text, each.error) for each in found.others] == [("b", "lost")]
+    assert (found.figures.time_to_first_token_seconds, found.figures.wall_seconds) == (0.0, 0.0)
+    assert [(each.text, each.finish_reason, each.error) for each in found.others] == [
+        ("b", FinishReason.FAILED, "lost"),
+        ("c", FinishReason.STOP, ""),
+    ]
