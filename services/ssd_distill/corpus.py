@@ -55,7 +55,7 @@ def read_corpus(
     files = [found for source in sources for found in _files(source)]
     random.Random(seed).shuffle(files)  # noqa: S311 - an order, not a secret
     texts = (text for file, is_named in files for text in _texts(file, is_named=is_named))
-    # Of a few steps, a twentieth would be shorter than one sequence.
+    # The held-out part must be longer than one sequence, also for a training of few tokens.
     most_tokens = max(most_tokens, HELD_OUT_PART * (length + 1))
     stream_S = _encoded(texts, tokenizer, most_tokens)
     num_held_out = len(stream_S) // HELD_OUT_PART

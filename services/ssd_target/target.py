@@ -50,8 +50,9 @@ _MIN_CALLS = 64
 """Minimum bound of concurrent calls of one method. ``Generate`` can have twice as many calls as
 running and waiting requests: some are being refused, some have ended and are still being read."""
 _MIN_CONNECTIONS = 1024
-LAST_MESSAGES_SECONDS = 1.0
-"""Time for the last messages of cancelled requests, beside ``STOP_SECONDS`` for the step thread."""
+_LAST_MESSAGES_SECONDS = 1.0
+"""Time for the last messages of cancelled requests, a part of the ``STOP_SECONDS`` in which the
+step thread ends."""
 
 
 class TargetProcess:
@@ -208,7 +209,7 @@ class TargetProcess:
         self._inbox.close()
         # Calls whose clients do not read end with the server.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_MESSAGES_SECONDS):
+            async with asyncio.timeout(_LAST_MESSAGES_SECONDS):
                 await self._handler.wait_until_idle()
 
     def _pool_status(self) -> PoolStatus:

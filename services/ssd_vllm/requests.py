@@ -91,11 +91,9 @@ class PoolRequests:
 
     def end(self, request_id: str) -> None:
         """Remove a request, if it is known."""
-        request = self._requests.pop(request_id, None)
-        if request is not None:
-            self._pool.end(request.sequence_id)
+        self._remove(request_id)
         if not self._requests:
-            self._rest()
+            self._skip_interval()
 
     def begin_step(self, step: Step) -> None:
         """Note the step that runs now, and open the sessions that are missing."""
@@ -142,20 +140,20 @@ class PoolRequests:
                 continue
             request = self._requests.get(request_id)
             if request is not None and max(added) >= self._num_token_ids:
-                self.end(request_id)
+                self._remove(request_id)
                 request = None
             if request is not None and not _continues(request, added, length):
-                self.end(request_id)
+                self._remove(request_id)
                 self._begin(request.new, text[:length])
                 request = None
             rows.append((row, request))
             results.append(self._verified(request, added, length))
         if not results:
-            self._rest()
+            self._skip_interval()
         else:
             if self._step.has_prompt:
                 # Storing it was a part of the same pass.
-                self._pool.rest()
+                self._pool.skip_interval()
             verified_at = self._clock.now()
             lookups = self._pool.look_up(results, before_wait=_no_readers)
             looked_up_at = self._clock.now()
@@ -174,10 +172,15 @@ class PoolRequests:
                     request.proposal = lookup.tokens
         return proposals
 
-    def _rest(self) -> None:
-        """No request decodes: the time up to the next step belongs to no round."""
-        self._pool.rest()
-        self._control.rest()
+    def _remove(self, request_id: str) -> None:
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            self._pool.end(request.sequence_id)
+
+    def _skip_interval(self) -> None:
+        """Do not measure the time up to the next step: no request of the pool decodes."""
+        self._pool.skip_interval()
+        self._control.skip_interval()
 
     def _known(self, request_ids: Iterable[str]) -> list[_Request]:
         found = (self._requests.get(each) for each in request_ids)

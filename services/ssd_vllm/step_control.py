@@ -51,7 +51,7 @@ class StepControl:
         self._clock = clock
         self._begun_at = 0.0
         self._ended_at: float | None = None
-        """End of the step before; None if no request has decoded since."""
+        """End of the step before; None if the time since then is no part of a step."""
         self.choice = Choice(is_on=True, max_proposed=lookahead)
 
     def begin(self, num_running: int, num_known: int) -> bool:
@@ -84,8 +84,8 @@ class StepControl:
             publish_report(report, self._round_log)
         return was_on and not self.choice.is_on
 
-    def rest(self) -> None:
-        """The time from the last step to the next one belongs to no step."""
+    def skip_interval(self) -> None:
+        """Do not measure the time up to the next step."""
         self._ended_at = None
 
     def end(

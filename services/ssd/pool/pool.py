@@ -49,9 +49,9 @@ class DraftPool:
     and ``commit`` in each of its rounds, and ``end``. Nothing here needs the target's model.
 
     Asyncio loop: ``configure``, ``attach``, ``detach``, ``drain``, ``receive``, ``refuse``. Step
-    thread: ``begin``, ``open_sessions``, ``release``, ``look_up``, ``commit``, ``end``. Any thread:
-    the rest. One lock guards links and sessions. It is not held while waiting or sending to drafts;
-    readers of tokens are woken under it.
+    thread: ``begin``, ``open_sessions``, ``release``, ``look_up``, ``commit``, ``end``,
+    ``skip_interval``. Any thread: all others. One lock guards links and sessions. It is not held
+    while waiting or sending to drafts; readers of tokens are woken under it.
     """
 
     def __init__(self, settings: PoolSettings, clock: Clock) -> None:
@@ -270,11 +270,8 @@ class DraftPool:
             else:
                 COMMIT_TO_WIRE_SECONDS.observe(self._clock.now() - decided_at)
 
-    def rest(self) -> None:
-        """The time from the last round to the next one belongs to no round.
-
-        Called when no sequence decodes, or where the next round cannot be measured.
-        """
+    def skip_interval(self) -> None:
+        """Do not measure the time up to the next round: nothing decodes, or prompts are stored."""
         self._sent_at = None
 
     def _add_outcomes(

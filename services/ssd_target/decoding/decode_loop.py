@@ -151,7 +151,7 @@ class DecodeLoop:
             self._fill_noise(sequences)
             self._end_round(sequences)
         else:
-            self._drafts.rest()
+            self._drafts.skip_interval()
             self._wakeups.flush()
 
     def _begin_step(self) -> RoundRecord:

@@ -73,7 +73,7 @@ async def test_a_drain_returns_the_number_of_requests_and_waits_for_them(
 async def test_the_end_of_a_drain_does_not_wait_for_a_client_that_reads_nothing(
     target: TargetProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ssd_target.target.LAST_MESSAGES_SECONDS", 0.0)
+    monkeypatch.setattr("ssd_target.target._LAST_MESSAGES_SECONDS", 0.0)
     stream = TokenStream(target._handler._wakeups, SystemClock(), target._settings)
     with target._handler._running((stream,)):
         async with asyncio.timeout(60):

@@ -34,7 +34,7 @@ class RecordingPool(DraftPool):
         self.ended: list[SequenceId] = []
         self.released: list[SequenceId] = []
         self.rounds: list[list[RoundResult]] = []
-        self.num_rests = 0
+        self.num_skips = 0
 
     @property
     def num_sessions(self) -> int:
@@ -64,8 +64,8 @@ class RecordingPool(DraftPool):
     def release(self, sequence_ids: Iterable[SequenceId]) -> None:
         self.released += list(sequence_ids)
 
-    def rest(self) -> None:
-        self.num_rests += 1
+    def skip_interval(self) -> None:
+        self.num_skips += 1
 
     def end(self, sequence_id: SequenceId) -> None:
         self.ended.append(sequence_id)
@@ -296,17 +296,17 @@ def test_the_time_in_which_no_request_decodes_belongs_to_no_step() -> None:
     pool, requests = made(controller)
 
     def step(name: str, added: list[int], *, has_prompt: bool = False) -> int:
-        before = pool.num_rests
+        before = pool.num_skips
         requests.begin_step(Step({name}, has_prompt=has_prompt))
         requests.propose((name,), [added], [3], [[1, 2, 5]])
-        return pool.num_rests - before
+        return pool.num_skips - before
 
     requests.begin(request("a"))
     assert step("a", []) == 1, "no row has a token"
     assert step("a", [5], has_prompt=True) == 1, "the prompt is stored in the same pass"
-    before = pool.num_rests
+    before = pool.num_skips
     requests.end("a")
-    assert pool.num_rests == before + 1
+    assert pool.num_skips == before + 1
     requests.begin(request("b"))
     assert step("b", [5]) == 0
     assert not controller.rounds, "each step is the first one after a rest"
