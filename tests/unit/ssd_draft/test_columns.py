@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.ssd_draft.ledger_draft import Draft, FakeLink, K, N, Opened, a_text
+from tests.unit.ssd_draft.ledger_draft import CHUNK, Draft, FakeLink, K, N, Opened, a_text
 
 from ssd.engine.batch import BranchBatch
 from ssd.testing.clock import FakeClock
@@ -67,6 +67,18 @@ def test_the_time_in_which_a_prompt_is_stored_is_no_part_of_a_table() -> None:
     assert len(needs) == 2
     assert max(need.spent for need in needs) < 1.0
     assert draft.worker.table_seconds < 1.0
+
+
+def test_a_commit_that_arrives_while_its_prompt_is_stored_keeps_its_time() -> None:
+    clock = FakeClock()
+    draft, link, text = Draft(clock=clock), FakeLink(), a_text(list(range(1, 2 * CHUNK)))
+    draft.open(link, text)
+    draft.worker.run_step()
+    clock.advance(5.0)
+    draft.inbox.put(Event(link, (text.miss(None, 0, ()),), clock.now()))
+    clock.advance(2.0)
+    draft.settle()
+    assert draft.worker._recent_seconds[-1] == pytest.approx(2.0)
 
 
 def test_a_draft_that_is_fast_enough_sends_one_frame_a_table() -> None:
