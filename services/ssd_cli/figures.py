@@ -152,7 +152,7 @@ class Collector:
             error: message of the error that ended it; empty: the user cancelled it.
         """
         others = tuple(self.others[number].partial(error) for number in sorted(self.others))
-        if self.last is not None and self.last.statistics is not None:
+        if self.last is not None and self.last.finish_reason is not None:
             # Only other continuations were cut off.
             return replace(self._whole(), others=others)
         first_at, last_at = (
