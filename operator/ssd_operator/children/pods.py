@@ -60,6 +60,7 @@ _OPEN_CACHE = (
     f"import os; p = {reserved.CACHE_FOLDER!r}; "
     f"os.stat(p).st_uid or os.listdir(p) or os.chown(p, {USER}, {USER})"
 )
+PREFLIGHT_CONTAINER = "preflight"
 _PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 _PREFLIGHT_RESOURCES: Object = {
     "requests": {"cpu": "100m", "memory": "0", "ephemeral-storage": "0"},
@@ -190,7 +191,7 @@ def preflight_spec(deployment: Object, node: str) -> Object:
     engine = template["containers"][0]
     is_read_only = engine["securityContext"]["readOnlyRootFilesystem"]
     container = _without(engine, "ports", "lifecycle", *_PROBES) | {
-        "name": "preflight",
+        "name": PREFLIGHT_CONTAINER,
         "args": [*engine.get("args", ()), "--print-config"],
         "resources": copy.deepcopy(_PREFLIGHT_RESOURCES),
         "securityContext": _unprivileged(is_read_only=is_read_only),

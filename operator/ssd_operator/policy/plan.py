@@ -6,7 +6,13 @@ from dataclasses import dataclass, field, replace
 
 from ssd_operator.api.spec import Object
 from ssd_operator.children.manifests import wanted
-from ssd_operator.children.objects import COMPONENT_LABEL, ENGINES, Component, Workload
+from ssd_operator.children.objects import (
+    COMPONENT_LABEL,
+    ENGINES,
+    Component,
+    Workload,
+    drafts_name,
+)
 from ssd_operator.observe.cluster import Ref, ref_of
 from ssd_operator.observe.diff import differences
 from ssd_operator.observe.pod_state import (
@@ -24,6 +30,7 @@ from ssd_operator.policy.rollout import (
     Preflight,
     held_drafts,
     held_targets,
+    other_ports,
     outdated_targets,
     preflight_state,
     stopped,
@@ -75,6 +82,8 @@ class PassPlan:
     """What to do, in the order of the fields, and what the report uses of it."""
 
     apply: tuple[Object, ...] = ()
+    held: frozenset[Ref] = frozenset()
+    """Objects that stay as they are until a preflight has passed or another cell is up."""
     drains: DrainPlan = field(default_factory=DrainPlan)
     """Drains, and pods to delete; its replicas are in ``apply``."""
     scale: Decision | None = None
@@ -101,8 +110,10 @@ class PassPlan:
 def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> PassPlan:
     """Decide on everything but the status; ``state`` is of the pass before."""
     resource = snapshot.resource
+    state = replace(state, began_at=snapshot.now if state.began_at is None else state.began_at)
     waiting = waiting_targets(snapshot)
-    drains = plan_drains(snapshot, is_stopped=bool(waiting))
+    is_stopped = bool(waiting) or _keeps_stop(snapshot, state)
+    drains = plan_drains(snapshot, is_stopped=is_stopped)
     objects = [
         each
         for each in wanted(resource, settings, drains.replicas)
@@ -113,7 +124,7 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
         [each for each in deployments if each["metadata"]["labels"].get(COMPONENT_LABEL) == part]
         for part in ENGINES
     )
-    if waiting:
+    if is_stopped:
         objects = [stopped(each) if each in drafts else each for each in objects]
     failures = holding(state.failures, targets, snapshot)
     # An apply would not change a contested template.
@@ -125,11 +136,7 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
     pods = Workload(resource=resource, settings=settings, component=Component.PREFLIGHT)
     preflight = preflight_state(pods, targets, outdated, snapshot) if targets else Preflight()
     objects += [] if preflight.pod is None else [preflight.pod]
-    state = replace(
-        state,
-        began_at=snapshot.now if state.began_at is None else state.began_at,
-        failures=holding(state.failures, objects, snapshot),
-    )
+    state = replace(state, failures=holding(state.failures, objects, snapshot))
     revisions = {name_of(each): revision_of(each) for each in deployments}
     by_ref = {ref_of(each): each for each in objects}
     if resource.spec.paused:
@@ -139,10 +146,12 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
     is_changed = decision is not None and decision.replicas != snapshot.num_drafts_wanted
     targets_held = held_targets(targets, outdated, snapshot, preflight.stage)
     drafts_held = held_drafts(drafts, targets, snapshot, targets_held, preflight.stage)
+    held = targets_held | (other_ports(objects, snapshot) if targets_held else frozenset())
     # Own drafts stay until every target has the template that refers to the pool.
     keeps_drafts = resource.pool_prefix is not None and bool(targets_held)
     return PassPlan(
-        apply=tuple(_to_apply(objects, targets_held, drafts_held, snapshot, state)),
+        apply=tuple(_to_apply(objects, held, drafts_held, snapshot, state)),
+        held=held,
         drains=drains,
         scale=decision if is_new and is_changed else None,
         delete=tuple(_to_delete(by_ref, snapshot, keeps_drafts=keeps_drafts)),
@@ -157,7 +166,7 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
 
 def _to_apply(
     objects: Iterable[Object],
-    targets_held: frozenset[Ref],
+    held: frozenset[Ref],
     drafts_held: frozenset[Ref],
     snapshot: Snapshot,
     state: PlanState,
@@ -165,7 +174,7 @@ def _to_apply(
     """The objects that are sent to the API server in this pass."""
     contested = {ref: each for ref, each in state.failures.items() if each.cause == "Contested"}
     failed = state.failures.keys() - contested.keys()
-    skipped = targets_held | snapshot.foreign.keys() | snapshot.former | failed
+    skipped = held | snapshot.foreign.keys() | snapshot.former | failed
     # The number of pods follows the resource also while their template waits.
     waiting = drafts_held | {ref for ref, each in contested.items() if each.is_of_template}
     for each in objects:
@@ -186,6 +195,14 @@ def _to_delete(kept: Container[Ref], snapshot: Snapshot, *, keeps_drafts: bool) 
         is_kept = keeps_drafts and labels_of(child).get(COMPONENT_LABEL) == Component.DRAFT
         if ref not in kept and is_ours and not is_kept:
             yield ref
+
+
+def _keeps_stop(snapshot: Snapshot, state: PlanState) -> bool:
+    """Whether a restarted operator keeps the rollout of a pool stopped until targets answer it."""
+    live = snapshot.children.get(Ref("Deployment", drafts_name(snapshot.resource, 0)))
+    is_paused = live is not None and bool(live["spec"].get("paused"))
+    is_unanswered = unanswered_seconds(snapshot, state.began_at) > 0.0
+    return snapshot.resource.is_pool and is_paused and is_unanswered
 
 
 def unanswered_seconds(snapshot: Snapshot, began_at: float | None) -> float:
@@ -243,6 +260,8 @@ def _waits(snapshot: Snapshot, state: PlanState) -> list[float]:
     if state.history.decision is not None:
         due = state.history.decided_at + DECISION_SECONDS - snapshot.now
         waits.append(max(due, unanswered_seconds(snapshot, state.began_at)))
+    if _keeps_stop(snapshot, state):
+        waits.append(unanswered_seconds(snapshot, state.began_at))
     deadlines = (drain_deadline_of(pod) for pod in snapshot.drafts)
     waits += [each - snapshot.now for each in deadlines if each is not None and each > snapshot.now]
     if snapshot.former:

@@ -27,13 +27,20 @@ image to each. *Revisit when* pulls delay the later cells of a rollout.
 """
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
 from ssd_operator.api.spec import Object
-from ssd_operator.children.objects import CELL_LABEL, HASH_ANNOTATION, Workload, drafts_name
-from ssd_operator.children.pods import affinity_to, preflight_spec
+from ssd_operator.children.objects import (
+    CELL_LABEL,
+    COMPONENT_LABEL,
+    HASH_ANNOTATION,
+    Component,
+    Workload,
+    drafts_name,
+)
+from ssd_operator.children.pods import PREFLIGHT_CONTAINER, affinity_to, preflight_spec
 from ssd_operator.observe.cluster import Ref, ref_of
 from ssd_operator.observe.diagnosis import PodReason, diagnose
 from ssd_operator.observe.diff import matches
@@ -42,6 +49,7 @@ from ssd_operator.observe.pod_state import (
     cell_of,
     is_ready,
     is_terminating,
+    labels_of,
     name_of,
     revision_of,
     to_seconds,
@@ -84,6 +92,33 @@ def held_targets(
         if is_held:
             held.add(ref)
     return frozenset(held)
+
+
+def other_ports(wanted: Iterable[Object], snapshot: Snapshot) -> frozenset[Ref]:
+    """Services and NetworkPolicies of targets whose ports differ from the live ones.
+
+    They belong to pods of another engine. As long as a target of the former one serves, they would
+    take its port from it.
+    """
+    return frozenset(
+        ref
+        for each in wanted
+        if labels_of(each).get(COMPONENT_LABEL) == Component.TARGET
+        and (live := snapshot.children.get(ref := ref_of(each))) is not None
+        and _ports(live) != _ports(each)
+    )
+
+
+def _ports(found: Object) -> set[int]:
+    """The port numbers of a Service or a NetworkPolicy; empty for other kinds."""
+    match found["kind"]:
+        case "Service":
+            rows = [found["spec"]]
+        case "NetworkPolicy":
+            rows = found["spec"].get("ingress") or []
+        case _:
+            rows = []
+    return {port["port"] for row in rows for port in row.get("ports") or () if "port" in port}
 
 
 def held_drafts(
@@ -222,9 +257,19 @@ def preflight_state(
     return Preflight()
 
 
+def _has_passed(status: Object) -> bool:
+    """Whether the container has ended well; one that a mesh has added runs on."""
+    ended = (
+        (each.get("state") or {}).get("terminated") or {}
+        for each in status.get("containerStatuses") or ()
+        if each.get("name") == PREFLIGHT_CONTAINER
+    )
+    return any(each.get("exitCode") == 0 for each in ended)
+
+
 def _result(pod: Object, now: float) -> Preflight:
     status, name = pod.get("status", {}), name_of(pod)
-    if status.get("phase") == "Succeeded":
+    if status.get("phase") == "Succeeded" or _has_passed(status):
         return Preflight("Passed", pod=pod)
     if status.get("reason") and not is_terminating(pod):
         # Evicted, out of time or its node shut down: the result is unknown.

@@ -9,6 +9,7 @@ from ssd_operator.api.spec import Object
 from ssd_operator.api.status import MOST_DEPLOYMENTS, MOST_LINKS
 from ssd_operator.children.objects import Component, child_name, drafts_name, selector
 from ssd_operator.children.processes import has_tls, process_of
+from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import (
     cell_of,
     condition_in,
@@ -58,6 +59,9 @@ def status_of(result: PassResult) -> Object:
         scheme = "https" if has_tls(resource, Component.TARGET, process.api) else "http"
         endpoint = process.endpoint.replace("HOST", host).replace("SCHEME", scheme)
         status["endpoint"] = {process.api: endpoint}
+        if Ref("Service", resource.name) in result.plan.held:
+            # The Service has the port of the targets that serve, which have another engine.
+            status["endpoint"] = snapshot.status.get("endpoint")
     return {name: value for name, value in status.items() if value or name == "links"}
 
 

@@ -15,6 +15,11 @@ NO_IMAGE = {"image": BAD, "state": {"waiting": {"reason": "ErrImagePull", "messa
 PULLING: Object = {"phase": "Pending"}
 NOT_PULLED: Object = {"phase": "Pending", "containerStatuses": [NO_IMAGE]}
 FAILED: tuple[str, str] = ("False", "PreflightFailed")
+PORTS_OF_TARGET = (
+    ("Service", "demo"),
+    ("Service", "demo-targets"),
+    ("NetworkPolicy", "demo-target"),
+)
 DONE: tuple[str, str] = ("True", "UpToDate")
 
 
@@ -55,6 +60,33 @@ async def test_an_image_that_cannot_be_pulled_costs_no_outage(num_cells: int) ->
     assert world.ready_pods("target") == targets
     assert preflights(world) == []
     assert world.condition("Progressing") == DONE
+
+
+async def test_another_engine_takes_no_port_from_a_target_that_serves() -> None:
+    world = await serving()
+    image = "localhost/vllm:1"
+    world.controllers.outcomes = {
+        image: NOT_PULLED | {"containerStatuses": [NO_IMAGE | {"image": image}]}
+    }
+    before = [world[Ref(kind, name)]["spec"] for kind, name in PORTS_OF_TARGET]
+    world.edit_spec(target={"engine": "vllm", "image": image})
+    await world.rounds(8)
+    assert world.condition("Progressing") == FAILED
+    assert [world[Ref(kind, name)]["spec"] for kind, name in PORTS_OF_TARGET] == before
+    assert world.status["endpoint"] == {"grpc": "demo.default.svc:50051"}
+    world.controllers.outcomes = {}
+    await world.rounds(8)
+    assert world[Ref("Service", "demo")]["spec"]["ports"][0]["port"] == 8000
+    assert world.status["endpoint"] == {"http": "http://demo.default.svc:8000/v1"}
+
+
+@pytest.mark.parametrize("code", [0, 1])
+async def test_a_container_that_a_mesh_adds_does_not_hold_a_preflight(code: int) -> None:
+    ended = {"name": "preflight", "image": GOOD, "state": {"terminated": {"exitCode": code}}}
+    mesh = {"name": "istio-proxy", "image": "mesh", "state": {"running": {}}}
+    world = await settled(good={"phase": "Running", "containerStatuses": [mesh, ended]})
+    await change(world, GOOD, 12)
+    assert world.condition("Progressing") == (DONE if code == 0 else FAILED)
 
 
 async def test_a_good_change_rolls_once_it_has_been_tried_and_leaves_no_pod() -> None:

@@ -175,6 +175,22 @@ async def test_drafts_of_a_pool_that_fit_no_target_replace_one_draft_alone() -> 
     assert (world.revisions(), progress(world)) == ({old}, "UpToDate")
 
 
+async def test_an_operator_that_restarts_keeps_the_rollout_of_a_pool_stopped() -> None:
+    world, old, new = await changed()
+    world.restart()
+    # The first passes have no answer of a target.
+    for _ in range(2):
+        world.catch_up()
+        await world.reconciler.reconcile(POOL_KEY)
+        world.controllers.settle()
+    assert world[Ref("Deployment", DRAFTS)]["spec"]["paused"]
+    await world.rounds(6)
+    assert (world.revisions(), progress(world)) == ({old, new}, "DraftsRefused")
+    world.fitting = {"code": new, "chat": new}
+    await world.rounds(8)
+    assert (world.revisions(), progress(world)) == ({new}, "UpToDate")
+
+
 async def test_the_drafts_of_a_pool_follow_when_the_last_target_fits() -> None:
     world, old, new = await changed()
     world.fitting["code"] = new
