@@ -86,6 +86,13 @@ async def serve_sample(
         message = f"{ready.get('reason', 'no status yet')} {ready.get('message', '')}".strip()
         return "" if ready.get("status") == "True" else message
 
+    # A test that was interrupted has left it.
+    await _delete_sample(cluster, namespace)
+
+    async def is_left() -> str:
+        return "" if await cluster.get(namespace, _SAMPLE) is None else "a finalizer may hold it"
+
+    await _wait(is_left, GONE_SECONDS, f"{KIND} {_SAMPLE.name} of an earlier test is there")
     await cluster.create(_sample(namespace))
     try:
         await _wait(problem, seconds, f"{KIND} {_SAMPLE.name} is not Ready")
@@ -94,8 +101,12 @@ async def serve_sample(
             raise SetupError(f"{KIND} {_SAMPLE.name} is Ready and its text is empty")
         _log.info("sample_served", characters=len(text))
     finally:
-        if (live := await cluster.get(namespace, _SAMPLE)) is not None:
-            await cluster.delete(namespace, _SAMPLE, live["metadata"]["uid"])
+        await _delete_sample(cluster, namespace)
+
+
+async def _delete_sample(cluster: Cluster, namespace: str) -> None:
+    if (live := await cluster.get(namespace, _SAMPLE)) is not None:
+        await cluster.delete(namespace, _SAMPLE, live["metadata"]["uid"])
 
 
 async def delete_all(

@@ -89,6 +89,13 @@ async def test_the_sample_serves_and_is_deleted() -> None:
     assert api.objects == {}
 
 
+async def test_the_sample_of_an_interrupted_test_is_deleted_first() -> None:
+    api = Admission(ready={"type": "Ready", "status": "True"})
+    await api.create(installation._sample("here"))
+    await installation.serve_sample(api, "here", writes_a_text)
+    assert api.objects == {}
+
+
 async def test_a_sample_that_never_serves_is_reported_with_its_condition_and_deleted() -> None:
     api = Admission(ready={"type": "Ready", "status": "False", "reason": "ImagePull"})
     with pytest.raises(NotReadyError, match=r"ssd-sample is not Ready after .* ImagePull"):
