@@ -32,8 +32,11 @@ def status(kube: Kube) -> dict[str, object]:
     return found
 
 
-def wait_linked(kube: Kube, num_drafts: int, timeout: float = 120) -> float:
-    """Wait until each target has a link to each of this number of drafts; returns the seconds."""
+def wait_linked(kube: Kube, num_drafts: int, timeout: float = 300) -> float:
+    """Wait until each target has a link to each of this number of drafts; returns the seconds.
+
+    A draft that starts beside two loads on two busy CPUs was ready after two minutes.
+    """
 
     def is_so() -> bool:
         pods = {each["metadata"]["name"] for each in kube.pods("shared-pool", "draft")}
