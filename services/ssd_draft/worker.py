@@ -91,7 +91,7 @@ class _LinkWork:
     """Mean duration of a step of a tree; 0 before the first step."""
     forecast: CommitForecast = field(default_factory=CommitForecast)
     acceptance: Acceptance = field(default_factory=lambda: Acceptance(USUAL_ACCEPTANCE))
-    """Acceptance of the tokens of tables in all texts, with which that of a new text starts."""
+    """Acceptance of the tokens of tables in all texts; the acceptance of a new text starts here."""
 
 
 @dataclass(kw_only=True, eq=False)
