@@ -133,7 +133,15 @@ def test_a_draining_link_does_not_count_for_the_desired_drafts() -> None:
     assert desired_draft_replicas(links, 6.0) == 1.5
 
 
-def test_without_an_active_link_the_desired_drafts_are_the_addresses_or_one() -> None:
-    assert desired_draft_replicas([shown(LinkState.LOST), shown(LinkState.REFUSED)], 9.0) == 2
-    assert desired_draft_replicas([], 9.0) == 1
-    assert desired_draft_replicas([shown(LinkState.LOST)], 0.0) == 0
+def test_a_suspended_link_counts_for_the_desired_drafts() -> None:
+    links = [shown(LinkState.ACTIVE, 4), shown(LinkState.QUARANTINED, 2)]
+    assert desired_draft_replicas(links, 6.0) == 2
+
+
+@pytest.mark.parametrize("num_addresses", [0, 1, 8])
+def test_without_a_link_one_draft_is_desired_whatever_the_number_of_drafts(
+    num_addresses: int,
+) -> None:
+    links = [shown(LinkState.LOST, 0), shown(LinkState.REFUSED, 0)] * num_addresses
+    assert desired_draft_replicas(links, 9.0) == 1
+    assert desired_draft_replicas(links, 0.0) == 0
