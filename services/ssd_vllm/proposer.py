@@ -21,7 +21,7 @@ from ssd.observability.metrics import PROPOSER_CRASHES_TOTAL
 from ssd.pool.credentials import link_credentials
 from ssd.pool.dialer import LinkDialer
 from ssd.pool.handshake import LinkTerms
-from ssd.pool.link_thread import LinkThread
+from ssd.pool.link_thread import LinkThread, doorbell
 from ssd.pool.pool import DraftPool
 from ssd.pool.round_log import RoundLog
 from ssd.ports import SystemClock
@@ -96,7 +96,7 @@ class Proposer:
                 self.settings.drafts,
                 hello,
                 LinkSettings(fan_out_policy=self.settings.fan_out),
-                terms=LinkTerms(credentials=link_credentials(self.settings)),
+                terms=LinkTerms(credentials=link_credentials(self.settings), doorbell=doorbell),
             ),
         )
         self.links = LinkThread(self.server.run, _CPUS)

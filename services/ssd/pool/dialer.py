@@ -8,6 +8,7 @@ once, and it sends ``Draining`` when it leaves for good.
 """
 
 import asyncio
+import contextlib
 import itertools
 import random
 from contextlib import suppress
@@ -149,7 +150,10 @@ class LinkDialer:
         call.send(self._settings)
         self._calls.add(call)
         try:
-            return await serve(link, call, self._pool, self._reports)
+            with contextlib.ExitStack() as stack:
+                if self._terms.doorbell is not None:
+                    call.doorbell = stack.enter_context(self._terms.doorbell(call.ring))
+                return await serve(link, call, self._pool, self._reports)
         finally:
             self._calls.discard(call)
 

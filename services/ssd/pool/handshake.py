@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from ssd.errors import FrameError, HandshakeError, LinkError
@@ -14,6 +15,7 @@ from ssd.types import Hello, Welcome
 MAX_SESSIONS = 256
 """Maximum of a draft's ``max_sessions``. It bounds the frames that this target accepts."""
 
+Ring = Callable[[], None]
 SetUpChannel = Callable[[LinkCall, Welcome, str], Awaitable[ChannelStatus]]
 """Sets up the collective channel of a link to an address, after a Welcome that has a backend."""
 
@@ -28,6 +30,8 @@ class LinkTerms:
     """A link is measured, and refused if it is slower; 0 sets no limit."""
     credentials: ClientCredentials = NO_CREDENTIALS
     """What the target presents, and which drafts it accepts."""
+    doorbell: Callable[[Ring], AbstractContextManager[Ring]] | None = None
+    """Makes a ``LinkCall.doorbell`` from its ``ring``."""
 
 
 async def shake_hands(

@@ -5,11 +5,9 @@ of the event loop writes to the stream in order. A second task reads the stream 
 messages for ``receive``. ``send`` wakes the loop only if its queue was empty. Commits and tables
 are messages of the type ``bytes``; ``ssd.speculation.table`` defines and checks their contents.
 
-*Decision*: asyncio gRPC streams, on the loop's thread. *Because*: they are fast enough, and one
-thread fewer competes with the step thread for the interpreter. Measured: the round trip of a frame
-of 1 KiB between threads of two processes takes 0.31 to 0.37 ms in the median and 0.5 to 3.8 ms at
-99 % (six runs of 2,000 frames, two CPUs shared with other work). *Not chosen*: synchronous gRPC
-with two threads per link; not measured. *Revisit when* the median passes 1 ms.
+*Decision*: asyncio gRPC streams, on the loop's thread. *Because*: one thread fewer competes with
+the step thread for the interpreter, and the round trip of a frame of 1 KiB between two processes
+takes 0.31 to 0.37 ms (median, two shared CPUs). *Not chosen*: synchronous gRPC; not measured.
 """
 
 import asyncio
@@ -152,7 +150,7 @@ class TensorChannel(Protocol):
 class _Link(ABC, Generic[Sent, Received]):
     """One end of a link. Entering the context starts its tasks, leaving it closes the link.
 
-    Owned by its event loop; other threads call only ``send`` and ``fail``.
+    Owned by its event loop; other threads call only ``send``, ``ring`` and ``fail``.
     """
 
     def __init__(self, name: str, max_outgoing: int) -> None:
@@ -165,6 +163,8 @@ class _Link(ABC, Generic[Sent, Received]):
         self._is_idle = True
         self._no_send_because = ""
         self._wake = asyncio.Event()
+        self.doorbell: Callable[[], None] | None = None
+        """What ``send`` calls instead of ``ring``."""
         self._incoming: asyncio.Queue[Received | bytes | LinkError | None] = asyncio.Queue()
         self._has_ended = False
         self._rate_limit = RateLimit(MESSAGES_PER_SECOND, BURST_MESSAGES)
@@ -214,7 +214,11 @@ class _Link(ABC, Generic[Sent, Received]):
         if isinstance(message, bytes):
             _SENT_BYTES.inc(len(message))
         if must_wake:
-            self._call_in_loop(self._wake.set)
+            (self.doorbell or self.ring)()
+
+    def ring(self) -> None:
+        """Wake the task that writes. Any thread."""
+        self._call_in_loop(self._wake.set)
 
     async def receive(self) -> Received | bytes | None:
         """Return the next message, or None after either end closed the link.
@@ -349,8 +353,7 @@ class _Link(ABC, Generic[Sent, Received]):
         except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
             # The reader receives the cause. Until then ``send`` accepts no more messages.
             with self._lock:
-                problem = f"{self.name}: cannot send: {error}"
-                self._no_send_because = self._no_send_because or problem
+                self._no_send_because = self._no_send_because or f"{self.name}: not sent: {error}"
                 self._outgoing.clear()
 
     def _pop(self) -> Sent | bytes | None:

@@ -25,6 +25,7 @@ from ssd.pool import connection, dialer, handshake
 from ssd.pool.dialer import LinkDialer, redial_pause
 from ssd.pool.handshake import LinkTerms
 from ssd.pool.link import DraftLink, LinkState
+from ssd.pool.link_thread import doorbell
 from ssd.pool.pool import DraftPool
 from ssd.pool.reports import LinkReport
 from ssd.pool.rounds import PoolSettings
@@ -157,10 +158,11 @@ async def test_addresses_of_a_name_are_dialled_when_they_appear_and_not_after_th
         assert not {(one,), (two,)} & LINK_STATE._metrics.keys(), "no gauge is left"
 
 
-async def test_new_settings_are_sent_on_the_links_that_are_up() -> None:
+@pytest.mark.parametrize("terms", [NO_TERMS, LinkTerms(doorbell=doorbell)])
+async def test_new_settings_are_sent_on_the_links_that_are_up(terms: LinkTerms) -> None:
     async with echo_draft() as (draft, port):
         address = f"127.0.0.1:{port}"
-        async with dialling(address) as (pool, drafts), asyncio.timeout(MAX_SECONDS):
+        async with dialling(address, terms=terms) as (pool, drafts), asyncio.timeout(MAX_SECONDS):
             await pool.next()
             assert await draft.settings.get() == LinkSettings()
             drafts.configure(LinkSettings(fan_out_policy="uniform"))
