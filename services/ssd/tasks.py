@@ -22,6 +22,18 @@ async def beside(*work: Coroutine[Any, Any, Any]) -> AsyncGenerator[list[asyncio
         await _cancel(tasks)
 
 
+async def first_result(*work: Coroutine[Any, Any, Result]) -> Result:
+    """Wait for the first of several coroutines; cancel the others and wait for them.
+
+    Raises:
+        Exception: the exception of the first one.
+    """
+    async with beside(*work) as tasks:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        result: Result = done.pop().result()
+        return result
+
+
 async def merged(
     streams: Sequence[AsyncGenerator[Item, None]],
 ) -> AsyncGenerator[tuple[int, Item], None]:

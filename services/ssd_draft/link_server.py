@@ -17,10 +17,10 @@ from ssd.rpc.link import (
     HEARTBEAT_SECONDS,
     LEASE_SECONDS,
     LinkServerCall,
-    first_result,
 )
 from ssd.rpc.link_codec import OpeningBounds
 from ssd.speculation.table import OutcomeTable, pack_tables, unpack_commits
+from ssd.tasks import first_result
 from ssd.types import (
     CloseSession,
     Commit,

@@ -14,7 +14,8 @@ from ssd.observability.metrics import (
 from ssd.pool.link import DraftLink, LinkState
 from ssd.pool.pool import DraftPool
 from ssd.pool.reports import LinkReport, LinkReports
-from ssd.rpc.link import HEARTBEAT_SECONDS, LEASE_SECONDS, LinkCall, first_result
+from ssd.rpc.link import HEARTBEAT_SECONDS, LEASE_SECONDS, LinkCall
+from ssd.tasks import first_result
 from ssd.types import Draining, Heartbeat, SessionRefused
 
 _log = get_logger(__name__)

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import itertools
 import random
-from contextlib import suppress
 from dataclasses import replace
 
 from ssd.addresses import Addresses, Resolver, resolve
@@ -77,7 +76,7 @@ class LinkDialer:
         self._settings = settings
         for call in self._calls:
             # A link that is closed or accepts no message ends by itself.
-            with suppress(LinkError):
+            with contextlib.suppress(LinkError):
                 call.send(settings)
 
     async def run(self) -> None:
@@ -153,6 +152,8 @@ class LinkDialer:
             with contextlib.ExitStack() as stack:
                 if self._terms.doorbell is not None:
                     call.doorbell = stack.enter_context(self._terms.doorbell(call.ring))
+                    # It refers to the link.
+                    stack.callback(setattr, call, "doorbell", None)
                 return await serve(link, call, self._pool, self._reports)
         finally:
             self._calls.discard(call)

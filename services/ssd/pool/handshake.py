@@ -16,6 +16,7 @@ MAX_SESSIONS = 256
 """Maximum of a draft's ``max_sessions``. It bounds the frames that this target accepts."""
 
 Ring = Callable[[], None]
+"""Wakes the task that writes the messages of a link."""
 SetUpChannel = Callable[[LinkCall, Welcome, str], Awaitable[ChannelStatus]]
 """Sets up the collective channel of a link to an address, after a Welcome that has a backend."""
 

@@ -23,13 +23,13 @@ STOP_SECONDS = 5.0
 
 @contextlib.contextmanager
 def doorbell(ring: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Call a function on a thread of its own whenever the one that this yields is called.
+    """Call a function on a thread of its own, whenever the function that this yields is called.
 
-    *Decision*: for links of ``LinkThread``. *Because*: a call from another thread into an asyncio
-    loop writes to a socket, which releases the interpreter. The thread of the loop takes it, and
-    vLLM's thread waited 340 us for it after each commit. A queue does not release it, so the loop
-    runs while the model's pass does. *Not chosen*: for all links; one more switch of threads makes
-    rounds of a small model on two CPUs about 1 % longer.
+    *Decision*: one such thread for each link of ``LinkThread``. *Because*: a call from another
+    thread into an asyncio loop writes to a socket, which releases the interpreter. The thread of
+    the loop takes it, and vLLM's thread waited 340 us for it after each commit. A queue does not
+    release it, so the loop runs while the model's pass does. *Not chosen*: for all links; one more
+    switch of threads makes rounds of a small model on two CPUs about 1 % longer.
     """
     rings: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 

@@ -86,12 +86,12 @@ def _without_link(report: LinkReport) -> LinkStatus:
 def desired_draft_replicas(links: Rows[LinkStatus], eligible: float) -> float:
     """Return the number of drafts that the eligible sequences would fill, as a fraction.
 
-    Each draft is assumed to serve the mean of the sustainable sessions of the links that are up.
-    Without a link that mean is unknown, and the result is one draft. It does not depend on the
+    Each draft is assumed to serve the mean of the sustainable sessions of the active and suspended
+    links. Without any, that mean is unknown, and the result is one draft. It does not depend on the
     number of addresses: a scaler would add drafts for ever that no target can link.
     """
-    up = (LinkState.ACTIVE, LinkState.QUARANTINED)
-    sustainable = [link.sustainable_sessions for link in links if link.state in up]
+    serving = (LinkState.ACTIVE, LinkState.QUARANTINED)
+    sustainable = [link.sustainable_sessions for link in links if link.state in serving]
     if sustainable:
         return eligible * len(sustainable) / sum(sustainable)
     return 1.0 if eligible else 0.0

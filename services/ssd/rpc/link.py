@@ -5,9 +5,11 @@ of the event loop writes to the stream in order. A second task reads the stream 
 messages for ``receive``. ``send`` wakes the loop only if its queue was empty. Commits and tables
 are messages of the type ``bytes``; ``ssd.speculation.table`` defines and checks their contents.
 
-*Decision*: asyncio gRPC streams, on the loop's thread. *Because*: one thread fewer competes with
-the step thread for the interpreter, and the round trip of a frame of 1 KiB between two processes
-takes 0.31 to 0.37 ms (median, two shared CPUs). *Not chosen*: synchronous gRPC; not measured.
+*Decision*: asyncio gRPC streams, on the loop's thread. *Because*: they are fast enough, and fewer
+threads compete with the step thread for the interpreter. Measured: the round trip of a frame of
+1 KiB between threads of two processes takes 0.31 to 0.37 ms in the median and 0.5 to 3.8 ms at
+99 % (six runs of 2,000 frames, two CPUs shared with other work). *Not chosen*: synchronous gRPC
+with two threads per link; not measured. *Revisit when* the median passes 1 ms.
 """
 
 import asyncio
@@ -15,9 +17,9 @@ import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -35,7 +37,7 @@ from ssd.rpc.link_codec import (
     target_message,
 )
 from ssd.rpc.status import from_rpc_error
-from ssd.tasks import beside, known
+from ssd.tasks import known
 from ssd.types import DraftMessage, OpenSession, TargetMessage
 from ssd.v1 import speculation_pb2
 
@@ -74,7 +76,6 @@ SERVER_END_SECONDS = 0.5
 
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
-Result = TypeVar("Result")
 
 
 class RateLimit:
@@ -90,18 +91,6 @@ class RateLimit:
         start = max(self._busy_until, now - self._burst_seconds)
         self._busy_until = start + units * self._unit_seconds
         return max(0.0, self._busy_until - now)
-
-
-async def first_result(*work: Coroutine[Any, Any, Result]) -> Result:
-    """Wait for the first of several coroutines; cancel the others and wait for them.
-
-    Raises:
-        Exception: the exception of the first one.
-    """
-    async with beside(*work) as tasks:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        result: Result = done.pop().result()
-        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +153,7 @@ class _Link(ABC, Generic[Sent, Received]):
         self._no_send_because = ""
         self._wake = asyncio.Event()
         self.doorbell: Callable[[], None] | None = None
-        """What ``send`` calls instead of ``ring``."""
+        """What ``send`` calls in other threads, instead of ``ring``."""
         self._incoming: asyncio.Queue[Received | bytes | LinkError | None] = asyncio.Queue()
         self._has_ended = False
         self._rate_limit = RateLimit(MESSAGES_PER_SECOND, BURST_MESSAGES)
@@ -214,7 +203,8 @@ class _Link(ABC, Generic[Sent, Received]):
         if isinstance(message, bytes):
             _SENT_BYTES.inc(len(message))
         if must_wake:
-            (self.doorbell or self.ring)()
+            is_in_loop = threading.get_ident() == self._loop_thread
+            (self.ring if is_in_loop or self.doorbell is None else self.doorbell)()
 
     def ring(self) -> None:
         """Wake the task that writes. Any thread."""
@@ -353,7 +343,8 @@ class _Link(ABC, Generic[Sent, Received]):
         except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
             # The reader receives the cause. Until then ``send`` accepts no more messages.
             with self._lock:
-                self._no_send_because = self._no_send_because or f"{self.name}: not sent: {error}"
+                problem = f"{self.name}: cannot send: {error}"
+                self._no_send_because = self._no_send_because or problem
                 self._outgoing.clear()
 
     def _pop(self) -> Sent | bytes | None:

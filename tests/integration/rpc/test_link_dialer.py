@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -158,15 +158,43 @@ async def test_addresses_of_a_name_are_dialled_when_they_appear_and_not_after_th
         assert not {(one,), (two,)} & LINK_STATE._metrics.keys(), "no gauge is left"
 
 
-@pytest.mark.parametrize("terms", [NO_TERMS, LinkTerms(doorbell=doorbell)])
-async def test_new_settings_are_sent_on_the_links_that_are_up(terms: LinkTerms) -> None:
+async def test_new_settings_are_sent_on_the_links_that_are_up() -> None:
     async with echo_draft() as (draft, port):
         address = f"127.0.0.1:{port}"
-        async with dialling(address, terms=terms) as (pool, drafts), asyncio.timeout(MAX_SECONDS):
+        async with dialling(address) as (pool, drafts), asyncio.timeout(MAX_SECONDS):
             await pool.next()
             assert await draft.settings.get() == LinkSettings()
             drafts.configure(LinkSettings(fan_out_policy="uniform"))
             assert await draft.settings.get() == LinkSettings(fan_out_policy="uniform")
+
+
+async def test_messages_of_other_threads_are_sent_through_the_doorbell() -> None:
+    rings: asyncio.Queue[None] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    @contextlib.contextmanager
+    def counted(ring: Callable[[], None]) -> Iterator[Callable[[], None]]:
+        def counted_ring() -> None:
+            loop.call_soon_threadsafe(rings.put_nowait, None)
+            ring()
+
+        with doorbell(counted_ring) as found:
+            yield found
+
+    async with echo_draft() as (draft, port):
+        address, terms = f"127.0.0.1:{port}", LinkTerms(doorbell=counted)
+        async with dialling(address, terms=terms) as (pool, drafts), asyncio.timeout(MAX_SECONDS):
+            await pool.next()
+            await draft.settings.get()
+            drafts.configure(LinkSettings(fan_out_policy="uniform"))
+            await draft.settings.get()
+            assert rings.empty(), "the loop's own thread needs none"
+            link = pool.links()[0]
+            while rings.empty():
+                # A heartbeat of the loop may be in the queue, whose message takes both along.
+                await asyncio.to_thread(link.send, Heartbeat(nonce=2**40))
+            while await draft.nonces.get() != 2**40:
+                pass
 
 
 @pytest.mark.usefixtures("fast")

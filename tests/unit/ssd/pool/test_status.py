@@ -142,6 +142,6 @@ def test_a_suspended_link_counts_for_the_desired_drafts() -> None:
 def test_without_a_link_one_draft_is_desired_whatever_the_number_of_drafts(
     num_addresses: int,
 ) -> None:
-    links = [shown(LinkState.LOST, 0), shown(LinkState.REFUSED, 0)] * num_addresses
+    links = [shown(LinkState.REFUSED, 0)] * num_addresses
     assert desired_draft_replicas(links, 9.0) == 1
     assert desired_draft_replicas(links, 0.0) == 0
