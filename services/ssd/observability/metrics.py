@@ -122,8 +122,8 @@ MAX_PROPOSED_TOKENS = _newest_gauge(
 )
 PROPOSER_CRASHES_TOTAL = Counter(
     "ssd_proposer_crashes",
-    "Steps of vLLM that continued without proposals because of a bug of the plugin; the first one "
-    "is in the log.",
+    "Bugs of the plugin, after which vLLM continued without proposals; the first one of steps and "
+    "all of links are in the log.",
 )
 COMMIT_TO_TABLE_SECONDS = _fast_histogram(
     "ssd_commit_to_table_seconds",

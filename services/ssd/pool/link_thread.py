@@ -16,9 +16,12 @@ from queue import SimpleQueue
 
 from ssd.errors import LinkError
 from ssd.observability.log import get_logger
+from ssd.observability.metrics import PROPOSER_CRASHES_TOTAL
 
 _log = get_logger(__name__)
 STOP_SECONDS = 5.0
+RESTART_SECONDS = 10.0
+"""Pause after a bug of the coroutine."""
 
 
 @contextlib.contextmanager
@@ -80,14 +83,17 @@ class LinkThread:
         # Links work on any CPU, only later.
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, self._cpus)
-        try:
+        with contextlib.suppress(asyncio.CancelledError):
             asyncio.run(self._main())
-        except asyncio.CancelledError:
-            pass
-        except Exception as error:  # noqa: BLE001 decoding continues without drafts
-            _log.exception("links_crashed", error=repr(error))
 
     async def _main(self) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        if not self._is_stopping:
-            await self._serve()
+        while not self._is_stopping:
+            try:
+                await self._serve()
+            except Exception as error:  # noqa: BLE001 meanwhile, decoding continues without drafts
+                _log.exception("links_crashed", error=repr(error))
+                PROPOSER_CRASHES_TOTAL.inc()
+            else:
+                return
+            await asyncio.sleep(RESTART_SECONDS)

@@ -1,10 +1,14 @@
-"""A doorbell rings on a thread of its own."""
+"""A doorbell rings on a thread of its own, and links survive their bugs."""
 
 import threading
 from queue import SimpleQueue
 
+import pytest
+
 from ssd.errors import LinkError
-from ssd.pool.link_thread import doorbell
+from ssd.observability.metrics import PROPOSER_CRASHES_TOTAL
+from ssd.pool import link_thread
+from ssd.pool.link_thread import LinkThread, doorbell
 
 SECONDS = 30.0
 
@@ -42,3 +46,24 @@ def test_the_thread_ends_with_its_context() -> None:
     assert not thread.is_alive()
     ring()
     assert threads.empty()
+
+
+def test_links_that_a_bug_has_ended_are_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_thread, "RESTART_SECONDS", 0.0)
+    before = PROPOSER_CRASHES_TOTAL._value.get()
+    starts: SimpleQueue[int] = SimpleQueue()
+    errors = [ValueError("a bug"), KeyError("another"), None]
+
+    async def serve() -> None:
+        starts.put(0)
+        error = errors.pop(0)
+        if error is not None:
+            raise error
+
+    links = LinkThread(serve, ())
+    links.start()
+    for _ in range(3):
+        starts.get(timeout=SECONDS)
+    links.stop()
+    assert starts.empty()
+    assert PROPOSER_CRASHES_TOTAL._value.get() == before + 2
