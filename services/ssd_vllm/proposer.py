@@ -61,10 +61,11 @@ class Proposer:
         model = vllm_config.model_config
         self.settings: PluginSettings = read(vllm_config.additional_config)
         self.settings.check_drafts()
-        tokenizer = load_tokenizer(tokenizer_folder(model.tokenizer))
+        tokenizer = load_tokenizer(tokenizer_folder(model, vllm_config.load_config.download_dir))
         num_token_ids = min(tokenizer.vocab_size, model.get_vocab_size())
         lookahead = vllm_config.speculative_config.num_speculative_tokens
-        self._max_model_len = model.max_model_len
+        self.max_model_len = model.max_model_len
+        """Of a text; ``Worker`` changes it."""
         clock = SystemClock()
         self.pool = DraftPool(self.settings.pool(lookahead, num_token_ids), clock)
         round_log = RoundLog()
@@ -187,13 +188,13 @@ class Proposer:
         if lora is not None:
             # A draft has the tokens of the base model.
             return
-        most = self._max_model_len if sampling.max_tokens is None else sampling.max_tokens
+        most = self.max_model_len if sampling.max_tokens is None else sampling.max_tokens
         is_foreseen = self.settings.sampling == "coupled"
         self.requests.begin(
             NewRequest(
                 request_id=request_id,
                 prompt_ids=tuple(prompt_ids),
-                max_len=min(self._max_model_len, len(prompt_ids) + most),
+                max_len=min(self.max_model_len, len(prompt_ids) + most),
                 seed=seed_of(request_id, sampling.seed),
                 temperature=temperature_of(sampling.temperature) if is_foreseen else 0.0,
                 # In vLLM, -1 also means all tokens.
@@ -217,7 +218,8 @@ class Proposer:
 
 def admin_port(settings: PluginSettings, parallel: Any) -> int:
     """Return the port of this replica; 0: none."""
-    return settings.admin_port and settings.admin_port + int(parallel.data_parallel_rank)
+    # The rank is 0 in each replica of a model without experts.
+    return settings.admin_port and settings.admin_port + int(parallel.data_parallel_index)
 
 
 def identity(model: Any) -> PoolStatus:
@@ -256,17 +258,29 @@ def temperature_of(temperature: float) -> float:
     return temperature if temperature >= _LEAST_TEMPERATURE else 0.0
 
 
-def tokenizer_folder(name: str) -> Path:
-    """Return the folder of a tokenizer: a path, or an entry of the hub's cache.
+def tokenizer_folder(model: Any, cache: str | None) -> Path:
+    """Return the folder of the tokenizer of vLLM's ``ModelConfig``.
+
+    It is a path, or an entry of the hub, which is fetched unless vLLM has done so.
+
+    Args:
+        model: names the tokenizer, and its revision on the hub.
+        cache: folder of the hub's files; None: the default.
 
     Raises:
-        SetupError: the cache has none.
+        SetupError: there is no ``tokenizer.json``.
     """
-    if Path(name).is_dir():
-        return Path(name)
-    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 only for names of the hub
+    if Path(model.tokenizer).is_dir():
+        return Path(model.tokenizer)
+    from huggingface_hub import hf_hub_download  # noqa: PLC0415 only for names of the hub
+    from huggingface_hub.errors import EntryNotFoundError  # noqa: PLC0415 likewise
 
-    found = try_to_load_from_cache(name, "tokenizer.json")
-    if not isinstance(found, str):
-        raise SetupError(f"the tokenizer {name} has no tokenizer.json in the cache of the hub")
+    revision = model.tokenizer_revision or model.revision
+    try:
+        found = hf_hub_download(
+            model.tokenizer, "tokenizer.json", revision=revision, cache_dir=cache
+        )
+    except (OSError, ValueError, EntryNotFoundError) as error:
+        message = f"the tokenizer {model.tokenizer} has no tokenizer.json: {error}"
+        raise SetupError(message) from error
     return Path(found).parent

@@ -1,18 +1,22 @@
 """What the proposer makes of vLLM's objects, and what it does on other ranks and after a bug."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.errors import EntryNotFoundError
 
 from ssd import demo
+from ssd.errors import SetupError
 from ssd.observability.metrics import PROPOSER_CRASHES_TOTAL
 from ssd.speculation.estimates import Calibration
 from ssd_vllm import proposer
-from ssd_vllm.proposer import Proposer, admin_port
+from ssd_vllm.proposer import Proposer, admin_port, tokenizer_folder
 from ssd_vllm.requests import NewRequest, Proposals, Step
 
 LOOKAHEAD = 6
@@ -63,7 +67,9 @@ def config(**settings: Any) -> Any:
             get_vocab_size=lambda: 4096,
             max_model_len=64,
         ),
-        parallel_config=SimpleNamespace(data_parallel_rank=2),
+        # vLLM resets the rank of replicas of a dense model.
+        parallel_config=SimpleNamespace(data_parallel_rank=0, data_parallel_index=2),
+        load_config=SimpleNamespace(download_dir=None),
         speculative_config=SimpleNamespace(num_speculative_tokens=LOOKAHEAD),
         additional_config={"ssd": {"drafts": ["127.0.0.1:1"], **settings}},
     )
@@ -197,6 +203,38 @@ def test_with_measured_times_the_first_proposals_have_the_best_length(make: Make
 def test_each_replica_has_a_port(make: MakeProposer) -> None:
     assert admin_port(make(admin_port=9000).settings, config().parallel_config) == 9002
     assert admin_port(make().settings, config().parallel_config) == 0
+
+
+def test_a_tokenizer_of_the_hub_has_the_revision_and_the_folder_of_vllm(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+
+    def download(name: str, file: str, **options: Any) -> str:
+        asked.append((name, file, options))
+        return str(tmp_path / file)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    model = SimpleNamespace(tokenizer="org/model", tokenizer_revision=None, revision="abc")
+    assert tokenizer_folder(model, "files") == tmp_path
+    model.tokenizer_revision = "def"
+    tokenizer_folder(model, None)
+    assert asked == [
+        ("org/model", "tokenizer.json", {"revision": "abc", "cache_dir": "files"}),
+        ("org/model", "tokenizer.json", {"revision": "def", "cache_dir": None}),
+    ]
+
+
+def test_a_tokenizer_that_the_hub_does_not_have_ends_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def download(*_name: str, **_options: Any) -> str:
+        raise EntryNotFoundError("404")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    model = SimpleNamespace(tokenizer="org/model", tokenizer_revision=None, revision=None)
+    with pytest.raises(SetupError, match=r"org/model has no tokenizer\.json: 404"):
+        tokenizer_folder(model, None)
 
 
 def test_other_ranks_have_no_requests(make: MakeProposer) -> None:
