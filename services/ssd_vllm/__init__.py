@@ -13,6 +13,8 @@ each step, and replaces vLLM's random choices by choices with the noise that dra
 from importlib import import_module
 from typing import Any
 
+from ssd_vllm.versions import check_version
+
 _HOMES = {
     "Gate": "ssd_vllm.gate",
     "Proposer": "ssd_vllm.proposer",
@@ -21,7 +23,14 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a class when vLLM asks for it: the settings need no vLLM."""
+    """Import a class when vLLM asks for it: the settings need no vLLM.
+
+    Raises:
+        SetupError: the plugin does not support this version of vLLM.
+    """
     if name not in _HOMES:
         raise AttributeError(f"ssd_vllm has no {name}")
+    if name == "Worker":
+        # Before the import of names that other versions do not have.
+        check_version(import_module("vllm").__version__)
     return getattr(import_module(_HOMES[name]), name)

@@ -7,6 +7,7 @@ and a text does not depend on what was proposed: see speculation.md, section 4.
 Letters: B requests, R rows of proposed tokens of all requests, L most proposed tokens of one.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd.engine.sampling.host_noise import gumbel_by_torch
-from ssd.engine.sampling.keyed import NoiseKeys, gumbel_of_keys, packed, to_device
+from ssd.engine.sampling.keyed import NoiseKeys, compiled_on, gumbel_of_keys, packed, to_device
 from ssd.speculation.noise import GumbelRows
 
 Int64s = NDArray[np.int64]
@@ -36,6 +37,14 @@ class StepAddresses:
     """Index of the next token of each text."""
     num_proposed_B: Int64s
 
+    @classmethod
+    def of_dummies(cls, count: int) -> Self:
+        """Return addresses of so many rows without requests, at temperature 1."""
+        nothing_B = np.zeros(count, dtype=np.int64)
+        return cls(
+            nothing_B.astype(np.uint64), np.ones(count, dtype=np.float32), nothing_B, nothing_B
+        )
+
     def requests_of_rows(self) -> Int64s:
         """Return the request of each proposed token, [R]."""
         return np.repeat(np.arange(len(self.next_B)), self.num_proposed_B)
@@ -51,6 +60,8 @@ class CoupledNoise:
 
     def __init__(self) -> None:
         self._rows: GumbelRows | None = None
+        self._gumbel: Callable[..., Tensor] | None = None
+        """Compiled for the device."""
 
     def choose(
         self, logits_RV: Tensor, addresses: StepAddresses, requests_R: Int64s, positions_R: Int64s
@@ -73,7 +84,9 @@ class CoupledNoise:
     def _noise(self, keys: "HostKeys", vocab_size: int, device: torch.device) -> Tensor:
         if device.type == "cpu":
             return self._on_host(keys, vocab_size)
-        return noise_on_device(keys, vocab_size, str(device))
+        if self._gumbel is None:
+            self._gumbel = compiled_on(str(device), gumbel_of_keys)
+        return noise_on_device(keys, vocab_size, str(device), self._gumbel)
 
     def _on_host(self, keys: "HostKeys", vocab_size: int) -> Tensor:
         if self._rows is None:
@@ -101,12 +114,20 @@ class HostKeys:
         return cls(addresses.seeds_B[requests_R], positions_R, addresses.temperatures_B[requests_R])
 
 
-def noise_on_device(keys: HostKeys, vocab_size: int, device: str) -> Tensor:
-    """Return noise that is computed on a device, float32 [R, V]; 0 at temperature 0."""
+def noise_on_device(
+    keys: HostKeys,
+    vocab_size: int,
+    device: str,
+    gumbel: Callable[..., Tensor] = gumbel_of_keys,
+) -> Tensor:
+    """Return noise that is computed on a device, float32 [R, V]; 0 at temperature 0.
+
+    ``gumbel`` is ``gumbel_of_keys``, or its compiled form.
+    """
     choices_R = np.zeros_like(keys.positions_R)
     packed_4R = packed(keys.seeds_R, choices_R, keys.positions_R, keys.temperatures_R)
     on_device = NoiseKeys.unpacked(to_device(packed_4R, device))
-    noise_RV = gumbel_of_keys(on_device, 0, vocab_size)
+    noise_RV = gumbel(on_device, 0, vocab_size)
     return torch.where(on_device.temperatures_R[:, None] > 0, noise_RV, 0.0)
 
 

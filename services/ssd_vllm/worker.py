@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import vllm
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
@@ -18,7 +17,7 @@ from ssd_vllm.coupled import CoupledNoise, StepAddresses, accept, choose_after_p
 from ssd_vllm.proposer import Proposer, temperature_of
 from ssd_vllm.requests import seed_of
 from ssd_vllm.settings import read
-from ssd_vllm.versions import check_parameters, check_version
+from ssd_vllm.versions import check_parameters
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker
@@ -53,9 +52,8 @@ class Worker(BaseWorker):  # type: ignore[misc]
         """Load the target, then connect the proposer and the sampler to the steps.
 
         Raises:
-            SetupError: the plugin does not support this version or configuration of vLLM.
+            SetupError: the plugin does not support this configuration of vLLM.
         """
-        check_version(vllm.__version__)
         check_parameters(_USED)
         settings = read(self.vllm_config.additional_config)
         check_configuration(self.vllm_config)
@@ -99,7 +97,7 @@ class Worker(BaseWorker):  # type: ignore[misc]
         with runner.maybe_select_dummy_loras(runner.lora_config, each_one_R):
             logits_RV = runner.model.compute_logits(hidden_RD[:rows])
         if logits_RV is not None:
-            # Waits for the device. On GPUs, only the first rank has logits.
+            # Waits for the device. On some platforms, only the first rank has logits.
             logits_RV.sum().item()
         return float(get_tp_group().broadcast_object(clock.now() - began_at))
 
@@ -107,13 +105,13 @@ class Worker(BaseWorker):  # type: ignore[misc]
         """See vLLM; proposals stay possible up to the new length."""
         super().update_max_model_len(max_model_len)
         if isinstance(self._proposer, Proposer):
+            self._proposer.max_model_len = max_model_len
             _propose_at_any_length(self.model_runner)
 
     def shutdown(self) -> None:
-        """End the links too, and leave vLLM's functions as they were."""
+        """End the links too."""
         if isinstance(self._proposer, Proposer):
             self._proposer.links.stop()
-        rejection_sampler.rejection_sample = _STOCK_REJECTION
         super().shutdown()
 
     def execute_model(self, scheduler_output: Any) -> Any:
@@ -127,7 +125,8 @@ def check_configuration(config: Any) -> None:
     """Check what the worker cannot serve exactly.
 
     Raises:
-        SetupError: another kind of speculation, whose positions are not known when it samples; or
+        SetupError: another kind of speculation, whose positions are not known when it samples;
+            ranks with a scheduler each, which do not receive the proposals of the first rank; or
             the model runner V2.
     """
     speculative = config.speculative_config
@@ -135,6 +134,12 @@ def check_configuration(config: Any) -> None:
         raise SetupError(
             f"ssd_vllm.Worker has speculative_config with {speculative.method}; set method to "
             "custom_class and model to ssd_vllm.Proposer, or use vLLM's own worker"
+        )
+    parallel = config.parallel_config
+    if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
+        raise SetupError(
+            "ssd_vllm.Worker does not support distributed_executor_backend external_launcher with "
+            "several ranks; use mp or ray"
         )
     if config.use_v2_model_runner:
         raise SetupError(
@@ -157,7 +162,8 @@ Row = tuple[torch.Tensor, torch.Tensor | None]
 class CoupledSampling:
     """Replaces the two random choices of a runner of vLLM. The worker's thread.
 
-    ``rejection_sample`` is a function of a module; ``Worker.shutdown`` restores it.
+    ``rejection_sample`` is a function of a module, which another runner may use too. It is replaced
+    only while this runner samples.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -166,33 +172,31 @@ class CoupledSampling:
         self._step: StepAddresses | None = None
         sampler = runner.sampler.topk_topp_sampler
         self._sample = runner._sample  # noqa: SLF001 no public method has its arguments
-        self._stock_row = sampler.forward
         runner._sample = self.sample  # noqa: SLF001 likewise
         sampler.forward = self.choose_row
-        rejection_sampler.rejection_sample = self.choose_rows
 
     def sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
         """Sample a step with the addresses of its rows."""
         # Nothing draws from them, and on CPUs vLLM 0.32 fails to rewind those of stored prompts.
         self._runner.input_batch.generators.clear()
         self._step = self._addresses(spec_decode_metadata)
+        rejection_sampler.rejection_sample = self.choose_rows
         try:
             return self._sample(logits, spec_decode_metadata)
         finally:
+            rejection_sampler.rejection_sample = _STOCK_REJECTION
             self._step = None
 
     def choose_row(
         self,
         logits: torch.Tensor,
-        generators: dict[int, torch.Generator],
+        _generators: dict[int, torch.Generator],
         k: torch.Tensor | None,
         p: torch.Tensor | None,
     ) -> Row:
         """In place of ``TopKTopPSampler.forward``: the row after the proposed tokens."""
-        if self._step is None:
-            # A dummy run, which has no requests.
-            stock: Row = self._stock_row(logits, generators, k, p)
-            return stock
+        # A dummy run has no requests. vLLM measures its memory, so it has noise too.
+        step = self._step or StepAddresses.of_dummies(len(logits))
         logits_BV = apply_top_k_top_p(logits, k, p)
         processed = None
         match self._runner.sampler.logprobs_mode:
@@ -200,7 +204,7 @@ class CoupledSampling:
                 processed = logits_BV
             case "processed_logprobs":
                 processed = logits_BV.log_softmax(dim=-1, dtype=torch.float32)
-        return choose_after_proposals(self._noise, self._step, logits_BV), processed
+        return choose_after_proposals(self._noise, step, logits_BV), processed
 
     def choose_rows(self, *given: Any, **more: Any) -> torch.Tensor:
         """In place of ``rejection_sample``."""

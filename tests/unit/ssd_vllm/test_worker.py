@@ -61,9 +61,12 @@ class RecordingProposer(Proposer):
         self._calls.append(("calibrate", calibration))
 
 
-def parallel(*, stages: int = 1, replicas: int = 1) -> Any:
+def parallel(*, stages: int = 1, replicas: int = 1, backend: str = "mp") -> Any:
     return SimpleNamespace(
-        world_size=2 * stages, tensor_parallel_size=2, data_parallel_size=replicas
+        world_size=2 * stages,
+        tensor_parallel_size=2,
+        data_parallel_size=replicas,
+        distributed_executor_backend=backend,
     )
 
 
@@ -195,27 +198,55 @@ def test_processed_values_are_returned_without_noise(import_worker: Import, mode
     torch.testing.assert_close(returned, expected)
 
 
-def test_greedy_batches_and_dummy_runs_are_vllms_own(import_worker: Import, calls: Calls) -> None:
+def test_rejection_in_greedy_batches_and_in_dummy_runs_is_vllms_own(
+    import_worker: Import, calls: Calls
+) -> None:
     module = import_worker()
     runner = Runner(num_reqs=1)
     module.CoupledSampling(runner)
     given = (None,) * 7
     greedy, warm = (SimpleNamespace(all_greedy=each) for each in (True, False))
-    rejection_sample = module.rejection_sampler.rejection_sample
-    runner.sampled = lambda *_: rejection_sample(*given, greedy, synthetic_mode=True)
+    sampler = module.rejection_sampler
+    runner.sampled = lambda *_: sampler.rejection_sample(*given, greedy, synthetic_mode=True)
     assert runner._sample(None, SimpleNamespace(num_draft_tokens=[1])) is STOCK_ROWS
-    assert rejection_sample(*given, warm) is STOCK_ROWS
+    assert sampler.rejection_sample(*given, warm) is STOCK_ROWS
     assert calls == [("rejection_sample", True), ("rejection_sample", False)]
-    assert runner.sampler.topk_topp_sampler.forward(None, {}, None, None) is STOCK_ROW
+
+
+def test_a_dummy_run_computes_noise_because_vllm_measures_its_memory(import_worker: Import) -> None:
+    runner = Runner(num_reqs=0)
+    import_worker().CoupledSampling(runner)
+    logits_BV = logits(3)
+    token_B, _ = runner.sampler.topk_topp_sampler.forward(logits_BV, {}, None, None)
+    assert token_B.tolist() == [chosen(row_V, 0, 0) for row_V in logits_BV]
+
+
+def test_two_engines_of_a_process_choose_for_their_own_requests(import_worker: Import) -> None:
+    module = import_worker()
+    sampler = module.rejection_sampler
+    first, second = Runner(num_reqs=1), Runner(num_reqs=1, seeds=(7,))
+    for runner in (first, second):
+        module.CoupledSampling(runner)
+    target_1V = logits(1)
+    given = (torch.tensor([1]), [1], 1, None, None, target_1V, torch.tensor([[2]]))
+    warm = SimpleNamespace(all_greedy=False)
+    for runner, seed in ((first, 5), (second, 7)):
+        runner.sampled = lambda *_: sampler.rejection_sample(*given, warm)
+        found = runner._sample(None, SimpleNamespace(num_draft_tokens=[1]))
+        choice = chosen(target_1V[0], seed, 10)
+        assert found.tolist() == [[choice, 2 if choice == 1 else -1]]
 
 
 def test_a_failed_step_leaves_no_addresses_and_no_generators(import_worker: Import) -> None:
     runner = Runner(num_reqs=1)
     runner.sampled = lambda *_: 1 / 0
-    import_worker().CoupledSampling(runner)
+    module = import_worker()
+    stock = module.rejection_sampler.rejection_sample
+    sampling = module.CoupledSampling(runner)
     with pytest.raises(ZeroDivisionError):
         runner._sample(None, None)
-    assert runner.sampler.topk_topp_sampler.forward(None, {}, None, None) is STOCK_ROW
+    assert sampling._step is None
+    assert module.rejection_sampler.rejection_sample is stock
     assert runner.input_batch.generators == {}
 
 
@@ -232,6 +263,7 @@ def test_the_worker_connects_the_proposer_after_the_model(
     assert runner.effective_drafter_max_model_len == MAX_LEN + LOOKAHEAD
     worker.update_max_model_len(32)
     assert runner.effective_drafter_max_model_len == 32 + LOOKAHEAD
+    assert proposer.max_model_len == 32
     assert worker.execute_model("step") == "output"
     assert calls[1:] == [("begin_step", "step"), ("execute_model", "step")]
 
@@ -273,21 +305,16 @@ def test_the_worker_runs_without_speculation(import_worker: Import, calls: Calls
 
 
 @pytest.mark.parametrize("sampling", ["coupled", "stock"])
-def test_the_setting_selects_whose_choices_are_used_until_the_end(
+def test_the_setting_selects_whose_choices_are_used(
     import_worker: Import, calls: Calls, sampling: str
 ) -> None:
     module = import_worker()
-    sampler = module.rejection_sampler
-    stock = sampler.rejection_sample
     runner = Runner(num_reqs=1, drafter=RecordingProposer(calls))
     stock_row = runner.sampler.topk_topp_sampler.forward
     worker = module.Worker(config(additional_config={"ssd": {"sampling": sampling}}), runner)
     worker.load_model()
-    is_stock = sampling == "stock"
-    assert (sampler.rejection_sample is stock) is is_stock
-    assert (runner.sampler.topk_topp_sampler.forward is stock_row) is is_stock
+    assert (runner.sampler.topk_topp_sampler.forward is stock_row) is (sampling == "stock")
     worker.shutdown()
-    assert sampler.rejection_sample is stock
     assert calls[-2:] == [("stop",), ("shutdown",)]
 
 
@@ -296,6 +323,7 @@ def test_the_setting_selects_whose_choices_are_used_until_the_end(
     [
         ({"speculative": "org/eagle", "plugin": {"drafts": ["a:1"]}}, "speculative_config with ea"),
         ({"use_v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER=0"),
+        ({"parallel_config": parallel(backend="external_launcher")}, "external_launcher"),
     ],
 )
 def test_what_it_cannot_serve_exactly_ends_the_start(
@@ -307,11 +335,15 @@ def test_what_it_cannot_serve_exactly_ends_the_start(
     assert calls == [], "before the model is loaded"
 
 
-def test_another_version_of_vllm_ends_the_start(import_worker: Import, calls: Calls) -> None:
-    worker = import_worker(version="0.33.1").Worker(config(), Runner(num_reqs=1))
+def test_another_version_of_vllm_ends_the_start_before_its_names_are_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setattr(sys.modules["vllm"], "__version__", "0.33.1", raising=False)
+    monkeypatch.delitem(sys.modules, "ssd_vllm.worker", raising=False)
     with pytest.raises(SetupError, match=r"supports vLLM 0\.32, found 0\.33\.1"):
-        worker.load_model()
-    assert calls == []
+        _ = ssd_vllm.Worker
+    assert "ssd_vllm.worker" not in sys.modules
 
 
 def test_a_changed_function_of_vllm_ends_the_start(import_worker: Import, calls: Calls) -> None:
