@@ -37,14 +37,6 @@ class StepAddresses:
     """Index of the next token of each text."""
     num_proposed_B: Int64s
 
-    @classmethod
-    def of_dummies(cls, count: int) -> Self:
-        """Return addresses of so many rows without requests, at temperature 1."""
-        nothing_B = np.zeros(count, dtype=np.int64)
-        return cls(
-            nothing_B.astype(np.uint64), np.ones(count, dtype=np.float32), nothing_B, nothing_B
-        )
-
     def requests_of_rows(self) -> Int64s:
         """Return the request of each proposed token, [R]."""
         return np.repeat(np.arange(len(self.next_B)), self.num_proposed_B)
@@ -81,12 +73,23 @@ class CoupledNoise:
             chosen.append((logits_RV[block] + noise_RV).argmax(dim=-1))
         return torch.cat(chosen)
 
+    def reserve(self, vocab_size: int, device: torch.device) -> None:
+        """Compute the noise of a whole block on a device: vLLM measures its memory at the start."""
+        if device.type != "cpu":
+            self._noise(HostKeys.of_nobody(BLOCK_VALUES // vocab_size), vocab_size, device)
+
     def _noise(self, keys: "HostKeys", vocab_size: int, device: torch.device) -> Tensor:
         if device.type == "cpu":
             return self._on_host(keys, vocab_size)
         if self._gumbel is None:
             self._gumbel = compiled_on(str(device), gumbel_of_keys)
-        return noise_on_device(keys, vocab_size, str(device), self._gumbel)
+        num_rows = len(keys.positions_R)
+        if num_rows == 1:
+            # The compiler makes a version of its own for one row, which takes seconds.
+            keys = HostKeys(
+                keys.seeds_R.repeat(2), keys.positions_R.repeat(2), keys.temperatures_R.repeat(2)
+            )
+        return noise_on_device(keys, vocab_size, str(device), self._gumbel)[:num_rows]
 
     def _on_host(self, keys: "HostKeys", vocab_size: int) -> Tensor:
         if self._rows is None:
@@ -112,6 +115,14 @@ class HostKeys:
     def of(cls, addresses: StepAddresses, requests_R: Int64s, positions_R: Int64s) -> Self:
         """Return the addresses of rows of some requests."""
         return cls(addresses.seeds_B[requests_R], positions_R, addresses.temperatures_B[requests_R])
+
+    @classmethod
+    def of_nobody(cls, count: int) -> Self:
+        """Return addresses of rows without requests, at least two, at temperature 1."""
+        shape = (max(2, count),)
+        return cls(
+            np.zeros(shape, np.uint64), np.zeros(shape, np.int64), np.ones(shape, np.float32)
+        )
 
 
 def noise_on_device(

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, replace
+from typing import cast
 
 from ssd.errors import FieldError, SetupError
 from ssd.observability.log import get_logger
@@ -24,7 +25,7 @@ from ssd.rpc.codec import SpeculationChange
 from ssd.rpc.listen import join_address
 from ssd.rpc.pool_codec import PoolStatus
 from ssd.rpc.server import RpcServer
-from ssd.types import LinkSettings, Mode
+from ssd.types import FanOutName, LinkSettings, Mode
 from ssd_vllm.settings import PluginSettings
 from ssd_vllm.step_control import StepControl
 
@@ -66,6 +67,8 @@ class PoolServer:
     async def run(self) -> None:
         """Dial drafts, answer calls and publish gauges."""
         self._dialer = self._make_dialer()
+        # It may have been changed before a bug ended the links.
+        self._dialer.configure(LinkSettings(fan_out_policy=self._settings.fan_out))
         publish_mode(self._served.control.mode)
         async with self._listening(), asyncio.TaskGroup() as group:
             group.create_task(self._dialer.run())
@@ -95,6 +98,7 @@ class PoolServer:
             settings,
             backup=change.backup or settings.backup,
             draft_deadline_ms=change.draft_deadline_ms or settings.draft_deadline_ms,
+            fan_out=cast("FanOutName", change.fan_out_policy or settings.fan_out),
         )
         served.pool.configure(self._settings.pool(served.lookahead, served.num_token_ids))
         if change.mode is not None:

@@ -61,7 +61,7 @@ class Proposer:
         model = vllm_config.model_config
         self.settings: PluginSettings = read(vllm_config.additional_config)
         self.settings.check_drafts()
-        tokenizer = load_tokenizer(tokenizer_folder(model, vllm_config.load_config.download_dir))
+        tokenizer = load_tokenizer(tokenizer_folder(model))
         num_token_ids = min(tokenizer.vocab_size, model.get_vocab_size())
         lookahead = vllm_config.speculative_config.num_speculative_tokens
         self.max_model_len = model.max_model_len
@@ -258,14 +258,10 @@ def temperature_of(temperature: float) -> float:
     return temperature if temperature >= _LEAST_TEMPERATURE else 0.0
 
 
-def tokenizer_folder(model: Any, cache: str | None) -> Path:
+def tokenizer_folder(model: Any) -> Path:
     """Return the folder of the tokenizer of vLLM's ``ModelConfig``.
 
     It is a path, or an entry of the hub, which is fetched unless vLLM has done so.
-
-    Args:
-        model: names the tokenizer, and its revision on the hub.
-        cache: folder of the hub's files; None: the default.
 
     Raises:
         SetupError: there is no ``tokenizer.json``.
@@ -275,11 +271,9 @@ def tokenizer_folder(model: Any, cache: str | None) -> Path:
     from huggingface_hub import hf_hub_download  # noqa: PLC0415 only for names of the hub
     from huggingface_hub.errors import EntryNotFoundError  # noqa: PLC0415 likewise
 
-    revision = model.tokenizer_revision or model.revision
+    revision, token = model.tokenizer_revision, model.hf_token
     try:
-        found = hf_hub_download(
-            model.tokenizer, "tokenizer.json", revision=revision, cache_dir=cache
-        )
+        found = hf_hub_download(model.tokenizer, "tokenizer.json", revision=revision, token=token)
     except (OSError, ValueError, EntryNotFoundError) as error:
         message = f"the tokenizer {model.tokenizer} has no tokenizer.json: {error}"
         raise SetupError(message) from error

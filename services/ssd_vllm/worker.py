@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import vllm
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
@@ -17,7 +18,7 @@ from ssd_vllm.coupled import CoupledNoise, StepAddresses, accept, choose_after_p
 from ssd_vllm.proposer import Proposer, temperature_of
 from ssd_vllm.requests import seed_of
 from ssd_vllm.settings import read
-from ssd_vllm.versions import check_parameters
+from ssd_vllm.versions import check_parameters, check_version
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker
@@ -52,8 +53,9 @@ class Worker(BaseWorker):  # type: ignore[misc]
         """Load the target, then connect the proposer and the sampler to the steps.
 
         Raises:
-            SetupError: the plugin does not support this configuration of vLLM.
+            SetupError: the plugin does not support this version or configuration of vLLM.
         """
+        check_version(vllm.__version__)
         check_parameters(_USED)
         settings = read(self.vllm_config.additional_config)
         check_configuration(self.vllm_config)
@@ -163,7 +165,7 @@ class CoupledSampling:
     """Replaces the two random choices of a runner of vLLM. The worker's thread.
 
     ``rejection_sample`` is a function of a module, which another runner may use too. It is replaced
-    only while this runner samples.
+    only while this runner samples, so engines of one process sample one after the other.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -173,6 +175,7 @@ class CoupledSampling:
         sampler = runner.sampler.topk_topp_sampler
         self._sample = runner._sample  # noqa: SLF001 no public method has its arguments
         runner._sample = self.sample  # noqa: SLF001 likewise
+        self._stock_row = sampler.forward
         sampler.forward = self.choose_row
 
     def sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
@@ -190,13 +193,16 @@ class CoupledSampling:
     def choose_row(
         self,
         logits: torch.Tensor,
-        _generators: dict[int, torch.Generator],
+        generators: dict[int, torch.Generator],
         k: torch.Tensor | None,
         p: torch.Tensor | None,
     ) -> Row:
         """In place of ``TopKTopPSampler.forward``: the row after the proposed tokens."""
-        # A dummy run has no requests. vLLM measures its memory, so it has noise too.
-        step = self._step or StepAddresses.of_dummies(len(logits))
+        if self._step is None:
+            # A dummy run, which has no requests.
+            self._noise.reserve(logits.shape[1], logits.device)
+            stock: Row = self._stock_row(logits, generators, k, p)
+            return stock
         logits_BV = apply_top_k_top_p(logits, k, p)
         processed = None
         match self._runner.sampler.logprobs_mode:
@@ -204,7 +210,7 @@ class CoupledSampling:
                 processed = logits_BV
             case "processed_logprobs":
                 processed = logits_BV.log_softmax(dim=-1, dtype=torch.float32)
-        return choose_after_proposals(self._noise, step, logits_BV), processed
+        return choose_after_proposals(self._noise, self._step, logits_BV), processed
 
     def choose_rows(self, *given: Any, **more: Any) -> torch.Tensor:
         """In place of ``rejection_sample``."""

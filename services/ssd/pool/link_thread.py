@@ -60,7 +60,7 @@ class LinkThread:
     ) -> None:
         self._serve = serve
         self._cpus = cpus
-        self._is_stopping = False
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ssd-links", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
@@ -71,7 +71,7 @@ class LinkThread:
 
     def stop(self) -> None:
         """End all links. Idempotent."""
-        self._is_stopping = True
+        self._stopping.set()
         loop, task = self._loop, self._task
         if loop is not None and task is not None:
             with contextlib.suppress(RuntimeError):
@@ -83,15 +83,21 @@ class LinkThread:
         # Links work on any CPU, only later.
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, self._cpus)
-        with contextlib.suppress(asyncio.CancelledError):
+        try:
             asyncio.run(self._main())
+        except asyncio.CancelledError:
+            pass
+        except Exception as error:  # noqa: BLE001 decoding continues without drafts
+            _log.exception("links_crashed", error=repr(error))
 
     async def _main(self) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        while not self._is_stopping:
+        while not self._stopping.is_set():
             try:
                 await self._serve()
             except Exception as error:  # noqa: BLE001 meanwhile, decoding continues without drafts
+                if self._stopping.is_set():
+                    return
                 _log.exception("links_crashed", error=repr(error))
                 PROPOSER_CRASHES_TOTAL.inc()
             else:

@@ -1,5 +1,8 @@
 """The choices of a step of vLLM: equal to those of one row after the other, for any proposals."""
 
+from collections.abc import Callable
+from typing import Any, cast
+
 import numpy as np
 import pytest
 import torch
@@ -79,6 +82,49 @@ def test_noise_on_a_device_is_that_of_the_host(temperature: float) -> None:
     on_host = CoupledNoise()._on_host(keys, VOCAB)
     on_device = noise_on_device(keys, VOCAB, "cpu")
     torch.testing.assert_close(on_device, on_host, rtol=0, atol=4e-6)
+
+
+class Accelerator:
+    """Looks like a device with kernels of its own; tensors are on the host."""
+
+    type = "cuda"
+
+    def __str__(self) -> str:
+        return "cpu"
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 5])
+def test_a_device_compiles_the_noise_once_and_never_for_a_single_row(
+    monkeypatch: pytest.MonkeyPatch, num_rows: int
+) -> None:
+    compiled_for, sizes = [], []
+
+    def compiled_on(device: str, function: Callable[..., torch.Tensor]) -> Any:
+        compiled_for.append(device)
+
+        def compiled(keys: Any, first_id: int, num_ids: int) -> torch.Tensor:
+            sizes.append(len(keys.seeds_R))
+            return function(keys, first_id, num_ids)
+
+        return compiled
+
+    monkeypatch.setattr(coupled, "compiled_on", compiled_on)
+    monkeypatch.setattr(coupled, "BLOCK_VALUES", 4 * VOCAB)
+    step = addresses([num_rows], [1.0])
+    requests_R, columns_R = step.requests_of_rows(), step.columns_of_rows()
+    keys = HostKeys.of(step, requests_R, step.next_B[requests_R] + columns_R)
+    noise, device = CoupledNoise(), cast("torch.device", Accelerator())
+    noise.reserve(VOCAB, device)
+    found = noise._noise(keys, VOCAB, device)
+    torch.testing.assert_close(found, CoupledNoise()._on_host(keys, VOCAB), rtol=0, atol=4e-6)
+    assert compiled_for == ["cpu"]
+    assert sizes == [4, max(2, num_rows)]
+
+
+def test_nothing_is_reserved_on_the_host() -> None:
+    noise = CoupledNoise()
+    noise.reserve(VOCAB, torch.device("cpu"))
+    assert noise._rows is None
 
 
 def test_blocks_of_rows_choose_as_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,20 @@ async def test_speculation_is_changed_from_the_next_step_on() -> None:
     assert parts.pool.deadline_seconds == pytest.approx(0.007)
 
 
+async def test_links_that_begin_again_keep_the_fan_out_that_was_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: asyncio.Queue[LinkSettings] = asyncio.Queue()
+    monkeypatch.setattr(LinkDialer, "configure", lambda _self, given: begun.put_nowait(given))
+    server = make(served(), 0)
+    async with running(server), asyncio.timeout(60):
+        assert (await begun.get()).fan_out_policy == SETTINGS.fan_out
+        server.set_speculation(SpeculationChange(fan_out_policy="uniform"))
+        assert (await begun.get()).fan_out_policy == "uniform"
+    async with running(server), asyncio.timeout(60):
+        assert (await begun.get()).fan_out_policy == "uniform"
+
+
 async def test_a_port_in_use_leaves_the_links_running(caplog: pytest.LogCaptureFixture) -> None:
     parts = served()
     OPEN_SESSIONS.set(9)

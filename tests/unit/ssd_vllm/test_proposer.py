@@ -69,7 +69,6 @@ def config(**settings: Any) -> Any:
         ),
         # vLLM resets the rank of replicas of a dense model.
         parallel_config=SimpleNamespace(data_parallel_rank=0, data_parallel_index=2),
-        load_config=SimpleNamespace(download_dir=None),
         speculative_config=SimpleNamespace(num_speculative_tokens=LOOKAHEAD),
         additional_config={"ssd": {"drafts": ["127.0.0.1:1"], **settings}},
     )
@@ -205,7 +204,7 @@ def test_each_replica_has_a_port(make: MakeProposer) -> None:
     assert admin_port(make().settings, config().parallel_config) == 0
 
 
-def test_a_tokenizer_of_the_hub_has_the_revision_and_the_folder_of_vllm(
+def test_a_tokenizer_of_the_hub_has_the_revision_of_vllm(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked = []
@@ -215,14 +214,9 @@ def test_a_tokenizer_of_the_hub_has_the_revision_and_the_folder_of_vllm(
         return str(tmp_path / file)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    model = SimpleNamespace(tokenizer="org/model", tokenizer_revision=None, revision="abc")
-    assert tokenizer_folder(model, "files") == tmp_path
-    model.tokenizer_revision = "def"
-    tokenizer_folder(model, None)
-    assert asked == [
-        ("org/model", "tokenizer.json", {"revision": "abc", "cache_dir": "files"}),
-        ("org/model", "tokenizer.json", {"revision": "def", "cache_dir": None}),
-    ]
+    model = SimpleNamespace(tokenizer="org/model", tokenizer_revision="abc", hf_token="secret")
+    assert tokenizer_folder(model) == tmp_path
+    assert asked == [("org/model", "tokenizer.json", {"revision": "abc", "token": "secret"})]
 
 
 def test_a_tokenizer_that_the_hub_does_not_have_ends_the_start(
@@ -232,9 +226,9 @@ def test_a_tokenizer_that_the_hub_does_not_have_ends_the_start(
         raise EntryNotFoundError("404")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    model = SimpleNamespace(tokenizer="org/model", tokenizer_revision=None, revision=None)
+    model = SimpleNamespace(tokenizer="org/model", tokenizer_revision=None, hf_token=None)
     with pytest.raises(SetupError, match=r"org/model has no tokenizer\.json: 404"):
-        tokenizer_folder(model, None)
+        tokenizer_folder(model)
 
 
 def test_other_ranks_have_no_requests(make: MakeProposer) -> None:

@@ -213,12 +213,19 @@ def test_rejection_in_greedy_batches_and_in_dummy_runs_is_vllms_own(
     assert calls == [("rejection_sample", True), ("rejection_sample", False)]
 
 
-def test_a_dummy_run_computes_noise_because_vllm_measures_its_memory(import_worker: Import) -> None:
+def test_a_dummy_run_reserves_the_memory_of_the_noise(
+    import_worker: Import, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = import_worker()
+    reserved: list[tuple[int, torch.device]] = []
+    monkeypatch.setattr(
+        module.CoupledNoise, "reserve", lambda _self, *given: reserved.append(given)
+    )
     runner = Runner(num_reqs=0)
-    import_worker().CoupledSampling(runner)
-    logits_BV = logits(3)
-    token_B, _ = runner.sampler.topk_topp_sampler.forward(logits_BV, {}, None, None)
-    assert token_B.tolist() == [chosen(row_V, 0, 0) for row_V in logits_BV]
+    module.CoupledSampling(runner)
+    forward = runner.sampler.topk_topp_sampler.forward
+    assert forward(logits(3), {}, None, None) is STOCK_ROW
+    assert reserved == [(VOCAB, torch.device("cpu"))]
 
 
 def test_two_engines_of_a_process_choose_for_their_own_requests(import_worker: Import) -> None:
