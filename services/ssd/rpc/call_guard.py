@@ -108,18 +108,26 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         )
 
     async def _serve(self, method: str, handler: Any, requests: Any, call: "Call") -> None:
+        with contextlib.ExitStack() as place:
+            answer = await self._answer(method, handler, requests, call, place)
+            # A behaviour may end while its first write is cancelled but pending. The error has
+            # ended, so that it keeps no frames while this waits.
+            await call.settle()
+            if answer is not None:
+                call.end(*answer)
+
+    async def _answer(
+        self, method: str, handler: Any, requests: Any, call: "Call", place: contextlib.ExitStack
+    ) -> tuple[grpc.StatusCode, str, Trailers] | None:
+        """Run a call, which counts until ``place`` ends; return its status, None if it has one."""
         request_id = _begin(call)
         try:
             self._access.check(method, call)
-            with self._count(method):
-                await self._run(handler, requests, call)
-            # A behaviour may end while its first write is cancelled but pending.
-            await call.settle()
-            return
+            place.enter_context(self._count(method))
+            await self._run(handler, requests, call)
         except grpc.aio.AbortError as error:
             # Raised by a servicer of another package. gRPC raises it again without the old frames.
             error.__traceback__ = None
-            return
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is None or task.cancelling():
                 self._on_failure(method, call.cancellation_cause())
@@ -128,7 +136,7 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             _log.exception("call_failed", method=method)
             bug = InternalError("the server cancelled its own work on this call")
             self._on_failure(method, bug)
-            answer = status_and_trailers(bug, request_id)
+            return status_and_trailers(bug, request_id)
         except grpc.aio.InternalError:
             # A write or read failed: the caller disconnected, and gRPC will cancel this call.
             self._on_failure(method, call.cancellation_cause())
@@ -136,10 +144,8 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         except Exception as error:  # noqa: BLE001 - the product's one catch-all
             error = _as_ours(method, error)
             self._on_failure(method, error)
-            answer = status_and_trailers(error, request_id)
-        # Outside of the except clause, so that the error keeps no frames while this waits.
-        await call.settle()
-        call.end(*answer)
+            return status_and_trailers(error, request_id)
+        return None
 
     async def _run(self, handler: Any, requests: Any, call: "Call") -> None:
         behaviour = next(

@@ -223,6 +223,22 @@ async def test_a_stalled_reader_receives_its_status_when_it_resumes(
     assert new_records(caplog) == []
 
 
+async def test_a_stalled_reader_keeps_its_place_until_it_resumes() -> None:
+    write = InTime()
+    async with (
+        serving(write, limits=ServerLimits(calls=1)) as server,
+        channel_to(server, *WINDOW) as channel,
+    ):
+        call = channel.unary_stream(METHOD)(b"x")
+        await write.gave_up.wait()
+        assert isinstance(await failed_call(server), OverloadedError)
+        assert await call.read() == LONG
+        with pytest.raises(grpc.aio.AioRpcError, match="the stream was not read"):
+            await call.read()
+        write.gave_up.clear()
+        assert await channel.unary_stream(METHOD)(b"x").read() == LONG
+
+
 async def test_a_stalled_reader_receives_the_end_of_a_call_that_stopped_writing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
