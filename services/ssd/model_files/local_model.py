@@ -15,6 +15,7 @@ from ssd.engine.config import (
     usable_token_ids,
 )
 from ssd.engine.engine_choice import OPENVINO, EngineChoice, EngineRequest, choose_engine
+from ssd.engine.models.llama import ignored
 from ssd.engine.models.weights import is_bfloat16
 from ssd.engine.parallel.shard import check_shards
 from ssd.engine.precision import AUTO, keeps_bfloat16
@@ -138,7 +139,7 @@ def _keeps_bfloat16(engine: EngineConfig, model: ModelConfig, folder: Path) -> b
     return (
         (engine.engine, engine.dtype) == (OPENVINO, "float32")
         and keeps_bfloat16(num_weights(model))
-        and is_bfloat16(folder)
+        and is_bfloat16(folder, ignored(model))
     )
 
 

@@ -71,9 +71,9 @@ class Checkpoint:
                     "checkpoints are not supported"
                 )
 
-    def dtypes(self) -> set[str]:
-        """Return the dtypes of the tensors, by their names in the files."""
-        return {self._slice(name).get_dtype() for name in self._file_of}
+    def dtypes(self, ignored: frozenset[str]) -> set[str]:
+        """Return the dtypes of the tensors that are read, by their names in the files."""
+        return {self._slice(name).get_dtype() for name in self._file_of.keys() - ignored}
 
     def select(self, parts: Mapping[str, Part]) -> None:
         """Read only these parts of these tensors from now on."""
@@ -101,13 +101,13 @@ class Checkpoint:
             raise WeightsError(f"{path}: the index places tensor {name} here: {error}") from error
 
 
-def is_bfloat16(folder: Path) -> bool:
-    """Return whether all tensors of a checkpoint are stored in bfloat16.
+def is_bfloat16(folder: Path, ignored: frozenset[str]) -> bool:
+    """Return whether all tensors of a checkpoint that are read are stored in bfloat16.
 
     Raises:
         WeightsError: as ``Checkpoint``.
     """
-    return Checkpoint(folder).dtypes() == {"BF16"}
+    return Checkpoint(folder).dtypes(ignored) == {"BF16"}
 
 
 class TensorReader:

@@ -42,6 +42,10 @@ def test_a_target_in_float32_keeps_weights_in_bfloat16(
     assert weights(stored(tmp_path / "float16", torch.float16)) == "same"
     mixed = stored(tmp_path / "mixed", torch.bfloat16, **{EMBEDDING: torch.float32})
     assert weights(mixed) == "same"
+    path = Path(stored(tmp_path / "derived", torch.bfloat16)) / "model.safetensors"
+    frequencies = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    save_file(load_file(path) | frequencies, path)
+    assert weights(str(path.parent)) == "bfloat16", "a derived tensor in float32 is not read"
     draft = DraftSettings(model=kept, dtype="float32", engine="openvino")
     assert find_model(draft, max_num_seqs=1, branches=4).engine.weights == "same"
     monkeypatch.undo()
