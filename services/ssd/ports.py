@@ -71,8 +71,12 @@ class Tokenizer(Protocol):
         """Content of its ``tokenizer.json``."""
         ...
 
-    def encode(self, text: str) -> list[TokenId]:
-        """Return the token ids of a text, in the form that the model was trained on."""
+    def encode(self, text: str, *, has_prefix: bool = False) -> list[TokenId]:
+        """Return the token ids of a text, in the form that the model was trained on.
+
+        They begin with the model's prefix, such as Llama's first token. ``has_prefix``: the text
+        has it already.
+        """
         ...
 
     def decode(self, token_ids: Sequence[TokenId]) -> str:

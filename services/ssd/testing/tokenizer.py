@@ -36,7 +36,7 @@ class ByteTokenizer:
         """Nothing: this is no tokenizer of the library."""
         return ""
 
-    def encode(self, text: str) -> list[TokenId]:
+    def encode(self, text: str, *, has_prefix: bool = False) -> list[TokenId]:  # noqa: ARG002 there is none
         """The bytes of the text."""
         return list(text.encode())
 

@@ -1,7 +1,9 @@
 """Conversations to prompts, by the chat template of a model."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -20,32 +22,67 @@ RENDERING_ERRORS = (
 """Errors that an expression in a template can raise."""
 
 
-def load_template(folder: Path) -> str | None:
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """The template of a model, in Jinja."""
+
+    text: str
+    text_with_tools: str = ""
+    """For requests with tools, if the model has another template for them."""
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    """Variables such as ``bos_token``."""
+
+
+def load_template(folder: Path) -> ChatTemplate | None:
     """Return the chat template of a model folder, or None.
+
+    A folder has one template, or several with the names ``default`` and ``tool_use``.
 
     Raises:
         TokenizerError: the configuration cannot be read.
     """
+    config = _config(folder / "tokenizer_config.json")
+    found = config.get("chat_template")
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
-    config = folder / "tokenizer_config.json"
-    if not config.is_file():
+        found = file.read_text(encoding="utf-8")
+    if isinstance(found, list):
+        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+    else:
+        named = {"default": found}
+    text, text_with_tools = named.get("default"), named.get("tool_use")
+    if not isinstance(text, str):
         return None
+    special_tokens = {
+        name: token
+        for name, value in config.items()
+        if name.endswith("_token")
+        and isinstance(token := value.get("content") if isinstance(value, dict) else value, str)
+    }
+    return ChatTemplate(
+        text, text_with_tools if isinstance(text_with_tools, str) else "", special_tokens
+    )
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
     try:
-        template = json.loads(config.read_text(encoding="utf-8")).get("chat_template")
-    except (ValueError, AttributeError) as error:
-        raise TokenizerError(f"{config}: not a JSON object: {error}") from error
-    return template if isinstance(template, str) else None
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TokenizerError(f"{path}: not a JSON object: {error}") from error
+    if not isinstance(found, dict):
+        raise TokenizerError(f"{path}: not a JSON object")
+    return found
 
 
-def tool_format(template: str | None) -> str:
+def tool_format(template: ChatTemplate | None) -> str:
     """Return the format of tool calls that a template asks for; empty if it is not known.
 
     ``hermes``: objects between the tags ``<tool_call>``. ``llama3_json``: an object with
     ``parameters``, of Llama 3. A template with ``<function=`` asks for XML, which is not known.
     """
-    text = template or ""
+    text = template.text_with_tools or template.text if template is not None else ""
     if "tools" not in text or "<function=" in text:
         return ""
     if "<tool_call>" in text:
@@ -55,12 +92,14 @@ def tool_format(template: str | None) -> str:
 
 
 def render_chat(
-    template: str | None, turns: Sequence[ChatTurn], tools: str = "", arguments: str = ""
+    template: ChatTemplate | None, turns: Sequence[ChatTurn], tools: str = "", arguments: str = ""
 ) -> str:
     """Return the prompt of a conversation, ready for the assistant's turn.
 
+    It begins with the first token of the model, if the model has one in conversations.
+
     Args:
-        template: Jinja, run in a sandbox.
+        template: run in a sandbox.
         turns: oldest first.
         tools: a JSON list, the variable ``tools``; empty for none.
         arguments: a JSON object, other variables such as ``enable_thinking``; empty for none.
@@ -80,7 +119,8 @@ def render_chat(
     if taken := sorted(own.keys() & given.keys()):
         raise FieldError("chat.template_arguments", f"{taken[0]!r} is set by the server")
     try:
-        return _compiled(template).render(given | own)
+        text = template.text_with_tools if tools and template.text_with_tools else template.text
+        return _compiled(text).render({**template.special_tokens, **given, **own})
     except RENDERING_ERRORS as error:
         raise FieldError("chat", f"the chat template of the model rejects it: {error}") from error
 
@@ -131,6 +171,7 @@ def _compiled(template: str) -> Template:
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _now
     environment.filters["tojson"] = _to_json
     return environment.from_string(template)
 
@@ -139,6 +180,11 @@ def _refuse(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _to_json(value: object, indent: int | None = None) -> str:
+def _now(form: str) -> str:
+    """Return the local date or time, as Hugging Face's function does."""
+    return datetime.now().astimezone().strftime(form)
+
+
+def _to_json(value: object, ensure_ascii: bool = False, **options: Any) -> str:  # noqa: FBT001, FBT002 templates call it
     """Return JSON as Hugging Face's filter does; that of Jinja escapes characters of HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)

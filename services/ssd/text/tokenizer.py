@@ -62,13 +62,14 @@ class HFTokenizer:
         """Content of its ``tokenizer.json``, which takes up to a second to write."""
         return self._library.to_str()
 
-    def encode(self, text: str) -> list[TokenId]:
-        """Return the ids of a text, with the model's prefix (such as Llama's first token).
+    def encode(self, text: str, *, has_prefix: bool = False) -> list[TokenId]:
+        """Return the ids of a text; see ``ssd.ports.Tokenizer``.
 
         Other threads can run: ``encode`` of the library holds the interpreter lock for the whole
         text, 7 s for 4 MiB. A batch without offsets holds it for 0.1 s, to make the list.
         """
-        ids: list[TokenId] = self._library.encode_batch_fast([text])[0].ids
+        found = self._library.encode_batch_fast([text], add_special_tokens=not has_prefix)
+        ids: list[TokenId] = found[0].ids
         return ids
 
     def decode(self, token_ids: Sequence[TokenId]) -> str:

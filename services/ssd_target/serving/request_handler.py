@@ -15,7 +15,7 @@ from ssd.ports import Clock, Tokenizer
 from ssd.rpc.bounds import ANY_MODEL, PromptBounds, check_text, check_token_ids
 from ssd.rpc.codec import Conversation, GenerateCall, prompt_field
 from ssd.tasks import merged
-from ssd.text.chat_template import render_chat, tool_format
+from ssd.text.chat_template import ChatTemplate, render_chat, tool_format
 from ssd.text.grammar import Grammar, GrammarSource
 from ssd.text.stop import TextWriter
 from ssd.types import GenerationChunk, Mode, SamplingParams, TokenId
@@ -42,7 +42,7 @@ class RequestHandler:
         self,
         settings: TargetSettings,
         tokenizer: Tokenizer,
-        chat_template: str | None,
+        chat_template: ChatTemplate | None,
         inbox: Inbox,
         wakeups: Wakeups,
         clock: Clock,
@@ -311,13 +311,16 @@ class RequestHandler:
         self._check_room(count)
         self._num_entering += count
         try:
+            is_chat = isinstance(prompt, Conversation)
             if isinstance(prompt, Conversation):
                 prompt = render_chat(
                     self._chat_template, prompt.turns, prompt.tools, prompt.template_arguments
                 )
                 check_text("chat", prompt, bounds=self.bounds)
             if isinstance(prompt, str):
-                ids, text = await self.tokenization.encode_prompt(prompt), prompt
+                # The template writes what a conversation begins with.
+                ids = await self.tokenization.encode_prompt(prompt, has_prefix=is_chat)
+                text = prompt
             else:
                 ids, text = prompt, ""
             if not ids:

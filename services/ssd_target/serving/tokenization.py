@@ -32,9 +32,11 @@ class Tokenization:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenizer")
         self._free_threads = asyncio.Semaphore(_NUM_THREADS)
 
-    async def encode_prompt(self, text: str) -> tuple[TokenId, ...]:
+    async def encode_prompt(self, text: str, *, has_prefix: bool = False) -> tuple[TokenId, ...]:
         """Return the token ids of a prompt. The caller bounds the number of prompts."""
-        return await self._run(len(text), lambda: tuple(self._tokenizer.encode(text)))
+        return await self._run(
+            len(text), lambda: tuple(self._tokenizer.encode(text, has_prefix=has_prefix))
+        )
 
     async def decode_prompt(self, token_ids: tuple[TokenId, ...]) -> str:
         """Return the text of a prompt. The caller bounds the number of prompts."""

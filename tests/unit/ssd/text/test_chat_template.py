@@ -6,11 +6,12 @@ from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ssd.errors import FieldError, TokenizerError
-from ssd.text.chat_template import load_template, render_chat, tool_format
+from ssd.text import chat_template
+from ssd.text.chat_template import ChatTemplate, load_template, render_chat, tool_format
 from ssd.types import ChatTurn, ToolCall
 
 TURNS = [ChatTurn("system", "Be brief."), ChatTurn("user", "2 < 3?")]
-TEMPLATE = """
+TEXT = """
 {%- for message in messages %}
     {%- if message.role not in ('system', 'user', 'assistant') %}
         {{- raise_exception('no role ' + message.role) }}
@@ -19,6 +20,7 @@ TEMPLATE = """
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<assistant>' }}{% endif %}
 """
+TEMPLATE = ChatTemplate(TEXT)
 
 
 def test_a_conversation_becomes_a_prompt_for_the_next_turn() -> None:
@@ -28,8 +30,8 @@ def test_a_conversation_becomes_a_prompt_for_the_next_turn() -> None:
 def test_templates_see_the_variables_of_the_request() -> None:
     template = "{{ enable_thinking }}{{ unknown.a[0] }}{{ messages | length }}"
     arguments = json.dumps({"enable_thinking": False, "unknown": {"a": ["b"]}, "ignored": None})
-    assert render_chat(template, TURNS, arguments=arguments) == "Falseb2"
-    assert render_chat("{{ enable_thinking is defined }}", TURNS) == "False"
+    assert render_chat(ChatTemplate(template), TURNS, arguments=arguments) == "Falseb2"
+    assert render_chat(ChatTemplate("{{ enable_thinking is defined }}"), TURNS) == "False"
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
@@ -53,8 +55,10 @@ def test_templates_see_tools_and_calls_as_objects() -> None:
         ChatTurn("tool", "3", tool_call_id="1"),
     ]
     tools = '[{"type": "function"}]'
-    assert render_chat(template, turns, tools) == ('{"type": "function"};1add{"a": "<é>"}2f{}13')
-    assert render_chat("{{ tools is none }}{{ 'tool_calls' in messages[0] }}", TURNS) == "TrueFalse"
+    expected = '{"type": "function"};1add{"a": "<é>"}2f{}13'
+    assert render_chat(ChatTemplate(template), turns, tools) == expected
+    without = ChatTemplate("{{ tools is none }}{{ 'tool_calls' in messages[0] }}")
+    assert render_chat(without, TURNS) == "TrueFalse"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +85,7 @@ def test_arguments_of_a_call_that_are_no_object_are_refused(arguments: str, word
     ],
 )
 def test_the_format_of_calls_is_found_in_the_template(template: str | None, expected: str) -> None:
-    assert tool_format(template) == expected
+    assert tool_format(None if template is None else ChatTemplate(template)) == expected
 
 
 @pytest.mark.parametrize("text", [r'{"a": "\ud800"}', r'{"\udc00": 1}'])
@@ -110,19 +114,19 @@ def test_a_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ImmutableSandboxedEnvironment, "from_string", count)
     template = "compiled once: {{ messages[0].content }}"
     for turn in (ChatTurn("user", "a"), ChatTurn("user", "b")):
-        assert render_chat(template, [turn]) == f"compiled once: {turn.content}"
+        assert render_chat(ChatTemplate(template), [turn]) == f"compiled once: {turn.content}"
     assert compiled == [template]
 
 
 def test_conversations_do_not_affect_each_other() -> None:
     template = "{{ seen is defined }}{% set seen = messages %}{{ seen | length }}"
-    assert [render_chat(template, TURNS) for _ in range(2)] == ["False2"] * 2
+    assert [render_chat(ChatTemplate(template), TURNS) for _ in range(2)] == ["False2"] * 2
 
 
 def test_templates_can_leave_a_loop() -> None:
     template = "{% for m in messages %}{{ m.role }}{% if loop.first %}{% break %}{% endif %}"
     template += "{% endfor %}"
-    assert render_chat(template, TURNS) == "system"
+    assert render_chat(ChatTemplate(template), TURNS) == "system"
 
 
 def test_without_a_template_chat_is_unsupported_by_name() -> None:
@@ -150,15 +154,15 @@ def test_a_template_can_reject_a_conversation() -> None:
 )
 def test_a_template_cannot_leave_its_sandbox(template: str) -> None:
     with pytest.raises(FieldError):
-        render_chat(template, TURNS)
+        render_chat(ChatTemplate(template), TURNS)
 
 
 def test_a_template_file_comes_before_the_tokenizers_config(tmp_path: Path) -> None:
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"chat_template": "from config"}))
-    assert load_template(tmp_path) == "from config"
+    assert load_template(tmp_path) == ChatTemplate("from config")
     (tmp_path / "chat_template.jinja").write_text("from file")
-    assert load_template(tmp_path) == "from file"
+    assert load_template(tmp_path) == ChatTemplate("from file")
 
 
 @pytest.mark.parametrize("content", [None, "{}", '{"chat_template": 3}'])
@@ -173,3 +177,41 @@ def test_a_corrupt_config_is_an_error_that_names_the_file(tmp_path: Path, conten
     (tmp_path / "tokenizer_config.json").write_bytes(content)
     with pytest.raises(TokenizerError, match=r"tokenizer_config\.json"):
         load_template(tmp_path)
+
+
+def test_templates_see_the_special_tokens_of_the_tokenizer(tmp_path: Path) -> None:
+    config = {
+        "chat_template": "{{ bos_token + messages[0].content + eos_token }}",
+        "bos_token": {"content": "<s>", "lstrip": False},
+        "eos_token": "</s>",
+        "pad_token": None,
+        "add_bos_token": True,
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    template = load_template(tmp_path)
+    assert template is not None
+    assert template.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert render_chat(template, [ChatTurn("user", "hi")]) == "<s>hi</s>"
+
+
+def test_a_model_can_have_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
+    named = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "{% if tools %}<tool_call>{% endif %}"},
+    ]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    template = load_template(tmp_path)
+    assert render_chat(template, TURNS) == "plain"
+    assert render_chat(template, TURNS, tools='[{"type": "function"}]') == "<tool_call>"
+    assert tool_format(template) == "hermes"
+
+
+def test_templates_can_ask_for_the_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "_now", lambda form: f"the date as {form}")
+    template = "the date: {{ strftime_now('%d %b %Y') }}"
+    assert render_chat(ChatTemplate(template), TURNS) == "the date: the date as %d %b %Y"
+
+
+def test_templates_can_choose_the_form_of_json() -> None:
+    template = "{{ messages[0].content | tojson(ensure_ascii=True, separators=(',', ':')) }}"
+    assert render_chat(ChatTemplate(template), [ChatTurn("user", "é")]) == r'"\u00e9"'

@@ -53,6 +53,12 @@ def test_encoding_applies_merges_and_the_models_own_prefix(tokenizer: HFTokenize
     assert tokenizer.encode("") == ids[:1]
 
 
+def test_a_text_that_has_the_prefix_gets_no_second_one(tokenizer: HFTokenizer) -> None:
+    with_prefix = tokenizer.encode("def")
+    assert tokenizer.encode("def", has_prefix=True) == with_prefix[1:]
+    assert len(with_prefix) == 2
+
+
 def test_other_threads_run_while_a_text_is_tokenised(tokenizer: HFTokenizer) -> None:
     text = "def f(x): return x\n" * 20_000
     is_inside = threading.Event()

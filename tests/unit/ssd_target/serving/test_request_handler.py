@@ -14,6 +14,7 @@ from ssd.engine.target_runner import TargetRunner
 from ssd.errors import ContextLengthError, FieldError, NotReadyError, OverloadedError, RankError
 from ssd.rpc.codec import Conversation, GenerateCall, Prompt
 from ssd.testing.clock import FakeClock
+from ssd.text.chat_template import ChatTemplate
 from ssd.types import ChatTurn, FinishReason, GenerationChunk, Mode, SamplingParams, TokenId
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.sequence import Sequence
@@ -26,7 +27,7 @@ from ssd_target.settings import TargetSettings
 MAX_MODEL_LEN = 64
 NUM_TOKEN_IDS = 120
 """Fewer than the tokenizer has."""
-TEMPLATE = "{{ 'x' * 60 }}{% for each in messages %}{{ each.content }}{% endfor %}"
+TEMPLATE = ChatTemplate("{{ 'x' * 60 }}{% for each in messages %}{{ each.content }}{% endfor %}")
 LONG = "a" * 2_000
 
 
@@ -163,6 +164,16 @@ async def test_requests_whose_text_is_being_tokenized_count_as_waiting(
     assert {type(each) for each in results} == {ContextLengthError}
     with pytest.raises(ContextLengthError):
         await generate(handler, LONG)
+
+
+async def test_a_conversation_begins_with_what_its_template_writes(
+    handler: RequestHandler, tokenizer: WatchedTokenizer
+) -> None:
+    conversation = Conversation((ChatTurn("user", "1"),))
+    for prompt in (conversation, "y"):
+        ids, _ = await handler._prompt(GenerateCall(prompt=prompt, sampling=SamplingParams()))
+        assert ids
+    assert tokenizer.with_prefix == [True, False]
 
 
 async def test_the_length_of_a_conversation_is_that_of_its_rendered_text(

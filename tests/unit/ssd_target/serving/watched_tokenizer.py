@@ -12,16 +12,19 @@ class WatchedTokenizer(ByteTokenizer):
 
     def __init__(self) -> None:
         self.threads: list[threading.Thread] = []
+        self.with_prefix: list[bool] = []
+        """Whether the encoded texts had their prefix."""
         self.may_go_on = threading.Event()
         self.may_go_on.set()
         self.two_are_inside = threading.Event()
 
-    def encode(self, text: str) -> list[TokenId]:
+    def encode(self, text: str, *, has_prefix: bool = False) -> list[TokenId]:
         self.threads.append(threading.current_thread())
         if len(self.threads) == 2:
             self.two_are_inside.set()
+        self.with_prefix.append(has_prefix)
         assert self.may_go_on.wait(5.0)
-        return super().encode(text)
+        return super().encode(text, has_prefix=has_prefix)
 
     def decode(self, token_ids: Sequence[TokenId]) -> str:
         self.threads.append(threading.current_thread())
