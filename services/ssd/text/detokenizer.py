@@ -9,6 +9,8 @@ REPLACEMENT = "\ufffd"
 MAX_CHARACTER_TOKENS = 16
 """Largest number of tokens held back for one character. With more, the text is malformed and is
 returned in parts."""
+WINDOW_BEFORE = 8
+"""Number of ids of the text before that are decoded, too: some can be special, and have no text."""
 UNDECIDED_TOKENS = 3
 """Number of last tokens that can still be part of a character: UTF-8 has up to four bytes."""
 
@@ -17,15 +19,19 @@ class IncrementalDetokenizer:
     """Text of a growing list of ids.
 
     A window of recent ids is decoded without and with the new ids, and the difference is the new
-    text. So the result does not depend on how a decoder treats the start of a text. One task or
-    thread.
+    text. So the result does not depend on how a decoder treats the start of a text: that of Llama 2
+    removes a space. One task or thread.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[TokenId] = ()) -> None:
+        """Construct; ``before`` are the ids of the text that this one continues."""
         self._tokenizer = tokenizer
-        self._window: list[TokenId] = []
-        self._num_read = 0
-        self._read_text = ""
+        self._window = list(before[-WINDOW_BEFORE:])
+        self._read_text = tokenizer.decode(self._window) if self._window else ""
+        if self._read_text.endswith(REPLACEMENT):
+            # It ends in a part of a character.
+            self._window, self._read_text = [], ""
+        self._num_read = len(self._window)
 
     def push(self, token_ids: Sequence[TokenId]) -> str:
         """Add new ids; return the new complete characters."""

@@ -49,8 +49,10 @@ class TextWriter:
     same end.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
-        self._detokenizer = IncrementalDetokenizer(tokenizer)
+    def __init__(
+        self, tokenizer: Tokenizer, stop: tuple[str, ...], before: Sequence[TokenId] = ()
+    ) -> None:
+        self._detokenizer = IncrementalDetokenizer(tokenizer, before)
         self._stop = StopStrings(stop)
         self._has_stops = bool(stop)
 

@@ -214,7 +214,7 @@ class RequestHandler:
             grammar = await self._grammar(sampling)
             detectors: list[StopDetector] = []
             if sampling.stop:
-                detectors.append(TextWriter(self.tokenizer, sampling.stop))
+                detectors.append(TextWriter(self.tokenizer, sampling.stop, prompt_ids))
             if grammar is not None:
                 # Last: a token that ends the text otherwise need not be parsed.
                 detectors.append(grammar)
@@ -262,7 +262,7 @@ class RequestHandler:
         self, sequence: Sequence, stream: TokenStream, trace: RequestTrace, echo: str | None
     ) -> AsyncGenerator[GenerationChunk, None]:
         """Yield the chunks of one continuation, after the text of the prompt in ``echo``."""
-        writer = TextWriter(self.tokenizer, sequence.sampling.stop)
+        writer = TextWriter(self.tokenizer, sequence.sampling.stop, sequence.prompt_ids)
         seed, num_prompt = sequence.seed, sequence.num_prompt
         is_first = echo is None
         if echo is not None:

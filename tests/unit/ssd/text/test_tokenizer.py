@@ -116,6 +116,38 @@ def test_pieces_of_any_ids_equal_the_text_decoded_at_once(ids: list[int]) -> Non
     assert "".join(pieces) == PLAIN.decode(ids)
 
 
+@given(
+    before=st.lists(st.integers(0, PLAIN.vocab_size - 1), max_size=20),
+    ids=st.lists(st.integers(0, PLAIN.vocab_size - 1), max_size=20),
+)
+def test_the_text_before_does_not_change_the_text_of_bytes(
+    before: list[int], ids: list[int]
+) -> None:
+    detokenizer = IncrementalDetokenizer(PLAIN, before)
+    pieces = [*(detokenizer.push([each]) for each in ids), detokenizer.finish()]
+    if not PLAIN.decode(before).endswith("\ufffd"):
+        assert "".join(pieces) == PLAIN.decode(ids)
+
+
+def test_a_text_that_continues_another_keeps_its_first_space() -> None:
+    # As in Llama 2: the decoder removes the space at the start of a text.
+    vocab = {"▁The": 0, "▁cat": 1, "▁sat": 2, "<s>": 3, "<0xC3>": 4, "<0xA9>": 5}
+    made = LibraryTokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    made.add_special_tokens(["<s>"])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    tokenizer = HFTokenizer(made, frozenset())
+
+    def text(before: list[int], ids: list[int]) -> str:
+        detokenizer = IncrementalDetokenizer(tokenizer, before)
+        return "".join([*(detokenizer.push([each]) for each in ids), detokenizer.finish()])
+
+    assert text([3, 0], [1, 2]) == " cat sat"
+    assert text([0, 3], [1]) == " cat", "a special token has no text"
+    assert text([3], [1, 2]) == "cat sat", "nothing is before it"
+    assert text([0, 4], [5, 1]) == "\ufffd cat", "the character began in the text before"
+
+
 @given(text=st.text(max_size=20))
 @example("é日😀")
 def test_the_bytes_of_tokens_are_those_of_the_text(text: str) -> None:
