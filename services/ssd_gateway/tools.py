@@ -182,6 +182,9 @@ def _moved(schema: Any, place: str, *, is_map: bool = False) -> Any:
         return [_moved(each, place) for each in schema]
     if not isinstance(schema, dict):
         return schema
+    if "$id" in schema and not is_map:
+        # It is a root of its own.
+        return schema
     if is_map:
         return {name: _moved(each, place) for name, each in schema.items()}
     found = {

@@ -106,3 +106,16 @@ def test_a_call_has_no_arguments_that_are_not_listed(
 ) -> None:
     function = FunctionDefinition(name="add", parameters=parameters)
     assert function.arguments_schema().get("additionalProperties") is additional
+
+
+def test_references_of_a_schema_with_an_id_stay_its_own() -> None:
+    parameters: Any = {
+        "$id": "https://example.com/f",
+        "properties": {"a": {"$ref": "#/$defs/A"}, "$id": {"type": "string"}},
+        "$defs": {"A": {"type": "integer"}},
+    }
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    text = call_of(tools=[WEATHER, tool], tool_choice="required").sampling.json_schema
+    _, second = json.loads(text)["$defs"].values()
+    assert second["properties"]["a"] == {"$ref": "#/$defs/A"}
+    assert second["$defs"] == {"A": {"type": "integer"}}
