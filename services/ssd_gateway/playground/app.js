@@ -158,6 +158,8 @@ async function run() {
 function setRunning(isRunning) {
   $("run").disabled = isRunning;
   $("stop").disabled = !isRunning;
+  // The answer belongs to the kind of its request.
+  for (const each of ["completion", "chat"]) $(`tab-${each}`).disabled = isRunning;
   if (isRunning) $("verdict").hidden = true;
 }
 
