@@ -22,6 +22,8 @@ CASES: tuple[tuple[str, int, dict[str, str], bool], ...] = (
     ("SSDTargetNotReady", 14, {"TargetReady": "False/CrashLoop"}, False),
     ("SSDTargetNotReady", 99, {"TargetReady": "True"}, False),
     ("SSDTargetNotReady", 99, {"TargetReady": "False/FetchingModel"}, False),
+    ("SSDTargetNotReady", 99, {"TargetReady": "False/RollingOut"}, False),
+    ("SSDTargetNotReady", 16, {"TargetReady": "False/RollingOut", "Progressing": "False"}, True),
     ("SSDTargetNotReady", 99, {"TargetReady": "Unknown/SpecInvalid"}, False),
     ("SSDTargetNotReady", 16, {"TargetReady": "False/Loading", "Progressing": "False"}, True),
     ("SSDSpeculationInactive", 16, SERVING | {"SpeculationActive": "Unknown"}, True),
