@@ -19,8 +19,8 @@ class IncrementalDetokenizer:
     """Text of a growing list of ids.
 
     A window of recent ids is decoded without and with the new ids, and the difference is the new
-    text. So the result does not depend on how a decoder treats the start of a text: that of Llama 2
-    removes a space. One task or thread.
+    text. So the result does not depend on how a decoder treats the start of a text. The decoder of
+    Llama 2 removes a space there. One task or thread.
     """
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[TokenId] = ()) -> None:
