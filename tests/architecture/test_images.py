@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ssd.settings import HUGE_PAGES
 from ssd_operator.api import reserved
 
 OPERATOR = "operator/Dockerfile"
@@ -99,6 +100,11 @@ def test_an_image_has_every_module_that_it_imports(
         or any(path.is_relative_to(root / each) for each in left_out)
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize("stage", ["target", "draft"])
+def test_an_image_of_an_engine_asks_for_huge_pages_as_a_child_does(root: Path, stage: str) -> None:
+    assert "=".join(HUGE_PAGES) in stages((root / ENGINES).read_text())[stage]
 
 
 def test_every_path_that_an_image_copies_exists(root: Path) -> None:

@@ -18,7 +18,7 @@ from ssd import errors
 from ssd.errors import InternalError, NotReadyError, SettingsError, SetupError
 from ssd.observability.log import Event, parse_event
 from ssd.runtime.cpu_plan import CpuPlan, plan_cpus
-from ssd.settings import find_text
+from ssd.settings import child_environment, find_text
 from ssd.tasks import beside
 
 TARGET = "target"
@@ -77,6 +77,7 @@ class ChildProcess:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             limit=1 << 20,
+            env=child_environment(),
             # In its own session, the child receives no Ctrl-C; the parent stops it.
             start_new_session=True,
         )

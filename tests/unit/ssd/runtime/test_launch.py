@@ -17,6 +17,7 @@ from ssd.errors import AddressError, NotReadyError, SettingsError, SetupError
 from ssd.observability.log import Event
 from ssd.runtime import launch
 from ssd.runtime.launch import ChildProcess, Deployment, LinkWatch, deployed, setup_error
+from ssd.settings import HUGE_PAGES, child_environment
 
 FAKE_CHILD = "tests.fake_child"
 PARENT = """
@@ -96,6 +97,16 @@ async def test_a_child_that_crashes_names_the_cause_in_one_line_and_keeps_its_st
     )
     stack = "\n".join(caught.value.__notes__)
     assert 'crashing_child.py", line 7, in serve' in stack
+
+
+def test_a_child_asks_for_huge_pages_unless_the_user_has_set_the_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name, value = HUGE_PAGES
+    monkeypatch.delenv(name, raising=False)
+    assert child_environment()[name] == value
+    monkeypatch.setenv(name, "glibc.malloc.check=3")
+    assert child_environment()[name] == "glibc.malloc.check=3"
 
 
 async def test_a_child_that_is_killed_by_a_signal_names_it_and_keeps_its_stack() -> None:
