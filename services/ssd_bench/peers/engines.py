@@ -28,7 +28,8 @@ LINE_BYTES = 16 << 20
 LINE_CHARS = 120
 """Of the last line of a process that has failed."""
 MAX_LENGTH = 1024
-MODES = {"none": Mode.AUTOREGRESSIVE, "draft": Mode.SYNCHRONOUS, "ssd": Mode.SPECULATIVE}
+MODES = {"none": Mode.AUTOREGRESSIVE, "draft": Mode.SYNCHRONOUS, "ssd": Mode.AUTO}
+"""What a user gets: mode ``auto`` is the default of the target and of the plugin for vLLM."""
 FORMATS = {
     "float32": ("float32", "auto", "same"),
     "bfloat16": ("bfloat16", "same", "same"),
