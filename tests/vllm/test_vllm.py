@@ -1,5 +1,6 @@
 """Real vLLM as the target of real drafts: its texts are those of vLLM without drafts, and ours."""
 
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -101,6 +102,25 @@ def test_two_replicas_share_a_draft(draft: Draft, without_drafts: Texts) -> None
         assert found.texts == without_drafts
         assert found.num_accepted > 0
     assert draft.most_links() == 2
+
+
+def test_a_draft_with_another_tokenizer_is_refused_and_costs_no_text(
+    draft: Draft, tmp_path: Path, without_drafts: Texts
+) -> None:
+    for file in (MODEL.parent / "draft").iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    tokenizer = json.loads((MODEL / "tokenizer.json").read_text())
+    ids = tokenizer["model"]["vocab"]
+    first, second = list(ids)[-2:]
+    ids[first], ids[second] = ids[second], ids[first]
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with Draft("--model", tmp_path) as stranger:
+        drafts = [stranger.address, draft.address]
+        found = run(jobs()[:NUM_FEW], drafts, plugin=PATIENT)
+        assert (stranger.most_links(), draft.most_links()) == (0, 1)
+    assert found.texts == without_drafts[:NUM_FEW]
+    assert found.num_accepted > 0
 
 
 def test_links_use_tls_with_certificates_of_both_sides_and_a_token(
