@@ -102,7 +102,8 @@ class CallReader(TextReader, ABC):
         """Prepare.
 
         Args:
-            is_whole: report a call when it is complete; one that never is, is content.
+            is_whole: report a call when its arguments are complete, valid or not; one whose
+                arguments never are, is content.
             max_calls: further calls are dropped.
         """
         self._is_whole = is_whole
@@ -309,8 +310,12 @@ class _Object:
         """Whether it is a call and its name was returned."""
         self._is_whole = is_whole
         self._scanner = _Scanner()
+        self._name = ""
+        """Of a call in the usual order, once its arguments begin."""
+        self._new = ""
+        """Its arguments that were not returned yet."""
         self._arguments: _Scanner | None = None
-        """While arguments are returned as they arrive."""
+        """While they arrive."""
 
     def push(self, text: str) -> tuple[str, str, str]:
         """Return the text after the object, and the name and the arguments of the call so far.
@@ -324,15 +329,20 @@ class _Object:
                 text, rest = text[:end], text[end:]
                 break
         self.text += text
-        if self.is_reported:
-            return rest, "", self._next_arguments(text)
-        head = _HEAD.match(self.text)
-        name = _parsed(head[1]) if head else None
-        if self._is_whole or not head or not _is_name(name):
-            return rest, *(self._whole_call() if self.is_complete else ("", ""))
+        if not self._name:
+            head = _HEAD.match(self.text)
+            name = _parsed(head[1]) if head else None
+            if not head or not _is_name(name):
+                return rest, *(self._whole_call() if self.is_complete else ("", ""))
+            self._name, self._arguments = name, _Scanner()
+            text = self.text[head.end() :]
+        self._new += self._next_arguments(text)
+        if self._is_whole and self._arguments is not None:
+            return rest, "", ""
+        name = "" if self.is_reported else self._name
+        arguments, self._new = self._new, ""
         self.is_reported = True
-        self._arguments = _Scanner()
-        return rest, name, self._next_arguments(self.text[head.end() :])
+        return rest, name, arguments
 
     def _next_arguments(self, text: str) -> str:
         """Return the part of new text that belongs to the arguments."""

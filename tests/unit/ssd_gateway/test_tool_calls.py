@@ -24,6 +24,7 @@ LATE = '{"arguments": {"x": 1}, "name": "late"}'
 HALF_NAME = r'<tool_call>{"name": "\ud800", "arguments": {}}</tool_call>'
 SPACED = '{"x":1,  "y":1.0e2}'
 HALF = r'{"x": "\ud83d"}'
+WRONG = '{"a": tru, b: [1}, "c": \'}'
 TYPED = '{"type": "function", "name": "typed", "parameters": {"y": 2}}'
 F, G = ("f", ARGUMENTS), ("g", "{}")
 HERMES: list[tuple[str, str, list[tuple[str, str]]]] = [
@@ -49,6 +50,8 @@ HERMES: list[tuple[str, str, list[tuple[str, str]]]] = [
     (f'<tool_call>{{"arguments": {HALF}, "name": "late"}}</tool_call>', "", [("late", HALF)]),
     ('<tool_call>{"arguments" : {"x":1,  "y":1.0e2} ,"name": "f"}', "", [("f", SPACED)]),
     (f'<tool_call>{{"name": "f", "arguments": {HALF}}}</tool_call>', "", [("f", HALF)]),
+    (f'<tool_call>{{"name": "f", "arguments": {WRONG}}}</tool_call> .', " .", [("f", WRONG)]),
+    (f'<tool_call>{{"name": "f", "arguments": {WRONG}', "", [("f", WRONG)]),
     ("a <tool_cal> b <tool_", "a <tool_cal> b <tool_", []),
     ('<tool_call>{"a": 1}</tool_call>', '<tool_call>{"a": 1}</tool_call>', []),
     ('<tool_call>{"name": 1, "arguments": {}}', '<tool_call>{"name": 1, "arguments": {}}', []),
@@ -64,6 +67,7 @@ LLAMA: list[tuple[str, str, list[tuple[str, str]]]] = [
     (f"\n{ONE}; {TWO}", "", [F, G]),
     (f"{ONE} text", " text", [F]),
     (f"{ONE}{TWO}", TWO, [F]),
+    (f'{{"name": "f", "parameters": {WRONG}}}; {TWO}', "", [("f", WRONG), G]),
     ('{"a": 1} is JSON', '{"a": 1} is JSON', []),
     ('{"a": 1}; ' + TWO, '{"a": 1}; ' + TWO, []),
     ("<|python_tag|>import os", "<|python_tag|>import os", []),
