@@ -39,19 +39,19 @@ def load_template(folder: Path) -> ChatTemplate | None:
     A folder has one template, or several with the names ``default`` and ``tool_use``.
 
     Raises:
-        TokenizerError: the configuration cannot be read.
+        TokenizerError: the configuration cannot be read, or a template in its list is malformed.
     """
-    config = _config(folder / "tokenizer_config.json")
+    path = folder / "tokenizer_config.json"
+    config = _config(path)
     found = config.get("chat_template")
     file = folder / "chat_template.jinja"
     if file.is_file():
         found = file.read_text(encoding="utf-8")
     if isinstance(found, list):
-        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+        named = _named(found, path)
     else:
-        named = {"default": found}
-    text, text_with_tools = named.get("default"), named.get("tool_use")
-    if not isinstance(text, str):
+        named = {"default": found} if isinstance(found, str) else {}
+    if "default" not in named:
         return None
     special_tokens = {
         name: token
@@ -59,9 +59,22 @@ def load_template(folder: Path) -> ChatTemplate | None:
         if name.endswith("_token")
         and isinstance(token := value.get("content") if isinstance(value, dict) else value, str)
     }
-    return ChatTemplate(
-        text, text_with_tools if isinstance(text_with_tools, str) else "", special_tokens
-    )
+    return ChatTemplate(named["default"], named.get("tool_use", ""), special_tokens)
+
+
+def _named(templates: list[Any], path: Path) -> dict[str, str]:
+    """Return the templates of a list by name."""
+    named: dict[str, str] = {}
+    for index, each in enumerate(templates):
+        match each:
+            case {"name": str(name), "template": str(template)}:
+                named[name] = template
+            case _:
+                raise TokenizerError(
+                    f"{path}: chat_template[{index}] must be an object with the texts 'name' and "
+                    "'template'"
+                )
+    return named
 
 
 def _config(path: Path) -> dict[str, Any]:

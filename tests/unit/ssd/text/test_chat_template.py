@@ -206,6 +206,18 @@ def test_a_model_can_have_a_template_of_its_own_for_tools(tmp_path: Path) -> Non
     assert tool_format(template) == "hermes"
 
 
+@pytest.mark.parametrize(
+    "entry", ["text", None, {}, {"name": [], "template": "x"}, {"name": "default", "template": 3}]
+)
+def test_a_malformed_named_template_is_an_error_that_names_its_place(
+    tmp_path: Path, entry: object
+) -> None:
+    config = {"chat_template": [{"name": "default", "template": "x"}, entry]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json: chat_template\[1\] must be"):
+        load_template(tmp_path)
+
+
 def test_templates_can_ask_for_the_date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "_now", lambda form: f"the date as {form}")
     template = "the date: {{ strftime_now('%d %b %Y') }}"
