@@ -56,6 +56,11 @@ class TextWriter:
         self._stop = StopStrings(stop)
         self._has_stops = bool(stop)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text contains a stop string."""
+        return self._stop.is_complete
+
     def push(self, token_ids: Sequence[TokenId]) -> str:
         """Add tokens; return complete characters that cannot be part of a stop string."""
         if not self._has_stops:
@@ -67,7 +72,7 @@ class TextWriter:
     def completes(self, token_id: TokenId) -> bool:
         """Add the next token; true if the text now contains a stop string."""
         self.push([token_id])
-        return self._stop.is_complete
+        return self.is_complete
 
     def finish(self) -> str:
         """Return the held-back text; empty after a stop string."""

@@ -18,7 +18,7 @@ from ssd.tasks import merged
 from ssd.text.chat_template import ChatTemplate, render_chat, tool_format
 from ssd.text.grammar import Grammar, GrammarSource
 from ssd.text.stop import TextWriter
-from ssd.types import GenerationChunk, Mode, SamplingParams, TokenId
+from ssd.types import FinishReason, GenerationChunk, Mode, SamplingParams, TokenId
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.scheduler import queue_full
 from ssd_target.decoding.sequence import Sequence, SequenceRecord, StopDetector
@@ -285,6 +285,9 @@ class RequestHandler:
             is_last = chunk.finish_reason is not None
             if is_last:
                 chunk.text += writer.finish()
+                if writer.is_complete and chunk.finish_reason is FinishReason.LENGTH:
+                    # The last token completes it and begins a character: both were held back.
+                    chunk.finish_reason = FinishReason.STOP
             if is_first:
                 chunk.seed, chunk.prompt_tokens = seed, num_prompt
                 is_first = False

@@ -1,6 +1,7 @@
 """Validation of requests and of their room in the queue."""
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -284,3 +285,35 @@ async def test_a_request_without_tokens_has_no_time_to_first_token(
     assert await finish(reason=FinishReason.CANCELLED) == [0, 0]
     assert await finish(97, reason=FinishReason.CANCELLED) == [1, 0]
     assert await finish(97, reason=FinishReason.LENGTH) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "reason"),
+    [(".", "a", FinishReason.STOP), ("!", "a.\ufffd", FinishReason.LENGTH)],
+)
+async def test_a_stop_string_in_a_token_that_begins_a_character_ends_a_text_at_its_limit(
+    handler: RequestHandler,
+    inbox: Inbox,
+    monkeypatch: pytest.MonkeyPatch,
+    stop: str,
+    text: str,
+    reason: FinishReason,
+) -> None:
+    def decode(token_ids: Iterable[TokenId]) -> str:
+        parts = (b".\xe2" if each == 200 else bytes([each]) for each in token_ids)
+        return b"".join(parts).decode(errors="replace")
+
+    monkeypatch.setattr(handler.tokenizer, "decode", decode)
+    call = GenerateCall(prompt=(97,), sampling=SamplingParams(max_tokens=2, stop=(stop,)))
+    chunks = handler.generate(call, "r", untraced())
+    reading = asyncio.create_task(anext(chunks))
+    await asyncio.sleep(0)
+    (sequence,) = (each for each in inbox.drain() if isinstance(each, Sequence))
+    token_ids = sequence.append((97, 200))
+    assert sequence.finish_reason is FinishReason.LENGTH
+    stream = cast(TokenStream, sequence.sink)
+    stream.put(GenerationChunk(token_ids=token_ids, finish_reason=sequence.finish_reason))
+    stream.wake()
+    chunk = await reading
+    assert (chunk.text, chunk.finish_reason) == (text, reason)
+    await chunks.aclose()
