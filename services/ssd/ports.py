@@ -83,6 +83,13 @@ class Tokenizer(Protocol):
         """Return the text of ids without special tokens; incomplete characters become U+FFFD."""
         ...
 
+    def token_text(self, token_id: TokenId) -> str:
+        """Return the text of one token as it is inside a text.
+
+        ``decode`` of one token is the start of a text, where some decoders remove a space.
+        """
+        ...
+
     def token_bytes(self, token_id: TokenId) -> bytes:
         """Return the UTF-8 of one token that is not special, also of a part of a character."""
         ...

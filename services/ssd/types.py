@@ -290,7 +290,7 @@ class TokenLogprob:
     token_id: TokenId
     logprob: float
     text: str = ""
-    """Text of this token alone, set by the request handler."""
+    """Text of this token as it is inside a text, set by the request handler."""
     partial: bytes = b""
     """Bytes of this token, if its text has an incomplete character; otherwise empty."""
 

@@ -44,6 +44,10 @@ class ByteTokenizer:
         """The text of bytes; the end is left out, broken characters become U+FFFD."""
         return bytes(each for each in token_ids if each < NUM_BYTES).decode(errors="replace")
 
+    def token_text(self, token_id: TokenId) -> str:
+        """The character of the byte; nothing for the end."""
+        return self.decode([token_id])
+
     def token_bytes(self, token_id: TokenId) -> bytes:
         """The byte; nothing for the end."""
         return bytes([token_id]) if token_id < NUM_BYTES else b""

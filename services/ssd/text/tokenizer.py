@@ -76,9 +76,17 @@ class HFTokenizer:
         """Return the text of ids, without special tokens; incomplete characters become U+FFFD."""
         return self._library.decode(list(token_ids), skip_special_tokens=True)
 
+    def token_text(self, token_id: TokenId) -> str:
+        """Return the text of one token inside a text; see ``ssd.ports.Tokenizer``."""
+        text = self.decode([token_id])
+        if REPLACEMENT in text:
+            return text
+        # Decoders of SentencePiece remove a space only from the first token.
+        return self.decode([token_id, token_id])[len(text) :]
+
     def token_bytes(self, token_id: TokenId) -> bytes:
         """Return the UTF-8 of one token that is not special, also of a part of a character."""
-        text = self.decode([token_id])
+        text = self.token_text(token_id)
         piece = self._library.id_to_token(token_id)
         if REPLACEMENT not in text or piece is None:
             return text.encode()

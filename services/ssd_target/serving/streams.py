@@ -216,9 +216,9 @@ def add_texts(chunk: GenerationChunk, tokenizer: Tokenizer) -> None:
     """Set the texts of the single tokens of a chunk, in its rounds and log-probabilities."""
     for each in chunk.rounds:
         for token in (*each.proposed, *each.added):
-            token.text = tokenizer.decode([token.id])
+            token.text = tokenizer.token_text(token.id)
     for position in chunk.logprobs:
         for found in (position.selected, *position.top):
-            found.text = tokenizer.decode([found.token_id])
+            found.text = tokenizer.token_text(found.token_id)
             if REPLACEMENT in found.text:
                 found.partial = tokenizer.token_bytes(found.token_id)

@@ -129,14 +129,25 @@ def test_the_text_before_does_not_change_the_text_of_bytes(
         assert "".join(pieces) == PLAIN.decode(ids)
 
 
-def test_a_text_that_continues_another_keeps_its_first_space() -> None:
-    # As in Llama 2: the decoder removes the space at the start of a text.
-    vocab = {"▁The": 0, "▁cat": 1, "▁sat": 2, "<s>": 3, "<0xC3>": 4, "<0xA9>": 5}
+def sentence_piece(decoder: decoders.Decoder) -> HFTokenizer:
+    vocab = {"▁The": 0, "▁cat": 1, "▁sat": 2, "<s>": 3, "<0xC3>": 4, "<0xA9>": 5, "s": 6, "▁▁": 7}
     made = LibraryTokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
     made.add_special_tokens(["<s>"])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    made.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
-    tokenizer = HFTokenizer(made, frozenset())
+    made.decoder = decoder
+    return HFTokenizer(made, frozenset())
+
+
+LLAMA_2 = decoders.Sequence(
+    [
+        *(decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()),
+        decoders.Strip(" ", 1, 0),
+    ]
+)
+"""Removes the space at the start of a text."""
+
+
+def test_a_text_that_continues_another_keeps_its_first_space() -> None:
+    tokenizer = sentence_piece(LLAMA_2)
 
     def text(before: list[int], ids: list[int]) -> str:
         detokenizer = IncrementalDetokenizer(tokenizer, before)
@@ -146,6 +157,22 @@ def test_a_text_that_continues_another_keeps_its_first_space() -> None:
     assert text([0, 3], [1]) == " cat", "a special token has no text"
     assert text([3], [1, 2]) == "cat sat", "nothing is before it"
     assert text([0, 4], [5, 1]) == "\ufffd cat", "the character began in the text before"
+
+
+@pytest.mark.parametrize(
+    "decoder", [LLAMA_2, decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])]
+)
+def test_the_text_of_a_token_keeps_its_space(decoder: decoders.Decoder) -> None:
+    tokenizer = sentence_piece(decoder)
+    ids = [0, 1, 6, 7, 3, 2]
+    assert tokenizer.decode(ids) == "The cats   sat"
+    assert "".join(map(tokenizer.token_text, ids)) == " The cats   sat"
+    assert [tokenizer.token_text(each) for each in (1, 3, 4)] == [" cat", "", "\ufffd"]
+
+
+def test_texts_of_byte_level_tokens_are_their_own() -> None:
+    ids = PLAIN.encode("def é")
+    assert list(map(PLAIN.token_text, ids)) == ["", "def", " ", "\ufffd", "\ufffd"]
 
 
 @given(text=st.text(max_size=20))

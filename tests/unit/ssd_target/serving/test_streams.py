@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -16,6 +16,7 @@ from ssd.types import (
     GenerationChunk,
     PositionLogprobs,
     Round,
+    TokenId,
     TokenLogprob,
     TokenText,
 )
@@ -288,6 +289,22 @@ def test_tokens_with_log_probabilities_receive_the_bytes_of_parts_of_characters(
     assert b"".join(each.selected.encoded for each in written) == "aé日😀".encode()
     assert b"".join(each.top[0].encoded for each in written) == "aé日😀".encode()
     assert [each.selected.partial for each in written[:2]] == [b"", b"\xc3"]
+
+
+def test_texts_of_tokens_keep_the_space_that_a_text_does_not_begin_with() -> None:
+    class WordTokenizer(ByteTokenizer):
+        def decode(self, token_ids: Sequence[TokenId]) -> str:
+            return super().decode(token_ids).removeprefix(" ")
+
+        def token_text(self, token_id: TokenId) -> str:
+            return super().decode([token_id])
+
+    position = PositionLogprobs(TokenLogprob(0x20, -1.0), (TokenLogprob(0x20, -1.0),))
+    found = Round((TokenText(0x20),), 0, (TokenText(0x20),))
+    chunk = GenerationChunk(token_ids=(), logprobs=(position,), rounds=(found,))
+    add_texts(chunk, WordTokenizer())
+    assert [each.text for each in (position.selected, *position.top)] == [" "] * 2
+    assert [each.text for each in (*found.proposed, *found.added)] == [" "] * 2
 
 
 def test_tokens_of_rounds_receive_their_text() -> None:
