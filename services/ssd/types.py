@@ -295,6 +295,11 @@ class TokenLogprob:
     """Bytes of this token, if its text has an incomplete character; otherwise empty."""
 
     @property
+    def name(self) -> str:
+        """The text, or the id as vLLM writes it: special tokens have no text."""
+        return self.text or f"token_id:{self.token_id}"
+
+    @property
     def encoded(self) -> bytes:
         """UTF-8 of this token alone; a part of it if the token is part of a character."""
         return self.partial or self.text.encode()
@@ -306,7 +311,7 @@ class TokenLogprob:
 
     def as_json(self) -> dict[str, str | float | list[int]]:
         """Return the entry of a token as OpenAI's API has it."""
-        return {"token": self.text, "logprob": self.finite, "bytes": list(self.encoded)}
+        return {"token": self.name, "logprob": self.finite, "bytes": list(self.encoded)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -319,7 +319,7 @@ def _text_logprobs(positions: Iterable[Position]) -> dict[str, Any]:
 
 
 def _name(token: TokenLogprob) -> str:
-    """Return the text of a token; that of a part of a character as OpenAI writes it."""
+    """Return the name of a token; that of a part of a character as OpenAI writes it."""
     if not token.partial:
-        return token.text
+        return token.name
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.partial)
