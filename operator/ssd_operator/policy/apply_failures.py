@@ -1,8 +1,9 @@
 """Applies that did not bring about what was wanted, so that no pass repeats them. Pure.
 
 A failure holds for a while, or until what is wanted, the resource or the uid of the live object
-changes. What is forbidden (a quota, a policy, a missing right) is not stored: the next pass sends
-it again, with the queue's back-off. A forbidden preflight is: it delays one change alone.
+changes. A call that is forbidden (by a quota, a policy or a missing right) is no failure but is
+held: it is sent again with a back-off of its own, and passes meanwhile repair all other objects. A
+forbidden preflight is a failure: it delays one change alone.
 
 *Decision*: an object that another writer changes again and again is repaired ``MOST_REPAIRS`` times
 an hour. Then the changed fields of a Deployment are left as they are for ten minutes, with the pod
@@ -25,6 +26,7 @@ from ssd_operator.observe.cluster import ClusterError, ForbiddenError, Ref, Refu
 from ssd_operator.observe.diff import differences
 from ssd_operator.observe.pod_state import annotations_of, to_text
 from ssd_operator.observe.snapshot import Snapshot
+from ssd_operator.policy.back_off import back_off_seconds
 
 REFUSED_SECONDS = 60.0
 """Until a refused object is applied again: its cause may be gone without a change of it."""
@@ -73,6 +75,17 @@ class RepairLog(NamedTuple):
     """Of repairs in the last ``REPAIRS_SECONDS``, oldest first."""
 
 
+class HeldCall(NamedTuple):
+    """A call that was forbidden or, if it is no apply, refused. Passes do not repeat it for now."""
+
+    error: ClusterError
+    generation: int
+    """Of the resource, whose change may correct the cause."""
+    num_failures: int
+    retry_at: float
+    """In seconds since the epoch."""
+
+
 class Interruption(NamedTuple):
     """A call without an answer, to a busy server, or after another writer who was faster."""
 
@@ -91,8 +104,9 @@ class Results:
     failures: dict[Ref, ApplyFailure] = field(default_factory=dict)
     """Those that hold after the pass."""
     failed_calls: dict[Ref, ClusterError] = field(default_factory=dict)
-    """Errors that the status reports: 403, or no answer for long. The next pass repeats these
-    calls."""
+    """Errors that the status reports: of held calls, or no answer for long."""
+    held_calls: dict[Ref, HeldCall] = field(default_factory=dict)
+    """Of this pass and those before it."""
     interruption: Interruption | None = None
     """The call that ended the pass before its time."""
     is_scaled: bool = False
@@ -113,6 +127,28 @@ def holding(
         and found.version == _version(each, snapshot.children.get(ref), snapshot)
         and snapshot.now < found.retry_at
     }
+
+
+def still_held(
+    calls: Mapping[Ref, HeldCall], planned: Iterable[Ref], snapshot: Snapshot
+) -> dict[Ref, HeldCall]:
+    """Held calls that are still planned, also those that are due, for the same resource."""
+    generation = snapshot.resource.generation
+    return {
+        ref: held
+        for ref in planned
+        if (held := calls.get(ref)) is not None and held.generation == generation
+    }
+
+
+def held_again(
+    ref: Ref, before: HeldCall | None, error: ClusterError, snapshot: Snapshot
+) -> HeldCall:
+    """Hold a call that has failed, each time for longer."""
+    resource, num_failures = snapshot.resource, 1 if before is None else before.num_failures + 1
+    pause = back_off_seconds((resource.key, ref), num_failures)
+    retry_at = snapshot.now + max(error.retry_after_seconds, pause)
+    return HeldCall(error, resource.generation, num_failures, retry_at)
 
 
 def merged(held: ApplyFailure | None, new: ApplyFailure) -> ApplyFailure:

@@ -24,7 +24,7 @@ from ssd_operator.observe.pod_state import (
     revision_of,
 )
 from ssd_operator.observe.snapshot import OLDEST_ANSWER_SECONDS, Snapshot
-from ssd_operator.policy.apply_failures import ApplyFailure, RepairLog, holding
+from ssd_operator.policy.apply_failures import ApplyFailure, HeldCall, RepairLog, holding
 from ssd_operator.policy.drain import DrainPlan, plan_drains
 from ssd_operator.policy.rollout import (
     Preflight,
@@ -67,6 +67,7 @@ class PlanState:
     history: History = field(default_factory=History)
     failures: Mapping[Ref, ApplyFailure] = field(default_factory=dict)
     repairs: Mapping[Ref, RepairLog] = field(default_factory=dict)
+    held_calls: Mapping[Ref, HeldCall] = field(default_factory=dict)
     failing_since: float | None = None
     """First of the latest passes that were all interrupted by a call without an answer."""
     posted: Mapping[tuple[str, str], float] = field(default_factory=dict)

@@ -32,15 +32,17 @@ from ssd_operator.policy.apply_failures import (
     Interruption,
     Results,
     contest,
+    held_again,
     merged,
     refusal,
+    still_held,
 )
 from ssd_operator.policy.drain import Drain, victim_annotations
 from ssd_operator.policy.plan import PassPlan, PlanState, plan
 from ssd_operator.policy.scaling import Decision
 from ssd_operator.runtime import metrics
 from ssd_operator.runtime.engine_client import Engines
-from ssd_operator.runtime.work_queue import RESYNC_SECONDS
+from ssd_operator.runtime.work_queue import RESYNC_SECONDS, PartialError
 from ssd_operator.settings import UNTOUCHED_NAMESPACE, OperatorSettings
 from ssd_operator.status.pass_result import PassResult
 from ssd_operator.status.report import PassReport, event_object, report_invalid, report_pass
@@ -116,7 +118,11 @@ class Reconciler:
             self._drop(key, found)
             return None
         state = decided.state
-        results = Results(failures=dict(state.failures), repairs=dict(state.repairs))
+        results = Results(
+            failures=dict(state.failures),
+            repairs=dict(state.repairs),
+            held_calls=dict(state.held_calls),
+        )
         executor = PlanExecutor(self._cluster, self._cache, self._engines, snapshot, results)
         await executor.carry_out(decided)
         interruption, since = results.interruption, None
@@ -125,7 +131,11 @@ class Reconciler:
             if self._now() - since >= FAILING_SECONDS:
                 results.failed_calls[interruption.ref] = interruption.error
         state = replace(
-            state, failures=results.failures, repairs=results.repairs, failing_since=since
+            state,
+            failures=results.failures,
+            repairs=results.repairs,
+            held_calls=results.held_calls,
+            failing_since=since,
         )
         self._states[key] = state
         followed = () if resource.is_pool else snapshot.ready_targets
@@ -139,9 +149,11 @@ class Reconciler:
             return None
         if interruption is not None:
             raise interruption.error
+        retries = [each.retry_at - self._now() for each in results.held_calls.values()]
+        again_after = min(decided.again_after, report.again_after, *retries)
         if results.failed_calls:
-            raise ForbiddenError("; ".join(map(str, results.failed_calls.values())))
-        return min(decided.again_after, report.again_after)
+            raise PartialError("; ".join(map(str, results.failed_calls.values())), again_after)
+        return again_after
 
     async def _publish(self, key: Key, found: Object, report: PassReport) -> bool:
         """Write the status, if it changed, and the Events; whether the resource is still there.
@@ -215,14 +227,22 @@ class PlanExecutor:
         self.engines.drain(
             self.snapshot.resource.key, [each for each in decided.drains.drains if not each.is_new]
         )
-        for ref, call in self._calls(decided):
+        calls, results = dict(self._calls(decided)), self.results
+        results.held_calls = still_held(results.held_calls, calls, self.snapshot)
+        for ref, call in calls.items():
+            held = results.held_calls.get(ref)
+            if held is not None and self.snapshot.now < held.retry_at:
+                results.failed_calls[ref] = held.error
+                continue
             try:
                 await call()
+                results.held_calls.pop(ref, None)
             except (RefusedError, ForbiddenError) as error:
-                self.results.failed_calls[ref] = error
+                results.held_calls[ref] = held_again(ref, held, error, self.snapshot)
+                results.failed_calls[ref] = error
                 _log.warning("object_refused", object=str(ref), error=str(error))
             except (BusyError, ConflictError) as error:
-                self.results.interruption = Interruption(ref, error)
+                results.interruption = Interruption(ref, error)
                 if isinstance(error, ConflictError):
                     await self._drop_if_gone(ref)
                 return

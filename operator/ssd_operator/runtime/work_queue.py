@@ -1,21 +1,17 @@
-"""Which resource has a pass when: debounced, one pass at a time, retried with back-off.
-
-*Decision*: jitter is a hash of the key and the number of tries. *Because* two hundred resources
-that failed together must not come back together, and a test must see the same delays twice.
-"""
+"""Which resource has a pass when: debounced, one pass at a time, retried with back-off."""
 
 import asyncio
 import contextvars
 import itertools
 import math
 import traceback
-import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
 from ssd.observability.log import bound_fields, get_logger
-from ssd_operator.observe.cluster import ClusterError, Key
+from ssd_operator.observe.cluster import ClusterError, ForbiddenError, Key
+from ssd_operator.policy.back_off import back_off_seconds, jitter
 from ssd_operator.runtime import metrics
 
 DEBOUNCE_SECONDS = 0.05
@@ -28,12 +24,19 @@ LONGEST_SETTLE_SECONDS = 10.0
 RESYNC_SECONDS = 30.0
 """Longest time between two passes, varied by ± 20 %."""
 _RESYNC_SPREAD = 0.2
-FIRST_RETRY_SECONDS = 1.0
-LAST_RETRY_SECONDS = 60.0
+PARTIAL_SECONDS = 1.0
+"""Shortest time from a pass that was partial to the next one: each reads what is missing."""
 PASS_SECONDS = 120.0
 """Longest pass; each of its calls has a shorter deadline of its own."""
 
 _log = get_logger(__name__)
+
+
+class PartialError(ForbiddenError):
+    """A pass made all its calls but some, which fail on their own and are held for a while.
+
+    ``retry_after_seconds`` is when a pass is due without any event. An event does not wait for it.
+    """
 
 
 @dataclass(slots=True)
@@ -48,7 +51,8 @@ class _Entry:
     task: asyncio.Task[float | None] | None = None
     """The pass that runs or waits for a worker."""
     not_before: float = -math.inf
-    """Time of a retry, or when changes of the resource have settled."""
+    """Time of a retry, when changes of the resource have settled, or a while after a partial
+    pass."""
     changed_at: float = math.inf
     """First change of the resource after the begin of its last pass."""
     num_failures: int = 0
@@ -151,8 +155,10 @@ class WorkQueue:
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None:
             pause = self._count_failure(key, entry, error)
-            entry.due, entry.not_before = math.inf, now + pause
-            self._set_due(key, entry, now)
+            is_partial = isinstance(error, PartialError)
+            entry.not_before = now + (PARTIAL_SECONDS if is_partial else pause)
+            entry.due = max(entry.due, entry.not_before)
+            self._set_due(key, entry, now + pause)
             return
         again_after = task.result()
         metrics.RECONCILES_TOTAL.labels("gone" if again_after is None else "ok").inc()
@@ -160,16 +166,17 @@ class WorkQueue:
             del self._entries[key]
             return
         entry.succeeded_at, entry.num_failures = now, 0
-        resync = RESYNC_SECONDS * (1 + _RESYNC_SPREAD * (2 * _jitter(key, int(now)) - 1))
+        resync = RESYNC_SECONDS * (1 + _RESYNC_SPREAD * (2 * jitter(key, int(now)) - 1))
         again_after = resync if again_after is None else min(again_after, resync)
         self._set_due(key, entry, now + max(again_after, DEBOUNCE_SECONDS))
 
     def _count_failure(self, key: Key, entry: _Entry, error: BaseException) -> float:
         """Count and log an error; returns the seconds until the retry."""
         entry.num_failures += 1
-        pause = FIRST_RETRY_SECONDS * 2.0 ** min(entry.num_failures - 1, 10)
-        pause = min(LAST_RETRY_SECONDS, pause) * (0.5 + 0.5 * _jitter(key, entry.num_failures))
+        pause = back_off_seconds(key, entry.num_failures)
         metrics.ERRORS_TOTAL.labels(type(error).__name__).inc()
+        if isinstance(error, PartialError):
+            entry.num_failures, pause = 0, PARTIAL_SECONDS
         if isinstance(error, ClusterError):
             pause = max(error.retry_after_seconds, pause)
         if isinstance(error, ClusterError | TimeoutError):
@@ -180,8 +187,3 @@ class WorkQueue:
             metrics.RECONCILES_TOTAL.labels("crash").inc()
             _log.error("pass_crashed", stack="".join(traceback.format_exception(error)))
         return pause
-
-
-def _jitter(key: Key, number: int) -> float:
-    """A fraction, 0..1, that differs from key to key and from number to number."""
-    return zlib.crc32(f"{key}/{number}".encode()) / 0xFFFFFFFF

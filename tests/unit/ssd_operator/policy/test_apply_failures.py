@@ -1,5 +1,6 @@
 """Applies that are refused, forbidden or reverted are reported, stop no other, and are repeated."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,9 @@ from ssd_operator.api.spec import Object
 from ssd_operator.observe.cluster import BusyError, ForbiddenError, Ref, RefusedError
 from ssd_operator.observe.pod_state import name_of, revision_of, to_seconds
 from ssd_operator.policy.apply_failures import MOST_REPAIRS, PACE_SECONDS, RETRY_SECONDS
+from ssd_operator.policy.back_off import LAST_RETRY_SECONDS
 from ssd_operator.runtime.reconcile import FAILING_SECONDS
+from ssd_operator.runtime.work_queue import PartialError
 
 
 def edit_the_resource(world: World) -> None:
@@ -62,9 +65,42 @@ async def test_a_forbidden_object_is_reported_stops_no_other_and_is_sent_again()
     assert world.condition("ResourcesOwned") == ("False", "Forbidden")
     assert world.condition("Ready") == ("True", "Serving")
     world.cluster.write_faults = {}
+    world.cluster.now += LAST_RETRY_SECONDS
     await world.come_to_rest()
     assert world.condition("ResourcesOwned") == ("True", "Owned")
     assert len(world.ready_pods("draft")) == 2
+
+
+async def test_a_forbidden_call_waits_longer_and_longer_while_other_objects_are_repaired() -> None:
+    world = await settled()
+    with world.edited(DRAFTS) as deployment:
+        deployment["metadata"]["labels"]["app.kubernetes.io/name"] = "theirs"
+    world.cluster.write_faults = {DRAFTS: ForbiddenError("denied by a policy")}
+    times = []
+    for _ in range(200):
+        world.remove(SERVICE)
+        world.cluster.writes.clear()
+        with pytest.raises(PartialError, match="denied") as found:
+            await world.next_pass()
+        times += [world.cluster.now] if world.written("Deployment") else []
+        assert SERVICE in world
+        assert world.condition("ResourcesOwned") == ("False", "Forbidden")
+        assert 0.0 < found.value.retry_after_seconds <= LAST_RETRY_SECONDS
+    pauses = [after - before for before, after in itertools.pairwise(times)]
+    assert pauses[0] <= 2.0
+    assert LAST_RETRY_SECONDS / 2 <= pauses[-1] <= LAST_RETRY_SECONDS + 2.0
+
+
+async def test_a_change_of_the_resource_sends_a_forbidden_object_again_at_once() -> None:
+    world = World()
+    world.cluster.write_faults = {DRAFTS: ForbiddenError("exceeded quota: deployments=1")}
+    await world.rounds(20)
+    world.cluster.write_faults = {}
+    await world.round()
+    assert DRAFTS not in world
+    edit_the_resource(world)
+    await world.round()
+    assert DRAFTS in world
 
 
 async def test_a_forbidden_number_of_drafts_stops_no_repair_and_is_reported() -> None:

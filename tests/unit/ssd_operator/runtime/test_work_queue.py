@@ -12,12 +12,13 @@ from tests.unit.ssd_operator.virtual_time import in_virtual_time, now, pass_by
 
 from ssd.observability.log import JsonFormatter, get_logger
 from ssd_operator.observe.cluster import BusyError, Key
+from ssd_operator.policy.back_off import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS
 from ssd_operator.runtime import metrics
 from ssd_operator.runtime.work_queue import (
-    FIRST_RETRY_SECONDS,
-    LAST_RETRY_SECONDS,
     LONGEST_SETTLE_SECONDS,
+    PARTIAL_SECONDS,
     RESYNC_SECONDS,
+    PartialError,
     WorkQueue,
 )
 
@@ -109,6 +110,38 @@ async def test_a_resource_that_failed_waits_longer_and_longer_whatever_happens()
     pauses = [after - before for before, after in itertools.pairwise(passes.times)]
     assert pauses[0] <= FIRST_RETRY_SECONDS
     assert LAST_RETRY_SECONDS / 2 <= pauses[-1] <= LAST_RETRY_SECONDS
+
+
+@in_virtual_time
+async def test_an_event_after_a_partial_pass_is_a_pass_within_a_second() -> None:
+    passes = Passes(ends=[PartialError("403", 40.0)])
+    queue = passes.queue()
+    queue.wake(KEY)
+    await at(15.0)
+    assert len(passes.begun) == 1
+    queue.wake(KEY)
+    await at(54.0)
+    assert passes.times == pytest.approx([0.05, 15.05]), "without an event at the retry"
+    await at(56.0)
+    assert passes.times[2:] == pytest.approx([55.05])
+    number = len(passes.begun)
+    for time in range(600):
+        await at(60.0 + time / 10)
+        queue.wake(KEY)
+    pauses = [after - before for before, after in itertools.pairwise(passes.times[number:])]
+    assert min(pauses) >= PARTIAL_SECONDS
+    assert max(pauses) <= PARTIAL_SECONDS + 0.2
+
+
+@in_virtual_time
+async def test_an_event_during_a_partial_pass_is_another_pass_a_second_after_it() -> None:
+    passes = Passes(ends=[PartialError("403", 40.0)], seconds=2.0)
+    queue = passes.queue()
+    queue.wake(KEY)
+    await at(1.0)
+    queue.wake(KEY)
+    await at(40.0)
+    assert passes.times == pytest.approx([0.05, 3.05])
 
 
 @in_virtual_time
