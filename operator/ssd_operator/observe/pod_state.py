@@ -9,6 +9,7 @@ from ssd_operator.api.spec import GROUP, Object
 from ssd_operator.children.objects import (
     CELL_LABEL,
     COMPONENT_LABEL,
+    HASH_ANNOTATION,
     MANAGED_BY_LABEL,
     NAME_LABEL,
     OPERATOR,
@@ -68,7 +69,7 @@ def cell_of(child: Object) -> int:
 
 
 def maker_of(pod: Object) -> str:
-    """Name of the Deployment that made a pod."""
+    """Name of the Deployment that made a pod; labels of other children give their own name."""
     labels = labels_of(pod)
     name = f"{labels.get(NAME_LABEL)}-{labels.get(COMPONENT_LABEL)}"
     return f"{name}-{labels[CELL_LABEL]}" if CELL_LABEL in labels else name
@@ -90,6 +91,16 @@ def is_ours(thing: Object, uid: str) -> bool:
     if controller_of(thing):
         return is_owned_by(thing, uid)
     return bool(labels_of(thing).get(MANAGED_BY_LABEL) == OPERATOR)
+
+
+def is_orphan(thing: Object) -> bool:
+    """Whether an operator made an object and its resource was deleted without it.
+
+    ``kubectl delete --cascade=orphan`` removes the owner alone. A person's copy has another name,
+    or, as that of ``kubectl expose``, none of our annotations.
+    """
+    is_made = HASH_ANNOTATION in annotations_of(thing) and name_of(thing) == maker_of(thing)
+    return is_made and not thing["metadata"].get("ownerReferences")
 
 
 def is_pod_of(pod: Object, name: str, components: Collection[str]) -> bool:

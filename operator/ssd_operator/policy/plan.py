@@ -17,6 +17,7 @@ from ssd_operator.observe.cluster import Ref, ref_of
 from ssd_operator.observe.diff import differences
 from ssd_operator.observe.pod_state import (
     drain_deadline_of,
+    is_orphan,
     is_owned_by,
     is_terminating,
     labels_of,
@@ -192,9 +193,9 @@ def _to_delete(kept: Container[Ref], snapshot: Snapshot, *, keeps_drafts: bool) 
     """The children that are not wanted any more."""
     for ref, child in sorted(snapshot.children.items()):
         # A person's copy of a child has our labels, but not our owner.
-        is_ours = is_owned_by(child, snapshot.resource.uid) and not is_terminating(child)
+        is_ours = is_owned_by(child, snapshot.resource.uid) or is_orphan(child)
         is_kept = keeps_drafts and labels_of(child).get(COMPONENT_LABEL) == Component.DRAFT
-        if ref not in kept and is_ours and not is_kept:
+        if ref not in kept and is_ours and not is_terminating(child) and not is_kept:
             yield ref
 
 

@@ -12,6 +12,7 @@ from tests.unit.ssd_operator.world import (
     TARGET,
     TARGETS,
     World,
+    demo,
     settled,
 )
 
@@ -19,6 +20,19 @@ from ssd_operator.api.spec import API_VERSION, KIND, Object
 from ssd_operator.observe.cluster import ConflictError, Ref
 from ssd_operator.observe.pod_state import name_of, to_text
 
+GATED: Object = {"gateway": {"enabled": True}}
+SECOND = Ref("Deployment", "demo-target-1")
+GONE = {
+    SECOND,
+    Ref("Deployment", "demo-draft-1"),
+    Ref("Service", "demo-draft-1"),
+    Ref("PodDisruptionBudget", "demo-target"),
+    *(
+        Ref(kind, "demo-gateway")
+        for kind in ("ServiceAccount", "NetworkPolicy", "Service", "Deployment")
+    ),
+}
+"""Children that one cell without a gateway does not have."""
 OTHERS = [{"kind": KIND, "apiVersion": API_VERSION, "name": "x", "uid": "x", "controller": True}]
 """Owner references of another resource's child."""
 TAKEN = ("False", "NameTaken")
@@ -36,6 +50,59 @@ async def test_a_persons_copies_of_a_child_and_of_a_pod_are_neither_deleted_nor_
     assert Ref("Service", "copy") in world
     world.remove(RESOURCE)
     assert [name_of(each) for each in world.cluster.of_kind("Pod")] == ["copy"]
+
+
+async def orphaned(**blocks: Any) -> World:
+    """A resource with two cells that was deleted with ``--cascade=orphan``, and made again."""
+    world = await settled(target={"replicas": 2}, **GATED)
+    for ref in world.children():
+        with world.edited(ref) as child:
+            child["metadata"]["ownerReferences"] = []
+    await world.delete_resource()
+    world.cluster.now += 5.0
+    world.cluster.create_resource(KEY, demo(**blocks))
+    return world
+
+
+async def test_children_that_a_deleted_resource_left_are_adopted_or_go() -> None:
+    world = await orphaned()
+    others = (KIND, "Pod", "EndpointSlice")
+    left = {ref for _, ref in world.cluster.objects if ref.kind not in others}
+    (serving, _) = world.ready_pods("target")
+    await world.come_to_rest()
+    assert set(world.children()) == left - GONE
+    assert left >= GONE
+    assert GONE.isdisjoint(ref for _, ref in world.cluster.objects)
+    assert world.ready_pods("target") == [serving]
+    assert world.condition("Ready") == ("True", "Serving")
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        {"kind": KIND, "apiVersion": API_VERSION, "name": "x", "uid": "x", "controller": True},
+        {"kind": "Application", "apiVersion": "apps/v1", "name": "x", "uid": "x"},
+    ],
+    ids=["another resource", "no controller"],
+)
+async def test_a_child_that_a_deleted_resource_left_and_another_owner_has_stays(
+    owner: Object,
+) -> None:
+    world = await orphaned()
+    with world.edited(SECOND) as found:
+        found["metadata"]["ownerReferences"] = [owner]
+    theirs = copy.deepcopy(world[SECOND])
+    await world.come_to_rest()
+    assert world[SECOND] == theirs | {"status": world[SECOND]["status"]}
+
+
+async def test_a_service_that_a_person_made_for_a_child_is_not_deleted() -> None:
+    world = await settled()
+    exposed = Ref("Service", TARGET.name)
+    # As kubectl expose does: the labels and the name of the Deployment, and no annotation.
+    world.take_name(exposed, labels=copy.deepcopy(world[TARGET]["metadata"]["labels"]))
+    await world.come_to_rest()
+    assert exposed in world
 
 
 async def test_a_foreign_object_is_not_changed_and_nothing_new_is_made() -> None:
@@ -157,7 +224,6 @@ async def test_children_and_pods_of_a_former_resource_of_the_same_name_do_not_co
     assert world.condition("Ready") == ("True", "Serving")
 
 
-GATED: Object = {"gateway": {"enabled": True}}
 FRONT, FRONTED = Ref("Deployment", "demo-gateway"), Ref("Service", "demo-gateway")
 
 
