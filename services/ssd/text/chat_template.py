@@ -39,14 +39,18 @@ def load_template(folder: Path) -> ChatTemplate | None:
     A folder has one template, or several with the names ``default`` and ``tool_use``.
 
     Raises:
-        TokenizerError: the configuration cannot be read, or a template in its list is malformed.
+        TokenizerError: the configuration or the template cannot be read, or a template in the list
+            of the configuration is malformed.
     """
     path = folder / "tokenizer_config.json"
     config = _config(path)
     found = config.get("chat_template")
     file = folder / "chat_template.jinja"
     if file.is_file():
-        found = file.read_text(encoding="utf-8")
+        try:
+            found = file.read_text(encoding="utf-8")
+        except ValueError as error:
+            raise TokenizerError(f"{file}: not UTF-8: {error}") from error
     if isinstance(found, list):
         named = _named(found, path)
     else:

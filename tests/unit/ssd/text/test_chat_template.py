@@ -206,6 +206,12 @@ def test_a_model_can_have_a_template_of_its_own_for_tools(tmp_path: Path) -> Non
     assert tool_format(template) == "hermes"
 
 
+def test_a_template_file_that_is_not_text_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(TokenizerError, match=r"chat_template\.jinja: not UTF-8"):
+        load_template(tmp_path)
+
+
 @pytest.mark.parametrize(
     "entry", ["text", None, {}, {"name": [], "template": "x"}, {"name": "default", "template": 3}]
 )

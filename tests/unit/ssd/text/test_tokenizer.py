@@ -250,3 +250,13 @@ def test_a_corrupt_config_is_an_error_that_names_the_file(tmp_path: Path, name: 
     (tmp_path / f"{name}.json").write_bytes(b'{"eos_token_id": \xff')
     with pytest.raises(TokenizerError, match=rf"/{name}\.json: not JSON"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("ids", ["2", [2, None], {"a": 1}, 2.5, [True], [[2]]])
+def test_malformed_ids_of_the_end_are_an_error_that_names_the_file(
+    tmp_path: Path, ids: object
+) -> None:
+    write(tmp_path, library())
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    with pytest.raises(TokenizerError, match=r"/generation_config\.json: eos_token_id must be"):
+        load_tokenizer(tmp_path)
