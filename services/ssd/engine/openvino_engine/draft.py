@@ -11,6 +11,7 @@ commit to its table .9 instead of 1.9 ms beside the passes (embedded draft, one 
 
 from collections.abc import Sequence
 from dataclasses import replace
+from weakref import proxy
 
 import numpy as np
 import openvino
@@ -75,7 +76,10 @@ class HostEntries:
 
 
 class Trunks:
-    """A dense copy of the stored entries of some sessions: proposals, then trunks."""
+    """A dense copy of the stored entries of some sessions: proposals, then trunks.
+
+    It has the arrays of their passes, which refer to it weakly: all are freed with it, at once.
+    """
 
     def __init__(self, storage: KVStorage, slots_B: Tensor, lengths_B: Tensor) -> None:
         """Allocate, without entries."""
@@ -133,7 +137,7 @@ class ExplicitRows:
         """Allocate; no entry is visible."""
         sessions = len(trunks.num_read_B)
         group = model.num_heads // model.num_kv_heads
-        self._trunks = trunks
+        self._trunks = proxy(trunks)
         self._num_shown_B = [0] * sessions
         self._mask_B1US = torch.full((sessions, 1, rows * group, trunks.width), -torch.inf)
         self.inputs = PassInputs(
@@ -158,7 +162,7 @@ class Tables:
     ) -> None:
         """Allocate, without entries."""
         sessions, self._branches = len(trunks.num_read_B), branches
-        self._trunks = trunks
+        self._trunks = proxy(trunks)
         self._storage = storage
         self._columns = trunks.columns
         self._group = model.num_heads // model.num_kv_heads

@@ -1,5 +1,7 @@
 """The passes of a draft give the logits of the plain text of each branch."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -15,6 +17,8 @@ from torch import Tensor
 from ssd.engine.batch import BranchBatch, ProposalBatch, StoredNoise
 from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
+from ssd.engine.openvino_engine import draft
+from ssd.engine.openvino_engine.draft import Tables
 from ssd.engine.openvino_engine.draft_graph import DraftGraph, PassInputs
 from ssd.engine.sampling.soft_filters import SoftFilters
 from ssd.speculation.noise import gumbel_noise
@@ -183,6 +187,27 @@ def test_a_draft_warms_up_and_reports_its_progress(folder: Path) -> None:
     reports: list[float] = []
     load(DraftRunner, folder, ENGINE).warm_up(lambda _stage, fraction: reports.append(fraction))
     assert reports[-1] == 1.0
+
+
+def test_arrays_of_former_passes_are_freed_without_a_search_for_cycles(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[Tables]] = []
+
+    def recorded(*parts: Any) -> Tables:
+        tables = Tables(*parts)
+        made.append(weakref.ref(tables))
+        return tables
+
+    runner = load(DraftRunner, folder, on("openvino", ENGINE))
+    monkeypatch.setattr(draft, "Tables", recorded)
+    gc.disable()
+    try:
+        runner.warm_up(lambda _stage, _fraction: None)
+        num_alive = sum(each() is not None for each in made)
+    finally:
+        gc.enable()
+    assert num_alive == 1 < len(made), "those of the newest pass"
 
 
 def test_after_the_warm_up_no_opening_session_has_a_new_shape(
