@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "ssd"
 CRD = "crd/ssddeployments.ssd.dev"
 CRDS = (CRD, "crd/ssddraftpools.ssd.dev")
-OURS = "app.kubernetes.io/name in (ssd, ssd-vllm, ssd-operator)"
+OURS = "app.kubernetes.io/name in (ssd, ssd-operator)"
 """Selects the pods of engines and of operators."""
 EVERYWHERE = ("--set", "operator.watchAllNamespaces=true")
 """The suite's resources are in other namespaces than its release."""

@@ -6,7 +6,6 @@ from dataclasses import replace
 from ssd_operator.api.spec import Object, Resource
 from ssd_operator.children.gateway import gateway_template
 from ssd_operator.children.objects import (
-    APPLICATION_LABEL,
     KINDS,
     Component,
     Workload,
@@ -67,7 +66,7 @@ def _network_policy(workload: Workload) -> Object:
     """Who may reach the pods of a component."""
     resource, spec, component = workload.resource, workload.spec, workload.component
     namespace = {"kubernetes.io/metadata.name": workload.settings.pod_namespace}
-    operator = _pods({APPLICATION_LABEL: "ssd-operator"}) | {
+    operator = _pods({"app.kubernetes.io/name": "ssd-operator"}) | {
         "namespaceSelector": {"matchLabels": namespace}
     }
     gateways = _pods(selector(resource, Component.GATEWAY))
@@ -103,7 +102,6 @@ def _services(workload: Workload) -> Iterator[Object]:
     resource, component = workload.resource, workload.component
     process, headless = process_of(resource, component), {"clusterIP": "None"}
     rows: list[tuple[str, int | None, Object]] = [("", None, {})]
-    engine = {APPLICATION_LABEL: process.application} if workload.is_target else {}
     if workload.is_target:
         rows = [(resource.name, None, {}), (targets_service(resource), None, headless)]
     elif component is Component.DRAFT:
@@ -115,7 +113,7 @@ def _services(workload: Workload) -> Iterator[Object]:
     for name, cell, address in rows:
         spec = {
             "type": "ClusterIP",
-            "selector": selector(resource, component, cell) | engine,
+            "selector": selector(resource, component, cell),
             "ports": [port | {"targetPort": process.api} | protocols],
             "publishNotReadyAddresses": False,
         }

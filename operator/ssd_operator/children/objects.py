@@ -41,9 +41,6 @@ RESTART_ANNOTATION = f"{GROUP}/restart"
 """Copied from the resource to the pod templates: a new value replaces all pods."""
 SCHEME_ANNOTATION = f"{GROUP}/scheme"
 """``https`` on a pod whose port ``http`` has TLS; the PodMonitor of the chart reads it."""
-APPLICATION_LABEL = "app.kubernetes.io/name"
-"""On pods of targets: the program. The Services of targets select it, because a port has another
-meaning in each program."""
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 OPERATOR = "ssd-operator"
 """Value of the managed-by label, and the field manager."""
@@ -195,7 +192,7 @@ class Workload:
     def labels(self) -> dict[str, str]:
         """Labels of the pods; those of other objects have the operator's version too."""
         recommended = {
-            APPLICATION_LABEL: "ssd",
+            "app.kubernetes.io/name": "ssd",
             "app.kubernetes.io/instance": self.resource.name,
             "app.kubernetes.io/part-of": "ssd",
             MANAGED_BY_LABEL: OPERATOR,

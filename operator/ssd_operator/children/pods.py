@@ -21,7 +21,6 @@ from ssd_operator.api.pod_template import PodTemplate
 from ssd_operator.api.spec import Object
 from ssd_operator.children import environment, placement
 from ssd_operator.children.objects import (
-    APPLICATION_LABEL,
     FETCH,
     RESTART_ANNOTATION,
     REVISION_LABEL,
@@ -163,8 +162,7 @@ def make_template(workload: Workload, spec: Object, added: PodTemplate) -> Objec
     annotations = added.annotations | ({RESTART_ANNOTATION: restart} if restart else {})
     if has_tls(workload.resource, workload.component, "http"):
         annotations = annotations | {SCHEME_ANNOTATION: "https"}
-    application = process_of(workload.resource, workload.component).application
-    labels = added.labels | workload.labels | {APPLICATION_LABEL: application}
+    labels = added.labels | workload.labels
     hashed = {"labels": labels, "annotations": annotations, "spec": spec}
     labels = labels | {REVISION_LABEL: digest(hashed, _REVISION_DIGITS)}
     return {"metadata": {"labels": labels} | present(annotations=annotations), "spec": spec}

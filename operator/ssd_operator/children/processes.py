@@ -36,8 +36,6 @@ class EngineProcess:
     """``python -m`` runs it. With ``--print-config`` it checks its settings and exits."""
     image: Callable[[OperatorSettings], str]
     """Of pods whose resource sets none."""
-    application: str = "ssd"
-    """Label ``app.kubernetes.io/name`` of its pods; that of each engine is another one."""
     ports: Mapping[str, int]
     """By name. The operator calls ``grpc``; ``http`` has probes and metrics."""
     api: Literal["grpc", "http"] = "grpc"
@@ -84,7 +82,6 @@ _TARGETS = {
     "vllm": EngineProcess(
         module="ssd_vllm",
         image=lambda settings: settings.vllm_image,
-        application="ssd-vllm",
         # Its processes exchange messages there, 160 MiB and more.
         shared_memory={"nvidia": "8Gi", "cpu": "1Gi"},
         ports={"grpc": TARGET_PORT, "http": VLLM_PORT},

@@ -31,7 +31,7 @@ from ssd_operator.policy.rollout import (
     Preflight,
     held_drafts,
     held_targets,
-    of_other_engine,
+    other_ports,
     outdated_targets,
     preflight_state,
     stopped,
@@ -148,7 +148,7 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
     is_changed = decision is not None and decision.replicas != snapshot.num_drafts_wanted
     targets_held = held_targets(targets, outdated, snapshot, preflight.stage)
     drafts_held = held_drafts(drafts, targets, snapshot, targets_held, preflight.stage)
-    held = targets_held | (of_other_engine(objects, snapshot) if targets_held else frozenset())
+    held = targets_held | (other_ports(objects, snapshot) if targets_held else frozenset())
     # Own drafts stay until every target has the template that refers to the pool.
     keeps_drafts = resource.pool_prefix is not None and bool(targets_held)
     return PassPlan(

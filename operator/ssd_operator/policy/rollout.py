@@ -33,7 +33,6 @@ from typing import Literal
 
 from ssd_operator.api.spec import Object
 from ssd_operator.children.objects import (
-    APPLICATION_LABEL,
     CELL_LABEL,
     COMPONENT_LABEL,
     HASH_ANNOTATION,
@@ -95,18 +94,18 @@ def held_targets(
     return frozenset(held)
 
 
-def of_other_engine(wanted: Iterable[Object], snapshot: Snapshot) -> frozenset[Ref]:
-    """Services and NetworkPolicies of targets whose live ones belong to pods of another engine.
+def other_ports(wanted: Iterable[Object], snapshot: Snapshot) -> frozenset[Ref]:
+    """Services and NetworkPolicies of targets whose ports differ from the live ones.
 
-    As long as a target of the former engine serves, they would take its port from it. A Service
-    selects the pods of one engine: those of the other one give its port another meaning.
+    They belong to pods of another engine. As long as a target of the former one serves, they would
+    take its port from it.
     """
     return frozenset(
         ref
         for each in wanted
         if labels_of(each).get(COMPONENT_LABEL) == Component.TARGET
         and (live := snapshot.children.get(ref := ref_of(each))) is not None
-        and (_ports(live) != _ports(each) or _differ_in_application(live, each))
+        and _ports(live) != _ports(each)
     )
 
 
@@ -120,17 +119,6 @@ def _ports(found: Object) -> set[int]:
         case _:
             rows = []
     return {port["port"] for row in rows for port in row.get("ports") or () if "port" in port}
-
-
-def _differ_in_application(live: Object, wanted: Object) -> bool:
-    """Whether two Services select the same pods but for the program; others are repaired at once.
-
-    Services and pods of vLLM that an older operator made have another label.
-    """
-    if wanted["kind"] != "Service":
-        return False
-    before, after = (each["spec"].get("selector") or {} for each in (live, wanted))
-    return before != after and before | {APPLICATION_LABEL: ""} == after | {APPLICATION_LABEL: ""}
 
 
 def held_drafts(

@@ -80,36 +80,6 @@ async def test_another_engine_takes_no_port_from_a_target_that_serves() -> None:
     assert world.status["endpoint"] == {"http": "http://demo.default.svc:8000/v1"}
 
 
-@pytest.mark.parametrize("engines", [("ssd", "vllm"), ("vllm", "ssd")])
-async def test_services_select_pods_of_one_engine_while_cells_change_theirs_one_by_one(
-    engines: tuple[str, str],
-) -> None:
-    world = await serving(target={"replicas": 3, "engine": engines[0]})
-    before = {name_of(pod) for pod in world.ready_pods("target")}
-    services = [Ref(kind, name) for kind, name in PORTS_OF_TARGET if kind == "Service"]
-    (port,) = {world[ref]["spec"]["ports"][0]["port"] for ref in services}
-    world.edit_spec(target={"engine": engines[1]})
-    num_mixed = 0
-    for _ in range(12):
-        await world.next_pass()
-        while world.controllers.step():
-            ready = {name_of(pod): pod for pod in world.ready_pods("target")}
-            num_mixed += 0 < len(ready.keys() & before) < len(ready)
-            for service in (world[ref]["spec"] for ref in services):
-                selected = {
-                    name
-                    for name, pod in ready.items()
-                    if service["selector"].items() <= pod["metadata"]["labels"].items()
-                }
-                is_old = service["ports"][0]["port"] == port
-                assert selected == (ready.keys() & before if is_old else ready.keys() - before)
-                assert selected
-    assert num_mixed > 0
-    assert all(world[ref]["spec"]["ports"][0]["port"] != port for ref in services)
-    assert len(world.ready_pods("target")) == 3
-    assert world.condition("Progressing") == DONE
-
-
 @pytest.mark.parametrize("code", [0, 1])
 async def test_a_container_that_a_mesh_adds_does_not_hold_a_preflight(code: int) -> None:
     ended = {"name": "preflight", "image": GOOD, "state": {"terminated": {"exitCode": code}}}

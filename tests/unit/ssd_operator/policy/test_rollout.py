@@ -9,18 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from tests.unit.ssd_operator.children.test_manifests import selectors
-from tests.unit.ssd_operator.memory_cluster import patched
 from tests.unit.ssd_operator.resources import (
     CORPUS,
     DEMO,
     POOL,
-    SAMPLES,
     SETTINGS,
     TWO_CELLS,
     children,
     deployments,
     not_restricted,
-    of_kind,
     read,
     resource,
     specs,
@@ -38,7 +35,6 @@ from ssd_operator.policy.rollout import (
     Preflight,
     Stage,
     held_drafts,
-    of_other_engine,
     outdated_targets,
     preflight_state,
     waiting_targets,
@@ -314,24 +310,6 @@ def test_a_waiting_deployment_keeps_its_template_and_follows_the_number() -> Non
     assert kept["spec"] == wanted["spec"] | {"template": {"spec": {}}}
     assert kept["metadata"]["annotations"]["ssd.dev/hash"] == "old"
     assert ref_of(kept) == ref_of(wanted)
-
-
-VLLM = SAMPLES["llama-3.1-70b-vllm"]
-SERVICES = of_kind(VLLM, "Service")
-
-
-@pytest.mark.parametrize(
-    ("changes", "is_held"),
-    [({}, False), ({"app.kubernetes.io/name": None}, True), ({"by": "hand"}, False)],
-)
-def test_a_service_that_differs_only_in_the_program_of_its_pods_waits_for_them(
-    changes: dict[str, str | None], *, is_held: bool
-) -> None:
-    name = "llama-70b-targets"
-    live = copy.deepcopy(SERVICES[name])
-    live["spec"]["selector"] = patched(live["spec"]["selector"], changes)
-    snapshot = Snapshot(resource=VLLM, now=NOW, children={ref_of(live): live})
-    assert of_other_engine(SERVICES.values(), snapshot) == ({ref_of(live)} if is_held else set())
 
 
 SHARED = read(CORPUS / "pool.yaml")
