@@ -103,7 +103,7 @@ def test_an_image_has_every_module_that_it_imports(
 
 
 @pytest.mark.parametrize("stage", ["target", "draft"])
-def test_an_image_of_an_engine_asks_for_huge_pages_as_a_child_does(root: Path, stage: str) -> None:
+def test_an_image_of_an_engine_requests_huge_pages_as_a_child_does(root: Path, stage: str) -> None:
     assert "=".join(HUGE_PAGES) in stages((root / ENGINES).read_text())[stage]
 
 

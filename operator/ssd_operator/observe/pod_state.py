@@ -94,10 +94,9 @@ def is_ours(thing: Object, uid: str) -> bool:
 
 
 def is_orphan(thing: Object) -> bool:
-    """Whether an operator made an object and its resource was deleted without it.
+    """Whether the operator made an object whose owner was deleted with ``--cascade=orphan``.
 
-    ``kubectl delete --cascade=orphan`` removes the owner alone. A person's copy has another name,
-    or, as that of ``kubectl expose``, none of our annotations.
+    A person's copy has another name or, as that of ``kubectl expose``, none of our annotations.
     """
     is_made = HASH_ANNOTATION in annotations_of(thing) and name_of(thing) == maker_of(thing)
     return is_made and not thing["metadata"].get("ownerReferences")

@@ -66,8 +66,8 @@ class Snapshot:
     now: float
     """Seconds since the epoch."""
     children: Mapping[Ref, Object] = field(default_factory=dict)
-    """Objects that the resource owns (controller owner reference by uid): a preflight's pod is one,
-    the pods of Deployments are not."""
+    """Objects that the resource owns (controller owner reference by uid), and those with its labels
+    and no owner: a preflight's pod is one, the pods of Deployments are not."""
     pods: tuple[Object, ...] = ()
     """Pods of engines: the others with the resource's ``ssd.dev/name`` label, and those at the
     other end of its links: drafts of its pool, or targets that refer to this pool."""

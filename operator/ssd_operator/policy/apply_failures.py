@@ -2,8 +2,9 @@
 
 A failure holds for a while, or until what is wanted, the resource or the uid of the live object
 changes. A call that is forbidden (by a quota, a policy or a missing right) is no failure but is
-held: it is sent again with a back-off of its own, and passes meanwhile repair all other objects. A
-forbidden preflight is a failure: it delays one change alone.
+deferred: it is sent again with a back-off of its own, and passes meanwhile repair all other
+objects. A forbidden preflight is a failure: it delays one change alone. A forbidden scaling is
+neither: the next decision repeats it.
 
 *Decision*: an object that another writer changes again and again is repaired ``MOST_REPAIRS`` times
 an hour. Then the changed fields of a Deployment are left as they are for ten minutes, with the pod
@@ -75,8 +76,8 @@ class RepairLog(NamedTuple):
     """Of repairs in the last ``REPAIRS_SECONDS``, oldest first."""
 
 
-class HeldCall(NamedTuple):
-    """A call that was forbidden or, if it is no apply, refused. Passes do not repeat it for now."""
+class DeferredCall(NamedTuple):
+    """A call that was forbidden or, if it is no apply, refused. It waits for its retry."""
 
     error: ClusterError
     generation: int
@@ -104,8 +105,8 @@ class Results:
     failures: dict[Ref, ApplyFailure] = field(default_factory=dict)
     """Those that hold after the pass."""
     failed_calls: dict[Ref, ClusterError] = field(default_factory=dict)
-    """Errors that the status reports: of held calls, or no answer for long."""
-    held_calls: dict[Ref, HeldCall] = field(default_factory=dict)
+    """Errors that the status reports: of deferred calls and scaling, or no answer for long."""
+    deferred_calls: dict[Ref, DeferredCall] = field(default_factory=dict)
     """Of this pass and those before it."""
     interruption: Interruption | None = None
     """The call that ended the pass before its time."""
@@ -129,26 +130,26 @@ def holding(
     }
 
 
-def still_held(
-    calls: Mapping[Ref, HeldCall], planned: Iterable[Ref], snapshot: Snapshot
-) -> dict[Ref, HeldCall]:
-    """Held calls that are still planned, also those that are due, for the same resource."""
+def still_deferred(
+    calls: Mapping[Ref, DeferredCall], planned: Iterable[Ref], snapshot: Snapshot
+) -> dict[Ref, DeferredCall]:
+    """Deferred calls that are still planned, also those that are due, for the same resource."""
     generation = snapshot.resource.generation
     return {
-        ref: held
+        ref: call
         for ref in planned
-        if (held := calls.get(ref)) is not None and held.generation == generation
+        if (call := calls.get(ref)) is not None and call.generation == generation
     }
 
 
-def held_again(
-    ref: Ref, before: HeldCall | None, error: ClusterError, snapshot: Snapshot
-) -> HeldCall:
-    """Hold a call that has failed, each time for longer."""
+def deferred_again(
+    ref: Ref, before: DeferredCall | None, error: ClusterError, snapshot: Snapshot
+) -> DeferredCall:
+    """Defer a call that has failed, each time for longer."""
     resource, num_failures = snapshot.resource, 1 if before is None else before.num_failures + 1
     pause = back_off_seconds((resource.key, ref), num_failures)
     retry_at = snapshot.now + max(error.retry_after_seconds, pause)
-    return HeldCall(error, resource.generation, num_failures, retry_at)
+    return DeferredCall(error, resource.generation, num_failures, retry_at)
 
 
 def merged(held: ApplyFailure | None, new: ApplyFailure) -> ApplyFailure:

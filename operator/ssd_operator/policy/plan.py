@@ -25,7 +25,7 @@ from ssd_operator.observe.pod_state import (
     revision_of,
 )
 from ssd_operator.observe.snapshot import OLDEST_ANSWER_SECONDS, Snapshot
-from ssd_operator.policy.apply_failures import ApplyFailure, HeldCall, RepairLog, holding
+from ssd_operator.policy.apply_failures import ApplyFailure, DeferredCall, RepairLog, holding
 from ssd_operator.policy.drain import DrainPlan, plan_drains
 from ssd_operator.policy.rollout import (
     Preflight,
@@ -68,7 +68,7 @@ class PlanState:
     history: History = field(default_factory=History)
     failures: Mapping[Ref, ApplyFailure] = field(default_factory=dict)
     repairs: Mapping[Ref, RepairLog] = field(default_factory=dict)
-    held_calls: Mapping[Ref, HeldCall] = field(default_factory=dict)
+    deferred_calls: Mapping[Ref, DeferredCall] = field(default_factory=dict)
     failing_since: float | None = None
     """First of the latest passes that were all interrupted by a call without an answer."""
     posted: Mapping[tuple[str, str], float] = field(default_factory=dict)
@@ -192,7 +192,7 @@ def _to_apply(
 def _to_delete(kept: Container[Ref], snapshot: Snapshot, *, keeps_drafts: bool) -> Iterator[Ref]:
     """The children that are not wanted any more."""
     for ref, child in sorted(snapshot.children.items()):
-        # A person's copy of a child has our labels, but not our owner.
+        # A person's copy of a child has our labels, but neither our owner nor the name of a child.
         is_ours = is_owned_by(child, snapshot.resource.uid) or is_orphan(child)
         is_kept = keeps_drafts and labels_of(child).get(COMPONENT_LABEL) == Component.DRAFT
         if ref not in kept and is_ours and not is_terminating(child) and not is_kept:

@@ -32,10 +32,10 @@ from ssd_operator.policy.apply_failures import (
     Interruption,
     Results,
     contest,
-    held_again,
+    deferred_again,
     merged,
     refusal,
-    still_held,
+    still_deferred,
 )
 from ssd_operator.policy.drain import Drain, victim_annotations
 from ssd_operator.policy.plan import PassPlan, PlanState, plan
@@ -121,7 +121,7 @@ class Reconciler:
         results = Results(
             failures=dict(state.failures),
             repairs=dict(state.repairs),
-            held_calls=dict(state.held_calls),
+            deferred_calls=dict(state.deferred_calls),
         )
         executor = PlanExecutor(self._cluster, self._cache, self._engines, snapshot, results)
         await executor.carry_out(decided)
@@ -134,7 +134,7 @@ class Reconciler:
             state,
             failures=results.failures,
             repairs=results.repairs,
-            held_calls=results.held_calls,
+            deferred_calls=results.deferred_calls,
             failing_since=since,
         )
         self._states[key] = state
@@ -149,7 +149,7 @@ class Reconciler:
             return None
         if interruption is not None:
             raise interruption.error
-        retries = [each.retry_at - self._now() for each in results.held_calls.values()]
+        retries = [each.retry_at - self._now() for each in results.deferred_calls.values()]
         again_after = min(decided.again_after, report.again_after, *retries)
         if results.failed_calls:
             raise PartialError("; ".join(map(str, results.failed_calls.values())), again_after)
@@ -228,19 +228,23 @@ class PlanExecutor:
             self.snapshot.resource.key, [each for each in decided.drains.drains if not each.is_new]
         )
         calls, results = dict(self._calls(decided)), self.results
-        results.held_calls = still_held(results.held_calls, calls, self.snapshot)
+        results.deferred_calls = still_deferred(results.deferred_calls, calls, self.snapshot)
+        # A pass that ends before its time reports them too.
+        results.failed_calls = {ref: each.error for ref, each in results.deferred_calls.items()}
         for ref, call in calls.items():
-            held = results.held_calls.get(ref)
-            if held is not None and self.snapshot.now < held.retry_at:
-                results.failed_calls[ref] = held.error
+            deferred = results.deferred_calls.get(ref)
+            if deferred is not None and self.snapshot.now < deferred.retry_at:
                 continue
             try:
                 await call()
-                results.held_calls.pop(ref, None)
+                results.deferred_calls.pop(ref, None)
+                results.failed_calls.pop(ref, None)
             except (RefusedError, ForbiddenError) as error:
-                results.held_calls[ref] = held_again(ref, held, error, self.snapshot)
+                if ref.kind != self.snapshot.resource.kind:
+                    again = deferred_again(ref, deferred, error, self.snapshot)
+                    results.deferred_calls[ref] = again
                 results.failed_calls[ref] = error
-                _log.warning("object_refused", object=str(ref), error=str(error))
+                _log.warning("call_failed", object=str(ref), error=str(error))
             except (BusyError, ConflictError) as error:
                 results.interruption = Interruption(ref, error)
                 if isinstance(error, ConflictError):

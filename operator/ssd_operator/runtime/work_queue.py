@@ -25,7 +25,8 @@ RESYNC_SECONDS = 30.0
 """Longest time between two passes, varied by ± 20 %."""
 _RESYNC_SPREAD = 0.2
 PARTIAL_SECONDS = 1.0
-"""Shortest time from a pass that was partial to the next one: each reads what is missing."""
+"""Shortest time from a partial pass to the next one, which reads missing objects and the resource
+from the API server."""
 PASS_SECONDS = 120.0
 """Longest pass; each of its calls has a shorter deadline of its own."""
 
@@ -33,9 +34,9 @@ _log = get_logger(__name__)
 
 
 class PartialError(ForbiddenError):
-    """A pass made all its calls but some, which fail on their own and are held for a while.
+    """Some calls of a pass were forbidden and are deferred; all others were made.
 
-    ``retry_after_seconds`` is when a pass is due without any event. An event does not wait for it.
+    Without an event, the next pass is due after ``retry_after_seconds``.
     """
 
 
@@ -153,10 +154,13 @@ class WorkQueue:
             return
         now, entry.task = self._now(), None
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        resync = RESYNC_SECONDS * (1 + _RESYNC_SPREAD * (2 * jitter(key, int(now)) - 1))
         if error is not None:
             pause = self._count_failure(key, entry, error)
-            is_partial = isinstance(error, PartialError)
-            entry.not_before = now + (PARTIAL_SECONDS if is_partial else pause)
+            entry.not_before = now + pause
+            if isinstance(error, PartialError):
+                entry.succeeded_at, entry.not_before = now, now + PARTIAL_SECONDS
+                pause = min(pause, resync)
             entry.due = max(entry.due, entry.not_before)
             self._set_due(key, entry, now + pause)
             return
@@ -166,7 +170,6 @@ class WorkQueue:
             del self._entries[key]
             return
         entry.succeeded_at, entry.num_failures = now, 0
-        resync = RESYNC_SECONDS * (1 + _RESYNC_SPREAD * (2 * jitter(key, int(now)) - 1))
         again_after = resync if again_after is None else min(again_after, resync)
         self._set_due(key, entry, now + max(again_after, DEBOUNCE_SECONDS))
 

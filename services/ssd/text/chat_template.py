@@ -73,6 +73,8 @@ def _named(templates: list[Any], path: Path) -> dict[str, str]:
         match each:
             case {"name": str(name), "template": str(template)}:
                 named[name] = template
+            case {"name": str(name)} if name not in ("default", "tool_use"):
+                continue
             case _:
                 raise TokenizerError(
                     f"{path}: chat_template[{index}] must be an object with the texts 'name' and "

@@ -14,6 +14,7 @@ from ssd.errors import SetupError
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import WHOLE_TEXT_MS, GenerateCall
 from ssd.runtime.launch import Deployment, deployed, draft_process, ending
+from ssd.settings import HUGE_PAGES
 from ssd.text.tokenizer import load_tokenizer
 from ssd.types import Mode, SamplingParams
 from ssd_bench.peers.contenders import OWN, PAPER, Contender
@@ -275,7 +276,10 @@ def _variables(contender: Contender, cpus: Collection[int], scratch: Path) -> di
     # The authors' package has the name of this product's, and requires two folders at its import.
     folders = dict.fromkeys(("SSD_HF_CACHE", "SSD_DATASET_DIR"), str(scratch))
     own = {"PYTHONPATH": "", **folders} if contender.peer == PAPER else {}
-    return own | {
+    # Pages are as large as those of our own processes.
+    return {
+        **own,
+        **dict([HUGE_PAGES]),
         "OMP_NUM_THREADS": str(contender.threads),
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -17,9 +17,13 @@ from ssd.errors import AddressError, NotReadyError, SettingsError, SetupError
 from ssd.observability.log import Event
 from ssd.runtime import launch
 from ssd.runtime.launch import ChildProcess, Deployment, LinkWatch, deployed, setup_error
-from ssd.settings import HUGE_PAGES, child_environment
+from ssd.settings import HUGE_PAGES
 
 FAKE_CHILD = "tests.fake_child"
+PRINTING_CHILD = """
+import os, sys
+sys.exit("the variable is " + os.environ["GLIBC_TUNABLES"])
+"""
 PARENT = """
 import asyncio
 from ssd.runtime.launch import ChildProcess
@@ -99,14 +103,22 @@ async def test_a_child_that_crashes_names_the_cause_in_one_line_and_keeps_its_st
     assert 'crashing_child.py", line 7, in serve' in stack
 
 
-def test_a_child_asks_for_huge_pages_unless_the_user_has_set_the_variable(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("of_user", "expected"), [(None, HUGE_PAGES[1]), ("glibc.malloc.check=3",) * 2]
+)
+async def test_a_child_requests_huge_pages_unless_the_user_has_set_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_user: str | None, expected: str
 ) -> None:
-    name, value = HUGE_PAGES
-    monkeypatch.delenv(name, raising=False)
-    assert child_environment()[name] == value
-    monkeypatch.setenv(name, "glibc.malloc.check=3")
-    assert child_environment()[name] == "glibc.malloc.check=3"
+    (tmp_path / "printing_child.py").write_text(PRINTING_CHILD)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(HUGE_PAGES[0], raising=False)
+    if of_user is not None:
+        monkeypatch.setenv(HUGE_PAGES[0], of_user)
+    child = ChildProcess("draft 0", "printing_child", (), ignore_event)
+    await child.start()
+    with pytest.raises(SetupError, match=f"the variable is {expected}"):
+        await child.ready()
+    assert await child.stop() == 1
 
 
 async def test_a_child_that_is_killed_by_a_signal_names_it_and_keeps_its_stack() -> None:

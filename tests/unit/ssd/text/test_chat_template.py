@@ -212,6 +212,12 @@ def test_a_template_file_that_is_not_text_is_an_error_that_names_it(tmp_path: Pa
         load_template(tmp_path)
 
 
+def test_a_named_template_that_is_not_used_may_be_malformed(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "x"}, {"name": "rag", "template": None}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert load_template(tmp_path) == ChatTemplate("x")
+
+
 @pytest.mark.parametrize(
     "entry", ["text", None, {}, {"name": [], "template": "x"}, {"name": "default", "template": 3}]
 )

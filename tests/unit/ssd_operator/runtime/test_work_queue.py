@@ -114,19 +114,19 @@ async def test_a_resource_that_failed_waits_longer_and_longer_whatever_happens()
 
 @in_virtual_time
 async def test_an_event_after_a_partial_pass_is_a_pass_within_a_second() -> None:
-    passes = Passes(ends=[PartialError("403", 40.0)])
+    passes = Passes(ends=[PartialError("403", 20.0)])
     queue = passes.queue()
     queue.wake(KEY)
     await at(15.0)
     assert len(passes.begun) == 1
     queue.wake(KEY)
-    await at(54.0)
+    await at(34.0)
     assert passes.times == pytest.approx([0.05, 15.05]), "without an event at the retry"
-    await at(56.0)
-    assert passes.times[2:] == pytest.approx([55.05])
+    await at(36.0)
+    assert passes.times[2:] == pytest.approx([35.05])
     number = len(passes.begun)
     for time in range(600):
-        await at(60.0 + time / 10)
+        await at(40.0 + time / 10)
         queue.wake(KEY)
     pauses = [after - before for before, after in itertools.pairwise(passes.times[number:])]
     assert min(pauses) >= PARTIAL_SECONDS
@@ -135,13 +135,24 @@ async def test_an_event_after_a_partial_pass_is_a_pass_within_a_second() -> None
 
 @in_virtual_time
 async def test_an_event_during_a_partial_pass_is_another_pass_a_second_after_it() -> None:
-    passes = Passes(ends=[PartialError("403", 40.0)], seconds=2.0)
+    passes = Passes(ends=[PartialError("403", 20.0)], seconds=2.0)
     queue = passes.queue()
     queue.wake(KEY)
     await at(1.0)
     queue.wake(KEY)
-    await at(40.0)
+    await at(20.0)
     assert passes.times == pytest.approx([0.05, 3.05])
+
+
+@in_virtual_time
+async def test_a_late_retry_does_not_delay_the_regular_pass() -> None:
+    passes = Passes(ends=[PartialError("403", 60.0)])
+    queue = passes.queue()
+    queue.wake(KEY)
+    await at(0.06 + 1.2 * RESYNC_SECONDS)
+    assert len(passes.begun) == 2
+    since = metrics.REGISTRY.get_sample_value("ssd_operator_oldest_success_seconds")
+    assert since == pytest.approx(now() - passes.times[1]), "all other calls were made"
 
 
 @in_virtual_time
