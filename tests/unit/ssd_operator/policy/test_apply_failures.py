@@ -91,6 +91,20 @@ async def test_a_forbidden_call_waits_longer_and_longer_while_other_objects_are_
     assert LAST_RETRY_SECONDS / 2 <= pauses[-1] <= LAST_RETRY_SECONDS + 2.0
 
 
+async def test_a_pass_that_a_busy_server_ends_reports_forbidden_calls_too() -> None:
+    world = await settled()
+    with world.edited(DRAFTS) as deployment:
+        deployment["metadata"]["labels"]["app.kubernetes.io/name"] = "theirs"
+    world.cluster.write_faults = {DRAFTS: ForbiddenError("denied by a policy")}
+    with pytest.raises(PartialError):
+        await world.next_pass()
+    world.remove(SERVICE)
+    world.cluster.write_faults |= {SERVICE: BusyError("429")}
+    with pytest.raises(BusyError):
+        await world.next_pass()
+    assert world.condition("ResourcesOwned") == ("False", "Forbidden")
+
+
 async def test_a_change_of_the_resource_sends_a_forbidden_object_again_at_once() -> None:
     world = World()
     world.cluster.write_faults = {DRAFTS: ForbiddenError("exceeded quota: deployments=1")}
