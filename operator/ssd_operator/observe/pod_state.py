@@ -96,7 +96,7 @@ def is_ours(thing: Object, uid: str) -> bool:
 def is_orphan(thing: Object) -> bool:
     """Whether the operator made an object whose owner was deleted with ``--cascade=orphan``.
 
-    A person's copy has another name or, as that of ``kubectl expose``, none of our annotations.
+    A person's copy has another name, or no annotation of the operator (``kubectl expose``).
     """
     is_made = HASH_ANNOTATION in annotations_of(thing) and name_of(thing) == maker_of(thing)
     return is_made and not thing["metadata"].get("ownerReferences")

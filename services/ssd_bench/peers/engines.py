@@ -276,7 +276,7 @@ def _variables(contender: Contender, cpus: Collection[int], scratch: Path) -> di
     # The authors' package has the name of this product's, and requires two folders at its import.
     folders = dict.fromkeys(("SSD_HF_CACHE", "SSD_DATASET_DIR"), str(scratch))
     own = {"PYTHONPATH": "", **folders} if contender.peer == PAPER else {}
-    # Pages are as large as those of our own processes.
+    # Processes of this product request huge pages too.
     return {
         **own,
         **dict([HUGE_PAGES]),
