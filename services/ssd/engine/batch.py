@@ -1,8 +1,10 @@
 """The inputs of forward passes. All tensors are int64 on the CPU; the runner moves them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
@@ -25,6 +27,8 @@ class PagedBatch:
     """Slots of the sequences, if a token is chosen at each column; None if none is."""
     keeps_rows: bool = field(default=False, kw_only=True)
     """Whether the pass may be padded to the rows of the pass before it."""
+    prompts: "PagedBatch | None" = field(default=None, kw_only=True)
+    """Chunks of prompts of other sequences, which the pass stores too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,12 @@ class StoredNoise:
     filters: RowFilters | None = None
     """Of each branch; they change the logits that the noise is added to. Those of one session are
     the same in all rows. None: no row has a filter."""
+
+
+def joined(batches: Sequence[PagedBatch]) -> PagedBatch:
+    """Return the sequences of batches that have the same numbers of columns and blocks."""
+    names = "tokens_BP", "first_positions_B", "num_columns_B", "block_tables_BJ"
+    return PagedBatch(*(torch.cat([getattr(each, name) for each in batches]) for name in names))
 
 
 def pad_sequences(batch: PagedBatch, count: int) -> PagedBatch:

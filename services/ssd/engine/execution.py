@@ -49,6 +49,10 @@ class TargetExecution(Execution, Protocol):
     packs_rows: bool
     """Whether a verify runs only the rows of each sequence, so that shorter proposals take less
     time. Otherwise each sequence of a pass has K+1 rows."""
+    joins_prompts: bool
+    """Whether a verify can store ``PagedBatch.prompts``, with the bits of ``prefill``."""
+    finite_prompts: Sequence[Tensor]
+    """Of each prompt in the newest verify, whether its columns are finite, bool [P] or less."""
     num_padding: int
     """Rows of padding in the newest verify that keep the number of rows of the verify before."""
     sequence_counts: Sequence[int]
@@ -74,6 +78,9 @@ class TargetExecution(Execution, Protocol):
 
     def verify(self, prepared: Any) -> Tensor:
         """Store the columns of a batch; returns fp32 logits [B, P, V], undefined at padding.
+
+        After those of the sequences, B counts the prompts of the batch: the logits of their last
+        columns are in column 0.
 
         Of several ranks, V are the token ids of the rank.
         """

@@ -51,6 +51,8 @@ class SplitTarget:
         self.num_blocks = part.num_blocks
         self.num_parameters = part.num_parameters
         self.packs_rows = part.packs_rows
+        self.joins_prompts = False
+        self.finite_prompts: Sequence[Tensor] = ()
         self.num_padding = 0
         self.shapes = part.shapes
         self.sequence_counts: Sequence[int] = part.sequence_counts

@@ -67,10 +67,9 @@ class ModelRunner(ABC):
                 torch.full_like(batch.num_columns_B, num_columns),
                 batch.block_tables_BJ,
             )
-            # One read of the device, also where a column is not finite.
-            is_finite_R = self.execution.prefill(part)[:num_columns].cpu()
-            if not bool(is_finite_R.all()):
-                return first + int(is_finite_R.long().argmin())
+            bad = first_bad(self.execution.prefill(part)[:num_columns])
+            if bad is not None:
+                return first + bad
         return None
 
     @abstractmethod
@@ -86,6 +85,13 @@ class ModelRunner(ABC):
         if num_ids is not None and num_ids < logits_BQV.shape[-1]:
             logits_BQV[..., num_ids:] = -torch.inf
         return logits_BQV
+
+
+def first_bad(is_finite_P: Tensor) -> int | None:
+    """Return the first column that is not finite."""
+    # One read of the device, also where a column is not finite.
+    is_finite_P = is_finite_P.cpu()
+    return None if bool(is_finite_P.all()) else int(is_finite_P.long().argmin())
 
 
 AnyRunner = TypeVar("AnyRunner", bound=ModelRunner)

@@ -4,7 +4,8 @@ Kernels sum in orders that depend on the CPU, the data type and the number of ro
 predicts where they differ. So each engine runs the passes that it will run, with its own weights:
 every column alone and among K+1, proposals of each length, numbers of sequences, proposals of
 different lengths together, and the chunks of a prompt together and one by one, up to as many as one
-pass stores. The warm-up consists of these passes.
+pass stores. The warm-up consists of these passes. Where a verify can store prompts too, rows and
+prompts must have the same bits alone and together; else they stay apart.
 
 *Decision*: equal bits on one text of a few tokens. *Because*: a kernel that sums in another order
 changes almost every logit, since thousands of sums contribute to each (the tests prove that a
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ssd.engine.batch import PagedBatch
+from ssd.engine.batch import PagedBatch, joined
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.fingerprint import weights_fingerprint
 from ssd.observability.log import get_logger
@@ -125,8 +126,7 @@ def find_difference(
         on_progress: called with 0..1, by the number of rows.
     """
     text = _Text(passes, NUM_CHUNKS, 1)
-    text.store(text.num_chunks + 1)
-    wide_PV = text.run([text.columns], 0)[0]
+    wide_PV = text.reference()
     comparisons = list(_comparisons(text, passes, sequence_counts))
     total = sum(rows for _, rows, _ in comparisons)
     done, difference = 0, None
@@ -139,6 +139,48 @@ def find_difference(
         done += rows
         on_progress(done / total)
     return difference
+
+
+def find_joined_difference(passes: Passes) -> str | None:
+    """Return a pass whose rows, or the prompts that it stores too, have other bits, or None.
+
+    Args:
+        passes: no sequence exists yet. ``find_difference`` has found none.
+    """
+    text = _Text(passes, NUM_CHUNKS, 1)
+    prompts = [_Text(passes, NUM_CHUNKS, 1, text.end), _Text(passes, NUM_CHUNKS, 1, 2 * text.end)]
+    large = _Text(passes, passes.engine.step_tokens // text.chunk, 0, 3 * text.end)
+    if not text.num_chunks or large.end > passes.num_blocks:
+        return "too few blocks for a proof"
+    wide_PV, large_PV = text.reference(), large.reference()
+    last_V, large_last_V = (
+        each.run([], 0, list(each.parts(each.num_chunks + 1)))[0, 0] for each in (text, large)
+    )
+    most = passes.engine.max_num_seqs
+
+    def differs(sizes: list[int], parts: Sequence[PagedBatch], end_V: Tensor | None) -> bool:
+        """Whether rows, or the last columns of the prompts, have other bits."""
+        logits_BPV = text.run(sizes, 0, parts)
+        rows = zip(logits_BPV, sizes, strict=False)
+        is_same = all(torch.equal(each_PV[:size], wide_PV[:size]) for each_PV, size in rows)
+        return not is_same or (
+            end_V is not None and any(not each.equal(end_V) for each in logits_BPV[len(sizes) :, 0])
+        )
+
+    for sizes in ([], [1], [text.columns], [text.columns] * most):
+        name = f"{len(sizes)} x {max(sizes, default=0)} rows"
+        for chunks in (1, text.num_chunks + 1):
+            all_parts = list(zip(*(each.parts(chunks) for each in prompts), strict=True))
+            for parts in all_parts:
+                if differs(sizes, parts, last_V if parts is all_parts[-1] else None):
+                    return f"{name} beside prompts"
+            if not all(each.has_same([each.columns], 0, wide_PV) for each in prompts):
+                return f"prompts beside {name}"
+    if differs([text.columns] * most, list(large.parts(large.num_chunks)), large_last_V) or (
+        not large.has_same([large.columns], 0, large_PV)
+    ):
+        return "a prompt of one step beside all rows"
+    return None
 
 
 Comparison = tuple[str, int, Callable[[Tensor], bool]]
@@ -194,9 +236,11 @@ def mixed_totals(columns: int, most: int) -> list[int]:
 
 
 class _Text:
-    """A text in the first blocks: a prompt of whole chunks and some tokens, then P columns."""
+    """A text in some blocks: a prompt of whole chunks and some tokens, then P columns."""
 
-    def __init__(self, passes: Passes, most_chunks: int, num_more: int) -> None:
+    def __init__(
+        self, passes: Passes, most_chunks: int, num_more: int, first_block: int = 1
+    ) -> None:
         """Construct.
 
         Args:
@@ -204,6 +248,7 @@ class _Text:
             most_chunks: whole chunks of the prompt, if there is room for them.
             num_more: further tokens of a prompt with a chunk. One token alone in its chunk differs
                 most from one in a pass of all chunks.
+            first_block: of its blocks, which are consecutive.
         """
         engine = passes.engine
         self._passes = passes
@@ -214,7 +259,9 @@ class _Text:
         self._length = self.num_chunks * self.chunk + (num_more if self.num_chunks else 0)
         size = self._length + self.columns
         self._tokens_S = torch.arange(1, 1 + size) * _STRIDE % self._num_ids
-        self._blocks_J = torch.arange(1, 1 - (-size // engine.block_size))
+        self.end = first_block - (-size // engine.block_size)
+        """The block after its last one."""
+        self._blocks_J = torch.arange(first_block, self.end)
 
     @property
     def _num_ids(self) -> int:
@@ -223,17 +270,25 @@ class _Text:
 
     def store(self, chunks_a_pass: int, first_chunk: int = 0) -> None:
         """Store the prompt from a chunk on, with prefills of so many chunks."""
+        for part in self.parts(chunks_a_pass, first_chunk):
+            self._passes.prefill(part)
+
+    def parts(self, chunks_a_pass: int, first_chunk: int = 0) -> Iterator[PagedBatch]:
+        """Return the prompt from a chunk on, in parts of so many chunks."""
         tokens_1S = pad(self._tokens_S[None, : self._length], (0, -self._length % self.chunk))
         width = chunks_a_pass * self.chunk
         for first in range(first_chunk * self.chunk, self._length, max(1, width)):
-            self._passes.prefill(
-                PagedBatch(
-                    tokens_1S[:, first : first + width],
-                    torch.tensor([first]),
-                    torch.tensor([min(width, self._length - first)]),
-                    self._blocks_J[None],
-                )
+            yield PagedBatch(
+                tokens_1S[:, first : first + width],
+                torch.tensor([first]),
+                torch.tensor([min(width, self._length - first)]),
+                self._blocks_J[None],
             )
+
+    def reference(self) -> Tensor:
+        """Store the prompt in one pass; returns the logits of the columns, [P, V]."""
+        self.store(self.num_chunks + 1)
+        return self.run([self.columns], 0)[0]
 
     def has_same_after_chunks(self, wide_PV: Tensor) -> bool:
         """Return whether the columns have these logits after chunks that are stored one by one."""
@@ -261,16 +316,21 @@ class _Text:
             torch.equal(each_PV[:size], wide_PV[first : first + size]) for each_PV, size in pairs
         )
 
-    def run(self, sizes: Sequence[int], first: int) -> Tensor:
-        """Return the logits of so many columns of copies, from ``first`` on, [B, max(sizes), V]."""
-        most, count = max(sizes), len(sizes)
+    def run(self, sizes: Sequence[int], first: int, prompts: Sequence[PagedBatch] = ()) -> Tensor:
+        """Return the logits of so many columns of copies, from ``first`` on, [B, max(sizes), V].
+
+        The pass also stores ``prompts``, of which each has one sequence, and returns the logits of
+        their last columns in further rows.
+        """
+        most, count = max(sizes, default=1), len(sizes)
         width = next(each for each in self._passes.verify_columns if each >= most)
         tokens_P = torch.zeros(width, dtype=torch.int64)
         tokens_P[:most] = self._tokens_S[self._length + first : self._length + first + most]
         batch = PagedBatch(
             tokens_P.expand(count, -1),
             torch.full((count,), self._length + first),
-            torch.tensor(sizes),
+            torch.tensor(sizes, dtype=torch.int64),
             self._blocks_J.expand(count, -1),
+            prompts=joined(prompts) if prompts else None,
         )
         return self._passes.forward(batch)[:, :most]

@@ -228,6 +228,8 @@ class StaticTarget(StaticExecution):
     """Verifies over pages. Every verify of a count of sequences has K+1 columns."""
 
     packs_rows = False
+    joins_prompts = False
+    finite_prompts: Sequence[Tensor] = ()
     num_padding = 0
     shapes = ""
     _timer: CudaTimer | None = None

@@ -4,6 +4,8 @@
 it has not, verifies run in fewer shapes, and the proof starts again.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +14,8 @@ from torch import Tensor
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.execution import TargetExecution
-from ssd.engine.runner import ModelRunner, Progress
-from ssd.engine.same_bits import find_difference, proved
+from ssd.engine.runner import ModelRunner, Progress, first_bad
+from ssd.engine.same_bits import find_difference, find_joined_difference, proved
 from ssd.observability.log import get_logger
 
 _log = get_logger("ssd.engine")
@@ -49,8 +51,9 @@ class TargetRunner(ModelRunner):
         """Verify P columns, or one column, of up to ``max_num_seqs`` sequences.
 
         Returns:
-            fp32 logits [B, P, V]. Row i of a sequence selects the token after column i. Rows of
-            padding columns are undefined. A row that is not finite affects no other row.
+            fp32 logits [B, P, V], see ``TargetExecution.verify``. Row i of a sequence selects the
+            token after column i. Rows of padding columns are undefined. A row that is not finite
+            affects no other row.
         """
         return self.verify(self.prepare(batch)).clone()
 
@@ -73,6 +76,16 @@ class TargetRunner(ModelRunner):
         """See ``TargetExecution.verify_seconds``."""
         return self.execution.verify_seconds()
 
+    @property
+    def joins_prompts(self) -> bool:
+        """See ``TargetExecution.joins_prompts``."""
+        return self.execution.joins_prompts
+
+    def bad_columns(self, prompts: PagedBatch) -> list[int | None]:
+        """Return the result of ``prefill`` for each prompt that the newest verify has stored."""
+        pairs = zip(self.execution.finite_prompts, prompts.num_columns_B.tolist(), strict=True)
+        return [first_bad(is_finite_P[:count]) for is_finite_P, count in pairs]
+
     @torch.inference_mode()
     def warm_up(self, on_progress: Progress) -> None:
         """Prove that the bits of rows do not depend on the shape of their pass.
@@ -84,12 +97,26 @@ class TargetRunner(ModelRunner):
             counts = self.execution.sequence_counts
             return find_difference(self, counts, lambda share: on_progress("warm-up", share))
 
-        def prove(shapes: str) -> str | None:
+        def prove(shapes: str, find: Callable[[], str | None] = find) -> str | None:
             if self.folder is None or not self.execution.packs_rows:
                 # These engines prepare their shapes with the passes of the proof.
                 return find()
             return proved(self.folder, self.engine, shapes, find)
 
+        self._prove_shapes(prove)
+        if self.joins_prompts:
+            joined = f"{self.execution.shapes}, with prompts"
+            reason = prove(joined, partial(find_joined_difference, self))
+            if reason is not None:
+                self.execution.joins_prompts = False
+                _log.warning("prompts_alone", reason=reason, consequence="slower prompts")
+
+    def _prove_shapes(self, prove: Callable[[str], str | None]) -> None:
+        """Let verifies have fewer shapes until all rows have the same bits, or log that none have.
+
+        Args:
+            prove: returns a difference between the passes of these shapes.
+        """
         difference = prove(self.execution.shapes)
         while difference is not None:
             shapes = self.execution.use_fewer_shapes()

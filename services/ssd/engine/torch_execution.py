@@ -131,6 +131,8 @@ class TorchTarget(TorchExecution):
     """Verifies over pages, with sequences padded to a few counts."""
 
     packs_rows = False
+    joins_prompts = False
+    finite_prompts: Sequence[Tensor] = ()
     num_padding = 0
     shapes = ""
 

@@ -7,13 +7,16 @@ that an earlier pass had.
 
 *Same bits*: the attention has one kernel for sequences of one column and one for sequences of more,
 which sum in different orders. In a verify, each row is a sequence of one column: it sees the
-entries that the same pass writes for the rows before it. In a prefill, the rows are one sequence of
-at least two columns. With fewer sequences than threads, the attention would divide the sums of a
-sequence among the threads. An empty sequence in each verify prevents that: with it, the attention
-divides only sequences and heads. The plugin computes the matrix products. On CPUs with AVX2, it has
-another kernel for one row of quantised weights, and for more than 80 rows of any weights but
-float32. Then a pass of one row gets a row of padding, and a pass of more than 64 rows is divided.
-``same_bits`` proves at start that rows have the same bits, and selects the limits.
+entries that the same pass writes for the rows before it. The rows of a prompt are one sequence of
+at least two columns, alone or in the pass of a verify. Their kernel clears the entries behind them
+in their last block, so the row after a prompt cannot be in its pass. With fewer sequences than
+threads, the attention would divide the sums of a sequence among the threads. An empty sequence in
+each pass prevents that: with it, the attention divides only sequences and heads. The plugin
+computes the matrix products. On CPUs with AVX2, it has another kernel for one row of quantised
+weights, and for more than 80 rows of any weights but float32. Then a pass of one row gets a row of
+padding, a pass of more than 64 rows is divided, and prompts that do not fit beside the rows have
+passes of their own. ``same_bits`` proves at start that rows have the same bits, and selects the
+limits.
 
 *Fewest rows*: the kernel for one row is not always the fastest. The target measures that at start,
 and then also gives passes of one to three rows padding. In bfloat16 with AVX512-BF16 (AMD EPYC, one
@@ -31,19 +34,17 @@ sequence should read its entries together.
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import openvino
 import torch
-from numpy.typing import NDArray
-from openvino import Node, Shape, Type, opset15
+from openvino import Node, opset15
 from openvino.op import _PagedAttentionExtension
 from torch import Tensor
 
 from ssd.engine.batch import PagedBatch, pad_sequences
-from ssd.engine.config import BLOCK_SIZES, EngineConfig, ModelConfig, sequence_buckets
+from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
 from ssd.engine.execution import ONE_SHAPE
 from ssd.engine.memory import plan_blocks
 from ssd.engine.models.decoder_weights import DecoderWeights
@@ -55,14 +56,24 @@ from ssd.engine.openvino_engine.decoder import (
 )
 from ssd.engine.openvino_engine.layers import Rotation, finite_or_zero, ints, port
 from ssd.engine.openvino_engine.matrix import over
+from ssd.engine.openvino_engine.packed import (
+    BLOCK_SIZE,
+    NO_ROWS,
+    Inputs,
+    PackedPass,
+    Prompt,
+    Rows,
+    inputs_of,
+    pack,
+    prompt_of,
+    prompts_of,
+)
 from ssd.engine.precision import DTYPES, SMALL_MODEL
 from ssd.engine.sizes import pass_weights
 from ssd.observability.log import get_logger
 
 _log = get_logger("ssd.engine")
 
-MIN_STORED = 2
-"""Smallest number of rows of a prefill."""
 ANY = 1 << 20
 ROW_LIMITS = ((1, ANY), (1, 64), (2, ANY), (2, 64), (5, 64))
 """Smallest and largest numbers of rows of a pass, in the order in which they are tried. Kernels for
@@ -74,70 +85,10 @@ LEAST_GAIN = 0.04
 """Share of the time of one row that ``FEW_ROWS`` must save."""
 LONG_SECONDS = 0.2
 """Passes that take longer are measured once."""
-BLOCK_SIZE = BLOCK_SIZES["openvino"]
 BLOCK_STEP = 8
 CHANGE_WEIGHTS = 5_500_000
 """A change of the shape takes as long as a row of so many weights a layer: 1.6 ms for 14M weights
 in 8 layers, of which a row takes .5 ms (one AVX2 core)."""
-Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class PackedPass:
-    """The rows of a verify, packed, and where they are in the batch."""
-
-    num_sequences: int
-    """Number of sequences that are not padding; they come first."""
-    tokens_R: Ints
-    positions_R: Ints
-    tables_RJ: Ints
-    shape: tuple[int, int]
-    """Sequences and columns of the batch."""
-    is_row_BP: NDArray[np.bool_] | None
-    """None where each column of the batch is a row."""
-    keeps_rows: bool
-    """See ``PagedBatch``."""
-
-
-class _Rows:
-    """The memory that the graph reads and writes in verifies of R rows. The rows are sequences.
-
-    Verifies of one shape write their values in place: after a forward pass, the caches of a CPU
-    have neither code nor data of the host, so each call of numpy or torch costs 10 to 50 us.
-    """
-
-    def __init__(self, num_rows: int, num_blocks: int, vocab_size: int) -> None:
-        # One row more: the empty sequence.
-        begins = np.minimum(np.arange(num_rows + 2, dtype=np.int32), num_rows)
-        self.tokens_R, self.positions_R = np.zeros((2, num_rows), np.int32)
-        self.past_lens = np.zeros(num_rows + 1, np.int32)
-        self.tables_RJ = np.zeros((num_rows, num_blocks), np.int32)
-        self.longest = np.zeros(1, np.int32)
-        self.logits_RV = torch.empty((num_rows, vocab_size))
-        self.inputs = {
-            "tokens": self.tokens_R,
-            "logit_rows": begins[:num_rows],
-            "positions": self.positions_R,
-            "past_lens": self.past_lens,
-            "subsequence_begins": begins,
-            "block_indices": self.tables_RJ.reshape(-1),
-            "block_indices_begins": begins * num_blocks,
-            "max_context_len": self.longest,
-        }
-
-    def write(self, tokens_R: Ints, positions_R: Ints, tables_RJ: Ints, last_position: int) -> None:
-        """Write the rows of a verify. Missing ones are padding, in the reserved block."""
-        count, width = len(tokens_R), min(self.tables_RJ.shape[1], tables_RJ.shape[1])
-        if count < len(self.tokens_R):
-            for each in (self.tokens_R, self.positions_R, self.past_lens, self.tables_RJ):
-                each[count:] = 0
-        self.tokens_R[:count] = tokens_R
-        self.past_lens[:count] = positions_R
-        np.minimum(self.past_lens[:-1], last_position, out=self.positions_R)
-        self.tables_RJ[:count, :width] = tables_RJ[:, :width]
-        # Blocks beyond the table are the reserved one, also after rows with longer tables.
-        self.tables_RJ[:count, width:] = 0
-        self.longest[0] = self.past_lens.max() + 1
 
 
 class OpenVinoTarget:
@@ -147,7 +98,8 @@ class OpenVinoTarget:
         assert engine.block_size == BLOCK_SIZE, engine.block_size
         self.attention_name = "openvino"
         self.num_parameters = 0
-        self.packs_rows = not engine.deterministic
+        self.packs_rows = self.joins_prompts = not engine.deterministic
+        self.finite_prompts: Sequence[Tensor] = ()
         change_rows = CHANGE_WEIGHTS * model.num_layers // pass_weights(model)
         self._most_padding = min(change_rows, engine.lookahead)
         """Rows of padding that consecutive passes may have together to keep the shape."""
@@ -161,7 +113,7 @@ class OpenVinoTarget:
         self.sequence_counts = sequence_buckets(engine)
         self._last_position = engine.max_model_len - 1
         self._vocab_size = model.vocab_size
-        self._rows: _Rows | None = None
+        self._rows: Rows | None = None
         """Of the newest pass; None if it was a prefill."""
         self._request, caches = _build(weights, model, engine)
         # After the weights have been packed: the rest of the memory is for the KV cache.
@@ -195,71 +147,54 @@ class OpenVinoTarget:
             self._row_limits.pop(0)
             return self.shapes
         self._row_limits = [ROW_LIMITS[0]]
-        self.packs_rows = False
+        self.packs_rows = self.joins_prompts = False
         self.sequence_counts = self.sequence_counts[-1:]
         return self.shapes
 
     def prefill(self, batch: PagedBatch) -> Tensor:
         """See ``Execution.prefill``."""
-        tokens_R = batch.tokens_BP[0].numpy()
-        if self.packs_rows:
-            tokens_R = tokens_R[: int(batch.num_columns_B[0])]
-        first, table_J = int(batch.first_positions_B[0]), batch.block_tables_BJ[0].numpy()
-        min_rows, max_rows = self._row_limits[0]
-        found = []
-        for part in _parts(len(tokens_R), max_rows):
-            part_R = tokens_R[part]
-            # The entries of copies, at the next positions, are overwritten before they are read.
-            part_R = np.resize(part_R, max(len(part_R), min_rows, MIN_STORED))
-            self._store(part_R, first + part.start, table_J)
-            found.append(torch.from_numpy(self._request.get_output_tensor(1).data).isfinite())
-        return torch.cat(found)
+        (prompt,) = prompts_of(batch, packs_rows=self.packs_rows)
+        return self._store(prompt)[1]
 
     def prepare(self, batch: PagedBatch) -> PackedPass:
         """Pack the rows of the batch; at one shape, padding runs as well."""
         num_sequences = len(batch.tokens_BP)
         if not self.packs_rows:
             batch = pad_sequences(batch, self._max_sequences)
-        tokens_BP, tables_BJ = batch.tokens_BP.numpy(), batch.block_tables_BJ.numpy()
-        num_columns = tokens_BP.shape[1]
-        counts_B = batch.num_columns_B.numpy() if self.packs_rows else num_columns
-        positions_BP = batch.first_positions_B.numpy()[:, None] + np.arange(num_columns)
-        is_row_BP = None
-        if not self.packs_rows or counts_B.sum() == tokens_BP.size:
-            tokens_R, positions_R = tokens_BP.reshape(-1), positions_BP.reshape(-1)
-        else:
-            is_row_BP = np.arange(num_columns) < counts_B[:, None]
-            tokens_R, positions_R = tokens_BP[is_row_BP], positions_BP[is_row_BP]
-        return PackedPass(
-            num_sequences,
-            tokens_R,
-            positions_R,
-            tables_BJ.repeat(counts_B, axis=0),
-            tokens_BP.shape,
-            is_row_BP,
-            batch.keeps_rows,
-        )
+        return pack(batch, num_sequences, packs_rows=self.packs_rows)
 
     def verify(self, prepared: PackedPass) -> Tensor:
         """See ``TargetExecution.verify``."""
         self.num_padding = 0
-        num_rows, most = len(prepared.tokens_R), self._row_limits[0][1]
-        if num_rows <= most:
-            logits_RV = self._verify(prepared, slice(0, num_rows))
+        prompts, (least, most) = prepared.prompts, self._row_limits[0]
+        num_stored = sum(len(each.tokens_R) for each in prompts)
+        if prompts and least <= len(prepared.tokens_R) + num_stored <= most:
+            logits_RV = self._run(prompts, prepared)
+        elif prompts:
+            last, self.finite_prompts = zip(*(self._store(each) for each in prompts), strict=True)
+            logits_RV = torch.cat([self._verify_rows(prepared, most), *last])
         else:
-            logits_RV = torch.empty((num_rows, self._vocab_size))
-            for part in _parts(num_rows, most):
-                logits_RV[part] = self._verify(prepared, part)
+            logits_RV = self._verify_rows(prepared, most)
         if prepared.is_row_BP is None:
             logits_BPV = logits_RV.view(*prepared.shape, -1)
             return logits_BPV[: prepared.num_sequences]
-        logits_BPV = torch.empty((*prepared.shape, logits_RV.shape[1]))
+        logits_BPV = torch.empty((*prepared.is_row_BP.shape, self._vocab_size))
         logits_BPV[torch.from_numpy(prepared.is_row_BP)] = logits_RV
         return logits_BPV
 
     def verify_seconds(self) -> None:
         """See ``TargetExecution.verify_seconds``."""
         return
+
+    def _verify_rows(self, prepared: PackedPass, most: int) -> Tensor:
+        """Run the rows in passes of at most ``most`` rows; returns their logits [R, V]."""
+        num_rows = len(prepared.tokens_R)
+        if 0 < num_rows <= most:
+            return self._verify(prepared, slice(0, num_rows))
+        logits_RV = torch.empty((num_rows, self._vocab_size))
+        for part in _parts(num_rows, most):
+            logits_RV[part] = self._verify(prepared, part)
+        return logits_RV
 
     def _verify(self, prepared: PackedPass, part: slice) -> Tensor:
         """Run a pass of these rows; their logits are valid until the next one."""
@@ -271,7 +206,7 @@ class OpenVinoTarget:
         # In steps, so that the shape is the same for many rounds.
         num_blocks = (int(positions_R.max()) // BLOCK_SIZE // BLOCK_STEP + 1) * BLOCK_STEP
         if self._rows is None or self._rows.tables_RJ.shape != (num_rows, num_blocks):
-            self._rows = _Rows(num_rows, num_blocks, self._vocab_size)
+            self._rows = Rows(num_rows, num_blocks, self._vocab_size)
             self._set(self._rows.inputs)
             self._request.set_output_tensor(0, over(self._rows.logits_RV))
         rows = self._rows
@@ -297,27 +232,39 @@ class OpenVinoTarget:
         self._sum_padding += missing
         return missing
 
-    def _store(self, tokens_R: Ints, first: int, table_J: Ints) -> None:
-        """Run a pass that stores a part of a text, as one sequence."""
-        length = first + len(tokens_R)
-        num_blocks = -(-length // BLOCK_SIZE)
-        # Blocks beyond the table are the reserved one.
-        blocks = np.pad(table_J, (0, max(0, num_blocks - len(table_J))))[:num_blocks]
-        values = {
-            "tokens": tokens_R,
-            "logit_rows": [],
-            "positions": np.minimum(np.arange(first, length), self._last_position),
-            "past_lens": [first],
-            "subsequence_begins": [0, len(tokens_R)],
-            "block_indices": blocks,
-            "block_indices_begins": [0, num_blocks],
-            "max_context_len": [length],
-        }
-        inputs = {name: np.array(each, dtype=np.int32) for name, each in values.items()}
+    def _store(self, prompt: Prompt) -> tuple[Tensor, Tensor]:
+        """Store a part of a prompt by passes of its own.
+
+        Returns:
+            The logits of its last column, [1, V], and whether each column is finite, bool [P].
+        """
+        least, most = self._row_limits[0]
+        logits, found = list[Tensor](), list[Tensor]()
+        for part in _parts(prompt.count, most):
+            tokens_R, first = prompt.tokens_R[part], prompt.first + part.start
+            logits.append(self._run([prompt_of(tokens_R, first, prompt.table_J, least)]))
+            found += self.finite_prompts
+        return logits[-1], torch.cat(found)
+
+    def _run(self, prompts: Sequence[Prompt], prepared: PackedPass = NO_ROWS) -> Tensor:
+        """Run the rows of a verify and some prompts in one pass.
+
+        Returns:
+            The logits of the rows and of the last column of each prompt, [R, V].
+        """
+        inputs = inputs_of(prepared, prompts, self._last_position)
+        logits_RV = torch.empty((len(inputs["logit_rows"]), self._vocab_size))
         self._rows = None
         self._set(inputs)
-        self._request.set_output_tensor(0, openvino.Tensor(Type.f32, Shape([0, self._vocab_size])))
+        self._request.set_output_tensor(0, over(logits_RV))
         self._request.infer(share_outputs=True)
+        is_finite_R = torch.from_numpy(self._request.get_output_tensor(1).data).isfinite()
+        begins = inputs["subsequence_begins"][len(prepared.tokens_R) :].tolist()
+        self.finite_prompts = [
+            is_finite_R[begin : begin + each.count]
+            for begin, each in zip(begins, prompts, strict=False)
+        ]
+        return logits_RV
 
     def _seconds_of(self, num_rows: int) -> float:
         """Measure a verify of one sequence, in the reserved block."""
@@ -333,7 +280,7 @@ class OpenVinoTarget:
         self.verify(prepared)
         return time.perf_counter() - began_at
 
-    def _set(self, inputs: dict[str, NDArray[np.int32]]) -> None:
+    def _set(self, inputs: Inputs) -> None:
         """Let the graph read these arrays, which must live until its pass has ended."""
         for name, values in inputs.items():
             self._request.set_tensor(name, openvino.Tensor(values, shared_memory=True))
@@ -357,6 +304,8 @@ def least_rows(seconds_of: Callable[[int], float]) -> int:
 
 def _parts(num_rows: int, most: int) -> list[slice]:
     """Return parts of at most ``most`` rows, of one size if possible."""
+    if not num_rows:
+        return []
     size = -(-num_rows // -(-num_rows // most))
     return [slice(first, min(first + size, num_rows)) for first in range(0, num_rows, size)]
 

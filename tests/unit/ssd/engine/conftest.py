@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.engines import PlainLogits, inside, load
+from tests.unit.ssd.engine.wide import write_wide_folder
 from torch import Tensor
 
 from ssd.engine import static_execution
@@ -74,3 +75,10 @@ def plain_logits(folder: Path) -> PlainLogits:
         return logits_RV[: len(tokens)]
 
     return logits
+
+
+@pytest.fixture(scope="module")
+def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wide")
+    write_wide_folder(folder)
+    return folder

@@ -11,10 +11,12 @@ import torch
 from openvino import opset15
 from tests.engines import load, on, paged, store
 
+from ssd.engine import target_runner
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.openvino_engine.draft import group_by_width
 from ssd.engine.openvino_engine.matrix import Matrix
+from ssd.engine.openvino_engine.packed import inputs_of, pack
 from ssd.engine.precision import Weights, has_bfloat16
 from ssd.engine.same_bits import find_difference
 from ssd.engine.target_runner import TargetRunner
@@ -170,3 +172,34 @@ def test_at_one_shape_all_rows_run(folder: Path) -> None:
     packed = runner.prepare(batch)
     assert packed.tokens_R.size == ENGINE.max_num_seqs * P
     assert runner.verify(packed).shape[:2] == (1, P)
+
+
+def test_a_pass_has_its_rows_as_sequences_and_then_each_prompt_as_one() -> None:
+    tables_BJ = torch.arange(1, 13).view(3, 4)
+    verified = paged([([7, 8], 33, tables_BJ[0])], P)
+    prompts = paged([([5] * 3, 64, tables_BJ[1]), ([6], 0, tables_BJ[2])], 16)
+    packed = pack(replace(verified, prompts=prompts), 1, packs_rows=True)
+    inputs = {name: each.tolist() for name, each in inputs_of(packed, packed.prompts, 127).items()}
+    # The prompt of one token has a copy.
+    assert inputs["tokens"] == [7, 8, 5, 5, 5, 6, 6]
+    assert inputs["positions"] == [33, 34, 64, 65, 66, 0, 1]
+    assert inputs["subsequence_begins"] == [0, 1, 2, 5, 7, 7]
+    assert inputs["past_lens"] == [33, 34, 64, 0, 0]
+    assert inputs["block_indices_begins"] == [0, 2, 4, 7, 8, 8]
+    assert inputs["block_indices"] == [1, 2, 1, 2, 5, 6, 7, 9]
+    assert inputs["logit_rows"] == [0, 1, 4, 5]
+    assert inputs["max_context_len"] == [67]
+    assert packed.is_row_BP is not None
+    assert packed.is_row_BP.tolist() == [[True] * 2 + [False] * 2, *[[True] + [False] * 3] * 2]
+
+
+def test_a_target_whose_proof_with_prompts_fails_stores_them_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(target_runner, "find_joined_difference", lambda _passes: "2 rows differ")
+    runner = load(TargetRunner, folder, ENGINE)
+    runner.folder = None
+    runner.warm_up(lambda _stage, _share: None)
+    assert not runner.joins_prompts
+    assert [each.message for each in caplog.records if each.message == "prompts_alone"]
+    assert runner.row_counts == (1, 2, 3, 4)

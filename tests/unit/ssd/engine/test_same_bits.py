@@ -4,7 +4,6 @@ So plain decoding and verification of proposals give the same logits, bit for bi
 wide as those of a real small model: narrow matrices would not show what the kernels do.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +12,13 @@ from typing import Any
 import openvino
 import pytest
 import torch
-from safetensors.torch import save_file
-from tests.engines import load, paged, store
+from tests.engines import paged, store
+from tests.unit.ssd.engine.wide import BLOCK_SIZE, KEPT, Faulty, P, load_wide, stack, table, text
 from torch import Tensor
 
 from ssd.engine import same_bits, target_runner
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig, ModelConfig
-from ssd.engine.models.llama import shapes
 from ssd.engine.models.registry import open_weights
 from ssd.engine.openvino_engine import load as openvino_load
 from ssd.engine.openvino_engine import target
@@ -28,39 +26,8 @@ from ssd.engine.precision import SMALL_MODEL, has_bfloat16, keeps_bfloat16
 from ssd.engine.same_bits import find_difference, mixed_totals, proved
 from ssd.engine.target_runner import TargetRunner
 
-P = 7
-BLOCK_SIZE = 32
-VOCAB = 1024
-BLOCKS = 24
 LENGTHS = (5, 252, 600)
 """Contexts within a chunk, across a border, and of three chunks."""
-PADDING = torch.Generator().manual_seed(9)
-CONFIG = {
-    "model_type": "llama",
-    "vocab_size": VOCAB,
-    "hidden_size": 384,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "tie_word_embeddings": True,
-}
-
-
-@pytest.fixture(scope="module")
-def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wide")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    generator = torch.Generator().manual_seed(1)
-    weights = {}
-    for name, shape in shapes(ModelConfig.from_folder(folder)).items():
-        drawn = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
-        weights[name] = (drawn if len(shape) > 1 else drawn + 1).bfloat16()
-    save_file(weights, folder / "model.safetensors")
-    return folder
-
-
-KEPT = "float32 with bfloat16 weights"
 ENGINES = [
     pytest.param(("torch", "bfloat16"), id="torch-bfloat16"),
     pytest.param(("torch", "float32"), id="torch-float32"),
@@ -72,19 +39,6 @@ ENGINES = [
         marks=pytest.mark.skipif(not has_bfloat16(), reason="this CPU has no bfloat16 arithmetic"),
     ),
 ]
-
-
-def load_wide(folder: Path, engine: str, dtype: str, **settings: Any) -> TargetRunner:
-    config = EngineConfig(
-        max_model_len=BLOCKS * BLOCK_SIZE,
-        num_columns=P,
-        engine=engine,
-        dtype="float32" if dtype == KEPT else dtype,
-        weights="bfloat16" if dtype == KEPT else "same",
-        block_size=BLOCK_SIZE,
-        **settings,
-    )
-    return load(TargetRunner, folder, config)
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -99,21 +53,6 @@ def fast_runner(wide_folder: Path, request: pytest.FixtureRequest) -> TargetRunn
     found = load_wide(wide_folder, *request.param, max_num_seqs=8)
     found.warm_up(lambda _stage, _fraction: None)
     return found
-
-
-def text(length: int) -> list[int]:
-    generator = torch.Generator().manual_seed(length)
-    return torch.randint(0, VOCAB, (length,), generator=generator).tolist()
-
-
-def table(row: int) -> Tensor:
-    return torch.arange(1 + row * BLOCKS, 1 + (row + 1) * BLOCKS)
-
-
-def stack(rows: Sequence[tuple[Sequence[int], int, int]]) -> PagedBatch:
-    """A batch of (columns, first position, which block table); what is padded is noise."""
-    noise_BP = torch.randint(0, VOCAB, (len(rows), P), generator=PADDING)
-    return paged([(tokens, first, table(row)) for tokens, first, row in rows], P, noise_BP)
 
 
 def decode_plainly(runner: TargetRunner, tokens: Sequence[int], first: int) -> Tensor:
@@ -201,31 +140,6 @@ def test_an_execution_that_packs_rows_has_a_row_count_for_each_length(
 ) -> None:
     is_packed = fast_runner.attention_name == "openvino"
     assert fast_runner.row_counts == (tuple(range(1, P + 1)) if is_packed else (P,))
-
-
-class Faulty:
-    """The passes of a runner, with other bits in those of some shapes."""
-
-    def __init__(
-        self, runner: TargetRunner, is_faulty: Callable[[PagedBatch], bool], *, prefills: bool
-    ) -> None:
-        self._runner = runner
-        self._is_faulty = is_faulty
-        self._prefills = prefills
-        self._is_stored_wrong = False
-        self.model, self.engine = runner.model, runner.engine
-        self.num_blocks = runner.num_blocks
-        self.verify_columns, self.row_counts = runner.verify_columns, runner.row_counts
-
-    def prefill(self, batch: PagedBatch) -> int | None:
-        self._is_stored_wrong = self._prefills and self._is_faulty(batch)
-        return self._runner.prefill(batch)
-
-    def forward(self, batch: PagedBatch) -> Tensor:
-        logits_BPV = self._runner.forward(batch)
-        if self._is_stored_wrong or (not self._prefills and self._is_faulty(batch)):
-            return torch.nextafter(logits_BPV, logits_BPV + 1)
-        return logits_BPV
 
 
 @pytest.mark.parametrize(
@@ -323,6 +237,20 @@ def test_one_row_is_a_pass_and_many_are_divided_evenly_with_kept_weights(
     assert rows == [1, 8 * P, 8 * P]
     for each_PV in each_BPV:
         assert torch.equal(each_PV[0], alone_PV[0])
+
+
+def test_a_pass_with_more_rows_than_the_limit_stores_its_prompts_alone(
+    wide_folder: Path, rows: list[int]
+) -> None:
+    runner = load_wide(wide_folder, "openvino", "float32", max_num_seqs=8)
+    runner.execution.use_fewer_shapes()
+    assert runner.execution.shapes == "passes of 1 rows or more, at most 64"
+    tokens = text(60)
+    for length in (50, 60):
+        prompts = paged([(tokens[:length], 0, table(1))], 64)
+        runner.forward(replace(stack([(tokens[:P], 0, 0)]), prompts=prompts))
+        assert runner.bad_columns(prompts) == [None]
+    assert rows == [P + 50, 60, P]
 
 
 def test_padding_and_division_of_passes_change_no_logits(
