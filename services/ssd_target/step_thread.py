@@ -73,7 +73,12 @@ class ModelLoader:
         return DecodeLoop(
             self._context,
             runner,
-            Scheduler(engine, BlockPool(runner.num_blocks), self._settings),
+            Scheduler(
+                engine,
+                BlockPool(runner.num_blocks),
+                self._settings,
+                joins_prompts=runner.joins_prompts,
+            ),
             sampler,
             self._control(runner),
             drafter,

@@ -213,8 +213,8 @@ class Controller:
             calibration: start values of the times of a verify.
         """
         self._columns = columns
-        self._calibration = calibration or Calibration()
-        self._length = ProposalLength(columns, lookahead, self._calibration)
+        self.calibration = calibration or Calibration()
+        self._length = ProposalLength(columns, lookahead, self.calibration)
         self._ranges: dict[int, BatchRange] = {}
         self._key = 0
         self._range = self._reported = self._range_of(0)
@@ -263,7 +263,7 @@ class Controller:
 
     def _unit(self, record: RoundRecord) -> float:
         """Return the calibrated seconds of a verify of one token of each sequence."""
-        return self._calibration.verify_seconds(self._columns[0], record.num_sequences)
+        return self.calibration.verify_seconds(self._columns[0], record.num_sequences)
 
     def _add_to_stage(self, batch: BatchRange, record: RoundRecord, time: float) -> None:
         match batch.stage:

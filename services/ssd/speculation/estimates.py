@@ -154,6 +154,35 @@ class Acceptance:
         return min(max(self._num_accepted / self._num_tested, _MIN_ACCEPTANCE), _MAX_ACCEPTANCE)
 
 
+class PassTimes:
+    """The time of a verify that stores no prompts, by powers of two of its rows."""
+
+    def __init__(self, calibration: Calibration) -> None:
+        """Construct; ``calibration`` is used until a verify has been measured."""
+        self._calibration = calibration
+        self._seconds: dict[int, Mean] = {}
+
+    def add_round(self, record: RoundRecord) -> None:
+        """Add the verify of a round."""
+        mean = self._seconds.setdefault(record.num_rows.bit_length(), Mean(_PROMPT_WINDOW))
+        mean.add(record.verify_seconds)
+
+    def divide(self, record: RoundRecord) -> None:
+        """Count as prefill what a verify that stores prompts took beyond one that does not."""
+        seconds = self._calibration.verify_seconds(record.columns, record.num_sequences)
+        if self._seconds:
+            seconds = _nearest(self._seconds, record.num_rows)
+        stored = max(0.0, record.verify_seconds - seconds)
+        record.verify_seconds -= stored
+        record.prefill_seconds += stored
+
+
+def _nearest(means: Mapping[int, Mean], count: int) -> float:
+    """Return the value of the power of two that is nearest to a count."""
+    key = count.bit_length()
+    return means[min(means, key=lambda known: abs(known - key))].value
+
+
 class PromptTimes:
     """The time of a chunk of a prompt while no draft works, a token, by powers of two of tokens.
 
@@ -179,6 +208,5 @@ class PromptTimes:
         """
         if not record.prompt_tokens or not self._seconds:
             return 0.0
-        key = record.prompt_tokens.bit_length()
-        nearest = min(self._seconds, key=lambda known: abs(known - key))
-        return record.prefill_seconds - record.prompt_tokens * self._seconds[nearest].value
+        usual = record.prompt_tokens * _nearest(self._seconds, record.prompt_tokens)
+        return record.prefill_seconds - usual

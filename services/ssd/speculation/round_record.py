@@ -91,6 +91,11 @@ class RoundRecord:
             self.sample_seconds -= min(moved, self.sample_seconds)
 
     @property
+    def num_rows(self) -> int:
+        """Rows of the verify, without prompts and padding."""
+        return self.num_sequences + self.num_proposed
+
+    @property
     def num_answered(self) -> int:
         """Sequences whose outcome was looked up in a table: hits, misses and late tables."""
         return sum(self.lookups.get(result, 0) for result in _ANSWERED)

@@ -26,6 +26,10 @@ class LedgerRunner:
         self.vocab_size = vocab_size
         self.num_forwards = 0
         self.num_padding = 0
+        self.joins_prompts = False
+        """Set by a test: whether a verify can store prompts too."""
+        self.joined: list[int] = []
+        """Numbers of prompts of the verifies."""
         self.kept_rows: list[bool] = []
         """``keeps_rows`` of the verifies."""
         self.device_seconds: float | None = None
@@ -35,11 +39,22 @@ class LedgerRunner:
     def prefill(self, batch: PagedBatch) -> int | None:
         """Store chunks of a prompt."""
         assert len(batch.tokens_BP) == 1
-        assert batch.tokens_BP.shape[1] % self.engine.prefill_chunk == 0
-        assert int(batch.first_positions_B[0]) % self.engine.prefill_chunk == 0
-        self._store(batch)
-        tokens = batch.tokens_BP[0, : int(batch.num_columns_B[0])].tolist()
-        return tokens.index(self.nan_token) if self.nan_token in tokens else None
+        (column,) = self._store_prompts(batch)
+        return column
+
+    def _store_prompts(self, prompts: PagedBatch) -> list[int | None]:
+        assert prompts.tokens_BP.shape[1] % self.engine.prefill_chunk == 0
+        assert not (prompts.first_positions_B % self.engine.prefill_chunk).any()
+        self._store(prompts)
+        return self.bad_columns(prompts)
+
+    def bad_columns(self, prompts: PagedBatch) -> list[int | None]:
+        """See ``TargetRunner``."""
+        texts = zip(prompts.tokens_BP.tolist(), prompts.num_columns_B.tolist(), strict=True)
+        return [
+            tokens.index(self.nan_token) if self.nan_token in tokens[:count] else None
+            for tokens, count in texts
+        ]
 
     def prepare(self, batch: PagedBatch) -> PagedBatch:
         """There are no masks."""
@@ -55,10 +70,24 @@ class LedgerRunner:
         return self.device_seconds
 
     def forward(self, batch: PagedBatch) -> torch.Tensor:
-        """Store the rows; return logits_BPV of each column, zero at padding."""
+        """Store the rows; return logits_BPV as ``TargetExecution.verify``, zero at padding."""
         self.num_forwards += 1
         assert batch.tokens_BP.shape[1] in self.engine.verify_columns
         self._store(batch)
+        logits_BPV = self._logits(batch)
+        prompts = batch.prompts
+        self.joined.append(0 if prompts is None else len(prompts.tokens_BP))
+        if prompts is None:
+            return logits_BPV
+        assert self.joins_prompts
+        self._store_prompts(prompts)
+        ends_BPV = torch.zeros((len(prompts.tokens_BP), *logits_BPV.shape[1:]))
+        last_B = prompts.num_columns_B - 1
+        every_BPV = self._logits(prompts)
+        ends_BPV[:, 0] = every_BPV[torch.arange(len(last_B)), last_B]
+        return torch.cat([logits_BPV, ends_BPV])
+
+    def _logits(self, batch: PagedBatch) -> torch.Tensor:
         num_rows, num_columns = batch.tokens_BP.shape
         logits_BPV = torch.zeros((num_rows, num_columns, self.vocab_size))
         for row in range(num_rows):

@@ -1,6 +1,7 @@
 """A controller whose choices a test sets."""
 
 from ssd.speculation.controller import Choice, Controller, ControllerReport, Reason
+from ssd.speculation.estimates import Calibration
 from ssd.speculation.round_record import RoundRecord
 
 
@@ -10,6 +11,7 @@ class ScriptedController(Controller):
     def __init__(self, *choices: Choice, speed_up: float = 0.0) -> None:
         self.choices = list(choices)
         self.rounds: list[RoundRecord] = []
+        self.calibration = Calibration()
         self._shown_speed_up = speed_up
 
     def choose(self, num_sequences: int) -> Choice:  # noqa: ARG002 - all have the same choice

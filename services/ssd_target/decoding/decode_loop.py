@@ -18,6 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
+from ssd.engine.batch import PagedBatch
 from ssd.errors import NotFiniteError, RankError
 from ssd.observability import log as log_module
 from ssd.observability import metrics
@@ -29,7 +30,7 @@ from ssd.types import FinishReason, GenerationChunk, LookupResult, Round, TokenT
 from ssd_target.decoding.batch_builder import BatchBuilder
 from ssd_target.decoding.ports import LoopContext, Runner
 from ssd_target.decoding.sampler import Proposal, Sampler
-from ssd_target.decoding.scheduler import Scheduler, StepPlan
+from ssd_target.decoding.scheduler import Part, Scheduler, StepPlan
 from ssd_target.decoding.sequence import Sequence
 from ssd_target.decoding.sequential_drafter import SequentialDrafter
 from ssd_target.decoding.speculation_control import SpeculationControl
@@ -41,13 +42,13 @@ _IDLE_SECONDS = 1.0
 """Maximum wait of an idle step thread for a request."""
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
-Part = Callable[Concatenate["DecodeLoop", Args], Result]
+Timed = Callable[Concatenate["DecodeLoop", Args], Result]
 
 
-def _timed(field: str) -> Callable[[Part[Args, Result]], Part[Args, Result]]:
+def _timed(field: str) -> Callable[[Timed[Args, Result]], Timed[Args, Result]]:
     """Decorate a part of a round: its duration becomes ``field`` of the record."""
 
-    def decorate(part: Part[Args, Result]) -> Part[Args, Result]:
+    def decorate(part: Timed[Args, Result]) -> Timed[Args, Result]:
         @wraps(part)
         def run(loop: "DecodeLoop", /, *args: Args.args, **named: Args.kwargs) -> Result:
             begun_at = loop.clock.now()
@@ -127,23 +128,17 @@ class DecodeLoop:
 
     def run_round(self) -> None:
         """Run one step: store parts of texts, then a round for all sequences that decode."""
-        record = self._begin_step()
+        self._begin_step()
         plan = self._scheduler.plan(self._inbox.drain(), self._num_rows)
         self._apply(plan)
         if plan.prefills or plan.replays:
             self._wakeups.flush()
         self._store(plan)
-        record.stored_at = self.clock.now()
-        sequences = [each for each in plan.decoding if each.finish_reason is None]
+        sequences, logits_BPV = self._verify(plan)
         if sequences:
-            self._draft(sequences)
             proposals = [each.proposal for each in sequences]
-            prepared = self._prepare(sequences, proposals)
-            self._wakeups.flush()
-            logits_BPV = self._verify(prepared)
             results = self._choose(sequences, proposals, logits_BPV)
-            record.set_device_time(self._runner.verify_seconds())
-            record.num_padding = self._runner.num_padding
+            self._add_pass(plan)
             self._stream(sequences, proposals, results)
             lookups = self._look_up(results)
             self._commit(results, lookups)
@@ -154,10 +149,9 @@ class DecodeLoop:
             self._drafts.skip_interval()
             self._wakeups.flush()
 
-    def _begin_step(self) -> RoundRecord:
+    def _begin_step(self) -> None:
         self._watchdog.heartbeat()
         self.record = RoundRecord(begun_at=self.clock.now())
-        return self.record
 
     def _apply(self, plan: StepPlan) -> None:
         """End the requests that will not run, prepare the admitted ones, open sessions."""
@@ -205,22 +199,25 @@ class DecodeLoop:
 
     @_timed("prefill_seconds")
     def _store(self, plan: StepPlan) -> None:
-        """Store the parts of texts that the plan contains."""
-        engine = self._runner.engine
-        for sequence, positions in plan.prefills:
-            batch = self._builder.stored([(sequence, positions)], engine.prefill_chunk)
-            column = self._runner.prefill(batch)
+        """Store the parts of texts that the verify does not store."""
+        if not plan.is_joined:
+            for part in plan.prefills:
+                self._keep([part], [self._runner.prefill(self._builder.prompts([part]))])
+        if plan.replays:
+            batch = self._builder.stored(plan.replays, self._runner.engine.num_columns)
+            self._runner.verify(self._runner.prepare(batch))
+        if self._drafter is not None:
+            self._drafter.store(each for each in plan.running if each.is_synchronous)
+
+    def _keep(self, parts: Rows[Part], bad_columns: Rows[int | None]) -> None:
+        """Put the stored parts into the prefix cache, and fail those that are not finite."""
+        for (sequence, positions), column in zip(parts, bad_columns, strict=True):
             if column is None:
                 self._scheduler.keep(sequence, positions)
             else:
                 sequence.finish_reason = FinishReason.FAILED
                 _fail(sequence, positions.start + column)
                 self._finish(sequence)
-        if plan.replays:
-            batch = self._builder.stored(plan.replays, engine.num_columns)
-            self._runner.verify(self._runner.prepare(batch))
-        if self._drafter is not None:
-            self._drafter.store(each for each in plan.running if each.is_synchronous)
 
     @_timed("draft_seconds")
     def _draft(self, sequences: Rows[Sequence]) -> None:
@@ -233,20 +230,50 @@ class DecodeLoop:
                     sequence.proposal = proposal
 
     @_timed("prepare_seconds")
-    def _prepare(self, sequences: Rows[Sequence], proposals: Rows[Proposal]) -> Any:
+    def _prepare(self, sequences: Rows[Sequence], prompts: PagedBatch | None) -> Any:
         """Build the inputs of the forward pass."""
-        engine = self._runner.engine
+        engine, proposals = self._runner.engine, [each.proposal for each in sequences]
         self._num_rows = len(sequences) + sum(map(len, proposals))
         if engine.deterministic:
             self._num_rows = engine.max_num_seqs * engine.num_columns
         # Rounds without sessions have no padding: the controller measures them as plain decoding.
         keeps_rows = self.record.num_sessions > 0
-        batch = self._builder.round(sequences, proposals, keeps_rows=keeps_rows)
+        batch = self._builder.round(sequences, proposals, keeps_rows=keeps_rows, prompts=prompts)
         return self._runner.prepare(batch)
 
+    def _verify(self, plan: StepPlan) -> tuple[list[Sequence], torch.Tensor]:
+        """Verify the proposals, and store the prompts of a joined plan.
+
+        Returns:
+            The sequences of the round and their logits, [B, P, V].
+        """
+        sequences = [each for each in plan.decoding if each.finish_reason is None]
+        self.record.stored_at = self.clock.now()
+        if not sequences and not plan.is_joined:
+            return [], torch.empty(0)
+        verified = sequences[: len(sequences) - len(plan.completing)]
+        self._draft(verified)
+        prompts = self._builder.prompts(plan.prefills) if plan.is_joined else None
+        prepared = self._prepare(verified, prompts)
+        self._wakeups.flush()
+        logits_BPV = self._run_pass(prepared)[: len(sequences)]
+        if prompts is not None:
+            self.record.stored_at = self.clock.now()
+            self._keep(plan.prefills, self._runner.bad_columns(prompts))
+        kept = [row for row, each in enumerate(sequences) if each.finish_reason is None]
+        if len(kept) < len(sequences):
+            sequences, logits_BPV = [sequences[row] for row in kept], logits_BPV[kept]
+        return sequences, logits_BPV
+
     @_timed("verify_seconds")
-    def _verify(self, prepared: Any) -> torch.Tensor:
+    def _run_pass(self, prepared: Any) -> torch.Tensor:
         return self._runner.verify(prepared)
+
+    def _add_pass(self, plan: StepPlan) -> None:
+        """Add to the record what the device and the engine know of the pass, after it has ended."""
+        self.record.set_device_time(self._runner.verify_seconds())
+        self.record.num_padding = self._runner.num_padding
+        self._control.add_pass(self.record, has_prompts=plan.is_joined)
 
     @_timed("sample_seconds")
     def _choose(

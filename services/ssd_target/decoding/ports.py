@@ -32,7 +32,7 @@ class Runner(Protocol):
         ...
 
     def verify(self, prepared: Any) -> torch.Tensor:
-        """Store the rows of a batch; returns logits_BPV float32."""
+        """Store a batch; returns logits_BPV float32, see ``TargetExecution.verify``."""
         ...
 
     @property
@@ -44,8 +44,17 @@ class Runner(Protocol):
         """Return the time of the newest verify on its device; None if ``verify`` waits for it."""
         ...
 
+    @property
+    def joins_prompts(self) -> bool:
+        """Whether a verify can store prompts too."""
+        ...
+
     def prefill(self, batch: PagedBatch) -> int | None:
         """Store chunks of one prompt; returns the first column that is not finite, or None."""
+        ...
+
+    def bad_columns(self, prompts: PagedBatch) -> list[int | None]:
+        """Return the same for each of the prompts that the newest verify has stored."""
         ...
 
 

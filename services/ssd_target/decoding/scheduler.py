@@ -14,19 +14,17 @@ that are stored beside the decoding sequences.
   of maximum length fits, so every sequence ends.
 - *Token budget*: beside decoding sequences, a step stores as many prompt tokens as it has rows, so
   that it takes about twice as long, or one chunk for each sequence that does not decode yet, if
-  that is more. So a batch fills within the steps of one prompt, however many prompts wait.
+  that is more. So a batch fills within the steps of one prompt, however many prompts wait. A verify
+  that stores prompts too stores ``JOINED_TOKENS`` at least.
 
 *Same bits*: a position is always stored by a pass of the same shape. Prefills begin at multiples of
 the chunk, also after a cached beginning. A preempted sequence stores its prompt by prefills and its
 emitted tokens by verifies, as before.
 
-*Decision*: chunks of prompts run in passes of their own, before the verify of the step. *Because*:
-every engine can do that with the same bits, and the controller needs the time of a round without
-prompts. *Not chosen*: rows of prompts in the verify, which only the engine openvino can do with the
-same bits. With the embedded pair on one CPU, a verify of 7 rows takes 12 ms, one of 7 and 16 rows
-17 ms, and the two passes 28 ms, so one stream pauses for more than twice its quiet time. With eight
-streams, the two passes take about twice the time of the verify alone. *Revisit when* single streams
-beside long prompts matter on CPUs.
+*Decision*: where the engine has the same bits then, the verify of a step stores the chunks of
+prompts too; else they run in passes of their own before it. *Because*: each pass reads all weights,
+which takes most of the time of a pass with few rows. The verify that completes a prompt returns the
+logits of its last position, so the first token needs no further pass.
 
 *Decision*: no preemption for the sake of priority or of a waiting request. *Because*: its tokens
 would be computed again while nothing is short. *Not chosen*: swapping blocks to host memory, which
@@ -47,6 +45,9 @@ from ssd.types import FinishReason, SequenceId
 from ssd_target.decoding.sequence import Sequence
 from ssd_target.settings import TargetSettings
 
+JOINED_TOKENS = 64
+"""In bfloat16 with AMX (one core), a pass of 8 rows takes twice as long with so many more: 39 ms
+alone, 80 with 48 more and 137 with 89 more (208M weights); 6.5, 11.5 and 15.4 ms (14M)."""
 Event = Sequence | SequenceId
 """A new sequence, or the id of one to cancel: its client has left, or the process ends."""
 
@@ -72,12 +73,17 @@ class StepPlan:
     """Have other blocks than before."""
     prefills: list[Part] = field(default_factory=list)
     """Parts of prompts. They begin at multiples of the chunk."""
+    is_joined: bool = False
+    """Whether the verify of the round stores the prefills."""
+    completing: list[Sequence] = field(default_factory=list)
+    """Those whose first token the verify chooses, since it completes their prompts. Their parts are
+    the first ones of ``prefills``."""
     replays: list[Part] = field(default_factory=list)
     """Emitted tokens of sequences that were preempted, at most K+1 of each."""
     running: list[Sequence] = field(default_factory=list)
     """Sequences that have a slot, in order."""
     decoding: list[Sequence] = field(default_factory=list)
-    """The running sequences that take part in the round."""
+    """The running sequences that take part in the round, ``completing`` at the end."""
 
     @property
     def num_stored(self) -> int:
@@ -88,8 +94,19 @@ class StepPlan:
 class Scheduler:
     """Owns the queue, the running sequences and the KV blocks. Step thread only."""
 
-    def __init__(self, engine: EngineConfig, blocks: BlockPool, settings: TargetSettings) -> None:
+    def __init__(
+        self,
+        engine: EngineConfig,
+        blocks: BlockPool,
+        settings: TargetSettings,
+        *,
+        joins_prompts: bool = False,
+    ) -> None:
+        """Construct; ``joins_prompts``: a verify can store prompts too."""
         self._engine = engine
+        self._joins_prompts = joins_prompts
+        # A verify stores the last token of the prompt, unless the pass of its prefill has logits.
+        self._num_later = 0 if joins_prompts else 1
         self._settings = settings
         self.blocks = blocks
         self._sequences: dict[SequenceId, Sequence] = {}
@@ -145,7 +162,14 @@ class Scheduler:
         self._refuse_overflow(new, plan)
         self._store(plan, num_rows)
         plan.running = self._running.copy()
-        plan.decoding = [each for each in self._running if each.is_stored]
+        stored = [each for each in self._running if each.is_stored]
+        if plan.is_joined:
+            # A sequence that runs again has its first tokens already.
+            joined = {sequence for sequence, _ in plan.prefills}
+            plan.completing = [each for each in stored if each in joined and not each.num_emitted]
+            plan.prefills.sort(key=lambda part: part[0] not in plan.completing)
+            stored = [each for each in stored if each not in joined]
+        plan.decoding = stored + plan.completing
         return plan
 
     def keep(self, sequence: Sequence, stored: range) -> None:
@@ -168,6 +192,7 @@ class Scheduler:
         return place < len(self._running) and self._running[place] is sequence
 
     def _enqueue(self, sequence: Sequence) -> None:
+        sequence.num_prefill = sequence.num_prompt - self._num_later
         self._sequences[sequence.sequence_id] = sequence
         insort(self._waiting, sequence, key=_precedence)
         if not sequence.num_preemptions:
@@ -233,7 +258,10 @@ class Scheduler:
             sequence = self._waiting[0]
             if self._settings.prefix_cache and not sequence.keys:
                 sequence.keys = chain_keys(
-                    sequence.tokens[: sequence.num_prefill], self._engine.block_size, self._salt
+                    # Without the last token: its pass has the logits of the first one.
+                    sequence.prompt_ids[:-1],
+                    self._engine.block_size,
+                    self._salt,
                 )
             shared = self._find(sequence)
             self.blocks.share(shared)
@@ -298,8 +326,10 @@ class Scheduler:
         new = [each for each in missing if each.num_stored < each.num_prefill]
         chunk = self._engine.prefill_chunk
         budget = self._settings.step_tokens
+        plan.is_joined = self._joins_prompts and bool(new)
         if num_decoding:
-            budget = min(budget, max(num_rows, num_decoding, len(new) * chunk))
+            least = JOINED_TOKENS if plan.is_joined else 0
+            budget = min(budget, max(num_rows, num_decoding, len(new) * chunk, least))
         num_chunks = max(1, budget // chunk)
         for sequence in new:
             first = sequence.num_stored

@@ -164,6 +164,10 @@ class Sequence:
     """KV blocks of its positions in order, while it runs. The first ones can be shared."""
     keys: list[Key] = field(default_factory=list)
     """Keys of the full blocks of its prompt that a prefill stores; none without prefix cache."""
+    num_prefill: int = 0
+    """Positions that prefills store, once it has arrived at the scheduler. Verifies store the later
+    ones. A preempted sequence that runs again stores each position in a pass of the same kind, so
+    that its entries have the same bits."""
     num_stored: int = 0
     """Committed tokens whose KV is stored."""
     num_cached: int = 0
@@ -214,18 +218,9 @@ class Sequence:
         return self.max_len - len(self.tokens)
 
     @property
-    def num_prefill(self) -> int:
-        """Positions that a prefill stores: the prompt without its last token.
-
-        Verifies store the later ones. A preempted sequence that runs again stores each position in
-        a pass of the same kind, so that its entries have the same bits.
-        """
-        return self.num_prompt - 1
-
-    @property
     def is_stored(self) -> bool:
-        """Whether the sequence can decode: all its tokens are stored but the newest one."""
-        return self.num_stored >= len(self.tokens) - 1
+        """Whether its next round verifies: its prefill and its older tokens are stored."""
+        return self.num_stored >= max(self.num_prefill, len(self.tokens) - 1)
 
     def opening(self) -> OpenSession:
         """Return the opening of a session for a sequence without emitted tokens."""

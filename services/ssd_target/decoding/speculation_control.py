@@ -6,6 +6,7 @@ from ssd.pool.metrics import publish_report
 from ssd.pool.pool import DraftPool
 from ssd.pool.round_log import RoundLog
 from ssd.speculation.controller import Choice, Controller
+from ssd.speculation.estimates import PassTimes
 from ssd.speculation.round_record import RoundRecord
 from ssd_target.decoding.sequence import Sequence
 
@@ -25,6 +26,7 @@ class SpeculationControl:
         self._round_log = round_log
         self._lookahead = lookahead
         self._choice = Choice(is_on=True, max_proposed=lookahead)
+        self._passes = PassTimes(controller.calibration)
 
     def apply(self, running: Iterable[Sequence], num_decoding: int) -> list[Sequence]:
         """Choose for the next round, and close the sessions that speculation no longer needs.
@@ -56,6 +58,13 @@ class SpeculationControl:
     def max_proposed(self, sequence: Sequence) -> int:
         """Return the largest number of tokens of the next proposal of a sequence."""
         return self._choice.max_proposed if sequence.is_auto else self._lookahead
+
+    def add_pass(self, record: RoundRecord, *, has_prompts: bool) -> None:
+        """Add the time of a verify; of one that has stored prompts, a part becomes prefill."""
+        if has_prompts:
+            self._passes.divide(record)
+        else:
+            self._passes.add_round(record)
 
     def add_round(self, record: RoundRecord) -> None:
         """Give a complete round to the controller, and publish its choice."""

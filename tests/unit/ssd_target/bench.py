@@ -75,6 +75,8 @@ class Capacity:
     num_blocks: int = 80
     step_tokens: int = 8
     prefix_cache: bool = True
+    joins_prompts: bool = False
+    """Whether the verifies of a ledger can store prompts too."""
 
 
 class StepClock:
@@ -138,6 +140,8 @@ class Bench:
             ENGINE, num_blocks=room.num_blocks, vocab_size=VOCAB
         )
         engine = self.runner.engine
+        if room.runner is None:
+            self.runner.joins_prompts = room.joins_prompts
         self.inbox = Inbox(100)
         settings = TargetSettings(
             max_queue=10,
@@ -149,7 +153,9 @@ class Bench:
             backup=backup,
             circuit_breaker=circuit_breaker,
         )
-        self.scheduler = Scheduler(engine, self.blocks, settings)
+        self.scheduler = Scheduler(
+            engine, self.blocks, settings, joins_prompts=self.runner.joins_prompts
+        )
         self.pool = DraftPool(pool_settings(settings, VOCAB), self.clock)
         self.log = RoundLog()
         context = LoopContext(

@@ -12,6 +12,9 @@ from tests.unit.ssd_target.bench import GREEDY, WARM, Backup, Bench, own_draft, 
 from ssd.engine.batch import PagedBatch
 from ssd.errors import NotFiniteError, OverloadedError, RankError
 from ssd.pool.table_deadline import RoundPace
+from ssd.speculation.controller import Choice
+from ssd.speculation.estimates import Calibration
+from ssd.testing.scripted_controller import ScriptedController
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import FinishReason, Mode, OpenSession, SamplingParams, TokenId
 from ssd_target.decoding import decode_loop
@@ -89,17 +92,20 @@ def test_readers_are_woken_before_a_round_waits_for_tables(monkeypatch: pytest.M
     )
 
 
+@pytest.mark.parametrize("joins_prompts", [False, True])
 def test_the_time_in_which_prompts_are_stored_pays_for_no_wait(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, *, joins_prompts: bool
 ) -> None:
-    bench = Bench()
-    prefill, found = bench.runner.prefill, list[float]()
+    controller = ScriptedController(Choice(is_on=True, max_proposed=3))
+    controller.calibration = Calibration({(1, 1): 0.001})
+    bench = Bench(joins_prompts=joins_prompts, controller=controller)
+    store, found = bench.runner._store_prompts, list[float]()
 
     def take_long(batch: PagedBatch) -> Any:
         bench.clock.time += 1000.0
-        return prefill(batch)
+        return store(batch)
 
-    monkeypatch.setattr(bench.runner, "prefill", take_long)
+    monkeypatch.setattr(bench.runner, "_store_prompts", take_long)
     monkeypatch.setattr(
         RoundPace, "add_round", lambda _pace, seconds, *, is_plain: found.append(seconds)
     )
@@ -109,7 +115,20 @@ def test_the_time_in_which_prompts_are_stored_pays_for_no_wait(
     bench.submit(range(32), 16)
     bench.run()
     assert bench.clock.time > 2000.0
+    assert any(bench.runner.joined) == joins_prompts
     assert 0.0 < min(found) <= max(found) < 1.0
+
+
+def test_the_prompts_of_requests_that_arrive_later_are_stored_by_verifies() -> None:
+    prompts = [[1, 2, 3], [4] * 20, [5, 6] * 12, [7] * 9]
+    bench = Bench(joins_prompts=True, step_tokens=64)
+    sinks = [bench.submit(prompts[0], 12)]
+    bench.loop.run_round()
+    sinks += [bench.submit(each, 12) for each in prompts[1:]]
+    bench.loop.run_round()
+    bench.run()
+    assert [each.tokens for each in sinks] == [plain(each, 12, GREEDY) for each in prompts]
+    assert bench.runner.joined[:3] == [1, 3, 0]
 
 
 def test_the_time_without_a_request_belongs_to_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,13 +351,14 @@ def test_requests_beyond_the_queue_fail_and_the_others_finish() -> None:
 
 
 @pytest.mark.parametrize("script", [[Behaviour.SILENT], [Behaviour.HIT]])
+@pytest.mark.parametrize("joins_prompts", [False, True])
 def test_a_row_that_is_not_finite_fails_its_sequence_as_in_plain_decoding(
-    script: list[Behaviour],
+    script: list[Behaviour], *, joins_prompts: bool
 ) -> None:
     prompts = [[1, 2, 3], [4, 4], [9, 8, 7], list(range(10)) * 2]
     texts = [plain(prompt, 20, WARM) for prompt in prompts]
     for bad in (1, 4, 7, 12):
-        bench = Bench()
+        bench = Bench(joins_prompts=joins_prompts)
         draft = bench.join(script, sampling=WARM)
         bench.runner.nan_token = bad
         sinks = [bench.submit(prompt, 20, sampling=WARM) for prompt in prompts]
@@ -429,6 +449,7 @@ REQUESTS = st.lists(
             "backup": st.sampled_from(["none", "ngram"]),
             "num_blocks": st.sampled_from([17, 20, 80]),
             "step_tokens": st.sampled_from([8, 64]),
+            "joins_prompts": st.booleans(),
         }
     ),
     warm=st.booleans(),

@@ -4,13 +4,13 @@ No model runs: ``Ledger`` notes what each plan stores in which block.
 """
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.sequences import check_scheduler, make_sequence
+from tests.sequences import check_scheduler
+from tests.unit.ssd_target.decoding.plans import ENGINE, K, arrival, ids, run_step
 
 from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
@@ -20,23 +20,7 @@ from ssd_target.decoding.scheduler import Event, Scheduler, StepPlan
 from ssd_target.decoding.sequence import PLACES_PER_PRIORITY, Sequence
 from ssd_target.settings import TargetSettings
 
-K = 3
-ENGINE = EngineConfig(
-    max_model_len=64, max_num_seqs=3, num_columns=1 + K, block_size=4, prefill_chunk=8
-)
 MAX_QUEUE = 4
-
-
-def arrival(
-    sequence_id: int, prompt: int | tuple[int, ...] = 5, limit: int = 4, priority: int = 0
-) -> Sequence:
-    return make_sequence(
-        tuple(range(1, prompt + 1)) if isinstance(prompt, int) else prompt,
-        sequence_id=sequence_id,
-        max_tokens=limit,
-        priority=priority,
-        eos_token_ids=frozenset({0}),
-    )
 
 
 def scheduler(
@@ -55,18 +39,6 @@ def scheduler(
         prefix_cache=prefix_cache,
     )
     return Scheduler(engine, BlockPool(blocks), limits)
-
-
-def ids(sequences: Iterable[Sequence]) -> list[int]:
-    return [each.sequence_id for each in sequences]
-
-
-def run_step(subject: Scheduler, events: Iterable[Event] = (), num_rows: int = 0) -> StepPlan:
-    """Plan a step whose prefills store finite entries."""
-    plan = subject.plan(events, num_rows)
-    for sequence, positions in plan.prefills:
-        subject.keep(sequence, positions)
-    return plan
 
 
 def run_until_stored(subject: Scheduler, *events: Event) -> Sequence:
@@ -358,8 +330,12 @@ class Ledger:
             assert part.start % ENGINE.prefill_chunk == 0
             assert part.stop <= sequence.num_prefill
         for sequence, part in (*plan.prefills, *plan.replays):
-            assert part.start < part.stop < len(sequence.tokens)
+            assert part.start < part.stop < len(sequence.tokens) + plan.is_joined
             self.store(sequence, part.start, part.stop)
+        for place, sequence in enumerate(plan.completing):
+            completed, part = plan.prefills[place]
+            assert completed is sequence
+            assert part.stop == len(sequence.tokens)
         for sequence in plan.decoding:
             last = len(sequence.tokens) - 1
             self.store(sequence, last, last)
@@ -423,6 +399,7 @@ def commit_some(decoding: list[Sequence], emitted: int) -> list[Sequence]:
     blocks=st.integers(17, 40),
     step_tokens=st.sampled_from([8, 40]),
     prefix_cache=st.booleans(),
+    joins_prompts=st.booleans(),
 )
 def test_every_request_ends_once_and_no_block_leaks(
     steps: list[tuple[list[tuple[int | tuple[int, ...], int, int]], list[int], int]],
@@ -430,10 +407,11 @@ def test_every_request_ends_once_and_no_block_leaks(
     step_tokens: int,
     *,
     prefix_cache: bool,
+    joins_prompts: bool,
 ) -> None:
     pool = BlockPool(blocks)
     limits = TargetSettings(max_queue=MAX_QUEUE, step_tokens=step_tokens, prefix_cache=prefix_cache)
-    subject = Scheduler(ENGINE, pool, limits)
+    subject = Scheduler(ENGINE, pool, limits, joins_prompts=joins_prompts)
     ends, ledger = Ends(), Ledger(pool)
     arrived = num_rows = num_steps = 0
     script = deque(steps)
