@@ -32,12 +32,16 @@ _RECREATE: Object = {"type": "Recreate"}
 
 
 def wanted(
-    resource: Resource, settings: OperatorSettings, replicas: Mapping[int, int]
+    resource: Resource,
+    settings: OperatorSettings,
+    replicas: Mapping[int, int],
+    *,
+    selects_engine: bool = True,
 ) -> list[Object]:
     """The children of a resource: whole objects.
 
     ``replicas`` are those of each draft Deployment, by cell, draining drafts included; a Pool has
-    cell 0 only.
+    cell 0 only. With ``selects_engine``, the Services of targets select the label of the engine.
     """
     objects = list[Object]()
     for component in components_of(resource):
@@ -46,7 +50,10 @@ def wanted(
         objects.append(workload.make("ServiceAccount", automountServiceAccountToken=False))
         if resource.spec.security.network_policy:
             objects.append(workload.make("NetworkPolicy", spec=_network_policy(workload)))
-        objects += [*_services(workload), *_deployments(workload, replicas)]
+        objects += [
+            *_services(workload, selects_engine=selects_engine),
+            *_deployments(workload, replicas),
+        ]
         objects += _budgets(workload, replicas)
     order = tuple(KINDS)
     return sorted(objects, key=lambda each: order.index(each["kind"]))
@@ -93,7 +100,7 @@ def _network_policy(workload: Workload) -> Object:
     return _pods(selector(resource, component)) | {"policyTypes": ["Ingress"], "ingress": ingress}
 
 
-def _services(workload: Workload) -> Iterator[Object]:
+def _services(workload: Workload, *, selects_engine: bool) -> Iterator[Object]:
     """The endpoint, the headless Service for clients that balance, and what targets resolve.
 
     A target resolves the Service of its drafts every 2 s; there is no other registration. Services
@@ -109,11 +116,12 @@ def _services(workload: Workload) -> Iterator[Object]:
         rows = [("", cell, headless) for cell in cells]
     plain = {"appProtocol": "kubernetes.io/h2c"} if process.api == "grpc" else {}
     protocols = {"appProtocol": "https"} if has_tls(resource, component, process.api) else plain
+    engine = workload.engine_label if selects_engine else {}
     port = {"name": process.api} | _tcp(process.ports[process.api])
     for name, cell, address in rows:
         spec = {
             "type": "ClusterIP",
-            "selector": selector(resource, component, cell),
+            "selector": selector(resource, component, cell) | engine,
             "ports": [port | {"targetPort": process.api} | protocols],
             "publishNotReadyAddresses": False,
         }

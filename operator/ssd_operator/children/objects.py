@@ -29,6 +29,8 @@ from ssd_operator.settings import OperatorSettings
 NAME_LABEL = f"{GROUP}/name"
 COMPONENT_LABEL = f"{GROUP}/component"
 CELL_LABEL = f"{GROUP}/cell"
+ENGINE_LABEL = f"{GROUP}/engine"
+"""On pods of targets and their template: ``spec.target.engine``."""
 POOL_LABEL = f"{GROUP}/pool"
 """On targets that refer to a pool: the ``Resource.prefix`` of the pool."""
 REVISION_LABEL = f"{GROUP}/revision"
@@ -201,6 +203,11 @@ class Workload:
         pool = self.resource.pool_prefix if self.is_target else None
         linked = {} if pool is None else {POOL_LABEL: pool}
         return recommended | linked | selector(self.resource, self.component, self.cell)
+
+    @property
+    def engine_label(self) -> dict[str, str]:
+        """On pods of targets only."""
+        return {ENGINE_LABEL: self.spec.target.engine} if self.is_target else {}
 
     def make(self, kind: str, name: str = "", **body: Any) -> Object:
         """Return a whole object with this body; its hash is that of everything else in it."""

@@ -162,7 +162,7 @@ def make_template(workload: Workload, spec: Object, added: PodTemplate) -> Objec
     annotations = added.annotations | ({RESTART_ANNOTATION: restart} if restart else {})
     if has_tls(workload.resource, workload.component, "http"):
         annotations = annotations | {SCHEME_ANNOTATION: "https"}
-    labels = added.labels | workload.labels
+    labels = added.labels | workload.labels | workload.engine_label
     hashed = {"labels": labels, "annotations": annotations, "spec": spec}
     labels = labels | {REVISION_LABEL: digest(hashed, _REVISION_DIGITS)}
     return {"metadata": {"labels": labels} | present(annotations=annotations), "spec": spec}

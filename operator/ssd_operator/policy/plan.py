@@ -31,6 +31,8 @@ from ssd_operator.policy.rollout import (
     Preflight,
     held_drafts,
     held_targets,
+    keeps_services,
+    labels_fit,
     other_ports,
     outdated_targets,
     preflight_state,
@@ -118,7 +120,7 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
     drains = plan_drains(snapshot, is_stopped=is_stopped)
     objects = [
         each
-        for each in wanted(resource, settings, drains.replicas)
+        for each in wanted(resource, settings, drains.replicas, selects_engine=labels_fit(snapshot))
         if not (_is_gateway(each) and snapshot.gateway_services_lost)
     ]
     deployments = [each for each in objects if each["kind"] == "Deployment"]
@@ -148,7 +150,8 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
     is_changed = decision is not None and decision.replicas != snapshot.num_drafts_wanted
     targets_held = held_targets(targets, outdated, snapshot, preflight.stage)
     drafts_held = held_drafts(drafts, targets, snapshot, targets_held, preflight.stage)
-    held = targets_held | (other_ports(objects, snapshot) if targets_held else frozenset())
+    is_kept = keeps_services(targets, snapshot, targets_held)
+    held = targets_held | (other_ports(objects, snapshot) if is_kept else frozenset())
     # Own drafts stay until every target has the template that refers to the pool.
     keeps_drafts = resource.pool_prefix is not None and bool(targets_held)
     return PassPlan(

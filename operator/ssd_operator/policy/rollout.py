@@ -24,6 +24,16 @@ drafts stays: Kubernetes takes the pods of a Deployment that is stopped from its
 *Decision*: one preflight a revision, on the node of the first cell that rolls. *Because* cells
 differ in nothing that could fail but the node. *Not chosen*: one a node, which would also pull the
 image to each. *Revisit when* pulls delay the later cells of a rollout.
+
+*Decision*: while targets change their engine, the Services keep the former port and selector until
+no Deployment of the former engine is left, or a new target serves and no other cell waits. Their
+selector has the label of the engine if exactly the targets that run this engine have the label.
+*Because* Generate over gRPC and the API of vLLM have no port in common: the port of a Service leads
+to the admin or metrics port of the other engine's pods. A Deployment that is refused leaves the
+former target, ready or restarting, as the only one. Targets of an older operator, or whose labels a
+policy changes, would lose their Service. *Not chosen*: names of ports that only one engine has; the
+name of a headless Service resolves to pods without its port too (tried). *Revisit when* it does
+not.
 """
 
 import math
@@ -31,16 +41,18 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
-from ssd_operator.api.spec import Object
+from ssd_operator.api.spec import Object, Resource
 from ssd_operator.children.objects import (
     CELL_LABEL,
     COMPONENT_LABEL,
+    ENGINE_LABEL,
     HASH_ANNOTATION,
     Component,
     Workload,
     drafts_name,
 )
 from ssd_operator.children.pods import PREFLIGHT_CONTAINER, affinity_to, preflight_spec
+from ssd_operator.children.processes import process_of
 from ssd_operator.observe.cluster import Ref, ref_of
 from ssd_operator.observe.diagnosis import PodReason, diagnose
 from ssd_operator.observe.diff import matches
@@ -94,12 +106,35 @@ def held_targets(
     return frozenset(held)
 
 
-def other_ports(wanted: Iterable[Object], snapshot: Snapshot) -> frozenset[Ref]:
-    """Services and NetworkPolicies of targets whose ports differ from the live ones.
+def labels_fit(snapshot: Snapshot) -> bool:
+    """Whether exactly the targets that run the engine of the resource have its label."""
+    resource = snapshot.resource
+    templates = (each["spec"]["template"] for each in snapshot.target_deployments)
+    return all(
+        _is_of_engine(each, resource)
+        == (labels_of(each).get(ENGINE_LABEL) == resource.spec.target.engine)
+        for each in (*templates, *snapshot.targets)
+    )
 
-    They belong to pods of another engine. As long as a target of the former one serves, they would
-    take its port from it.
-    """
+
+def keeps_services(wanted: Sequence[Object], snapshot: Snapshot, targets_held: Set[Ref]) -> bool:
+    """Whether Services and NetworkPolicies of targets keep the ports of a former engine."""
+    is_new = {
+        name_of(each): _is_of_engine(each["spec"]["template"], snapshot.resource)
+        for each in snapshot.target_deployments
+    }
+    is_served = any(is_new.get(name_of(each)) and serving_pod(each, snapshot) for each in wanted)
+    return not all(is_new.values()) and (bool(targets_held) or not is_served)
+
+
+def _is_of_engine(pod: Object, resource: Resource) -> bool:
+    """Whether a pod of a target, or its template, runs the engine of the resource."""
+    module = process_of(resource, Component.TARGET).module
+    return any(module in (each.get("command") or ()) for each in pod["spec"]["containers"])
+
+
+def other_ports(wanted: Iterable[Object], snapshot: Snapshot) -> frozenset[Ref]:
+    """Services and NetworkPolicies of targets whose ports are those of another engine."""
     return frozenset(
         ref
         for each in wanted

@@ -165,12 +165,12 @@ class Controllers:
         metadata = _owned_by(deployment, f"{name}-{number}", labels)
         metadata["generateName"] = f"{name}-{mark}-"
         metadata["ownerReferences"][0] |= {"kind": "ReplicaSet", "name": f"{name}-{mark}"}
-        account = template["spec"]["serviceAccountName"]
+        spec = {name: template["spec"][name] for name in ("serviceAccountName", "containers")}
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": metadata,
-            "spec": {"nodeName": "n1", "serviceAccountName": account},
+            "spec": {"nodeName": "n1", **spec},
             "status": {"podIP": f"10.0.0.{number % 250}", "phase": "Running"},
         }
         self._set_ready(pod, is_up=False)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.unit.ssd_operator.world import DRAFTS, TARGET, World
+from tests.unit.ssd_operator.world import DRAFTS, SERVICE, TARGET, TARGETS, World
 from tests.unit.ssd_operator.world import settled as serving
 
 from ssd_operator.api.spec import Object
@@ -78,6 +78,105 @@ async def test_another_engine_takes_no_port_from_a_target_that_serves() -> None:
     await world.rounds(8)
     assert world[Ref("Service", "demo")]["spec"]["ports"][0]["port"] == 8000
     assert world.status["endpoint"] == {"http": "http://demo.default.svc:8000/v1"}
+
+
+def served_by(world: World) -> tuple[list[str], int]:
+    """Names of the ready pods that both Services of targets select, and their port."""
+    found = []
+    for spec in (world[ref]["spec"] for ref in (SERVICE, TARGETS)):
+        selected = [
+            name_of(pod)
+            for pod in world.ready_pods("target")
+            if spec["selector"].items() <= pod["metadata"]["labels"].items()
+        ]
+        found.append((selected, spec["ports"][0]["port"]))
+    assert found[0] == found[1]
+    return found[0]
+
+
+@pytest.mark.parametrize("engines", [("ssd", "vllm"), ("vllm", "ssd")])
+@pytest.mark.parametrize("num_cells", [2, 3])
+async def test_services_lead_to_pods_of_one_engine_while_cells_change_theirs_one_by_one(
+    engines: tuple[str, str], num_cells: int
+) -> None:
+    world = await serving(target={"replicas": num_cells, "engine": engines[0]})
+    old, port = served_by(world)
+    world.edit_spec(target={"engine": engines[1]})
+    ports, num_mixed = [port], 0
+    for _ in range(4 * num_cells):
+        await world.next_pass()
+        while True:
+            ready = list(map(name_of, world.ready_pods("target")))
+            selected, now = served_by(world)
+            assert selected == [name for name in ready if (name in old) == (now == port)] != []
+            num_mixed += selected != ready
+            ports.append(now)
+            if not world.controllers.step():
+                break
+    assert num_mixed > 0
+    assert len(served_by(world)[0]) == num_cells
+    assert (len(set(ports)), ports) == (2, sorted(ports, key=ports.index))
+    assert world.condition("Progressing") == DONE
+
+
+@pytest.mark.parametrize("error", [ForbiddenError("exceeded quota"), RefusedError("denied")])
+async def test_a_target_whose_new_engine_is_refused_keeps_its_services(error: ClusterError) -> None:
+    world = await serving()
+    before, endpoint = [world[Ref(*each)]["spec"] for each in PORTS_OF_TARGET], served_by(world)
+    world.cluster.write_faults = {TARGET: error}
+    world.edit_spec(target={"engine": "vllm"})
+    await world.rounds(6)
+    (pod,) = world.ready_pods("target")
+    world.controllers.kill(pod)
+    world.catch_up()
+    await world.try_pass()
+    await world.rounds(2)
+    assert [world[Ref(*each)]["spec"] for each in PORTS_OF_TARGET] == before
+    assert served_by(world) == endpoint == ([name_of(pod)], 50051)
+    assert world.status["endpoint"] == {"grpc": "demo.default.svc:50051"}
+    world.cluster.write_faults = {}
+    world.cluster.now += 60.0
+    await world.rounds(4)
+    assert served_by(world) == (list(map(name_of, world.ready_pods("target"))), 8000)
+    assert world.status["endpoint"] == {"http": "http://demo.default.svc:8000/v1"}
+
+
+async def test_services_lead_to_new_targets_while_the_last_cell_is_refused() -> None:
+    world = await serving(target={"replicas": 2})
+    last = Ref("Deployment", "demo-target-1")
+    world.cluster.write_faults = {last: ForbiddenError("exceeded quota")}
+    world.edit_spec(target={"engine": "vllm"})
+    await world.rounds(12)
+    served = {name_of(pod): pod["spec"]["containers"][0] for pod in world.ready_pods("target")}
+    new = [name for name, each in served.items() if "ssd_vllm" in each["command"]]
+    assert (len(served), len(new)) == (2, 1)
+    assert served_by(world) == (new, 8000)
+
+
+def without_engine_label(thing: Object) -> None:
+    """What a policy does, and what an older operator made."""
+    if thing["kind"] == "Deployment":
+        thing["spec"]["template"]["metadata"]["labels"].pop("ssd.dev/engine", None)
+
+
+async def test_targets_without_the_label_of_their_engine_keep_their_services() -> None:
+    world = World()
+    world.cluster.admit = without_engine_label
+    await world.rounds(6)
+    (pod,) = world.ready_pods("target")
+    assert served_by(world) == ([name_of(pod)], 50051)
+    world.cluster.admit = lambda thing: None
+    world.cluster.write_faults = {TARGET: ForbiddenError("exceeded quota")}
+    world.restart()
+    await world.rounds(6)
+    assert served_by(world) == ([name_of(pod)], 50051)
+    world.cluster.write_faults = {}
+    world.cluster.now += 60.0
+    await world.rounds(6)
+    (after,) = world.ready_pods("target")
+    assert name_of(after) != name_of(pod)
+    assert served_by(world) == ([name_of(after)], 50051)
+    assert world[SERVICE]["spec"]["selector"]["ssd.dev/engine"] == "ssd"
 
 
 @pytest.mark.parametrize("code", [0, 1])

@@ -99,8 +99,10 @@ def test_a_deployment_selects_its_own_pods_and_no_others(spec: Spec) -> None:
         for there in own:
             wanted = selector(here) or {}
             assert selects(wanted, there["spec"]["template"]) == (here is there)
-    for each in selectors(children(resource(spec))):  # labels that no version changes
-        assert set(each) <= {"ssd.dev/name", "ssd.dev/component", "ssd.dev/cell"}
+    for each in children(resource(spec)):  # labels that no version changes
+        labels = {"ssd.dev/name", "ssd.dev/component", "ssd.dev/cell"}
+        labels |= {"ssd.dev/engine"} if each["kind"] == "Service" else set()
+        assert set(selector(each) or {}) <= labels
 
 
 @given(specs())

@@ -69,6 +69,15 @@ def test_fields_of_the_resource_are_arguments_of_vllm() -> None:
     assert container_of(LLAMA)["resources"]["limits"]["nvidia.com/gpu"] == "4"
 
 
+def test_services_of_an_engine_select_no_pod_of_the_other_one() -> None:
+    resources = [resource(cpu_demo()), resource(vllm_demo())]
+    for each in resources:
+        for name in ("demo", "demo-targets"):
+            selected = of_kind(each, "Service")[name]["spec"]["selector"].items()
+            labels = [template_of(other)["metadata"]["labels"].items() for other in resources]
+            assert [selected <= found for found in labels] == [other is each for other in resources]
+
+
 def test_the_plugin_connects_to_the_drafts_of_the_cell_and_serves_the_operator() -> None:
     found = plugin_of(LLAMA)
     assert found["drafts"] == ["llama-70b-draft-0:50052"]
