@@ -77,7 +77,7 @@ class ModelLoader:
                 engine,
                 BlockPool(runner.num_blocks),
                 self._settings,
-                joins_prompts=runner.joins_prompts,
+                joined_rows=runner.joined_rows,
             ),
             sampler,
             self._control(runner),

@@ -51,8 +51,10 @@ class TargetExecution(Execution, Protocol):
     time. Otherwise each sequence of a pass has K+1 rows."""
     joins_prompts: bool
     """Whether a verify can store ``PagedBatch.prompts``, with the bits of ``prefill``."""
+    most_rows: int
+    """Of a pass; 0 if the engine decides. More rows take further passes."""
     finite_prompts: Sequence[Tensor]
-    """Of each prompt in the newest verify, whether its columns are finite, bool [P] or less."""
+    """Of each prompt in the newest verify, whether each of its columns is finite, bool [P]."""
     num_padding: int
     """Rows of padding in the newest verify that keep the number of rows of the verify before."""
     sequence_counts: Sequence[int]

@@ -52,6 +52,7 @@ class SplitTarget:
         self.num_parameters = part.num_parameters
         self.packs_rows = part.packs_rows
         self.joins_prompts = False
+        self.most_rows = 0
         self.finite_prompts: Sequence[Tensor] = ()
         self.num_padding = 0
         self.shapes = part.shapes

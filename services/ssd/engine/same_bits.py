@@ -80,7 +80,7 @@ def proved(
         folder: of the model.
         engine: fixes all shapes.
         shapes: what those that are used have in common.
-        find: a call of ``find_difference``.
+        find: the proof.
     """
     key = {
         "cpu": sorted(name for name, has in torch.cpu.get_capabilities().items() if has),
@@ -141,45 +141,41 @@ def find_difference(
     return difference
 
 
-def find_joined_difference(passes: Passes) -> str | None:
+def find_joined_difference(passes: Passes, on_progress: Callable[[float], None]) -> str | None:
     """Return a pass whose rows, or the prompts that it stores too, have other bits, or None.
 
     Args:
         passes: no sequence exists yet. ``find_difference`` has found none.
+        on_progress: called with 0..1.
     """
     text = _Text(passes, NUM_CHUNKS, 1)
-    prompts = [_Text(passes, NUM_CHUNKS, 1, text.end), _Text(passes, NUM_CHUNKS, 1, 2 * text.end)]
-    large = _Text(passes, passes.engine.step_tokens // text.chunk, 0, 3 * text.end)
-    if not text.num_chunks or large.end > passes.num_blocks:
+    first = _Text(passes, NUM_CHUNKS, 1, text.end)
+    prompts = [first, _Text(passes, NUM_CHUNKS, 1, first.end)]
+    if not text.num_chunks or any(each.num_chunks != text.num_chunks for each in prompts):
         return "too few blocks for a proof"
-    wide_PV, large_PV = text.reference(), large.reference()
-    last_V, large_last_V = (
-        each.run([], 0, list(each.parts(each.num_chunks + 1)))[0, 0] for each in (text, large)
-    )
-    most = passes.engine.max_num_seqs
-
-    def differs(sizes: list[int], parts: Sequence[PagedBatch], end_V: Tensor | None) -> bool:
-        """Whether rows, or the last columns of the prompts, have other bits."""
-        logits_BPV = text.run(sizes, 0, parts)
-        rows = zip(logits_BPV, sizes, strict=False)
-        is_same = all(torch.equal(each_PV[:size], wide_PV[:size]) for each_PV, size in rows)
-        return not is_same or (
-            end_V is not None and any(not each.equal(end_V) for each in logits_BPV[len(sizes) :, 0])
-        )
-
-    for sizes in ([], [1], [text.columns], [text.columns] * most):
-        name = f"{len(sizes)} x {max(sizes, default=0)} rows"
-        for chunks in (1, text.num_chunks + 1):
-            all_parts = list(zip(*(each.parts(chunks) for each in prompts), strict=True))
-            for parts in all_parts:
-                if differs(sizes, parts, last_V if parts is all_parts[-1] else None):
-                    return f"{name} beside prompts"
-            if not all(each.has_same([each.columns], 0, wide_PV) for each in prompts):
-                return f"prompts beside {name}"
-    if differs([text.columns] * most, list(large.parts(large.num_chunks)), large_last_V) or (
-        not large.has_same([large.columns], 0, large_PV)
-    ):
-        return "a prompt of one step beside all rows"
+    # As many tokens as one step stores, in the blocks of the other prompts.
+    large = _Text(passes, max(1, passes.engine.step_tokens // text.chunk), 0, text.end)
+    expected, expected_large = text.expected(), large.expected()
+    most = [text.columns] * passes.engine.max_num_seqs
+    cases = [
+        (sizes, prompts, chunks, expected)
+        for sizes in ([], [1], [text.columns], most)
+        for chunks in (1, text.num_chunks + 1)
+    ]
+    cases.append((most, [large], large.num_chunks, expected_large))
+    for done, (sizes, texts, chunks, (prompt_PV, last_V)) in enumerate(cases, start=1):
+        name = f"{len(sizes)} x {max(sizes, default=0)} rows and {len(texts)} prompts"
+        logits_BPV = torch.empty(0)
+        for parts in zip(*(each.parts(chunks) for each in texts), strict=True):
+            logits_BPV = text.run(sizes, 0, parts)
+            rows = zip(logits_BPV, sizes, strict=False)
+            if not all(torch.equal(each[:size], expected[0][:size]) for each, size in rows):
+                return f"rows of {name}"
+        if not all(torch.equal(each_V, last_V) for each_V in logits_BPV[len(sizes) :, 0]):
+            return f"first tokens of {name}"
+        if not all(each.has_same([each.columns], 0, prompt_PV) for each in texts):
+            return f"entries of {name}"
+        on_progress(done / len(cases))
     return None
 
 
@@ -254,7 +250,7 @@ class _Text:
         self._passes = passes
         self.columns = engine.num_columns
         self.chunk = engine.prefill_chunk
-        room = min(engine.max_model_len, (passes.num_blocks - 1) * engine.block_size)
+        room = min(engine.max_model_len, (passes.num_blocks - first_block) * engine.block_size)
         self.num_chunks = max(0, min(most_chunks, (room - self.columns - num_more) // self.chunk))
         self._length = self.num_chunks * self.chunk + (num_more if self.num_chunks else 0)
         size = self._length + self.columns
@@ -289,6 +285,11 @@ class _Text:
         """Store the prompt in one pass; returns the logits of the columns, [P, V]."""
         self.store(self.num_chunks + 1)
         return self.run([self.columns], 0)[0]
+
+    def expected(self) -> tuple[Tensor, Tensor]:
+        """Return the logits of the columns, [P, V], and of the end of the prompt alone, [V]."""
+        wide_PV = self.reference()
+        return wide_PV, self.run([], 0, list(self.parts(self.num_chunks + 1)))[0, 0]
 
     def has_same_after_chunks(self, wide_PV: Tensor) -> bool:
         """Return whether the columns have these logits after chunks that are stored one by one."""

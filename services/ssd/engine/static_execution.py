@@ -229,6 +229,7 @@ class StaticTarget(StaticExecution):
 
     packs_rows = False
     joins_prompts = False
+    most_rows = 0
     finite_prompts: Sequence[Tensor] = ()
     num_padding = 0
     shapes = ""

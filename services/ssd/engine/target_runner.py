@@ -81,10 +81,15 @@ class TargetRunner(ModelRunner):
         """See ``TargetExecution.joins_prompts``."""
         return self.execution.joins_prompts
 
+    @property
+    def joined_rows(self) -> int:
+        """Most rows of a verify that stores prompts too; 0 if it cannot."""
+        return self.execution.most_rows if self.joins_prompts else 0
+
     def bad_columns(self, prompts: PagedBatch) -> list[int | None]:
         """Return the result of ``prefill`` for each prompt that the newest verify has stored."""
-        pairs = zip(self.execution.finite_prompts, prompts.num_columns_B.tolist(), strict=True)
-        return [first_bad(is_finite_P[:count]) for is_finite_P, count in pairs]
+        assert len(self.execution.finite_prompts) == len(prompts.tokens_BP)
+        return [first_bad(each) for each in self.execution.finite_prompts]
 
     @torch.inference_mode()
     def warm_up(self, on_progress: Progress) -> None:
@@ -106,7 +111,9 @@ class TargetRunner(ModelRunner):
         self._prove_shapes(prove)
         if self.joins_prompts:
             joined = f"{self.execution.shapes}, with prompts"
-            reason = prove(joined, partial(find_joined_difference, self))
+            reason = prove(
+                joined, partial(find_joined_difference, self, partial(on_progress, "prompts"))
+            )
             if reason is not None:
                 self.execution.joins_prompts = False
                 _log.warning("prompts_alone", reason=reason, consequence="slower prompts")

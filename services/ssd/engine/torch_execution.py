@@ -132,6 +132,7 @@ class TorchTarget(TorchExecution):
 
     packs_rows = False
     joins_prompts = False
+    most_rows = 0
     finite_prompts: Sequence[Tensor] = ()
     num_padding = 0
     shapes = ""

@@ -201,7 +201,7 @@ class DraftPool:
         Args:
             results: of all sequences of the round, including sequences that are not in the pool.
             before_wait: called once if it waits.
-            prompt_seconds: time of the round before its verify, in which prompts were stored.
+            prompt_seconds: time of the round in which prompts were stored.
 
         Returns:
             The lookup of each result, with the proposal for the next round.

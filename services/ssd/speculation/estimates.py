@@ -155,26 +155,30 @@ class Acceptance:
 
 
 class PassTimes:
-    """The time of a verify that stores no prompts, by powers of two of its rows."""
+    """The times of verifies that store no prompts, divided by those of the calibration.
+
+    They are kept by powers of two of their rows. Without any measurement, an unknown calibration
+    included, a verify counts as one without prompts up to a second.
+    """
 
     def __init__(self, calibration: Calibration) -> None:
-        """Construct; ``calibration`` is used until a verify has been measured."""
         self._calibration = calibration
-        self._seconds: dict[int, Mean] = {}
+        self._times: dict[int, Mean] = {}
 
     def add_round(self, record: RoundRecord) -> None:
         """Add the verify of a round."""
-        mean = self._seconds.setdefault(record.num_rows.bit_length(), Mean(_PROMPT_WINDOW))
-        mean.add(record.verify_seconds)
+        mean = self._times.setdefault(record.num_rows.bit_length(), Mean(_PROMPT_WINDOW))
+        mean.add(record.verify_seconds / self._calibrated(record))
 
     def divide(self, record: RoundRecord) -> None:
         """Count as prefill what a verify that stores prompts took beyond one that does not."""
-        seconds = self._calibration.verify_seconds(record.columns, record.num_sequences)
-        if self._seconds:
-            seconds = _nearest(self._seconds, record.num_rows)
-        stored = max(0.0, record.verify_seconds - seconds)
+        times = _nearest(self._times, record.num_rows) if self._times else 1.0
+        stored = max(0.0, record.verify_seconds - times * self._calibrated(record))
         record.verify_seconds -= stored
         record.prefill_seconds += stored
+
+    def _calibrated(self, record: RoundRecord) -> float:
+        return self._calibration.verify_seconds(record.columns, record.num_sequences)
 
 
 def _nearest(means: Mapping[int, Mean], count: int) -> float:

@@ -97,7 +97,7 @@ class ProposalLength:
         found = self._estimates(record.num_sequences)
         columns = next(count for count in self._columns if count >= record.columns)
         calibrated = self._calibration.verify_seconds(columns, record.num_sequences)
-        # A pass of a prompt changes the shape before the verify.
+        # A prompt changes the shape of the verify, or of the pass before it.
         if not record.num_padding and not record.prompt_tokens:
             verify = found.verify.setdefault(columns, Mean(_WINDOW))
             verify.add(record.verify_seconds - calibrated)

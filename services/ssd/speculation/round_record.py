@@ -23,9 +23,9 @@ class RoundRecord:
 
     begun_at: float = 0.0
     stored_at: float = 0.0
-    """When the parts of texts were stored that precede the round."""
+    """When the parts of texts were stored that the round needs."""
     prompt_tokens: int = 0
-    """Tokens of prompts that were stored before the verify."""
+    """Tokens of prompts that were stored before the verify or by it."""
     num_sessions: int = 0
     """Sessions of the target on its drafts, open or opening."""
     num_sequences: int = 0

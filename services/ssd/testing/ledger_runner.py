@@ -26,8 +26,8 @@ class LedgerRunner:
         self.vocab_size = vocab_size
         self.num_forwards = 0
         self.num_padding = 0
-        self.joins_prompts = False
-        """Set by a test: whether a verify can store prompts too."""
+        self.joined_rows = 0
+        """Set by a test: see ``TargetRunner``."""
         self.joined: list[int] = []
         """Numbers of prompts of the verifies."""
         self.kept_rows: list[bool] = []
@@ -79,7 +79,7 @@ class LedgerRunner:
         self.joined.append(0 if prompts is None else len(prompts.tokens_BP))
         if prompts is None:
             return logits_BPV
-        assert self.joins_prompts
+        assert self.joined_rows
         self._store_prompts(prompts)
         ends_BPV = torch.zeros((len(prompts.tokens_BP), *logits_BPV.shape[1:]))
         last_B = prompts.num_columns_B - 1

@@ -44,11 +44,6 @@ class Runner(Protocol):
         """Return the time of the newest verify on its device; None if ``verify`` waits for it."""
         ...
 
-    @property
-    def joins_prompts(self) -> bool:
-        """Whether a verify can store prompts too."""
-        ...
-
     def prefill(self, batch: PagedBatch) -> int | None:
         """Store chunks of one prompt; returns the first column that is not finite, or None."""
         ...

@@ -100,13 +100,13 @@ class Scheduler:
         blocks: BlockPool,
         settings: TargetSettings,
         *,
-        joins_prompts: bool = False,
+        joined_rows: int = 0,
     ) -> None:
-        """Construct; ``joins_prompts``: a verify can store prompts too."""
+        """Construct; ``joined_rows``: see ``TargetRunner``."""
         self._engine = engine
-        self._joins_prompts = joins_prompts
+        self._joined_rows = joined_rows
         # A verify stores the last token of the prompt, unless the pass of its prefill has logits.
-        self._num_later = 0 if joins_prompts else 1
+        self._num_later = 0 if joined_rows else 1
         self._settings = settings
         self.blocks = blocks
         self._sequences: dict[SequenceId, Sequence] = {}
@@ -326,9 +326,9 @@ class Scheduler:
         new = [each for each in missing if each.num_stored < each.num_prefill]
         chunk = self._engine.prefill_chunk
         budget = self._settings.step_tokens
-        plan.is_joined = self._joins_prompts and bool(new)
+        plan.is_joined = bool(self._joined_rows and new)
         if num_decoding:
-            least = JOINED_TOKENS if plan.is_joined else 0
+            least = min(JOINED_TOKENS, self._joined_rows - num_rows)
             budget = min(budget, max(num_rows, num_decoding, len(new) * chunk, least))
         num_chunks = max(1, budget // chunk)
         for sequence in new:

@@ -59,7 +59,7 @@ class SequenceRecord:
     admitted_at: float = 0.0
     """It left the queue. A sequence that is preempted and admitted again keeps its first time."""
     decoding_at: float = 0.0
-    """Its first round began: the prompt is stored."""
+    """The prompt is stored. The verify of its first round may have stored it."""
     first_token_at: float = 0.0
     """Its first token was chosen."""
     last_token_at: float = 0.0

@@ -112,7 +112,8 @@ class SequentialDrafter:
             text = self._texts.get(sequence.sequence_id)
             if text is None or text.is_stored:
                 continue
-            first, end = text.num_stored, len(sequence.tokens) - 1
+            # A target that stores a whole prompt chooses the first token without a proposal.
+            first, end = text.num_stored, max(sequence.num_prefill, len(sequence.tokens) - 1)
             text.num_stored = last = min(first + chunk, end)
             text.is_stored = last == end
             if first < last:

@@ -141,7 +141,7 @@ class Bench:
         )
         engine = self.runner.engine
         if room.runner is None:
-            self.runner.joins_prompts = room.joins_prompts
+            self.runner.joined_rows = 1000 if room.joins_prompts else 0
         self.inbox = Inbox(100)
         settings = TargetSettings(
             max_queue=10,
@@ -154,7 +154,7 @@ class Bench:
             circuit_breaker=circuit_breaker,
         )
         self.scheduler = Scheduler(
-            engine, self.blocks, settings, joins_prompts=self.runner.joins_prompts
+            engine, self.blocks, settings, joined_rows=self.runner.joined_rows
         )
         self.pool = DraftPool(pool_settings(settings, VOCAB), self.clock)
         self.log = RoundLog()

@@ -48,6 +48,7 @@ def test_a_shortage_of_blocks_and_shared_prompts_change_no_token(
 ) -> None:
     runner = load(TargetRunner, folder, replace(on(name, ENGINE), deterministic=deterministic))
     runner.warm_up(lambda _stage, _fraction: None)
+    assert runner.joins_prompts == (name == "openvino" and not deterministic)
     expected = []
     for prompt, length in zip(PROMPTS, LENGTHS, strict=True):
         bench = Bench(runner=runner, num_blocks=runner.num_blocks, prefix_cache=False)

@@ -43,7 +43,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class PackedPass:
-    """The rows of a verify, packed, and where they are in the batch."""
+    """The rows of a verify, packed, where they are in the batch, and the prompts beside them."""
 
     num_sequences: int
     """Number of sequences that are not padding; they come first."""
@@ -114,12 +114,30 @@ class Rows:
         self.longest[0] = self.past_lens.max() + 1
 
 
-def prompts_of(batch: PagedBatch, *, packs_rows: bool) -> list[Prompt]:
+def divided(prompts: Sequence[Prompt], num_rows: int, most: int) -> list[list[Prompt]]:
+    """Divide prompts into passes of at most ``most`` rows, in order.
+
+    The first one also has ``num_rows`` rows of a verify. A longer prompt is alone.
+    """
+    groups, room = [list[Prompt]()], most - num_rows
+    for each in prompts:
+        if len(each.tokens_R) > room:
+            groups.append([])
+            room = most
+        groups[-1].append(each)
+        room -= len(each.tokens_R)
+    return groups
+
+
+def prompts_of(batch: PagedBatch, least: int = MIN_STORED, *, packs_rows: bool) -> list[Prompt]:
     """Return the prompts of a batch, without padding if rows are packed."""
     tokens_BP, tables_BJ = batch.tokens_BP.numpy(), batch.block_tables_BJ.numpy()
     counts_B = batch.num_columns_B.tolist() if packs_rows else [tokens_BP.shape[1]] * len(tokens_BP)
     rows = zip(tokens_BP, counts_B, batch.first_positions_B.tolist(), tables_BJ, strict=True)
-    return [prompt_of(tokens_P[:count], first, table_J) for tokens_P, count, first, table_J in rows]
+    return [
+        prompt_of(tokens_P[:count], first, table_J, least)
+        for tokens_P, count, first, table_J in rows
+    ]
 
 
 def prompt_of(tokens_R: Ints, first: int, table_J: Ints, least: int = MIN_STORED) -> Prompt:
@@ -128,13 +146,20 @@ def prompt_of(tokens_R: Ints, first: int, table_J: Ints, least: int = MIN_STORED
     return Prompt(np.resize(tokens_R, max(count, least, MIN_STORED)), count, first, table_J)
 
 
-def pack(batch: PagedBatch, num_sequences: int, *, packs_rows: bool) -> PackedPass:
-    """Return the rows of a batch; without ``packs_rows``, padding is rows too."""
+def pack(
+    batch: PagedBatch, num_sequences: int, least: int = MIN_STORED, *, packs_rows: bool
+) -> PackedPass:
+    """Return the rows of a batch, and its prompts with so many rows at least.
+
+    Without ``packs_rows``, padding is rows too.
+    """
     tokens_BP, tables_BJ = batch.tokens_BP.numpy(), batch.block_tables_BJ.numpy()
     num_columns = tokens_BP.shape[1]
     counts_B = batch.num_columns_B.numpy() if packs_rows else num_columns
     positions_BP = batch.first_positions_B.numpy()[:, None] + np.arange(num_columns)
-    prompts = prompts_of(batch.prompts, packs_rows=True) if batch.prompts is not None else []
+    prompts = []
+    if batch.prompts is not None:
+        prompts = prompts_of(batch.prompts, least, packs_rows=packs_rows)
     is_row_BP = None
     if not prompts and (not packs_rows or counts_B.sum() == tokens_BP.size):
         tokens_R, positions_R = tokens_BP.reshape(-1), positions_BP.reshape(-1)

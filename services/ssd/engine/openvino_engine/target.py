@@ -63,6 +63,7 @@ from ssd.engine.openvino_engine.packed import (
     PackedPass,
     Prompt,
     Rows,
+    divided,
     inputs_of,
     pack,
     prompt_of,
@@ -131,6 +132,11 @@ class OpenVinoTarget:
             _log.info("least_rows", rows=least)
 
     @property
+    def most_rows(self) -> int:
+        """See ``TargetExecution.most_rows``."""
+        return self._row_limits[0][1]
+
+    @property
     def shapes(self) -> str:
         """See ``TargetExecution.shapes``."""
         if not self.packs_rows:
@@ -161,20 +167,16 @@ class OpenVinoTarget:
         num_sequences = len(batch.tokens_BP)
         if not self.packs_rows:
             batch = pad_sequences(batch, self._max_sequences)
-        return pack(batch, num_sequences, packs_rows=self.packs_rows)
+        least = self._row_limits[0][0]
+        return pack(batch, num_sequences, least, packs_rows=self.packs_rows)
 
     def verify(self, prepared: PackedPass) -> Tensor:
         """See ``TargetExecution.verify``."""
         self.num_padding = 0
-        prompts, (least, most) = prepared.prompts, self._row_limits[0]
-        num_stored = sum(len(each.tokens_R) for each in prompts)
-        if prompts and least <= len(prepared.tokens_R) + num_stored <= most:
-            logits_RV = self._run(prompts, prepared)
-        elif prompts:
-            last, self.finite_prompts = zip(*(self._store(each) for each in prompts), strict=True)
-            logits_RV = torch.cat([self._verify_rows(prepared, most), *last])
+        if prepared.prompts:
+            logits_RV = self._verify_and_store(prepared)
         else:
-            logits_RV = self._verify_rows(prepared, most)
+            logits_RV = self._verify_rows(prepared)
         if prepared.is_row_BP is None:
             logits_BPV = logits_RV.view(*prepared.shape, -1)
             return logits_BPV[: prepared.num_sequences]
@@ -186,13 +188,34 @@ class OpenVinoTarget:
         """See ``TargetExecution.verify_seconds``."""
         return
 
-    def _verify_rows(self, prepared: PackedPass, most: int) -> Tensor:
-        """Run the rows in passes of at most ``most`` rows; returns their logits [R, V]."""
+    def _verify_and_store(self, prepared: PackedPass) -> Tensor:
+        """Run the rows and as many prompts in one pass as fit, and the others in further passes.
+
+        Returns:
+            The logits of the rows and of the last column of each prompt, [R, V].
+        """
+        logits, finite = list[Tensor](), list[Tensor]()
+        for group in divided(prepared.prompts, len(prepared.tokens_R), self.most_rows):
+            if not group:
+                logits.append(self._verify_rows(prepared))
+            elif len(group[0].tokens_R) <= self.most_rows:
+                logits.append(self._run(group, prepared))
+                finite += self.finite_prompts
+            else:
+                last_1V, is_finite_P = self._store(group[0])
+                logits.append(last_1V)
+                finite.append(is_finite_P)
+            prepared = NO_ROWS
+        self.finite_prompts = finite
+        return torch.cat(logits)
+
+    def _verify_rows(self, prepared: PackedPass) -> Tensor:
+        """Run the rows in passes of as many as are allowed; returns their logits [R, V]."""
         num_rows = len(prepared.tokens_R)
-        if 0 < num_rows <= most:
+        if 0 < num_rows <= self.most_rows:
             return self._verify(prepared, slice(0, num_rows))
         logits_RV = torch.empty((num_rows, self._vocab_size))
-        for part in _parts(num_rows, most):
+        for part in _parts(num_rows, self.most_rows):
             logits_RV[part] = self._verify(prepared, part)
         return logits_RV
 

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.engines import paged, store
+from tests.engines import inside, paged, store
 from tests.unit.ssd.engine.wide import (
-    BLOCK_SIZE,
-    BLOCKS,
     KEPT,
     Faulty,
     P,
@@ -75,14 +73,18 @@ class FaultyTogether(Faulty):
 @pytest.mark.parametrize(
     ("is_faulty", "prefills", "found"),
     [
-        (lambda batch: batch.num_columns_B.sum() == 1, False, "1 x 1 rows beside prompts"),
-        (lambda batch: len(batch.tokens_BP) == 8, False, "8 x 7 rows beside prompts"),
-        (lambda batch: batch.prompts.num_columns_B[0] == 1, True, "prompts beside 0 x 0 rows"),
-        (lambda batch: batch.num_columns_B.sum() == 7, True, "prompts beside 1 x 7 rows"),
+        (lambda batch: batch.num_columns_B.sum() == 1, False, "rows of 1 x 1 rows and 2 prompts"),
+        (lambda batch: len(batch.tokens_BP) == 8, False, "rows of 8 x 7 rows and 2 prompts"),
+        (
+            lambda batch: batch.prompts.num_columns_B[0] == 1,
+            True,
+            "entries of 0 x 0 rows and 2 prompts",
+        ),
+        (lambda batch: batch.num_columns_B.sum() == 7, True, "entries of 1 x 7 rows and 2 prompts"),
         (
             lambda batch: batch.prompts.num_columns_B[0] > 64 and len(batch.tokens_BP) == 8,
             True,
-            "a prompt of one step beside all rows",
+            "entries of 8 x 7 rows and 1 prompts",
         ),
         (lambda _batch: False, False, None),
     ],
@@ -93,18 +95,52 @@ def test_other_bits_of_rows_and_prompts_in_one_pass_are_found(
 ) -> None:
     runner = load_wide(wide_folder, "openvino", "float32", max_num_seqs=8, prefill_chunk=16)
     faulty = FaultyTogether(runner, is_faulty, prefills=prefills)
-    assert find_joined_difference(faulty) == found
+    assert find_joined_difference(faulty, lambda _share: None) == found
 
 
-def test_without_room_for_a_proof_prompts_have_passes_of_their_own(
-    wide_folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("num_seqs", "max_model_len", "chunk", "step_tokens"),
+    [(1, 64, 16, 256), (1, 512, 16, 256), (8, 768, 512, 256), (2, 128, 16, 16)],
+)
+def test_any_sizes_with_room_for_three_texts_are_proved(
+    wide_folder: Path, num_seqs: int, max_model_len: int, chunk: int, step_tokens: int
 ) -> None:
-    few = BLOCKS * BLOCK_SIZE
     runner = load_wide(
-        wide_folder, "openvino", "float32", max_num_seqs=1, prefill_chunk=16, step_tokens=few
+        wide_folder,
+        "openvino",
+        "float32",
+        max_num_seqs=num_seqs,
+        max_model_len=max_model_len,
+        prefill_chunk=chunk,
+        step_tokens=step_tokens,
     )
     runner.folder = None
     runner.warm_up(lambda _stage, _fraction: None)
-    assert not runner.joins_prompts
-    tokens = text(20)
-    assert runner.prefill(paged([(tokens, 0, table(0))], 32)) is None
+    assert runner.joins_prompts == (max_model_len > 64)
+
+
+@pytest.mark.parametrize("limit", [None, 64])
+def test_a_prompt_that_is_not_finite_changes_no_other_row(
+    wide_folder: Path, limit: int | None
+) -> None:
+    runner = load_wide(wide_folder, "openvino", "float32", max_num_seqs=8)
+    if limit:
+        assert runner.execution.use_fewer_shapes()
+        assert runner.execution.most_rows == limit
+    tokens = text(40)
+    store(runner, tokens[:30], table(0))
+    rows = stack([(tokens[30:37], 30, 0)])
+    expected_PV = runner.forward(rows)[0]
+    lengths = (20, 30, 1, 1)
+    parts = [(tokens[:length], 0, table(1 + row)) for row, length in enumerate(lengths)]
+    storage = inside(runner).storage
+    # The first block of the second prompt is beyond its own text: it has a bad entry to read.
+    moved = parts[1][0], 32, table(2)
+    storage[:, int(table(2)[0])] = torch.nan
+    prompts = paged([parts[0], moved, *parts[2:]], 32)
+    logits_BPV = runner.forward(replace(rows, prompts=prompts))
+    assert runner.bad_columns(prompts) == [None, 0, None, None]
+    assert torch.equal(logits_BPV[0], expected_PV)
+    assert logits_BPV[2].isnan().any()
+    for row in (1, 3, 4):
+        assert logits_BPV[row, 0].isfinite().all()

@@ -16,7 +16,7 @@ from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.openvino_engine.draft import group_by_width
 from ssd.engine.openvino_engine.matrix import Matrix
-from ssd.engine.openvino_engine.packed import inputs_of, pack
+from ssd.engine.openvino_engine.packed import divided, inputs_of, pack, prompt_of
 from ssd.engine.precision import Weights, has_bfloat16
 from ssd.engine.same_bits import find_difference
 from ssd.engine.target_runner import TargetRunner
@@ -196,10 +196,22 @@ def test_a_pass_has_its_rows_as_sequences_and_then_each_prompt_as_one() -> None:
 def test_a_target_whose_proof_with_prompts_fails_stores_them_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(target_runner, "find_joined_difference", lambda _passes: "2 rows differ")
+    monkeypatch.setattr(target_runner, "find_joined_difference", lambda *_: "2 rows differ")
     runner = load(TargetRunner, folder, ENGINE)
     runner.folder = None
     runner.warm_up(lambda _stage, _share: None)
     assert not runner.joins_prompts
     assert [each.message for each in caplog.records if each.message == "prompts_alone"]
     assert runner.row_counts == (1, 2, 3, 4)
+
+
+def test_prompts_that_do_not_fit_beside_the_rows_share_further_passes() -> None:
+    def groups(num_rows: int, *sizes: int) -> list[list[int]]:
+        table_J = torch.zeros(1, dtype=torch.int64).numpy()
+        prompts = [prompt_of(np.zeros(size, np.int64), 0, table_J) for size in sizes]
+        return [[each.count for each in group] for group in divided(prompts, num_rows, 64)]
+
+    assert groups(7, 40, 17, 30, 34, 1) == [[40, 17], [30, 34], [1]]
+    assert groups(7, 64, 16) == [[], [64], [16]]
+    assert groups(70, 20) == [[], [20]]
+    assert groups(7, 100, 20) == [[], [100], [20]]

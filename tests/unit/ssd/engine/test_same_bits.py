@@ -250,7 +250,7 @@ def test_a_pass_with_more_rows_than_the_limit_stores_its_prompts_alone(
         prompts = paged([(tokens[:length], 0, table(1))], 64)
         runner.forward(replace(stack([(tokens[:P], 0, 0)]), prompts=prompts))
         assert runner.bad_columns(prompts) == [None]
-    assert rows == [P + 50, 60, P]
+    assert rows == [P + 50, P, 60]
 
 
 def test_padding_and_division_of_passes_change_no_logits(

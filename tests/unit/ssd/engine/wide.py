@@ -47,8 +47,8 @@ KEPT = "float32 with bfloat16 weights"
 
 
 def load_wide(folder: Path, engine: str, dtype: str, **settings: Any) -> TargetRunner:
+    settings.setdefault("max_model_len", BLOCKS * BLOCK_SIZE)
     config = EngineConfig(
-        max_model_len=BLOCKS * BLOCK_SIZE,
         num_columns=P,
         engine=engine,
         dtype="float32" if dtype == KEPT else dtype,

@@ -12,19 +12,19 @@ def round_of(num_sequences: int, seconds: float) -> RoundRecord:
 
 @pytest.mark.parametrize(
     ("num_sequences", "verify"),
-    # By the nearest power of two: those of one row, or those of eight rows.
-    [(1, 2.0), (2, 2.0), (7, 5.0), (30, 5.0)],
+    # Twice the calibrated time near one row, and 1.25 times near eight rows.
+    [(1, 2.0), (8, 5.0), (16, 10.0)],
 )
 def test_a_verify_takes_as_long_as_others_of_its_rows_and_the_rest_is_prefill(
     num_sequences: int, verify: float
 ) -> None:
-    subject = PassTimes(Calibration({(1, 1): 1.0}))
+    subject = PassTimes(Calibration({(1, 1): 1.0, (1, 8): 4.0}))
     for sequences, seconds in ((1, 1.0), (1, 3.0), (8, 5.0)):
         subject.add_round(round_of(sequences, seconds))
-    record = round_of(num_sequences, 9.0)
+    record = round_of(num_sequences, 20.0)
     subject.divide(record)
     assert record.verify_seconds == verify
-    assert record.prefill_seconds == 0.5 + 9.0 - verify
+    assert record.prefill_seconds == 0.5 + 20.0 - verify
 
 
 def test_before_a_measurement_the_calibration_is_the_time_of_a_verify() -> None:

@@ -8,17 +8,20 @@ from ssd_target.decoding.scheduler import Scheduler
 from ssd_target.settings import TargetSettings
 
 
-def joining(step_tokens: int = 8) -> Scheduler:
+def joining(step_tokens: int = 8, joined_rows: int = 1000) -> Scheduler:
     """A scheduler for verifies that can store prompts too."""
     limits = TargetSettings(step_tokens=step_tokens)
-    return Scheduler(ENGINE, BlockPool(100), limits, joins_prompts=True)
+    return Scheduler(ENGINE, BlockPool(100), limits, joined_rows=joined_rows)
 
 
-@pytest.mark.parametrize(("step_tokens", "stored"), [(8, 8), (48, 48), (96, 58)])
+@pytest.mark.parametrize(
+    ("step_tokens", "joined_rows", "stored"),
+    [(8, 1000, 8), (48, 1000, 48), (96, 1000, 58), (96, 44, 40)],
+)
 def test_a_verify_stores_many_tokens_of_prompts_within_the_budget(
-    step_tokens: int, stored: int
+    step_tokens: int, joined_rows: int, stored: int
 ) -> None:
-    subject = joining(step_tokens)
+    subject = joining(step_tokens, joined_rows)
     run_step(subject, [arrival(1, prompt=1, limit=60)])
     # The first one has seven chunks, so eight chunks are 50 + 8 positions.
     plan = run_step(subject, [arrival(2, prompt=50), arrival(3, (9,) * 50)], 1)
@@ -47,9 +50,7 @@ def test_the_step_that_completes_a_prompt_by_its_verify_chooses_the_first_token(
 
 
 def test_a_sequence_that_runs_again_does_not_choose_its_first_token_again() -> None:
-    subject = Scheduler(
-        ENGINE, BlockPool(17), TargetSettings(prefix_cache=False), joins_prompts=True
-    )
+    subject = Scheduler(ENGINE, BlockPool(17), TargetSettings(prefix_cache=False), joined_rows=1000)
     first, second = run_step(subject, [arrival(1, 9, 55), arrival(2, (9,) * 24, 40)]).running
     for _ in range(3):
         run_step(subject)

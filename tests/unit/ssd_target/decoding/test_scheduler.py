@@ -411,7 +411,7 @@ def test_every_request_ends_once_and_no_block_leaks(
 ) -> None:
     pool = BlockPool(blocks)
     limits = TargetSettings(max_queue=MAX_QUEUE, step_tokens=step_tokens, prefix_cache=prefix_cache)
-    subject = Scheduler(ENGINE, pool, limits, joins_prompts=joins_prompts)
+    subject = Scheduler(ENGINE, pool, limits, joined_rows=1000 if joins_prompts else 0)
     ends, ledger = Ends(), Ledger(pool)
     arrived = num_rows = num_steps = 0
     script = deque(steps)

@@ -12,11 +12,17 @@ from ssd.types import Mode, SamplingParams
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize("runs_whole", [False, True], ids=["steps", "whole"])
 @pytest.mark.parametrize("kind", ["perfect", "other"])
+@pytest.mark.parametrize("joins_prompts", [False, True])
 def test_a_draft_on_the_targets_device_changes_no_token(
-    kind: Literal["perfect", "other"], sampling: SamplingParams, *, runs_whole: bool
+    kind: Literal["perfect", "other"],
+    sampling: SamplingParams,
+    *,
+    runs_whole: bool,
+    joins_prompts: bool,
 ) -> None:
     for length in (1, 2, 3, 8, 9, 17):
-        bench = Bench(own_draft=own_draft(kind, runs_whole=runs_whole))
+        draft = own_draft(kind, runs_whole=runs_whole)
+        bench = Bench(own_draft=draft, joins_prompts=joins_prompts)
         prompt = [(3 * i + 1) % 13 for i in range(length)]
         sink = bench.submit(prompt, 21, sampling=sampling, mode=Mode.SYNCHRONOUS)
         bench.run()
@@ -40,6 +46,19 @@ def test_a_perfect_draft_proposes_what_is_accepted(
     assert sink.statistics.rounds == rounds
     assert sink.statistics.accepted_tokens == sink.statistics.proposed_tokens
     assert sink.statistics.proposed_tokens == rounds * LOOKAHEAD
+
+
+def test_a_draft_proposes_in_one_pass_after_a_first_token_without_a_proposal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draft = own_draft("perfect", runs_whole=True)
+    bench = Bench(own_draft=draft, joins_prompts=True)
+    monkeypatch.setattr(bench.loop._drafter, "_run_steps", None)
+    sink = bench.submit([1, 2, 3], 9, mode=Mode.SYNCHRONOUS)
+    bench.run()
+    # The first token, and two proposals with their bonus tokens.
+    assert sink.statistics.rounds == 3
+    assert sink.tokens == plain([1, 2, 3], 9, GREEDY)
 
 
 @pytest.mark.parametrize("runs_whole", [False, True], ids=["steps", "whole"])
