@@ -19,9 +19,9 @@ in rounds of plain decoding. This **balance** decides:
   Each trial that keeps the choice makes the next pause longer, up to a share of lost time of
   ``1 / PAUSE_PER_LOSS``. While speculation is on, due trials only measure plain decoding again.
 - **Ranges.** Each power of two of running sequences has its own estimates and its own choice.
-- **Prompts.** A draft that shares a CPU with the target makes the chunk of a prompt slower that is
-  stored before a round. If a chunk takes longer than without drafts, the difference counts as time
-  of the round.
+- **Prompts.** A draft that shares a CPU with the target makes the chunks of prompts slower that the
+  step stores. If a chunk takes longer than without drafts, the difference counts as time of the
+  round.
 - **Proposals.** ``proposal_length`` chooses their largest length.
 
 *Decision*: speculation continues until it has lost a number of rounds. *Because*: the tokens of a
