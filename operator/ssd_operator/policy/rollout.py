@@ -26,14 +26,15 @@ differ in nothing that could fail but the node. *Not chosen*: one a node, which 
 image to each. *Revisit when* pulls delay the later cells of a rollout.
 
 *Decision*: while targets change their engine, the Services keep the former port and selector until
-no Deployment of the former engine is left, or a new target serves and no other cell waits. Their
-selector has the label of the engine if exactly the targets that run this engine have the label.
-*Because* Generate over gRPC and the API of vLLM have no port in common: the port of a Service leads
-to the admin or metrics port of the other engine's pods. A Deployment that is refused leaves the
-former target, ready or restarting, as the only one. Targets of an older operator, or whose labels a
-policy changes, would lose their Service. *Not chosen*: names of ports that only one engine has; the
-name of a headless Service resolves to pods without its port too (tried). *Revisit when* it does
-not.
+no Deployment of the former engine is left, or more new targets serve than former ones, or as many
+and no cell waits. Their selector has the label of the engine if exactly the targets that run this
+engine have the label. The ports of a container tell its engine. *Because* Generate over gRPC and
+the API of vLLM have no port in common: the port of a Service leads to the admin or metrics port of
+the other engine's pods. A Deployment that is refused leaves the former target, ready or restarting,
+as the only one. A cell that waits may be down, or wait for long. Targets of an older operator, or
+whose labels a policy changes, would lose their Service. *Not chosen*: the module in a container's
+command, which webhooks for secrets replace; names of ports that only one engine has: the name of a
+headless Service resolves to pods without its port too (tried). *Revisit when* it does not.
 """
 
 import math
@@ -118,19 +119,29 @@ def labels_fit(snapshot: Snapshot) -> bool:
 
 
 def keeps_services(wanted: Sequence[Object], snapshot: Snapshot, targets_held: Set[Ref]) -> bool:
-    """Whether Services and NetworkPolicies of targets keep the ports of a former engine."""
+    """Whether Services and NetworkPolicies of targets keep the ports of a former engine.
+
+    If targets serve, at least one of them has the ports that this selects.
+    """
     is_new = {
         name_of(each): _is_of_engine(each["spec"]["template"], snapshot.resource)
         for each in snapshot.target_deployments
     }
-    is_served = any(is_new.get(name_of(each)) and serving_pod(each, snapshot) for each in wanted)
-    return not all(is_new.values()) and (bool(targets_held) or not is_served)
+    serving = [is_new[name_of(each)] for each in wanted if serving_pod(each, snapshot) is not None]
+    num_new = sum(serving)
+    num_former = len(serving) - num_new
+    wins_tie = num_new > 0 and not targets_held
+    is_taken_over = num_new > num_former or (num_new == num_former and wins_tie)
+    return not all(is_new.values()) and not is_taken_over
 
 
 def _is_of_engine(pod: Object, resource: Resource) -> bool:
-    """Whether a pod of a target, or its template, runs the engine of the resource."""
-    module = process_of(resource, Component.TARGET).module
-    return any(module in (each.get("command") or ()) for each in pod["spec"]["containers"])
+    """Whether a pod of a target, or its template, has the ports of the resource's engine."""
+    ports = process_of(resource, Component.TARGET).ports.items()
+    return any(
+        ports <= {(port.get("name"), port["containerPort"]) for port in each.get("ports") or ()}
+        for each in pod["spec"]["containers"]
+    )
 
 
 def other_ports(wanted: Iterable[Object], snapshot: Snapshot) -> frozenset[Ref]:

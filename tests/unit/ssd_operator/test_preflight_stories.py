@@ -153,6 +153,47 @@ async def test_services_lead_to_new_targets_while_the_last_cell_is_refused() -> 
     assert served_by(world) == (new, 8000)
 
 
+def wrap_commands(thing: Object) -> None:
+    """What a webhook for secrets does."""
+    if thing["kind"] == "Deployment":
+        for each in thing["spec"]["template"]["spec"]["containers"]:
+            each["args"] = [*each["command"], *each.get("args", ())]
+            each["command"] = ["/vault/vault-env"]
+
+
+async def test_a_change_of_engine_ends_though_a_webhook_wraps_commands() -> None:
+    world = World(target={"replicas": 2})
+    world.cluster.admit = wrap_commands
+    await world.rounds(10)
+    assert (len(served_by(world)[0]), served_by(world)[1]) == (2, 50051)
+    world.edit_spec(target={"engine": "vllm"})
+    for _ in range(10):
+        world.cluster.now += 60.0
+        await world.rounds(3)
+    assert (len(served_by(world)[0]), served_by(world)[1]) == (2, 8000)
+    assert world[SERVICE]["spec"]["selector"]["ssd.dev/engine"] == "vllm"
+
+
+async def test_services_lead_to_the_new_target_if_the_former_one_that_waits_is_down() -> None:
+    world = await serving(target={"replicas": 2})
+    old, before = world.ready_pods("target")[1], revision_of(world[TARGET])
+    world.controllers.outcomes = {BAD: NOT_PULLED}
+    world.edit_spec(target={"engine": "vllm"})
+    while revision_of(world[TARGET]) == before:
+        await world.next_pass()
+        world.controllers.step()
+    world.controllers.broken = {revision_of(world[TARGET])}
+    await change(world, BAD)
+    world.controllers.broken = set()
+    await world.rounds(3)
+    assert len(world.ready_pods("target")) == 2
+    assert served_by(world) == ([name_of(old)], 50051)
+    world.controllers.make_unready(old)
+    await world.rounds(3)
+    (new,) = world.ready_pods("target")
+    assert served_by(world) == ([name_of(new)], 8000)
+
+
 def without_engine_label(thing: Object) -> None:
     """What a policy does, and what an older operator made."""
     if thing["kind"] == "Deployment":

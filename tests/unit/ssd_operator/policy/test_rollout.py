@@ -12,7 +12,6 @@ from tests.unit.ssd_operator.children.test_manifests import selectors
 from tests.unit.ssd_operator.resources import (
     CORPUS,
     DEMO,
-    LLAMA,
     POOL,
     SETTINGS,
     TWO_CELLS,
@@ -36,8 +35,6 @@ from ssd_operator.policy.rollout import (
     Preflight,
     Stage,
     held_drafts,
-    keeps_services,
-    labels_fit,
     outdated_targets,
     preflight_state,
     waiting_targets,
@@ -313,79 +310,6 @@ def test_a_waiting_deployment_keeps_its_template_and_follows_the_number() -> Non
     assert kept["spec"] == wanted["spec"] | {"template": {"spec": {}}}
     assert kept["metadata"]["annotations"]["ssd.dev/hash"] == "old"
     assert ref_of(kept) == ref_of(wanted)
-
-
-OF_ENGINE: dict[str, Resource] = {
-    engine: resource(LLAMA.changed(target=LLAMA.target.changed(engine=engine)))
-    for engine in ("ssd", "vllm")
-}
-
-
-def running_engines(engines: Sequence[str], labels: Sequence[str | None] = ()) -> Snapshot:
-    """Cells of a resource of engine vllm, by the engine that each runs.
-
-    ``labels`` are those of the Deployments' templates, then of the pods.
-    """
-    found = [deployments(OF_ENGINE[each], "target")[cell] for cell, each in enumerate(engines)]
-    templates = [copy.deepcopy(each["spec"]["template"]) for each in (*found, *found)]
-    for template, label in zip(templates, labels, strict=False):
-        template["metadata"]["labels"] |= {"ssd.dev/engine": label}
-    live = [
-        each | {"spec": each["spec"] | {"template": template}}
-        for each, template in zip(found, templates, strict=False)
-    ]
-    pods = [
-        copy.deepcopy(template | {"status": target()["status"]})
-        for template in templates[len(found) :]
-    ]
-    for cell, each in enumerate(pods):
-        each["metadata"]["name"] = f"t{cell}"
-    children = {ref_of(each): each for each in live}
-    return Snapshot(resource=OF_ENGINE["vllm"], now=NOW, children=children, pods=tuple(pods))
-
-
-@pytest.mark.parametrize(
-    ("engines", "labels", "is_fit"),
-    [
-        ((), (), True),
-        (("vllm", "vllm"), (), True),
-        (("vllm", "ssd"), (), True),
-        (("vllm", "ssd"), ("vllm", None, "vllm", "other"), True),
-        (("vllm", "ssd"), ("vllm", "vllm", "vllm", "ssd"), False),
-        (("vllm", "vllm"), ("vllm", None, "vllm", "vllm"), False),
-        (("vllm", "vllm"), ("vllm", "vllm", "vllm", None), False),
-        (("vllm", "vllm"), ("vllm", "vllm", "vllm", "other"), False),
-    ],
-)
-def test_services_select_the_label_of_an_engine_if_exactly_its_targets_have_it(
-    engines: Sequence[str], labels: Sequence[str | None], *, is_fit: bool
-) -> None:
-    assert labels_fit(running_engines(engines, labels)) is is_fit
-
-
-@pytest.mark.parametrize(
-    ("engines", "ready", "held", "is_kept"),
-    [
-        (("ssd",), (0,), (), True),  # its new Deployment is refused
-        (("ssd",), (), (), True),  # the same, while its container restarts
-        (("vllm",), (), (), False),
-        (("ssd", "ssd"), (0, 1), (1,), True),
-        (("vllm", "ssd"), (1,), (1,), True),
-        (("vllm", "ssd"), (0, 1), (1,), True),  # the preflight of the last cell runs
-        (("vllm", "ssd"), (0, 1), (), False),
-        (("vllm", "ssd"), (1,), (), True),
-        (("vllm", "vllm"), (1,), (0,), False),  # another change of the new targets
-    ],
-)
-def test_services_keep_a_former_engine_that_is_left_until_a_new_target_takes_over(
-    engines: Sequence[str], ready: Sequence[int], held: Sequence[int], *, is_kept: bool
-) -> None:
-    snapshot = running_engines(engines)
-    refs = list(snapshot.children)
-    pods = tuple(snapshot.pods[cell] for cell in ready)
-    waiting = frozenset(refs[cell] for cell in held)
-    wanted = deployments(OF_ENGINE["vllm"], "target")
-    assert keeps_services(wanted, replace(snapshot, pods=pods), waiting) is is_kept
 
 
 SHARED = read(CORPUS / "pool.yaml")
