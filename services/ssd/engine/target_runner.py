@@ -112,7 +112,7 @@ class TargetRunner(ModelRunner):
         if self.joins_prompts:
             joined = f"{self.execution.shapes}, with prompts"
             reason = prove(
-                joined, partial(find_joined_difference, self, partial(on_progress, "prompts"))
+                joined, partial(find_joined_difference, self, partial(on_progress, "warm-up"))
             )
             if reason is not None:
                 self.execution.joins_prompts = False

@@ -17,8 +17,8 @@ that are stored beside the decoding sequences.
   that is more. So a batch fills within the steps of one prompt, however many prompts wait. A verify
   that stores prompts too stores ``JOINED_TOKENS`` at least.
 
-*Same bits*: a position is always stored by a pass of the same shape. Prefills begin at multiples of
-the chunk, also after a cached beginning. A preempted sequence stores its prompt by prefills and its
+*Same bits*: a position of a prompt is always stored by a prefill, alone or in a verify, and a later
+one by the rows of a verify. Prefills begin at multiples of the chunk, also after a cached beginning. A preempted sequence stores its prompt by prefills and its
 emitted tokens by verifies, as before.
 
 *Decision*: where the engine has the same bits then, the verify of a step stores the chunks of
