@@ -54,7 +54,7 @@ class TargetSettings(EngineSettings):
     """Token budget of a step: the most prompt tokens that it stores. While sequences run, it stores
     as many as they have rows, so that it takes about twice as long, or ``prefill_chunk`` for each
     sequence whose prompt is not complete, if that is more. With the engine openvino, the verify of
-    the step stores them too, and at least 64."""
+    the step stores them too, up to 64 for each of these sequences."""
     prefill_chunk: int = field(default=0, metadata={"min": 0, "max": 8192})
     """Prompt tokens of a forward pass; prompts are stored, and shared, in multiples of it. 0 takes
     16 with the engine openvino, 32 with torch and 128 with static."""

@@ -15,11 +15,12 @@ that are stored beside the decoding sequences.
 - *Token budget*: beside decoding sequences, a step stores as many prompt tokens as it has rows, so
   that it takes about twice as long, or one chunk for each sequence that does not decode yet, if
   that is more. So a batch fills within the steps of one prompt, however many prompts wait. A verify
-  that stores prompts too stores ``JOINED_TOKENS`` at least.
+  that stores prompts too stores up to ``JOINED_TOKENS`` for each of these sequences.
 
 *Same bits*: a position of a prompt is always stored by a prefill, alone or in a verify, and a later
-one by the rows of a verify. Prefills begin at multiples of the chunk, also after a cached beginning. A preempted sequence stores its prompt by prefills and its
-emitted tokens by verifies, as before.
+one by the rows of a verify. Prefills begin at multiples of the chunk, also after a cached
+beginning. A preempted sequence stores its prompt by prefills and its emitted tokens by verifies, as
+before.
 
 *Decision*: where the engine has the same bits then, the verify of a step stores the chunks of
 prompts too; else they run in passes of their own before it. *Because*: each pass reads all weights,
@@ -47,7 +48,8 @@ from ssd_target.settings import TargetSettings
 
 JOINED_TOKENS = 64
 """In bfloat16 with AMX (one core), a pass of 8 rows takes twice as long with so many more: 39 ms
-alone, 80 with 48 more and 137 with 89 more (208M weights); 6.5, 11.5 and 15.4 ms (14M)."""
+alone, 80 with 48 more and 137 with 89 more (208M weights); 6.5, 11.5 and 15.4 ms (14M). With
+several waiting prompts a step takes longer, up to ``step_tokens``, but the steps are fewer."""
 Event = Sequence | SequenceId
 """A new sequence, or the id of one to cancel: its client has left, or the process ends."""
 
@@ -328,8 +330,8 @@ class Scheduler:
         budget = self._settings.step_tokens
         plan.is_joined = bool(self._joined_rows and new)
         if num_decoding:
-            least = min(JOINED_TOKENS, self._joined_rows - num_rows)
-            budget = min(budget, max(num_rows, num_decoding, len(new) * chunk, least))
+            each = max(chunk, min(JOINED_TOKENS, self._joined_rows - num_rows))
+            budget = min(budget, max(num_rows, num_decoding, len(new) * each))
         num_chunks = max(1, budget // chunk)
         for sequence in new:
             first = sequence.num_stored

@@ -16,14 +16,14 @@ def joining(step_tokens: int = 8, joined_rows: int = 1000) -> Scheduler:
 
 @pytest.mark.parametrize(
     ("step_tokens", "joined_rows", "stored"),
-    [(8, 1000, 8), (48, 1000, 48), (96, 1000, 58), (96, 44, 40)],
+    [(8, 1000, 8), (48, 1000, 48), (96, 1000, 90), (256, 1000, 100), (96, 13, 24)],
 )
 def test_a_verify_stores_many_tokens_of_prompts_within_the_budget(
     step_tokens: int, joined_rows: int, stored: int
 ) -> None:
     subject = joining(step_tokens, joined_rows)
     run_step(subject, [arrival(1, prompt=1, limit=60)])
-    # The first one has seven chunks, so eight chunks are 50 + 8 positions.
+    # The last of the seven chunks of a prompt has two positions.
     plan = run_step(subject, [arrival(2, prompt=50), arrival(3, (9,) * 50)], 1)
     assert plan.is_joined
     assert plan.num_stored == stored
