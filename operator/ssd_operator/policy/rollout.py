@@ -27,14 +27,15 @@ image to each. *Revisit when* pulls delay the later cells of a rollout.
 
 *Decision*: while targets change their engine, the Services keep the former port and selector until
 no Deployment of the former engine is left, or more new targets serve than former ones, or as many
-and no cell waits. Their selector has the label of the engine if exactly the targets that run this
-engine have the label. The ports of a container tell its engine. *Because* Generate over gRPC and
-the API of vLLM have no port in common: the port of a Service leads to the admin or metrics port of
-the other engine's pods. A Deployment that is refused leaves the former target, ready or restarting,
-as the only one. A cell that waits may be down, or wait for long. Targets of an older operator, or
-whose labels a policy changes, would lose their Service. *Not chosen*: the module in a container's
-command, which webhooks for secrets replace; names of ports that only one engine has: the name of a
-headless Service resolves to pods without its port too (tried). *Revisit when* it does not.
+and no cell waits. The selector has the label of the engine if exactly the targets that run this
+engine have the label. The engine of a target is the one whose ports its container has. *Because*
+Generate over gRPC and the API of vLLM have no port in common: the port of a Service leads to the
+admin or metrics port of the other engine's pods. A Deployment that is refused leaves the former
+target, ready or restarting, as the only one. A cell that waits may be down, or wait for long.
+Targets of an older operator, or targets whose labels a policy changes, would lose their Service.
+*Not chosen*: the module in a container's command, which webhooks for secrets replace; names of
+ports that only one engine has: the name of a headless Service resolves to pods without such a port
+too (tried). *Revisit when* a headless name resolves only to pods with the port.
 """
 
 import math
@@ -145,7 +146,7 @@ def _is_of_engine(pod: Object, resource: Resource) -> bool:
 
 
 def other_ports(wanted: Iterable[Object], snapshot: Snapshot) -> frozenset[Ref]:
-    """Services and NetworkPolicies of targets whose ports are those of another engine."""
+    """Services and NetworkPolicies of targets with the ports of another engine."""
     return frozenset(
         ref
         for each in wanted

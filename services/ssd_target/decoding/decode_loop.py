@@ -270,7 +270,7 @@ class DecodeLoop:
         return self._runner.verify(prepared)
 
     def _add_pass(self, plan: StepPlan) -> None:
-        """Add to the record what the device and the engine know of the pass, after it has ended."""
+        """Add the times and the padding of the pass to the record, after the pass has ended."""
         self.record.set_device_time(self._runner.verify_seconds())
         self.record.num_padding = self._runner.num_padding
         self._control.add_pass(self.record, has_prompts=plan.is_joined)
