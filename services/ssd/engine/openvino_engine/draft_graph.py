@@ -154,7 +154,7 @@ class DraftGraphs:
         Raises:
             SetupError: OpenVINO cannot compile it on this machine.
         """
-        nodes = graph_weights(model, weights, engine.weights)
+        nodes = graph_weights(model, weights, engine)
         is_small = nodes.num_bytes <= MAX_COPIED_BYTES
         counts = engine.branch_counts if is_small else ()
         rows = (1, engine.num_columns) if is_small else ()
@@ -172,6 +172,7 @@ class DraftGraphs:
             outputs, inputs = build_table_graph(nodes, model, engine, *size)
             (request,) = compile_graph(outputs, inputs, engine)
             self.tables[size] = TableGraph(request, engine, *size)
+        nodes.release()
 
     def branching(self, num_sessions: int, branches: int) -> DraftGraph:
         """Return the graph of a step of so many branches."""

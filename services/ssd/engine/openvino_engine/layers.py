@@ -7,10 +7,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from openvino import Node, Output, opset15
+from openvino.utils.node_factory import NodeFactory
 from torch import Tensor
 
 from ssd.engine.config import ModelConfig
 from ssd.engine.models.rope import inverse_frequencies
+
+_OPERATIONS = NodeFactory("opset4")
 
 
 def port(x: Node) -> Output:
@@ -49,6 +52,12 @@ def rms_norm(x: Node, weight_D: Tensor, epsilon: float) -> Node:
     mean = opset15.reduce_mean(square, ints(-1), keep_dims=True)
     scale = opset15.divide(number(1), opset15.sqrt(opset15.add(mean, number(epsilon))))
     return opset15.multiply(opset15.multiply(x, scale), opset15.constant(weight_D.float().numpy()))
+
+
+def swish(x: Node) -> Node:
+    """Return x * sigmoid(x), as a node of one input: ``opset15`` makes one of two."""
+    node: Node = _OPERATIONS.create("Swish", [port(x)], {})
+    return node
 
 
 def rows_of(x: Node, index: Node) -> Node:

@@ -31,6 +31,8 @@ lose a tenth, although plain decoding and shorter proposals gain a third. *Revis
 has one kernel for all numbers of rows.
 """
 
+import mmap
+
 import numpy as np
 import openvino
 import torch
@@ -92,6 +94,35 @@ class Matrix:
         return opset15.multiply(rows, rows_of(self._scales, index))
 
 
+class CopiedMatrix(Matrix):
+    """A 16-bit weight that the plugin copies into the format of its kernel when it compiles."""
+
+    def __init__(self, weight_OI: Tensor) -> None:
+        """Construct.
+
+        Values below 2**-17 are rounded to multiples of 2**-24 in float16, the format that the
+        kernel reads. In a product, that is less than the rounding of its float32 sum.
+        """
+        self._scales = None
+        self._size = weight_OI.shape[1]
+        num_bytes = weight_OI.numel() * torch.float16.itemsize
+        # Python's default, shared memory, would not be freed.
+        self._memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        values_OI = torch.frombuffer(self._memory, dtype=torch.float16).view(weight_OI.shape)
+        values_OI.copy_(weight_OI)
+        self._values = opset15.constant(values_OI.numpy(), shared_memory=True)
+
+    def release(self) -> None:
+        """Free the memory of the values; the compiled graphs read their copies."""
+        self._memory.madvise(mmap.MADV_DONTNEED)
+
+
+def fits_float16(weight: Tensor) -> bool:
+    """Return whether the largest value of a weight is a number in float16."""
+    limits: list[float] = torch.stack(weight.aminmax()).tolist()
+    return max(map(abs, limits)) <= torch.finfo(torch.float16).max
+
+
 def outer(stored: Weights) -> Weights:
     """Return the format of embedding and head of a model whose layers have this one."""
     return "int8" if stored == "int4" else stored
@@ -124,7 +155,7 @@ def _as_float(values: Node) -> Node:
     if values.get_element_type() == Type.f32:
         return values
     converted = opset15.convert(values, "f32")
-    if values.get_element_type() == Type.bf16:
+    if values.get_element_type() in (Type.bf16, Type.f16):
         # Without this mark, the plugin also keeps the matrix in float32. It would stop the plugin
         # from using integers.
         converted.get_rt_info()["decompression_0"] = True

@@ -50,6 +50,7 @@ from ssd.engine.memory import plan_blocks
 from ssd.engine.models.decoder_weights import DecoderWeights
 from ssd.engine.openvino_engine.decoder import (
     PRECISIONS,
+    GraphWeights,
     build_decoder,
     compile_graph,
     graph_weights,
@@ -64,13 +65,15 @@ from ssd.engine.openvino_engine.packed import (
     Prompt,
     Rows,
     divided,
+    fast_rows,
     inputs_of,
     pack,
     prompt_of,
     prompts_of,
 )
-from ssd.engine.precision import DTYPES, SMALL_MODEL
+from ssd.engine.precision import DTYPES, SMALL_MODEL, has_matrices
 from ssd.engine.sizes import pass_weights
+from ssd.errors import SetupError
 from ssd.observability.log import get_logger
 
 _log = get_logger("ssd.engine")
@@ -110,19 +113,22 @@ class OpenVinoTarget:
         # From 81 rows on, products with kept weights have another kernel.
         is_kept = engine.weights == "bfloat16"
         self._row_limits = [each for each in ROW_LIMITS if each[1] != ANY or not is_kept]
+        has_tiles = engine.dtype == "bfloat16" and has_matrices()
+        self._fast_rows = fast_rows if has_tiles else int
         self._max_sequences = engine.max_num_seqs
         self.sequence_counts = sequence_buckets(engine)
         self._last_position = engine.max_model_len - 1
         self._vocab_size = model.vocab_size
         self._rows: Rows | None = None
         """Of the newest pass; None if it was a prefill."""
-        self._request, caches = _build(weights, model, engine)
+        self._request, self._caches, nodes = _build(weights, model, engine)
+        self._shape_of_block = (model.num_kv_heads, BLOCK_SIZE, model.head_size)
+        self._dtype = DTYPES[engine.dtype]
+        if nodes.copied:
+            self._release(nodes)
         # After the weights have been packed: the rest of the memory is for the KV cache.
         self.num_blocks = plan_blocks(model, engine)
-        shape = (len(caches), self.num_blocks, model.num_kv_heads, BLOCK_SIZE, model.head_size)
-        self.storage = torch.zeros(shape, dtype=DTYPES[engine.dtype])
-        for name, cache in zip(caches, self.storage, strict=True):
-            self._request.set_tensor(name, over(cache))
+        self.storage = self._allocate(self.num_blocks)
         # In smaller models, the products are a small part of the pass.
         has_few = engine.max_num_seqs * engine.num_columns >= FEW_ROWS
         if self.packs_rows and has_few and pass_weights(model) >= SMALL_MODEL:
@@ -222,7 +228,7 @@ class OpenVinoTarget:
     def _verify(self, prepared: PackedPass, part: slice) -> Tensor:
         """Run a pass of these rows; their logits are valid until the next one."""
         positions_R = prepared.positions_R[part]
-        num_rows = max(len(positions_R), self._row_limits[0][0])
+        num_rows = self._fast_rows(max(len(positions_R), self._row_limits[0][0]))
         padding = self._padding(num_rows, keeps_rows=prepared.keeps_rows)
         self.num_padding += padding
         num_rows += padding
@@ -275,22 +281,55 @@ class OpenVinoTarget:
         Returns:
             The logits of the rows and of the last column of each prompt, [R, V].
         """
-        inputs = inputs_of(prepared, prompts, self._last_position)
+        num_rows = len(prepared.tokens_R) + sum(len(each.tokens_R) for each in prompts)
+        padding = self._fast_rows(num_rows) - num_rows
+        inputs = inputs_of(prepared, prompts, self._last_position, padding)
         logits_RV = torch.empty((len(inputs["logit_rows"]), self._vocab_size))
         self._rows = None
         self._set(inputs)
         self._request.set_output_tensor(0, over(logits_RV))
         self._request.infer(share_outputs=True)
         is_finite_R = torch.from_numpy(self._request.get_output_tensor(1).data).isfinite()
-        begins = inputs["subsequence_begins"][len(prepared.tokens_R) :].tolist()
+        begins = inputs["subsequence_begins"][len(prepared.tokens_R) + padding :].tolist()
         self.finite_prompts = [
             is_finite_R[begin : begin + each.count]
             for begin, each in zip(begins, prompts, strict=False)
         ]
         return logits_RV
 
+    def _allocate(self, num_blocks: int) -> Tensor:
+        """Allocate a KV storage of so many blocks, and let the graph use it."""
+        storage = torch.zeros(
+            (len(self._caches), num_blocks, *self._shape_of_block), dtype=self._dtype
+        )
+        for name, cache in zip(self._caches, storage, strict=True):
+            self._request.set_tensor(name, over(cache))
+        return storage
+
+    def _release(self, nodes: GraphWeights) -> None:
+        """Free the weights that the plugin has copied; see ``CopiedMatrix``.
+
+        Raises:
+            SetupError: a pass has other logits afterwards.
+        """
+        self.storage = self._allocate(num_blocks=1)
+        expected = self._trial(1).clone()
+        nodes.release()
+        # As integers: NaN is not equal to itself.
+        if not torch.equal(self._trial(1).view(torch.int32), expected.view(torch.int32)):
+            raise SetupError(
+                f"OpenVINO {openvino.__version__} reads weights after it has copied them; install "
+                "the version that pyproject.toml names, or set threads to 1"
+            )
+
     def _seconds_of(self, num_rows: int) -> float:
         """Measure a verify of one sequence, in the reserved block."""
+        began_at = time.perf_counter()
+        self._trial(num_rows)
+        return time.perf_counter() - began_at
+
+    def _trial(self, num_rows: int) -> Tensor:
+        """Verify one sequence in the reserved block; returns the logits."""
         count_B = torch.tensor([num_rows])
         batch = PagedBatch(
             torch.zeros((1, num_rows), dtype=torch.int64),
@@ -298,10 +337,7 @@ class OpenVinoTarget:
             count_B,
             torch.zeros((1, 1), dtype=torch.int64),
         )
-        prepared = self.prepare(batch)
-        began_at = time.perf_counter()
-        self.verify(prepared)
-        return time.perf_counter() - began_at
+        return self.verify(self.prepare(batch))
 
     def _set(self, inputs: Inputs) -> None:
         """Let the graph read these arrays, which must live until its pass has ended."""
@@ -335,8 +371,8 @@ def _parts(num_rows: int, most: int) -> list[slice]:
 
 def _build(
     weights: DecoderWeights, model: ModelConfig, engine: EngineConfig
-) -> tuple[openvino.InferRequest, list[str]]:
-    """Build and compile the graph; returns the names of its cache inputs too."""
+) -> tuple[openvino.InferRequest, list[str], GraphWeights]:
+    """Build and compile the graph; returns the names of its cache inputs and its weights too."""
     names = (
         *("tokens", "logit_rows", "positions", "past_lens"),
         *("subsequence_begins", "block_indices", "block_indices_begins", "max_context_len"),
@@ -365,11 +401,11 @@ def _build(
         return attention.output(0)
 
     rotation = Rotation(model, engine.max_model_len, inputs["positions"])
-    nodes = graph_weights(model, weights, engine.weights)
+    nodes = graph_weights(model, weights, engine)
     tokens, logit_rows = inputs["tokens"], inputs["logit_rows"]
     outputs = build_decoder(model, nodes, tokens, logit_rows, rotation, attend)
     (request,) = compile_graph(outputs, inputs | caches, engine)
-    return request, list(caches)
+    return request, list(caches), nodes
 
 
 def _options(head_size: int, longest: Node) -> list[Node]:

@@ -1,6 +1,7 @@
 """What only the OpenVINO engine has: its errors, packed rows, quantised weights."""
 
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,15 +10,18 @@ import openvino
 import pytest
 import torch
 from openvino import opset15
-from tests.engines import load, on, paged, store
+from safetensors.torch import load_file, save_file
+from tests.engines import inside, load, on, paged, store
+from tests.unit.ssd.engine.wide import load_wide, stack, table, text
 
-from ssd.engine import target_runner
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
+from ssd.engine.openvino_engine import decoder
 from ssd.engine.openvino_engine.draft import group_by_width
-from ssd.engine.openvino_engine.matrix import Matrix
-from ssd.engine.openvino_engine.packed import divided, inputs_of, pack, prompt_of
-from ssd.engine.precision import Weights, has_bfloat16
+from ssd.engine.openvino_engine.matrix import CopiedMatrix, Matrix
+from ssd.engine.openvino_engine.packed import fast_rows, inputs_of, pack
+from ssd.engine.openvino_engine.target import OpenVinoTarget
+from ssd.engine.precision import Weights, has_bfloat16, has_matrices
 from ssd.engine.same_bits import find_difference
 from ssd.engine.target_runner import TargetRunner
 from ssd.errors import SetupError
@@ -191,27 +195,64 @@ def test_a_pass_has_its_rows_as_sequences_and_then_each_prompt_as_one() -> None:
     assert inputs["max_context_len"] == [67]
     assert packed.is_row_BP is not None
     assert packed.is_row_BP.tolist() == [[True] * 2 + [False] * 2, *[[True] + [False] * 3] * 2]
+    padded = inputs_of(packed, packed.prompts, 127, padding=2)
+    inputs = {name: each.tolist() for name, each in padded.items()}
+    assert inputs["tokens"] == [7, 8, 0, 0, 5, 5, 5, 6, 6]
+    assert inputs["positions"] == [33, 34, 0, 0, 64, 65, 66, 0, 1]
+    assert inputs["subsequence_begins"] == [0, 1, 2, 3, 4, 7, 9, 9]
+    assert inputs["past_lens"] == [33, 34, 0, 0, 64, 0, 0]
+    assert inputs["block_indices_begins"] == [0, 2, 4, 5, 6, 9, 10, 10]
+    assert inputs["block_indices"] == [1, 2, 1, 2, 0, 0, 5, 6, 7, 9]
+    assert inputs["logit_rows"] == [0, 1, 6, 7]
 
 
-def test_a_target_whose_proof_with_prompts_fails_stores_them_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_rows_are_padded_to_numbers_whose_products_are_fast() -> None:
+    sizes = (1, 17, 32, 33, 36, 49, 52, 63, 64, 65, 96, 97, 128, 129, 224, 225, 400)
+    expected = [1, 17, 32, 36, 36, 52, 52, 64, 64, 65, 96, 128, 128, 129, 224, 256, 400]
+    assert [fast_rows(each) for each in sizes] == expected
+
+
+@pytest.mark.skipif(not has_bfloat16(), reason="this CPU has no bfloat16 arithmetic")
+def test_two_threads_compute_what_one_does(wide_folder: Path) -> None:
+    found = []
+    tokens = text(47)
+    for threads in (1, 2):
+        runner = load_wide(wide_folder, "openvino", "bfloat16", max_num_seqs=8, threads=threads)
+        runner.warm_up(lambda _stage, _share: None)
+        assert runner.execution.packs_rows
+        store(runner, tokens[:40], table(0))
+        found.append(runner.forward(stack([(tokens[40:], 40, 0)])).log_softmax(-1))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0.1)
+
+
+@pytest.mark.skipif(not has_matrices(), reason="this CPU has no AMX")
+@pytest.mark.parametrize(
+    ("threads", "largest", "num_fused"), [(2, 1.0, 1), (2, 1e5, 0), (1, 1.0, 0)]
+)
+def test_an_mlp_is_one_operation_with_two_threads_and_weights_of_float16(
+    wide_folder: Path, tmp_path: Path, threads: int, largest: float, num_fused: int
 ) -> None:
-    monkeypatch.setattr(target_runner, "find_joined_difference", lambda *_: "2 rows differ")
-    runner = load(TargetRunner, folder, ENGINE)
-    runner.folder = None
-    runner.warm_up(lambda _stage, _share: None)
-    assert not runner.joins_prompts
-    assert [each.message for each in caplog.records if each.message == "prompts_alone"]
-    assert runner.row_counts == (1, 2, 3, 4)
+    shutil.copytree(wide_folder, tmp_path, dirs_exist_ok=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.layers.0.mlp.up_proj.weight"][0, 0] = largest
+    save_file(weights, tmp_path / "model.safetensors")
+    runner = load_wide(tmp_path, "openvino", "bfloat16", threads=threads)
+    graph = inside(runner)._request.get_compiled_model().get_runtime_model()
+    kinds = [each.get_rt_info()["layerType"].astype(str) for each in graph.get_ops()]
+    assert kinds.count("LLMMLP") == num_fused
 
 
-def test_prompts_that_do_not_fit_beside_the_rows_share_further_passes() -> None:
-    def groups(num_rows: int, *sizes: int) -> list[list[int]]:
-        table_J = torch.zeros(1, dtype=torch.int64).numpy()
-        prompts = [prompt_of(np.zeros(size, np.int64), 0, table_J) for size in sizes]
-        return [[each.count for each in group] for group in divided(prompts, num_rows, 64)]
+def test_the_memory_of_a_copied_weight_is_free_after_its_release() -> None:
+    matrix = CopiedMatrix(torch.ones((8192, 4096)).bfloat16())
+    before = anonymous_bytes()
+    matrix.release()
+    assert before - anonymous_bytes() > 0.9 * matrix.num_bytes
 
-    assert groups(7, 40, 17, 30, 34, 1) == [[40, 17], [30, 34], [1]]
-    assert groups(7, 64, 16) == [[], [64], [16]]
-    assert groups(70, 20) == [[], [20]]
-    assert groups(7, 100, 20) == [[], [100], [20]]
+
+def test_weights_that_a_graph_still_reads_are_a_setup_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoder, "fuses_mlp", lambda *_: True)
+    monkeypatch.setattr(OpenVinoTarget, "_trial", lambda *_: torch.rand(1))
+    with pytest.raises(SetupError, match="reads weights after it has copied them"):
+        load(TargetRunner, folder, ENGINE)
