@@ -6,7 +6,9 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import openvino
+import torch
 from openvino import Node, opset15
 from openvino import Type as ElementType
 from torch import Tensor
@@ -33,8 +35,8 @@ from ssd.engine.precision import Weights, has_matrices
 from ssd.errors import SetupError
 
 PRECISIONS = {"bfloat16": ElementType.bf16, "float32": ElementType.f32}
-TILE = 32
-"""The sizes of an MLP of one kernel are multiples of it."""
+TILE = 64
+"""The sizes of an MLP of one kernel are multiples of it: two threads share 64 inputs."""
 Attend = Callable[[int, Node, Node, Node], Node]
 """(layer, queries [R, H*E], keys [R, G*E], values [R, G*E]) -> [R, H*E]."""
 
@@ -73,36 +75,46 @@ class GraphWeights:
         matrices = {self.embedding, self.head, *chain.from_iterable(layers)}
         return sum(each.num_bytes for each in matrices)
 
-    @property
-    def copied(self) -> list[CopiedMatrix]:
-        """The matrices of which compiled graphs have copies."""
-        matrices = chain.from_iterable((*x.gate_up, x.down) for x in self.layers)
-        return [each for each in matrices if isinstance(each, CopiedMatrix)]
-
     def release(self) -> None:
-        """Free the memory of ``copied``, after all graphs have been compiled."""
-        for each in self.copied:
-            each.release()
+        """Free the weights of which compiled graphs have copies, after all have been compiled."""
+        for each in chain.from_iterable((*x.gate_up, x.down) for x in self.layers):
+            if isinstance(each, CopiedMatrix):
+                each.release()
 
 
 def fuses_mlp(config: ModelConfig, engine: EngineConfig) -> bool:
-    """Return whether the plugin has a kernel for a whole MLP of this model.
+    """Return whether the plugin computes an MLP of this model by a kernel of its own.
 
-    It has one for 16-bit weights on CPUs with AMX, which it uses for all numbers of rows.
-
-    *Measured*: 3 matrices of 1536 x 4096, two CPUs of a Xeon with AMX, 1, 16, 32, 64 and 128 rows:
-    2.2, 2.5, 4.0, 6.8 and 11.5 ms instead of 3.0, 3.3, 4.9, 7.3 and 11.0.
+    It has one for 16-bit weights on CPUs with AMX. *Measured*: 3 matrices of 1536 x 4096, two CPUs
+    of a Xeon, 1, 16, 32, 64 and 128 rows: 2.2, 2.5, 4.0, 6.8 and 11.5 ms instead of 3.0, 3.3, 4.9,
+    7.3 and 11.0.
     """
     is_16_bit = engine.dtype == "bfloat16" and engine.weights == "same" and has_matrices()
     sizes = config.hidden_size, config.intermediate_size
-    if not is_16_bit or any(size % TILE for size in sizes):
-        return False
-    # The kernel divides the last product among pairs of threads. With one thread, OpenVINO 2026.4
-    # divides by zero. The plugin never uses more threads than the process has CPUs.
+    has_kernel = is_16_bit and not any(size % TILE for size in sizes)
+    # The kernel divides the last product among pairs of threads: with one thread, OpenVINO 2026.4
+    # divides by zero. The plugin never has more threads than the process has CPUs.
+    return has_kernel and _num_threads(engine) > 1 and _copies_weights(engine)
+
+
+def _num_threads(engine: EngineConfig) -> int:
+    """Return how many threads a graph of the engine has."""
     row = opset15.parameter([1], ElementType.f32)
     (request,) = compile_graph([opset15.relu(row)], {"row": row}, engine)
-    num_threads: int = request.get_compiled_model().get_property("INFERENCE_NUM_THREADS")
-    return num_threads > 1
+    found: int = request.get_compiled_model().get_property("INFERENCE_NUM_THREADS")
+    return found
+
+
+def _copies_weights(engine: EngineConfig) -> bool:
+    """Return whether an MLP has the same result after the release of its weights."""
+    matrices = [CopiedMatrix(torch.ones((TILE, TILE))) for _ in range(3)]
+    rows = opset15.parameter([-1, TILE], ElementType.f32)
+    (request,) = compile_graph([_fused_mlp(rows, *matrices)], {"rows": rows}, engine)
+    one = {"rows": np.ones((1, TILE), np.float32)}
+    before = request.infer(one)[0].copy()
+    for each in matrices:
+        each.release()
+    return np.array_equal(request.infer(one)[0], before)
 
 
 def graph_weights(
@@ -202,17 +214,22 @@ def _layer(
 
 def _mlp(config: ModelConfig, layer: GraphLayer, normed: Node) -> Node:
     """Return down(swish(gate) * up) of the rows, [R, D]."""
-    if len(layer.gate_up) > 1:
-        # The kernel's pattern has three axes, and no second input of swish.
-        axis = ints(0)
-        rows = opset15.unsqueeze(normed, axis)
-        gate, up = (each.times(rows) for each in layer.gate_up)
-        return opset15.squeeze(layer.down.times(opset15.multiply(swish(gate), up)), axis)
     width = config.intermediate_size
-    both = layer.gate_up[0].times(normed)
+    first, *rest = layer.gate_up
+    if rest:
+        return _fused_mlp(normed, first, rest[0], layer.down)
+    both = first.times(normed)
     halves = opset15.variadic_split(both, opset15.constant(1), ints(width, width))
     gated = opset15.multiply(swish(halves.output(0)), halves.output(1))
     return layer.down.times(gated)
+
+
+def _fused_mlp(normed: Node, gate: Matrix, up: Matrix, down: Matrix) -> Node:
+    """Return the same in the form of the plugin's kernel: three axes, one input of swish."""
+    axis = ints(0)
+    rows = opset15.unsqueeze(normed, axis)
+    gated = opset15.multiply(swish(gate.times(rows)), up.times(rows))
+    return opset15.squeeze(down.times(gated), axis)
 
 
 def _split_heads(config: ModelConfig, heads: Node) -> tuple[Node, Node]:

@@ -50,7 +50,6 @@ from ssd.engine.memory import plan_blocks
 from ssd.engine.models.decoder_weights import DecoderWeights
 from ssd.engine.openvino_engine.decoder import (
     PRECISIONS,
-    GraphWeights,
     build_decoder,
     compile_graph,
     graph_weights,
@@ -73,7 +72,6 @@ from ssd.engine.openvino_engine.packed import (
 )
 from ssd.engine.precision import DTYPES, SMALL_MODEL, has_matrices
 from ssd.engine.sizes import pass_weights
-from ssd.errors import SetupError
 from ssd.observability.log import get_logger
 
 _log = get_logger("ssd.engine")
@@ -121,14 +119,13 @@ class OpenVinoTarget:
         self._vocab_size = model.vocab_size
         self._rows: Rows | None = None
         """Of the newest pass; None if it was a prefill."""
-        self._request, self._caches, nodes = _build(weights, model, engine)
-        self._shape_of_block = (model.num_kv_heads, BLOCK_SIZE, model.head_size)
-        self._dtype = DTYPES[engine.dtype]
-        if nodes.copied:
-            self._release(nodes)
+        self._request, caches = _build(weights, model, engine)
         # After the weights have been packed: the rest of the memory is for the KV cache.
         self.num_blocks = plan_blocks(model, engine)
-        self.storage = self._allocate(self.num_blocks)
+        shape = (len(caches), self.num_blocks, model.num_kv_heads, BLOCK_SIZE, model.head_size)
+        self.storage = torch.zeros(shape, dtype=DTYPES[engine.dtype])
+        for name, cache in zip(caches, self.storage, strict=True):
+            self._request.set_tensor(name, over(cache))
         # In smaller models, the products are a small part of the pass.
         has_few = engine.max_num_seqs * engine.num_columns >= FEW_ROWS
         if self.packs_rows and has_few and pass_weights(model) >= SMALL_MODEL:
@@ -297,39 +294,8 @@ class OpenVinoTarget:
         ]
         return logits_RV
 
-    def _allocate(self, num_blocks: int) -> Tensor:
-        """Allocate a KV storage of so many blocks, and let the graph use it."""
-        storage = torch.zeros(
-            (len(self._caches), num_blocks, *self._shape_of_block), dtype=self._dtype
-        )
-        for name, cache in zip(self._caches, storage, strict=True):
-            self._request.set_tensor(name, over(cache))
-        return storage
-
-    def _release(self, nodes: GraphWeights) -> None:
-        """Free the weights that the plugin has copied; see ``CopiedMatrix``.
-
-        Raises:
-            SetupError: a pass has other logits afterwards.
-        """
-        self.storage = self._allocate(num_blocks=1)
-        expected = self._trial(1).clone()
-        nodes.release()
-        # As integers: NaN is not equal to itself.
-        if not torch.equal(self._trial(1).view(torch.int32), expected.view(torch.int32)):
-            raise SetupError(
-                f"OpenVINO {openvino.__version__} reads weights after it has copied them; install "
-                "the version that pyproject.toml names, or set threads to 1"
-            )
-
     def _seconds_of(self, num_rows: int) -> float:
         """Measure a verify of one sequence, in the reserved block."""
-        began_at = time.perf_counter()
-        self._trial(num_rows)
-        return time.perf_counter() - began_at
-
-    def _trial(self, num_rows: int) -> Tensor:
-        """Verify one sequence in the reserved block; returns the logits."""
         count_B = torch.tensor([num_rows])
         batch = PagedBatch(
             torch.zeros((1, num_rows), dtype=torch.int64),
@@ -337,7 +303,10 @@ class OpenVinoTarget:
             count_B,
             torch.zeros((1, 1), dtype=torch.int64),
         )
-        return self.verify(self.prepare(batch))
+        prepared = self.prepare(batch)
+        began_at = time.perf_counter()
+        self.verify(prepared)
+        return time.perf_counter() - began_at
 
     def _set(self, inputs: Inputs) -> None:
         """Let the graph read these arrays, which must live until its pass has ended."""
@@ -371,8 +340,8 @@ def _parts(num_rows: int, most: int) -> list[slice]:
 
 def _build(
     weights: DecoderWeights, model: ModelConfig, engine: EngineConfig
-) -> tuple[openvino.InferRequest, list[str], GraphWeights]:
-    """Build and compile the graph; returns the names of its cache inputs and its weights too."""
+) -> tuple[openvino.InferRequest, list[str]]:
+    """Build and compile the graph; returns the names of its cache inputs too."""
     names = (
         *("tokens", "logit_rows", "positions", "past_lens"),
         *("subsequence_begins", "block_indices", "block_indices_begins", "max_context_len"),
@@ -405,7 +374,8 @@ def _build(
     tokens, logit_rows = inputs["tokens"], inputs["logit_rows"]
     outputs = build_decoder(model, nodes, tokens, logit_rows, rotation, attend)
     (request,) = compile_graph(outputs, inputs | caches, engine)
-    return request, list(caches), nodes
+    nodes.release()
+    return request, list(caches)
 
 
 def _options(head_size: int, longest: Node) -> list[Node]:

@@ -14,13 +14,19 @@ from safetensors.torch import load_file, save_file
 from tests.engines import inside, load, on, paged, store
 from tests.unit.ssd.engine.wide import load_wide, stack, table, text
 
+from ssd.engine import target_runner
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.openvino_engine import decoder
 from ssd.engine.openvino_engine.draft import group_by_width
 from ssd.engine.openvino_engine.matrix import CopiedMatrix, Matrix
-from ssd.engine.openvino_engine.packed import fast_rows, inputs_of, pack
-from ssd.engine.openvino_engine.target import OpenVinoTarget
+from ssd.engine.openvino_engine.packed import (
+    divided,
+    fast_rows,
+    inputs_of,
+    pack,
+    prompt_of,
+)
 from ssd.engine.precision import Weights, has_bfloat16, has_matrices
 from ssd.engine.same_bits import find_difference
 from ssd.engine.target_runner import TargetRunner
@@ -29,6 +35,8 @@ from ssd.errors import SetupError
 K = 3
 P = K + 1
 ENGINE = on("openvino", EngineConfig(max_model_len=128, max_num_seqs=4, num_columns=P))
+
+BFLOAT16 = replace(ENGINE, dtype="bfloat16", threads=2)
 
 
 def test_a_graph_that_cannot_be_compiled_is_a_setup_error_with_the_reason(
@@ -227,7 +235,9 @@ def test_two_threads_compute_what_one_does(wide_folder: Path) -> None:
 
 @pytest.mark.skipif(not has_matrices(), reason="this CPU has no AMX")
 @pytest.mark.parametrize(
-    ("threads", "largest", "num_fused"), [(2, 1.0, 1), (2, 1e5, 0), (1, 1.0, 0)]
+    ("threads", "largest", "num_fused"),
+    [(2, 1.0, 1), (2, 1e5, 0), (1, 1.0, 0)],
+    ids=["fused", "beyond float16", "one thread"],
 )
 def test_an_mlp_is_one_operation_with_two_threads_and_weights_of_float16(
     wide_folder: Path, tmp_path: Path, threads: int, largest: float, num_fused: int
@@ -237,9 +247,31 @@ def test_an_mlp_is_one_operation_with_two_threads_and_weights_of_float16(
     weights["model.layers.0.mlp.up_proj.weight"][0, 0] = largest
     save_file(weights, tmp_path / "model.safetensors")
     runner = load_wide(tmp_path, "openvino", "bfloat16", threads=threads)
+    assert operations(runner).count("LLMMLP") == num_fused
+
+
+def operations(runner: TargetRunner) -> list[str]:
     graph = inside(runner)._request.get_compiled_model().get_runtime_model()
-    kinds = [each.get_rt_info()["layerType"].astype(str) for each in graph.get_ops()]
-    assert kinds.count("LLMMLP") == num_fused
+    return [each.get_rt_info()["layerType"].astype(str) for each in graph.get_ops()]
+
+
+class OtherAfterwards:
+    """A graph whose result changes between passes."""
+
+    def __init__(self) -> None:
+        self._num_passes = 0
+
+    def infer(self, _: object) -> list[np.ndarray]:
+        self._num_passes += 1
+        return [np.array([self._num_passes])]
+
+
+def test_weights_that_a_graph_reads_in_each_pass_are_not_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not has_matrices() or decoder._copies_weights(BFLOAT16)
+    monkeypatch.setattr(decoder, "compile_graph", lambda *_: [OtherAfterwards()])
+    assert not decoder._copies_weights(BFLOAT16)
 
 
 def test_the_memory_of_a_copied_weight_is_free_after_its_release() -> None:
@@ -249,10 +281,25 @@ def test_the_memory_of_a_copied_weight_is_free_after_its_release() -> None:
     assert before - anonymous_bytes() > 0.9 * matrix.num_bytes
 
 
-def test_weights_that_a_graph_still_reads_are_a_setup_error(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_target_whose_proof_with_prompts_fails_stores_them_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(decoder, "fuses_mlp", lambda *_: True)
-    monkeypatch.setattr(OpenVinoTarget, "_trial", lambda *_: torch.rand(1))
-    with pytest.raises(SetupError, match="reads weights after it has copied them"):
-        load(TargetRunner, folder, ENGINE)
+    monkeypatch.setattr(target_runner, "find_joined_difference", lambda *_: "2 rows differ")
+    runner = load(TargetRunner, folder, ENGINE)
+    runner.folder = None
+    runner.warm_up(lambda _stage, _share: None)
+    assert not runner.joins_prompts
+    assert [each.message for each in caplog.records if each.message == "prompts_alone"]
+    assert runner.row_counts == (1, 2, 3, 4)
+
+
+def test_prompts_that_do_not_fit_beside_the_rows_share_further_passes() -> None:
+    def groups(num_rows: int, *sizes: int) -> list[list[int]]:
+        table_J = torch.zeros(1, dtype=torch.int64).numpy()
+        prompts = [prompt_of(np.zeros(size, np.int64), 0, table_J) for size in sizes]
+        return [[each.count for each in group] for group in divided(prompts, num_rows, 64)]
+
+    assert groups(7, 40, 17, 30, 34, 1) == [[40, 17], [30, 34], [1]]
+    assert groups(7, 64, 16) == [[], [64], [16]]
+    assert groups(70, 20) == [[], [20]]
+    assert groups(7, 100, 20) == [[], [100], [20]]
