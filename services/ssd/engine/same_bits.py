@@ -89,7 +89,7 @@ def proved(
         "versions": [version(name) for name in ("torch", "openvino")],
         "code": [path.read_text() for path in sorted(_ENGINE.rglob("*.py"))],
         "weights": weights_fingerprint(folder),
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": sorted(os.sched_getaffinity(0)),
         "engine": repr(replace(engine, engine_reason="", dtype_reason="", kv_cache_bytes=None)),
         "shapes": shapes,
     }

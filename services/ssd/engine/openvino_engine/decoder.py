@@ -31,12 +31,13 @@ from ssd.engine.openvino_engine.matrix import (
     fits_float16,
     outer,
 )
-from ssd.engine.precision import Weights, has_matrices
+from ssd.engine.precision import SMALL_MODEL, Weights, has_matrices
+from ssd.engine.sizes import pass_weights
 from ssd.errors import SetupError
 
 PRECISIONS = {"bfloat16": ElementType.bf16, "float32": ElementType.f32}
-TILE = 64
-"""The sizes of an MLP of one kernel are multiples of it: two threads share 64 inputs."""
+STEP = 64
+"""The sizes of an MLP of one kernel are multiples of it: two threads take 32 inputs each."""
 Attend = Callable[[int, Node, Node, Node], Node]
 """(layer, queries [R, H*E], keys [R, G*E], values [R, G*E]) -> [R, H*E]."""
 
@@ -53,9 +54,8 @@ class GraphLayer:
     key_norm_E: Tensor | None
     output: Matrix
     mlp_norm_D: Tensor
-    gate_up: Sequence[Matrix]
-    """One product: alone, the gate's would fuse with swish, in kernels that depend on the rows.
-    Or two, for the plugin's kernel of a whole MLP; see ``fuses_mlp``."""
+    gate_up: Matrix
+    """One product: alone, the gate's would fuse with swish, in kernels that depend on the rows."""
     down: Matrix
 
 
@@ -71,13 +71,13 @@ class GraphWeights:
     @property
     def num_bytes(self) -> int:
         """Size of the matrices."""
-        layers = [(x.rotated, x.values, x.output, *x.gate_up, x.down) for x in self.layers]
+        layers = [(x.rotated, x.values, x.output, x.gate_up, x.down) for x in self.layers]
         matrices = {self.embedding, self.head, *chain.from_iterable(layers)}
         return sum(each.num_bytes for each in matrices)
 
     def release(self) -> None:
         """Free the weights of which compiled graphs have copies, after all have been compiled."""
-        for each in chain.from_iterable((*x.gate_up, x.down) for x in self.layers):
+        for each in chain.from_iterable((x.gate_up, x.down) for x in self.layers):
             if isinstance(each, CopiedMatrix):
                 each.release()
 
@@ -85,36 +85,40 @@ class GraphWeights:
 def fuses_mlp(config: ModelConfig, engine: EngineConfig) -> bool:
     """Return whether the plugin computes an MLP of this model by a kernel of its own.
 
-    It has one for 16-bit weights on CPUs with AMX. *Measured*: 3 matrices of 1536 x 4096, two CPUs
-    of a Xeon, 1, 16, 32, 64 and 128 rows: 2.2, 2.5, 4.0, 6.8 and 11.5 ms instead of 3.0, 3.3, 4.9,
-    7.3 and 11.0.
+    *Decision*: it does for 16-bit weights on CPUs with AMX, in passes of several threads.
+    *Because*: passes of few rows take less time. 3 matrices of 1536 x 4096, two CPUs of a Xeon, 1,
+    16, 32, 64 and 128 rows: 2.2, 2.5, 4.0, 6.8 and 11.5 ms instead of 3.0, 3.3, 4.9, 7.3 and 11.0.
+    *Not chosen*: models below ``SMALL_MODEL`` weights, which are not faster, and of which a draft
+    has many graphs, each with a copy. *Revisit when* OpenVINO has the kernel for one thread: 2026.4
+    divides by half of their number.
     """
-    is_16_bit = engine.dtype == "bfloat16" and engine.weights == "same" and has_matrices()
+    is_16_bit = engine.dtype == "bfloat16" and engine.weights == "same"
+    is_large = pass_weights(config) >= SMALL_MODEL
     sizes = config.hidden_size, config.intermediate_size
-    has_kernel = is_16_bit and not any(size % TILE for size in sizes)
-    # The kernel divides the last product among pairs of threads: with one thread, OpenVINO 2026.4
-    # divides by zero. The plugin never has more threads than the process has CPUs.
-    return has_kernel and _num_threads(engine) > 1 and _copies_weights(engine)
+    if not (is_16_bit and is_large and engine.threads > 1) or any(size % STEP for size in sizes):
+        return False
+    return has_matrices() and _num_threads(engine) > 1 and _has_kernel(engine)
 
 
 def _num_threads(engine: EngineConfig) -> int:
-    """Return how many threads a graph of the engine has."""
+    """Return how many threads a graph has: not more than the process has CPUs."""
     row = opset15.parameter([1], ElementType.f32)
     (request,) = compile_graph([opset15.relu(row)], {"row": row}, engine)
     found: int = request.get_compiled_model().get_property("INFERENCE_NUM_THREADS")
     return found
 
 
-def _copies_weights(engine: EngineConfig) -> bool:
-    """Return whether an MLP has the same result after the release of its weights."""
-    matrices = [CopiedMatrix(torch.ones((TILE, TILE))) for _ in range(3)]
-    rows = opset15.parameter([-1, TILE], ElementType.f32)
-    (request,) = compile_graph([_fused_mlp(rows, *matrices)], {"rows": rows}, engine)
-    one = {"rows": np.ones((1, TILE), np.float32)}
-    before = request.infer(one)[0].copy()
-    for each in matrices:
+def _has_kernel(engine: EngineConfig) -> bool:
+    """Return whether the plugin has the kernel, and computes with its own copy of the weights."""
+    gate_up, down = (CopiedMatrix(torch.ones((size, STEP))) for size in (2 * STEP, STEP))
+    rows = opset15.parameter([-1, STEP], ElementType.f32)
+    (request,) = compile_graph([_mlp(rows, gate_up, down, STEP)], {"rows": rows}, engine)
+    graph = request.get_compiled_model().get_runtime_model()
+    kinds = {each.get_rt_info()["layerType"].astype(str) for each in graph.get_ops()}
+    for each in (gate_up, down):
         each.release()
-    return np.array_equal(request.infer(one)[0], before)
+    result = request.infer({"rows": np.ones((1, STEP), np.float32)})[0]
+    return "LLMMLP" in kinds and bool((result == STEP**3).all())
 
 
 def graph_weights(
@@ -145,11 +149,7 @@ def _graph_layer(
         key_norm_E=layer.key_norm_E,
         output=Matrix(layer.output_DO, stored),
         mlp_norm_D=layer.mlp_norm_D,
-        gate_up=(
-            [CopiedMatrix(each_ID) for each_ID in layer.gate_up_ID.tensor_split(2)]
-            if is_fused
-            else [Matrix(layer.gate_up_ID, stored)]
-        ),
+        gate_up=CopiedMatrix(layer.gate_up_ID) if is_fused else Matrix(layer.gate_up_ID, stored),
         down=CopiedMatrix(layer.down_DI) if is_fused else Matrix(layer.down_DI, stored),
     )
 
@@ -209,27 +209,18 @@ def _layer(
     attended = attend(queries, keys, values)
     hidden = opset15.add(hidden, layer.output.times(attended))
     normed = rms_norm(hidden, layer.mlp_norm_D, epsilon)
-    return opset15.add(hidden, _mlp(config, layer, normed))
+    mlp = _mlp(normed, layer.gate_up, layer.down, config.intermediate_size)
+    return opset15.add(hidden, mlp)
 
 
-def _mlp(config: ModelConfig, layer: GraphLayer, normed: Node) -> Node:
-    """Return down(swish(gate) * up) of the rows, [R, D]."""
-    width = config.intermediate_size
-    first, *rest = layer.gate_up
-    if rest:
-        return _fused_mlp(normed, first, rest[0], layer.down)
-    both = first.times(normed)
-    halves = opset15.variadic_split(both, opset15.constant(1), ints(width, width))
-    gated = opset15.multiply(swish(halves.output(0)), halves.output(1))
-    return layer.down.times(gated)
-
-
-def _fused_mlp(normed: Node, gate: Matrix, up: Matrix, down: Matrix) -> Node:
-    """Return the same in the form of the plugin's kernel: three axes, one input of swish."""
-    axis = ints(0)
-    rows = opset15.unsqueeze(normed, axis)
-    gated = opset15.multiply(swish(gate.times(rows)), up.times(rows))
-    return opset15.squeeze(down.times(gated), axis)
+def _mlp(rows: Node, gate_up: Matrix, down: Matrix, width: int) -> Node:
+    """Return down(swish(gate) * up) of the rows, [R, D], with gate and up of this width."""
+    # The plugin's kernel is for three axes.
+    is_fused, axis = isinstance(down, CopiedMatrix), ints(0)
+    both = gate_up.times(opset15.unsqueeze(rows, axis) if is_fused else rows)
+    halves = opset15.variadic_split(both, opset15.constant(-1), ints(width, width))
+    found = down.times(opset15.multiply(swish(halves.output(0)), halves.output(1)))
+    return opset15.squeeze(found, axis) if is_fused else found
 
 
 def _split_heads(config: ModelConfig, heads: Node) -> tuple[Node, Node]:

@@ -100,8 +100,8 @@ class CopiedMatrix(Matrix):
     def __init__(self, weight_OI: Tensor) -> None:
         """Construct.
 
-        Values below 2**-17 are rounded to multiples of 2**-24 in float16, the format that the
-        kernel reads. In a product, that is less than the rounding of its float32 sum.
+        The kernel reads float16, where values below 2**-17 are rounded to multiples of 2**-24. For
+        a row whose largest weight is above 2**-14, that is less than the rounding of its inputs.
         """
         self._scales = None
         self._size = weight_OI.shape[1]
@@ -118,7 +118,7 @@ class CopiedMatrix(Matrix):
 
 
 def fits_float16(weight: Tensor) -> bool:
-    """Return whether the largest value of a weight is a number in float16."""
+    """Return whether all values of a weight are finite in float16."""
     limits: list[float] = torch.stack(weight.aminmax()).tolist()
     return max(map(abs, limits)) <= torch.finfo(torch.float16).max
 

@@ -186,8 +186,10 @@ def fast_rows(num_rows: int) -> int:
     """Return how many rows a pass with so many should have in bfloat16 with AMX, with padding.
 
     Products divide the rows into equal parts of up to 16, and into parts of 128 if there are more
-    than 64. *Measured* (208M weights, one core of a Xeon, ms of a pass): 49, 51, 52, 57, 59, 60 and
-    64 rows 79, 82, 72, 82, 86, 74 and 76; 96, 112, 120 and 128 rows 123, 139, 145 and 130.
+    than 64. *Measured* (208M weights, one core of a Xeon, ms of a pass): 43, 46, 48, 49, 51, 52,
+    57, 59, 60 and 64 rows 74, 79, 67, 79, 82, 72, 82, 86, 74 and 76; 96, 112, 120 and 128 rows 123,
+    139, 145 and 130. Of the products alone (3 layers), 192, 224, 240 and 256 rows take 63, 75, 77
+    and 65 ms.
     """
     if num_rows <= 2 * TILE_ROWS:
         return num_rows
@@ -202,7 +204,7 @@ def inputs_of(
 ) -> Inputs:
     """Return the inputs of a pass: first the rows as sequences, then the prompts, then none.
 
-    Rows of padding follow the rows, in the reserved block; they have no logits.
+    Rows of padding follow the rows, in the reserved block; this pass computes no logits of them.
     """
     num_rows, longest = len(packed.tokens_R), int(packed.positions_R.max(initial=-1)) + 1
     tables_RJ = packed.tables_RJ[:, : -(-longest // BLOCK_SIZE)]

@@ -23,7 +23,8 @@ and then also gives passes of one to three rows padding. In bfloat16 with AVX512
 core), passes of 1, 2, 3, 4 and 6 rows take 30, 36, 28, 27 and 28 ms (208M weights) and 7.9, 10.0,
 7.6, 7.2 and 7.6 ms (50M). In float32 and int8, and with 14M weights, one row is the fastest. The
 choice can differ between starts, and the tokens do not: either is proved against passes of more
-rows, which both contain.
+rows, which both contain. In bfloat16 with AMX, some larger numbers of rows take longer than more
+rows do; see ``fast_rows``.
 
 *Decision*: rows are sequences. *Because*: the kernel for more columns packs all keys and values of
 a sequence again in each pass. Embedded target, float32, one core, context 256, against sequences of
@@ -111,8 +112,10 @@ class OpenVinoTarget:
         # From 81 rows on, products with kept weights have another kernel.
         is_kept = engine.weights == "bfloat16"
         self._row_limits = [each for each in ROW_LIMITS if each[1] != ANY or not is_kept]
-        has_tiles = engine.dtype == "bfloat16" and has_matrices()
-        self._fast_rows = fast_rows if has_tiles else int
+        # As measured; with several threads, MLPs have another kernel.
+        is_16_bit = engine.dtype == "bfloat16" and engine.weights == "same" and has_matrices()
+        is_large = pass_weights(model) >= SMALL_MODEL
+        self._pads_rows = is_16_bit and is_large and engine.threads == 1
         self._max_sequences = engine.max_num_seqs
         self.sequence_counts = sequence_buckets(engine)
         self._last_position = engine.max_model_len - 1
@@ -225,7 +228,7 @@ class OpenVinoTarget:
     def _verify(self, prepared: PackedPass, part: slice) -> Tensor:
         """Run a pass of these rows; their logits are valid until the next one."""
         positions_R = prepared.positions_R[part]
-        num_rows = self._fast_rows(max(len(positions_R), self._row_limits[0][0]))
+        num_rows = self._rows_of(max(len(positions_R), self._row_limits[0][0]))
         padding = self._padding(num_rows, keeps_rows=prepared.keeps_rows)
         self.num_padding += padding
         num_rows += padding
@@ -243,6 +246,10 @@ class OpenVinoTarget:
         return (
             rows.logits_RV if len(positions_R) == num_rows else rows.logits_RV[: len(positions_R)]
         )
+
+    def _rows_of(self, num_rows: int) -> int:
+        """Return how many rows a pass with so many has."""
+        return fast_rows(num_rows) if self._pads_rows else num_rows
 
     def _padding(self, num_rows: int, *, keeps_rows: bool) -> int:
         """Return how many rows of padding a pass gets so that it has as many as the one before.
@@ -279,7 +286,7 @@ class OpenVinoTarget:
             The logits of the rows and of the last column of each prompt, [R, V].
         """
         num_rows = len(prepared.tokens_R) + sum(len(each.tokens_R) for each in prompts)
-        padding = self._fast_rows(num_rows) - num_rows
+        padding = self._rows_of(num_rows) - num_rows
         inputs = inputs_of(prepared, prompts, self._last_position, padding)
         logits_RV = torch.empty((len(inputs["logit_rows"]), self._vocab_size))
         self._rows = None

@@ -119,11 +119,14 @@ def test_any_sizes_with_room_for_three_texts_are_proved(
     assert runner.joins_prompts == (max_model_len > 64)
 
 
-@pytest.mark.parametrize("limit", [None, 64])
+@pytest.mark.parametrize(
+    ("limit", "num_padding"), [(None, 0), (64, 0), (None, 3)], ids=["any", "64", "padded"]
+)
 def test_a_prompt_that_is_not_finite_changes_no_other_row(
-    wide_folder: Path, limit: int | None
+    wide_folder: Path, limit: int | None, num_padding: int
 ) -> None:
     runner = load_wide(wide_folder, "openvino", "float32", max_num_seqs=8)
+    inside(runner)._pads_rows = num_padding > 0
     if limit:
         assert runner.execution.use_fewer_shapes()
         assert runner.execution.most_rows == limit
@@ -144,3 +147,5 @@ def test_a_prompt_that_is_not_finite_changes_no_other_row(
     assert logits_BPV[2].isnan().any()
     for row in (1, 3, 4):
         assert logits_BPV[row, 0].isfinite().all()
+    num_rows = len(inside(runner)._request.get_tensor("tokens").data)
+    assert num_rows == 61 + num_padding

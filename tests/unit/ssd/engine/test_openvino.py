@@ -12,7 +12,7 @@ import torch
 from openvino import opset15
 from safetensors.torch import load_file, save_file
 from tests.engines import inside, load, on, paged, store
-from tests.unit.ssd.engine.wide import load_wide, stack, table, text
+from tests.unit.ssd.engine.wide import FUSED, load_wide, stack, table, text
 
 from ssd.engine import target_runner
 from ssd.engine.batch import PagedBatch
@@ -224,54 +224,46 @@ def test_rows_are_padded_to_numbers_whose_products_are_fast() -> None:
 def test_two_threads_compute_what_one_does(wide_folder: Path) -> None:
     found = []
     tokens = text(47)
-    for threads in (1, 2):
-        runner = load_wide(wide_folder, "openvino", "bfloat16", max_num_seqs=8, threads=threads)
+    for dtype in ("bfloat16", FUSED):
+        runner = load_wide(wide_folder, "openvino", dtype, max_num_seqs=8)
         runner.warm_up(lambda _stage, _share: None)
-        assert runner.execution.packs_rows
+        assert runner.execution.shapes == "passes of 1 rows or more"
         store(runner, tokens[:40], table(0))
         found.append(runner.forward(stack([(tokens[40:], 40, 0)])).log_softmax(-1))
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=0.1)
 
 
-@pytest.mark.skipif(not has_matrices(), reason="this CPU has no AMX")
-@pytest.mark.parametrize(
-    ("threads", "largest", "num_fused"),
-    [(2, 1.0, 1), (2, 1e5, 0), (1, 1.0, 0)],
-    ids=["fused", "beyond float16", "one thread"],
+@pytest.mark.skipif(
+    not (has_matrices() and decoder._num_threads(BFLOAT16) > 1),
+    reason="this machine has no AMX or one CPU",
 )
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("largest", [1.0, 1e5])
+@pytest.mark.parametrize("has_kernel", [True, False])
 def test_an_mlp_is_one_operation_with_two_threads_and_weights_of_float16(
-    wide_folder: Path, tmp_path: Path, threads: int, largest: float, num_fused: int
+    *,
+    wide_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    threads: int,
+    largest: float,
+    has_kernel: bool,
 ) -> None:
     shutil.copytree(wide_folder, tmp_path, dirs_exist_ok=True)
     weights = load_file(tmp_path / "model.safetensors")
     weights["model.layers.0.mlp.up_proj.weight"][0, 0] = largest
     save_file(weights, tmp_path / "model.safetensors")
-    runner = load_wide(tmp_path, "openvino", "bfloat16", threads=threads)
-    assert operations(runner).count("LLMMLP") == num_fused
-
-
-def operations(runner: TargetRunner) -> list[str]:
+    if not has_kernel:
+        monkeypatch.setattr(decoder, "_has_kernel", lambda _: False)
+    runner = load_wide(tmp_path, "openvino", FUSED, threads=threads)
     graph = inside(runner)._request.get_compiled_model().get_runtime_model()
-    return [each.get_rt_info()["layerType"].astype(str) for each in graph.get_ops()]
+    kinds = [each.get_rt_info()["layerType"].astype(str) for each in graph.get_ops()]
+    assert kinds.count("LLMMLP") == (threads == 2 and largest == 1.0 and has_kernel)
 
 
-class OtherAfterwards:
-    """A graph whose result changes between passes."""
-
-    def __init__(self) -> None:
-        self._num_passes = 0
-
-    def infer(self, _: object) -> list[np.ndarray]:
-        self._num_passes += 1
-        return [np.array([self._num_passes])]
-
-
-def test_weights_that_a_graph_reads_in_each_pass_are_not_released(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert not has_matrices() or decoder._copies_weights(BFLOAT16)
-    monkeypatch.setattr(decoder, "compile_graph", lambda *_: [OtherAfterwards()])
-    assert not decoder._copies_weights(BFLOAT16)
+def test_without_the_kernel_weights_are_not_released() -> None:
+    # In float32, products read them.
+    assert not decoder._has_kernel(replace(BFLOAT16, dtype="float32"))
 
 
 def test_the_memory_of_a_copied_weight_is_free_after_its_release() -> None:
@@ -279,6 +271,7 @@ def test_the_memory_of_a_copied_weight_is_free_after_its_release() -> None:
     before = anonymous_bytes()
     matrix.release()
     assert before - anonymous_bytes() > 0.9 * matrix.num_bytes
+    assert not matrix._values.data.any()
 
 
 def test_a_target_whose_proof_with_prompts_fails_stores_them_alone(

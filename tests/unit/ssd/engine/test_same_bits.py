@@ -4,6 +4,7 @@ So plain decoding and verification of proposals give the same logits, bit for bi
 wide as those of a real small model: narrow matrices would not show what the kernels do.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,17 @@ import openvino
 import pytest
 import torch
 from tests.engines import paged, store
-from tests.unit.ssd.engine.wide import BLOCK_SIZE, KEPT, Faulty, P, load_wide, stack, table, text
+from tests.unit.ssd.engine.wide import (
+    BLOCK_SIZE,
+    FUSED,
+    KEPT,
+    Faulty,
+    P,
+    load_wide,
+    stack,
+    table,
+    text,
+)
 from torch import Tensor
 
 from ssd.engine import same_bits, target_runner
@@ -36,6 +47,11 @@ ENGINES = [
     pytest.param(
         ("openvino", "bfloat16"),
         id="openvino-bfloat16",
+        marks=pytest.mark.skipif(not has_bfloat16(), reason="this CPU has no bfloat16 arithmetic"),
+    ),
+    pytest.param(
+        ("openvino", FUSED),
+        id="openvino-bfloat16-two-threads",
         marks=pytest.mark.skipif(not has_bfloat16(), reason="this CPU has no bfloat16 arithmetic"),
     ),
 ]
@@ -308,6 +324,8 @@ def test_the_result_of_a_long_proof_is_kept(
     assert proved(wide_folder, engine, "", lambda: next(results)) == "b"
     assert proved(wide_folder, replace(engine, threads=2), "", lambda: "c") == "c"
     assert proved(wide_folder, engine, "fewer", lambda: next(results)) is None
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    assert proved(wide_folder, engine, "", lambda: "d") == "d"
 
 
 @pytest.mark.parametrize("content", ["", '{"diff', "{}", "null"])

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from tests.engines import load, paged
@@ -13,6 +14,7 @@ from torch import Tensor
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.llama import shapes
+from ssd.engine.openvino_engine import decoder
 from ssd.engine.target_runner import TargetRunner
 
 P = 7
@@ -44,19 +46,26 @@ def write_wide_folder(folder: Path) -> None:
 
 
 KEPT = "float32 with bfloat16 weights"
+FUSED = "bfloat16 in two threads"
+"""With AMX and two CPUs, each MLP is one operation of OpenVINO, as in large models."""
+DTYPES = {KEPT: "float32", FUSED: "bfloat16"}
 
 
 def load_wide(folder: Path, engine: str, dtype: str, **settings: Any) -> TargetRunner:
     settings.setdefault("max_model_len", BLOCKS * BLOCK_SIZE)
+    settings.setdefault("threads", 2 if dtype == FUSED else 1)
     config = EngineConfig(
         num_columns=P,
         engine=engine,
-        dtype="float32" if dtype == KEPT else dtype,
+        dtype=DTYPES.get(dtype, dtype),
         weights="bfloat16" if dtype == KEPT else "same",
         block_size=BLOCK_SIZE,
         **settings,
     )
-    return load(TargetRunner, folder, config)
+    with pytest.MonkeyPatch.context() as patch:
+        if dtype == FUSED:
+            patch.setattr(decoder, "SMALL_MODEL", 0)
+        return load(TargetRunner, folder, config)
 
 
 def text(length: int) -> list[int]:
