@@ -66,7 +66,7 @@ def widen(source: Path, factor: int, output: Path) -> Path:
     """
     if factor not in FACTORS:
         raise SetupError(f"cannot widen by {factor}; choose a factor of {FACTORS}")
-    mark = {"factor": factor, "source_sha256": _fingerprint(source)}
+    mark = {"factor": factor, "source_sha256": fingerprint(source)}
     if output.exists():
         return _accept(output, mark)
     config = widened_config(read_config(source), factor)
@@ -82,6 +82,16 @@ def widen(source: Path, factor: int, output: Path) -> Path:
             return _accept(output, mark)
     logger.info("widened %s by %d into %s", source, factor, output)
     return output
+
+
+def fingerprint(folder: Path) -> str:
+    """Return a hash of configuration and weights, which determine the widened model."""
+    read_config(folder)
+    digest = hashlib.sha256()
+    for file in [folder / "config.json", *_weight_files(folder)]:
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
 
 
 def widened_config(config: dict[str, Any], factor: int) -> dict[str, Any]:
@@ -137,16 +147,6 @@ def _weight_files(folder: Path) -> list[Path]:
     if not files:
         raise WeightsError(f"{folder} has no .safetensors file; other formats cannot be widened")
     return files
-
-
-def _fingerprint(folder: Path) -> str:
-    """Return a hash of configuration and weights, which determine the widened model."""
-    read_config(folder)
-    digest = hashlib.sha256()
-    for file in [folder / "config.json", *_weight_files(folder)]:
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
 
 
 def _write(

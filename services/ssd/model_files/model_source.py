@@ -8,6 +8,7 @@ from ssd import demo
 from ssd.model_files.hub import HUB_ERRORS, WANTED, as_setup_error
 from ssd.model_files.model_name import HubModel, local_folder
 
+DIGEST_CHARS = 16
 _WIDENED = Path.home() / ".cache" / "ssd" / "widened"
 
 
@@ -39,7 +40,8 @@ def _widened(model: str, folder: Path) -> Path:
     if factor == 1:
         return folder
     # Imports torch, which only a wider model needs.
-    from ssd.demo.widen import widen  # noqa: PLC0415
+    from ssd.demo.widen import fingerprint, widen  # noqa: PLC0415
 
-    made_at = (folder / "model.safetensors").stat().st_mtime_ns
-    return widen(folder, factor, _WIDENED / f"{folder.name}-x{factor}-{made_at}")
+    # Of the contents, so that all checkouts and environments share one copy of 400 MB.
+    digest = fingerprint(folder)[:DIGEST_CHARS]
+    return widen(folder, factor, _WIDENED / f"{folder.name}-x{factor}-{digest}")
