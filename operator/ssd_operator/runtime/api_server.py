@@ -121,7 +121,7 @@ class ApiServer:
                 return dict(schema)
         raise MissingError(
             f"the cluster does not serve {kind} of {API_VERSION}; "
-            "apply the CRD (charts/ssd/files/crd.yaml) or install the chart with crds.install=true"
+            "apply the CRDs (charts/ssd/files/crd.yaml) or install the chart with crds.install=true"
         )
 
     async def _call(
