@@ -20,13 +20,13 @@ from ssd.engine.parallel.shard import SIZES, check_shards
 from ssd.engine.pass_time import (
     DTYPE,
     GPUS,
-    WEIGHTS,
     Cpu,
     Gpu,
     PassShape,
     cpu_pass_time,
     kv_shards,
     pass_time,
+    weight_format,
 )
 from ssd.engine.pass_time import STATIC as KERNELS
 from ssd.engine.sizes import (
@@ -187,7 +187,7 @@ def memory_of(options: PlanOptions) -> tuple[MemoryEstimate, MemoryEstimate]:
     of_draft = _memory(draft, replace(engine, branches=options.branches), 1)
     if options.draft_cpu is not None:
         # The rows of an embedding of its own are stored as the head.
-        stored = WEIGHTS[options.draft_weights]
+        stored = weight_format(options.draft_weights, options.draft_cpu)
         embedding = num_weights(draft) - pass_weights(draft)
         num_bytes = stored.bytes_of_pass(draft) + embedding * stored.bytes_per_head_weight
         of_draft = replace(of_draft, weights=int(num_bytes), graphs=0)
@@ -273,7 +273,8 @@ def round_times(
             return seconds(draft, options.branches, 1, is_tree=True)
         rows = batch * options.branches
         shape = PassShape(rows=rows, sequences=batch, context_tokens=context, is_tree=True)
-        return cpu_pass_time(draft, options.draft_cpu, shape, WEIGHTS[options.draft_weights])
+        weights = weight_format(options.draft_weights, options.draft_cpu)
+        return cpu_pass_time(draft, options.draft_cpu, shape, weights)
 
     # Plain decoding is a verify without proposals, of the same shape.
     verify = seconds(target, columns, options.num_gpus)

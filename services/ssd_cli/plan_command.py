@@ -68,6 +68,7 @@ def plan_command(
             "their socket.",
         ),
     ] = 0.0,
+    amx: Annotated[bool, typer.Option("--amx", help="These cores have AMX.")] = False,
     draft_weights: Annotated[
         Literal["bfloat16", "int8", "int4"],
         typer.Option(help="Format of the weights of a draft on CPUs."),
@@ -90,7 +91,7 @@ def plan_command(
         acceptance=acceptance,
         hit_rate=hit_rate,
         overhead_ms=overhead_ms,
-        draft_cpu=_cpu(draft_device, cpus, bandwidth),
+        draft_cpu=_cpu(draft_device, cpus, bandwidth, has_amx=amx),
         draft_weights=draft_weights,
     )
     try:
@@ -117,10 +118,10 @@ def _tensor_parallel(size: int) -> int:
     return size
 
 
-def _cpu(device: str, cpus: int, bandwidth: float) -> Cpu | None:
+def _cpu(device: str, cpus: int, bandwidth: float, *, has_amx: bool) -> Cpu | None:
     if device == "cpu" and cpus and bandwidth:
-        return Cpu(num_cores=cpus, bandwidth=bandwidth * 1e9)
-    if device == "cpu" or cpus or bandwidth:
+        return Cpu(num_cores=cpus, bandwidth=bandwidth * 1e9, has_amx=has_amx)
+    if device == "cpu" or cpus or bandwidth or has_amx:
         raise typer.BadParameter("--draft-device cpu, --cpus and --bandwidth: give all three")
     return None
 

@@ -27,7 +27,7 @@ has almost twice as many in a layer. *Revisit when* ``make gpu-check`` has run o
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from ssd.engine.config import DTYPE_BYTES, ModelConfig
@@ -124,6 +124,8 @@ class Cpu:
     """Without hardware threads."""
     bandwidth: float
     """Of their memory, as a plain read reaches it, bytes a second."""
+    has_amx: bool = False
+    """Whether they multiply matrices of bfloat16 by AMX."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +174,25 @@ reaches 15 GB/s for each core. Measured ms of 6, 12 and 24 rows:
 Int8 of Llama with 6 and 12 rows is the CPU time of a busy machine, divided by two threads. The
 constants are between the two models: predictions are up to 20 % too low for Qwen3-0.6B and up to
 30 % too high for Llama-3.2-1B. Without AMX, a row in bfloat16 takes three to four times as long as
-in int8. Cores with AMX multiply faster, above all in bfloat16; they have not been measured."""
+in int8."""
+WEIGHTS_WITH_AMX: Mapping[str, WeightFormat] = MappingProxyType(
+    {
+        "bfloat16": replace(WEIGHTS["bfloat16"], core_bytes=11e9, core_flops=450e9),
+        "int8": replace(WEIGHTS["int8"], core_bytes=7.5e9, core_flops=250e9),
+        "int4": replace(WEIGHTS["int4"], core_bytes=6.2e9, core_flops=260e9),
+    }
+)
+"""The same on two cores with AMX (family 6, model 207), whose plain read reaches 17 GB/s each:
+
+- Qwen3-0.6B: bfloat16 81, 89, 110; int8 72, 88, 128; int4 64, 81, 120
+- Llama-3.2-1B: bfloat16 113, 114, 148; int8 92, 109, 167; int4 77, 94, 150
+
+Predictions are up to 20 % too low for Qwen3-0.6B, and up to a third too high for Llama-3.2-1B."""
+
+
+def weight_format(name: str, cpu: Cpu) -> WeightFormat:
+    """Return how these cores multiply with weights in a format: bfloat16, int8 or int4."""
+    return (WEIGHTS_WITH_AMX if cpu.has_amx else WEIGHTS)[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,6 +159,16 @@ def test_quantised_weights_of_a_draft_on_cpus_take_less_memory(
     assert sizes[0] > sizes[1] > sizes[2]
 
 
+def test_cores_with_amx_build_a_table_of_a_bfloat16_draft_sooner(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def table(*flags: str) -> float:
+        (one,) = plan(capsys, "--batch", "1", *ON_CPUS, *flags)["batches"]  # type: ignore[misc]
+        return float(one["times"]["table"])  # type: ignore[has-type]
+
+    assert table("--amx") < 0.7 * table()
+
+
 def test_a_round_uses_the_columns_that_raise_its_speed(capsys: pytest.CaptureFixture[str]) -> None:
     def columns(bandwidth: str) -> int:
         flags = ("--batch", "1", "--draft-device", "cpu", "--cpus", "512", "--bandwidth", bandwidth)
@@ -189,6 +199,7 @@ def test_shapes_come_from_folders_and_from_the_embedded_pair(tmp_path: Path) -> 
         (["--draft", "qwen3-0.6b"], "a pair needs the same tokenizer"),
         (["--draft-device", "cpu"], "--cpus and --bandwidth: give all three"),
         (["--cpus", "8"], "--cpus and --bandwidth: give all three"),
+        (["--amx"], "--cpus and --bandwidth: give all three"),
         (["--tp", "3"], "--tp 3 is not one of 1, 2, 4, 8"),
         (["--batch", "1,x"], "--batch '1,x' is not a list of numbers"),
         (["--batch", "0"], "--batch '0' is not a list of numbers"),
