@@ -92,8 +92,8 @@ class Cell:
     figures: dict[str, list[BatchFigures]] = field(default_factory=dict)
     num_compared: int = 0
     num_different: int = 0
-    """Texts that differ from those of the first mode: 0 in deterministic mode; ties in the fast
-    mode."""
+    """Texts that differ from those of plain decoding by the same target. Kernels can depend on the
+    number of threads, so targets with different numbers of CPUs are not compared."""
     parts_ms: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     """Mean milliseconds of a round by part, of each repetition, by mode."""
     other_cpus: list[float] = field(default_factory=list)
@@ -108,6 +108,12 @@ class Cell:
     def is_usable(self) -> bool:
         """Whether the machine was quiet in most repetitions."""
         return was_quiet(self.other_cpus)
+
+    def compare(self, texts_by_mode: Sequence[Sequence[tuple[TokenId, ...]]]) -> None:
+        """Count the texts of one target that differ from those of its first mode."""
+        for found in texts_by_mode[1:]:
+            self.num_compared += len(found)
+            self.num_different += sum(a != b for a, b in zip(texts_by_mode[0], found, strict=True))
 
 
 @dataclass(slots=True)
@@ -224,20 +230,18 @@ async def _measure(
     cell.figures = {name: [] for name in contenders}
     cell.parts_ms = {name: [] for name in contenders}
     for repetition in range(plan.repetitions):
-        texts: list[list[tuple[TokenId, ...]]] = []
+        texts: dict[str, list[tuple[TokenId, ...]]] = {}
         others, started = await other_work(), CpuTicks.read()
         for name, contender in contenders.items():
             before = await scrape(contender.http_address)
             batch = await _complete(contender, plan, cell, repetition)
             cell.parts_ms[name].append(mean_ms(before, await scrape(contender.http_address)))
             cell.figures[name].append(batch_figures(batch, contender.num_cpus))
-            texts.append([sequence.token_ids for sequence in batch])
+            texts[name] = [sequence.token_ids for sequence in batch]
             on_batch()
         cell.other_cpus.append(max(others, started.stolen()))
-        plain, *speculative_texts = texts
-        for found in speculative_texts:
-            cell.num_compared += len(plain)
-            cell.num_different += sum(a != b for a, b in zip(plain, found, strict=True))
+        for modes in (MODES, ON_ALL_CPUS):
+            cell.compare([texts[name] for name in modes if name in texts])
     speculative = cell.figures.get("ssd", [])
     if plan.needs_hits and not any(figures.hit_rate for figures in speculative):
         raise NoHitsError(

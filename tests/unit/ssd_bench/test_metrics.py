@@ -213,3 +213,11 @@ def test_the_terminal_table_fits_80_columns() -> None:
     assert "…" not in screen.getvalue()
     assert "efficiency" in screen.getvalue()
     assert "tokens/s" in screen.getvalue()
+
+
+def test_texts_are_compared_with_plain_decoding_by_the_same_target() -> None:
+    cell = Cell(2, 0.0)
+    cell.compare([[(1, 2), (3,)], [(1, 2), (3,)], [(1, 9), (3,)]])
+    cell.compare([[(1, 8), (4,)], [(1, 8), (3,)]])
+    cell.compare([])
+    assert (cell.num_compared, cell.num_different) == (6, 2)
