@@ -85,12 +85,12 @@ class GraphWeights:
 def fuses_mlp(config: ModelConfig, engine: EngineConfig) -> bool:
     """Return whether the plugin computes an MLP of this model by a kernel of its own.
 
-    *Decision*: it does for 16-bit weights on CPUs with AMX, in passes of several threads.
-    *Because*: passes of few rows take less time. 3 matrices of 1536 x 4096, two CPUs of a Xeon, 1,
-    16, 32, 64 and 128 rows: 2.2, 2.5, 4.0, 6.8 and 11.5 ms instead of 3.0, 3.3, 4.9, 7.3 and 11.0.
-    *Not chosen*: models below ``SMALL_MODEL`` weights, which are not faster, and of which a draft
-    has many graphs, each with a copy. *Revisit when* OpenVINO has the kernel for one thread: 2026.4
-    divides by half of their number.
+    *Decision*: MLPs with 16-bit weights use this kernel on CPUs with AMX, in passes of several
+    threads. *Because*: passes of few rows take less time. 3 matrices of 1536 x 4096, two CPUs of a
+    Xeon, 1, 16, 32, 64 and 128 rows: 2.2, 2.5, 4.0, 6.8 and 11.5 ms instead of 3.0, 3.3, 4.9, 7.3
+    and 11.0. *Not chosen*: models below ``SMALL_MODEL`` weights, which are not faster. A draft has
+    many graphs of such a model, each with a copy of the weights. *Revisit when* the kernel runs in
+    one thread: OpenVINO 2026.4 divides by half the number of threads.
     """
     is_16_bit = engine.dtype == "bfloat16" and engine.weights == "same"
     is_large = pass_weights(config) >= SMALL_MODEL
