@@ -92,8 +92,8 @@ class Cell:
     figures: dict[str, list[BatchFigures]] = field(default_factory=dict)
     num_compared: int = 0
     num_different: int = 0
-    """Texts that differ from those of plain decoding by the same target. Kernels can depend on the
-    number of threads, so targets with different numbers of CPUs are not compared."""
+    """Texts that differ from plain decoding by the same target. Kernels can depend on the number of
+    threads, so targets with different numbers of CPUs are not compared."""
     parts_ms: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     """Mean milliseconds of a round by part, of each repetition, by mode."""
     other_cpus: list[float] = field(default_factory=list)

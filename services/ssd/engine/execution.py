@@ -81,8 +81,8 @@ class TargetExecution(Execution, Protocol):
     def verify(self, prepared: Any) -> Tensor:
         """Store the columns of a batch; returns fp32 logits [B, P, V], undefined at padding.
 
-        B is the number of sequences and then of prompts in the batch. The logits of a prompt are
-        those of its last column, in column 0.
+        B is the number of sequences and then of prompts in the batch. A prompt has the logits
+        of its last column, in column 0.
 
         Of several ranks, V are the token ids of the rank.
         """

@@ -82,6 +82,12 @@ class GraphWeights:
                 each.release()
 
 
+def multiplies_by_amx(config: ModelConfig, engine: EngineConfig) -> bool:
+    """Return whether the products of a large model are of 16-bit matrices on a CPU with AMX."""
+    is_16_bit = engine.dtype == "bfloat16" and engine.weights == "same"
+    return is_16_bit and pass_weights(config) >= SMALL_MODEL and has_matrices()
+
+
 def fuses_mlp(config: ModelConfig, engine: EngineConfig) -> bool:
     """Return whether the plugin computes an MLP of this model by a kernel of its own.
 
@@ -92,12 +98,11 @@ def fuses_mlp(config: ModelConfig, engine: EngineConfig) -> bool:
     many graphs of such a model, each with a copy of the weights. *Revisit when* the kernel runs in
     one thread: OpenVINO 2026.4 divides by half the number of threads.
     """
-    is_16_bit = engine.dtype == "bfloat16" and engine.weights == "same"
-    is_large = pass_weights(config) >= SMALL_MODEL
     sizes = config.hidden_size, config.intermediate_size
-    if not (is_16_bit and is_large and engine.threads > 1) or any(size % STEP for size in sizes):
+    if engine.threads == 1 or any(size % STEP for size in sizes):
         return False
-    return has_matrices() and _num_threads(engine) > 1 and _has_kernel(engine)
+    is_known = multiplies_by_amx(config, engine)
+    return is_known and _num_threads(engine) > 1 and _has_kernel(engine)
 
 
 def _num_threads(engine: EngineConfig) -> int:

@@ -100,8 +100,8 @@ class CopiedMatrix(Matrix):
     def __init__(self, weight_OI: Tensor) -> None:
         """Construct.
 
-        The kernel reads float16, where values below 2**-17 are rounded to multiples of 2**-24. For
-        a row whose largest weight is above 2**-14, that is less than the rounding of its inputs.
+        The kernel reads float16, where values below 2**-17 are rounded to multiples of 2**-24. In a
+        row whose largest weight is above 2**-14, the inputs are rounded by more.
         """
         self._scales = None
         self._size = weight_OI.shape[1]

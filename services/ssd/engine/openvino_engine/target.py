@@ -23,8 +23,8 @@ and then also gives passes of one to three rows padding. In bfloat16 with AVX512
 core), passes of 1, 2, 3, 4 and 6 rows take 30, 36, 28, 27 and 28 ms (208M weights) and 7.9, 10.0,
 7.6, 7.2 and 7.6 ms (50M). In float32 and int8, and with 14M weights, one row is the fastest. The
 choice can differ between starts, and the tokens do not: either is proved against passes of more
-rows, which both contain. In bfloat16 with AMX, some larger numbers of rows take longer than more
-rows do; see ``fast_rows``.
+rows, which both contain. In bfloat16 with AMX, a pass of 49 rows takes longer than one of 52, and
+there are other such numbers; see ``fast_rows``.
 
 *Decision*: rows are sequences. *Because*: the kernel for more columns packs all keys and values of
 a sequence again in each pass. Embedded target, float32, one core, context 256, against sequences of
@@ -54,6 +54,7 @@ from ssd.engine.openvino_engine.decoder import (
     build_decoder,
     compile_graph,
     graph_weights,
+    multiplies_by_amx,
 )
 from ssd.engine.openvino_engine.layers import Rotation, finite_or_zero, ints, port
 from ssd.engine.openvino_engine.matrix import over
@@ -71,7 +72,7 @@ from ssd.engine.openvino_engine.packed import (
     prompt_of,
     prompts_of,
 )
-from ssd.engine.precision import DTYPES, SMALL_MODEL, has_matrices
+from ssd.engine.precision import DTYPES, SMALL_MODEL
 from ssd.engine.sizes import pass_weights
 from ssd.observability.log import get_logger
 
@@ -113,9 +114,7 @@ class OpenVinoTarget:
         is_kept = engine.weights == "bfloat16"
         self._row_limits = [each for each in ROW_LIMITS if each[1] != ANY or not is_kept]
         # As measured; with several threads, MLPs have another kernel.
-        is_16_bit = engine.dtype == "bfloat16" and engine.weights == "same" and has_matrices()
-        is_large = pass_weights(model) >= SMALL_MODEL
-        self._pads_rows = is_16_bit and is_large and engine.threads == 1
+        self._pads_rows = engine.threads == 1 and multiplies_by_amx(model, engine)
         self._max_sequences = engine.max_num_seqs
         self.sequence_counts = sequence_buckets(engine)
         self._last_position = engine.max_model_len - 1
