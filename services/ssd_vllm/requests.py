@@ -155,18 +155,15 @@ class PoolRequests:
                 # Storing it was a part of the same pass.
                 self._pool.skip_interval()
             verified_at = self._clock.now()
-            lookups = self._pool.look_up(results, before_wait=_no_readers)
-            looked_up_at = self._clock.now()
-            self._pool.commit(results, lookups, verified_at)
+            pool_round = self._pool.round(results, verified_at, before_wait=_no_readers)
             self._control.end(
                 results,
-                lookups,
+                pool_round,
                 verified_at=verified_at,
-                looked_up_at=looked_up_at,
                 num_sessions=self._num_sessions,
                 has_prompt=self._step.has_prompt,
             )
-            for (row, request), lookup in zip(rows, lookups, strict=True):
+            for (row, request), lookup in zip(rows, pool_round.lookups, strict=True):
                 proposals[row] = list(lookup.tokens)
                 if request is not None:
                     request.proposal = lookup.tokens

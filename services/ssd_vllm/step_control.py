@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ssd.observability import metrics
 from ssd.pool.metrics import RoundMetrics, publish_report
 from ssd.pool.round_log import RoundLog, SequenceCounts
-from ssd.pool.rounds import Lookup, RoundResult
+from ssd.pool.rounds import PoolRound, RoundResult
 from ssd.ports import Clock
 from ssd.speculation.controller import Choice, Controller, ControllerReport, Reason
 from ssd.speculation.round_record import RoundRecord
@@ -91,10 +91,9 @@ class StepControl:
     def end(
         self,
         results: Sequence[RoundResult],
-        lookups: Sequence[Lookup],
+        pool_round: PoolRound,
         *,
         verified_at: float,
-        looked_up_at: float,
         num_sessions: int,
         has_prompt: bool,
     ) -> None:
@@ -102,9 +101,8 @@ class StepControl:
 
         Args:
             results: of its rows; those of requests that no draft knows have no tokens.
-            lookups: of each.
+            pool_round: what the pool returned for it.
             verified_at: when the tokens were known.
-            looked_up_at: when the pool had the lookups, before it sent the outcomes.
             num_sessions: for which drafts worked during the step.
             has_prompt: whether it also stored a part of a prompt.
         """
@@ -112,7 +110,7 @@ class StepControl:
         is_last = all(each.is_finished for each in results)
         self._ended_at = None if is_last else now
         record = RoundRecord(num_sessions=num_sessions, decided_at=verified_at)
-        for result, lookup in zip(results, lookups, strict=True):
+        for result, lookup in zip(results, pool_round.lookups, strict=True):
             accepted = result.outcome.accepted
             record.add_outcome(result.num_proposed, accepted, accepted + 1)
             record.add_lookup(lookup.result)
@@ -122,8 +120,8 @@ class StepControl:
             return
         record.begun_at = before
         record.verify_seconds = verified_at - self._begun_at
-        record.wait_seconds = looked_up_at - verified_at
-        record.commit_seconds = now - looked_up_at
+        record.wait_seconds = pool_round.looked_up_at - verified_at
+        record.commit_seconds = now - pool_round.looked_up_at
         record.seconds = now - before
         self._round_log.add_round(record)
         self._metrics.observe_seconds(record)

@@ -5,7 +5,7 @@ run without a draft in the same step, and open sessions on other links that have
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import replace
 
@@ -18,6 +18,7 @@ from ssd.pool.rounds import (
     NO_TABLE_NEEDED,
     Lookup,
     LookupCounts,
+    PoolRound,
     PoolSettings,
     RoundResult,
 )
@@ -45,13 +46,13 @@ _PERMANENT_REASONS = (RefusalReason.LENGTH, RefusalReason.NOT_FINITE)
 class DraftPool:
     """Opens sessions on drafts, looks outcomes up in their tables, and sends them commits.
 
-    A target calls ``begin`` for each sequence that may speculate, ``open_sessions``, ``look_up``
-    and ``commit`` in each of its rounds, and ``end``. Nothing here needs the target's model.
+    A target calls ``begin`` for each sequence that may speculate, ``open_sessions`` before and
+    ``round`` after each of its verifies, and ``end``. Nothing here needs the target's model.
 
     Asyncio loop: ``configure``, ``attach``, ``detach``, ``drain``, ``receive``, ``refuse``. Step
-    thread: ``begin``, ``open_sessions``, ``release``, ``look_up``, ``commit``, ``end``,
-    ``skip_interval``. Any thread: all others. One lock guards links and sessions. It is not held
-    while waiting or sending to drafts; readers of tokens are woken under it.
+    thread: ``begin``, ``open_sessions``, ``release``, ``round``, ``end``, ``skip_interval``. Any
+    thread: all others. One lock guards links and sessions. It is not held while waiting or sending
+    to drafts; readers of tokens are woken under it.
     """
 
     def __init__(self, settings: PoolSettings, clock: Clock) -> None:
@@ -64,8 +65,6 @@ class DraftPool:
         self._sequences: dict[SequenceId, DraftedSequence] = {}
         self._reopening: set[DraftedSequence] = set()
         """Sequences whose session has moved and is not requested yet; at most one."""
-        self._waited_seconds = 0.0
-        """How long the newest round waited."""
         self._sent_at: float | None = None
         """When the commits of the newest round were sent."""
         self.counts = LookupCounts()
@@ -186,20 +185,22 @@ class DraftPool:
         self.release([sequence_id])
         self._sequences.pop(sequence_id, None)
 
-    def look_up(
+    def round(
         self,
         results: Rows[RoundResult],
+        verified_at: float,
         before_wait: Callable[[], None],
         *,
         prompt_seconds: float = 0.0,
-    ) -> list[Lookup]:
-        """Look the outcomes of a round up in their tables.
+    ) -> PoolRound:
+        """Look the outcomes of a round up in their tables, and send them to the drafts.
 
         It waits for more columns of tables while that pays. A wait saves rounds, but no time in
         which prompts are stored.
 
         Args:
             results: of all sequences of the round, including sequences that are not in the pool.
+            verified_at: when the outcomes were known.
             before_wait: called once if it waits.
             prompt_seconds: time of the round in which prompts were stored.
 
@@ -208,67 +209,17 @@ class DraftPool:
         """
         if not self._sequences:
             self._sent_at = None
-            return [NO_TABLE_NEEDED] * len(results)
+            return PoolRound([NO_TABLE_NEEDED] * len(results), self._clock.now())
         found = [(each, self._sequences.get(each.sequence_id)) for each in results]
         self._add_outcomes(found, prompt_seconds)
-        continuing = [sequence for each, sequence in found if sequence and not each.is_finished]
-        num_others = sum(not each.is_finished for each in results) - len(continuing)
-        tables = TableCollector(self.settings, self._pace, self._changed, self._clock)
-        with self._changed:
-            answering = tables.collect(continuing, num_others, before_wait)
-            suspended = self._suspend_late_links(session for session, _ in answering.values())
-        self._waited_seconds = tables.waited_seconds
-        _send_closings(suspended)
-        return [
-            self._look_up_one(tables, sequence, answering.get(sequence))
-            if sequence and not each.is_finished
-            else NO_TABLE_NEEDED
-            for each, sequence in found
-        ]
-
-    def commit(self, results: Rows[RoundResult], lookups: Rows[Lookup], decided_at: float) -> None:
-        """Send the outcomes of a round to the drafts, in one frame for each link.
-
-        ``decided_at`` is when the outcomes were known.
-        """
-        if not self._sequences:
-            return
-        commits: dict[DraftLink, list[Commit]] = {}
-        waited_us = min(int(self._waited_seconds * 1e6), _MAX_WAITED_US)
-        now = self._clock.now()
+        lookups, waited_seconds = self._look_up(found, before_wait)
+        looked_up_at = self._clock.now()
         # The time from the last sequence to the next request belongs to no round.
         is_last = all(each.is_finished for each in results)
-        self._sent_at = None if is_last else now
-        with self._changed:
-            for result, lookup in zip(results, lookups, strict=True):
-                sequence = self._sequences.get(result.sequence_id)
-                session = sequence.session if sequence else None
-                if session is None or result.is_finished:
-                    continue
-                num_tokens = len(session.sequence.tokens)
-                base_len = num_tokens - len(result.token_ids)
-                is_branch = lookup.branch is not None
-                commit = Commit(
-                    session.number,
-                    base_len,
-                    result.outcome,
-                    num_proposed=len(lookup.tokens),
-                    branch=lookup.branch,
-                    tokens=() if is_branch else lookup.tokens,
-                    waited_us=waited_us,
-                    # Of the next proposal; the one after it, from the table, has about the same.
-                    # Before the last token it is 1: a table of K is never used.
-                    length=session.sequence.max_tokens or int(session.sequence.num_remaining == 1),
-                )
-                commits.setdefault(session.link, []).append(commit)
-                session.begin_round(num_tokens, now, is_branch=is_branch)
-        for link, link_commits in commits.items():
-            try:
-                link.send(pack_commits(link_commits, self.settings.lookahead))
-            except LinkError as error:
-                self.detach(link, str(error))
-            else:
-                COMMIT_TO_WIRE_SECONDS.observe(self._clock.now() - decided_at)
+        self._sent_at = None if is_last else looked_up_at
+        commits = self._commits(found, lookups, waited_seconds, looked_up_at)
+        self._send(commits, verified_at)
+        return PoolRound(lookups, looked_up_at)
 
     def skip_interval(self) -> None:
         """Do not measure the time up to the next round: nothing decodes, or prompts are stored."""
@@ -290,6 +241,71 @@ class DraftPool:
             for result, each in found
             if each is not None
         )
+
+    def _look_up(
+        self,
+        found: Rows[tuple[RoundResult, DraftedSequence | None]],
+        before_wait: Callable[[], None],
+    ) -> tuple[list[Lookup], float]:
+        """Return the lookup of each result, and for how many seconds it waited for tables."""
+        continuing = [sequence for each, sequence in found if sequence and not each.is_finished]
+        num_others = sum(not each.is_finished for each, _ in found) - len(continuing)
+        tables = TableCollector(self.settings, self._pace, self._changed, self._clock)
+        with self._changed:
+            answering = tables.collect(continuing, num_others, before_wait)
+            suspended = self._suspend_late_links(session for session, _ in answering.values())
+        _send_closings(suspended)
+        lookups = [
+            self._look_up_one(tables, sequence, answering.get(sequence))
+            if sequence and not each.is_finished
+            else NO_TABLE_NEEDED
+            for each, sequence in found
+        ]
+        return lookups, tables.waited_seconds
+
+    def _commits(
+        self,
+        found: Rows[tuple[RoundResult, DraftedSequence | None]],
+        lookups: Rows[Lookup],
+        waited_seconds: float,
+        now: float,
+    ) -> Mapping[DraftLink, list[Commit]]:
+        """Return the commits of the sessions that continue, by link."""
+        commits: dict[DraftLink, list[Commit]] = {}
+        waited_us = min(int(waited_seconds * 1e6), _MAX_WAITED_US)
+        with self._changed:
+            for (result, sequence), lookup in zip(found, lookups, strict=True):
+                session = sequence.session if sequence else None
+                if session is None or result.is_finished:
+                    continue
+                num_tokens = len(session.sequence.tokens)
+                base_len = num_tokens - len(result.token_ids)
+                is_branch = lookup.branch is not None
+                commit = Commit(
+                    session.number,
+                    base_len,
+                    result.outcome,
+                    num_proposed=len(lookup.tokens),
+                    branch=lookup.branch,
+                    tokens=() if is_branch else lookup.tokens,
+                    waited_us=waited_us,
+                    # Of the next proposal; the one after it, from the table, has about the same.
+                    # Before the last token it is 1: a table of K is never used.
+                    length=session.sequence.max_tokens or int(session.sequence.num_remaining == 1),
+                )
+                commits.setdefault(session.link, []).append(commit)
+                session.begin_round(num_tokens, now, is_branch=is_branch)
+        return commits
+
+    def _send(self, commits: Mapping[DraftLink, list[Commit]], verified_at: float) -> None:
+        """Send commits in one frame for each link."""
+        for link, of_link in commits.items():
+            try:
+                link.send(pack_commits(of_link, self.settings.lookahead))
+            except LinkError as error:
+                self.detach(link, str(error))
+            else:
+                COMMIT_TO_WIRE_SECONDS.observe(self._clock.now() - verified_at)
 
     def _close_unserved(self) -> None:
         """Close sessions that move to another link, and the openings without an answer."""

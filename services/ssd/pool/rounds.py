@@ -58,6 +58,16 @@ NO_TABLE_NEEDED = Lookup()
 NO_DRAFT = Lookup(LookupResult.NO_DRAFT)
 
 
+@dataclass(frozen=True, slots=True)
+class PoolRound:
+    """What the pool returns for a round."""
+
+    lookups: list[Lookup]
+    """Of each result."""
+    looked_up_at: float
+    """When they were known; then the outcomes were sent."""
+
+
 @dataclass(slots=True)
 class LookupCounts:
     """Number of lookups by result: of a request, a link or the process."""

@@ -140,8 +140,7 @@ class DecodeLoop:
             results = self._choose(sequences, proposals, logits_BPV)
             self._add_pass(plan)
             self._stream(sequences, proposals, results)
-            lookups = self._look_up(results)
-            self._commit(results, lookups)
+            lookups = self._look_up_and_commit(results)
             self._conclude(sequences, lookups)
             self._fill_noise(sequences)
             self._end_round(sequences)
@@ -330,17 +329,18 @@ class DecodeLoop:
             else:
                 _put_last(sequence, chunk)
 
-    @_timed("wait_seconds")
-    def _look_up(self, results: Rows[RoundResult]) -> list[Lookup]:
-        """Look the outcomes up in the tables of the drafts."""
-        return self._drafts.look_up(
-            results, self._wakeups.flush, prompt_seconds=self.record.prefill_seconds
+    def _look_up_and_commit(self, results: Rows[RoundResult]) -> list[Lookup]:
+        """Look the outcomes up in the tables of the drafts, and send them to the drafts."""
+        record, began = self.record, self.clock.now()
+        pool_round = self._drafts.round(
+            results,
+            record.decided_at,
+            self._wakeups.flush,
+            prompt_seconds=record.prefill_seconds,
         )
-
-    @_timed("commit_seconds")
-    def _commit(self, results: Rows[RoundResult], lookups: Rows[Lookup]) -> None:
-        """Send the outcomes to the drafts."""
-        self._drafts.commit(results, lookups, self.record.decided_at)
+        record.wait_seconds += pool_round.looked_up_at - began
+        record.commit_seconds += self.clock.now() - pool_round.looked_up_at
+        return pool_round.lookups
 
     def _conclude(self, sequences: Rows[Sequence], lookups: Rows[Lookup]) -> None:
         """Keep the next proposals of the sequences that continue; free the resources of others."""

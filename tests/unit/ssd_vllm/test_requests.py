@@ -9,7 +9,7 @@ from prometheus_client import REGISTRY
 
 from ssd.pool.pool import DraftPool
 from ssd.pool.round_log import RoundLog
-from ssd.pool.rounds import NO_TABLE_NEEDED, Lookup, PoolSettings, RoundResult
+from ssd.pool.rounds import NO_TABLE_NEEDED, Lookup, PoolRound, PoolSettings, RoundResult
 from ssd.ports import SystemClock
 from ssd.speculation.controller import Choice, Controller
 from ssd.testing.scripted_controller import ScriptedController
@@ -46,20 +46,19 @@ class RecordingPool(DraftPool):
     def open_sessions(self, sequence_ids: Iterable[SequenceId]) -> None:
         self.opened = list(sequence_ids)
 
-    def look_up(
+    def round(
         self,
         results: Rows[RoundResult],
+        verified_at: float,
         before_wait: Callable[[], None],
         *,
         prompt_seconds: float = 0.0,
-    ) -> list[Lookup]:
+    ) -> PoolRound:
         before_wait()
         self.rounds.append(list(results))
         proposal = Lookup(LookupResult.HIT, tokens=PROPOSAL)
-        return [proposal if each.sequence_id else NO_TABLE_NEEDED for each in results]
-
-    def commit(self, results: Rows[RoundResult], lookups: Rows[Lookup], decided_at: float) -> None:
-        """Nothing is sent."""
+        lookups = [proposal if each.sequence_id else NO_TABLE_NEEDED for each in results]
+        return PoolRound(lookups, verified_at)
 
     def release(self, sequence_ids: Iterable[SequenceId]) -> None:
         self.released += list(sequence_ids)

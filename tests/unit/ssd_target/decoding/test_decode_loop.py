@@ -231,7 +231,7 @@ def test_the_commit_is_sent_before_the_noise_of_the_next_round_is_computed(
     bench.join([Behaviour.HIT], sampling=WARM)
     events = events_of(
         monkeypatch,
-        (bench.pool, "commit", "commit"),
+        (bench.pool, "round", "round"),
         (bench.runner, "verify", "verify"),
         (RingSampler, "fill", "noise"),
     )
@@ -239,7 +239,7 @@ def test_the_commit_is_sent_before_the_noise_of_the_next_round_is_computed(
     for _ in range(3):
         bench.loop.run_round()
     # After the verify, only the first round lacks the noise of its token.
-    assert events == ["verify", "noise", "commit", "noise"] * 3
+    assert events == ["verify", "noise", "round", "noise"] * 3
 
 
 def test_readers_are_woken_before_noise_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,13 +248,13 @@ def test_readers_are_woken_before_noise_that_takes_long(monkeypatch: pytest.Monk
     bench.join([Behaviour.HIT], sampling=WARM)
     events = events_of(
         monkeypatch,
-        (bench.pool, "commit", "commit"),
+        (bench.pool, "round", "round"),
         (bench.wakeups, "flush", "wake"),
         (RingSampler, "fill", "noise"),
     )
     bench.submit([1, 2, 3], 40, sampling=WARM)
     bench.loop.run_round()
-    assert events[events.index("commit") :][:3] == ["commit", "wake", "noise"]
+    assert events[events.index("round") :][:3] == ["round", "wake", "noise"]
 
 
 def recorded(bench: Bench) -> list[PagedBatch]:
