@@ -77,4 +77,5 @@ def _weights(model: ModelConfig, device: str) -> DecoderWeights:
         layers=iter([layer] * model.num_layers),
         norm_D=of(size),
         head_VD=of(model.vocab_size, size),
+        free_pages=lambda: None,
     )

@@ -53,6 +53,7 @@ class DraftRunner(ModelRunner):
         for count in range(1, self.engine.max_num_seqs + 1):
             self._warm_up(count)
             on_progress("warm-up", (len(sizes) + count) / num_passes)
+        self.execution.free_weights()
 
     def _warm_up(self, count: int) -> None:
         """Run the passes of ``count`` sessions once."""

@@ -35,6 +35,10 @@ class Execution(Protocol):
     """Number of KV blocks, block 0 included."""
     num_parameters: int
 
+    def free_weights(self) -> None:
+        """Free the memory of weights that the passes no longer read, after the warm-up."""
+        ...
+
     def prefill(self, batch: PagedBatch) -> Tensor:
         """Store one chunk of one prompt; returns whether each column is finite, bool [P] or less.
 

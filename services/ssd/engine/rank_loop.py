@@ -80,6 +80,10 @@ class SplitTarget:
         self.sequence_counts = self._part.sequence_counts
         return shapes
 
+    def free_weights(self) -> None:
+        """See ``Execution.free_weights``."""
+        self._part.free_weights()
+
     def prefill(self, batch: PagedBatch) -> Tensor:
         """See ``Execution.prefill``."""
         self._send_pass(Operation.PREFILL, batch)

@@ -76,6 +76,8 @@ class ModelRunner(ABC):
     def warm_up(self, on_progress: Progress) -> None:
         """Run every shape once, so that no request pays for kernel compilation.
 
+        Then the weights are freed of which the execution has copies.
+
         Args:
             on_progress: called with ("warm-up", 0..1).
         """

@@ -117,6 +117,7 @@ class TargetRunner(ModelRunner):
             if reason is not None:
                 self.execution.joins_prompts = False
                 _log.warning("prompts_alone", reason=reason, consequence="slower prompts")
+        self.execution.free_weights()
 
     def _prove_shapes(self, prove: Callable[[str], str | None]) -> None:
         """Let verifies have fewer shapes until all rows have the same bits, or log that none have.

@@ -60,6 +60,9 @@ class TorchExecution:
         self._last_position = engine.max_model_len - 1
 
     @torch.inference_mode()
+    def free_weights(self) -> None:
+        """The passes read the weights where they are."""
+
     def prefill(self, batch: PagedBatch) -> Tensor:
         """See ``Execution.prefill``."""
         hidden_RD = self._run_prepared(self._prepare(batch, 1))

@@ -1,6 +1,6 @@
 """The weights of a decoder, for the engine that runs it. Letter: I, both halves of gate and up."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -30,3 +30,6 @@ class DecoderWeights:
     norm_D: Tensor
     head_VD: Tensor | None
     """None if it is the embedding."""
+    free_pages: Callable[[], None]
+    """Frees the memory of the tensors that are views of the checkpoint. What is used later is read
+    from its files again."""

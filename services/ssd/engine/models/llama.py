@@ -88,6 +88,7 @@ def weights(
         ),
         norm_D=read(NORM),
         head_VD=None if is_tied else read(HEAD),
+        free_pages=read.free_pages,
     )
 
 

@@ -2,9 +2,10 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+import mmap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,8 +15,16 @@ from ssd.engine.checkpoint_format import missing_weights
 from ssd.engine.parallel.shard import Part
 from ssd.errors import WeightsError
 
-STORED_DTYPES = frozenset({"BF16", "F16", "F32", "F64"})
+STORED_DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
 """Other dtypes are quantised, and would be read as wrong numbers without an error."""
+
+_LENGTH_BYTES = 8
+"""At the start of a file of safetensors: the length of its header."""
 
 
 class _Slice(Protocol):
@@ -29,7 +38,45 @@ class _TensorFile(Protocol):
 
     def keys(self) -> Iterable[str]: ...
     def get_slice(self, name: str) -> _Slice: ...
-    def get_tensor(self, name: str) -> Tensor: ...
+
+
+class _MappedFile:
+    """The tensors of a file of safetensors, as views of its pages.
+
+    The file has been checked, so its header is valid.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            num_header = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            self._header = json.loads(file.read(num_header))
+            # Torch warns about memory that cannot be written.
+            self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._first_byte = _LENGTH_BYTES + num_header
+
+    def view(self, names: Sequence[str]) -> Tensor | None:
+        """Return tensors stacked along the first dimension; None if they do not lie in this order.
+
+        All have the shape of the first one, but for the first dimension.
+        """
+        entries = [self._header[name] for name in names]
+        kind, (first, end) = entries[0]["dtype"], entries[0]["data_offsets"]
+        for entry in entries[1:]:
+            if entry["dtype"] != kind or entry["data_offsets"][0] != end:
+                return None
+            end = entry["data_offsets"][1]
+        dtype, (_, *rest) = STORED_DTYPES[kind], entries[0]["shape"]
+        values = torch.frombuffer(
+            self._memory,
+            dtype=dtype,
+            count=(end - first) // dtype.itemsize,
+            offset=self._first_byte + first,
+        )
+        return values.view(-1, *rest)
+
+    def free_pages(self) -> None:
+        """Free the pages in memory; a page is read from the file again when it is used."""
+        self._memory.madvise(mmap.MADV_DONTNEED)
 
 
 class Checkpoint:
@@ -44,6 +91,7 @@ class Checkpoint:
         self._parts: Mapping[str, Part] = {}
         self._file_of = _locate(folder)
         self._handles = {path: _open(path) for path in set(self._file_of.values())}
+        self._mapped = {path: _MappedFile(path) for path in self._handles}
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], ignored: frozenset[str]) -> None:
         """Compare names and shapes with what a model needs.
@@ -83,11 +131,25 @@ class Checkpoint:
         """Return the file that contains a tensor."""
         return self._file_of[name]
 
-    def read(self, name: str) -> Tensor:
-        """Return one tensor, or the selected part of it, in its stored dtype."""
-        if name in self._parts:
-            return self._slice(name)[self._parts[name].index]
-        return self._handles[self._file_of[name]].get_tensor(name)
+    def read(self, *names: str) -> Tensor:
+        """Return one tensor, or several stacked along the first dimension, in their stored dtype.
+
+        Of a tensor of ``select``, it returns the selected part. The result is a view of the file if
+        the tensors are whole and lie behind one another; it must not be written.
+        """
+        paths = {self._file_of[name] for name in names}
+        if len(paths) == 1 and not any(name in self._parts for name in names):
+            whole = self._mapped[paths.pop()].view(names)
+            if whole is not None:
+                return whole
+        if len(names) > 1:
+            return torch.cat([self.read(name) for name in names])
+        return self._slice(names[0])[self._parts[names[0]].index]
+
+    def free_pages(self) -> None:
+        """Free the memory of all tensors; what is used later is read again."""
+        for each in self._mapped.values():
+            each.free_pages()
 
     def num_values(self, name: str) -> int:
         """Return the number of values of the whole tensor."""
@@ -140,21 +202,28 @@ class TensorReader:
         Raises:
             WeightsError: a tensor contains NaN or infinity.
         """
-        parts = [self._checkpoint.read(name).to(self._dtype) for name in names]
-        if not may_contain_nan:
-            for name, part in zip(names, parts, strict=True):
-                self._check_finite(name, part)
+        whole = self._checkpoint.read(*names).to(self._dtype)
+        if not may_contain_nan and not _is_finite(whole):
+            self._raise_for_values(names)
         self._num_read += len(names)
         self.num_parameters += sum(map(self._checkpoint.num_values, names))
         self._on_progress(min(1.0, self._num_read / self._num_tensors))
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         return whole.to(self._device)
 
-    def _check_finite(self, name: str, part: Tensor) -> None:
-        # Minimum and maximum are NaN if any value is: one pass without a copy.
-        if not bool(torch.stack(torch.aminmax(part)).isfinite().all()):
-            path = self._checkpoint.file_of(name)
-            raise WeightsError(f"{path}: tensor {name} contains NaN or infinity")
+    def free_pages(self) -> None:
+        """See ``Checkpoint.free_pages``."""
+        self._checkpoint.free_pages()
+
+    def _raise_for_values(self, names: Iterable[str]) -> NoReturn:
+        parts = {name: self._checkpoint.read(name).to(self._dtype) for name in names}
+        name = next(name for name, part in parts.items() if not _is_finite(part))
+        path = self._checkpoint.file_of(name)
+        raise WeightsError(f"{path}: tensor {name} contains NaN or infinity")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    # Minimum and maximum are NaN if any value is: one pass without a copy.
+    return bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
 
 
 def weight_files(folder: Path) -> list[Path]:

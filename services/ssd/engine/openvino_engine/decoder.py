@@ -61,12 +61,17 @@ class GraphLayer:
 
 @dataclass(frozen=True, slots=True)
 class GraphWeights:
-    """The weights of a decoder as nodes, for one graph or several passes in one."""
+    """The weights of a decoder as nodes, for one graph or several passes in one.
+
+    It must live as long as the compiled graphs, which read its memory.
+    """
 
     embedding: Matrix
     layers: Sequence[GraphLayer]
     norm_D: Tensor
     head: Matrix
+    free_pages: Callable[[], None]
+    """See ``DecoderWeights``. Products read their weights once for each format of a packed copy."""
 
     @property
     def num_bytes(self) -> int:
@@ -132,12 +137,14 @@ def graph_weights(
     """Return the weights in the format of the engine."""
     num_rotated = (config.num_heads + config.num_kv_heads) * config.head_size
     stored, is_fused = engine.weights, fuses_mlp(config, engine)
-    embedding = Matrix(weights.embedding_VD, outer(stored))
+    # Each token reads a row of it, so it is not a view of the checkpoint, of which a write to the
+    # file would change the rest.
+    embedding = Matrix(weights.embedding_VD.clone(), outer(stored))
     head = embedding if weights.head_VD is None else Matrix(weights.head_VD, outer(stored))
     layers = [
         _graph_layer(layer, num_rotated, stored, is_fused=is_fused) for layer in weights.layers
     ]
-    return GraphWeights(embedding, layers, weights.norm_D, head)
+    return GraphWeights(embedding, layers, weights.norm_D, head, weights.free_pages)
 
 
 def _graph_layer(

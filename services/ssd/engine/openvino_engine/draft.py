@@ -268,6 +268,10 @@ class OpenVinoDraft:
         """By slot, the own entries of its newest table if that was whole, [X, G, N, P, E]; until
         one of its branches is promoted."""
 
+    def free_weights(self) -> None:
+        """See ``Execution.free_weights``."""
+        self._graphs.weights.free_pages()
+
     def prefill(self, batch: PagedBatch) -> Tensor:
         """See ``Execution.prefill``."""
         first, count = int(batch.first_positions_B[0]), int(batch.num_columns_B[0])

@@ -154,7 +154,7 @@ class DraftGraphs:
         Raises:
             SetupError: OpenVINO cannot compile it on this machine.
         """
-        nodes = graph_weights(model, weights, engine)
+        nodes = self.weights = graph_weights(model, weights, engine)
         is_small = nodes.num_bytes <= MAX_COPIED_BYTES
         counts = engine.branch_counts if is_small else ()
         rows = (1, engine.num_columns) if is_small else ()

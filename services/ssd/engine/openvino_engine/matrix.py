@@ -52,11 +52,16 @@ class Matrix:
     """A weight [O, I] as nodes of a graph."""
 
     def __init__(self, weight_OI: Tensor, stored: Weights) -> None:
-        """Construct; ``weight_OI`` is float32 or bfloat16. Its memory is not used afterwards."""
+        """Construct; ``weight_OI`` is float32 or bfloat16.
+
+        In these formats, the graph reads its memory as long as the matrix exists.
+        """
         self._scales: Node | None = None
         self._size = weight_OI.shape[1]
         if stored in ("same", "bfloat16"):
-            self._values = constant(weight_OI)
+            self._values = openvino.op.Constant(over(weight_OI), shared_memory=True)
+            # OpenVINO does not keep the memory of a bfloat16 tensor alive.
+            self._weight_OI = weight_OI
             return
         is_grouped = stored == "int4" and self._size % GROUP == 0
         largest = 7 if is_grouped else 127
@@ -134,14 +139,6 @@ def over(tensor: Tensor) -> openvino.Tensor:
         return openvino.Tensor(tensor.numpy(), shared_memory=True)
     words = tensor.view(torch.uint16).numpy()
     return openvino.Tensor(words, openvino.Shape(words.shape), Type.bf16)
-
-
-def constant(tensor: Tensor) -> Node:
-    """Return a constant with the values of a float32 or bfloat16 tensor."""
-    if tensor.dtype is torch.float32:
-        return opset15.constant(tensor.numpy(), dtype=Type.f32, shared_memory=True)
-    # OpenVINO does not keep the memory of a bfloat16 tensor alive.
-    return openvino.op.Constant(over(tensor), shared_memory=False)
 
 
 def _int4_constant(values_OXI: Tensor) -> Node:

@@ -51,6 +51,7 @@ from ssd.engine.memory import plan_blocks
 from ssd.engine.models.decoder_weights import DecoderWeights
 from ssd.engine.openvino_engine.decoder import (
     PRECISIONS,
+    GraphWeights,
     build_decoder,
     compile_graph,
     graph_weights,
@@ -121,7 +122,8 @@ class OpenVinoTarget:
         self._vocab_size = model.vocab_size
         self._rows: Rows | None = None
         """Of the newest pass; None if it was a prefill."""
-        self._request, caches = _build(weights, model, engine)
+        self._weights = graph_weights(model, weights, engine)
+        self._request, caches = _build(self._weights, model, engine)
         # After the weights have been packed: the rest of the memory is for the KV cache.
         self.num_blocks = plan_blocks(model, engine)
         shape = (len(caches), self.num_blocks, model.num_kv_heads, BLOCK_SIZE, model.head_size)
@@ -161,6 +163,10 @@ class OpenVinoTarget:
         self.packs_rows = self.joins_prompts = False
         self.sequence_counts = self.sequence_counts[-1:]
         return self.shapes
+
+    def free_weights(self) -> None:
+        """See ``Execution.free_weights``."""
+        self._weights.free_pages()
 
     def prefill(self, batch: PagedBatch) -> Tensor:
         """See ``Execution.prefill``."""
@@ -345,7 +351,7 @@ def _parts(num_rows: int, most: int) -> list[slice]:
 
 
 def _build(
-    weights: DecoderWeights, model: ModelConfig, engine: EngineConfig
+    weights: GraphWeights, model: ModelConfig, engine: EngineConfig
 ) -> tuple[openvino.InferRequest, list[str]]:
     """Build and compile the graph; returns the names of its cache inputs too."""
     names = (
@@ -376,11 +382,10 @@ def _build(
         return attention.output(0)
 
     rotation = Rotation(model, engine.max_model_len, inputs["positions"])
-    nodes = graph_weights(model, weights, engine)
     tokens, logit_rows = inputs["tokens"], inputs["logit_rows"]
-    outputs = build_decoder(model, nodes, tokens, logit_rows, rotation, attend)
+    outputs = build_decoder(model, weights, tokens, logit_rows, rotation, attend)
     (request,) = compile_graph(outputs, inputs | caches, engine)
-    nodes.release()
+    weights.release()
     return request, list(caches)
 
 

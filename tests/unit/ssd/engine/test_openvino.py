@@ -17,6 +17,7 @@ from tests.unit.ssd.engine.wide import FUSED, load_wide, stack, table, text
 from ssd.engine import target_runner
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
+from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.openvino_engine import decoder
 from ssd.engine.openvino_engine.draft import group_by_width
 from ssd.engine.openvino_engine.matrix import CopiedMatrix, Matrix
@@ -272,6 +273,31 @@ def test_the_memory_of_a_copied_weight_is_free_after_its_release() -> None:
     matrix.release()
     assert before - anonymous_bytes() > 0.9 * matrix.num_bytes
     assert not matrix._values.data.any()
+
+
+def resident_bytes(path: Path) -> int:
+    """Memory of this process that has pages of a file."""
+    maps = Path("/proc/self/smaps").read_text().split(f" {path.resolve()}\n")[1:]
+    return sum(1024 * int(re.findall(r"^Rss: +(\d+)", each, re.MULTILINE)[0]) for each in maps)
+
+
+def test_after_the_warm_up_the_checkpoint_is_not_in_memory_and_passes_are_the_same(
+    folder: Path,
+) -> None:
+    path = folder / "model.safetensors"
+    runner = load(TargetRunner, folder, ENGINE)
+    batch = paged([([5, 6, 7], 0, torch.arange(1, 3))], P)
+    before = runner.forward(batch).clone()
+    assert resident_bytes(path) > 0
+    runner.warm_up(lambda _stage, _share: None)
+    assert resident_bytes(path) == 0
+    assert torch.equal(runner.forward(batch)[:, :3], before[:, :3])
+
+
+def test_a_draft_frees_its_checkpoint_after_the_warm_up(folder: Path) -> None:
+    runner = load(DraftRunner, folder, replace(ENGINE, branches=2))
+    runner.warm_up(lambda _stage, _share: None)
+    assert resident_bytes(folder / "model.safetensors") == 0
 
 
 def test_a_target_whose_proof_with_prompts_fails_stores_them_alone(

@@ -10,6 +10,7 @@ from tests.engines import inside, load
 from torch import Tensor
 
 from ssd.engine.config import EngineConfig
+from ssd.engine.models.weights import STORED_DTYPES, Checkpoint
 from ssd.engine.runner import load_runner
 from ssd.engine.target_runner import TargetRunner
 from ssd.errors import WeightsError
@@ -156,3 +157,36 @@ def test_an_invalid_index_is_refused(folder: Path, text: str) -> None:
     (folder / "model.safetensors.index.json").write_text(text)
     with pytest.raises(WeightsError, match="not a checkpoint index"):
         load(TargetRunner, folder, ENGINE)
+
+
+def checkpoint(folder: Path, *dtypes: torch.dtype) -> tuple[Checkpoint, list[Tensor]]:
+    """Tensors "0", "1" and so on, one behind the other in their file if the dtypes are the same."""
+    tensors = [torch.randn(size, 64).to(dtype) for size, dtype in enumerate(dtypes, start=3)]
+    folder.mkdir()
+    save_file({str(name): each for name, each in enumerate(tensors)}, folder / "model.safetensors")
+    return Checkpoint(folder), tensors
+
+
+@pytest.mark.parametrize("dtype", STORED_DTYPES.values())
+def test_tensors_that_lie_behind_one_another_are_read_without_a_copy(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    stored, tensors = checkpoint(tmp_path / "model", dtype, dtype, dtype)
+    both = stored.read("0", "1")
+    assert torch.equal(both, torch.cat(tensors[:2]))
+    assert both.data_ptr() == stored.read("0").data_ptr()
+
+
+def test_other_tensors_are_stacked_in_the_order_of_their_names(tmp_path: Path) -> None:
+    stored, tensors = checkpoint(tmp_path / "model", torch.bfloat16, torch.bfloat16, torch.float32)
+    for names in ((1, 0), (0, 2), (2, 1)):
+        found = stored.read(*map(str, names))
+        assert torch.equal(found, torch.cat([tensors[each] for each in names])), names
+
+
+def test_freed_tensors_are_read_again(tmp_path: Path) -> None:
+    stored, tensors = checkpoint(tmp_path / "model", torch.float32)
+    found = stored.read("0")
+    assert torch.equal(found, tensors[0])
+    stored.free_pages()
+    assert torch.equal(found, tensors[0])
