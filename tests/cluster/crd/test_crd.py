@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import yaml
 from tests.cluster.kube import CRDS, Kube
+from tests.unit.ssd_operator.memory_cluster import patched
 
 from ssd_operator.api.parse import parse
 from ssd_operator.api.schema import crd
-from ssd_operator.api.spec import RESOURCE_KINDS
+from ssd_operator.api.spec import API_VERSION, KIND, POOL_KIND, RESOURCE_KINDS
 from ssd_operator.settings import UNTOUCHED_NAMESPACE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
@@ -19,7 +20,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 HERE = Path(__file__).parent
 SAMPLES = HERE.parents[2] / "charts" / "ssd" / "samples"
 GOOD = sorted([*(HERE / "good").glob("*.yaml"), *SAMPLES.glob("*.yaml")])
-BAD = sorted((HERE / "bad").glob("*.yaml"))
+BAD = yaml.safe_load((HERE / "bad.yaml").read_text())
 DRY_RUN = "--dry-run=server"
 STATUS = ("--server-side", "--subresource=status")
 DEMO = yaml.safe_load((SAMPLES / "demo-cpu.yaml").read_text())
@@ -106,20 +107,29 @@ def without_nulls(spec: Object) -> Object:
     }
 
 
-@pytest.mark.parametrize("path", BAD, ids=named)
-def test_a_bad_resource_is_rejected_with_the_fix(api_server: Kube, path: Path) -> None:
-    expected = path.read_text().splitlines()[0].removeprefix("# ")
-    *before, refused = yaml.safe_load_all(path.read_text())
+def bad_resource(name: str) -> list[Object]:
+    """The resource of a case of ``bad.yaml``, after the one that it replaces if there is one."""
+    case, resources = BAD["cases"][name], BAD["resources"]
+    (changed,) = resources.keys() & case.keys()
+    kind = POOL_KIND if changed == "pool" else KIND
+    about = {"kind": kind, "apiVersion": API_VERSION, "metadata": {"name": case.get("name", name)}}
+    changes = [case[each] for each in ("before", changed) if each in case]
+    return [about | {"spec": patched(resources[changed], each)} for each in changes]
+
+
+@pytest.mark.parametrize("name", BAD["cases"])
+def test_a_bad_resource_is_rejected_with_the_fix(api_server: Kube, name: str) -> None:
+    *before, refused = bad_resource(name)
     for each in before:
         made = api_server.send("create", each)
         assert made.returncode == 0, made.stderr
     answer = api_server.send("replace" if before else "create", refused, DRY_RUN)
     assert answer.returncode != 0, "the API server accepted it"
-    assert expected in answer.stderr
+    assert BAD["cases"][name]["message"] in answer.stderr
 
 
 def test_each_rule_of_the_definition_has_a_resource_that_breaks_it() -> None:
-    expected = [path.read_text().splitlines()[0].removeprefix("# ") for path in BAD]
+    expected = [case["message"] for case in BAD["cases"].values()]
     messages = {each for kind in RESOURCE_KINDS for each in messages_of(crd(kind))}
     assert [each for each in messages if not any(fragment in each for fragment in expected)] == []
 
