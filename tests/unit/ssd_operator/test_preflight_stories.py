@@ -15,11 +15,7 @@ NO_IMAGE = {"image": BAD, "state": {"waiting": {"reason": "ErrImagePull", "messa
 PULLING: Object = {"phase": "Pending"}
 NOT_PULLED: Object = {"phase": "Pending", "containerStatuses": [NO_IMAGE]}
 FAILED: tuple[str, str] = ("False", "PreflightFailed")
-PORTS_OF_TARGET = (
-    ("Service", "demo"),
-    ("Service", "demo-targets"),
-    ("NetworkPolicy", "demo-target"),
-)
+PORTS_OF_TARGET = (SERVICE, TARGETS, Ref("NetworkPolicy", "demo-target"))
 DONE: tuple[str, str] = ("True", "UpToDate")
 
 
@@ -68,15 +64,15 @@ async def test_another_engine_takes_no_port_from_a_target_that_serves() -> None:
     world.controllers.outcomes = {
         image: NOT_PULLED | {"containerStatuses": [NO_IMAGE | {"image": image}]}
     }
-    before = [world[Ref(kind, name)]["spec"] for kind, name in PORTS_OF_TARGET]
+    before = [world[each]["spec"] for each in PORTS_OF_TARGET]
     world.edit_spec(target={"engine": "vllm", "image": image})
     await world.rounds(8)
     assert world.condition("Progressing") == FAILED
-    assert [world[Ref(kind, name)]["spec"] for kind, name in PORTS_OF_TARGET] == before
+    assert [world[each]["spec"] for each in PORTS_OF_TARGET] == before
     assert world.status["endpoint"] == {"grpc": "demo.default.svc:50051"}
     world.controllers.outcomes = {}
     await world.rounds(8)
-    assert world[Ref("Service", "demo")]["spec"]["ports"][0]["port"] == 8000
+    assert world[SERVICE]["spec"]["ports"][0]["port"] == 8000
     assert world.status["endpoint"] == {"http": "http://demo.default.svc:8000/v1"}
 
 
@@ -122,7 +118,7 @@ async def test_services_lead_to_pods_of_one_engine_while_cells_change_theirs_one
 @pytest.mark.parametrize("error", [ForbiddenError("exceeded quota"), RefusedError("denied")])
 async def test_a_target_whose_new_engine_is_refused_keeps_its_services(error: ClusterError) -> None:
     world = await serving()
-    before, endpoint = [world[Ref(*each)]["spec"] for each in PORTS_OF_TARGET], served_by(world)
+    before, endpoint = [world[each]["spec"] for each in PORTS_OF_TARGET], served_by(world)
     world.cluster.write_faults = {TARGET: error}
     world.edit_spec(target={"engine": "vllm"})
     await world.rounds(6)
@@ -131,7 +127,7 @@ async def test_a_target_whose_new_engine_is_refused_keeps_its_services(error: Cl
     world.catch_up()
     await world.try_pass()
     await world.rounds(2)
-    assert [world[Ref(*each)]["spec"] for each in PORTS_OF_TARGET] == before
+    assert [world[each]["spec"] for each in PORTS_OF_TARGET] == before
     assert served_by(world) == endpoint == ([name_of(pod)], 50051)
     assert world.status["endpoint"] == {"grpc": "demo.default.svc:50051"}
     world.cluster.write_faults = {}

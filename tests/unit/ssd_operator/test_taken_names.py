@@ -80,7 +80,7 @@ async def test_children_that_a_deleted_resource_left_are_adopted_or_go() -> None
 @pytest.mark.parametrize(
     "owner",
     [
-        {"kind": KIND, "apiVersion": API_VERSION, "name": "x", "uid": "x", "controller": True},
+        OTHERS[0],
         {"kind": "Application", "apiVersion": "apps/v1", "name": "x", "uid": "x"},
     ],
     ids=["another resource", "no controller"],

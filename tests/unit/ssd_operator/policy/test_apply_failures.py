@@ -283,8 +283,7 @@ async def test_a_restarted_operator_keeps_the_status_until_targets_have_answered
 
 
 def add_a_label(world: World) -> None:
-    with world.edited(SERVICE) as found:
-        found["spec"]["selector"]["by"] = "hand"
+    world.edit_spec(SERVICE, selector={"by": "hand"})
 
 
 def is_repaired(world: World) -> bool:
@@ -340,8 +339,7 @@ async def test_a_pause_is_in_the_status_with_its_end_and_other_fields_are_still_
     assert seconds is not None
     assert 0 < seconds - world.cluster.now <= RETRY_SECONDS
     assert world.messages("ApplyReverted") == [message]
-    with world.edited(TARGET) as found:
-        found["spec"]["replicas"] = 0
+    world.edit_spec(TARGET, replicas=0)
     await world.round()
     assert world[TARGET]["spec"]["replicas"] == 1
     assert add_a_variable(world) is False, "the repair of another field leaves the template alone"
@@ -354,8 +352,7 @@ async def test_a_second_contested_field_does_not_end_the_pause_of_the_first() ->
     world = await settled()
     await contest(world, 20)
     for _ in range(3):
-        with world.edited(TARGET) as found:
-            found["spec"]["replicas"] = 2
+        world.edit_spec(TARGET, replicas=2)
         await world.round()
     assert world[TARGET]["spec"]["replicas"] == 2, "both fields are paused"
     assert add_a_variable(world) is False
@@ -375,12 +372,10 @@ async def test_cells_whose_number_of_pods_is_contested_are_replaced_one_after_th
     cells = [TARGET, Ref("Deployment", "demo-target-1")]
     for _ in range(MOST_REPAIRS + 1):
         for cell in cells:
-            with world.edited(cell) as found:
-                found["spec"]["replicas"] = 0
+            world.edit_spec(cell, replicas=0)
         await world.round()
     for cell in cells:
-        with world.edited(cell) as found:
-            found["spec"]["replicas"] = 1
+        world.edit_spec(cell, replicas=1)
     await world.come_to_rest()
     for cell in cells:
         with world.edited(cell) as found:

@@ -334,8 +334,7 @@ async def test_additions_to_fields_that_we_own_are_removed(*, is_seen: bool) -> 
         found["spec"]["paused"] = True
         container = found["spec"]["template"]["spec"]["containers"][0]
         container["env"].insert(1, {"name": "SSD_DRAFT_LOG_FORMAT", "value": "text"})
-    with world.edited(SERVICE) as found:
-        found["spec"]["selector"]["extra"] = "x"
+    world.edit_spec(SERVICE, selector={"extra": "x"})
     if is_seen:
         world.controllers.settle()
     await world.come_to_rest()
