@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from tests.unit.ssd_operator.scenes import (
     NOW,
-    PLACED,
     Scene,
     answer,
     decided,
@@ -313,9 +312,6 @@ def gated(**status: Any) -> Scene:
     return Scene(spec=GATED, deployments=(*Scene().deployments, front))
 
 
-CREATED: Object = {"type": "PodReadyToStartContainers", "status": "False"}
-
-
 def fronted(pod: Object) -> Scene:
     """Its only gateway is this pod."""
     return replace(gated(), facts={"gateways": (pod,)})
@@ -344,12 +340,6 @@ GATEWAY = [
         fronted(front(containerStatuses=PULL)),
         "False ImagePull",
         "ready; g0 cannot pull x: denied.",
-    ),
-    (
-        fronted(front(conditions=[CREATED, PLACED | {"lastTransitionTime": to_text(NOW - 11)}])),
-        "False Loading",
-        "a ready target: g0 has no sandbox after 10 s: a volume is missing or not attached, or "
-        "the network is not ready; see kubectl describe pod g0.",
     ),
     (
         fronted(terminating(front())),
