@@ -10,7 +10,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.ssd_operator.resources import template_of
+from tests.unit.ssd_operator.resources import CORPUS, template_of
 
 from ssd_operator.api import reserved
 from ssd_operator.api.fields import parse_quantity
@@ -19,8 +19,7 @@ from ssd_operator.api.pool import PoolSpec
 from ssd_operator.api.schema import structural
 from ssd_operator.api.spec import KIND, DraftSpec, Object, Resource, Source, Spec, TargetSpec
 
-CORPUS = Path(__file__).resolve().parents[3] / "cluster" / "crd"
-GOOD = sorted((CORPUS / "good").glob("*.yaml"))
+GOOD = sorted(CORPUS.glob("*.yaml"))
 SPEC = structural(Spec)
 
 
@@ -82,7 +81,7 @@ def test_every_field_of_a_full_resource_is_read() -> None:
 
 
 def corpus(name: str) -> Object:
-    found: Object = yaml.safe_load((CORPUS / "good" / f"{name}.yaml").read_text())["spec"]
+    found: Object = yaml.safe_load((CORPUS / f"{name}.yaml").read_text())["spec"]
     return found
 
 

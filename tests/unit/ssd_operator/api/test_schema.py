@@ -4,10 +4,10 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.ssd_operator.resources import ROOT
 from tests.unit.ssd_operator.scenes import (
     NOW,
     Scene,
@@ -28,7 +28,6 @@ from ssd_operator.policy.plan import PassPlan
 from ssd_operator.status.status import status_of, status_of_invalid
 from ssd_target.settings import TargetSettings
 
-ROOT = Path(__file__).resolve().parents[4]
 LARGEST_BYTES = 200 * 1024
 MOST_FIELDS = 125
 """Of the spec. A new field needs a user who sets it."""
