@@ -291,14 +291,11 @@ def test_a_sample_is_one_resource_and_begins_with_a_comment(sample: Path) -> Non
 
 
 def test_the_operators_credentials_are_files_of_a_secret(render: Any) -> None:
-    (pod,) = [
-        each["spec"]["template"]["spec"]
-        for each in render("--set=operator.credentialsSecretName=operator-credentials")
-        if each["kind"] == "Deployment"
-    ]
+    objects = render("--set=operator.credentialsSecretName=operator-credentials")
+    (pod,) = pods([only(objects, "Deployment")])
     (volume,) = [each for each in pod["volumes"] if each["name"] == "credentials"]
     assert volume["secret"] == {"secretName": "operator-credentials", "defaultMode": 0o440}
-    (container,) = pod["containers"]
+    container = container_of(objects)
     (mount,) = [each for each in container["volumeMounts"] if each["name"] == "credentials"]
     assert "subPath" not in mount, "the kubelet would not replace the files"
     assert {"name": "SSD_OPERATOR_CREDENTIALS", "value": mount["mountPath"]} in container["env"]

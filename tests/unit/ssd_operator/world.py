@@ -176,16 +176,13 @@ class World:
         about = {"namespace": "default", "name": ref.name, **metadata}
         return self.cluster.put({"apiVersion": "v1", "kind": ref.kind, "metadata": about})
 
-    def links(self, state: str = "Active", **more: Any) -> tuple[LinkStatus, ...]:
-        """A link to each draft."""
-        return tuple(
+    def report_links(self, state: str = "Active", **more: Any) -> None:
+        """Each target reports a link to each draft."""
+        links = tuple(
             LinkStatus(address=name, draft_pod=name, state=state.lower(), transport="tcp", **more)
             for name in map(name_of, self.ready_pods("draft"))
         )
-
-    def report_links(self, state: str = "Active", **more: Any) -> None:
-        """Each target reports a link to each draft."""
-        self.report(links=self.links(state, **more))
+        self.report(links=links)
 
     def report(self, **answer: Any) -> None:
         """Each target that is ready answers this."""
