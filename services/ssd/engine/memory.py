@@ -40,10 +40,15 @@ def free_bytes(device: str, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> i
     return max(0, available)
 
 
-def plan_blocks(model: ModelConfig, engine: EngineConfig) -> int:
+def plan_blocks(model: ModelConfig, engine: EngineConfig, reserved_bytes: int = 0) -> int:
     """Return the number of KV blocks, block 0 included.
 
     At most the blocks of ``max_num_seqs`` sequences of ``max_model_len`` tokens.
+
+    Args:
+        model: its shape.
+        engine: the size of the cache, if it is set.
+        reserved_bytes: memory that the engine allocates later.
 
     Raises:
         MemoryBudgetError: not one such sequence fits; the message contains the numbers.
@@ -54,7 +59,7 @@ def plan_blocks(model: ModelConfig, engine: EngineConfig) -> int:
     useful = 1 + engine.max_num_seqs * per_sequence
     budget = engine.kv_cache_bytes
     if budget is None:
-        free = free_bytes(engine.device) - branch_logits_bytes(model, engine)
+        free = free_bytes(engine.device) - branch_logits_bytes(model, engine) - reserved_bytes
         if engine.engine == STATIC and engine.device != "cpu":
             # Graphs are captured later.
             free -= graph_output_bytes(model, engine)
@@ -74,13 +79,17 @@ def plan_blocks(model: ModelConfig, engine: EngineConfig) -> int:
     return min(useful, fitting)
 
 
-def allocate_storage(model: ModelConfig, engine: EngineConfig, group: Group = ALONE) -> KVStorage:
+def allocate_storage(
+    model: ModelConfig, engine: EngineConfig, group: Group = ALONE, reserved_bytes: int = 0
+) -> KVStorage:
     """Allocate the KV storage of an engine; all ranks of a group have the same blocks.
+
+    See ``plan_blocks`` for the arguments.
 
     Raises:
         MemoryBudgetError: not one sequence of maximum length fits.
     """
-    num_blocks = group.smallest(plan_blocks(model, engine))
+    num_blocks = group.smallest(plan_blocks(model, engine, reserved_bytes))
     sessions = segment_sessions(engine)
     entries = EntryMap(num_blocks, engine.block_size, engine.num_columns, engine.branches, sessions)
     return KVStorage(model, entries, DTYPES[engine.kv_dtype], engine.device)

@@ -74,17 +74,27 @@ class GraphWeights:
     """See ``DecoderWeights``. Products read their weights once for each format of a packed copy."""
 
     @property
+    def products(self) -> Sequence[Matrix]:
+        """The matrices that rows are multiplied by."""
+        layers = [(x.rotated, x.values, x.output, x.gate_up, x.down) for x in self.layers]
+        return [self.head, *chain.from_iterable(layers)]
+
+    @property
     def num_bytes(self) -> int:
         """Size of the matrices."""
-        layers = [(x.rotated, x.values, x.output, x.gate_up, x.down) for x in self.layers]
-        matrices = {self.embedding, self.head, *chain.from_iterable(layers)}
-        return sum(each.num_bytes for each in matrices)
+        return sum(matrix.num_bytes for matrix in {self.embedding, *self.products})
+
+    @property
+    def num_unpacked_bytes(self) -> int:
+        """Size of the matrices of which products make packed copies in their first pass."""
+        unpacked = [each for each in self.products if not isinstance(each, CopiedMatrix)]
+        return sum(matrix.num_bytes for matrix in unpacked)
 
     def release(self) -> None:
         """Free the weights of which compiled graphs have copies, after all have been compiled."""
-        for each in chain.from_iterable((x.gate_up, x.down) for x in self.layers):
-            if isinstance(each, CopiedMatrix):
-                each.release()
+        for matrix in self.products:
+            if isinstance(matrix, CopiedMatrix):
+                matrix.release()
 
 
 def multiplies_by_amx(config: ModelConfig, engine: EngineConfig) -> bool:

@@ -254,8 +254,8 @@ class OpenVinoDraft:
         self.whole_tables = self._graphs.tables.keys()
         longest = min(engine.prefill_chunk, MOST_WARM_ROWS)
         self.chunk_sizes = (*range(ROW_STEP, longest, ROW_STEP), engine.prefill_chunk)
-        # After the weights have been packed: the rest of the memory is for the KV cache.
-        self._storage = allocate_storage(model, engine)
+        num_unpacked = self._graphs.weights.num_unpacked_bytes
+        self._storage = allocate_storage(model, engine, reserved_bytes=num_unpacked)
         self._entries = self._storage.entries
         self._stored = HostEntries(self._storage)
         self.num_blocks = self._entries.num_blocks

@@ -124,8 +124,7 @@ class OpenVinoTarget:
         """Of the newest pass; None if it was a prefill."""
         self._weights = graph_weights(model, weights, engine)
         self._request, caches = _build(self._weights, model, engine)
-        # After the weights have been packed: the rest of the memory is for the KV cache.
-        self.num_blocks = plan_blocks(model, engine)
+        self.num_blocks = plan_blocks(model, engine, self._weights.num_unpacked_bytes)
         shape = (len(caches), self.num_blocks, model.num_kv_heads, BLOCK_SIZE, model.head_size)
         self.storage = torch.zeros(shape, dtype=DTYPES[engine.dtype])
         for name, cache in zip(caches, self.storage, strict=True):

@@ -50,6 +50,15 @@ def test_without_a_size_the_cache_takes_a_fraction_of_free_memory() -> None:
         plan(replace(ENGINE, kv_cache_bytes=None, kv_cache_fraction=0.0))
 
 
+def test_what_the_engine_allocates_later_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = replace(ENGINE, kv_cache_bytes=None, kv_cache_fraction=1.0)
+    needed = (1 + BLOCKS_A_SEQUENCE) * 16 * SLOT_BYTES
+    monkeypatch.setattr(memory, "free_bytes", lambda _device: needed + 1000)
+    assert plan_blocks(MODEL, target, 1000) == 1 + BLOCKS_A_SEQUENCE
+    with pytest.raises(MemoryBudgetError):
+        plan_blocks(MODEL, target, 1001)
+
+
 def test_the_memory_of_kept_branch_logits_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
     draft = replace(ENGINE, branches=4, kv_cache_bytes=None, kv_cache_fraction=1.0)
     kept = 2 * 4 * 7 * MODEL.vocab_size * 4

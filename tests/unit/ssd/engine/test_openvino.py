@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.engines import inside, load, on, paged, store
 from tests.unit.ssd.engine.wide import FUSED, load_wide, stack, table, text
 
-from ssd.engine import target_runner
+from ssd.engine import memory, target_runner
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
@@ -31,7 +31,7 @@ from ssd.engine.openvino_engine.packed import (
 from ssd.engine.precision import Weights, has_bfloat16, has_matrices
 from ssd.engine.same_bits import find_difference
 from ssd.engine.target_runner import TargetRunner
-from ssd.errors import SetupError
+from ssd.errors import MemoryBudgetError, SetupError
 
 K = 3
 P = K + 1
@@ -292,6 +292,17 @@ def test_after_the_warm_up_the_checkpoint_is_not_in_memory_and_passes_are_the_sa
     runner.warm_up(lambda _stage, _share: None)
     assert resident_bytes(path) == 0
     assert torch.equal(runner.forward(batch)[:, :3], before[:, :3])
+
+
+def test_the_kv_cache_leaves_memory_for_the_packed_copies_of_the_weights(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = replace(ENGINE, kv_cache_fraction=1.0)
+    num_unpacked = inside(load(TargetRunner, folder, engine))._weights.num_unpacked_bytes
+    monkeypatch.setattr(memory, "free_bytes", lambda _device: num_unpacked)
+    with pytest.raises(MemoryBudgetError, match="can use 0 bytes"):
+        load(TargetRunner, folder, engine)
+    assert num_unpacked > 0.5 * (folder / "model.safetensors").stat().st_size
 
 
 def test_a_draft_frees_its_checkpoint_after_the_warm_up(folder: Path) -> None:
