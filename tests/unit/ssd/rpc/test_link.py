@@ -70,19 +70,48 @@ async def receive_until_closed(call: LinkServerCall) -> None:
         pass
 
 
-async def test_messages_arrive_typed_and_in_order() -> None:
+def answering(*answers: DraftMessage | bytes) -> Serve:
+    """Serve a link: send these messages after the first one of the target."""
+
+    async def serve(call: LinkServerCall) -> None:
+        await call.receive()
+        for each in answers:
+            call.send(each)
+        await receive_until_closed(call)
+
+    return serve
+
+
+def ended_by(cause: Exception | None) -> Serve:
+    """Serve a link: end it after the first message of the target."""
+
+    async def serve(call: LinkServerCall) -> None:
+        await call.receive()
+        if cause is not None:
+            raise cause
+
+    return serve
+
+
+async def test_messages_and_frames_arrive_in_order_from_any_thread() -> None:
     received: list[object] = []
+    answers: list[DraftMessage | bytes] = [
+        answer
+        for number in range(1, 18)
+        for answer in (SessionRefused(number, "max_sessions"), b"tables")
+    ]
+    sent: list[TargetMessage | bytes] = [HELLO, b"one", CloseSession(1), b"two", b""]
+    sent += [CloseSession(number) for number in range(2, 31)]
+    async with linked(collecting(received, lambda: answers[len(received) - 1])) as link:
 
-    def refuse() -> SessionRefused:
-        return SessionRefused(len(received), "max_sessions")
+        def send_all() -> None:
+            for message in sent:
+                link.send(message)
 
-    async with linked(collecting(received, refuse)) as link:
-        sent: list[TargetMessage] = [HELLO, *(CloseSession(number) for number in range(1, 30))]
-        for message in sent:
-            link.send(message)
-        answers = [await link.receive() for _ in sent]
+        await asyncio.to_thread(send_all)
+        assert [await link.receive() for _ in sent] == answers
+        assert link.num_openings == 0
     assert received == sent
-    assert answers == [SessionRefused(number, "max_sessions") for number in range(1, 31)]
 
 
 async def test_receive_returns_none_after_the_peer_closed_the_link() -> None:
@@ -114,11 +143,7 @@ async def test_messages_sent_before_the_handler_returns_arrive() -> None:
 
 
 async def test_a_refused_handshake_reaches_the_target_with_its_field() -> None:
-    async def serve(call: LinkServerCall) -> None:
-        await call.receive()
-        raise HandshakeError("lookahead", "6, not 8")
-
-    async with linked(serve) as link:
+    async with linked(ended_by(HandshakeError("lookahead", "6, not 8"))) as link:
         link.send(HELLO)
         for _ in range(2):
             with pytest.raises(HandshakeError, match="6, not 8") as caught:
@@ -128,12 +153,7 @@ async def test_a_refused_handshake_reaches_the_target_with_its_field() -> None:
 
 @pytest.mark.parametrize("cause", [FrameError("token id 250"), None])
 async def test_the_cause_of_an_end_survives_writes_that_fail(cause: FrameError | None) -> None:
-    async def serve(call: LinkServerCall) -> None:
-        await call.receive()
-        if cause is not None:
-            raise cause
-
-    async with serving(Servicer(serve)) as server:
+    async with serving(Servicer(ended_by(cause))) as server:
         for _ in range(20):
             async with DraftClient(f"127.0.0.1:{server.port}") as client:
                 link = await client.open_link()
@@ -184,21 +204,6 @@ async def test_a_draft_detects_a_lost_target() -> None:
             await link.receive()
 
 
-async def test_frames_arrive_in_order_with_other_messages_from_any_thread() -> None:
-    received: list[object] = []
-    async with linked(collecting(received, lambda: b"tables")) as link:
-        sent: list[TargetMessage | bytes] = [HELLO, b"one", CloseSession(1), b"two", b""]
-
-        def send_all() -> None:
-            for message in sent:
-                link.send(message)
-
-        await asyncio.to_thread(send_all)
-        assert [await link.receive() for _ in sent] == [b"tables"] * len(sent)
-        assert link.num_openings == 0
-    assert received == sent
-
-
 async def test_a_failed_link_raises_the_first_error_and_accepts_no_message() -> None:
     async with linked(receive_until_closed) as link:
         await asyncio.to_thread(link.fail, FrameError("a bad table"))
@@ -232,14 +237,9 @@ class RecordedChannel:
 
 @pytest.mark.parametrize("by_draft", [False, True])
 async def test_an_ended_link_is_released_without_the_garbage_collector(*, by_draft: bool) -> None:
-    async def serve(call: LinkServerCall) -> None:
-        await call.receive()
-        if by_draft:
-            raise FrameError("the end")
-
     gc.disable()
     try:
-        async with linked(serve) as link:
+        async with linked(ended_by(FrameError("the end") if by_draft else None)) as link:
             link.use(RecordedChannel(link))
             if by_draft:
                 link.send(HELLO)
@@ -300,12 +300,8 @@ async def test_send_raises_a_link_error_if_its_queue_is_full() -> None:
 
 
 async def test_too_many_unread_messages_end_the_link() -> None:
-    async def serve(call: LinkServerCall) -> None:
-        for _ in range(MAX_INCOMING + 1):
-            call.send(Heartbeat())
-        await receive_until_closed(call)
-
-    async with linked(serve) as link:
+    async with linked(answering(*[Heartbeat()] * (MAX_INCOMING + 1))) as link:
+        link.send(HELLO)
         assert link._reader is not None
         await asyncio.wait({link._reader})
         assert [await link.receive() for _ in range(MAX_INCOMING)] == [Heartbeat()] * MAX_INCOMING
@@ -335,12 +331,7 @@ async def test_undecodable_bytes_end_the_link_but_not_the_server() -> None:
 
 
 async def test_cancelling_receive_loses_no_message() -> None:
-    async def serve(call: LinkServerCall) -> None:
-        await call.receive()
-        call.send(Draining())
-        await receive_until_closed(call)
-
-    async with linked(serve) as link:
+    async with linked(answering(Draining())) as link:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await link.receive()
@@ -351,15 +342,10 @@ async def test_cancelling_receive_loses_no_message() -> None:
 async def test_a_bug_in_the_reader_ends_the_link_and_is_logged(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def serve(call: LinkServerCall) -> None:
-        await call.receive()
-        call.send(b"x")
-        await receive_until_closed(call)
-
     def fail(_frame: bytes) -> None:
         raise ZeroDivisionError("a bug")
 
-    async with linked(serve) as link:
+    async with linked(answering(b"x")) as link:
         monkeypatch.setattr(link, "deliver", fail)
         link.send(HELLO)
         with pytest.raises(LinkError, match="failed"):
@@ -406,13 +392,8 @@ def test_the_rate_limit_does_not_delay_a_draft_with_64_sessions() -> None:
 async def test_a_link_is_read_at_a_bounded_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_module, "MESSAGES_PER_SECOND", 0.1)
     monkeypatch.setattr(link_module, "BURST_MESSAGES", 10.0)
-
-    async def serve(call: LinkServerCall) -> None:
-        for _ in range(100):
-            call.send(Heartbeat())
-        await asyncio.Event().wait()
-
-    async with linked(serve) as link:
+    async with linked(answering(*[Heartbeat()] * 100)) as link:
+        link.send(HELLO)
         assert [await link.receive() for _ in range(11)] == [Heartbeat()] * 11
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
