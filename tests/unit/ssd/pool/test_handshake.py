@@ -1,5 +1,3 @@
-"""What a Welcome must contain."""
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-"""The measurement of a link, and its limit."""
-
 import itertools
 from collections import deque
 from collections.abc import Iterator

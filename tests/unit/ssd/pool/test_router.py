@@ -22,15 +22,6 @@ def link(max_sessions: int = 4, max_len: int = 0, used: int = 0) -> DraftLink:
     return made
 
 
-def test_the_link_with_the_smallest_share_in_use_is_chosen() -> None:
-    half, quarter = link(max_sessions=2, used=1), link(max_sessions=8, used=2)
-    assert choose_link([half, quarter], sequence(), NOW) is quarter
-
-
-def test_a_full_link_is_not_chosen() -> None:
-    assert choose_link([link(max_sessions=2, used=2)], sequence(), NOW) is None
-
-
 def test_an_excluded_link_is_not_chosen() -> None:
     first, second = link(), link(used=3)
     chosen = sequence()
@@ -55,7 +46,7 @@ def test_a_link_that_is_suspended_paused_draining_or_lost_is_not_chosen() -> Non
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), max_size=5))
-def test_no_link_with_room_has_a_smaller_share_than_the_chosen_one(
+def test_the_link_with_room_and_the_smallest_share_in_use_is_chosen(
     shapes: list[tuple[int, int]],
 ) -> None:
     links = [link(max_sessions=most, used=min(most, used)) for most, used in shapes]

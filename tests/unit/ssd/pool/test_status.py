@@ -1,5 +1,3 @@
-"""The status of the pool."""
-
 from typing import cast
 
 import pytest

@@ -1,5 +1,3 @@
-"""The mean over the last 30 s."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
