@@ -23,6 +23,12 @@ TEXT = """
 TEMPLATE = ChatTemplate(TEXT)
 
 
+def configured(folder: Path, **config: object) -> ChatTemplate | None:
+    """The template of a folder whose tokenizer has this configuration."""
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return load_template(folder)
+
+
 def test_a_conversation_becomes_a_prompt_for_the_next_turn() -> None:
     assert render_chat(TEMPLATE, TURNS) == "<system>Be brief.<user>2 < 3?<assistant>"
 
@@ -90,16 +96,15 @@ def test_the_format_of_calls_is_found_in_the_template(template: str | None, expe
 
 @pytest.mark.parametrize("text", [r'{"a": "\ud800"}', r'{"\udc00": 1}'])
 def test_json_with_half_a_character_is_refused_by_its_field(text: str) -> None:
-    call = ToolCall("1", "f", text)
-    with pytest.raises(FieldError, match="is not valid Unicode") as caught:
-        render_chat(TEMPLATE, [ChatTurn("assistant", "", (call,))])
-    assert caught.value.field == "chat.messages[0].tool_calls[0].function.arguments"
-    with pytest.raises(FieldError, match="is not valid Unicode") as caught:
-        render_chat(TEMPLATE, TURNS, tools=f"[{text}]")
-    assert caught.value.field == "chat.tools"
-    with pytest.raises(FieldError, match="is not valid Unicode") as caught:
-        render_chat(TEMPLATE, TURNS, arguments=text)
-    assert caught.value.field == "chat.template_arguments"
+    calling = ChatTurn("assistant", "", (ToolCall("1", "f", text),))
+    for turns, given, field in (
+        ([calling], {}, "messages[0].tool_calls[0].function.arguments"),
+        (TURNS, {"tools": f"[{text}]"}, "tools"),
+        (TURNS, {"arguments": text}, "template_arguments"),
+    ):
+        with pytest.raises(FieldError, match="is not valid Unicode") as caught:
+            render_chat(TEMPLATE, turns, **given)
+        assert caught.value.field == f"chat.{field}"
     render_chat(TEMPLATE, TURNS, arguments=r'{"a": "\ud83d\ude00"}')
 
 
@@ -158,9 +163,7 @@ def test_a_template_cannot_leave_its_sandbox(template: str) -> None:
 
 
 def test_a_template_file_comes_before_the_tokenizers_config(tmp_path: Path) -> None:
-    config = tmp_path / "tokenizer_config.json"
-    config.write_text(json.dumps({"chat_template": "from config"}))
-    assert load_template(tmp_path) == ChatTemplate("from config")
+    assert configured(tmp_path, chat_template="from config") == ChatTemplate("from config")
     (tmp_path / "chat_template.jinja").write_text("from file")
     assert load_template(tmp_path) == ChatTemplate("from file")
 
@@ -172,23 +175,30 @@ def test_a_folder_without_a_template_has_none(tmp_path: Path, content: str | Non
     assert load_template(tmp_path) is None
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
-def test_a_corrupt_config_is_an_error_that_names_the_file(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "tokenizer_config.json").write_bytes(content)
-    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json"):
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        *(("tokenizer_config.json", content, "") for content in (b"{", b"[]", b"\xff")),
+        ("chat_template.jinja", b"\xff", ": not UTF-8"),
+    ],
+)
+def test_a_corrupt_file_is_an_error_that_names_it(
+    tmp_path: Path, file: str, content: bytes, words: str
+) -> None:
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(TokenizerError, match=f"{file}{words}"):
         load_template(tmp_path)
 
 
 def test_templates_see_the_special_tokens_of_the_tokenizer(tmp_path: Path) -> None:
-    config = {
-        "chat_template": "{{ bos_token + messages[0].content + eos_token }}",
-        "bos_token": {"content": "<s>", "lstrip": False},
-        "eos_token": "</s>",
-        "pad_token": None,
-        "add_bos_token": True,
-    }
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    template = load_template(tmp_path)
+    template = configured(
+        tmp_path,
+        chat_template="{{ bos_token + messages[0].content + eos_token }}",
+        bos_token={"content": "<s>", "lstrip": False},
+        eos_token="</s>",
+        pad_token=None,
+        add_bos_token=True,
+    )
     assert template is not None
     assert template.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
     assert render_chat(template, [ChatTurn("user", "hi")]) == "<s>hi</s>"
@@ -199,23 +209,15 @@ def test_a_model_can_have_a_template_of_its_own_for_tools(tmp_path: Path) -> Non
         {"name": "default", "template": "plain"},
         {"name": "tool_use", "template": "{% if tools %}<tool_call>{% endif %}"},
     ]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    template = load_template(tmp_path)
+    template = configured(tmp_path, chat_template=named)
     assert render_chat(template, TURNS) == "plain"
     assert render_chat(template, TURNS, tools='[{"type": "function"}]') == "<tool_call>"
     assert tool_format(template) == "hermes"
 
 
-def test_a_template_file_that_is_not_text_is_an_error_that_names_it(tmp_path: Path) -> None:
-    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
-    with pytest.raises(TokenizerError, match=r"chat_template\.jinja: not UTF-8"):
-        load_template(tmp_path)
-
-
 def test_a_named_template_that_is_not_used_may_be_malformed(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "x"}, {"name": "rag", "template": None}]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    assert load_template(tmp_path) == ChatTemplate("x")
+    assert configured(tmp_path, chat_template=named) == ChatTemplate("x")
 
 
 @pytest.mark.parametrize(
@@ -224,10 +226,8 @@ def test_a_named_template_that_is_not_used_may_be_malformed(tmp_path: Path) -> N
 def test_a_malformed_named_template_is_an_error_that_names_its_place(
     tmp_path: Path, entry: object
 ) -> None:
-    config = {"chat_template": [{"name": "default", "template": "x"}, entry]}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(TokenizerError, match=r"tokenizer_config\.json: chat_template\[1\] must be"):
-        load_template(tmp_path)
+        configured(tmp_path, chat_template=[{"name": "default", "template": "x"}, entry])
 
 
 def test_templates_can_ask_for_the_date(monkeypatch: pytest.MonkeyPatch) -> None:

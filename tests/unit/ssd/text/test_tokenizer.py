@@ -1,6 +1,7 @@
 import json
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,13 @@ def write(folder: Path, made: LibraryTokenizer, **configs: object) -> Path:
 
 
 PLAIN = HFTokenizer(library(), frozenset())
+IDS = st.integers(0, PLAIN.vocab_size - 1)
+
+
+def in_pieces(tokenizer: HFTokenizer, ids: Sequence[int], before: Sequence[int] = ()) -> str:
+    """The text of tokens that are decoded one by one, after the tokens ``before``."""
+    detokenizer = IncrementalDetokenizer(tokenizer, before)
+    return "".join([*(detokenizer.push([each]) for each in ids), detokenizer.finish()])
 
 
 @pytest.fixture
@@ -47,16 +55,11 @@ def tokenizer(tmp_path: Path) -> HFTokenizer:
     return load_tokenizer(write(tmp_path / "model", library()))
 
 
-def test_encoding_applies_merges_and_the_models_own_prefix(tokenizer: HFTokenizer) -> None:
+def test_encoding_applies_merges_and_the_models_own_prefix_once(tokenizer: HFTokenizer) -> None:
     ids = tokenizer.encode("def")
     assert len(ids) == 2
     assert tokenizer.encode("") == ids[:1]
-
-
-def test_a_text_that_has_the_prefix_gets_no_second_one(tokenizer: HFTokenizer) -> None:
-    with_prefix = tokenizer.encode("def")
-    assert tokenizer.encode("def", has_prefix=True) == with_prefix[1:]
-    assert len(with_prefix) == 2
+    assert tokenizer.encode("def", has_prefix=True) == ids[1:]
 
 
 def test_other_threads_run_while_a_text_is_tokenised(tokenizer: HFTokenizer) -> None:
@@ -105,28 +108,21 @@ def test_text_decoded_in_pieces_equals_the_text(text: str) -> None:
     assume(BEGIN not in text and END not in text)
     ids = PLAIN.encode(text)
     assert PLAIN.decode(ids) == text
-    detokenizer = IncrementalDetokenizer(PLAIN)
-    assert "".join([*(detokenizer.push([each]) for each in ids), detokenizer.finish()]) == text
+    assert in_pieces(PLAIN, ids) == text
 
 
-@given(st.lists(st.integers(0, PLAIN.vocab_size - 1), max_size=60))
+@given(st.lists(IDS, max_size=60))
 def test_pieces_of_any_ids_equal_the_text_decoded_at_once(ids: list[int]) -> None:
-    detokenizer = IncrementalDetokenizer(PLAIN)
-    pieces = [*(detokenizer.push([each]) for each in ids), detokenizer.finish()]
-    assert "".join(pieces) == PLAIN.decode(ids)
+    assert in_pieces(PLAIN, ids) == PLAIN.decode(ids)
 
 
-@given(
-    before=st.lists(st.integers(0, PLAIN.vocab_size - 1), max_size=20),
-    ids=st.lists(st.integers(0, PLAIN.vocab_size - 1), max_size=20),
-)
+@given(before=st.lists(IDS, max_size=20), ids=st.lists(IDS, max_size=20))
 def test_the_text_before_does_not_change_the_text_of_bytes(
     before: list[int], ids: list[int]
 ) -> None:
-    detokenizer = IncrementalDetokenizer(PLAIN, before)
-    pieces = [*(detokenizer.push([each]) for each in ids), detokenizer.finish()]
+    found = in_pieces(PLAIN, ids, before)
     if not PLAIN.decode(before).endswith("\ufffd"):
-        assert "".join(pieces) == PLAIN.decode(ids)
+        assert found == PLAIN.decode(ids)
 
 
 def sentence_piece(decoder: decoders.Decoder) -> HFTokenizer:
@@ -148,15 +144,11 @@ LLAMA_2 = decoders.Sequence(
 
 def test_a_text_that_continues_another_keeps_its_first_space() -> None:
     tokenizer = sentence_piece(LLAMA_2)
-
-    def text(before: list[int], ids: list[int]) -> str:
-        detokenizer = IncrementalDetokenizer(tokenizer, before)
-        return "".join([*(detokenizer.push([each]) for each in ids), detokenizer.finish()])
-
-    assert text([3, 0], [1, 2]) == " cat sat"
-    assert text([0, 3], [1]) == " cat", "a special token has no text"
-    assert text([3], [1, 2]) == "cat sat", "nothing is before it"
-    assert text([0, 4], [5, 1]) == "\ufffd cat", "the character began in the text before"
+    assert in_pieces(tokenizer, [1, 2], [3, 0]) == " cat sat"
+    assert in_pieces(tokenizer, [1], [0, 3]) == " cat", "a special token has no text"
+    assert in_pieces(tokenizer, [1, 2], [3]) == "cat sat", "nothing is before it"
+    found = in_pieces(tokenizer, [5, 1], [0, 4])
+    assert found == "\ufffd cat", "the character began in the text before"
 
 
 @pytest.mark.parametrize(
