@@ -4,9 +4,8 @@ import ctypes
 import os
 import platform
 import sys
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from hypothesis import given
@@ -40,9 +39,6 @@ def test_target_and_drafts_never_share_a_cpu_if_there_are_two(
     assert not plan.is_shared
     assert target_cpus == sorted(allowed)[: (len(allowed) + 1) // 2]
     assert draft_cpus.isdisjoint(target_cpus)
-    has_spare = num_drafts < len(allowed) // 2
-    free = allowed - set(target_cpus) - draft_cpus
-    assert set(cpus(plan.others)) == (free if has_spare else allowed)
     assert len(plan.drafts) == num_drafts
 
 
@@ -71,30 +67,22 @@ def test_cpus_without_models_run_all_other_threads() -> None:
 
 
 def test_the_length_of_turns_is_that_of_a_thread_and_those_that_it_starts() -> None:
-    found = []
-
-    def note() -> None:
-        found.append(slice_seconds())
-
-    def note_slices() -> None:
-        for seconds in (0.0, SHORT_SLICE_SECONDS):
+    def found(seconds: float | None = None) -> float:
+        if seconds is not None:
             set_slice(seconds)
-            note()
-        in_thread(note)
-        in_thread(lambda: set_slice(0.0), note)
+        return slice_seconds()
 
-    in_thread(note_slices)
-    usual, short, inherited, usual_again = found
+    def lengths() -> tuple[float, float, float, float]:
+        usual, short = found(0.0), found(SHORT_SLICE_SECONDS)
+        with ThreadPoolExecutor(1) as thread:
+            return usual, short, thread.submit(found).result(), thread.submit(found, 0.0).result()
+
+    with ThreadPoolExecutor(1) as thread:
+        usual, short, inherited, usual_again = thread.submit(lengths).result()
     assert usual_again == usual
     assert inherited == short
     # Kernels before 6.12 have one length for all threads.
     assert short in {SHORT_SLICE_SECONDS, usual}
-
-
-def in_thread(*calls: Callable[[], None]) -> None:
-    thread = Thread(target=lambda: [call() for call in calls])
-    thread.start()
-    thread.join()
 
 
 def slice_seconds() -> float:
