@@ -1,5 +1,3 @@
-"""The n-gram backup."""
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from statistics import median
+from statistics import fmean, median
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -61,6 +61,13 @@ def fixed(world: World, length: int, seed: int = 0) -> Run:
     return run
 
 
+def ran(world: World, seconds: float = START_SECONDS) -> Run:
+    """A run that has lasted for so long."""
+    run = Run(world)
+    run.run(seconds)
+    return run
+
+
 @simulated
 @given(world=worlds, seed=st.integers(0, 1000))
 def test_after_its_start_it_is_never_slower_than_98_percent_of_plain_decoding(
@@ -107,8 +114,7 @@ def test_it_is_as_fast_as_the_better_mode_from_the_first_texts_on(world: World, 
 
 @pytest.mark.parametrize("batch", [1, 8, 16])
 def test_speculation_that_pays_stays_on(batch: int) -> None:
-    run = Run(replace(GOOD, batch=batch))
-    run.run(START_SECONDS)
+    run = ran(replace(GOOD, batch=batch))
     assert run.run(30.0) > 2.2 * run.world.plain_rate()
     assert run.changes == 0
     report = run.controller.report()
@@ -122,24 +128,20 @@ def test_speculation_that_slows_the_storing_of_prompts_is_turned_off(tokens_a_ch
     world = World(
         batch=16, tokens_a_chunk=tokens_a_chunk, chunk_seconds=tokens_a_chunk / 600, chunk_factor=3
     )
-    run = Run(world)
-    run.run(20.0)
+    run = ran(world, 20.0)
     assert not run.controller.report().is_on
     assert run.run(30.0) > 0.98 * world.plain_rate()
 
 
 def test_where_every_round_has_a_chunk_both_choices_are_still_measured() -> None:
-    run = Run(World(tokens_a_chunk=0.001))
-    run.run(START_SECONDS)
-    report = run.controller.report()
+    report = ran(World(tokens_a_chunk=0.001)).controller.report()
     assert (report.is_on, report.reason) == (True, Reason.FASTER)
     assert report.speed_up > 2.0
 
 
 @pytest.mark.parametrize("batch", [1, 8, 16])
 def test_speculation_that_does_not_pay_is_off_within_two_seconds(batch: int) -> None:
-    run = Run(replace(USELESS, batch=batch))
-    run.run(2.0)
+    run = ran(replace(USELESS, batch=batch), 2.0)
     report = run.controller.report()
     assert (report.is_on, report.reason) == (False, Reason.SLOWER)
     assert report.speed_up < 0.7
@@ -149,8 +151,7 @@ def test_speculation_that_does_not_pay_is_off_within_two_seconds(batch: int) -> 
 
 @pytest.mark.parametrize("batch", [1, 16])
 def test_it_comes_back_on_when_speculation_pays_again(batch: int) -> None:
-    run = Run(replace(USELESS, batch=batch))
-    run.run(60.0)
+    run = ran(replace(USELESS, batch=batch), 60.0)
     run.world = replace(GOOD, batch=batch)
     run.run(60.0)
     assert run.controller.report().is_on
@@ -158,8 +159,7 @@ def test_it_comes_back_on_when_speculation_pays_again(batch: int) -> None:
 
 
 def test_it_comes_back_on_although_the_sessions_of_a_large_batch_open_slowly() -> None:
-    run = Run(replace(USELESS, batch=16))
-    run.run(60.0)
+    run = ran(replace(USELESS, batch=16), 60.0)
     run.world = replace(GOOD, batch=16, shared_core=1.4, opening_rounds=40)
     run.run(60.0)
     assert run.controller.report().is_on
@@ -167,8 +167,7 @@ def test_it_comes_back_on_although_the_sessions_of_a_large_batch_open_slowly() -
 
 @pytest.mark.parametrize("batch", [1, 16])
 def test_it_turns_off_within_two_seconds_of_a_draft_that_becomes_useless(batch: int) -> None:
-    run = Run(replace(GOOD, batch=batch))
-    run.run(60.0)
+    run = ran(replace(GOOD, batch=batch), 60.0)
     run.world = replace(USELESS, batch=batch)
     run.run(2.0)
     assert not run.controller.report().is_on
@@ -176,8 +175,7 @@ def test_it_turns_off_within_two_seconds_of_a_draft_that_becomes_useless(batch: 
 
 @pytest.mark.parametrize("batch", [1, 16])
 def test_where_rounds_are_long_one_trial_turns_it_off(batch: int) -> None:
-    run = Run(replace(GOOD, batch=batch, plain_seconds=0.4))
-    run.run(600.0)
+    run = ran(replace(GOOD, batch=batch, plain_seconds=0.4), 600.0)
     run.world = replace(SLOWER, batch=batch, plain_seconds=0.4)
     for _ in range(60):
         run.round()
@@ -185,46 +183,40 @@ def test_where_rounds_are_long_one_trial_turns_it_off(batch: int) -> None:
 
 
 def test_a_slower_machine_does_not_turn_speculation_off() -> None:
-    run = Run(GOOD)
-    run.run(20.0)
+    run = ran(GOOD, 20.0)
     run.world = replace(GOOD, plain_seconds=0.04, host_seconds=0.004)
     run.run(60.0)
     assert run.controller.report().is_on
 
 
-def in_bursts(world: World, length: int) -> float:
-    """Mean tokens/s over those of one choice, while other work slows the machine in bursts."""
-    noisy = replace(world, burst_seconds=0.2, calm_seconds=0.5, burst_factor=4.0)
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize(
+    ("world", "length", "share"),
+    [(GOOD, LOOKAHEAD, 0.9), (SLOWER, 0, 0.98)],
+    ids=["speculation pays", "speculation does not pay"],
+)
+def test_the_faster_choice_stays_beside_other_work_in_bursts(
+    world: World, length: int, share: float, batch: int
+) -> None:
+    noisy = replace(world, batch=batch, burst_seconds=0.2, calm_seconds=0.5, burst_factor=4.0)
     ratios = []
     for seed in range(4):
         run = Run(noisy, seed)
         run.run(START_SECONDS)
         ratios.append(run.run(60.0) / fixed(noisy, length, seed).run(60.0))
-    return sum(ratios) / len(ratios)
-
-
-@pytest.mark.parametrize("batch", [1, 8])
-def test_speculation_that_pays_stays_on_beside_other_work_in_bursts(batch: int) -> None:
-    assert in_bursts(replace(GOOD, batch=batch), LOOKAHEAD) > 0.9
+    assert fmean(ratios) > share
 
 
 @pytest.mark.parametrize("batch", [1, 8])
 def test_rare_long_waits_for_tables_count_in_full(batch: int) -> None:
     world = replace(GOOD, batch=batch, long_wait_seconds=0.5)
-    run = Run(world)
-    run.run(START_SECONDS)
+    run = ran(world)
     assert run.run(30.0) > 0.96 * world.plain_rate()
     assert not run.controller.report().is_on
 
 
-@pytest.mark.parametrize("batch", [1, 8])
-def test_speculation_that_does_not_pay_stays_off_beside_other_work_in_bursts(batch: int) -> None:
-    assert in_bursts(replace(SLOWER, batch=batch), 0) > 0.98
-
-
 def test_sessions_that_never_open_on_a_shared_core_cost_at_most_two_percent() -> None:
-    run = Run(GOOD)
-    run.run(5.0)
+    run = ran(GOOD, 5.0)
     run.world = replace(USELESS, shared_core=2.5)
     run.run(30.0)
     run.world = replace(GOOD, shared_core=2.5, opening_rounds=100_000)
@@ -232,23 +224,18 @@ def test_sessions_that_never_open_on_a_shared_core_cost_at_most_two_percent() ->
 
 
 def test_drafts_that_never_answer_are_turned_off() -> None:
-    run = Run(World(opening_rounds=10**9, noise=0.1), 0)
-    run.run(START_SECONDS)
-    report = run.controller.report()
+    report = ran(World(opening_rounds=10**9)).controller.report()
     assert (report.is_on, report.reason) == (False, Reason.SLOWER)
     assert 0.5 < report.speed_up < 1.0
 
 
 def test_without_drafts_it_stays_at_its_first_choice() -> None:
-    run = Run(replace(GOOD, has_drafts=False))
-    run.run(20.0)
-    report = run.controller.report()
+    report = ran(replace(GOOD, has_drafts=False), 20.0).controller.report()
     assert (report.is_on, report.reason, report.speed_up) == (True, Reason.MEASURING, 0.0)
 
 
 def test_drafts_that_disappear_are_no_reason_to_turn_off() -> None:
-    run = Run(GOOD)
-    run.run(20.0)
+    run = ran(GOOD, 20.0)
     run.world = replace(GOOD, has_drafts=False)
     run.run(20.0)
     run.world = GOOD
@@ -259,10 +246,7 @@ def test_drafts_that_disappear_are_no_reason_to_turn_off() -> None:
 @pytest.mark.parametrize("is_calibrated", [True, False])
 def test_rejected_positions_are_not_proposed(*, is_calibrated: bool) -> None:
     world = replace(GOOD, batch=8, acceptance=0.5, wide_factor=2.0, table_factor=0.3)
-    world = replace(world, is_calibrated=is_calibrated)
-    run = Run(world)
-    run.run(20.0)
-    report = run.controller.report()
+    report = ran(replace(world, is_calibrated=is_calibrated), 20.0).controller.report()
     assert report.is_on
     assert report.max_proposed < LOOKAHEAD
 
@@ -285,16 +269,13 @@ def test_it_is_within_8_percent_of_the_best_fixed_choice(
     oracle = world.plain_rate()
     for columns in COLUMNS[1:]:
         oracle = max(oracle, fixed(world, columns - 1).run(10.0))
-    run = Run(world)
-    run.run(START_SECONDS)
-    assert run.run(30.0) > 0.92 * oracle
+    assert ran(world).run(30.0) > 0.92 * oracle
 
 
 @pytest.mark.parametrize("is_calibrated", [True, False])
 def test_a_flat_verify_keeps_full_proposals(*, is_calibrated: bool) -> None:
     world = replace(GOOD, acceptance=0.6, wide_factor=1.0, noise=0.02)
-    run = Run(replace(world, is_calibrated=is_calibrated))
-    run.run(20.0)
+    run = ran(replace(world, is_calibrated=is_calibrated), 20.0)
     assert run.controller.report().max_proposed == LOOKAHEAD
 
 
@@ -311,35 +292,28 @@ def test_each_load_has_its_own_choice() -> None:
     assert run.controller.report().is_on
 
 
-def test_batches_that_fill_and_drain_lose_at_most_two_percent() -> None:
-    run = Run(replace(USELESS, batch=16))
-    run.run(START_SECONDS)
-    plain_seconds = measured_seconds = 0.0
-    for _ in range(60):
-        for batch, rounds in ((2, 3), (4, 5), (7, 9), (16, 60), (5, 10), (2, 4)):
+def fill_and_drain(run: Run, repetitions: int, full_rounds: int) -> float:
+    """Run batches of changing sizes; returns their tokens/s over those of plain decoding."""
+    seconds_before, plain_seconds = run.seconds, 0.0
+    for _ in range(repetitions):
+        for batch, rounds in ((2, 3), (4, 5), (7, 9), (16, full_rounds), (5, 10), (2, 4)):
             run.world = replace(USELESS, batch=batch)
-            tokens, seconds = run.tokens, run.seconds
+            tokens_before = run.tokens
             for _ in range(rounds):
                 run.round()
-            plain_seconds += (run.tokens - tokens) / run.world.plain_rate()
-            measured_seconds += run.seconds - seconds
-    assert plain_seconds > 0.98 * measured_seconds
+            plain_seconds += (run.tokens - tokens_before) / run.world.plain_rate()
+    return plain_seconds / (run.seconds - seconds_before)
+
+
+def test_batches_that_fill_and_drain_lose_at_most_two_percent() -> None:
+    assert fill_and_drain(ran(replace(USELESS, batch=16)), 60, full_rounds=60) > 0.98
 
 
 @pytest.mark.parametrize("full_rounds", [10, 11, 14, 16])
 def test_where_batches_are_full_for_a_few_rounds_only_trials_still_end(full_rounds: int) -> None:
     run = Run(replace(USELESS, batch=16))
-    plain_seconds = measured_seconds = 0.0
-    for repetition in range(90):
-        for batch, rounds in ((2, 3), (4, 5), (7, 9), (16, full_rounds), (5, 10), (2, 4)):
-            run.world = replace(USELESS, batch=batch)
-            tokens, seconds = run.tokens, run.seconds
-            for _ in range(rounds):
-                run.round()
-            if repetition >= 30:
-                plain_seconds += (run.tokens - tokens) / run.world.plain_rate()
-                measured_seconds += run.seconds - seconds
-    assert plain_seconds > 0.96 * measured_seconds
+    fill_and_drain(run, 30, full_rounds)
+    assert fill_and_drain(run, 60, full_rounds) > 0.96
 
 
 def test_rounds_without_proposals_do_not_shorten_them() -> None:

@@ -1,5 +1,3 @@
-"""Estimates over rounds."""
-
 import pytest
 
 from ssd.speculation.estimates import Calibration, PassTimes

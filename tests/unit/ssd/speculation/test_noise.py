@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.special import kolmogorov
 from tests.philox import philox4x32_10
 
-from ssd.speculation.noise import NoiseRing, gumbel_from_words, gumbel_noise
+from ssd.speculation.noise import Float32s, NoiseRing, gumbel_from_words, gumbel_noise
 
 
 def words(text: str) -> list[int]:
@@ -119,6 +120,12 @@ def test_noise_of_a_large_vocabulary_is_the_same_across_tiles() -> None:
     assert whole_V[70_000] == last_1[0]
 
 
+def rows_of(ring: NoiseRing, slots: Sequence[int], positions: Sequence[int]) -> Float32s:
+    rows_RV = ring.rows(np.array(slots), np.array(positions))
+    assert rows_RV is not None
+    return rows_RV
+
+
 class TestNoiseRing:
     def test_rows_are_the_noise_of_their_addresses(self) -> None:
         ring = NoiseRing(3, 6, 10)
@@ -126,8 +133,7 @@ class TestNoiseRing:
         ring.assign(2, 22, 1, 0.5)
         ring.fill(0, 4, 6)
         ring.fill(2, 100, 3)
-        rows_RV = ring.rows(np.array([2, 0, 0]), np.array([101, 9, 4]))
-        assert rows_RV is not None
+        rows_RV = rows_of(ring, [2, 0, 0], [101, 9, 4])
         assert rows_RV.dtype == np.float32
         expected_RV = np.concatenate(
             [gumbel_noise(22, [101], 10, choice=1), gumbel_noise(11, [9, 4], 10)]
@@ -144,19 +150,16 @@ class TestNoiseRing:
         assert ring.fill(0, 16, 1) == 1
         assert ring.fill(0, 10, 1) == 1, "its row has another position"
 
-    def test_positions_computed_ahead_replace_none_that_are_in_use(
-        self,
-    ) -> None:
+    def test_positions_computed_ahead_replace_none_that_are_in_use(self) -> None:
         ring = NoiseRing(2, 6, 8)
         ring.assign(0, 1, 0, 1.0)
         ring.assign(1, 2, 0, 1.0)
         computed = []
         for first in range(10, 60):
             computed.append(ring.fill(0, first, 6))
-            positions_R = np.arange(first, first + 6)
-            rows_RV = ring.rows(np.zeros(6, dtype=np.int64), positions_R)
-            assert rows_RV is not None
-            np.testing.assert_array_equal(rows_RV, gumbel_noise(1, positions_R.tolist(), 8))
+            positions = range(first, first + 6)
+            rows_RV = rows_of(ring, [0] * 6, positions)
+            np.testing.assert_array_equal(rows_RV, gumbel_noise(1, positions, 8))
         assert computed[:17] == [21, *[0] * 15, 16]
         assert ring.fill_each([0, 1], [60, 7], [6, 1]) > 2
 
@@ -171,9 +174,7 @@ class TestNoiseRing:
         with pytest.raises(AssertionError, match="not filled"):
             ring.row(0, 2)
         ring.fill(0, 0, 4)
-        rows_RV = ring.rows(np.array([0]), np.array([2]))
-        assert rows_RV is not None
-        np.testing.assert_array_equal(rows_RV, gumbel_noise(2, [2], 8))
+        np.testing.assert_array_equal(rows_of(ring, [0], [2]), gumbel_noise(2, [2], 8))
 
     def test_one_pass_over_several_slots_gives_the_bits_of_each_alone(self) -> None:
         # 2,051 tokens need 513 counters, so a tile has the rows of several slots.
@@ -183,13 +184,12 @@ class TestNoiseRing:
                 each.assign(slot, 2**63 + slot, slot, temperature)
         assert ring.fill_each([5, 0, 3], [7, 1000, 64], [7, 1, 4]) == 7 + 4 + 2 * 10
         for slot, first, count in ((5, 7, 7), (3, 64, 4)):
-            positions_R = np.arange(first, first + count)
-            for position in positions_R.tolist():
+            positions = range(first, first + count)
+            for position in positions:
                 alone.fill(slot, position, 1)
-            found_RV = ring.rows(positions_R * 0 + slot, positions_R)
-            expected_RV = alone.rows(positions_R * 0 + slot, positions_R)
-            assert found_RV is not None
-            assert expected_RV is not None
+            found_RV, expected_RV = (
+                rows_of(each, [slot] * count, positions) for each in (ring, alone)
+            )
             assert np.array_equal(found_RV, expected_RV)
 
     def test_temperature_zero_needs_no_noise(self) -> None:
@@ -203,9 +203,7 @@ class TestNoiseRing:
         ring.assign(0, 1, 0, 0.0)
         ring.assign(1, 1, 0, 1.0)
         ring.fill(1, 7, 1)
-        rows_RV = ring.rows(np.array([0, 1]), np.array([3, 7]))
-        assert rows_RV is not None
-        assert np.isfinite(rows_RV).all()
+        assert np.isfinite(rows_of(ring, [0, 1], [3, 7])).all()
 
     @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 4)), max_size=12))
     @settings(max_examples=40, deadline=None)
@@ -216,8 +214,6 @@ class TestNoiseRing:
         ring.assign(0, 99, 0, 1.0)
         for first, extent in ranges:
             ring.fill(0, first, extent + 1)
-            positions_R = np.arange(first, first + extent + 1)
-            rows_RV = ring.rows(np.zeros_like(positions_R), positions_R)
-            assert rows_RV is not None
-            expected_RV = gumbel_noise(99, positions_R.tolist(), 6)
-            np.testing.assert_array_equal(rows_RV, expected_RV)
+            positions = range(first, first + extent + 1)
+            rows_RV = rows_of(ring, [0] * len(positions), positions)
+            np.testing.assert_array_equal(rows_RV, gumbel_noise(99, positions, 6))

@@ -215,57 +215,34 @@ def altered(rows_RW: Int32s, row: int, column: int, value: int) -> Int32s:
     return rows_RW
 
 
-BAD_TABLES = [
-    (0, 0, -1),
-    (0, 1, -5),
-    (0, 2, -1),
-    (0, 2, 0),
-    (0, 2, 5),
-    (0, 3, 0),
-    (0, 3, LOOKAHEAD + 1),
-    (0, 4, 1),
-    (0, 4, LOOKAHEAD + 1),
-    (0, 8, 0),
-    (1, 0, -1),
-    (1, 0, LOOKAHEAD + 1),
-    (1, 1, -1),
-    (1, 2, -2),
-    (1, 2, -1),
-    (1, 3, -1),
-    (2, 4, 6),
-    (1, 5, 3),
-]
-BAD_COMMITS = [
-    (0, 0, -1),
-    (0, 1, -1),
-    (0, 2, LOOKAHEAD + 1),
-    (0, 2, -1),
-    (0, 3, -1),
-    (0, 4, -2),
-    (0, 5, -1),
-    (0, 5, LOOKAHEAD + 1),
-    (0, 6, -1),
-    (0, 7, -1),
-    (0, 7, LOOKAHEAD + 1),
-    (0, 8, 3),
-    (1, 9, -1),
-    (1, 10, 0),
-    (1, 8, -2),
-]
-"""Row, column and number."""
+BAD_TABLES = {
+    0: {0: [-1], 1: [-5], 2: [-1, 0, 5], 3: [0, 4], 4: [1, 4], 8: [0]},
+    1: {0: [-1, 4], 1: [-1], 2: [-2, -1], 3: [-1], 5: [3]},
+    2: {4: [6]},
+}
+BAD_COMMITS = {
+    0: {0: [-1], 1: [-1], 2: [-1, 4], 3: [-1], 4: [-2], 5: [-1, 4], 6: [-1], 7: [-1, 4], 8: [3]},
+    1: {8: [-2], 9: [-1], 10: [0]},
+}
+"""Numbers by row and column; 4 is more than ``LOOKAHEAD``."""
 
 
 @pytest.mark.parametrize(
-    ("unpack", "rows_RW", "place"),
+    ("unpack", "rows_RW", "row", "column", "value"),
     [
-        *((unpack_tables, TABLES_RW, each) for each in BAD_TABLES),
-        *((unpack_commits, COMMITS_RW, each) for each in BAD_COMMITS),
+        (unpack, rows_RW, row, column, value)
+        for unpack, rows_RW, bad in (
+            (unpack_tables, TABLES_RW, BAD_TABLES),
+            (unpack_commits, COMMITS_RW, BAD_COMMITS),
+        )
+        for row, columns in bad.items()
+        for column, values in columns.items()
+        for value in values
     ],
 )
 def test_a_bad_number_is_rejected_with_row_and_column(
-    unpack: Callable[[Int32s], object], rows_RW: Int32s, place: tuple[int, int, int]
+    unpack: Callable[[Int32s], object], rows_RW: Int32s, row: int, column: int, value: int
 ) -> None:
-    row, column, value = place
     with pytest.raises(FrameError, match=f"row {row}, column {column}: {value} "):
         unpack(altered(rows_RW, row, column, value))
 
