@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import openvino
 import pytest
 import torch
 from tests.engines import PlainLogits, inside, load
@@ -75,6 +76,20 @@ def plain_logits(folder: Path) -> PlainLogits:
         return logits_RV[: len(tokens)]
 
     return logits
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of each pass of OpenVINO."""
+    found: list[int] = []
+    infer = openvino.InferRequest.infer
+
+    def recorded(request: openvino.InferRequest, **options: bool) -> object:
+        found.append(request.get_tensor("tokens").size)
+        return infer(request, **options)
+
+    monkeypatch.setattr(openvino.InferRequest, "infer", recorded)
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,3 @@
-"""Devices that exist and devices that do not."""
-
 import pytest
 
 from ssd.engine.runner import require_device

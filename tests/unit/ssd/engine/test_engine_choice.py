@@ -94,10 +94,7 @@ def test_settings_that_exclude_each_other_are_refused_with_a_hint(
     ],
 )
 def test_weights_stay_in_bfloat16_where_few_rows_have_no_kernel_of_their_own(
-    capabilities: tuple[str, ...],
-    num_weights: int,
-    expected: str,
-    monkeypatch: pytest.MonkeyPatch,
+    capabilities: tuple[str, ...], num_weights: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(capabilities, True))
     assert keeps_bfloat16(num_weights) is (expected == "kept")

@@ -12,41 +12,31 @@ from tests.unit.ssd.engine.wide import (
     Faulty,
     P,
     load_wide,
+    needs_bfloat16,
     stack,
+    stored,
     table,
     text,
 )
 from torch import Tensor
 
 from ssd.engine.batch import PagedBatch
-from ssd.engine.precision import has_bfloat16
 from ssd.engine.same_bits import find_joined_difference
 
-DTYPES = [
-    "float32",
-    KEPT,
-    pytest.param(
-        "bfloat16",
-        marks=pytest.mark.skipif(not has_bfloat16(), reason="this CPU has no bfloat16 arithmetic"),
-    ),
-]
 
-
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", KEPT, pytest.param("bfloat16", marks=needs_bfloat16)])
 def test_rows_and_prompts_of_one_pass_have_the_bits_of_passes_of_their_own(
     wide_folder: Path, dtype: str
 ) -> None:
     runner = load_wide(wide_folder, "openvino", dtype, max_num_seqs=8)
     runner.warm_up(lambda _stage, _fraction: None)
     assert runner.joins_prompts
-    texts = [text(length + P) for length in (40, 300, 90)]
-    for row, tokens in enumerate(texts):
-        store(runner, tokens[:-P], table(row))
-    rows = [(tokens[-P:], len(tokens) - P, row) for row, tokens in enumerate(texts)]
+    rows = stored(runner, 40, 300, 90)
     expected_BPV = runner.forward(stack(rows))
     # The next part of a long prompt, and a short one whole.
-    parts = [(texts[1][256:300], 256, table(3)), (texts[2][:90], 0, table(4))]
-    store(runner, texts[1][:256], table(3))
+    long, short = text(300 + P), text(90 + P)
+    parts = [(long[256:300], 256, table(3)), (short[:90], 0, table(4))]
+    store(runner, long[:256], table(3))
     prompts = paged(parts, 96)
     for count in (1, 3):
         batch = replace(stack(rows[:count]), prompts=prompts)

@@ -12,7 +12,7 @@ import torch
 from openvino import opset15
 from safetensors.torch import load_file, save_file
 from tests.engines import inside, load, on, paged, store
-from tests.unit.ssd.engine.wide import FUSED, load_wide, stack, table, text
+from tests.unit.ssd.engine.wide import FUSED, load_wide, needs_bfloat16, stack, table, text
 
 from ssd.engine import memory, target_runner
 from ssd.engine.batch import PagedBatch
@@ -21,13 +21,7 @@ from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.openvino_engine import decoder
 from ssd.engine.openvino_engine.draft import group_by_width
 from ssd.engine.openvino_engine.matrix import CopiedMatrix, Matrix
-from ssd.engine.openvino_engine.packed import (
-    divided,
-    fast_rows,
-    inputs_of,
-    pack,
-    prompt_of,
-)
+from ssd.engine.openvino_engine.packed import divided, fast_rows, inputs_of, pack, prompt_of
 from ssd.engine.precision import Weights, has_bfloat16, has_matrices
 from ssd.engine.same_bits import find_difference
 from ssd.engine.target_runner import TargetRunner
@@ -144,34 +138,26 @@ def test_inputs_of_a_pass_live_until_it_ends(folder: Path, monkeypatch: pytest.M
 
 
 def test_a_few_passes_keep_the_rows_of_a_longer_one_and_the_bits_are_the_same(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, rows: list[int]
 ) -> None:
-    infer = openvino.InferRequest.infer
-    num_rows = []
-
-    def counted(request: openvino.InferRequest, **options: bool) -> object:
-        num_rows.append(request.get_tensor("tokens").size)
-        return infer(request, **options)
-
     runner = load(TargetRunner, folder, ENGINE)
     runner.warm_up(lambda _stage, _share: None)
-    monkeypatch.setattr(openvino.InferRequest, "infer", counted)
     blocks_J = torch.tensor([2, 1])
     store(runner, range(5, 45), blocks_J)
     whole, short = (
-        paged([([6, 7, 8, 9][:rows], 40, blocks_J) for rows in (P, last)], P) for last in (P, P - 1)
+        paged([([6, 7, 8, 9][:num], 40, blocks_J) for num in (P, last)], P) for last in (P, P - 1)
     )
     batches = (whole, *[short] * (K + 1), whole, short)
-    num_rows.clear()
+    rows.clear()
     expected = [runner.forward(batch) for batch in batches]
-    usual = num_rows.copy()
-    num_rows.clear()
+    usual = rows.copy()
+    rows.clear()
     for batch, logits_BPV in zip(batches, expected, strict=True):
         found_BPV = runner.forward(replace(batch, keeps_rows=True))
         for row, count in enumerate(batch.num_columns_B.tolist()):
             assert torch.equal(found_BPV[row, :count], logits_BPV[row, :count])
     # K rows of padding, one in each pass. CPUs on which all passes have one shape keep it.
-    assert num_rows == [*[usual[0]] * (1 + K), usual[1], usual[0], usual[0]]
+    assert rows == [*[usual[0]] * (1 + K), usual[1], usual[0], usual[0]]
     assert runner.num_padding == usual[0] - usual[1]
 
 
@@ -221,7 +207,7 @@ def test_rows_are_padded_to_numbers_whose_products_are_fast() -> None:
     assert [fast_rows(each) for each in sizes] == expected
 
 
-@pytest.mark.skipif(not has_bfloat16(), reason="this CPU has no bfloat16 arithmetic")
+@needs_bfloat16
 def test_two_threads_compute_what_one_does(wide_folder: Path) -> None:
     found = []
     tokens = text(47)

@@ -52,6 +52,15 @@ def columns(texts: Sequence[Sequence[int]], firsts: Sequence[int], tables_BJ: Te
     return paged([(each[first : first + P], first, table) for each, first, table in rows], P, 200)
 
 
+def stored(
+    runner: TargetRunner, texts: Sequence[list[int]], firsts: Sequence[int], tables_BJ: Tensor
+) -> PagedBatch:
+    """Store each text up to its ``firsts``; returns the columns that follow."""
+    for tokens, first, blocks_J in zip(texts, firsts, tables_BJ, strict=True):
+        store(runner, tokens[:first], blocks_J)
+    return columns(texts, firsts, tables_BJ)
+
+
 def close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
@@ -75,10 +84,7 @@ def test_chunked_prefill_and_columns_equal_one_pass(
 
 def test_one_column_equals_the_first_of_several(runner: TargetRunner) -> None:
     texts = [text(length, seed=3) for length in (9, 70)]
-    tables_BJ = tables(2)
-    for tokens, blocks_J in zip(texts, tables_BJ, strict=True):
-        store(runner, tokens[:-1], blocks_J)
-    wide = columns(texts, [len(tokens) - 1 for tokens in texts], tables_BJ)
+    wide = stored(runner, texts, [len(tokens) - 1 for tokens in texts], tables(2))
     narrow = replace(wide, tokens_BP=wide.tokens_BP[:, :1])
     logits_B1V = runner.forward(narrow)
     assert logits_B1V.shape == (2, 1, VOCAB)
@@ -95,10 +101,7 @@ def test_sequences_of_all_lengths_share_a_pass(
 ) -> None:
     texts = [text(length) for length in (290, 3, 40)]
     firsts = [286, 0, 39]
-    tables_BJ = tables(3)
-    for tokens, first, blocks_J in zip(texts, firsts, tables_BJ, strict=True):
-        store(runner, tokens[:first], blocks_J)
-    logits_BPV = runner.forward(columns(texts, firsts, tables_BJ))
+    logits_BPV = runner.forward(stored(runner, texts, firsts, tables(3)))
     for row, (tokens, first) in enumerate(zip(texts, firsts, strict=True)):
         expected_RV = plain_logits(tokens)[first:]
         close(logits_BPV[row, : len(expected_RV)], expected_RV)
@@ -113,10 +116,7 @@ def test_a_context_of_several_kernel_calls_equals_one_pass(
     # The mate reaches no further than the first call: it sees nothing of the later ones.
     texts = [text(num_chunks * width - 2), text(20)]
     firsts = [len(tokens) - P for tokens in texts]
-    tables_BJ = tables(2, MAX_LEN // width)
-    for tokens, first, blocks_J in zip(texts, firsts, tables_BJ, strict=True):
-        store(runner, tokens[:first], blocks_J)
-    logits_BPV = runner.forward(columns(texts, firsts, tables_BJ))
+    logits_BPV = runner.forward(stored(runner, texts, firsts, tables(2, MAX_LEN // width)))
     for logits_PV, tokens in zip(logits_BPV, texts, strict=True):
         close(logits_PV, plain_logits(tokens)[-P:])
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import openvino
 import pytest
 import torch
 from tests.engines import paged, store
@@ -21,7 +20,9 @@ from tests.unit.ssd.engine.wide import (
     Faulty,
     P,
     load_wide,
+    needs_bfloat16,
     stack,
+    stored,
     table,
     text,
 )
@@ -33,7 +34,7 @@ from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.registry import open_weights
 from ssd.engine.openvino_engine import load as openvino_load
 from ssd.engine.openvino_engine import target
-from ssd.engine.precision import SMALL_MODEL, has_bfloat16, keeps_bfloat16
+from ssd.engine.precision import SMALL_MODEL, keeps_bfloat16
 from ssd.engine.same_bits import find_difference, mixed_totals, proved
 from ssd.engine.target_runner import TargetRunner
 
@@ -44,16 +45,8 @@ ENGINES = [
     pytest.param(("torch", "float32"), id="torch-float32"),
     pytest.param(("openvino", "float32"), id="openvino-float32"),
     pytest.param(("openvino", KEPT), id="openvino-float32-of-bfloat16"),
-    pytest.param(
-        ("openvino", "bfloat16"),
-        id="openvino-bfloat16",
-        marks=pytest.mark.skipif(not has_bfloat16(), reason="this CPU has no bfloat16 arithmetic"),
-    ),
-    pytest.param(
-        ("openvino", FUSED),
-        id="openvino-bfloat16-two-threads",
-        marks=pytest.mark.skipif(not has_bfloat16(), reason="this CPU has no bfloat16 arithmetic"),
-    ),
+    pytest.param(("openvino", "bfloat16"), id="openvino-bfloat16", marks=needs_bfloat16),
+    pytest.param(("openvino", FUSED), id="openvino-bfloat16-two-threads", marks=needs_bfloat16),
 ]
 
 
@@ -98,11 +91,7 @@ def test_a_token_has_the_bits_of_column_0_in_every_column(
 def test_a_verify_of_one_column_has_the_bits_of_a_wide_one_in_every_batch(
     fast_runner: TargetRunner,
 ) -> None:
-    lengths = (5, 252, 600, 1, 255, 256, 120, 511)
-    texts = [text(length + P) for length in lengths]
-    for row, (tokens, length) in enumerate(zip(texts, lengths, strict=True)):
-        store(fast_runner, tokens[:length], table(row))
-    rows = [(tokens[-P:], len(tokens) - P, row) for row, tokens in enumerate(texts)]
+    rows = stored(fast_runner, 5, 252, 600, 1, 255, 256, 120, 511)
     for count in (1, 2, 5, len(rows)):
         assert_same_bits_of_one_column(fast_runner, rows[:count])
 
@@ -139,11 +128,7 @@ def test_other_sequences_of_any_length_change_no_bit(runner: TargetRunner, lengt
 def test_rows_of_sequences_with_fewer_columns_have_the_same_bits(
     fast_runner: TargetRunner, counts: tuple[int, ...]
 ) -> None:
-    lengths = (5, 252, 600)
-    texts = [text(length + P) for length in lengths]
-    for row, (tokens, length) in enumerate(zip(texts, lengths, strict=True)):
-        store(fast_runner, tokens[:length], table(row))
-    rows = [(tokens[-P:], len(tokens) - P, row) for row, tokens in enumerate(texts)]
+    rows = stored(fast_runner, *LENGTHS)
     wide_BPV = fast_runner.forward(stack(rows))
     fewer = [(row[0][:count], *row[1:]) for row, count in zip(rows, counts, strict=True)]
     found_BPV = fast_runner.forward(stack(fewer))
@@ -187,20 +172,6 @@ def test_a_pass_with_other_bits_is_found(
     runner = load_wide(wide_folder, "openvino", "float32", max_num_seqs=8, prefill_chunk=16)
     faulty = Faulty(runner, is_faulty, prefills=prefills)
     assert find_difference(faulty, (1, 2, 4, 8), lambda _share: None) == found
-
-
-@pytest.fixture
-def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The rows of each pass of OpenVINO."""
-    found: list[int] = []
-    infer = openvino.InferRequest.infer
-
-    def recorded(request: openvino.InferRequest, **options: bool) -> object:
-        found.append(request.get_tensor("tokens").size)
-        return infer(request, **options)
-
-    monkeypatch.setattr(openvino.InferRequest, "infer", recorded)
-    return found
 
 
 def test_each_difference_leaves_fewer_shapes_until_there_is_one(
@@ -275,20 +246,16 @@ def test_padding_and_division_of_passes_change_no_logits(
     monkeypatch.setattr(target, "ROW_LIMITS", ((1, target.ANY), (2, 8), (5, 8)))
     runner = load_wide(wide_folder, "openvino", "float32", max_num_seqs=8)
 
-    def run(length: int) -> list[torch.Tensor]:
-        rows = []
-        for row in range(2):
-            tokens = text(length + row + P)
-            store(runner, tokens[:-P], table(row))
-            rows.append((tokens[-P:], length + row, row))
-        one = stack([(rows[0][0][:1], length, 0)])
+    def run() -> list[torch.Tensor]:
+        rows = stored(runner, 40, 41)
+        one = stack([(rows[0][0][:1], 40, 0)])
         return [runner.forward(stack(rows)), runner.forward(one)[:, :1]]
 
-    expected = run(40)
-    assert runner.execution.use_fewer_shapes() == "passes of 2 rows or more, at most 8"
-    assert all(map(torch.equal, run(40), expected))
-    assert runner.execution.use_fewer_shapes() == "passes of 5 rows or more, at most 8"
-    assert all(map(torch.equal, run(40), expected))
+    expected = run()
+    for least in (2, 5):
+        shapes = f"passes of {least} rows or more, at most 8"
+        assert runner.execution.use_fewer_shapes() == shapes
+        assert all(map(torch.equal, run(), expected))
 
 
 def test_rows_are_added_only_where_they_save_time() -> None:

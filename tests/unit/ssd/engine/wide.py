@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.engines import load, paged
+from tests.engines import load, paged, store
 from torch import Tensor
 
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.llama import shapes
 from ssd.engine.openvino_engine import decoder
+from ssd.engine.precision import has_bfloat16
 from ssd.engine.target_runner import TargetRunner
 
 P = 7
@@ -49,6 +50,9 @@ KEPT = "float32 with bfloat16 weights"
 FUSED = "bfloat16 in two threads"
 """With AMX and two CPUs, each MLP is one operation of OpenVINO, as in large models."""
 DTYPES = {KEPT: "float32", FUSED: "bfloat16"}
+needs_bfloat16 = pytest.mark.skipif(
+    not has_bfloat16(), reason="this CPU has no bfloat16 arithmetic"
+)
 
 
 def load_wide(folder: Path, engine: str, dtype: str, **settings: Any) -> TargetRunner:
@@ -81,6 +85,16 @@ def stack(rows: Sequence[tuple[Sequence[int], int, int]]) -> PagedBatch:
     """A batch of (columns, first position, which block table); what is padded is noise."""
     noise_BP = torch.randint(0, VOCAB, (len(rows), P), generator=PADDING)
     return paged([(tokens, first, table(row)) for tokens, first, row in rows], P, noise_BP)
+
+
+def stored(runner: TargetRunner, *lengths: int) -> list[tuple[list[int], int, int]]:
+    """Store texts of these lengths; the next columns of each, their first position and its row."""
+    rows = []
+    for row, length in enumerate(lengths):
+        tokens = text(length + P)
+        store(runner, tokens[:length], table(row))
+        rows.append((tokens[length:], length, row))
+    return rows
 
 
 class Faulty:

@@ -1,5 +1,3 @@
-"""Where spans are sent."""
-
 import pytest
 
 from ssd.errors import SettingsError

@@ -1,5 +1,3 @@
-"""Equal weights have equal fingerprints, different weights have different ones."""
-
 import json
 import shutil
 from pathlib import Path

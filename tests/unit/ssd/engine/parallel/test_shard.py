@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from ssd.engine.config import ModelConfig
+from ssd.engine.known_shapes import KNOWN_SHAPES
 from ssd.engine.models.llama import parts, shapes
 from ssd.engine.models.registry import FAMILIES
 from ssd.engine.models.weights import Checkpoint
@@ -24,8 +25,8 @@ from ssd.engine.parallel.shard import (
 )
 from ssd.errors import SettingsError
 
-MODEL = ModelConfig(
-    family="llama",
+MODEL = replace(
+    KNOWN_SHAPES["llama-3.1-8b"],
     vocab_size=301,
     hidden_size=24,
     num_layers=2,
@@ -33,11 +34,6 @@ MODEL = ModelConfig(
     num_kv_heads=2,
     head_size=6,
     intermediate_size=50,
-    rms_norm_eps=1e-5,
-    rope_theta=1e4,
-    rope_scaling=None,
-    max_position_embeddings=64,
-    tie_word_embeddings=False,
 )
 models = st.builds(
     lambda heads, group, ids, units, is_tied, family: replace(

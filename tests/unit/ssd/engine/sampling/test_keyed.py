@@ -7,12 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd.engine.sampling.choose import choose
-from ssd.engine.sampling.keyed import (
-    NoiseKeys,
-    choose_of_keys,
-    gumbel_of_keys,
-    packed,
-)
+from ssd.engine.sampling.keyed import NoiseKeys, choose_of_keys, gumbel_of_keys, packed
 from ssd.speculation.noise import gumbel_noise
 from ssd.testing.fake_device import fake_device
 from ssd.types import NO_TOKEN
