@@ -7,13 +7,12 @@ A status of other origin is converted by its code.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
@@ -168,18 +167,16 @@ def to_status(error: Exception, request_id: str = "") -> status_pb2.Status:
     if rule is INTERNAL:
         facts = {"request_id": request_id}
     info = error_details_pb2.ErrorInfo(reason=rule.reason, domain=DOMAIN, metadata=facts)
-    details: list[error_details_pb2.ErrorInfo | error_details_pb2.BadRequest] = [info]
+    status.details.add().Pack(info)
     if isinstance(error, FieldError | ContextLengthError):
-        violation = error_details_pb2.BadRequest.FieldViolation(
-            field=facts["field"], description=facts.get("description", status.message)
-        )
-        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
-    for detail in details:
-        _pack(status, detail)
+        bad_request = error_details_pb2.BadRequest()
+        description = facts.get("description", status.message)
+        bad_request.field_violations.add(field=facts["field"], description=description)
+        status.details.add().Pack(bad_request)
     if pause_seconds is not None:
-        delay = duration_pb2.Duration()
-        delay.FromMicroseconds(round(pause_seconds * 1e6))
-        _pack(status, error_details_pb2.RetryInfo(retry_delay=delay))
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMicroseconds(round(pause_seconds * 1e6))
+        status.details.add().Pack(retry)
     return status
 
 
@@ -209,9 +206,8 @@ def from_rpc_error(error: grpc.RpcError, endpoint: str) -> SSDError:
     """Convert the error of a call; name ``endpoint`` if the status is not of this product."""
     assert isinstance(error, grpc.aio.AioRpcError)
     message = _cut(error.details() or error.code().name, _MESSAGE_BYTES)
-    status = _status_in(cast(Iterable[tuple[str, str | bytes]], error.trailing_metadata() or ()))
-    info = _info_in(status) if status is not None else None
-    if info is not None and info.reason in _BY_REASON:
+    info = _error_info(error.trailing_metadata())
+    if info.reason in _BY_REASON:
         try:
             facts = {name: _cut(text, _MESSAGE_BYTES) for name, text in info.metadata.items()}
             return _BY_REASON[info.reason].rebuild(message, facts)
@@ -298,30 +294,12 @@ def _cut(text: str, num_bytes: int) -> str:
     return text.encode(errors="replace")[:num_bytes].decode(errors="ignore")
 
 
-def _pack(
-    status: status_pb2.Status,
-    detail: error_details_pb2.ErrorInfo
-    | error_details_pb2.BadRequest
-    | error_details_pb2.RetryInfo,
-) -> None:
-    packed = any_pb2.Any()
-    packed.Pack(detail)
-    status.details.append(packed)
-
-
-def _status_in(metadata: Iterable[tuple[str, str | bytes]]) -> status_pb2.Status | None:
-    for key, text in metadata:
-        if key == DETAILS_TRAILER and isinstance(text, bytes):
-            try:
-                return status_pb2.Status.FromString(text)
-            except DecodeError:
-                return None
-    return None
-
-
-def _info_in(status: status_pb2.Status) -> error_details_pb2.ErrorInfo | None:
-    for detail in status.details:
-        info = error_details_pb2.ErrorInfo()
-        if detail.Unpack(info) and info.domain == DOMAIN:
-            return info
-    return None
+def _error_info(trailers: Any) -> error_details_pb2.ErrorInfo:
+    """Return the ``ErrorInfo`` of this product in trailers; empty if there is none."""
+    info = error_details_pb2.ErrorInfo()
+    try:
+        status = status_pb2.Status.FromString(dict(trailers or ()).get(DETAILS_TRAILER, b""))
+        is_ours = any(each.Unpack(info) and info.domain == DOMAIN for each in status.details)
+    except DecodeError:
+        is_ours = False
+    return info if is_ours else error_details_pb2.ErrorInfo()
