@@ -23,12 +23,14 @@ def endless_place(schema: Schema) -> str | None:
     contained: dict[int, list[int]] = {}
     waiting = [schema]
     while waiting:
-        found = waiting.pop()
-        needed = contained.setdefault(id(found), [])
-        for path, part in _needed_parts(found, schema):
+        outer = waiting.pop()
+        needed = contained.setdefault(id(outer), [])
+        for path, part in _needed_parts(outer, schema):
+            if not _is_open(part, schema):
+                continue
             needed.append(id(part))
             if id(part) not in places:
-                places[id(part)] = path if path.startswith("#") else places[id(found)] + path
+                places[id(part)] = path if path.startswith("#") else places[id(outer)] + path
                 waiting.append(part)
     try:
         TopologicalSorter(contained).prepare()
@@ -37,33 +39,27 @@ def endless_place(schema: Schema) -> str | None:
     return None
 
 
-def _needed_parts(found: Schema, root: Schema) -> Iterator[tuple[str, Schema]]:
-    """Yield the schemas that each text contains, with pointers: of the document, or from here."""
-    for path, part in _candidates(found, root):
-        if _is_open(part, root):
-            yield path, part
-
-
-def _candidates(found: Schema, root: Schema) -> Iterator[tuple[str, object]]:
-    if "$ref" in found:
+def _needed_parts(schema: Schema, root: Schema) -> Iterator[tuple[str, object]]:
+    """Yield what each text contains, with pointers: of the document, or from here."""
+    if "$ref" in schema:
         # Older drafts ignore the other keywords beside it.
-        yield str(found["$ref"]), _target(found["$ref"], root)
+        yield str(schema["$ref"]), _target(schema["$ref"], root)
         return
-    for index, part in enumerate(_list(found.get("allOf"))):
+    for index, part in enumerate(_list(schema.get("allOf"))):
         yield f"/allOf/{index}", part
-    if found.get("type") in ("object", ["object"]):
-        properties = found.get("properties")
-        for name in _list(found.get("required")):
+    if schema.get("type") in ("object", ["object"]):
+        properties = schema.get("properties")
+        for name in _list(schema.get("required")):
             if isinstance(properties, dict) and isinstance(name, str):
                 yield f"/properties/{name}", properties.get(name)
-    if found.get("type") in ("array", ["array"]) and _is_filled(found):
-        yield "/items", found.get("items")
+    if schema.get("type") in ("array", ["array"]) and _is_filled(schema):
+        yield "/items", schema.get("items")
 
 
-def _is_filled(found: Schema) -> bool:
+def _is_filled(schema: Schema) -> bool:
     """Whether a list has an element to which ``items`` applies."""
-    least = found.get("minItems")
-    return isinstance(least, int | float) and least >= 1 and "prefixItems" not in found
+    least = schema.get("minItems")
+    return isinstance(least, int | float) and least >= 1 and "prefixItems" not in schema
 
 
 def _list(value: object) -> list[object]:

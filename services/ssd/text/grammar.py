@@ -136,9 +136,9 @@ class GrammarCompiler:
         """
         if is_shared:
             with self._lock:
-                found = self._grammars.get(source)
-            if found is not None:
-                return found
+                compiled = self._grammars.get(source)
+            if compiled is not None:
+                return compiled
         began_at = self._now()
         earned = AGAIN_SHARE * (began_at - self._again_at)
         self._again_seconds = max(0.0, self._again_seconds - earned)
@@ -146,7 +146,7 @@ class GrammarCompiler:
         if self._again_seconds > MAX_AGAIN_SECONDS:
             return None
         try:
-            return self.shared(source) if is_shared else self.alone(source)
+            return self.shared(source) if is_shared else self._compiled(source)
         except FieldError:
             return None
         finally:
@@ -155,14 +155,14 @@ class GrammarCompiler:
     def shared(self, source: GrammarSource) -> _Compiled:
         """Return a grammar that texts share; raises as ``compile``."""
         with self._lock:
-            found = self._grammars.get(source)
-        if found is None:
-            found = self.alone(source)
+            compiled = self._grammars.get(source)
+        if compiled is None:
+            compiled = self._compiled(source)
             with self._lock:
-                self._grammars[source] = found
+                self._grammars[source] = compiled
                 while len(self._grammars) > MAX_CACHED:
                     self._grammars.popitem(last=False)
-        return found
+        return compiled
 
     def drop(self, source: GrammarSource, compiled: _Compiled) -> None:
         """Compile a grammar again when it is next used. Any thread."""
@@ -170,17 +170,14 @@ class GrammarCompiler:
             if self._grammars.get(source) is compiled:
                 del self._grammars[source]
 
-    def alone(self, source: GrammarSource) -> _Compiled:
-        """Compile a grammar whose states no other text uses; raises as ``compile``."""
-        return _Compiled(self._compiled(source))
-
     def for_text(self, compiled: _Compiled) -> LLMatcher:
         """Return a matcher at the start of one more text of a grammar. Any thread."""
         with self._lock:
             compiled.num_texts += 1
         return compiled.matcher.deep_copy()
 
-    def _compiled(self, source: GrammarSource) -> LLMatcher:
+    def _compiled(self, source: GrammarSource) -> _Compiled:
+        """Compile a grammar whose states no other text uses; raises as ``compile``."""
         if source.kind == "json_schema":
             grammar = _json_grammar(source)
         else:
@@ -198,7 +195,7 @@ class GrammarCompiler:
             raise FieldError(source.field, f"cannot be used: {plain(matcher.get_error())}")
         if source.kind == "json_schema":
             _check_ends(source)
-        return matcher
+        return _Compiled(matcher)
 
     def _reader_of_tokens(self, source: GrammarSource) -> LLTokenizer:
         if self._reader is None:

@@ -81,11 +81,5 @@ class TextWriter:
 
 def _overlap(text: str, stop: str) -> int:
     """Return the length of the longest suffix of ``text`` that is a prefix of ``stop``."""
-    return next(
-        (
-            size
-            for size in range(min(len(stop) - 1, len(text)), 0, -1)
-            if text.endswith(stop[:size])
-        ),
-        0,
-    )
+    longest = min(len(stop) - 1, len(text))
+    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
