@@ -87,14 +87,14 @@ class GenerationEndpoint(Generic[AnyRequest]):
             scope[STATUS_KEY] = CLIENT_LEFT
 
     async def _whole(self, request: PreparedRequest) -> JSONResponse:
-        assembly = self._assembly(request, is_whole=True)
+        assembly = self._assembly(request)
         async with self.deadlines.bound(), aclosing(self._run(request)) as chunks:
             async for prompt, chunk in chunks:
                 assembly.add(prompt, chunk)
         return JSONResponse(assembly.whole())
 
     async def _stream(self, request: PreparedRequest, send: Send) -> None:
-        assembly = self._assembly(request, is_whole=False)
+        assembly = self._assembly(request)
         events = EventStream(send)
         try:
             async with self.deadlines.bound(), aclosing(self._run(request)) as chunks:
@@ -113,7 +113,7 @@ class GenerationEndpoint(Generic[AnyRequest]):
                 # A bug, for the server's log.
                 raise
 
-    def _assembly(self, request: PreparedRequest, *, is_whole: bool) -> Assembly:
+    def _assembly(self, request: PreparedRequest) -> Assembly:
         info = self.targets.model(request.model)
         head = Head(
             id=self.form.id_prefix + secrets.token_hex(12),
@@ -121,6 +121,7 @@ class GenerationEndpoint(Generic[AnyRequest]):
             model=info.model,
             fingerprint=f"ssd-{__version__}",
         )
+        is_whole = not request.stream
         new_reader = partial(request.tool_use.reader, info.tool_format, is_whole=is_whole)
         # Refuses tools of a model whose format is not known before the request runs.
         new_reader()
@@ -128,7 +129,6 @@ class GenerationEndpoint(Generic[AnyRequest]):
 
     async def _run(self, request: PreparedRequest) -> Chunks:
         arrived_at: float | None = self.clock.now()
-        request_id = log.request_id.get() or ""
         calls = request.calls
         # With echo, the first chunk of a continuation is a copy of the prompt.
         copies = {
@@ -136,7 +136,7 @@ class GenerationEndpoint(Generic[AnyRequest]):
             for prompt, call in enumerate(calls)
             for choice in range(call.sampling.n if call.sampling.echo else 0)
         }
-        streams = [self.targets.generate(call, request_id) for call in calls]
+        streams = [self.targets.generate(call, log.request_id.get()) for call in calls]
         try:
             async with aclosing(merged(streams)) as chunks:
                 async for prompt, chunk in chunks:
@@ -147,10 +147,9 @@ class GenerationEndpoint(Generic[AnyRequest]):
                         arrived_at = None
                     yield prompt, chunk
         except (FieldError, UnsupportedError) as error:
-            names = request.names
-            if error.field not in names:
+            if error.field not in request.names:
                 raise
-            raise type(error)(names[error.field], error.description) from error
+            raise type(error)(request.names[error.field], error.description) from error
 
 
 class EventStream:
@@ -170,7 +169,7 @@ class EventStream:
 
     async def fail(self, error: Exception) -> None:
         """End the stream with an error object, which clients raise."""
-        _, body = problem(error, log.request_id.get() or "")
+        _, body = problem(error, log.request_id.get())
         await self._write(_event(body), is_last=True)
 
     async def _write(self, body: bytes, *, is_last: bool) -> None:

@@ -135,7 +135,7 @@ def _page(
 
 
 async def _failed(_request: Request, error: Exception) -> Response:
-    return problem_response(error, log.request_id.get() or "")
+    return problem_response(error, log.request_id.get())
 
 
 async def _not_served(request: Request, error: Exception) -> Response:

@@ -24,8 +24,8 @@ from functools import partialmethod
 from types import MappingProxyType
 from typing import Any
 
-request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""The request of the current task; log lines contain it."""
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+"""The request of the current task, empty without one; log lines contain it."""
 trace_headers: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("trace_headers", default=())
 """Headers with which calls of the current task continue the trace of its caller (W3C)."""
 bound_fields: ContextVar[Mapping[str, object]] = ContextVar(
@@ -84,8 +84,8 @@ class JsonFormatter(logging.Formatter):
             "process": self._process,
             "event": record.getMessage(),
         }
-        if (bound := request_id.get()) is not None:
-            line["request_id"] = bound
+        if owner := request_id.get():
+            line["request_id"] = owner
         line |= _fields(record)
         if record.exc_info:
             line["stack"] = self.formatException(record.exc_info)
@@ -107,8 +107,7 @@ class TextFormatter(logging.Formatter):
         """Return the line of a record."""
         when = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
         fields = " ".join(f"{k}={v}" for k, v in _fields(record).items())
-        bound = request_id.get()
-        owner = "" if bound is None else f" [{bound}]"
+        owner = f" [{request_id.get()}]" if request_id.get() else ""
         level = record.levelname.lower()
         line = f"{when} {self._process} {level}{owner} {record.getMessage()} {fields}".rstrip()
         stack = self.formatException(record.exc_info).split("\n") if record.exc_info else ()

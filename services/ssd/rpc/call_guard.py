@@ -65,7 +65,7 @@ OnFailure = Callable[[str, Exception], None]
 
 def current_request_id() -> str:
     """Return the id of the current call: the caller's ``x-request-id``, or a random one."""
-    return log.request_id.get() or ""
+    return log.request_id.get()
 
 
 class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
