@@ -36,11 +36,11 @@ from ssd_bench.command import (
     err,
     numbers,
     out,
+    plots,
     run_app,
     run_plan,
     widened,
 )
-from ssd_bench.drawing import plots
 from ssd_bench.machine import machine, read_bandwidth
 from ssd_bench.peers.command import peers
 from ssd_bench.prompts import DEMO, data_sets, encoded, read_texts

@@ -5,7 +5,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
@@ -14,7 +16,13 @@ from typer.exceptions import TyperException
 
 from ssd import demo
 from ssd.console import make_console, progress, style_help, usage_problem
-from ssd.errors import ModelNotFoundError, SettingsError, SSDError, UnsupportedModelError
+from ssd.errors import (
+    ModelNotFoundError,
+    SettingsError,
+    SetupError,
+    SSDError,
+    UnsupportedModelError,
+)
 from ssd.model_files.model_name import local_folder
 from ssd.model_files.model_source import resolve
 from ssd_bench.runs import BenchmarkRun, Results, run
@@ -121,6 +129,21 @@ def with_progress(
     """Measure with progress, which ``measure`` advances after each of ``total`` batches."""
     with progress(err, "batches", total, note="starting the processes") as advance:
         return asyncio.run(measure(lambda: advance(1, "")))
+
+
+def plots() -> ModuleType:
+    """Return the module that draws plots, before anything is measured.
+
+    Raises:
+        SetupError: matplotlib is not installed.
+    """
+    try:
+        return import_module("ssd_bench.plots")
+    except ModuleNotFoundError as error:
+        raise SetupError(
+            "the plot needs matplotlib, which is not installed: run 'make setup', or "
+            "pip install 'ssd-serving[bench]'"
+        ) from error
 
 
 def show_results(file: Path, table: str, *, is_json: bool) -> None:

@@ -36,8 +36,8 @@ from ssd_bench.command import (
     err,
     numbers,
     out,
+    plots,
 )
-from ssd_bench.drawing import plots
 from ssd_bench.loads import LATENCIES, PERCENTILES, Load, LoadResult
 from ssd_bench.peers.environments import interpreter
 from ssd_bench.resources import MIB, recorded

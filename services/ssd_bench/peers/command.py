@@ -23,9 +23,9 @@ from ssd_bench.command import (
     Target,
     err,
     numbers,
+    plots,
     show_results,
 )
-from ssd_bench.drawing import plots
 from ssd_bench.machine import machine
 from ssd_bench.peers.contenders import PEERS, contenders, server
 from ssd_bench.peers.engines import Setup

@@ -24,9 +24,9 @@ from ssd_bench.command import (
     Target,
     err,
     numbers,
+    plots,
     show_results,
 )
-from ssd_bench.drawing import plots
 from ssd_bench.report import markdown_table
 from ssd_bench.sampling.laws import Coupled, Law, Saguaro
 from ssd_bench.sampling.rounds import FITTED, Cell, Experiment
