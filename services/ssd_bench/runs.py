@@ -271,24 +271,22 @@ def why_no_hits(repetitions: Sequence[BatchFigures]) -> str:
 async def _complete(
     contender: Contender, plan: BenchmarkRun, cell: Cell, repetition: int
 ) -> list[Continuation]:
-    first = repetition * cell.batch
-    calls = []
-    prompts = plan.prompts[cell.data]
-    for index in range(cell.batch):
-        prompt = prompts[(first + index) % len(prompts)]
-        call = GenerateCall(
-            prompt=prompt,
+    prompts, first = plan.prompts[cell.data], repetition * cell.batch
+    calls = [
+        GenerateCall(
+            prompt=prompts[index % len(prompts)],
             sampling=SamplingParams(
                 temperature=cell.temperature,
                 ignore_eos=True,
-                seed=first + index,
+                seed=index,
                 max_tokens=plan.max_tokens,
             ),
             mode=contender.mode,
             message_interval_ms=WHOLE_TEXT_MS,
         )
-        calls.append(_one(contender.client, call))
-    return list(await asyncio.gather(*calls))
+        for index in range(first, first + cell.batch)
+    ]
+    return await asyncio.gather(*(_one(contender.client, call) for call in calls))
 
 
 async def _one(client: TargetClient, call: GenerateCall) -> Continuation:

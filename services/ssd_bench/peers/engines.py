@@ -77,31 +77,23 @@ class OwnEngine:
 
     async def complete(self, batch: Batch) -> Answer:
         """Return the new tokens of each prompt."""
-        ids = await asyncio.gather(
-            *(
-                self._one(
-                    GenerateCall(
-                        prompt=tuple(prompt),
-                        sampling=SamplingParams(
-                            temperature=batch["temperature"],
-                            ignore_eos=True,
-                            seed=batch["seed"] + index,
-                            max_tokens=batch["max_tokens"],
-                        ),
-                        mode=self._mode,
-                        message_interval_ms=WHOLE_TEXT_MS,
-                    )
-                )
-                for index, prompt in enumerate(batch["prompts"])
-            )
-        )
-        return Answer.of_ids(ids)
+        own = (self._one(batch, index) for index in range(len(batch["prompts"])))
+        return Answer.of_ids(await asyncio.gather(*own))
 
-    async def _one(self, call: GenerateCall) -> list[int]:
-        found: list[int] = []
-        async for chunk in self._client.generate(call):
-            found.extend(chunk.token_ids)
-        return found
+    async def _one(self, batch: Batch, index: int) -> list[int]:
+        call = GenerateCall(
+            prompt=tuple(batch["prompts"][index]),
+            sampling=SamplingParams(
+                temperature=batch["temperature"],
+                ignore_eos=True,
+                seed=batch["seed"] + index,
+                max_tokens=batch["max_tokens"],
+            ),
+            mode=self._mode,
+            message_interval_ms=WHOLE_TEXT_MS,
+        )
+        chunks = self._client.generate(call)
+        return [token_id async for chunk in chunks for token_id in chunk.token_ids]
 
 
 class WorkerEngine:
