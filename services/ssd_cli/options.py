@@ -38,6 +38,7 @@ MaxTokens = Annotated[
 ]
 WITHOUT_DRAFT_PROCESSES = ("autoregressive", "synchronous")
 Modes = Literal["auto", "autoregressive", "synchronous", "speculative"]
+WeightFormat = Literal["auto", "same", "int8", "int4"]
 Wait = Annotated[
     float,
     typer.Option(
@@ -57,19 +58,11 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():
-        if name not in groups:
-            parameters.append(parameter.replace(annotation=hints[name]))
-            continue
-        of_group = get_type_hints(groups[name], include_extras=True)
-        parameters += [
-            Parameter(
-                each.name,
-                Parameter.KEYWORD_ONLY,
-                default=each.default,
-                annotation=of_group[each.name],
-            )
-            for each in fields(groups[name])
-        ]
+        parameters += (
+            signature(groups[name]).parameters.values()
+            if name in groups
+            else [parameter.replace(annotation=hints[name])]
+        )
 
     @wraps(command)
     def run(**given: Any) -> None:
@@ -150,16 +143,14 @@ class Places:
     """Devices of the models, and formats of their weights."""
 
     weights: Annotated[
-        Literal["auto", "same", "int8", "int4"],
+        WeightFormat,
         typer.Option(help="Format of the target's weights on a CPU; auto: not quantised."),
     ] = "auto"
     draft_weights: Annotated[
-        Literal["auto", "same", "int8", "int4"],
-        typer.Option(help="Format of the draft's weights on a CPU."),
+        WeightFormat, typer.Option(help="Format of the draft's weights on a CPU.")
     ] = "auto"
     device: Annotated[
-        str,
-        typer.Option(help="cpu, cuda or cuda:N; of the drafts too, unless they have one."),
+        str, typer.Option(help="cpu, cuda or cuda:N; of the drafts too, unless they have one.")
     ] = ""
     draft_device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = ""
 
@@ -223,14 +214,12 @@ class Access:
         ),
     ] = ""
     tls_key: Annotated[
-        str,
-        typer.Option(envvar="SSD_TLS_KEY", help="PEM file of the key of the certificate."),
+        str, typer.Option(envvar="SSD_TLS_KEY", help="PEM file of the key of the certificate.")
     ] = ""
     token_file: Annotated[
         str,
         typer.Option(
-            envvar="SSD_TOKEN_FILE",
-            help="With --endpoint: file whose first line is your token.",
+            envvar="SSD_TOKEN_FILE", help="With --endpoint: file whose first line is your token."
         ),
     ] = ""
     allow_insecure: Annotated[
