@@ -62,8 +62,8 @@ async def check(deployment: Deployment, batch: int, max_tokens: int, *, is_json:
             num_texts=batch,
             num_tokens=max_tokens,
             dtype=info.dtype,
-            accepted_tokens=sum(text.accepted_tokens for text in speculative),
-            first_differences=tuple(first_difference(a.token_ids, b.token_ids) for a, b in pairs),
+            accepted_tokens=sum(accepted for _, accepted in speculative),
+            first_differences=tuple(first_difference(one, other) for (one, _), (other, _) in pairs),
         ),
         is_json=is_json,
     )
@@ -92,12 +92,6 @@ def report_check(result: CheckResult, *, is_json: bool) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Text:
-    token_ids: tuple[TokenId, ...]
-    accepted_tokens: int
-
-
 def _calls(batch: int, max_tokens: int) -> list[GenerateCall]:
     return [
         GenerateCall(
@@ -110,16 +104,18 @@ def _calls(batch: int, max_tokens: int) -> list[GenerateCall]:
     ]
 
 
-async def _texts(client: TargetClient, calls: Sequence[GenerateCall], mode: Mode) -> list[_Text]:
-    """Generate all texts at the same time."""
+async def _texts(
+    client: TargetClient, calls: Sequence[GenerateCall], mode: Mode
+) -> list[tuple[list[TokenId], int]]:
+    """Generate all texts at the same time; return the tokens and the number of accepted ones."""
     return await asyncio.gather(*(_text(client, replace(call, mode=mode)) for call in calls))
 
 
-async def _text(client: TargetClient, call: GenerateCall) -> _Text:
+async def _text(client: TargetClient, call: GenerateCall) -> tuple[list[TokenId], int]:
     tokens: list[TokenId] = []
     accepted = 0
     async for chunk in client.generate(call):
         tokens += chunk.token_ids
         if chunk.statistics is not None:
             accepted += chunk.statistics.accepted_tokens
-    return _Text(tuple(tokens), accepted)
+    return tokens, accepted

@@ -6,7 +6,7 @@ GPU of the target: that needs no other hardware either.
 
 import bisect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from ssd.engine.config import (
     LARGEST_PAGE,
@@ -97,8 +97,7 @@ class MemoryEstimate:
     @property
     def total(self) -> int:
         """The sum."""
-        parts = (self.weights, self.kv_cache, self.segments, self.branch_logits)
-        return sum(parts) + self.graphs + self.runtime
+        return sum(asdict(self).values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
