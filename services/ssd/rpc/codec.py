@@ -6,8 +6,8 @@ not parse text that is not UTF-8: a server returns INVALID_ARGUMENT, and a clien
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, cast, get_args
 
 from ssd.errors import ContextLengthError, FieldError
 from ssd.rpc.bounds import (
@@ -149,7 +149,6 @@ _LOOKUPS = {
 
 
 BackupName = Literal["none", "ngram"]
-_BACKUPS: dict[str, BackupName] = {"none": "none", "ngram": "ngram"}
 MAX_DRAFT_DEADLINE_MS = 60_000.0
 
 
@@ -174,11 +173,11 @@ def speculation_change(request: admin_pb2.SetSpeculationRequest) -> SpeculationC
     if deadline_ms is not None:
         check_range("draft_deadline_ms", deadline_ms, ABOVE_ZERO, MAX_DRAFT_DEADLINE_MS)
     _check_name("fan_out_policy", request.fan_out_policy, get_args(FanOutName))
-    _check_name("backup", request.backup, _BACKUPS)
+    _check_name("backup", request.backup, get_args(BackupName))
     return SpeculationChange(
         mode=_mode(request.mode) if request.mode else None,
         fan_out_policy=request.fan_out_policy or None,
-        backup=_BACKUPS.get(request.backup),
+        backup=cast(BackupName, request.backup) if request.backup else None,
         draft_deadline_ms=deadline_ms,
     )
 
@@ -239,8 +238,18 @@ def generate_request(call: GenerateCall) -> generate_pb2.GenerateRequest:
     Raises:
         FieldError: a number or a text that protobuf cannot encode.
     """
+    prompt: dict[str, Any]
+    match call.prompt:
+        case str() as text:
+            prompt = {"text": text}
+        case Conversation() as chat:
+            texts = {"tools": chat.tools, "template_arguments": chat.template_arguments}
+            prompt = {"chat": {"messages": map(asdict, chat.turns), **texts}}
+        case token_ids:
+            prompt = {"token_ids": {"ids": token_ids}}
     try:
-        message = generate_pb2.GenerateRequest(
+        return generate_pb2.GenerateRequest(
+            **prompt,
             model=call.model,
             mode=f"MODE_{call.mode.name}",
             sampling=sampling_message(call.sampling),
@@ -249,26 +258,14 @@ def generate_request(call: GenerateCall) -> generate_pb2.GenerateRequest:
             report_rounds=call.report_rounds,
             message_interval_ms=call.message_interval_ms,
         )
-        match call.prompt:
-            case str() as text:
-                message.text = text
-            case Conversation() as chat:
-                message.chat.messages.extend(map(_chat_message, chat.turns))
-                message.chat.tools = chat.tools
-                message.chat.template_arguments = chat.template_arguments
-                message.chat.SetInParent()
-            case token_ids:
-                message.token_ids.ids.extend(token_ids)
-                message.token_ids.SetInParent()
     except (ValueError, TypeError) as error:
         raise FieldError("request", f"cannot be encoded: {error}") from error
-    return message
 
 
 def generate_response(chunk: GenerationChunk) -> generate_pb2.GenerateResponse:
     """Convert a chunk to its message."""
-    reason = chunk.finish_reason
-    message = generate_pb2.GenerateResponse(
+    reason, statistics = chunk.finish_reason, chunk.statistics
+    return generate_pb2.GenerateResponse(
         choice=chunk.choice,
         token_ids=chunk.token_ids,
         logprobs=logprobs_messages(chunk.logprobs),
@@ -276,17 +273,12 @@ def generate_response(chunk: GenerationChunk) -> generate_pb2.GenerateResponse:
         finish_reason=f"FINISH_REASON_{reason.name}" if reason else None,
         seed=chunk.seed,
         prompt_tokens=chunk.prompt_tokens,
-        rounds=map(_round_message, chunk.rounds),
+        usage=asdict(chunk.usage) if chunk.usage else None,
+        statistics=asdict(statistics) | {"mode": f"MODE_{statistics.mode.name}"}
+        if statistics
+        else None,
+        rounds=map(_round_fields, chunk.rounds),
     )
-    if chunk.usage is not None:
-        message.usage.CopyFrom(types_pb2.Usage(**shared_fields(chunk.usage, Usage)))
-    if chunk.statistics is not None:
-        statistics = types_pb2.SpeculationStatistics(
-            mode=f"MODE_{chunk.statistics.mode.name}",
-            **shared_fields(chunk.statistics, SpeculationStatistics, "mode"),
-        )
-        message.statistics.CopyFrom(statistics)
-    return message
 
 
 def generation_chunk(message: generate_pb2.GenerateResponse) -> GenerationChunk:
@@ -313,14 +305,9 @@ def generation_chunk(message: generate_pb2.GenerateResponse) -> GenerationChunk:
     )
 
 
-def _round_message(each: Round) -> types_pb2.Round:
-    is_known = each.lookup is not LookupResult.NONE
-    return types_pb2.Round(
-        proposed=(types_pb2.TokenText(id=token.id, text=token.text) for token in each.proposed),
-        accepted_tokens=each.accepted_tokens,
-        added=(types_pb2.TokenText(id=token.id, text=token.text) for token in each.added),
-        lookup=f"LOOKUP_RESULT_{each.lookup.name}" if is_known else None,
-    )
+def _round_fields(each: Round) -> dict[str, Any]:
+    lookup = None if each.lookup is LookupResult.NONE else f"LOOKUP_RESULT_{each.lookup.name}"
+    return asdict(each) | {"lookup": lookup}
 
 
 def _round(message: types_pb2.Round) -> Round:
@@ -334,7 +321,7 @@ def _round(message: types_pb2.Round) -> Round:
 
 def model_info_response(info: ModelInfo) -> generate_pb2.GetModelInfoResponse:
     """Convert the description of a model to its message."""
-    return generate_pb2.GetModelInfoResponse(**shared_fields(info, ModelInfo))
+    return generate_pb2.GetModelInfoResponse(**asdict(info))
 
 
 def model_info(message: generate_pb2.GetModelInfoResponse) -> ModelInfo:
@@ -406,18 +393,6 @@ def _conversation(chat: types_pb2.ChatMessages, bounds: PromptBounds) -> Convers
             "arguments; send fewer tools or turns",
         )
     return conversation
-
-
-def _chat_message(turn: ChatTurn) -> types_pb2.ChatMessage:
-    return types_pb2.ChatMessage(
-        role=turn.role,
-        content=turn.content,
-        tool_calls=(
-            types_pb2.ToolCall(id=each.id, name=each.name, arguments=each.arguments)
-            for each in turn.tool_calls
-        ),
-        tool_call_id=turn.tool_call_id,
-    )
 
 
 def _mode(number: types_pb2.Mode) -> Mode:
