@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,14 +148,8 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return None
 
     async def _run(self, handler: Any, requests: Any, call: "Call") -> None:
-        behaviour = next(
-            each
-            for each in (
-                *(handler.unary_unary, handler.unary_stream),
-                *(handler.stream_unary, handler.stream_stream),
-            )
-            if each is not None
-        )
+        of_one = handler.unary_unary or handler.unary_stream
+        behaviour = of_one or handler.stream_unary or handler.stream_stream
         # No variable refers to the request or the result, so only the servicer keeps them.
         if not handler.response_streaming:
             if handler.request_streaming:
@@ -166,7 +160,7 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         responses = behaviour(
             _decoded(requests) if handler.request_streaming else await self._request(call), call
         )
-        if isinstance(responses, AsyncIterator):
+        if isinstance(responses, AsyncGenerator):
             await _write_all(responses, call)
         else:
             await responses
@@ -302,15 +296,11 @@ async def _decoded(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         yield request
 
 
-async def _write_all(responses: AsyncIterator[Any], call: Call) -> None:
+async def _write_all(responses: AsyncGenerator[Any, None], call: Call) -> None:
     """Write all responses. Close the generator at once if the caller disconnects."""
-    try:
+    async with contextlib.aclosing(responses):
         async for response in responses:
             await call.write(response)
-    finally:
-        close = getattr(responses, "aclose", None)
-        if close is not None:
-            await close()
 
 
 def _begin(context: Any) -> str:
