@@ -71,7 +71,6 @@ class Reloaded(Generic[Value]):
             return self._value
 
     def _reload(self) -> None:
-        names = ", ".join(map(str, self._paths))
         try:
             value = self._read()
         except SettingsError as error:
@@ -80,7 +79,7 @@ class Reloaded(Generic[Value]):
         # Files that changed meanwhile are read again at the next use.
         if self._signature() == self._seen:
             self._value = value
-            _log.info("credentials_reloaded", files=names)
+            _log.info("credentials_reloaded", files=", ".join(map(str, self._paths)))
 
     def _signature(self) -> _Signature:
         """Return what changes with the files; None for one that is missing."""
@@ -89,10 +88,10 @@ class Reloaded(Generic[Value]):
 
 def _identity(path: Path) -> tuple[int, int, int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,10 +243,10 @@ class AcceptedTokens:
 
     def accept(self, token: str) -> bool:
         """Whether the file contains a token. The time does not depend on which one, or where."""
-        given, found = _digest(token), False
+        given, is_accepted = _digest(token), False
         for digest in self._digests.current():
-            found |= hmac.compare_digest(given, digest)
-        return found
+            is_accepted |= hmac.compare_digest(given, digest)
+        return is_accepted
 
 
 def _digest(token: str) -> bytes:
@@ -256,9 +255,9 @@ def _digest(token: str) -> bytes:
 
 def bearer_token(metadata: Collection[tuple[str, str | bytes]]) -> str:
     """Return the token of a call; empty if it has none."""
-    found = dict(metadata).get(AUTHORIZATION_KEY, "")
-    if isinstance(found, str) and found[: len(_SCHEME)].lower() == _SCHEME.lower():
-        return found[len(_SCHEME) :].strip()
+    header = dict(metadata).get(AUTHORIZATION_KEY, "")
+    if isinstance(header, str) and header[: len(_SCHEME)].lower() == _SCHEME.lower():
+        return header[len(_SCHEME) :].strip()
     return ""
 
 

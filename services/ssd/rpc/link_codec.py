@@ -5,8 +5,8 @@ A control message out of bounds is a ``FrameError``. A Hello or Welcome out of b
 """
 
 import math
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from ssd.errors import FrameError, HandshakeError
 from ssd.rpc.bounds import LARGEST_ID, MAX_TEMPERATURE
@@ -57,7 +57,6 @@ _FIELDS = {
     if field.message_type is not None
 }
 """Field of a stream by the name of its message. The dataclass has the same name."""
-_UNKNOWN = "a message of the link is empty, or of a kind that this version does not support"
 
 
 def speculate_request(message: TargetMessage | bytes) -> speculation_pb2.SpeculateRequest:
@@ -66,8 +65,7 @@ def speculate_request(message: TargetMessage | bytes) -> speculation_pb2.Specula
 
 
 def target_message(
-    message: speculation_pb2.SpeculateRequest,
-    bounds: OpeningBounds = NO_BOUNDS,
+    message: speculation_pb2.SpeculateRequest, bounds: OpeningBounds = NO_BOUNDS
 ) -> TargetMessage | bytes:
     """Convert the wire form of a target's message.
 
@@ -78,8 +76,6 @@ def target_message(
     match message.WhichOneof("message"):
         case "commits":
             return message.commits
-        case "heartbeat" | "rendezvous" | "channel_state" as kind:
-            return _common_message(kind, message)
         case "open_session":
             return _opening(message.open_session, bounds)
         case "close_session":
@@ -88,7 +84,7 @@ def target_message(
             return _settings(message.link_settings)
         case "hello":
             return _hello(message.hello)
-    raise FrameError(_UNKNOWN)
+    return _common_message(message)
 
 
 def speculate_response(message: DraftMessage | bytes) -> speculation_pb2.SpeculateResponse:
@@ -106,8 +102,6 @@ def draft_message(message: speculation_pb2.SpeculateResponse) -> DraftMessage | 
     match message.WhichOneof("message"):
         case "tables":
             return message.tables
-        case "heartbeat" | "rendezvous" | "channel_state" as kind:
-            return _common_message(kind, message)
         case "draining":
             return Draining()
         case "session_refused":
@@ -116,7 +110,7 @@ def draft_message(message: speculation_pb2.SpeculateResponse) -> DraftMessage | 
             return SessionRefused(_session(refused.session), refused.reason)
         case "welcome":
             return _welcome(message.welcome)
-    raise FrameError(_UNKNOWN)
+    return _common_message(message)
 
 
 def _hello(message: speculation_pb2.Hello) -> Hello:
@@ -157,18 +151,17 @@ def _field(of_frames: str, message: TargetMessage | DraftMessage | bytes) -> dic
     name = type(message).__name__
     values = shared_fields(message, type(message))
     if isinstance(message, Hello | Welcome):
-        values["peer"] = speculation_pb2.Peer(**shared_fields(message.peer, Peer))
+        values["peer"] = asdict(message.peer)
     elif isinstance(message, ChannelState):
         values["error"] = message.error[:MAX_WORD_CHARACTERS]
     return {_FIELDS[name]: getattr(speculation_pb2, name)(**values)}
 
 
 def _common_message(
-    kind: Literal["heartbeat", "rendezvous", "channel_state"],
     message: speculation_pb2.SpeculateRequest | speculation_pb2.SpeculateResponse,
 ) -> Heartbeat | Rendezvous | ChannelState:
-    """Convert a message that both ends send."""
-    match kind:
+    """Convert a message that both ends send; raises as ``target_message``."""
+    match message.WhichOneof("message"):
         case "heartbeat":
             return Heartbeat(message.heartbeat.nonce, message.heartbeat.echo)
         case "rendezvous":
@@ -176,6 +169,9 @@ def _common_message(
         case "channel_state":
             _check_words(error=message.channel_state.error)
             return ChannelState(message.channel_state.error)
+    raise FrameError(
+        "a message of the link is empty, or of a kind that this version does not support"
+    )
 
 
 def _rendezvous(message: speculation_pb2.Rendezvous) -> Rendezvous:

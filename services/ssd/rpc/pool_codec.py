@@ -3,7 +3,7 @@
 ``admin.proto`` and ``speculation.proto`` describe the fields.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ssd.rpc.codec import shared_fields
 from ssd.v1 import admin_pb2, speculation_pb2
@@ -77,13 +77,8 @@ _UNKNOWN = "unspecified"
 
 def pool_status_response(pool: PoolStatus) -> admin_pb2.GetPoolStatusResponse:
     """Convert the state of a pool to its message."""
-    links = [
-        admin_pb2.LinkStatus(
-            state=_PREFIX + link.state.upper(), **shared_fields(link, LinkStatus, "state")
-        )
-        for link in pool.links
-    ]
-    return admin_pb2.GetPoolStatusResponse(links=links, **shared_fields(pool, PoolStatus, "links"))
+    links = [asdict(link) | {"state": _PREFIX + link.state.upper()} for link in pool.links]
+    return admin_pb2.GetPoolStatusResponse(**asdict(pool) | {"links": links})
 
 
 def pool_status(message: admin_pb2.GetPoolStatusResponse) -> PoolStatus:
@@ -97,7 +92,7 @@ def pool_status(message: admin_pb2.GetPoolStatusResponse) -> PoolStatus:
 
 def draft_status_response(status: DraftStatus) -> speculation_pb2.GetStatusResponse:
     """Convert the state of a draft to its message."""
-    return speculation_pb2.GetStatusResponse(**shared_fields(status, DraftStatus))
+    return speculation_pb2.GetStatusResponse(**asdict(status))
 
 
 def draft_status(message: speculation_pb2.GetStatusResponse) -> DraftStatus:

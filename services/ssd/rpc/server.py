@@ -111,11 +111,10 @@ class RpcServer:
         """Bind in plain text or with TLS; return the port, which the system chooses for port 0."""
         address = join_address(self._host, self._requested_port)
         tls = self._security.tls
-        credentials = server_credentials(tls) if tls is not None else None
         try:
-            if credentials is None:
+            if tls is None:
                 return server.add_insecure_port(address)
-            return server.add_secure_port(address, credentials)
+            return server.add_secure_port(address, server_credentials(tls))
         except RuntimeError as error:
             raise AddressError(
                 f"cannot listen on {address} for gRPC: it is in use, or this machine does not have "
