@@ -58,19 +58,15 @@ async def up(deployment: Deployment, *, is_json: bool, is_debug: bool = False) -
     """
     check_ports(deployment)
     is_ready = asyncio.Event()
-    signalled = asyncio.create_task(_first_signal())
-    work = asyncio.create_task(_run(deployment, is_ready, is_json=is_json, is_debug=is_debug))
-    try:
-        await asyncio.wait({signalled, work}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done() and not is_json:
+    run = _run(deployment, is_ready, is_json=is_json, is_debug=is_debug)
+    async with beside(_first_signal(), run) as (signalled, running):
+        await asyncio.wait({signalled, running}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done() and not is_json:
             streams = f"; streams have {DRAIN_SECONDS:g} s to end" if is_ready.is_set() else ""
             err.print(f"stopping{streams}")
-    finally:
-        signalled.cancel()
-        # The cancelled task stops the processes and waits for them.
-        work.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await work
+    # At its end, the cancelled task has stopped the processes.
+    if not running.cancelled():
+        running.result()
     return 0 if is_ready.is_set() else 128 + signalled.result()
 
 
