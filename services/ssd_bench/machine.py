@@ -7,6 +7,7 @@ import statistics
 import threading
 import time
 from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -98,11 +99,8 @@ def read_bandwidth(cpus: Collection[int]) -> float:
             words.max()
             part[index] = time.perf_counter() - started
 
-    threads = [threading.Thread(target=read, args=each) for each in enumerate(cpus)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(cpus)) as threads:
+        list(threads.map(read, range(len(cpus)), cpus))
     return len(cpus) * BUFFER_BYTES / min(map(max, seconds))
 
 

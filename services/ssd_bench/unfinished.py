@@ -5,7 +5,6 @@ import importlib.metadata
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -96,8 +95,7 @@ class Unfinished:
 
     def remove(self) -> None:
         """Remove the file: the run has ended."""
-        with suppress(FileNotFoundError):
-            self._file.unlink()
+        self._file.unlink(missing_ok=True)
 
 
 def _cell(found: dict[str, Any]) -> Cell:

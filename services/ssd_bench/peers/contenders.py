@@ -1,6 +1,6 @@
 """What is compared: a row of the result is one contender."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -98,26 +98,13 @@ def contenders(
         threads: numbers of CPUs of a target; SSD uses one, and another one for its draft.
         ssd_lookahead: for drafts of this product.
     """
-
-    def offered() -> Iterator[Contender]:
-        for peer in peers:
-            for dtype in dtypes:
-                if dtype not in PEERS[peer].dtypes:
-                    continue
-                for drafting in PEERS[peer].drafting:
-                    if drafting == "ssd":
-                        yield Contender(
-                            peer=peer, drafting="ssd", lookahead=ssd_lookahead, dtype=dtype
-                        )
-                        continue
-                    for count in (1,) if PEERS[peer].needs_cuda else threads:
-                        for lookahead in (0,) if drafting == "none" else lookaheads:
-                            yield Contender(
-                                peer=peer,
-                                drafting=drafting,
-                                lookahead=lookahead,
-                                threads=count,
-                                dtype=dtype,
-                            )
-
-    return list(offered())
+    lookaheads_of = {"none": (0,), "ssd": (ssd_lookahead,)}
+    return [
+        Contender(peer=peer, drafting=drafting, lookahead=lookahead, threads=count, dtype=dtype)
+        for peer in peers
+        for dtype in dtypes
+        if dtype in PEERS[peer].dtypes
+        for drafting in PEERS[peer].drafting
+        for count in ((1,) if drafting == "ssd" or PEERS[peer].needs_cuda else threads)
+        for lookahead in lookaheads_of.get(drafting, lookaheads)
+    ]
