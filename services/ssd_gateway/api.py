@@ -40,8 +40,6 @@ _EVENT_HEADERS = [
 ]
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _log = log.get_logger(__name__)
-Chunks = AsyncGenerator[tuple[int, GenerationChunk], None]
-"""Chunks of the calls of a request, with the index of the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +125,10 @@ class GenerationEndpoint(Generic[AnyRequest]):
         new_reader()
         return Assembly(head, self.form, request, new_reader)
 
-    async def _run(self, request: PreparedRequest) -> Chunks:
+    async def _run(
+        self, request: PreparedRequest
+    ) -> AsyncGenerator[tuple[int, GenerationChunk], None]:
+        """Yield the chunks of the calls of a request, with the index of the call."""
         arrived_at: float | None = self.clock.now()
         calls = request.calls
         # With echo, the first chunk of a continuation is a copy of the prompt.

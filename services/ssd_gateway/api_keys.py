@@ -43,11 +43,10 @@ class ApiKeys:
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise AccessError("no API key; send the header 'Authorization: Bearer KEY'")
-        found = hashlib.sha256(key.strip().encode(errors="surrogateescape")).digest()
+        given = hashlib.sha256(key.strip().encode(errors="surrogateescape")).digest()
         # Compares with every key, so the time does not depend on which one matches.
-        matches = [
-            name for each, name in self._names.current().items() if hmac.compare_digest(each, found)
-        ]
+        keys = self._names.current().items()
+        matches = [name for digest, name in keys if hmac.compare_digest(digest, given)]
         if not matches:
             raise AccessError("the API key is not valid")
         return matches[0]

@@ -66,10 +66,10 @@ class Gate:
         finally:
             self._num_requests -= 1
             RUNNING_REQUESTS.set(self._num_requests)
-            known = path.removesuffix("/")
-            known = known if known in _KNOWN_PATHS else "other"
+            path = path.removesuffix("/")
+            label = path if path in _KNOWN_PATHS else "other"
             status = scope.get(STATUS_KEY, out.status)
-            REQUESTS_TOTAL.labels(path=known, status=str(status)).inc()
+            REQUESTS_TOTAL.labels(path=label, status=str(status)).inc()
 
     async def _serve(
         self, scope: Scope, receive: Receive, out: "_Sender", authorization: str | None

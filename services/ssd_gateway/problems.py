@@ -80,19 +80,17 @@ def problem_response(error: Exception, request_id: str) -> JSONResponse:
     """Return the response of a request that failed."""
     status, body = problem(error, request_id)
     headers = {}
-    make: type[JSONResponse] = JSONResponse
     pause_seconds = retry_after_seconds(error)
     if pause_seconds is not None:
         headers = {
             "retry-after": str(max(1, math.ceil(pause_seconds))),
             "retry-after-ms": str(math.ceil(pause_seconds * 1000)),
         }
-    if status == 413:
-        make = _ClosingResponse
-        headers["connection"] = "close"
     if status == 401:
         headers["www-authenticate"] = "Bearer"
-    return make(body, status, headers)
+    if status == 413:
+        return _ClosingResponse(body, status, {"connection": "close"})
+    return JSONResponse(body, status, headers)
 
 
 class _ClosingResponse(JSONResponse):

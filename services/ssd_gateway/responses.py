@@ -1,7 +1,7 @@
 """Chunks of a target as OpenAI objects. Pure, but for the random ids of tool calls."""
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -73,10 +73,8 @@ class ChatFormat:
         delta: dict[str, Any] = {"content": parts.content} if parts.content else {}
         if parts.calls:
             delta["tool_calls"] = [_call_delta(each) for each in parts.calls]
-        found: dict[str, Any] = {"delta": delta}
-        if positions:
-            found["logprobs"] = {"content": _chat_logprobs(positions), "refusal": None}
-        return found
+        logprobs = {"logprobs": _chat_logprobs(positions)} if positions else {}
+        return {"delta": delta, **logprobs}
 
     def whole(self, parts: Parts, positions: list[Position]) -> dict[str, Any]:
         """Return a complete continuation."""
@@ -84,12 +82,7 @@ class ChatFormat:
         if parts.calls:
             message["content"] = parts.content or None
             message["tool_calls"] = [_call(each.name, each.arguments) for each in parts.calls]
-        return {
-            "message": message,
-            "logprobs": {"content": _chat_logprobs(positions), "refusal": None}
-            if positions
-            else None,
-        }
+        return {"message": message, "logprobs": _chat_logprobs(positions) if positions else None}
 
 
 class CompletionFormat:
@@ -190,8 +183,7 @@ class Assembly:
         more = extension(chunk) if self._request.report_rounds else {}
         if not self._request.stream:
             self._extend(more)
-        has_news = new or chunk.logprobs or chunk.finish_reason or more
-        if has_news:
+        if new or chunk.logprobs or chunk.finish_reason or more:
             parts.append(self._form.delta(new, positions))
         objects = [
             self._object(self._form.stream_name, [{"index": index, **part, "finish_reason": None}])
@@ -202,11 +194,10 @@ class Assembly:
         if more:
             objects[-1]["ssd"] = more
         if self._request.repeats_usage:
-            # The object with the role comes before the tokens.
-            for each in objects[:-1]:
-                each["usage"] = usage(choice.prompt_tokens, 0)
-            for each in objects[-1:]:
-                each["usage"] = usage(choice.prompt_tokens, choice.completion_tokens)
+            for each in objects:
+                # The object with the role comes before the tokens.
+                completion_tokens = choice.completion_tokens if each is objects[-1] else 0
+                each["usage"] = usage(choice.prompt_tokens, completion_tokens)
         return objects
 
     def _extend(self, more: dict[str, Any]) -> None:
@@ -217,12 +208,16 @@ class Assembly:
 
     def whole(self) -> dict[str, Any]:
         """Return the response of a request that does not stream."""
-        made = []
-        for index, each in sorted(self._choices.items()):
-            body = self._form.whole(each.parts, each.positions)
-            made.append({"index": index, **body, "finish_reason": each.finish_name})
+        choices = [
+            {
+                "index": index,
+                **self._form.whole(choice.parts, choice.positions),
+                "finish_reason": choice.finish_name,
+            }
+            for index, choice in sorted(self._choices.items())
+        ]
         extended = {"ssd": self._extension} if self._request.report_rounds else {}
-        return self._object(self._form.name, made) | {"usage": self._counts.usage()} | extended
+        return self._object(self._form.name, choices) | {"usage": self._counts.usage()} | extended
 
     def usage(self) -> dict[str, Any]:
         """Return the last object of a stream that includes the token counts."""
@@ -292,30 +287,26 @@ def model_object(model: str, max_model_len: int, created: int) -> dict[str, Any]
     }
 
 
-def _chat_logprobs(positions: Iterable[Position]) -> list[dict[str, Any]]:
-    return [
+def _chat_logprobs(positions: list[Position]) -> dict[str, Any]:
+    content = [
         {
             **each.logprobs.selected.as_json(),
             "top_logprobs": [token.as_json() for token in each.logprobs.top],
         }
         for each in positions
     ]
+    return {"content": content, "refusal": None}
 
 
-def _text_logprobs(positions: Iterable[Position]) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "tokens": [],
-        "token_logprobs": [],
-        "top_logprobs": [],
-        "text_offset": [],
+def _text_logprobs(positions: list[Position]) -> dict[str, Any]:
+    selected = [each.logprobs.selected for each in positions]
+    tops = [each.logprobs.top for each in positions]
+    return {
+        "tokens": [_name(token) for token in selected],
+        "token_logprobs": [token.finite for token in selected],
+        "top_logprobs": [{_name(token): token.finite for token in top} for top in tops],
+        "text_offset": [each.offset for each in positions],
     }
-    for each in positions:
-        selected, top = each.logprobs.selected, each.logprobs.top
-        found["tokens"].append(_name(selected))
-        found["token_logprobs"].append(selected.finite)
-        found["top_logprobs"].append({_name(token): token.finite for token in top})
-        found["text_offset"].append(each.offset)
-    return found
 
 
 def _name(token: TokenLogprob) -> str:
