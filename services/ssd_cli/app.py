@@ -23,23 +23,11 @@ from ssd.runtime.launch import Deployment
 from ssd.types import Mode, SamplingParams
 from ssd_cli.chat import ChatSettings, chat
 from ssd_cli.check import check
-from ssd_cli.commands import (
-    check_extras,
-    check_models,
-    debug_of_app,
-    program,
-    run_work,
-)
+from ssd_cli.commands import check_extras, check_models, debug_of_app, program, run_work
 from ssd_cli.demo import demo
 from ssd_cli.display import err, out, print_table, report, status, write
 from ssd_cli.figures import Collector
-from ssd_cli.generate import (
-    GenerateOptions,
-    generate,
-    json_line,
-    read_prompt,
-    show_generation,
-)
+from ssd_cli.generate import GenerateOptions, generate, json_line, read_prompt, show_generation
 from ssd_cli.line_input import open_lines
 from ssd_cli.models import AutoPrecision, auto_precision, local_models, models_in, models_table
 from ssd_cli.options import (
@@ -191,10 +179,7 @@ def up_command(
     http_port: Annotated[
         int,
         typer.Option(
-            "--http-port",
-            min=0,
-            max=65000,
-            help="HTTP port of the target; drafts use the next ports; 0: any.",
+            min=0, max=65000, help="HTTP port of the target; drafts use the next ports; 0: any."
         ),
     ] = 9090,
     gateway: Annotated[
@@ -242,9 +227,7 @@ def demo_command(
     pair: WidenedPair,
     temperature: Temperature = 0.0,
     seed: Seed = 7,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=2, help="Number of new tokens.")
-    ] = 200,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Number of new tokens.")] = 200,
     shape: Shape,
     numerics: Numerics,
     debug: Debug = False,
@@ -396,9 +379,7 @@ def chat_command(
         target=pair.target, draft=pair.draft, num_drafts=drafts.num_drafts, is_synchronous=True
     )
     options = GenerateOptions(
-        endpoint=endpoint,
-        credentials=access.credentials(endpoint),
-        deployment=deployment,
+        endpoint=endpoint, credentials=access.credentials(endpoint), deployment=deployment
     )
     if endpoint is None:
         check_models(deployment)

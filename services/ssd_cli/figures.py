@@ -83,10 +83,7 @@ class Generation:
         }
         if self.logprobs:
             found["logprobs"] = [
-                {
-                    **_token(each.selected),
-                    "top_logprobs": [_token(token) for token in each.top],
-                }
+                {**_token(each.selected), "top_logprobs": [_token(token) for token in each.top]}
                 for each in self.logprobs
             ]
         if self.others:

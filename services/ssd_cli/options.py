@@ -20,7 +20,7 @@ from ssd.runtime.launch import Deployment
 MAX_TOKENS = 1 << 20
 """More than the maximum length of any model."""
 
-Target = Annotated[str, typer.Option("--target", help="Model folder, demo://target or hf://…")]
+Target = Annotated[str, typer.Option(help="Model folder, demo://target or hf://…")]
 Temperature = Annotated[
     float, typer.Option(min=0.0, max=MAX_TEMPERATURE, help="Sampling temperature; 0 is greedy.")
 ]
@@ -34,7 +34,7 @@ Endpoint = Annotated[
     ),
 ]
 MaxTokens = Annotated[
-    int, typer.Option("--max-tokens", min=1, max=MAX_TOKENS, help="Maximum number of new tokens.")
+    int, typer.Option(min=1, max=MAX_TOKENS, help="Maximum number of new tokens.")
 ]
 WITHOUT_DRAFT_PROCESSES = ("autoregressive", "synchronous")
 Modes = Literal["auto", "autoregressive", "synchronous", "speculative"]

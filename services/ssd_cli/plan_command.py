@@ -39,7 +39,7 @@ def plan_command(
     draft: Annotated[str, typer.Option(help="Draft, named as the target.")] = "llama-3.2-1b",
     gpu: Annotated[str, typer.Option(help="H100, H100-PCIe, H200, A100-80GB, …")] = "H100",
     tp: Annotated[
-        int, typer.Option("--tp", min=1, max=8, help="GPUs of the target (tensor parallelism).")
+        int, typer.Option(min=1, max=8, help="GPUs of the target (tensor parallelism).")
     ] = 4,
     batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,8,16",
     shape: Shape,
