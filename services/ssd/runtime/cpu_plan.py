@@ -132,11 +132,8 @@ def set_slice(seconds: float) -> None:
     number = _SCHED_SETATTR.get(platform.machine())
     if number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return
-    size, nice, nanoseconds = (
-        struct.calcsize(_SCHED_ATTR),
-        os.getpriority(os.PRIO_PROCESS, 0),
-        int(seconds * 1e9),
-    )
+    size, nice = struct.calcsize(_SCHED_ATTR), os.getpriority(os.PRIO_PROCESS, 0)
+    nanoseconds = int(seconds * 1e9)
     attributes = struct.pack(_SCHED_ATTR, size, os.SCHED_OTHER, 0, nice, 0, nanoseconds, 0, 0, 0, 0)
     ctypes.CDLL(None).syscall(number, 0, ctypes.c_char_p(attributes), 0)
 

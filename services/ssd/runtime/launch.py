@@ -56,7 +56,8 @@ class ChildProcess:
         self._flags = ["--log-format", "json", *flags]
         self._on_event = on_event
         self._process: asyncio.subprocess.Process | None = None
-        self._reader: asyncio.Task[None] | None = None
+        self._reader: asyncio.Task[None]
+        """Set with the process."""
         self._listening = asyncio.Event()
         self._ready = asyncio.Event()
         self._other_lines: deque[str] = deque(maxlen=MAX_OTHER_LINES)
@@ -103,9 +104,8 @@ class ChildProcess:
         """Wait for the end and read all output; returns the exit code."""
         assert self._process is not None
         code = await self._process.wait()
-        if self._reader is not None:
-            # Unlike awaiting the task, this does not cancel it with the caller.
-            await asyncio.wait({self._reader})
+        # Unlike awaiting the task, this does not cancel it with the caller.
+        await asyncio.wait({self._reader})
         return code
 
     def kill(self) -> None:
@@ -124,8 +124,7 @@ class ChildProcess:
         except TimeoutError:
             self.kill()
             code = await self._process.wait()
-        if self._reader is not None:
-            await self._reader
+        await self._reader
         return code
 
     def _signal(self, number: signal.Signals) -> None:
@@ -163,8 +162,7 @@ class ChildProcess:
             return
         if self._process.returncode is None:
             raise SetupError(f"{self.name} was not {what} within {timeout_seconds:g} s")
-        if self._reader is not None:
-            await self._reader
+        await self._reader
         raise self.failure()
 
     async def _read(self) -> None:
