@@ -152,16 +152,15 @@ async def engine(contender: Contender, setup: Setup) -> AsyncIterator[Engine]:
     """
     if contender.needs_cuda:
         check_gpu(contender.peer)
-    if contender.peer in OWN:
-        async with _own(contender, setup) as found:
-            yield found
-        return
     if contender.peer in setup.servers:
         server = ServerEngine(setup.servers[contender.peer], load_tokenizer(setup.target).decode)
         await server.load()
         yield server
         return
     async with AsyncExitStack() as stack:
+        if contender.peer in OWN:
+            yield await stack.enter_async_context(_own(contender, setup))
+            return
         drafts: list[str] = []
         if contender.drafting == "ssd" and contender.peer != PAPER:
             drafts = [await stack.enter_async_context(_draft(contender, setup))]
