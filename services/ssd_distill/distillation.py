@@ -178,30 +178,23 @@ def _as_json(plan: Distillation) -> dict[str, Any]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
 class _Run:
     """One process of a run."""
 
-    def __init__(
-        self,
-        plan: Distillation,
-        output: Path,
-        record: dict[str, Any],
-        pair: TargetModels,
-        device: str,
-    ) -> None:
-        self._plan = plan
-        self._output = output
-        self._record = record
-        self._pair = pair
-        self._device = device
+    plan: Distillation
+    output: Path
+    record: dict[str, Any]
+    pair: TargetModels
+    device: str
 
     def run(self, corpus: Corpus, checkpoint_seconds: float) -> None:
         """Measure, let the target write, train, and measure again; complete the record."""
-        plan, local = self._plan, self._pair.target
+        plan, local = self.plan, self.pair.target
         weights = num_weights(ModelConfig.from_folder(local.folder))
-        dtype = DTYPES[choose_precision(AUTO, self._device, weights).dtype]
+        dtype = DTYPES[choose_precision(AUTO, self.device, weights).dtype]
         with status("loading models"):
-            target = load_model(local.folder, dtype, self._device).eval()
+            target = load_model(local.folder, dtype, self.device).eval()
             draft = self._untrained()
         held_out = HeldOut(
             stream_S=corpus.held_out_S,
@@ -218,27 +211,27 @@ class _Run:
         batches = mixed_batches(corpus.train_S, written_BS, plan.recipe, generator)
         self._train(draft, batches, teacher_loss(student, teacher), checkpoint_seconds)
         # The weights that were written, in the data type of the draft.
-        self._measure("after", held_out, target, load_model(self._output, device=self._device))
-        shutil.rmtree(self._output / WORK)
+        self._measure("after", held_out, target, load_model(self.output, device=self.device))
+        shutil.rmtree(self.output / WORK)
 
     def _untrained(self) -> Any:
-        if self._pair.draft is not None:
-            return load_model(self._pair.draft.folder, device=self._device)
-        generator = torch.Generator().manual_seed(self._plan.seed)
-        return new_model(self._output, generator).to(self._device)
+        if self.pair.draft is not None:
+            return load_model(self.pair.draft.folder, device=self.device)
+        generator = torch.Generator().manual_seed(self.plan.seed)
+        return new_model(self.output, generator).to(self.device)
 
     def _measure(self, name: str, held_out: HeldOut, target: Any, draft: Any) -> None:
         """Add figures to the record, unless it has them."""
-        if name in self._record:
+        if name in self.record:
             return
         with progress(err, f"figures {name}", len(TEMPERATURES) * held_out.rounds) as advance:
             found = held_out.evaluate(target, draft.eval(), lambda: advance(1))
-        self._record[name] = asdict(found)
-        write_json(self._output / RECORD, self._record)
+        self.record[name] = asdict(found)
+        write_json(self.output / RECORD, self.record)
 
     def _written(self, target: Any, stream_S: Tensor, held_out: HeldOut) -> Tensor:
         """Return the windows that the target writes, or wrote before an interruption."""
-        plan, file = self._plan, self._output / WRITTEN
+        plan, file = self.plan, self.output / WRITTEN
         if file.is_file():
             return load_file(file)["written_BS"]
         with progress(err, "text of the target", plan.windows) as advance:
@@ -257,10 +250,10 @@ class _Run:
         self, draft: Any, batches: Iterator[Tensor], loss_of: LossFunction, period: float
     ) -> None:
         """Take the steps that are left, with a checkpoint after each ``period`` seconds."""
-        training, file = Training(draft.train(), self._plan.recipe), self._output / STATE
+        training, file = Training(draft.train(), self.plan.recipe), self.output / STATE
         if file.is_file():
-            training.restore(load_file(file, device=self._device))
-        num_steps, earlier = self._plan.recipe.num_steps, self._record["seconds"]
+            training.restore(load_file(file, device=self.device))
+        num_steps, earlier = self.plan.recipe.num_steps, self.record["seconds"]
         begun = saved = time.monotonic()
 
         def on_step() -> None:
@@ -269,13 +262,13 @@ class _Run:
             now = time.monotonic()
             is_last = is_interrupted.is_set() or training.num_done == num_steps
             if is_last or now - saved >= period:
-                write_weights(draft, self._output)
+                write_weights(draft, self.output)
                 replace_tensors(training.state(), file)
-                self._record |= {"loss": training.loss, "seconds": earlier + now - begun}
-                write_json(self._output / RECORD, self._record)
+                self.record.update(loss=training.loss, seconds=earlier + now - begun)
+                write_json(self.output / RECORD, self.record)
                 saved = now
             if is_interrupted.is_set():
-                report("stopped", f"{self._output} has step {training.num_done} of {num_steps}")
+                report("stopped", f"{self.output} has step {training.num_done} of {num_steps}")
                 raise KeyboardInterrupt
 
         with (
