@@ -13,6 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
@@ -89,7 +90,7 @@ def run_process(
         return _fail(error, path)
     settings = loaded.settings
     configure_logging(settings.log_format, name)
-    sys.excepthook = crash_hook(settings.termination_log)
+    sys.excepthook = partial(report_crash, settings.termination_log)
     threading.excepthook = log_crash
     sys.setswitchinterval(SWITCH_SECONDS)
     set_slice(SHORT_SLICE_SECONDS)
@@ -127,24 +128,20 @@ async def run_until_signal(run: Coroutine[Any, Any, None], drain: Callable[[], o
     return 0
 
 
-def crash_hook(
+def report_crash(
     termination_log: str,
-) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
-    """Return a function that reports an unhandled error; for ``sys.excepthook``."""
-
-    def report(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        if not issubclass(kind, Exception):
-            # Ctrl-C before the process serves.
-            sys.__excepthook__(kind, error, trace)
-            return
-        _write_termination_log(termination_message(error), termination_log)
-        name, message = kind.__name__, _one_line(error)
-        place = place_of(error)
-        _log.error("failed", exc_info=error, error=name, message=message, place=place)
-
-    return report
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    """Report an unhandled error; for ``sys.excepthook``."""
+    if not issubclass(kind, Exception):
+        # Ctrl-C before the process serves.
+        sys.__excepthook__(kind, error, trace)
+        return
+    _write_termination_log(termination_message(error), termination_log)
+    name, message, place = kind.__name__, _one_line(error), place_of(error)
+    _log.error("failed", exc_info=error, error=name, message=message, place=place)
 
 
 def termination_message(error: BaseException) -> str:
