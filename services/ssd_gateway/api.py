@@ -23,7 +23,7 @@ from ssd_gateway.deadlines import Deadlines
 from ssd_gateway.metrics import BROKEN_STREAMS_TOTAL, FIRST_TOKEN_SECONDS
 from ssd_gateway.parser import BodyLimits, RequestParser
 from ssd_gateway.problems import problem
-from ssd_gateway.responses import Assembly, Format, Head
+from ssd_gateway.responses import Assembly, Format
 from ssd_gateway.schemas import AnyRequest, PreparedRequest
 from ssd_gateway.targets import TargetPool
 
@@ -113,12 +113,14 @@ class GenerationEndpoint(Generic[AnyRequest]):
 
     def _assembly(self, request: PreparedRequest) -> Assembly:
         info = self.targets.model(request.model)
-        head = Head(
-            id=self.form.id_prefix + secrets.token_hex(12),
-            created=int(datetime.now(UTC).timestamp()),
-            model=info.model,
-            fingerprint=f"ssd-{__version__}",
-        )
+        head = {
+            "id": self.form.id_prefix + secrets.token_hex(12),
+            "object": self.form.name,
+            "created": int(datetime.now(UTC).timestamp()),
+            "model": info.model,
+            # The same seed gives the same text while the version stays.
+            "system_fingerprint": f"ssd-{__version__}",
+        }
         is_whole = not request.stream
         new_reader = partial(request.tool_use.reader, info.tool_format, is_whole=is_whole)
         # Refuses tools of a model whose format is not known before the request runs.

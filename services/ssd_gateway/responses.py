@@ -1,6 +1,7 @@
 """Chunks of a target as OpenAI objects. Pure, but for the random ids of tool calls."""
 
 import secrets
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -11,41 +12,6 @@ from ssd_gateway.tool_calls import CallPart, Parts, TextReader
 
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 """OpenAI's names; the client of the target raises an error for the other reasons."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """What all objects of one response share."""
-
-    id: str
-    created: int
-    """Seconds since 1970."""
-    model: str
-    fingerprint: str
-    """Version of the server: the same seed gives the same text while it stays."""
-
-
-@dataclass(slots=True)
-class Counts:
-    """Token counts of a response, over its prompts and continuations."""
-
-    prompts: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Prompt and cached tokens of each prompt; of its continuations, the fewest cached tokens."""
-    completion_tokens: int = 0
-
-    def add(self, prompt: int, usage: Usage | None) -> None:
-        """Add the counts of a continuation that has ended."""
-        if usage is not None:
-            _, cached = self.prompts.get(prompt, (0, usage.cached_tokens))
-            self.prompts[prompt] = usage.prompt_tokens, min(cached, usage.cached_tokens)
-            self.completion_tokens += usage.completion_tokens
-
-    def usage(self) -> dict[str, Any]:
-        """Return the counts as OpenAI writes them."""
-        prompt_tokens = sum(count for count, _ in self.prompts.values())
-        cached_tokens = sum(cached for _, cached in self.prompts.values())
-        details = {"prompt_tokens_details": {"cached_tokens": cached_tokens}}
-        return usage(prompt_tokens, self.completion_tokens) | details
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +116,13 @@ class Continuation:
 class Assembly:
     """Turns the chunks of a request into the objects of its response.
 
-    ``new_reader`` returns what finds calls of tools in the text of a continuation.
+    ``head`` has the members that all objects share. ``new_reader`` returns what finds calls of
+    tools in the text of a continuation.
     """
 
     def __init__(
         self,
-        head: Head,
+        head: dict[str, Any],
         form: Format,
         request: PreparedRequest,
         new_reader: Callable[[], TextReader],
@@ -165,7 +132,8 @@ class Assembly:
         self._request = request
         self._new_reader = new_reader
         self._choices: dict[int, Continuation] = {}
-        self._counts = Counts()
+        self._usages: defaultdict[int, list[Usage]] = defaultdict(list)
+        """Of the continuations that have ended, by prompt."""
         self._extension: dict[str, Any] = {}
 
     def add(self, prompt: int, chunk: GenerationChunk) -> list[dict[str, Any]]:
@@ -179,7 +147,8 @@ class Assembly:
         choice = self._choices[index]
         echoes = self._request.calls[prompt].sampling.echo
         new, positions = choice.add(chunk, is_prompt=is_first and echoes)
-        self._counts.add(prompt, chunk.usage)
+        if chunk.usage is not None:
+            self._usages[prompt].append(chunk.usage)
         more = extension(chunk) if self._request.report_rounds else {}
         if not self._request.stream:
             self._extend(more)
@@ -217,21 +186,23 @@ class Assembly:
             for index, choice in sorted(self._choices.items())
         ]
         extended = {"ssd": self._extension} if self._request.report_rounds else {}
-        return self._object(self._form.name, choices) | {"usage": self._counts.usage()} | extended
+        return self._object(self._form.name, choices) | {"usage": self._usage()} | extended
 
     def usage(self) -> dict[str, Any]:
         """Return the last object of a stream that includes the token counts."""
-        return self._object(self._form.stream_name, []) | {"usage": self._counts.usage()}
+        return self._object(self._form.stream_name, []) | {"usage": self._usage()}
+
+    def _usage(self) -> dict[str, Any]:
+        """Return all token counts; of the continuations of a prompt, the fewest cached ones."""
+        by_prompt = self._usages.values()
+        cached_tokens = sum(min(each.cached_tokens for each in usages) for usages in by_prompt)
+        prompt_tokens = sum(usages[0].prompt_tokens for usages in by_prompt)
+        completion_tokens = sum(each.completion_tokens for usages in by_prompt for each in usages)
+        details = {"prompt_tokens_details": {"cached_tokens": cached_tokens}}
+        return usage(prompt_tokens, completion_tokens) | details
 
     def _object(self, name: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self._head.id,
-            "object": name,
-            "created": self._head.created,
-            "model": self._head.model,
-            "system_fingerprint": self._head.fingerprint,
-            "choices": choices,
-        }
+        return self._head | {"object": name, "choices": choices}
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
