@@ -97,10 +97,7 @@ def _operation(summary: str, answer: str, errors: tuple[int, ...] = _OF_MODELS) 
 
 
 def _response(description: str, name: str) -> _Schema:
-    return {
-        "description": description,
-        "content": {"application/json": {"schema": _ref(name)}},
-    }
+    return {"description": description, "content": {"application/json": {"schema": _ref(name)}}}
 
 
 def _ref(name: str) -> _Schema:
@@ -117,7 +114,7 @@ def _object(optional: _Schema | None = None, **required: _Schema) -> _Schema:
 
 
 def _or_null(schema: _Schema) -> _Schema:
-    return {"anyOf": [schema, {"type": "null"}]}
+    return {"anyOf": [schema, _NULL]}
 
 
 def _list(items: _Schema) -> _Schema:
@@ -127,21 +124,28 @@ def _list(items: _Schema) -> _Schema:
 _TEXT: _Schema = {"type": "string"}
 _COUNT: _Schema = {"type": "integer", "minimum": 0}
 _NUMBER: _Schema = {"type": "number"}
+_NULL: _Schema = {"type": "null"}
 _LOGPROB = {"token": _TEXT, "logprob": _NUMBER, "bytes": _list(_COUNT)}
 _CALL = _object(
     id=_TEXT,
     type={"const": "function"},
     function=_object(name=_TEXT, arguments=_TEXT),
 )
-_CHOICE = {"index": _COUNT, "finish_reason": {"enum": ["stop", "length"]}}
+_USAGE = _object(
+    prompt_tokens=_COUNT,
+    completion_tokens=_COUNT,
+    total_tokens=_COUNT,
+    prompt_tokens_details=_object(cached_tokens=_COUNT),
+)
 
 
-def _answer(name: str, choice: _Schema) -> _Schema:
-    usage = _object(
-        prompt_tokens=_COUNT,
-        completion_tokens=_COUNT,
-        total_tokens=_COUNT,
-        prompt_tokens_details=_object(cached_tokens=_COUNT),
+def _answer(name: str, finish_reasons: list[str], logprobs: _Schema, **content: _Schema) -> _Schema:
+    """Return the schema of a response; ``logprobs`` and ``content`` are parts of its choices."""
+    choice = _object(
+        index=_COUNT,
+        finish_reason={"enum": finish_reasons},
+        logprobs=_or_null(logprobs),
+        **content,
     )
     return _object(
         {"ssd": {"type": "object"}},
@@ -151,44 +155,35 @@ def _answer(name: str, choice: _Schema) -> _Schema:
         model=_TEXT,
         system_fingerprint=_TEXT,
         choices=_list(choice),
-        usage=usage,
+        usage=_USAGE,
     )
 
 
 _RESPONSES: _Schema = {
     "ChatCompletion": _answer(
         "chat.completion",
+        ["stop", "length", "tool_calls"],
         _object(
-            index=_COUNT,
-            finish_reason={"enum": ["stop", "length", "tool_calls"]},
-            message=_object(
-                {"tool_calls": _list(_CALL)},
-                role={"const": "assistant"},
-                content=_or_null(_TEXT),
-                refusal={"type": "null"},
-            ),
-            logprobs=_or_null(
-                _object(
-                    content=_list(_object(**_LOGPROB, top_logprobs=_list(_object(**_LOGPROB)))),
-                    refusal={"type": "null"},
-                )
-            ),
+            content=_list(_object(**_LOGPROB, top_logprobs=_list(_object(**_LOGPROB)))),
+            refusal=_NULL,
+        ),
+        message=_object(
+            {"tool_calls": _list(_CALL)},
+            role={"const": "assistant"},
+            content=_or_null(_TEXT),
+            refusal=_NULL,
         ),
     ),
     "Completion": _answer(
         "text_completion",
+        ["stop", "length"],
         _object(
-            **_CHOICE,
-            text=_TEXT,
-            logprobs=_or_null(
-                _object(
-                    tokens=_list(_TEXT),
-                    token_logprobs=_list(_NUMBER),
-                    top_logprobs=_list({"type": "object", "additionalProperties": _NUMBER}),
-                    text_offset=_list(_COUNT),
-                )
-            ),
+            tokens=_list(_TEXT),
+            token_logprobs=_list(_NUMBER),
+            top_logprobs=_list({"type": "object", "additionalProperties": _NUMBER}),
+            text_offset=_list(_COUNT),
         ),
+        text=_TEXT,
     ),
     "Model": _object(
         id=_TEXT,
