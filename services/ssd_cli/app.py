@@ -209,8 +209,7 @@ def up_command(
         gateway_port=gateway_port if gateway else None,
     )
     check_models(deployment, processes.tensor_parallel_size)
-    work = up(deployment, is_json=is_json, is_debug=debug_of_app.get() or debug)
-    raise typer.Exit(run_work(work, is_debug=debug))
+    raise typer.Exit(run_work(up(deployment, is_json=is_json), is_debug=debug))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ from ssd_cli.sampling_options import flag_problem
 from ssd_cli.shapes import check_pair, downloaded_shape
 
 debug_of_app: ContextVar[bool] = ContextVar("debug_of_app", default=False)
-"""Whether ``--debug`` stands before the name of the command."""
+"""Whether ``--debug`` stands before or after the name of the command."""
 NAME = "ssd"
 """Of the program that the package installs."""
 BAD_INPUT = (RequestError, SettingsError, ModelNotFoundError)
@@ -89,11 +89,15 @@ def check_models(deployment: Deployment, tensor_parallel_size: int = 1) -> None:
 
 
 def run_work(work: Coroutine[Any, Any, Any], *, is_debug: bool) -> Any:
-    """Run a command; print an ``SSDError`` on one line and convert it to an exit code."""
+    """Run a command; print an ``SSDError`` on one line and convert it to an exit code.
+
+    ``is_debug`` is the flag after the name of the command.
+    """
+    debug_of_app.set(debug_of_app.get() or is_debug)
     try:
         return asyncio.run(work)
     except SSDError as error:
-        if debug_of_app.get() or is_debug:
+        if debug_of_app.get():
             raise
         report("error", _with_hint(error), "red")
         raise typer.Exit(2 if isinstance(error, BAD_INPUT) else 1) from None

@@ -17,7 +17,6 @@ from ssd.errors import AddressError
 from ssd.observability.log import Event
 from ssd.observability.scrape import scrape
 from ssd.ports import SystemClock
-from ssd.runtime.cpu_plan import CpuPlan
 from ssd.runtime.launch import (
     DRAIN_SECONDS,
     ChildProcess,
@@ -30,7 +29,7 @@ from ssd.runtime.launch import (
 )
 from ssd.settings import find_text
 from ssd.tasks import beside
-from ssd_cli.commands import program
+from ssd_cli.commands import debug_of_app, program
 from ssd_cli.display import err, report, startup_progress, write
 
 _HOST = "127.0.0.1"
@@ -44,10 +43,8 @@ STEADY_SECONDS = 120.0
 """A draft that ran this long, including its start, did not fail because of its settings."""
 
 
-async def up(deployment: Deployment, *, is_json: bool, is_debug: bool = False) -> int:
+async def up(deployment: Deployment, *, is_json: bool) -> int:
     """Run until SIGINT or SIGTERM, which can also arrive while the processes start.
-
-    With ``is_debug``, print the stack trace of a draft that crashes.
 
     Returns:
         The exit code: 0 if all processes were ready before the signal, else 128 plus its number, as
@@ -58,7 +55,7 @@ async def up(deployment: Deployment, *, is_json: bool, is_debug: bool = False) -
     """
     check_ports(deployment)
     is_ready = asyncio.Event()
-    run = _run(deployment, is_ready, is_json=is_json, is_debug=is_debug)
+    run = _run(deployment, is_ready, is_json=is_json)
     async with beside(_first_signal(), run) as (signalled, running):
         await asyncio.wait({signalled, running}, return_when=asyncio.FIRST_COMPLETED)
         if not running.done() and not is_json:
@@ -104,17 +101,14 @@ def _is_free(port: int) -> bool:
         return True
 
 
-async def _run(
-    deployment: Deployment, is_ready: asyncio.Event, *, is_json: bool, is_debug: bool
-) -> None:
+async def _run(deployment: Deployment, is_ready: asyncio.Event, *, is_json: bool) -> None:
     """Start all processes; run until cancelled or until the target ends."""
-    plan = deployment.plan()
     async with contextlib.AsyncExitStack() as stack:
         with startup_progress(is_quiet=is_json) as on_event:
             running = await stack.enter_async_context(deployed(deployment, on_event))
         is_ready.set()
         _announce(running, is_json=is_json)
-        await stack.enter_async_context(_watching(running, deployment, plan, is_debug=is_debug))
+        await stack.enter_async_context(_watching(running, deployment))
         async with beside(_show_status(running, is_quiet=is_json)):
             await running.target.wait()
         raise running.target.failure()
@@ -170,10 +164,9 @@ def credential_flags(environ: Mapping[str, str] | None = None) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _watching(
-    running: RunningDeployment, deployment: Deployment, plan: CpuPlan, *, is_debug: bool
-) -> AsyncIterator[None]:
+async def _watching(running: RunningDeployment, deployment: Deployment) -> AsyncIterator[None]:
     """Restart failed drafts and a failed gateway at their old addresses during the block."""
+    plan = deployment.plan()
     replacements: list[ChildProcess] = []
     makers = [
         partial(draft_process, deployment, plan, index, port=_port(draft.grpc_address))
@@ -184,9 +177,8 @@ async def _watching(
         port = _port(running.gateway.http_address)
         make = partial(gateway_process, running.target.grpc_address, port=port)
         watched.append((running.gateway, make))
-    restarts = [_restart(*each, replacements, is_debug=is_debug) for each in watched]
     try:
-        async with beside(*restarts):
+        async with beside(*(_restart(child, make, replacements) for child, make in watched)):
             yield
     finally:
         await asyncio.gather(*(child.stop() for child in replacements))
@@ -200,9 +192,8 @@ async def _restart(
     child: ChildProcess,
     make: Callable[[EventListener], ChildProcess],
     replacements: list[ChildProcess],
-    *,
-    is_debug: bool,
 ) -> None:
+    """Start a child again whenever it ends; ``--debug`` also prints its stack."""
     clock = SystemClock()
     delay = 0.0
     while True:
@@ -211,7 +202,7 @@ async def _restart(
         delay = restart_delay(delay, clock.now() - started)
         failure = child.failure()
         report("warning", f"{failure}; restarting it in {delay:g} s")
-        if is_debug:
+        if debug_of_app.get():
             err.print("\n".join(getattr(failure, "__notes__", ())), markup=False, emoji=False)
         await asyncio.sleep(delay)
         child = make(_report_ready)
