@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 from ssd.addresses import Addresses, Resolver, resolve
 from ssd.errors import (
@@ -37,6 +36,7 @@ RECHECK_SECONDS = 0.25
 """Pause between two checks of one that is not."""
 ANSWER_SECONDS = 5.0
 """A target that takes longer to answer a check is not ready."""
+NO_TARGET = "no target is ready; try again in a moment"
 _log = get_logger(__name__)
 
 
@@ -107,7 +107,7 @@ class TargetPool:
         """
         found = [each.info for each in self._targets.values() if each.is_ready and each.info]
         if not found:
-            self._refuse_without_target()
+            raise NotReadyError(NO_TARGET)
         return {info.model: info for info in sorted(found, key=lambda info: info.model)}
 
     def model(self, name: str) -> ModelInfo:
@@ -173,9 +173,7 @@ class TargetPool:
                 tried[target.address] = error
             finally:
                 target.num_requests -= 1
-        if not tried:
-            self._refuse_without_target()
-        raise _worst(tried.values())
+        raise _worst(tried.values()) if tried else NotReadyError(NO_TARGET)
 
     def _choose(self, model: str, key: str | None, tried: Collection[str]) -> _Target | None:
         outstanding = {
@@ -189,9 +187,6 @@ class TargetPool:
         if tried:
             RETRIES_TOTAL.inc()
         return self._targets[choose_target(outstanding, key)]
-
-    def _refuse_without_target(self) -> NoReturn:
-        raise NotReadyError("no target is ready; try again in a moment")
 
     def _mark_lost(self, target: _Target, error: SSDError) -> None:
         if target.is_ready:
