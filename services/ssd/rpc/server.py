@@ -96,13 +96,12 @@ class RpcServer:
         )
         for register in self._services.values():
             register(server)
-        statuses = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if self._reflection:
             names = (*self._services, "grpc.health.v1.Health", reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, server)
         self.port = self._bind(server)
-        self._health = statuses
         await self._publish()
         await server.start()
         self._server = server
@@ -138,7 +137,6 @@ class RpcServer:
             await server.stop(grace_seconds)
 
     async def _publish(self) -> None:
-        assert self._health is not None
         status = (
             health_pb2.HealthCheckResponse.SERVING
             if self._is_serving

@@ -31,17 +31,12 @@ class HFTokenizer:
 
     def __init__(self, library: LibraryTokenizer, eos_token_ids: frozenset[TokenId]) -> None:
         self._library = library
-        self._eos_token_ids = eos_token_ids
+        self.eos_token_ids = eos_token_ids
 
     @cached_property
     def vocab_size(self) -> int:
         """Token ids are 0..vocab_size - 1; ids that the vocabulary skips count too."""
         return 1 + max(self._library.get_vocab(with_added_tokens=True).values(), default=-1)
-
-    @property
-    def eos_token_ids(self) -> frozenset[TokenId]:
-        """Ids that end a text."""
-        return self._eos_token_ids
 
     @cached_property
     def fingerprint(self) -> str:
@@ -68,8 +63,8 @@ class HFTokenizer:
         Other threads can run: ``encode`` of the library holds the interpreter lock for the whole
         text, 7 s for 4 MiB. A batch without offsets holds it for 0.1 s, to make the list.
         """
-        found = self._library.encode_batch_fast([text], add_special_tokens=not has_prefix)
-        ids: list[TokenId] = found[0].ids
+        (encoding,) = self._library.encode_batch_fast([text], add_special_tokens=not has_prefix)
+        ids: list[TokenId] = encoding.ids
         return ids
 
     def decode(self, token_ids: Sequence[TokenId]) -> str:
