@@ -159,5 +159,10 @@ class Draft:
         self.arrived_at += 1.0
         self.inbox.put(Event(link, commits, self.arrived_at))
 
+    def apply(self, link: FakeLink, *commits: Commit) -> None:
+        """Deliver commits and build the tables that follow."""
+        self.commit(link, *commits)
+        self.settle()
+
 
 Opened = tuple[Draft, FakeLink, PlainText]

@@ -132,13 +132,11 @@ def test_a_commit_ends_a_table_and_the_winner_keeps_its_tokens(
     text.check(session.table)
     passes, steps = draft.runner.num_proposal_passes, draft.runner.num_branch_steps
     num_proposed = min(num_proposed, session.table.depth)
-    draft.commit(link, text.hit(session.table, int(session.table.accepted_N[-1]), num_proposed))
-    draft.settle()
+    draft.apply(link, text.hit(session.table, int(session.table.accepted_N[-1]), num_proposed))
     assert draft.runner.num_proposal_passes - passes == (num_proposed >= num_steps)
     assert draft.runner.num_branch_steps == steps + K + 1, "no further step of the ended table"
     text.check(link.newest())
-    draft.commit(link, text.hit(link.newest(), num_proposed, K))
-    draft.settle()
+    draft.apply(link, text.hit(link.newest(), num_proposed, K))
     text.check(link.newest())
 
 
@@ -173,8 +171,7 @@ def test_a_branch_with_more_tokens_than_were_sent_is_a_gap(opened: Opened) -> No
     (session,) = draft.sessions
     assert session.table is not None
     outcome = Outcome(int(session.table.accepted_N[0]), int(session.table.bonus_N[0]))
-    draft.commit(link, Commit(1, session.table.base_len, outcome, num_proposed=2, branch=0))
-    draft.settle()
+    draft.apply(link, Commit(1, session.table.base_len, outcome, num_proposed=2, branch=0))
     assert link.refused == [(1, RefusalReason.GAP)]
 
 
@@ -184,8 +181,7 @@ def test_a_table_has_the_columns_that_the_target_needs(opened: Opened, length: i
     for _ in range(3):
         commit = text.hit(link.newest(), 0, min(K, link.newest().depth))
         steps = draft.runner.num_branch_steps
-        draft.commit(link, replace(commit, length=length))
-        draft.settle()
+        draft.apply(link, replace(commit, length=length))
         assert draft.runner.num_branch_steps - steps == length + 1
         assert (link.newest().depth, link.newest().length) == (length, length)
         text.check(link.newest())
@@ -196,8 +192,7 @@ def test_the_acceptance_counts_tokens_of_tables_only(opened: Opened) -> None:
     rates = []
 
     def commit(commit: Commit) -> None:
-        draft.commit(link, commit)
-        draft.settle()
+        draft.apply(link, commit)
         rates.append(draft.acceptance(link))
 
     commit(text.miss(link.newest(), 0, (1, 2)))
@@ -216,11 +211,9 @@ def test_each_text_has_its_own_acceptance_and_a_new_one_starts_with_that_of_all(
     accepted = {1: K, 2: 0}
     for _ in range(6):
         hits = [text.hit(link.newest(each), 0, K) for each, text in texts.items()]
-        draft.commit(link, hits[0], replace(hits[1], session=2))
-        draft.settle()
+        draft.apply(link, hits[0], replace(hits[1], session=2))
         misses = [text.miss(link.newest(each), accepted[each], ()) for each, text in texts.items()]
-        draft.commit(link, misses[0], replace(misses[1], session=2))
-        draft.settle()
+        draft.apply(link, misses[0], replace(misses[1], session=2))
     draft.open(link, a_text([1, 2]), 3)
     draft.settle()
     easy, hard, new = (draft.acceptance(link, each) for each in (1, 2, 3))
@@ -231,8 +224,7 @@ def test_each_text_has_its_own_acceptance_and_a_new_one_starts_with_that_of_all(
 def test_tables_of_one_batch_have_the_columns_that_any_of_them_needs() -> None:
     draft, link, texts = two_sessions()
     misses = {each: text.miss(None, 0, ()) for each, text in texts.items()}
-    draft.commit(link, *(replace(misses[each], session=each, length=each) for each in texts))
-    draft.settle()
+    draft.apply(link, *(replace(misses[each], session=each, length=each) for each in texts))
     for session, text in texts.items():
         assert link.newest(session).depth == max(texts)
         text.check(link.newest(session))

@@ -105,8 +105,7 @@ def test_each_commit_of_a_session_is_a_round_of_the_fit(
     for accepted in (0, 1, 0):
         num_proposed = len(text.proposal)
         commit = text.hit(link.newest(), min(accepted, num_proposed), 2)
-        draft.commit(link, commit)
-        draft.settle()
+        draft.apply(link, commit)
         (rounds,) = seen
         seen.clear()
         assert rounds.num_proposed_B.tolist() == [num_proposed]

@@ -54,13 +54,11 @@ def test_the_filters_of_a_session_apply_to_its_tables_only() -> None:
 
 def test_a_hit_needs_no_explicit_pass(opened: Opened) -> None:
     draft, link, text = opened
-    draft.commit(link, text.hit(link.newest(), 0, K))
-    draft.settle()
+    draft.apply(link, text.hit(link.newest(), 0, K))
     for accepted in range(K + 1):
         passes = draft.runner.num_proposal_passes
         text.check(link.newest())
-        draft.commit(link, text.hit(link.newest(), accepted, K))
-        draft.settle()
+        draft.apply(link, text.hit(link.newest(), accepted, K))
         assert draft.runner.num_proposal_passes == passes
     text.check(link.newest())
 
@@ -70,12 +68,10 @@ def test_a_shorter_proposal_ends_the_forks_at_its_own_length(
     opened: Opened, num_proposed: int
 ) -> None:
     draft, link, text = opened
-    draft.commit(link, text.hit(link.newest(), 0, num_proposed))
-    draft.settle()
+    draft.apply(link, text.hit(link.newest(), 0, num_proposed))
     text.check(link.newest())
     assert max(link.newest().accepted_N.tolist()) == num_proposed
-    draft.commit(link, text.hit(link.newest(), num_proposed, K))
-    draft.settle()
+    draft.apply(link, text.hit(link.newest(), num_proposed, K))
     text.check(link.newest())
 
 
@@ -84,14 +80,11 @@ def test_a_miss_is_followed_by_a_table_for_the_explicit_tokens(
     opened: Opened, guess: tuple[int, ...]
 ) -> None:
     draft, link, text = opened
-    draft.commit(link, text.hit(link.newest(), 0, K))
-    draft.settle()
-    draft.commit(link, text.miss(link.newest(), 2, guess))
-    draft.settle()
+    draft.apply(link, text.hit(link.newest(), 0, K))
+    draft.apply(link, text.miss(link.newest(), 2, guess))
     text.check(link.newest())
     assert len(link.newest().bonus_N) == N
-    draft.commit(link, text.hit(link.newest(), len(guess), K))
-    draft.settle()
+    draft.apply(link, text.hit(link.newest(), len(guess), K))
     text.check(link.newest())
 
 
@@ -139,12 +132,10 @@ def test_commits_during_prefill_are_applied() -> None:
     draft.worker.run_step()
     draft.commit(link, text.miss(None, 0, (3, 4)))
     draft.worker.run_step()
-    draft.commit(link, text.miss(None, 1, (5, 6)))
-    draft.settle()
+    draft.apply(link, text.miss(None, 1, (5, 6)))
     assert len(link.frames) == 1
     text.check(link.newest())
-    draft.commit(link, text.hit(link.newest(), 2, K))
-    draft.settle()
+    draft.apply(link, text.hit(link.newest(), 2, K))
     text.check(link.newest())
 
 
@@ -185,8 +176,7 @@ def test_sessions_with_commits_in_one_frame_share_a_batch() -> None:
     for session, text in texts.items():
         commit = text.hit(link.newest(session), 0, K)
         commits.append(replace(commit, session=session))
-    draft.commit(link, *commits)
-    draft.settle()
+    draft.apply(link, *commits)
     assert draft.runner.num_branch_steps == steps + K + 1
     assert [table.session for table in link.frames[-1]] == [1, 2, 3]
     for session, text in texts.items():
@@ -216,8 +206,7 @@ def test_another_policy_of_a_link_applies_to_its_next_tables(opened: Opened) -> 
         link.settings = LinkSettings(
             fan_out_policy="explicit" if split else "uniform", fan_out=split
         )
-        draft.commit(link, text.hit(link.newest(), 0, K))
-        draft.settle()
+        draft.apply(link, text.hit(link.newest(), 0, K))
         text.check(link.newest())
         counts.append(link.newest().accepted_N.tolist().count(0))
     assert counts == [N // (K + 1), N - 3, N - 6]
@@ -227,8 +216,7 @@ def test_another_policy_of_a_link_applies_to_its_next_tables(opened: Opened) -> 
 def test_a_gap_closes_the_session(opened: Opened, distance: int) -> None:
     draft, link, text = opened
     base_len = len(text.committed) + distance
-    draft.commit(link, Commit(1, base_len, Outcome(0, 1)))
-    draft.settle()
+    draft.apply(link, Commit(1, base_len, Outcome(0, 1)))
     assert link.refused == [(1, RefusalReason.GAP)]
     assert len(draft.sessions) == 0
 
@@ -240,8 +228,7 @@ def test_a_session_ends_if_no_tree_fits_into_the_length_of_the_model() -> None:
     draft.open(link, text, max_len=2 * MAX_LEN)
     draft.settle()
     text.check(link.newest())
-    draft.commit(link, text.hit(link.newest(), 0, K))
-    draft.settle()
+    draft.apply(link, text.hit(link.newest(), 0, K))
     assert link.refused == [(1, RefusalReason.LENGTH)]
     too_long = a_text([i % VOCAB for i in range(last + 1)])
     draft.open(link, too_long, session=2)
@@ -280,8 +267,7 @@ def test_a_session_whose_commit_is_not_finite_is_closed(opened: Opened) -> None:
     table = link.newest()
     bad = next(token for token in range(VOCAB) if token not in table.bonus_N)
     draft.runner.nan_token = bad
-    draft.commit(link, text.commit(0, bad))
-    draft.settle()
+    draft.apply(link, text.commit(0, bad))
     assert link.refused == [(1, RefusalReason.NOT_FINITE)]
     assert link.newest() is table
 
@@ -298,8 +284,7 @@ def test_a_draining_draft_keeps_its_sessions_and_refuses_new_ones(opened: Opened
     draft, link, text = opened
     draft.worker.start_draining()
     draft.open(link, a_text([1, 2]), 2)
-    draft.commit(link, text.hit(link.newest(), 0, K))
-    draft.settle()
+    draft.apply(link, text.hit(link.newest(), 0, K))
     assert link.refused == [(2, RefusalReason.DRAINING)]
     text.check(link.newest())
 

@@ -263,14 +263,16 @@ class Bench:
         except FrameError as error:
             self.pool.detach(link, str(error))
 
-    def run(self, max_rounds: int = 400, *, ends: bool = True) -> None:
-        """Step until nothing is left to do, then look for leaks; or, to go on, only step."""
-        for _ in range(max_rounds):
+    def run_rounds(self, num_rounds: int = 1) -> None:
+        for _ in range(num_rounds):
             self.loop.run_round()
+
+    def run(self, max_rounds: int = 400) -> None:
+        """Step until nothing is left to do, then look for leaks."""
+        for _ in range(max_rounds):
+            self.run_rounds()
             if self.scheduler.is_idle:
                 break
-        if not ends:
-            return
         assert self.scheduler.is_idle, "a sequence does not end"
         check_scheduler(self.scheduler)
         assert self.blocks.num_free == self.all_free

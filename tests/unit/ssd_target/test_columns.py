@@ -109,7 +109,7 @@ def test_no_delay_of_a_table_changes_a_token(
     for num_steps, draft.is_slow in turns:
         draft.deliver()
         draft.run(num_steps)
-        bench.loop.run_round()
+        bench.run_rounds()
     bench.run()
     assert bench.pool.links() == (draft.link,), "a late table is no fault of the draft"
     for prompt, sink in zip(prompts, sinks, strict=True):
@@ -128,10 +128,10 @@ def test_a_slower_draft_yields_shorter_proposals_and_is_not_late(steps_a_round: 
 
     draft.runner.run_branches = run_slowly  # type: ignore[method-assign]
     sink = bench.submit([1, 2, 3], NUM_TOKENS)
-    bench.loop.run_round()
+    bench.run_rounds()
     draft.run(12)
     while not sink.has_ended:
-        bench.loop.run_round()
+        bench.run_rounds()
         draft.run(steps_a_round)
     bench.run()
     statistics = sink.statistics

@@ -35,7 +35,7 @@ def test_a_waiting_round_continues_when_its_draft_or_session_is_lost(*, is_lost:
     bench = Bench(deadline_ms=600000)
     bench.join([Behaviour.HIT, Behaviour.SILENT])
     sink = bench.submit([1, 2, 3], 20)
-    bench.loop.run_round()
+    bench.run_rounds()
     changed = watch_lock(bench)
     waiting_round = threading.Thread(target=bench.loop.run_round, daemon=True)
     waiting_round.start()
@@ -57,10 +57,10 @@ def test_a_proposal_is_verified_after_its_draft_is_lost() -> None:
     bench = Bench()
     bench.join([Behaviour.HIT])
     sink = bench.submit([1, 2, 3], 20)
-    bench.loop.run_round()
+    bench.run_rounds()
     (link,) = bench.pool.links()
     bench.pool.detach(link, "lost")
-    bench.loop.run_round()
+    bench.run_rounds()
     assert len(sink.tokens) == 1 + 4, "the whole proposal is accepted"
     bench.run()
     assert sink.tokens == plain([1, 2, 3], 20, GREEDY)
@@ -79,13 +79,12 @@ def test_after_the_circuit_breaker_sessions_reopen_at_once_while_rows_propose() 
     bench = Bench(backup="ngram")
     draft = bench.join([*[Behaviour.MISS] * 3, *[Behaviour.SILENT] * 3, Behaviour.MISS])
     sink = bench.submit([1, 2, 3], 60)
-    for _ in range(12):
-        bench.loop.run_round()
+    bench.run_rounds(12)
     (link,) = bench.pool.links()
     assert link.circuit_breaker.open_until > bench.clock.now()
     assert draft.num_sessions == 0
     bench.clock.time = link.circuit_breaker.open_until
-    bench.loop.run_round()
+    bench.run_rounds()
     assert draft.num_sessions == 1
     bench.run()
     assert sink.statistics.proposed_tokens > 0
@@ -96,13 +95,11 @@ def test_a_new_link_gets_its_sessions_within_two_rounds() -> None:
     bench = Bench(backup="ngram")
     bench.join([Behaviour.MISS], name="first")
     sinks = [bench.submit([1, 2, number], 40) for number in range(4)]
-    for _ in range(5):
-        bench.loop.run_round()
+    bench.run_rounds(5)
     (link,) = bench.pool.links()
     bench.pool.detach(link, "lost")
     second = bench.join([Behaviour.HIT], name="second")
-    for _ in range(2):
-        bench.loop.run_round()
+    bench.run_rounds(2)
     assert second.num_sessions == 4
     bench.run()
     for number, sink in enumerate(sinks):
@@ -117,10 +114,9 @@ def test_a_free_session_goes_to_a_sequence_without_a_draft() -> None:
     bench.submit([1, 2, 3], 5)
     bench.submit([4, 5, 6], 40)
     for _ in range(4):
-        bench.loop.run_round()
+        bench.run_rounds()
         assert len(draft.openings) == 1, "no session is opened beyond max_sessions"
-    for _ in range(3):
-        bench.loop.run_round()
+    bench.run_rounds(3)
     assert len(draft.openings) == 2
     assert draft.num_sessions == 1
     bench.run()
@@ -134,14 +130,13 @@ def test_sequences_of_a_draining_draft_move_to_another_draft() -> None:
     bench = Bench()
     draining = bench.join([Behaviour.HIT], name="draining")
     sinks = [bench.submit([1, 2, number], 40) for number in range(3)]
-    for _ in range(5):
-        bench.loop.run_round()
+    bench.run_rounds(5)
     staying = bench.join([Behaviour.HIT], name="staying")
     assert (draining.num_sessions, staying.num_sessions) == (3, 0)
     drain(bench, "draining")
-    bench.loop.run_round()
+    bench.run_rounds()
     assert draining.num_sessions == 0
-    bench.loop.run_round()
+    bench.run_rounds()
     assert (draining.num_sessions, staying.num_sessions) == (0, 3)
     bench.run()
     for number, sink in enumerate(sinks):
@@ -153,10 +148,10 @@ def test_opening_sessions_of_a_draining_draft_move_too() -> None:
     bench = Bench()
     draining = bench.join([Behaviour.SILENT], name="draining")
     bench.submit([1, 2, 3], 40)
-    bench.loop.run_round()
+    bench.run_rounds()
     staying = bench.join([Behaviour.HIT], name="staying")
     drain(bench, "draining")
-    bench.loop.run_round()
+    bench.run_rounds()
     assert (draining.num_sessions, staying.num_sessions) == (0, 1)
     bench.run()
 
@@ -166,12 +161,10 @@ def test_sequences_of_a_draining_draft_run_without_a_draft_if_no_other_has_room(
     draining = bench.join([Behaviour.HIT], name="draining")
     staying = bench.join([Behaviour.HIT], name="staying", max_sessions=1)
     sinks = [bench.submit([1, 2, number], 30) for number in range(3)]
-    for _ in range(4):
-        bench.loop.run_round()
+    bench.run_rounds(4)
     assert (draining.num_sessions, staying.num_sessions) == (2, 1)
     drain(bench, "draining")
-    bench.loop.run_round()
-    bench.loop.run_round()
+    bench.run_rounds(2)
     assert (draining.num_sessions, staying.num_sessions) == (0, 1)
     bench.run()
     for number, sink in enumerate(sinks):

@@ -50,7 +50,7 @@ def begun(
     """A draft, its link, and the session of one sequence after the first round."""
     draft = bench.join(script, **options)
     bench.submit([1, 2, 3], 60)
-    bench.loop.run_round()
+    bench.run_rounds()
     (link,) = bench.pool.links()
     (session,) = link.sessions.values()
     return draft, link, session
@@ -60,12 +60,12 @@ def test_an_unanswered_opening_is_closed_and_the_sequence_opens_on_another_link(
     bench = Bench()
     hung = bench.join(SILENT, name="hung")
     sink = bench.submit([1, 2, 3], 40)
-    bench.loop.run_round()
+    bench.run_rounds()
     other = bench.join([Behaviour.HIT], name="other")
-    bench.loop.run_round()
+    bench.run_rounds()
     assert other.openings == [], "the opening on the first link is not overdue"
     bench.clock.time += opening_seconds(3)
-    bench.loop.run_round()
+    bench.run_rounds()
     assert hung.closings == hung.openings == [1]
     assert other.openings == [1]
     hung_link, _ = bench.pool.links()
@@ -101,11 +101,11 @@ def test_an_open_session_stays_when_openings_are_closed() -> None:
     second_hangs = [Behaviour.SILENT, Behaviour.HIT, Behaviour.SILENT]
     draft = bench.join([*first_alone, *second_hangs, Behaviour.HIT])
     bench.submit([1, 2, 3], 50)
-    bench.loop.run_round()
+    bench.run_rounds()
     bench.submit([4, 5, 6], 50)
-    bench.loop.run_round()
+    bench.run_rounds()
     bench.clock.time += opening_seconds(6)
-    bench.loop.run_round()
+    bench.run_rounds()
     assert draft.openings == [1, 2]
     assert draft.closings == [2]
     assert draft.num_sessions == 1
@@ -116,13 +116,12 @@ def test_without_a_circuit_breaker_an_opening_is_not_repeated_at_once() -> None:
     bench = Bench(circuit_breaker=False)
     draft = bench.join(SILENT)
     bench.submit([1, 2, 3], 50)
-    bench.loop.run_round()
+    bench.run_rounds()
     bench.clock.time += opening_seconds(3)
-    for _ in range(3):
-        bench.loop.run_round()
+    bench.run_rounds(3)
     assert draft.openings == [1]
     bench.clock.time += 1.0
-    bench.loop.run_round()
+    bench.run_rounds()
     assert draft.openings == [1, 2]
     bench.run()
 
@@ -157,10 +156,9 @@ def test_the_lock_is_free_while_sessions_of_a_suspended_link_are_closed(
     (link,) = bench.pool.links()
     link.send = watch = LockWatch(bench, draft)
     bench.submit([1, 2, 3], 40)
-    bench.loop.run_round()
+    bench.run_rounds()
     bench.clock.time += opening_seconds(3)
-    for _ in range(4):
-        bench.loop.run_round()
+    bench.run_rounds(4)
     assert bench.pool.state(link) is LinkState.QUARANTINED
     assert watch.was_free == [True]
     bench.run()
@@ -178,7 +176,7 @@ def test_a_slow_draft_is_not_suspended_a_silent_one_is(
         (session,) = link.sessions.values()
         late = tables_frame(1, session.base_len, [5])
         bench.clock.time += 0.02
-        bench.loop.run_round()
+        bench.run_rounds()
         if is_answering:
             bench.pool.receive(link, late)
         if bench.pool.state(link) is LinkState.QUARANTINED:
@@ -193,11 +191,10 @@ def test_after_a_refusal_the_next_opening_is_a_second_later(reason: str) -> None
     draft, link, _ = begun(bench, [Behaviour.HIT])
     bench.pool.refuse(link, SessionRefused(1, reason))
     draft.receive(CloseSession(1))
-    for _ in range(3):
-        bench.loop.run_round()
+    bench.run_rounds(3)
     assert draft.openings == [1]
     bench.clock.time += 1.0
-    bench.loop.run_round()
+    bench.run_rounds()
     assert draft.openings == [1, 2]
     bench.run()
 
@@ -211,12 +208,10 @@ def test_a_sequence_that_a_draft_cannot_serve_is_excluded_there_and_no_other_is(
     bench.pool.refuse(link, SessionRefused(1, reason))
     small.receive(CloseSession(1))
     bench.submit([4, 5, 6], 20)
-    bench.loop.run_round()
-    bench.loop.run_round()
+    bench.run_rounds(2)
     assert small.openings == [1, 2], "only the sequence that was refused is not offered again"
     large = bench.join([Behaviour.HIT], name="large")
-    bench.loop.run_round()
-    bench.loop.run_round()
+    bench.run_rounds(2)
     assert large.openings == [1]
     bench.run()
     assert small.openings == [1, 2]
@@ -240,11 +235,11 @@ def test_the_first_table_of_a_session_is_not_timed() -> None:
     _, link, session = begun(bench)
     bench.clock.time += 3.0
     bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
-    bench.loop.run_round()
+    bench.run_rounds()
     assert link.batch_times.seconds_by_sessions == {}
     bench.clock.time += 0.5
     bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
-    bench.loop.run_round()
+    bench.run_rounds()
     assert 0.5 < link.batch_times.seconds_by_sessions[1] < 0.7
 
 
@@ -253,7 +248,7 @@ def test_a_table_with_more_branches_than_agreed_is_rejected() -> None:
     bench.join(SILENT)
     bench.submit([1, 2, 3], 40)
     bench.submit([4, 5, 6], 40)
-    bench.loop.run_round()
+    bench.run_rounds()
     (link,) = bench.pool.links()
     session, _ = link.sessions.values()
     with pytest.raises(FrameError, match="a table has 3 branches, agreed are 2"):
@@ -268,7 +263,7 @@ def test_a_frame_with_more_rows_than_the_sessions_allow_is_rejected() -> None:
     with pytest.raises(FrameError, match="allowed are 0 tables: up to 0 rows"):
         bench.pool.receive(link, bytes(frame_bytes(1, LOOKAHEAD)))
     bench.submit([1, 2, 3], 40)
-    bench.loop.run_round()
+    bench.run_rounds()
     with pytest.raises(FrameError, match="allowed are 1 tables: up to 3 rows"):
         bench.pool.receive(link, bytes(frame_bytes(4, LOOKAHEAD)))
     bench.run()
@@ -284,7 +279,7 @@ def test_a_draft_may_send_as_many_tables_as_columns_were_requested() -> None:
     assert stale_frames() == before + num_stale
     with pytest.raises(FrameError, match="more tables than were requested"):
         bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
-    bench.loop.run_round()
+    bench.run_rounds()
     bench.pool.detach(link, "it broke the rules")
     bench.run()
 
@@ -357,7 +352,7 @@ def test_a_sequence_that_is_too_long_for_a_draft_is_not_opened_there() -> None:
     assert short.openings == []
     assert long.openings == [1]
     bench.submit([1, 2], 5)
-    bench.loop.run_round()
+    bench.run_rounds()
     assert short.openings == [1]
     bench.run()
 

@@ -19,11 +19,11 @@ def test_another_backup_applies_from_the_next_round_on() -> None:
     bench = Bench(backup="none")
     bench.join([Behaviour.HIT, Behaviour.MISS])
     bench.submit([1, 2] * 4, 50)
-    bench.run(max_rounds=4, ends=False)
+    bench.run_rounds(4)
     for backup, may_propose in (("none", False), ("ngram", True), ("none", False)):
         bench.pool.configure(replace(bench.pool.settings, backup=backup))
         before = len(bench.controller.rounds)
-        bench.run(max_rounds=8, ends=False)
+        bench.run_rounds(8)
         proposed = [each.num_proposed for each in bench.controller.rounds[before + 1 :]]
         assert any(proposed) is may_propose
     assert bench.pool.links()[0].counts.misses > 10
@@ -35,7 +35,7 @@ def test_another_table_deadline_applies_from_the_next_round_on(
     bench = Bench(circuit_breaker=False)
     bench.join([Behaviour.HIT, *SILENT])
     bench.submit([1, 2, 3], 40)
-    bench.loop.run_round()
+    bench.run_rounds()
     waits: list[float] = []
     monkeypatch.setattr(bench.pool._changed, "wait", waits.append)
     for deadline_ms in (500.0, 50.0, 900.0):
@@ -43,8 +43,7 @@ def test_another_table_deadline_applies_from_the_next_round_on(
             bench.pool.settings, adaptive_deadline=False, deadline_seconds=deadline_ms / 1000
         )
         bench.pool.configure(settings)
-        bench.loop.run_round()
-        bench.loop.run_round()
+        bench.run_rounds(2)
     assert waits == pytest.approx([0.5, 0.5, 0.05, 0.05, 0.9, 0.9], abs=0.002)
 
 
@@ -53,9 +52,7 @@ def test_all_sequences_of_a_round_count_in_its_wait(monkeypatch: pytest.MonkeyPa
     bench.join([Behaviour.SHALLOW])
     for mode in (Mode.AUTO, Mode.AUTOREGRESSIVE, Mode.AUTOREGRESSIVE):
         bench.submit([1, 2, 3], 40, mode=mode)
-    for _ in range(3):
-        # The prompts are stored one after the other.
-        bench.loop.run_round()
+    bench.run_rounds(3)  # the prompts are stored one after the other
     nums_rows: list[int] = []
 
     def wait_until(rows: list[Row], _pace: RoundPace, _begun_at: float, now: float) -> float:
@@ -63,7 +60,7 @@ def test_all_sequences_of_a_round_count_in_its_wait(monkeypatch: pytest.MonkeyPa
         return now
 
     monkeypatch.setattr(tables, "wait_until", wait_until)
-    bench.loop.run_round()
+    bench.run_rounds()
     assert nums_rows == [3]
 
 
@@ -92,12 +89,10 @@ def test_sessions_of_a_draft_that_has_too_many_move_to_one_that_joins(
     prompts = [[number, 2, 3] for number in range(num_sessions)]
     sinks = [bench.submit(prompt, 60) for prompt in prompts]
     while len(link.sessions) < num_sessions:
-        bench.loop.run_round()
-    for _ in range(num_rounds):
-        bench.loop.run_round()
+        bench.run_rounds()
+    bench.run_rounds(num_rounds)
     joined = bench.join([Behaviour.HIT], name="joined")
-    for _ in range(8):
-        bench.loop.run_round()
+    bench.run_rounds(8)
     assert len(slow.closings) == len(joined.openings) == num_moved
     bench.run()
     num_opened = len(slow.openings) + len(joined.openings)
@@ -117,16 +112,15 @@ def test_a_sequence_that_needs_no_session_after_its_move_delays_no_other_move(ho
     for number in range(3):
         bench.submit([number, 2, 3], 55, mode=Mode.SPECULATIVE)
     while len(link.sessions) < 4:
-        bench.loop.run_round()
+        bench.run_rounds()
     joined = bench.join([Behaviour.HIT], name="joined")
     while not slow.closings:
-        bench.loop.run_round()
+        bench.run_rounds()
     if how == "ends":
         bench.inbox.cancel(1)
     else:
         bench.controller.choices = [Choice(is_on=False, max_proposed=0)]
-    for _ in range(3):
-        bench.loop.run_round()
+    bench.run_rounds(3)
     assert len(slow.closings) == 2
     assert len(joined.openings) == 1
 
@@ -139,21 +133,19 @@ def test_after_a_refused_opening_no_session_moves_there_for_a_while() -> None:
     for number in range(4):
         bench.submit([number, 2, 3], 60)
     while len(link.sessions) < 4:
-        bench.loop.run_round()
+        bench.run_rounds()
     joined = bench.join(SILENT, name="full")
     _, full = bench.pool.links()
     while not full.sessions:
-        bench.loop.run_round()
+        bench.run_rounds()
     bench.pool.refuse(full, SessionRefused(1, "max_sessions"))
     joined.receive(CloseSession(1))
     while len(link.sessions) < 4:
-        bench.loop.run_round()
+        bench.run_rounds()
     bench.clock.time += 2.0
-    for _ in range(3):
-        bench.loop.run_round()
+    bench.run_rounds(3)
     assert joined.openings == [1]
     assert len(link.sessions) == 4
     bench.clock.time += 30.0
-    bench.loop.run_round()
-    bench.loop.run_round()
+    bench.run_rounds(2)
     assert joined.openings == [1, 2]

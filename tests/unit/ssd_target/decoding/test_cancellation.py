@@ -22,11 +22,10 @@ def test_500_cancelled_streams_leave_nothing_after_one_round(num_rounds: int) ->
     while len(cancelled) < NUM_STREAMS:
         wave = [bench.submit([1, 2, 3 + index % 5] * 4, 40) for index in range(WAVE)]
         first = bench.num_submitted - WAVE + 1
-        for _ in range(num_rounds):
-            bench.loop.run_round()
+        bench.run_rounds(num_rounds)
         for sequence_id in range(first, first + WAVE):
             bench.inbox.cancel(sequence_id)
-        bench.loop.run_round()
+        bench.run_rounds()
         assert bench.scheduler.is_idle
         assert bench.blocks.num_free == bench.all_free
         assert bench.pool.num_sessions == 0
@@ -42,7 +41,7 @@ def test_streams_beside_cancelled_ones_keep_their_tokens() -> None:
     kept = [bench.submit([1, 2, start], 40) for start in (3, 4)]
     for _ in range(20):
         bench.submit([5, 6, 7], 40)
-        bench.loop.run_round()
+        bench.run_rounds()
         bench.inbox.cancel(bench.num_submitted)
     bench.run()
     greedy = SamplingParams(temperature=0.0)

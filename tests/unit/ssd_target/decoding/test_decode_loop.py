@@ -73,7 +73,7 @@ def test_readers_are_woken_before_each_pass_and_after_the_last(
     bench.submit([1, 2, 3], 3, mode=Mode.AUTOREGRESSIVE)
     bench.submit(range(10), 3, mode=Mode.AUTOREGRESSIVE)
     bench.run()
-    bench.loop.run_round()
+    bench.run_rounds()
     assert {"verify", "prefill"} < set(events)
     before = [events[index - 1] for index, each in enumerate(events) if each != "wake"]
     assert set(before) == {"wake"}
@@ -111,7 +111,7 @@ def test_the_time_in_which_prompts_are_stored_pays_for_no_wait(
     )
     bench.join([Behaviour.HIT])
     bench.submit([1, 2, 3], 16)
-    bench.loop.run_round()
+    bench.run_rounds()
     bench.submit(range(32), 16)
     bench.run()
     assert bench.clock.time > 2000.0
@@ -123,9 +123,9 @@ def test_the_prompts_of_requests_that_arrive_later_are_stored_by_verifies() -> N
     prompts = [[1, 2, 3], [4] * 20, [5, 6] * 12, [7] * 9]
     bench = Bench(joins_prompts=True, step_tokens=64)
     sinks = [bench.submit(prompts[0], 12)]
-    bench.loop.run_round()
+    bench.run_rounds()
     sinks += [bench.submit(each, 12) for each in prompts[1:]]
-    bench.loop.run_round()
+    bench.run_rounds()
     bench.run()
     assert [each.tokens for each in sinks] == [plain(each, 12, GREEDY) for each in prompts]
     assert bench.runner.joined[:3] == [1, 3, 0]
@@ -140,10 +140,9 @@ def test_the_time_without_a_request_belongs_to_no_round(monkeypatch: pytest.Monk
     bench.join([Behaviour.HIT])
     for _ in range(2):
         bench.submit([1, 2, 3], 40)
-        for _ in range(3):
-            bench.loop.run_round()
+        bench.run_rounds(3)
         bench.inbox.cancel(bench.num_submitted)
-        bench.loop.run_round()
+        bench.run_rounds()
         bench.clock.time += 1000.0
     assert len(found) >= 2
     assert max(found) < 1.0
@@ -236,8 +235,7 @@ def test_the_commit_is_sent_before_the_noise_of_the_next_round_is_computed(
         (RingSampler, "fill", "noise"),
     )
     bench.submit([1, 2, 3], 40, sampling=WARM)
-    for _ in range(3):
-        bench.loop.run_round()
+    bench.run_rounds(3)
     # After the verify, only the first round lacks the noise of its token.
     assert events == ["verify", "noise", "round", "noise"] * 3
 
@@ -253,7 +251,7 @@ def test_readers_are_woken_before_noise_that_takes_long(monkeypatch: pytest.Monk
         (RingSampler, "fill", "noise"),
     )
     bench.submit([1, 2, 3], 40, sampling=WARM)
-    bench.loop.run_round()
+    bench.run_rounds()
     assert events[events.index("round") :][:3] == ["round", "wake", "noise"]
 
 
@@ -293,8 +291,7 @@ def test_three_late_rounds_open_the_circuit_breaker_for_a_while() -> None:
     bench = Bench()
     draft = bench.join([Behaviour.HIT, *[Behaviour.SILENT] * 3, Behaviour.HIT])
     sink = bench.submit([1, 2, 3], 16)
-    for _ in range(8):
-        bench.loop.run_round()
+    bench.run_rounds(8)
     assert draft.num_sessions == 0
     bench.clock.time += 6.0
     bench.run()
@@ -307,7 +304,7 @@ def test_sequences_of_a_lost_draft_open_sessions_on_another_link() -> None:
     first = bench.join([Behaviour.HIT, Behaviour.DIE], name="first")
     sampling = replace(GREEDY, top_k=5, min_p=0.25)
     sink = bench.submit([1, 2, 3], 40, sampling=sampling)
-    bench.loop.run_round()
+    bench.run_rounds()
     second = bench.join([Behaviour.HIT], name="second")
     bench.run()
     assert sink.tokens == plain([1, 2, 3], 40, GREEDY)
@@ -322,8 +319,7 @@ def test_an_abandoned_sink_cancels_its_sequence() -> None:
     bench = Bench()
     sink = bench.submit([1, 2, 3], 40)
     sink.is_abandoned = True
-    bench.loop.run_round()
-    bench.loop.run_round()
+    bench.run_rounds(2)
     assert sink.finish_reason is FinishReason.CANCELLED
 
 
@@ -468,8 +464,7 @@ def test_every_batch_with_every_draft_yields_the_tokens_of_plain_decoding(
     for number, (prompt, limit, delay) in enumerate(requests):
         priority = number % 3
         sinks.append(bench.submit(prompt, limit, sampling=sampling, priority=priority))
-        for _ in range(delay):
-            bench.loop.run_round()
+        bench.run_rounds(delay)
     bench.run()
     for sink, (prompt, limit, _) in zip(sinks, requests, strict=True):
         assert sink.tokens == plain(prompt, limit, sampling)

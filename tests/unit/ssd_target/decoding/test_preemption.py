@@ -15,10 +15,10 @@ def test_a_preempted_sequence_continues_with_the_same_tokens_and_a_new_session()
     draft = bench.join([Behaviour.HIT, Behaviour.MISS], sampling=WARM)
     prompts = [[1, 2, 3, 4], [5, 6, 7, 8, 9]]
     sinks = [bench.submit(prompt, 50, sampling=WARM) for prompt in prompts]
-    bench.loop.run_round()
+    bench.run_rounds()
     assert draft.num_sessions == 2
     while not bench.log.counts.waiting:
-        bench.loop.run_round()
+        bench.run_rounds()
     assert draft.num_sessions == 1, "the session of a preempted sequence is closed"
     bench.run()
     assert len(draft.openings) > 2
@@ -68,7 +68,7 @@ def test_a_sequence_that_is_cancelled_while_it_waits_again_ends_with_its_tokens(
     bench = Bench(num_blocks=18)
     other, sink = bench.submit([1, 2, 3, 4], 50), bench.submit([5, 6, 7, 8, 9], 50)
     while not bench.log.counts.waiting:
-        bench.loop.run_round()
+        bench.run_rounds()
         check_scheduler(bench.scheduler)
     bench.inbox.cancel(2)
     bench.run()

@@ -41,14 +41,13 @@ def test_gauges_follow_the_counts_of_the_scheduler() -> None:
     bench = Bench()
     for number in range(6):
         bench.submit([1, 2, 3, number], 3 + number)
-    bench.loop.run_round()
+    bench.run_rounds()
     assert gauges() == (4, 2, bench.blocks.num_taken)
-    for _ in range(3):
-        bench.loop.run_round()
+    bench.run_rounds(3)
     assert gauges() == (4, 1, bench.blocks.num_taken)
     bench.inbox.cancel(6)
     bench.run()
-    bench.loop.run_round()
+    bench.run_rounds()
     assert gauges() == (0, 0, 0)
     assert value("ssd_kv_blocks", state="free") == bench.all_free
 
@@ -57,7 +56,7 @@ def test_eligible_sequences_are_those_whose_mode_allows_speculation() -> None:
     bench = Bench()
     for number in range(6):
         bench.submit([1, number], 9, mode=Mode.AUTOREGRESSIVE if number == 3 else Mode.AUTO)
-    bench.loop.run_round()
+    bench.run_rounds()
     counts = bench.log.counts
     assert (counts.running, counts.waiting, counts.eligible) == (4, 2, 3)
 
@@ -117,7 +116,7 @@ def test_the_time_in_the_queue_ends_with_admission(growth: Callable[[str], float
     bench = Bench()
     for _ in range(5):
         bench.submit([1, 2, 3], 3)
-    bench.loop.run_round()
+    bench.run_rounds()
     assert growth("ssd_queue_seconds_count") == 4
     bench.clock.time += 50.0
     bench.run()
@@ -141,8 +140,7 @@ def test_the_log_describes_the_rounds() -> None:
     bench.join([Behaviour.HIT])
     bench.submit([1, 2, 3], 30)
     bench.submit([4, 5, 6], 30, mode=Mode.AUTOREGRESSIVE)
-    for _ in range(5):
-        bench.loop.run_round()
+    bench.run_rounds(5)
     log = bench.log
     assert log.mean_eligible(bench.clock.now()) == pytest.approx(1.0)
     assert 1.0 < log.tokens_per_round < 4.0
@@ -157,11 +155,10 @@ def test_missing_tables_count_with_the_time_that_was_waited() -> None:
     bench = Bench(circuit_breaker=False)
     bench.join([Behaviour.HIT, Behaviour.HIT, Behaviour.SILENT])
     bench.submit([1, 2, 3], 40)
-    for _ in range(3):
-        bench.loop.run_round()
+    bench.run_rounds(3)
     (link,) = bench.pool.links()
     in_time = link.batch_times.seconds_by_sessions[1]
     bench.clock.time += 5.0
-    bench.loop.run_round()
+    bench.run_rounds()
     assert link.batch_times.seconds_by_sessions[1] > in_time + 0.5
     bench.run()

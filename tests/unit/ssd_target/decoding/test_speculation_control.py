@@ -68,10 +68,9 @@ def test_off_closes_the_sessions_and_drafts_receive_nothing_more() -> None:
     bench = Bench(controller=ScriptedController(ON, ON, ON, OFF))
     draft = bench.join([Behaviour.HIT])
     sink = bench.submit([1, 2, 3], 30)
-    for _ in range(3):
-        bench.loop.run_round()
+    bench.run_rounds(3)
     assert draft.num_sessions == 1
-    bench.loop.run_round()
+    bench.run_rounds()
     assert draft.num_sessions == 0
     num_commits = len(draft.commits)
     bench.run()
@@ -99,8 +98,7 @@ def test_while_the_controller_is_off_only_requests_that_force_speculation_are_el
     modes = (Mode.SPECULATIVE, Mode.AUTO, Mode.AUTOREGRESSIVE)
     for number, mode in enumerate(modes):
         bench.submit([1, number], 9, mode=mode)
-    bench.loop.run_round()
-    bench.loop.run_round()
+    bench.run_rounds(2)
     counts = bench.log.counts
     assert (counts.running, counts.eligible) == (3, 1)
 
