@@ -5,12 +5,12 @@ import io
 import json
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.unit.ssd_cli.fresh import fresh_python
 
 import ssd
 from ssd.errors import IncompleteTextError, NotReadyError
@@ -86,16 +86,9 @@ def test_bad_usage_prints_one_line_with_a_hint_and_exits_with_2(
     assert "--help)" in output.err
 
 
-def test_a_prompt_after_two_dashes_can_begin_with_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts = []
-
-    async def generate(_options: object, call: GenerateCall, *_others: object) -> None:
-        prompts.append(call.prompt)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(app, "generate", generate)
+def test_a_prompt_after_two_dashes_can_begin_with_a_dash(interrupted: list[GenerateCall]) -> None:
     assert run(["generate", "--endpoint", "127.0.0.1:1", "--", "-x"]) == 130
-    assert prompts == ["-x"]
+    assert [call.prompt for call in interrupted] == ["-x"]
 
 
 @pytest.mark.parametrize("command", [["generate", "x"], ["up"], ["demo"]])
@@ -155,13 +148,10 @@ def test_ranks_that_do_not_divide_the_target_are_refused_before_a_process_starts
         assert problem in error
 
 
+@pytest.mark.usefixtures("interrupted")
 def test_a_draft_larger_than_its_target_is_a_warning_with_the_sizes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    async def generate(*_arguments: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(app, "generate", generate)
     pair = ["--target", "demo://draft", "--draft", "demo://target"]
     assert run(["generate", "x", *pair]) == 130
     warnings = [each for each in capsys.readouterr().err.splitlines() if "parameters" in each]
@@ -173,13 +163,8 @@ def test_a_draft_larger_than_its_target_is_a_warning_with_the_sizes(
     assert "parameters" not in capsys.readouterr().err
 
 
-def test_the_model_of_a_draft_that_is_not_started_is_not_checked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def generate(*_arguments: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(app, "generate", generate)
+@pytest.mark.usefixtures("interrupted")
+def test_the_model_of_a_draft_that_is_not_started_is_not_checked() -> None:
     assert run(["generate", "x", "--num-drafts", "0", "--draft", "/no/such/folder"]) == 130
 
 
@@ -209,14 +194,15 @@ def test_a_device_is_that_of_the_drafts_too_unless_they_have_one(
     assert found == [(of_target, of_draft)]
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
 def test_an_unreachable_endpoint_prints_one_line_and_exits_with_1(
-    capsys: pytest.CaptureFixture[str],
+    form: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["generate", "x", "--endpoint", "127.0.0.1:1", "--wait", "0"]) == 1
+    assert run(["generate", "x", "--endpoint", "127.0.0.1:1", "--wait", "0", *form]) == 1
     output = capsys.readouterr()
-    assert output.out == ""
+    assert output.out == "", "there is no object either"
     assert output.err.count("\n") == 1
-    assert "127.0.0.1:1 cannot be reached: Connection refused (" in output.err
+    assert output.err.startswith("error: 127.0.0.1:1 cannot be reached: Connection refused (")
     assert "ssd up" in output.err
 
 
@@ -341,22 +327,10 @@ def test_an_error_after_the_first_token_prints_the_partial_text(
         assert shown.out == "de\n"
 
 
-def test_with_json_an_error_before_the_first_token_prints_no_object(
+@pytest.mark.usefixtures("interrupted")
+def test_ctrl_c_before_the_first_token_reports_that_nothing_was_measured(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(["generate", "x", "--endpoint", "127.0.0.1:1", "--wait", "0", "--json"]) == 1
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("error: 127.0.0.1:1 cannot be reached")
-
-
-def test_ctrl_c_before_the_first_token_reports_that_nothing_was_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async def generate(*_arguments: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(app, "generate", generate)
     assert run(["generate", "x", "--endpoint", "127.0.0.1:1"]) == 130
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -431,19 +405,12 @@ import ssd_cli.__main__
 
 
 def test_ctrl_c_during_the_import_prints_no_stack_trace() -> None:
-    folder = Path(ssd.__file__).parents[1]
-    ended = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_IMPORT], cwd=folder, check=False, capture_output=True
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
+    ended = fresh_python("-c", INTERRUPTED_IMPORT)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 def test_the_command_imports_no_slow_library() -> None:
-    code = "import sys, ssd_cli.app; print(sorted(sys.modules))"
-    folder = Path(ssd.__file__).parents[1]
-    output = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, check=True, capture_output=True, text=True
-    )
+    output = fresh_python("-c", "import sys, ssd_cli.app; print(sorted(sys.modules))")
     loaded = set(ast.literal_eval(output.stdout))
     assert "ssd_cli.app" in loaded
     assert loaded & {"torch", "transformers", "tokenizers", "numpy", "jinja2", "httpx"} == set()

@@ -1,12 +1,10 @@
 """Missing extras of the distribution: one line that names the command to install them."""
 
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from tests.unit.ssd_cli.fresh import fresh_python
 
-import ssd
 from ssd.runtime.launch import Deployment
 from ssd_cli import extras
 from ssd_cli.app import run
@@ -25,25 +23,15 @@ import ssd_cli.__main__
 """
 
 
-def started_without(module: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT_A_MODULE.format(module=module)],
-        cwd=Path(ssd.__file__).parents[1],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-
-
 @pytest.mark.parametrize("module", ["typer", "rich", "huggingface_hub"])
 def test_without_a_package_of_the_command_one_line_names_the_extra(module: str) -> None:
-    ended = started_without(module)
+    ended = fresh_python("-c", WITHOUT_A_MODULE.format(module=module))
     wanted = f"error: {module} is not installed: pip install 'ssd-serving[cli]'\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", wanted)
 
 
 def test_a_module_that_no_extra_installs_is_a_defect_with_a_stack() -> None:
-    assert "Traceback" in started_without("grpc").stderr
+    assert "Traceback" in fresh_python("-c", WITHOUT_A_MODULE.format(module="grpc")).stderr
 
 
 def without(monkeypatch: pytest.MonkeyPatch, module: str) -> None:

@@ -15,23 +15,17 @@ from ssd_cli.figures import Collector
 
 
 def test_flags_are_the_sampling_parameters_of_the_request(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    interrupted: list[GenerateCall], tmp_path: Path
 ) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "object"}\n')
-    calls: list[GenerateCall] = []
-
-    async def generate(_options: object, call: GenerateCall, *_others: object) -> None:
-        calls.append(call)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(app, "generate", generate)
     flags = "--top-k 5 --top-p 0.5 --min-p 0.25 --repetition-penalty 1.5 --presence-penalty 0.5"
     flags += " --frequency-penalty -0.5 --min-tokens 2 --ignore-eos --n 2 --stop x --json"
     flags += f" --logprobs 3 --json-schema {schema} --echo --priority -7 --stop-token-id 4"
     flags += " --logit-bias 9=1.5 --logit-bias 3=-100"
     assert run(["generate", "x", "--endpoint", "127.0.0.1:1", *flags.split()]) == 130
-    assert calls[0].sampling == SamplingParams(
+    (call,) = interrupted
+    assert call.sampling == SamplingParams(
         temperature=1.0,
         top_k=5,
         top_p=0.5,
@@ -50,7 +44,7 @@ def test_flags_are_the_sampling_parameters_of_the_request(
         logit_bias=((3, -100.0), (9, 1.5)),
         max_tokens=128,
     )
-    assert calls[0].priority == -7
+    assert call.priority == -7
 
 
 def test_a_parameter_that_the_target_refuses_is_named_by_its_flag(

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.unit.ssd_cli.fresh import fresh_python
 
 import ssd
 from ssd_cli.app import run
@@ -56,13 +57,7 @@ def test_hints_name_the_program_as_it_was_typed(
 def test_another_program_has_the_name_of_its_command_in_errors(
     argv: list[str], problem: str
 ) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "ssd_cli", *argv],
-        cwd=Path(ssd.__file__).parents[1],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    ended = fresh_python("-m", "ssd_cli", *argv)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
     assert problem in ended.stderr
     assert f"(see: python -m ssd_cli {argv[0]} --help)" in ended.stderr

@@ -1,0 +1,19 @@
+"""The command ``generate`` without a target."""
+
+import pytest
+
+from ssd.rpc.codec import GenerateCall
+from ssd_cli import app
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> list[GenerateCall]:
+    """Calls of ``ssd generate``, each of which ends with Ctrl-C before its first token."""
+    calls: list[GenerateCall] = []
+
+    async def generate(_options: object, call: GenerateCall, *_others: object) -> None:
+        calls.append(call)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "generate", generate)
+    return calls
