@@ -1,6 +1,6 @@
 """A draft's worker over a ledger runner, and what it sends, for tests that run its steps."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -74,6 +74,14 @@ def a_text(
     committed: list[int], temperature: float = 1.0, seed: int = 0xFEDCBA9876543210
 ) -> PlainText:
     return PlainText(K, VOCAB, committed, temperature, seed)
+
+
+def hits(link: FakeLink, texts: Mapping[int, PlainText]) -> list[Commit]:
+    """Commits with a full proposal of the newest table of each session."""
+    return [
+        replace(text.hit(link.newest(session), 0, K), session=session)
+        for session, text in texts.items()
+    ]
 
 
 class Draft:

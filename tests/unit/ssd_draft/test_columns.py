@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.ssd_draft.ledger_draft import CHUNK, Draft, FakeLink, K, N, Opened, a_text
+from tests.unit.ssd_draft.ledger_draft import CHUNK, Draft, FakeLink, K, N, Opened, a_text, hits
 
 from ssd.engine.batch import BranchBatch
 from ssd.testing.clock import FakeClock
@@ -81,20 +81,22 @@ def test_a_commit_that_arrives_while_its_prompt_is_stored_keeps_its_time() -> No
     assert draft.worker._recent_seconds[-1] == pytest.approx(2.0)
 
 
-def test_a_draft_that_is_fast_enough_sends_one_frame_a_table() -> None:
-    draft, link, text = timed(step_seconds=0.010, interval=(K + 1) * 0.010)
-    draft.settle()
-    assert [frame[0].depth for frame in link.frames] == [K]
-    text.check(link.newest())
-
-
-@pytest.mark.parametrize(("interval", "waited"), [(0.025, 0.0), (0.045, 0.020)])
-def test_a_slow_draft_sends_at_the_last_step_before_the_commit_and_after_each_later_one(
-    interval: float, waited: float
+@pytest.mark.parametrize(
+    ("interval", "waited", "depths"),
+    [
+        ((K + 1) * 0.010, 0.0, [K]),
+        (0.025, 0.0, [2, 3]),
+        (0.045, 0.020, [2, 3]),
+        (0.005, 0.0, [1, 2, 3]),
+    ],
+    ids=["fast enough", "slow", "slow, and the round waited", "very slow"],
+)
+def test_a_draft_sends_at_the_last_step_before_the_commit_and_after_each_later_one(
+    interval: float, waited: float, depths: list[int]
 ) -> None:
     draft, link, text = timed(0.010, interval, waited)
     draft.settle()
-    assert link.depths == [2, 3]
+    assert link.depths == depths
     text.check(link.newest())
 
 
@@ -107,13 +109,6 @@ def test_the_draft_waits_a_moment_for_the_commit_after_late_columns(
     monkeypatch.setattr(draft.inbox, "wait", waits.append)
     draft.settle()
     assert waits == [0.002] * num_waits
-
-
-def test_a_very_slow_draft_sends_each_column() -> None:
-    draft, link, text = timed(step_seconds=0.010, interval=0.005)
-    draft.settle()
-    text.check(link.newest())
-    assert link.depths == [1, 2, 3]
 
 
 @pytest.mark.parametrize("num_steps", range(1, K + 2))
@@ -210,8 +205,7 @@ def test_each_text_has_its_own_acceptance_and_a_new_one_starts_with_that_of_all(
     draft, link, texts = two_sessions()
     accepted = {1: K, 2: 0}
     for _ in range(6):
-        hits = [text.hit(link.newest(each), 0, K) for each, text in texts.items()]
-        draft.apply(link, hits[0], replace(hits[1], session=2))
+        draft.apply(link, *hits(link, texts))
         misses = [text.miss(link.newest(each), accepted[each], ()) for each, text in texts.items()]
         draft.apply(link, misses[0], replace(misses[1], session=2))
     draft.open(link, a_text([1, 2]), 3)

@@ -41,6 +41,7 @@ def test_the_welcome_names_what_the_draft_serves() -> None:
     found = welcome(HELLO, make_setup(), num_targets=3)
     assert found.tokenizer_fingerprint == HELLO.tokenizer_fingerprint
     assert found.num_targets == 3
+    assert found.max_len == make_setup().model.engine.max_model_len
 
 
 @pytest.mark.parametrize(

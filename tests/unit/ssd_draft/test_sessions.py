@@ -55,11 +55,11 @@ def open_one(sessions: Sessions) -> Session:
     return session
 
 
-def with_table(proposal: tuple[int, ...] = (10, 11)) -> Session:
+def with_table() -> Session:
     """A session whose table has the branches (0, 20), (1, 21), (2, 22)."""
     session = open_one(make_sessions())
     session.is_open = True
-    session.proposal = proposal
+    session.proposal = (10, 11)
     session.table = OutcomeTable(
         session=1,
         base_len=5,

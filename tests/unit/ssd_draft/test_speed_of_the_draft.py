@@ -12,10 +12,10 @@ NUM_ROUNDS = 60
 
 
 @cache
-def decoded(ratio: float, verify_seconds: float = VERIFY_SECONDS) -> VirtualTarget:
+def decoded(ratio: float) -> VirtualTarget:
     """Run a target whose draft needs ``ratio`` verifies for a table."""
     target = VirtualTarget(
-        verify_seconds=verify_seconds, step_seconds=ratio * verify_seconds / LOOKAHEAD
+        verify_seconds=VERIFY_SECONDS, step_seconds=ratio * VERIFY_SECONDS / LOOKAHEAD
     )
     target.run(NUM_ROUNDS)
     return target

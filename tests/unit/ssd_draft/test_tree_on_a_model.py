@@ -61,10 +61,24 @@ def begin(tree: Tree, slots: list[int], branches: int = N) -> TableBuild:
     return tree.begin_tables(slots, outcomes, K)
 
 
+def complete(tree: Tree, building: TableBuild) -> None:
+    """Run what is left of tables: in one pass, if the engine can."""
+    if tree.can_run_whole(building):
+        tree.run_whole(building)
+    while not building.is_complete:
+        tree.run_step(building)
+
+
+def outcome_of(tables: TableBuild, row: int, branch: int) -> tuple[int, int]:
+    """Accepted length and bonus token of a branch."""
+    outcomes = tables.outcomes
+    return int(outcomes.accepted_BN[row, branch]), int(outcomes.bonus_BN[row, branch])
+
+
 def build(tree: Tree, slots: list[int], num_steps: int = K + 1, branches: int = N) -> TableBuild:
     building = begin(tree, slots, branches)
-    if num_steps > K and tree.can_run_whole(building):
-        tree.run_whole(building)
+    if num_steps > K:
+        complete(tree, building)
     for _ in range(num_steps - building.num_steps):
         tree.run_step(building)
     assert building.is_complete == (num_steps > K)
@@ -111,19 +125,12 @@ class Text:
 
     def check(self, tables: TableBuild, row: int, depth: int = K) -> None:
         for branch in range(int(tables.outcomes.num_branches_B[row])):
-            accepted, bonus = (
-                tables.outcomes.accepted_BN[row, branch],
-                tables.outcomes.bonus_BN[row, branch],
-            )
             found = tables.tables_BNK[row, branch].tolist()
-            expected = self.continuation(int(accepted), int(bonus))
+            expected = self.continuation(*outcome_of(tables, row, branch))
             assert found == expected[:depth] + [-1] * (K - depth)
 
     def follow(self, tables: TableBuild, row: int, branch: int, num_proposed: int) -> Move:
-        accepted, bonus = (
-            int(tables.outcomes.accepted_BN[row, branch]),
-            int(tables.outcomes.bonus_BN[row, branch]),
-        )
+        accepted, bonus = outcome_of(tables, row, branch)
         self.committed += [*self.proposal[:accepted], bonus]
         self.proposal = tables.tables_BNK[row, branch, :num_proposed].tolist()
         return Move(accepted + 1, bonus, tuple(self.proposal), branch)
@@ -148,10 +155,7 @@ def test_padding_of_the_vocabulary_is_never_chosen(folder: Path) -> None:
         assert 0 <= int(tables.tables_BNK.max()) < num_token_ids
         assert int(tables.outcomes.bonus_BN.max()) < num_token_ids
         tokens = tuple(tables.tables_BNK[0, 0].tolist())
-        accepted, bonus = (
-            int(tables.outcomes.accepted_BN[0, 0]),
-            int(tables.outcomes.bonus_BN[0, 0]),
-        )
+        accepted, bonus = outcome_of(tables, 0, 0)
         tree.advance([0], [Move(accepted + 1, bonus, tokens, 0)])
 
 
@@ -271,8 +275,7 @@ def test_a_batch_that_lost_a_session_before_its_first_step_builds_the_table_of_t
     opened(tree, SLOTS, texts)
     building = begin(tree, SLOTS[:2])
     tree.keep(building, [1])
-    for _ in range(1 if tree.can_run_whole(building) else K + 1):
-        (tree.run_whole if tree.can_run_whole(building) else tree.run_step)(building)
+    complete(tree, building)
     assert building.depth == K
     texts[1].check(building, 1)
 
@@ -320,19 +323,12 @@ def test_short_and_long_tables_of_one_session_take_turns(tree: Tree, texts: list
     for turn, length in enumerate((K, K - 1, K, K - 1, K - 1, K)):
         outcomes = tree.select_outcomes(slots, Adaptive())
         building = tree.begin_tables(slots, outcomes, length)
-        if tree.can_run_whole(building):
-            tree.run_whole(building)
-        while not building.is_complete:
-            tree.run_step(building)
+        complete(tree, building)
         assert building.depth == length
         text.check(building, 0, length)
         # Branches with all their tokens, and an outcome that no branch has.
-        follows = turn != 2
-        tree.advance(
-            slots,
-            [
-                text.follow(building, 0, turn, length)
-                if follows
-                else text.stray(0, 40, [50, 51, 52])
-            ],
-        )
+        if turn == 2:
+            move = text.stray(0, 40, [50, 51, 52])
+        else:
+            move = text.follow(building, 0, turn, length)
+        tree.advance(slots, [move])

@@ -1,7 +1,5 @@
 """The worker over a ledger runner: every branch of every table is recomputed from plain text."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +13,7 @@ from tests.unit.ssd_draft.ledger_draft import (
     N,
     Opened,
     a_text,
+    hits,
 )
 
 from ssd.types import CloseSession, Commit, LinkSettings, Outcome, RefusalReason
@@ -152,11 +151,7 @@ def test_a_prompt_waits_for_fewer_tables_where_more_sessions_open(
         draft.open(link, texts[number], number)
     for _ in range(4):
         num_tables = sum(map(len, link.frames))
-        commits = []
-        for number in range(1, num_open + 1):
-            commit = texts[number].hit(link.newest(number), 0, K)
-            commits.append(replace(commit, session=number))
-        draft.commit(link, *commits)
+        draft.commit(link, *hits(link, {each: texts[each] for each in range(1, num_open + 1)}))
         while sum(map(len, link.frames)) < num_tables + num_open:
             draft.worker.run_step()
     assert [each.number for each in draft.sessions if not each.is_open] == opening
@@ -172,11 +167,7 @@ def test_sessions_with_commits_in_one_frame_share_a_batch() -> None:
         draft.open(link, text, session)
     draft.settle()
     steps = draft.runner.num_branch_steps
-    commits = []
-    for session, text in texts.items():
-        commit = text.hit(link.newest(session), 0, K)
-        commits.append(replace(commit, session=session))
-    draft.apply(link, *commits)
+    draft.apply(link, *hits(link, texts))
     assert draft.runner.num_branch_steps == steps + K + 1
     assert [table.session for table in link.frames[-1]] == [1, 2, 3]
     for session, text in texts.items():

@@ -17,6 +17,7 @@ from ssd.speculation.table import OutcomeTable
 from ssd.types import Commit, LinkSettings, OpenSession, Welcome
 from ssd_draft.inbox import Event
 
+ACCEPTANCE = 0.83
 LATENCY_SECONDS = 0.0005
 LOOKAHEAD = 6
 MAX_LEN = 640
@@ -51,7 +52,6 @@ class VirtualTarget:
         *,
         verify_seconds: float,
         step_seconds: float,
-        acceptance: float = 0.83,
         fan_out_policy: str = "uniform",
         fixed_share: float = 1.0,
     ) -> None:
@@ -63,7 +63,6 @@ class VirtualTarget:
         self.counts = Counts()
         self.num_frames = 0
         self._verify_seconds = verify_seconds
-        self._acceptance = acceptance
         self._random = random.Random(3)
         self._pace = RoundPace()
         self._arrivals: list[tuple[float, OutcomeTable]] = []
@@ -170,7 +169,7 @@ class VirtualTarget:
         assert self._begun_at is not None
         proposed, table = self.text.proposal, self._session.table
         accepted = 0
-        while accepted < len(proposed) and self._random.random() < self._acceptance:
+        while accepted < len(proposed) and self._random.random() < ACCEPTANCE:
             accepted += 1
         is_hit = table is not None and accepted in table.accepted_N
         if table is not None and is_hit:
