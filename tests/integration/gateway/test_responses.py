@@ -67,25 +67,20 @@ async def test_n_continuations_have_log_probabilities_of_their_own(
             yield replace(chunk, logprobs=(position(chunk.text, -float(found)),))
 
     target.answer = weighs
-    chat = await client.chat.completions.create(
+    chat: Any = await client.chat.completions.create(
         model="demo", messages=HELLO, n=2, logprobs=True, top_logprobs=2
     )
-    text = await client.completions.create(model="demo", prompt="x", n=2, logprobs=2)
+    text: Any = await client.completions.create(model="demo", prompt="x", n=2, logprobs=2)
     stream = await client.completions.create(model="demo", prompt="x", n=2, logprobs=2, stream=True)
     parts = [part.choices[0] async for part in stream]
     assert [choice.index for choice in chat.choices] == [0, 1]
-    assert chat.usage is not None
     assert (chat.usage.prompt_tokens, chat.usage.completion_tokens) == (5, 6)
-    found = chat.choices[1].logprobs
-    assert found is not None
-    assert found.content is not None
-    assert [each.logprob for each in found.content] == [-4.0, -5.0, -6.0]
-    assert found.content[0].token == "a "
-    assert found.content[0].bytes == [97, 32]
-    assert [each.logprob for each in found.content[0].top_logprobs] == [-0.5, -9999.0]
-    assert found.content[0].top_logprobs[0].bytes == [0xC3, 0xA9]
+    found = chat.choices[1].logprobs.content
+    assert [each.logprob for each in found] == [-4.0, -5.0, -6.0]
+    assert (found[0].token, found[0].bytes) == ("a ", [97, 32])
+    assert [each.logprob for each in found[0].top_logprobs] == [-0.5, -9999.0]
+    assert found[0].top_logprobs[0].bytes == [0xC3, 0xA9]
     shown = text.choices[0].logprobs
-    assert shown is not None
     assert shown.tokens == ["a ", "b ", "c"]
     assert shown.text_offset == [0, 2, 4]
     assert shown.top_logprobs == [{"é": -0.5, "z": -9999.0}] * 3
@@ -108,11 +103,10 @@ async def test_offsets_of_a_stream_are_those_of_a_whole_response(
 
     asked: Any = {"model": "demo", "prompt": "x", "logprobs": 1}
     target.answer = lags
-    whole = (await client.completions.create(**asked)).choices[0]
+    whole: Any = (await client.completions.create(**asked)).choices[0]
     stream = await client.completions.create(stream=True, **asked)
     parts = [part.choices[0].logprobs async for part in stream]
     assert whole.text == "a b c"
-    assert whole.logprobs is not None
     assert whole.logprobs.text_offset == [0, 2, 4]
     assert [each.text_offset for each in parts if each] == [[0], [2], [4]]
 
@@ -131,16 +125,13 @@ async def test_tokens_that_are_parts_of_a_character_have_their_bytes(
         )
 
     target.answer = splits
-    chat = await client.chat.completions.create(
+    chat: Any = await client.chat.completions.create(
         model="demo", messages=HELLO, logprobs=True, top_logprobs=3
     )
-    text = await client.completions.create(model="demo", prompt="x", logprobs=3)
-    found = chat.choices[0].logprobs
-    assert found is not None
-    assert found.content is not None
-    assert b"".join(bytes(each.bytes or ()) for each in found.content) == "é日".encode()
+    text: Any = await client.completions.create(model="demo", prompt="x", logprobs=3)
+    found = chat.choices[0].logprobs.content
+    assert b"".join(bytes(each.bytes) for each in found) == "é日".encode()
     shown = text.choices[0].logprobs
-    assert shown is not None
     assert shown.tokens == ["bytes:\\xc3", "bytes:\\xa9", "日"]
     assert shown.text_offset == [0, 1, 1]
     assert shown.top_logprobs == [dict.fromkeys(shown.tokens, -1.0)] * 3
@@ -157,9 +148,7 @@ async def test_cached_tokens_are_those_that_all_continuations_of_a_prompt_had(
             )
 
     target.answer = shares
-    answer = await client.completions.create(model="demo", prompt="x", n=2)
-    assert answer.usage is not None
-    assert answer.usage.prompt_tokens_details is not None
+    answer: Any = await client.completions.create(model="demo", prompt="x", n=2)
     assert answer.usage.prompt_tokens_details.cached_tokens == 0
 
 

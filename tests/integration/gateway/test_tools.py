@@ -9,7 +9,7 @@ import openai
 import pytest
 from tests.gateway import HELLO, INFO, TIME, WEATHER, ScriptedTarget, fronting, spells
 
-from ssd.rpc.codec import Conversation, GenerateCall
+from ssd.rpc.codec import GenerateCall
 from ssd.types import FinishReason, GenerationChunk
 
 TEXT = 'Sure.<tool_call>\n{"name": "weather", "arguments": {"place": "é"}}\n</tool_call>'
@@ -76,11 +76,9 @@ async def test_calls_in_a_text_are_tool_calls_of_the_message_and_of_a_stream(
         assert plain.choices[0].message.content == text
         assert plain.choices[0].message.tool_calls is None
         assert plain.choices[0].finish_reason == "stop"
-        first, *_, last = target.calls
-        assert isinstance(first.prompt, Conversation)
-        assert json.loads(first.prompt.tools) == [WEATHER, TIME]
-        assert isinstance(last.prompt, Conversation)
-        assert last.prompt.tools == ""
+        prompts: list[Any] = [call.prompt for call in target.calls]
+        assert json.loads(prompts[0].tools) == [WEATHER, TIME]
+        assert prompts[-1].tools == ""
 
 
 async def test_a_text_that_ends_within_a_call_has_the_finish_reason_length() -> None:
