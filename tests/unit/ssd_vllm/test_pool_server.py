@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.handshake import HELLO
 from tests.pki import Authority, put
 
 from ssd.errors import AccessError, FieldError, NotAllowedError, NotReadyError
@@ -21,7 +22,7 @@ from ssd.rpc.codec import SpeculationChange
 from ssd.rpc.credentials import ClientCredentials
 from ssd.rpc.pool_codec import PoolStatus
 from ssd.speculation.controller import Controller
-from ssd.types import Hello, LinkSettings, Mode, Peer
+from ssd.types import LinkSettings, Mode
 from ssd_vllm.pool_server import PoolServer, Served
 from ssd_vllm.settings import PluginSettings
 from ssd_vllm.step_control import StepControl
@@ -66,18 +67,8 @@ async def running(server: PoolServer) -> AsyncIterator[None]:
 
 
 def make(parts: Served, port: int, settings: PluginSettings = SETTINGS) -> PoolServer:
-    hello = Hello(
-        wire_version=1,
-        vocab_size=10,
-        tokenizer_fingerprint="t",
-        lookahead=LOOKAHEAD,
-        branches=4,
-        epoch=0,
-        peer=Peer(),
-    )
-
     def dialer() -> LinkDialer:
-        return LinkDialer(parts.pool, settings.drafts, hello, LinkSettings())
+        return LinkDialer(parts.pool, settings.drafts, HELLO, LinkSettings())
 
     return PoolServer(settings, port, parts, dialer)
 

@@ -22,7 +22,7 @@ from ssd_vllm.requests import NewRequest, Proposals, Step
 LOOKAHEAD = 6
 
 MODEL = demo.folder("demo://target")
-MakeProposer = Callable[..., Proposer]
+MakeProposer = Callable[..., Any]
 
 
 class RecordingRequests:
@@ -137,22 +137,20 @@ def test_requests_of_a_step_begin_with_their_seed_and_limits(make: MakeProposer)
             preempted_req_ids={"b"},
         )
     )
-    requests: Any = found.requests
-    assert requests.ended == ["old"]
-    a, greedy = requests.begun
+    assert found.requests.ended == ["old"]
+    a, greedy = found.requests.begun
     assert (a.request_id, a.seed, a.temperature, a.max_len) == ("a", 3, 1.0, 64)
     assert (a.top_k, a.min_p, greedy.top_k, greedy.min_p) == (20, 0.25, 0, 0.0)
     assert set(a.ending_ids) == {9}
     assert (greedy.temperature, greedy.max_len, tuple(greedy.ending_ids)) == (0.0, 12, ())
-    (noted,) = requests.steps
+    (noted,) = found.requests.steps
     assert (set(noted.running), noted.num_proposed, noted.preempted) == ({"a"}, {"a": 2}, {"b"})
 
 
 def test_with_the_stock_rule_drafts_propose_the_most_probable_tokens(make: MakeProposer) -> None:
     found = make(sampling="stock")
     found.begin_step(step(new("a", sampling())))
-    requests: Any = found.requests
-    assert requests.begun[0].temperature == 0.0
+    assert found.requests.begun[0].temperature == 0.0
 
 
 def test_a_bug_costs_the_proposals_and_nothing_else(
@@ -160,7 +158,7 @@ def test_a_bug_costs_the_proposals_and_nothing_else(
 ) -> None:
     found = make()
     before = PROPOSER_CRASHES_TOTAL._value.get()
-    requests: Any = found.requests
+    requests = found.requests
     assert propose(found) == [[1]]
     requests.error = RuntimeError("a bug")
     found.begin_step(step())
@@ -174,8 +172,7 @@ def test_a_bug_costs_the_proposals_and_nothing_else(
 
 def test_a_bug_in_the_reset_does_not_reach_the_engine(make: MakeProposer) -> None:
     found = make()
-    requests: Any = found.requests
-    requests.error = requests.reset_error = RuntimeError("a bug")
+    found.requests.error = found.requests.reset_error = RuntimeError("a bug")
     assert propose(found) == [[]]
 
 
@@ -187,8 +184,7 @@ def test_rows_that_cannot_be_read_do_not_reach_the_engine(make: MakeProposer) ->
 def test_tokens_that_a_grammar_has_invalidated_are_not_proposed(make: MakeProposer) -> None:
     found = make()
     found.begin_step(step(scheduled_spec_decode_tokens={"a": [1, -1, -1]}))
-    requests: Any = found.requests
-    assert requests.steps[0].num_proposed == {"a": 1}
+    assert found.requests.steps[0].num_proposed == {"a": 1}
 
 
 def test_with_measured_times_the_first_proposals_have_the_best_length(make: MakeProposer) -> None:
@@ -233,10 +229,9 @@ def test_a_tokenizer_that_the_hub_does_not_have_ends_the_start(
 
 def test_other_ranks_have_no_requests(make: MakeProposer) -> None:
     found = make(is_first=False)
-    requests: Any = found.requests
     found.begin_step(step(new("a", sampling())))
     assert propose(found) == [[]]
-    assert requests.begun == []
+    assert found.requests.begun == []
 
 
 def test_a_worker_of_vllm_gets_no_proposals(make: MakeProposer) -> None:

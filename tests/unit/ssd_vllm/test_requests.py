@@ -81,14 +81,16 @@ def request(name: str, prompt: tuple[int, ...] = (1, 2), max_len: int = 20) -> N
     )
 
 
-def made(
-    controller: Controller | None = None, mode: Mode = Mode.AUTO
-) -> tuple[RecordingPool, PoolRequests]:
+def control_of(
+    controller: Controller, mode: Mode = Mode.AUTO, log: RoundLog | None = None
+) -> StepControl:
+    return StepControl(controller, mode, LOOKAHEAD, log or RoundLog(), SystemClock())
+
+
+def made(control: StepControl | None = None) -> tuple[RecordingPool, PoolRequests]:
     pool = RecordingPool()
-    clock = SystemClock()
-    controller = controller or ScriptedController(SPECULATES)
-    control = StepControl(controller, mode, LOOKAHEAD, RoundLog(), clock)
-    return pool, PoolRequests(pool, control, NUM_TOKEN_IDS, clock)
+    control = control or control_of(ScriptedController(SPECULATES))
+    return pool, PoolRequests(pool, control, NUM_TOKEN_IDS, SystemClock())
 
 
 def test_a_step_becomes_a_round_of_the_rows_that_got_tokens() -> None:
@@ -160,10 +162,9 @@ def test_a_trimmed_proposal_continues_its_text() -> None:
 
 
 def test_the_mode_is_used_from_the_next_step_on() -> None:
-    pool = RecordingPool()
-    clock, controller = SystemClock(), ScriptedController(SPECULATES)
-    control = StepControl(controller, Mode.SPECULATIVE, LOOKAHEAD, RoundLog(), clock)
-    requests = PoolRequests(pool, control, NUM_TOKEN_IDS, clock)
+    controller = ScriptedController(SPECULATES)
+    control = control_of(controller, Mode.SPECULATIVE)
+    pool, requests = made(control)
     requests.begin(request("a"))
     requests.begin_step(Step({"a"}))
     assert (pool.opened, pool.released) == ([1], [])
@@ -180,10 +181,8 @@ def test_steps_are_in_the_status_and_in_the_metrics() -> None:
     def value(name: str, **labels: str) -> float:
         return REGISTRY.get_sample_value(name, labels) or 0.0
 
-    pool, log, clock = RecordingPool(), RoundLog(), SystemClock()
-    controller = ScriptedController(SPECULATES, speed_up=1.5)
-    control = StepControl(controller, Mode.AUTO, LOOKAHEAD, log, clock)
-    requests = PoolRequests(pool, control, NUM_TOKEN_IDS, clock)
+    log, controller = RoundLog(), ScriptedController(SPECULATES, speed_up=1.5)
+    _, requests = made(control_of(controller, log=log))
     requests.begin(request("a"))
     names: tuple[tuple[str, dict[str, str]], ...] = (
         ("ssd_rounds_total", {"result": "hit"}),
@@ -251,15 +250,13 @@ def test_requests_are_eligible_while_the_controller_speculates(
 ) -> None:
     log = RoundLog()
     log.speculation = log.speculation._replace(is_on=is_on)
-    StepControl(
-        ScriptedController(SPECULATES, speed_up=1.5), Mode.AUTO, LOOKAHEAD, log, SystemClock()
-    ).begin(3, 2)
+    control_of(ScriptedController(SPECULATES, speed_up=1.5), log=log).begin(3, 2)
     assert log.counts.eligible == eligible
 
 
 def test_the_controller_closes_sessions_and_opens_them_again() -> None:
     controller = ScriptedController(SPECULATES, speed_up=1.5)
-    pool, requests = made(controller)
+    pool, requests = made(control_of(controller))
     requests.begin(request("a"))
     requests.begin_step(Step({"a"}))
     assert (pool.opened, pool.released) == ([1], [])
@@ -275,7 +272,7 @@ def test_the_controller_closes_sessions_and_opens_them_again() -> None:
 
 def test_steps_are_measured_but_for_the_first_and_those_that_store_prompts() -> None:
     controller = ScriptedController(SPECULATES, speed_up=1.5)
-    _, requests = made(controller)
+    _, requests = made(control_of(controller))
     requests.begin(request("a"))
     text = [1, 2, 5]
     for count, has_prompt in ((0, True), (2, True), (2, False)):
@@ -292,7 +289,7 @@ def test_steps_are_measured_but_for_the_first_and_those_that_store_prompts() -> 
 
 def test_the_time_in_which_no_request_decodes_belongs_to_no_step() -> None:
     controller = ScriptedController(SPECULATES)
-    pool, requests = made(controller)
+    pool, requests = made(control_of(controller))
 
     def step(name: str, added: list[int], *, has_prompt: bool = False) -> int:
         before = pool.num_skips
