@@ -2,13 +2,12 @@
 
 import ast
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.unit.ssd_cli.fresh import fresh_python
 
-import ssd
 from ssd import demo
 from ssd.errors import ModelNotFoundError
 from ssd.model_files import model_source
@@ -44,13 +43,8 @@ def test_bad_usage_prints_one_line_with_the_program_name_and_exits_with_2(
 
 def test_a_wrong_path_is_refused_without_the_imports_that_measure(tmp_path: Path) -> None:
     code = "import sys; from ssd_bench.__main__ import main; main(); print(sorted(sys.modules))"
-    ended = subprocess.run(
-        [sys.executable, "-c", code, "--target", str(tmp_path)],
-        cwd=Path(ssd.__file__).parents[1],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    ended = fresh_python("-c", code, "--target", str(tmp_path))
+    assert ended.returncode == 0
     assert ended.stderr.startswith(f"error: {tmp_path}: no config.json in this folder")
     assert "torch" not in ast.literal_eval(ended.stdout)
 
@@ -60,9 +54,7 @@ def test_the_command_starts_without_the_packages_of_its_extra() -> None:
         "import sys; sys.modules |= dict.fromkeys(['psutil', 'matplotlib', 'transformers']); "
         "from ssd_bench.__main__ import main; sys.exit(main(['--help']))"
     )
-    place = Path(ssd.__file__).parents[1]
-    ended = subprocess.run([sys.executable, "-c", code], cwd=place, check=False, text=True)
-    assert ended.returncode == 0
+    assert fresh_python("-c", code).returncode == 0
 
 
 def test_a_plot_without_matplotlib_is_refused_before_a_measurement(
