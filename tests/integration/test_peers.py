@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 import transformers
+from tests.gateway import gateway_of
 from tests.pairs import deployed, quickly_deployed, target_of
-from tests.processes import running
 
 import ssd
 from ssd.testing.tiny_folder import write_tiny_folder
@@ -39,12 +39,16 @@ def put_worker(folder: Path, begin: str = "pass") -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def _without_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speeds are not examined here, so no measurement waits for a quiet machine."""
+    monkeypatch.setattr(machine, "SETTLE_SAMPLES", 0)
+    monkeypatch.setattr(machine, "SAMPLE_SECONDS", 0.01)
+
+
 def test_engines_of_two_environments_write_the_same_texts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Speeds are not examined here, so no measurement waits for a quiet machine.
-    monkeypatch.setattr(machine, "SETTLE_SAMPLES", 0)
-    monkeypatch.setattr(machine, "SAMPLE_SECONDS", 0.01)
     monkeypatch.setattr(engines, "deployed", quickly_deployed)
     model = str(write_tiny_folder(tmp_path / "model", seed=1, max_len=1024))
     small = (
@@ -68,8 +72,6 @@ def test_engines_of_two_environments_write_the_same_texts(
 def test_after_ctrl_c_no_process_is_left_and_the_same_command_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "SETTLE_SAMPLES", 0)
-    monkeypatch.setattr(machine, "SAMPLE_SECONDS", 0.01)
     monkeypatch.setattr(measuring, "BUSY_CPUS", float("inf"))
     monkeypatch.setattr(engines, "deployed", quickly_deployed)
     monkeypatch.setattr(engines, "WORKERS", put_worker(tmp_path))
@@ -120,28 +122,21 @@ async def test_an_engine_that_cannot_load_is_a_row_with_its_reason(
 async def test_a_gateway_is_a_peer_whose_texts_are_those_of_the_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "SETTLE_SAMPLES", 0)
-    monkeypatch.setattr(machine, "SAMPLE_SECONDS", 0.01)
     monkeypatch.setattr(engines, "deployed", deployed)
     model = str(write_tiny_folder(tmp_path / "model", seed=1, max_len=1024))
     flags = ("--max-model-len", "1024", "--dtype", "float32")
-    async with target_of(model, *flags) as (target, _):
-        own = ("--targets", target.grpc_address, "--port", "0")
-        async with running("ssd_gateway", *own) as gateway:
-            await gateway.until("ready")
-            arguments = (
-                *("peers", "--target", model, "--draft", model, "--methods", "none"),
-                *("--peers", f"ssd,http=http://{gateway.http_address}/v1", "--threads", "1"),
-                *("--batches", "1,2", "--repetitions", "2", "--prompt-tokens", "16"),
-                *("--max-tokens", "24", "--environments", str(tmp_path)),
-                *("--output", str(tmp_path / "out")),
-            )
-            assert await asyncio.to_thread(main, arguments) == 0
+    async with target_of(model, *flags) as (target, _), gateway_of(target) as (gateway, _):
+        arguments = (
+            *("peers", "--target", model, "--draft", model, "--methods", "none"),
+            *("--peers", f"ssd,http=http://{gateway.http_address}/v1", "--threads", "1"),
+            *("--batches", "1,2", "--repetitions", "2", "--prompt-tokens", "16"),
+            *("--max-tokens", "24", "--environments", str(tmp_path)),
+            *("--output", str(tmp_path / "out")),
+        )
+        assert await asyncio.to_thread(main, arguments) == 0
     found = json.loads((tmp_path / "out" / "peers.json").read_text())
     assert not [row["failure"] for row in found["rows"] if row["failure"]]
-    assert {row["version"] for row in found["rows"]} == {
-        ssd.__version__,
-        "OpenAI, prompts are ids",
-    }
+    versions = {row["version"] for row in found["rows"]}
+    assert versions == {ssd.__version__, "OpenAI, prompts are ids"}
     table = (tmp_path / "out" / "peers.md").read_text()
-    assert [each in table for each in ("| 0/2 |", "| 0/4 |")] == [True, True]
+    assert all(each in table for each in ("| 0/2 |", "| 0/4 |"))

@@ -1,24 +1,26 @@
 """A target process with a tiny model, over real gRPC."""
 
 import json
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from tests.pairs import ANY_PORT, QUICK, target_of
-from tests.processes import ProcessUnderTest, completed, running
+from tests.processes import completed, running
 
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.testing.tiny_folder import write_tiny_folder
-from ssd.types import FinishReason, GenerationChunk, Mode, SamplingParams, Usage
+from ssd.types import FinishReason, GenerationChunk, SamplingParams, Usage
 
 SMALL = (
     *("--dtype", "float32", "--max-num-seqs", "4", "--prefill-chunk", "32", "--lookahead", "3"),
     *QUICK,
 )
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+of_one_target = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +35,8 @@ class Answer:
     last: GenerationChunk
 
 
-async def generate(
-    client: TargetClient,
-    prompt: str,
-    sampling: SamplingParams = GREEDY,
-    mode: Mode = Mode.AUTO,
-) -> Answer:
-    chunks = [chunk async for chunk in client.generate(prompt, sampling, mode)]
+async def generate(client: TargetClient, prompt: str, sampling: SamplingParams = GREEDY) -> Answer:
+    chunks = [chunk async for chunk in client.generate(prompt, sampling)]
     return Answer(
         tuple(token for chunk in chunks for token in chunk.token_ids),
         "".join(chunk.text for chunk in chunks),
@@ -47,41 +44,39 @@ async def generate(
     )
 
 
-def target(
-    folder: Path, *flags: str
-) -> AbstractAsyncContextManager[tuple[ProcessUnderTest, TargetClient]]:
-    return target_of(folder, *SMALL, *flags)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(folder: Path) -> AsyncIterator[TargetClient]:
+    async with target_of(folder, *SMALL, "--max-model-len", "64") as (_, client):
+        yield client
 
 
-async def test_an_unset_seed_is_drawn_and_unset_max_tokens_fit_the_model(folder: Path) -> None:
-    async with target(folder, "--max-model-len", "64") as (_, client):
-        call = GenerateCall(prompt="ab", sampling=SamplingParams(ignore_eos=True))
-        chunks = [chunk async for chunk in client.generate(call)]
-        tokens = [token for chunk in chunks for token in chunk.token_ids]
-        assert len(tokens) == 62
-        seed = chunks[0].seed
-        assert seed is not None
-        again = SamplingParams(seed=seed, max_tokens=62, ignore_eos=True)
-        assert list((await generate(client, "ab", again)).token_ids) == tokens
-
-
-async def test_continuations_of_one_prompt_are_streamed_together_each_with_noise_of_its_own(
-    folder: Path,
+@of_one_target
+async def test_an_unset_seed_is_drawn_and_unset_max_tokens_fit_the_model(
+    client: TargetClient,
 ) -> None:
+    call = GenerateCall(prompt="ab", sampling=SamplingParams(ignore_eos=True))
+    chunks = [chunk async for chunk in client.generate(call)]
+    tokens = [token for chunk in chunks for token in chunk.token_ids]
+    assert len(tokens) == 62
+    assert chunks[0].seed is not None
+    again = SamplingParams(seed=chunks[0].seed, max_tokens=62, ignore_eos=True)
+    assert list((await generate(client, "ab", again)).token_ids) == tokens
+
+
+@of_one_target
+async def test_continuations_of_one_prompt_are_streamed_together_each_with_noise_of_its_own(
+    client: TargetClient,
+) -> None:
+    async def texts(params: SamplingParams) -> dict[int, list[GenerationChunk]]:
+        found: dict[int, list[GenerationChunk]] = {}
+        async for chunk in client.generate("abc", params):
+            found.setdefault(chunk.choice, []).append(chunk)
+        return found
+
     sampling = SamplingParams(ignore_eos=True, logprobs=2, top_p=0.95, seed=7, max_tokens=12)
-    several = replace(sampling, n=3, echo=True)
-    async with target(folder) as (_, client):
-
-        async def texts(params: SamplingParams) -> dict[int, list[GenerationChunk]]:
-            found: dict[int, list[GenerationChunk]] = {}
-            async for chunk in client.generate("abc", params):
-                found.setdefault(chunk.choice, []).append(chunk)
-            return found
-
-        first, *others = (await texts(sampling))[0]
-        alone = [token for chunk in (first, *others) for token in chunk.token_ids]
-        found = await texts(several)
-        prompt_ids = await client.tokenize("abc")
+    (alone,) = (await texts(sampling)).values()
+    found = await texts(replace(sampling, n=3, echo=True))
+    prompt_ids = await client.tokenize("abc")
     assert sorted(found) == [0, 1, 2]
     tokens = []
     for echo, *chunks in found.values():
@@ -95,21 +90,21 @@ async def test_continuations_of_one_prompt_are_streamed_together_each_with_noise
         assert [each.selected.token_id for each in positions] == tokens[-1]
         assert [len(each.top) for each in positions] == [2] * 12
         assert any(each.selected.text for each in positions)
-    assert dict(zip(found, tokens, strict=True))[0] == alone
+    of_first = dict(zip(found, tokens, strict=True))[0]
+    assert of_first == [token for chunk in alone for token in chunk.token_ids]
     assert len({tuple(each) for each in tokens}) == 3
 
 
-async def test_a_stop_string_ends_the_text_and_the_tokens(folder: Path) -> None:
-    async with target(folder) as (_, client):
-        whole = await generate(client, "abc")
-        stop = whole.text[9:11]
-        sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, stop=(stop,))
-        stopped = await generate(client, "abc", sampling)
-        assert stopped.text == whole.text[: whole.text.index(stop)]
-        assert stopped.last.finish_reason is FinishReason.STOP
-        assert whole.token_ids[: len(stopped.token_ids)] == stopped.token_ids
-        assert stopped.last.usage is not None
-        assert stopped.last.usage.completion_tokens == len(stopped.token_ids)
+@of_one_target
+async def test_a_stop_string_ends_the_text_and_the_tokens(client: TargetClient) -> None:
+    whole = await generate(client, "abc")
+    stop = whole.text[9:11]
+    stopped = await generate(client, "abc", replace(GREEDY, stop=(stop,)))
+    assert stopped.text == whole.text[: whole.text.index(stop)]
+    assert stopped.last.finish_reason is FinishReason.STOP
+    assert whole.token_ids[: len(stopped.token_ids)] == stopped.token_ids
+    assert stopped.last.usage is not None
+    assert stopped.last.usage.completion_tokens == len(stopped.token_ids)
 
 
 @pytest.mark.parametrize(

