@@ -61,6 +61,13 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ApiKeys(str(tmp_path / "none"))
 
 
+def test_a_changed_file_replaces_the_keys(keys: ApiKeys, file: Path) -> None:
+    file.write_text(f"bob:{hashlib.sha256(b'second key').hexdigest()}")
+    assert keys.check("Bearer second key") == "bob"
+    with pytest.raises(AccessError):
+        keys.check("Bearer secret")
+
+
 @pytest.mark.parametrize("content", ["", "# none"])
 def test_no_key_is_valid_after_all_are_removed(keys: ApiKeys, file: Path, content: str) -> None:
     assert keys.check("Bearer secret") == "alice"

@@ -1,13 +1,14 @@
 """Any body is a list of calls or an error of the client."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from tests.gateway import BODIES, VALUES
+from tests.gateway import BODIES, HELLO, VALUES
 
 from ssd.errors import FieldError, RequestError, UnsupportedError
 from ssd.rpc.codec import Conversation, GenerateCall, generate_request
@@ -25,6 +26,23 @@ def calls(kind: Any, body: bytes) -> list[GenerateCall]:
     for call in found:
         generate_request(call)
     return found
+
+
+def completion(**fields: Any) -> GenerateCall:
+    (call,) = calls(CompletionRequest, json.dumps({"prompt": "x"} | fields).encode())
+    return call
+
+
+def chat(**fields: Any) -> GenerateCall:
+    (call,) = calls(ChatRequest, json.dumps({"messages": HELLO} | fields).encode())
+    return call
+
+
+def refused_field(request: Callable[..., GenerateCall], **fields: Any) -> str:
+    with pytest.raises(RequestError) as caught:
+        request(**fields)
+    assert isinstance(caught.value, FieldError | UnsupportedError)
+    return caught.value.field
 
 
 @given(body=BODIES | VALUES, kind=st.sampled_from(KINDS))
@@ -51,26 +69,24 @@ def test_any_bytes_are_calls_or_an_error_of_the_client(body: bytes, kind: Any) -
 
 
 def test_extensions_have_the_names_of_other_servers() -> None:
-    body = {
-        "prompt": "x",
-        "ignore_eos": True,
-        "stop_token_ids": [3],
-        "top_k": 5,
-        "min_p": 0.25,
-        "repetition_penalty": 1.5,
-        "min_tokens": 2,
-        "logit_bias": {"7": 1, "3": -100},
-        "top_p": 0.5,
-        "n": 2,
-        "echo": True,
-        "mode": "speculative",
-        "report_rounds": True,
-        "priority": -3,
-        "seed": 2**64 - 1,
-        "user": "u",
-        "metadata": {"a": "b"},
-    }
-    (call,) = calls(CompletionRequest, json.dumps(body).encode())
+    call = completion(
+        ignore_eos=True,
+        stop_token_ids=[3],
+        top_k=5,
+        min_p=0.25,
+        repetition_penalty=1.5,
+        min_tokens=2,
+        logit_bias={"7": 1, "3": -100},
+        top_p=0.5,
+        n=2,
+        echo=True,
+        mode="speculative",
+        report_rounds=True,
+        priority=-3,
+        seed=2**64 - 1,
+        user="u",
+        metadata={"a": "b"},
+    )
     assert call.sampling == SamplingParams(
         ignore_eos=True,
         stop_token_ids=(3,),
@@ -88,16 +104,13 @@ def test_extensions_have_the_names_of_other_servers() -> None:
     assert call.report_rounds
     assert call.message_interval_ms == 1000
     assert call.priority == -3
-    assert call.sampling.seed == 2**64 - 1
-    assert call.sampling.max_tokens == 16
 
 
 @pytest.mark.parametrize("name", ["functions", "function_call", "audio", "web_search_options"])
 def test_missing_features_are_accepted_only_if_nothing_asks_for_them(name: str) -> None:
-    valid: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
-    assert calls(ChatRequest, json.dumps(valid | {name: None}).encode())
+    assert chat(**{name: None}) == chat()
     with pytest.raises(UnsupportedError) as caught:
-        calls(ChatRequest, json.dumps(valid | {name: {"type": "x"}}).encode())
+        chat(**{name: {"type": "x"}})
     assert caught.value.field == name
 
 
@@ -118,26 +131,19 @@ def test_missing_features_are_accepted_only_if_nothing_asks_for_them(name: str) 
 def test_a_value_that_only_equals_a_neutral_one_is_refused(
     field: dict[str, Any], path: str
 ) -> None:
-    with pytest.raises(RequestError) as caught:
-        calls(CompletionRequest, json.dumps({"prompt": "x"} | field).encode())
-    assert isinstance(caught.value, FieldError | UnsupportedError)
-    assert caught.value.field == path
+    assert refused_field(completion, **field) == path
 
 
 def test_neutral_values_are_accepted_inside_structured_outputs_too() -> None:
     neutral = {"grammar": None, "whitespace_pattern": None, "disable_any_whitespace": False}
     for wanted in ({"regex": "a+"}, {"json_object": False, "regex": "a+"}):
-        body = {"prompt": "x", "length_penalty": 1.0, "structured_outputs": wanted | neutral}
-        (call,) = calls(CompletionRequest, json.dumps(body).encode())
+        call = completion(length_penalty=1.0, structured_outputs=wanted | neutral)
         assert call.sampling.regex == "a+"
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
 def test_accounting_and_hints_have_no_effect(name: str) -> None:
-    body = {"prompt": "x", "seed": 1}
-    assert calls(CompletionRequest, json.dumps(body | {name: {"any": [1]}}).encode()) == calls(
-        CompletionRequest, json.dumps(body).encode()
-    )
+    assert completion(seed=1, **{name: {"any": [1]}}) == completion(seed=1)
 
 
 def test_a_structure_has_the_names_of_other_servers() -> None:
@@ -152,7 +158,7 @@ def test_a_structure_has_the_names_of_other_servers() -> None:
         ({"guided_choice": ["a b", "c.d"]}, (None, r"a\ b|c\.d")),
         ({"structured_outputs": {"choice": ["é", "|"]}}, (None, r"é|\|")),
     ):
-        (call,) = calls(CompletionRequest, json.dumps({"prompt": "x"} | field).encode())
+        call = completion(**field)
         found = call.sampling.json_schema
         assert (json.loads(found) if found else None, call.sampling.regex) == expected
 
@@ -167,8 +173,7 @@ def test_a_history_has_calls_of_tools_and_their_results() -> None:
         {"role": "assistant", "tool_calls": [{"function": {"name": "h"}}]},
         {"role": "assistant", "content": None},
     ]
-    (call,) = calls(ChatRequest, json.dumps({"messages": turns}).encode())
-    assert call.prompt == Conversation(
+    assert chat(messages=turns).prompt == Conversation(
         (
             ChatTurn("user", "x"),
             ChatTurn("assistant", "", (ToolCall("1", "f", '{"a": 1}'),)),
@@ -200,25 +205,18 @@ def test_a_history_has_calls_of_tools_and_their_results() -> None:
 def test_a_history_that_no_template_reads_is_refused_by_name(
     message: dict[str, Any], path: str
 ) -> None:
-    with pytest.raises(RequestError) as caught:
-        calls(ChatRequest, json.dumps({"messages": [message]}).encode())
-    assert isinstance(caught.value, FieldError | UnsupportedError)
-    assert caught.value.field == path
+    assert refused_field(chat, messages=[message]) == path
 
 
 def test_variables_of_the_template_are_passed() -> None:
-    turns = [{"role": "user", "content": "x"}]
     arguments = {"enable_thinking": False, "é": {"a": [1]}}
-    body = {"messages": turns, "chat_template_kwargs": arguments}
-    (call,) = calls(ChatRequest, json.dumps(body).encode())
-    assert isinstance(call.prompt, Conversation)
-    assert json.loads(call.prompt.template_arguments) == arguments
+    prompt: Any = chat(chat_template_kwargs=arguments).prompt
+    assert json.loads(prompt.template_arguments) == arguments
 
 
 def test_an_unknown_field_is_named() -> None:
-    with pytest.raises(FieldError) as caught:
-        calls(CompletionRequest, b'{"prompt":"x","stream_options":{"include":true}}')
-    assert caught.value.field == "stream_options.include"
+    found = refused_field(completion, stream_options={"include": True})
+    assert found == "stream_options.include"
 
 
 def test_a_response_format_is_the_schema_of_the_text() -> None:
@@ -228,21 +226,16 @@ def test_a_response_format_is_the_schema_of_the_text() -> None:
         ({"type": "json_object"}, {"type": "object"}),
         ({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}, schema),
     ):
-        body = {"prompt": "x", "response_format": wanted}
-        (call,) = calls(CompletionRequest, json.dumps(body).encode())
-        found = call.sampling.json_schema
+        found = completion(response_format=wanted).sampling.json_schema
         assert (json.loads(found) if found else None) == expected
 
 
 def test_a_format_without_its_schema_or_beside_a_regex_is_refused() -> None:
-    wanted: dict[str, Any] = {"prompt": "x", "response_format": {"type": "json_schema"}}
     with pytest.raises(FieldError, match="schema"):
-        calls(CompletionRequest, json.dumps(wanted).encode())
-    both = {"prompt": "x", "response_format": {"type": "json_object"}, "regex": "a+"}
+        completion(response_format={"type": "json_schema"})
     with pytest.raises(FieldError, match="regex: cannot be combined with response_format"):
-        calls(CompletionRequest, json.dumps(both).encode())
-    (call,) = calls(CompletionRequest, b'{"prompt":"x","regex":"a+"}')
-    assert call.sampling.regex == "a+"
+        completion(response_format={"type": "json_object"}, regex="a+")
+    assert completion(regex="a+").sampling.regex == "a+"
 
 
 NUM_BAD = 2 * MAX_LOGIT_BIASES
@@ -286,5 +279,5 @@ def test_a_body_with_many_mistakes_has_few_errors(kind: Any) -> None:
 )
 def test_a_structure_without_a_text_is_refused(name: str, value: object) -> None:
     with pytest.raises(FieldError, match="is empty; leave it out") as caught:
-        calls(CompletionRequest, json.dumps({"prompt": "x", name: value}).encode())
+        completion(**{name: value})
     assert caught.value.field.startswith(name)
