@@ -166,21 +166,15 @@ async def test_chunks_arrive_in_order(client: TargetClient) -> None:
     assert chunks[-1].finish_reason is FinishReason.STOP
 
 
-async def test_without_sampling_the_server_uses_its_defaults(
+async def test_the_server_receives_what_is_set_and_uses_its_defaults_for_the_rest(
     client: TargetClient, target: Target
 ) -> None:
-    await text_of(client, "abc")
     sampling = SamplingParams(seed=0, temperature=0.0)
-    _ = [chunk async for chunk in client.generate([1, 2], sampling, Mode.AUTOREGRESSIVE)]
-    default, explicit = target.calls
-    assert default == GenerateCall(prompt="abc")
-    assert explicit == GenerateCall(prompt=(1, 2), sampling=sampling, mode=Mode.AUTOREGRESSIVE)
-
-
-async def test_a_generate_call_is_sent_unchanged(client: TargetClient, target: Target) -> None:
     call = GenerateCall(prompt="x", model="m", sampling=SamplingParams(max_tokens=3))
-    _ = [chunk async for chunk in client.generate(call)]
-    assert target.calls == [call]
+    for asked in (("abc",), ([1, 2], sampling, Mode.AUTOREGRESSIVE), (call,)):
+        _ = [chunk async for chunk in client.generate(*asked)]
+    explicit = GenerateCall(prompt=(1, 2), sampling=sampling, mode=Mode.AUTOREGRESSIVE)
+    assert target.calls == [GenerateCall(prompt="abc"), explicit, call]
 
 
 async def test_closing_the_iterator_ends_the_call_on_the_server(
@@ -197,9 +191,16 @@ async def test_a_passed_deadline_is_a_deadline_error(client: TargetClient) -> No
         await text_of(client, "a*", 0.05)
 
 
-async def test_a_request_that_the_server_cancels_is_a_cancelled_error(client: TargetClient) -> None:
-    with pytest.raises(CancelledError, match="drained"):
-        await text_of(client, "a!")
+@pytest.mark.parametrize(
+    ("prompt", "error", "message"),
+    [("a!", CancelledError, "drained"), ("a?", IncompleteTextError, "the target drains")],
+)
+async def test_a_request_is_not_sent_again_after_its_first_token(
+    prompt: str, error: type[Exception], message: str, target: Target, client: TargetClient
+) -> None:
+    with pytest.raises(error, match=message):
+        await text_of(client, prompt)
+    assert len(target.calls) == 1
 
 
 async def test_bad_input_raises_the_error_of_the_server(client: TargetClient) -> None:
@@ -255,14 +256,6 @@ async def test_a_request_waits_until_the_target_starts() -> None:
         await waits.wait()
         async with serving(Target(), port):
             assert await answer == "abc"
-
-
-async def test_a_request_is_not_sent_again_after_its_first_token(
-    target: Target, client: TargetClient
-) -> None:
-    with pytest.raises(IncompleteTextError, match="the target drains"):
-        await text_of(client, "a?")
-    assert len(target.calls) == 1
 
 
 async def test_a_request_that_the_stopping_target_cancels_while_it_waits_is_sent_again(

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
@@ -10,47 +9,24 @@ import grpc.aio
 import pytest
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
-from opentelemetry.trace import NoOpTracerProvider
-from tests.unit.ssd_target.serving.watched_tokenizer import WatchedTokenizer
+from tests.integration.rpc.target_without_model import (
+    MAX_MODEL_LEN,
+    MAX_SECONDS,
+    METHOD,
+    TargetWithoutModel,
+)
 
-from ssd.engine.target_runner import TargetRunner
-from ssd.rpc.server import RpcServer
-from ssd.testing.clock import FakeClock
 from ssd.types import GenerationChunk
 from ssd.v1 import generate_pb2, types_pb2
-from ssd_target.decoding.inbox import Inbox
-from ssd_target.decoding.sequence import Sequence
-from ssd_target.serving.request_handler import RequestHandler
-from ssd_target.serving.request_trace import RequestTraces
-from ssd_target.serving.servicer import GenerateServicer
-from ssd_target.serving.streams import TokenStream, Wakeups
+from ssd_target.serving.streams import TokenStream
 from ssd_target.settings import TargetSettings
 
-METHOD = "/ssd.v1.GenerateService/Generate"
-MAX_MODEL_LEN = 64
-MAX_SECONDS = 60.0
 Code = grpc.StatusCode
 Request = generate_pb2.GenerateRequest
 
 
-class Served:
-    """A target without a model: its services on a real port, and the end of its step thread."""
-
-    def __init__(self, settings: TargetSettings) -> None:
-        self.inbox = Inbox(4)
-        self.wakeups = Wakeups(asyncio.get_running_loop())
-        self.handler = RequestHandler(
-            settings, WatchedTokenizer(), None, self.inbox, self.wakeups, FakeClock()
-        )
-        self.server = RpcServer("127.0.0.1", 0)
-        traces = RequestTraces(NoOpTracerProvider(), FakeClock(), "m")
-        GenerateServicer(settings, self.handler, lambda: 0, traces).add_to(self.server)
-
-    def open(self) -> None:
-        runner = SimpleNamespace(
-            engine=SimpleNamespace(max_model_len=MAX_MODEL_LEN, num_token_ids=100)
-        )
-        self.handler.open(cast(TargetRunner, runner))
+class Served(TargetWithoutModel):
+    """It calls itself."""
 
     async def call(self, request: Request | bytes, seconds: float | None = None) -> "Failure":
         payload = request if isinstance(request, bytes) else request.SerializeToString()
@@ -59,12 +35,6 @@ class Served:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await generate(payload, timeout=seconds).read()
         return Failure(caught.value)
-
-    async def arrival(self) -> Sequence:
-        """Wait for the next request, as the step thread does."""
-        async with asyncio.timeout(MAX_SECONDS):
-            await asyncio.to_thread(self.inbox.wait, MAX_SECONDS)
-        return next(each for each in self.inbox.drain() if isinstance(each, Sequence))
 
 
 class Failure:
@@ -116,7 +86,7 @@ INVALID_UTF8 = Request(text="abc").SerializeToString().replace(b"abc", b"a\xffc"
     [
         (sampling(temperature=3.0), "sampling.temperature"),
         (Request(), "input"),
-        (Request(token_ids=types_pb2.TokenIds(ids=[1, 100])), "token_ids.ids[1]"),
+        (Request(token_ids=types_pb2.TokenIds(ids=[1, 256])), "token_ids.ids[1]"),
         (INVALID_UTF8, "request"),
         (b"\xff\xff\xff", "request"),
     ],

@@ -43,7 +43,9 @@ NO_TERMS = LinkTerms()
 class EchoDraft(speculation_pb2_grpc.SpeculationServiceServicer):
     """Answers the handshake and echoes heartbeats; keeps their nonces and the settings."""
 
-    def __init__(self) -> None:
+    def __init__(self, refusal: HandshakeError | None) -> None:
+        self.refusal = refusal
+        """What the settings end the link with."""
         self.nonces: asyncio.Queue[int] = asyncio.Queue()
         self.settings: asyncio.Queue[LinkSettings] = asyncio.Queue()
 
@@ -58,6 +60,8 @@ class EchoDraft(speculation_pb2_grpc.SpeculationServiceServicer):
                     call.send(Heartbeat(echo=message.nonce))
                 elif isinstance(message, LinkSettings):
                     self.settings.put_nowait(message)
+                    if self.refusal:
+                        raise self.refusal
 
 
 class WatchedPool(DraftPool):
@@ -104,8 +108,10 @@ class FixedAnswers:
 
 
 @contextlib.asynccontextmanager
-async def echo_draft(security: Security = OPEN) -> AsyncIterator[tuple[EchoDraft, int]]:
-    draft = EchoDraft()
+async def echo_draft(
+    security: Security = OPEN, refusal: HandshakeError | None = None
+) -> AsyncIterator[tuple[EchoDraft, int]]:
+    draft = EchoDraft(refusal)
     async with serving(draft, security=security) as server:
         yield draft, server.port
 
@@ -355,26 +361,16 @@ def test_a_peer_that_broke_the_protocol_or_does_not_fit_is_dialled_after_a_long_
     assert redial_pause(error, 0.4, link_seconds) == pause
 
 
-class RefusingDraft(speculation_pb2_grpc.SpeculationServiceServicer):
-    """Answers the handshake and refuses the policy that follows."""
-
-    async def Speculate(self, request_iterator: object, context: Any) -> None:  # noqa: N802
-        async with LinkServerCall(context) as call:
-            hello = await call.receive()
-            assert isinstance(hello, Hello)
-            call.send(replace(WELCOME, epoch=hello.epoch))
-            while not isinstance(await call.receive(), LinkSettings):
-                pass
-            raise HandshakeError("fan_out_policy", "this draft has no such policy")
-
-
 @pytest.mark.usefixtures("fast")
 async def test_a_policy_that_the_draft_does_not_support_is_reported_with_its_field() -> None:
-    async with serving(RefusingDraft()) as server:
-        address = f"127.0.0.1:{server.port}"
-        async with dialling(address) as (_, drafts), asyncio.timeout(MAX_SECONDS):
-            refused = await anext(refusals(drafts))
-            assert refused.reason == "fan_out_policy: this draft has no such policy"
+    refusal = HandshakeError("fan_out_policy", "this draft has no such policy")
+    async with (
+        echo_draft(refusal=refusal) as (_, port),
+        dialling(f"127.0.0.1:{port}") as (_, drafts),
+        asyncio.timeout(MAX_SECONDS),
+    ):
+        refused = await anext(refusals(drafts))
+        assert refused.reason == "fan_out_policy: this draft has no such policy"
 
 
 async def test_a_link_needs_the_credentials_that_its_draft_accepts(tmp_path: Path) -> None:

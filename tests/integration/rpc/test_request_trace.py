@@ -5,22 +5,18 @@ import json
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import NoOpTracerProvider, SpanKind
+from opentelemetry.trace import SpanKind
+from tests.integration.rpc.target_without_model import MAX_SECONDS, TargetWithoutModel
 
-from ssd.engine.target_runner import TargetRunner
 from ssd.observability.log import JsonFormatter
-from ssd.rpc.server import RpcServer
-from ssd.testing.clock import FakeClock
-from ssd.testing.tokenizer import ByteTokenizer
 from ssd.types import (
     FinishReason,
     GenerationChunk,
@@ -32,15 +28,9 @@ from ssd.types import (
     Usage,
 )
 from ssd.v1 import generate_pb2, generate_pb2_grpc, types_pb2
-from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.sequence import Sequence
-from ssd_target.serving.request_handler import RequestHandler
-from ssd_target.serving.request_trace import RequestTraces
-from ssd_target.serving.servicer import GenerateServicer
-from ssd_target.serving.streams import Wakeups
 from ssd_target.settings import TargetSettings
 
-MAX_SECONDS = 60.0
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT_ID = "00f067aa0ba902b7"
 SECRET = "the secret of the prompt"
@@ -56,33 +46,16 @@ def ending() -> GenerationChunk:
     )
 
 
-class Bench:
-    """A servicer on a port; the test does what the step thread does."""
+class Bench(TargetWithoutModel):
+    """It exports its spans."""
 
     def __init__(self, exporter: InMemorySpanExporter | None) -> None:
-        self.clock = FakeClock(1000.0)
-        self.inbox = Inbox(4)
-        settings = TargetSettings(port=0, model_name="m")
-        self.wakeups = Wakeups(asyncio.get_running_loop())
-        handler = RequestHandler(
-            settings, ByteTokenizer(), None, self.inbox, self.wakeups, self.clock
-        )
-        engine = SimpleNamespace(max_model_len=64, num_token_ids=256)
-        handler.open(cast(TargetRunner, SimpleNamespace(engine=engine)))
-        provider = NoOpTracerProvider() if exporter is None else TracerProvider()
-        if isinstance(provider, TracerProvider) and exporter is not None:
+        provider = None
+        if exporter is not None:
+            provider = TracerProvider()
             provider.add_span_processor(SimpleSpanProcessor(exporter))
-        traces = RequestTraces(provider, self.clock, "m")
-        self.server = RpcServer("127.0.0.1", 0)
-        GenerateServicer(settings, handler, int, traces).add_to(self.server)
-
-    async def arrival(self) -> Sequence:
-        """The request that has arrived at the step thread."""
-        while True:
-            await asyncio.to_thread(self.inbox.wait, MAX_SECONDS)
-            for event in self.inbox.drain():
-                if isinstance(event, Sequence):
-                    return event
+        super().__init__(TargetSettings(model_name="m"), provider, started_at=1000.0)
+        self.open()
 
     async def cancel(self) -> None:
         """Wait for the cancellation of a request."""
@@ -142,15 +115,13 @@ async def answer(stub: Any, headers: Any = (), **fields: Any) -> list[Any]:
     return [each async for each in stub.Generate(request(**fields), metadata=headers)]
 
 
-def whole_of(exporter: InMemorySpanExporter) -> ReadableSpan:
+def whole_of(exporter: InMemorySpanExporter) -> Any:
     """The span of the request."""
     (found,) = [each for each in exporter.get_finished_spans() if each.name == "generate"]
     return found
 
 
-def seconds(span: ReadableSpan, start: int) -> tuple[float, float]:
-    assert span.start_time is not None
-    assert span.end_time is not None
+def seconds(span: Any, start: int) -> tuple[float, float]:
     return (span.start_time - start) / 1e9, (span.end_time - start) / 1e9
 
 
@@ -169,24 +140,20 @@ async def test_a_request_has_a_span_for_each_phase_and_an_event_for_each_round()
         # The client has not asked for the rounds.
         assert not any(message.rounds for message in messages)
     whole = whole_of(exporter)
-    spans = {each.name: each for each in exporter.get_finished_spans()}
+    spans: dict[str, Any] = {each.name: each for each in exporter.get_finished_spans()}
     assert set(spans) == {"generate", "queue", "prefill", "first_token"}
-    assert whole.context is not None
-    assert whole.parent is not None
     assert f"{whole.context.trace_id:032x}" == TRACE_ID
     assert f"{whole.parent.span_id:016x}" == PARENT_ID
     assert whole.kind is SpanKind.SERVER
     assert whole.status.is_unset
-    start = whole.start_time or 0
+    start = whole.start_time
     assert seconds(whole, start) == pytest.approx((0.0, 7.5))
     assert seconds(spans["queue"], start) == pytest.approx((0.0, 1.0))
     assert seconds(spans["prefill"], start) == pytest.approx((1.0, 3.0))
     assert seconds(spans["first_token"], start) == pytest.approx((3.0, 3.5))
     for name in ("queue", "prefill", "first_token"):
-        parent = spans[name].parent
-        assert parent is not None
-        assert parent.span_id == whole.context.span_id
-    found = dict(whole.attributes or {})
+        assert spans[name].parent.span_id == whole.context.span_id
+    found = whole.attributes
     assert found["ssd.request_id"] == "r-1"
     assert found["ssd.outcome"] == "length"
     assert found["ssd.label.team"] == "blue"
@@ -195,7 +162,7 @@ async def test_a_request_has_a_span_for_each_phase_and_an_event_for_each_round()
     assert (found["ssd.rounds"], found["ssd.hits"]) == (2, 1)
     (event,) = whole.events
     assert event.name == "round"
-    assert dict(event.attributes or {}) == {
+    assert dict(event.attributes) == {
         "ssd.choice": 0,
         "ssd.proposed": 2,
         "ssd.accepted": 1,
@@ -223,7 +190,7 @@ async def test_a_cancelled_request_ends_its_spans_in_the_phase_that_it_reached(
     assert (whole.status.is_ok, whole.status.description) == (False, "cancelled")
     spans = {each.name: each for each in exporter.get_finished_spans()}
     assert set(spans) == {"generate", "queue", "prefill"}
-    assert seconds(spans["prefill"], whole.start_time or 0) == pytest.approx((1.0, 2.0))
+    assert seconds(spans["prefill"], whole.start_time) == pytest.approx((1.0, 2.0))
     assert lines[-1]["outcome"] == "cancelled"
     assert lines[-1]["first_token_ms"] is None
 

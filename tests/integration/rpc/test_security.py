@@ -70,10 +70,7 @@ class Caller:
         self._credentials = credentials
 
     async def tokenize(self) -> object:
-        async with TargetClient(
-            self._address, credentials=self._credentials, ready_seconds=0
-        ) as client:
-            return await _result(client.tokenize("x"))
+        return await _result(_tokenize(self._address, self._credentials))
 
     async def drain_target(self) -> object:
         async with TargetClient(self._address, credentials=self._credentials) as client:
@@ -175,21 +172,21 @@ async def test_connections_are_protected_by_tls(tmp_path: Path) -> None:
     settings = TargetSettings(tls_certificate=files.certificate, tls_key=files.key)
     trusted = TlsFiles(ca=files.ca)
     async with serving(settings) as server:
+        address = f"127.0.0.1:{server.port}"
         assert await Caller(server, ClientCredentials(trusted)).tokenize() == (1,)
         assert await Caller(server, ClientCredentials()).tokenize() is NotReadyError
         stranger = TlsFiles(ca=put(tmp_path / "other.crt", Authority("other").pem))
         with pytest.raises(AccessError, match="certificate is not accepted: unable to get local"):
-            await _tokenize(server, ClientCredentials(stranger))
-        assert await _tokenize(server, ClientCredentials(trusted).of_server("demo.svc")) == (1,)
+            await _tokenize(address, ClientCredentials(stranger))
+        assert await _tokenize(address, ClientCredentials(trusted).of_server("demo.svc")) == (1,)
         with pytest.raises(AccessError, match="certificate is not for this name"):
-            await _tokenize(server, ClientCredentials(trusted).of_server("other.svc"))
+            await _tokenize(address, ClientCredentials(trusted).of_server("other.svc"))
     async with serving(TargetSettings()) as server:
         with pytest.raises(AccessError, match="the server does not use TLS"):
-            await _tokenize(server, ClientCredentials(trusted))
+            await _tokenize(f"127.0.0.1:{server.port}", ClientCredentials(trusted))
 
 
-async def _tokenize(server: RpcServer, credentials: ClientCredentials) -> object:
-    address = f"127.0.0.1:{server.port}"
+async def _tokenize(address: str, credentials: ClientCredentials) -> object:
     async with TargetClient(address, credentials=credentials, ready_seconds=0) as client:
         return await client.tokenize("x")
 
