@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
+from prometheus_client import REGISTRY
 from tests.sequences import check_scheduler
 
 from ssd.engine.batch import BranchBatch
@@ -277,6 +278,10 @@ class Bench:
         check_scheduler(self.scheduler)
         assert self.blocks.num_free == self.all_free
         assert self.draft_blocks.num_taken == 0
+
+
+def num_preemptions() -> float:
+    return REGISTRY.get_sample_value("ssd_preemptions_total") or 0.0
 
 
 def plain(prompt: Iterable[TokenId], count: int, sampling: SamplingParams) -> list[TokenId]:

@@ -114,9 +114,7 @@ def test_an_open_session_stays_when_openings_are_closed() -> None:
 
 def test_without_a_circuit_breaker_an_opening_is_not_repeated_at_once() -> None:
     bench = Bench(circuit_breaker=False)
-    draft = bench.join(SILENT)
-    bench.submit([1, 2, 3], 50)
-    bench.run_rounds()
+    draft, _, _ = begun(bench)
     bench.clock.time += opening_seconds(3)
     bench.run_rounds(3)
     assert draft.openings == [1]

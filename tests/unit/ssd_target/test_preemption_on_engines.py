@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from prometheus_client import REGISTRY
 from tests.engines import load, on
-from tests.unit.ssd_target.bench import Bench, Collector
+from tests.unit.ssd_target.bench import Bench, Collector, num_preemptions
 
 from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
@@ -33,10 +32,6 @@ LENGTHS = (65, 65, 20, 30)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("preemption") / "tiny"
     return write_tiny_folder(path, max_len=MAX_LEN, attention_gain=8.0)
-
-
-def num_preemptions() -> float:
-    return REGISTRY.get_sample_value("ssd_preemptions_total") or 0.0
 
 
 @pytest.mark.parametrize(

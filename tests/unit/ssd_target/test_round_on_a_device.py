@@ -84,6 +84,15 @@ class EqualRanks(RankGroup):
         self.num_messages += 1
 
 
+def split(device: FakeDevice, size: int) -> tuple[TargetRunner, KeyedSampler, EqualRanks | None]:
+    """A target of some ranks, its sampler, and the group of more than one rank."""
+    ranks = EqualRanks(size) if size > 1 else None
+    runner = on_fake_gpu(TargetRunner, ENGINE, device, ranks or ALONE)
+    assert isinstance(runner.execution, SplitTarget) is (ranks is not None)
+    execution: Any = runner.execution if ranks else None
+    return runner, KeyedSampler(runner.engine, runner.model.vocab_size, execution), ranks
+
+
 @pytest.mark.parametrize("size", [1, 4])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("count", [1, 3])
@@ -91,11 +100,7 @@ def test_a_round_reads_only_its_tokens_and_rank_0_sends_one_message(
     count: int, temperature: float, size: int
 ) -> None:
     with fake_device() as device:
-        ranks = EqualRanks(size) if size > 1 else None
-        runner = on_fake_gpu(TargetRunner, ENGINE, device, ranks or ALONE)
-        assert isinstance(runner.execution, SplitTarget) is (ranks is not None)
-        execution: Any = runner.execution if ranks else None
-        sampler = KeyedSampler(runner.engine, runner.model.vocab_size, execution)
+        runner, sampler, ranks = split(device, size)
         assert check_round(device, runner, sampler, sequences(count, temperature)) == 1
         assert ranks is None or ranks.num_messages == 1
 
@@ -119,10 +124,7 @@ def test_sampling_parameters_add_one_read_for_all_log_probabilities(
     logprobs: int | None, num_reads: int, size: int, *, has_grammar: bool
 ) -> None:
     with fake_device() as device:
-        ranks = EqualRanks(size) if size > 1 else None
-        runner = on_fake_gpu(TargetRunner, ENGINE, device, ranks or ALONE)
-        execution: Any = runner.execution if ranks else None
-        sampler = KeyedSampler(runner.engine, runner.model.vocab_size, execution)
+        runner, sampler, ranks = split(device, size)
         rows = sequences(3, 0.7, logprobs=logprobs, **ALL_STEPS)
         rows[1] = sequences(2, 0.7)[1]
         if has_grammar:

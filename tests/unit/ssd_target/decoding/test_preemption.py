@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from prometheus_client import REGISTRY
 from tests.sequences import check_scheduler
-from tests.unit.ssd_target.bench import WARM, Bench, plain
+from tests.unit.ssd_target.bench import WARM, Bench, num_preemptions, plain
 
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import FinishReason, LookupResult
@@ -36,10 +35,6 @@ def test_a_round_after_a_preemption_reports_no_lookup() -> None:
     rounds = [each for sink in sinks for chunk in sink.chunks[:-1] for each in chunk.rounds]
     assert any(each.lookup is LookupResult.HIT for each in rounds)
     assert all(each.proposed for each in rounds if each.lookup is LookupResult.HIT)
-
-
-def num_preemptions() -> float:
-    return REGISTRY.get_sample_value("ssd_preemptions_total") or 0.0
 
 
 def test_a_preemption_changes_nothing_of_a_request_with_penalties_and_logprobs() -> None:

@@ -83,10 +83,13 @@ def untraced() -> RequestTrace:
 
 
 async def generate(
-    handler: RequestHandler, prompt: Prompt, sampling: SamplingParams | None = None
+    handler: RequestHandler,
+    prompt: Prompt,
+    sampling: SamplingParams | None = None,
+    mode: Mode = Mode.AUTO,
 ) -> None:
     sampling = replace(sampling or SamplingParams(), max_tokens=4)
-    call = GenerateCall(prompt=prompt, sampling=sampling)
+    call = GenerateCall(prompt=prompt, sampling=sampling, mode=mode)
     async for _ in handler.generate(call, "r", untraced()):
         pass
 
@@ -98,22 +101,10 @@ async def test_the_mode_of_the_target_applies_to_requests_in_mode_auto(
     handler: RequestHandler, inbox: Inbox, asked: Mode, found: Mode
 ) -> None:
     handler.set_auto_mode(Mode.SPECULATIVE)
-    request = asyncio.create_task(
-        anext(
-            handler.generate(
-                GenerateCall(prompt=(1, 2), sampling=SamplingParams(max_tokens=4), mode=asked),
-                "r",
-                untraced(),
-            )
-        )
-    )
-    async with asyncio.timeout(60):
-        await asyncio.to_thread(inbox.wait, 60)
-    (arrival,) = inbox.drain()
-    assert isinstance(arrival, Sequence)
+    reading, arrival = await submit(handler, inbox, asked)
     assert arrival.mode is found
-    request.cancel()
-    await asyncio.gather(request, return_exceptions=True)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
 
 
 async def test_ids_of_a_prompt_are_checked(handler: RequestHandler) -> None:
@@ -206,8 +197,10 @@ async def test_a_prompt_without_room_for_new_tokens_is_refused_with_its_field(
     assert caught.value.field == field
 
 
-async def submit(handler: RequestHandler, inbox: Inbox) -> tuple[asyncio.Task[None], Sequence]:
-    reading = asyncio.create_task(generate(handler, "abc"))
+async def submit(
+    handler: RequestHandler, inbox: Inbox, mode: Mode = Mode.AUTO
+) -> tuple[asyncio.Task[None], Sequence]:
+    reading = asyncio.create_task(generate(handler, "abc", mode=mode))
     await asyncio.sleep(0)
     (arrival,) = (each for each in inbox.drain() if isinstance(each, Sequence))
     return reading, arrival

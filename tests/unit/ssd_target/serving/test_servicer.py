@@ -175,8 +175,8 @@ def hints(handler: FakeHandler, monkeypatch: pytest.MonkeyPatch) -> Hints:
     return Hints(handler, monkeypatch)
 
 
-def ending(choice: int, reason: FinishReason = FinishReason.LENGTH) -> GenerationChunk:
-    return GenerationChunk(token_ids=(1,), choice=choice, finish_reason=reason)
+def ending(choice: int) -> GenerationChunk:
+    return GenerationChunk(token_ids=(1,), choice=choice, finish_reason=FinishReason.LENGTH)
 
 
 async def test_the_retry_hint_counts_sequences_not_requests(hints: Hints) -> None:

@@ -37,17 +37,10 @@ def chunk(*token_ids: int, reason: FinishReason | None = None) -> GenerationChun
 class Ends:
     """Both ends of one stream."""
 
-    def __init__(
-        self,
-        buffer_tokens: int = 100,
-        stall_seconds: float = 60.0,
-        message_seconds: float = MESSAGE_SECONDS,
-    ) -> None:
+    def __init__(self, buffer_tokens: int = 100, message_seconds: float = MESSAGE_SECONDS) -> None:
         self.clock = FakeClock()
         self.wakeups = Wakeups(asyncio.get_running_loop())
-        settings = TargetSettings(
-            stream_buffer_tokens=buffer_tokens, stream_stall_seconds=stall_seconds
-        )
+        settings = TargetSettings(stream_buffer_tokens=buffer_tokens, stream_stall_seconds=60.0)
         self.stream = TokenStream(
             self.wakeups, self.clock, settings, message_seconds=message_seconds
         )
@@ -105,7 +98,7 @@ async def test_alternatives_count_for_a_message() -> None:
 
 
 async def test_a_reader_that_takes_parts_of_a_long_buffer_is_not_stalled() -> None:
-    ends = Ends(buffer_tokens=5 * MAX_MERGED_TOKENS, stall_seconds=60.0)
+    ends = Ends(buffer_tokens=5 * MAX_MERGED_TOKENS)
     for _ in range(4):
         ends.stream.put(chunk(*range(MAX_MERGED_TOKENS)))
     for _ in range(20):
@@ -166,7 +159,7 @@ async def test_a_reader_receives_the_tokens_before_the_error() -> None:
 
 
 async def test_a_stream_whose_reader_stalls_is_abandoned() -> None:
-    ends = Ends(stall_seconds=60.0)
+    ends = Ends()
     ends.stream.put(chunk(1))
     ends.clock.advance(59.0)
     ends.stream.put(chunk(2))
