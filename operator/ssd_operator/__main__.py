@@ -3,7 +3,7 @@
 from ssd.runtime.sigterm import end_at_sigterm
 
 if __name__ == "__main__":
-    # Here, because what is imported below takes seconds.
+    # Signals are handled before the imports below, which take seconds.
     end_at_sigterm()
 
 import asyncio
@@ -69,7 +69,7 @@ class Operator:
             await wait_for_schema(self._cluster.served_schema, self._report_schema)
             async with asyncio.TaskGroup() as tasks:
                 background = [
-                    tasks.create_task(each) for each in (self._lists.run(), self._start())
+                    tasks.create_task(work) for work in (self._lists.run(), self._start())
                 ]
                 await watch(self._cache, self._settings.scope)
                 for task in background:
@@ -120,9 +120,9 @@ async def serve(settings: OperatorSettings) -> None:
     """
     this = asyncio.current_task()
     assert this is not None
-    for each in (signal.SIGTERM, signal.SIGINT):
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
         # Until kopf handles the signals, they end the wait for a CRD, also of process 1.
-        asyncio.get_running_loop().add_signal_handler(each, this.cancel)
+        asyncio.get_running_loop().add_signal_handler(signal_number, this.cancel)
     with contextlib.suppress(asyncio.CancelledError):
         async with connect() as cluster:
             await Operator(settings, cluster).run()

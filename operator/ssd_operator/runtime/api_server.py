@@ -64,7 +64,7 @@ class ApiServer:
 
     async def list_all(self, kind: str, namespace: str) -> tuple[list[Object], int]:
         """See ``Cluster``."""
-        place, things = _place(kind, namespace), list[Object]()
+        place, objects = _place(kind, namespace), list[Object]()
         query = {"limit": str(PAGE_LENGTH)}
         query |= {} if kind in RESOURCE_KINDS else {"labelSelector": LABELS}
         while True:
@@ -72,10 +72,10 @@ class ApiServer:
             metadata = page.get("metadata") or {}
             if "resourceVersion" not in metadata:
                 raise BusyError(f"GET {place.path}: no list: {page.get('message', '')}")
-            things += [whole(kind, each) for each in page.get("items") or ()]
+            objects += [whole(kind, item) for item in page.get("items") or ()]
             query["continue"] = metadata.get("continue", "")
             if not query["continue"]:
-                return things, int(metadata["resourceVersion"])
+                return objects, int(metadata["resourceVersion"])
 
     async def apply(self, wanted: Object, uid: str = "", subresource: str = "") -> Object:
         """See ``Cluster``."""
@@ -109,7 +109,7 @@ class ApiServer:
         """The schema of a kind of ours that the API server serves, ``properties`` outermost.
 
         Raises:
-            ClusterError: it does not answer, or does not serve them.
+            ClusterError: the API server does not answer, or does not serve the kind.
         """
         place, schemas = _Place(f"/openapi/v3/apis/{API_VERSION}", KINDS[kind].plural), {}
         with contextlib.suppress(MissingError):
@@ -134,7 +134,7 @@ class ApiServer:
         query: Mapping[str, str] | None = None,
     ) -> Object:
         """Send a request; every status but success becomes the ``ClusterError`` that fits."""
-        what, code = f"{verb} {place.path}", "none"
+        request, code = f"{verb} {place.path}", "none"
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 answer = await self._api.call_api(
@@ -149,13 +149,13 @@ class ApiServer:
                 code = str(answer.status)
                 content = _decoded(await answer.read())
         except TimeoutError as error:
-            raise BusyError(f"{what}: no answer within {CALL_SECONDS:g} s") from error
+            raise BusyError(f"{request}: no answer within {CALL_SECONDS:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise BusyError(f"{what}: {error}") from error
+            raise BusyError(f"{request}: {error}") from error
         finally:
             metrics.API_REQUESTS_TOTAL.labels(verb, place.plural, code).inc()
         if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
-            raise _error(answer.status, content, what, answer.headers.get("Retry-After", ""))
+            raise _error(answer.status, content, request, answer.headers.get("Retry-After", ""))
         return content
 
 
@@ -164,7 +164,7 @@ async def connect() -> AsyncIterator[ApiServer]:
     """The cluster of this pod; elsewhere the one that ``KUBECONFIG`` names.
 
     Raises:
-        SetupError: there is neither.
+        SetupError: there is neither of the two.
     """
     settings = client.Configuration()
     try:
@@ -187,9 +187,9 @@ def _place(kind: str, namespace: str, name: str = "", subresource: str = "") -> 
     return _Place("/".join(parts).rstrip("/"), plural)
 
 
-def _error(code: int, answer: Object, what: str, retry_after: str) -> ClusterError:
+def _error(code: int, answer: Object, request: str, retry_after: str) -> ClusterError:
     """The error of an answer whose status is not success; see ``Status`` of Kubernetes."""
-    message = f"{what}: {code} {answer.get('message', '')}".rstrip()
+    message = f"{request}: {code} {answer.get('message', '')}".rstrip()
     causes = (answer.get("details") or {}).get("causes") or []
     # A write with the uid of another object: the uid cannot change.
     if any(cause.get("field") == "metadata.uid" for cause in causes):
@@ -203,7 +203,7 @@ def _error(code: int, answer: Object, what: str, retry_after: str) -> ClusterErr
 def _decoded(content: bytes) -> dict[str, Any]:
     """An answer that should be an object; proxies answer with other texts."""
     try:
-        found = json.loads(content)
+        answer = json.loads(content)
     except ValueError:
         return {"message": content[:200].decode(errors="replace")}
-    return found if isinstance(found, dict) else {"message": str(found)[:200]}
+    return answer if isinstance(answer, dict) else {"message": str(answer)[:200]}

@@ -27,11 +27,11 @@ from ssd_operator.runtime.engine_credentials import EngineCredentials
 POLL_SECONDS = 10.0
 """Longest time between two calls to a target, which reports changes in between."""
 RETRY_SECONDS = 2.0
-"""From a failed call to a target to the next."""
+"""Time from a failed call to a target to the next call."""
 CALL_SECONDS = 2.0
 """Longest call to a draft."""
 DRAIN_POLL_SECONDS = 0.5
-"""Between two calls that read whether a draft has drained."""
+"""Time between two calls that read whether a draft has drained."""
 LONGEST_DRAIN_SECONDS = 300.0
 """A draft refuses a longer deadline."""
 
@@ -77,24 +77,26 @@ class EngineClients:
     def drain(self, key: Key, wanted: Iterable[Drain]) -> None:
         """See ``Engines``."""
         drains = self._drains.setdefault(key, {})
-        for each in wanted:
-            if each.address is not None and each.pod not in drains:
-                drains[each.pod] = ""
-                work = self._drain_and_report(key, each.pod, each.address, each.deadline)
-                self._start((key, each.pod, None), work)
+        for drain in wanted:
+            if drain.address is not None and drain.pod not in drains:
+                drains[drain.pod] = ""
+                work = self._drain_and_report(key, drain.pod, drain.address, drain.deadline)
+                self._start((key, drain.pod, None), work)
 
     def follow(self, key: Key, targets: Mapping[str, Address], pods: AbstractSet[str]) -> None:
         """See ``Engines``."""
         wanted = {(key, pod, address) for pod, address in targets.items()}
-        for task_id in [each for each in self._tasks if each[0] == key]:
-            if task_id not in wanted and (task_id[2] or task_id[1] not in pods):
+        for task_id in list(self._tasks):
+            owner, pod, target_address = task_id
+            is_drain = target_address is None and pod in pods
+            if owner == key and task_id not in wanted and not is_drain:
                 self._tasks.pop(task_id).cancel()
         for _, pod, address in wanted - self._tasks.keys():
             self._start((key, pod, address), self._follow(key, pod, address))
         pools, drains = self._pools.pop(key, {}), self._drains.pop(key, {})
         if targets or pods:
-            self._pools[key] = {pod: fact for pod, fact in pools.items() if pod in targets}
-            self._drains[key] = {pod: fact for pod, fact in drains.items() if pod in pods}
+            self._pools[key] = {pod: report for pod, report in pools.items() if pod in targets}
+            self._drains[key] = {pod: result for pod, result in drains.items() if pod in pods}
 
     async def close(self) -> None:
         """End all tasks. Idempotent."""
@@ -173,7 +175,7 @@ class EngineClients:
                             await draft.drain(int(left * 1000))
                             has_begun = True
                         status = await draft.get_status()
-                    # One that does not drain any more is the process that came after it.
+                    # A draft that does not drain is a process that began after the drained one.
                     if status.sessions == 0 or not status.draining:
                         return "Drained"
                 except NotReadyError:

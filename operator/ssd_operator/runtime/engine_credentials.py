@@ -26,16 +26,16 @@ class EngineCredentials:
         """
         if folder and not Path(folder).is_dir():
             raise SettingsError(f"credentials: {folder} is not a folder")
-        paths = [str(Path(folder) / name) for name in _FILES] if folder else []
-        self._found = Reloaded(paths, lambda: _read(paths))
+        paths = [str(Path(folder) / file) for file in _FILES] if folder else []
+        self._credentials = Reloaded(paths, lambda: _read(paths))
 
     def of(self, key: Key, service: str, address: Address) -> ClientCredentials:
         """Return the credentials for a pod behind a Service of a resource."""
         if not address.is_tls:
             return NO_CREDENTIALS
-        without_token, with_token = self._found.current()
-        found = with_token if address.has_tokens else without_token
-        return found.of_server(server_name(key[0], service))
+        without_token, with_token = self._credentials.current()
+        credentials = with_token if address.has_tokens else without_token
+        return credentials.of_server(server_name(key[0], service))
 
 
 def _read(paths: list[str]) -> tuple[ClientCredentials, ClientCredentials]:

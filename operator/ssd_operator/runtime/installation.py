@@ -121,10 +121,10 @@ async def delete_all(
         left = []
         for kind, namespace in product(sorted(RESOURCE_KINDS), namespaces or ("",)):
             with contextlib.suppress(MissingError):  # they were deleted with their definition
-                for each in (await cluster.list_all(kind, namespace))[0]:
-                    where, ref = each["metadata"]["namespace"], ref_of(each)
+                for resource in (await cluster.list_all(kind, namespace))[0]:
+                    where, ref = resource["metadata"]["namespace"], ref_of(resource)
                     if where != UNTOUCHED_NAMESPACE:
-                        await cluster.delete(where, ref, each["metadata"]["uid"])
+                        await cluster.delete(where, ref, resource["metadata"]["uid"])
                         left.append((where, ref.name))
         return str(left) if left else ""
 

@@ -67,7 +67,7 @@ def set_conditions(key: Key, conditions: Iterable[Object]) -> None:
     CONDITION_SINCE_SECONDS.remove_by_labels(
         {"resource_namespace": key[0], "resource_name": key[1]}
     )
-    for each in conditions:
-        labels = *key, each["type"], each["status"], each["reason"]
-        since = to_seconds(each["lastTransitionTime"]) or 0.0
+    for condition in conditions:
+        labels = *key, condition["type"], condition["status"], condition["reason"]
+        since = to_seconds(condition["lastTransitionTime"]) or 0.0
         CONDITION_SINCE_SECONDS.labels(*labels).set(since)

@@ -84,28 +84,28 @@ class Reconciler:
         if key[0] == UNTOUCHED_NAMESPACE:
             _log.warning("namespace_untouched", reason=f"nothing is written in {key[0]}")
             return None
-        found = self._cache.resource(key)
-        if found is None or is_terminating(found):
+        cached = self._cache.resource(key)
+        if cached is None or is_terminating(cached):
             self._forget(key)
             return None
-        uid = found["metadata"]["uid"]
+        uid = cached["metadata"]["uid"]
         if key not in self._states or self._states[key].uid != uid:
             self._forget(key)
             self._states[key] = PlanState(uid=uid)
         try:
-            return await self._pass(key, found)
+            return await self._pass(key, cached)
         except MissingError as error:
             _log.info("namespace_missing", error=str(error))
         return RESYNC_SECONDS
 
-    async def _pass(self, key: Key, found: Object) -> float | None:
+    async def _pass(self, key: Key, cached: Object) -> float | None:
         try:
-            resource = parse(found)
+            resource = parse(cached)
         except SpecError as error:
-            invalid = report_invalid(found, str(error), self._states[key], self._now())
-            return RESYNC_SECONDS if await self._publish(key, found, invalid) else None
+            invalid = report_invalid(cached, str(error), self._states[key], self._now())
+            return RESYNC_SECONDS if await self._publish(key, cached, invalid) else None
         snapshot = await observe(
-            self._cluster, self._cache, self._settings, found, resource, self._now()
+            self._cluster, self._cache, self._settings, cached, resource, self._now()
         )
         pools, drains = self._engines.state(key)
         if resource.is_pool:
@@ -114,8 +114,8 @@ class Reconciler:
             pools = {pod: report for reports, _ in states for pod, report in reports.items()}
         snapshot = replace(snapshot, pools=pools, drains=drains)
         decided = plan(snapshot, self._settings, self._states[key])
-        if decided.is_writing and not await self._exists(key, found):
-            self._drop(key, found)
+        if decided.is_writing and not await self._exists(key, cached):
+            self._drop(key, cached)
             return None
         state = decided.state
         results = Results(
@@ -139,37 +139,37 @@ class Reconciler:
         )
         self._states[key] = state
         followed = () if resource.is_pool else snapshot.ready_targets
-        found_targets = ((name_of(pod), address_of(pod)) for pod in followed)
-        targets = {name: address for name, address in found_targets if address is not None}
+        addresses = ((name_of(pod), address_of(pod)) for pod in followed)
+        targets = {name: address for name, address in addresses if address is not None}
         self._engines.follow(key, targets, set(map(name_of, snapshot.pods)))
         later = replace(snapshot, now=self._now())
         result = PassResult(snapshot=later, plan=decided, results=results, state=state)
         report = report_pass(result)
-        if not await self._publish(key, found, report):
+        if not await self._publish(key, cached, report):
             return None
         if interruption is not None:
             raise interruption.error
-        retries = [each.retry_at - self._now() for each in results.deferred_calls.values()]
+        retries = [call.retry_at - self._now() for call in results.deferred_calls.values()]
         again_after = min(decided.again_after, report.again_after, *retries)
         if results.failed_calls:
             raise PartialError("; ".join(map(str, results.failed_calls.values())), again_after)
         return again_after
 
-    async def _publish(self, key: Key, found: Object, report: PassReport) -> bool:
-        """Write the status, if it changed, and the Events; whether the resource is still there.
+    async def _publish(self, key: Key, cached: Object, report: PassReport) -> bool:
+        """Write the status, if it changed, and the Events; return whether the resource exists.
 
         A refused status is logged. A later pass writes it again.
         """
         if report.is_written:
-            identity = {"name": name_of(found), "namespace": key[0]}
-            status = {"apiVersion": API_VERSION, "kind": found["kind"], "metadata": identity}
+            identity = {"name": name_of(cached), "namespace": key[0]}
+            status = {"apiVersion": API_VERSION, "kind": cached["kind"], "metadata": identity}
             status["status"] = report.status
             try:
                 answer = await self._cluster.apply(status, self._states[key].uid, "status")
             except MissingError:
-                if await self._exists(key, found):
+                if await self._exists(key, cached):
                     raise  # an API server that restarts may not serve the kind for a moment
-                self._drop(key, found)
+                self._drop(key, cached)
                 return False
             except RefusedError as error:  # a rule or webhook; the Events are what remains
                 _log.warning("status_refused", error=str(error))
@@ -179,25 +179,25 @@ class Reconciler:
         self._states[key] = report.state
         for event in report.events:
             try:
-                await self._cluster.create(event_object(found, event, self._now()))
+                await self._cluster.create(event_object(cached, event, self._now()))
             except ClusterError as error:
                 _log.warning("event_lost", reason=event.reason, error=str(error))
         return True
 
-    async def _exists(self, key: Key, found: Object) -> bool:
+    async def _exists(self, key: Key, cached: Object) -> bool:
         """Whether a resource of the cache still exists and is not being deleted.
 
         It is read before the first write of a pass. The garbage collector deletes children of an
         owner that does not exist, and after each deletion a pass would make them again.
         """
-        live = await self._cluster.get(key[0], ref_of(found))
-        if live is None or live["metadata"]["uid"] != found["metadata"]["uid"]:
+        live = await self._cluster.get(key[0], ref_of(cached))
+        if live is None or live["metadata"]["uid"] != cached["metadata"]["uid"]:
             return False
         return not is_terminating(live)
 
-    def _drop(self, key: Key, found: Object) -> None:
+    def _drop(self, key: Key, cached: Object) -> None:
         """Drop a resource that is gone, although the watch has not reported it yet."""
-        self._cache.mark_deleted(found)
+        self._cache.mark_deleted(cached)
         self._forget(key)
 
     def _forget(self, key: Key) -> None:
@@ -215,7 +215,7 @@ class PlanExecutor:
     engines: Engines
     snapshot: Snapshot
     results: Results
-    """With the failures of earlier passes that still hold; those of this pass are added."""
+    """Begins with the failures of earlier passes that still hold; those of this pass are added."""
 
     async def carry_out(self, decided: PassPlan) -> None:
         """Write objects, drains and the number, then delete what is not wanted any more.
@@ -225,12 +225,13 @@ class PlanExecutor:
         """
         # A pod that has its mark drains, also if a call of this pass fails.
         self.engines.drain(
-            self.snapshot.resource.key, [each for each in decided.drains.drains if not each.is_new]
+            self.snapshot.resource.key,
+            [drain for drain in decided.drains.drains if not drain.is_new],
         )
         calls, results = dict(self._calls(decided)), self.results
         results.deferred_calls = still_deferred(results.deferred_calls, calls, self.snapshot)
-        # A pass that ends before its time reports them too.
-        results.failed_calls = {ref: each.error for ref, each in results.deferred_calls.items()}
+        # A pass that is interrupted reports the deferred calls too.
+        results.failed_calls = {ref: failed.error for ref, failed in results.deferred_calls.items()}
         for ref, call in calls.items():
             deferred = results.deferred_calls.get(ref)
             if deferred is not None and self.snapshot.now < deferred.retry_at:
@@ -253,8 +254,8 @@ class PlanExecutor:
 
     def _calls(self, decided: PassPlan) -> Iterator[tuple[Ref, Callable[[], Awaitable[None]]]]:
         """The calls about each object, in order."""
-        for each in decided.apply:
-            yield (ref := ref_of(each)), partial(self._apply, each, decided.wanted[ref])
+        for sent in decided.apply:
+            yield (ref := ref_of(sent)), partial(self._apply, sent, decided.wanted[ref])
         pods = {name_of(pod): pod for pod in self.snapshot.pods}
         for drain in decided.drains.drains:
             if drain.is_new:
@@ -269,12 +270,12 @@ class PlanExecutor:
 
     async def _drop_if_gone(self, ref: Ref) -> None:
         """Drop an object whose deletion no watch has reported: every pass would end at it."""
-        known = self.cache.children(self.snapshot.resource.key).get(ref)
-        if known is not None:
+        cached = self.cache.children(self.snapshot.resource.key).get(ref)
+        if cached is not None:
             with contextlib.suppress(ClusterError):
-                found = await self.cluster.get(self.snapshot.resource.namespace, ref)
-                if found is None or found["metadata"]["uid"] != known["metadata"]["uid"]:
-                    self.cache.mark_deleted(known)
+                live = await self.cluster.get(self.snapshot.resource.namespace, ref)
+                if live is None or live["metadata"]["uid"] != cached["metadata"]["uid"]:
+                    self.cache.mark_deleted(cached)
 
     async def _apply(self, sent: Object, wanted: Object) -> None:
         """Write an object; ``sent`` has the live template while the template waits."""
@@ -283,10 +284,10 @@ class PlanExecutor:
         try:
             if live is None:
                 # An apply takes over what is there.
-                found = await self.cluster.get(snapshot.resource.namespace, ref)
-                if found is not None and not is_ours(found, snapshot.resource.uid):
+                existing = await self.cluster.get(snapshot.resource.namespace, ref)
+                if existing is not None and not is_ours(existing, snapshot.resource.uid):
                     raise RefusedError(f"{ref} belongs to another owner; rename or remove it")
-            # Only the child that was observed: another object may have its name by now.
+            # Only the child that was observed is written: another object may have its name by now.
             uid = "" if live is None else live["metadata"]["uid"]
             answer = await self._write(sent, uid)
         except (RefusedError, ForbiddenError) as error:
@@ -336,7 +337,7 @@ class PlanExecutor:
     async def _drain(self, pod: Object, drain: Drain) -> None:
         """Mark a pod, then start its drain: a restarted operator only sees the mark.
 
-        Without it the pod would stay and accept no session.
+        Without the mark, the pod would stay and accept no session.
         """
         metadata = {
             "uid": pod["metadata"]["uid"],

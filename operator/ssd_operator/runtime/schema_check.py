@@ -8,7 +8,7 @@ from ssd_operator.api.spec import RESOURCE_KINDS, Object
 from ssd_operator.observe.cluster import ClusterError
 
 RETRY_SECONDS = 5.0
-"""Between two reads of a CRD that is missing or too old."""
+"""Time between two reads of a CRD that is missing or too old."""
 MOST_NAMED = 3
 """Fields that a message names."""
 
@@ -18,7 +18,10 @@ async def wait_for_schema(
     report: Callable[[str], None],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Return once it does; nothing may be written before. ``report`` receives why it does not."""
+    """Return once every field is stored; nothing may be written before.
+
+    ``report`` receives the reason for which fields are not stored.
+    """
     for kind in sorted(RESOURCE_KINDS):
         while problem := await _problem(served_schema, kind):
             report(problem)

@@ -24,11 +24,11 @@ from ssd_operator.runtime import metrics
 
 REQUEST_SECONDS = 30.0
 EXIT_SECONDS = 25.0
-"""Less than the grace period of the operator's pod."""
+"""Time for the end of kopf; less than the grace period of the operator's pod."""
 PERIOD_SECONDS = 120.0
 """Longest time until a deletion is found that a watch missed."""
 RETRY_SECONDS = 5.0
-"""From an error to the next list."""
+"""Time from an error to the next list."""
 LISTS_OF_FORBIDDEN = 4
 """Lists that may be forbidden; rights that were just given take a moment."""
 
@@ -58,7 +58,7 @@ def watch_settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = REQUEST_SECONDS
     settings.process.ultimate_exiting_timeout = EXIT_SECONDS
     settings.persistence.diffbase_storage = _NoEssence()
-    settings.watching.label_selectors[lambda each: _kind(each) in _LABELLED] = LABELS
+    settings.watching.label_selectors[lambda resource: _kind(resource) in _LABELLED] = LABELS
     return settings
 
 
@@ -126,7 +126,7 @@ class Lists:
         place, pause = (kind, namespace), RETRY_SECONDS
         while True:
             try:
-                things, version = await self._cluster.list_all(kind, namespace)
+                objects, version = await self._cluster.list_all(kind, namespace)
             except ClusterError as error:
                 metrics.ERRORS_TOTAL.labels(type(error).__name__).inc()
                 _log.warning("list_failed", kind=kind, namespace=namespace, error=str(error))
@@ -136,7 +136,7 @@ class Lists:
                 self._check()
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            self._cache.replace(kind, namespace, things, version)
+            self._cache.replace(kind, namespace, objects, version)
             self._problems.pop(place, None)
             self._check()
             # The watch of kopf begins a moment after the first list.
@@ -146,19 +146,19 @@ class Lists:
     def _check(self) -> None:
         """Let passes begin if all is listed, but for namespaces deleted with our rights.
 
-        In these no resource is known, so no pass is without the kinds that are not listed.
+        In these namespaces no resource is known, so no pass lacks the kinds that are not listed.
         """
         lost = {
-            where
-            for _, where in self._problems
-            if all(self._is_forbidden(kind, where) for kind in RESOURCE_KINDS)
+            namespace
+            for _, namespace in self._problems
+            if all(self._is_forbidden(kind, namespace) for kind in RESOURCE_KINDS)
         }
-        if lost < self._namespaces and all(where in lost for _, where in self._problems):
+        if lost < self._namespaces and all(namespace in lost for _, namespace in self._problems):
             self.is_listed.set()
 
-    def _is_forbidden(self, kind: str, where: str) -> bool:
-        is_problem = (kind, where) in self._problems
-        return is_problem and self._num_forbidden[kind, where] >= LISTS_OF_FORBIDDEN
+    def _is_forbidden(self, kind: str, namespace: str) -> bool:
+        is_problem = (kind, namespace) in self._problems
+        return is_problem and self._num_forbidden[kind, namespace] >= LISTS_OF_FORBIDDEN
 
 
 def _kind(resource: Any) -> str | None:

@@ -107,9 +107,9 @@ class WorkQueue:
         """Cancel all passes, and begin no more. Idempotent."""
         self._is_closed = True
         entries, self._entries = self._entries.values(), {}
-        for timer in [each.timer for each in entries if each.timer is not None]:
+        for timer in [entry.timer for entry in entries if entry.timer is not None]:
             timer.cancel()
-        tasks = [each.task for each in entries if each.task is not None]
+        tasks = [entry.task for entry in entries if entry.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -117,12 +117,12 @@ class WorkQueue:
     def _overdue(self) -> list[float]:
         """By how many seconds each resource is late."""
         now = self._now() if self._started.is_set() else -math.inf
-        return [now - each.due for each in list(self._entries.values()) if each.due <= now]
+        return [now - entry.due for entry in list(self._entries.values()) if entry.due <= now]
 
     def _oldest_success_seconds(self) -> float:
-        """Since the last pass that succeeded, of the resource for which it is longest ago."""
-        now = self._now()
-        return now - min((each.succeeded_at for each in list(self._entries.values())), default=now)
+        """Seconds since the last success, of the resource for which it is longest ago."""
+        now, entries = self._now(), list(self._entries.values())
+        return now - min((entry.succeeded_at for entry in entries), default=now)
 
     def _set_due(self, key: Key, entry: _Entry, due: float) -> None:
         entry.due = min(entry.due, max(due, entry.not_before))
@@ -149,7 +149,7 @@ class WorkQueue:
                     return await self._work(key)
 
     def _end(self, key: Key, entry: _Entry, task: "asyncio.Task[float | None]") -> None:
-        """A pass has ended. Whatever its error was, the resource has another one."""
+        """Set when the next pass of a resource is due, whatever error has ended this one."""
         if self._entries.get(key) is not entry:  # the queue has ended
             return
         now, entry.task = self._now(), None
