@@ -30,11 +30,11 @@ from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.back_off import back_off_seconds
 
 REFUSED_SECONDS = 60.0
-"""Until a refused object is applied again: its cause may be gone without a change of it."""
+"""Time until a refused object is applied again: the cause may be gone without a change of it."""
 RETRY_SECONDS = 600.0
-"""Until contested fields are repaired again that a webhook changes, or that are of a Deployment."""
+"""Time until contested fields are repaired that a webhook changes, or that are of a Deployment."""
 PACE_SECONDS = 10.0
-"""Until a contested object without pods is repaired again."""
+"""Time until a contested object without pods is repaired again."""
 MOST_REPAIRS = 6
 """Repairs of one object in ``REPAIRS_SECONDS``; the last of them begins a pause."""
 REPAIRS_SECONDS = 3600.0
@@ -55,7 +55,7 @@ class ApplyFailure:
     cause: Cause
     message: str
     version: Version
-    """That was applied."""
+    """Version of what was applied."""
     retry_at: float
     """When the apply is repeated although nothing has changed, in seconds since the epoch."""
     paths: frozenset[str] = frozenset()
@@ -73,7 +73,7 @@ class RepairLog(NamedTuple):
     applied: str = ""
     """Hash of what was applied last."""
     times: tuple[float, ...] = ()
-    """Of repairs in the last ``REPAIRS_SECONDS``, oldest first."""
+    """Times of repairs in the last ``REPAIRS_SECONDS``, oldest first."""
 
 
 class DeferredCall(NamedTuple):
@@ -81,10 +81,10 @@ class DeferredCall(NamedTuple):
 
     error: ClusterError
     generation: int
-    """Of the resource, whose change may correct the cause."""
+    """Generation of the resource, whose change may correct the cause."""
     num_failures: int
     retry_at: float
-    """In seconds since the epoch."""
+    """Time of the retry, in seconds since the epoch."""
 
 
 class Interruption(NamedTuple):
@@ -101,19 +101,19 @@ class Results:
     applied: set[Ref] = field(default_factory=set)
     """Objects that the API server stored in this pass."""
     stored: dict[Ref, Object] = field(default_factory=dict)
-    """What it stored, also if that differs from what was applied."""
+    """Objects as the API server stored them, also if they differ from what was applied."""
     failures: dict[Ref, ApplyFailure] = field(default_factory=dict)
-    """Those that hold after the pass."""
+    """Failures that hold after the pass."""
     failed_calls: dict[Ref, ClusterError] = field(default_factory=dict)
     """Errors that the status reports: of deferred calls and scaling, or no answer for long."""
     deferred_calls: dict[Ref, DeferredCall] = field(default_factory=dict)
-    """Of this pass and those before it."""
+    """Calls that this pass or an earlier one deferred."""
     interruption: Interruption | None = None
     """The call that ended the pass before its time."""
     is_scaled: bool = False
     """Whether the number of drafts was written to the resource."""
     repairs: dict[Ref, RepairLog] = field(default_factory=dict)
-    """Of this pass and those before it."""
+    """Repairs of this pass and of earlier ones."""
 
 
 def holding(
@@ -121,12 +121,12 @@ def holding(
 ) -> dict[Ref, ApplyFailure]:
     """Failures of wanted objects that an apply would repeat; one whose name is taken has none."""
     return {
-        ref: found
-        for each in objects
-        if (found := failures.get(ref := ref_of(each))) is not None
+        ref: failure
+        for wanted in objects
+        if (failure := failures.get(ref := ref_of(wanted))) is not None
         and ref not in snapshot.foreign
-        and found.version == _version(each, snapshot.children.get(ref), snapshot)
-        and snapshot.now < found.retry_at
+        and failure.version == _version(wanted, snapshot.children.get(ref), snapshot)
+        and snapshot.now < failure.retry_at
     }
 
 
@@ -182,7 +182,7 @@ def contest(
     applied, before = digest(sent, HASH_DIGITS), repairs.get(ref, RepairLog())
     is_repair = live is not None and before.applied == applied
     repaired = differences(live or {}, sent) if is_repair else frozenset()
-    times = tuple(each for each in before.times if now - each < REPAIRS_SECONDS)
+    times = tuple(time for time in before.times if now - time < REPAIRS_SECONDS)
     times += (now,) if repaired else ()
     repairs[ref] = RepairLog(applied, times)
     retry_at = now + RETRY_SECONDS
@@ -203,6 +203,6 @@ def contest(
 
 
 def _version(wanted: Object, live: Object | None, snapshot: Snapshot) -> Version:
-    sent = str(annotations_of(wanted).get(HASH_ANNOTATION, ""))
+    wanted_hash = str(annotations_of(wanted).get(HASH_ANNOTATION, ""))
     uid = "" if live is None else str(live["metadata"]["uid"])
-    return sent, snapshot.resource.generation, uid
+    return wanted_hash, snapshot.resource.generation, uid

@@ -35,7 +35,7 @@ from ssd_operator.observe.pod_state import (
 from ssd_operator.observe.snapshot import Snapshot
 
 COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
-"""On a victim: its ReplicaSet deletes it before equal pods."""
+"""Annotation of a victim: its ReplicaSet deletes it before equal pods."""
 VICTIM_COST = "-1000"
 _ENDED = frozenset({"Drained", "TimedOut"})
 """Results after which a draft serves nothing; one that was not reached may still serve."""
@@ -83,7 +83,7 @@ def plan_drains(snapshot: Snapshot, *, is_stopped: bool = False) -> DrainPlan:
         for cell in draft_cells(snapshot.resource)
     ]
     return DrainPlan(
-        drains=tuple(each for plan in plans for each in plan.drains),
+        drains=tuple(drain for plan in plans for drain in plan.drains),
         replicas={cell: number for plan in plans for cell, number in plan.replicas.items()},
         delete_pods=tuple(pod for plan in plans for pod in plan.delete_pods),
     )
@@ -167,8 +167,8 @@ def _to_replace(pods: Sequence[Object], misplaced: Collection[str]) -> list[Obje
     """One misplaced pod; none before the replacement of the last one is ready."""
     are_placed_ready = all(is_ready(pod) for pod in pods if name_of(pod) not in misplaced)
     # Misplaced pods that are not ready may never be: they go first and delay no other.
-    found = sorted((pod for pod in pods if name_of(pod) in misplaced), key=is_ready)
-    return found[:1] if are_placed_ready else []
+    misplaced_pods = sorted((pod for pod in pods if name_of(pod) in misplaced), key=is_ready)
+    return misplaced_pods[:1] if are_placed_ready else []
 
 
 def misplaced_drafts(snapshot: Snapshot) -> frozenset[str]:

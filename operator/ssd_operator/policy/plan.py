@@ -16,6 +16,7 @@ from ssd_operator.children.objects import (
 from ssd_operator.observe.cluster import Ref, ref_of
 from ssd_operator.observe.diff import differences
 from ssd_operator.observe.pod_state import (
+    condition_in,
     drain_deadline_of,
     is_orphan,
     is_owned_by,
@@ -51,9 +52,9 @@ from ssd_operator.policy.scaling import (
 from ssd_operator.settings import OperatorSettings
 
 FOREIGN_SECONDS = 10.0
-"""Until a name of another owner's object is read again. No watch reports when it is free."""
+"""Time until another owner's object is read again: no watch reports that its name is free."""
 FORMER_SECONDS = 1.0
-"""Until a name is read again that a former resource's child still has."""
+"""Time until a name is read again that a child of a former resource still has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class PlanState:
     """
 
     uid: str = ""
-    """Of the resource."""
+    """Uid of the resource."""
     began_at: float | None = None
     """First pass of this operator over the resource."""
     history: History = field(default_factory=History)
@@ -99,7 +100,7 @@ class PassPlan:
     """Wanted revision of each Deployment's pods, by its name."""
     preflight: Preflight = field(default_factory=Preflight)
     waiting: Mapping[str, str] = field(default_factory=dict)
-    """See ``waiting_targets``; the rollout of a pool's drafts is stopped unless it is empty."""
+    """From ``waiting_targets``; the rollout of a pool's drafts is stopped unless it is empty."""
     again_after: float = math.inf
     """Seconds until another pass is due without any change."""
     state: PlanState = field(default_factory=PlanState)
@@ -107,7 +108,7 @@ class PassPlan:
     @property
     def is_writing(self) -> bool:
         """Whether carrying this out changes anything in the cluster."""
-        drains = any(each.is_new for each in self.drains.drains) or self.drains.delete_pods
+        drains = any(drain.is_new for drain in self.drains.drains) or self.drains.delete_pods
         return bool(self.apply or drains or self.scale or self.delete)
 
 
@@ -118,31 +119,29 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
     waiting = waiting_targets(snapshot)
     is_stopped = bool(waiting) or _keeps_stop(snapshot, state)
     drains = plan_drains(snapshot, is_stopped=is_stopped)
-    objects = [
-        each
-        for each in wanted(resource, settings, drains.replicas, selects_engine=labels_fit(snapshot))
-        if not (_is_gateway(each) and snapshot.gateway_services_lost)
-    ]
-    deployments = [each for each in objects if each["kind"] == "Deployment"]
+    objects = wanted(resource, settings, drains.replicas, selects_engine=labels_fit(snapshot))
+    if snapshot.gateway_services_lost:
+        objects = [child for child in objects if not _is_gateway(child)]
+    deployments = [child for child in objects if child["kind"] == "Deployment"]
     targets, drafts = (
-        [each for each in deployments if each["metadata"]["labels"].get(COMPONENT_LABEL) == part]
-        for part in ENGINES
+        [child for child in deployments if labels_of(child).get(COMPONENT_LABEL) == component]
+        for component in ENGINES
     )
     if is_stopped:
-        objects = [stopped(each) if each in drafts else each for each in objects]
+        objects = [stopped(child) if child in drafts else child for child in objects]
     failures = holding(state.failures, targets, snapshot)
     # An apply would not change a contested template.
     outdated = [
-        each
-        for each in outdated_targets(targets, snapshot)
-        if (found := failures.get(ref_of(each))) is None or not found.is_of_template
+        target
+        for target in outdated_targets(targets, snapshot)
+        if (failure := failures.get(ref_of(target))) is None or not failure.is_of_template
     ]
     pods = Workload(resource=resource, settings=settings, component=Component.PREFLIGHT)
     preflight = preflight_state(pods, targets, outdated, snapshot) if targets else Preflight()
     objects += [] if preflight.pod is None else [preflight.pod]
     state = replace(state, failures=holding(state.failures, objects, snapshot))
-    revisions = {name_of(each): revision_of(each) for each in deployments}
-    by_ref = {ref_of(each): each for each in objects}
+    revisions = {name_of(deployment): revision_of(deployment) for deployment in deployments}
+    by_ref = {ref_of(child): child for child in objects}
     if resource.spec.paused:
         return PassPlan(wanted=by_ref, revisions=revisions, preflight=preflight, state=state)
     state = replace(state, history=_decide(snapshot, state))
@@ -177,28 +176,32 @@ def _to_apply(
     state: PlanState,
 ) -> Iterator[Object]:
     """The objects that are sent to the API server in this pass."""
-    contested = {ref: each for ref, each in state.failures.items() if each.cause == "Contested"}
+    contested = {
+        ref: failure for ref, failure in state.failures.items() if failure.cause == "Contested"
+    }
     failed = state.failures.keys() - contested.keys()
     skipped = held | snapshot.foreign.keys() | snapshot.former | failed
     # The number of pods follows the resource also while their template waits.
-    waiting = drafts_held | {ref for ref, each in contested.items() if each.is_of_template}
-    for each in objects:
-        ref = ref_of(each)
+    waiting = drafts_held | {ref for ref, failure in contested.items() if failure.is_of_template}
+    for child in objects:
+        ref = ref_of(child)
         if ref in skipped:
             continue
         live = snapshot.children.get(ref) if ref in waiting else None
-        sent = each if live is None else with_template_of(live, each)
+        sent = child if live is None else with_template_of(live, child)
         if _is_needed(sent, snapshot, contested):
             yield sent
 
 
-def _to_delete(kept: Container[Ref], snapshot: Snapshot, *, keeps_drafts: bool) -> Iterator[Ref]:
+def _to_delete(
+    wanted_refs: Container[Ref], snapshot: Snapshot, *, keeps_drafts: bool
+) -> Iterator[Ref]:
     """The children that are not wanted any more."""
     for ref, child in sorted(snapshot.children.items()):
         # A person's copy of a child has our labels, but neither our owner nor the name of a child.
         is_ours = is_owned_by(child, snapshot.resource.uid) or is_orphan(child)
         is_kept = keeps_drafts and labels_of(child).get(COMPONENT_LABEL) == Component.DRAFT
-        if ref not in kept and is_ours and not is_terminating(child) and not is_kept:
+        if ref not in wanted_refs and is_ours and not is_terminating(child) and not is_kept:
             yield ref
 
 
@@ -217,13 +220,12 @@ def unanswered_seconds(snapshot: Snapshot, began_at: float | None) -> float:
     that is new in the status is not waited for.
     """
     status = snapshot.status
-    conditions = {each["type"]: each["status"] for each in status.get("conditions") or []}
     is_scaled = internal_scaling(snapshot.resource.spec.draft) is not None
     serving = {name_of(pod) for pod in snapshot.ready_targets}
-    known = {link["target"] for link in status.get("links") or []}
-    if is_scaled and conditions.get("ScalingActive") == "True":
-        known = serving
-    if not known & serving - snapshot.pools.keys():
+    awaited = {link["target"] for link in status.get("links") or []}
+    if is_scaled and condition_in(status, "ScalingActive").get("status") == "True":
+        awaited = serving
+    if not awaited & serving - snapshot.pools.keys():
         return 0.0
     began_at = snapshot.now if began_at is None else began_at
     return max(began_at + OLDEST_ANSWER_SECONDS - snapshot.now, 0.0)
@@ -240,35 +242,35 @@ def _decide(snapshot: Snapshot, state: PlanState) -> History:
     return next_replicas(bounds, measure(snapshot), state.history, snapshot.now)
 
 
-def _is_needed(each: Object, snapshot: Snapshot, contested: Mapping[Ref, ApplyFailure]) -> bool:
-    live = snapshot.children.get(ref := ref_of(each))
+def _is_needed(sent: Object, snapshot: Snapshot, contested: Mapping[Ref, ApplyFailure]) -> bool:
+    live = snapshot.children.get(ref := ref_of(sent))
     if live is None:
         # While another owner has a wanted name, nothing new is created, because no client could
         # reach it. A gateway starts after its Services: until then, their names could lead to the
         # pods of another owner.
         has_services = snapshot.gateway_services <= snapshot.children.keys()
-        return not snapshot.foreign and (has_services or not _is_gateway(each))
-    left = contested[ref].paths if ref in contested else frozenset()
-    is_different = not differences(live, each) <= left
+        return not snapshot.foreign and (has_services or not _is_gateway(sent))
+    unrepaired = contested[ref].paths if ref in contested else frozenset()
+    is_different = not differences(live, sent) <= unrepaired
     return is_different and not is_terminating(live)
 
 
-def _is_gateway(each: Object) -> bool:
+def _is_gateway(child: Object) -> bool:
     """Whether an object is the Deployment of the gateways."""
-    component = each["metadata"]["labels"].get(COMPONENT_LABEL)
-    return (each["kind"], component) == ("Deployment", Component.GATEWAY)
+    component = child["metadata"]["labels"].get(COMPONENT_LABEL)
+    return (child["kind"], component) == ("Deployment", Component.GATEWAY)
 
 
 def _waits(snapshot: Snapshot, state: PlanState) -> list[float]:
     """Seconds until a pass is due that no watch triggers."""
-    waits = [each.retry_at - snapshot.now for each in state.failures.values()]
+    waits = [failure.retry_at - snapshot.now for failure in state.failures.values()]
     if state.history.decision is not None:
         due = state.history.decided_at + DECISION_SECONDS - snapshot.now
         waits.append(max(due, unanswered_seconds(snapshot, state.began_at)))
     if _keeps_stop(snapshot, state):
         waits.append(unanswered_seconds(snapshot, state.began_at))
-    deadlines = (drain_deadline_of(pod) for pod in snapshot.drafts)
-    waits += [each - snapshot.now for each in deadlines if each is not None and each > snapshot.now]
+    drain_ends = (drain_deadline_of(pod) for pod in snapshot.drafts)
+    waits += [end - snapshot.now for end in drain_ends if end is not None and end > snapshot.now]
     if snapshot.former:
         waits.append(FORMER_SECONDS)
     if snapshot.foreign:

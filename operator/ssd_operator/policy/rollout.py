@@ -71,7 +71,7 @@ from ssd_operator.observe.pod_state import (
 from ssd_operator.observe.snapshot import UP, Snapshot
 
 RETRY_SECONDS = 60.0
-"""Until a preflight that the cluster ended is repeated."""
+"""Time until a preflight that the cluster ended is repeated."""
 _RUNNING = frozenset({PodReason.LOADING, PodReason.DRAINING})
 
 
@@ -81,12 +81,12 @@ does not run, for reasons outside of the revision. Failed: the revision cannot r
 
 
 def outdated_targets(wanted: Sequence[Object], snapshot: Snapshot) -> list[Object]:
-    """Of the wanted target Deployments, those whose apply would replace pods."""
+    """Return the wanted target Deployments whose apply would replace pods."""
     return [
-        each
-        for each in wanted
-        if (live := snapshot.children.get(ref_of(each))) is not None
-        and not matches(live["spec"]["template"], each["spec"]["template"])
+        target
+        for target in wanted
+        if (live := snapshot.children.get(ref_of(target))) is not None
+        and not matches(live["spec"]["template"], target["spec"]["template"])
     ]
 
 
@@ -94,11 +94,11 @@ def held_targets(
     wanted: Sequence[Object], outdated: Sequence[Object], snapshot: Snapshot, stage: Stage
 ) -> frozenset[Ref]:
     """Target Deployments that stay as they are in this pass."""
-    down = {ref_of(each) for each in wanted if not _is_up(each, snapshot)}
+    down = {ref_of(target) for target in wanted if not _is_up(target, snapshot)}
     held = set()
-    for each in outdated:
-        ref = ref_of(each)
-        if serving_pod(each, snapshot) is None:
+    for target in outdated:
+        ref = ref_of(target)
+        if serving_pod(target, snapshot) is None:
             is_held = stage == "Failed"
         else:
             is_held = bool(down - {ref}) or stage != "Passed"
@@ -111,11 +111,11 @@ def held_targets(
 def labels_fit(snapshot: Snapshot) -> bool:
     """Whether exactly the targets that run the engine of the resource have its label."""
     resource = snapshot.resource
-    templates = (each["spec"]["template"] for each in snapshot.target_deployments)
+    templates = (deployment["spec"]["template"] for deployment in snapshot.target_deployments)
     return all(
-        _is_of_engine(each, resource)
-        == (labels_of(each).get(ENGINE_LABEL) == resource.spec.target.engine)
-        for each in (*templates, *snapshot.targets)
+        _is_of_engine(pod, resource)
+        == (labels_of(pod).get(ENGINE_LABEL) == resource.spec.target.engine)
+        for pod in (*templates, *snapshot.targets)
     )
 
 
@@ -125,11 +125,11 @@ def keeps_services(wanted: Sequence[Object], snapshot: Snapshot, targets_held: S
     If targets serve, at least one of them has the ports that this selects.
     """
     is_new = {
-        name_of(each): _is_of_engine(each["spec"]["template"], snapshot.resource)
-        for each in snapshot.target_deployments
+        name_of(target): _is_of_engine(target["spec"]["template"], snapshot.resource)
+        for target in snapshot.target_deployments
     }
-    serving = [is_new[name_of(each)] for each in wanted if serving_pod(each, snapshot) is not None]
-    num_new = sum(serving)
+    serving = [target for target in wanted if serving_pod(target, snapshot) is not None]
+    num_new = sum(is_new[name_of(target)] for target in serving)
     num_former = len(serving) - num_new
     wins_tie = num_new > 0 and not targets_held
     is_taken_over = num_new > num_former or (num_new == num_former and wins_tie)
@@ -140,8 +140,9 @@ def _is_of_engine(pod: Object, resource: Resource) -> bool:
     """Whether a pod of a target, or its template, has the ports of the resource's engine."""
     ports = process_of(resource, Component.TARGET).ports.items()
     return any(
-        ports <= {(port.get("name"), port["containerPort"]) for port in each.get("ports") or ()}
-        for each in pod["spec"]["containers"]
+        ports
+        <= {(port.get("name"), port["containerPort"]) for port in container.get("ports") or ()}
+        for container in pod["spec"]["containers"]
     )
 
 
@@ -149,20 +150,20 @@ def other_ports(wanted: Iterable[Object], snapshot: Snapshot) -> frozenset[Ref]:
     """Services and NetworkPolicies of targets with the ports of another engine."""
     return frozenset(
         ref
-        for each in wanted
-        if labels_of(each).get(COMPONENT_LABEL) == Component.TARGET
-        and (live := snapshot.children.get(ref := ref_of(each))) is not None
-        and _ports(live) != _ports(each)
+        for child in wanted
+        if labels_of(child).get(COMPONENT_LABEL) == Component.TARGET
+        and (live := snapshot.children.get(ref := ref_of(child))) is not None
+        and _ports(live) != _ports(child)
     )
 
 
-def _ports(found: Object) -> set[int]:
+def _ports(child: Object) -> set[int]:
     """The port numbers of a Service or a NetworkPolicy; empty for other kinds."""
-    match found["kind"]:
+    match child["kind"]:
         case "Service":
-            rows = [found["spec"]]
+            rows = [child["spec"]]
         case "NetworkPolicy":
-            rows = found["spec"].get("ingress") or []
+            rows = child["spec"].get("ingress") or []
         case _:
             rows = []
     return {port["port"] for row in rows for port in row.get("ports") or () if "port" in port}
@@ -180,13 +181,13 @@ def held_drafts(
     The drafts of a Pool belong to all cells. They roll once half of the targets have been replaced.
     """
     held = set()
-    for each in wanted:
-        is_pool = CELL_LABEL not in each["metadata"]["labels"]
-        own = [target for target in targets if is_pool or cell_of(target) == cell_of(each)]
+    for deployment in wanted:
+        is_pool = CELL_LABEL not in deployment["metadata"]["labels"]
+        own = [target for target in targets if is_pool or cell_of(target) == cell_of(deployment)]
         waiting = [target for target in own if ref_of(target) in targets_held]
         num_old = sum(target in waiting or _has_old(target, snapshot) for target in own)
         if (waiting and stage != "Passed") or 2 * num_old > len(own):
-            held.add(ref_of(each))
+            held.add(ref_of(deployment))
     return frozenset(held)
 
 
@@ -234,12 +235,12 @@ def with_template_of(live: Object, wanted: Object) -> Object:
 def serving_pod(wanted: Object, snapshot: Snapshot) -> Object | None:
     """A ready target pod of a live Deployment's revision; None without one."""
     live = snapshot.children.get(ref_of(wanted))
-    found = (
+    pods = (
         pod
         for pod in snapshot.cell_targets(cell_of(wanted))
         if live is not None and is_ready(pod) and revision_of(pod) == revision_of(live)
     )
-    return next(found, None)
+    return next(pods, None)
 
 
 def _has_old(wanted: Object, snapshot: Snapshot) -> bool:
@@ -285,33 +286,33 @@ def preflight_state(
     name = f"{preflights.name}-{revision_of(wanted[0])}"
     live = snapshot.children.get(Ref("Pod", name))
     nodes = [
-        (each, pod["spec"]["nodeName"])
-        for each in outdated
-        if (pod := serving_pod(each, snapshot)) is not None
+        (target, pod["spec"]["nodeName"])
+        for target in outdated
+        if (pod := serving_pod(target, snapshot)) is not None
     ]
     if outdated and live is not None:
-        found = _result(live, snapshot.now)
+        preflight = _result(live, snapshot.now)
         places = [{"affinity": affinity_to(node)} for _, node in nodes]
         is_elsewhere = not any(matches(live["spec"], place) for place in places)
-        if found.stage != "Passed" and places and is_elsewhere:
-            # Its node may be gone, so it would never run.
+        if preflight.stage != "Passed" and places and is_elsewhere:
+            # The node of the preflight may be gone, and the pod would never run.
             return Preflight("Running", f"{name} is created again on the target's node")
-        return found
-    for each, node in nodes:
-        pod = preflights.make("Pod", name, spec=preflight_spec(each, node))
-        pod["metadata"]["annotations"] |= annotations_of(each["spec"]["template"])
+        return preflight
+    for target, node in nodes:
+        pod = preflights.make("Pod", name, spec=preflight_spec(target, node))
+        pod["metadata"]["annotations"] |= annotations_of(target["spec"]["template"])
         return Preflight("Running", f"{name} is created", pod)
     return Preflight()
 
 
 def _has_passed(status: Object) -> bool:
     """Whether the container has ended well; one that a mesh has added runs on."""
-    ended = (
-        (each.get("state") or {}).get("terminated") or {}
-        for each in status.get("containerStatuses") or ()
-        if each.get("name") == PREFLIGHT_CONTAINER
+    terminations = (
+        (container.get("state") or {}).get("terminated") or {}
+        for container in status.get("containerStatuses") or ()
+        if container.get("name") == PREFLIGHT_CONTAINER
     )
-    return any(each.get("exitCode") == 0 for each in ended)
+    return any(termination.get("exitCode") == 0 for termination in terminations)
 
 
 def _result(pod: Object, now: float) -> Preflight:
@@ -322,10 +323,10 @@ def _result(pod: Object, now: float) -> Preflight:
         # Evicted, out of time or its node shut down: the result is unknown.
         message = f"{name} was ended: {status['reason']}: {status.get('message', '')}"
         wait = (to_seconds(pod["metadata"].get("creationTimestamp")) or now) + RETRY_SECONDS - now
-        kept = (pod, wait) if wait > 0 else (None, math.inf)
-        return Preflight("Stuck", message.rstrip(" :."), *kept)
-    found = diagnose(pod, int(pod["spec"]["activeDeadlineSeconds"]), now)
-    if found is None or found.reason in _RUNNING:
-        return Preflight("Running", f"{name} runs" if found is None else found.message, pod)
-    is_stuck = found.reason is PodReason.UNSCHEDULABLE
-    return Preflight("Stuck" if is_stuck else "Failed", found.message.rstrip("."), pod)
+        pod_and_wait = (pod, wait) if wait > 0 else (None, math.inf)
+        return Preflight("Stuck", message.rstrip(" :."), *pod_and_wait)
+    diagnosis = diagnose(pod, int(pod["spec"]["activeDeadlineSeconds"]), now)
+    if diagnosis is None or diagnosis.reason in _RUNNING:
+        return Preflight("Running", f"{name} runs" if diagnosis is None else diagnosis.message, pod)
+    is_stuck = diagnosis.reason is PodReason.UNSCHEDULABLE
+    return Preflight("Stuck" if is_stuck else "Failed", diagnosis.message.rstrip("."), pod)

@@ -1,8 +1,7 @@
 """How many drafts a resource should have: one decision every ten seconds, from measured demand.
 
 Pure. ``replicas`` is the number of the whole resource, as in ``.spec.draft.replicas``, or of a
-pool, as in ``.spec.replicas``; the caller
-writes the decision there, and nowhere else.
+pool, as in ``.spec.replicas``; the caller writes the decision there, and nowhere else.
 
 *Decision*: a missing sample counts as demand for the present number. *Because* nothing is
 measured in a gap of the window, and a scale-down on the first sample after it would have no
@@ -21,7 +20,7 @@ from ssd_operator.observe.pod_state import is_unschedulable, labels_of, name_of
 from ssd_operator.observe.snapshot import Snapshot
 
 DECISION_SECONDS = 10.0
-"""Between two decisions."""
+"""Time between two decisions."""
 TOLERANCE = 0.1
 """Demand within this fraction of the present number changes nothing."""
 UP_COOLDOWN_SECONDS = 10.0
@@ -46,13 +45,13 @@ class Demand:
     """Measured demand of a resource, and the state of its drafts."""
 
     replicas: int
-    """Present number."""
+    """Present number of drafts."""
     eligible: float | None
     """Running sequences that speculate, with or without a draft, of all targets; mean of 30 s.
     None if no target is ready, or one of them has not answered for 30 s or does not report it."""
     sustainable_sessions: float
-    """Of one draft, mean of the drafts with active links; ``sequencesPerReplica`` if none is
-    measured. > 0."""
+    """Sustainable sessions of a draft: the mean of those with active links; ``sequencesPerReplica``
+    if none is measured. > 0."""
     num_unschedulable: int = 0
     """Draft pods without a node."""
     num_draining: int = 0
@@ -78,16 +77,16 @@ class History:
     """Time and number, oldest first, no older than the window."""
     last_change: float = -math.inf
     decision: Decision | None = None
-    """The newest."""
+    """The newest decision."""
     demand: Demand | None = None
-    """Of this decision."""
+    """Demand of this decision."""
     decided_at: float = -math.inf
 
 
 def internal_scaling(draft: DraftSpec) -> Autoscaling | None:
     """The bounds of the Internal loop; None if the user or another scaler writes the number."""
-    found = draft.autoscaling
-    return found if found is not None and found.mode == "Internal" else None
+    autoscaling = draft.autoscaling
+    return autoscaling if autoscaling is not None and autoscaling.mode == "Internal" else None
 
 
 def measure(snapshot: Snapshot) -> Demand:
@@ -95,7 +94,7 @@ def measure(snapshot: Snapshot) -> Demand:
     sustainable: dict[str, int] = {}
     for (_, draft), link in snapshot.active_links.items():
         if link.sustainable_sessions > 0:
-            # Of a draft that several targets measured, the lowest value counts.
+            # If several targets measured a draft, the lowest value counts.
             sustainable[draft] = min(
                 link.sustainable_sessions, sustainable.get(draft, link.sustainable_sessions)
             )
@@ -104,10 +103,11 @@ def measure(snapshot: Snapshot) -> Demand:
     # A pool to which nothing refers has no demand.
     is_used = bool(snapshot.deployments) or not snapshot.resource.is_pool
     is_known = (bool(targets) or not is_used) and all(name_of(pod) in answers for pod in targets)
+    eligible = sum(answer.eligible_sequences for answer in answers.values())
     default = snapshot.resource.spec.draft.sequences_per_replica
     return Demand(
         replicas=snapshot.num_drafts_wanted,
-        eligible=(sum(each.eligible_sequences for each in answers.values()) if is_known else None),
+        eligible=eligible if is_known else None,
         sustainable_sessions=fmean(sustainable.values()) if sustainable else default,
         num_unschedulable=sum(map(is_unschedulable, snapshot.staying_drafts)),
         num_draining=snapshot.num_draining,
@@ -119,11 +119,11 @@ def next_replicas(bounds: Autoscaling, demand: Demand, history: History, now: fl
     """Decide on the number of drafts."""
     number, present = _needed(bounds, demand), demand.replicas
     oldest = now - bounds.scale_down_stabilization_seconds
-    kept = tuple(entry for entry in history.wanted if entry[0] >= oldest)
+    recent = tuple(entry for entry in history.wanted if entry[0] >= oldest)
     history = replace(
         history,
         first_seen=now if history.first_seen is None else history.first_seen,
-        wanted=(*kept, (now, present if number is None else number)),
+        wanted=(*recent, (now, present if number is None else number)),
     )
     decision = _decide(bounds, demand, history, number, now)
     changed_at = now if decision.replicas != present else history.last_change
@@ -152,7 +152,7 @@ def _decide(
 ) -> Decision:
     present, quiet = demand.replicas, now - history.last_change
     needed, nearest = present if number is None else number, _within(bounds, present)
-    largest = max(each for _, each in history.wanted)
+    largest = max(wanted for _, wanted in history.wanted)
     seen = now - (now if history.first_seen is None else history.first_seen)
     is_early = largest >= present or seen < bounds.scale_down_stabilization_seconds
     is_busy = demand.num_draining > 0 or quiet < bounds.cooldown_seconds
