@@ -27,7 +27,7 @@ MOUNTING_SECONDS = 10.0
 PROBE_SLACK_SECONDS = 15.0
 """How late the kubelet may be with a probe and the kill after it."""
 LONGEST_QUOTE = 400
-"""Characters."""
+"""Maximum length of a quotation, in characters."""
 
 
 class PodReason(StrEnum):
@@ -53,7 +53,7 @@ class Diagnosis:
 
     reason: PodReason
     message: str
-    """Without a full stop."""
+    """Sentence without a full stop."""
 
 
 _NO_PROCESS = re.compile(r"No module named '?(ssd_(?:target|draft))")
@@ -75,18 +75,18 @@ _KILLED = frozenset({128 + signal.SIGKILL, 128 + signal.SIGTERM})
 """Exit codes of a process that another one has ended."""
 _ENGINE_ERROR = re.compile(r"[A-Za-z_][\w.]*: .*")
 _END_OF_EVENT = re.compile(r'.*("}|": .*})$')
-"""Of a JSON event whose begin the kubelet has cut off."""
+"""End of a JSON event whose begin the kubelet has cut off."""
 _PLACE = re.compile(r" \([\w./-]+:\d+\)$")
 """File and line at the end of an engine's error."""
 _NO_DEVICE = re.compile(r"device .* cannot be used here")
-"""In the ``SettingsError`` of an engine whose device is missing."""
+"""Part of the ``SettingsError`` of an engine whose device is missing."""
 
 
 def worst(diagnoses: Iterable[Diagnosis | None]) -> Diagnosis | None:
     """The most important one; among equals the first."""
     order = list(PodReason)
-    found = (each for each in diagnoses if each is not None)
-    return min(found, key=lambda each: order.index(each.reason), default=None)
+    present = (diagnosis for diagnosis in diagnoses if diagnosis is not None)
+    return min(present, key=lambda diagnosis: order.index(diagnosis.reason), default=None)
 
 
 def diagnose(pod: Object, startup_timeout_seconds: float, now: float) -> Diagnosis | None:
@@ -104,13 +104,13 @@ def diagnose(pod: Object, startup_timeout_seconds: float, now: float) -> Diagnos
     status = pod.get("status", {})
     # No probe limits the time of init containers: a long run is no timeout.
     inits = status.get("initContainerStatuses") or ()
-    others = status.get("containerStatuses") or ()
-    found = [
-        *(_stopped(pod, each, math.inf) or _fetching(name, each) for each in inits),
-        *(_stopped(pod, each, startup_timeout_seconds) for each in others),
+    containers = status.get("containerStatuses") or ()
+    diagnoses = [
+        *(_stopped(pod, container, math.inf) or _fetching(name, container) for container in inits),
+        *(_stopped(pod, container, startup_timeout_seconds) for container in containers),
     ]
     loading = Diagnosis(PodReason.LOADING, f"{name} {_progress(pod, now)}")
-    return next((each for each in found if each is not None), loading)
+    return next((diagnosis for diagnosis in diagnoses if diagnosis is not None), loading)
 
 
 def diagnose_absence(deployment: Object | None, what: str) -> Diagnosis | None:
@@ -226,8 +226,8 @@ def _error_of(ended: Object) -> str:
     if ended.get("exitCode") in _KILLED and not is_written:
         return ""
     text = next((error for line in reversed(lines) if (error := _error_in(line))), "")
-    found = _PLACE.search(text)
-    place = found[0] if found else ""
+    match = _PLACE.search(text)
+    place = match[0] if match else ""
     return _quote(text.removesuffix(place), LONGEST_QUOTE - len(place)) + place
 
 

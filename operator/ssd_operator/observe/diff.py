@@ -15,7 +15,7 @@ from ssd_operator.api.spec import Object
 
 Path = tuple[str, ...]
 _Difference = tuple[Path, bool]
-"""Where, and whether another writer has added it and may not."""
+"""Path of a field, and whether another writer has added it and may not."""
 
 _MERGE_KEYS: Mapping[Path, tuple[str, ...]] = {
     ("metadata", "ownerReferences"): ("uid",),
@@ -41,7 +41,7 @@ _WHOLE = frozenset(
 """Fields below which every key is ours: a selector with one more key selects nothing, and a
 variable is a setting of the process."""
 _DEFAULTED = "apiVersion"
-"""Key that the API server adds there, to ``fieldRef``."""
+"""Key that the API server adds below these fields, to ``fieldRef``."""
 _OURS_IF_ABSENT = frozenset({"args", "envFrom"})
 """Fields of containers that we leave empty and no other writer may fill."""
 _QUANTITIES = frozenset({"requests", "limits"})
@@ -55,7 +55,7 @@ _DROPPED_WHEN_EMPTY = _STRINGS | _QUANTITIES
 """Maps that the API server omits when they are empty. Other empty objects have a meaning,
 for example ``emptyDir``."""
 _IDENTITY = frozenset({"apiVersion", "kind"})
-"""Not compared: items of a list come without them."""
+"""Fields that are not compared: items of a list come without them."""
 
 
 def matches(live: Object, wanted: Object) -> bool:
@@ -80,11 +80,11 @@ def removal(live: Object, wanted: Object) -> Object:
     merge patch replaces lists: each has the items that other writers may add. ``metadata`` is not
     patched.
     """
-    repaired, found = _compare(live, wanted)
-    if not any(is_addition for _, is_addition in found):
+    repaired, differing = _compare(live, wanted)
+    if not any(is_addition for _, is_addition in differing):
         return {}
     ours = wanted.keys() - _IDENTITY - {"metadata"}
-    before, after = ({name: each[name] for name in ours & each.keys()} for each in (live, repaired))
+    before, after = ({name: side[name] for name in ours & side.keys()} for side in (live, repaired))
     return _merge_patch(before, after)
 
 
@@ -101,62 +101,62 @@ def _merge_patch(before: Object, after: Object) -> Object:
 
 def _compare(live: Object, wanted: Object) -> tuple[Object, list[_Difference]]:
     """``live`` with our values and without additions below fields that we own; what differs."""
-    found = list[_Difference]()
+    differing = list[_Difference]()
     ours = {name: value for name, value in wanted.items() if name not in _IDENTITY}
-    repaired = _repair(live, ours, (), found)
+    repaired = _repair(live, ours, (), differing)
     if wanted.get("kind") == "Pod":
         # Admission adds variables and limits to pods, and nothing can remove them from a live pod.
-        found = [each for each in found if not each[1]]
-    return repaired, found
+        differing = [(path, is_addition) for path, is_addition in differing if not is_addition]
+    return repaired, differing
 
 
-def _repair(live: Any, wanted: Any, path: Path, found: list[_Difference]) -> Any:
-    """A part of ``_compare``; adds differences to those found."""
+def _repair(live: Any, wanted: Any, path: Path, differing: list[_Difference]) -> Any:
+    """Return a part of ``live`` with our values; add its differences to ``differing``."""
     if isinstance(wanted, dict) and isinstance(live, dict):
         repaired = {}
         for name, value in live.items():
             if name in wanted:
-                repaired[name] = _repair(value, wanted[name], (*path, name), found)
+                repaired[name] = _repair(value, wanted[name], (*path, name), differing)
             elif _is_addition(name, live, path):
-                found.append(((*path, name), True))
+                differing.append(((*path, name), True))
             else:
                 repaired[name] = value
         for name, value in wanted.items():
             if name not in live and not _is_dropped(value, name, path):
-                found.append(((*path, name), False))
+                differing.append(((*path, name), False))
                 repaired[name] = value
         return repaired
     if isinstance(wanted, list) and isinstance(live, list):
-        return _repair_list(live, wanted, path, found)
+        return _repair_list(live, wanted, path, differing)
     if _equals(live, wanted, path):
         return live
-    found.append((path, False))
+    differing.append((path, False))
     return wanted
 
 
 def _repair_list(
-    live: list[Any], wanted: list[Any], path: Path, found: list[_Difference]
+    live: list[Any], wanted: list[Any], path: Path, differing: list[_Difference]
 ) -> list[Any]:
     keys = _MERGE_KEYS.get(path[-2:])
     if keys is None and len(live) == len(wanted):
-        return [_repair(*each, path, found) for each in zip(live, wanted, strict=True)]
+        return [_repair(*pair, path, differing) for pair in zip(live, wanted, strict=True)]
     if keys is None:
-        found.append((path, False))
+        differing.append((path, False))
         return wanted
     theirs, ours = (
-        {tuple(each.get(key, _KEY_DEFAULTS.get(key)) for key in keys): each for each in items}
+        {tuple(item.get(key, _KEY_DEFAULTS.get(key)) for key in keys): item for item in items}
         for items in (live, wanted)
     )
     repaired = []
-    for identity, each in theirs.items():
+    for identity, item in theirs.items():
         if identity in ours:
-            repaired.append(_repair(each, ours[identity], path, found))
+            repaired.append(_repair(item, ours[identity], path, differing))
         elif path[-1] == "env":
-            found.append((path, True))
+            differing.append((path, True))
         else:
-            repaired.append(each)
-    missing = [each for identity, each in ours.items() if identity not in theirs]
-    found += [(path, False) for _ in missing]
+            repaired.append(item)
+    missing = [item for identity, item in ours.items() if identity not in theirs]
+    differing += [(path, False) for _ in missing]
     return repaired + missing
 
 

@@ -29,12 +29,12 @@ class ObjectCache:
         """
         self._wake = wake
         self._objects: dict[str, Object] = {}
-        """By uid."""
+        """Live objects by uid."""
         self._users: dict[Key, set[str]] = {}
         """Uids of the resources that refer to a pool, by its key."""
         self._uids: dict[Key, set[str]] = {}
         self._deleted: dict[str, int] = {}
-        """By uid: the last version that existed."""
+        """Last version of each deleted object, by uid."""
         self._lists: dict[tuple[str, str], int] = {}
         """Version of the last list by kind and namespace."""
 
@@ -49,22 +49,22 @@ class ObjectCache:
         An SSDDeployment older than the kind SSDDraftPool may have a pool's prefix; it has
         precedence.
         """
-        found = (each for each in self._of(key) if each["kind"] in RESOURCE_KINDS)
-        return max(found, key=lambda each: (each["kind"] == KIND, _version(each)), default=None)
+        things = (thing for thing in self._of(key) if thing["kind"] in RESOURCE_KINDS)
+        return max(things, key=lambda thing: (thing["kind"] == KIND, _version(thing)), default=None)
 
     def children(self, key: Key) -> dict[Ref, Object]:
         """Children and pods that may be a resource's; of two with one name the newer."""
-        found = (each for each in self._of(key) if each["kind"] not in RESOURCE_KINDS)
-        return {ref_of(each): each for each in sorted(found, key=_version)}
+        children = (child for child in self._of(key) if child["kind"] not in RESOURCE_KINDS)
+        return {ref_of(child): child for child in sorted(children, key=_version)}
 
     def peers(self, key: Key) -> set[Key]:
         """The pool that a resource refers to, or all that refer to this pool, live or not."""
-        found = self.resource(key)
-        if found is not None and found["kind"] == KIND:
-            return _pool_of(found)
+        resource = self.resource(key)
+        if resource is not None and resource["kind"] == KIND:
+            return _pool_of(resource)
         users = {key_of(self._objects[uid]) for uid in self._users.get(key, ())}
-        # Of two objects with one name, the newer one is the resource.
-        return {each for each in users if each and key in _pool_of(self.resource(each) or {})}
+        # If two objects have one name, the newer one is the resource.
+        return {user for user in users if user and key in _pool_of(self.resource(user) or {})}
 
     def wake(self, key: Key, others: AbstractSet[Key] = frozenset(), **changes: bool) -> None:
         """Wake a resource, those that share drafts with it, and ``others``."""
@@ -105,12 +105,12 @@ class ObjectCache:
         Objects that are not in this version of the list are removed.
         """
         listed = set(map(_uid, things))
-        for uid, each in list(self._objects.items()):
-            is_here = each["kind"] == kind and namespace in ("", each["metadata"]["namespace"])
-            if is_here and uid not in listed and _version(each) <= version:
+        for uid, thing in list(self._objects.items()):
+            is_here = thing["kind"] == kind and namespace in ("", thing["metadata"]["namespace"])
+            if is_here and uid not in listed and _version(thing) <= version:
                 self._remove(uid, version)
-        for each in things:
-            self.put(each)
+        for thing in things:
+            self.put(thing)
         # Answers are not older than the list before this one.
         oldest = self._lists.get((kind, namespace), 0)
         self._deleted = {uid: last for uid, last in self._deleted.items() if last >= oldest}
@@ -121,9 +121,9 @@ class ObjectCache:
 
     def _remove(self, uid: str, version: int) -> None:
         self._deleted[uid] = max(version, self._deleted.get(uid, -1))
-        found = self._objects.get(uid, {})
+        thing = self._objects.get(uid, {})
         if (key := self._drop(uid)) is not None:
-            self.wake(key, _pool_of(found), is_changed=found["kind"] in RESOURCE_KINDS)
+            self.wake(key, _pool_of(thing), is_changed=thing["kind"] in RESOURCE_KINDS)
 
     def _drop(self, uid: str) -> Key | None:
         """Drop an object, if it is there; returns the key of its resource."""

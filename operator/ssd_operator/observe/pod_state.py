@@ -18,7 +18,7 @@ from ssd_operator.children.objects import (
 )
 
 DRAIN_DEADLINE_ANNOTATION = f"{GROUP}/drain-deadline"
-"""On a draft's pod that is drained: when the drain ends at the latest, RFC 3339."""
+"""Annotation of a draft's pod that is drained: latest end of the drain, RFC 3339."""
 _SERVICE_LABEL = "kubernetes.io/service-name"
 
 
@@ -27,7 +27,7 @@ class Address:
     """Where the process of a pod is called."""
 
     host: str
-    """Its address, without a port."""
+    """IP address of the pod."""
     is_tls: bool = False
     """Whether its gRPC port has TLS."""
     has_tokens: bool = False
@@ -38,7 +38,7 @@ def address_of(pod: Object) -> Address | None:
     """Where the process of a pod is called; None before it has an address."""
     host = (pod.get("status") or {}).get("podIP")
     # A pod keeps its protocol while the resource changes.
-    volumes = {each["name"] for each in (pod.get("spec") or {}).get("volumes") or ()}
+    volumes = {volume["name"] for volume in (pod.get("spec") or {}).get("volumes") or ()}
     return Address(host, TLS_VOLUME in volumes, TOKENS_VOLUME in volumes) if host else None
 
 
@@ -156,9 +156,9 @@ def endpoints_of(service: str, slices: Iterable[Object]) -> frozenset[str]:
     """Names of the ready pods of a Service, from the EndpointSlices of a namespace."""
     return frozenset(
         str((endpoint.get("targetRef") or {}).get("name", ""))
-        for each in slices
-        if labels_of(each).get(_SERVICE_LABEL) == service
-        for endpoint in each.get("endpoints") or ()
+        for endpoint_slice in slices
+        if labels_of(endpoint_slice).get(_SERVICE_LABEL) == service
+        for endpoint in endpoint_slice.get("endpoints") or ()
         # Absent means unknown, which counts as true.
         if (endpoint.get("conditions") or {}).get("ready") is not False
     )
@@ -177,7 +177,7 @@ def condition_of(thing: Object, kind: str) -> Object:
 def condition_in(status: Object, kind: str) -> Object:
     """A condition of a status; empty where there is none."""
     conditions = status.get("conditions") or []
-    return next((found for found in conditions if found.get("type") == kind), {})
+    return next((condition for condition in conditions if condition.get("type") == kind), {})
 
 
 def to_text(seconds: float) -> str:

@@ -80,7 +80,7 @@ class Snapshot:
     former: frozenset[Ref] = frozenset()
     """Wanted names of children that a former resource of this name left; they will be deleted."""
     pools: Mapping[str, TargetReport] = field(default_factory=dict)
-    """By target pod; only pods that exist."""
+    """Reports by target pod; only of pods that exist."""
     drains: Mapping[str, str] = field(default_factory=dict)
     """Results by draft pod: Drained, TimedOut, Unreachable; empty while a drain runs."""
     status: Object = field(default_factory=dict)
@@ -128,8 +128,9 @@ class Snapshot:
     def answers(self) -> dict[str, PoolStatus]:
         """Answers of ready targets that are not too old, by pod."""
         oldest = self.now - OLDEST_ANSWER_SECONDS
-        found = {name_of(pod): self.pools.get(name_of(pod)) for pod in self.ready_targets}
-        return {name: each.status for name, each in found.items() if each and each.at >= oldest}
+        names = map(name_of, self.ready_targets)
+        reports = {name: self.pools[name] for name in names if name in self.pools}
+        return {name: report.status for name, report in reports.items() if report.at >= oldest}
 
     @cached_property
     def links(self) -> dict[tuple[str, str], LinkStatus]:
@@ -207,19 +208,19 @@ class Snapshot:
         )
 
     def _deployments(self, names: Iterable[str]) -> tuple[Object, ...]:
-        found = (self.children.get(Ref("Deployment", name)) for name in names)
-        return tuple(each for each in found if each is not None)
+        deployments = (self.children.get(Ref("Deployment", name)) for name in names)
+        return tuple(deployment for deployment in deployments if deployment is not None)
 
 
 async def observe(
     cluster: Cluster,
     cache: ObjectCache,
     settings: OperatorSettings,
-    found: Object,
+    cached: Object,
     resource: Resource,
     now: float,
 ) -> Snapshot:
-    """Collect the state of a resource, ``found`` and parsed, and of everything around it.
+    """Collect the state of a resource, ``cached`` and parsed, and of everything around it.
 
     The cluster is read where the cache has no child of a wanted name: watches bring only what
     carries our label.
@@ -229,32 +230,32 @@ async def observe(
     """
     seen = cache.children(resource.key)
     children = {
-        ref: each
-        for ref, each in seen.items()
-        if (is_owned_by if ref.kind == "Pod" else is_ours)(each, resource.uid)
+        ref: child
+        for ref, child in seen.items()
+        if (is_owned_by if ref.kind == "Pod" else is_ours)(child, resource.uid)
     }
     pods, gateways = (
         tuple(
-            each
-            for ref, each in seen.items()
+            pod
+            for ref, pod in seen.items()
             if ref.kind == "Pod"
             and ref not in children
-            and is_pod_of(each, resource.prefix, components)
-            and not _is_older(each, found, children.get(Ref("Deployment", maker_of(each))))
+            and is_pod_of(pod, resource.prefix, components)
+            and not _is_older(pod, cached, children.get(Ref("Deployment", maker_of(pod))))
         )
         for components in (ENGINES, (Component.GATEWAY,))
     )
     replicas = {}
     for cell in draft_cells(resource):
-        made = children.get(Ref("Deployment", drafts_name(resource, cell)), {"spec": {}})
+        deployment = children.get(Ref("Deployment", drafts_name(resource, cell)), {"spec": {}})
         number = resource.spec.draft.replicas
         # The most that this pass may want of the Deployment: a drain shrinks it later.
-        replicas[cell] = max(number, int(made["spec"].get("replicas", number)))
-    names = dict.fromkeys(map(ref_of, wanted(resource, settings, replicas)))
-    # One that is not wanted and has lost its labels would never be deleted, but its pods show it.
-    names |= {Ref("Deployment", maker_of(pod)): None for pod in pods if not is_terminating(pod)}
+        replicas[cell] = max(number, int(deployment["spec"].get("replicas", number)))
+    refs = dict.fromkeys(map(ref_of, wanted(resource, settings, replicas)))
+    # An unwanted Deployment without its labels would never be deleted, but its pods name it.
+    refs |= {Ref("Deployment", maker_of(pod)): None for pod in pods if not is_terminating(pod)}
     foreign, former = dict[Ref, str](), set[Ref]()
-    for ref in [each for each in names if each not in children]:
+    for ref in [ref for ref in refs if ref not in children]:
         if (live := await cluster.get(resource.namespace, ref)) is None:
             continue
         owner = controller_of(live)
@@ -274,7 +275,7 @@ async def observe(
         endpoints=endpoints_of(resource.prefix, seen.values()),
         foreign=foreign,
         former=frozenset(former),
-        status=found.get("status") or {},
+        status=cached.get("status") or {},
         pool=_pool(cache, resource),
         deployments=tuple(name for _, name in peers) if resource.is_pool else (),
     )
@@ -284,20 +285,20 @@ def _linked_pods(cache: ObjectCache, resource: Resource, peers: Iterable[Key]) -
     """Pods at the other end of the links that other resources own."""
     component = Component.TARGET if resource.is_pool else Component.DRAFT
     for other in peers:
-        for ref, each in cache.children(other).items():
-            is_linked = not resource.is_pool or labels_of(each).get(POOL_LABEL) == resource.prefix
-            if ref.kind == "Pod" and is_linked and is_pod_of(each, other[1], (component,)):
-                yield each
+        for ref, child in cache.children(other).items():
+            is_linked = not resource.is_pool or labels_of(child).get(POOL_LABEL) == resource.prefix
+            if ref.kind == "Pod" and is_linked and is_pod_of(child, other[1], (component,)):
+                yield child
 
 
 def _pool(cache: ObjectCache, resource: Resource) -> Resource | None:
     if resource.pool_prefix is None:
         return None
-    found = cache.resource((resource.namespace, resource.pool_prefix))
-    if found is None or found["kind"] != POOL_KIND or is_terminating(found):
+    pool = cache.resource((resource.namespace, resource.pool_prefix))
+    if pool is None or pool["kind"] != POOL_KIND or is_terminating(pool):
         return None
     with contextlib.suppress(SpecError):  # the status of the pool has the reason
-        return parse(found)
+        return parse(pool)
     return None
 
 
@@ -308,7 +309,7 @@ def _is_older(pod: Object, resource: Object, deployment: Object | None) -> bool:
     one that is older than its Deployment alone was adopted by that.
     """
     makers = [resource] if deployment is None else [resource, deployment]
-    return all(_made_at(pod) < _made_at(each) for each in makers)
+    return all(_made_at(pod) < _made_at(maker) for maker in makers)
 
 
 def _made_at(thing: Object) -> float:
