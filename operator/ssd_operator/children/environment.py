@@ -57,7 +57,7 @@ def engine_environment(workload: Workload) -> list[Object]:
         settings |= {
             "MODEL_NAME": spec.model.name or workload.resource.name,
             "DRAFTS": f"{drafts_name(workload.resource, workload.cell or 0)}:{DRAFT_PORT}",
-            # One rank on each GPU of the pod.
+            # Each GPU of the pod has one rank.
             "TENSOR_PARALLEL_SIZE": unless_default(spec.tensor_parallel_size, 1),
             "MAX_NUM_SEQS": engine.max_num_seqs,
             "MAX_QUEUE": engine.max_queue,
@@ -72,13 +72,13 @@ def engine_environment(workload: Workload) -> list[Object]:
             **_security_settings(workload),
         }
     fields = {"POD_NAME": "metadata.name", "NODE_NAME": "spec.nodeName"}
-    found = variables(prefix, settings) + [
+    environment = variables(prefix, settings) + [
         {"name": f"{prefix}_{name}", "valueFrom": {"fieldRef": {"fieldPath": path}}}
         for name, path in fields.items()
     ]
     if workload.cell is not None:
-        found.append({"name": f"{prefix}_CELL", "value": str(workload.cell)})
-    return found + hub_environment(block.source)
+        environment.append({"name": f"{prefix}_CELL", "value": str(workload.cell)})
+    return environment + hub_environment(block.source)
 
 
 def target_settings(workload: Workload) -> dict[str, object]:
@@ -102,19 +102,20 @@ def hub_environment(source: Source) -> list[Object]:
 def fetch_environment(source: Source) -> list[Object]:
     """Settings of the container that fetches a model. No other container has the hub's token."""
     settings: dict[str, object] = {"MODEL": _model(source), "TERMINATION_LOG": TERMINATION_LOG}
-    found = [*variables("SSD_FETCH", settings), _HUB]
+    environment = [*variables("SSD_FETCH", settings), _HUB]
     if source.token_secret_ref is not None:
         # By reference: the operator never reads its value.
         reference = {"secretKeyRef": dict(source.token_secret_ref)}
-        found.append({"name": "HF_TOKEN", "valueFrom": reference})
-    return found
+        environment.append({"name": "HF_TOKEN", "valueFrom": reference})
+    return environment
 
 
 def merged(ours: Sequence[Object], users: Sequence[Mapping[str, Any]]) -> list[Object]:
     """Our variables and the user's, which have precedence unless their name is reserved."""
-    theirs = {each["name"]: dict(each) for each in users if each["name"] not in reserved.ENV}
-    kept = [theirs.pop(each["name"], each) for each in ours]
-    return kept + list(theirs.values())
+    allowed = (variable for variable in users if variable["name"] not in reserved.ENV)
+    theirs = {variable["name"]: dict(variable) for variable in allowed}
+    overridden = [theirs.pop(variable["name"], variable) for variable in ours]
+    return overridden + list(theirs.values())
 
 
 def unless_default(value: object, default: object) -> object:
@@ -146,7 +147,7 @@ def _security_settings(workload: Workload) -> dict[str, object]:
         settings["TLS_KEY"] = f"{reserved.TLS_FOLDER}/tls.key"
         if workload.is_target:
             settings["LINK_CA"] = authority
-            # One certificate for the drafts of all cells.
+            # The drafts of all cells have one certificate.
             drafts = f"{resource.pool_prefix or resource.prefix}-{Component.DRAFT}"
             settings["LINK_SERVER_NAME"] = server_name(resource.namespace, drafts)
         if tls.mode == "Mutual":

@@ -49,12 +49,12 @@ def gateway_template(workload: Workload) -> Object:
         "TERMINATION_LOG": TERMINATION_LOG,
         "PLAYGROUND": None if gateway.playground else "false",
     }
-    made = container(
+    gateway_container = container(
         workload,
         str(workload.component),
         process.module,
         env=variables("SSD_GATEWAY", settings),
-        volumeMounts=[each.mount for each in volumes],
+        volumeMounts=[volume.mount for volume in volumes],
         ports=container_ports(process.ports),
         resources=with_defaults(gateway.resources, _REQUESTS, _LIMITS),
         startupProbe=probe("/livez", 1, 2, 60) | KILL,
@@ -65,8 +65,8 @@ def gateway_template(workload: Workload) -> Object:
     spec = plain_pod(
         workload,
         grace_seconds=PRE_STOP_SECONDS + DRAIN_SECONDS + _MARGIN_SECONDS,
-        containers=[made],
-        volumes=[each.spec for each in volumes],
+        containers=[gateway_container],
+        volumes=[volume.spec for volume in volumes],
         imagePullSecrets=list(workload.spec.pod_template.image_pull_secrets),
     )
     return make_template(workload, spec, PodTemplate())

@@ -56,7 +56,7 @@ def wanted(
         ]
         objects += _budgets(workload, replicas)
     order = tuple(KINDS)
-    return sorted(objects, key=lambda each: order.index(each["kind"]))
+    return sorted(objects, key=lambda child: order.index(child["kind"]))
 
 
 def components_of(resource: Resource) -> Iterator[Component]:
@@ -78,10 +78,10 @@ def _network_policy(workload: Workload) -> Object:
     }
     gateways = _pods(selector(resource, Component.GATEWAY))
     linked = _pods(peers(resource, component))
-    given = [dict(each) for each in spec.security.clients]
-    clients = given or [_ANY_POD]
+    named_clients = [dict(client) for client in spec.security.clients]
+    clients = named_clients or [_ANY_POD]
     # Gateways are always clients.
-    own = [gateways] if given and spec.gateway.enabled else []
+    own = [gateways] if named_clients and spec.gateway.enabled else []
     callers = {
         Component.TARGET: [*clients, *own],
         Component.DRAFT: [linked],

@@ -30,15 +30,15 @@ NAME_LABEL = f"{GROUP}/name"
 COMPONENT_LABEL = f"{GROUP}/component"
 CELL_LABEL = f"{GROUP}/cell"
 ENGINE_LABEL = f"{GROUP}/engine"
-"""On pods of targets and their template: ``spec.target.engine``."""
+"""Label of pods of targets and their template: ``spec.target.engine``."""
 POOL_LABEL = f"{GROUP}/pool"
-"""On targets that refer to a pool: the ``Resource.prefix`` of the pool."""
+"""Label of targets that refer to a pool: the ``Resource.prefix`` of the pool."""
 REVISION_LABEL = f"{GROUP}/revision"
-"""On pods and their template: the first ten digits of the template's hash."""
+"""Label of pods and their template: the first ten digits of the template's hash."""
 TEMPLATE_HASH_LABEL = "pod-template-hash"
-"""On pods of a Deployment, by its controller: also the end of their ReplicaSet's name."""
+"""Label that the Deployment controller gives to pods, and the end of their ReplicaSet's name."""
 HASH_ANNOTATION = f"{GROUP}/hash"
-"""On every object: the hash of its wanted state."""
+"""Annotation of every object: the hash of its wanted state."""
 RESTART_ANNOTATION = f"{GROUP}/restart"
 """Copied from the resource to the pod templates: a new value replaces all pods."""
 SCHEME_ANNOTATION = f"{GROUP}/scheme"
@@ -167,12 +167,12 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """Of most of their objects."""
+        """Name of most of their objects."""
         return child_name(self.resource, self.component, self.cell)
 
     @property
     def spec(self) -> Spec:
-        """Of the resource."""
+        """Spec of the resource."""
         return self.resource.spec
 
     @property
@@ -206,7 +206,7 @@ class Workload:
 
     @property
     def engine_label(self) -> dict[str, str]:
-        """On pods of targets only."""
+        """Label of the engine, on pods of targets only."""
         return {ENGINE_LABEL: self.spec.target.engine} if self.is_target else {}
 
     def make(self, kind: str, name: str = "", **body: Any) -> Object:
@@ -220,7 +220,7 @@ class Workload:
             "controller": True,
             "blockOwnerDeletion": True,
         }
-        made: Object = {
+        manifest: Object = {
             "apiVersion": KINDS[kind].api_version,
             "kind": kind,
             "metadata": {
@@ -231,8 +231,8 @@ class Workload:
             },
             **body,
         }
-        made["metadata"]["annotations"] = {HASH_ANNOTATION: digest(made, HASH_DIGITS)}
-        return made
+        manifest["metadata"]["annotations"] = {HASH_ANNOTATION: digest(manifest, HASH_DIGITS)}
+        return manifest
 
 
 def digest(value: Object, num_digits: int) -> str:

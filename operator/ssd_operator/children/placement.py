@@ -13,36 +13,36 @@ from ssd_operator.children.objects import COMPONENT_LABEL, Component, Workload, 
 _NODE_KEY = "kubernetes.io/hostname"
 _PRODUCT_KEY = "nvidia.com/gpu.product"
 _BESIDE_WEIGHT = 100
-"""Of a target's preference for the node of its drafts, and of a draft's for its target's."""
+"""Weight of a target's preference for the node of its drafts, and of the reverse."""
 _SPREAD_WEIGHT = 50
-"""Of a target's preference for a node without another target."""
+"""Weight of a target's preference for a node without another target."""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def affinity(workload: Workload) -> Object:
     """Affinity of a pod; the drafts of a Pool follow any target of theirs."""
-    resource, placement, found = workload.resource, workload.spec.placement, Object()
+    resource, placement, affinities = workload.resource, workload.spec.placement, Object()
     policy = effective_policy(resource)
     if workload.device == "nvidia" and placement.gpu_products:
         products = list(placement.gpu_products)
         expression = {"key": _PRODUCT_KEY, "operator": "In", "values": products}
         terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
-        found["nodeAffinity"] = {_REQUIRED: terms}
+        affinities["nodeAffinity"] = {_REQUIRED: terms}
     beside = _term(peers(resource, workload.component, workload.cell or 0), placement.topology_key)
     if policy == "Required" and not workload.is_target:
         # Until the target has a node, the draft is Pending.
-        found["podAffinity"] = {_REQUIRED: [beside]}
+        affinities["podAffinity"] = {_REQUIRED: [beside]}
     elif policy != "None":
-        found["podAffinity"] = _preferred(beside, _BESIDE_WEIGHT)
+        affinities["podAffinity"] = _preferred(beside, _BESIDE_WEIGHT)
     if workload.is_target:
         others = _term({COMPONENT_LABEL: str(Component.TARGET)}, _NODE_KEY)
         if placement.exclusive_node:
             # All namespaces: the GPUs of a node belong to everybody.
-            found["podAntiAffinity"] = {_REQUIRED: [others | {"namespaceSelector": {}}]}
+            affinities["podAntiAffinity"] = {_REQUIRED: [others | {"namespaceSelector": {}}]}
         else:
-            found["podAntiAffinity"] = _preferred(others, _SPREAD_WEIGHT)
-    return found
+            affinities["podAntiAffinity"] = _preferred(others, _SPREAD_WEIGHT)
+    return affinities
 
 
 def effective_policy(resource: Resource) -> str:

@@ -44,7 +44,7 @@ _KILL_AT_ONCE: Object = {"terminationGracePeriodSeconds": 1}
 """Grace period of a process that hangs: it receives no SIGTERM."""
 
 _MARGIN_SECONDS = {Component.TARGET: 30, Component.DRAFT: 25}
-"""From the longest drain to the kill of the process."""
+"""Time from the longest drain to the kill of the process."""
 USER = 10001
 """uid and gid of the images' user ``ssd``."""
 _POD_SECURITY: Object = {
@@ -66,7 +66,7 @@ _PREFLIGHT_RESOURCES: Object = {
     "requests": {"cpu": "100m", "memory": "0", "ephemeral-storage": "0"},
     "limits": {"cpu": "1", "memory": "1Gi"},
 }
-"""It runs beside the serving pods, so it reserves little; without any CPU it received one second of
+"""A preflight runs beside serving pods, so it reserves little; without any CPU it received 1 s of
 CPU time in half a minute on a busy node. All are named, because a quota may require each."""
 _SECRET_MODE = 0o440
 """The process reads files of Secrets as their group."""
@@ -87,7 +87,7 @@ class Volume(NamedTuple):
 
     @property
     def mount(self) -> Object:
-        """Its mount, without subPath: the kubelet replaces files when a Secret changes."""
+        """A mount without subPath: the kubelet replaces its files when a Secret changes."""
         read_only = {"readOnly": True} if self.is_read_only else {}
         return {"name": self.name, "mountPath": self.folder} | read_only
 
@@ -105,23 +105,23 @@ def engine_volumes(workload: Workload) -> list[Volume]:
         "EmptyDir": {"emptyDir": present(sizeLimit=str(cache.size_limit or ""))},
     }
     memory = {"emptyDir": {"medium": "Memory", "sizeLimit": size}}
-    found = [
+    volumes = [
         SCRATCH,
         Volume("cache", reserved.CACHE_FOLDER, caches[cache.type]),
         Volume("shm", reserved.SHARED_MEMORY, memory),
     ]
     if claim := block.source.claim:
         claimed = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
-        found.append(Volume("models", reserved.MODELS_FOLDER, claimed, is_read_only=True))
+        volumes.append(Volume("models", reserved.MODELS_FOLDER, claimed, is_read_only=True))
     if (tls := security.tls) is not None:
         secret = tls.target_secret_name if workload.is_target else tls.draft_secret_name
-        found.append(secret_volume(reserved.TLS_VOLUME, reserved.TLS_FOLDER, secret))
+        volumes.append(secret_volume(reserved.TLS_VOLUME, reserved.TLS_FOLDER, secret))
     if (name := security.token_secret_name) is not None:
         # A draft has no token of a client.
         clients = [environment.CLIENT_TOKENS] if workload.is_target else []
         files = {key: key for key in (*clients, environment.LINK_TOKENS, environment.ADMIN_TOKENS)}
-        found.append(secret_volume(reserved.TOKENS_VOLUME, reserved.TOKENS_FOLDER, name, files))
-    return found
+        volumes.append(secret_volume(reserved.TOKENS_VOLUME, reserved.TOKENS_FOLDER, name, files))
+    return volumes
 
 
 def secret_volume(
@@ -143,7 +143,7 @@ def engine_template(workload: Workload) -> Object:
         workload,
         grace_seconds=block.drain_seconds + _MARGIN_SECONDS[workload.component],
         containers=[_engine_container(workload)],
-        volumes=[*(each.spec for each in engine_volumes(workload)), *template.volumes],
+        volumes=[*(volume.spec for volume in engine_volumes(workload)), *template.volumes],
         affinity=placement.affinity(workload),
         initContainers=inits,
         nodeSelector=template.node_selector,
@@ -190,7 +190,7 @@ def preflight_spec(deployment: Object, node: str) -> Object:
     template = deployment["spec"]["template"]["spec"]
     engine = template["containers"][0]
     is_read_only = engine["securityContext"]["readOnlyRootFilesystem"]
-    container = _without(engine, "ports", "lifecycle", *_PROBES) | {
+    preflight = _without(engine, "ports", "lifecycle", *_PROBES) | {
         "name": PREFLIGHT_CONTAINER,
         "args": [*engine.get("args", ()), "--print-config"],
         "resources": copy.deepcopy(_PREFLIGHT_RESOURCES),
@@ -202,10 +202,12 @@ def preflight_spec(deployment: Object, node: str) -> Object:
         "terminationGracePeriodSeconds": 1,
         "affinity": affinity_to(node),
         "volumes": [
-            {"name": each["name"], "emptyDir": {}} if each["name"] in ("cache", "tmp") else each
-            for each in template["volumes"]
+            {"name": volume["name"], "emptyDir": {}}
+            if volume["name"] in ("cache", "tmp")
+            else volume
+            for volume in template["volumes"]
         ],
-        "containers": [container],
+        "containers": [preflight],
     }
 
 
@@ -228,7 +230,7 @@ def _template(workload: Workload) -> PodTemplate:
 
 def _engine_container(workload: Workload) -> Object:
     process = process_of(workload.resource, workload.component)
-    mounts = [each.mount for each in engine_volumes(workload)]
+    mounts = [volume.mount for volume in engine_volumes(workload)]
     if workload.block.source.is_on_hub:
         # Weights that pods share: an engine compiles beside them and never writes to them.
         hub = {"mountPath": reserved.HUB_FOLDER, "subPath": reserved.HUB_SUBFOLDER}
@@ -258,16 +260,16 @@ def _fetch_container(workload: Workload) -> Object:
     It has the user's variables and mounts: a proxy, or a certificate of the hub's mirror.
     """
     variables = environment.fetch_environment(workload.block.source)
-    scratch, cache, *_ = (each.mount for each in engine_volumes(workload))
-    made = _container(workload, FETCH, "ssd.fetch", variables, [scratch, cache])
-    return made | {"resources": without_gpus(engine_resources(workload))}
+    scratch, cache, *_ = (volume.mount for volume in engine_volumes(workload))
+    fetch = _container(workload, FETCH, "ssd.fetch", variables, [scratch, cache])
+    return fetch | {"resources": without_gpus(engine_resources(workload))}
 
 
 def _folder_container(workload: Workload) -> Object:
     """Gives the node's cache folder, which the kubelet makes as root, to our user."""
     capabilities = {"drop": ["ALL"], "add": ["CHOWN"]}
     root = {"runAsNonRoot": False, "runAsUser": 0, "runAsGroup": 0, "capabilities": capabilities}
-    _, cache, *_ = (each.mount for each in engine_volumes(workload))
+    _, cache, *_ = (volume.mount for volume in engine_volumes(workload))
     # With one container without limits, no container of the pod has CPUs of its own.
     resources = without_gpus(engine_resources(workload)) if has_own_cpus(workload) else {}
     return present(resources=resources) | {

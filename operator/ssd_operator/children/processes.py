@@ -35,9 +35,9 @@ class EngineProcess:
     module: str
     """``python -m`` runs it. With ``--print-config`` it checks its settings and exits."""
     image: Callable[[OperatorSettings], str]
-    """Of pods whose resource sets none."""
+    """Image of pods whose resource sets none."""
     ports: Mapping[str, int]
-    """By name. The operator calls ``grpc``; ``http`` has probes and metrics."""
+    """Ports by name. The operator calls ``grpc``; ``http`` has probes and metrics."""
     api: Literal["grpc", "http"] = "grpc"
     """Name of the port that clients, or the targets of drafts, call. If it is ``http``, only they
     reach it; otherwise its pages contain no prompt, and any pod does."""
@@ -82,13 +82,13 @@ _TARGETS = {
     "vllm": EngineProcess(
         module="ssd_vllm",
         image=lambda settings: settings.vllm_image,
-        # Its processes exchange messages there, 160 MiB and more.
+        # Processes of vLLM exchange messages there, 160 MiB and more.
         shared_memory={"nvidia": "8Gi", "cpu": "1Gi"},
         ports={"grpc": TARGET_PORT, "http": VLLM_PORT},
         api="http",
         endpoint=f"SCHEME://HOST:{VLLM_PORT}/v1",
         tls_ports=frozenset({"grpc", "http"}),
-        # It answers once the model is loaded, and fails when the engine has died.
+        # This page answers once the model is loaded, and fails when the engine has died.
         ready_page="/health",
         live_page="/health",
         # The loop that tokenizes and serves requests answers it.

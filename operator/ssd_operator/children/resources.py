@@ -13,7 +13,7 @@ _REQUESTS = {
     ("nvidia", Component.DRAFT): {"cpu": "4", "memory": "16Gi", "ephemeral-storage": "4Gi"},
 }
 _REQUESTS_BESIDE_GPUS = {"cpu": "16", "memory": "32Gi", "ephemeral-storage": "4Gi"}
-"""Of a draft on CPUs of a GPU node, which the static CPU manager allocates to it alone."""
+"""Requests of a draft on CPUs of a GPU node, which the static CPU manager allocates to it alone."""
 _PLAIN = ("cpu", "memory", "ephemeral-storage")
 
 
@@ -29,8 +29,8 @@ def engine_resources(workload: Workload) -> Object:
     num_gpus = spec.tensor_parallel_size if workload.is_target else 1
     gpus = {block.gpu_resource: str(num_gpus)} if device == "nvidia" else {}
     own_limits = {} if spec.is_gpu else {"memory": "2Gi"}
-    made = with_defaults(block.resources, own_requests, own_limits)
-    requests, limits = made.get("requests", {}), made.get("limits", {}) | gpus
+    resources = with_defaults(block.resources, own_requests, own_limits)
+    requests, limits = resources.get("requests", {}), resources.get("limits", {}) | gpus
     if is_beside_gpus:
         # Equal requests and limits: the QoS class Guaranteed, which has CPUs of its own.
         equal = {key: {**limits, **requests}[key] for key in ("cpu", "memory")}
@@ -39,7 +39,7 @@ def engine_resources(workload: Workload) -> Object:
 
 
 def without_gpus(resources: Object) -> Object:
-    """The same without extended resources."""
+    """Return resources without extended resources."""
     return present(
         **{
             part: {name: size for name, size in sizes.items() if name in _PLAIN}
@@ -48,19 +48,19 @@ def without_gpus(resources: Object) -> Object:
     )
 
 
-def with_defaults(given: Object, requests: Object, limits: Object) -> Object:
+def with_defaults(users: Object, requests: Object, limits: Object) -> Object:
     """Resources that the user gives, and defaults for other keys.
 
     A key named in requests or limits alone loses both defaults: a request above our own limit would
     be refused, and a limit without a request is also the request.
     """
-    named = {*given.get("requests", {}), *given.get("limits", {})}
+    named = {*users.get("requests", {}), *users.get("limits", {})}
     defaults = {"requests": requests, "limits": limits}
-    made = {
-        part: {key: size for key, size in sizes.items() if key not in named} | given.get(part, {})
+    completed = {
+        part: {key: size for key, size in sizes.items() if key not in named} | users.get(part, {})
         for part, sizes in defaults.items()
     }
-    return present(**made)
+    return present(**completed)
 
 
 def has_own_cpus(workload: Workload) -> bool:

@@ -19,7 +19,7 @@ from ssd_operator.children.objects import DRAFT_PORT, TARGET_PORT, Workload, dra
 from ssd_operator.children.resources import num_threads
 
 VLLM_PORT = 8000
-"""Of the OpenAI API, ``/health`` and ``/metrics``."""
+"""Port of the OpenAI API, ``/health`` and ``/metrics``."""
 
 
 def vllm_environment(workload: Workload) -> list[Object]:
@@ -44,7 +44,7 @@ def vllm_arguments(workload: Workload) -> list[str]:
         "allow_insecure": True,
         **{name.lower(): value for name, value in target_settings(workload).items()},
     }
-    given = {name: value for name, value in plugin.items() if value is not None}
+    plugin_settings = {name: value for name, value in plugin.items() if value is not None}
     settings = {
         "model": source.uri.removeprefix("hf://") if source.revision else source.folder,
         "revision": source.revision,
@@ -54,12 +54,12 @@ def vllm_arguments(workload: Workload) -> list[str]:
         "ssl-keyfile": f"{reserved.TLS_FOLDER}/tls.key" if spec.security.tls else None,
         "dtype": unless_default(spec.model.dtype, "auto"),
         "max-model-len": spec.model.max_model_len,
-        # One rank on each GPU of the pod.
+        # Each GPU of the pod has one rank.
         "tensor-parallel-size": unless_default(spec.tensor_parallel_size, 1),
         "shutdown-timeout": spec.target.drain_seconds,
         "worker-cls": "ssd_vllm.Worker",
         "speculative-config": json.dumps(speculation),
-        "additional-config": json.dumps({"ssd": given}),
+        "additional-config": json.dumps({"ssd": plugin_settings}),
     }
-    own = [f"--{name}={value}" for name, value in settings.items() if value is not None]
-    return [*spec.target.args, *own]
+    arguments = [f"--{name}={value}" for name, value in settings.items() if value is not None]
+    return [*spec.target.args, *arguments]
