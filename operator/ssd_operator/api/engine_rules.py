@@ -31,7 +31,7 @@ VLLM_ARGS_RULES = (
         "pipeline and data parallel arguments out, and use target.replicas",
     ),
 )
-"""Of the additional arguments of vLLM."""
+"""Rules of the additional arguments of vLLM."""
 
 
 def _with_vllm(wanted: str, message: str) -> tuple[str, str]:
@@ -72,4 +72,4 @@ VLLM_RULES = (
         "the kubelet probes the same port and has none: leave clientNames out",
     ),
 )
-"""Of a spec."""
+"""Rules of a spec about engine vllm."""

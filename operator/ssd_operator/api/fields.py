@@ -37,8 +37,8 @@ def parse_quantity(text: str | int | float, *, is_rounded: bool = False) -> Deci
     if match is None:
         raise ValueError(f"{text!r:.64} is not a quantity such as 500m, 2 or 2Gi")
     number, suffix = match[1], match[2] or ""
-    found = Decimal(sign + number) * (_SUFFIXES.get(suffix) or Decimal(f"1{suffix}"))
-    return (found * 1000).to_integral_value(ROUND_CEILING) / 1000 if is_rounded else found
+    quantity = Decimal(sign + number) * (_SUFFIXES.get(suffix) or Decimal(f"1{suffix}"))
+    return (quantity * 1000).to_integral_value(ROUND_CEILING) / 1000 if is_rounded else quantity
 
 
 def _readable(text: int | str) -> int | str:
@@ -67,8 +67,8 @@ class Block(BaseModel):
 
 def rules(*checks: tuple[str, str]) -> dict[str, Any]:
     """CEL rules of a schema, each with the message of the API server to who breaks it."""
-    found = [{"rule": expression, "message": message} for expression, message in checks]
-    return {"x-kubernetes-validations": found}
+    validations = [{"rule": expression, "message": message} for expression, message in checks]
+    return {"x-kubernetes-validations": validations}
 
 
 def checked(*checks: tuple[str, str]) -> ConfigDict:
@@ -111,14 +111,14 @@ def string(about: str, most: int | None = None, **bounds: Any) -> dict[str, Any]
 
 QUANTITY = {"x-kubernetes-int-or-string": True, "pattern": _QUANTITY, "maxLength": 32}
 NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
-"""Of an object."""
+"""Pattern of the name of an object."""
 LABEL = {"type": "string", "maxLength": 63, "pattern": _LABEL}
 Quantity = Annotated[int | str, AfterValidator(_readable), WithJsonSchema(QUANTITY)]
 """A Kubernetes quantity, as it was written."""
 Visible = Annotated[str, text(512, pattern="^[!-~]*$")]
 """ASCII without blanks."""
 RESOURCE_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-"""Of an SSDDeployment and of an SSDDraftPool, which have at most 40 characters."""
+"""Pattern of the name of an SSDDeployment or an SSDDraftPool, which have at most 40 characters."""
 ObjectName = Annotated[str, text(253, least=1, pattern=NAME)]
 NodeLabels = Annotated[dict[str, Annotated[str, text(63, pattern=_LABEL)]], Field(max_length=16)]
 _FOREIGN = rules(

@@ -17,7 +17,7 @@ _GIVEN_KINDS = ", ".join(f"has(self.{kind})" for kind in _VOLUME_KINDS)
 
 
 def _list_of(words: Collection[str]) -> str:
-    """As CEL has it, always in one order."""
+    """Return a list as CEL spells it, always in one order."""
     return f"[{', '.join(repr(word) for word in sorted(words))}]"
 
 

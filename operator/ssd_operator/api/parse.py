@@ -37,10 +37,10 @@ def parse(obj: Object) -> Resource:
         else:
             spec = Spec.model_validate_json(text, strict=True)
     except ValidationError as error:
-        found = [_sentence(each) for each in error.errors(include_url=False)]
-        more = len(found) - MOST_PROBLEMS
+        problems = [_sentence(problem) for problem in error.errors(include_url=False)]
+        more = len(problems) - MOST_PROBLEMS
         suffix = f"; and {more} more" if more > 0 else ""
-        raise SpecError("; ".join(found[:MOST_PROBLEMS]) + suffix) from error
+        raise SpecError("; ".join(problems[:MOST_PROBLEMS]) + suffix) from error
     if obj["kind"] == KIND and not spec.draft.model_fields_set & {"source", "pool_ref"}:
         raise SpecError("spec.draft.source is missing")
     return Resource(

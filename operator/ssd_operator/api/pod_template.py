@@ -60,7 +60,7 @@ class PodTemplate(PodOverrides):
 
     def overridden(self, own: PodOverrides) -> "PodTemplate":
         """The template with the settings of one kind of pods, which have precedence."""
-        by_name = {each["name"]: each for each in (*self.env, *own.env)}
+        by_name = {variable["name"]: variable for variable in (*self.env, *own.env)}
         return self.changed(
             labels=self.labels | own.labels,
             annotations=self.annotations | own.annotations,

@@ -53,7 +53,7 @@ def spec_of(pool: PoolSpec) -> Spec:
 
     The code for drafts of a resource then makes, drains and scales the drafts of a pool.
     """
-    given = {name: value for name, value in pool if name in Drafts.model_fields}
+    draft_fields = {name: value for name, value in pool if name in Drafts.model_fields}
     tls, security = pool.security.tls, dict(pool.security)
     if tls is not None:
         security["tls"] = Tls(**dict(tls), target_secret_name=tls.draft_secret_name)
@@ -62,7 +62,7 @@ def spec_of(pool: PoolSpec) -> Spec:
         paused=pool.paused,
         model=Model(**dict(pool.model)),
         target=TargetSpec(source=pool.source).changed(replicas=0),
-        draft=DraftSpec(**given | {"pod_template": PodOverrides(), "sharing": "Pool"}),
+        draft=DraftSpec(**draft_fields | {"pod_template": PodOverrides(), "sharing": "Pool"}),
         pod_template=pool.pod_template,
         speculation=Speculation(**dict(pool.speculation)),
         model_cache=pool.model_cache,

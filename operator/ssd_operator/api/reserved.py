@@ -21,7 +21,7 @@ PATHS = frozenset(
         *(TLS_FOLDER, TOKENS_FOLDER),
     }
 )
-"""Where they are mounted."""
+"""Paths where the volumes are mounted."""
 ENV = frozenset(
     f"SSD_{process}_{name}"
     for process in ("TARGET", "DRAFT")

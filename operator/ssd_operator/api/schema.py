@@ -141,9 +141,9 @@ _KINDS = {
 
 def crd(kind: str = KIND) -> Object:
     """The definition of a kind, as an API server accepts it."""
-    about, text = _KINDS[kind], _DEFINITION
-    words = {"PLURAL": about.plural, "KIND": kind, "SINGULAR": kind.lower()}
-    words |= {"SHORT": about.short_name, "ABOUT": about.about, "REPLICAS": about.replicas}
+    details, text = _KINDS[kind], _DEFINITION
+    words = {"PLURAL": details.plural, "KIND": kind, "SINGULAR": kind.lower()}
+    words |= {"SHORT": details.short_name, "ABOUT": details.about, "REPLICAS": details.replicas}
     for word, value in words.items():
         text = text.replace(word, value)
     definition: Object = yaml.safe_load(text)
@@ -156,10 +156,10 @@ def crd(kind: str = KIND) -> Object:
             "description": shown,
             "priority": priority,
         }
-        for name, path, shown, priority in about.columns
+        for name, path, shown, priority in details.columns
     ]
     root = version["schema"]["openAPIV3Schema"]
-    schemas = {"spec": structural(about.spec), "status": _structural(about.status, {})}
+    schemas = {"spec": structural(details.spec), "status": _structural(details.status, {})}
     root["properties"] |= schemas
     root |= rules(*_NAMED)
     for rule in root["x-kubernetes-validations"]:
@@ -180,37 +180,37 @@ def structural(model: type) -> Object:
 def _structural(node: Object, definitions: Object) -> Object:
     node = _resolved(node, definitions)
     words, default = node.pop("description", None), node.pop("default", None)
-    found = {name: value for name, value in node.items() if name not in _NOT_STRUCTURAL}
-    kind = found.get("type")
+    schema = {name: value for name, value in node.items() if name not in _NOT_STRUCTURAL}
+    kind = schema.get("type")
     if kind == "integer":
-        found.setdefault("format", "int32")
-        if numbers := found.get("enum"):
-            found |= {"minimum": min(numbers), "maximum": max(numbers)}
+        schema.setdefault("format", "int32")
+        if numbers := schema.get("enum"):
+            schema |= {"minimum": min(numbers), "maximum": max(numbers)}
     elif kind == "array":
-        found.setdefault("x-kubernetes-list-type", "atomic")
-        found["items"] = _structural(found["items"], definitions)
-    elif "enum" in found:
-        found["maxLength"] = max(map(len, found["enum"]))
-    for name, field in found.get("properties", {}).items():
-        found["properties"][name] = _structural(field, definitions)
-    if "additionalProperties" in found:
-        found["additionalProperties"] = _structural(found["additionalProperties"], definitions)
+        schema.setdefault("x-kubernetes-list-type", "atomic")
+        schema["items"] = _structural(schema["items"], definitions)
+    elif "enum" in schema:
+        schema["maxLength"] = max(map(len, schema["enum"]))
+    for name, field in schema.get("properties", {}).items():
+        schema["properties"][name] = _structural(field, definitions)
+    if "additionalProperties" in schema:
+        schema["additionalProperties"] = _structural(schema["additionalProperties"], definitions)
     if isinstance(default, dict):
         # The API server validates it as written, before it fills in the defaults of fields.
-        has_rules = "x-kubernetes-validations" in found
-        given = {name: value for name, value in default.items() if value is not None}
-        found["default"] = given if has_rules else {}
+        has_rules = "x-kubernetes-validations" in schema
+        fields = {name: value for name, value in default.items() if value is not None}
+        schema["default"] = fields if has_rules else {}
     elif default is not None and not isinstance(default, list):
-        found["default"] = default
+        schema["default"] = default
         word = default if isinstance(default, str) else json.dumps(default)
         words = f"{words} Default: {word}."
-    return ({"description": " ".join(words.split())} if words else {}) | found
+    return ({"description": " ".join(words.split())} if words else {}) | schema
 
 
 def _resolved(node: Object, definitions: Object) -> Object:
     """The schema that a reference names, or the one beside null; the node's own fields win."""
     if "anyOf" in node:
-        node = {**next(each for each in node["anyOf"] if each.get("type") != "null"), **node}
+        node = {**next(option for option in node["anyOf"] if option.get("type") != "null"), **node}
     if "$ref" in node:
         node = {**definitions[node["$ref"].rpartition("/")[2]], **node}
     copied: Object = json.loads(json.dumps(node))

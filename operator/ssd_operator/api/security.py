@@ -22,7 +22,7 @@ class DraftTls(Block):
 
 
 _ABSENT: Any = None
-"""Only with ``draft.poolRef``: the pool names the certificate of its drafts."""
+"""Secret of a spec with ``draft.poolRef``: the pool names the certificate of its drafts."""
 
 
 class Tls(DraftTls):

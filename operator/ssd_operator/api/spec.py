@@ -224,7 +224,7 @@ class PoolRef(Block):
 
 
 _ABSENT: Any = None
-"""Only with ``pool_ref``: its resource makes no drafts, so nothing reads their source."""
+"""Source of a spec with ``pool_ref``: it makes no drafts, so nothing reads their source."""
 
 
 class DraftSpec(Drafts):
@@ -240,7 +240,7 @@ class DraftSpec(Drafts):
             "source, poolRef: give exactly one; the drafts of a pool load the source of the pool",
         ),
         (
-            # Not the replicas, which a scaler may have stored.
+            # The replicas are not compared, because a scaler may have stored them.
             "!has(self.poolRef) || (!has(self.autoscaling)"
             " && !has(self.device) && !has(self.image) && self.weights == 'Auto'"
             " && self.sequencesPerReplica == 32)",
@@ -415,7 +415,7 @@ class Spec(Block):
 
     @property
     def num_cells(self) -> int:
-        """One target pod each."""
+        """Number of cells; each has one target pod."""
         return self.target.replicas
 
     @property
@@ -479,11 +479,11 @@ class Resource:
 
 
 def prefix_of(kind: str, name: str) -> str:
-    """See ``Resource.prefix``: two resources of one name and different kinds share no child."""
+    """Return ``Resource.prefix``: two resources of one name and different kinds share no child."""
     return f"{name}-pool" if kind == POOL_KIND else name
 
 
 def drafts_of_cell(replicas: int, num_cells: int, cell: int) -> int:
     """Drafts of one cell: n // C each, the first n mod C cells one more."""
-    each, left = divmod(replicas, num_cells)
-    return each + (cell < left)
+    quotient, remainder = divmod(replicas, num_cells)
+    return quotient + (cell < remainder)
