@@ -39,7 +39,7 @@ from ssd_operator.observe.snapshot import PROGRESS_EXCEEDED, Snapshot
 from ssd_operator.status.pass_result import Condition, PassResult, no, unknown, yes
 
 HOLD_SECONDS = {"SpeculationActive": 30.0, "NotWorthwhile": 60.0}
-"""How long a change of these conditions lasts before it is reported; see ``pending``."""
+"""How long a change of these conditions lasts before it is reported (``pending``)."""
 _FIRST_ANSWER_SECONDS = 30.0
 """A target that has been ready for less may not have been polled yet."""
 _REFUSALS = {
@@ -78,18 +78,18 @@ def conditions(result: PassResult) -> dict[str, Condition]:
         "ResourcesOwned": _resources_owned,
     }
     is_pool = result.snapshot.resource.is_pool
-    found = {
-        kind: each
+    by_type = {
+        kind: condition
         for kind, rule in rules.items()
-        if not (is_pool and kind in _OF_TARGETS) and (each := rule(result)) is not None
+        if not (is_pool and kind in _OF_TARGETS) and (condition := rule(result)) is not None
     }
-    return {"Ready": (_pool_ready(found) if is_pool else _ready(result, found)), **found}
+    return {"Ready": (_pool_ready(by_type) if is_pool else _ready(result, by_type)), **by_type}
 
 
 def _pool_ready(others: Mapping[str, Condition]) -> Condition:
     """As many drafts as wanted are ready, unless objects are refused or another owner's."""
     parts = (others[kind] for kind in ("SpecValid", "ResourcesOwned"))
-    return next((each for each in parts if each.status != "True"), others["DraftReady"])
+    return next((part for part in parts if part.status != "True"), others["DraftReady"])
 
 
 def _ready(result: PassResult, others: Mapping[str, Condition]) -> Condition:
@@ -123,8 +123,8 @@ def _target_ready(result: PassResult) -> Condition:
     snapshot = result.snapshot
     num_cells, num_ready = snapshot.resource.spec.num_cells, _num_ready_cells(snapshot)
     summary = f"{num_ready} of {num_cells} targets are ready"
-    found = worst(_diagnose_cell(snapshot, cell) for cell in range(num_cells))
-    return _not_ready(summary, found) if found else yes("AllReady", f"{summary}.")
+    diagnosis = worst(_diagnose_cell(snapshot, cell) for cell in range(num_cells))
+    return _not_ready(summary, diagnosis) if diagnosis else yes("AllReady", f"{summary}.")
 
 
 def _diagnose_cell(snapshot: Snapshot, cell: int) -> Diagnosis | None:
@@ -159,11 +159,14 @@ def _draft_ready(result: PassResult) -> Condition:
         return yes("AllReady", f"{summary}.")
     diagnoses = _diagnoses(snapshot, Component.DRAFT, pods)
     if len(pods) < wanted:
-        diagnoses += [diagnose_absence(made, name_of(made)) for made in snapshot.draft_deployments]
+        diagnoses += [
+            diagnose_absence(deployment, name_of(deployment))
+            for deployment in snapshot.draft_deployments
+        ]
         diagnoses.append(Diagnosis(PodReason.SCALING, f"{len(pods)} of {wanted} pods exist"))
-    found = worst(diagnoses)
-    assert found is not None
-    return _not_ready(summary, found)
+    diagnosis = worst(diagnoses)
+    assert diagnosis is not None
+    return _not_ready(summary, diagnosis)
 
 
 def _pool_missing(snapshot: Snapshot) -> Condition | None:
@@ -200,16 +203,16 @@ def _gateway_ready(result: PassResult) -> Condition | None:
         return yes("AllReady", f"{summary}.")
     pods = [pod for pod in snapshot.gateways if is_live(pod)]
     diagnoses = _diagnoses(snapshot, Component.GATEWAY, pods)
-    found = worst([*diagnoses, diagnose_absence(deployment, name)])
-    if found is not None and found.reason is not PodReason.LOADING:
-        return _not_ready(summary, found)
-    what = f"see the pods of {name}" if found is None else found.message
+    diagnosis = worst([*diagnoses, diagnose_absence(deployment, name)])
+    if diagnosis is not None and diagnosis.reason is not PodReason.LOADING:
+        return _not_ready(summary, diagnosis)
+    what = f"see the pods of {name}" if diagnosis is None else diagnosis.message
     others = f"the others start, or wait for a ready target: {what}"
     return no(PodReason.LOADING, f"{summary}; {others}.")
 
 
-def _not_ready(summary: str, found: Diagnosis) -> Condition:
-    return no(found.reason, f"{summary}; {found.message}.")
+def _not_ready(summary: str, diagnosis: Diagnosis) -> Condition:
+    return no(diagnosis.reason, f"{summary}; {diagnosis.message}.")
 
 
 def pending(result: PassResult) -> dict[str, float]:
@@ -217,18 +220,18 @@ def pending(result: PassResult) -> dict[str, float]:
 
     They are a transient loss of links, and another choice of a target to speculate or not.
     """
-    snapshot, since, found = result.snapshot, result.state.pending, dict[str, float]()
+    snapshot, since, changes = result.snapshot, result.state.pending, dict[str, float]()
     links, groups = _links_now(snapshot), (snapshot.targets, snapshot.staying_drafts)
     is_lost = links.status == "False" and links.reason in _TRANSIENT
     have_started = all(any(map(has_started, pods)) for pods in groups)
     kind = "SpeculationActive"
     was_active = condition_in(snapshot.status, kind).get("status") == "True"
     if is_lost and have_started and snapshot.num_drafts_wanted and (kind in since or was_active):
-        found[kind] = since.get(kind, snapshot.now)
+        changes[kind] = since.get(kind, snapshot.now)
     kind = "NotWorthwhile"
     if (_slower_now(snapshot) is None) == bool(condition_in(snapshot.status, kind)):
-        found[kind] = since.get(kind, snapshot.now)
-    return found
+        changes[kind] = since.get(kind, snapshot.now)
+    return changes
 
 
 def _is_held(result: PassResult, kind: str) -> bool:
@@ -296,7 +299,7 @@ def _slower_now(snapshot: Snapshot) -> Condition | None:
     """A target decodes without its drafts at this moment; None if no target does."""
     for name, answer in snapshot.answers.items():
         if not answer.speculating and answer.speculation_reason == "slower":
-            # Without the figure: each other message is a write of the status.
+            # The message has no figure: each other message is a write of the status.
             return yes("Slower", f"{name} decodes without drafts, because that is faster.")
     return None
 
@@ -386,15 +389,15 @@ def _stopped(result: PassResult) -> Condition | None:
             "change the pool, or the SSDDeployments that refer to it.",
         )
     for deployment in snapshot.target_deployments + snapshot.draft_deployments:
-        # One that is paused by hand also after this pass, or that exceeds its deadline.
-        name, found = name_of(deployment), condition_of(deployment, "Progressing")
+        # A Deployment is paused by hand also after this pass, or exceeds its deadline.
+        name, progress = name_of(deployment), condition_of(deployment, "Progressing")
         is_resumed = Ref("Deployment", name) in result.results.applied
         is_paused = deployment.get("spec", {}).get("paused") and not (is_resumed or waiting)
         if is_paused:
             message = f"Deployment {name} is paused: kubectl rollout resume deployment/{name}."
             return no("Paused", message)
-        if found.get("reason") == PROGRESS_EXCEEDED:
-            return no(PROGRESS_EXCEEDED, str(found.get("message", "")))
+        if progress.get("reason") == PROGRESS_EXCEEDED:
+            return no(PROGRESS_EXCEEDED, str(progress.get("message", "")))
     return None
 
 
@@ -411,7 +414,9 @@ def _under_way(result: PassResult) -> Condition | None:
     if num_updated < len(pods) or is_rolling:
         diagnoses = _diagnoses(snapshot, Component.TARGET, snapshot.targets)
         diagnoses += _diagnoses(snapshot, Component.DRAFT, snapshot.staying_drafts)
-        cause = worst(each for each in diagnoses if each and each.reason not in USUAL)
+        cause = worst(
+            diagnosis for diagnosis in diagnoses if diagnosis and diagnosis.reason not in USUAL
+        )
         suffix = "" if cause is None else f"; {cause.message}"
         if waiting := [*result.plan.waiting]:
             suffix = f"; the next draft waits until {waiting[0]} has a link to a new one"
@@ -460,8 +465,8 @@ def _resources_owned(result: PassResult) -> Condition:
 
 def _taken(snapshot: Snapshot, refs: Iterable[Ref]) -> str:
     """Names that are not this resource's, each with its owner."""
-    found = (f"{ref.kind} {ref.name} belongs to {snapshot.foreign[ref]}" for ref in sorted(refs))
-    return ", ".join(found)
+    names = (f"{ref.kind} {ref.name} belongs to {snapshot.foreign[ref]}" for ref in sorted(refs))
+    return ", ".join(names)
 
 
 def _num_ready_cells(snapshot: Snapshot) -> int:

@@ -14,7 +14,7 @@ from ssd_operator.policy.plan import PassPlan, PlanState
 from ssd_operator.policy.rollout import Preflight
 
 LONGEST_MESSAGE = 1024
-"""Characters, of an Event too; quotations of registries and schedulers have no bound."""
+"""Characters of a message or Event; quotations of registries and schedulers have no bound."""
 
 
 class Condition(NamedTuple):
@@ -45,11 +45,11 @@ class PassResult:
     @property
     def preflight(self) -> Preflight:
         """The preflight of the plan, stuck if its pod could not be created."""
-        found = self.plan.preflight
-        failure = None if found.pod is None else self.results.failures.get(ref_of(found.pod))
+        preflight, failures = self.plan.preflight, self.results.failures
+        failure = None if preflight.pod is None else failures.get(ref_of(preflight.pod))
         if failure is None or failure.cause == "Contested":
-            return found
-        return replace(found, stage="Stuck", message=failure.message.rstrip("."))
+            return preflight
+        return replace(preflight, stage="Stuck", message=failure.message.rstrip("."))
 
     @cached_property
     def has_endpoint(self) -> bool:

@@ -18,9 +18,9 @@ from ssd_operator.status.pass_result import LONGEST_MESSAGE, PassResult
 from ssd_operator.status.status import ROUND_TRIP, status_of, status_of_invalid
 
 SHORTEST_SECONDS = 1.0
-"""Between any two writes of one status."""
+"""Time between any two writes of one status."""
 MEASUREMENT_SECONDS = 60.0
-"""Between two writes only because of measured values."""
+"""Time between two writes only because of measured values."""
 Log = Mapping[tuple[str, str], float]
 """Times of Events, by reason and message."""
 QUIET_SECONDS = 600.0
@@ -74,13 +74,13 @@ def report_pass(result: PassResult) -> PassReport:
     ends = [begin + HOLD_SECONDS[kind] - now for kind, begin in changes.items()]
     pods = (*snapshot.targets, *snapshot.drafts, *snapshot.gateways)
     ends += [mounting_deadline(pod) - now for pod in pods]
-    wait = min((each for each in ends if each > 0), default=math.inf)
+    wait = min((end for end in ends if end > 0), default=math.inf)
     return _report(old, status_of(result), events, state, now, wait)
 
 
-def report_invalid(found: Object, problem: str, state: PlanState, now: float) -> PassReport:
+def report_invalid(resource: Object, problem: str, state: PlanState, now: float) -> PassReport:
     """Report a resource whose spec cannot be read; its children run on as they are."""
-    old, generation = found.get("status") or {}, found["metadata"]["generation"]
+    old, generation = resource.get("status") or {}, resource["metadata"]["generation"]
     return _report(old, status_of_invalid(old, generation, problem, now), (), state, now, math.inf)
 
 
@@ -115,15 +115,15 @@ def _state(status: Object) -> Object:
     ]
     conditions = [
         # The present demand; the number that follows from it is in the status of the drafts.
-        {**each, "message": ""} if each["reason"] == "Internal" else each
-        for each in status.get("conditions") or []
+        {**condition, "message": ""} if condition["reason"] == "Internal" else condition
+        for condition in status.get("conditions") or []
     ]
     measured: Object = {"speculation": {}, "sessions": {}}
     return status | measured | {"links": links, "conditions": conditions}
 
 
 def due(events: Iterable[Event], log: Log, now: float) -> tuple[tuple[Event, ...], Log]:
-    """Those that were not posted lately, each once, and the log with them."""
+    """Return the Events that were not posted lately, each once, and the log with them."""
     posted = {key: time for key, time in log.items() if now - time < QUIET_SECONDS}
     fresh = []
     for event in events:
@@ -161,15 +161,15 @@ def status_events(old: Object, new: Object) -> Iterator[Event]:
 
 def _revisions(status: Object) -> list[str]:
     """Revisions of the wanted pods, each with what they are."""
-    found = ((part, status.get(part, {}).get("revision")) for part in ("target", "draft"))
-    return [f"{revision} ({part}s)" for part, revision in found if revision]
+    revisions = ((part, status.get(part, {}).get("revision")) for part in ("target", "draft"))
+    return [f"{revision} ({part}s)" for part, revision in revisions if revision]
 
 
 def drain_events(plan: DrainPlan, results: Mapping[str, str]) -> Iterator[Event]:
     """Events of drains that begin in this plan, or that have ended."""
-    for each in plan.drains:
-        if each.is_new and each.address is not None:
-            yield Event("Normal", "DraftDraining", f"{each.pod} accepts no more sessions.")
+    for drain in plan.drains:
+        if drain.is_new and drain.address is not None:
+            yield Event("Normal", "DraftDraining", f"{drain.pod} accepts no more sessions.")
     for pod, result in sorted(results.items()):
         if result == "Drained":
             yield Event("Normal", "DraftDrained", f"{pod} has no session left.")

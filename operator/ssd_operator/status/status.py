@@ -32,10 +32,10 @@ def status_of(result: PassResult) -> Object:
     """The whole status; transitions of the present one keep their times."""
     snapshot = result.snapshot
     resource, old, now = snapshot.resource, snapshot.status, to_text(snapshot.now)
-    found = conditions(result)
+    by_type = conditions(result)
     common: Object = {
         "observedGeneration": resource.generation,
-        "conditions": merge(old, found, resource.generation, now),
+        "conditions": merge(old, by_type, resource.generation, now),
         "draft": _draft(result),
         "links": _links(snapshot),
     }
@@ -44,9 +44,9 @@ def status_of(result: PassResult) -> Object:
     active = snapshot.active_links.values()
     transports = {link.transport.upper() for link in active if link.transport}
     # Links are active also while a target decodes without them.
-    state = found["SpeculationActive"].reason
-    if found["SpeculationActive"].status == "True" and "NotWorthwhile" in found:
-        state = found["NotWorthwhile"].reason
+    state = by_type["SpeculationActive"].reason
+    if by_type["SpeculationActive"].status == "True" and "NotWorthwhile" in by_type:
+        state = by_type["NotWorthwhile"].reason
     status: Object = common | {
         "model": _model(snapshot),
         "target": _target(result),
@@ -71,7 +71,7 @@ def status_of_invalid(old: Object, generation: int, problem: str, now: float) ->
     Children of an earlier operator may still serve; without a spec their state is unknown.
     """
     reason, bad = "SpecInvalid", no("SpecInvalid", problem)
-    kinds = [each["type"] for each in old.get("conditions") or []]
+    kinds = [condition["type"] for condition in old.get("conditions") or []]
     others = [kind for kind in kinds if kind not in ("Ready", "SpecValid")]
     unread = f"The spec cannot be read, so nothing is observed or repaired: {problem}"
     new: dict[str, Condition] = {
@@ -91,15 +91,15 @@ def merge(old: Object, new: Mapping[str, Condition], generation: int, now: str) 
     return [
         {
             "type": kind,
-            "status": each.status,
-            "reason": each.reason,
-            "message": each.message[:LONGEST_MESSAGE],
+            "status": condition.status,
+            "reason": condition.reason,
+            "message": condition.message[:LONGEST_MESSAGE],
             "observedGeneration": generation,
-            "lastTransitionTime": found.get("lastTransitionTime", now)
-            if (found := condition_in(old, kind)).get("status") == each.status
+            "lastTransitionTime": before.get("lastTransitionTime", now)
+            if (before := condition_in(old, kind)).get("status") == condition.status
             else now,
         }
-        for kind, each in new.items()
+        for kind, condition in new.items()
     ]
 
 
@@ -111,32 +111,32 @@ def _model(snapshot: Snapshot) -> Object:
     is_complete = len(snapshot.answers) == len(snapshot.ready_targets)
     old = {} if is_complete else snapshot.status.get("model", {})
     reported = {
-        "targetRevision": [each.weights_fingerprint for each in snapshot.answers.values()],
+        "targetRevision": [answer.weights_fingerprint for answer in snapshot.answers.values()],
         "draftRevision": [link.draft_weights for link in snapshot.active_links.values()],
     }
     block = {"name": snapshot.resource.spec.model.name or snapshot.resource.name}
     for name, fingerprints in reported.items():
-        found = {*fingerprints, *([old[name]] if name in old else [])}
-        if len(found) == 1 and _FINGERPRINT.fullmatch(only := found.pop()):
+        distinct = {*fingerprints, *([old[name]] if name in old else [])}
+        if len(distinct) == 1 and _FINGERPRINT.fullmatch(only := distinct.pop()):
             block[name] = only
     return block | _dtypes(snapshot, old)
 
 
 def _dtypes(snapshot: Snapshot, old: Object) -> Object:
     """Data types of the targets with the reasons; nodes with other CPUs may choose others."""
-    answers = [fact for fact in snapshot.answers.values() if fact.dtype]
+    answers = [answer for answer in snapshot.answers.values() if answer.dtype]
     if old or not answers:
         names = ("targetDtype", "targetDtypeReason")
         return {name: old[name] for name in names if name in old}
-    dtypes = ", ".join(sorted({fact.dtype for fact in answers}))
-    reasons = "; ".join(sorted({fact.dtype_reason for fact in answers}))
+    dtypes = ", ".join(sorted({answer.dtype for answer in answers}))
+    reasons = "; ".join(sorted({answer.dtype_reason for answer in answers}))
     return {"targetDtype": dtypes, "targetDtypeReason": reasons[:LONGEST_MESSAGE]}
 
 
 def _target(result: PassResult) -> Object:
     snapshot = result.snapshot
     num_ready = len(snapshot.ready_targets)
-    # Of the first cell's pods; those of other cells differ in the cell only.
+    # The revision of the first cell's pods; those of other cells differ in the cell only.
     name = child_name(snapshot.resource, Component.TARGET, 0)
     return _without_empty(
         {
@@ -202,7 +202,7 @@ def _links(snapshot: Snapshot) -> list[Object]:
     """The links, as measured: pods on one node do not necessarily use a faster transport."""
     nodes = {name_of(pod): pod.get("spec", {}).get("nodeName", "") for pod in snapshot.drafts}
     cells = {name_of(pod): cell_of(pod) for pod in snapshot.targets}
-    old = {(each["target"], each["draft"]): each for each in snapshot.status.get("links") or []}
+    old = {(link["target"], link["draft"]): link for link in snapshot.status.get("links") or []}
     entries = [
         _without_empty(
             {
@@ -225,7 +225,7 @@ def _links(snapshot: Snapshot) -> list[Object]:
 
 def _speed(transport: str) -> tuple[int, str]:
     """A key that sorts transports, slowest first."""
-    ranks = (rank for rank, each in enumerate(_SLOWEST_FIRST) if transport.startswith(each))
+    ranks = (rank for rank, prefix in enumerate(_SLOWEST_FIRST) if transport.startswith(prefix))
     return next(ranks, len(_SLOWEST_FIRST)), transport
 
 
@@ -234,28 +234,28 @@ def _round_trip(before: Object, link: LinkStatus) -> int:
 
     It is reported when it is halved: less is noise, also on an idle machine.
     """
-    known, measured = before.get(ROUND_TRIP, 0), round(link.round_trip_seconds * 1e6)
+    reported, measured = before.get(ROUND_TRIP, 0), round(link.round_trip_seconds * 1e6)
     is_same = before.get("state") == "Active" and link.state == "active"
-    return known if is_same and 0 < known < 2 * measured else measured
+    return reported if is_same and 0 < reported < 2 * measured else measured
 
 
 def _speculation(snapshot: Snapshot) -> Object:
     """Means over targets, weighted by their running sequences; without any, the last figures."""
-    measured = [fact for fact in snapshot.answers.values() if fact.tokens_per_round > 0]
+    measured = [answer for answer in snapshot.answers.values() if answer.tokens_per_round > 0]
     if not measured:
         old = snapshot.status.get("speculation", {})
         return {name: value for name, value in old.items() if name != "state"}
     block = {
-        "tokensPerRound": f"{_mean(measured, lambda fact: fact.tokens_per_round):.1f}",
-        "hitRate": f"{_mean(measured, lambda fact: fact.hit_rate):.2f}",
+        "tokensPerRound": f"{_mean(measured, lambda answer: answer.tokens_per_round):.1f}",
+        "hitRate": f"{_mean(measured, lambda answer: answer.hit_rate):.2f}",
     }
-    if timed := [fact for fact in measured if fact.efficiency > 0]:
-        block["efficiency"] = f"{_mean(timed, lambda fact: fact.efficiency):.2f}"
+    if timed := [answer for answer in measured if answer.efficiency > 0]:
+        block["efficiency"] = f"{_mean(timed, lambda answer: answer.efficiency):.2f}"
     return block
 
 
-def _mean(facts: Iterable[PoolStatus], figure: Callable[[PoolStatus], float]) -> float:
-    pairs = [(figure(fact), fact.eligible_sequences) for fact in facts]
+def _mean(answers: Iterable[PoolStatus], figure: Callable[[PoolStatus], float]) -> float:
+    pairs = [(figure(answer), answer.eligible_sequences) for answer in answers]
     weights = [weight for _, weight in pairs]
     return fmean([value for value, _ in pairs], weights if sum(weights) > 0 else None)
 
