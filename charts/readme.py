@@ -27,14 +27,14 @@ def rows(values: str) -> Iterator[tuple[str, str, str]]:
             comment = []
         elif line.lstrip().startswith("#"):
             comment.append(line.lstrip("# ").rstrip())
-        elif (found := _KEY.match(line)) is None:
+        elif (entry := _KEY.match(line)) is None:
             raise ValueError(f"values.yaml:{number}: one value a line is wanted, found {line!r}")
         else:
-            path = [*path[: len(found["indent"]) // 2], found["key"]]
-            if found["value"] is not None:
+            path = [*path[: len(entry["indent"]) // 2], entry["key"]]
+            if entry["value"] is not None:
                 if not comment:
                     raise ValueError(f"values.yaml:{number}: {'.'.join(path)} has no comment")
-                yield ".".join(path), found["value"], " ".join(comment)
+                yield ".".join(path), entry["value"], " ".join(comment)
             comment = []
 
 

@@ -89,13 +89,13 @@ class Cell:
     situation: str
     size: Size
     tokens_per_second: dict[str, float]
-    """By mode."""
+    """Medians by mode."""
     over_ar: float
     """Tokens/s of mode AUTO over those of AUTOREGRESSIVE."""
     over_better: float
-    """The same over the faster one of the other modes."""
+    """Tokens/s of mode AUTO over those of the faster one of the other modes."""
     first_over_better: float
-    """The same in the first batches."""
+    """``over_better`` in the first batches."""
     lowest_over_ar: float
     """``over_ar`` of the slowest repetition."""
     num_different: int
@@ -113,7 +113,7 @@ class Repetition:
 
     def ratio(self, *others: Mode, num_batches: int | None = None) -> float:
         """Return the speed of mode AUTO over the fastest of others, in the first batches."""
-        sums = {mode: sum(found[:num_batches]) for mode, found in self.seconds.items()}
+        sums = {mode: sum(seconds[:num_batches]) for mode, seconds in self.seconds.items()}
         return min(sums[mode] for mode in others) / sums[Mode.AUTO]
 
     @property
@@ -123,30 +123,31 @@ class Repetition:
         return sum(a != b for texts in others for a, b in zip(plain, texts, strict=True))
 
 
-def cell(situation: str, size: Size, found: Sequence[Repetition]) -> Cell:
+def cell(situation: str, size: Size, repetitions: Sequence[Repetition]) -> Cell:
     """Return the figures of a cell."""
-    over_ar = [each.ratio(Mode.AUTOREGRESSIVE) for each in found]
+    over_ar = [repetition.ratio(Mode.AUTOREGRESSIVE) for repetition in repetitions]
     others = (Mode.AUTOREGRESSIVE, Mode.SPECULATIVE)
-    first = [each.ratio(*others, num_batches=FIRST_BATCHES) for each in found]
-    num_tokens = sum(map(len, found[0].texts[Mode.AUTO]))
+    first = [repetition.ratio(*others, num_batches=FIRST_BATCHES) for repetition in repetitions]
+    num_tokens = sum(map(len, repetitions[0].texts[Mode.AUTO]))
     return Cell(
         situation=situation,
         size=size,
         tokens_per_second={
-            mode.value: num_tokens / statistics.median(sum(each.seconds[mode]) for each in found)
+            mode.value: num_tokens
+            / statistics.median(sum(repetition.seconds[mode]) for repetition in repetitions)
             for mode in MODES
         },
         over_ar=statistics.median(over_ar),
-        over_better=statistics.median(each.ratio(*others) for each in found),
+        over_better=statistics.median(repetition.ratio(*others) for repetition in repetitions),
         first_over_better=statistics.median(first),
         lowest_over_ar=min(over_ar),
-        num_different=sum(each.num_different for each in found),
+        num_different=sum(repetition.num_different for repetition in repetitions),
     )
 
 
 def random_draft(folder: Path) -> Path:
     """Write the embedded draft's shape with random weights to a folder."""
-    # Only this needs torch.
+    # Only this function needs torch.
     import torch  # noqa: PLC0415
     from safetensors.torch import load_file, save_file  # noqa: PLC0415
 
@@ -188,7 +189,7 @@ async def measure(name: str, cpus: Sequence[int], size: Size, amount: Amount) ->
     situation = SITUATIONS[name]
     num_busy = BUSY_PROCESSES if situation.is_overloaded else 0
     draft_cpus = [int(cpu) for cpu in plan_cpus(cpus, 1).drafts[0].split(",")]
-    found: list[Repetition] = []
+    repetitions: list[Repetition] = []
     with tempfile.TemporaryDirectory() as scratch:
         deployment = Deployment(
             target=situation.target,
@@ -205,15 +206,15 @@ async def measure(name: str, cpus: Sequence[int], size: Size, amount: Amount) ->
                     client = TargetClient(running.target.grpc_address, ready_seconds=0)
                     clients[mode] = await stack.enter_async_context(client)
                 await stack.enter_async_context(busy(draft_cpus, num_busy))
-                found.append(await _repeat(clients, size, amount, SystemClock()))
-    return cell(name, size, found)
+                repetitions.append(await _repeat(clients, size, amount, SystemClock()))
+    return cell(name, size, repetitions)
 
 
 async def _repeat(
     clients: dict[Mode, TargetClient], size: Size, amount: Amount, clock: Clock
 ) -> Repetition:
     prompts = held_out_prompts(NUM_PROMPTS, num_chars=PROMPT_CHARS)
-    found = Repetition()
+    repetition = Repetition()
     for index in range(amount.batches):
         turn = index % len(MODES)
         for mode in (*MODES[turn:], *MODES[:turn]):
@@ -232,9 +233,9 @@ async def _repeat(
             ]
             began_at = clock.now()
             texts = await asyncio.gather(*(_text(clients[mode], call) for call in calls))
-            found.seconds[mode].append(clock.now() - began_at)
-            found.texts[mode] += texts
-    return found
+            repetition.seconds[mode].append(clock.now() - began_at)
+            repetition.texts[mode] += texts
+    return repetition
 
 
 async def _text(client: TargetClient, call: GenerateCall) -> tuple[int, ...]:
@@ -249,11 +250,12 @@ def markdown(cells: Sequence[Cell]) -> str:
     titles = ["situation", "CPUs", "batch", "T", "AR", "SPECULATIVE", "AUTO", "AUTO / AR"]
     titles += ["AUTO / better", f"first {FIRST_BATCHES}"]
     rows = []
-    for each in cells:
-        size, speeds = each.size, (each.tokens_per_second[mode.value] for mode in MODES)
-        row = [each.situation, f"{size.cpus}", f"{size.batch}", f"{size.temperature:g}"]
+    for measured in cells:
+        size, speeds = measured.size, (measured.tokens_per_second[mode.value] for mode in MODES)
+        row = [measured.situation, f"{size.cpus}", f"{size.batch}", f"{size.temperature:g}"]
         row += [f"{speed:.3g}" for speed in speeds]
-        row += [f"{each.over_ar:.2f}", f"{each.over_better:.2f}", f"{each.first_over_better:.2f}"]
+        ratios = (measured.over_ar, measured.over_better, measured.first_over_better)
+        row += [f"{ratio:.2f}" for ratio in ratios]
         rows.append(row)
     return "\n".join(markdown_table(titles, rows)) + "\n"
 
@@ -275,28 +277,28 @@ def auto(
         raise typer.BadParameter(f"--situations: choose from {', '.join(SITUATIONS)}")
     output.mkdir(parents=True, exist_ok=True)
     file = output / "auto.json"
-    read = json.loads(file.read_text()) if file.exists() else []
-    cells = [Cell(**{**each, "size": Size(**each["size"])}) for each in read]
-    known = {(each.situation, each.size) for each in cells}
+    records = json.loads(file.read_text()) if file.exists() else []
+    cells = [Cell(**{**record, "size": Size(**record["size"])}) for record in records]
+    finished = {(measured.situation, measured.size) for measured in cells}
     allowed = one_cpu_a_core(os.sched_getaffinity(0))
     amount = Amount(batches=batches, max_tokens=max_tokens, repetitions=repetitions)
     for name in situations.split(","):
         for size in _sizes(cpus, batch, temperature):
-            if (name, size) in known:
+            if (name, size) in finished:
                 continue
             if size.cpus > len(allowed):
                 err.print(f"{size.cpus} CPUs: this process may use {len(allowed)}")
                 continue
             cells.append(asyncio.run(measure(name, allowed[: size.cpus], size, amount)))
-            file.write_text(json.dumps([asdict(each) for each in cells], indent=1))
+            file.write_text(json.dumps(list(map(asdict, cells)), indent=1))
             (output / "auto.md").write_text(markdown(cells))
             err.print(markdown(cells[-1:]).splitlines()[-1])
 
 
 def _sizes(cpus: str, batch: str, temperature: str) -> list[Size]:
     return [
-        Size(cpus=int(count), batch=int(number), temperature=float(each))
+        Size(cpus=int(count), batch=int(number), temperature=float(level))
         for count in cpus.split(",")
         for number in batch.split(",")
-        for each in temperature.split(",")
+        for level in temperature.split(",")
     ]

@@ -61,9 +61,9 @@ class Steps:
     """Medians, by number of rows."""
     core_bytes: float
     core_flops: float
-    """See ``WeightFormat``."""
+    """As in ``WeightFormat``."""
     predicted_seconds: dict[int, float]
-    """Of a step of 24 rows, by number of cores of a server."""
+    """Seconds of a step of 24 rows, by number of cores of a server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +72,9 @@ class Measurement:
 
     threads: int
     read_bytes_per_second: float
-    """Of a plain read by as many threads."""
+    """Bandwidth of a plain read by as many threads."""
     server_bytes_per_second: float
-    """Of the server of the predictions; assumed."""
+    """Assumed bandwidth of the server of the predictions."""
     steps: tuple[Steps, ...]
 
 
@@ -98,23 +98,23 @@ def cpu_draft(
 ) -> None:
     """Measure steps of drafts on CPUs, with random weights; write cpu_draft.json and .md."""
     names, formats = (tuple(text.split(",")) for text in (models, weights))
-    for flag, given, known in (
+    for flag, chosen, allowed in (
         ("--models", names, KNOWN_SHAPES),
         ("--weights", formats, WEIGHTS),
     ):
-        if not set(given) <= set(known):
-            raise typer.BadParameter(f"{flag} {','.join(given)!r}: choose of {', '.join(known)}")
+        if not set(chosen) <= set(allowed):
+            raise typer.BadParameter(f"{flag} {','.join(chosen)!r}: choose of {', '.join(allowed)}")
     with tempfile.TemporaryDirectory() as temporary:
-        found = measure(
+        measurement = measure(
             names,
             formats,
             scratch or Path(temporary),
             repetitions=repetitions,
             server_bytes_per_second=bandwidth * 1e9,
         )
-    table = markdown(found)
+    table = markdown(measurement)
     output.mkdir(parents=True, exist_ok=True)
-    (output / "cpu_draft.json").write_text(json.dumps(asdict(found), indent=1))
+    (output / "cpu_draft.json").write_text(json.dumps(asdict(measurement), indent=1))
     (output / "cpu_draft.md").write_text(table + "\n")
     out.print(table, soft_wrap=True)
 
@@ -143,23 +143,23 @@ def measure(
             times, engine = step_times(folder, weights, len(cpus), repetitions)
             gc.collect()
             model = KNOWN_SHAPES[name]
-            found = rates(model, weights, times, cores)
+            weight_format = rates(model, weights, times, cores)
             steps.append(
                 Steps(
                     model=name,
                     weights=weights,
                     engine=engine,
                     step_seconds=times,
-                    core_bytes=found.core_bytes,
-                    core_flops=found.core_flops,
+                    core_bytes=weight_format.core_bytes,
+                    core_flops=weight_format.core_flops,
                     predicted_seconds={
-                        cores: cpu_pass_time(
+                        num_cores: cpu_pass_time(
                             model,
-                            Cpu(num_cores=cores, bandwidth=server_bytes_per_second),
+                            Cpu(num_cores=num_cores, bandwidth=server_bytes_per_second),
                             shape_of_step(max(ROWS)),
-                            found,
+                            weight_format,
                         )
-                        for cores in SERVER_CORES
+                        for num_cores in SERVER_CORES
                     },
                 )
             )
@@ -227,19 +227,19 @@ def rates(model: ModelConfig, weights: str, times: dict[int, float], cores: Cpu)
         times: seconds of a step, by its number of rows.
         cores: that ran the steps.
     """
-    known = WEIGHTS[weights]
+    weight_format = WEIGHTS[weights]
     few, many = min(times), max(times)
     row_seconds = (times[many] - times[few]) / (many - few)
     kv_seconds = cpu_kv_bytes(model, shape_of_step(few)) / cores.bandwidth
     read_seconds = times[few] - few * row_seconds - kv_seconds
     return replace(
-        known,
-        core_bytes=known.bytes_of_pass(model) / read_seconds / cores.num_cores,
+        weight_format,
+        core_bytes=weight_format.bytes_of_pass(model) / read_seconds / cores.num_cores,
         core_flops=flops_of_pass(model, shape_of_step(1)) / row_seconds / cores.num_cores,
     )
 
 
-def markdown(found: Measurement) -> str:
+def markdown(measurement: Measurement) -> str:
     """Return a table of the measurement."""
     rows = " / ".join(map(str, ROWS))
     head = [
@@ -248,18 +248,18 @@ def markdown(found: Measurement) -> str:
         *(f"predicted ms at {max(ROWS)} rows, {cores} cores" for cores in SERVER_CORES),
     ]
     lines = [
-        f"{found.threads} threads, context {CONTEXT_TOKENS}, a plain read "
-        f"{found.read_bytes_per_second / 1e9:.1f} GB/s. Predictions: "
-        f"{found.server_bytes_per_second / 1e9:.0f} GB/s, the rates of these cores.",
+        f"{measurement.threads} threads, context {CONTEXT_TOKENS}, a plain read "
+        f"{measurement.read_bytes_per_second / 1e9:.1f} GB/s. Predictions: "
+        f"{measurement.server_bytes_per_second / 1e9:.0f} GB/s, the rates of these cores.",
         "",
     ]
     table = []
-    for each in found.steps:
+    for steps in measurement.steps:
         cells = [
-            *(each.model, each.weights, each.engine),
-            " / ".join(f"{each.step_seconds[count] * 1000:.1f}" for count in ROWS),
-            *(f"{each.core_bytes / 1e9:.1f}", f"{each.core_flops / 1e9:.0f}"),
-            *(f"{each.predicted_seconds[cores] * 1000:.1f}" for cores in SERVER_CORES),
+            *(steps.model, steps.weights, steps.engine),
+            " / ".join(f"{steps.step_seconds[count] * 1000:.1f}" for count in ROWS),
+            *(f"{steps.core_bytes / 1e9:.1f}", f"{steps.core_flops / 1e9:.0f}"),
+            *(f"{steps.predicted_seconds[cores] * 1000:.1f}" for cores in SERVER_CORES),
         ]
         table.append(cells)
     return "\n".join([*lines, *markdown_table(head, table)])

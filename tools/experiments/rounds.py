@@ -88,12 +88,12 @@ def rounds(
             needs_hits=False,
             modes=chosen,
         )
-        found = round_records(run_plan(plan).cells)
-    table = "\n".join(rounds_markdown(found))
+        records = round_records(run_plan(plan).cells)
+    table = "\n".join(rounds_markdown(records))
     output.mkdir(parents=True, exist_ok=True)
-    (output / "rounds.json").write_text(json.dumps({"name": name, "rounds": found}, indent=1))
+    (output / "rounds.json").write_text(json.dumps({"name": name, "rounds": records}, indent=1))
     (output / "rounds.md").write_text(table + "\n")
-    runs = {each["name"]: each["rounds"] for each in earlier} | {name: found}
+    runs = {run["name"]: run["rounds"] for run in earlier} | {name: records}
     draw_rounds(runs, output / "rounds.png")
     out.print(table, soft_wrap=True)
     err.print(f"written to {output}/rounds.json, rounds.md and rounds.png")

@@ -96,10 +96,10 @@ def slow_draft(
         )
         num_batches = (1 + len(wanted)) + 2 * (1 + len(wanted) * repetitions)
         points = with_progress(num_batches, lambda advance: sweep(plan, wanted, lookahead, advance))
-    found = {"name": name, "points": [asdict(each) for each in points]}
+    report = {"name": name, "points": list(map(asdict, points))}
     output.mkdir(parents=True, exist_ok=True)
-    (output / "slow_draft.json").write_text(json.dumps(found, indent=1))
-    draw({each["name"]: each["points"] for each in (*earlier, found)}, output / "slow_draft.png")
+    (output / "slow_draft.json").write_text(json.dumps(report, indent=1))
+    draw({line["name"]: line["points"] for line in (*earlier, report)}, output / "slow_draft.png")
     out.print(terminal_table(points))
     err.print(f"written to {output}/slow_draft.json and slow_draft.png")
 
@@ -110,7 +110,7 @@ class Point:
 
     ratio: float
     verify_ms: Spread
-    """Of SSD in the same run, which may differ from the one for which the delay was chosen."""
+    """Time of a verify of SSD in the same run; the delay was chosen for that of an earlier run."""
     added_step_ms: float
     speed_up: Spread
     """tokens/s of SSD / AR."""
@@ -216,12 +216,12 @@ def draw(series: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
     speed, late = figure.subplots(2, sharex=True, height_ratios=(3, 1))
     for name, points in series.items():
         ratios = [each["ratio"] for each in points]
-        spreads = [each["speed_up"] for each in points]
-        (line,) = speed.plot(ratios, [each["median"] for each in spreads], "o-", label=name)
+        speed_ups = [each["speed_up"] for each in points]
+        (line,) = speed.plot(ratios, [spread["median"] for spread in speed_ups], "o-", label=name)
         speed.fill_between(
             ratios,
-            [each["q1"] for each in spreads],
-            [each["q3"] for each in spreads],
+            [spread["q1"] for spread in speed_ups],
+            [spread["q3"] for spread in speed_ups],
             color=line.get_color(),
             alpha=0.2,
         )
@@ -235,5 +235,5 @@ def draw(series: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
     late.set_ylabel("late rate")
     late.set_xlabel("T_table / T_verify")
     ticks = [0.25, 0.5, 1, 2, 4, 8, 16]
-    late.set_xticks(ticks, [f"{each:g}" for each in ticks])
+    late.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     figure.savefig(path, dpi=120)
