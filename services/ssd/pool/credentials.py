@@ -31,7 +31,7 @@ class LinkSecurity(Protocol):
 
     @property
     def tls_key(self) -> str:
-        """Its key."""
+        """Key of that certificate."""
 
     @property
     def allow_insecure(self) -> bool:
@@ -49,12 +49,12 @@ def link_credentials(settings: LinkSecurity) -> ClientCredentials:
         tls = TlsFiles(
             certificate=settings.tls_certificate, key=settings.tls_key, ca=settings.link_ca
         )
-    found = ClientCredentials(
+    credentials = ClientCredentials(
         tls,
         settings.link_token_file,
         settings.link_server_name,
         allow_insecure=settings.allow_insecure,
     )
     for address in settings.drafts:
-        found.check(address)
-    return found
+        credentials.check(address)
+    return credentials

@@ -152,7 +152,7 @@ class LinkDialer:
             with contextlib.ExitStack() as stack:
                 if self._terms.doorbell is not None:
                     call.doorbell = stack.enter_context(self._terms.doorbell(call.ring))
-                    # It refers to the link.
+                    # The doorbell refers to the link.
                     stack.callback(setattr, call, "doorbell", None)
                 return await serve(link, call, self._pool, self._reports)
         finally:

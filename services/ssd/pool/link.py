@@ -49,13 +49,13 @@ class DraftedSequence:
 
     def __init__(self, opening: OpenSession) -> None:
         self.opening = opening
-        """Of a session that opens before the first round; the pool sets number and tokens."""
+        """Opening of a session before the first round; the pool sets number and tokens."""
         # numpy copies such an array of 1,024 in 1 us, a list in 20 us.
         self.tokens: array[TokenId] = array("q", opening.token_ids)
         """The committed tokens."""
         self.outcome = Outcome(0, 0)
         self.max_tokens = 0
-        """Of the next proposal; it leaves room for the bonus token."""
+        """Limit of the next proposal; it leaves room for the bonus token."""
         self.num_from_table = 0
         """Tokens of the current proposal that are from a table; the others are from the backup."""
         self.session: Session | None = None
@@ -152,8 +152,8 @@ class Session:
         None if there was no such commit, or if another frame has answered it.
         """
         while self.unanswered and self.unanswered[0][0] <= base_len:
-            found, sent_at, is_branch = self.unanswered.popleft()
-            if found == base_len:
+            commit_base_len, sent_at, is_branch = self.unanswered.popleft()
+            if commit_base_len == base_len:
                 return sent_at, is_branch
         return None
 
@@ -161,9 +161,9 @@ class Session:
         """Return a proposal of this session, and the columns that it waits for.
 
         Args:
-            num_backup: its tokens of the backup.
-            depth: its tokens of the table; 0 if the table does not contain the outcome.
-            max_tokens: of the proposal.
+            num_backup: tokens of the proposal from the backup.
+            depth: tokens of the proposal from the table; 0 if the outcome is not in the table.
+            max_tokens: limit of the proposal.
         """
         times = self.link.column_times
         if self.table is None:
@@ -190,7 +190,7 @@ class Session:
     def _begins_at(self, first_seconds: float) -> float:
         """Return when the draft can begin with the current table, if each takes so long.
 
-        It may still work for the commit before.
+        The draft may still work for the commit before.
         """
         if len(self.unanswered) < 2:
             return self.requested_at
@@ -227,7 +227,7 @@ class _FrameTimes:
         num_new = session.receive(table, self._now)
         answered = session.answer(table.base_len)
         if answered is not None and was_open:
-            # Also of an earlier round: otherwise, no round would wait after a late table.
+            # A table of an earlier round counts too, else no round would wait after a late table.
             sent_at, is_branch = answered
             measured = self._now - max(sent_at, self._before), table.depth
             self._first[is_branch] = max(self._first.get(is_branch, (0.0, 0)), measured)
@@ -308,7 +308,7 @@ class DraftLink:
         """Add a session that is about to open."""
         base_len = len(sequence.tokens)
         # A draft prefills prompts one after the other, so earlier openings come first.
-        earlier = sum(each.base_len for each in self.sessions.values() if not each.is_open)
+        earlier = sum(other.base_len for other in self.sessions.values() if not other.is_open)
         session = Session(
             number=next(self._session_numbers),
             sequence=sequence,
@@ -324,8 +324,8 @@ class DraftLink:
 
     def overdue_openings(self, now: float) -> list[Session]:
         """Return all sessions that are opening, if one of them has exceeded its time."""
-        opening = [each for each in self.sessions.values() if not each.is_open]
-        return opening if any(now > each.open_by for each in opening) else []
+        opening = [session for session in self.sessions.values() if not session.is_open]
+        return opening if any(now > session.open_by for session in opening) else []
 
     def request_table(self) -> None:
         """Count the columns that an opening or a commit requests."""
@@ -362,12 +362,12 @@ class DraftLink:
 
     def add_round(self, sessions: Collection[Session], now: float) -> bool:
         """Add the times of a round's tables; True if one of its open sessions has a column."""
-        seconds = [each.table_seconds(now) for each in sessions]
-        if known := [each for each in seconds if each is not None]:
-            self.batch_times.add_batch(known)
-        for each in sessions:
-            each.add_late(now)
-        return any(each.table is not None for each in sessions)
+        times = [session.table_seconds(now) for session in sessions]
+        if measured := [seconds for seconds in times if seconds is not None]:
+            self.batch_times.add_batch(measured)
+        for session in sessions:
+            session.add_late(now)
+        return any(session.table is not None for session in sessions)
 
     def send_closing(self, number: int) -> None:
         """Close a session on the draft. A failure marks the link as lost."""

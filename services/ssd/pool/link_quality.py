@@ -41,7 +41,7 @@ class RoundTrip:
         return Heartbeat(nonce=self._nonce)
 
     def receive(self, heartbeat: Heartbeat, now: float) -> bool:
-        """Note a heartbeat of the draft; true if it was the echo and a measurement."""
+        """Receive a heartbeat of the draft; true if it was the echo and a measurement."""
         if self._sent_at is None or heartbeat.echo != self._nonce:
             return False
         self.seconds = now - self._sent_at

@@ -18,7 +18,7 @@ class RoundMetrics:
 
         Args:
             lookahead: K, the tokens of a full proposal.
-            parts: of a round that are measured, of ``PARTS`` and "host".
+            parts: parts of a round that are measured, of ``PARTS`` and "host".
         """
         self._results = {
             result: metrics.ROUNDS_TOTAL.labels(result=result.value) for result in LookupResult
@@ -62,5 +62,5 @@ def publish_report(report: ControllerReport, log: RoundLog) -> None:
 
 def publish_mode(mode: Mode) -> None:
     """Publish the mode of requests that arrive in mode AUTO."""
-    for each in Mode:
-        metrics.SPECULATION_MODE.labels(mode=str(each)).set(each is mode)
+    for label in Mode:
+        metrics.SPECULATION_MODE.labels(mode=str(label)).set(label is mode)

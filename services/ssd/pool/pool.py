@@ -174,9 +174,9 @@ class DraftPool:
         The drafts then have no work for them. They may open sessions again later.
         """
         with self._changed:
-            sequences = {each for each in map(self._sequences.get, sequence_ids) if each}
+            sequences = set(filter(None, map(self._sequences.get, sequence_ids)))
             self._reopening -= sequences
-            released = [each.session for each in sequences if each.session]
+            released = [sequence.session for sequence in sequences if sequence.session]
             _remove(released)
         _send_closings(released)
 
@@ -210,14 +210,14 @@ class DraftPool:
         if not self._sequences:
             self._sent_at = None
             return PoolRound([NO_TABLE_NEEDED] * len(results), self._clock.now())
-        found = [(each, self._sequences.get(each.sequence_id)) for each in results]
-        self._add_outcomes(found, prompt_seconds)
-        lookups, waited_seconds = self._look_up(found, before_wait)
+        pairs = [(result, self._sequences.get(result.sequence_id)) for result in results]
+        self._add_outcomes(pairs, prompt_seconds)
+        lookups, waited_seconds = self._look_up(pairs, before_wait)
         looked_up_at = self._clock.now()
         # The time from the last sequence to the next request belongs to no round.
-        is_last = all(each.is_finished for each in results)
+        is_last = all(result.is_finished for result in results)
         self._sent_at = None if is_last else looked_up_at
-        commits = self._commits(found, lookups, waited_seconds, looked_up_at)
+        commits = self._commits(pairs, lookups, waited_seconds, looked_up_at)
         self._send(commits, verified_at)
         return PoolRound(lookups, looked_up_at)
 
@@ -226,46 +226,46 @@ class DraftPool:
         self._sent_at = None
 
     def _add_outcomes(
-        self, found: Rows[tuple[RoundResult, DraftedSequence | None]], prompt_seconds: float
+        self, pairs: Rows[tuple[RoundResult, DraftedSequence | None]], prompt_seconds: float
     ) -> None:
         """Add a round to its sequences that continue and to the pace."""
-        for result, sequence in found:
+        for result, sequence in pairs:
             if sequence is not None and not result.is_finished:
                 sequence.add_round(result, self.settings.lookahead)
         if self._sent_at is not None:
-            is_plain = not any(result.num_proposed for result, _ in found)
+            is_plain = not any(result.num_proposed for result, _ in pairs)
             seconds = self._clock.now() - self._sent_at - prompt_seconds
             self._pace.add_round(max(0.0, seconds), is_plain=is_plain)
         self._pace.add_outcomes(
-            (result.num_proposed, each.num_from_table, result.outcome.accepted)
-            for result, each in found
-            if each is not None
+            (result.num_proposed, sequence.num_from_table, result.outcome.accepted)
+            for result, sequence in pairs
+            if sequence is not None
         )
 
     def _look_up(
         self,
-        found: Rows[tuple[RoundResult, DraftedSequence | None]],
+        pairs: Rows[tuple[RoundResult, DraftedSequence | None]],
         before_wait: Callable[[], None],
     ) -> tuple[list[Lookup], float]:
         """Return the lookup of each result, and for how many seconds it waited for tables."""
-        continuing = [sequence for each, sequence in found if sequence and not each.is_finished]
-        num_others = sum(not each.is_finished for each, _ in found) - len(continuing)
+        continuing = [sequence for result, sequence in pairs if sequence and not result.is_finished]
+        num_others = sum(not result.is_finished for result, _ in pairs) - len(continuing)
         tables = TableCollector(self.settings, self._pace, self._changed, self._clock)
         with self._changed:
             answering = tables.collect(continuing, num_others, before_wait)
             suspended = self._suspend_late_links(session for session, _ in answering.values())
         _send_closings(suspended)
         lookups = [
-            self._look_up_one(tables, sequence, answering.get(sequence))
-            if sequence and not each.is_finished
+            self._look_up_sequence(tables, sequence, answering.get(sequence))
+            if sequence and not result.is_finished
             else NO_TABLE_NEEDED
-            for each, sequence in found
+            for result, sequence in pairs
         ]
         return lookups, tables.waited_seconds
 
     def _commits(
         self,
-        found: Rows[tuple[RoundResult, DraftedSequence | None]],
+        pairs: Rows[tuple[RoundResult, DraftedSequence | None]],
         lookups: Rows[Lookup],
         waited_seconds: float,
         now: float,
@@ -274,7 +274,7 @@ class DraftPool:
         commits: dict[DraftLink, list[Commit]] = {}
         waited_us = min(int(waited_seconds * 1e6), _MAX_WAITED_US)
         with self._changed:
-            for (result, sequence), lookup in zip(found, lookups, strict=True):
+            for (result, sequence), lookup in zip(pairs, lookups, strict=True):
                 session = sequence.session if sequence else None
                 if session is None or result.is_finished:
                     continue
@@ -289,7 +289,7 @@ class DraftPool:
                     branch=lookup.branch,
                     tokens=() if is_branch else lookup.tokens,
                     waited_us=waited_us,
-                    # Of the next proposal; the one after it, from the table, has about the same.
+                    # The next proposal has this length, the proposal of the table about the same.
                     # Before the last token it is 1: a table of K is never used.
                     length=session.sequence.max_tokens or int(session.sequence.num_remaining == 1),
                 )
@@ -381,16 +381,16 @@ class DraftPool:
         _remove(suspended)
         return suspended
 
-    def _look_up_one(
+    def _look_up_sequence(
         self,
         tables: TableCollector,
         sequence: DraftedSequence,
-        found: tuple[Session, OutcomeTable | None] | None,
+        answering: tuple[Session, OutcomeTable | None] | None,
     ) -> Lookup:
-        if found is None:
+        if answering is None:
             sequence.num_from_table = 0
             return without_session(sequence)
-        session, table = found
+        session, table = answering
         lookup = tables.look_up(sequence, table)
         sequence.num_from_table = lookup.num_from_table
         if lookup.result in (LookupResult.HIT, LookupResult.MISS):

@@ -1,4 +1,4 @@
-"""What is known of each draft address, whether a link to it is up or not."""
+"""The report of each draft address, whether a link to it is up or not."""
 
 from contextlib import suppress
 from dataclasses import dataclass

@@ -57,16 +57,16 @@ class RoundLog:
     def tokens_per_round(self) -> float:
         """Tokens that a sequence gained in a round, mean."""
         rounds = self._rounds.copy()
-        num_sequences = sum(each.num_sequences for each in rounds)
-        return sum(each.num_tokens for each in rounds) / max(1, num_sequences)
+        num_sequences = sum(record.num_sequences for record in rounds)
+        return sum(record.num_tokens for record in rounds) / max(1, num_sequences)
 
     @property
     def verify_seconds(self) -> float:
         """T_verify, median."""
-        return median([each.verify_seconds for each in self._rounds.copy()] or [0.0])
+        return median([record.verify_seconds for record in self._rounds.copy()] or [0.0])
 
     @property
     def efficiency(self) -> float:
         """T_verify / T_round, of medians."""
-        seconds = median([each.seconds for each in self._rounds.copy()] or [0.0])
+        seconds = median([record.seconds for record in self._rounds.copy()] or [0.0])
         return self.verify_seconds / seconds if seconds > 0 else 0.0

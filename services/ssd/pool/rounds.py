@@ -63,7 +63,7 @@ class PoolRound:
     """What the pool returns for a round."""
 
     lookups: list[Lookup]
-    """Of each result."""
+    """The lookup of each result."""
     looked_up_at: float
     """When they were known; then the outcomes were sent."""
 

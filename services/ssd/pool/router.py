@@ -30,7 +30,7 @@ def choose_link(
     """Return the link with the smallest share of its sessions in use; None if none has room."""
     excluded, num_tokens = sequence.excluded_links, len(sequence.tokens)
     return min(
-        (each for each in links if each not in excluded and has_room(each, num_tokens, now)),
+        (link for link in links if link not in excluded and has_room(link, num_tokens, now)),
         key=lambda link: len(link.sessions) / link.max_sessions,
         default=None,
     )
@@ -55,12 +55,12 @@ def session_to_move(
 
     ``sustainable`` returns the number of sessions whose tables a link completes in time.
     """
-    active = [each for each in links if each.state(now) is LinkState.ACTIVE]
+    active = [link for link in links if link.state(now) is LinkState.ACTIVE]
     ready = [
-        each
-        for each in active
-        if now >= each.no_moves_before
-        and all(session.is_open for session in each.sessions.values())
+        link
+        for link in active
+        if now >= link.no_moves_before
+        and all(session.is_open for session in link.sessions.values())
     ]
     candidates = [
         session
@@ -72,8 +72,8 @@ def session_to_move(
         and session.sequence.num_remaining
         >= max(MIN_REMAINING_TOKENS, TEXT_SHARE * session.base_len)
         and any(
-            has_room(each, session.base_len, now) and each not in session.sequence.excluded_links
-            for each in emptier
+            has_room(link, session.base_len, now) and link not in session.sequence.excluded_links
+            for link in emptier
         )
     ]
     return max(candidates, key=lambda session: session.sequence.num_remaining, default=None)

@@ -80,8 +80,8 @@ class ColumnTimes:
 
     def expected_first(self, *, is_branch: bool) -> FirstFrames:
         """Return the times after commits of a kind, or of the other kind until some are known."""
-        its, other = self.first[is_branch], self.first[not is_branch]
-        return its if its.seconds else other
+        same_kind, other_kind = self.first[is_branch], self.first[not is_branch]
+        return same_kind if same_kind.seconds else other_kind
 
     @property
     def seconds(self) -> float:
@@ -159,9 +159,9 @@ class Row:
     """The proposal that one sequence would have without waiting."""
 
     depth: int
-    """Its tokens of a table."""
+    """Tokens of the proposal from a table."""
     num_backup: int = 0
-    """Its tokens of the backup."""
+    """Tokens of the proposal from the backup."""
     num_columns: float = 0.0
     """Columns that the next frame is expected to add; 0 if the sequence does not wait."""
     next_at: float = 0.0
@@ -169,7 +169,7 @@ class Row:
     newest_at: float = 0.0
     """Arrival of the newest column; 0 without one."""
     branch_seconds: float = 0.0
-    """T_branch of its link."""
+    """T_branch of the link of the sequence."""
 
 
 def wait_until(rows: Iterable[Row], pace: RoundPace, begun_at: float, now: float) -> float:

@@ -67,17 +67,21 @@ class TableCollector:
             if not is_notified:
                 break
         self.waited_seconds = now - begun_at
-        found = (each.session for each in continuing)
-        return {each.sequence: (each, each.table) for each in found if each and each.is_open}
+        sessions = (sequence.session for sequence in continuing)
+        return {
+            session.sequence: (session, session.table)
+            for session in sessions
+            if session and session.is_open
+        }
 
     def look_up(self, sequence: DraftedSequence, table: OutcomeTable | None) -> Lookup:
         """Return the lookup of a sequence; the text is searched once for each column."""
-        known = self._lookups.get(sequence)
-        if known is None or known[0] is not table:
+        newest = self._lookups.get(sequence)
+        if newest is None or newest[0] is not table:
             backup = BACKUPS[self._settings.backup]
-            known = table, look_up(sequence, table, backup, self._pace.from_backup.rate)
-            self._lookups[sequence] = known
-        return known[1]
+            newest = table, look_up(sequence, table, backup, self._pace.from_backup.rate)
+            self._lookups[sequence] = newest
+        return newest[1]
 
     def _until(
         self, continuing: Rows[DraftedSequence], num_others: int, begun_at: float, now: float
@@ -94,9 +98,9 @@ class TableCollector:
         session = sequence.session
         if session is None or not session.is_open:
             return Row(0)
-        found = self.look_up(sequence, session.table)
-        num_from_backup = len(found.tokens) - found.num_from_table
-        return session.row(num_from_backup, found.num_from_table, sequence.max_tokens)
+        lookup = self.look_up(sequence, session.table)
+        num_from_backup = len(lookup.tokens) - lookup.num_from_table
+        return session.row(num_from_backup, lookup.num_from_table, sequence.max_tokens)
 
 
 def without_session(sequence: DraftedSequence) -> Lookup:
@@ -113,27 +117,29 @@ def look_up(
         sequence: after a round that did not end it.
         table: the columns that have arrived; None if none have.
         backup: proposes after a miss, a late table, or the last column of a table.
-        acceptance: of tokens of the backup.
+        acceptance: acceptance of tokens of the backup.
     """
     if table is None and sequence.num_remaining == 1:
         # The next round selects the last token: no round waits for a table.
         return NO_TABLE_NEEDED
     max_tokens = sequence.max_tokens
     branch = table.look_up(sequence.outcome) if table is not None else None
-    found = () if table is None or branch is None else table.proposal(branch, max_tokens)
-    tokens = found
-    has_more = table is not None and len(found) < table.length
-    if len(found) < max_tokens and (not found or (has_more and acceptance >= MIN_ACCEPTANCE)):
+    from_table = () if table is None or branch is None else table.proposal(branch, max_tokens)
+    tokens = from_table
+    has_more = table is not None and len(from_table) < table.length
+    if len(from_table) < max_tokens and (
+        not from_table or (has_more and acceptance >= MIN_ACCEPTANCE)
+    ):
         text = sequence.tokens[-WINDOW_TOKENS:]
-        text.extend(found)
-        tokens += backup(text, max_tokens - len(found))
+        text.extend(from_table)
+        tokens += backup(text, max_tokens - len(from_table))
     if branch is None:
         result = LookupResult.LATE if table is None else LookupResult.MISS
         return Lookup(result, tokens)
-    is_branch = len(tokens) == len(found)
+    is_branch = len(tokens) == len(from_table)
     return Lookup(
         LookupResult.HIT,
         tokens,
-        num_from_table=len(found),
+        num_from_table=len(from_table),
         branch=branch if is_branch else None,
     )
