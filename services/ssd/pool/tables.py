@@ -127,9 +127,8 @@ def look_up(
     from_table = () if table is None or branch is None else table.proposal(branch, max_tokens)
     tokens = from_table
     has_more = table is not None and len(from_table) < table.length
-    if len(from_table) < max_tokens and (
-        not from_table or (has_more and acceptance >= MIN_ACCEPTANCE)
-    ):
+    may_continue = has_more and acceptance >= MIN_ACCEPTANCE
+    if len(from_table) < max_tokens and (not from_table or may_continue):
         text = sequence.tokens[-WINDOW_TOKENS:]
         text.extend(from_table)
         tokens += backup(text, max_tokens - len(from_table))
