@@ -42,7 +42,8 @@ class CommitForecast:
         This is the lower quartile: a table that is sent too early costs a frame, one that is sent
         too late a round.
         """
-        plain, proposed = (_lower_quartile(self._recent_seconds[each]) for each in (True, False))
+        recent = self._recent_seconds
+        plain, proposed = _lower_quartile(recent[True]), _lower_quartile(recent[False])
         if not plain or not proposed:
             return plain or proposed
         return min(plain, proposed) if self._is_plain else proposed

@@ -40,19 +40,19 @@ def check_hello(hello: Hello, setup: DraftSetup) -> None:
     Raises:
         HandshakeError: names the first field that differs.
     """
-    expected = {
+    fields = {
         "vocab_size": setup.model.num_token_ids,
         "tokenizer_fingerprint": setup.model.tokenizer.fingerprint,
         "lookahead": setup.settings.lookahead,
         "branches": setup.settings.branches,
     }
-    for name, value in expected.items():
-        received = getattr(hello, name)
-        if received != value:
+    for field, expected in fields.items():
+        received = getattr(hello, field)
+        if received != expected:
             raise HandshakeError(
-                name,
-                f"this draft has {_short(value)}, the target has {_short(received)}"
-                + _FIXES.get(name, ""),
+                field,
+                f"this draft has {_short(expected)}, the target has {_short(received)}"
+                + _FIXES.get(field, ""),
             )
 
 
@@ -67,16 +67,16 @@ def check_settings(settings: LinkSettings, setup: DraftSetup) -> None:
     except SettingsError as error:
         raise HandshakeError("fan_out_policy", str(error)) from error
     num_lengths, num_branches = setup.settings.num_columns, setup.settings.branches
-    found = len(settings.fan_out), sum(settings.fan_out)
-    if settings.fan_out and found != (num_lengths, num_branches):
+    lengths, branches = len(settings.fan_out), sum(settings.fan_out)
+    if settings.fan_out and (lengths, branches) != (num_lengths, num_branches):
         raise HandshakeError(
             "fan_out",
-            f"has {found[0]} lengths and {found[1]} branches, this draft has {num_lengths} and "
+            f"has {lengths} lengths and {branches} branches, this draft has {num_lengths} and "
             f"{num_branches}",
         )
 
 
 def _short(value: object) -> str:
-    """Return a value for a message; of a fingerprint only its beginning."""
+    """Return a value as the text for a message; only the beginning of a fingerprint."""
     text = str(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

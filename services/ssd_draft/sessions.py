@@ -236,14 +236,14 @@ class Sessions:
 
     def of(self, link: LinkEnd) -> list[Session]:
         """Return the sessions of a link."""
-        return [each for each in self if each.link.number == link.number]
+        return [session for session in self if session.link.number == link.number]
 
     def check(self) -> None:
         """Assert that each slot and each block has one owner and none is lost."""
         self._pool.check()
-        slots = [each.slot for each in self] + self._free_slots
+        slots = [session.slot for session in self] + self._free_slots
         assert len(set(slots)) == len(slots), "a slot is owned twice"
-        held = [block for each in self for block in each.blocks]
+        held = [block for session in self for block in session.blocks]
         assert len(set(held)) == len(held), "a block is owned twice"
 
     def _may_take_a_slot(self, link: LinkEnd) -> bool:
@@ -267,5 +267,5 @@ def may_open(mine: int, others: Collection[int], max_sessions: int) -> bool:
     """
     num_free = max_sessions - mine - sum(others)
     share = -(-max_sessions // (1 + len(others)))
-    keeps_one_free = mine >= share and any(each < share for each in others)
+    keeps_one_free = mine >= share and any(count < share for count in others)
     return num_free > keeps_one_free

@@ -142,30 +142,30 @@ class SizeChoice:
         """
         group = size_class(num_sessions)
         most = Size(self._counts[0], max(lengths))
-        measured = [size for known, size in self._times if known == group]
+        measured = [size for measured_group, size in self._times if measured_group == group]
         if not (self._is_adaptive and need and measured) or probability_BN is None:
             return most
         reference = max(measured)
-        found_N = probability_BN.mean(axis=0).cumsum()
+        hit_rate_N = probability_BN.mean(axis=0).cumsum()
 
-        # Of texts of .95 and .05, long tables gain more than of two of .5.
+        # Texts with the acceptances .95 and .05 gain more from long tables than two with .5.
         tokens = [
-            fmean(_tokens(min(depth, need.length), each) for each in need.acceptances)
+            fmean(_tokens(min(depth, need.length), acceptance) for acceptance in need.acceptances)
             for depth in range(most.length + 1)
         ]
 
-        def value(size: Size) -> float:
-            found = float(found_N[size.branches - 1])
+        def tokens_per_second(size: Size) -> float:
+            hit_rate = float(hit_rate_N[size.branches - 1])
             return max(
-                (1.0 + found * tokens[depth]) / max(need.round, need.spent + seconds)
+                (1.0 + hit_rate * tokens[depth]) / max(need.round, need.spent + seconds)
                 for depth, seconds in self._columns(group, size, reference)
             )
 
         sizes = list(starmap(Size, product(self._counts, sorted(lengths, reverse=True))))
         is_slow = need.spent + max(self._columns(group, most, reference))[1] > need.round
         if is_slow and self._num_tables % TRY_TABLES == 0:
-            return min(sizes, key=lambda each: self._used_at(group, each))
-        return max(sizes, key=value)
+            return min(sizes, key=lambda size: self._used_at(group, size))
+        return max(sizes, key=tokens_per_second)
 
     def _used_at(self, group: int, size: Size) -> int:
         return self._times[group, size].used_at if (group, size) in self._times else 0
@@ -176,16 +176,16 @@ class SizeChoice:
         The times of a size that was not measured follow from the reference.
         """
         is_measured = (group, size) in self._times
-        its = self._times[group, size if is_measured else reference]
-        share, first_depth = 1.0, its.first_depth
+        times = self._times[group, size if is_measured else reference]
+        share, first_depth = 1.0, times.first_depth
         if not is_measured:
             share = _FIXED_SHARE + (1.0 - _FIXED_SHARE) * size.branches / reference.branches
-            if its.first_depth == reference.length > 1:
-                # One pass runs all columns. A single column can be that of a step, too.
+            if times.first_depth == reference.length > 1:
+                # One pass runs all columns. A single column may also be that of a step.
                 first_depth = size.length
-            share *= (first_depth + 1) / (its.first_depth + 1)
-        first = share * its.first.value
-        step = share * (its.step.value or its.first.value)
+            share *= (first_depth + 1) / (times.first_depth + 1)
+        first = share * times.first.value
+        step = share * (times.step.value or times.first.value)
         return [
             (depth, first + (depth - first_depth) * step)
             for depth in range(first_depth, size.length + 1)

@@ -159,11 +159,11 @@ class Tree:
             num_sessions: number of sessions of the batch.
             wanted: columns that the target uses, 1..K.
         """
-        whole = sorted({length for _, length in self._runner.whole_tables})
-        if num_sessions > 1 or not whole:
+        lengths = sorted({length for _, length in self._runner.whole_tables})
+        if num_sessions > 1 or not lengths:
             return [wanted]
-        # The last one is the first with as many columns as wanted.
-        return whole[: 1 + sum(each < wanted for each in whole)]
+        # The last length is the first with as many columns as wanted.
+        return lengths[: 1 + sum(length < wanted for length in lengths)]
 
     def begin_tables(self, slots: Rows[int], outcomes: SelectedOutcomes, length: int) -> TableBuild:
         """Begin a table of each session for these outcomes; ``run_step`` decodes after them."""
@@ -238,7 +238,7 @@ class Tree:
             build.tables_BNK[column.rows_B, :, column.step] = chosen_BN
             is_broken_B = (chosen_BN == NO_TOKEN).any(axis=1)
             if is_broken_B.any():
-                # A slot whose session has ended may have another one by now.
+                # A slot whose session has ended may have another session by now.
                 is_broken_B &= np.isin(column.rows_B, build.rows_B)
                 self.is_broken_X[column.slots_B] |= is_broken_B
             build.depth = column.step + 1
@@ -247,7 +247,7 @@ class Tree:
         """Keep the tables in some rows of the current batch; the other tables end."""
         build.rows_B = build.rows_B[rows]
         build.slots_B = build.slots_B[rows]
-        # The steps of the others end here.
+        # The steps of the other tables end here.
         build.steps = build.steps.copy()
         for slot, row in zip(build.slots_B.tolist(), build.rows_B.tolist(), strict=True):
             self._newest[slot] = build.steps, row
@@ -255,8 +255,8 @@ class Tree:
         build.block_tables_BJ = build.block_tables_BJ[rows]
         build.accepted_BN = build.accepted_BN[rows]
         build.slots_R, build.positions_R = (
-            each.reshape(-1, build.branches)[rows].reshape(-1)
-            for each in (build.slots_R, build.positions_R)
+            array_R.reshape(-1, build.branches)[rows].reshape(-1)
+            for array_R in (build.slots_R, build.positions_R)
         )
         build.tokens_BN = build.tokens_BN[
             to_device(torch.tensor(rows, dtype=torch.int64), self._device)
@@ -285,13 +285,13 @@ class Tree:
         branch_B = np.array([-1 if move.branch is None else move.branch for move in moves])
         num_proposed_B = np.array([len(move.proposal) for move in moves])
         newest = [self._newest.pop(slot, ([], 0)) for slot in slots_B.tolist()]
-        num_steps_B = np.array([sum(len(each) for _, each in steps) for steps, _ in newest])
+        num_steps_B = np.array([sum(len(logits) for _, logits in steps) for steps, _ in newest])
         is_adopted_B = (branch_B >= 0) & (num_proposed_B < num_steps_B)
         tokens_BP = self._padded([(move.bonus, *move.proposal) for move in moves])
         # Usually, all sessions are of one batch of tables.
         batch_B = np.array([id(steps) for steps, _ in newest])
-        parts = [is_adopted_B & (batch_B == each) for each in set(batch_B[is_adopted_B].tolist())]
-        for rows in [each.nonzero()[0] for each in (*parts, ~is_adopted_B)]:
+        parts = [is_adopted_B & (batch_B == batch) for batch in set(batch_B[is_adopted_B].tolist())]
+        for rows in [part_B.nonzero()[0] for part_B in (*parts, ~is_adopted_B)]:
             if not rows.size:
                 continue
             some_slots_B, columns_B = slots_B[rows], num_proposed_B[rows] + 1
@@ -383,6 +383,6 @@ class Tree:
     def _padded(self, tokens: Rows[tuple[int, ...]]) -> Ints:
         """Return tokens in rows of P columns, padded with -1."""
         tokens_BP = np.full((len(tokens), self.engine.num_columns), NO_TOKEN, dtype=np.int64)
-        for row, some in enumerate(tokens):
-            tokens_BP[row, : len(some)] = some
+        for row, row_tokens in enumerate(tokens):
+            tokens_BP[row, : len(row_tokens)] = row_tokens
         return tokens_BP

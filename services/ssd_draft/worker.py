@@ -163,21 +163,21 @@ class Worker:
     def _waiting_links(self) -> set[int]:
         """Return the links for which there is work."""
         return {
-            each.link.number
-            for each in self.sessions
-            if each.table is None or each.pending or not each.is_open
+            session.link.number
+            for session in self.sessions
+            if session.table is None or session.pending or not session.is_open
         } | {number for number, work in self._work.items() if work.batches}
 
     def _take_turn(self, number: int, waiting: set[int]) -> None:
         """Apply the commits of a link, then run a step of its tables or store a prefill chunk."""
         work = self._work[number]
         self._end_batches(work)
-        self._advance([each for each in self.sessions if each.link.number == number])
+        self._advance([session for session in self.sessions if session.link.number == number])
         self._close_broken()
-        sessions = [each for each in self.sessions if each.link.number == number]
-        due = [each for each in sessions if each.is_open and each.table is None]
-        due = [each for each in due if not each.pending]
-        if opening := [each for each in sessions if not each.is_open]:
+        sessions = [session for session in self.sessions if session.link.number == number]
+        due = [session for session in sessions if session.is_open and session.table is None]
+        due = [session for session in due if not session.pending]
+        if opening := [session for session in sessions if not session.is_open]:
             num_open = len(sessions) - len(opening)
             num_batches = max(1, min(_BATCHES_BETWEEN_CHUNKS, num_open // len(opening)))
             if work.batches_since_chunk >= num_batches or not (due or work.batches):
@@ -214,7 +214,7 @@ class Worker:
         """Queue the commits of a frame for their sessions."""
         waited_us = max((commit.waited_us for commit in commits), default=0)
         self._work[link.number].forecast.add_commits(
-            arrived_at, waited_us / 1e6, is_plain=not any(each.num_proposed for each in commits)
+            arrived_at, waited_us / 1e6, is_plain=not any(commit.num_proposed for commit in commits)
         )
         for commit in commits:
             session = self.sessions.find(link, commit.session)
@@ -251,15 +251,16 @@ class Worker:
         farthest behind; the rest waits for the next step. While a session opens, commits need no
         pass.
         """
-        for session in [each for each in sessions if not each.is_open]:
-            while session.pending and (move := self._plan(session)) is not None:
-                session.apply(move)
-        behind = [each for each in sessions if each.is_open and each.pending]
-        farthest = max(behind, key=lambda each: len(each.pending), default=None)
-        planned = [(each, self._next_move(each, stores=each is farthest)) for each in behind]
-        moving = [(each, move) for each, move in planned if move is not None]
+        for opening in [session for session in sessions if not session.is_open]:
+            while opening.pending and (move := self._plan(opening)) is not None:
+                opening.apply(move)
+        behind = [session for session in sessions if session.is_open and session.pending]
+        farthest = max(behind, key=lambda session: len(session.pending), default=None)
+        next_moves = [self._next_move(session, stores=session is farthest) for session in behind]
+        planned = zip(behind, next_moves, strict=True)
+        moving = [(session, move) for session, move in planned if move is not None]
         if moving:
-            slots, moves = [each.slot for each, _ in moving], [move for _, move in moving]
+            slots, moves = [session.slot for session, _ in moving], [move for _, move in moving]
             self.learning.add(self.tree.rounds_of(slots, moves))
             self.tree.advance(slots, moves)
 
@@ -269,21 +270,21 @@ class Worker:
         The effect may contain tokens that no pass has run: as many as a proposal has columns, and
         with ``stores`` as many as a chunk of a prompt has.
         """
-        whole: Move | None = None
+        combined: Move | None = None
         most_skipped = self.tree.engine.num_columns
         if stores:
             most_skipped = max(most_skipped, self.tree.engine.prefill_chunk)
         while session.pending:
-            if whole is not None:
-                num_skipped = len(whole.skipped) + session.pending[0].outcome.accepted + 1
-                if whole.branch is not None or num_skipped > most_skipped:
+            if combined is not None:
+                num_skipped = len(combined.skipped) + session.pending[0].outcome.accepted + 1
+                if combined.branch is not None or num_skipped > most_skipped:
                     break
             move = self._plan(session)
             if move is None:
                 return None
             session.apply(move)
-            whole = move if whole is None else whole.then(move)
-        return whole
+            combined = move if combined is None else combined.then(move)
+        return combined
 
     def _plan(self, session: Session) -> Move | None:
         """Return the effect of the next commit; None if the session was closed instead."""
@@ -321,14 +322,14 @@ class Worker:
     def _begin(self, due: list[Session]) -> None:
         """Begin the tables of these sessions of one link in one batch."""
         begun_at = self.clock.now()
-        link, slots = due[0].link, [each.slot for each in due]
+        link, slots = due[0].link, [session.slot for session in due]
         work = self._work[link.number]
         outcomes = self.tree.select_outcomes(slots, self.policy_of(link.settings))
-        spent = begun_at - min(each.arrived_at for each in due) + _SEND_SECONDS
-        wanted = max(each.length or self.tree.engine.lookahead for each in due)
+        spent = begun_at - min(session.arrived_at for session in due) + _SEND_SECONDS
+        wanted = max(session.length or self.tree.engine.lookahead for session in due)
         need = None
         if work.forecast.seconds > 0:
-            acceptances = tuple(each.acceptance.rate for each in due)
+            acceptances = tuple(session.acceptance.rate for session in due)
             need = Need(work.forecast.seconds, spent, acceptances, wanted)
         lengths = self.tree.table_lengths(len(due), wanted)
         size = self.sizes.choose(len(due), lengths, need, outcomes.probability_BN)
@@ -337,7 +338,7 @@ class Worker:
         build = self.tree.begin_tables(slots, outcomes.first(size.branches), size.length)
         for row, session in enumerate(due):
             session.table = _table(session, build, row)
-        arrivals = [each.arrived_at for each in due]
+        arrivals = [session.arrived_at for session in due]
         work.batches.append(_Batch(due, arrivals, build, begun_at))
 
     def _run_step(self, work: _LinkWork, waiting: set[int]) -> None:
@@ -386,7 +387,7 @@ class Worker:
         if old_depth == 0:
             self.sizes.add_first(*size, now - batch.begun_at, build.depth)
         else:
-            # From column to column: other links have turns between the steps of a batch.
+            # Steps are timed from column to column: other links have turns between them.
             self.sizes.add_step(*size, now - batch.stepped_at)
         if build.depth == build.length:
             DRAFT_TABLE_SECONDS.observe(now - batch.begun_at)
@@ -395,14 +396,15 @@ class Worker:
     def _has_time(self, work: _LinkWork, waiting: set[int]) -> bool:
         """Return whether nothing but the step of one batch waits, and a commit is expected."""
         is_alone = len(waiting) == len(work.batches) == 1
-        return is_alone and work.forecast.seconds > 0 and all(s.is_open for s in self.sessions)
+        are_all_open = all(session.is_open for session in self.sessions)
+        return is_alone and are_all_open and work.forecast.seconds > 0
 
     def _push(self, batch: _Batch, now: float) -> None:
         """Send the columns of a batch in one frame."""
         tables = [
-            each.table
-            for each in batch.sessions
-            if each.is_open and each.table and not self.tree.is_broken_X[each.slot]
+            session.table
+            for session in batch.sessions
+            if session.is_open and session.table and not self.tree.is_broken_X[session.slot]
         ]
         if tables:
             batch.sessions[0].link.push(tables)
@@ -415,13 +417,15 @@ class Worker:
         """End the tables of the sessions of a link that have commits or are closed."""
         for batch in work.batches:
             rows = [
-                row for row, each in enumerate(batch.sessions) if each.is_open and not each.pending
+                row
+                for row, session in enumerate(batch.sessions)
+                if session.is_open and not session.pending
             ]
             if len(rows) == len(batch.sessions):
                 continue
             if 0 < batch.build.depth < batch.build.length:
                 pairs = zip(batch.sessions, batch.arrivals, strict=True)
-                ended = [at for each, at in pairs if each.is_open and each.pending]
+                ended = [time for session, time in pairs if session.is_open and session.pending]
                 self._add_table_seconds(batch, ended, self.clock.now())
             batch.sessions = [batch.sessions[row] for row in rows]
             batch.arrivals = [batch.arrivals[row] for row in rows]
@@ -441,7 +445,8 @@ class Worker:
     def _close_broken(self) -> None:
         """Close the sessions for which the model computed NaN or infinity."""
         if self.tree.is_broken_X.any():
-            for session in [each for each in self.sessions if self.tree.is_broken_X[each.slot]]:
+            broken = [session for session in self.sessions if self.tree.is_broken_X[session.slot]]
+            for session in broken:
                 _log.warning("session_not_finite", session=session.number)
                 self._refuse(session, RefusalReason.NOT_FINITE)
 
@@ -460,7 +465,7 @@ class Worker:
 
 def _needed_at(sessions: Rows[Session], forecast: CommitForecast) -> float:
     """Return when the first tables of a batch must be sent."""
-    return min(each.arrived_at for each in sessions) + forecast.seconds - _SEND_SECONDS
+    return min(session.arrived_at for session in sessions) + forecast.seconds - _SEND_SECONDS
 
 
 def _table(session: Session, build: TableBuild, row: int) -> OutcomeTable:
