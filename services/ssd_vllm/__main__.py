@@ -33,10 +33,11 @@ _MODEL = "--model="
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the process and return its exit code."""
-    given = sys.argv[1:] if argv is None else argv
+    command_line = sys.argv[1:] if argv is None else argv
+    is_only_shown = _PRINT_CONFIG in command_line
+    arguments = [_with_folder(word) for word in command_line if word != _PRINT_CONFIG]
     # vLLM's last middleware is the first one that a request passes.
-    arguments = [_with_folder(each) for each in given if each != _PRINT_CONFIG] + [_GATE]
-    is_only_shown = _PRINT_CONFIG in given
+    arguments.append(_GATE)
     code = check(arguments, is_only_shown=is_only_shown)
     if code != os.EX_OK or is_only_shown:
         return code
@@ -52,7 +53,7 @@ def check(arguments: Sequence[str], *, is_only_shown: bool) -> int:
     SSDDeployment see every name that it accepts.
 
     Args:
-        arguments: of vLLM's server.
+        arguments: arguments of vLLM's server.
         is_only_shown: whether to print the settings. vLLM's parser needs a device; where there is
             none, it gets that of a CPU.
     """
@@ -89,9 +90,9 @@ def check(arguments: Sequence[str], *, is_only_shown: bool) -> int:
 
 def _with_folder(argument: str) -> str:
     """Return an argument with the folder of the embedded model in place of its name."""
-    name = argument.removeprefix(_MODEL)
-    is_demo = argument.startswith(_MODEL) and demo.is_demo(name)
-    return f"{_MODEL}{demo.folder(name)}" if is_demo else argument
+    model = argument.removeprefix(_MODEL)
+    is_demo = argument.startswith(_MODEL) and demo.is_demo(model)
+    return f"{_MODEL}{demo.folder(model)}" if is_demo else argument
 
 
 if __name__ == "__main__":

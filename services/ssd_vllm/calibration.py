@@ -12,7 +12,7 @@ from ssd.speculation.estimates import Calibration
 CALIBRATION_SECONDS = 2.0
 """No pass begins after this time. More rows are then expected to take as much more as the last."""
 MOST_ROWS = 256
-"""Of a pass: the logits of more need memory that vLLM has perhaps not left."""
+"""Most rows of a pass: the logits of more need memory that vLLM has perhaps not left."""
 _REPETITIONS = 3
 
 
@@ -23,8 +23,8 @@ def calibrate(
 
     Args:
         lookahead: tokens of a full proposal (K).
-        max_num_seqs: of a step.
-        max_rows: of a pass.
+        max_num_seqs: most sequences of a step.
+        max_rows: most rows of a pass.
         seconds_of: runs a pass of so many rows and returns its time, the same on all ranks.
 
     Returns:
@@ -32,7 +32,7 @@ def calibrate(
         sequence was measured.
     """
     most = min((lookahead + 1) * max_num_seqs, max_rows, MOST_ROWS)
-    found: dict[int, float] = {}
+    seconds_by_rows: dict[int, float] = {}
     spent = 0.0
     # All sizes once before any is repeated: first passes are slow, but those of a batch decide.
     for rows in _doubled(most) * _REPETITIONS:
@@ -40,12 +40,12 @@ def calibrate(
             break
         seconds = seconds_of(rows)
         spent += seconds
-        found[rows] = min(seconds, found.get(rows, seconds))
-    if max(found) <= lookahead:
+        seconds_by_rows[rows] = min(seconds, seconds_by_rows.get(rows, seconds))
+    if max(seconds_by_rows) <= lookahead:
         return Calibration()
-    kept = _undisturbed(found)
-    counts, times = [count for count, _ in kept], [seconds for _, seconds in kept]
-    slope = _slope(*kept[-2:]) if len(kept) > 1 else 0.0
+    points = _undisturbed(seconds_by_rows)
+    counts, times = [count for count, _ in points], [seconds for _, seconds in points]
+    slope = _slope(*points[-2:]) if len(points) > 1 else 0.0
 
     def time_of(rows: int) -> float:
         return float(np.interp(rows, counts, times)) + slope * max(0, rows - counts[-1])
@@ -59,21 +59,21 @@ def calibrate(
     )
 
 
-def _undisturbed(found: Mapping[int, float]) -> list[tuple[int, float]]:
+def _undisturbed(seconds_by_rows: Mapping[int, float]) -> list[tuple[int, float]]:
     """Return the rows and times on the largest function below them that never falls and is convex.
 
     Rows first fill the time in which a pass reads the weights, and then add to it. So a time above
     this function is that of a first pass, or of one beside other work.
     """
-    kept: list[tuple[int, float]] = []
-    for rows, seconds in sorted(found.items()):
-        while kept and (
-            kept[-1][1] > seconds
-            or (len(kept) > 1 and _slope(kept[-2], kept[-1]) > _slope(kept[-2], (rows, seconds)))
+    points: list[tuple[int, float]] = []
+    for point in sorted(seconds_by_rows.items()):
+        while points and (
+            points[-1][1] > point[1]
+            or (len(points) > 1 and _slope(points[-2], points[-1]) > _slope(points[-2], point))
         ):
-            kept.pop()
-        kept.append((rows, seconds))
-    return kept
+            points.pop()
+        points.append(point)
+    return points
 
 
 def _slope(first: tuple[int, float], last: tuple[int, float]) -> float:

@@ -60,7 +60,7 @@ class CoupledNoise:
     ) -> Tensor:
         """Return argmax(logits + noise) of each row, int64 [R]; temperature 0 adds no noise.
 
-        Rows are computed in blocks: vLLM has not reserved memory for the noise of all.
+        Rows are computed in blocks: vLLM has not reserved memory for the noise of all rows.
         """
         if not (addresses.temperatures_B[requests_R] > 0).any():
             return logits_RV.argmax(dim=-1)
@@ -148,13 +148,13 @@ def choose_after_proposals(
     """Return the choice of each request if all its proposed tokens are accepted, int64 [B].
 
     Args:
-        noise: of the worker.
-        addresses: of the step.
+        noise: noise of the worker.
+        addresses: addresses of the step.
         logits_BV: processed, of the row after the proposal.
     """
     positions_B = addresses.next_B + addresses.num_proposed_B
-    everyone_B = np.arange(len(positions_B))
-    return noise.choose(logits_BV, addresses, everyone_B, positions_B)
+    requests_B = np.arange(len(positions_B))
+    return noise.choose(logits_BV, addresses, requests_B, positions_B)
 
 
 def accept(
@@ -170,8 +170,8 @@ def accept(
     A proposed token is accepted if it is the choice of its row.
 
     Args:
-        noise: of the worker.
-        addresses: of the step.
+        noise: noise of the worker.
+        addresses: addresses of the step.
         proposed_R: proposed tokens of all requests, one after the other.
         logits_RV: processed logits of their rows.
         bonus_B: result of ``choose_after_proposals``.

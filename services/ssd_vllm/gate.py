@@ -76,7 +76,7 @@ def _certificate_of(config: Any) -> Reloaded[None]:
     files = TlsFiles(certificate=config.ssl_certfile, key=config.ssl_keyfile)
 
     def load() -> None:
-        # Checked before: half of a new pair would stay in the context.
+        # Read first: otherwise half of a new pair would stay in the context.
         expires_at = files.read().expires_at
         try:
             config.ssl.load_cert_chain(files.certificate, files.key)

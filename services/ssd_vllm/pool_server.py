@@ -67,7 +67,7 @@ class PoolServer:
     async def run(self) -> None:
         """Dial drafts, answer calls and publish gauges."""
         self._dialer = self._make_dialer()
-        # It may have been changed before a bug ended the links.
+        # The policy may have been changed before a bug ended the links.
         self._dialer.configure(LinkSettings(fan_out_policy=self._settings.fan_out))
         publish_mode(self._served.control.mode)
         async with self._listening(), asyncio.TaskGroup() as group:
@@ -106,7 +106,10 @@ class PoolServer:
             publish_mode(change.mode)
         if change.fan_out_policy is not None and self._dialer is not None:
             self._dialer.configure(LinkSettings(fan_out_policy=change.fan_out_policy))
-        _log.info("speculation_set", **{k: str(v) for k, v in asdict(change).items() if v})
+        _log.info(
+            "speculation_set",
+            **{name: str(value) for name, value in asdict(change).items() if value},
+        )
 
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:

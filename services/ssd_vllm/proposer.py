@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 
 _log = get_logger(__name__)
 _CPUS = os.sched_getaffinity(0)
-"""Those of the process before vLLM pins its threads, because ``Worker`` imports this module."""
+"""CPUs of the process before vLLM pins its threads, since ``Worker`` imports this module."""
 _LEAST_TEMPERATURE = 1e-5
 """vLLM selects the largest logit below it."""
 
 
 class Proposer:
-    """See the module. vLLM calls the constructor, ``load_model`` and ``propose``."""
+    """The proposer of the module. vLLM calls the constructor, ``load_model`` and ``propose``."""
 
     def __init__(self, vllm_config: "VllmConfig") -> None:
         """Read the settings; nothing is dialled before ``load_model``.
@@ -65,7 +65,7 @@ class Proposer:
         num_token_ids = min(tokenizer.vocab_size, model.get_vocab_size())
         lookahead = vllm_config.speculative_config.num_speculative_tokens
         self.max_model_len = model.max_model_len
-        """Of a text; ``Worker`` changes it."""
+        """Maximum length of a text; ``Worker`` changes it."""
         clock = SystemClock()
         self.pool = DraftPool(self.settings.pool(lookahead, num_token_ids), clock)
         round_log = RoundLog()
@@ -124,7 +124,7 @@ class Proposer:
             self.links.start()
 
     def begin_step(self, step: "SchedulerOutput") -> None:
-        """Note the requests that begin and end, and open sessions."""
+        """Add the requests that begin, remove those that end, and open sessions."""
         if not self._is_first_rank:
             return
         try:
@@ -173,7 +173,8 @@ class Proposer:
                 num_proposed=counts,
                 preempted=step.preempted_req_ids or (),
                 has_prompt=any(
-                    num > 1 + counts.get(request_id, 0) for request_id, num in scheduled.items()
+                    num_tokens > 1 + counts.get(request_id, 0)
+                    for request_id, num_tokens in scheduled.items()
                 ),
             )
         )
@@ -245,8 +246,8 @@ def log_to_stderr() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(TextFormatter("ssd_vllm"))
     handler.addFilter(RepeatLimit())
-    for name in ("ssd", "ssd_vllm"):
-        logger = logging.getLogger(name)
+    for package in ("ssd", "ssd_vllm"):
+        logger = logging.getLogger(package)
         if not logger.handlers:
             logger.addHandler(handler)
             logger.setLevel(logging.INFO)
@@ -273,8 +274,8 @@ def tokenizer_folder(model: Any) -> Path:
 
     revision, token = model.tokenizer_revision, model.hf_token
     try:
-        found = hf_hub_download(model.tokenizer, "tokenizer.json", revision=revision, token=token)
+        file = hf_hub_download(model.tokenizer, "tokenizer.json", revision=revision, token=token)
     except (OSError, ValueError, EntryNotFoundError) as error:
         message = f"the tokenizer {model.tokenizer} has no tokenizer.json: {error}"
         raise SetupError(message) from error
-    return Path(found).parent
+    return Path(file).parent

@@ -43,7 +43,7 @@ class _Request:
     length: int
     """Tokens of the text that the pool knows."""
     proposal: tuple[TokenId, ...] = ()
-    """For the step that runs now."""
+    """Proposed tokens of the step that runs now."""
 
 
 @dataclass(slots=True)
@@ -69,15 +69,15 @@ class PoolRequests:
         """Construct.
 
         Args:
-            pool: of drafts.
+            pool: the pool of drafts.
             control: chooses whether a step speculates.
             num_token_ids: drafts have the token ids below. vLLM may have more.
-            clock: of the pool.
+            clock: the clock of the pool.
         """
         self._pool = pool
         self._control = control
         self._num_sessions = 0
-        """During the step that runs now."""
+        """Number of sessions during the step that runs now."""
         self._num_token_ids = num_token_ids
         self._clock = clock
         self._requests: dict[str, _Request] = {}
@@ -96,16 +96,16 @@ class PoolRequests:
             self._skip_interval()
 
     def begin_step(self, step: Step) -> None:
-        """Note the step that runs now, and open the sessions that are missing."""
+        """Set the step that runs now, and open the sessions that are missing."""
         self._step = step
-        self._pool.release(each.sequence_id for each in self._known(step.preempted))
+        self._pool.release(request.sequence_id for request in self._known(step.preempted))
         if self._control.begin(len(step.running), len(self._known(step.running))):
-            self._pool.release(each.sequence_id for each in self._requests.values())
+            self._pool.release(request.sequence_id for request in self._requests.values())
         if self._control.choice.is_on:
             self._pool.open_sessions(
-                each.sequence_id
-                for each in self._known(step.running)
-                if not step.num_proposed.get(each.new.request_id)
+                request.sequence_id
+                for request in self._known(step.running)
+                if not step.num_proposed.get(request.new.request_id)
             )
         self._num_sessions = self._pool.num_sessions
 
@@ -126,9 +126,9 @@ class PoolRequests:
         """Return the proposals of the next step.
 
         Args:
-            request_ids: of the rows of the batch.
+            request_ids: requests of the rows of the batch.
             sampled: the tokens that the step has added to each; none for a part of a prompt.
-            lengths: of the texts with these tokens.
+            lengths: lengths of the texts with these tokens.
             text_of: the texts, at least so long.
         """
         proposals: Proposals = [[] for _ in sampled]
@@ -180,11 +180,11 @@ class PoolRequests:
         self._control.skip_interval()
 
     def _known(self, request_ids: Iterable[str]) -> list[_Request]:
-        found = (self._requests.get(each) for each in request_ids)
-        return [each for each in found if each is not None]
+        requests = map(self._requests.get, request_ids)
+        return [request for request in requests if request is not None]
 
     def _begin(self, new: NewRequest, text: Sequence[TokenId]) -> None:
-        token_ids = tuple(int(each) for each in text)
+        token_ids = tuple(map(int, text))
         if max(token_ids, default=0) >= self._num_token_ids:
             # A draft would refuse it, and end the link.
             return
@@ -216,7 +216,7 @@ class PoolRequests:
             tuple(added),
             self._step.num_proposed.get(new.request_id, 0),
             outcome,
-            length >= new.max_len or any(each in new.ending_ids for each in added),
+            length >= new.max_len or any(token_id in new.ending_ids for token_id in added),
             self._control.choice.max_proposed,
         )
 

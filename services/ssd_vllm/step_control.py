@@ -16,7 +16,7 @@ from ssd.speculation.round_record import RoundRecord
 from ssd.types import Mode
 
 _PARTS = ("host", "verify", "wait", "commit")
-"""Of ``ssd_round_seconds``. The part verify has vLLM's forward pass and its sampler."""
+"""Parts of ``ssd_round_seconds``. The part verify has vLLM's forward pass and its sampler."""
 
 
 class StepControl:
@@ -39,8 +39,8 @@ class StepControl:
             controller: chooses in mode AUTO.
             mode: AUTO; SPECULATIVE: every step speculates; AUTOREGRESSIVE: none.
             lookahead: tokens of a full proposal (K).
-            round_log: for the status of the pool.
-            clock: of the pool.
+            round_log: log for the status of the pool.
+            clock: clock of the pool.
         """
         self.mode = mode
         self.controller = controller
@@ -107,7 +107,7 @@ class StepControl:
             has_prompt: whether it also stored a part of a prompt.
         """
         before, now = self._ended_at, self._clock.now()
-        is_last = all(each.is_finished for each in results)
+        is_last = all(result.is_finished for result in results)
         self._ended_at = None if is_last else now
         record = RoundRecord(num_sessions=num_sessions, decided_at=verified_at)
         for result, lookup in zip(results, pool_round.lookups, strict=True):

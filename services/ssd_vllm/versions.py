@@ -30,9 +30,9 @@ def check_parameters(used: Mapping[Callable[..., Any], tuple[str, ...]]) -> None
         SetupError: one differs, although the version is supported.
     """
     for function, names in used.items():
-        found = tuple(inspect.signature(function).parameters)
-        if found[: len(names)] != names:
+        parameters = tuple(inspect.signature(function).parameters)
+        if parameters[: len(names)] != names:
             raise SetupError(
-                f"{function.__qualname__} of this vLLM has the parameters {', '.join(found)}; "
+                f"{function.__qualname__} of this vLLM has the parameters {', '.join(parameters)}; "
                 f"expected {', '.join(names)}"
             )

@@ -95,8 +95,8 @@ class Worker(BaseWorker):  # type: ignore[misc]
         began_at = clock.now()
         hidden_RD, _ = runner._dummy_run(rows, skip_eplb=True)  # noqa: SLF001 no public method
         # With LoRA, the run has left the adapters of fewer rows.
-        each_one_R = np.ones(rows, dtype=np.int32)
-        with runner.maybe_select_dummy_loras(runner.lora_config, each_one_R):
+        num_scheduled_R = np.ones(rows, dtype=np.int32)
+        with runner.maybe_select_dummy_loras(runner.lora_config, num_scheduled_R):
             logits_RV = runner.model.compute_logits(hidden_RD[:rows])
         if logits_RV is not None:
             # Waits for the device. On some platforms, only the first rank has logits.
@@ -104,14 +104,14 @@ class Worker(BaseWorker):  # type: ignore[misc]
         return float(get_tp_group().broadcast_object(clock.now() - began_at))
 
     def update_max_model_len(self, max_model_len: int) -> None:
-        """See vLLM; proposals stay possible up to the new length."""
+        """Change the maximum length; proposals stay possible up to the new one."""
         super().update_max_model_len(max_model_len)
         if isinstance(self._proposer, Proposer):
             self._proposer.max_model_len = max_model_len
             _propose_at_any_length(self.model_runner)
 
     def shutdown(self) -> None:
-        """End the links too."""
+        """End the links, then what vLLM ends."""
         if isinstance(self._proposer, Proposer):
             self._proposer.links.stop()
         super().shutdown()
@@ -152,7 +152,7 @@ def check_configuration(config: Any) -> None:
 def _propose_at_any_length(runner: Any) -> None:
     """Let vLLM ask for proposals near the maximum length; the pool's are never too long.
 
-    Otherwise one long text would stop the proposals of all.
+    Otherwise one long text would stop the proposals of all texts.
     """
     runner.effective_drafter_max_model_len = runner.max_model_len + runner.num_spec_tokens
 
@@ -180,7 +180,7 @@ class CoupledSampling:
 
     def sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
         """Sample a step with the addresses of its rows."""
-        # Nothing draws from them, and on CPUs vLLM 0.32 fails to rewind those of stored prompts.
+        # Nothing draws from generators, and on CPUs vLLM 0.32 fails to rewind those of prompts.
         self._runner.input_batch.generators.clear()
         self._step = self._addresses(spec_decode_metadata)
         rejection_sampler.rejection_sample = self.choose_rows
@@ -197,7 +197,7 @@ class CoupledSampling:
         k: torch.Tensor | None,
         p: torch.Tensor | None,
     ) -> Row:
-        """In place of ``TopKTopPSampler.forward``: the row after the proposed tokens."""
+        """Choose the row after the proposed tokens, in place of ``TopKTopPSampler.forward``."""
         if self._step is None:
             # A dummy run, which has no requests.
             self._noise.reserve(logits.shape[1], logits.device)
@@ -212,11 +212,11 @@ class CoupledSampling:
                 processed = logits_BV.log_softmax(dim=-1, dtype=torch.float32)
         return choose_after_proposals(self._noise, self._step, logits_BV), processed
 
-    def choose_rows(self, *given: Any, **more: Any) -> torch.Tensor:
-        """In place of ``rejection_sample``."""
-        proposed_R, _, most_proposed, _, _, logits_RV, bonus_B1, metadata = given
+    def choose_rows(self, *arguments: Any, **options: Any) -> torch.Tensor:
+        """Choose all rows of a step, in place of ``rejection_sample``."""
+        proposed_R, _, most_proposed, _, _, logits_RV, bonus_B1, metadata = arguments
         if self._step is None or metadata.all_greedy:
-            stock: torch.Tensor = _STOCK_REJECTION(*given, **more)
+            stock: torch.Tensor = _STOCK_REJECTION(*arguments, **options)
             return stock
         bonus_B = bonus_B1.view(-1)
         return accept(self._noise, self._step, proposed_R, logits_RV, bonus_B, most_proposed)
@@ -224,9 +224,9 @@ class CoupledSampling:
     def _addresses(self, metadata: Any) -> StepAddresses:
         batch, requests = self._runner.input_batch, self._runner.requests
         ids = batch.req_ids[: batch.num_reqs]
-        sampling = [requests[each].sampling_params for each in ids]
-        seeds = [seed_of(each, params.seed) for each, params in zip(ids, sampling, strict=True)]
-        temperatures = [temperature_of(params.temperature) for params in sampling]
+        sampling = {request_id: requests[request_id].sampling_params for request_id in ids}
+        seeds = [seed_of(request_id, params.seed) for request_id, params in sampling.items()]
+        temperatures = [temperature_of(params.temperature) for params in sampling.values()]
         proposed = [0] * len(ids) if metadata is None else metadata.num_draft_tokens
         return StepAddresses(
             np.array(seeds, dtype=np.uint64),
@@ -254,8 +254,8 @@ def _repair_expansion() -> None:
         replaced = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
         return replaced.repeat_interleave(counts, output_size=num_tokens)
 
-    def constrain_rows(logits: torch.Tensor, *more: Any) -> torch.Tensor:
-        return _STOCK_CONSTRAINTS(logits, *more) if len(logits) else logits
+    def constrain_rows(logits: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        return _STOCK_CONSTRAINTS(logits, *arguments) if len(logits) else logits
 
     rejection_sampler.expand_batch_to_tokens = expand
     rejection_sampler.apply_sampling_constraints = constrain_rows
