@@ -44,13 +44,13 @@ def find_models(settings: TargetSettings) -> TargetModels:
             f"draft_model {settings.draft_model} has {draft.num_token_ids} token ids, but "
             f"{settings.model} has {target.num_token_ids}"
         )
-    sizes = [ModelConfig.from_folder(each.folder).vocab_size for each in (draft, target)]
+    sizes = [ModelConfig.from_folder(model.folder).vocab_size for model in (draft, target)]
     if sizes[0] > sizes[1]:
         raise SettingsError(
             f"draft_model {settings.draft_model} has an embedding of {sizes[0]} rows, padding "
             f"included, which is more than the {sizes[1]} of {settings.model}"
         )
-    # The shape of its passes does not matter for the tokens, which the target verifies.
+    # The shape of the draft's passes does not matter for the tokens, which the target verifies.
     engine = replace(draft.engine, deterministic=False, prefill_chunk=DRAFT_CHUNK)
     return TargetModels(target=target, draft=replace(draft, engine=engine))
 

@@ -68,7 +68,7 @@ def rank_flags(folder: Path, engine: EngineConfig, rank: int, port: int, cpus: s
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the process and return its exit code."""
-    # It has nothing to finish, and a stopped process would not receive SIGTERM.
+    # A rank has nothing to finish, and a stopped process would not receive SIGTERM.
     end_with_parent(signal.SIGKILL)
     return run_process("rank", RankSettings, serve, _check, argv)
 

@@ -48,16 +48,16 @@ _OWN_FIELDS = ("ts", "level", "process")
 class RankProcesses:
     """All ranks of a target except rank 0, which is the target itself. Asyncio loop.
 
-    Of a model that is not split, there are none.
+    There are none if the model is not split.
     """
 
     def __init__(self, model: LocalModel, cpus: Collection[int], watchdog: Watchdog) -> None:
         """Construct the ranks of the target's model.
 
         Args:
-            model: of the target.
-            cpus: which the ranks divide.
-            watchdog: of rank 0's steps.
+            model: model of the target.
+            cpus: CPUs that the ranks divide.
+            watchdog: watchdog of rank 0's steps.
         """
         self._model = model
         self._size = model.engine.tensor_parallel_size

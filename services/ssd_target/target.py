@@ -72,11 +72,11 @@ class TargetProcess:
         """Construct the target.
 
         Args:
-            settings: of the process.
-            models: to load.
+            settings: settings of the process.
+            models: models to load.
             me: identity of this process, sent to drafts.
-            cpus: of the step thread, divided among the ranks of the model.
-            clock: for all times.
+            cpus: CPUs of the step thread, divided among the ranks of the model.
+            clock: clock for all times.
 
         Raises:
             SettingsError: a file of the links' credentials is missing or invalid.
@@ -146,7 +146,8 @@ class TargetProcess:
         self._pool.configure(pool_settings(changed, self._model.num_token_ids))
         if change.fan_out_policy is not None:
             self._links.configure(LinkSettings(fan_out_policy=change.fan_out_policy))
-        _log.info("speculation_set", **{k: str(v) for k, v in asdict(change).items() if v})
+        changes = {name: str(value) for name, value in asdict(change).items() if value}
+        _log.info("speculation_set", **changes)
 
     async def run(self) -> None:
         """Serve until the drain ends.
@@ -267,12 +268,12 @@ def collective_channel(channel: str, device: str) -> tuple[tuple[str, ...], SetU
     """
     if channel == GRPC:
         return (), None
-    # Without the option, nothing of it is imported.
+    # A target that uses gRPC imports none of these modules.
     from ssd.transport.communicator import available_backends  # noqa: PLC0415
     from ssd.transport.setup import set_up_channel  # noqa: PLC0415
 
-    if found := available_backends(device):
-        return found, partial(set_up_channel, device=device)
+    if backends := available_backends(device):
+        return backends, partial(set_up_channel, device=device)
     raise SettingsError(f"channel {channel}: this torch has no gloo; set channel to {GRPC}")
 
 

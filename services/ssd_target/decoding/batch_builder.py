@@ -49,9 +49,9 @@ class BatchBuilder:
             row_P[0] = sequence.tokens[-1]
             if proposal:
                 row_P[1 : len(proposal) + 1] = proposal
-        slots_B = _ints(each.slot for each in sequences)
-        first_B = _ints(len(each.tokens) - 1 for each in sequences)
-        num_columns_B = _ints(len(each) + 1 for each in proposals)
+        slots_B = _ints(sequence.slot for sequence in sequences)
+        first_B = _ints(len(sequence.tokens) - 1 for sequence in sequences)
+        num_columns_B = _ints(len(proposal) + 1 for proposal in proposals)
         arrays = (tokens_BP, first_B, num_columns_B, self._block_tables_SJ[slots_B], slots_B)
         return PagedBatch(*map(torch.from_numpy, arrays), keeps_rows=keeps_rows, prompts=prompts)
 

@@ -20,33 +20,33 @@ _REPETITIONS = 3
 
 
 def calibrate(runner: Runner, columns: tuple[int, ...], clock: Clock) -> Calibration:
-    """Measure a verify of 1, 2, 4... sequences with three numbers of columns, of one with all.
+    """Measure a verify of 1, 2, 4... sequences with three numbers of columns, one with all.
 
     Args:
         runner: no sequence may use its KV blocks yet. All shapes are warm.
         columns: numbers of columns that a verify may have, ascending.
-        clock: for its times.
+        clock: clock for the times.
     """
     # Times between these are interpolated.
     few = tuple(sorted({columns[0], columns[len(columns) // 2], columns[-1]}))
     sizes = sequence_counts(runner.engine.max_num_seqs)
     shapes = [(count, size) for size in sizes for count in few]
-    found = _complete(_measure(runner, shapes, CALIBRATION_SECONDS, clock), few)
-    if found:
-        # The longest ones first: the best proposals are long.
+    times = _complete(_measure(runner, shapes, CALIBRATION_SECONDS, clock), few)
+    if times:
+        # The longest proposals come first, because the best proposals are long.
         steps = [(count, 1) for count in reversed(columns) if count not in few]
-        found |= _measure(runner, steps, STEPS_SECONDS, clock)
+        times |= _measure(runner, steps, STEPS_SECONDS, clock)
         least = inf
         for count in reversed(columns):
-            if (count, 1) in found:
+            if (count, 1) in times:
                 # As in ``_complete``: more columns never take less time.
-                found[count, 1] = least = min(least, found[count, 1])
-    return Calibration(found)
+                times[count, 1] = least = min(least, times[count, 1])
+    return Calibration(times)
 
 
 def sequence_counts(largest: int) -> list[int]:
     """Return the powers of two below a number of sequences, and the number."""
-    return [*(2**each for each in range((largest - 1).bit_length())), largest]
+    return [*(2**power for power in range((largest - 1).bit_length())), largest]
 
 
 def _measure(
@@ -54,28 +54,28 @@ def _measure(
 ) -> dict[tuple[int, int], float]:
     """Measure verifies by (columns, sequences), the first one at least, until the time is over."""
     began_at = clock.now()
-    found: dict[tuple[int, int], float] = {}
+    times: dict[tuple[int, int], float] = {}
     for count, size in shapes:
-        if found and clock.now() - began_at > seconds:
+        if times and clock.now() - began_at > seconds:
             break
         prepared = runner.prepare(_batch(runner, size, count))
-        found[count, size] = min(_time(runner, prepared, clock) for _ in range(_REPETITIONS))
-    return found
+        times[count, size] = min(_time(runner, prepared, clock) for _ in range(_REPETITIONS))
+    return times
 
 
 def _complete(
-    found: dict[tuple[int, int], float], columns: tuple[int, ...]
+    times: dict[tuple[int, int], float], columns: tuple[int, ...]
 ) -> dict[tuple[int, int], float]:
     """Keep the sizes that were measured with all columns; else nothing is known.
 
     More sequences never take less time: a smaller time of a later size shows that the first passes,
     which run while the drafts load their models, were disturbed.
     """
-    sizes = {size for _, size in found}
-    whole = [size for size in sizes if all((count, size) in found for count in columns)]
+    sizes = {size for _, size in times}
+    complete = [size for size in sizes if all((count, size) in times for count in columns)]
     return {
-        (count, size): min(found[count, other] for other in whole if other >= size)
-        for size in whole
+        (count, size): min(times[count, other] for other in complete if other >= size)
+        for size in complete
         for count in columns
     }
 

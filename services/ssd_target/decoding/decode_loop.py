@@ -91,11 +91,11 @@ class DecodeLoop:
         self._prompt_tokens = metrics.TOKENS_TOTAL.labels(kind="prompt")
         self._cached_tokens = metrics.TOKENS_TOTAL.labels(kind="cached")
         self.record = RoundRecord()
-        """Of the newest round."""
+        """Record of the newest round."""
         self._num_rows = 0
-        """Of the newest verify."""
+        """Rows of the newest verify."""
         self._noise_seconds = 0.0
-        """Of the newest complete round."""
+        """Time of the noise in the newest complete round."""
         blocks = scheduler.blocks
         for state, count in (
             ("free", lambda: blocks.num_empty),
@@ -136,7 +136,7 @@ class DecodeLoop:
         self._store(plan)
         sequences, logits_BPV = self._verify(plan)
         if sequences:
-            proposals = [each.proposal for each in sequences]
+            proposals = [sequence.proposal for sequence in sequences]
             results = self._choose(sequences, proposals, logits_BPV)
             self._add_pass(plan)
             self._stream(sequences, proposals, results)
@@ -165,7 +165,7 @@ class DecodeLoop:
             metrics.PREEMPTIONS_TOTAL.inc(len(plan.preempted))
             for sequence in plan.preempted:
                 self._leave(sequence)
-            self._drafts.release(each.sequence_id for each in plan.preempted)
+            self._drafts.release(sequence.sequence_id for sequence in plan.preempted)
         for sequence in plan.admitted:
             self._admit(sequence)
         for sequence in plan.moved:
@@ -174,9 +174,9 @@ class DecodeLoop:
             sequence.proposal = ()
         # A draft assumes that the round after an opening has no proposal.
         self._drafts.open_sessions(
-            each.sequence_id
-            for each in plan.running
-            if not each.proposal and self._control.may_open(each)
+            sequence.sequence_id
+            for sequence in plan.running
+            if not sequence.proposal and self._control.may_open(sequence)
         )
         self.record.num_sessions = self._drafts.num_sessions
         self.record.prompt_tokens = plan.num_stored
@@ -206,7 +206,7 @@ class DecodeLoop:
             batch = self._builder.stored(plan.replays, self._runner.engine.num_columns)
             self._runner.verify(self._runner.prepare(batch))
         if self._drafter is not None:
-            self._drafter.store(each for each in plan.running if each.is_synchronous)
+            self._drafter.store(sequence for sequence in plan.running if sequence.is_synchronous)
 
     def _keep(self, parts: Rows[Part], bad_columns: Rows[int | None]) -> None:
         """Put the stored parts into the prefix cache, and fail those that are not finite."""
@@ -222,7 +222,7 @@ class DecodeLoop:
     def _draft(self, sequences: Rows[Sequence]) -> None:
         """Let the draft on the target's own device propose for the sequences of its mode."""
         if self._drafter is not None:
-            synchronous = [each for each in sequences if each.is_synchronous]
+            synchronous = [sequence for sequence in sequences if sequence.is_synchronous]
             if synchronous:
                 proposals = self._drafter.propose(synchronous, before_pass=self._wakeups.flush)
                 for sequence, proposal in proposals:
@@ -231,7 +231,7 @@ class DecodeLoop:
     @_timed("prepare_seconds")
     def _prepare(self, sequences: Rows[Sequence], prompts: PagedBatch | None) -> Any:
         """Build the inputs of the forward pass."""
-        engine, proposals = self._runner.engine, [each.proposal for each in sequences]
+        engine, proposals = self._runner.engine, [sequence.proposal for sequence in sequences]
         self._num_rows = len(sequences) + sum(map(len, proposals))
         if engine.deterministic:
             self._num_rows = engine.max_num_seqs * engine.num_columns
@@ -246,7 +246,7 @@ class DecodeLoop:
         Returns:
             The sequences of the round and their logits, [B, P, V].
         """
-        sequences = [each for each in plan.decoding if each.finish_reason is None]
+        sequences = [sequence for sequence in plan.decoding if sequence.finish_reason is None]
         self.record.stored_at = self.clock.now()
         if not sequences and not plan.is_joined:
             return [], torch.empty(0)
@@ -259,9 +259,9 @@ class DecodeLoop:
         if prompts is not None:
             self.record.stored_at = self.clock.now()
             self._keep(plan.prefills, self._runner.bad_columns(prompts))
-        kept = [row for row, each in enumerate(sequences) if each.finish_reason is None]
-        if len(kept) < len(sequences):
-            sequences, logits_BPV = [sequences[row] for row in kept], logits_BPV[kept]
+        rows = [row for row, sequence in enumerate(sequences) if sequence.finish_reason is None]
+        if len(rows) < len(sequences):
+            sequences, logits_BPV = [sequences[row] for row in rows], logits_BPV[rows]
         return sequences, logits_BPV
 
     @_timed("verify_seconds")
@@ -357,9 +357,9 @@ class DecodeLoop:
         """Compute the noise of the next round, while the drafts work on the commits."""
         if self._noise_seconds > _LONG_NOISE_SECONDS:
             self._wakeups.flush()
-        continuing = [each for each in sequences if each.finish_reason is None]
+        continuing = [sequence for sequence in sequences if sequence.finish_reason is None]
         if continuing:
-            self._sampler.fill(continuing, [len(each.proposal) for each in continuing])
+            self._sampler.fill(continuing, [len(sequence.proposal) for sequence in continuing])
 
     def _end_round(self, sequences: Rows[Sequence]) -> None:
         """Publish the complete round."""
@@ -371,7 +371,7 @@ class DecodeLoop:
         self._metrics.observe_seconds(record)
         self._output_tokens.inc(record.num_tokens)
         # A round that also drafted itself measures neither plain nor speculative decoding.
-        if self._drafter is None or not any(each.is_synchronous for each in sequences):
+        if self._drafter is None or not any(sequence.is_synchronous for sequence in sequences):
             self._control.add_round(record)
 
     def _publish_counts(self) -> None:
@@ -386,7 +386,7 @@ class DecodeLoop:
 
     def _cancel_all(self) -> None:
         self._apply(self._scheduler.plan(self._inbox.drain()))
-        ids = [each.sequence_id for each in self._scheduler.sequences()]
+        ids = [sequence.sequence_id for sequence in self._scheduler.sequences()]
         self._apply(self._scheduler.plan(ids))
         self._wakeups.flush()
 

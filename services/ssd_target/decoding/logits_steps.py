@@ -55,7 +55,7 @@ class LogitsSteps:
         self._vocab_size = vocab_size
         self._device = device
         self.logprobs: tuple[PositionLogprobs, ...] = ()
-        """Of the tokens of the newest round, if the request asks for them."""
+        """Log-probabilities of the tokens of the newest round, if the request asks for them."""
         sampling = sequence.sampling
         self.sampling = sampling
         self._has_penalties = _has_penalties(sampling)
@@ -70,8 +70,10 @@ class LogitsSteps:
         self._biases_I = to_device(biases, device)
         self.has_filters = _has_filters(sampling)
         self.filters = _filters_1(sampling, device)
-        """Of one row."""
-        self._ending_ids = sorted(i for i in sequence.ending_ids if i < vocab_size)
+        """Filters of one row."""
+        self._ending_ids = sorted(
+            token_id for token_id in sequence.ending_ids if token_id < vocab_size
+        )
         self._ending_ids_I = self._ids(self._ending_ids)
 
     def apply(self, logits_CV: Tensor, proposed: Tokens[TokenId], first_column: int = 0) -> Tensor:
@@ -121,7 +123,8 @@ class LogitsSteps:
         # A tokenizer can have more tokens than the logits have columns.
         allowed_CV = grammar.allowed(proposed, first_column, num_columns)[:, : self._vocab_size]
         longer_CV = allowed_CV[:num_banned].copy()
-        longer_CV[:, [each for each in self._ending_ids if each < allowed_CV.shape[1]]] = False
+        num_ids = allowed_CV.shape[1]
+        longer_CV[:, [token_id for token_id in self._ending_ids if token_id < num_ids]] = False
         can_go_on_C = longer_CV.any(axis=1)
         allowed_CV[:num_banned][can_go_on_C] = longer_CV[can_go_on_C]
         return to_device(torch.from_numpy(allowed_CV), self._device)
@@ -143,13 +146,13 @@ class LogitsSteps:
         ids_CN[:, 0] = chosen_C
         return torch.stack((ids_CN.double(), logprobs_CN.double()))
 
-    def set_logprobs(self, found_2CN: Tensor) -> None:
+    def set_logprobs(self, logprobs_2CN: Tensor) -> None:
         """Keep the log-probabilities of a round, up to the first row without a token.
 
         Args:
-            found_2CN: of ``logprobs_of``, on the CPU.
+            logprobs_2CN: result of ``logprobs_of``, on the CPU.
         """
-        ids_CN, logprobs_CN = found_2CN[0].long().tolist(), found_2CN[1].tolist()
+        ids_CN, logprobs_CN = logprobs_2CN[0].long().tolist(), logprobs_2CN[1].tolist()
         rows = zip(ids_CN, logprobs_CN, strict=True)
         chosen = takewhile(lambda row: row[0][0] != NO_TOKEN, rows)
         positions = (tuple(map(TokenLogprob, *row)) for row in chosen)
@@ -171,7 +174,7 @@ class LogitsSteps:
             for index in range(first_column + row)
         ]
         if followed:
-            rows_I, ids_I = (self._ids(each) for each in zip(*followed, strict=True))
+            rows_I, ids_I = map(self._ids, zip(*followed, strict=True))
             counts_CV.index_put_((rows_I, ids_I), torch.ones((), device=self._device), True)  # noqa: FBT003 - accumulate
         return counts_CV
 

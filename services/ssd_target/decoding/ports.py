@@ -49,7 +49,7 @@ class Runner(Protocol):
         ...
 
     def bad_columns(self, prompts: PagedBatch) -> list[int | None]:
-        """Return the same for each of the prompts that the newest verify has stored."""
+        """Return what ``prefill`` returns, for each prompt that the newest verify has stored."""
         ...
 
 

@@ -52,7 +52,7 @@ class Sampler(ABC):
         self._vocab_size = vocab_size
         self._temperature_S = np.zeros(engine.max_num_seqs, dtype=np.float32)
         self._steps: dict[int, LogitsSteps] = {}
-        """By slot, of the sequences that have some."""
+        """Steps by slot, of the sequences that have some."""
 
     def admit(self, sequence: Sequence) -> None:
         """Assign the noise of a sequence's seed to its slot.
@@ -80,8 +80,8 @@ class Sampler(ABC):
         """Return index and steps of the sequences that have some."""
         if not self._steps:
             return []
-        found = ((index, self._steps.get(each.slot)) for index, each in enumerate(sequences))
-        return [(index, steps) for index, steps in found if steps is not None]
+        all_steps = [self._steps.get(sequence.slot) for sequence in sequences]
+        return [(index, steps) for index, steps in enumerate(all_steps) if steps is not None]
 
     @abstractmethod
     def fill(self, sequences: Rows[Sequence], num_proposed: Rows[int]) -> None:
@@ -94,8 +94,8 @@ class Sampler(ABC):
         """Select the target's tokens of a round.
 
         Args:
-            sequences: of the round.
-            proposals: of each. Rows 0..len(proposal) of each sequence count.
+            sequences: sequences of the round.
+            proposals: proposal of each. Rows 0..len(proposal) of each sequence count.
             logits_BPV: float32.
 
         Returns:
@@ -145,8 +145,8 @@ class RingSampler(Sampler):
     def fill(self, sequences: Rows[Sequence], num_proposed: Rows[int]) -> None:
         """Compute the noise of the positions that the next round selects, unless it is stored."""
         self._ring.fill_each(
-            [each.slot for each in sequences],
-            [len(each.tokens) for each in sequences],
+            [sequence.slot for sequence in sequences],
+            [len(sequence.tokens) for sequence in sequences],
             [num + 1 for num in num_proposed],
         )
 
@@ -154,9 +154,9 @@ class RingSampler(Sampler):
         self, sequences: Rows[Sequence], proposals: Rows[Proposal], logits_BPV: torch.Tensor
     ) -> list[list[TokenId]]:
         """Select the tokens up to the first one that is not the proposed one; see ``Sampler``."""
-        self.fill(sequences, [len(each) for each in proposals])
+        self.fill(sequences, [len(proposal) for proposal in proposals])
         rows = zip(sequences, proposals, logits_BPV, strict=True)
-        return [self._choose_each(*each) for each in rows]
+        return [self._choose_rows(*row) for row in rows]
 
     def stored_noise(self, slots_R: Ints, positions_KR: Ints) -> StoredNoise:
         """Return the noise of positions that are filled."""
@@ -169,9 +169,9 @@ class RingSampler(Sampler):
     def choose_at(self, slots_B: Ints, positions_B: Ints, logits_BV: torch.Tensor) -> Ints:
         """See ``Sampler``."""
         rows = zip(logits_BV.numpy(), slots_B.tolist(), positions_B.tolist(), strict=True)
-        return np.array([self._choose(*each) for each in rows])
+        return np.array([self._choose(*row) for row in rows])
 
-    def _choose_each(
+    def _choose_rows(
         self, sequence: Sequence, proposed: Proposal, logits_PV: torch.Tensor
     ) -> list[TokenId]:
         """Return the tokens of the rows up to the first one that is not the proposed one."""
@@ -190,8 +190,8 @@ class RingSampler(Sampler):
             if column < len(proposed) and token != proposed[column]:
                 break
         if steps is not None and steps.sampling.logprobs is not None:
-            found_2CN = steps.logprobs_of(logits_PV[: len(chosen)], torch.tensor(chosen))
-            steps.set_logprobs(found_2CN)
+            logprobs_2CN = steps.logprobs_of(logits_PV[: len(chosen)], torch.tensor(chosen))
+            steps.set_logprobs(logprobs_2CN)
         return chosen
 
     def _choose(self, logits_V: NDArray[np.float32], slot: int, position: int) -> TokenId:
@@ -283,7 +283,7 @@ class KeyedSampler(Sampler):
         counts = [len(proposals[index]) + 1 for index, _ in with_steps]
         firsts = [index * num_columns for index, _ in with_steps]
         rows_X = np.concatenate(
-            [first + np.arange(c) for first, c in zip(firsts, counts, strict=True)]
+            [first + np.arange(count) for first, count in zip(firsts, counts, strict=True)]
         )
         on_host_X = torch.from_numpy(rows_X)
         rows_on_device_X = to_device(on_host_X, self._device)
@@ -305,16 +305,16 @@ class KeyedSampler(Sampler):
         chosen_X = self._select(slots_R[rows_X], positions_R[rows_X], scores_XV, self._choose_here)
         chosen_R[rows_on_device_X] = chosen_X
         rows = zip(with_steps, parts, chosen_X.split(counts), strict=True)
-        found = {
+        logprobs = {
             steps: steps.logprobs_of(part_CV, chosen_C)
             for (_, steps), part_CV, chosen_C in rows
             if steps.sampling.logprobs is not None
         }
-        if found:
-            on_host = torch.cat([each.flatten() for each in found.values()]).cpu()
-            sizes = [each.numel() for each in found.values()]
-            for (steps, each), part in zip(found.items(), on_host.split(sizes), strict=True):
-                steps.set_logprobs(part.view(each.shape))
+        if logprobs:
+            on_host = torch.cat([part_2CN.flatten() for part_2CN in logprobs.values()]).cpu()
+            sizes = [part_2CN.numel() for part_2CN in logprobs.values()]
+            for (steps, part_2CN), part in zip(logprobs.items(), on_host.split(sizes), strict=True):
+                steps.set_logprobs(part.view(part_2CN.shape))
 
     def _select(
         self, slots_R: Ints, positions_R: Ints, logits_RV: torch.Tensor, choose: Choose
@@ -337,5 +337,5 @@ class KeyedSampler(Sampler):
 
 def _addresses(sequences: Rows[Sequence]) -> tuple[Ints, Ints]:
     """Return slots and next positions."""
-    slots_B = np.array([each.slot for each in sequences])
-    return slots_B, np.array([len(each.tokens) for each in sequences])
+    slots_B = np.array([sequence.slot for sequence in sequences])
+    return slots_B, np.array([len(sequence.tokens) for sequence in sequences])

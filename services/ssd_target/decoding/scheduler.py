@@ -64,22 +64,22 @@ class StepPlan:
 
     refused: list[tuple[Sequence, SSDError]] = field(default_factory=list)
     dropped: list[Sequence] = field(default_factory=list)
-    """Cancelled while waiting."""
+    """Sequences that were cancelled while they waited."""
     cancelled: list[Sequence] = field(default_factory=list)
-    """Cancelled while running; their slots and blocks are free again."""
+    """Sequences that were cancelled while they ran; their slots and blocks are free again."""
     preempted: list[Sequence] = field(default_factory=list)
-    """Wait again; their slots and blocks are free."""
+    """Sequences that wait again; their slots and blocks are free."""
     admitted: list[Sequence] = field(default_factory=list)
-    """Have a slot from now on, some of them again."""
+    """Sequences that have a slot from now on, some of them again."""
     moved: list[Sequence] = field(default_factory=list)
-    """Have other blocks than before."""
+    """Sequences that have other blocks than before."""
     prefills: list[Part] = field(default_factory=list)
     """Parts of prompts. They begin at multiples of the chunk."""
     is_joined: bool = False
     """Whether the verify of the round stores the prefills."""
     completing: list[Sequence] = field(default_factory=list)
-    """Those whose first token the verify chooses, since it completes their prompts. Their parts are
-    the first ones of ``prefills``."""
+    """Sequences whose first token the verify chooses, since it completes their prompts. Their parts
+    are the first ones of ``prefills``."""
     replays: list[Part] = field(default_factory=list)
     """Emitted tokens of sequences that were preempted, at most K+1 of each."""
     running: list[Sequence] = field(default_factory=list)
@@ -118,7 +118,7 @@ class Scheduler:
         self._num_new = 0
         """Waiting requests that have not run yet."""
         self._num_new_prompts = 0
-        """Their prompts; the continuations of one request have one prompt."""
+        """Prompts of these requests; the continuations of one request have one prompt."""
         self._num_new_tokens = 0
         """Tokens of these prompts."""
         self._num_eligible = 0
@@ -145,7 +145,7 @@ class Scheduler:
         each part of ``prefills`` whose entries are finite.
 
         Args:
-            events: since the last call.
+            events: events since the last call.
             num_rows: rows of the newest round, as an estimate of this one.
         """
         plan = StepPlan()
@@ -164,13 +164,15 @@ class Scheduler:
         self._refuse_overflow(new, plan)
         self._store(plan, num_rows)
         plan.running = self._running.copy()
-        stored = [each for each in self._running if each.is_stored]
+        stored = [sequence for sequence in self._running if sequence.is_stored]
         if plan.is_joined:
             # A sequence that runs again has its first tokens already.
             joined = {sequence for sequence, _ in plan.prefills}
-            plan.completing = [each for each in stored if each in joined and not each.num_emitted]
+            plan.completing = [
+                sequence for sequence in stored if sequence in joined and not sequence.num_emitted
+            ]
             plan.prefills.sort(key=lambda part: part[0] not in plan.completing)
-            stored = [each for each in stored if each not in joined]
+            stored = [sequence for sequence in stored if sequence not in joined]
         plan.decoding = stored + plan.completing
         return plan
 
@@ -286,8 +288,8 @@ class Scheduler:
         if sequence.num_stored % self._granule:
             return []
         size = self._engine.block_size
-        found = self.blocks.find(sequence.keys[sequence.num_stored // size :])
-        return found[: len(found) * size // self._granule * self._granule // size]
+        blocks = self.blocks.find(sequence.keys[sequence.num_stored // size :])
+        return blocks[: len(blocks) * size // self._granule * self._granule // size]
 
     def _add_shared(self, sequence: Sequence, num_blocks: int) -> None:
         sequence.num_stored += num_blocks * self._engine.block_size
@@ -311,7 +313,7 @@ class Scheduler:
 
     def _store(self, plan: StepPlan, num_rows: int) -> None:
         """Select the parts of prompts and the emitted tokens that the step stores."""
-        missing = [each for each in self._running if not each.is_stored]
+        missing = [sequence for sequence in self._running if not sequence.is_stored]
         if not missing:
             return
         num_decoding = len(self._running) - len(missing)
@@ -325,13 +327,13 @@ class Scheduler:
                 last = min(first + self._engine.num_columns, len(sequence.tokens) - 1)
                 plan.replays.append((sequence, range(first, last)))
                 sequence.num_stored = last
-        new = [each for each in missing if each.num_stored < each.num_prefill]
+        new = [sequence for sequence in missing if sequence.num_stored < sequence.num_prefill]
         chunk = self._engine.prefill_chunk
         budget = self._settings.step_tokens
         plan.is_joined = bool(self._joined_rows and new)
         if num_decoding:
-            each = max(chunk, min(JOINED_TOKENS, self._joined_rows - num_rows))
-            budget = min(budget, max(num_rows, num_decoding, len(new) * each))
+            per_sequence = max(chunk, min(JOINED_TOKENS, self._joined_rows - num_rows))
+            budget = min(budget, max(num_rows, num_decoding, len(new) * per_sequence))
         num_chunks = max(1, budget // chunk)
         for sequence in new:
             first = sequence.num_stored
@@ -350,7 +352,7 @@ class Scheduler:
                 error = queue_full(settings.max_queue)
             elif self._num_new_tokens > settings.max_queue_tokens and self._num_new_prompts > 1:
                 if sequence.choice:
-                    # It ends with the first continuation, which has the prompt.
+                    # This continuation ends with the first one, which has the prompt.
                     continue
                 error = queue_of_tokens_full(settings.max_queue_tokens)
             else:

@@ -57,16 +57,16 @@ class SequenceRecord:
 
     arrived_at: float = 0.0
     admitted_at: float = 0.0
-    """It left the queue. A sequence that is preempted and admitted again keeps its first time."""
+    """When it left the queue. A preempted sequence that is admitted again keeps its first time."""
     decoding_at: float = 0.0
-    """The prompt is stored. The verify of its first round may have stored it."""
+    """When the prompt was stored. The verify of its first round may have stored it."""
     first_token_at: float = 0.0
-    """Its first token was chosen."""
+    """When its first token was chosen."""
     last_token_at: float = 0.0
     decided_at: float = 0.0
-    """The outcomes of its newest round were known."""
+    """When the outcomes of its newest round were known."""
     newest_lookup: LookupResult = LookupResult.NONE
-    """It selected the proposal of the next round."""
+    """Lookup that selected the proposal of the next round."""
     _counts: Counter[str] = field(default_factory=Counter)
     """Numbers of rounds and of tokens, by field of ``SpeculationStatistics``."""
     _begun_at: "array[float]" = field(default_factory=_floats)
@@ -154,7 +154,7 @@ class Sequence:
     stop_detectors: tuple[StopDetector, ...] = ()
     """Each receives the tokens up to the one at which the first of them ends the text."""
     grammar: Grammar | None = None
-    """Of the text; one of ``stop_detectors``."""
+    """Grammar of the text; one of ``stop_detectors``."""
     record: SequenceRecord = field(default_factory=SequenceRecord)
 
     slot: int = -1
@@ -175,7 +175,7 @@ class Sequence:
     num_preemptions: int = 0
     """How often it has lost its slot and blocks."""
     proposal: tuple[TokenId, ...] = ()
-    """For the next round; its draft or its backup has made it."""
+    """Proposal of the next round, from its draft or its backup."""
     finish_reason: FinishReason | None = None
 
     tokens: list[TokenId] = field(init=False)
@@ -251,7 +251,7 @@ class Sequence:
                 break
             self.tokens.append(token_id)
             if token_id in self.ending_ids or (
-                detectors and any(each.completes(token_id) for each in detectors)
+                detectors and any(detector.completes(token_id) for detector in detectors)
             ):
                 self.finish_reason = FinishReason.STOP
                 break

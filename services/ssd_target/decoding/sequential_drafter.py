@@ -34,7 +34,7 @@ from ssd.types import NO_TOKEN, SequenceId, TokenId
 from ssd_target.decoding.sampler import Proposal, Sampler
 from ssd_target.decoding.sequence import Sequence
 
-_MOST_GIVEN = 2
+_MOST_PENDING = 2
 """Tokens without an entry before a proposal: the newest one, and one of a proposal before it."""
 
 
@@ -70,11 +70,11 @@ class SequentialDrafter:
         """Construct a drafter.
 
         Args:
-            runner: of the draft model.
-            engine: of the runner, with one branch and the lookahead of the target.
-            blocks: of its KV cache.
-            sampler: of the target, which holds the noise.
-            vocab_size: of the draft model, with padding. The target's can differ.
+            runner: runner of the draft model.
+            engine: configuration of the runner, with one branch and the lookahead of the target.
+            blocks: blocks of the draft's KV cache.
+            sampler: sampler of the target, which holds the noise.
+            vocab_size: vocabulary of the draft model, with padding. The target's can differ.
         """
         self._runner = runner
         self._vocab_size = vocab_size
@@ -130,25 +130,25 @@ class SequentialDrafter:
         """Return the sequences for which the draft proposes, with at most K tokens each.
 
         Args:
-            sequences: of the round.
+            sequences: sequences of the round.
             before_pass: called once if a pass runs.
         """
-        drafted = [each for each in sequences if self._can_propose(each)]
+        drafted = [sequence for sequence in sequences if self._can_propose(sequence)]
         if not drafted:
             return []
-        slots_B = np.array([each.slot for each in drafted])
+        slots_B = np.array([sequence.slot for sequence in drafted])
         self._append(drafted, slots_B)
-        remaining_B = np.array([each.num_remaining for each in drafted])
+        remaining_B = np.array([sequence.num_remaining for sequence in drafted])
         limits_B = np.minimum(remaining_B - 1, self._lookahead)
         self._sampler.fill(drafted, limits_B.tolist())
-        found = self._run_whole(drafted, slots_B, limits_B, before_pass)
-        if found is None:
+        proposals = self._run_whole(drafted, slots_B, limits_B, before_pass)
+        if proposals is None:
             before_pass()
-            found = self._run_steps(drafted, slots_B, limits_B)
+            proposals = self._run_steps(drafted, slots_B, limits_B)
         self._runner.promote_branches(
             torch.from_numpy(slots_B), torch.zeros(len(drafted), dtype=torch.int64)
         )
-        rows = zip(drafted, found, limits_B.tolist(), strict=True)
+        rows = zip(drafted, proposals, limits_B.tolist(), strict=True)
         return [(sequence, tokens[:limit]) for sequence, tokens, limit in rows]
 
     def _can_propose(self, sequence: Sequence) -> bool:
@@ -158,7 +158,7 @@ class SequentialDrafter:
 
     def _append(self, drafted: Rows[Sequence], slots_B: NDArray[np.int64]) -> None:
         """Append the entries of committed tokens to the trunks."""
-        texts = [self._texts[each.sequence_id] for each in drafted]
+        texts = [self._texts[sequence.sequence_id] for sequence in drafted]
         counts = []
         for sequence, text in zip(drafted, texts, strict=True):
             committed = sequence.tokens[text.num_stored : -1]
@@ -167,8 +167,8 @@ class SequentialDrafter:
         if any(counts):
             # Operations of torch release the interpreter, and a reader may take it.
             lengths_B = np.array([text.num_stored for text in texts])
-            given = (slots_B, np.array(counts), lengths_B, self._block_tables_SJ[slots_B])
-            self._runner.append_proposal(*map(torch.from_numpy, given))
+            arrays = (slots_B, np.array(counts), lengths_B, self._block_tables_SJ[slots_B])
+            self._runner.append_proposal(*map(torch.from_numpy, arrays))
         for text, count in zip(texts, counts, strict=True):
             text.num_stored += count
             text.run = ()
@@ -182,9 +182,9 @@ class SequentialDrafter:
     ) -> list[tuple[TokenId, ...]] | None:
         """Choose the tokens after one sequence in one pass; None if that is not possible."""
         sequence, text = drafted[0], self._texts[drafted[0].sequence_id]
-        given = sequence.tokens[text.num_stored :]
+        pending = sequence.tokens[text.num_stored :]
         is_whole = (1, self._lookahead) in self._runner.whole_tables
-        if len(drafted) > 1 or len(given) > 1 or not is_whole:
+        if len(drafted) > 1 or len(pending) > 1 or not is_whole:
             return None
         step_K1 = np.arange(self._lookahead)[:, None]
         # The last tokens are not used, so their noise does not matter.
@@ -193,31 +193,31 @@ class SequentialDrafter:
         if noise is None or noise.noise_YV.shape[1] != self._vocab_size:
             return None
         lengths = torch.from_numpy(np.array([text.num_stored]))
-        batch = self._batch(torch.from_numpy(slots_B), lengths, np.array(given), 0)
+        batch = self._batch(torch.from_numpy(slots_B), lengths, np.array(pending), 0)
         before_pass()
         chosen_K11, _ = self._runner.run_columns(batch, noise)
         tokens = _before_no_token(chosen_K11.flatten().tolist())
-        text.run = (*given, *tokens)
+        text.run = (*pending, *tokens)
         return [tokens]
 
     def _run_steps(
         self, drafted: Rows[Sequence], slots_B: NDArray[np.int64], limits_B: NDArray[np.int64]
     ) -> list[tuple[TokenId, ...]]:
         """Choose the tokens after several sequences step by step."""
-        texts = [self._texts[each.sequence_id] for each in drafted]
+        texts = [self._texts[sequence.sequence_id] for sequence in drafted]
         pairs = zip(drafted, texts, strict=True)
-        given = [each.tokens[text.num_stored :] for each, text in pairs]
-        num_given_B = np.array([len(each) for each in given])
-        assert num_given_B.max() <= _MOST_GIVEN, "a committed token was never run"
-        count, num_steps = len(drafted), int((num_given_B - 1 + limits_B).max())
+        pending = [sequence.tokens[text.num_stored :] for sequence, text in pairs]
+        num_pending_B = np.array([len(row_tokens) for row_tokens in pending])
+        assert num_pending_B.max() <= _MOST_PENDING, "a committed token was never run"
+        count, num_steps = len(drafted), int((num_pending_B - 1 + limits_B).max())
         lengths = torch.tensor([text.num_stored for text in texts])
         tokens_BS = np.full((count, num_steps + 1), NO_TOKEN)
-        for row, some in enumerate(given):
-            tokens_BS[row, : len(some)] = some
+        for row, row_tokens in enumerate(pending):
+            tokens_BS[row, : len(row_tokens)] = row_tokens
         batch = self._batch(torch.from_numpy(slots_B), lengths, tokens_BS[:, 0], 0)
         for step in range(num_steps):
             logits_BV = self._runner.run_branches(batch)[:, 0]
-            number_B = step + 1 - num_given_B
+            number_B = step + 1 - num_pending_B
             row_A = np.flatnonzero((number_B >= 0) & (number_B < limits_B))
             row_A = row_A[tokens_BS[row_A, step] != NO_TOKEN]
             if row_A.size:
@@ -225,12 +225,12 @@ class SequentialDrafter:
                 chosen_A = self._sampler.choose_at(slots_B[row_A], positions_A, logits_BV[row_A])
                 tokens_BS[row_A, step + 1] = chosen_A
             batch = self._batch(batch.slots_B, lengths, tokens_BS[:, step + 1], step + 1)
-        found = []
+        proposals = []
         for row, text in enumerate(texts):
             tokens = _before_no_token(tokens_BS[row].tolist())
             text.run = tokens[:num_steps]
-            found.append(tokens[num_given_B[row] :])
-        return found
+            proposals.append(tokens[num_pending_B[row] :])
+        return proposals
 
     def _batch(
         self, slots_B: Tensor, lengths_B: Tensor, tokens_B: NDArray[np.int64], step: int

@@ -43,8 +43,8 @@ class SpeculationControl:
             self._choice = self._controller.choose(num_decoding)
         if not was_on or self._choice.is_on:
             return []
-        stopped = [each for each in running if each.is_auto]
-        self._drafts.release(each.sequence_id for each in stopped)
+        stopped = [sequence for sequence in running if sequence.is_auto]
+        self._drafts.release(sequence.sequence_id for sequence in stopped)
         return stopped
 
     def may_open(self, sequence: Sequence) -> bool:

@@ -31,8 +31,8 @@ class Grammars:
             FieldError: it is malformed, too complex or allows no text.
             OverloadedError: too many grammars wait to be compiled.
         """
-        found = self._compiler.cached(source)
-        return found or await self._compiled(source)
+        grammar = self._compiler.cached(source)
+        return grammar or await self._compiled(source)
 
     async def _compiled(self, source: GrammarSource) -> Grammar:
         if self._num_waiting >= MAX_WAITING:

@@ -30,7 +30,7 @@ from ssd_target.settings import TargetSettings
 
 DEFAULT_MAX_TOKENS = 256
 SEED_BITS = 53
-"""Of a seed that is drawn here. Up to it, numbers of JSON are exact, so a seed can be copied."""
+"""Bits of a seed that is drawn here. JSON has exact numbers of 53 bits, so a seed can be copied."""
 CAUSE_SECONDS = 4.0
 """Maximum time that a request whose target has lost a rank waits for the name of the rank."""
 
@@ -69,7 +69,7 @@ class RequestHandler:
         self._is_draining = False
         self._sequence_ids = itertools.count(1)
         self._streams: set[tuple[TokenStream, ...]] = set()
-        """Of each running or waiting request, one for each continuation."""
+        """Streams of each running or waiting request, one for each continuation."""
         self._failure: Exception | None = None
         self._failed = asyncio.Event()
         self._idle = asyncio.Event()

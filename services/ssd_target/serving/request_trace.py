@@ -57,9 +57,9 @@ class RequestTrace:
         self._begun_at = clock.now()
         self._begun_ns = begun_ns
         self.sequences: list[Sequence] = []
-        """Of the request, once they are submitted."""
+        """Sequences of the request, once they are submitted."""
         self._statistics: SpeculationStatistics | None = None
-        """Of the continuation that ended last."""
+        """Statistics of the continuation that ended last."""
         self._newest_at: dict[int, float] = {}
         """When the newest tokens of each continuation arrived."""
         self._num_tokens = 0
@@ -67,7 +67,7 @@ class RequestTrace:
     @property
     def num_admitted(self) -> int:
         """Number of sequences that have left the queue; their prompts may still be stored."""
-        return sum(each.record.admitted_at > 0 for each in self.sequences)
+        return sum(sequence.record.admitted_at > 0 for sequence in self.sequences)
 
     def observe(self, chunk: GenerationChunk) -> None:
         """Publish the times of a chunk that has arrived, and its rounds as events."""
@@ -85,15 +85,15 @@ class RequestTrace:
             self._statistics = chunk.statistics
             if chunk.finish_reason in _COMPLETE:
                 metrics.E2E_SECONDS.observe(now - arrived_at)
-        for each in chunk.rounds if self.is_recording else ():
+        for reported_round in chunk.rounds if self.is_recording else ():
             self._span.add_event(
                 "round",
                 {
                     "ssd.choice": chunk.choice,
-                    "ssd.proposed": len(each.proposed),
-                    "ssd.accepted": each.accepted_tokens,
-                    "ssd.tokens": len(each.added),
-                    "ssd.lookup": str(each.lookup),
+                    "ssd.proposed": len(reported_round.proposed),
+                    "ssd.accepted": reported_round.accepted_tokens,
+                    "ssd.tokens": len(reported_round.added),
+                    "ssd.lookup": str(reported_round.lookup),
                 },
             )
 
@@ -120,22 +120,22 @@ class RequestTrace:
             child.end(self._ns(end or ended_at))
 
     def _attributes(self) -> dict[str, str | int | float]:
-        found: dict[str, str | int | float] = {
+        attributes: dict[str, str | int | float] = {
             "ssd.outcome": self.outcome,
             "gen_ai.usage.output_tokens": self._num_tokens,
         }
-        found |= {f"ssd.label.{key}": value for key, value in self._labels.items()}
+        attributes |= {f"ssd.label.{key}": value for key, value in self._labels.items()}
         for sequence in self.sequences[:1]:
-            found["ssd.mode"] = str(sequence.mode)
-            found["gen_ai.usage.input_tokens"] = sequence.num_prompt
-            found["gen_ai.request.max_tokens"] = sequence.max_len - sequence.num_prompt
-            found["gen_ai.request.temperature"] = sequence.sampling.temperature
+            attributes["ssd.mode"] = str(sequence.mode)
+            attributes["gen_ai.usage.input_tokens"] = sequence.num_prompt
+            attributes["gen_ai.request.max_tokens"] = sequence.max_len - sequence.num_prompt
+            attributes["gen_ai.request.temperature"] = sequence.sampling.temperature
         if (statistics := self._statistics) is not None:
-            found["ssd.rounds"] = statistics.rounds
-            found["ssd.hits"] = statistics.hits
-            found["ssd.misses"] = statistics.misses
-            found["ssd.late"] = statistics.late
-        return found
+            attributes["ssd.rounds"] = statistics.rounds
+            attributes["ssd.hits"] = statistics.hits
+            attributes["ssd.misses"] = statistics.misses
+            attributes["ssd.late"] = statistics.late
+        return attributes
 
     def _write(self, ended_at: float) -> None:
         fields: dict[str, object] = {"outcome": self.outcome, "output_tokens": self._num_tokens}
@@ -151,9 +151,9 @@ class RequestTrace:
             fields["labels"] = self._labels
         _log.info("request", **fields)
 
-    def _ns(self, at: float) -> int:
+    def _ns(self, clock_time: float) -> int:
         """Convert a time of the clock to nanoseconds since 1970."""
-        return self._begun_ns + round((at - self._begun_at) * 1e9)
+        return self._begun_ns + round((clock_time - self._begun_at) * 1e9)
 
 
 class RequestTraces:
@@ -176,8 +176,8 @@ class RequestTraces:
 
         Args:
             call: the request.
-            request_id: of the call.
-            metadata: of the call; it may contain the caller's trace context.
+            request_id: id of the call.
+            metadata: metadata of the call; it may contain the caller's trace context.
             cancellation_cause: returns why the call was cancelled.
         """
         begun_ns = time.time_ns()

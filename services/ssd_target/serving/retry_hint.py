@@ -7,7 +7,7 @@ from ssd.ports import Clock
 _NUM_ENDS = 32
 """Ended sequences from which the rate is measured."""
 _DEFAULT_SECONDS = 1.0
-"""Before the rate is known."""
+"""Hint before the rate is known."""
 MIN_SECONDS, MAX_SECONDS = 0.1, 60.0
 _FIRST_SHARE = 0.25
 _GOLDEN = 0.6180339887498949
@@ -35,7 +35,7 @@ class RetryHint:
         self._num_refused += 1
         if len(self._ended_at) < 2:
             return _DEFAULT_SECONDS
-        each = (self._clock.now() - self._ended_at[0]) / len(self._ended_at)
+        seconds_per_end = (self._clock.now() - self._ended_at[0]) / len(self._ended_at)
         spread = self._num_refused * _GOLDEN % 1.0
         share = _FIRST_SHARE + (1 - _FIRST_SHARE) * spread
-        return min(max(MIN_SECONDS, max(1, num_waiting) * each * share), MAX_SECONDS)
+        return min(max(MIN_SECONDS, max(1, num_waiting) * seconds_per_end * share), MAX_SECONDS)

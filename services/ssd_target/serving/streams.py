@@ -77,8 +77,8 @@ class TokenStream:
 
         Args:
             wakeups: wakes its reader.
-            clock: of the step thread.
-            settings: bounds.
+            clock: clock of the step thread.
+            settings: settings with the bounds.
             first: the first stream of the same request, if this is another one.
             message_seconds: least time between two messages; 0 means ``MESSAGE_SECONDS``.
         """
@@ -201,24 +201,24 @@ class TokenStream:
         (self._first or self).read_at = self._clock.now()
         merged = chunks[-1]
         if len(chunks) > 1:
-            merged.token_ids = tuple(chain.from_iterable(each.token_ids for each in chunks))
-            merged.logprobs = tuple(chain.from_iterable(each.logprobs for each in chunks))
-            merged.rounds = tuple(chain.from_iterable(each.rounds for each in chunks))
+            merged.token_ids = tuple(chain.from_iterable(chunk.token_ids for chunk in chunks))
+            merged.logprobs = tuple(chain.from_iterable(chunk.logprobs for chunk in chunks))
+            merged.rounds = tuple(chain.from_iterable(chunk.rounds for chunk in chunks))
         return merged
 
 
 def _num_tokens(chunk: GenerationChunk) -> int:
     """Return the number of tokens of a chunk, with their alternatives."""
-    return len(chunk.token_ids) + sum(len(each.top) for each in chunk.logprobs)
+    return len(chunk.token_ids) + sum(len(position.top) for position in chunk.logprobs)
 
 
 def add_texts(chunk: GenerationChunk, tokenizer: Tokenizer) -> None:
     """Set the texts of the single tokens of a chunk, in its rounds and log-probabilities."""
-    for each in chunk.rounds:
-        for token in (*each.proposed, *each.added):
+    for reported_round in chunk.rounds:
+        for token in (*reported_round.proposed, *reported_round.added):
             token.text = tokenizer.token_text(token.id)
     for position in chunk.logprobs:
-        for found in (position.selected, *position.top):
-            found.text = tokenizer.token_text(found.token_id)
-            if REPLACEMENT in found.text:
-                found.partial = tokenizer.token_bytes(found.token_id)
+        for candidate in (position.selected, *position.top):
+            candidate.text = tokenizer.token_text(candidate.token_id)
+            if REPLACEMENT in candidate.text:
+                candidate.partial = tokenizer.token_bytes(candidate.token_id)
