@@ -20,7 +20,7 @@ class FairTurns:
 
     def __init__(self) -> None:
         self._used_seconds: dict[int, float] = {}
-        """By link, the one with the oldest turn first."""
+        """Used time by link, the link with the oldest turn first."""
         self._now = 0.0
         """Virtual time: the used time of the link that had the newest turn, at its start."""
 

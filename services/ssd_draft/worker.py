@@ -119,7 +119,7 @@ class Worker:
         self.num_sessions = 0
         self._recent_seconds: deque[float] = deque([0.0], _REMEMBERED_TABLES)
         self._work: defaultdict[int, _LinkWork] = defaultdict(_LinkWork)
-        """By number of the link."""
+        """Work by number of the link."""
         self._turns = FairTurns()
         self._is_draining = False
 

@@ -100,10 +100,10 @@ class StepControl:
         """Measure a step that has sent its outcomes.
 
         Args:
-            results: of its rows; those of requests that no draft knows have no tokens.
+            results: results of its rows; those of requests that no draft knows have no tokens.
             pool_round: what the pool returned for it.
             verified_at: when the tokens were known.
-            num_sessions: for which drafts worked during the step.
+            num_sessions: sessions for which drafts worked during the step.
             has_prompt: whether it also stored a part of a prompt.
         """
         before, now = self._ended_at, self._clock.now()

@@ -181,7 +181,7 @@ def redial_pause(error: LinkError, pause: float, link_seconds: float) -> float:
         error: the cause of the end. The pause is long for a peer that does not fit or that broke
             the protocol, because that does not change soon.
         pause: seconds of the previous pause.
-        link_seconds: from the dialling to the end.
+        link_seconds: seconds from the dialling to the end.
     """
     if isinstance(error, HandshakeError | FrameError):
         return REFUSED_REDIAL_SECONDS

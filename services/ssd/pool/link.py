@@ -269,7 +269,7 @@ class DraftLink:
         self.column_times = ColumnTimes()
         self.circuit_breaker = CircuitBreaker()
         self.sessions: dict[int, Session] = {}
-        """By number."""
+        """Sessions by number."""
         self.peak_sessions = 0
         """Maximum number of sessions at one time so far. The draft never has more."""
         self.num_due_columns = 0

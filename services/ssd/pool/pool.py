@@ -199,7 +199,7 @@ class DraftPool:
         which prompts are stored.
 
         Args:
-            results: of all sequences of the round, including sequences that are not in the pool.
+            results: results of all sequences of the round, also of sequences outside the pool.
             verified_at: when the outcomes were known.
             before_wait: called once if it waits.
             prompt_seconds: time of the round in which prompts were stored.

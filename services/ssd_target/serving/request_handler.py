@@ -30,7 +30,7 @@ from ssd_target.settings import TargetSettings
 
 DEFAULT_MAX_TOKENS = 256
 SEED_BITS = 53
-"""Bits of a seed that is drawn here. JSON has exact numbers of 53 bits, so a seed can be copied."""
+"""Bits of a drawn seed. Numbers of so many bits are exact in JSON, so a seed can be copied."""
 CAUSE_SECONDS = 4.0
 """Maximum time that a request whose target has lost a rank waits for the name of the rank."""
 

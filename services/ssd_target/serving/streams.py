@@ -92,7 +92,7 @@ class TokenStream:
         self._waiting_since = 0.0
         self._first = first
         self.read_at = 0.0
-        """Of the first stream: when the reader last took a chunk, of any stream of the request."""
+        """When the reader last took a chunk of any stream of the request; on the first stream."""
         # Tokens that wait for their message do not make the reader slow.
         self._message_seconds = min(
             message_seconds or MESSAGE_SECONDS, settings.stream_stall_seconds / 2
