@@ -125,7 +125,7 @@ class Balance:
     """Tokens and time of some rounds. Time has the unit of ``BatchRange.plain``."""
 
     tokens: float = 0.0
-    """Of a sequence."""
+    """Tokens of a sequence."""
     time: float = 0.0
     rounds: int = 0
 
@@ -151,7 +151,7 @@ class BatchRange:
     stage: Stage = Stage.ON
     is_judged: bool = False
     speed_up: float = 0.0
-    """Of the newest trial; 0 before the first one."""
+    """Result of the newest trial; 0 before the first one."""
     pauses: dict[Stage, int] = field(
         default_factory=lambda: {Stage.ON: FIRST_PAUSE, Stage.OFF: FIRST_PAUSE}
     )
@@ -348,8 +348,8 @@ class Controller:
 
     def _end_trial(self, batch: BatchRange, *, is_on: bool) -> None:
         """Keep the choice that was tried, or return to the other one."""
-        kept = batch.is_on and is_on
-        if kept:
+        stays_on = batch.is_on and is_on
+        if stays_on:
             loss = batch.in_stage.rounds * (1.0 - 1.0 / max(1.0, batch.speed_up))
         elif batch.is_on:
             # A few rounds that have lost much more are no noise: no trial follows soon.
@@ -357,8 +357,8 @@ class Controller:
         else:
             loss = -batch.in_stage.gain(batch.plain.value)
         is_doubted = batch.pauses[Stage.OFF] > FIRST_PAUSE
-        growth = PAUSE_GROWTH if kept or not batch.is_on or is_doubted else 1
-        longer, reset = (Stage.ON, Stage.OFF) if kept else (Stage.OFF, Stage.ON)
+        growth = PAUSE_GROWTH if stays_on or not batch.is_on or is_doubted else 1
+        longer, reset = (Stage.ON, Stage.OFF) if stays_on else (Stage.OFF, Stage.ON)
         grown = min(growth * batch.pauses[longer], MAX_PAUSE)
         batch.pauses[longer] = max(grown, round(PAUSE_PER_LOSS * loss))
         batch.pauses[reset] = FIRST_PAUSE
@@ -383,10 +383,10 @@ class Controller:
         """
         if key not in self._ranges:
             # The tokens of more sequences vary less.
-            found = BatchRange(8.0 + 24.0 / 2**key, 2**key)
-            judged = [other for other, each in self._ranges.items() if each.is_judged]
+            batch = BatchRange(8.0 + 24.0 / 2**key, 2**key)
+            judged = [other for other, earlier in self._ranges.items() if earlier.is_judged]
             if judged:
                 nearest = min(judged, key=lambda other: abs(other - key))
-                found.stage = Stage.ON if self._ranges[nearest].is_on else Stage.OFF
-            self._ranges[key] = found
+                batch.stage = Stage.ON if self._ranges[nearest].is_on else Stage.OFF
+            self._ranges[key] = batch
         return self._ranges[key]

@@ -73,7 +73,7 @@ def clipped_mean(samples: Sequence[float]) -> float:
     A round that other work on the machine has interrupted would double the mean of a few.
     """
     largest = _CLIP * median(samples)
-    return sum(min(each, largest) for each in samples) / len(samples)
+    return sum(min(sample, largest) for sample in samples) / len(samples)
 
 
 def size_class(count: int) -> int:
@@ -184,7 +184,7 @@ class PassTimes:
 def _nearest(means: Mapping[int, Mean], count: int) -> float:
     """Return the value of the power of two that is nearest to a count."""
     key = count.bit_length()
-    return means[min(means, key=lambda known: abs(known - key))].value
+    return means[min(means, key=lambda other: abs(other - key))].value
 
 
 class PromptTimes:

@@ -36,7 +36,7 @@ ADAPTIVE = "adaptive"
 _PAD = -1
 LARGEST_LOGIT = 30.0
 START_VALUES = (1.0, 1.0, 1.0, 1.6, 0.3)
-"""Of ``Adaptive``: w_1, w_2, w_3, a, b."""
+"""The values of ``Adaptive`` before any outcome is known: w_1, w_2, w_3, a, b."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Candidates:
     scores_BPM: Float32s
     """u = log q + T * g up to a constant of the position, descending; -inf for no candidate."""
     temperature_B: Float32s | None = None
-    """Of the sessions; None: unknown."""
+    """Temperatures of the sessions; None if they are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class SelectedOutcomes:
     bonus_BN: Int32s
     num_branches_B: Int64s
     probability_BN: Float64s | None = None
-    """Estimate for each; 0 where there is none. None: the policy does not estimate it."""
+    """Estimate for each outcome; 0 where there is none. None: the policy does not estimate it."""
 
     def first(self, num_branches: int) -> "SelectedOutcomes":
         """Return the first outcomes of each session, at most so many."""
@@ -294,8 +294,8 @@ class Split:
 
 def uniform_share(num_proposed: int, num_branches: int) -> tuple[int, ...]:
     """Return F_0..F_m that differ by at most 1; the shortest lengths get the remainder."""
-    each, left = divmod(num_branches, num_proposed + 1)
-    return tuple(each + (k < left) for k in range(num_proposed + 1))
+    share, left = divmod(num_branches, num_proposed + 1)
+    return tuple(share + (k < left) for k in range(num_proposed + 1))
 
 
 def explicit_share(split: Sequence[int], num_proposed: int, num_branches: int) -> tuple[int, ...]:
@@ -325,7 +325,7 @@ def geometric_share(
     weights = [acceptance ** (k / (1 + exponent)) for k in range(num_proposed + 1)]
     weights[-1] *= (1 - acceptance) ** (-1 / (1 + exponent))
     exact = [num_branches * weight / sum(weights) for weight in weights]
-    floors = [int(value) for value in exact]
+    floors = [int(share) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda k: floors[k] - exact[k])
     for k in by_remainder[: num_branches - sum(floors)]:
         floors[k] += 1

@@ -46,7 +46,7 @@ BAND_ENDS = (0.0, 0.35, 0.75)
 """Highest temperature of each band but the last one."""
 BANDS = ("0", "0 to 0.35", "0.35 to 0.75", "above 0.75")
 NAMES = ("gap", "confidence", "bias", "score", "rank")
-"""Of the values, in their order."""
+"""Names of the values, in their order."""
 LOWEST = np.array((0.0, -1.0, -4.0, 0.1, 0.0))
 HIGHEST = np.array((4.0, 4.0, 6.0, 6.0, 3.0))
 BATCH_ROUNDS = 32
@@ -81,7 +81,7 @@ class Rounds:
     @property
     def arrays(self) -> tuple[NDArray[Any], ...]:
         """All fields."""
-        return tuple(getattr(self, each.name) for each in fields(self))
+        return tuple(getattr(self, field.name) for field in fields(self))
 
 
 class FanOutFit:
@@ -125,12 +125,12 @@ class FanOutFit:
         """Change the values by the rounds that wait; returns False if they are too few."""
         if self.num_waiting < BATCH_ROUNDS:
             return False
-        parts = zip(*(each.arrays for each in self._waiting), strict=True)
-        arrays = [np.concatenate(each) for each in parts]
+        columns = zip(*(rounds.arrays for rounds in self._waiting), strict=True)
+        arrays = [np.concatenate(parts) for parts in columns]
         self._waiting.clear()
         band_B = _bands(Rounds(*arrays).temperature_B)
         for band in np.unique(band_B).tolist():
-            self._step(band, Rounds(*(each[band_B == band] for each in arrays)))
+            self._step(band, Rounds(*(array[band_B == band] for array in arrays)))
         return True
 
     def to_text(self) -> str:
@@ -143,7 +143,7 @@ class FanOutFit:
         """Return the fit with a state of ``to_text``; the values are put between their bounds.
 
         Raises:
-            ValueError: the text is none.
+            ValueError: the text is not such a state.
         """
         fit, state = cls(num_branches), json.loads(text)
         for name in _STATE:
@@ -180,7 +180,7 @@ class FanOutFit:
         weight_XX = _START_WEIGHT * np.eye(len(values_X))
         step_X = np.linalg.solve(curvature_XX + weight_XX, gradient_X)
         if not np.isfinite(step_X).all():
-            # The scores of a session whose model computed NaN.
+            # The model of a session has computed NaN.
             return
         advantage = self._hits(rounds, values_X) - self._hits(rounds, np.array(START_VALUES))
         self.advantage_Z[band] = forgetting * self.advantage_Z[band] + advantage

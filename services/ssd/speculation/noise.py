@@ -84,7 +84,7 @@ class _Philox:
             high halves of the odd words are not zero.
         """
         size = 2 * shape[0] * shape[1]
-        even_2YT, odd_2YT, product_2YT = (each[:size].reshape(2, *shape) for each in self._buffers)
+        even_2YT, odd_2YT, product_2YT = (flat[:size].reshape(2, *shape) for flat in self._buffers)
         even_2YT[0], even_2YT[1] = counters[0], counters[2]
         odd_2YT[0], odd_2YT[1] = counters[1], counters[3]
         keys_I2Y1 = ((keys_2Y + self._steps_I21) & self._mask)[..., None]

@@ -50,14 +50,14 @@ cut."""
 FORGET_ROUNDS = 256
 """Rounds with a length after which the waits of other lengths are forgotten."""
 LEAST_VERIFY = 0.25
-"""Of the calibrated time of a verify: no estimate is shorter."""
+"""No estimate of a verify is shorter than this share of its calibrated time."""
 _WINDOW = 64
 """Rounds in the means."""
 
 
 @dataclass(slots=True)
 class _Estimates:
-    """Of one range of running sequences."""
+    """Estimates of one range of running sequences."""
 
     largest: int
     kept_K: list[Mean]
@@ -94,74 +94,74 @@ class ProposalLength:
             plain_seconds: of a round of plain decoding of so many sequences; None if no such round
                 was measured. Not used with a calibration.
         """
-        found = self._estimates(record.num_sequences)
+        estimates = self._estimates(record.num_sequences)
         columns = next(count for count in self._columns if count >= record.columns)
         calibrated = self._calibration.verify_seconds(columns, record.num_sequences)
         # A prompt changes the shape of the verify, or of the pass before it.
         if not record.num_padding and not record.prompt_tokens:
-            verify = found.verify.setdefault(columns, Mean(_WINDOW))
+            verify = estimates.verify.setdefault(columns, Mean(_WINDOW))
             verify.add(record.verify_seconds - calibrated)
         if record.num_auto == record.num_sequences and not record.prompt_tokens:
             # Tables of other sequences have K columns.
-            wait = found.waits.setdefault(found.largest, Mean(_WINDOW))
+            wait = estimates.waits.setdefault(estimates.largest, Mean(_WINDOW))
             wait.add(min(record.wait_seconds, MOST_WAIT * record.verify_seconds))
             if wait.count % FORGET_ROUNDS == 0:
                 # Other lengths may have been measured while a draft started.
-                found.waits = {found.largest: wait}
-        found.host.add(record.decode_seconds - record.verify_seconds - record.wait_seconds)
+                estimates.waits = {estimates.largest: wait}
+        estimates.host.add(record.decode_seconds - record.verify_seconds - record.wait_seconds)
         if record.num_proposed:
             counts = [record.num_sequences, *record.num_accepted, 0]
             # Proposals that end earlier, with a shorter table, do not test a position.
             ended = [0, *record.num_ended, *[0] * len(counts)]
             for mean, (before, count), num_ended in zip(
-                found.kept_K[: found.largest], pairwise(counts), ended, strict=False
+                estimates.kept_K[: estimates.largest], pairwise(counts), ended, strict=False
             ):
                 if before > num_ended:
                     mean.add(count / (before - num_ended))
-        if found.host.count % CHOICE_ROUNDS == 0:
-            self._choose(found, record.num_sequences, plain_seconds)
+        if estimates.host.count % CHOICE_ROUNDS == 0:
+            self._choose(estimates, record.num_sequences, plain_seconds)
 
     def _choose(
-        self, found: _Estimates, num_sequences: int, plain_seconds: float | None = None
+        self, estimates: _Estimates, num_sequences: int, plain_seconds: float | None = None
     ) -> None:
         if not self._calibration.seconds and plain_seconds is None:
             return
-        rates = self._rates(found, num_sequences, plain_seconds)
+        rates = self._rates(estimates, num_sequences, plain_seconds)
         best = max(rates, key=lambda length: rates[length])
-        if rates[best] > MIN_GAIN * rates.get(found.largest, 0.0):
-            found.largest = best
+        if rates[best] > MIN_GAIN * rates.get(estimates.largest, 0.0):
+            estimates.largest = best
 
     def _rates(
-        self, found: _Estimates, num_sequences: int, plain_seconds: float | None
+        self, estimates: _Estimates, num_sequences: int, plain_seconds: float | None
     ) -> Mapping[int, float]:
         """Return tokens per second of a sequence by the largest length of its proposals."""
-        accepted_K = list(accumulate(_expected(found), mul))
+        accepted_K = list(accumulate(_expected(estimates), mul))
         rates: dict[int, float] = {}
         for columns in self._columns:
             length = min(columns - 1, self._lookahead)
             if length == 0:
                 continue
             tokens = 1.0 + sum(accepted_K[:length])
-            seconds = self._round_seconds(found, columns, num_sequences, plain_seconds)
+            seconds = self._round_seconds(estimates, columns, num_sequences, plain_seconds)
             rates[length] = tokens / seconds
         return rates
 
     def _round_seconds(
-        self, found: _Estimates, columns: int, num_sequences: int, plain_seconds: float | None
+        self, estimates: _Estimates, columns: int, num_sequences: int, plain_seconds: float | None
     ) -> float:
         """Return the expected seconds of a round whose verify has so many columns."""
-        host, measured = max(0.0, found.host.value), _measured(found.verify)
-        waits = _measured(found.waits)
+        host, measured = max(0.0, estimates.host.value), _measured(estimates.verify)
+        waits = _measured(estimates.waits)
         if not self._calibration.seconds:
             assert plain_seconds is not None
             # Without one, the calibrated time is 1.
-            wait = waits.get(found.largest, 0.0)
-            known = {count: 1.0 + value + host + wait for count, value in measured.items()}
-            known[1] = plain_seconds
-            counts = sorted(known)
-            return float(np.interp(columns, counts, [known[count] for count in counts]))
-        rounds = sum(each.count for each in found.verify.values())
-        total = sum(each.value * each.count for each in found.verify.values())
+            wait = waits.get(estimates.largest, 0.0)
+            seconds_of = {count: 1.0 + extra + host + wait for count, extra in measured.items()}
+            seconds_of[1] = plain_seconds
+            counts = sorted(seconds_of)
+            return float(np.interp(columns, counts, [seconds_of[count] for count in counts]))
+        rounds = sum(mean.count for mean in estimates.verify.values())
+        total = sum(mean.value * mean.count for mean in estimates.verify.values())
         usual = total / rounds if rounds else 0.0
 
         def verify(count: int) -> float:
@@ -174,21 +174,21 @@ class ProposalLength:
         """Return the estimates for a number of sequences; new ones start with a first choice."""
         key = size_class(num_sequences)
         if key not in self._by_range:
-            known = [other for other, each in self._by_range.items() if each.host.count]
-            if known:
-                nearest = min(known, key=lambda other: abs(other - key))
+            measured = [other for other, earlier in self._by_range.items() if earlier.host.count]
+            if measured:
+                nearest = min(measured, key=lambda other: abs(other - key))
                 usual = [mean.value for mean in self._by_range[nearest].kept_K]
             else:
                 usual = [USUAL_ACCEPTANCE] * self._lookahead
-            means = [Mean(_WINDOW, value, START_ROUNDS) for value in usual]
-            self._by_range[key] = found = _Estimates(self._lookahead, means)
-            self._choose(found, num_sequences)
+            means = [Mean(_WINDOW, share, START_ROUNDS) for share in usual]
+            self._by_range[key] = estimates = _Estimates(self._lookahead, means)
+            self._choose(estimates, num_sequences)
         return self._by_range[key]
 
 
 def _measured(means: Mapping[int, Mean]) -> dict[int, float]:
     """Return the means of enough rounds."""
-    return {key: each.value for key, each in means.items() if each.count >= CHOICE_ROUNDS}
+    return {key: mean.value for key, mean in means.items() if mean.count >= CHOICE_ROUNDS}
 
 
 def _wait(waits: Mapping[int, float], length: int, verify: Callable[[int], float]) -> float:
@@ -204,7 +204,7 @@ def _wait(waits: Mapping[int, float], length: int, verify: Callable[[int], float
     """
     if not waits or length in waits:
         return waits.get(length, 0.0)
-    nearest, *others = sorted(waits, key=lambda each: abs(each - length))
+    nearest, *others = sorted(waits, key=lambda measured: abs(measured - length))
     if waits[nearest] < LEAST_WAIT * verify(nearest + 1):
         return waits[nearest]
     ready = verify(nearest + 1) + waits[nearest]
@@ -215,14 +215,14 @@ def _wait(waits: Mapping[int, float], length: int, verify: Callable[[int], float
     return max(0.0, ready + max(0.0, slope) * (length - nearest) - verify(length + 1))
 
 
-def _expected(found: _Estimates) -> list[float]:
+def _expected(estimates: _Estimates) -> list[float]:
     """Return the share of tokens that each position is expected to keep.
 
     Positions beyond the largest length are not measured now. Their estimate moves halfway to the
     last measured position, unless that is the first position, whose share contains the misses.
     """
-    kept_K = [mean.value for mean in found.kept_K]
-    if (largest := found.largest) > 1:
+    kept_K = [mean.value for mean in estimates.kept_K]
+    if (largest := estimates.largest) > 1:
         last = kept_K[largest - 1]
-        kept_K[largest:] = [(each + last) / 2.0 for each in kept_K[largest:]]
+        kept_K[largest:] = [(share + last) / 2.0 for share in kept_K[largest:]]
     return kept_K

@@ -68,11 +68,10 @@ class RoundRecord:
         if num_proposed:
             self.num_proposed += num_proposed
             self.columns = max(self.columns, 1 + num_proposed)
-            counts = self.num_accepted
-            for each in (counts, self.num_ended):
-                each.extend([0] * (num_accepted - len(each)))
+            for counts in (self.num_accepted, self.num_ended):
+                counts.extend([0] * (num_accepted - len(counts)))
             for position in range(num_accepted):
-                counts[position] += 1
+                self.num_accepted[position] += 1
             if num_accepted == num_proposed:
                 self.num_ended[num_proposed - 1] += 1
 

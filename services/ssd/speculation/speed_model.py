@@ -48,7 +48,7 @@ class Speed:
     """Sum over the batch."""
     round_seconds: float
     tokens_per_round: float
-    """Of a sequence."""
+    """Tokens of a sequence."""
     efficiency: float
     """Verify divided by round."""
 

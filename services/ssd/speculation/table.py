@@ -82,9 +82,9 @@ class OutcomeTable:
     def look_up(self, outcome: Outcome) -> int | None:
         """Return the branch of an outcome; None is a miss."""
         # For so few branches, lists take half the time of array operations.
-        found = zip(self.accepted_N.tolist(), self.bonus_N.tolist(), strict=True)
+        branches = zip(self.accepted_N.tolist(), self.bonus_N.tolist(), strict=True)
         wanted = outcome.accepted, outcome.bonus
-        return next((index for index, each in enumerate(found) if each == wanted), None)
+        return next((index for index, branch in enumerate(branches) if branch == wanted), None)
 
     def proposal(self, index: int, num_tokens: int) -> tuple[TokenId, ...]:
         """Return the first tokens of a branch, at most ``num_tokens``."""
@@ -118,8 +118,8 @@ def unpack_tables(
     Args:
         frame: as received.
         lookahead: K.
-        max_tables: that the frame may have.
-        branches: that a table may have.
+        max_tables: largest number of tables of the frame.
+        branches: largest number of branches of a table.
         num_token_ids: token ids are below.
 
     Raises:
@@ -175,8 +175,8 @@ def _find_heads(rows_RW: Int32s, lookahead: int, branches: int) -> NDArray[np.in
 def _table_bounds(lookahead: int, num_token_ids: int) -> Int32s:
     """Return the smallest and largest values of a head (0), and of a branch by its depth, 1..K.
 
-    Of commits, see ``_commit_bounds``. One comparison with them checks a whole frame, because calls
-    of numpy take longer than their work: the target receives tables beside a forward pass.
+    One comparison with them checks a whole frame, because calls of numpy take longer than their
+    work: the target receives tables beside a forward pass.
     """
     bounds_2KW = np.full((2, lookahead + 1, row_width(lookahead)), _PAD, dtype=np.int32)
     lowest_KW, highest_KW = bounds_2KW
@@ -210,7 +210,7 @@ def unpack_commits(
     Args:
         frame: as received.
         lookahead: K.
-        max_commits: that the frame may have.
+        max_commits: largest number of commits of the frame.
         num_token_ids: token ids are below.
 
     Raises:
