@@ -48,8 +48,8 @@ def _parse(name: str) -> tuple[str, int]:
     """Split a name into the model and the factor to widen it by."""
     model, mark, query = name.removeprefix(SCHEME).partition("?")
     if model not in NAMES:
-        known = ", ".join(SCHEME + known for known in NAMES)
-        raise ModelNotFoundError(f"{name!r} is not in the embedded pair; choose one of {known}")
+        choices = ", ".join(SCHEME + choice for choice in NAMES)
+        raise ModelNotFoundError(f"{name!r} is not in the embedded pair; choose one of {choices}")
     if not mark:
         return model, 1
     key, _, number = query.partition("=")

@@ -71,12 +71,12 @@ def widen(source: Path, factor: int, output: Path) -> Path:
         return _accept(output, mark)
     config = widened_config(read_config(source), factor)
     output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as name:
-        made = Path(name) / "made"
-        _write(source, made, config, lambda key, tensor: widened_tensor(key, tensor, factor))
-        _write_json(made / MARK, mark)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as parent:
+        unfinished = Path(parent) / "made"
+        _write(source, unfinished, config, lambda key, tensor: widened_tensor(key, tensor, factor))
+        _write_json(unfinished / MARK, mark)
         try:
-            made.rename(output)
+            unfinished.rename(output)
         except OSError:
             # Another process was faster; check its folder like an existing one.
             return _accept(output, mark)
@@ -109,7 +109,7 @@ def widened_config(config: dict[str, Any], factor: int) -> dict[str, Any]:
         "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
     }
     wider = config | explicit
-    return wider | {name: wider[name] * factor for name in SCALED_SIZES}
+    return wider | {size: wider[size] * factor for size in SCALED_SIZES}
 
 
 def widened_tensor(name: str, tensor: Tensor, factor: int) -> Tensor:

@@ -45,13 +45,13 @@ class FakeDevice(TorchDispatchMode):
     ) -> Any:
         """Run an operation: without values if it concerns the device, else as usual."""
         kwargs = kwargs or {}
-        if not any(_is_ours(each) for each in tree_leaves((args, kwargs))):
+        if not any(_is_ours(leaf) for leaf in tree_leaves((args, kwargs))):
             return func(*args, **kwargs)
         if func is torch.ops.aten.copy_.default and not isinstance(args[0], FakeTensor):
             self.num_reads += 1
             return args[0].zero_()
-        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        if func not in _COPIES and any(_is_on_host(each) for each in tensors):
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if func not in _COPIES and any(_is_on_host(tensor) for tensor in tensors):
             raise RuntimeError(f"{func} mixes tensors of the host and of {self.name}")
         args, kwargs = tree_map_only(Tensor, self._without_values, (args, kwargs))
         with self._fake:

@@ -58,7 +58,7 @@ class PlainText:
         assert len(set(zip(accepted, bonus, strict=True))) == len(accepted)
         assert set(accepted) <= set(range(len(self.proposal) + 1))
         for k in set(accepted):
-            mine = [t for each, t in zip(accepted, bonus, strict=True) if each == k]
+            mine = [t for length, t in zip(accepted, bonus, strict=True) if length == k]
             assert set(mine) == set(self.forks(k, len(mine)))
         for k, t, tokens in zip(accepted, bonus, table.tokens_NK.tolist(), strict=True):
             assert tokens[: table.depth] == self.continuation(k, t)[: table.depth]
@@ -77,7 +77,7 @@ class PlainText:
         taken = (
             set() if table is None else set(table.bonus_N[table.accepted_N == accepted].tolist())
         )
-        bonus = next(each for each in range(self.vocab_size) if each not in taken)
+        bonus = next(token for token in range(self.vocab_size) if token not in taken)
         commit = self.commit(accepted, bonus, proposal)
         self.move(accepted, bonus, proposal)
         return commit

@@ -41,8 +41,8 @@ class RecordedGraph(TorchDispatchMode):
     def replay(self) -> None:
         """See ``Graph``."""
         for operation, args, kwargs, result in self._operations:
-            found = operation(*args, **kwargs)
-            for place, new in zip(tree_leaves(result), tree_leaves(found), strict=True):
+            again = operation(*args, **kwargs)
+            for place, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
                 if isinstance(new, torch.ScriptObject):
                     Work.unbox(new).wait()
                 elif isinstance(new, Tensor) and new is not place:
@@ -68,14 +68,14 @@ class RecordedGraph(TorchDispatchMode):
 
 def _is_view(args: Any, result: Any) -> bool:
     """Whether all results are in the memory of an argument, where a replay finds them."""
-    memory = {each.untyped_storage().data_ptr() for each in _tensors(args)}
-    results = _tensors(result)
-    return bool(results) and all(each.untyped_storage().data_ptr() in memory for each in results)
+    memory = {tensor.untyped_storage().data_ptr() for tensor in _tensors(args)}
+    places = {tensor.untyped_storage().data_ptr() for tensor in _tensors(result)}
+    return bool(places) and places <= memory
 
 
 def _tensors(tree: Any) -> list[Tensor]:
     """Return all tensors but packed weights, whose memory has no address."""
-    return [each for each in tree_leaves(tree) if isinstance(each, Tensor) and not each.is_mkldnn]
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and not leaf.is_mkldnn]
 
 
 class RecordedGraphs:

@@ -99,12 +99,12 @@ class ScriptedDraft:
     @property
     def openings(self) -> list[int]:
         """Sessions that the target has opened, in order."""
-        return [each.session for each in self.received if isinstance(each, OpenSession)]
+        return [message.session for message in self.received if isinstance(message, OpenSession)]
 
     @property
     def closings(self) -> list[int]:
         """Sessions that the target has closed, in order."""
-        return [each.session for each in self.received if isinstance(each, CloseSession)]
+        return [message.session for message in self.received if isinstance(message, CloseSession)]
 
     def receive(self, message: TargetMessage | bytes) -> None:
         """Receive a message, as the ``send`` of a link.
@@ -171,8 +171,8 @@ class ScriptedDraft:
                 return
         tables = [*self._late, *_frames_of(table, behaviour)]
         self._late.clear()
-        for each in tables:
-            self.send(pack_tables([each], self.lookahead))
+        for due in tables:
+            self.send(pack_tables([due], self.lookahead))
 
     def _table(self, number: int, session: _Session, behaviour: Behaviour) -> OutcomeTable:
         """Return a table of two branches: a wrong outcome and the right one.

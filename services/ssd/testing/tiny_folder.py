@@ -77,7 +77,8 @@ def write_tiny_qwen3(folder: Path, *, seed: int = 0, attention_gain: float = 1.0
     config = json.loads((folder / "config.json").read_text())
     config |= {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
     (folder / "config.json").write_text(json.dumps(config))
-    weights = {name: each.clone() for name, each in load_file(folder / "model.safetensors").items()}
+    stored = load_file(folder / "model.safetensors")
+    weights = {name: tensor.clone() for name, tensor in stored.items()}
     for layer in range(2):
         for name in ("q_norm", "k_norm"):
             weight_E = 1 + torch.linspace(-0.5, 0.5, 8) * (layer + 1)

@@ -42,7 +42,7 @@ class ByteTokenizer:
 
     def decode(self, token_ids: Sequence[TokenId]) -> str:
         """The text of bytes; the end is left out, broken characters become U+FFFD."""
-        return bytes(each for each in token_ids if each < NUM_BYTES).decode(errors="replace")
+        return bytes(token for token in token_ids if token < NUM_BYTES).decode(errors="replace")
 
     def token_text(self, token_id: TokenId) -> str:
         """The character of the byte; nothing for the end."""

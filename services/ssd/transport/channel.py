@@ -187,7 +187,7 @@ class CollectiveChannel:
 
     def _content(self, words: npt.NDArray[np.int32]) -> tuple[bytes, int]:
         """Return a copy of the frame of a message, and the number of openings before it."""
-        num_bytes, num_openings = (int(each) for each in words[:HEADER_WORDS])
+        num_bytes, num_openings = (int(word) for word in words[:HEADER_WORDS])
         if not 0 <= num_bytes <= self._incoming_bytes or num_bytes % WORD_BYTES or num_openings < 0:
             raise FrameError(
                 f"a frame has {num_bytes} bytes after {num_openings} openings, allowed are words "

@@ -138,7 +138,7 @@ def common_backend(wanted: Sequence[str], device: str) -> tuple[str, str]:
         device: of this draft.
     """
     available = available_backends(device)
-    if found := next((each for each in wanted if each in available), ""):
-        return found, ""
+    if common := next((name for name in wanted if name in available), ""):
+        return common, ""
     mine = ", ".join(available) or "no collective channel"
     return "", f"the draft on {device} has {mine}, the target has {', '.join(wanted)}"

@@ -2,7 +2,8 @@
 
 A ``ProcessGroupGloo`` is constructed directly, with its own store and its own network device. Its
 messages need no call on a thread of Python while they travel. Its sockets and threads end with the
-last reference to its objects. So no exception that leaves this module has one in its traceback.
+last reference to its objects. So no exception that leaves this module has such an object in its
+traceback.
 """
 
 import contextlib
@@ -126,10 +127,10 @@ def is_available(device: str) -> bool:
 
 def connect(store: LinkStore, place: Place) -> GlooCommunicator:
     """See ``Backend``."""
-    found = _group(store, place)
-    if isinstance(found, str):
-        raise LinkError(f"gloo does not connect: {found}")
-    return GlooCommunicator(found, 1 - place.rank)
+    group = _group(store, place)
+    if isinstance(group, str):
+        raise LinkError(f"gloo does not connect: {group}")
+    return GlooCommunicator(group, 1 - place.rank)
 
 
 def _group(store: LinkStore, place: Place) -> Any:
@@ -151,9 +152,9 @@ def local_address(peer_host: str) -> str:
     Raises:
         OSError: the host is unknown, or no route leads to it.
     """
-    found = socket.getaddrinfo(peer_host, None, type=socket.SOCK_DGRAM)
+    addresses = socket.getaddrinfo(peer_host, None, type=socket.SOCK_DGRAM)
     # Both ends must choose the same family: ``localhost`` has both.
-    family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    family, kind, protocol, _, address = min(addresses, key=lambda row: row[0] != socket.AF_INET)
     with socket.socket(family, kind, protocol) as probe:
         # No packet is sent: the system only selects the route.
         probe.connect((address[0], 9, *address[2:]))

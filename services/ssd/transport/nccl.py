@@ -344,5 +344,5 @@ def _undo(directions: list[Direction]) -> None:
 
 def path_of(log: str) -> str:
     """Return the path of the newest channel in NCCL's log, for example ``P2P/CUMEM``."""
-    found = _PATH.findall(log)
-    return found[-1] if found else "NCCL"
+    paths = _PATH.findall(log)
+    return paths[-1] if paths else "NCCL"

@@ -21,11 +21,11 @@ class ChannelQuality:
     """The measurement of a communicator, beside the gRPC stream of its link."""
 
     round_trip_seconds: float
-    """Of 4 KiB, median."""
+    """Median round trip of 4 KiB."""
     grpc_seconds: float
-    """Of 4 KiB on the stream, median, measured in turn with the communicator."""
+    """Median round trip of 4 KiB on the stream, measured in turn with the communicator."""
     bytes_per_second: float
-    """Of one large message and its 4 KiB echo, so at least this much."""
+    """Bandwidth of one large message with its 4 KiB echo, which is a lower bound."""
 
 
 def probe(
@@ -80,7 +80,7 @@ def probe(
     pings = [(collective(ping), grpc(number)) for number in range(NUM_PINGS)]
     seconds = min(collective(large) for _ in range(NUM_LARGE))
     return ChannelQuality(
-        round_trip_seconds=statistics.median(each for each, _ in pings),
-        grpc_seconds=statistics.median(each for _, each in pings),
+        round_trip_seconds=statistics.median(took for took, _ in pings),
+        grpc_seconds=statistics.median(took for _, took in pings),
         bytes_per_second=communicator.num_probe_bytes / max(seconds, _TICK_SECONDS),
     )

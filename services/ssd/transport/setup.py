@@ -39,7 +39,7 @@ from ssd.types import ChannelState, Rendezvous, Welcome
 _log = get_logger(__name__)
 COLLECTIVE = "collective"
 MAX_REASON_CHARACTERS = 200
-"""Of an error of torch, which can have a stack trace."""
+"""Longest reason in a message: an error of torch can have a stack trace."""
 _MAPPED = "::ffff:"
 """Prefix of an IPv4 address of a socket of both families."""
 _Connected = tuple[Communicator, ChannelQuality]
