@@ -66,4 +66,4 @@ def propose_ngram(
 
 
 BACKUPS: dict[str, Backup] = {"none": propose_nothing, "ngram": propose_ngram}
-"""By the value of the setting ``backup``."""
+"""The backups by the value of the setting ``backup``."""

@@ -66,7 +66,7 @@ OPENING_ROUNDS = 128
 """Rounds in which most sessions are opening after which speculation is turned off, or its trial
 given up. A trial is given up earlier if opening has lost ``OPENING_LOSS``."""
 OPENING_LOSS = 24.0
-"""In rounds of plain decoding. More sequences have more sessions to open."""
+"""Loss in rounds of plain decoding. More sequences have more sessions to open."""
 RANGE_ROUNDS = 16
 """Rounds in another range after which its choice applies. The prompts of a batch are stored one a
 round, so the sequences are often in a range for a few rounds only."""
