@@ -79,19 +79,19 @@ class StoredNoise:
     """The Gumbel noise with which a table chooses its tokens, float32 and finite."""
 
     temperature_R: Tensor
-    """Of each branch, float32, >= 0."""
+    """Temperature of each branch, float32, >= 0."""
     noise_YV: Tensor
     rows_KR: NDArray[np.int64]
     """The row of ``noise_YV`` for the token that each step chooses for each branch."""
     filters: RowFilters | None = None
-    """Of each branch; they change the logits that the noise is added to. Those of one session are
-    the same in all rows. None: no row has a filter."""
+    """Filters of each branch: they change the logits that the noise is added to. Those of one
+    session are the same in all rows. None: no row has a filter."""
 
 
 def joined(batches: Sequence[PagedBatch]) -> PagedBatch:
     """Return the sequences of batches that have the same numbers of columns and blocks."""
     names = "tokens_BP", "first_positions_B", "num_columns_B", "block_tables_BJ"
-    return PagedBatch(*(torch.cat([getattr(each, name) for each in batches]) for name in names))
+    return PagedBatch(*(torch.cat([getattr(batch, name) for batch in batches]) for name in names))
 
 
 def pad_sequences(batch: PagedBatch, count: int) -> PagedBatch:

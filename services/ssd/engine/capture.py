@@ -161,7 +161,7 @@ class Capture:
             return self._recording.outside(part)
         result = part()
         if self._results is not None:
-            first, second = (torch.empty_like(each, device="meta") for each in result)
+            first, second = (torch.empty_like(tensor, device="meta") for tensor in result)
             self._results.append((first, second))
         return result
 
@@ -206,13 +206,13 @@ class _Recording:
         self._end()
         # Nothing has been computed yet, so the part cannot run: it would read any numbers.
         first, second = (
-            torch.zeros_like(each, device=self._graphs.device) for each in next(self._results)
+            torch.zeros_like(meta, device=self._graphs.device) for meta in next(self._results)
         )
 
         def run() -> None:
             # Later graphs read these places.
-            for place, found in zip((first, second), part(), strict=True):
-                place.copy_(found)
+            for place, result in zip((first, second), part(), strict=True):
+                place.copy_(result)
 
         self._steps.append(run)
         self._begin()

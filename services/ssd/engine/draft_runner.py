@@ -77,7 +77,7 @@ class DraftRunner(ModelRunner):
         branches = batch.tokens_BN.shape[1]
         no_noise_YV = torch.zeros((1, self.model.vocab_size))
         lowest_R = np.full(branches, -np.inf, dtype=np.float32)
-        for length in [each for count, each in self.whole_tables if count == branches]:
+        for length in [columns for count, columns in self.whole_tables if count == branches]:
             rows_KR = np.zeros((length, branches), dtype=np.int64)
             for filters in (None, RowFilters(rows_KR[0] + 1, lowest_R)):
                 zero_R = torch.zeros(branches)

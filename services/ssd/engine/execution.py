@@ -56,9 +56,9 @@ class TargetExecution(Execution, Protocol):
     joins_prompts: bool
     """Whether a verify can store ``PagedBatch.prompts``, with the bits of ``prefill``."""
     most_rows: int
-    """Of a pass; 0 if the engine decides. More rows take further passes."""
+    """Largest number of rows of a pass; 0 if the engine decides. More rows take further passes."""
     finite_prompts: Sequence[Tensor]
-    """Of each prompt in the newest verify, whether each of its columns is finite, bool [P]."""
+    """Whether each column is finite, bool [P], for each prompt in the newest verify."""
     num_padding: int
     """Rows of padding in the newest verify that keep the number of rows of the verify before."""
     sequence_counts: Sequence[int]

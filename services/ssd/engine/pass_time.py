@@ -34,7 +34,7 @@ from ssd.engine.config import DTYPE_BYTES, ModelConfig
 from ssd.engine.sizes import bytes_per_entry, has_head_norms, pass_weights
 
 DTYPE = "bfloat16"
-"""Of weights and KV cache."""
+"""Data type of weights and KV cache."""
 BANDWIDTH_SHARE = 0.9
 """Share of the memory bandwidth that a copy reaches, and large products with few rows too."""
 FLOPS_SHARE = 0.6
@@ -52,15 +52,15 @@ class Kernels:
     """Numbers of kernels of an engine."""
 
     layer: int
-    """Of a layer that attends to pages; the kernel of attention is one."""
+    """Kernels of a layer that attends to pages; the kernel of attention is one."""
     head_norms: int
-    """More in a layer with norms of queries and keys."""
+    """Further kernels of a layer with norms of queries and keys."""
     tree: int
-    """More in a layer of a step of a draft's tree: its segments, and their merge."""
+    """Further kernels of a layer in a step of a draft's tree: its segments, and their merge."""
     fixed: int
-    """Of a pass beside its layers: inputs, embedding, last norm, head."""
+    """Kernels of a pass beside its layers: inputs, embedding, last norm, head."""
     fixed_tree: int
-    """More of a step of a tree beside its layers."""
+    """Further kernels of a step of a tree beside its layers."""
     adds_parts: bool
     """Ranks gather the parts of a sum and add each of them; else they all-reduce."""
 
@@ -88,7 +88,7 @@ class Gpu:
     flops: float
     """Dense bfloat16 operations of the tensor cores a second."""
     link_bandwidth: float
-    """Of the link to the other GPUs, bytes a second, both directions together."""
+    """Bandwidth of the link to the other GPUs, bytes a second, both directions together."""
 
 
 def _gpu(name: str, memory_gb: float, bandwidth_tb: float, tflops: float, link_gb: float) -> Gpu:
@@ -113,7 +113,7 @@ _ALL = (
     _gpu("B200", 180, 8.0, 2250, 1800),  # "NVIDIA DGX B200", an eighth of it
 )
 GPUS: Mapping[str, Gpu] = MappingProxyType({gpu.name.lower(): gpu for gpu in _ALL})
-"""By lower-case name."""
+"""The GPUs by lower-case name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +121,9 @@ class Cpu:
     """The CPU cores of a draft."""
 
     num_cores: int
-    """Without hardware threads."""
+    """Number of cores, without hardware threads."""
     bandwidth: float
-    """Of their memory, as a plain read reaches it, bytes a second."""
+    """Bandwidth of their memory, as a plain read reaches it, bytes a second."""
     has_amx: bool = False
     """Whether they multiply matrices of bfloat16 by AMX."""
 
@@ -133,7 +133,7 @@ class WeightFormat:
     """How a CPU stores the weights of products and multiplies with them."""
 
     bytes_per_weight: float
-    """Of a layer, with its scales."""
+    """Bytes of a weight of a layer, with its scales."""
     bytes_per_head_weight: float
     core_bytes: float
     """Bytes of weights that a core reads and unpacks, a second."""
@@ -297,5 +297,5 @@ def _all_reduces(model: ModelConfig, gpu: Gpu, rows: int, sent_share: float) -> 
     if not sent_share:
         return 0.0
     num_bytes = rows * model.hidden_size * DTYPE_BYTES[DTYPE]
-    each = ALL_REDUCE_SECONDS + sent_share * num_bytes / (gpu.link_bandwidth / 2 * LINK_SHARE)
-    return (2 * model.num_layers + 1) * each
+    seconds = ALL_REDUCE_SECONDS + sent_share * num_bytes / (gpu.link_bandwidth / 2 * LINK_SHARE)
+    return (2 * model.num_layers + 1) * seconds

@@ -110,13 +110,13 @@ def choose_weights(requested: str, *, is_draft: bool, num_weights: int) -> Weigh
 
 
 def _has_any(names: tuple[str, ...]) -> bool:
-    found = torch.cpu.get_capabilities()
-    return any(found.get(name, False) for name in names)
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in names)
 
 
 if __name__ == "__main__":
-    found = choose_precision(AUTO, "cpu")
-    if found.dtype != "float32" and not has_matrices():
+    choice = choose_precision(AUTO, "cpu")
+    if choice.dtype != "float32" and not has_matrices():
         small = f"; models of fewer than {TINY_MODEL:,} weights are float32"
-        found = replace(found, reason=found.reason + small)
-    sys.stdout.write(json.dumps(asdict(found)) + "\n")
+        choice = replace(choice, reason=choice.reason + small)
+    sys.stdout.write(json.dumps(asdict(choice)) + "\n")

@@ -206,8 +206,8 @@ def follow(
             keys = NoiseKeys.unpacked(to_device(keys_4R, engine.device))
             # The bits of a temperature of 0 are 0.
             is_warm = bool(keys_4R[3].any())
-            found = best(logits_RV, keys, is_warm=is_warm, first_id=ids.start)
-            choose_of_ranks(*found, group)
+            scores_R, ids_R = best(logits_RV, keys, is_warm=is_warm, first_id=ids.start)
+            choose_of_ranks(scores_R, ids_R, group)
         if header.operation is not Operation.VERIFY and engine.device.startswith("cuda"):
             # The step has ended when the device has; rank 0 reads its result at the same time.
             torch.cuda.synchronize(engine.device)

@@ -80,7 +80,7 @@ def proved(
     Args:
         folder: of the model.
         engine: fixes all shapes.
-        shapes: what those that are used have in common.
+        shapes: what the shapes that are used have in common.
         find: the proof.
     """
     key = {
@@ -97,8 +97,8 @@ def proved(
     path = Path.home() / ".cache" / "ssd" / "same_bits" / digest
     with suppress(OSError, ValueError, LookupError, TypeError):
         # No file, a part of one, or a home that this user cannot read, as in a container.
-        kept: str | None = json.loads(path.read_text())["difference"]
-        return kept
+        earlier: str | None = json.loads(path.read_text())["difference"]
+        return earlier
     started_at = time.perf_counter()
     difference = find()
     if time.perf_counter() - started_at > LONG_SECONDS:
@@ -153,7 +153,7 @@ def find_joined_difference(passes: Passes, on_progress: Callable[[float], None])
     text = _Text(passes, NUM_CHUNKS, 1)
     first = _Text(passes, NUM_CHUNKS, 1, text.end)
     prompts = [first, _Text(passes, NUM_CHUNKS, 1, first.end)]
-    if not text.num_chunks or any(each.num_chunks != text.num_chunks for each in prompts):
+    if not text.num_chunks or any(prompt.num_chunks != text.num_chunks for prompt in prompts):
         return "too few blocks for a proof"
     # As many tokens as one step stores, in the blocks of the other prompts.
     large = _Text(passes, max(1, passes.engine.step_tokens // text.chunk), 0, text.end)
@@ -168,14 +168,14 @@ def find_joined_difference(passes: Passes, on_progress: Callable[[float], None])
     for done, (sizes, texts, chunks, (prompt_PV, last_V)) in enumerate(cases, start=1):
         name = f"{len(sizes)} x {max(sizes, default=0)} rows and {len(texts)} prompts"
         logits_BPV = torch.empty(0)
-        for parts in zip(*(each.parts(chunks) for each in texts), strict=True):
+        for parts in zip(*(prompt.parts(chunks) for prompt in texts), strict=True):
             logits_BPV = text.run(sizes, 0, parts)
             rows = zip(logits_BPV, sizes, strict=False)
-            if not all(torch.equal(each[:size], expected[0][:size]) for each, size in rows):
+            if not all(torch.equal(row_PV[:size], expected[0][:size]) for row_PV, size in rows):
                 return f"rows of {name}"
-        if not all(torch.equal(each_V, last_V) for each_V in logits_BPV[len(sizes) :, 0]):
+        if not all(torch.equal(logits_V, last_V) for logits_V in logits_BPV[len(sizes) :, 0]):
             return f"first tokens of {name}"
-        if not all(each.has_same([each.columns], 0, prompt_PV) for each in texts):
+        if not all(prompt.has_same([prompt.columns], 0, prompt_PV) for prompt in texts):
             return f"entries of {name}"
         on_progress(done / len(cases))
     return None
@@ -213,10 +213,10 @@ def _comparison_of_a_step(text: "_Text", passes: Passes) -> Iterator[Comparison]
     step = _Text(passes, passes.engine.step_tokens // text.chunk, 0)
 
     def has_same(_wide_PV: Tensor) -> bool:
-        found = step.has_same_in_parts()
+        is_same = step.has_same_in_parts()
         # The prompts have the same blocks.
         text.store(text.num_chunks + 1)
-        return found
+        return is_same
 
     if step.num_chunks > text.num_chunks:
         yield "a prompt of one step", 2 * step.num_chunks * step.chunk, has_same
@@ -229,8 +229,8 @@ def mixed_totals(columns: int, most: int) -> list[int]:
     number and one in its middle.
     """
     starts = [1 << power for power in range(most.bit_length())]
-    totals = {each for start in starts for each in (start + 1, start + start // 2 - 1)}
-    return sorted(each for each in totals if columns < each < most)
+    totals = {total for start in starts for total in (start + 1, start + start // 2 - 1)}
+    return sorted(total for total in totals if columns < total < most)
 
 
 class _Text:
@@ -316,7 +316,7 @@ class _Text:
         """Return whether ``run`` computes these logits."""
         pairs = zip(self.run(sizes, first), sizes, strict=True)
         return all(
-            torch.equal(each_PV[:size], wide_PV[first : first + size]) for each_PV, size in pairs
+            torch.equal(copy_PV[:size], wide_PV[first : first + size]) for copy_PV, size in pairs
         )
 
     def run(self, sizes: Sequence[int], first: int, prompts: Sequence[PagedBatch] = ()) -> Tensor:
@@ -326,7 +326,7 @@ class _Text:
         their last columns in further rows.
         """
         most, count = max(sizes, default=1), len(sizes)
-        width = next(each for each in self._passes.verify_columns if each >= most)
+        width = next(columns for columns in self._passes.verify_columns if columns >= most)
         tokens_P = torch.zeros(width, dtype=torch.int64)
         tokens_P[:most] = self._tokens_S[self._length + first : self._length + first + most]
         batch = PagedBatch(

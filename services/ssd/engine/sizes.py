@@ -70,6 +70,6 @@ def graph_output_bytes(model: ModelConfig, engine: EngineConfig) -> int:
     Each shape keeps its own, in float32. All shapes share the product of the head, in the dtype.
     """
     rows = (engine.num_columns, *(engine.branch_counts if engine.branches else ()))
-    kept = sum(sequence_buckets(engine)) * sum(rows)
-    shared = engine.max_num_seqs * max(rows)
-    return (kept * _LOGIT_BYTES + shared * DTYPE_BYTES[engine.dtype]) * model.vocab_size
+    own_rows = sum(sequence_buckets(engine)) * sum(rows)
+    shared_rows = engine.max_num_seqs * max(rows)
+    return (own_rows * _LOGIT_BYTES + shared_rows * DTYPE_BYTES[engine.dtype]) * model.vocab_size

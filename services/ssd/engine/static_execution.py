@@ -102,7 +102,7 @@ class StaticExecution:
         self._num_pages_each = -(-longest // engine.block_size)
         shape = (self.num_blocks, engine.block_size)
         self._pages = [
-            tuple(each[: shape[0] * shape[1]].unflatten(0, shape) for each in layer)
+            tuple(entries[: shape[0] * shape[1]].unflatten(0, shape) for entries in layer)
             for layer in zip(storage.keys, storage.values, strict=True)
         ]
         """Keys and values of the pages of each layer, [Y, C, G, E] each."""
@@ -147,7 +147,7 @@ class StaticExecution:
             values: int64, by name; the first dimension are the sequences.
         """
         _, count = key
-        widths = {name: each.shape[1:] for name, each in values.items()}
+        widths = {name: tensor.shape[1:] for name, tensor in values.items()}
         if "block_tables_BJ" in widths:
             widths["block_tables_BJ"] = torch.Size((self._num_pages_each,))
         shapes = {name: (count, *width) for name, width in widths.items()}

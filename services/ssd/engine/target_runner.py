@@ -89,7 +89,7 @@ class TargetRunner(ModelRunner):
     def bad_columns(self, prompts: PagedBatch) -> list[int | None]:
         """Return the result of ``prefill`` for each prompt that the newest verify has stored."""
         assert len(self.execution.finite_prompts) == len(prompts.tokens_BP)
-        return [first_bad(each) for each in self.execution.finite_prompts]
+        return [first_bad(is_finite_P) for is_finite_P in self.execution.finite_prompts]
 
     @torch.inference_mode()
     def warm_up(self, on_progress: Progress) -> None:

@@ -83,12 +83,12 @@ class BlockPool:
 
     def find(self, keys: Iterable[Key]) -> list[int]:
         """Return the blocks of the first keys, up to the first one that is not stored."""
-        found = []
+        blocks = []
         for key in keys:
             if (block := self._blocks.get(key)) is None:
                 break
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
         """Add an owner to blocks that ``find`` has returned."""

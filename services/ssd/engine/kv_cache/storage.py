@@ -107,8 +107,8 @@ class KVStorage:
 
     def select(self, entries_BS: Tensor) -> Tensor:
         """Return entries, [X, B, G, S, E]; X are the keys and the values of each layer."""
-        found_XBGSE: Tensor = self.entries_XZGE[:, entries_BS].transpose(2, 3)
-        return found_XBGSE
+        entries_XBGSE: Tensor = self.entries_XZGE[:, entries_BS].transpose(2, 3)
+        return entries_XBGSE
 
     def put(self, entries_BS: Tensor, new_XBGSE: Tensor) -> None:
         """Store finite keys and values of all layers."""

@@ -22,16 +22,16 @@ def weights_fingerprint(folder: Path) -> str:
     Raises:
         WeightsError: no weights, or a file that cannot be read.
     """
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     try:
-        whole.update((folder / "config.json").read_bytes())
+        digest.update((folder / "config.json").read_bytes())
         for path in weight_files(folder):
             size = path.stat().st_size
-            whole.update(f"\0{path.name}\0{size}\0".encode())
+            digest.update(f"\0{path.name}\0{size}\0".encode())
             with path.open("rb", buffering=0) as stream:
                 for number in range(SAMPLES):
                     stream.seek(max(0, size - SAMPLE_BYTES) * number // (SAMPLES - 1))
-                    whole.update(stream.read(SAMPLE_BYTES))
+                    digest.update(stream.read(SAMPLE_BYTES))
     except OSError as error:
         raise WeightsError(f"{folder}: cannot be read: {error}") from error
-    return f"sha256:{whole.hexdigest()}"
+    return f"sha256:{digest.hexdigest()}"

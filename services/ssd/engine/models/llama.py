@@ -60,10 +60,10 @@ def parts(config: ModelConfig, shard: Shard) -> dict[str, Part]:
     head = config.head_size
     units, ids = rows(units_of(config, shard)), rows(ids_of(config, shard))
     kv_heads = rows(kv_heads_of(config, shard), head)
-    found = {EMBEDDING: ids, HEAD: ids}
+    part_of = {EMBEDDING: ids, HEAD: ids}
     for index in range(config.num_layers):
         prefix = f"model.layers.{index}."
-        found |= {
+        part_of |= {
             prefix + "self_attn.q_proj.weight": rows(heads_of(config, shard), head),
             prefix + "self_attn.k_proj.weight": kv_heads,
             prefix + "self_attn.v_proj.weight": kv_heads,
@@ -72,7 +72,7 @@ def parts(config: ModelConfig, shard: Shard) -> dict[str, Part]:
             prefix + "mlp.up_proj.weight": units,
             prefix + "mlp.down_proj.weight": columns(units_of(config, shard)),
         }
-    return found
+    return part_of
 
 
 def weights(
@@ -96,7 +96,7 @@ def _layer(read: TensorReader, prefix: str, *, with_head_norms: bool) -> LayerWe
     attention = prefix + "self_attn."
     return LayerWeights(
         input_norm_D=read(prefix + "input_layernorm.weight"),
-        qkv_OD=read(*(f"{attention}{name}_proj.weight" for name in "qkv")),
+        qkv_OD=read(*(f"{attention}{kind}_proj.weight" for kind in "qkv")),
         query_norm_E=read(attention + "q_norm.weight") if with_head_norms else None,
         key_norm_E=read(attention + "k_norm.weight") if with_head_norms else None,
         output_DO=read(attention + "o_proj.weight"),

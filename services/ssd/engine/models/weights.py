@@ -108,10 +108,10 @@ class Checkpoint:
                     continue
                 raise WeightsError(f"{path}: tensor {name} belongs to no layer of this model")
             header = self._slice(name)
-            found = tuple(header.get_shape())
-            if found != shapes[name]:
+            shape = tuple(header.get_shape())
+            if shape != shapes[name]:
                 raise WeightsError(
-                    f"{path}: tensor {name} has shape {list(found)}, not {list(shapes[name])}"
+                    f"{path}: tensor {name} has shape {list(shape)}, not {list(shapes[name])}"
                 )
             if header.get_dtype() not in STORED_DTYPES:
                 raise WeightsError(
@@ -139,17 +139,17 @@ class Checkpoint:
         """
         paths = {self._file_of[name] for name in names}
         if len(paths) == 1 and not any(name in self._parts for name in names):
-            whole = self._mapped[paths.pop()].view(names)
-            if whole is not None:
-                return whole
+            view = self._mapped[paths.pop()].view(names)
+            if view is not None:
+                return view
         if len(names) > 1:
             return torch.cat([self.read(name) for name in names])
         return self._slice(names[0])[self._parts[names[0]].index]
 
     def free_pages(self) -> None:
         """Free the memory of all tensors; what is used later is read again."""
-        for each in self._mapped.values():
-            each.free_pages()
+        for file in self._mapped.values():
+            file.free_pages()
 
     def num_values(self, name: str) -> int:
         """Return the number of values of the whole tensor."""
@@ -202,13 +202,13 @@ class TensorReader:
         Raises:
             WeightsError: a tensor contains NaN or infinity.
         """
-        whole = self._checkpoint.read(*names).to(self._dtype)
-        if not may_contain_nan and not _is_finite(whole):
+        tensor = self._checkpoint.read(*names).to(self._dtype)
+        if not may_contain_nan and not _is_finite(tensor):
             self._raise_for_values(names)
         self._num_read += len(names)
         self.num_parameters += sum(map(self._checkpoint.num_values, names))
         self._on_progress(min(1.0, self._num_read / self._num_tensors))
-        return whole.to(self._device)
+        return tensor.to(self._device)
 
     def free_pages(self) -> None:
         """See ``Checkpoint.free_pages``."""
@@ -216,9 +216,9 @@ class TensorReader:
 
     def _raise_for_values(self, names: Iterable[str]) -> NoReturn:
         parts = {name: self._checkpoint.read(name).to(self._dtype) for name in names}
-        name = next(name for name, part in parts.items() if not _is_finite(part))
-        path = self._checkpoint.file_of(name)
-        raise WeightsError(f"{path}: tensor {name} contains NaN or infinity")
+        invalid = next(name for name, part in parts.items() if not _is_finite(part))
+        path = self._checkpoint.file_of(invalid)
+        raise WeightsError(f"{path}: tensor {invalid} contains NaN or infinity")
 
 
 def _is_finite(tensor: Tensor) -> bool:
@@ -244,8 +244,8 @@ def _locate(folder: Path) -> dict[str, Path]:
         except (ValueError, KeyError, TypeError) as error:
             raise WeightsError(f"{index}: not a checkpoint index: {error}") from error
         return {name: folder / file for name, file in names.items()}
-    whole = folder / "model.safetensors"
-    files = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
+    single = folder / "model.safetensors"
+    files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if not files:
         raise WeightsError(f"{folder}: {missing_weights(folder)}")
     located: dict[str, Path] = {}

@@ -48,7 +48,7 @@ class GraphLayer:
 
     input_norm_D: Tensor
     rotated: Matrix
-    """Of queries and keys. Separate products need no split of their result, which copies it."""
+    """Queries and keys. Separate products need no split of their result, which copies it."""
     values: Matrix
     query_norm_E: Tensor | None
     key_norm_E: Tensor | None
@@ -124,8 +124,8 @@ def _num_threads(engine: EngineConfig) -> int:
     """Return how many threads a graph has: not more than the process has CPUs."""
     row = opset15.parameter([1], ElementType.f32)
     (request,) = compile_graph([opset15.relu(row)], {"row": row}, engine)
-    found: int = request.get_compiled_model().get_property("INFERENCE_NUM_THREADS")
-    return found
+    num_threads: int = request.get_compiled_model().get_property("INFERENCE_NUM_THREADS")
+    return num_threads
 
 
 def _has_kernel(engine: EngineConfig) -> bool:
@@ -134,9 +134,9 @@ def _has_kernel(engine: EngineConfig) -> bool:
     rows = opset15.parameter([-1, STEP], ElementType.f32)
     (request,) = compile_graph([_mlp(rows, gate_up, down, STEP)], {"rows": rows}, engine)
     graph = request.get_compiled_model().get_runtime_model()
-    kinds = {each.get_rt_info()["layerType"].astype(str) for each in graph.get_ops()}
-    for each in (gate_up, down):
-        each.release()
+    kinds = {node.get_rt_info()["layerType"].astype(str) for node in graph.get_ops()}
+    for matrix in (gate_up, down):
+        matrix.release()
     result = request.infer({"rows": np.ones((1, STEP), np.float32)})[0]
     return "LLMMLP" in kinds and bool((result == STEP**3).all())
 
@@ -241,8 +241,8 @@ def _mlp(rows: Node, gate_up: Matrix, down: Matrix, width: int) -> Node:
     is_fused, axis = isinstance(down, CopiedMatrix), ints(0)
     both = gate_up.times(opset15.unsqueeze(rows, axis) if is_fused else rows)
     halves = opset15.variadic_split(both, opset15.constant(-1), ints(width, width))
-    found = down.times(opset15.multiply(swish(halves.output(0)), halves.output(1)))
-    return opset15.squeeze(found, axis) if is_fused else found
+    output = down.times(opset15.multiply(swish(halves.output(0)), halves.output(1)))
+    return opset15.squeeze(output, axis) if is_fused else output
 
 
 def _split_heads(config: ModelConfig, heads: Node) -> tuple[Node, Node]:
@@ -255,8 +255,8 @@ def _split_heads(config: ModelConfig, heads: Node) -> tuple[Node, Node]:
 def _head_norm(heads: Node, num_heads: int, weight_E: Any, epsilon: float) -> Node:
     """Norm each head of queries [R, H*E] or keys [R, G*E]; the shape stays."""
     size = weight_E.shape[0]
-    each = reshape(heads, -1, num_heads, size)
-    return reshape(rms_norm(each, weight_E, epsilon), -1, num_heads * size)
+    by_head = reshape(heads, -1, num_heads, size)
+    return reshape(rms_norm(by_head, weight_E, epsilon), -1, num_heads * size)
 
 
 def compile_graph(
@@ -279,10 +279,11 @@ def compile_graph(
     """
     for name, node in inputs.items():
         node.output(0).get_tensor().set_names({name})
-    graph = openvino.Model([port(each) for each in outputs], list(inputs.values()), "decoder")
-    graphs = [graph, *(graph.clone() for _ in copies)]
-    for each, shapes in zip(graphs[1:], copies, strict=True):
-        each.reshape(dict(shapes))
+    ports = [port(output) for output in outputs]
+    original = openvino.Model(ports, list(inputs.values()), "decoder")
+    graphs = [original, *(original.clone() for _ in copies)]
+    for graph, shapes in zip(graphs[1:], copies, strict=True):
+        graph.reshape(dict(shapes))
     options = {
         "INFERENCE_NUM_THREADS": engine.threads,
         "INFERENCE_PRECISION_HINT": PRECISIONS[engine.dtype],
@@ -295,7 +296,8 @@ def compile_graph(
     }
     try:
         core = openvino.Core()
-        return [core.compile_model(each, "CPU", options).create_infer_request() for each in graphs]
+        compiled = (core.compile_model(graph, "CPU", options) for graph in graphs)
+        return [model.create_infer_request() for model in compiled]
     except RuntimeError as error:
         # The first lines are places in the sources of OpenVINO.
         reason = [line for line in str(error).splitlines() if line.strip()][-1]

@@ -95,11 +95,11 @@ class Trunks:
         self.entries_XBGSE = torch.zeros((2 * len(storage.keys), *shape_BGSE))
         self._entries_XBGSE: Floats = self.entries_XBGSE.numpy()
         self.logits_PRV = torch.empty(0)
-        """Of the newest table; ``Tables`` of any number of branches share it."""
+        """Logits of the newest table; ``Tables`` of any number of branches share it."""
         self.tables: dict[int, Tables] = {}
-        """The newest ones by branches."""
+        """The newest tables by branches."""
         self.explicit: dict[int, ExplicitRows] = {}
-        """By rows."""
+        """Explicit rows by their number."""
 
     def precedes(self, lengths_B: Tensor) -> bool:
         """Return whether the copy has the shape for trunks of these lengths, and no later entry."""
@@ -187,7 +187,7 @@ class Tables:
             trunks.logits_PRV = torch.empty((self._columns, sessions * most, model.vocab_size))
         self._logits_PRV = trunks.logits_PRV[:, :rows]
         self._outputs = [
-            openvino.Tensor(each.numpy(), shared_memory=True) for each in self._logits_PRV
+            openvino.Tensor(logits_RV.numpy(), shared_memory=True) for logits_RV in self._logits_PRV
         ]
         self._whole: dict[int, tuple[Floats, Sequence[openvino.Tensor]]] = {}
         """By the columns of whole tables of one session, own entries and outputs."""
@@ -332,12 +332,12 @@ class OpenVinoDraft:
         if len(self._parts) == 1:
             graph = self._graphs.branching(sessions, branches)
             return self._parts[0][1].run(graph, batch)
-        found = [
+        logits = [
             tables.run(self._graphs.branching(len(rows), branches), _rows_of(batch, rows))
             for rows, tables in self._parts
         ]
         order = torch.cat([rows for rows, _ in self._parts]).argsort()
-        return torch.cat(found)[order]
+        return torch.cat(logits)[order]
 
     def run_columns(self, batch: BranchBatch, noise: StoredNoise) -> tuple[Tensor, Tensor]:
         """See ``TreePasses.run_columns``."""
@@ -357,15 +357,15 @@ class OpenVinoDraft:
     ) -> None:
         """See ``TreePasses.append_proposal``."""
         slots, counts, lengths = (
-            each.tolist() for each in (slots_B, num_entries_B, trunk_lengths_B)
+            numbers_B.tolist() for numbers_B in (slots_B, num_entries_B, trunk_lengths_B)
         )
         for slot, count, length, blocks_J in zip(
             slots, counts, lengths, block_tables_BJ.numpy(), strict=True
         ):
             # If the trunk is shorter than the copy, another session has the slot now.
-            for some, trunks in list(self._trunks.items()):
-                if slot in some and trunks.num_read_B[some.index(slot)] > length:
-                    del self._trunks[some]
+            for key, trunks in list(self._trunks.items()):
+                if slot in key and trunks.num_read_B[key.index(slot)] > length:
+                    del self._trunks[key]
             self._stored.append_proposal(slot, count, blocks_J, length)
 
     def promote_branches(self, slots_B: Tensor, branches_B: Tensor) -> None:
@@ -397,7 +397,7 @@ class OpenVinoDraft:
         trunks = self._trunks.get(slots)
         if trunks is None or not trunks.precedes(lengths_B):
             trunks = Trunks(self._storage, slots_B, lengths_B)
-            others = {key: each for key, each in self._trunks.items() if not {*key} & {*slots}}
+            others = {key: copy for key, copy in self._trunks.items() if not {*key} & {*slots}}
             self._trunks = {slots: trunks, **others}
         return trunks
 

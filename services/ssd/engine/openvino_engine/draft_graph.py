@@ -87,7 +87,7 @@ class PassInputs:
         for index, (stored, own) in enumerate(zip(entries_XBGSE, own_XBGQOE, strict=True)):
             arrays |= {f"stored{index}": stored.numpy(), f"own{index}": own.numpy()}
         self.tensors = {
-            name: openvino.Tensor(each, shared_memory=True) for name, each in arrays.items()
+            name: openvino.Tensor(array, shared_memory=True) for name, array in arrays.items()
         }
 
 
@@ -159,10 +159,10 @@ class DraftGraphs:
         counts = engine.branch_counts if is_small else ()
         rows = (1, engine.num_columns) if is_small else ()
         outputs, inputs = build_graph(nodes, model, engine)
-        copies = [fixed_shapes(model, engine, each, of_branches=True) for each in counts]
-        copies += [fixed_shapes(model, engine, each, of_branches=False) for each in rows]
+        copies = [fixed_shapes(model, engine, count, of_branches=True) for count in counts]
+        copies += [fixed_shapes(model, engine, count, of_branches=False) for count in rows]
         requests = compile_graph(outputs, inputs, engine, [{}, *copies] if copies else [])
-        graphs = [DraftGraph(each, engine.max_model_len) for each in requests]
+        graphs = [DraftGraph(request, engine.max_model_len) for request in requests]
         self.causal, self._branching, *of_one = graphs if copies else (*graphs, *graphs)
         self._branching_of_one = dict(zip(counts, of_one, strict=False))
         self._causal_of_one = dict(zip(rows, of_one[len(counts) :], strict=True))
@@ -226,9 +226,9 @@ def build_graph(
     )
     new: list[Node] = []
 
-    def per_session(rows: Node, each: int) -> Node:
-        """[B*Q, G*each*E] -> [B, G, Q, each, E]."""
-        shape = opset15.concat([ints(-1), num_new, ints(heads, each, size)], 0)
+    def per_session(rows: Node, per_head: int) -> Node:
+        """[B*Q, G*per_head*E] -> [B, G, Q, per_head, E]."""
+        shape = opset15.concat([ints(-1), num_new, ints(heads, per_head, size)], 0)
         split = opset15.reshape(rows, shape, special_zero=False)
         return opset15.transpose(split, ints(0, 2, 1, 3, 4))
 
@@ -241,7 +241,7 @@ def build_graph(
         scaled = opset15.multiply(per_session(queries, group), number(size**-0.5))
         all_scaled = reshape(scaled, 0, 0, -1, size)
         now = [
-            reshape(per_session(finite_or_zero(each), 1), 0, 0, -1, size) for each in (keys, values)
+            reshape(per_session(finite_or_zero(rows), 1), 0, 0, -1, size) for rows in (keys, values)
         ]
         new.extend(now)
         scores = [

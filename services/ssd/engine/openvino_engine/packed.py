@@ -105,8 +105,8 @@ class Rows:
         """Write the rows of a verify. Missing ones are padding, in the reserved block."""
         count, width = len(tokens_R), min(self.tables_RJ.shape[1], tables_RJ.shape[1])
         if count < len(self.tokens_R):
-            for each in (self.tokens_R, self.positions_R, self.past_lens, self.tables_RJ):
-                each[count:] = 0
+            for array in (self.tokens_R, self.positions_R, self.past_lens, self.tables_RJ):
+                array[count:] = 0
         self.tokens_R[:count] = tokens_R
         self.past_lens[:count] = positions_R
         np.minimum(self.past_lens[:-1], last_position, out=self.positions_R)
@@ -122,12 +122,12 @@ def divided(prompts: Sequence[Prompt], num_rows: int, most: int) -> list[list[Pr
     The first one also has ``num_rows`` rows of a verify. A longer prompt is alone.
     """
     groups, room = [list[Prompt]()], most - num_rows
-    for each in prompts:
-        if len(each.tokens_R) > room:
+    for prompt in prompts:
+        if len(prompt.tokens_R) > room:
             groups.append([])
             room = most
-        groups[-1].append(each)
-        room -= len(each.tokens_R)
+        groups[-1].append(prompt)
+        room -= len(prompt.tokens_R)
     return groups
 
 
@@ -208,23 +208,24 @@ def inputs_of(
     """
     num_rows, longest = len(packed.tokens_R), int(packed.positions_R.max(initial=-1)) + 1
     tables_RJ = packed.tables_RJ[:, : -(-longest // BLOCK_SIZE)]
-    blocks = [each.blocks for each in prompts]
-    num_blocks = [tables_RJ.shape[1]] * num_rows + [1] * padding + [len(each) for each in blocks]
+    blocks = [prompt.blocks for prompt in prompts]
+    num_blocks = [tables_RJ.shape[1]] * num_rows + [1] * padding + [*map(len, blocks)]
     none = np.zeros(padding, np.int64)
-    sizes = [1] * (num_rows + padding) + [len(each.tokens_R) for each in prompts]
+    sizes = [1] * (num_rows + padding) + [len(prompt.tokens_R) for prompt in prompts]
     begins = np.cumsum([0, *sizes, 0])
-    counts = [each.count for each in prompts]
-    positions = [none, *(np.arange(each.first, each.end) for each in prompts)]
+    counts = [prompt.count for prompt in prompts]
+    tokens = [none, *(prompt.tokens_R for prompt in prompts)]
+    positions = [none, *(np.arange(prompt.first, prompt.end) for prompt in prompts)]
     values = {
-        "tokens": np.concatenate([packed.tokens_R, none, *(each.tokens_R for each in prompts)]),
+        "tokens": np.concatenate([packed.tokens_R, *tokens]),
         "logit_rows": np.concatenate(
             [begins[:num_rows], begins[num_rows + padding : -2] + counts - 1]
         ),
         "positions": np.minimum(np.concatenate([packed.positions_R, *positions]), last_position),
-        "past_lens": [*packed.positions_R, *none, *(each.first for each in prompts), 0],
+        "past_lens": [*packed.positions_R, *none, *(prompt.first for prompt in prompts), 0],
         "subsequence_begins": begins,
         "block_indices": np.concatenate([tables_RJ.reshape(-1), none, *blocks]),
         "block_indices_begins": np.cumsum([0, *num_blocks, 0]),
-        "max_context_len": [max(longest, *(each.end for each in prompts))],
+        "max_context_len": [max(longest, *(prompt.end for prompt in prompts))],
     }
-    return {name: np.array(each, dtype=np.int32) for name, each in values.items()}
+    return {name: np.array(numbers, dtype=np.int32) for name, numbers in values.items()}

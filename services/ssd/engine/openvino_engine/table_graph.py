@@ -96,8 +96,8 @@ class TableGraph:
             for name, tensor in stored.items():
                 if name.startswith("stored"):
                     self._request.set_tensor(name, tensor)
-            for index, each in enumerate(outputs, start=1):
-                self._request.set_output_tensor(index, each)
+            for index, output in enumerate(outputs, start=1):
+                self._request.set_output_tensor(index, output)
         if noise.noise_YV is not self._noise_YV:
             self._noise_YV = noise.noise_YV
             self._input("noise", noise.noise_YV.numpy())
@@ -140,13 +140,13 @@ def build_table_graph(
         **filter_inputs(),
     }
     stored = [parameter([1, heads, -1, size], np.float32) for _ in range(2 * model.num_layers)]
-    inputs |= {f"stored{index}": each for index, each in enumerate(stored)}
+    inputs |= {f"stored{index}": node for index, node in enumerate(stored)}
     num_stored = opset15.gather(opset15.shape_of(inputs["stored_mask"]), ints(3), ints(0))
     own: list[list[Node]] = [[] for _ in stored]
 
-    def per_branch(rows: Node, each: int) -> Node:
-        """[N, G*each*E] -> [1, G, N, each, E]."""
-        return opset15.transpose(reshape(rows, 1, -1, heads, each, size), ints(0, 2, 1, 3, 4))
+    def per_branch(rows: Node, per_head: int) -> Node:
+        """[N, G*per_head*E] -> [1, G, N, per_head, E]."""
+        return opset15.transpose(reshape(rows, 1, -1, heads, per_head, size), ints(0, 2, 1, 3, 4))
 
     def attend(layer: int, queries: Node, keys: Node, values: Node) -> Node:
         keys_of, values_of = 2 * layer, 2 * layer + 1
@@ -186,7 +186,7 @@ def build_table_graph(
         chosen = _largest(scores)
         tokens = opset15.maximum(chosen, opset15.constant(np.int32(0)))
         all_tokens.append(reshape(chosen, 1, branches))
-    entries = opset15.concat([opset15.concat(each, 3) for each in own], 0)
+    entries = opset15.concat([opset15.concat(steps, 3) for steps in own], 0)
     return [opset15.concat(all_tokens, 0), entries, *all_logits], inputs
 
 
@@ -248,8 +248,8 @@ def _first_ids(x: Node, num_ids: int) -> Node:
 
 def _largest(scores: Node) -> Node:
     """Return the best id of each row, int32 [R]; ``NO_TOKEN`` if its score is not finite."""
-    one = opset15.constant(np.int32(1))
-    best = opset15.topk(scores, one, 1, "max", "none", index_element_type="i32")
+    count = opset15.constant(np.int32(1))
+    best = opset15.topk(scores, count, 1, "max", "none", index_element_type="i32")
     is_token = opset15.is_finite(best.output(0))
     no_token = opset15.constant(np.int32(NO_TOKEN))
     return reshape(opset15.select(is_token, best.output(1), no_token), -1)

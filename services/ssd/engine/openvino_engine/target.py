@@ -109,19 +109,19 @@ class OpenVinoTarget:
         self._most_padding = min(change_rows, engine.lookahead)
         """Rows of padding that consecutive passes may have together to keep the shape."""
         self._sum_padding = 0
-        """Of the newest passes that kept it."""
+        """Rows of padding of the newest passes that kept the shape."""
         self.num_padding = 0
         # From 81 rows on, products with kept weights have another kernel.
         is_kept = engine.weights == "bfloat16"
-        self._row_limits = [each for each in ROW_LIMITS if each[1] != ANY or not is_kept]
-        # As measured; with several threads, MLPs have another kernel.
+        self._row_limits = [limit for limit in ROW_LIMITS if limit[1] != ANY or not is_kept]
+        # Measured with one thread; with several, MLPs have another kernel.
         self._pads_rows = engine.threads == 1 and multiplies_by_amx(model, engine)
         self._max_sequences = engine.max_num_seqs
         self.sequence_counts = sequence_buckets(engine)
         self._last_position = engine.max_model_len - 1
         self._vocab_size = model.vocab_size
         self._rows: Rows | None = None
-        """Of the newest pass; None if it was a prefill."""
+        """Memory of the newest pass; None if it was a prefill."""
         self._weights = graph_weights(model, weights, engine)
         self._request, caches = _build(self._weights, model, engine)
         self.num_blocks = plan_blocks(model, engine, self._weights.num_unpacked_bytes)
@@ -261,8 +261,8 @@ class OpenVinoTarget:
         OpenVINO prepares every node again when the number of rows changes. In small models that
         takes as long as a few rows, and a shorter proposal among others costs two changes.
         """
-        kept = 0 if self._rows is None else len(self._rows.tokens_R)
-        missing = kept - num_rows
+        num_before = 0 if self._rows is None else len(self._rows.tokens_R)
+        missing = num_before - num_rows
         if not (keeps_rows and 0 < missing <= self._most_padding - self._sum_padding):
             self._sum_padding = 0
             return 0
@@ -276,12 +276,12 @@ class OpenVinoTarget:
             The logits of its last column, [1, V], and whether each column is finite, bool [P].
         """
         least, most = self._row_limits[0]
-        logits, found = list[Tensor](), list[Tensor]()
+        logits, are_finite = list[Tensor](), list[Tensor]()
         for part in _parts(prompt.count, most):
             tokens_R, first = prompt.tokens_R[part], prompt.first + part.start
             logits.append(self._run([prompt_of(tokens_R, first, prompt.table_J, least)]))
-            found += self.finite_prompts
-        return logits[-1], torch.cat(found)
+            are_finite += self.finite_prompts
+        return logits[-1], torch.cat(are_finite)
 
     def _run(self, prompts: Sequence[Prompt], prepared: PackedPass = NO_ROWS) -> Tensor:
         """Run the rows of a verify and some prompts in one pass.
@@ -289,7 +289,7 @@ class OpenVinoTarget:
         Returns:
             The logits of the rows and of the last column of each prompt, [R, V].
         """
-        num_rows = len(prepared.tokens_R) + sum(len(each.tokens_R) for each in prompts)
+        num_rows = len(prepared.tokens_R) + sum(len(prompt.tokens_R) for prompt in prompts)
         padding = self._rows_of(num_rows) - num_rows
         inputs = inputs_of(prepared, prompts, self._last_position, padding)
         logits_RV = torch.empty((len(inputs["logit_rows"]), self._vocab_size))
@@ -300,8 +300,8 @@ class OpenVinoTarget:
         is_finite_R = torch.from_numpy(self._request.get_output_tensor(1).data).isfinite()
         begins = inputs["subsequence_begins"][len(prepared.tokens_R) + padding :].tolist()
         self.finite_prompts = [
-            is_finite_R[begin : begin + each.count]
-            for begin, each in zip(begins, prompts, strict=False)
+            is_finite_R[begin : begin + prompt.count]
+            for begin, prompt in zip(begins, prompts, strict=False)
         ]
         return logits_RV
 
@@ -372,7 +372,7 @@ def _build(
         sequences = [inputs[name] for name in names[3:7]]
         new = [queries, finite_or_zero(keys), finite_or_zero(values)]
         attention = _PagedAttentionExtension(
-            [port(each) for each in (*new, *pages, *sequences, *_options(model.head_size, longest))]
+            [port(node) for node in (*new, *pages, *sequences, *_options(model.head_size, longest))]
         )
         facts = attention.get_rt_info()
         for kind in "kv":

@@ -122,7 +122,7 @@ class RankGroup:
 
     @property
     def deadline_seconds(self) -> float:
-        """Of each collective except ``smallest`` and a rank's wait for a step."""
+        """Deadline of each collective except ``smallest`` and a rank's wait for a step."""
         return self._deadline_seconds
 
     def set_deadline(self, seconds: float) -> None:

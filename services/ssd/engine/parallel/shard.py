@@ -59,7 +59,7 @@ def check_shards(model: ModelConfig, size: int) -> None:
     """
     problem = _problem(model, size)
     if problem is not None:
-        allowed = ", ".join(str(each) for each in SIZES if _problem(model, each) is None)
+        allowed = ", ".join(str(ranks) for ranks in SIZES if _problem(model, ranks) is None)
         raise SettingsError(f"tensor_parallel_size {size}: {problem}; this model allows {allowed}")
 
 

@@ -29,7 +29,7 @@ class Operation(IntEnum):
     VERIFY = 2
     VERIFY_AND_CHOOSE = 3
     CHOOSE = 4
-    """From the newest verify; at start-up."""
+    """Choose from the newest verify; at start-up."""
     GATHER = 5
     USE_FEWER_SHAPES = 6
     """At start-up; see ``TargetExecution.use_fewer_shapes``."""
@@ -43,9 +43,9 @@ class Header:
     deadline_ms: int
     """Deadline of the collectives of the step."""
     num_sequences: int
-    """Of a pass."""
+    """Sequences of a pass."""
     num_columns: int
-    """Of a pass. For a choice or a gathering of logits: rows."""
+    """Columns of a pass. For a choice or a gathering of logits: rows."""
     num_blocks: int
     """Columns of the block tables of a pass. For a gathering: the most token ids of a rank."""
 

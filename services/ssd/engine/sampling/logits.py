@@ -48,7 +48,7 @@ class Filters:
     ) -> "Filters":
         """Copy the filters of rows to a device."""
         arrays = (temperatures_R, top_k_R, top_p_R, min_p_R)
-        return cls(*(to_device(torch.from_numpy(each), device) for each in arrays))
+        return cls(*(to_device(torch.from_numpy(array), device) for array in arrays))
 
     @property
     def fields(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -58,10 +58,10 @@ class Filters:
     @classmethod
     def repeated(cls, filters: Sequence["Filters"], counts: Sequence[int]) -> "Filters":
         """Return each of several filters of one row, for ``counts`` rows."""
-        columns = zip(*(each.fields for each in filters), strict=True)
+        columns = zip(*(of_row.fields for of_row in filters), strict=True)
         return cls(
             *(
-                torch.cat([each.expand(count) for each, count in zip(column, counts, strict=True)])
+                torch.cat([row.expand(count) for row, count in zip(column, counts, strict=True)])
                 for column in columns
             )
         )
@@ -109,7 +109,7 @@ def filtered(logits_RV: Tensor, filters: Filters) -> Tensor:
         lowest_R = [
             _lowest_of_row(row_V, temperature, top_k, top_p, min_p)
             for row_V, temperature, top_k, top_p, min_p in zip(
-                logits_RV.numpy(), *(each.tolist() for each in filters.fields), strict=True
+                logits_RV.numpy(), *(field_R.tolist() for field_R in filters.fields), strict=True
             )
         ]
         lowest_R1 = torch.tensor(lowest_R, dtype=torch.float32)[:, None]

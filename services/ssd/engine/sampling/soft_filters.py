@@ -86,13 +86,13 @@ class SoftFilters:
     def lowered(self, logits_RV: Tensor, slots_R: NDArray[np.int64]) -> Tensor:
         """Return the logits with lower values where a filter removes a token; see ``lowered``.
 
-        The logits themselves, if no row has a filter. They are never changed in place: the same
-        logits are ranked later.
+        The result is the logits themselves if no row has a filter. They are never changed in place:
+        the same logits are ranked later.
         """
         filters = self.of_rows(slots_R, logits_RV.shape[1])
         if filters is None:
             return logits_RV
-        # One copy of both.
+        # One copy moves both arrays.
         bits_R = filters.min_logit_R.view(np.int32).astype(np.int64)
         packed_2R = to_device(torch.from_numpy(np.stack((filters.ranks_R, bits_R))), self._device)
         return self._lowered(logits_RV, packed_2R[0], packed_2R[1].int().view(torch.float32))
@@ -101,8 +101,8 @@ class SoftFilters:
 def ranks_of(top_k_R: NDArray[np.int64], num_ids: int) -> NDArray[np.int64]:
     """Return the rank, from 1, of the group maximum that stands for the k-th largest logit.
 
-    The expected number of groups with one of the k best tokens. 0: no filter, since top-k keeps all
-    tokens, or a token of almost every group.
+    It is the expected number of groups with one of the k best tokens, or 0 for no filter: top-k
+    keeps all tokens, or a token of almost every group.
     """
     num_groups = num_groups_of(num_ids)
     is_empty_R = (1.0 - np.minimum(top_k_R / num_ids, 1.0)) ** (num_ids / num_groups)
