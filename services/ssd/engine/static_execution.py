@@ -110,10 +110,10 @@ class StaticExecution:
         self._written: dict[tuple[Any, ...], Tensor] = {}
         """By shape, the slots of the batch of branches whose inputs are on the device."""
 
-    @torch.inference_mode()
     def free_weights(self) -> None:
         """The passes read the weights where they are."""
 
+    @torch.inference_mode()
     def prefill(self, batch: PagedBatch) -> Tensor:
         """See ``Execution.prefill``."""
         return self._run_paged("prefill", 1, self._prefill, batch.tokens_BP, batch)

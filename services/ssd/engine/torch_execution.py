@@ -59,10 +59,10 @@ class TorchExecution:
         self._group = model.num_heads // model.num_kv_heads
         self._last_position = engine.max_model_len - 1
 
-    @torch.inference_mode()
     def free_weights(self) -> None:
         """The passes read the weights where they are."""
 
+    @torch.inference_mode()
     def prefill(self, batch: PagedBatch) -> Tensor:
         """See ``Execution.prefill``."""
         hidden_RD = self._run_prepared(self._prepare(batch, 1))

@@ -268,10 +268,12 @@ def resident_bytes(path: Path) -> int:
 
 
 def test_after_the_warm_up_the_checkpoint_is_not_in_memory_and_passes_are_the_same(
-    folder: Path,
+    folder: Path, tmp_path: Path
 ) -> None:
-    path = folder / "model.safetensors"
-    runner = load(TargetRunner, folder, ENGINE)
+    # Other tests of this process may have the folder that they share in memory.
+    own = Path(shutil.copytree(folder, tmp_path / "own"))
+    path = own / "model.safetensors"
+    runner = load(TargetRunner, own, ENGINE)
     batch = paged([([5, 6, 7], 0, torch.arange(1, 3))], P)
     before = runner.forward(batch).clone()
     assert resident_bytes(path) > 0
@@ -291,10 +293,11 @@ def test_the_kv_cache_leaves_memory_for_the_packed_copies_of_the_weights(
     assert num_unpacked > 0.5 * (folder / "model.safetensors").stat().st_size
 
 
-def test_a_draft_frees_its_checkpoint_after_the_warm_up(folder: Path) -> None:
-    runner = load(DraftRunner, folder, replace(ENGINE, branches=2))
+def test_a_draft_frees_its_checkpoint_after_the_warm_up(folder: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(folder, tmp_path / "own"))
+    runner = load(DraftRunner, own, replace(ENGINE, branches=2))
     runner.warm_up(lambda _stage, _share: None)
-    assert resident_bytes(folder / "model.safetensors") == 0
+    assert resident_bytes(own / "model.safetensors") == 0
 
 
 def test_a_target_whose_proof_with_prompts_fails_stores_them_alone(
