@@ -86,13 +86,13 @@ def bench(
     Ctrl-C ends a run. The same command goes on with it. It measures each data set, batch size and
     temperature again that was not complete, or measured on a busy machine.
     """
-    given = dict(locals())
+    options = dict(locals())
     if context.invoked_subcommand is not None:
         return
     # ``main`` reads --debug. None of these is a setting of the measurement.
-    del given["debug"], given["is_json"], given["context"]
+    del options["debug"], options["is_json"], options["context"]
     check_models(target, draft, widen_target, widen_draft)
-    settings = {name: str(value) for name, value in given.items()}
+    settings = {name: str(value) for name, value in options.items()}
     batches = {int(number) for number in numbers(batch, "--batch", float, 1, MAX_BATCH)}
     temperatures = set(numbers(temperature, "--temperature", float, 0, 2))
     texts = {
@@ -102,7 +102,7 @@ def bench(
     own = settings | {"batch": f"{sorted(batches)}", "temperature": f"{sorted(temperatures)}"}
     del own["output"]
     unfinished = Unfinished(output, identity(own, texts, map(resolve, (target, draft))))
-    known = unfinished.results()
+    earlier = unfinished.results()
     with tempfile.TemporaryDirectory() as scratch:
         folders = [
             widened(model, factor, Path(scratch))
@@ -130,13 +130,13 @@ def bench(
             needs_hits=list(texts) == [DEMO],
             modes=(*MODES, *(ON_ALL_CPUS if equal_hardware else ())),
         )
-        if known.cells:
-            err.print(f"goes on with a run that was ended; measured cells: {len(known.cells)}")
+        if earlier.cells:
+            err.print(f"goes on with a run that was ended; measured cells: {len(earlier.cells)}")
         elif unfinished.is_beside_others:
             err.print(f"{output} has an ended run of other settings, code, models or CPUs: begins")
-        results = run_plan(plan, known=known, on_cell=unfinished.save)
+        results = run_plan(plan, known=earlier, on_cell=unfinished.save)
     bandwidth = read_bandwidth([min(os.sched_getaffinity(0))])
-    found = {
+    contents = {
         "machine": machine(),
         "records": records(results, settings),
         "rounds": round_records(results.cells),
@@ -147,10 +147,10 @@ def bench(
         "draft_peak_bytes": results.draft_peak_bytes,
         "read_bandwidth_bytes_per_second": bandwidth,
     }
-    names = write(found, markdown(results, bandwidth), output)
+    names = write(contents, markdown(results, bandwidth), output)
     unfinished.remove()
     if is_json:
-        out.print_json(json.dumps(found))
+        out.print_json(json.dumps(contents))
     else:
         out.print(*terminal_tables(results), sep="\n")
         out.print("\n".join(whole_run(results, bandwidth)), soft_wrap=True)
@@ -160,13 +160,13 @@ def bench(
         raise DifferentTextsError(f"{num_different} texts differ from those of plain decoding")
 
 
-def write(found: Mapping[str, Any], table: str, output: Path) -> list[str]:
+def write(contents: Mapping[str, Any], table: str, output: Path) -> list[str]:
     """Write results.json, results.md and, with matplotlib, the plots; return the names."""
     output.mkdir(parents=True, exist_ok=True)
-    (output / "results.json").write_text(json.dumps(found, indent=1))
+    (output / "results.json").write_text(json.dumps(contents, indent=1))
     (output / "results.md").write_text(table)
     try:
-        drawn = plots().draw_results([found], output)
+        drawn = plots().draw_results([contents], output)
     except SetupError as error:
         err.print(f"no plots: {error}", markup=False)
         drawn = []
@@ -184,8 +184,8 @@ def plots_of(
     Several runs are in one plot; runs with different --branches give the hit rate against N.
     """
     try:
-        found = [json.loads(file.read_text()) for file in files]
-        names = plots().draw_results(found, output)
+        runs = [json.loads(file.read_text()) for file in files]
+        names = plots().draw_results(runs, output)
     except (OSError, ValueError, KeyError, TypeError) as error:
         listed = ", ".join(map(str, files))
         raise SettingsError(f"{listed}: not results.json of 'ssd bench' ({error!r})") from None

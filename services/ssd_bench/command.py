@@ -73,7 +73,7 @@ def check_models(target: str, draft: str, widen_target: int, widen_draft: int) -
         local_folder(model)
     for flag, factor in (("--widen-target", widen_target), ("--widen-draft", widen_draft)):
         if factor not in demo.FACTORS:
-            allowed = ", ".join(str(each) for each in demo.FACTORS)
+            allowed = ", ".join(map(str, demo.FACTORS))
             raise typer.BadParameter(f"{flag} {factor}: choose one of {allowed}")
 
 
@@ -84,15 +84,15 @@ def numbers(text: str, flag: str, kind: type[N], lowest: N, highest: N) -> tuple
         typer.BadParameter: the text is not a list of numbers, or a number is out of bounds.
     """
     try:
-        found = [kind(number) for number in text.split(",")]
+        parsed = [kind(number) for number in text.split(",")]
     except ValueError:
-        found = []
-    if not found or not all(lowest <= number <= highest for number in found):
+        parsed = []
+    if not parsed or not all(lowest <= number <= highest for number in parsed):
         raise typer.BadParameter(
             f"{flag} {text!r}: must be numbers, separated by commas, each in "
             f"{lowest:g}..{highest:g}"
         )
-    return tuple(found)
+    return tuple(parsed)
 
 
 def widened(model: str, factor: int, scratch: Path) -> Path:

@@ -35,7 +35,7 @@ class CpuTicks(NamedTuple):
     @classmethod
     def read(cls) -> Self:
         """Return the times until now."""
-        ticks = [int(each) for each in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+        ticks = [int(tick) for tick in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
         idle = sum(ticks[3:5])  # idle, and waiting for a disk
         return cls(sum(ticks[:8]) - idle, ticks[7], sum(ticks[:8]))
 
@@ -59,14 +59,14 @@ async def other_work() -> float:
 
     Waits until they are few, for at most ``SETTLE_SAMPLES`` more samples.
     """
-    found = float("inf")
+    cpus = float("inf")
     for _ in range(1 + SETTLE_SAMPLES):
         before = CpuTicks.read()
         await asyncio.sleep(SAMPLE_SECONDS)
-        found = before.busy()
-        if found < BUSY_CPUS:
+        cpus = before.busy()
+        if cpus < BUSY_CPUS:
             break
-    return found
+    return cpus
 
 
 def was_quiet(other_cpus: Sequence[float]) -> bool:

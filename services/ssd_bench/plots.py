@@ -35,31 +35,31 @@ def draw_results(runs: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
     Returns:
         The names of the files; a plot without a record is left out.
     """
-    found: list[Record] = [record for run in runs for record in run["records"]]
+    records: list[Record] = [record for run in runs for record in run["records"]]
     folder.mkdir(parents=True, exist_ok=True)
-    several = len({_branches(each) for each in found}) > 1
+    several = len({_branches(record) for record in records}) > 1
 
     def case(record: Record) -> str:
         return _case(record) + (f", N={_branches(record)}" if several else "")
 
     def chosen(figure: str) -> list[Record]:
-        return [each for each in found if each["figure"] == figure]
+        return [record for record in records if record["figure"] == figure]
 
-    ups = [each for each in chosen("speed_up") if each["mode"].endswith("/ar")]
+    speed_ups = [record for record in chosen("speed_up") if record["mode"].endswith("/ar")]
     drawn = {
-        "speed_up.png": _draw_bars(ups, case),
+        "speed_up.png": _draw_bars(speed_ups, case),
         "efficiency.png": _draw_lines(
             chosen("efficiency"),
-            ("batch", lambda each: float(each["batch"])),
-            lambda each: f"{NAMES[each['mode']]}, {_case(each, 'batch')}",
+            ("batch", lambda record: float(record["batch"])),
+            lambda record: f"{NAMES[record['mode']]}, {_case(record, 'batch')}",
             "efficiency: verify / round (quartiles)",
         ),
         "hit_rate.png": _draw_lines(
             chosen("hit_rate"),
-            ("branches of a table (N)", lambda each: float(_branches(each)))
+            ("branches of a table (N)", lambda record: float(_branches(record)))
             if several
-            else ("temperature", lambda each: float(each["temperature"])),
-            lambda each: _case(each, "" if several else "T"),
+            else ("temperature", lambda record: float(record["temperature"])),
+            lambda record: _case(record, "" if several else "T"),
             "hit rate (quartiles)",
         ),
     }
@@ -93,20 +93,22 @@ def _draw_bars(records: Sequence[Record], case: Callable[[Record], str]) -> Figu
     if not records:
         return None
     cases = list(dict.fromkeys(map(case, records)))
-    modes = list(dict.fromkeys(each["mode"].split("/")[0] for each in records))
+    modes = list(dict.fromkeys(record["mode"].split("/")[0] for record in records))
     figure = Figure(figsize=(max(_SIZE[0], 1.4 * len(cases)), _SIZE[1]), layout="constrained")
     axes = figure.subplots()
     width = 0.8 / len(modes)
     for shift, mode in enumerate(modes):
-        own = [each for each in records if each["mode"].split("/")[0] == mode]
-        places = [cases.index(case(each)) + (shift - (len(modes) - 1) / 2) * width for each in own]
-        medians = [each["median"] for each in own]
+        own = [record for record in records if record["mode"].split("/")[0] == mode]
+        offset = (shift - (len(modes) - 1) / 2) * width
+        places = [cases.index(case(record)) + offset for record in own]
+        medians = [record["median"] for record in own]
         bars = axes.bar(places, medians, width * 0.9, yerr=_errors(own), label=NAMES[mode])
-        for bar, each in zip(bars, own, strict=True):
-            bar.set_alpha(1.0 if each["is_usable"] else 0.4)
-        axes.bar_label(bars, [f"{each:.2f}" for each in medians], label_type="center", fontsize=8)
+        for bar, record in zip(bars, own, strict=True):
+            bar.set_alpha(1.0 if record["is_usable"] else 0.4)
+        texts = [f"{median:.2f}" for median in medians]
+        axes.bar_label(bars, texts, label_type="center", fontsize=8)
     axes.axhline(1.0, color="gray", linewidth=1)
-    labels = [each.replace(", ", "\n") for each in cases]
+    labels = [label.replace(", ", "\n") for label in cases]
     axes.set_xticks(range(len(cases)), labels, fontsize=8)
     axes.set_ylabel("tokens/s / AR (quartiles)")
     axes.legend(fontsize=8)
@@ -121,27 +123,27 @@ def _draw_lines(
 ) -> Figure | None:
     """Draw a figure as lines with quartiles, one for each label; None if all are single points."""
     lines: dict[str, list[Record]] = {}
-    for each in records:
-        lines.setdefault(label(each), []).append(each)
-    name, value = horizontal
-    ticks = sorted({value(each) for own in lines.values() for each in own})
+    for record in records:
+        lines.setdefault(label(record), []).append(record)
+    axis_label, position = horizontal
+    ticks = sorted({position(record) for own in lines.values() for record in own})
     if len(ticks) < 2:
         return None
     figure = Figure(figsize=_SIZE, layout="constrained")
     axes: Axes = figure.subplots()
     for text, own in lines.items():
-        own.sort(key=value)
+        own.sort(key=position)
         axes.errorbar(
-            list(map(value, own)),
-            [each["median"] for each in own],
+            list(map(position, own)),
+            [record["median"] for record in own],
             yerr=_errors(own),
             marker="o",
             capsize=3,
             label=text,
         )
-    axes.set_xticks(ticks, [f"{each:g}" for each in ticks])
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_ylim(0, 1.05)
-    axes.set_xlabel(name)
+    axes.set_xlabel(axis_label)
     axes.set_ylabel(title)
     figure.legend(fontsize=8, loc="outside right upper")
     return figure
@@ -149,8 +151,8 @@ def _draw_lines(
 
 def _errors(records: Sequence[Record]) -> list[list[float]]:
     return [
-        [each["median"] - each["q1"] for each in records],
-        [each["q3"] - each["median"] for each in records],
+        [record["median"] - record["q1"] for record in records],
+        [record["q3"] - record["median"] for record in records],
     ]
 
 
@@ -160,21 +162,21 @@ def draw_rounds(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
     def key(record: Record) -> str:
         return f"{NAMES[record['mode']]}, {_case(record)}"
 
-    keys = list(dict.fromkeys(key(each) for records in runs.values() for each in records))
+    keys = list(dict.fromkeys(key(record) for records in runs.values() for record in records))
     figure = Figure(figsize=(max(6.0, 0.9 * len(keys) * len(runs)), 4), layout="constrained")
     axes = figure.subplots()
     width = 0.8 / len(runs)
     colors = dict(zip(PARTS, TABLEAU_COLORS, strict=False))
     ticks: dict[float, str] = {}
     for shift, (name, records) in enumerate(runs.items()):
-        for each in records:
-            place = keys.index(key(each)) + (shift - (len(runs) - 1) / 2) * width
+        for record in records:
+            place = keys.index(key(record)) + (shift - (len(runs) - 1) / 2) * width
             bottom = 0.0
             for part in PARTS:
-                axes.bar(place, each["parts_ms"][part], width * 0.9, bottom, color=colors[part])
-                bottom += each["parts_ms"][part]
+                axes.bar(place, record["parts_ms"][part], width * 0.9, bottom, color=colors[part])
+                bottom += record["parts_ms"][part]
             axes.annotate(f"{bottom:.3g}", (place, bottom), ha="center", va="bottom", fontsize=8)
-            label = key(each).replace(", ", "\n")
+            label = key(record).replace(", ", "\n")
             ticks[place] = f"{name}\n{label}" if len(runs) > 1 else label
     axes.set_xticks(list(ticks), list(ticks.values()), fontsize=8)
     axes.set_ylabel("milliseconds of a round")
@@ -189,12 +191,12 @@ def draw_latency(results: Sequence[LoadResult], path: Path) -> None:
 
     Loads without a rate, or without latencies, are left out.
     """
-    found = sorted((each for each in results if each.latency_ms), key=lambda each: each.rate)
+    loads = sorted((load for load in results if load.latency_ms), key=lambda load: load.rate)
     figure = Figure(figsize=(8, 3.6), layout="constrained")
-    rates = [each.rate for each in found]
+    rates = [load.rate for load in loads]
     for axes, name in zip(figure.subplots(1, 2), LATENCIES, strict=True):
         for percentile in PERCENTILES:
-            values = [each.latency_ms[name][percentile] for each in found]
+            values = [load.latency_ms[name][percentile] for load in loads]
             axes.plot(rates, values, "o-", label=percentile)
         axes.set_xlabel("requests/s (Poisson)")
         axes.set_ylabel(f"{name}, ms")
@@ -209,8 +211,8 @@ def draw_peers(rows: Sequence[Row], path: Path) -> None:
     A bar shows how many times as fast as plain decoding of the same engine on the same CPUs it is.
     Rows without a measurement are left out; busy ones are pale.
     """
-    found = [(each, each.spread) for each in reversed(rows)]
-    bars = [(row, spread) for row, spread in found if spread is not None]
+    spreads = [(row, row.spread) for row in reversed(rows)]
+    bars = [(row, spread) for row, spread in spreads if spread is not None]
     peers = dict.fromkeys(row.contender.peer for row in rows)
     colors = dict(zip(peers, cycle(TABLEAU_COLORS), strict=False))
     figure = Figure(figsize=(8, 0.8 + 0.3 * len(bars)), layout="constrained")
@@ -243,27 +245,27 @@ def draw_sampling(cells: Sequence[Cell], path: Path, proposal_share: float) -> N
     """
     figure = Figure(figsize=(9, 4), layout="constrained")
     hits, speeds = figure.subplots(1, 2)
-    temperatures = sorted({each.temperature for each in cells})
+    temperatures = sorted({cell.temperature for cell in cells})
     for temperature, color in zip(temperatures, TABLEAU_COLORS, strict=False):
-        here = [each for each in cells if each.temperature == temperature]
-        coupled = [each for each in here if each.cache_weight is None]
+        at_temperature = [cell for cell in cells if cell.temperature == temperature]
+        coupled = [cell for cell in at_temperature if cell.cache_weight is None]
         line = sorted(
-            (each for each in here if each.cache_weight is not None),
-            key=lambda each: each.cache_weight or 0.0,
+            (cell for cell in at_temperature if cell.cache_weight is not None),
+            key=lambda cell: cell.cache_weight or 0.0,
         )
         for name, marker, group in (("coupled", "*", coupled), ("Saguaro", "o-", line)):
             if not group:
                 continue
-            tokens = [each.tokens_per_round for each in group]
-            rates = [each.hit_rate("adaptive") for each in group]
+            tokens = [cell.tokens_per_round for cell in group]
+            rates = [cell.hit_rate("adaptive") for cell in group]
             size = 12 if marker == "*" else 5
             hits.plot(
                 tokens, rates, marker, color=color, ms=size, label=f"{name}, T = {temperature:g}"
             )
-        ups = [each.speed_up("adaptive", proposal_share, waits_after_miss=False) for each in line]
-        speeds.plot([each.cache_weight for each in line], ups, "o-", color=color)
-        for each in coupled:
-            up = each.speed_up("adaptive", proposal_share, waits_after_miss=False)
+        ups = [cell.speed_up("adaptive", proposal_share, waits_after_miss=False) for cell in line]
+        speeds.plot([cell.cache_weight for cell in line], ups, "o-", color=color)
+        for cell in coupled:
+            up = cell.speed_up("adaptive", proposal_share, waits_after_miss=False)
             speeds.axhline(up, color=color, linestyle="--")
     hits.set_xlabel("tokens per round after a proposal of the draft")
     hits.set_ylabel("hit rate (adaptive fan-out)")

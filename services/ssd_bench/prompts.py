@@ -20,29 +20,29 @@ FIELDS = ("text", "prompt", "question", "instruction")
 """Fields of the text; the first one that a line has counts."""
 
 
-def data_sets(given: Sequence[str]) -> dict[str, Path | None]:
+def data_sets(sources: Sequence[str]) -> dict[str, Path | None]:
     """Return the files of ``--data`` by the names of their data sets; the demo has none.
 
     Raises:
         SettingsError: a file does not exist, or two have one name.
     """
-    found: dict[str, Path | None] = {}
-    for each in given:
-        path = Path(each)
+    files_by_name: dict[str, Path | None] = {}
+    for source in sources:
+        path = Path(source)
         files: Sequence[Path | None] = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-        if each == DEMO:
+        if source == DEMO:
             files = [None]
         elif not files or not all(file is not None and file.is_file() for file in files):
             raise SettingsError(
-                f"--data {each}: no such file, or a folder without .jsonl files: give a file, or "
+                f"--data {source}: no such file, or a folder without .jsonl files: give a file, or "
                 "write some with 'ssd bench data'"
             )
         for file in files:
             name = DEMO if file is None else file.stem
-            if name in found:
-                raise SettingsError(f"--data {each}: two data sets have the name {name}")
-            found[name] = file
-    return found
+            if name in files_by_name:
+                raise SettingsError(f"--data {source}: two data sets have the name {name}")
+            files_by_name[name] = file
+    return files_by_name
 
 
 def read_texts(file: Path | None, count: int, *, num_chars: int) -> list[str]:
@@ -61,14 +61,14 @@ def read_texts(file: Path | None, count: int, *, num_chars: int) -> list[str]:
     try:
         with file.open(encoding="utf-8") as lines:
             numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-            found = [
+            texts = [
                 _text(line, f"{file}, line {number}") for number, line in islice(numbered, count)
             ]
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{file}: {error}: give a JSONL file in UTF-8") from None
-    if not found:
+    if not texts:
         raise SettingsError(f"{file}: has no lines: each must be an object with a text")
-    return found
+    return texts
 
 
 def encoded(
@@ -82,15 +82,15 @@ def encoded(
 
 def _text(line: str, place: str) -> str:
     try:
-        value = json.loads(line)
+        record = json.loads(line)
     except ValueError as error:
         raise SettingsError(f"{place}: not JSON ({error}): each line must be one object") from None
-    if not isinstance(value, dict):
+    if not isinstance(record, dict):
         raise SettingsError(f'{place}: not an object: write {{"text": ...}}')
-    name = next((each for each in FIELDS if each in value), None)
-    if name is None:
+    field = next((field for field in FIELDS if field in record), None)
+    if field is None:
         raise SettingsError(f"{place}: has no field {' or '.join(FIELDS)}")
-    text = value[name]
+    text = record[field]
     if not isinstance(text, str) or not text.strip():
-        raise SettingsError(f"{place}: {name!r} must be a text that is not empty")
+        raise SettingsError(f"{place}: {field!r} must be a text that is not empty")
     return text

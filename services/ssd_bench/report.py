@@ -37,7 +37,7 @@ _TERMINAL_COLUMNS = {
 def speed_up(cell: Cell, mode: str = "ssd", base: str = "ar") -> Spread:
     """Return tokens/s of a mode / those of another, of each pair of interleaved repetitions."""
     pairs = zip(cell.figures[mode], cell.figures[base], strict=True)
-    return spread([one.tokens_per_second / other.tokens_per_second for one, other in pairs])
+    return spread([own.tokens_per_second / other.tokens_per_second for own, other in pairs])
 
 
 def speed_ups(cell: Cell) -> dict[tuple[str, str], Spread]:
@@ -58,7 +58,7 @@ def bound_over_sd(cell: Cell) -> float:
     """
     parts = cell.parts_ms["sd"]
     draft, verify = (
-        statistics.median(each[part] for each in parts) for part in ("draft", "verify")
+        statistics.median(means[part] for means in parts) for part in ("draft", "verify")
     )
     tokens = [spreads(cell.figures[mode])["tokens_per_round"].median for mode in ("ssd", "sd")]
     return (1 + draft / verify) * tokens[0] / tokens[1]
@@ -78,31 +78,31 @@ def verify_bandwidth(results: Results, mode: str) -> float | None:
 
 def records(results: Results, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return one record for each figure: mode, median, quartiles, repetitions, settings."""
-    found = []
+    rows = []
     for cell in results.cells:
         figures = {
-            (mode, name): value
+            (mode, name): figure
             for mode, repetitions in cell.figures.items()
-            for name, value in spreads(repetitions).items()
+            for name, figure in spreads(repetitions).items()
         }
-        for (mode, base), value in speed_ups(cell).items():
-            figures[f"{mode}/{base}", "speed_up"] = value
-        for (mode, name), value in figures.items():
-            found.append(
+        for (mode, base), figure in speed_ups(cell).items():
+            figures[f"{mode}/{base}", "speed_up"] = figure
+        for (mode, name), figure in figures.items():
+            rows.append(
                 {
                     "workload": cell.data,
                     "batch": cell.batch,
                     "temperature": cell.temperature,
                     "mode": mode,
                     "figure": name,
-                    **asdict(value),
+                    **asdict(figure),
                     "repetitions": len(next(iter(cell.figures.values()))),
                     "is_usable": cell.is_usable,
                     "other_cpus": cell.other_cpus,
                     "settings": dict(settings),
                 }
             )
-    return found
+    return rows
 
 
 def markdown(results: Results, bandwidth: float) -> str:
@@ -111,9 +111,9 @@ def markdown(results: Results, bandwidth: float) -> str:
     rows = []
     for cell in results.cells:
         for mode, repetitions in cell.figures.items():
-            found = spreads(repetitions)
+            figures = spreads(repetitions)
             row = [cell.data, str(cell.batch), f"{cell.temperature:g}", mode]
-            row += [str(found.get(name, "–")) for name in COLUMNS]
+            row += [str(figures.get(name, "–")) for name in COLUMNS]
             row[4] += "" if cell.is_usable else ", busy"
             ratio = speed_ups(cell).get((mode, "ar"), "")
             row.append(str(ratio))
@@ -158,9 +158,10 @@ def _terminal_table(data: str, cells: Sequence[Cell]) -> Table:
         table.add_column(title, justify="right")
     for cell in cells:
         for mode, repetitions in cell.figures.items():
-            found = spreads(repetitions)
+            figures = spreads(repetitions)
             shown = [
-                f"{found[name].median:.3g}" if name in found else "–" for name in _TERMINAL_COLUMNS
+                f"{figures[name].median:.3g}" if name in figures else "–"
+                for name in _TERMINAL_COLUMNS
             ]
             ratio = speed_ups(cell).get((mode, "ar"))
             is_last = mode == list(cell.figures)[-1]
@@ -182,10 +183,10 @@ def whole_run(results: Results, bandwidth: float) -> list[str]:
         f"draft {results.draft_peak_bytes / 2**20:.0f} MiB",
     ]
     for cell in results.cells:
-        name = f"- {cell.data}, batch {cell.batch}, T={cell.temperature:g}: "
-        lines += [name + each for each in over_sd(cell)]
+        prefix = f"- {cell.data}, batch {cell.batch}, T={cell.temperature:g}: "
+        lines += [prefix + line for line in over_sd(cell)]
         if not cell.is_usable:
-            lines.append(f"{name}not usable, other work took CPUs")
+            lines.append(f"{prefix}not usable, other work took CPUs")
     for mode in MODES:
         reached = verify_bandwidth(results, mode)
         if reached is not None:
@@ -219,7 +220,7 @@ def round_records(cells: Sequence[Cell]) -> list[dict[str, Any]]:
             "temperature": cell.temperature,
             "mode": mode,
             "parts_ms": {
-                part: statistics.median(each[part] for each in repetitions) for part in PARTS
+                part: statistics.median(means[part] for means in repetitions) for part in PARTS
             },
         }
         for cell in cells
@@ -230,10 +231,10 @@ def round_records(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 def rounds_markdown(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the parts of a round as a Markdown table."""
     rows = []
-    for each in rounds:
-        parts = each["parts_ms"]
+    for entry in rounds:
+        parts = entry["parts_ms"]
         numbers = [f"{number:.3g}" for number in (sum(parts.values()), *(parts[p] for p in PARTS))]
-        case = (each["workload"], str(each["batch"]), f"{each['temperature']:g}", each["mode"])
+        case = (entry["workload"], str(entry["batch"]), f"{entry['temperature']:g}", entry["mode"])
         rows.append([*case, *numbers])
     return [
         "Milliseconds of a round by part (means; medians over repetitions).",

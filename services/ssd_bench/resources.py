@@ -72,25 +72,25 @@ class ResourceLog:
 
     def growth(self, begun_at: float, ended_at: float) -> list[Growth]:
         """Return each resource of each process over a load; nothing if it was too short."""
-        during = [each for at, each in self.samples.items() if begun_at <= at < ended_at]
+        during = [sample for time, sample in self.samples.items() if begun_at <= time < ended_at]
         if len(during) < MIN_SAMPLES:
             return []
         return [
-            growth(process, resource, [each[process][resource] for each in during])
+            growth(process, resource, [sample[process][resource] for sample in during])
             for process in self.pids
             for resource in FLAT
         ]
 
 
-def growth(process: str, resource: str, found: Sequence[int]) -> Growth:
+def growth(process: str, resource: str, samples: Sequence[int]) -> Growth:
     """Return the growth over at least 4 samples at equal intervals."""
-    quarter = len(found) // 4
+    quarter = len(samples) // 4
     return Growth(
         process=process,
         resource=resource,
-        begin=statistics.median(found[quarter : 2 * quarter]),
-        end=statistics.median(found[-quarter:]),
-        peak=max(found),
+        begin=statistics.median(samples[quarter : 2 * quarter]),
+        end=statistics.median(samples[-quarter:]),
+        peak=max(samples),
     )
 
 

@@ -111,9 +111,9 @@ class Cell:
 
     def compare(self, texts_by_mode: Sequence[Sequence[tuple[TokenId, ...]]]) -> None:
         """Count the texts of one target that differ from those of its first mode."""
-        for found in texts_by_mode[1:]:
-            self.num_compared += len(found)
-            self.num_different += sum(a != b for a, b in zip(texts_by_mode[0], found, strict=True))
+        for texts in texts_by_mode[1:]:
+            self.num_compared += len(texts)
+            self.num_different += sum(a != b for a, b in zip(texts_by_mode[0], texts, strict=True))
 
 
 @dataclass(slots=True)
@@ -194,12 +194,13 @@ async def run(
             cell = Cell(*key)
             await _measure(contenders, plan, cell, on_batch)
             cells[key] = cell
-            results.cells = [cells[each] for each in keys if each in cells]
+            results.cells = [cells[planned] for planned in keys if planned in cells]
             results.target_peak_bytes = max(
                 results.target_peak_bytes, peak_memory_bytes(running.target.pid)
             )
             results.draft_peak_bytes = max(
-                results.draft_peak_bytes, *(peak_memory_bytes(each.pid) for each in running.drafts)
+                results.draft_peak_bytes,
+                *(peak_memory_bytes(process.pid) for process in running.drafts),
             )
             results.table_seconds = (await draft.get_status()).table_seconds
             on_cell(results)

@@ -127,21 +127,21 @@ def serve(
     chosen = {name: LOADS[name] for name in names if name != "poisson"}
     if "poisson" in names:
         sweep = numbers(rates, "--rates", float, 0.001, 1000)
-        chosen |= {f"poisson-{each:g}": replace(LOADS["poisson"], rate=each) for each in sweep}
+        chosen |= {f"poisson-{swept:g}": replace(LOADS["poisson"], rate=swept) for swept in sweep}
     if "streams" in chosen:
         chosen["streams"] = replace(LOADS["streams"], streams=streams)
     client = Client(guidellm, model, output, seconds, temperature, mode)
     results = asyncio.run(_run(chosen, deployment, client, rate))
-    found = json.dumps([asdict(each) for each in results], indent=1)
-    (output / "serve.json").write_text(found)
+    report = json.dumps([asdict(result) for result in results], indent=1)
+    (output / "serve.json").write_text(report)
     if drawing is not None:
         drawing.draw_latency(results, output / "serve.png")
     if is_json:
-        out.print_json(found)
+        out.print_json(report)
     else:
         out.print(table(results))
     err.print(f"written to {output}/serve.json; guidellm's reports are beside it")
-    failed = [f"{each.load}: {problem}" for each in results for problem in each.problems]
+    failed = [f"{result.load}: {problem}" for result in results for problem in result.problems]
     if failed:
         raise FailedChecksError(f"{len(failed)} checks failed: {'; '.join(failed)}")
 
@@ -206,8 +206,8 @@ class Client:
         if process.returncode or not report.exists():
             last = shown.decode(errors="replace").strip().splitlines()[-1:]
             raise SetupError(f"guidellm ended with {process.returncode}: {' '.join(last)}")
-        (found,) = json.loads(report.read_text())["benchmarks"]
-        return dict(found)
+        (benchmark,) = json.loads(report.read_text())["benchmarks"]
+        return dict(benchmark)
 
 
 async def _run(
@@ -249,7 +249,8 @@ async def measure(
     assert running.gateway is not None
     processes = (running.target, *running.drafts, running.gateway)
     before = await _refusals(running)
-    async with recorded({each.name: each.pid for each in processes}) as log, texts.repeated():
+    pids = {process.name: process.pid for process in processes}
+    async with recorded(pids) as log, texts.repeated():
         url = f"http://{running.gateway.http_address}"
         benchmark = await client.send(name, load, url, rate)
     await texts.compare()
@@ -266,7 +267,7 @@ async def measure(
         "no request ended": not requests["successful"],
         f"{texts.changed} of {texts.compared} texts changed": texts.changed > 0,
         **{f"{held} is not freed": True for held in await leftovers(running)},
-        **{str(each): True for each in growth if not each.is_flat},
+        **{str(row): True for row in growth if not row.is_flat},
     }
     return LoadResult(
         load=name,
@@ -277,7 +278,10 @@ async def measure(
         problems=[problem for problem, has_failed in checks.items() if has_failed],
         rate=load.rate,
         latency_ms={
-            name: {each: metrics[key]["successful"]["percentiles"][each] for each in PERCENTILES}
+            name: {
+                percentile: metrics[key]["successful"]["percentiles"][percentile]
+                for percentile in PERCENTILES
+            }
             for name, key in LATENCIES.items()
             if load.rate and requests["successful"]
         },
@@ -321,13 +325,13 @@ class TextCheck:
         """Generate each text once."""
         for call, expected in zip(self.calls, self.expected, strict=True):
             try:
-                found = await generate(self.client, call)
+                token_ids = await generate(self.client, call)
             except OverloadedError as error:
                 self.refused += 1
                 await asyncio.sleep(error.retry_after_seconds or 1.0)
                 continue
             self.compared += 1
-            self.changed += found != expected
+            self.changed += token_ids != expected
 
     @contextlib.asynccontextmanager
     async def repeated(self) -> AsyncIterator[None]:
@@ -366,24 +370,26 @@ async def leftovers(running: RunningDeployment) -> list[str]:
 async def _held(running: RunningDeployment) -> list[str]:
     held = []
     for process, names in ((running.target, _OF_TARGET), *((d, _OF_DRAFT) for d in running.drafts)):
-        found = await scrape(process.http_address)
-        held += [f"{name} of {process.name}: {found[name]:g}" for name in names if found.get(name)]
+        gauges = await scrape(process.http_address)
+        held += [
+            f"{name} of {process.name}: {gauges[name]:g}" for name in names if gauges.get(name)
+        ]
     return held
 
 
 def table(results: Sequence[LoadResult]) -> Table:
     """Return the results; those of clients are in guidellm's reports."""
-    found = Table("load", "requests", "requests/s", "refused", "texts", "memory, MiB", "problems")
-    for each in results:
-        memory = [row for row in each.growth if row.resource == "memory_bytes"]
+    summary = Table("load", "requests", "requests/s", "refused", "texts", "memory, MiB", "problems")
+    for result in results:
+        memory = [row for row in result.growth if row.resource == "memory_bytes"]
         sizes = [f"{row.process} {row.begin / MIB:.0f} → {row.end / MIB:.0f}" for row in memory]
-        found.add_row(
-            each.load,
-            ", ".join(f"{count} {outcome}" for outcome, count in each.requests.items() if count),
-            f"{each.requests_per_second:.2f}",
-            str(each.refusals),
-            str(each.texts),
+        summary.add_row(
+            result.load,
+            ", ".join(f"{count} {outcome}" for outcome, count in result.requests.items() if count),
+            f"{result.requests_per_second:.2f}",
+            str(result.refusals),
+            str(result.texts),
             "\n".join(sizes) or "too short",
-            "\n".join(each.problems) or "none",
+            "\n".join(result.problems) or "none",
         )
-    return found
+    return summary

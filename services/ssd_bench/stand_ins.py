@@ -64,7 +64,7 @@ def _code() -> Iterator[str]:
 
 
 def _chat() -> Iterator[str]:
-    public = (each for each in _functions() if not each[2].name.startswith("_"))
+    public = (function for function in _functions() if not function[2].name.startswith("_"))
     for index, (_, module, node, doc) in enumerate(public):
         first = " ".join(doc.split("\n\n")[0].split())
         yield _CHAT[index % len(_CHAT)].format(name=node.name, module=module, doc=first)
@@ -73,11 +73,11 @@ def _chat() -> Iterator[str]:
 def _maths() -> Iterator[str]:
     """Yield questions about functions of numbers, with numbers that a fixed seed selects."""
     rng = random.Random(0)  # noqa: S311 - no secret
-    known = [
+    functions = [
         (module.__name__, name, " ".join(doc.split()))
         for module, name, doc in (*_documented(math), *_documented(statistics))
     ]
-    for _, (module, name, doc) in product(range(COUNT), known):
+    for _, (module, name, doc) in product(range(COUNT), functions):
         numbers = ", ".join(str(rng.randint(2, 60)) for _ in range(4))
         yield f"{module}.{name}: {doc}\n\nApply it to {numbers}, and show each step."
 
@@ -87,14 +87,15 @@ def _summaries() -> Iterator[str]:
     from pydoc_data.topics import topics  # noqa: PLC0415
 
     for _, text in sorted(topics.items()):
-        for part in (text[at : at + _SUMMARY_CHARS] for at in range(0, len(text), _SUMMARY_CHARS)):
+        for start in range(0, len(text), _SUMMARY_CHARS):
+            part = text[start : start + _SUMMARY_CHARS]
             if len(part) == _SUMMARY_CHARS:
                 yield f"Summarise this text in two sentences.\n\n{part}\n\nSummary:"
 
 
 def _documented(module: ModuleType) -> Iterator[tuple[ModuleType, str, str]]:
     """Yield the public functions of a module with the first sentence of their docstrings."""
-    for name, value in sorted(vars(module).items()):
-        found = _SENTENCE.match(value.__doc__ or "") if callable(value) else None
-        if found is not None and not name.startswith("_") and not inspect.isclass(value):
-            yield module, name, found[1]
+    for name, member in sorted(vars(module).items()):
+        sentence = _SENTENCE.match(member.__doc__ or "") if callable(member) else None
+        if sentence is not None and not name.startswith("_") and not inspect.isclass(member):
+            yield module, name, sentence[1]

@@ -32,17 +32,17 @@ def identity(
         models: their folders.
     """
     files = sorted(path for folder in models for path in folder.iterdir())
-    found = {
+    factors = {
         "settings": dict(settings),
-        "texts": {name: list(each) for name, each in texts.items()},
+        "texts": {name: list(prompts) for name, prompts in texts.items()},
         "models": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files],
         "machine": machine(),
         "cpus": sorted(os.sched_getaffinity(0)),
         "variables": inherited_variables(),
         "code": max(path.stat().st_mtime_ns for path in SOURCES.rglob("*.py")),
-        "libraries": [(each, _version(each)) for each in LIBRARIES],
+        "libraries": [(library, _version(library)) for library in LIBRARIES],
     }
-    text = json.dumps(found, sort_keys=True)
+    text = json.dumps(factors, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -73,9 +73,9 @@ class Unfinished:
             SettingsError: the file cannot be read.
         """
         try:
-            found = json.loads(self._file.read_text())
-            cells = [_cell(each) for each in found.pop("cells")]
-            results = Results(**found)
+            saved = json.loads(self._file.read_text())
+            cells = [_cell(cell) for cell in saved.pop("cells")]
+            results = Results(**saved)
         except FileNotFoundError:
             return Results()
         except OSError as error:
@@ -98,9 +98,9 @@ class Unfinished:
         self._file.unlink(missing_ok=True)
 
 
-def _cell(found: dict[str, Any]) -> Cell:
+def _cell(record: dict[str, Any]) -> Cell:
     figures = {
-        mode: [BatchFigures(**each) for each in repetitions]
-        for mode, repetitions in found["figures"].items()
+        mode: [BatchFigures(**values) for values in repetitions]
+        for mode, repetitions in record["figures"].items()
     }
-    return Cell(**{**found, "figures": figures})
+    return Cell(**{**record, "figures": figures})

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -73,7 +73,7 @@ def peers(
     debug: Debug = False,
 ) -> None:
     """Measure this product beside other engines; write peers.json, peers.md and peers.png."""
-    given = {name: str(value) for name, value in locals().items() if name not in NO_SETTINGS}
+    settings = {name: str(value) for name, value in locals().items() if name not in NO_SETTINGS}
     sets = data_sets(data)
     cases = [
         Case(batch, temperature, name)
@@ -92,15 +92,15 @@ def peers(
         ssd_lookahead=ssd_lookahead,
     )
     rows = [
-        Row(each, case)
+        Row(contender, case)
         for case in cases
-        for each in (*offered, *map(server, servers))
-        if each.drafting in (*methods.split(","), "server")
-        and (each.drafting != "draft" or case.batch <= PEERS[each.peer].drafting_batch)
+        for contender in (*offered, *map(server, servers))
+        if contender.drafting in (*methods.split(","), "server")
+        and (contender.drafting != "draft" or case.batch <= PEERS[contender.peer].drafting_batch)
     ]
     if not rows:
         raise typer.BadParameter(f"{names} offers none of {methods} with {dtypes}")
-    most = max(each.contender.threads + (each.contender.drafting == "ssd") for each in rows)
+    most = max(row.contender.threads + (row.contender.drafting == "ssd") for row in rows)
     if most > len(cpus):
         raise SettingsError(f"the contenders need {most} CPUs, this process may use {len(cpus)}")
     cache = environments or Path.home() / ".cache" / "ssd" / "peers"
@@ -117,7 +117,7 @@ def peers(
         case: batches
         for name, path in sets.items()
         for case, batches in _batches(
-            [each for each in cases if each.data == name],
+            [of_set for of_set in cases if of_set.data == name],
             path,
             load_tokenizer(setup.target).encode,
             (repetitions, prompt_tokens, max_tokens),
@@ -126,12 +126,12 @@ def peers(
     setup.scratch.mkdir(parents=True, exist_ok=True)
     output.mkdir(parents=True, exist_ok=True)
     file = output / "peers.json"
-    rows = _continued(file, given, rows)
+    rows = _continued(file, settings, rows)
 
     def save() -> None:
-        found: dict[str, Any] = {"settings": given, "machine": machine(), "rows": records(rows)}
+        results = {"settings": settings, "machine": machine(), "rows": records(rows)}
         # A file that is replaced is complete at any time.
-        file.with_suffix(".part").write_text(json.dumps(found))
+        file.with_suffix(".part").write_text(json.dumps(results))
         file.with_suffix(".part").replace(file)
 
     try:
@@ -156,8 +156,8 @@ def peers(
 
 def _engines(names: str) -> tuple[list[str], dict[str, str]]:
     """Return the engines of ``--peers``, and the URLs of its servers by their names."""
-    chosen = [each for each in names.split(",") if "=" not in each]
-    servers = dict(each.split("=", 1) for each in names.split(",") if "=" in each)
+    chosen = [entry for entry in names.split(",") if "=" not in entry]
+    servers = dict(entry.split("=", 1) for entry in names.split(",") if "=" in entry)
     if not set(chosen) <= set(PEERS):
         raise typer.BadParameter(f"--peers {names!r}: choose of {', '.join(PEERS)}, or NAME=URL")
     for name, url in servers.items():
@@ -190,7 +190,7 @@ def _batches(
     count = sum(case.batch for case in cases) * (1 + repetitions)
     texts = read_texts(file, count, num_chars=PROMPT_CHARS)
     prompts = [list(encode(text))[:prompt_tokens] for text in texts]
-    if len(texts) < count or (file is None and {len(each) for each in prompts} != {prompt_tokens}):
+    if len(texts) < count or (file is None and set(map(len, prompts)) != {prompt_tokens}):
         raise SettingsError(
             f"{file or 'the demo'}: fewer than {count} prompts of this length, which --repetitions "
             f"{repetitions} and --prompt-tokens {prompt_tokens} need: choose smaller numbers"
@@ -201,27 +201,27 @@ def _batches(
         own = list(islice(left, case.batch))
         length = min(map(len, own))
         return Batch(
-            prompts=[each[:length] for each in own],
+            prompts=[prompt[:length] for prompt in own],
             max_tokens=max_tokens,
             temperature=case.temperature,
             seed=repetition * case.batch,
         )
 
-    return {case: [batch(case, each) for each in range(1 + repetitions)] for case in cases}
+    return {case: [batch(case, index) for index in range(1 + repetitions)] for case in cases}
 
 
-def _continued(file: Path, given: dict[str, str], rows: list[Row]) -> list[Row]:
+def _continued(file: Path, settings: dict[str, str], rows: list[Row]) -> list[Row]:
     """Return rows with the measurements of a run that was ended, if the file has one.
 
     From the first one on a busy machine on, a row is measured again.
     """
     if not file.exists():
         return rows
-    found = json.loads(file.read_text())
-    if found["settings"] != given:
+    results = json.loads(file.read_text())
+    if results["settings"] != settings:
         raise SettingsError(f"{file} has a run with other settings: choose another --output")
-    known = {(row.contender, row.case): row for row in rows_of(found["rows"])}
-    for row in known.values():
+    measured = {(row.contender, row.case): row for row in rows_of(results["rows"])}
+    for row in measured.values():
         row.failure = ""
         row.forget_busy()
-    return [known.get((row.contender, row.case), row) for row in rows]
+    return [measured.get((row.contender, row.case), row) for row in rows]

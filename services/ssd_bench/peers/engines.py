@@ -117,12 +117,12 @@ class WorkerEngine:
         """Return the new tokens of each prompt."""
         return Answer.of_ids((await self._ask(batch, BATCH_SECONDS))["tokens"])
 
-    async def _ask(self, value: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    async def _ask(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
             async with asyncio.timeout(seconds):
-                self._process.stdin.write(json.dumps(value).encode() + b"\n")
+                self._process.stdin.write(json.dumps(message).encode() + b"\n")
                 await self._process.stdin.drain()
                 line = await self._process.stdout.readline()
         except TimeoutError:
@@ -134,13 +134,13 @@ class WorkerEngine:
         if not line:
             code = await self._process.wait()
             lines = self._log.read_text(errors="replace").split("\n")
-            last = next((each for each in reversed(lines) if each.strip()), "no output")
+            last = next((text for text in reversed(lines) if text.strip()), "no output")
             raise SetupError(f"the process {ending(code)}: {last.strip()[:LINE_CHARS]}")
         try:
-            found: dict[str, Any] = json.loads(line)
+            answer: dict[str, Any] = json.loads(line)
         except ValueError:
             raise SetupError(f"the answer is not JSON: {line[:LINE_CHARS]!r}") from None
-        return found
+        return answer
 
 
 @asynccontextmanager
@@ -253,9 +253,9 @@ async def _worker(
             start_new_session=True,
         )
     try:
-        found = WorkerEngine(process, log)
-        await found.load(config)
-        yield found
+        worker = WorkerEngine(process, log)
+        await worker.load(config)
+        yield worker
     finally:
         # It leads a session of its own: those that it started end too.
         with suppress(ProcessLookupError):

@@ -89,11 +89,11 @@ def preload(python: Path) -> dict[str, str]:
 def _run(*command: str) -> None:
     name = f"{' '.join(command[:5])} …"
     try:
-        found = subprocess.run(
+        completed = subprocess.run(
             command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
         raise SetupError(f"{name}: not complete within {INSTALL_SECONDS} s") from None
-    if found.returncode:
-        last = (found.stderr or found.stdout).strip().splitlines()[-1:]
+    if completed.returncode:
+        last = (completed.stderr or completed.stdout).strip().splitlines()[-1:]
         raise SetupError(f"{name}: {' '.join(last)}")

@@ -68,9 +68,9 @@ class Row:
 
     def forget_busy(self) -> None:
         """Remove the first measurement on a busy machine, and those after it."""
-        kept = len(list(takewhile(lambda cpus: cpus < BUSY_CPUS, self.other_cpus)))
+        num_quiet = len(list(takewhile(lambda cpus: cpus < BUSY_CPUS, self.other_cpus)))
         for measured in (self.tokens_per_second, self.other_cpus, self.texts):
-            del measured[kept:]
+            del measured[num_quiet:]
 
 
 async def measure(
@@ -92,26 +92,28 @@ async def measure(
     async with contextlib.AsyncExitStack() as stack:
         engines: dict[Contender, Engine] = {}
         ends: dict[Contender, contextlib.AsyncExitStack] = {}
-        for each in dict.fromkeys(row.contender for row in rows if _left(row, batches)):
-            own = [row for row in rows if row.contender == each]
-            on_step(f"loading {each.name}")
+        for contender in dict.fromkeys(row.contender for row in rows if _left(row, batches)):
+            own = [row for row in rows if row.contender == contender]
+            on_step(f"loading {contender.name}")
             # The memory of this contender in an earlier run, or of the largest contender so far.
             taken = max(row.memory_bytes for row in own) or max(row.memory_bytes for row in rows)
-            is_server = each.drafting == "server"
+            is_server = contender.drafting == "server"
             if not is_server and (shortage := shortage_of(free_memory(), taken)):
                 for row in own:
                     row.failure = shortage
                 continue
             before, started = own_memory(), time.perf_counter()
-            ends[each] = await stack.enter_async_context(contextlib.AsyncExitStack())
-            async with _failures(own, ends[each]):
-                engines[each] = await ends[each].enter_async_context(engine(each, setup))
+            ends[contender] = await stack.enter_async_context(contextlib.AsyncExitStack())
+            async with _failures(own, ends[contender]):
+                engines[contender] = await ends[contender].enter_async_context(
+                    engine(contender, setup)
+                )
                 for row in own:
-                    await engines[each].complete(
+                    await engines[contender].complete(
                         {**batches[row.case][0], "max_tokens": WARM_UP_TOKENS}
                     )
             for row in own:
-                row.version = engines[each].version if each in engines else ""
+                row.version = engines[contender].version if contender in engines else ""
                 row.load_seconds = time.perf_counter() - started
                 row.memory_bytes = own_memory() - before
         for repetition in range(max(map(len, batches.values())) - 1):
@@ -120,7 +122,7 @@ async def measure(
                 if row.failure or len(row.tokens_per_second) > repetition:
                     continue
                 on_step(f"{repetition + 1}/{len(batches[row.case]) - 1} {row.contender.name}")
-                own = [each for each in rows if each.contender == row.contender]
+                own = [other for other in rows if other.contender == row.contender]
                 async with _failures(own, ends[row.contender]):
                     await _one(row, engines[row.contender], batches[row.case][1 + repetition])
 
@@ -182,9 +184,9 @@ def own_memory() -> int:
         with contextlib.suppress(OSError):
             after_name = file.read_text().rpartition(")")[2]
             children.setdefault(int(after_name.split()[1]), []).append(int(file.parent.name))
-    found, todo = 0, [*children.get(os.getpid(), [])]
+    resident_bytes, todo = 0, [*children.get(os.getpid(), [])]
     while todo:
         pid = todo.pop()
-        found += memory_bytes(pid)
+        resident_bytes += memory_bytes(pid)
         todo += children.get(pid, [])
-    return found
+    return resident_bytes

@@ -35,13 +35,13 @@ def records(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def rows_of(values: Sequence[dict[str, Any]]) -> list[Row]:
     """Return the rows of ``records``."""
-    kept = {each.name for each in fields(Row)}
+    field_names = {field.name for field in fields(Row)}
     return [
         Row(
-            **{name: value for name, value in each.items() if name in kept}
-            | {"contender": Contender(**each["contender"]), "case": Case(**each["case"])}
+            **{name: value for name, value in record.items() if name in field_names}
+            | {"contender": Contender(**record["contender"]), "case": Case(**record["case"])}
         )
-        for each in values
+        for record in values
     ]
 
 
@@ -54,8 +54,8 @@ def markdown(rows: Sequence[Row], conditions: str, decode: Decode) -> str:
 def plain_of(row: Row, rows: Sequence[Row]) -> Row | None:
     """Return plain decoding of the same engine and case with the same dtype and CPUs."""
     plain = replace(row.contender, drafting="none", lookahead=0)
-    found = (each for each in rows if each.contender == plain and each.case == row.case)
-    return next(found, None)
+    matches = (other for other in rows if other.contender == plain and other.case == row.case)
+    return next(matches, None)
 
 
 def _cells(row: Row, rows: Sequence[Row], decode: Decode) -> tuple[str, ...]:
@@ -90,14 +90,14 @@ def _cells(row: Row, rows: Sequence[Row], decode: Decode) -> tuple[str, ...]:
 
 def _plain_of_product(row: Row, rows: Sequence[Row]) -> Row | None:
     """Return plain decoding of this product, with which the texts of a server are compared."""
-    own = [each for each in rows if each.contender.peer in OWN and each.case == row.case]
-    return next((each for each in own if each.contender.drafting == "none" and each.texts), None)
+    own = [other for other in rows if other.contender.peer in OWN and other.case == row.case]
+    return next((ours for ours in own if ours.contender.drafting == "none" and ours.texts), None)
 
 
-def _same(one: Text, other: Text, decode: Decode) -> bool:
-    if isinstance(one, str) or isinstance(other, str):
-        one, other = (each if isinstance(each, str) else decode(each) for each in (one, other))
-    return one == other
+def _same(ours: Text, theirs: Text, decode: Decode) -> bool:
+    if isinstance(ours, str) or isinstance(theirs, str):
+        ours, theirs = (text if isinstance(text, str) else decode(text) for text in (ours, theirs))
+    return ours == theirs
 
 
 def _speed(row: Row) -> str:

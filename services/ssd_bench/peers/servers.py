@@ -70,18 +70,19 @@ class Dialect:
         body = {"model": model, "prompt": prompts, "max_tokens": batch["max_tokens"], **common}
         return "/v1/completions", {**body, "seed": batch["seed"]}
 
-    def answer(self, found: Any) -> Answer:
+    def answer(self, response: Any) -> Answer:
         """Return the texts of a response.
 
         Raises:
             Errors of ``UNEXPECTED``: the response has another form.
         """
         if self.is_sglang:
-            texts = [each.get("output_ids") or each["text"] for each in found]
-            return Answer(texts, sum(each["meta_info"]["completion_tokens"] for each in found))
-        choices = sorted(found["choices"], key=lambda each: int(each["index"]))
-        texts = [each.get("token_ids") or each["text"] for each in choices]
-        return Answer(texts, int(found["usage"]["completion_tokens"]))
+            texts = [output.get("output_ids") or output["text"] for output in response]
+            num_tokens = sum(output["meta_info"]["completion_tokens"] for output in response)
+            return Answer(texts, num_tokens)
+        choices = sorted(response["choices"], key=lambda choice: int(choice["index"]))
+        texts = [choice.get("token_ids") or choice["text"] for choice in choices]
+        return Answer(texts, int(response["usage"]["completion_tokens"]))
 
 
 DIALECTS = (
@@ -152,7 +153,7 @@ class ServerEngine:
 
     async def _complete(self, batch: Batch) -> Answer:
         ids = batch["prompts"]
-        prompts = ids if self._dialect.has_ids else [self._decode(each) for each in ids]
+        prompts = ids if self._dialect.has_ids else [self._decode(prompt) for prompt in ids]
         path, body = self._dialect.request(prompts, batch, self._model)
         answer = self._dialect.answer(await self._send(path, body))
         if len(answer.texts) != len(ids):

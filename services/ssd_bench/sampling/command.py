@@ -92,7 +92,7 @@ def sampling(
     table = markdown(cells, proposal_share)
     (output / "sampling.md").write_text(table)
     file = output / "sampling.json"
-    file.write_text(json.dumps([asdict(each) for each in cells]))
+    file.write_text(json.dumps([asdict(cell) for cell in cells]))
     drawing.draw_sampling(cells, output / "sampling.png", proposal_share)
     show_results(file, table, is_json=is_json)
 

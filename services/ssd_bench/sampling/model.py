@@ -54,8 +54,8 @@ class Model:
             Logits of the last ``num_last`` tokens, or of all if it is 0: float32 [B, S, V].
         """
         more: dict[str, Any] = {self._cache_name: self._cache, "logits_to_keep": num_last}
-        found = self._model(tokens_BS.to(self._model.device), use_cache=True, **more)
-        logits_BSV: Tensor = found.logits[..., : self._num_token_ids].float()
+        output = self._model(tokens_BS.to(self._model.device), use_cache=True, **more)
+        logits_BSV: Tensor = output.logits[..., : self._num_token_ids].float()
         return logits_BSV
 
     def crop(self, length: int) -> None:

@@ -98,8 +98,8 @@ class Experiment:
         if fit is not None:
             policies[FITTED] = Adaptive(values_of=fit.values_of)
         last, position = prompt[-1], len(prompt)
-        for each in self.pair:
-            each.begin(prompt[:-1])
+        for model in self.pair:
+            model.begin(prompt[:-1])
         for _ in range(rounds):
             proposal: list[int] = []
             rows = [draft.run([last])[0]]
@@ -111,8 +111,8 @@ class Experiment:
             scores_PV = np.stack([law.scores(row, position + k) for k, row in enumerate(rows)])
             candidates = candidates_of(scores_PV, self.branches, cell.temperature)
             for name, policy in policies.items():
-                found = foreseen(policy, candidates, proposal, self.branches)
-                is_hit = (outcome.accepted, outcome.bonus) in found
+                outcomes = foreseen(policy, candidates, proposal, self.branches)
+                is_hit = (outcome.accepted, outcome.bonus) in outcomes
                 cell.hits[name] = cell.hits.get(name, 0) + is_hit
             if fit is not None:
                 fit.add(_round(candidates, proposal, outcome))
@@ -120,15 +120,15 @@ class Experiment:
             cell.rounds += 1
             cell.tokens += outcome.accepted + 1
             last, position = outcome.bonus, position + outcome.accepted + 1
-            for each in self.pair:
-                each.crop(position - 1)
+            for model in self.pair:
+                model.crop(position - 1)
             self.on_round()
 
 
 def candidates_of(scores_PV: Float32s, branches: int, temperature: float) -> Candidates:
     """Return the candidates of one session, as many as a draft keeps."""
-    kept = min(max(_LEAST_KEPT, branches) + 1, scores_PV.shape[1])
-    ids_PM = np.argsort(-scores_PV, axis=1, kind="stable")[:, :kept]
+    num_candidates = min(max(_LEAST_KEPT, branches) + 1, scores_PV.shape[1])
+    ids_PM = np.argsort(-scores_PV, axis=1, kind="stable")[:, :num_candidates]
     scores_PM = np.take_along_axis(scores_PV, ids_PM, axis=1)
     return Candidates(ids_PM[None], scores_PM[None], np.array([temperature], dtype=np.float32))
 

@@ -25,19 +25,19 @@ def exported(folder: str, dtype: str, scratch: str) -> Path:
     """Return the folder of a converted model; converts it if no earlier run did."""
     source = Path(folder)
     digest = hashlib.sha256((source / "model.safetensors").read_bytes()).hexdigest()[:12]
-    found = Path(scratch) / f"openvino-{digest}-{FORMATS[dtype]}"
-    if not (found / "done").exists():
+    model = Path(scratch) / f"openvino-{digest}-{FORMATS[dtype]}"
+    if not (model / "done").exists():
         program = Path(sys.executable).with_name("optimum-cli")
         subprocess.run(
             [
                 *(program, "export", "openvino", "--model", source),
-                *("--task", "text-generation-with-past", "--weight-format", FORMATS[dtype], found),
+                *("--task", "text-generation-with-past", "--weight-format", FORMATS[dtype], model),
             ],
             check=True,
             stdout=sys.stderr,
         )
-        (found / "done").touch()
-    return found
+        (model / "done").touch()
+    return model
 
 
 def load(config: Config) -> tuple[str, Complete]:
@@ -70,10 +70,10 @@ def load(config: Config) -> tuple[str, Complete]:
         if "lookahead" in config:
             options.num_assistant_tokens = config["lookahead"]
         ids = ov.Tensor([*batch["prompts"]])
-        mask = ov.Tensor([[1] * len(each) for each in batch["prompts"]])
-        found: Sequence[Sequence[int]] = pipeline.generate(
+        mask = ov.Tensor([[1] * len(prompt) for prompt in batch["prompts"]])
+        tokens: Sequence[Sequence[int]] = pipeline.generate(
             genai.TokenizedInputs(ids, mask), options
         ).tokens
-        return found
+        return tokens
 
     return genai.__version__, complete

@@ -27,10 +27,10 @@ def drafting(config: Config) -> dict[str, Any]:
     """
     if "draft" not in config:
         return {"num_gpus": 1}
-    found = {"speculate": True, "draft": config["draft"], "speculate_k": config["lookahead"]}
+    arguments = {"speculate": True, "draft": config["draft"], "speculate_k": config["lookahead"]}
     if config.get("has_own_device"):
-        return {**found, "num_gpus": 2, "draft_async": True, "async_fan_out": FAN_OUT}
-    return {**found, "num_gpus": 1}
+        return {**arguments, "num_gpus": 2, "draft_async": True, "async_fan_out": FAN_OUT}
+    return {**arguments, "num_gpus": 1}
 
 
 def load(config: Config) -> tuple[str, Complete]:
@@ -48,6 +48,6 @@ def load(config: Config) -> tuple[str, Complete]:
             temperature=batch["temperature"], max_new_tokens=batch["max_tokens"], ignore_eos=True
         )
         outputs, _ = engine.generate(batch["prompts"], sampling, use_tqdm=False)
-        return [each["token_ids"] for each in outputs]
+        return [output["token_ids"] for output in outputs]
 
     return version("ssd"), complete

@@ -37,7 +37,7 @@ def load(config: Config) -> tuple[str, Complete]:
         sampling: dict[str, Any] = {"do_sample": batch["temperature"] > 0}
         if sampling["do_sample"]:
             sampling |= {"temperature": batch["temperature"], "top_k": 0}
-        found = target.generate(
+        outputs = target.generate(
             prompts,
             attention_mask=torch.ones_like(prompts),
             min_new_tokens=batch["max_tokens"],
@@ -45,7 +45,7 @@ def load(config: Config) -> tuple[str, Complete]:
             **sampling,
             **drafting,
         )
-        ids: Sequence[Sequence[int]] = found[:, prompts.shape[1] :].tolist()
+        ids: Sequence[Sequence[int]] = outputs[:, prompts.shape[1] :].tolist()
         return ids
 
     return transformers.__version__, complete

@@ -45,7 +45,7 @@ def load(config: Config) -> tuple[str, Complete]:
     )
 
     def complete(batch: Batch) -> Sequence[Sequence[int]]:
-        prompts = [{"prompt_token_ids": each} for each in batch["prompts"]]
+        prompts = [{"prompt_token_ids": prompt} for prompt in batch["prompts"]]
         sampling = [
             vllm.SamplingParams(
                 temperature=batch["temperature"],
@@ -56,7 +56,7 @@ def load(config: Config) -> tuple[str, Complete]:
             )
             for index in range(len(prompts))
         ]
-        found = engine.generate(prompts, sampling, use_tqdm=False)
-        return [each.outputs[0].token_ids for each in found]
+        outputs = engine.generate(prompts, sampling, use_tqdm=False)
+        return [output.outputs[0].token_ids for output in outputs]
 
     return vllm.__version__, complete
