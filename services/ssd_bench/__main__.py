@@ -126,7 +126,7 @@ def bench(
             temperatures=tuple(sorted(temperatures)),
             max_tokens=max_tokens,
             repetitions=repetitions,
-            # Of one data set among several, a cell without hits is a result.
+            # With other data than the demo alone, a cell without hits is a result.
             needs_hits=list(texts) == [DEMO],
             modes=(*MODES, *(ON_ALL_CPUS if equal_hardware else ())),
         )

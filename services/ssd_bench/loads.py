@@ -26,7 +26,7 @@ class LoadResult:
 
     load: str
     requests: Mapping[str, int]
-    """By guidellm's outcome: successful, errored, incomplete."""
+    """Requests by guidellm's outcome: successful, errored, incomplete."""
     refusals: int
     """Refused requests of any client, from the target's metric."""
     requests_per_second: float
@@ -35,7 +35,7 @@ class LoadResult:
     problems: Sequence[str]
     """Failed checks."""
     rate: float = 0.0
-    """Of the load, if it is one of ``--rates``."""
+    """Requests/s of a load of ``--rates``; 0 for other loads."""
     latency_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Percentiles of TTFT and ITL of complete requests, as in guidellm's report."""
     growth: Sequence[Growth] = field(default_factory=tuple)

@@ -16,7 +16,7 @@ import numpy as np
 BUFFER_BYTES = 512 << 20
 PASSES = 5
 SAMPLE_SECONDS = 0.4
-"""Of the load of the machine while no contender computes."""
+"""Duration of a sample of the other work, while no contender computes."""
 SETTLE_SAMPLES = 15
 """Before a measurement: processes that have just computed stop to wait actively. Those of vLLM do
 so for some seconds."""
@@ -28,7 +28,7 @@ class CpuTicks(NamedTuple):
     """Times of all CPUs since the start of the machine, from ``/proc/stat``."""
 
     used: int
-    """In which they computed, or other machines of the host did (stolen time)."""
+    """Ticks in which the CPUs computed, or other machines of the host did (stolen time)."""
     stolen_ticks: int
     whole: int
 
@@ -90,7 +90,7 @@ def read_bandwidth(cpus: Collection[int]) -> float:
     start = threading.Barrier(len(cpus))
 
     def read(index: int, cpu: int) -> None:
-        # Of this thread, whose memory is then on its node.
+        # Binds this thread to the CPU, so its memory is on the node of the CPU.
         os.sched_setaffinity(0, {cpu})
         words = np.ones(BUFFER_BYTES // 8, dtype=np.int64)
         for part in seconds:

@@ -18,7 +18,7 @@ from ssd_bench.round_parts import PARTS
 from ssd_bench.sampling.rounds import Cell
 
 Record = Mapping[str, Any]
-"""Of ``report.records`` or ``report.round_records``."""
+"""An element of ``report.records`` or ``report.round_records``."""
 NAMES = {"ar": "AR", "sd": "SD", "ssd": "SSD", "ar-all": "AR, all CPUs", "sd-all": "SD, all CPUs"}
 DPI = 120
 _SIZE = (6.0, 3.6)

@@ -61,9 +61,9 @@ class ResourceLog:
     """Samples of processes, one a second."""
 
     pids: Mapping[str, int]
-    """By the name of the process."""
+    """Ids of the processes by their names."""
     samples: dict[float, dict[str, dict[str, int]]] = field(default_factory=dict)
-    """By the time of day, in seconds since 1970, which the reports of clients have too."""
+    """Resources by time (seconds since 1970, as in the reports of clients), process and name."""
 
     def take(self) -> None:
         """Add a sample."""

@@ -59,7 +59,7 @@ class BenchmarkRun:
     deployment: Deployment
     target_folder: Path
     prompts: Mapping[str, Sequence[Prompt]]
-    """By data set."""
+    """Prompts by the name of their data set."""
     batches: tuple[int, ...]
     temperatures: tuple[float, ...]
     max_tokens: int

@@ -71,7 +71,7 @@ LOADS = {
     "overload": Load(prompt_tokens=128, output_tokens=64, is_overload=True),
     "poisson": Load(prompt_tokens=128, output_tokens=64),
 }
-"""By the name on the command line."""
+"""Loads by their names on the command line."""
 
 
 def serve(

@@ -18,7 +18,7 @@ from ssd_bench.runs import Cell, Results
 
 SOURCES = Path(ssd.__file__).parents[1]
 LIBRARIES = ("torch", "openvino", "transformers")
-"""Those that compute."""
+"""Libraries that compute."""
 
 
 def identity(

@@ -27,7 +27,7 @@ LOAD_SECONDS = 600.0
 BATCH_SECONDS = 600.0
 LINE_BYTES = 16 << 20
 LINE_CHARS = 120
-"""Of the last line of a process that has failed."""
+"""Characters of a process's last line that an error contains."""
 MAX_LENGTH = 1024
 MODES = {"none": Mode.AUTOREGRESSIVE, "draft": Mode.SYNCHRONOUS, "ssd": Mode.AUTO}
 """What a user gets: mode ``auto`` is the default of the target and of the plugin for vLLM."""
@@ -257,7 +257,7 @@ async def _worker(
         await worker.load(config)
         yield worker
     finally:
-        # It leads a session of its own: those that it started end too.
+        # The worker leads a session of its own, so the processes that it started end too.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()

@@ -57,7 +57,7 @@ class Dialect:
 
     @property
     def name(self) -> str:
-        """For the table of results."""
+        """Name in the table of results."""
         api = "SGLang" if self.is_sglang else "OpenAI"
         return f"{api}, prompts are {'ids' if self.has_ids else 'text'}"
 

@@ -59,7 +59,7 @@ def softmax(logits_V: Float32s, temperature: float) -> Float64s:
 
 
 class Coupled:
-    """See the module."""
+    """Coupled sampling, as the module defines it."""
 
     def __init__(self, temperature: float, seed: int) -> None:
         self._temperature = temperature
@@ -90,7 +90,7 @@ class Coupled:
 
 @dataclass(slots=True)
 class Saguaro:
-    """See the module; ``Rejection`` with ``cache_weight`` 1."""
+    """Saguaro sampling, as the module defines it; ``Rejection`` with ``cache_weight`` 1."""
 
     temperature: float
     rng: np.random.Generator

@@ -72,7 +72,7 @@ class Experiment:
     pair: tuple["Model", "Model"]
     """Target and draft."""
     policies: Mapping[str, FanOutPolicy]
-    """By name."""
+    """Fan-out policies by name."""
     lookahead: int
     """K."""
     branches: int
