@@ -43,10 +43,10 @@ class ApiKeys:
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise AccessError("no API key; send the header 'Authorization: Bearer KEY'")
-        given = hashlib.sha256(key.strip().encode(errors="surrogateescape")).digest()
+        key_digest = hashlib.sha256(key.strip().encode(errors="surrogateescape")).digest()
         # Compares with every key, so the time does not depend on which one matches.
         keys = self._names.current().items()
-        matches = [name for digest, name in keys if hmac.compare_digest(digest, given)]
+        matches = [name for digest, name in keys if hmac.compare_digest(digest, key_digest)]
         if not matches:
             raise AccessError("the API key is not valid")
         return matches[0]

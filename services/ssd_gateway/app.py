@@ -69,11 +69,11 @@ def make_app(
     started_at = int(datetime.now(UTC).timestamp())
 
     async def models(_request: Request) -> Response:
-        found = [
+        objects = [
             model_object(info.model, info.max_model_len, started_at)
             for info in targets.models().values()
         ]
-        return JSONResponse({"object": "list", "data": found})
+        return JSONResponse({"object": "list", "data": objects})
 
     async def model(request: Request) -> Response:
         info = targets.model(request.path_params["name"])

@@ -108,8 +108,8 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, share: Share
     headers = Headers(scope=scope)
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        found = f"Content-Type is {kind[:64]!r}" if kind else "Content-Type is missing"
-        raise MediaTypeError(f"{found}; send the header 'Content-Type: application/json'")
+        reason = f"Content-Type is {kind[:64]!r}" if kind else "Content-Type is missing"
+        raise MediaTypeError(f"{reason}; send the header 'Content-Type: application/json'")
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise MediaTypeError(f"Content-Encoding is {encoding[:64]!r}; send a body without it")

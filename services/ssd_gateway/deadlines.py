@@ -22,9 +22,9 @@ class Deadlines:
         Later requests end at once.
         """
         self._have_passed = True
-        for each in self._open:
-            if not each.expired():
-                each.reschedule(0.0)
+        for timeout in self._open:
+            if not timeout.expired():
+                timeout.reschedule(0.0)
 
     @contextlib.asynccontextmanager
     async def bound(self) -> AsyncGenerator[None, None]:

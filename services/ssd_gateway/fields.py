@@ -20,7 +20,7 @@ TokenIdList = Annotated[list[Count], Field(max_length=1_000_000, fail_fast=True)
 def is_one_of(value: object, neutral: tuple[object, ...]) -> bool:
     """Whether JSON's equality finds a value; Python's true also equals 1."""
     return any(
-        value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral
+        value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral
     )
 
 
@@ -52,6 +52,6 @@ class Part(Body):
         """Drop unknown fields but the first, whose error names it."""
         if not isinstance(value, dict):
             return value
-        known = {each.alias or name for name, each in cls.model_fields.items()}
-        dropped = frozenset([name for name in value if name not in known][1:])
-        return {name: each for name, each in value.items() if name not in dropped}
+        known_names = {field.alias or name for name, field in cls.model_fields.items()}
+        dropped = frozenset([name for name in value if name not in known_names][1:])
+        return {name: member for name, member in value.items() if name not in dropped}

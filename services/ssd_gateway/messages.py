@@ -70,7 +70,7 @@ class Message(_Open):
         if self.role not in _ROLES:
             allowed = ", ".join(_ROLES)
             raise FieldError(f"{place}.role", f"is {self.role[:32]!r}, must be one of {allowed}")
-        calls = tuple(each.call() for each in self.tool_calls or ())
+        calls = tuple(tool_call.call() for tool_call in self.tool_calls or ())
         if self.role != "assistant" and calls:
             raise FieldError(f"{place}.tool_calls", "only messages of the assistant have them")
         role = "system" if self.role == "developer" else self.role

@@ -77,10 +77,10 @@ def _generation(kind: type[BaseModel], answer: str, schemas: _Schema) -> _Schema
     body["properties"] |= {name: {"description": "No effect."} for name in sorted(WITHOUT_EFFECT)}
     body["additionalProperties"] = False
     schemas[kind.__name__] = body
-    found = _operation("Text, whole or as a stream of events.", answer, tuple(_ERRORS))
-    found["responses"]["200"]["content"]["text/event-stream"] = {"schema": _TEXT}
+    operation = _operation("Text, whole or as a stream of events.", answer, tuple(_ERRORS))
+    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": _TEXT}
     content = {"application/json": {"schema": _ref(kind.__name__), "example": _EXAMPLES[kind]}}
-    return {"post": found | {"requestBody": {"required": True, "content": content}}}
+    return {"post": operation | {"requestBody": {"required": True, "content": content}}}
 
 
 def _missing(features: Mapping[str, tuple[object, ...]]) -> _Schema:

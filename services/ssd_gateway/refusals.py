@@ -42,9 +42,9 @@ _SHOWN_CHARACTERS = 34
 
 def refusal(error: ValidationError) -> RequestError:
     """Return the error of a request."""
-    found = error.errors(include_url=False)
-    # Of a union, an alternative with the right type explains more than one with another.
-    first = next((each for each in found if _has_right_type(each)), found[0])
+    details = error.errors(include_url=False)
+    # In a union, the error of an alternative with the right type explains more.
+    first = next((detail for detail in details if _has_right_type(detail)), details[0])
     kind, place = first["type"], path(first["loc"])
     if kind == "json_invalid":
         return RequestError(f"the body is not valid JSON: {first['msg'].partition(': ')[2]}")
@@ -73,15 +73,15 @@ def _message(error: ErrorDetails) -> str:
         return f"must be {_UNIONS[str(names[-1])] if names else _TYPES[kind]}"
     context: Mapping[str, object] = error.get("ctx", {})
     if kind in _BOUNDS:
-        # Of a list, the message has the number of entries instead.
-        return _found(error["input"]) + _BOUNDS[kind].format(**context)
+        # The message of a list has the number of entries instead of the value.
+        return _shown(error["input"]) + _BOUNDS[kind].format(**context)
     if kind == "literal_error":
         allowed = str(context["expected"]).replace(" or ", ", ").replace("'", "")
-        return f"{_found(error['input'])}must be one of {allowed}"
+        return f"{_shown(error['input'])}must be one of {allowed}"
     return error["msg"][0].lower() + error["msg"][1:]
 
 
-def _found(value: object) -> str:
+def _shown(value: object) -> str:
     """Return the beginning of a message: the value, if it is a short number or text."""
     shown = repr(value) if isinstance(value, int | float | str) else ""
     return f"is {shown}, " if 0 < len(shown) <= _SHOWN_CHARACTERS else ""
@@ -89,10 +89,10 @@ def _found(value: object) -> str:
 
 def path(location: tuple[int | str, ...]) -> str:
     """Return the path of a field, without the names of the alternatives of a union."""
-    found = ""
+    text = ""
     for part in location:
         if isinstance(part, int):
-            found += f"[{part}]"
+            text += f"[{part}]"
         elif re.fullmatch(r"[a-z_]+", part) and part not in ("str", "int", "float", "bool"):
-            found += f".{part}" if found else part
-    return found
+            text += f".{part}" if text else part
+    return text

@@ -38,7 +38,7 @@ class ChatFormat:
         """Return the new part of a continuation."""
         delta: dict[str, Any] = {"content": parts.content} if parts.content else {}
         if parts.calls:
-            delta["tool_calls"] = [_call_delta(each) for each in parts.calls]
+            delta["tool_calls"] = [_call_delta(call) for call in parts.calls]
         logprobs = {"logprobs": _chat_logprobs(positions)} if positions else {}
         return {"delta": delta, **logprobs}
 
@@ -47,7 +47,7 @@ class ChatFormat:
         message: dict[str, Any] = {"role": "assistant", "content": parts.content, "refusal": None}
         if parts.calls:
             message["content"] = parts.content or None
-            message["tool_calls"] = [_call(each.name, each.arguments) for each in parts.calls]
+            message["tool_calls"] = [_call(call.name, call.arguments) for call in parts.calls]
         return {"message": message, "logprobs": _chat_logprobs(positions) if positions else None}
 
 
@@ -94,10 +94,10 @@ class Continuation:
         self.completion_tokens += 0 if is_prompt else len(chunk.token_ids)
         self.finish_reason = chunk.finish_reason
         added = []
-        for each in chunk.logprobs:
-            added.append(Position(self.next_offset, each))
+        for logprobs in chunk.logprobs:
+            added.append(Position(self.next_offset, logprobs))
             # Characters that begin in the token.
-            self.next_offset += sum(byte & 0xC0 != 0x80 for byte in each.selected.encoded)
+            self.next_offset += sum(byte & 0xC0 != 0x80 for byte in logprobs.selected.encoded)
         if self.is_whole:
             self.parts.extend(new)
             self.positions += added
@@ -133,7 +133,7 @@ class Assembly:
         self._new_reader = new_reader
         self._choices: dict[int, Continuation] = {}
         self._usages: defaultdict[int, list[Usage]] = defaultdict(list)
-        """Of the continuations that have ended, by prompt."""
+        """Usages of the continuations that have ended, by prompt."""
         self._extension: dict[str, Any] = {}
 
     def add(self, prompt: int, chunk: GenerationChunk) -> list[dict[str, Any]]:
@@ -163,17 +163,17 @@ class Assembly:
         if more:
             objects[-1]["ssd"] = more
         if self._request.repeats_usage:
-            for each in objects:
+            for event in objects:
                 # The object with the role comes before the tokens.
-                completion_tokens = choice.completion_tokens if each is objects[-1] else 0
-                each["usage"] = usage(choice.prompt_tokens, completion_tokens)
+                completion_tokens = choice.completion_tokens if event is objects[-1] else 0
+                event["usage"] = usage(choice.prompt_tokens, completion_tokens)
         return objects
 
     def _extend(self, more: dict[str, Any]) -> None:
         """Rounds add up; seed and statistics are single."""
         for name, value in more.items():
-            known = self._extension.get(name)
-            self._extension[name] = known + value if isinstance(known, list) else value
+            earlier = self._extension.get(name)
+            self._extension[name] = earlier + value if isinstance(earlier, list) else value
 
     def whole(self) -> dict[str, Any]:
         """Return the response of a request that does not stream."""
@@ -195,9 +195,9 @@ class Assembly:
     def _usage(self) -> dict[str, Any]:
         """Return all token counts; of the continuations of a prompt, the fewest cached ones."""
         by_prompt = self._usages.values()
-        cached_tokens = sum(min(each.cached_tokens for each in usages) for usages in by_prompt)
+        cached_tokens = sum(min(used.cached_tokens for used in usages) for usages in by_prompt)
         prompt_tokens = sum(usages[0].prompt_tokens for usages in by_prompt)
-        completion_tokens = sum(each.completion_tokens for usages in by_prompt for each in usages)
+        completion_tokens = sum(used.completion_tokens for usages in by_prompt for used in usages)
         details = {"prompt_tokens_details": {"cached_tokens": cached_tokens}}
         return usage(prompt_tokens, completion_tokens) | details
 
@@ -216,23 +216,23 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
 
 def extension(chunk: GenerationChunk) -> dict[str, Any]:
     """Return the field ``ssd`` of a chunk: seed, rounds and statistics, as far as it has them."""
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     if chunk.seed is not None:
         # Text: 64 bits are more than a number of JavaScript holds.
-        found["seed"] = str(chunk.seed)
+        members["seed"] = str(chunk.seed)
     if chunk.rounds:
-        found["rounds"] = [
+        members["rounds"] = [
             {
-                "proposed": [token.text for token in each.proposed],
-                "accepted": each.accepted_tokens,
-                "added": [token.text for token in each.added],
-                "lookup": each.lookup.value,
+                "proposed": [token.text for token in round_.proposed],
+                "accepted": round_.accepted_tokens,
+                "added": [token.text for token in round_.added],
+                "lookup": round_.lookup.value,
             }
-            for each in chunk.rounds
+            for round_ in chunk.rounds
         ]
     if chunk.statistics is not None:
-        found["statistics"] = asdict(chunk.statistics)
-    return found
+        members["statistics"] = asdict(chunk.statistics)
+    return members
 
 
 def _call(name: str, arguments: str) -> dict[str, Any]:
@@ -261,22 +261,22 @@ def model_object(model: str, max_model_len: int, created: int) -> dict[str, Any]
 def _chat_logprobs(positions: list[Position]) -> dict[str, Any]:
     content = [
         {
-            **each.logprobs.selected.as_json(),
-            "top_logprobs": [token.as_json() for token in each.logprobs.top],
+            **position.logprobs.selected.as_json(),
+            "top_logprobs": [token.as_json() for token in position.logprobs.top],
         }
-        for each in positions
+        for position in positions
     ]
     return {"content": content, "refusal": None}
 
 
 def _text_logprobs(positions: list[Position]) -> dict[str, Any]:
-    selected = [each.logprobs.selected for each in positions]
-    tops = [each.logprobs.top for each in positions]
+    selected = [position.logprobs.selected for position in positions]
+    tops = [position.logprobs.top for position in positions]
     return {
         "tokens": [_name(token) for token in selected],
         "token_logprobs": [token.finite for token in selected],
         "top_logprobs": [{_name(token): token.finite for token in top} for top in tops],
-        "text_offset": [each.offset for each in positions],
+        "text_offset": [position.offset for position in positions],
     }
 
 

@@ -164,7 +164,7 @@ class _Request(StructureFields):
             n=self.n or 1,
             stream=bool(self.stream),
             includes_usage=includes_usage,
-            # As vLLM's, it has no effect without include_usage.
+            # continuous_usage_stats has no effect without include_usage, as in vLLM.
             repeats_usage=includes_usage and bool(options.continuous_usage_stats),
             report_rounds=self.report_rounds,
             tool_use=self.tool_use,
@@ -209,7 +209,7 @@ class _Request(StructureFields):
         structure = self.structure
         bias = (self.logit_bias or {}).items()
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        given: dict[str, Any] = {
+        parameters: dict[str, Any] = {
             "temperature": self.temperature,
             # OpenAI's servers take 0 and vLLM -1 for all tokens.
             "top_k": None if self.top_k in (None, 0, -1) else self.top_k,
@@ -232,7 +232,7 @@ class _Request(StructureFields):
             ignore_eos=self.ignore_eos,
             json_schema=structure.json_schema,
             regex=structure.regex,
-            **{name: value for name, value in given.items() if value is not None},
+            **{name: value for name, value in parameters.items() if value is not None},
         )
 
     def names(self) -> dict[str, str]:
@@ -278,14 +278,14 @@ class ChatRequest(_Request):
 
     def names(self) -> dict[str, str]:
         """See ``_Request``."""
-        found = super().names() | {
+        names = super().names() | {
             "sampling.logprobs": "top_logprobs",
             "chat.template_arguments": "chat_template_kwargs",
             "chat.tools": "tools",
         }
         if self.max_completion_tokens is not None:
-            found["sampling.max_tokens"] = "max_completion_tokens"
-        return found
+            names["sampling.max_tokens"] = "max_completion_tokens"
+        return names
 
     def calls(self) -> list[GenerateCall]:
         """Return the call of the conversation; see ``_Request``."""
@@ -349,12 +349,12 @@ class CompletionRequest(_Request):
     def _prompts(self) -> list[Prompt]:
         if isinstance(self.prompt, str):
             return [self.prompt]
-        # Of one type, as the field's annotation requires.
+        # All items have one type, as the annotation of the field requires.
         items = cast("list[int | str | list[int]]", self.prompt)
-        ids = tuple(each for each in items if isinstance(each, int))
+        ids = tuple(item for item in items if isinstance(item, int))
         if ids:
             return [ids]
-        return [tuple(each) if isinstance(each, list) else str(each) for each in items]
+        return [tuple(item) if isinstance(item, list) else str(item) for item in items]
 
 
 def _num_bytes(prompt: Prompt) -> int:
@@ -381,10 +381,10 @@ def parse(kind: type[AnyRequest], body: bytes) -> AnyRequest:
     try:
         request = kind.model_validate_json(body)
     except ValidationError as error:
-        found = refusal(error)
-        if isinstance(found, FieldError) and found.field in _MISSING_PATHS:
-            raise _unsupported(found.field) from None
-        raise found from None
+        request_error = refusal(error)
+        if isinstance(request_error, FieldError) and request_error.field in _MISSING_PATHS:
+            raise _unsupported(request_error.field) from None
+        raise request_error from None
     for name, value in (request.model_extra or {}).items():
         if name in WITHOUT_EFFECT:
             _check_size(name, value)
@@ -401,18 +401,18 @@ def _check_size(name: str, value: object) -> None:
     """Refuse a large value of a field without effect."""
     room, waiting = MAX_IGNORED, [value]
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, str | list | dict):
-            room -= len(each)
+        part = waiting.pop()
+        if isinstance(part, str | list | dict):
+            room -= len(part)
         room -= 1
         if room < 0:
             raise FieldError(
                 name, f"has no effect, and has over {MAX_IGNORED} characters and values"
             )
-        if isinstance(each, dict):
-            waiting += (*each.keys(), *each.values())
-        elif isinstance(each, list):
-            waiting += each
+        if isinstance(part, dict):
+            waiting += (*part.keys(), *part.values())
+        elif isinstance(part, list):
+            waiting += part
 
 
 def _unsupported(name: str) -> UnsupportedError:

@@ -69,9 +69,9 @@ class StructuredOutputs(Part):
         if not isinstance(value, dict):
             return value
         return {
-            name: each
-            for name, each in value.items()
-            if not is_one_of(each, MISSING_STRUCTURES.get(name, ()))
+            name: member
+            for name, member in value.items()
+            if not is_one_of(member, MISSING_STRUCTURES.get(name, ()))
         }
 
 
@@ -117,11 +117,11 @@ class StructureFields(Body):
             "guided_regex": self.guided_regex,
             "guided_choice": _any_of(self.guided_choice),
         }
-        given = {name: text for name, text in (schemas | expressions).items() if text is not None}
-        first, *others = given or [""]
+        asked = {name: text for name, text in (schemas | expressions).items() if text is not None}
+        first, *others = asked or [""]
         if others:
             raise FieldError(others[0], f"cannot be combined with {first}")
-        if first and not given[first]:
+        if first and not asked[first]:
             raise FieldError(first, "is empty; leave it out for any text")
         return Structure(first, schemas.get(first) or "", expressions.get(first) or "")
 

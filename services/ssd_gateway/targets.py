@@ -105,10 +105,12 @@ class TargetPool:
         Raises:
             NotReadyError: no target is ready.
         """
-        found = [each.info for each in self._targets.values() if each.is_ready and each.info]
-        if not found:
+        infos = [
+            target.info for target in self._targets.values() if target.is_ready and target.info
+        ]
+        if not infos:
             raise NotReadyError(NO_TARGET)
-        return {info.model: info for info in sorted(found, key=lambda info: info.model)}
+        return {info.model: info for info in sorted(infos, key=lambda info: info.model)}
 
     def model(self, name: str) -> ModelInfo:
         """Return a model that a target serves.
@@ -262,4 +264,5 @@ def _texts(call: GenerateCall) -> list[str]:
 
 def _worst(errors: Collection[SSDError]) -> SSDError:
     """Return the error of a request that no target accepted: overload before others."""
-    return next((each for each in errors if isinstance(each, OverloadedError)), next(iter(errors)))
+    overloads = (error for error in errors if isinstance(error, OverloadedError))
+    return next(overloads, next(iter(errors)))

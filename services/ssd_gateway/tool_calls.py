@@ -57,8 +57,8 @@ class Parts:
     def extend(self, later: "Parts") -> None:
         """Add what came after this."""
         self.content += later.content
-        for each in later.calls:
-            self.add(each)
+        for part in later.calls:
+            self.add(part)
 
     def __bool__(self) -> bool:
         """Whether there is anything."""
@@ -153,21 +153,21 @@ class CallReader(TextReader, ABC):
 
     def _read_object(self, parts: Parts) -> bool:
         assert self._object is not None
-        one = self._object
-        was_reported = one.is_reported
-        self._rest, name, arguments = one.push(self._rest)
-        if one.is_reported:
+        current = self._object
+        was_reported = current.is_reported
+        self._rest, name, arguments = current.push(self._rest)
+        if current.is_reported:
             self._num_seen += not was_reported
             self._blank, self._is_blank = "", True
             index = self._num_seen - 1
             if (name or arguments) and index < self.num_calls:
                 parts.add(CallPart(index, name, arguments))
-        if not one.is_complete:
+        if not current.is_complete:
             return False
-        if not one.is_reported:
-            self._write(parts, self._opening + one.text)
+        if not current.is_reported:
+            self._write(parts, self._opening + current.text)
         self._object = None
-        self._end_object(is_call=one.is_reported)
+        self._end_object(is_call=current.is_reported)
         return True
 
     def _end_object(self, *, is_call: bool) -> None:
@@ -311,11 +311,11 @@ class _Object:
         self._is_whole = is_whole
         self._scanner = _Scanner()
         self._name = ""
-        """Of a call in the usual order, once its arguments begin."""
+        """Name of a call whose members are in the usual order, once its arguments begin."""
         self._new = ""
         """Its arguments that were not returned yet."""
         self._arguments: _Scanner | None = None
-        """While they arrive."""
+        """Scanner of the arguments while they arrive."""
 
     def push(self, text: str) -> tuple[str, str, str]:
         """Return the text after the object, and the name and the arguments of the call so far.
@@ -358,8 +358,8 @@ class _Object:
         """Return name and arguments of an object that has ended; empty if it is not a call."""
         members = _members(self.text)
         name = _parsed(members.get("name", ""))
-        objects = (members.get(each, "") for each in members if each in _ARGUMENTS)
-        arguments = next((each for each in objects if each.startswith("{")), "")
+        objects = (members.get(key, "") for key in members if key in _ARGUMENTS)
+        arguments = next((text for text in objects if text.startswith("{")), "")
         if not _is_name(name) or not arguments:
             return "", ""
         self.is_reported = True
@@ -371,7 +371,7 @@ def _members(text: str) -> dict[str, str]:
 
     Of several with one name the first counts. What follows a malformed one is left out.
     """
-    found: dict[str, str] = {}
+    members: dict[str, str] = {}
     place = 0
     with contextlib.suppress(ValueError, RecursionError):
         while separator := _SEPARATOR.match(text, place):
@@ -380,8 +380,8 @@ def _members(text: str) -> dict[str, str]:
             if colon is None or not isinstance(name, str):
                 break
             _, place = _DECODER.raw_decode(text, colon.end())
-            found.setdefault(name, text[colon.end() : place])
-    return found
+            members.setdefault(name, text[colon.end() : place])
+    return members
 
 
 def _is_name(value: object) -> TypeGuard[str]:

@@ -19,7 +19,7 @@ from ssd_gateway.tool_calls import (
 )
 
 MAX_TOOLS = 128
-"""As in OpenAI's API."""
+"""The limit of OpenAI's API."""
 _READERS: dict[str, type[CallReader]] = {"hermes": HermesReader, "llama3_json": LlamaReader}
 _Schema = dict[str, Any]
 _COMBINING = {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"}
@@ -81,10 +81,10 @@ class ToolUse:
 
     choice: Literal["none", "auto", "required", "named"] = "none"
     name: str = ""
-    """Of the function that must be called, for "named"."""
+    """Name of the function that must be called, for "named"."""
     max_calls: int | None = None
     json_schema: str = ""
-    """Of a text that must be calls."""
+    """Schema of a text that must be calls."""
 
     def reader(self, tool_format: str, *, is_whole: bool) -> TextReader:
         """Return what finds the calls.
@@ -132,7 +132,7 @@ def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, are_parallel: 
         return ToolUse("required", max_calls=max_calls, json_schema=_json(schema))
     assert isinstance(choice, NamedTool)
     name = choice.function.name
-    function = next((each.function for each in tools if each.function.name == name), None)
+    function = next((tool.function for tool in tools if tool.function.name == name), None)
     if function is None:
         raise FieldError("tool_choice.function.name", f"{name[:64]!r} is not one of the tools")
     return ToolUse("named", name, json_schema=_json(function.arguments_schema()))
@@ -140,7 +140,7 @@ def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, are_parallel: 
 
 def tools_text(tools: Sequence[Tool]) -> str:
     """Return the tools as the template receives them."""
-    return _json([each.model_dump(exclude_none=True) for each in tools])
+    return _json([tool.model_dump(exclude_none=True) for tool in tools])
 
 
 def _json(value: object) -> str:
@@ -179,19 +179,19 @@ def _moved(schema: Any, place: str, *, is_map: bool = False) -> Any:
         is_map: whether the keys are names of schemas, not keywords.
     """
     if isinstance(schema, list):
-        return [_moved(each, place) for each in schema]
+        return [_moved(item, place) for item in schema]
     if not isinstance(schema, dict):
         return schema
     if "$id" in schema and not is_map:
-        # It is a root of its own.
+        # A schema with $id is the root of its own references.
         return schema
     if is_map:
-        return {name: _moved(each, place) for name, each in schema.items()}
-    found = {
-        key: each if key in _DATA else _moved(each, place, is_map=key in _MAPS)
-        for key, each in schema.items()
+        return {name: _moved(subschema, place) for name, subschema in schema.items()}
+    moved = {
+        key: member if key in _DATA else _moved(member, place, is_map=key in _MAPS)
+        for key, member in schema.items()
     }
-    reference = found.get("$ref")
+    reference = moved.get("$ref")
     if isinstance(reference, str) and (reference + "/").startswith("#/"):
-        found["$ref"] = place + reference[1:]
-    return found
+        moved["$ref"] = place + reference[1:]
+    return moved
