@@ -61,7 +61,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 PROGRAM = "import sys; from {}.__main__ import main; sys.exit(main(sys.argv[2:], sys.argv[1]))"
-"""Like ``python -m`` with a package, with the name of this command in usage errors."""
+"""Program that runs a package as ``python -m``, with the name of this command in usage errors."""
 SIGPIPE_STATUS = 128 + signal.SIGPIPE
 
 
@@ -275,8 +275,8 @@ def models_command(
     with status("checking bfloat16 on this machine"):
         precision: AutoPrecision = run_work(auto_precision(), is_debug=debug)
     if is_json:
-        found = [asdict(model) | asdict(precision) for model in models]
-        write(json.dumps(found) + "\n")
+        records = [asdict(model) | asdict(precision) for model in models]
+        write(json.dumps(records) + "\n")
     else:
         err.print(f"--dtype auto is {precision.dtype} on this machine: {precision.dtype_reason}")
     if any(model.problem for model in models):
@@ -287,7 +287,7 @@ _OTHER_FLAGS: dict[str, Any] = {
     "context_settings": {"ignore_unknown_options": True, "allow_extra_args": True},
     "add_help_option": False,
 }
-"""Of commands whose flags another package has."""
+"""Settings of commands whose flags another package has."""
 
 
 @app.command("bench", **_OTHER_FLAGS)
@@ -373,7 +373,7 @@ def chat_command(
     the exit code is 1 if one of them had an error.
     """
     check_flags(context, endpoint)
-    # In the target too, for /mode synchronous.
+    # The draft is also in the process of the target, for /mode synchronous.
     deployment = Deployment(
         target=pair.target, draft=pair.draft, num_drafts=drafts.num_drafts, is_synchronous=True
     )

@@ -24,18 +24,18 @@ class CheckResult:
 
     num_texts: int
     num_tokens: int
-    """Of each text."""
+    """Tokens of each text."""
     dtype: str
-    """Of the target, with the format of its weights."""
+    """Data type of the target, with the format of its weights."""
     accepted_tokens: int
     """Proposed tokens that the target accepted, of all texts."""
     first_differences: tuple[int | None, ...]
-    """Of each text, the first token that differs."""
+    """Index of the first token that differs, by text; None for equal texts."""
 
     @property
     def num_equal(self) -> int:
         """Number of texts that are equal."""
-        return sum(each is None for each in self.first_differences)
+        return sum(index is None for index in self.first_differences)
 
 
 async def check(deployment: Deployment, batch: int, max_tokens: int, *, is_json: bool) -> None:

@@ -33,7 +33,7 @@ from ssd_cli.shapes import check_pair, downloaded_shape
 debug_of_app: ContextVar[bool] = ContextVar("debug_of_app", default=False)
 """Whether ``--debug`` stands before or after the name of the command."""
 NAME = "ssd"
-"""Of the program that the package installs."""
+"""Name of the program that the package installs."""
 BAD_INPUT = (RequestError, SettingsError, ModelNotFoundError)
 """Errors caused by the command line: exit code 2."""
 
@@ -48,8 +48,8 @@ def program(path: str | None = None) -> str:
     name = Path(path).name
     if Path(path).parts[-2:] == ("ssd_cli", "__main__.py"):
         return "python -m ssd_cli"
-    found = shutil.which(NAME)
-    is_on_path = found is not None and Path(path).exists() and Path(found).samefile(path)
+    installed = shutil.which(NAME)
+    is_on_path = installed is not None and Path(path).exists() and Path(installed).samefile(path)
     return NAME if name != NAME or is_on_path else path
 
 

@@ -72,9 +72,9 @@ async def _show(client: TargetClient, mode: Mode, sampling: SamplingParams) -> G
     await _warm_up(client, mode, sampling)
     out.rule(TITLES[mode], align="left")
     out.print(DEMO_PROMPT, end="", style="dim", markup=False, emoji=False)
-    found = await _generate(client, mode, sampling, write)
+    generation = await _generate(client, mode, sampling, write)
     out.print("\n")
-    return found
+    return generation
 
 
 async def _generate(
@@ -106,8 +106,8 @@ async def _warm_up(client: TargetClient, mode: Mode, sampling: SamplingParams) -
     clock = SystemClock()
     until, max_tokens = clock.now() + WARM_UP_SECONDS, WARM_UP_TOKENS
     while True:
-        found = await _generate(client, mode, replace(sampling, max_tokens=max_tokens))
-        if mode is Mode.AUTOREGRESSIVE or found.figures.hits or clock.now() >= until:
+        generation = await _generate(client, mode, replace(sampling, max_tokens=max_tokens))
+        if mode is Mode.AUTOREGRESSIVE or generation.figures.hits or clock.now() >= until:
             return
         max_tokens = min(2 * max_tokens, LONGEST_WARM_UP_TOKENS)
 

@@ -63,8 +63,8 @@ def fitted(console: Console, table: Table) -> RenderableType:
     options = console.options.update(max_width=_UNLIMITED)
     width = _GAP * (len(table.columns) - 1)
     for column in table.columns:
-        sizes = [Measurement.get(console, options, each) for each in (column.header, *column.cells)]
-        width += max(each.maximum if column.no_wrap else each.minimum for each in sizes)
+        sizes = [Measurement.get(console, options, cell) for cell in (column.header, *column.cells)]
+        width += max(size.maximum if column.no_wrap else size.minimum for size in sizes)
     return table if width <= console.width else Group(*_as_text(table))
 
 
@@ -185,18 +185,18 @@ def summary(columns: Sequence[tuple[str, Figures]], *, shows_seed: bool = False)
         shows_seed: whether the seed has a row. Greedy texts do not depend on it.
     """
     hidden = set() if shows_seed else {_SEED}
-    if not any(item.late for _, item in columns):
+    if not any(figures.late for _, figures in columns):
         hidden.add(_LATE)
-    if not any(item.paused_rounds for _, item in columns):
+    if not any(figures.paused_rounds for _, figures in columns):
         hidden.add(_PAUSED)
-    are_partial = all(item.rounds is None for _, item in columns)
+    are_partial = all(figures.rounds is None for _, figures in columns)
     titles = [title for title, _ in columns]
     table = plain_table("", right=titles)
     table.show_header = any(titles)
     for label, show in _ROWS:
         if label in hidden:
             continue
-        cells = [show(item) for _, item in columns]
+        cells = [show(figures) for _, figures in columns]
         if not (are_partial and all(UNKNOWN in cell for cell in cells)):
             table.add_row(f"[dim]{label}[/dim]", *cells)
     return table

@@ -60,7 +60,7 @@ class Generation:
     error: str = ""
     """Message of the error that ended it; empty if none did."""
     logprobs: tuple[PositionLogprobs, ...] = ()
-    """Of each token, if the request asked for them."""
+    """Log-probabilities of each token, if the request asked for them."""
     others: tuple["Generation", ...] = ()
     """The other continuations of the prompt, if the request asked for several."""
 
@@ -75,20 +75,23 @@ class Generation:
         statistics = asdict(self.figures)
         if self.figures.rounds is None:
             statistics = {name: value for name, value in statistics.items() if value is not None}
-        found: dict[str, Any] = {
+        content: dict[str, Any] = {
             "text": self.text,
             "token_ids": list(self.token_ids),
             "finish_reason": str(self.finish_reason),
             "statistics": statistics,
         }
         if self.logprobs:
-            found["logprobs"] = [
-                {**_token(each.selected), "top_logprobs": [_token(token) for token in each.top]}
-                for each in self.logprobs
+            content["logprobs"] = [
+                {
+                    **_token(position.selected),
+                    "top_logprobs": [_token(token) for token in position.top],
+                }
+                for position in self.logprobs
             ]
         if self.others:
-            found["choices"] = [each.as_json() for each in self.others]
-        return found | {"error": self.error} if self.error else found
+            content["choices"] = [other.as_json() for other in self.others]
+        return content | {"error": self.error} if self.error else content
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:
@@ -106,7 +109,7 @@ class Collector:
     token_ids: list[TokenId] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     others: dict[int, "Collector"] = field(default_factory=dict)
-    """Of the continuations after the first one, by their number."""
+    """Collectors of the continuations after the first one, by their number."""
     seed: int = 0
     last: GenerationChunk | None = None
     started_at: float = 0.0
@@ -155,7 +158,7 @@ class Collector:
         first_at, last_at = (
             (self.first_at, self.last_at) if self.token_ids else (self.started_at, self.started_at)
         )
-        found = Figures(
+        measured = Figures(
             seed=self.seed,
             tokens=len(self.token_ids),
             tokens_per_second=_ratio(len(self.token_ids) - 1, last_at - first_at),
@@ -163,26 +166,26 @@ class Collector:
             wall_seconds=last_at - self.started_at,
         )
         reason = FinishReason.FAILED if error else FinishReason.CANCELLED
-        return replace(self._generation(found, reason, error), others=others)
+        return replace(self._generation(measured, reason, error), others=others)
 
     @property
     def has_tokens(self) -> bool:
         """Whether a token of any continuation has arrived."""
-        return bool(self.token_ids) or any(each.has_tokens for each in self.others.values())
+        return bool(self.token_ids) or any(other.has_tokens for other in self.others.values())
 
     def _whole(self) -> Generation:
         assert self.last is not None
         assert self.last.finish_reason is not None
         assert self.last.statistics is not None
-        found = figures(len(self.token_ids), self.seed, self.last.statistics)
-        return self._generation(found, self.last.finish_reason)
+        measured = figures(len(self.token_ids), self.seed, self.last.statistics)
+        return self._generation(measured, self.last.finish_reason)
 
-    def _generation(self, found: Figures, reason: FinishReason, error: str = "") -> Generation:
+    def _generation(self, measured: Figures, reason: FinishReason, error: str = "") -> Generation:
         return Generation(
             text="".join(self.texts),
             token_ids=tuple(self.token_ids),
             finish_reason=reason,
-            figures=found,
+            figures=measured,
             error=error,
             logprobs=tuple(self.logprobs),
         )
@@ -211,13 +214,13 @@ def figures(num_tokens: int, seed: int, statistics: SpeculationStatistics) -> Fi
     )
 
 
-def why_not_speculative(found: Figures, links: Sequence[LinkStatus]) -> str:
+def why_not_speculative(measured: Figures, links: Sequence[LinkStatus]) -> str:
     """Return why a generation had no hit, from its counters and the links of the target."""
-    misses, late = found.misses or 0, found.late or 0
-    if found.paused_rounds and not misses + late:
+    misses, late = measured.misses or 0, measured.late or 0
+    if measured.paused_rounds and not misses + late:
         return (
-            f"the target turned it off in {found.paused_rounds} of {found.rounds} rounds, because "
-            "plain decoding is faster; --mode speculative forces it"
+            f"the target turned it off in {measured.paused_rounds} of {measured.rounds} rounds, "
+            "because plain decoding is faster; --mode speculative forces it"
         )
     if late:
         return (

@@ -31,7 +31,7 @@ class GenerateOptions:
     wait_seconds: float = READY_SECONDS
     """Maximum time to wait until a running target is ready."""
     credentials: ClientCredentials = NO_CREDENTIALS
-    """For a running target."""
+    """Credentials for a running target."""
     is_quiet: bool = False
     """Show no progress and no hints, for output that a machine reads."""
 
@@ -115,14 +115,14 @@ async def connected(options: GenerateOptions) -> AsyncIterator[TargetClient]:
         yield await stack.enter_async_context(client)
 
 
-def read_prompt(given: str) -> str:
+def read_prompt(text: str) -> str:
     """Return the prompt; read it from standard input if it is ``-``.
 
     Raises:
         typer.BadParameter: it is empty or not UTF-8.
     """
     try:
-        prompt = sys.stdin.read() if given == "-" else given
+        prompt = sys.stdin.read() if text == "-" else text
         prompt.encode()
     except UnicodeError:
         raise typer.BadParameter("the prompt is not UTF-8") from None
@@ -141,7 +141,7 @@ def show_generation(result: Generation, *, is_json: bool, shows_seed: bool) -> N
     for number, other in enumerate(texts[1:], start=2):
         write(f"\n--- {number} of {len(texts)} ---\n{other.text}\n")
     titles = [str(number) for number in range(1, 1 + len(texts))] if result.others else [""]
-    columns = [(title, each.figures) for title, each in zip(titles, texts, strict=True)]
+    columns = [(title, text.figures) for title, text in zip(titles, texts, strict=True)]
     print_table(err, summary(columns, shows_seed=shows_seed))
 
 

@@ -65,8 +65,8 @@ async def auto_precision() -> AutoPrecision:
     if process.returncode != 0:
         last = stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise SetupError(f"--dtype auto cannot be determined: {last}")
-    found = json.loads(stdout)
-    return AutoPrecision(dtype=found["dtype"], dtype_reason=found["reason"])
+    answer = json.loads(stdout)
+    return AutoPrecision(dtype=answer["dtype"], dtype_reason=answer["reason"])
 
 
 def local_models(roots: Iterable[Path], hub: Path = Path(HF_HUB_CACHE)) -> list[Model]:
@@ -74,21 +74,21 @@ def local_models(roots: Iterable[Path], hub: Path = Path(HF_HUB_CACHE)) -> list[
 
     Downloads of unsupported families are left out; other programs use them.
     """
-    found = [_read(f"{demo.SCHEME}{name}", demo.folder(name)) for name in demo.NAMES]
+    models = [_read(f"{demo.SCHEME}{name}", demo.folder(name)) for name in demo.NAMES]
     for snapshot in sorted(hub.glob("models--*--*/snapshots/*")):
         owner, _, name = snapshot.parents[1].name.removeprefix("models--").partition("--")
         model = _read(f"hf://{owner}/{name}@{snapshot.name}", snapshot)
-        found += [model] if model is not None and model.family in FAMILIES else []
+        models += [model] if model is not None and model.family in FAMILIES else []
     for root in roots:
-        found += models_in(root)
-    return [model for model in found if model is not None]
+        models += models_in(root)
+    return [model for model in models if model is not None]
 
 
 def models_in(root: Path) -> list[Model]:
     """Return the models in or directly below a folder; a model has a ``config.json``."""
     folders = [root, *sorted(path for path in root.iterdir() if path.is_dir())]
-    found = [_read(str(folder), folder) for folder in folders]
-    return [model for model in found if model is not None]
+    models = [_read(str(folder), folder) for folder in folders]
+    return [model for model in models if model is not None]
 
 
 def _read(name: str, folder: Path) -> Model | None:
@@ -134,10 +134,10 @@ def _read(name: str, folder: Path) -> Model | None:
 
 def _json_object(file: Path) -> dict[str, Any]:
     """Read a JSON object from a file; ValueError if it is not one."""
-    found = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(found, dict):
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
         raise ValueError("not a JSON object")
-    return found
+    return content
 
 
 def _missing_weights(folder: Path) -> str:

@@ -65,13 +65,13 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
         )
 
     @wraps(command)
-    def run(**given: Any) -> None:
+    def run(**flags: Any) -> None:
         for name, group in groups.items():
-            given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
-        command(**given)
+            flags[name] = group(**{field.name: flags.pop(field.name) for field in fields(group)})
+        command(**flags)
 
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
@@ -241,32 +241,32 @@ class Access:
         check_endpoint(endpoint)
         tls = TlsFiles(certificate=self.tls_certificate, key=self.tls_key, ca=self.tls_ca)
         try:
-            found = ClientCredentials(
+            credentials = ClientCredentials(
                 tls if tls.paths else None, self.token_file, allow_insecure=self.allow_insecure
             )
-            found.check(endpoint)
+            credentials.check(endpoint)
         except SettingsError as error:
             raise typer.BadParameter(str(error)) from None
-        return found
+        return credentials
 
 
-OF_A_DEPLOYMENT = {each.name for each in fields(Processes)} - {"mode"}
+OF_A_DEPLOYMENT = {field.name for field in fields(Processes)} - {"mode"}
 """Parameters of the processes to start; the mode is one of a request too."""
-OF_A_RUNNING_TARGET = ("wait_seconds", *(each.name for each in fields(Access)))
+OF_A_RUNNING_TARGET = ("wait_seconds", *(field.name for field in fields(Access)))
 """Parameters of a call to a running target."""
 
 
 def check_flags(context: typer.Context, endpoint: str | None) -> None:
     """Refuse flags of processes to start beside an endpoint, and those of a call without one."""
-    given = [name for name in context.params if _is_given(context, name)]
+    passed = [name for name in context.params if _is_given(context, name)]
     if endpoint is not None:
-        wrong = [_flag(name) for name in given if name in OF_A_DEPLOYMENT]
+        wrong = [_flag(name) for name in passed if name in OF_A_DEPLOYMENT]
         if wrong:
             raise typer.BadParameter(
                 f"--endpoint names a running target; it cannot be combined with {', '.join(wrong)}"
             )
         return
-    for flag in (_flag(name) for name in given if name in OF_A_RUNNING_TARGET):
+    for flag in (_flag(name) for name in passed if name in OF_A_RUNNING_TARGET):
         raise typer.BadParameter(
             f"{flag} is for a running target; name it with --endpoint, or leave out {flag}"
         )

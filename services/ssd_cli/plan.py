@@ -64,7 +64,7 @@ class PlanOptions:
     draft: str
     gpu: str
     num_gpus: int
-    """Of the target; the draft has one of its own unless it runs on CPUs."""
+    """GPUs of the target; the draft has one of its own unless it runs on CPUs."""
     batches: tuple[int, ...]
     lookahead: int
     branches: int
@@ -85,7 +85,7 @@ class MemoryEstimate:
 
     weights: int
     kv_cache: int
-    """For the largest batch, each sequence of maximum length."""
+    """KV cache of the largest batch of sequences of maximum length."""
     segments: int
     """KV entries of the proposals and branches of a draft."""
     branch_logits: int
@@ -108,7 +108,7 @@ class BatchEstimate:
     columns: int
     """Columns of a table that a round uses: with more of them, it would wait too long."""
     times: PairTimes
-    """Those of whole tables."""
+    """Times of whole tables."""
     plain: Speed
     synchronous: Speed
     speculative: Speed
@@ -148,7 +148,7 @@ def make_plan(options: PlanOptions) -> PairEstimate:
     """
     gpu = GPUS.get(options.gpu.lower())
     if gpu is None:
-        known = ", ".join(each.name for each in GPUS.values())
+        known = ", ".join(offered.name for offered in GPUS.values())
         raise SettingsError(f"--gpu {options.gpu!r} is not known; known: {known}")
     target, draft = shape_of(options.model), shape_of(options.draft)
     if target.vocab_size != draft.vocab_size:
@@ -300,7 +300,7 @@ def verdicts(plan: PairEstimate, options: PlanOptions) -> Sequence[str]:
         return lines
     theirs = "1" if plan.draft_cpu is None else f"{plan.draft_cpu.num_cores} CPUs"
     fits = f"the pair fits: {options.num_gpus} GPU(s) for the target and {theirs} for the draft"
-    return [fits, *(_pays(each, plan.gpu, options) for each in plan.batches)]
+    return [fits, *(_pays(batch, plan.gpu, options) for batch in plan.batches)]
 
 
 def _remedy(name: str, gpu: Gpu, options: PlanOptions) -> str:
@@ -314,17 +314,17 @@ def _remedy(name: str, gpu: Gpu, options: PlanOptions) -> str:
         return (target if name == "target" else draft).total <= gpu.memory_bytes
 
     largest = max(options.batches)
-    if batch := _largest(largest - 1, lambda each: fits(replace(options, batches=(each,)))):
+    if batch := _largest(largest - 1, lambda count: fits(replace(options, batches=(count,)))):
         return f"the largest --batch that fits is {batch}"
-    one = replace(options, batches=(1,))
+    single = replace(options, batches=(1,))
     pages = _context_limit(options) // LARGEST_PAGE
-    if found := _largest(pages, lambda each: fits(replace(one, max_model_len=each * LARGEST_PAGE))):
-        return f"with --batch 1, the largest --max-model-len that fits is {found * LARGEST_PAGE}"
+    if fitting := _largest(pages, lambda n: fits(replace(single, max_model_len=n * LARGEST_PAGE))):
+        return f"with --batch 1, the largest --max-model-len that fits is {fitting * LARGEST_PAGE}"
     larger = [size for size in SIZES if size > options.num_gpus and name == "target"]
     changes = {f"use --tp {size}": replace(options, num_gpus=size) for size in larger}
-    changes |= {f"use --tp {size} and --batch 1": replace(one, num_gpus=size) for size in larger}
+    changes |= {f"use --tp {size} and --batch 1": replace(single, num_gpus=size) for size in larger}
     changes["with --batch 1, lower --branches or --lookahead"] = replace(
-        one, branches=1, lookahead=1
+        single, branches=1, lookahead=1
     )
     otherwise = f"use a GPU with more memory or a smaller {name}"
     return next((words for words, changed in changes.items() if fits(changed)), otherwise)
@@ -332,7 +332,7 @@ def _remedy(name: str, gpu: Gpu, options: PlanOptions) -> str:
 
 def _largest(highest: int, is_right: Callable[[int], bool]) -> int:
     """Return the largest number of 1..highest that is right, if smaller ones are; 0 if none is."""
-    return bisect.bisect_left(range(1, highest + 1), 1, key=lambda each: not is_right(each))
+    return bisect.bisect_left(range(1, highest + 1), 1, key=lambda number: not is_right(number))
 
 
 def _context_limit(options: PlanOptions) -> int:
@@ -341,31 +341,32 @@ def _context_limit(options: PlanOptions) -> int:
     return length_limit(options.max_model_len, shorter)
 
 
-def _pays(each: BatchEstimate, gpu: Gpu, options: PlanOptions) -> str:
-    speed = each.speculative.tokens_per_second
-    over_plain = speed / each.plain.tokens_per_second
-    over_sd = speed / each.synchronous.tokens_per_second
-    table, verify = each.times.table * 1000, each.times.verify * 1000
+def _pays(batch: BatchEstimate, gpu: Gpu, options: PlanOptions) -> str:
+    speed = batch.speculative.tokens_per_second
+    over_plain = speed / batch.plain.tokens_per_second
+    over_sd = speed / batch.synchronous.tokens_per_second
+    table, verify = batch.times.table * 1000, batch.times.verify * 1000
     hidden = (
         f"a verify ({verify:.1f} ms) hides the table ({table:.1f} ms)"
         if table <= verify
         else f"the table ({table:.1f} ms) takes longer than a verify ({verify:.1f} ms), so a round "
-        f"uses {each.columns} of {options.lookahead} columns: " + _faster_table(each, gpu, options)
+        f"uses {batch.columns} of {options.lookahead} columns: "
+        + _faster_table(batch, gpu, options)
     )
     word = "pays" if min(over_plain, over_sd) > 1 else "does not pay"
     return (
-        f"batch {each.batch}: SSD {word}: {over_plain:.2f} times AR, {over_sd:.2f} times SD; "
+        f"batch {batch.batch}: SSD {word}: {over_plain:.2f} times AR, {over_sd:.2f} times SD; "
         f"{hidden}"
     )
 
 
-def _faster_table(each: BatchEstimate, gpu: Gpu, options: PlanOptions) -> str:
+def _faster_table(batch: BatchEstimate, gpu: Gpu, options: PlanOptions) -> str:
     """Return how a verify would hide the table."""
     target, draft = shape_of(options.model), shape_of(options.draft)
 
     def is_hidden(lookahead: int, branches: int) -> bool:
         changed = replace(options, lookahead=lookahead, branches=branches)
-        times = round_times(target, draft, gpu, changed, each.batch)
+        times = round_times(target, draft, gpu, changed, batch.batch)
         return times.table <= times.verify
 
     if branches := _largest(options.branches - 1, lambda n: is_hidden(options.lookahead, n)):

@@ -154,7 +154,7 @@ def as_json(plan: PairEstimate, options: PlanOptions) -> dict[str, Any]:
         "fits": plan.fits,
         "target_memory": asdict(plan.target) | {"total": plan.target.total},
         "draft_memory": asdict(plan.draft) | {"total": plan.draft.total},
-        "batches": [asdict(each) for each in plan.batches],
+        "batches": [asdict(batch) for batch in plan.batches],
         "verdicts": list(verdicts(plan, options)),
     }
 
@@ -177,33 +177,36 @@ def memory_table(plan: PairEstimate, options: PlanOptions) -> Table:
         f"GB on each {plan.gpu.name} ({plan.gpu.memory_bytes / 1e9:.0f} GB)",
         right=(f"target (each of {options.num_gpus})", place),
     )
-    for title, value in _MEMORY_ROWS:
+    for title, amount in _MEMORY_ROWS:
         label = title.format(batch=max(options.batches), length=plan.max_model_len)
-        cells = [f"{value(memory) / 1e9:.1f}" for memory in (plan.target, plan.draft)]
+        cells = [f"{amount(memory) / 1e9:.1f}" for memory in (plan.target, plan.draft)]
         table.add_row(label, *cells)
     return table
 
 
 _SPEED_ROWS: tuple[tuple[str, Callable[[BatchEstimate], str]], ...] = (
-    ("verify: pass of the target, ms", lambda each: f"{each.times.verify * 1000:.1f}"),
-    ("table: passes of the draft, ms", lambda each: f"{each.times.table * 1000:.1f}"),
-    ("columns of a table that a round uses", lambda each: str(each.columns)),
-    ("round of SSD, ms", lambda each: f"{each.speculative.round_seconds * 1000:.1f}"),
-    ("tokens per round and sequence", lambda each: f"{each.speculative.tokens_per_round:.2f}"),
-    ("tokens/s AR (no draft)", lambda each: f"{each.plain.tokens_per_second:.0f}"),
-    ("tokens/s SD (draft, then verify)", lambda each: f"{each.synchronous.tokens_per_second:.0f}"),
+    ("verify: pass of the target, ms", lambda batch: f"{batch.times.verify * 1000:.1f}"),
+    ("table: passes of the draft, ms", lambda batch: f"{batch.times.table * 1000:.1f}"),
+    ("columns of a table that a round uses", lambda batch: str(batch.columns)),
+    ("round of SSD, ms", lambda batch: f"{batch.speculative.round_seconds * 1000:.1f}"),
+    ("tokens per round and sequence", lambda batch: f"{batch.speculative.tokens_per_round:.2f}"),
+    ("tokens/s AR (no draft)", lambda batch: f"{batch.plain.tokens_per_second:.0f}"),
+    (
+        "tokens/s SD (draft, then verify)",
+        lambda batch: f"{batch.synchronous.tokens_per_second:.0f}",
+    ),
     (
         "tokens/s SSD (draft beside verify)",
-        lambda each: f"{each.speculative.tokens_per_second:.0f}",
+        lambda batch: f"{batch.speculative.tokens_per_second:.0f}",
     ),
-    ("efficiency of SSD (verify / round)", lambda each: f"{each.speculative.efficiency:.2f}"),
+    ("efficiency of SSD (verify / round)", lambda batch: f"{batch.speculative.efficiency:.2f}"),
 )
 
 
 def speed_table(plan: PairEstimate) -> Table:
     """Return the predictions, one column for each batch size."""
-    titles = (f"batch {each.batch}" for each in plan.batches)
+    titles = (f"batch {batch.batch}" for batch in plan.batches)
     table = plain_table("predicted, whole batch", right=titles)
     for label, cell in _SPEED_ROWS:
-        table.add_row(label, *(cell(each) for each in plan.batches))
+        table.add_row(label, *(cell(batch) for batch in plan.batches))
     return table

@@ -38,26 +38,26 @@ def schema_text(file: Path | None, regex: str) -> str:
         raise typer.BadParameter(f"--json-schema {file} is not UTF-8") from None
 
 
-def logit_biases(given: list[str] | None) -> tuple[tuple[int, float], ...]:
+def logit_biases(entries: list[str] | None) -> tuple[tuple[int, float], ...]:
     """Return the biases of ``--logit-bias``, by token id.
 
     Raises:
         typer.BadParameter: an entry is not ``ID=BIAS``, or an id has several.
     """
-    found: dict[int, float] = {}
-    for entry in given or ():
+    biases: dict[int, float] = {}
+    for entry in entries or ():
         token_id, _, bias = entry.partition("=")
         try:
             number = int(token_id)
-            is_new = number >= 0 and number not in found
-            found[number] = float(bias)
+            is_new = number >= 0 and number not in biases
+            biases[number] = float(bias)
         except ValueError:
             is_new = False
         if not is_new:
             raise typer.BadParameter(
                 f"--logit-bias {entry!r} is not ID=BIAS with a new token id, for example 5=-100"
             )
-    return tuple(sorted(found.items()))
+    return tuple(sorted(biases.items()))
 
 
 def flag_problem(error: FieldError) -> str:
@@ -66,7 +66,7 @@ def flag_problem(error: FieldError) -> str:
         return str(error)
     name, bracket, entry = error.field.removeprefix(_SAMPLING).partition("[")
     flag = name.replace("_ids", "_id").replace("_", "-")
-    # Of a bias, the token id; of a list, the place.
+    # The entry is the token id of a bias, or the place in a list.
     place = f" {entry.removesuffix(']')}" if bracket else ""
     return f"--{flag}{place} {error.description}"
 
@@ -132,10 +132,10 @@ class Sampling:
         Raises:
             typer.BadParameter: one is out of its bounds; names the flag.
         """
-        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
         for name in ("stop", "stop_token_id", "logit_bias", "json_schema"):
             del plain[name]
-        given = SamplingParams(
+        sampling = SamplingParams(
             **plain,
             stop=tuple(self.stop or ()),
             stop_token_ids=tuple(self.stop_token_id or ()),
@@ -145,7 +145,7 @@ class Sampling:
             max_tokens=max_tokens,
         )
         try:
-            return sampling_params(sampling_message(given))
+            return sampling_params(sampling_message(sampling))
         except FieldError as error:
             raise typer.BadParameter(flag_problem(error)) from None
         except ValueError as error:

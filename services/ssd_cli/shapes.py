@@ -17,19 +17,19 @@ def shape_of(source: str) -> ModelConfig:
         ModelNotFoundError: none of them.
         UnsupportedModelError: the engine does not support it.
     """
-    if (known := KNOWN_SHAPES.get(source.lower())) is not None:
-        return known
+    if (shape := KNOWN_SHAPES.get(source.lower())) is not None:
+        return shape
     names = ", ".join(KNOWN_SHAPES)
     try:
-        found = downloaded_shape(source)
+        downloaded = downloaded_shape(source)
     except ModelNotFoundError as error:
         raise ModelNotFoundError(f"{error}, or a known shape: {names}") from None
-    if found is None:
+    if downloaded is None:
         raise ModelNotFoundError(
             f"{source}: its config.json is not in the hub's cache of this machine; name a folder "
             f"that contains it, or a known shape: {names}"
         )
-    return found
+    return downloaded
 
 
 def downloaded_shape(source: str) -> ModelConfig | None:
@@ -45,10 +45,10 @@ def downloaded_shape(source: str) -> ModelConfig | None:
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415
 
     try:
-        found = try_to_load_from_cache(on_hub.name, "config.json", revision=on_hub.revision)
+        file = try_to_load_from_cache(on_hub.name, "config.json", revision=on_hub.revision)
     except ValueError as error:
         raise ModelNotFoundError(f"{source}: {error}") from error
-    return ModelConfig.from_folder(Path(found).parent) if isinstance(found, str) else None
+    return ModelConfig.from_folder(Path(file).parent) if isinstance(file, str) else None
 
 
 def check_pair(
@@ -63,7 +63,7 @@ def check_pair(
         check_shards(target, tensor_parallel_size)
     if target is None or draft is None or num_weights(draft) <= num_weights(target):
         return ""
-    sizes = [f"{num_weights(each) / 1e6:,.1f}M" for each in (draft, target)]
+    sizes = [f"{num_weights(model) / 1e6:,.1f}M" for model in (draft, target)]
     return (
         f"the draft has {sizes[0]} parameters and the target {sizes[1]}: a draft should be "
         "smaller; are --target and --draft exchanged?"

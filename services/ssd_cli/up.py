@@ -92,7 +92,7 @@ def check_ports(deployment: Deployment) -> None:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # As the servers do: the port of a connection that has ended is free.
+        # Servers set this option too: the port of a connection that has ended is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((_HOST, port))
@@ -148,17 +148,17 @@ def credential_flags(environ: Mapping[str, str] | None = None) -> str:
     find = partial(find_text, argv=(), environ=environ)
     is_mutual = find("tls_client_ca", prefix="SSD_TARGET")
     own = ("tls_certificate", "certificate", is_mutual), ("tls_key", "key", is_mutual)
-    known = ("tls_ca", "ca", find("tls_certificate", prefix="SSD_TARGET")), *own
-    found = {
+    flags = ("tls_ca", "ca", find("tls_certificate", prefix="SSD_TARGET")), *own
+    files = {
         name: find(f"target_{of_gateway}", prefix="SSD_GATEWAY", default=f"{name.upper()}.PEM")
-        for name, of_gateway, is_needed in known
+        for name, of_gateway, is_needed in flags
         if is_needed
     }
     if token_file := find("token_file", prefix="SSD_TARGET"):
-        found["token_file"] = token_file
+        files["token_file"] = token_file
     return "".join(
         f"--{name.replace('_', '-')} {shlex.quote(file)} "
-        for name, file in found.items()
+        for name, file in files.items()
         if not find(name, prefix="SSD")
     )
 
