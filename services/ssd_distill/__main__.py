@@ -93,11 +93,11 @@ def command(
         rounds=rounds,
         seed=seed,
     )
-    found = distill(plan, output, device=device, checkpoint_seconds=60 * checkpoint_minutes)
+    record = distill(plan, output, device=device, checkpoint_seconds=60 * checkpoint_minutes)
     if is_json:
-        write(json.dumps({"output": str(output)} | found) + "\n")
+        write(json.dumps({"output": str(output)} | record) + "\n")
         return
-    print_table(out, figures_table(found["before"], found["after"]))
+    print_table(out, figures_table(record["before"], record["after"]))
     err.print(f"written to {output}; try: ssd generate --target {target} --draft {output} TEXT")
 
 
@@ -109,12 +109,12 @@ def figures_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
     return table
 
 
-def _rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for temperature, tokens in found["tokens_per_round"].items():
+def _rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for temperature, tokens in figures["tokens_per_round"].items():
         yield f"tokens per round, T = {temperature}", f"{tokens:.2f}"
-        yield f"hit rate, T = {temperature}", f"{found['hit_rate'][temperature]:.0%}"
-    yield "same greedy choice", f"{found['agreement']:.0%}"
-    yield "KL, nats per token", f"{found['kl']:.3f}"
+        yield f"hit rate, T = {temperature}", f"{figures['hit_rate'][temperature]:.0%}"
+    yield "same greedy choice", f"{figures['agreement']:.0%}"
+    yield "KL, nats per token", f"{figures['kl']:.3f}"
 
 
 def main(argv: Sequence[str] | None = None, prog_name: str = "python -m ssd_distill") -> int:

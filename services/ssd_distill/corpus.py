@@ -52,7 +52,7 @@ def read_corpus(
             for modules in (training_modules(), held_out_modules())
         ]
         return Corpus(*parts)
-    files = [found for source in sources for found in _files(source)]
+    files = [entry for source in sources for entry in _files(source)]
     random.Random(seed).shuffle(files)  # noqa: S311 - an order, not a secret
     texts = (text for file, is_named in files for text in _texts(file, is_named=is_named))
     # The held-out part must be longer than one sequence, also for a training of few tokens.
@@ -114,7 +114,7 @@ def _text_of(line: str, place: str) -> str:
     except ValueError as error:
         raise SettingsError(f"{place}: not JSON: {error}") from None
     names = [name for name in FIELDS if isinstance(row, dict) and name in row]
-    found = row[names[0]] if names else None
-    if not isinstance(found, str):
+    text = row[names[0]] if names else None
+    if not isinstance(text, str):
         raise SettingsError(f"{place}: needs a string in one of the fields {', '.join(FIELDS)}")
-    return found
+    return text

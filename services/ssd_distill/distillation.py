@@ -61,9 +61,9 @@ class Distillation:
     draft: str = ""
     """Model that is trained further; empty: a new one."""
     num_layers: int = 0
-    """Of a new draft."""
+    """Layers of a new draft."""
     width: int = 0
-    """Of a new draft."""
+    """Width of a new draft."""
     data: tuple[str, ...]
     recipe: Recipe
     windows: int
@@ -97,7 +97,7 @@ def distill(
     """
     require_device(device)
     pair = _checked_pair(plan)
-    record = _found(plan, output)
+    record = _existing_record(plan, output)
     if record is not None and "after" in record:
         return record
     # Before the folder is made, so that a wrong name is not a run.
@@ -130,17 +130,17 @@ def _checked_pair(plan: Distillation) -> TargetModels:
     return pair
 
 
-def _found(plan: Distillation, output: Path) -> dict[str, Any] | None:
+def _existing_record(plan: Distillation, output: Path) -> dict[str, Any] | None:
     """Return the record of a folder that this plan began, None if there is nothing yet."""
     if (output / RECORD).is_file():
         record: dict[str, Any] = json.loads((output / RECORD).read_text(encoding="utf-8"))
         wanted = _as_json(plan)
         if "after" in record:
-            del wanted["loss"]  # It has nothing left to train.
+            del wanted["loss"]  # A complete run has nothing left to train.
         for name, value in wanted.items():
-            if (found := record["plan"].get(name)) != value:
+            if (earlier := record["plan"].get(name)) != value:
                 raise SettingsError(
-                    f"--output {output} is of a run with another {name} ({found}, not {value}): "
+                    f"--output {output} is of a run with another {name} ({earlier}, not {value}): "
                     "use another folder"
                 )
         return record
@@ -153,29 +153,29 @@ def _begun(plan: Distillation, output: Path, pair: TargetModels) -> dict[str, An
     """Make the folder, at once and without weights; return its record."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch:
-        made = Path(scratch) / "made"
-        (made / WORK).mkdir(parents=True)
-        copy_companions((pair.draft or pair.target).folder, made)
+        folder = Path(scratch) / "made"
+        (folder / WORK).mkdir(parents=True)
+        copy_companions((pair.draft or pair.target).folder, folder)
         if pair.draft is None:
             config = new_config(pair.target.folder, plan.num_layers, plan.width)
-            write_json(made / "config.json", config)
+            write_json(folder / "config.json", config)
         else:
-            shutil.copyfile(pair.draft.folder / "config.json", made / "config.json")
+            shutil.copyfile(pair.draft.folder / "config.json", folder / "config.json")
         record = {
             "plan": _as_json(plan),
             "seconds": 0.0,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         }
-        write_json(made / RECORD, record)
-        made.rename(output)
+        write_json(folder / RECORD, record)
+        folder.rename(output)
     return record
 
 
 def _as_json(plan: Distillation) -> dict[str, Any]:
     """Return the plan as a file of JSON has it: tuples are lists."""
-    found: dict[str, Any] = json.loads(json.dumps(asdict(plan)))
-    return found
+    document: dict[str, Any] = json.loads(json.dumps(asdict(plan)))
+    return document
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,9 @@ class _Run:
         )
         self._measure("before", held_out, target, draft)
         written_BS = self._written(target, corpus.train_S, held_out)
-        student, teacher = (logits_of(each, local.num_token_ids, dtype) for each in (draft, target))
+        student, teacher = (
+            logits_of(model, local.num_token_ids, dtype) for model in (draft, target)
+        )
         generator = torch.Generator().manual_seed(plan.seed)
         batches = mixed_batches(corpus.train_S, written_BS, plan.recipe, generator)
         self._train(draft, batches, teacher_loss(student, teacher), checkpoint_seconds)
@@ -225,8 +227,8 @@ class _Run:
         if name in self.record:
             return
         with progress(err, f"figures {name}", len(TEMPERATURES) * held_out.rounds) as advance:
-            found = held_out.evaluate(target, draft.eval(), lambda: advance(1))
-        self.record[name] = asdict(found)
+            evaluation = held_out.evaluate(target, draft.eval(), lambda: advance(1))
+        self.record[name] = asdict(evaluation)
         write_json(self.output / RECORD, self.record)
 
     def _written(self, target: Any, stream_S: Tensor, held_out: HeldOut) -> Tensor:

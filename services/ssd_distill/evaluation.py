@@ -20,7 +20,7 @@ BRANCHES = 24
 PROMPT_TOKENS = 64
 ROUNDS_OF_A_TEXT = 20
 MOST_TOKENS = PROMPT_TOKENS + ROUNDS_OF_A_TEXT * (LOOKAHEAD + 1)
-"""Of a text."""
+"""Maximum tokens of a text."""
 TEMPERATURES = (0.0, 1.0)
 POLICY = "adaptive"
 MAX_WINDOWS = 64
@@ -42,9 +42,9 @@ class Evaluation:
     agreement: float
     """Share of positions at which both have the same greedy choice."""
     tokens_per_round: dict[str, float]
-    """By temperature, with ``LOOKAHEAD`` tokens of the draft in each proposal."""
+    """Tokens of a round by temperature, with ``LOOKAHEAD`` tokens of the draft in each proposal."""
     hit_rate: dict[str, float]
-    """By temperature: share of outcomes that a table of ``BRANCHES`` branches contains."""
+    """Share of outcomes that a table of ``BRANCHES`` branches contains, by temperature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,17 +56,17 @@ class HeldOut:
     length: int
     """Tokens of a window for the losses."""
     rounds: int
-    """For each temperature."""
+    """Rounds of each temperature."""
     prefix: tuple[int, ...]
     """Tokens with which each text of the models begins."""
     num_token_ids: int
     """Ids from this one on are padding."""
     dtype: torch.dtype
-    """Of the arithmetic of losses."""
+    """Data type of the arithmetic of losses."""
 
     def evaluate(self, target: Any, draft: Any, on_round: Callable[[], None]) -> Evaluation:
         """Measure two models of transformers. The texts do not depend on the draft."""
-        logits = [logits_of(each, self.num_token_ids, self.dtype) for each in (target, draft)]
+        logits = [logits_of(model, self.num_token_ids, self.dtype) for model in (target, draft)]
         windows_BS = self.stream_S.unfold(0, self.length + 1, self.length)
         every = 1 + len(windows_BS) // MAX_WINDOWS
         losses = text_losses(logits[0], logits[1], windows_BS[::every])
@@ -100,15 +100,15 @@ def text_losses(target: Logits, draft: Logits, windows_BS: Tensor) -> dict[str, 
     """Return the losses of an ``Evaluation`` on windows of text, by name."""
     sums_4 = torch.zeros(4)
     for piece_BS in windows_BS.split(TOGETHER):
-        wanted_BSV, logits_BSV = (each(piece_BS[:, :-1]).float() for each in (target, draft))
+        wanted_BSV, logits_BSV = (model(piece_BS[:, :-1]).float() for model in (target, draft))
         goal_R = piece_BS[:, 1:].flatten().to(wanted_BSV.device)
-        found = (
+        losses = (
             functional.cross_entropy(wanted_BSV.flatten(0, 1), goal_R),
             functional.cross_entropy(logits_BSV.flatten(0, 1), goal_R),
             divergence(wanted_BSV, logits_BSV),
             (wanted_BSV.argmax(-1) == logits_BSV.argmax(-1)).float().mean(),
         )
-        sums_4 += len(piece_BS) * torch.stack(found).cpu()
+        sums_4 += len(piece_BS) * torch.stack(losses).cpu()
     means = (sums_4 / len(windows_BS)).tolist()
     names = ("target_loss", "draft_loss", "kl", "agreement")
     return {name: round(mean, 4) for name, mean in zip(names, means, strict=True)}

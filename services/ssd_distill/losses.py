@@ -14,7 +14,7 @@ from ssd_distill.models import Logits
 from ssd_distill.training import LossFunction
 
 TEMPERATURES = (1.0, 0.5)
-"""At which target and draft should agree. At lower ones, few tokens have a gradient."""
+"""Temperatures at which target and draft agree. At lower ones, few tokens have a gradient."""
 NUM_TOKENS = 32
 """Number of tokens with the largest mean probability that are computed one by one."""
 KL_WEIGHT = 0.3
@@ -32,7 +32,7 @@ def teacher_loss(student: Logits, teacher: Logits) -> LossFunction:
         with torch.no_grad():
             wanted_BSV = teacher(inputs_BS)
         pair = log_probabilities(wanted_BSV), log_probabilities(student(inputs_BS))
-        agreements = torch.stack([agreement(*pair, each) for each in TEMPERATURES])
+        agreements = torch.stack([agreement(*pair, temperature) for temperature in TEMPERATURES])
         return KL_WEIGHT * _divergence(*pair) - agreements.mean()
 
     return loss

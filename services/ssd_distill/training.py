@@ -128,7 +128,9 @@ class Training:
         self._model = model
         self._recipe = recipe
         self._optimizers = optimizers(model, recipe)
-        self._peaks = [[group["lr"] for group in each.param_groups] for each in self._optimizers]
+        self._peaks = [
+            [group["lr"] for group in optimizer.param_groups] for optimizer in self._optimizers
+        ]
         self._losses: list[float] = []
 
     @property
@@ -171,11 +173,14 @@ class Training:
 
     def state(self) -> dict[str, Tensor]:
         """Return weights, state of the optimizers and losses, for ``restore``."""
-        found = {f"model.{name}": each.detach() for name, each in self._model.named_parameters()}
+        state = {
+            f"model.{name}": parameter.detach()
+            for name, parameter in self._model.named_parameters()
+        }
         for number, optimizer in enumerate(self._optimizers):
             for index, held in optimizer.state_dict()["state"].items():
-                found |= {f"{number}.{index}.{name}": value for name, value in held.items()}
-        return found | {"losses": torch.tensor(self._losses, dtype=torch.float64)}
+                state |= {f"{number}.{index}.{name}": tensor for name, tensor in held.items()}
+        return state | {"losses": torch.tensor(self._losses, dtype=torch.float64)}
 
     @torch.no_grad()
     def restore(self, state: dict[str, Tensor]) -> None:
@@ -184,11 +189,11 @@ class Training:
             parameter.copy_(state[f"model.{name}"])
         for number, optimizer in enumerate(self._optimizers):
             held: dict[int, dict[str, Tensor]] = defaultdict(dict)
-            for key, value in state.items():
+            for key, tensor in state.items():
                 owner, _, rest = key.partition(".")
                 if owner == str(number):
                     index, _, name = rest.partition(".")
-                    held[int(index)][name] = value
+                    held[int(index)][name] = tensor
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": dict(held), "param_groups": groups})
         self._losses = state["losses"].tolist()
