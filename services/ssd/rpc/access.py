@@ -20,7 +20,7 @@ class Role:
     """Callers with the same rights; without tokens and names, all callers."""
 
     name: str
-    """In messages: ``client``."""
+    """Name in messages, for example ``client``."""
     tokens: AcceptedTokens | None = None
     names: frozenset[str] = frozenset()
     """Subject alternative names of certificates. A caller needs one of them."""
@@ -36,9 +36,9 @@ class Access:
     """The role that a call needs."""
 
     role: Role = Role(name="caller")
-    """Of all methods that have no other one."""
+    """Role of all methods that have no other one."""
     others: Mapping[str, Role] = field(default_factory=dict)
-    """By the full name of a method, or its beginning: ``/ssd.v1.AdminService/``."""
+    """Roles by the full name of a method, or its beginning: ``/ssd.v1.AdminService/``."""
 
     def check(self, method: str, context: Any) -> None:
         """Refuse a caller that does not have the role of a method.
@@ -50,7 +50,7 @@ class Access:
         if method.startswith(_OPEN_SERVICE):
             return
         role = next(
-            (each for prefix, each in self.others.items() if method.startswith(prefix)), self.role
+            (other for prefix, other in self.others.items() if method.startswith(prefix)), self.role
         )
         if role.tokens is not None:
             token = bearer_token(context.invocation_metadata() or ())
@@ -67,9 +67,9 @@ class Access:
             return AccessError(
                 f"no token of the role {role.name}; send the metadata 'authorization: Bearer TOKEN'"
             )
-        for each in (self.role, *self.others.values()):
-            if each.tokens is not None and each.tokens.accept(token):
-                return NotAllowedError(f"the token has the role {each.name}, needed is {role.name}")
+        for held in (self.role, *self.others.values()):
+            if held.tokens is not None and held.tokens.accept(token):
+                return NotAllowedError(f"the token has the role {held.name}, needed is {role.name}")
         return AccessError(f"the token is not one of the role {role.name}")
 
 
@@ -88,5 +88,5 @@ OPEN = Security()
 
 def _names(context: Any) -> frozenset[str]:
     """Return the names of the caller's certificate; none without mutual TLS."""
-    found = context.auth_context().get(_NAMES_KEY) or ()
-    return frozenset(name.decode(errors="replace") for name in found)
+    names = context.auth_context().get(_NAMES_KEY) or ()
+    return frozenset(name.decode(errors="replace") for name in names)

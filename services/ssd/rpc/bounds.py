@@ -51,24 +51,24 @@ class PromptBounds:
 ANY_MODEL = PromptBounds()
 
 
-def check_range(name: str, found: float, lowest: float, highest: float) -> None:
+def check_range(name: str, number: float, lowest: float, highest: float) -> None:
     """Refuse a number outside a closed range. NaN and infinities are outside every range.
 
     Raises:
         FieldError: names the field, the number and the range.
     """
-    if not (lowest <= found <= highest and math.isfinite(found)):
-        raise FieldError(name, f"is {_shown(found)}, must be {_range_text(lowest, highest)}")
+    if not (lowest <= number <= highest and math.isfinite(number)):
+        raise FieldError(name, f"is {_shown(number)}, must be {_range_text(lowest, highest)}")
 
 
-def check_count(name: str, found: int, unit: str, lowest: int, highest: int) -> None:
+def check_count(name: str, count: int, unit: str, lowest: int, highest: int) -> None:
     """Refuse a list or a text with too few or too many parts.
 
     Raises:
         FieldError: names the field, the count, its unit and the range.
     """
-    if not lowest <= found <= highest:
-        raise FieldError(name, f"has {found} {unit}, must have {lowest}..{highest}")
+    if not lowest <= count <= highest:
+        raise FieldError(name, f"has {count} {unit}, must have {lowest}..{highest}")
 
 
 def _range_text(lowest: float, highest: float) -> str:
@@ -114,7 +114,7 @@ def check_token_ids(
     limit = LARGEST_ID + 1 if vocab_size is None else vocab_size
     if not token_ids or (min(token_ids) >= 0 and max(token_ids) < limit):
         return
-    index = next(index for index, each in enumerate(token_ids) if not 0 <= each < limit)
+    index = next(index for index, token_id in enumerate(token_ids) if not 0 <= token_id < limit)
     place = token_ids[index] if is_keyed else index
     check_range(f"{name}[{place}]", token_ids[index], 0, limit - 1)
 
@@ -128,9 +128,9 @@ def max_values(text: bytes, enough: int) -> int:
     """
     # Now a quotation mark begins or ends a text.
     plain = text.replace(rb"\\", b"").replace(rb"\"", b"")
-    found = plain.count(b'"') // 2 + 1
-    if found <= enough:
+    num_values = plain.count(b'"') // 2 + 1
+    if num_values <= enough:
         outside = b"".join(plain.split(b'"')[::2])
         # A list or an object has one value more than it has commas, unless it is empty.
-        found += sum(map(outside.count, (b",", b"[", b"{")))
-    return found
+        num_values += sum(map(outside.count, (b",", b"[", b"{")))
+    return num_values

@@ -304,13 +304,13 @@ async def _write_all(responses: AsyncGenerator[Any, None], call: Call) -> None:
 
 
 def _begin(context: Any) -> str:
-    given = dict(context.invocation_metadata() or ()).get(REQUEST_ID_KEY, "")
+    sent_id = dict(context.invocation_metadata() or ()).get(REQUEST_ID_KEY, "")
     is_usable = (
-        isinstance(given, str)
-        and 1 <= len(given) <= MAX_REQUEST_ID_CHARACTERS
-        and given.isprintable()
+        isinstance(sent_id, str)
+        and 1 <= len(sent_id) <= MAX_REQUEST_ID_CHARACTERS
+        and sent_id.isprintable()
     )
-    request_id = given if is_usable else secrets.token_hex(8)
+    request_id = sent_id if is_usable else secrets.token_hex(8)
     log.request_id.set(request_id)
     return request_id
 

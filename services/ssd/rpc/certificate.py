@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 _PEM = re.compile(rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----([^-]+)-----END")
 _VERSION, _UTC_TIME = 0xA0, 0x17
 _LONG = 0x80
-"""Of a length: the other bits are the number of its bytes."""
+"""Bit of a length whose other bits are the number of bytes of the length."""
 
 
 def expiry_of(pem: bytes) -> float:
@@ -27,10 +27,10 @@ def expiry_of(pem: bytes) -> float:
     Raises:
         ValueError: it contains no certificate.
     """
-    found = _PEM.search(pem)
-    if found is None:
+    block = _PEM.search(pem)
+    if block is None:
         raise ValueError("no certificate in the form of PEM")
-    _, certificate, _ = _element(base64.b64decode(found[1]))
+    _, certificate, _ = _element(base64.b64decode(block[1]))
     _, fields, _ = _element(certificate)
     tag, _, rest = _element(fields)
     # The version is optional, and the serial number follows it.

@@ -105,7 +105,7 @@ class _Client:
         self.endpoint = endpoint
         self._credentials = credentials
         self._certificates: Pem | None = None
-        """Those of the channel that is open."""
+        """Certificates of the channel that is open."""
         self._is_closed = False
         self._opened: grpc.aio.Channel | None = None
         self._num_calls: Counter[grpc.aio.Channel] = Counter()
@@ -178,10 +178,10 @@ class _Client:
 
     async def _end_call(self, channel: grpc.aio.Channel) -> None:
         self._num_calls[channel] -= 1
-        for each in [each for each, calls in self._num_calls.items() if not calls]:
-            del self._num_calls[each]
-            if each is not self._opened:
-                await each.close(None)
+        for unused in [other for other, calls in self._num_calls.items() if not calls]:
+            del self._num_calls[unused]
+            if unused is not self._opened:
+                await unused.close(None)
 
     async def _call(
         self, stub: Callable[[grpc.aio.Channel], Any], method: str, request: Any
@@ -251,8 +251,8 @@ class TargetClient(_Client):
             SSDError: see the module.
         """
         if not isinstance(prompt, GenerateCall):
-            whole = prompt if isinstance(prompt, str | Conversation) else tuple(prompt)
-            prompt = GenerateCall(prompt=whole, sampling=sampling or SamplingParams(), mode=mode)
+            content = prompt if isinstance(prompt, str | Conversation) else tuple(prompt)
+            prompt = GenerateCall(prompt=content, sampling=sampling or SamplingParams(), mode=mode)
         request = generate_request(prompt)
         of_request = ((REQUEST_ID_KEY, request_id),) if request_id else ()
         metadata = (*of_request, *log.trace_headers.get())

@@ -79,12 +79,12 @@ class Conversation:
     @property
     def texts(self) -> list[str]:
         """All texts that the template can put into the prompt, in their usual order."""
-        found = [self.tools]
+        texts = [self.tools]
         for turn in self.turns:
-            found += (turn.content, turn.tool_call_id)
+            texts += (turn.content, turn.tool_call_id)
             for call in turn.tool_calls:
-                found += (call.id, call.name, call.arguments)
-        return list(filter(None, found))
+                texts += (call.id, call.name, call.arguments)
+        return list(filter(None, texts))
 
 
 Prompt = str | tuple[TokenId, ...] | Conversation
@@ -305,9 +305,9 @@ def generation_chunk(message: generate_pb2.GenerateResponse) -> GenerationChunk:
     )
 
 
-def _round_fields(each: Round) -> dict[str, Any]:
-    lookup = None if each.lookup is LookupResult.NONE else f"LOOKUP_RESULT_{each.lookup.name}"
-    return asdict(each) | {"lookup": lookup}
+def _round_fields(round_: Round) -> dict[str, Any]:
+    lookup = None if round_.lookup is LookupResult.NONE else f"LOOKUP_RESULT_{round_.lookup.name}"
+    return asdict(round_) | {"lookup": lookup}
 
 
 def _round(message: types_pb2.Round) -> Round:
@@ -378,7 +378,7 @@ def _conversation(chat: types_pb2.ChatMessages, bounds: PromptBounds) -> Convers
         ChatTurn(
             turn.role,
             turn.content,
-            tuple(ToolCall(each.id, each.name, each.arguments) for each in turn.tool_calls),
+            tuple(ToolCall(call.id, call.name, call.arguments) for call in turn.tool_calls),
             turn.tool_call_id,
         )
         for turn in chat.messages
@@ -418,4 +418,5 @@ def shared_fields(source: object, kind: Any, *but: str) -> dict[str, Any]:
         kind: the dataclass.
         but: names to leave out, because their types differ.
     """
-    return {each.name: getattr(source, each.name) for each in fields(kind) if each.name not in but}
+    names = (item.name for item in fields(kind))
+    return {name: getattr(source, name) for name in names if name not in but}

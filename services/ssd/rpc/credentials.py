@@ -243,9 +243,9 @@ class AcceptedTokens:
 
     def accept(self, token: str) -> bool:
         """Whether the file contains a token. The time does not depend on which one, or where."""
-        given, is_accepted = _digest(token), False
+        token_digest, is_accepted = _digest(token), False
         for digest in self._digests.current():
-            is_accepted |= hmac.compare_digest(given, digest)
+            is_accepted |= hmac.compare_digest(token_digest, digest)
         return is_accepted
 
 

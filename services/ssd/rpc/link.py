@@ -104,9 +104,9 @@ class ChannelStatus:
     transport: str = "tcp"
     """How the bytes travel: ``tcp``, or the path that NCCL reports."""
     round_trip_seconds: float = 0.0
-    """Of 4 KiB over a collective channel, median."""
+    """Median time of a round trip of 4 KiB over a collective channel."""
     bytes_per_second: float = 0.0
-    """Of a collective channel, at least."""
+    """Lower bound of the bandwidth of a collective channel."""
 
 
 class TensorChannel(Protocol):
@@ -220,16 +220,16 @@ class _Link(ABC, Generic[Sent, Received]):
             FrameError: the peer sent a malformed message.
             LinkError: the connection is lost; names the peer.
         """
-        found = await self._incoming.get()
-        if found is None or isinstance(found, LinkError):
-            self._incoming.put_nowait(found)
-            if found is not None:
+        message = await self._incoming.get()
+        if message is None or isinstance(message, LinkError):
+            self._incoming.put_nowait(message)
+            if message is not None:
                 try:
-                    raise found
+                    raise message
                 finally:
                     # Its traceback refers to this frame, and the frame to this link.
-                    del found
-        return found
+                    del message
+        return message
 
     def use(self, channel: TensorChannel) -> None:
         """Send commits and tables over another channel from now on. The link closes it."""

@@ -231,9 +231,9 @@ def _session(session: int) -> int:
     return session
 
 
-def _check_handshake(field: str, found: int, lowest: int, highest: int) -> None:
-    if not lowest <= found <= highest:
-        raise HandshakeError(field, f"is {found}, must be in {lowest}..{highest}")
+def _check_handshake(field: str, number: int, lowest: int, highest: int) -> None:
+    if not lowest <= number <= highest:
+        raise HandshakeError(field, f"is {number}, must be in {lowest}..{highest}")
 
 
 def _check_words(**words: str) -> None:

@@ -42,7 +42,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 """Ranges of optional numbers, except those that depend on the vocabulary."""
 _SWITCHES = ("ignore_eos", "echo")
 MAX_STRUCTURE_BYTES = {"json_schema": 64 * 1024, "regex": 4 * 1024}
-"""Of a structure by its field."""
+"""Maximum size of a structure by its field."""
 _DEFAULTS = SamplingParams()
 
 
@@ -59,25 +59,25 @@ def sampling_params(
         FieldError: a field is out of range.
     """
     all_tokens = LARGEST_ID if vocab_size is None else vocab_size
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         name: getattr(message, name) for name in ("top_k", *_RANGES) if message.HasField(name)
     }
-    _check_ranges(found, top_k=(1, all_tokens))
-    if found.get("top_k") == all_tokens:
-        del found["top_k"]
-    if found.get("temperature", 1.0) < LEAST_TEMPERATURE:
-        found["temperature"] = 0.0
+    _check_ranges(values, top_k=(1, all_tokens))
+    if values.get("top_k") == all_tokens:
+        del values["top_k"]
+    if values.get("temperature", 1.0) < LEAST_TEMPERATURE:
+        values["temperature"] = 0.0
     _check_stops(message, vocab_size)
     _check_biases(message.logit_bias, vocab_size)
     structure = message.WhichOneof("structure")
     if structure is not None:
-        found[structure] = text = getattr(message, structure)
+        values[structure] = text = getattr(message, structure)
         most = MAX_STRUCTURE_BYTES[structure]
         check_count(f"sampling.{structure}", len(text.encode()), "bytes", 1, most)
     return SamplingParams(
-        **found,
+        **values,
         **{name: getattr(message, name) for name in _SWITCHES},
-        logit_bias=tuple(sorted(each for each in message.logit_bias.items() if each[1])),
+        logit_bias=tuple(sorted(entry for entry in message.logit_bias.items() if entry[1])),
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
     )
@@ -91,8 +91,8 @@ def sampling_message(sampling: SamplingParams) -> types_pb2.SamplingParams:
             name.
     """
     names = ("top_k", *_RANGES, *_SWITCHES, *MAX_STRUCTURE_BYTES)
-    found = {name: getattr(sampling, name) for name in names}
-    changed = {name: value for name, value in found.items() if value != getattr(_DEFAULTS, name)}
+    values = {name: getattr(sampling, name) for name in names}
+    changed = {name: value for name, value in values.items() if value != getattr(_DEFAULTS, name)}
     _check_ranges(changed, top_k=(0, LARGEST_ID))
     check_token_ids("sampling.stop_token_ids", sampling.stop_token_ids, None)
     biases = dict(sampling.logit_bias)
@@ -112,9 +112,9 @@ def logprobs_messages(
     """Convert the log-probabilities of a chunk."""
     return [
         types_pb2.PositionLogprobs(
-            selected=_logprob_message(each.selected), top=map(_logprob_message, each.top)
+            selected=_logprob_message(position.selected), top=map(_logprob_message, position.top)
         )
-        for each in positions
+        for position in positions
     ]
 
 
@@ -123,9 +123,9 @@ def position_logprobs(message: types_pb2.PositionLogprobs) -> PositionLogprobs:
     return PositionLogprobs(_logprob(message.selected), tuple(map(_logprob, message.top)))
 
 
-def _logprob_message(found: TokenLogprob) -> types_pb2.TokenLogprob:
+def _logprob_message(token: TokenLogprob) -> types_pb2.TokenLogprob:
     return types_pb2.TokenLogprob(
-        token_id=found.token_id, logprob=found.logprob, text=found.text, partial=found.partial
+        token_id=token.token_id, logprob=token.logprob, text=token.text, partial=token.partial
     )
 
 
@@ -133,15 +133,15 @@ def _logprob(message: types_pb2.TokenLogprob) -> TokenLogprob:
     return TokenLogprob(message.token_id, message.logprob, message.text, message.partial)
 
 
-def _check_ranges(found: Mapping[str, Any], **others: tuple[float, float]) -> None:
+def _check_ranges(values: Mapping[str, Any], **others: tuple[float, float]) -> None:
     for name, (lowest, highest) in (others | _RANGES).items():
-        if name in found:
-            check_range(f"sampling.{name}", found[name], lowest, highest)
+        if name in values:
+            check_range(f"sampling.{name}", values[name], lowest, highest)
 
 
 def _check_stops(message: types_pb2.SamplingParams, vocab_size: int | None) -> None:
-    for name, found in (("stop", message.stop), ("stop_token_ids", message.stop_token_ids)):
-        check_count(f"sampling.{name}", len(found), "entries", 0, MAX_STOPS)
+    for name, entries in (("stop", message.stop), ("stop_token_ids", message.stop_token_ids)):
+        check_count(f"sampling.{name}", len(entries), "entries", 0, MAX_STOPS)
     for index, stop in enumerate(message.stop):
         check_count(f"sampling.stop[{index}]", len(stop), "characters", 1, MAX_STOP_CHARACTERS)
     check_token_ids("sampling.stop_token_ids", message.stop_token_ids, vocab_size)

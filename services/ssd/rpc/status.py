@@ -65,7 +65,7 @@ class Rule:
     error: type[Exception]
     code: grpc.StatusCode
     http_status: int
-    """Of the gateway's response."""
+    """Status of the gateway's response."""
     reason: str
     rebuild: Rebuild
 
@@ -282,9 +282,9 @@ def _exhausted(message: str, endpoint: str) -> SSDError:
     sizes = _TOO_LONG.search(message)
     if sizes is None:
         return OverloadedError(f"{endpoint}: {message}")
-    found, allowed = (f"{int(size):,} bytes" for size in sizes.groups())
+    actual, allowed = (f"{int(size):,} bytes" for size in sizes.groups())
     return TooLargeError(
-        f"{endpoint}: the prompt is too long: the request has {found}, allowed are {allowed}; "
+        f"{endpoint}: the prompt is too long: the request has {actual}, allowed are {allowed}; "
         "the limit follows from the target's max_model_len"
     )
 
@@ -299,7 +299,7 @@ def _error_info(trailers: Any) -> error_details_pb2.ErrorInfo:
     info = error_details_pb2.ErrorInfo()
     try:
         status = status_pb2.Status.FromString(dict(trailers or ()).get(DETAILS_TRAILER, b""))
-        is_ours = any(each.Unpack(info) and info.domain == DOMAIN for each in status.details)
+        is_ours = any(detail.Unpack(info) and info.domain == DOMAIN for detail in status.details)
     except DecodeError:
         is_ours = False
     return info if is_ours else error_details_pb2.ErrorInfo()
