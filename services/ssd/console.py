@@ -101,10 +101,12 @@ def usage_problem(error: TyperException, program: str) -> str:
 def _option_hint(option: str, context: typer.Context) -> str:
     """Return the nearest option, or what to do if the word is no option at all."""
     parameters = context.command.params
-    options = [name for each in parameters for name in (*each.opts, *each.secondary_opts)]
+    options = [
+        name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)
+    ]
     if hint := did_you_mean(option, options, "--"):
         return hint
-    has_argument = any(each.param_type_name == "argument" for each in parameters)
+    has_argument = any(parameter.param_type_name == "argument" for parameter in parameters)
     return "; write -- before an argument that begins with -" if has_argument else ""
 
 
@@ -118,23 +120,23 @@ def _value_problem(error: typer.BadParameter, parameter: Any) -> str:
         kind = {"dir": "folder"}.get(path[1], "file")
         return f"{flag}: {path[2]}; it must be a {kind}"
     if not isinstance(cause, ValidationError):
-        return _TYPER_PREFIX.sub(lambda found: f"{found[1]}: ", error.format_message())
-    found = cause.errors()[0]
-    match found["type"].partition("_")[0]:
+        return _TYPER_PREFIX.sub(lambda matched: f"{matched[1]}: ", error.format_message())
+    detail = cause.errors()[0]
+    match detail["type"].partition("_")[0]:
         case "int":
-            return f"{flag} is {found['input']!r}, must be a whole number{_range_of(parameter)}"
+            return f"{flag} is {detail['input']!r}, must be a whole number{_range_of(parameter)}"
         case "float":
-            return f"{flag} is {found['input']!r}, must be a number{_range_of(parameter)}"
+            return f"{flag} is {detail['input']!r}, must be a number{_range_of(parameter)}"
         case "less" | "greater":
-            return f"{flag} is {found['input']}, must be{_range_of(parameter)}"
-    return f"{flag}: {found['msg'].removeprefix('Value error, ').removesuffix('.')}"
+            return f"{flag} is {detail['input']}, must be{_range_of(parameter)}"
+    return f"{flag}: {detail['msg'].removeprefix('Value error, ').removesuffix('.')}"
 
 
 def _range_of(parameter: Any) -> str:
     """Return the bounds of a number, after a space; empty without bounds."""
     bounds = parameter.type_descriptor.parameter_info
     low, high = (
-        f"{each:g}" if isinstance(each, float) else each for each in (bounds.min, bounds.max)
+        f"{bound:g}" if isinstance(bound, float) else bound for bound in (bounds.min, bounds.max)
     )
     if low is not None and high is not None:
         return f" in {low}..{high}"

@@ -156,7 +156,7 @@ class _Blobs:
         folder = Path(HF_HUB_CACHE) / f"models--{model.name.replace('/', '--')}" / "blobs"
         try:
             entries = HfApi().list_repo_tree(model.name, recursive=True, revision=model.revision)
-            files = {each.path: each for each in entries if isinstance(each, RepoFile)}
+            files = {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
         except HUB_ERRORS as error:
             if not is_transient(error):
                 raise
@@ -167,7 +167,7 @@ class _Blobs:
             for path, file in files.items()
             if any(fnmatch(path, pattern) for pattern in WANTED)
         )
-        sizes = {each.lfs.sha256 if each.lfs else each.blob_id: each.size for each in wanted}
+        sizes = {file.lfs.sha256 if file.lfs else file.blob_id: file.size for file in wanted}
         return cls(folder, sizes)
 
     @property

@@ -200,7 +200,7 @@ def field_help(cls: type) -> Mapping[str, str]:
 
     A class whose source is missing has none.
     """
-    found: dict[str, str] = {}
+    helps: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
@@ -212,8 +212,8 @@ def field_help(cls: type) -> Mapping[str, str]:
                     ast.AnnAssign(target=ast.Name(id=name)),
                     ast.Expr(value=ast.Constant(value=str(text))),
                 ):
-                    found[name] = " ".join(text.split())
-    return found
+                    helps[name] = " ".join(text.split())
+    return helps
 
 
 def check_callers(host: str, name: str, *, has_tokens: bool, has_tls: bool) -> None:
@@ -257,7 +257,7 @@ def did_you_mean(name: str, valid: Iterable[str], prefix: str = "") -> str:
 
     The prefix of all names makes none more alike.
     """
-    names = [each.removeprefix(prefix) for each in valid]
+    names = [option.removeprefix(prefix) for option in valid]
     near = difflib.get_close_matches(name.removeprefix(prefix), names, n=1)
     return f"; did you mean {prefix}{near[0]}?" if near else ""
 
@@ -290,7 +290,7 @@ def _arguments(cls: type, argv: Sequence[str], prefix: str) -> argparse.Namespac
         parser.add_argument(_flag(item.name), default=None, dest=item.name, help=text, **options)
     arguments, rest = parser.parse_known_args(list(argv))
     flags = ["--config", *map(_flag, _names(cls))]
-    _refuse_unknown(cls, (each.partition("=")[0] for each in rest), "", flags, "--")
+    _refuse_unknown(cls, (argument.partition("=")[0] for argument in rest), "", flags, "--")
     return arguments
 
 
@@ -313,23 +313,23 @@ def _from_environment(
     environ: Mapping[str, str], prefix: str, cls: type
 ) -> dict[str, tuple[Any, str]]:
     start = f"{prefix}_"
-    given = {name: text for name, text in environ.items() if name.startswith(start)}
+    variables = {name: text for name, text in environ.items() if name.startswith(start)}
     valid = [start + name.upper() for name in _names(cls)]
-    _refuse_unknown(cls, given, "environment: ", valid, start)
+    _refuse_unknown(cls, variables, "environment: ", valid, start)
     return {
         name.removeprefix(start).lower(): (text, f"environment {name}")
-        for name, text in given.items()
+        for name, text in variables.items()
     }
 
 
 def _refuse_unknown(
-    cls: type, given: Iterable[object], where: str, valid: Sequence[str], prefix: str = ""
+    cls: type, keys: Iterable[object], where: str, valid: Sequence[str], prefix: str = ""
 ) -> None:
     """Refuse a name that no setting has.
 
     ``elsewhere`` of a class has hints for settings of other processes, by name.
     """
-    for name in map(str, given):
+    for name in map(str, keys):
         if name in valid:
             continue
         hint, own = did_you_mean(name, valid, prefix), name.removeprefix(prefix)
@@ -341,10 +341,10 @@ def _refuse_unknown(
 def _made(cls: type[Settings], texts: Mapping[str, tuple[Any, str]]) -> Settings:
     """Convert the values, each with its source, to the types of their fields; check the bounds."""
     kinds = typing.get_type_hints(cls)
-    known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
+    fields_by_name = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
     return cls(
         **{
-            name: _checked(known[name], kinds[name], value, f"{name} ({source})")
+            name: _checked(fields_by_name[name], kinds[name], value, f"{name} ({source})")
             for name, (value, source) in texts.items()
         }
     )

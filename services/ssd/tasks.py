@@ -15,7 +15,7 @@ async def beside(*work: Coroutine[Any, Any, Any]) -> AsyncGenerator[list[asyncio
 
     The block may read the results and errors of the tasks.
     """
-    tasks = [asyncio.create_task(each) for each in work]
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
     try:
         yield tasks
     finally:
@@ -49,9 +49,11 @@ async def merged(
                 yield 0, item
         return
     async with contextlib.AsyncExitStack() as stack:
-        for each in streams:
-            await stack.enter_async_context(contextlib.aclosing(each))
-        reading = {asyncio.ensure_future(anext(each)): index for index, each in enumerate(streams)}
+        for stream in streams:
+            await stack.enter_async_context(contextlib.aclosing(stream))
+        reading = {
+            asyncio.ensure_future(anext(stream)): index for index, stream in enumerate(streams)
+        }
         stack.push_async_callback(_cancel, reading)
         while reading:
             arrived, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)

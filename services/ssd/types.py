@@ -113,7 +113,7 @@ class ChatTurn:
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
-    """Of a turn ``tool``: id of the call whose result it is."""
+    """Id of the call whose result a turn ``tool`` is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class Welcome:
     backend_refusal: str = ""
     """Why the draft chose none of the target's backends."""
     tokenizer_fingerprint: str = ""
-    """Of the draft; empty is unknown."""
+    """Fingerprint of the tokenizer of the draft; empty if unknown."""
     num_targets: int = 0
     """Targets that the draft serves, this one included; 0 is unknown."""
 
@@ -333,7 +333,7 @@ class GenerationChunk:
 
     token_ids: tuple[TokenId, ...]
     logprobs: tuple[PositionLogprobs, ...] = ()
-    """Of each token, if the request asks for them."""
+    """Log-probabilities of each token, if the request asks for them."""
     text: str = ""
     choice: int = 0
     seed: int | None = None

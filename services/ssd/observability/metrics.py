@@ -248,7 +248,7 @@ class _MetricsOf:
 
     def collect(self) -> Iterator[Metric]:
         """Return the metric families with their current samples."""
-        return (each for each in REGISTRY.collect() if each.name not in self._left_out)
+        return (family for family in REGISTRY.collect() if family.name not in self._left_out)
 
 
 def metrics_of(process: Literal["target", "draft"]) -> CollectorRegistry:

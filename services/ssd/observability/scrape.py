@@ -28,9 +28,9 @@ async def scrape(http_address: str, timeout_seconds: float = 10.0) -> dict[str, 
 
 def samples(page: str) -> dict[str, float]:
     """Return the samples of a metrics page by their names: ``name`` or ``name{key="value"}``."""
-    found = {}
+    values = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
             labels = ",".join(f'{key}="{value}"' for key, value in sample.labels.items())
-            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = float(sample.value)
-    return found
+            values[f"{sample.name}{{{labels}}}" if labels else sample.name] = float(sample.value)
+    return values

@@ -73,7 +73,7 @@ def own_gpus(view: GpuView, num_needed: int) -> tuple[str, ...] | None:
             f"{sees}, {num_needed} are needed, and nothing lists those that are allocated to it; "
             "do not make it privileged, or set CUDA_VISIBLE_DEVICES to their ids"
         )
-    if not all(each.startswith(_ID_PREFIXES) for each in view.allocated):
+    if not all(gpu.startswith(_ID_PREFIXES) for gpu in view.allocated):
         raise SettingsError(
             f"{sees}, and the {num_own} allocated ones are listed by number, which CUDA may count "
             "in another order; list them by id (deviceIDStrategy uuid of the device plugin)"
@@ -81,7 +81,7 @@ def own_gpus(view: GpuView, num_needed: int) -> tuple[str, ...] | None:
     if view.chosen is None:
         return view.allocated
     # CUDA also accepts the beginning of an id.
-    if not all(any(own.startswith(each) for own in view.allocated) for each in view.chosen):
+    if not all(any(gpu.startswith(prefix) for gpu in view.allocated) for prefix in view.chosen):
         raise SettingsError(
             f"{sees}, CUDA_VISIBLE_DEVICES is {','.join(view.chosen)}, and those that are "
             f"allocated to it are {','.join(view.allocated)}; name these, or leave it out"
@@ -118,14 +118,14 @@ def use_own_gpus(settings: EngineSettings) -> None:
 
 
 def _check_number(view: GpuView, num_needed: int) -> None:
-    found, name = view.allocated, "allocated"
+    gpus, origin = view.allocated, "allocated"
     if view.chosen is not None:
-        found, name = view.chosen, "in CUDA_VISIBLE_DEVICES"
-    elif not found:
+        gpus, origin = view.chosen, "in CUDA_VISIBLE_DEVICES"
+    elif not gpus:
         return
-    if len(found) < num_needed:
-        raise SettingsError(f"{num_needed} GPUs are needed, and {len(found)} are {name}")
+    if len(gpus) < num_needed:
+        raise SettingsError(f"{num_needed} GPUs are needed, and {len(gpus)} are {origin}")
 
 
 def _names(folder: Path, pattern: str) -> list[str]:
-    return [each.name for each in folder.glob(pattern)]
+    return [path.name for path in folder.glob(pattern)]

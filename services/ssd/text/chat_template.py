@@ -28,7 +28,7 @@ class ChatTemplate:
 
     text: str
     text_with_tools: str = ""
-    """For requests with tools, if the model has another template for them."""
+    """Template of requests with tools, if the model has another one for them."""
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     """Variables such as ``bos_token``."""
 
@@ -44,17 +44,17 @@ def load_template(folder: Path) -> ChatTemplate | None:
     """
     path = folder / "tokenizer_config.json"
     config = _config(path)
-    found = config.get("chat_template")
+    chat_template = config.get("chat_template")
     file = folder / "chat_template.jinja"
     if file.is_file():
         try:
-            found = file.read_text(encoding="utf-8")
+            chat_template = file.read_text(encoding="utf-8")
         except ValueError as error:
             raise TokenizerError(f"{file}: not UTF-8: {error}") from error
-    if isinstance(found, list):
-        named = _named(found, path)
+    if isinstance(chat_template, list):
+        named = _named(chat_template, path)
     else:
-        named = {"default": found} if isinstance(found, str) else {}
+        named = {"default": chat_template} if isinstance(chat_template, str) else {}
     if "default" not in named:
         return None
     special_tokens = {
@@ -69,8 +69,8 @@ def load_template(folder: Path) -> ChatTemplate | None:
 def _named(templates: list[Any], path: Path) -> dict[str, str]:
     """Return the templates of a list by name."""
     named: dict[str, str] = {}
-    for index, each in enumerate(templates):
-        match each:
+    for index, entry in enumerate(templates):
+        match entry:
             case {"name": str(name), "template": str(template)}:
                 named[name] = template
             case {"name": str(name)} if name not in ("default", "tool_use"):
@@ -87,12 +87,12 @@ def _config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise TokenizerError(f"{path}: not a JSON object: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise TokenizerError(f"{path}: not a JSON object")
-    return found
+    return config
 
 
 def tool_format(template: ChatTemplate | None) -> str:
@@ -129,42 +129,42 @@ def render_chat(
     """
     if template is None:
         raise FieldError("chat", "this model has no chat template; send text or token_ids")
-    given = _parsed("chat.template_arguments", arguments, dict) if arguments else {}
+    variables = _parsed("chat.template_arguments", arguments, dict) if arguments else {}
     own = {
         "messages": [_message(turn, index) for index, turn in enumerate(turns)],
         "tools": _parsed("chat.tools", tools, list) if tools else None,
         "add_generation_prompt": True,
     }
-    if taken := sorted(own.keys() & given.keys()):
+    if taken := sorted(own.keys() & variables.keys()):
         raise FieldError("chat.template_arguments", f"{taken[0]!r} is set by the server")
     try:
         text = template.text_with_tools if tools and template.text_with_tools else template.text
-        return _compiled(text).render({**template.special_tokens, **given, **own})
+        return _compiled(text).render({**template.special_tokens, **variables, **own})
     except RENDERING_ERRORS as error:
         raise FieldError("chat", f"the chat template of the model rejects it: {error}") from error
 
 
 def _message(turn: ChatTurn, index: int) -> dict[str, Any]:
     """Return a turn in the form of templates, where arguments are objects."""
-    found: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    message: dict[str, Any] = {"role": turn.role, "content": turn.content}
     if turn.tool_call_id:
-        found["tool_call_id"] = turn.tool_call_id
+        message["tool_call_id"] = turn.tool_call_id
     if turn.tool_calls:
         place = f"chat.messages[{index}].tool_calls"
-        found["tool_calls"] = [
+        message["tool_calls"] = [
             {
-                "id": each.id,
+                "id": call.id,
                 "type": "function",
                 "function": {
-                    "name": each.name,
+                    "name": call.name,
                     "arguments": _parsed(
-                        f"{place}[{number}].function.arguments", each.arguments, dict
+                        f"{place}[{number}].function.arguments", call.arguments, dict
                     ),
                 },
             }
-            for number, each in enumerate(turn.tool_calls)
+            for number, call in enumerate(turn.tool_calls)
         ]
-    return found
+    return message
 
 
 def _parsed(field: str, text: str, kind: type[JSON]) -> JSON:

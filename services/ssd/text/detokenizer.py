@@ -29,7 +29,7 @@ class IncrementalDetokenizer:
         self._window = list(before[-WINDOW_BEFORE:])
         self._read_text = tokenizer.decode(self._window) if self._window else ""
         if self._read_text.endswith(REPLACEMENT):
-            # It ends in a part of a character.
+            # The text ends in a part of a character.
             self._window, self._read_text = [], ""
         self._num_read = len(self._window)
 

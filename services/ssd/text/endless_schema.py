@@ -35,7 +35,7 @@ def endless_place(schema: Schema) -> str | None:
     try:
         TopologicalSorter(contained).prepare()
     except CycleError as error:
-        return min((places[each] for each in error.args[1]), key=len)
+        return min((places[part_id] for part_id in error.args[1]), key=len)
     return None
 
 

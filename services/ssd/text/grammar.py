@@ -85,7 +85,7 @@ class _Compiled:
     """A compiled grammar. The texts that use it share its states, as copies of a matcher do."""
 
     matcher: LLMatcher
-    """At the start of a text."""
+    """Matcher at the start of a text."""
     num_texts: int = field(default=0, init=False)
     """Texts that have used its states."""
     is_spent: bool = field(default=False, init=False)
@@ -200,7 +200,7 @@ class GrammarCompiler:
     def _reader_of_tokens(self, source: GrammarSource) -> LLTokenizer:
         if self._reader is None:
             definition, vocab_size = self._tokenizer.definition, self._tokenizer.vocab_size
-            # Without an end of text, an id that no text has.
+            # A model without an end of text gets an id that no text has.
             ends = sorted(self._tokenizer.eos_token_ids) or [vocab_size]
             try:
                 self._reader = LLTokenizer(definition, max(vocab_size, ends[-1] + 1), ends)
@@ -361,8 +361,8 @@ def _json_grammar(source: GrammarSource) -> str:
 def plain(message: str) -> str:
     """Return the first characters of a message of the library, on one line, in plain words."""
     line = _line(message)
-    for found, replacement in _PLAIN:
-        line = re.sub(found, replacement, line)
+    for pattern, replacement in _PLAIN:
+        line = re.sub(pattern, replacement, line)
     return line
 
 

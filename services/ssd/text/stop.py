@@ -24,13 +24,13 @@ class StopStrings:
             return ""
         text = self._held + text
         # The match that is complete first ends the text, as if characters arrived one at a time.
-        found = [
+        matches = [
             (text.find(stop) + len(stop), text.find(stop)) for stop in self._stop if stop in text
         ]
-        if found:
+        if matches:
             self.is_complete = True
             self._held = ""
-            return text[: min(found)[1]]
+            return text[: min(matches)[1]]
         keep = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -38,11 +38,11 @@ def longest_token_bytes(tokenizer: Part) -> int | None:
     if (
         lengths is None
         or shrinkage is None
-        or any(each["lstrip"] or each["rstrip"] for each in added)
-        or not all(_keeps_all(each) for each in _parts(tokenizer.get("pre_tokenizer")))
+        or any(token["lstrip"] or token["rstrip"] for token in added)
+        or not all(_keeps_all(part) for part in _parts(tokenizer.get("pre_tokenizer")))
     ):
         return None
-    return shrinkage * max(*lengths, *(len(each["content"].encode()) for each in added), 1)
+    return shrinkage * max(*lengths, *(len(token["content"].encode()) for token in added), 1)
 
 
 def _parts(part: Part | None) -> Iterator[Part]:
@@ -87,7 +87,7 @@ def _piece_lengths(tokenizer: Part) -> list[int] | None:
     if model["type"] not in {"BPE", "Unigram"} or any(model.get(affix) for affix in affixes):
         return None
     vocabulary = model["vocab"]
-    pieces = [each if isinstance(each, str) else each[0] for each in vocabulary]
+    pieces = [entry if isinstance(entry, str) else entry[0] for entry in vocabulary]
     parts = (*_parts(tokenizer.get("normalizer")), *_parts(tokenizer.get("pre_tokenizer")))
     if any(part["type"] == "ByteLevel" for part in parts):
         # One character of a piece is one byte of the text.

@@ -116,10 +116,10 @@ def _eos_token_ids(folder: Path, library: LibraryTokenizer) -> frozenset[TokenId
     ids: set[TokenId] = set()
     for name in CONFIGS:
         value = _read(folder / name).get("eos_token_id")
-        found = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(type(each) is int for each in found):
+        eos_ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(token_id) is int for token_id in eos_ids):
             raise TokenizerError(f"{folder / name}: eos_token_id must be an id or a list of ids")
-        ids.update(found)
+        ids.update(eos_ids)
     token = _read(folder / "tokenizer_config.json").get("eos_token")
     text = token.get("content") if isinstance(token, dict) else token
     if isinstance(text, str) and (number := library.token_to_id(text)) is not None:
