@@ -93,7 +93,7 @@ def run_work(work: Coroutine[Any, Any, Any], *, is_debug: bool) -> Any:
 
     ``is_debug`` is the flag after the name of the command.
     """
-    debug_of_app.set(debug_of_app.get() or is_debug)
+    flag = debug_of_app.set(debug_of_app.get() or is_debug)
     try:
         return asyncio.run(work)
     except SSDError as error:
@@ -101,6 +101,8 @@ def run_work(work: Coroutine[Any, Any, Any], *, is_debug: bool) -> Any:
             raise
         report("error", _with_hint(error), "red")
         raise typer.Exit(2 if isinstance(error, BAD_INPUT) else 1) from None
+    finally:
+        debug_of_app.reset(flag)
 
 
 def _with_hint(error: SSDError) -> str:

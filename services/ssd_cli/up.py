@@ -17,6 +17,7 @@ from ssd.errors import AddressError
 from ssd.observability.log import Event
 from ssd.observability.scrape import scrape
 from ssd.ports import SystemClock
+from ssd.runtime.cpu_plan import CpuPlan
 from ssd.runtime.launch import (
     DRAIN_SECONDS,
     ChildProcess,
@@ -103,12 +104,13 @@ def _is_free(port: int) -> bool:
 
 async def _run(deployment: Deployment, is_ready: asyncio.Event, *, is_json: bool) -> None:
     """Start all processes; run until cancelled or until the target ends."""
+    plan = deployment.plan()
     async with contextlib.AsyncExitStack() as stack:
         with startup_progress(is_quiet=is_json) as on_event:
             running = await stack.enter_async_context(deployed(deployment, on_event))
         is_ready.set()
         _announce(running, is_json=is_json)
-        await stack.enter_async_context(_watching(running, deployment))
+        await stack.enter_async_context(_watching(running, deployment, plan))
         async with beside(_show_status(running, is_quiet=is_json)):
             await running.target.wait()
         raise running.target.failure()
@@ -164,9 +166,10 @@ def credential_flags(environ: Mapping[str, str] | None = None) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _watching(running: RunningDeployment, deployment: Deployment) -> AsyncIterator[None]:
+async def _watching(
+    running: RunningDeployment, deployment: Deployment, plan: CpuPlan
+) -> AsyncIterator[None]:
     """Restart failed drafts and a failed gateway at their old addresses during the block."""
-    plan = deployment.plan()
     replacements: list[ChildProcess] = []
     makers = [
         partial(draft_process, deployment, plan, index, port=_port(draft.grpc_address))

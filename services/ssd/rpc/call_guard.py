@@ -7,6 +7,7 @@ and the caller receives only the request id.
 
 import asyncio
 import contextlib
+import inspect
 import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
@@ -160,10 +161,10 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         responses = behaviour(
             _decoded(requests) if handler.request_streaming else await self._request(call), call
         )
-        if isinstance(responses, AsyncGenerator):
-            await _write_all(responses, call)
-        else:
+        if inspect.isawaitable(responses):
             await responses
+        else:
+            await _write_all(responses, call)
 
     @contextlib.contextmanager
     def _count(self, method: str) -> Iterator[None]:

@@ -42,8 +42,8 @@ class TargetWithoutModel:
         traces = RequestTraces(provider or NoOpTracerProvider(), self.clock, "m")
         GenerateServicer(settings, self.handler, int, traces).add_to(self.server)
 
-    def open(self) -> None:
-        engine = SimpleNamespace(max_model_len=MAX_MODEL_LEN, num_token_ids=256)
+    def open(self, num_token_ids: int = 256) -> None:
+        engine = SimpleNamespace(max_model_len=MAX_MODEL_LEN, num_token_ids=num_token_ids)
         self.handler.open(cast(TargetRunner, SimpleNamespace(engine=engine)))
 
     async def arrival(self) -> Sequence:

@@ -68,7 +68,7 @@ class Failure:
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
     target = Served(TargetSettings(max_queue=2, max_num_seqs=1))
-    target.open()
+    target.open(num_token_ids=100)
     await target.server.start()
     yield target
     await target.server.stop(0)

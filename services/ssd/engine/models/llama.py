@@ -81,7 +81,8 @@ def weights(
     """Read a checkpoint's tensors; those of a layer are read when the layer is."""
     is_tied = config.tie_word_embeddings
     return DecoderWeights(
-        embedding_VD=read(EMBEDDING, may_contain_nan=not is_tied),
+        # Each token reads a row of it.
+        embedding_VD=read(EMBEDDING, may_contain_nan=not is_tied, is_copied=True),
         layers=(
             _layer(read, f"model.layers.{index}.", with_head_norms=with_head_norms)
             for index in range(config.num_layers)

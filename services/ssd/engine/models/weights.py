@@ -91,7 +91,7 @@ class Checkpoint:
         self._parts: Mapping[str, Part] = {}
         self._file_of = _locate(folder)
         self._handles = {path: _open(path) for path in set(self._file_of.values())}
-        self._mapped = {path: _MappedFile(path) for path in self._handles}
+        self._mapped: dict[Path, _MappedFile] = {}
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], ignored: frozenset[str]) -> None:
         """Compare names and shapes with what a model needs.
@@ -139,7 +139,7 @@ class Checkpoint:
         """
         paths = {self._file_of[name] for name in names}
         if len(paths) == 1 and not any(name in self._parts for name in names):
-            view = self._mapped[paths.pop()].view(names)
+            view = self._map(paths.pop()).view(names)
             if view is not None:
                 return view
         if len(names) > 1:
@@ -147,9 +147,17 @@ class Checkpoint:
         return self._slice(names[0])[self._parts[names[0]].index]
 
     def free_pages(self) -> None:
-        """Free the memory of all tensors; what is used later is read again."""
+        """Free the memory of the tensors that are views; what is used later is read again."""
         for file in self._mapped.values():
             file.free_pages()
+
+    def _map(self, path: Path) -> _MappedFile:
+        if path not in self._mapped:
+            try:
+                self._mapped[path] = _MappedFile(path)
+            except OSError as error:
+                raise WeightsError(f"{path}: cannot be mapped into memory: {error}") from error
+        return self._mapped[path]
 
     def num_values(self, name: str) -> int:
         """Return the number of values of the whole tensor."""
@@ -191,18 +199,21 @@ class TensorReader:
         self._on_progress = on_progress
         self.num_parameters = 0
 
-    def __call__(self, *names: str, may_contain_nan: bool = False) -> Tensor:
+    def __call__(
+        self, *names: str, may_contain_nan: bool = False, is_copied: bool = False
+    ) -> Tensor:
         """Return one tensor, or several stacked along the first dimension.
 
         Args:
             names: of the checkpoint.
             may_contain_nan: for a tensor of which each token reads one row, so that other tokens
                 are not affected.
+            is_copied: for a tensor that passes read, which must not change with the file.
 
         Raises:
             WeightsError: a tensor contains NaN or infinity.
         """
-        tensor = self._checkpoint.read(*names).to(self._dtype)
+        tensor = self._checkpoint.read(*names).to(self._dtype, copy=is_copied)
         if not may_contain_nan and not _is_finite(tensor):
             self._raise_for_values(names)
         self._num_read += len(names)

@@ -86,7 +86,10 @@ class GraphWeights:
 
     @property
     def num_unpacked_bytes(self) -> int:
-        """Size of the matrices of which products make packed copies in their first pass."""
+        """Size of the matrices of which products make packed copies in their first pass.
+
+        Only the products of one graph: graphs of fixed shapes copy when they are compiled.
+        """
         unpacked = [each for each in self.products if not isinstance(each, CopiedMatrix)]
         return sum(matrix.num_bytes for matrix in unpacked)
 
@@ -147,9 +150,7 @@ def graph_weights(
     """Return the weights in the format of the engine."""
     num_rotated = (config.num_heads + config.num_kv_heads) * config.head_size
     stored, is_fused = engine.weights, fuses_mlp(config, engine)
-    # Each token reads a row of it, so it is not a view of the checkpoint, of which a write to the
-    # file would change the rest.
-    embedding = Matrix(weights.embedding_VD.clone(), outer(stored))
+    embedding = Matrix(weights.embedding_VD, outer(stored))
     head = embedding if weights.head_VD is None else Matrix(weights.head_VD, outer(stored))
     layers = [
         _graph_layer(layer, num_rotated, stored, is_fused=is_fused) for layer in weights.layers

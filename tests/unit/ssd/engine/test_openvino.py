@@ -3,7 +3,9 @@
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino
@@ -296,8 +298,28 @@ def test_the_kv_cache_leaves_memory_for_the_packed_copies_of_the_weights(
 def test_a_draft_frees_its_checkpoint_after_the_warm_up(folder: Path, tmp_path: Path) -> None:
     own = Path(shutil.copytree(folder, tmp_path / "own"))
     runner = load(DraftRunner, own, replace(ENGINE, branches=2))
+    assert resident_bytes(own / "model.safetensors") > 0
     runner.warm_up(lambda _stage, _share: None)
     assert resident_bytes(own / "model.safetensors") == 0
+
+
+def test_with_a_kept_proof_the_warm_up_also_copies_the_weights_before_it_frees_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target_runner, "proved", lambda *_: None)
+    runner = load(TargetRunner, folder, ENGINE)
+    execution, calls = inside(runner), list[str]()
+    verify = execution.verify
+
+    def recorded(prepared: Any) -> Any:
+        calls.append("verify")
+        return verify(prepared)
+
+    monkeypatch.setattr(execution, "verify", recorded)
+    free_pages = partial(calls.append, "free_pages")
+    execution._weights = replace(execution._weights, free_pages=free_pages)
+    runner.warm_up(lambda _stage, _share: None)
+    assert calls == ["verify", "free_pages"]
 
 
 def test_a_target_whose_proof_with_prompts_fails_stores_them_alone(

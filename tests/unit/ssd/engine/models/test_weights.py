@@ -184,6 +184,15 @@ def test_other_tensors_are_stacked_in_the_order_of_their_names(tmp_path: Path) -
         assert torch.equal(found, torch.cat([tensors[each] for each in names])), names
 
 
+def test_tensors_of_several_files_are_stacked(folder: Path) -> None:
+    names = [f"model.layers.0.self_attn.{kind}_proj.weight" for kind in "qkv"]
+    tensors = load_file(folder / "model.safetensors")
+    files = split(folder)
+    write_index(folder, files | {names[1]: "third.safetensors"})
+    save_file({names[1]: tensors[names[1]].clone()}, folder / "third.safetensors")
+    assert torch.equal(Checkpoint(folder).read(*names), torch.cat([tensors[n] for n in names]))
+
+
 def test_freed_tensors_are_read_again(tmp_path: Path) -> None:
     stored, tensors = checkpoint(tmp_path / "model", torch.float32)
     found = stored.read("0")
