@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.processes import ProcessUnderTest, running
-from tests.vllm.server import MODEL, Server, free_port, serving
+from tests.vllm.server import MODEL, ROOT, Server, free_port, serving
 
 from ssd.errors import FieldError, UnsupportedError
 from ssd.rpc.client import TargetClient
@@ -24,6 +25,7 @@ from ssd.types import Mode
 pytestmark = pytest.mark.vllm
 MAX_SECONDS = 120.0
 MAX_LEN = 512
+DASHBOARD = ROOT / "charts/ssd/files/dashboard.json"
 PROMPT = "def mean(values):\n    "
 SCHEMA = {
     "type": "object",
@@ -213,6 +215,9 @@ async def test_a_draft_that_appears_later_is_used(
     assert counted['ssd_round_seconds_count{part="verify"}'] > 0
     assert counted['ssd_speculation_mode{mode="speculative"}'] == 1
     assert counted["ssd_proposer_crashes_total"] == 0
+    of_vllm = re.findall(r"vllm:\w+", DASHBOARD.read_text())
+    assert len(of_vllm) > 5
+    assert set(of_vllm) <= counted.keys(), "the dashboard queries metrics that vLLM does not have"
 
 
 def accepted(counted: Mapping[str, float]) -> tuple[float, float]:
