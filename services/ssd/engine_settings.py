@@ -45,9 +45,9 @@ class EngineSettings:
     certificate, and exchange tokens with other machines in plain text."""
 
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Data type of arithmetic and KV cache. ``auto`` is bfloat16 on CUDA and, for models of at
-    least 4M weights, on CPUs with bfloat16 arithmetic (AVX512-BF16, AMX), else float32. Target and
-    drafts may differ."""
+    """Data type of arithmetic and KV cache. ``auto`` is bfloat16 on CUDA, on CPUs with AMX, and for
+    models of at least 4M weights on CPUs with AVX512-BF16; else float32. Target and drafts may
+    differ."""
     weights: Literal["auto", "same", "int8", "int4"] = "auto"
     """Format of the weights on a CPU, computed at load: ``same`` as the dtype, ``int8`` with one
     scale a row, or ``int4`` with one for 64 inputs. int8 and int4 change the model slightly. On
