@@ -68,10 +68,10 @@ class Move:
     """Tokens of ``proposal`` that are from a table; they come first."""
 
     def then(self, later: "Move") -> "Move":
-        """Return this move and a later one as one move. Neither uses a branch."""
+        """Return this move and a later one, neither of which uses a branch, as one move."""
         accepted = self.proposal[: later.num_entries - 1]
         skipped = (*self.skipped, self.bonus, *accepted)
-        return Move(self.num_entries, later.bonus, later.proposal, None, skipped)
+        return Move(self.num_entries, later.bonus, later.proposal, skipped=skipped)
 
 
 class GapError(LinkError):
@@ -135,7 +135,7 @@ class Session:
             proposal = self.table.proposal(index, commit.num_proposed)
             if len(proposal) < commit.num_proposed:
                 raise GapError(f"branch {index} has no {commit.num_proposed} tokens")
-            return Move(num_entries, outcome.bonus, proposal, index, (), len(proposal))
+            return Move(num_entries, outcome.bonus, proposal, index, num_from_table=len(proposal))
         proposal = commit.tokens
         of_table: tuple[TokenId, ...] = ()
         if self.table is not None and index is not None:
@@ -143,7 +143,7 @@ class Session:
         pairs = zip(of_table, proposal, strict=False)
         num_from_table = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         branch = index if of_table == proposal else None
-        return Move(num_entries, outcome.bonus, proposal, branch, (), num_from_table)
+        return Move(num_entries, outcome.bonus, proposal, branch, num_from_table=num_from_table)
 
     def apply(self, move: Move) -> None:
         """Apply a commit. No other method advances a session."""

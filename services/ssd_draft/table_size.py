@@ -29,7 +29,6 @@ Letters: B sessions, N branches.
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import product, starmap
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -57,9 +56,9 @@ class Size(NamedTuple):
 class Need:
     """What a target uses of the tables that begin."""
 
-    round: float
+    round_seconds: float
     """Seconds between the commit that the tables answer and the lookup in the tables."""
-    spent: float
+    spent_seconds: float
     """Seconds since that commit."""
     acceptances: tuple[float, ...]
     """For each text, the probability that a token of a table is accepted if the tokens before it
@@ -154,15 +153,18 @@ class SizeChoice:
             for depth in range(most.length + 1)
         ]
 
+        round_seconds, spent_seconds = need.round_seconds, need.spent_seconds
+
         def tokens_per_second(size: Size) -> float:
             hit_rate = float(hit_rate_N[size.branches - 1])
             return max(
-                (1.0 + hit_rate * tokens[depth]) / max(need.round, need.spent + seconds)
+                (1.0 + hit_rate * tokens[depth]) / max(round_seconds, spent_seconds + seconds)
                 for depth, seconds in self._columns(group, size, reference)
             )
 
-        sizes = list(starmap(Size, product(self._counts, sorted(lengths, reverse=True))))
-        is_slow = need.spent + max(self._columns(group, most, reference))[1] > need.round
+        longest_first = sorted(lengths, reverse=True)
+        sizes = [Size(branches, length) for branches in self._counts for length in longest_first]
+        is_slow = spent_seconds + max(self._columns(group, most, reference))[1] > round_seconds
         if is_slow and self._num_tables % TRY_TABLES == 0:
             return min(sizes, key=lambda size: self._used_at(group, size))
         return max(sizes, key=tokens_per_second)

@@ -68,7 +68,7 @@ class TokenChoice(Protocol):
         ...
 
     def choose(self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints) -> Tensor:
-        """Return the token of each row, int64 [R], on the device of the logits; see ``choose``."""
+        """Return the token of each row, int64 [R], on their device; see ``engine.sampling``."""
         ...
 
     def stored_noise(self, slots_R: Ints, positions_KR: Ints) -> StoredNoise | None:

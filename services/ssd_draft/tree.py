@@ -281,7 +281,10 @@ class Tree:
         self._choice.fill(slots_B, committed_B, 2 * self.engine.lookahead + 2)
 
     def _propose(self, slots_B: Ints, moves: Rows[Move]) -> None:
-        """Fill the proposal segments with the next proposals, and rank the forks after them."""
+        """Fill the proposal segments with the next proposals, and rank the forks after them.
+
+        Branches of one batch of tables are promoted together; other sessions share one pass.
+        """
         branch_B = np.array([-1 if move.branch is None else move.branch for move in moves])
         num_proposed_B = np.array([len(move.proposal) for move in moves])
         newest = [self._newest.pop(slot, ([], 0)) for slot in slots_B.tolist()]

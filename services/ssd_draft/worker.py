@@ -188,7 +188,7 @@ class Worker:
             work.batches_since_chunk += 1
             self._begin(due)
         if work.batches:
-            self._run_step(work, waiting)
+            self._run_batch(work, waiting)
 
     def _handle(self, event: Event) -> None:
         link, content = event.link, event.content
@@ -252,19 +252,21 @@ class Worker:
         pass.
         """
         for opening in [session for session in sessions if not session.is_open]:
-            while opening.pending and (move := self._plan(opening)) is not None:
+            while opening.pending and (move := self._take_commit(opening)) is not None:
                 opening.apply(move)
         behind = [session for session in sessions if session.is_open and session.pending]
         farthest = max(behind, key=lambda session: len(session.pending), default=None)
-        next_moves = [self._next_move(session, stores=session is farthest) for session in behind]
-        planned = zip(behind, next_moves, strict=True)
+        moves_or_none = [
+            self._apply_commits(session, stores=session is farthest) for session in behind
+        ]
+        planned = zip(behind, moves_or_none, strict=True)
         moving = [(session, move) for session, move in planned if move is not None]
         if moving:
             slots, moves = [session.slot for session, _ in moving], [move for _, move in moving]
             self.learning.add(self.tree.rounds_of(slots, moves))
             self.tree.advance(slots, moves)
 
-    def _next_move(self, session: Session, *, stores: bool) -> Move | None:
+    def _apply_commits(self, session: Session, *, stores: bool) -> Move | None:
         """Apply commits of a session and return their effect; None if the session was closed.
 
         The effect may contain tokens that no pass has run: as many as a proposal has columns, and
@@ -279,15 +281,18 @@ class Worker:
                 num_skipped = len(combined.skipped) + session.pending[0].outcome.accepted + 1
                 if combined.branch is not None or num_skipped > most_skipped:
                     break
-            move = self._plan(session)
+            move = self._take_commit(session)
             if move is None:
                 return None
             session.apply(move)
             combined = move if combined is None else combined.then(move)
         return combined
 
-    def _plan(self, session: Session) -> Move | None:
-        """Return the effect of the next commit; None if the session was closed instead."""
+    def _take_commit(self, session: Session) -> Move | None:
+        """Remove the next commit from the queue and return its effect.
+
+        A commit that cannot be applied closes the session and returns None.
+        """
         commit = session.pending.popleft()
         num_from_table, num_accepted = session.num_from_table, commit.outcome.accepted
         try:
@@ -341,11 +346,11 @@ class Worker:
         arrivals = [session.arrived_at for session in due]
         work.batches.append(_Batch(due, arrivals, build, begun_at))
 
-    def _run_step(self, work: _LinkWork, waiting: set[int]) -> None:
+    def _run_batch(self, work: _LinkWork, waiting: set[int]) -> None:
         """Run one pass of the next batch of a link, and send its tables if it is time."""
         batch = work.batches.popleft()
         build, old_depth = batch.build, batch.build.depth
-        seconds = self._step(build)
+        seconds = self._run_pass(build)
         now = self.clock.now()
         weight = _WEIGHT if work.step_seconds else 1.0
         work.step_seconds += weight * (seconds - work.step_seconds)
@@ -368,7 +373,7 @@ class Worker:
         # A wait is not a part of the next step.
         batch.stepped_at = self.clock.now()
 
-    def _step(self, build: TableBuild) -> float:
+    def _run_pass(self, build: TableBuild) -> float:
         """Run one pass of a batch of tables; returns the seconds of each of its steps."""
         begun_at, old_steps = self.clock.now(), build.num_steps
         # The added time applies to each step, and a whole table has only one.

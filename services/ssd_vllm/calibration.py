@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from ssd.speculation.estimates import Calibration
+from ssd.speculation.estimates import Calibration, doubled
 
 CALIBRATION_SECONDS = 2.0
 """No pass begins after this time. More rows are then expected to take as much more as the last."""
@@ -35,7 +35,7 @@ def calibrate(
     seconds_by_rows: dict[int, float] = {}
     spent = 0.0
     # All sizes once before any is repeated: first passes are slow, but those of a batch decide.
-    for rows in _doubled(most) * _REPETITIONS:
+    for rows in doubled(most) * _REPETITIONS:
         if spent >= CALIBRATION_SECONDS:
             break
         seconds = seconds_of(rows)
@@ -54,7 +54,7 @@ def calibrate(
         {
             (columns, size): time_of(columns * size)
             for columns in range(1, lookahead + 2)
-            for size in _doubled(max_num_seqs)
+            for size in doubled(max_num_seqs)
         }
     )
 
@@ -78,8 +78,3 @@ def _undisturbed(seconds_by_rows: Mapping[int, float]) -> list[tuple[int, float]
 
 def _slope(first: tuple[int, float], last: tuple[int, float]) -> float:
     return (last[1] - first[1]) / (last[0] - first[0])
-
-
-def _doubled(most: int) -> list[int]:
-    """Return 1, 2, 4... and ``most``."""
-    return [*(1 << power for power in range((most - 1).bit_length())), most]

@@ -154,12 +154,12 @@ class PoolRequests:
             if self._step.has_prompt:
                 # Storing it was a part of the same pass.
                 self._pool.skip_interval()
-            verified_at = self._clock.now()
-            pool_round = self._pool.round(results, verified_at, before_wait=_no_readers)
+            decided_at = self._clock.now()
+            pool_round = self._pool.round(results, decided_at, before_wait=_no_readers)
             self._control.end(
                 results,
                 pool_round,
-                verified_at=verified_at,
+                decided_at=decided_at,
                 num_sessions=self._num_sessions,
                 has_prompt=self._step.has_prompt,
             )

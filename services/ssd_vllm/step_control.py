@@ -62,27 +62,31 @@ class StepControl:
             num_known: those of them for which drafts may work.
         """
         self._begun_at = self._clock.now()
+        self._publish_counts(num_running, num_known)
+        if not num_running:
+            return False
+        was_on = self.choice.is_on
+        self.choice = self._choose(num_running)
+        return was_on and not self.choice.is_on
+
+    def _publish_counts(self, num_running: int, num_known: int) -> None:
         # In mode AUTOREGRESSIVE the choice is off, too.
         eligible = num_known if self._round_log.speculation.is_on else 0
         counts = SequenceCounts(running=num_running, eligible=eligible)
         if counts != self._round_log.counts:
             self._round_log.set_counts(counts, self._begun_at)
             metrics.RUNNING_SEQUENCES.set(num_running)
-        if not num_running:
-            return False
-        was_on = self.choice.is_on
-        match self.mode:
-            case Mode.AUTO:
-                self.choice = self.controller.choose(num_running)
-            case Mode.SPECULATIVE:
-                self.choice = Choice(is_on=True, max_proposed=self._lookahead)
-            case _:
-                self.choice = Choice(is_on=False, max_proposed=0)
-        if self.mode is not Mode.AUTO:
-            is_on, max_proposed = self.choice.is_on, self.choice.max_proposed
-            report = ControllerReport(is_on, Reason.MEASURING, 0.0, max_proposed)
-            publish_report(report, self._round_log)
-        return was_on and not self.choice.is_on
+
+    def _choose(self, num_running: int) -> Choice:
+        """Return the choice of the controller; in other modes publish and return the fixed one."""
+        mode = self.mode
+        if mode is Mode.AUTO:
+            return self.controller.choose(num_running)
+        is_on = mode is Mode.SPECULATIVE
+        choice = Choice(is_on=is_on, max_proposed=self._lookahead if is_on else 0)
+        report = ControllerReport(is_on, Reason.MEASURING, 0.0, choice.max_proposed)
+        publish_report(report, self._round_log)
+        return choice
 
     def skip_interval(self) -> None:
         """Do not measure the time up to the next step."""
@@ -93,7 +97,7 @@ class StepControl:
         results: Sequence[RoundResult],
         pool_round: PoolRound,
         *,
-        verified_at: float,
+        decided_at: float,
         num_sessions: int,
         has_prompt: bool,
     ) -> None:
@@ -102,14 +106,14 @@ class StepControl:
         Args:
             results: results of its rows; those of requests that no draft knows have no tokens.
             pool_round: what the pool returned for it.
-            verified_at: when the tokens were known.
+            decided_at: when the tokens were known.
             num_sessions: sessions for which drafts worked during the step.
             has_prompt: whether it also stored a part of a prompt.
         """
         before, now = self._ended_at, self._clock.now()
         is_last = all(result.is_finished for result in results)
         self._ended_at = None if is_last else now
-        record = RoundRecord(num_sessions=num_sessions, decided_at=verified_at)
+        record = RoundRecord(num_sessions=num_sessions, decided_at=decided_at)
         for result, lookup in zip(results, pool_round.lookups, strict=True):
             accepted = result.outcome.accepted
             record.add_outcome(result.num_proposed, accepted, accepted + 1)
@@ -119,8 +123,8 @@ class StepControl:
         if before is None or has_prompt:
             return
         record.begun_at = before
-        record.verify_seconds = verified_at - self._begun_at
-        record.wait_seconds = pool_round.looked_up_at - verified_at
+        record.verify_seconds = decided_at - self._begun_at
+        record.wait_seconds = pool_round.looked_up_at - decided_at
         record.commit_seconds = now - pool_round.looked_up_at
         record.seconds = now - before
         self._round_log.add_round(record)

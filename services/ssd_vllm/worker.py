@@ -46,7 +46,7 @@ _USED = {
 class Worker(BaseWorker):  # type: ignore[misc]
     """vLLM's worker of this platform, with a pool of drafts."""
 
-    _proposer: object = None
+    _proposer: Proposer | None = None
     """Set by ``load_model``, if the worker has one."""
 
     def load_model(self, **options: Any) -> None:
@@ -61,12 +61,13 @@ class Worker(BaseWorker):  # type: ignore[misc]
         check_configuration(self.vllm_config)
         super().load_model(**options)
         runner = self.model_runner
-        self._proposer = getattr(runner, "drafter", None)
+        drafter = getattr(runner, "drafter", None)
+        self._proposer = drafter if isinstance(drafter, Proposer) else None
         if current_platform.is_cpu():
             _repair_expansion()
         if settings.sampling == "coupled":
             CoupledSampling(runner)
-        if isinstance(self._proposer, Proposer):
+        if self._proposer is not None:
             self._proposer.connect(lambda: runner.input_batch.req_ids)
             _propose_at_any_length(runner)
 
@@ -76,7 +77,7 @@ class Worker(BaseWorker):  # type: ignore[misc]
         parallel = self.vllm_config.parallel_config
         # A stage of a pipeline is not the target, and vLLM runs passes of replicas together.
         is_whole = parallel.world_size == parallel.tensor_parallel_size
-        if isinstance(self._proposer, Proposer) and is_whole and parallel.data_parallel_size == 1:
+        if self._proposer is not None and is_whole and parallel.data_parallel_size == 1:
             runner = self.model_runner
             self._proposer.calibrate(
                 calibrate(
@@ -106,19 +107,19 @@ class Worker(BaseWorker):  # type: ignore[misc]
     def update_max_model_len(self, max_model_len: int) -> None:
         """Change the maximum length; proposals stay possible up to the new one."""
         super().update_max_model_len(max_model_len)
-        if isinstance(self._proposer, Proposer):
+        if self._proposer is not None:
             self._proposer.max_model_len = max_model_len
             _propose_at_any_length(self.model_runner)
 
     def shutdown(self) -> None:
         """End the links, then what vLLM ends."""
-        if isinstance(self._proposer, Proposer):
+        if self._proposer is not None:
             self._proposer.links.stop()
         super().shutdown()
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """Give the proposer the step, then run it."""
-        if isinstance(self._proposer, Proposer):
+        if self._proposer is not None:
             self._proposer.begin_step(scheduler_output)
         return super().execute_model(scheduler_output)
 

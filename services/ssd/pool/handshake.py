@@ -59,9 +59,8 @@ async def shake_hands(
             reason=welcome.backend_refusal or "the draft does not have this channel"
         )
     if terms.max_round_trip_seconds:
-        seconds = channel.round_trip_seconds
-        if not seconds:
-            seconds = await measure(call, asyncio.get_running_loop().time)
+        measured = channel.round_trip_seconds
+        seconds = measured or await measure(call, asyncio.get_running_loop().time)
         quality = LinkQuality(transport=channel.transport, round_trip_seconds=seconds)
         check_round_trip(quality, welcome.peer, terms.max_round_trip_seconds)
     return DraftLink(address, welcome, call.send, channel)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
+from typing import NamedTuple
 
 from ssd.errors import FrameError, LinkError
 from ssd.observability.metrics import COMMIT_TO_TABLE_SECONDS, STALE_FRAMES_TOTAL
@@ -14,7 +15,7 @@ from ssd.pool.circuit_breaker import CircuitBreaker
 from ssd.pool.link_quality import RoundTrip
 from ssd.pool.rounds import LookupCounts, RoundResult
 from ssd.pool.sustainable_sessions import BatchTimes
-from ssd.pool.table_deadline import ColumnTimes, Row, opening_seconds
+from ssd.pool.table_deadline import ColumnTimes, Prospect, opening_seconds
 from ssd.rpc.link import ChannelStatus
 from ssd.speculation.table import OutcomeTable
 from ssd.types import CloseSession, OpenSession, Outcome, TargetMessage, TokenId, Welcome
@@ -54,7 +55,7 @@ class DraftedSequence:
         self.tokens: array[TokenId] = array("q", opening.token_ids)
         """The committed tokens."""
         self.outcome = Outcome(0, 0)
-        self.max_tokens = 0
+        self.max_proposed = 0
         """Limit of the next proposal; it leaves room for the bonus token."""
         self.num_from_table = 0
         """Tokens of the current proposal that are from a table; the others are from the backup."""
@@ -71,7 +72,16 @@ class DraftedSequence:
         """Append the tokens of a round."""
         self.tokens.extend(result.token_ids)
         self.outcome = result.outcome
-        self.max_tokens = min(lookahead, result.max_proposed, self.num_remaining - 1)
+        self.max_proposed = min(lookahead, result.max_proposed, self.num_remaining - 1)
+
+
+class SentCommit(NamedTuple):
+    """A commit whose table has not arrived yet."""
+
+    base_len: int
+    sent_at: float
+    is_branch: bool
+    """Whether its next proposal is a branch of the draft."""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,10 +112,8 @@ class Session:
     """Whether the time of the current table is known. The first time includes the prefill."""
     is_branch: bool = False
     """Whether the newest commit continues a branch of the draft."""
-    unanswered: deque[tuple[int, float, bool]] = field(
-        default_factory=lambda: deque(maxlen=_NEWEST_COMMITS)
-    )
-    """Base length, time and kind of the newest commits without a table so far."""
+    unanswered: deque[SentCommit] = field(default_factory=lambda: deque(maxlen=_NEWEST_COMMITS))
+    """The newest commits without a table so far."""
 
     def remove(self) -> None:
         """Remove the session from its link and its sequence. Idempotent."""
@@ -143,21 +151,18 @@ class Session:
         self.requested_at = now
         self.is_timed = True
         self.is_branch = is_branch
-        self.unanswered.append((base_len, now, is_branch))
+        self.unanswered.append(SentCommit(base_len, now, is_branch))
         self.link.request_table()
 
-    def answer(self, base_len: int) -> tuple[float, bool] | None:
-        """Return when the commit of a table was sent, and whether its next proposal is a branch.
-
-        None if there was no such commit, or if another frame has answered it.
-        """
-        while self.unanswered and self.unanswered[0][0] <= base_len:
-            commit_base_len, sent_at, is_branch = self.unanswered.popleft()
-            if commit_base_len == base_len:
-                return sent_at, is_branch
+    def answer(self, base_len: int) -> SentCommit | None:
+        """Return the commit that a table answers; None if there is none, or not any more."""
+        while self.unanswered and self.unanswered[0].base_len <= base_len:
+            commit = self.unanswered.popleft()
+            if commit.base_len == base_len:
+                return commit
         return None
 
-    def row(self, num_backup: int, depth: int, max_tokens: int) -> Row:
+    def prospect(self, num_backup: int, depth: int, max_tokens: int) -> Prospect:
         """Return a proposal of this session, and the columns that it waits for.
 
         Args:
@@ -171,12 +176,12 @@ class Session:
             next_at = self._begins_at(first.seconds) + first.seconds
             of_branch = times.expected_first(is_branch=True).seconds
             num_columns = min(first.depth, max_tokens)
-            return Row(0, num_backup, num_columns, next_at, branch_seconds=of_branch)
+            return Prospect(0, num_backup, num_columns, next_at, branch_seconds=of_branch)
         if not depth:
-            return Row(0, num_backup)
+            return Prospect(0, num_backup)
         next_at = self.received_at + times.seconds
         num_columns = max(0, min(1, min(max_tokens, self.table.length) - depth))
-        return Row(depth, num_backup, num_columns, next_at, self.received_at)
+        return Prospect(depth, num_backup, num_columns, next_at, self.received_at)
 
     def add_late(self, now: float) -> None:
         """Raise the times of what has not arrived at the end of the wait of a round."""
@@ -194,8 +199,7 @@ class Session:
         """
         if len(self.unanswered) < 2:
             return self.requested_at
-        _, sent_at, _ = self.unanswered[-2]
-        return max(self.requested_at, sent_at + first_seconds)
+        return max(self.requested_at, self.unanswered[-2].sent_at + first_seconds)
 
     def table_seconds(self, now: float) -> float | None:
         """Return the time from the commit to a complete table, estimated from its columns.
@@ -228,7 +232,7 @@ class _FrameTimes:
         answered = session.answer(table.base_len)
         if answered is not None and was_open:
             # A table of an earlier round counts too, else no round would wait after a late table.
-            sent_at, is_branch = answered
+            _, sent_at, is_branch = answered
             measured = self._now - max(sent_at, self._before), table.depth
             self._first[is_branch] = max(self._first.get(is_branch, (0.0, 0)), measured)
         if num_new and not is_first:
@@ -338,10 +342,9 @@ class DraftLink:
             FrameError: more tables than were requested, a table of a later round, or one that
                 contradicts the columns before.
         """
-        before = self.table_at
+        times = _FrameTimes(self.table_at, now)
         if tables:
             self.table_at = now
-        times = _FrameTimes(before, now)
         for table in tables:
             session = self.sessions.get(table.session)
             if session is not None and table.base_len > session.base_len:

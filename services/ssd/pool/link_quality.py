@@ -14,8 +14,8 @@ from ssd.rpc.link import HANDSHAKE_SECONDS, LinkCall
 from ssd.types import Draining, Heartbeat, Peer
 
 NUM_PINGS = 9
-"""The result is their median: the first ones are slow because caches are
-cold, and one in a hundred because the event loop is busy."""
+"""Heartbeats of a measurement. The result is their median: the first ones are slow because caches
+are cold, and one in a hundred because the event loop is busy."""
 TOO_SLOW = "link_too_slow"
 """Prefix of the reason of a link that was refused because of its measurement."""
 

@@ -42,6 +42,9 @@ _MAX_WAITED_US = 2**31 - 1
 _PERMANENT_REASONS = (RefusalReason.LENGTH, RefusalReason.NOT_FINITE)
 """Reasons of a refusal that stay true for this sequence on this draft."""
 
+SequenceResult = tuple[RoundResult, DraftedSequence | None]
+"""A result and its sequence; None if the sequence is not in the pool."""
+
 
 class DraftPool:
     """Opens sessions on drafts, looks outcomes up in their tables, and sends them commits.
@@ -65,8 +68,8 @@ class DraftPool:
         self._sequences: dict[SequenceId, DraftedSequence] = {}
         self._reopening: set[DraftedSequence] = set()
         """Sequences whose session has moved and is not requested yet; at most one."""
-        self._sent_at: float | None = None
-        """When the commits of the newest round were sent."""
+        self._looked_up_at: float | None = None
+        """When the lookups of the newest round were known; None if no round follows it directly."""
         self.counts = LookupCounts()
         """Lookups of all links since the start."""
 
@@ -188,7 +191,7 @@ class DraftPool:
     def round(
         self,
         results: Rows[RoundResult],
-        verified_at: float,
+        decided_at: float,
         before_wait: Callable[[], None],
         *,
         prompt_seconds: float = 0.0,
@@ -200,7 +203,7 @@ class DraftPool:
 
         Args:
             results: results of all sequences of the round, also of sequences outside the pool.
-            verified_at: when the outcomes were known.
+            decided_at: when the outcomes were known.
             before_wait: called once if it waits.
             prompt_seconds: time of the round in which prompts were stored.
 
@@ -208,7 +211,7 @@ class DraftPool:
             The lookup of each result, with the proposal for the next round.
         """
         if not self._sequences:
-            self._sent_at = None
+            self._looked_up_at = None
             return PoolRound([NO_TABLE_NEEDED] * len(results), self._clock.now())
         pairs = [(result, self._sequences.get(result.sequence_id)) for result in results]
         self._add_outcomes(pairs, prompt_seconds)
@@ -216,25 +219,23 @@ class DraftPool:
         looked_up_at = self._clock.now()
         # The time from the last sequence to the next request belongs to no round.
         is_last = all(result.is_finished for result in results)
-        self._sent_at = None if is_last else looked_up_at
+        self._looked_up_at = None if is_last else looked_up_at
         commits = self._commits(pairs, lookups, waited_seconds, looked_up_at)
-        self._send(commits, verified_at)
+        self._send(commits, decided_at)
         return PoolRound(lookups, looked_up_at)
 
     def skip_interval(self) -> None:
         """Do not measure the time up to the next round: nothing decodes, or prompts are stored."""
-        self._sent_at = None
+        self._looked_up_at = None
 
-    def _add_outcomes(
-        self, pairs: Rows[tuple[RoundResult, DraftedSequence | None]], prompt_seconds: float
-    ) -> None:
+    def _add_outcomes(self, pairs: Rows[SequenceResult], prompt_seconds: float) -> None:
         """Add a round to its sequences that continue and to the pace."""
         for result, sequence in pairs:
             if sequence is not None and not result.is_finished:
                 sequence.add_round(result, self.settings.lookahead)
-        if self._sent_at is not None:
+        if self._looked_up_at is not None:
             is_plain = not any(result.num_proposed for result, _ in pairs)
-            seconds = self._clock.now() - self._sent_at - prompt_seconds
+            seconds = self._clock.now() - self._looked_up_at - prompt_seconds
             self._pace.add_round(max(0.0, seconds), is_plain=is_plain)
         self._pace.add_outcomes(
             (result.num_proposed, sequence.num_from_table, result.outcome.accepted)
@@ -244,7 +245,7 @@ class DraftPool:
 
     def _look_up(
         self,
-        pairs: Rows[tuple[RoundResult, DraftedSequence | None]],
+        pairs: Rows[SequenceResult],
         before_wait: Callable[[], None],
     ) -> tuple[list[Lookup], float]:
         """Return the lookup of each result, and for how many seconds it waited for tables."""
@@ -252,7 +253,7 @@ class DraftPool:
         num_others = sum(not result.is_finished for result, _ in pairs) - len(continuing)
         tables = TableCollector(self.settings, self._pace, self._changed, self._clock)
         with self._changed:
-            answering = tables.collect(continuing, num_others, before_wait)
+            answering, waited_seconds = tables.collect(continuing, num_others, before_wait)
             suspended = self._suspend_late_links(session for session, _ in answering.values())
         _send_closings(suspended)
         lookups = [
@@ -261,11 +262,11 @@ class DraftPool:
             else NO_TABLE_NEEDED
             for result, sequence in pairs
         ]
-        return lookups, tables.waited_seconds
+        return lookups, waited_seconds
 
     def _commits(
         self,
-        pairs: Rows[tuple[RoundResult, DraftedSequence | None]],
+        pairs: Rows[SequenceResult],
         lookups: Rows[Lookup],
         waited_seconds: float,
         now: float,
@@ -275,10 +276,9 @@ class DraftPool:
         waited_us = min(int(waited_seconds * 1e6), _MAX_WAITED_US)
         with self._changed:
             for (result, sequence), lookup in zip(pairs, lookups, strict=True):
-                session = sequence.session if sequence else None
-                if session is None or result.is_finished:
+                if sequence is None or sequence.session is None or result.is_finished:
                     continue
-                num_tokens = len(session.sequence.tokens)
+                session, num_tokens = sequence.session, len(sequence.tokens)
                 base_len = num_tokens - len(result.token_ids)
                 is_branch = lookup.branch is not None
                 commit = Commit(
@@ -291,13 +291,13 @@ class DraftPool:
                     waited_us=waited_us,
                     # The next proposal has this length, the proposal of the table about the same.
                     # Before the last token it is 1: a table of K is never used.
-                    length=session.sequence.max_tokens or int(session.sequence.num_remaining == 1),
+                    length=sequence.max_proposed or int(sequence.num_remaining == 1),
                 )
                 commits.setdefault(session.link, []).append(commit)
                 session.begin_round(num_tokens, now, is_branch=is_branch)
         return commits
 
-    def _send(self, commits: Mapping[DraftLink, list[Commit]], verified_at: float) -> None:
+    def _send(self, commits: Mapping[DraftLink, list[Commit]], decided_at: float) -> None:
         """Send commits in one frame for each link."""
         for link, of_link in commits.items():
             try:
@@ -305,7 +305,7 @@ class DraftPool:
             except LinkError as error:
                 self.detach(link, str(error))
             else:
-                COMMIT_TO_WIRE_SECONDS.observe(self._clock.now() - verified_at)
+                COMMIT_TO_WIRE_SECONDS.observe(self._clock.now() - decided_at)
 
     def _close_unserved(self) -> None:
         """Close sessions that move to another link, and the openings without an answer."""

@@ -155,8 +155,8 @@ class RoundPace:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """The proposal that one sequence would have without waiting."""
+class Prospect:
+    """The proposal of a sequence if its round does not wait, and what a wait may add."""
 
     depth: int
     """Tokens of the proposal from a table."""
@@ -172,8 +172,10 @@ class Row:
     """T_branch of the link of the sequence."""
 
 
-def wait_until(rows: Iterable[Row], pace: RoundPace, begun_at: float, now: float) -> float:
-    """Return the time until which a round waits for the next frame; not after ``now``: no wait.
+def wait_until(
+    prospects: Iterable[Prospect], pace: RoundPace, begun_at: float, now: float
+) -> float:
+    """Return the time until which a round waits for the next frame; a past time is no wait.
 
     Before the first round has been measured, it is infinite if a sequence waits. ``begun_at`` is
     when the round began to wait.
@@ -181,15 +183,16 @@ def wait_until(rows: Iterable[Row], pace: RoundPace, begun_at: float, now: float
     num_expected = 0.0
     is_plain = True
     gains: defaultdict[tuple[float, float, bool, float], float] = defaultdict(float)
-    for row in rows:
-        expected = pace.expected_tokens(row.depth, row.num_backup)
+    for prospect in prospects:
+        expected = pace.expected_tokens(prospect.depth, prospect.num_backup)
         num_expected += expected
-        is_plain &= row.depth == row.num_backup == 0
-        if row.num_columns:
-            num_backup = max(0.0, row.num_backup - row.num_columns)
-            gain = pace.expected_tokens(row.depth + row.num_columns, num_backup) - expected
-            waits_since = max(begun_at, row.newest_at)
-            gains[waits_since, row.next_at, row.depth == 0, row.branch_seconds] += gain
+        is_plain &= prospect.depth == prospect.num_backup == 0
+        if prospect.num_columns:
+            num_backup = max(0.0, prospect.num_backup - prospect.num_columns)
+            with_wait = pace.expected_tokens(prospect.depth + prospect.num_columns, num_backup)
+            waits_since = max(begun_at, prospect.newest_at)
+            wait = waits_since, prospect.next_at, prospect.depth == 0, prospect.branch_seconds
+            gains[wait] += with_wait - expected
     proposed_seconds = pace.proposed_seconds
     without = pace.plain_seconds if is_plain else proposed_seconds
     until = now

@@ -16,7 +16,7 @@ from math import inf
 
 from ssd.pool.link import DraftedSequence, Session
 from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup, PoolSettings
-from ssd.pool.table_deadline import RoundPace, Row, wait_until
+from ssd.pool.table_deadline import Prospect, RoundPace, wait_until
 from ssd.ports import Clock
 from ssd.speculation.backup import BACKUPS, WINDOW_TOKENS, Backup
 from ssd.speculation.table import OutcomeTable
@@ -40,15 +40,13 @@ class TableCollector:
         self._pace = pace
         self._changed = changed
         self._clock = clock
-        self.waited_seconds = 0.0
-        """How long the round waited."""
         self._lookups: dict[DraftedSequence, tuple[OutcomeTable | None, Lookup]] = {}
         """The newest lookup of each sequence, with its table."""
 
     def collect(
         self, continuing: Rows[DraftedSequence], num_others: int, before_wait: Callable[[], None]
-    ) -> dict[DraftedSequence, tuple[Session, OutcomeTable | None]]:
-        """Wait for tables while it pays; return open sessions of the sequences with their tables.
+    ) -> tuple[dict[DraftedSequence, tuple[Session, OutcomeTable | None]], float]:
+        """Wait for tables while it pays.
 
         A table that arrives later is late. The lock is held by the caller, and released in waits.
 
@@ -56,6 +54,9 @@ class TableCollector:
             continuing: sequences that continue.
             num_others: continuing sequences that are not in the pool; the wait delays them too.
             before_wait: called once if the round waits.
+
+        Returns:
+            The open sessions with their tables, by sequence, and the seconds of the wait.
         """
         begun_at = now = self._clock.now()
         deadline = begun_at + self._settings.deadline_seconds
@@ -66,13 +67,13 @@ class TableCollector:
             now = self._clock.now()
             if not is_notified:
                 break
-        self.waited_seconds = now - begun_at
         sessions = (sequence.session for sequence in continuing)
-        return {
+        answering = {
             session.sequence: (session, session.table)
             for session in sessions
             if session and session.is_open
         }
+        return answering, now - begun_at
 
     def look_up(self, sequence: DraftedSequence, table: OutcomeTable | None) -> Lookup:
         """Return the lookup of a sequence; the text is searched once for each column."""
@@ -87,25 +88,25 @@ class TableCollector:
         self, continuing: Rows[DraftedSequence], num_others: int, begun_at: float, now: float
     ) -> float:
         """Return the time until which the round waits for a column."""
-        rows = [*map(self._row, continuing), *[Row(0)] * num_others]
-        if not any(row.num_columns for row in rows):
+        prospects = [*map(self._prospect, continuing), *[Prospect(0)] * num_others]
+        if not any(prospect.num_columns for prospect in prospects):
             return now
         if self._settings.adaptive_deadline:
-            return wait_until(rows, self._pace, begun_at, now)
+            return wait_until(prospects, self._pace, begun_at, now)
         return inf
 
-    def _row(self, sequence: DraftedSequence) -> Row:
+    def _prospect(self, sequence: DraftedSequence) -> Prospect:
         session = sequence.session
         if session is None or not session.is_open:
-            return Row(0)
+            return Prospect(0)
         lookup = self.look_up(sequence, session.table)
         num_from_backup = len(lookup.tokens) - lookup.num_from_table
-        return session.row(num_from_backup, lookup.num_from_table, sequence.max_tokens)
+        return session.prospect(num_from_backup, lookup.num_from_table, sequence.max_proposed)
 
 
 def without_session(sequence: DraftedSequence) -> Lookup:
     """Return the lookup of a sequence that continues and has no open session."""
-    return NO_DRAFT if sequence.max_tokens > 0 else NO_TABLE_NEEDED
+    return NO_DRAFT if sequence.max_proposed > 0 else NO_TABLE_NEEDED
 
 
 def look_up(
@@ -122,7 +123,7 @@ def look_up(
     if table is None and sequence.num_remaining == 1:
         # The next round selects the last token: no round waits for a table.
         return NO_TABLE_NEEDED
-    max_tokens = sequence.max_tokens
+    max_tokens = sequence.max_proposed
     branch = table.look_up(sequence.outcome) if table is not None else None
     from_table = () if table is None or branch is None else table.proposal(branch, max_tokens)
     tokens = from_table

@@ -121,8 +121,8 @@ class Stage(Enum):
 
 
 @dataclass(slots=True)
-class Balance:
-    """Tokens and time of some rounds. Time has the unit of ``BatchRange.plain``."""
+class Totals:
+    """Sums of tokens and time over some rounds. Time has the unit of ``BatchRange.plain``."""
 
     tokens: float = 0.0
     """Tokens of a sequence."""
@@ -161,9 +161,9 @@ class BatchRange:
     measured, it is 1 and ``host``."""
     host: Mean = field(default_factory=lambda: Mean(_WINDOW, 0.0))
     """The part of rounds of speculation beside verify and wait, over the same time."""
-    in_stage: Balance = field(default_factory=Balance)
+    in_stage: Totals = field(default_factory=Totals)
     """All rounds of the stage."""
-    balance: Balance = field(default_factory=Balance)
+    balance: Totals = field(default_factory=Totals)
     """Rounds of speculation that count for the next decision."""
     unanswered_rounds: int = 0
     """Newest rounds with sessions of which most were opening, without trials of plain decoding."""
@@ -179,13 +179,13 @@ class BatchRange:
     def begin(self, stage: Stage) -> None:
         """Begin a stage."""
         self.stage = stage
-        self.in_stage = Balance()
+        self.in_stage = Totals()
         self.open_rounds = 0
         if stage is Stage.TRY_PLAIN:
             self.plain_before = self.plain.value
             self.plain.clear()
         elif stage is Stage.TRY_SPECULATION:
-            self.balance = Balance()
+            self.balance = Totals()
             self.tokens, self.time = Mean(_WINDOW), Mean(_WINDOW)
 
     @property
@@ -284,7 +284,7 @@ class Controller:
         self._measure(batch, record, time)
         gain = batch.balance.gain(batch.plain.value)
         if gain > 0.0:
-            batch.balance = Balance()
+            batch.balance = Totals()
         if batch.unanswered_rounds >= OPENING_ROUNDS:
             self._judge(batch, is_on=False)
             # No round has gained a token. What opening costs is below the noise.
@@ -302,7 +302,7 @@ class Controller:
                 batch.pauses[Stage.ON] = FIRST_PAUSE
         elif batch.in_stage.rounds >= 4 * PLAIN_ROUNDS:
             # Requests that force speculation run beside: plain decoding cannot be measured.
-            self._end_trial(batch, is_on=True)
+            self._decide(batch, is_on=True)
 
     def _add_speculation_trial(self, batch: BatchRange, record: RoundRecord, time: float) -> None:
         """Add a round of a trial of speculation."""
@@ -312,7 +312,7 @@ class Controller:
             has_lost = -batch.in_stage.gain(batch.plain.value) > OPENING_LOSS
             is_closed = not batch.open_rounds and batch.in_stage.rounds >= OPENING_ROUNDS
             if is_unserved or has_lost or is_closed:
-                self._end_trial(batch, is_on=False)
+                self._decide(batch, is_on=False)
             return
         self._measure(batch, record, time)
         gain = batch.balance.gain(batch.plain.value)
@@ -340,14 +340,14 @@ class Controller:
         return batch.tokens.value * batch.plain.value / batch.time.value
 
     def _judge(self, batch: BatchRange, *, is_on: bool) -> None:
-        """End a trial with its result."""
+        """Decide by what was measured, and report the speed-up."""
         batch.speed_up = self._speed_up(batch)
         batch.is_judged = True
         self._reported = batch
-        self._end_trial(batch, is_on=is_on)
+        self._decide(batch, is_on=is_on)
 
-    def _end_trial(self, batch: BatchRange, *, is_on: bool) -> None:
-        """Keep the choice that was tried, or return to the other one."""
+    def _decide(self, batch: BatchRange, *, is_on: bool) -> None:
+        """Begin the stage of a choice, and set the rounds before the next trial."""
         stays_on = batch.is_on and is_on
         if stays_on:
             loss = batch.in_stage.rounds * (1.0 - 1.0 / max(1.0, batch.speed_up))

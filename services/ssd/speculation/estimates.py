@@ -81,6 +81,11 @@ def size_class(count: int) -> int:
     return (count - 1).bit_length()
 
 
+def doubled(most: int) -> list[int]:
+    """Return 1, 2, 4... and ``most``."""
+    return [*(1 << power for power in range((most - 1).bit_length())), most]
+
+
 class Recent:
     """The clipped mean of the newest samples; a guess before the first one, which starts as 1."""
 
@@ -117,7 +122,7 @@ class Recent:
 
     def clear(self) -> None:
         """Drop all samples; the value remains until the next one."""
-        self._value, self._is_known = self.value, True
+        self._value = self.value
         self._samples.clear()
 
 
@@ -157,8 +162,8 @@ class Acceptance:
 class PassTimes:
     """The times of verifies that store no prompts, divided by those of the calibration.
 
-    They are kept by powers of two of their rows. Without any measurement, an unknown calibration
-    included, a verify counts as one without prompts up to a second.
+    They are kept by powers of two of their rows. Before the first measurement, a verify without
+    prompts is assumed to take its calibrated time, or one second if the calibration is unknown.
     """
 
     def __init__(self, calibration: Calibration) -> None:

@@ -61,7 +61,7 @@ class SelectedOutcomes:
     """Estimate for each outcome; 0 where there is none. None: the policy does not estimate it."""
 
     def first(self, num_branches: int) -> "SelectedOutcomes":
-        """Return the first outcomes of each session, at most so many."""
+        """Return the first outcomes of each session, at most so many, without probabilities."""
         return SelectedOutcomes(
             self.accepted_BN[:, :num_branches],
             self.bonus_BN[:, :num_branches],
@@ -332,11 +332,6 @@ def geometric_share(
     return tuple(floors)
 
 
-def _geometric(split: Sequence[int]) -> FanOutPolicy:
-    del split
-    return Split(partial(geometric_share, 0.8, 1.0))
-
-
 def _explicit(split: Sequence[int]) -> FanOutPolicy:
     if not split or min(split) < 0:
         raise SettingsError(
@@ -348,7 +343,7 @@ def _explicit(split: Sequence[int]) -> FanOutPolicy:
 POLICIES: dict[str, Callable[[Sequence[int]], FanOutPolicy]] = {
     ADAPTIVE: lambda _split: Adaptive(),
     "uniform": lambda _split: Split(uniform_share),
-    "geometric": _geometric,
+    "geometric": lambda _split: Split(partial(geometric_share, 0.8, 1.0)),
     "explicit": _explicit,
 }
 

@@ -7,7 +7,7 @@ import torch
 
 from ssd.engine.batch import PagedBatch
 from ssd.ports import Clock
-from ssd.speculation.estimates import Calibration
+from ssd.speculation.estimates import Calibration, doubled
 from ssd_target.decoding.ports import Runner
 
 CALIBRATION_SECONDS = 1.0
@@ -29,7 +29,7 @@ def calibrate(runner: Runner, columns: tuple[int, ...], clock: Clock) -> Calibra
     """
     # Times between these are interpolated.
     few = tuple(sorted({columns[0], columns[len(columns) // 2], columns[-1]}))
-    sizes = sequence_counts(runner.engine.max_num_seqs)
+    sizes = doubled(runner.engine.max_num_seqs)
     shapes = [(count, size) for size in sizes for count in few]
     times = _complete(_measure(runner, shapes, CALIBRATION_SECONDS, clock), few)
     if times:
@@ -42,11 +42,6 @@ def calibrate(runner: Runner, columns: tuple[int, ...], clock: Clock) -> Calibra
                 # As in ``_complete``: more columns never take less time.
                 times[count, 1] = least = min(least, times[count, 1])
     return Calibration(times)
-
-
-def sequence_counts(largest: int) -> list[int]:
-    """Return the powers of two below a number of sequences, and the number."""
-    return [*(2**power for power in range((largest - 1).bit_length())), largest]
 
 
 def _measure(

@@ -29,7 +29,7 @@ from ssd.speculation.verification import verify_coupled
 from ssd.types import FinishReason, GenerationChunk, LookupResult, Round, TokenText, Usage
 from ssd_target.decoding.batch_builder import BatchBuilder
 from ssd_target.decoding.ports import LoopContext, Runner
-from ssd_target.decoding.sampler import Proposal, Sampler
+from ssd_target.decoding.sampler import Sampler
 from ssd_target.decoding.scheduler import Part, Scheduler, StepPlan
 from ssd_target.decoding.sequence import Sequence
 from ssd_target.decoding.sequential_drafter import SequentialDrafter
@@ -136,10 +136,9 @@ class DecodeLoop:
         self._store(plan)
         sequences, logits_BPV = self._verify(plan)
         if sequences:
-            proposals = [sequence.proposal for sequence in sequences]
-            results = self._choose(sequences, proposals, logits_BPV)
+            results = self._choose(sequences, logits_BPV)
             self._add_pass(plan)
-            self._stream(sequences, proposals, results)
+            self._stream(sequences, results)
             lookups = self._look_up_and_commit(results)
             self._conclude(sequences, lookups)
             self._fill_noise(sequences)
@@ -275,10 +274,9 @@ class DecodeLoop:
         self._control.add_pass(self.record, has_prompts=plan.is_joined)
 
     @_timed("sample_seconds")
-    def _choose(
-        self, sequences: Rows[Sequence], proposals: Rows[Proposal], logits_BPV: torch.Tensor
-    ) -> list[RoundResult]:
+    def _choose(self, sequences: Rows[Sequence], logits_BPV: torch.Tensor) -> list[RoundResult]:
         """Choose the target's tokens, and append those that are accepted and the bonus token."""
+        proposals = [sequence.proposal for sequence in sequences]
         chosen = self._sampler.choose(sequences, proposals, logits_BPV)
         record = self.record
         results: list[RoundResult] = []
@@ -300,25 +298,20 @@ class DecodeLoop:
         return results
 
     @_timed("stream_seconds")
-    def _stream(
-        self,
-        sequences: Rows[Sequence],
-        proposals: Rows[Proposal],
-        results: Rows[RoundResult],
-    ) -> None:
+    def _stream(self, sequences: Rows[Sequence], results: Rows[RoundResult]) -> None:
         """Put the tokens of the round into the sinks of their requests."""
-        now = self.record.decided_at = self.clock.now()
-        for sequence, proposal, result in zip(sequences, proposals, results, strict=True):
+        self.record.decided_at = self.clock.now()
+        for sequence, result in zip(sequences, results, strict=True):
             if not sequence.record.num_rounds and sequence.num_cached:
                 metrics.PREFIX_HITS_TOTAL.inc()
                 self._cached_tokens.inc(sequence.num_cached)
             is_paused = self._control.is_paused(sequence)
-            sequence.record.add_round(self.record, result, now, is_paused=is_paused)
+            sequence.record.add_round(self.record, result, is_paused=is_paused)
             chunk = GenerationChunk(token_ids=result.token_ids)
             if sequence.sampling.logprobs is not None:
                 chunk.logprobs = self._sampler.logprobs(sequence)[: len(result.token_ids)]
             if sequence.report_rounds:
-                chunk.rounds = (_round(sequence.record.newest_lookup, proposal, result),)
+                chunk.rounds = (_reported_round(sequence, result),)
             if sequence.finish_reason is None:
                 sequence.sink.put(chunk)
                 if sequence.sink.is_abandoned:
@@ -413,13 +406,13 @@ class DecodeLoop:
         sequence.record.newest_lookup = LookupResult.NONE
 
 
-def _round(lookup: LookupResult, proposal: Proposal, result: RoundResult) -> Round:
-    """Describe a round to a request that asks for it; ``lookup`` selected its proposal."""
+def _reported_round(sequence: Sequence, result: RoundResult) -> Round:
+    """Describe a round to a request that asks for it."""
     return Round(
-        proposed=tuple(map(TokenText, proposal)),
+        proposed=tuple(map(TokenText, sequence.proposal)),
         accepted_tokens=min(result.outcome.accepted, len(result.token_ids)),
         added=tuple(map(TokenText, result.token_ids)),
-        lookup=lookup,
+        lookup=sequence.record.newest_lookup,
     )
 
 
@@ -436,7 +429,7 @@ def _put_last(sequence: Sequence, chunk: GenerationChunk) -> None:
 
 
 def _fail(sequence: Sequence, position: int) -> None:
-    """Fail the request whose logits are not finite at ``position``; other rows continue."""
+    """Fail a request whose grammar has failed, or whose logits are not finite at a position."""
     if sequence.grammar is not None and sequence.grammar.failure is not None:
         sequence.sink.fail(sequence.grammar.failure)
         return

@@ -20,13 +20,13 @@ class Inbox:
         self._events: list[Event] = []
         self._num_arrivals = 0
         self.num_waiting = 0
-        """Requests that wait for a slot. The step thread updates it."""
+        """Sequences that wait for a slot. The step thread updates it."""
         self._filled = threading.Condition()
         self._is_closed = False
 
     @property
     def num_arrivals(self) -> int:
-        """Requests that the step thread has not taken yet."""
+        """Sequences that the step thread has not taken yet."""
         return self._num_arrivals
 
     @property

@@ -162,8 +162,13 @@ class Scheduler:
         if self._waiting and not plan.preempted:
             self._admit(plan)
         self._refuse_overflow(new, plan)
-        self._store(plan, num_rows)
+        self._select_parts(plan, num_rows)
         plan.running = self._running.copy()
+        self._select_decoding(plan)
+        return plan
+
+    def _select_decoding(self, plan: StepPlan) -> None:
+        """Select the sequences of the round; those whose prompts its verify completes come last."""
         stored = [sequence for sequence in self._running if sequence.is_stored]
         if plan.is_joined:
             # A sequence that runs again has its first tokens already.
@@ -174,7 +179,6 @@ class Scheduler:
             plan.prefills.sort(key=lambda part: part[0] not in plan.completing)
             stored = [sequence for sequence in stored if sequence not in joined]
         plan.decoding = stored + plan.completing
-        return plan
 
     def keep(self, sequence: Sequence, stored: range) -> None:
         """Put the blocks that a prefill has filled into the prefix cache."""
@@ -311,7 +315,7 @@ class Scheduler:
         self._add_shared(sequence, len(shared))
         return True
 
-    def _store(self, plan: StepPlan, num_rows: int) -> None:
+    def _select_parts(self, plan: StepPlan, num_rows: int) -> None:
         """Select the parts of prompts and the emitted tokens that the step stores."""
         missing = [sequence for sequence in self._running if not sequence.is_stored]
         if not missing:

@@ -63,8 +63,7 @@ class SequenceRecord:
     first_token_at: float = 0.0
     """When its first token was chosen."""
     last_token_at: float = 0.0
-    decided_at: float = 0.0
-    """When the outcomes of its newest round were known."""
+    """When the tokens of its newest round were chosen."""
     newest_lookup: LookupResult = LookupResult.NONE
     """Lookup that selected the proposal of the next round."""
     _counts: Counter[str] = field(default_factory=Counter)
@@ -78,7 +77,7 @@ class SequenceRecord:
         return len(self._begun_at)
 
     def add_round(
-        self, record: RoundRecord, result: RoundResult, now: float, *, is_paused: bool = False
+        self, record: RoundRecord, result: RoundResult, *, is_paused: bool = False
     ) -> None:
         """Add a round whose tokens are chosen.
 
@@ -86,11 +85,10 @@ class SequenceRecord:
         """
         if not self._begun_at:
             self.decoding_at = record.stored_at
-            self.first_token_at = now
+            self.first_token_at = record.decided_at
         self._begun_at.append(record.begun_at)
         self._verify_seconds.append(record.verify_seconds)
-        self.decided_at = record.decided_at
-        self.last_token_at = now
+        self.last_token_at = record.decided_at
         self._counts["proposed_tokens"] += result.num_proposed
         self._counts["accepted_tokens"] += min(result.outcome.accepted, len(result.token_ids))
         self._counts["paused_rounds"] += is_paused
@@ -111,7 +109,7 @@ class SequenceRecord:
             mode = Mode.SYNCHRONOUS
         # One round lasts until its decision; several until the next ones begin.
         gaps = np.diff(
-            self._begun_at if self.num_rounds > 1 else (*self._begun_at, self.decided_at)
+            self._begun_at if self.num_rounds > 1 else (*self._begun_at, self.last_token_at)
         )
         return SpeculationStatistics(
             mode=mode,
@@ -195,6 +193,7 @@ class Sequence:
     is_synchronous: bool = field(init=False)
     """Whether a draft on the target's own device proposes."""
     ending_ids: frozenset[TokenId] = field(init=False)
+    """Tokens that end the text: of the tokenizer, unless ignored, and of the request."""
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt_ids)

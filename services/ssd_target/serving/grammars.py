@@ -11,7 +11,7 @@ COMPILE_SECONDS = 5.0
 """Maximum time to compile a grammar, and to wait for the thread. The limits of grammars are far
 below it on a machine that is not overloaded."""
 MAX_WAITING = 16
-"""Requests whose grammar is or will be compiled. Further ones are refused."""
+"""Requests that wait for the thread. Further ones are refused."""
 
 
 class Grammars:
@@ -31,8 +31,7 @@ class Grammars:
             FieldError: it is malformed, too complex or allows no text.
             OverloadedError: too many grammars wait to be compiled.
         """
-        grammar = self._compiler.cached(source)
-        return grammar or await self._compiled(source)
+        return self._compiler.cached(source) or await self._compiled(source)
 
     async def _compiled(self, source: GrammarSource) -> Grammar:
         if self._num_waiting >= MAX_WAITING:

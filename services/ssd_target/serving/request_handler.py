@@ -104,11 +104,6 @@ class RequestHandler:
         """Number of sequences that wait for a slot; a request has one for each continuation."""
         return self._num_entering + self._inbox.num_arrivals + self._inbox.num_waiting
 
-    @property
-    def is_open(self) -> bool:
-        """Whether requests are accepted."""
-        return self.runner is not None and not self._is_draining
-
     def require_open(self) -> TargetRunner:
         """Return the runner of the model.
 
@@ -395,7 +390,7 @@ def _ends_because_of(failure: Exception) -> NotReadyError:
 def room_for(
     prompt_ids: tuple[TokenId, ...], max_tokens: int | None, max_model_len: int, field: str
 ) -> int:
-    """Return the maximum number of new tokens of a request; unset takes 256, or fewer if they fit.
+    """Return the maximum number of new tokens; unset is ``DEFAULT_MAX_TOKENS``, or what fits.
 
     Raises:
         ContextLengthError: prompt and new tokens together exceed the model's length.

@@ -65,7 +65,7 @@ def test_the_time_in_which_a_prompt_is_stored_is_no_part_of_a_table() -> None:
     draft.inbox.put(Event(link, (text.miss(None, 0, ()),), draft.worker.clock.now()))
     draft.settle()
     assert len(needs) == 2
-    assert max(need.spent for need in needs) < 1.0
+    assert max(need.spent_seconds for need in needs) < 1.0
     assert draft.worker.table_seconds < 1.0
 
 

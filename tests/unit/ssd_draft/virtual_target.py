@@ -12,7 +12,7 @@ from tests.unit.ssd_draft.ledger_draft import Draft, FakeLink, N, a_text
 
 from ssd.engine.batch import BranchBatch
 from ssd.pool.link import DraftedSequence, DraftLink
-from ssd.pool.table_deadline import RoundPace, Row, wait_until
+from ssd.pool.table_deadline import Prospect, RoundPace, wait_until
 from ssd.speculation.table import OutcomeTable
 from ssd.types import Commit, LinkSettings, OpenSession, Welcome
 from ssd_draft.inbox import Event
@@ -158,9 +158,9 @@ class VirtualTarget:
     def _look_up(self, now: float) -> None:
         """Wait for another column, or commit."""
         assert self._begun_at is not None
-        row = Row(0)
+        row = Prospect(0)
         if self._session.is_open:
-            row = self._session.row(0, self._session.depth, self.text.lookahead)
+            row = self._session.prospect(0, self._session.depth, self.text.lookahead)
         self._need_at = wait_until([row], self._pace, self._begun_at, now)
         if self._need_at <= now:
             self._commit(now)

@@ -49,7 +49,7 @@ class RecordingPool(DraftPool):
     def round(
         self,
         results: Rows[RoundResult],
-        verified_at: float,
+        decided_at: float,
         before_wait: Callable[[], None],
         *,
         prompt_seconds: float = 0.0,
@@ -58,7 +58,7 @@ class RecordingPool(DraftPool):
         self.rounds.append(list(results))
         proposal = Lookup(LookupResult.HIT, tokens=PROPOSAL)
         lookups = [proposal if each.sequence_id else NO_TABLE_NEEDED for each in results]
-        return PoolRound(lookups, verified_at)
+        return PoolRound(lookups, decided_at)
 
     def release(self, sequence_ids: Iterable[SequenceId]) -> None:
         self.released += list(sequence_ids)

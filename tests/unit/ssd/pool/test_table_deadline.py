@@ -5,8 +5,8 @@ import pytest
 from ssd.pool.table_deadline import (
     ColumnTimes,
     FirstFrames,
+    Prospect,
     RoundPace,
-    Row,
     opening_seconds,
     wait_until,
 )
@@ -16,7 +16,7 @@ ROUND_SECONDS = 0.1
 NOW = 5.0
 LONG = 1.0
 """Time of the tables after a hit: only the next round gains."""
-ONE_COLUMN = Row(0, 0, 1, NOW, branch_seconds=LONG)
+ONE_COLUMN = Prospect(0, 0, 1, NOW, branch_seconds=LONG)
 
 
 def pace(
@@ -38,13 +38,13 @@ def pace(
     return found
 
 
-def seconds(rows: list[Row], found: RoundPace | None = None) -> float:
+def seconds(rows: list[Prospect], found: RoundPace | None = None) -> float:
     return wait_until(rows, found or pace(), NOW, NOW) - NOW
 
 
 def test_without_a_round_so_far_only_the_deadline_ends_the_wait() -> None:
     assert wait_until([ONE_COLUMN], RoundPace(), NOW, NOW) == float("inf")
-    assert wait_until([Row(3)], RoundPace(), NOW, NOW) == NOW
+    assert wait_until([Prospect(3)], RoundPace(), NOW, NOW) == NOW
 
 
 def test_a_sequence_without_a_column_waits_while_a_round_without_it_would_yield_less() -> None:
@@ -54,17 +54,17 @@ def test_a_sequence_without_a_column_waits_while_a_round_without_it_would_yield_
 
 def test_a_first_frame_with_more_columns_is_worth_a_longer_wait() -> None:
     three = 0.9 * (0.8 + 0.64 + 0.512) * ROUND_SECONDS
-    assert seconds([Row(0, 0, 3, NOW, branch_seconds=LONG)]) == pytest.approx(three, rel=1e-3)
+    assert seconds([Prospect(0, 0, 3, NOW, branch_seconds=LONG)]) == pytest.approx(three, rel=1e-3)
 
 
 def test_complete_and_missed_tables_do_not_wait() -> None:
-    assert seconds([Row(3), Row(0)]) == 0.0
+    assert seconds([Prospect(3), Prospect(0)]) == 0.0
 
 
 def test_a_column_is_waited_for_if_it_comes_soon_enough() -> None:
     worth = 0.64 / 1.8 * ROUND_SECONDS
-    assert seconds([Row(1, 0, 1, NOW + 0.9 * worth)]) == pytest.approx(worth, rel=1e-3)
-    assert seconds([Row(1, 0, 1, NOW + 1.1 * worth)]) == 0.0
+    assert seconds([Prospect(1, 0, 1, NOW + 0.9 * worth)]) == pytest.approx(worth, rel=1e-3)
+    assert seconds([Prospect(1, 0, 1, NOW + 1.1 * worth)]) == 0.0
 
 
 def test_a_round_does_not_begin_to_wait_again_when_something_else_arrives() -> None:
@@ -77,19 +77,19 @@ def test_a_round_does_not_begin_to_wait_again_when_something_else_arrives() -> N
 def test_the_time_that_pays_for_a_column_begins_with_the_one_before() -> None:
     worth = 0.64 / 1.8 * ROUND_SECONDS
     later = NOW + 0.05
-    row = Row(1, 0, 1, later + 0.9 * worth, newest_at=later)
+    row = Prospect(1, 0, 1, later + 0.9 * worth, newest_at=later)
     assert wait_until([row], pace(), NOW, later) == pytest.approx(later + worth)
 
 
 def test_a_first_frame_must_be_expected_in_half_of_the_time_that_pays() -> None:
     worth = 0.9 * 0.8 * ROUND_SECONDS
-    assert seconds([Row(0, 0, 1, NOW + 0.4 * worth, branch_seconds=LONG)]) > 0.0
-    assert seconds([Row(0, 0, 1, NOW + 0.6 * worth, branch_seconds=LONG)]) == 0.0
+    assert seconds([Prospect(0, 0, 1, NOW + 0.4 * worth, branch_seconds=LONG)]) > 0.0
+    assert seconds([Prospect(0, 0, 1, NOW + 0.6 * worth, branch_seconds=LONG)]) == 0.0
 
 
 def test_a_first_frame_is_worth_more_if_the_tables_after_a_hit_take_less_time() -> None:
     def wait(branch_seconds: float, **of_pace: float) -> float:
-        return seconds([Row(0, 0, 3, NOW, branch_seconds=branch_seconds)], pace(**of_pace))
+        return seconds([Prospect(0, 0, 3, NOW, branch_seconds=branch_seconds)], pace(**of_pace))
 
     once = 0.9 * (0.8 + 0.64 + 0.512) * ROUND_SECONDS
     assert wait(ROUND_SECONDS) == pytest.approx(10 * once, rel=1e-3)
@@ -106,26 +106,28 @@ def test_a_round_waits_less_if_plain_rounds_are_shorter() -> None:
     assert seconds([ONE_COLUMN], found) == pytest.approx(0.072 * ROUND_SECONDS, rel=1e-2)
     assert seconds([ONE_COLUMN], pace(plain_seconds=0.5 * ROUND_SECONDS)) == 0.0
     # A round in which another sequence has a proposal is not plain.
-    assert seconds([ONE_COLUMN, Row(3)], found) > 0.0
+    assert seconds([ONE_COLUMN, Prospect(3)], found) > 0.0
 
 
 def test_the_deeper_a_proposal_the_less_another_column_is_worth() -> None:
-    waits = [seconds([Row(depth, 0, 1, NOW)]) for depth in range(1, 6)]
+    waits = [seconds([Prospect(depth, 0, 1, NOW)]) for depth in range(1, 6)]
     assert waits == sorted(waits, reverse=True)
     assert waits[1] < 0.25 * ROUND_SECONDS
 
 
 def test_in_a_batch_one_sequence_delays_the_others_less() -> None:
     alone = seconds([ONE_COLUMN])
-    assert seconds([ONE_COLUMN, *[Row(3)] * 7]) < alone / 7
-    together = [Row(1, 0, 1, NOW)] * 8
+    assert seconds([ONE_COLUMN, *[Prospect(3)] * 7]) < alone / 7
+    together = [Prospect(1, 0, 1, NOW)] * 8
     assert seconds(together) == pytest.approx(seconds(together[:1]))
 
 
 def test_a_round_waits_less_for_columns_that_the_backup_replaces() -> None:
-    alone, *continued = [seconds([Row(0, num, 1, NOW, branch_seconds=LONG)]) for num in (0, 1, 6)]
+    alone, *continued = [
+        seconds([Prospect(0, num, 1, NOW, branch_seconds=LONG)]) for num in (0, 1, 6)
+    ]
     assert all(alone > 2 * each for each in continued)
-    assert seconds([Row(0, 6, 1, NOW, branch_seconds=LONG)], pace(0.4, of_backup=0.8)) == 0.0
+    assert seconds([Prospect(0, 6, 1, NOW, branch_seconds=LONG)], pace(0.4, of_backup=0.8)) == 0.0
 
 
 def test_the_acceptance_of_a_proposal_counts_for_the_source_of_each_token() -> None:

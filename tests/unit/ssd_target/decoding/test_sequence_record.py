@@ -21,7 +21,7 @@ def run_rounds(subject: SequenceRecord, *rounds: tuple[float, float]) -> None:
         record = RoundRecord(
             begun_at=begun_at, verify_seconds=verify_seconds, decided_at=decided_at
         )
-        subject.add_round(record, RESULT, decided_at)
+        subject.add_round(record, RESULT)
 
 
 def test_a_request_without_lookups_ran_autoregressively() -> None:
@@ -47,7 +47,7 @@ def test_hits_misses_and_late_tables_are_counted_separately() -> None:
 
 def test_accepted_tokens_after_the_end_of_the_text_do_not_count() -> None:
     subject = SequenceRecord()
-    subject.add_round(RoundRecord(), replace(RESULT, token_ids=(7, 7)), 1.0)
+    subject.add_round(RoundRecord(), replace(RESULT, token_ids=(7, 7)))
     assert subject.statistics(is_synchronous=False).accepted_tokens == 2
 
 
