@@ -165,8 +165,9 @@ class OpenVinoTarget:
 
     def free_weights(self) -> None:
         """See ``Execution.free_weights``."""
-        # With a kept proof, no pass may have copied the weights yet.
-        self._seconds_of(1)
+        if self.packs_rows:
+            # With a kept proof, no pass may have copied the weights yet.
+            self._seconds_of(1)
         self._weights.free_pages()
 
     def prefill(self, batch: PagedBatch) -> Tensor:

@@ -23,6 +23,8 @@ from ssd.engine.openvino_engine.draft_graph import DraftGraph, PassInputs
 from ssd.engine.sampling.soft_filters import SoftFilters
 from ssd.speculation.noise import gumbel_noise
 
+pytestmark = pytest.mark.timeout(60)
+"""Graphs of whole tables are compiled: 5 s of a slow core."""
 RunnerOn = Callable[[str], DraftRunner]
 
 K, N = 3, 4

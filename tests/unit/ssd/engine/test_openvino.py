@@ -295,6 +295,7 @@ def test_the_kv_cache_leaves_memory_for_the_packed_copies_of_the_weights(
     assert num_unpacked > 0.5 * (folder / "model.safetensors").stat().st_size
 
 
+@pytest.mark.timeout(60)
 def test_a_draft_frees_its_checkpoint_after_the_warm_up(folder: Path, tmp_path: Path) -> None:
     own = Path(shutil.copytree(folder, tmp_path / "own"))
     runner = load(DraftRunner, own, replace(ENGINE, branches=2))
