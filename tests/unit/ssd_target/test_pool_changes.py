@@ -7,7 +7,7 @@ from tests.unit.ssd_target.bench import GREEDY, Bench, plain
 
 from ssd.pool import tables
 from ssd.pool.sustainable_sessions import BatchTimes
-from ssd.pool.table_deadline import RoundPace, Row
+from ssd.pool.table_deadline import Prospect, RoundPace
 from ssd.speculation.controller import Choice
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import CloseSession, Mode, SessionRefused
@@ -55,7 +55,7 @@ def test_all_sequences_of_a_round_count_in_its_wait(monkeypatch: pytest.MonkeyPa
     bench.run_rounds(3)  # the prompts are stored one after the other
     nums_rows: list[int] = []
 
-    def wait_until(rows: list[Row], _pace: RoundPace, _begun_at: float, now: float) -> float:
+    def wait_until(rows: list[Prospect], _pace: RoundPace, _begun_at: float, now: float) -> float:
         nums_rows.append(len(rows))
         return now
 
