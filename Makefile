@@ -114,9 +114,10 @@ gpu-check: ## check and measure a GPU machine in up to 25 minutes; needs torch w
 	    --target $(GPU_PACKAGES) --upgrade $$missing || exit 2; \
 	fi; $(GPU_PYTHON) -m tests.gpu $(GPU_CHECK_ARGS)
 
-# These tests use the cluster of KUBECONFIG, or one that SSD_CLUSTER_TOOL starts and stops.
+# These tests use the cluster of KUBECONFIG, or one that SSD_CLUSTER_TOOL starts and stops. With
+# E2E_SECONDS, tests that would begin later are skipped.
 e2e: $(TOOLS) ## test the chart on a real cluster: images, install, serve, failures, uninstall (35 minutes)
-	$(BIN)/python -m pytest tests/cluster -m "cluster and not slow" --durations 15
+	$(BIN)/python -m pytest tests/cluster -m "cluster and not slow" --durations 15 -rs
 
 e2e-full: $(TOOLS) ## the same with all repetitions (an hour)
 	$(BIN)/python -m pytest tests/cluster -m "cluster" --durations 15

@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import subprocess
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
@@ -30,6 +31,8 @@ from tests.cluster.operators import Operator, ReleasedOperator, operator_process
 TOOL = Path(os.environ.get("SSD_CLUSTER_TOOL", ROOT.parent / "shared" / "k8s" / "cluster"))
 NEEDS_NODE = tuple(Path(__file__).parent / each for each in ("e2e", "passes", "placement", "scale"))
 FIGURES = pytest.StashKey[dict[str, object]]()
+ENDS_AT = time.monotonic() + float(os.environ.get("E2E_SECONDS", "inf"))
+"""Tests that would begin later are skipped, for a run that may take only so long."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,6 +45,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("figures")
         for name, value in figures.items():
             terminalreporter.write_line(f"{name}: {value}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    if time.monotonic() > ENDS_AT:
+        pytest.skip("the time of E2E_SECONDS is over")
 
 
 @pytest.hookimpl(wrapper=True)
