@@ -183,7 +183,7 @@ class SizeChoice:
         if not is_measured:
             share = _FIXED_SHARE + (1.0 - _FIXED_SHARE) * size.branches / reference.branches
             if times.first_depth == reference.length > 1:
-                # One pass runs all columns. A single column may also be that of a step.
+                # One pass runs all columns. A single column may also be the column of a step.
                 first_depth = size.length
             share *= (first_depth + 1) / (times.first_depth + 1)
         first = share * times.first.value

@@ -104,7 +104,7 @@ class StepControl:
         """Measure a step that has sent its outcomes.
 
         Args:
-            results: results of its rows; those of requests that no draft knows have no tokens.
+            results: results of its rows; the result of a request outside the pool has no tokens.
             pool_round: what the pool returned for it.
             decided_at: when the tokens were known.
             num_sessions: sessions for which drafts worked during the step.

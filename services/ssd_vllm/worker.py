@@ -181,7 +181,7 @@ class CoupledSampling:
 
     def sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
         """Sample a step with the addresses of its rows."""
-        # Nothing draws from generators, and on CPUs vLLM 0.32 fails to rewind those of prompts.
+        # No generator is used, and on CPUs vLLM 0.32 fails to rewind the generators of prompts.
         self._runner.input_batch.generators.clear()
         self._step = self._addresses(spec_decode_metadata)
         rejection_sampler.rejection_sample = self.choose_rows

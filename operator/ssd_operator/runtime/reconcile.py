@@ -215,7 +215,7 @@ class PlanExecutor:
     engines: Engines
     snapshot: Snapshot
     results: Results
-    """Begins with the failures of earlier passes that still hold; those of this pass are added."""
+    """Failures of earlier passes that still hold, then also the failures of this pass."""
 
     async def carry_out(self, decided: PassPlan) -> None:
         """Write objects, drains and the number, then delete what is not wanted any more.

@@ -136,7 +136,7 @@ def _dtypes(snapshot: Snapshot, old: Object) -> Object:
 def _target(result: PassResult) -> Object:
     snapshot = result.snapshot
     num_ready = len(snapshot.ready_targets)
-    # The revision of the first cell's pods; those of other cells differ in the cell only.
+    # The revision of the first cell's pods. Pods of other cells differ in the cell only.
     name = child_name(snapshot.resource, Component.TARGET, 0)
     return _without_empty(
         {
