@@ -29,7 +29,7 @@ from ssd.rpc.pool_codec import PoolStatus
 from ssd.speculation.controller import Controller
 from ssd.speculation.estimates import Calibration
 from ssd.text.tokenizer import load_tokenizer
-from ssd.types import WIRE_VERSION, Hello, LinkSettings, Mode, Peer, TokenId
+from ssd.types import WIRE_VERSION, Hello, LinkSettings, Mode, OpenSession, Peer, TokenId
 from ssd_vllm.metrics_folder import METRICS_FOLDER
 from ssd_vllm.pool_server import PoolServer, Served
 from ssd_vllm.requests import NewRequest, PoolRequests, Proposals, Step, seed_of
@@ -194,13 +194,16 @@ class Proposer:
         self.requests.begin(
             NewRequest(
                 request_id=request_id,
-                prompt_ids=tuple(prompt_ids),
-                max_len=min(self.max_model_len, len(prompt_ids) + most),
-                seed=seed_of(request_id, sampling.seed),
-                temperature=temperature_of(sampling.temperature) if is_foreseen else 0.0,
-                # In vLLM, -1 also means all tokens.
-                top_k=max(0, sampling.top_k),
-                min_p=sampling.min_p,
+                opening=OpenSession(
+                    token_ids=tuple(prompt_ids),
+                    max_len=min(self.max_model_len, len(prompt_ids) + most),
+                    seed=seed_of(request_id, sampling.seed),
+                    # 0 where the draft cannot foresee the choices.
+                    temperature=temperature_of(sampling.temperature) if is_foreseen else 0.0,
+                    # In vLLM, -1 also means all tokens.
+                    top_k=max(0, sampling.top_k),
+                    min_p=sampling.min_p,
+                ),
                 ending_ids=() if sampling.ignore_eos else sampling.all_stop_token_ids,
             )
         )

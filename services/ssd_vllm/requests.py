@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ssd.pool.pool import DraftPool
 from ssd.pool.rounds import RoundResult
@@ -19,19 +19,11 @@ Proposals = list[list[TokenId]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
-    """What the pool and the sampler need of a request of vLLM."""
+    """What the pool needs of a request of vLLM."""
 
     request_id: str
-    prompt_ids: tuple[TokenId, ...]
-    max_len: int
-    """Maximum length in tokens."""
-    seed: int
-    temperature: float
-    """0 if the draft cannot foresee the choices."""
-    top_k: int = 0
-    """0: no filter."""
-    min_p: float = 0.0
-    """0: no filter."""
+    opening: OpenSession
+    """The session of its prompt."""
     ending_ids: Collection[TokenId] = ()
     """Tokens that end the text."""
 
@@ -87,7 +79,7 @@ class PoolRequests:
     def begin(self, new: NewRequest) -> None:
         """Add a request, or one that begins again with another text."""
         self.end(new.request_id)
-        self._begin(new, new.prompt_ids)
+        self._begin(new, new.opening.token_ids)
 
     def end(self, request_id: str) -> None:
         """Remove a request, if it is known."""
@@ -190,18 +182,10 @@ class PoolRequests:
             return
         request = _Request(new, next(self._sequence_ids), len(text))
         self._requests[new.request_id] = request
-        self._pool.begin(
-            request.sequence_id,
-            OpenSession(
-                token_ids=token_ids,
-                max_len=new.max_len,
-                seed=new.seed,
-                temperature=new.temperature,
-                # vLLM has no upper bound, a draft has one.
-                top_k=min(new.top_k, self._num_token_ids),
-                min_p=new.min_p,
-            ),
-        )
+        # vLLM has no upper bound, a draft has one.
+        top_k = min(new.opening.top_k, self._num_token_ids)
+        opening = replace(new.opening, token_ids=token_ids, top_k=top_k)
+        self._pool.begin(request.sequence_id, opening)
 
     def _verified(
         self, request: _Request | None, added: Sequence[TokenId], length: int
@@ -216,7 +200,7 @@ class PoolRequests:
             tuple(added),
             self._step.num_proposed.get(new.request_id, 0),
             outcome,
-            length >= new.max_len or any(token_id in new.ending_ids for token_id in added),
+            length >= new.opening.max_len or any(token_id in new.ending_ids for token_id in added),
             self._control.choice.max_proposed,
         )
 

@@ -138,11 +138,12 @@ def test_requests_of_a_step_begin_with_their_seed_and_limits(make: MakeProposer)
         )
     )
     assert found.requests.ended == ["old"]
-    a, greedy = found.requests.begun
-    assert (a.request_id, a.seed, a.temperature, a.max_len) == ("a", 3, 1.0, 64)
+    first, second = found.requests.begun
+    a, greedy = first.opening, second.opening
+    assert (first.request_id, a.seed, a.temperature, a.max_len) == ("a", 3, 1.0, 64)
     assert (a.top_k, a.min_p, greedy.top_k, greedy.min_p) == (20, 0.25, 0, 0.0)
-    assert set(a.ending_ids) == {9}
-    assert (greedy.temperature, greedy.max_len, tuple(greedy.ending_ids)) == (0.0, 12, ())
+    assert set(first.ending_ids) == {9}
+    assert (greedy.temperature, greedy.max_len, tuple(second.ending_ids)) == (0.0, 12, ())
     (noted,) = found.requests.steps
     assert (set(noted.running), noted.num_proposed, noted.preempted) == ({"a"}, {"a": 2}, {"b"})
 
@@ -150,7 +151,7 @@ def test_requests_of_a_step_begin_with_their_seed_and_limits(make: MakeProposer)
 def test_with_the_stock_rule_drafts_propose_the_most_probable_tokens(make: MakeProposer) -> None:
     found = make(sampling="stock")
     found.begin_step(step(new("a", sampling())))
-    assert found.requests.begun[0].temperature == 0.0
+    assert found.requests.begun[0].opening.temperature == 0.0
 
 
 def test_a_bug_costs_the_proposals_and_nothing_else(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
-from dataclasses import replace
 
 import pytest
 from prometheus_client import REGISTRY
@@ -70,13 +69,23 @@ class RecordingPool(DraftPool):
         self.ended.append(sequence_id)
 
 
-def request(name: str, prompt: tuple[int, ...] = (1, 2), max_len: int = 20) -> NewRequest:
+def request(
+    name: str,
+    prompt: tuple[int, ...] = (1, 2),
+    max_len: int = 20,
+    top_k: int = 0,
+    min_p: float = 0.0,
+) -> NewRequest:
     return NewRequest(
         request_id=name,
-        prompt_ids=prompt,
-        max_len=max_len,
-        seed=3,
-        temperature=0.5,
+        opening=OpenSession(
+            token_ids=prompt,
+            max_len=max_len,
+            seed=3,
+            temperature=0.5,
+            top_k=top_k,
+            min_p=min_p,
+        ),
         ending_ids={99},
     )
 
@@ -115,8 +124,8 @@ def test_a_step_becomes_a_round_of_the_rows_that_got_tokens() -> None:
 
 def test_drafts_get_the_filters_of_a_request_within_their_bounds() -> None:
     pool, requests = made()
-    requests.begin(replace(request("a"), top_k=20, min_p=0.25))
-    requests.begin(replace(request("b"), top_k=2**40))
+    requests.begin(request("a", top_k=20, min_p=0.25))
+    requests.begin(request("b", top_k=2**40))
     assert [(each.top_k, each.min_p) for each in pool.begun.values()] == [
         (20, 0.25),
         (NUM_TOKEN_IDS, 0.0),
