@@ -10,7 +10,7 @@ from functools import partial
 
 from ssd.observability.log import get_logger
 from ssd_operator.api.parse import SpecError, parse
-from ssd_operator.api.spec import API_VERSION, Object
+from ssd_operator.api.spec import API_VERSION, Object, Resource
 from ssd_operator.observe.cluster import (
     BusyError,
     Cluster,
@@ -104,6 +104,32 @@ class Reconciler:
         except SpecError as error:
             invalid = report_invalid(cached, str(error), self._states[key], self._now())
             return RESYNC_SECONDS if await self._publish(key, cached, invalid) else None
+        snapshot = await self._observe(key, cached, resource)
+        decided = plan(snapshot, self._settings, self._states[key])
+        if decided.is_writing and not await self._exists(key, cached):
+            self._drop(key, cached)
+            return None
+        results = await self._carry_out(snapshot, decided)
+        self._follow(snapshot)
+        result = PassResult(
+            snapshot=replace(snapshot, now=self._now()),
+            plan=decided,
+            results=results,
+            state=self._states[key],
+        )
+        report = report_pass(result)
+        if not await self._publish(key, cached, report):
+            return None
+        if results.interruption is not None:
+            raise results.interruption.error
+        retries = [call.retry_at - self._now() for call in results.deferred_calls.values()]
+        again_after = min(decided.again_after, report.again_after, *retries)
+        if results.failed_calls:
+            raise PartialError("; ".join(map(str, results.failed_calls.values())), again_after)
+        return again_after
+
+    async def _observe(self, key: Key, cached: Object, resource: Resource) -> Snapshot:
+        """Return what is known of the resource's objects and of its engines."""
         snapshot = await observe(
             self._cluster, self._cache, self._settings, cached, resource, self._now()
         )
@@ -112,11 +138,10 @@ class Reconciler:
             # Each target is followed once, under the key of its own resource.
             states = map(self._engines.state, self._cache.peers(key))
             pools = {pod: report for reports, _ in states for pod, report in reports.items()}
-        snapshot = replace(snapshot, pools=pools, drains=drains)
-        decided = plan(snapshot, self._settings, self._states[key])
-        if decided.is_writing and not await self._exists(key, cached):
-            self._drop(key, cached)
-            return None
+        return replace(snapshot, pools=pools, drains=drains)
+
+    async def _carry_out(self, snapshot: Snapshot, decided: PassPlan) -> Results:
+        """Execute a plan; calls without an answer for long count as failed."""
         state = decided.state
         results = Results(
             failures=dict(state.failures),
@@ -125,35 +150,26 @@ class Reconciler:
         )
         executor = PlanExecutor(self._cluster, self._cache, self._engines, snapshot, results)
         await executor.carry_out(decided)
-        interruption, since = results.interruption, None
-        if interruption is not None:
+        since = None
+        if results.interruption is not None:
             since = self._now() if state.failing_since is None else state.failing_since
             if self._now() - since >= FAILING_SECONDS:
-                results.failed_calls[interruption.ref] = interruption.error
-        state = replace(
+                results.failed_calls[results.interruption.ref] = results.interruption.error
+        self._states[snapshot.resource.key] = replace(
             state,
             failures=results.failures,
             repairs=results.repairs,
             deferred_calls=results.deferred_calls,
             failing_since=since,
         )
-        self._states[key] = state
-        followed = () if resource.is_pool else snapshot.ready_targets
+        return results
+
+    def _follow(self, snapshot: Snapshot) -> None:
+        """Poll the engines of the targets that are ready; a pool has none of its own."""
+        followed = () if snapshot.resource.is_pool else snapshot.ready_targets
         addresses = ((name_of(pod), address_of(pod)) for pod in followed)
         targets = {name: address for name, address in addresses if address is not None}
-        self._engines.follow(key, targets, set(map(name_of, snapshot.pods)))
-        later = replace(snapshot, now=self._now())
-        result = PassResult(snapshot=later, plan=decided, results=results, state=state)
-        report = report_pass(result)
-        if not await self._publish(key, cached, report):
-            return None
-        if interruption is not None:
-            raise interruption.error
-        retries = [call.retry_at - self._now() for call in results.deferred_calls.values()]
-        again_after = min(decided.again_after, report.again_after, *retries)
-        if results.failed_calls:
-            raise PartialError("; ".join(map(str, results.failed_calls.values())), again_after)
-        return again_after
+        self._engines.follow(snapshot.resource.key, targets, set(map(name_of, snapshot.pods)))
 
     async def _publish(self, key: Key, cached: Object, report: PassReport) -> bool:
         """Write the status, if it changed, and the Events; return whether the resource exists.
