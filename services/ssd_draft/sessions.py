@@ -116,6 +116,11 @@ class Session:
         """Number of prompt tokens that are not yet in the trunk, while the session opens."""
         return self.num_committed - 1 - self.num_stored
 
+    @property
+    def is_due(self) -> bool:
+        """Whether its next table can begin."""
+        return self.is_open and self.table is None and not self.pending
+
     def plan(self, commit: Commit) -> Move:
         """Return the effect of a commit, given the newest table.
 
@@ -234,9 +239,9 @@ class Sessions:
         self._pool.free(session.blocks)
         self._free_slots.append(session.slot)
 
-    def of(self, link: LinkEnd) -> list[Session]:
-        """Return the sessions of a link."""
-        return [session for session in self if session.link.number == link.number]
+    def of(self, number: int) -> list[Session]:
+        """Return the sessions of a link, by its number."""
+        return [session for session in self if session.link.number == number]
 
     def check(self) -> None:
         """Assert that each slot and each block has one owner and none is lost."""

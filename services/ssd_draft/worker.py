@@ -172,18 +172,15 @@ class Worker:
         """Apply the commits of a link, then run a step of its tables or store a prefill chunk."""
         work = self._work[number]
         self._end_batches(work)
-        self._advance([session for session in self.sessions if session.link.number == number])
+        self._advance(self.sessions.of(number))
         self._close_broken()
-        sessions = [session for session in self.sessions if session.link.number == number]
-        due = [session for session in sessions if session.is_open and session.table is None]
-        due = [session for session in due if not session.pending]
-        if opening := [session for session in sessions if not session.is_open]:
-            num_open = len(sessions) - len(opening)
-            num_batches = max(1, min(_BATCHES_BETWEEN_CHUNKS, num_open // len(opening)))
-            if work.batches_since_chunk >= num_batches or not (due or work.batches):
-                work.batches_since_chunk = 0
-                self._prefill(opening[0])
-                return
+        sessions = self.sessions.of(number)
+        due = [session for session in sessions if session.is_due]
+        opening = _opening_due(work, sessions, is_busy=bool(due or work.batches))
+        if opening is not None:
+            work.batches_since_chunk = 0
+            self._prefill(opening)
+            return
         if due:
             work.batches_since_chunk += 1
             self._begin(due)
@@ -199,7 +196,7 @@ class Worker:
                 self.sessions.leave(link)
                 self._work.pop(link.number, None)
                 self._turns.remove(link.number)
-                for session in self.sessions.of(link):
+                for session in self.sessions.of(link.number):
                     self._close(session)
             case OpenSession():
                 self._open(link, content, event.arrived_at)
@@ -485,3 +482,14 @@ def _table(session: Session, build: TableBuild, row: int) -> OutcomeTable:
         tokens_NK=build.tables_BNK[row, :count],
         length=build.length,
     )
+
+
+def _opening_due(work: _LinkWork, sessions: Rows[Session], *, is_busy: bool) -> Session | None:
+    """Return the opening session whose prefill chunk is due, if there is one."""
+    opening = [session for session in sessions if not session.is_open]
+    if not opening:
+        return None
+    num_open = len(sessions) - len(opening)
+    num_batches = max(1, min(_BATCHES_BETWEEN_CHUNKS, num_open // len(opening)))
+    is_due = work.batches_since_chunk >= num_batches or not is_busy
+    return opening[0] if is_due else None

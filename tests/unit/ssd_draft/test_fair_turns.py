@@ -101,7 +101,7 @@ class SharedDraft:
         """Commit one token of each session of a link whose table is complete."""
         found = [
             each
-            for each in self.draft.sessions.of(link)
+            for each in self.draft.sessions.of(link.number)
             if each.table is not None and each.table.depth == K and not each.pending
         ]
         commits = [Commit(each.number, each.num_committed, Outcome(0, 1)) for each in found]
@@ -113,7 +113,7 @@ class SharedDraft:
         for number, at in enumerate(times):
             commits = tuple(
                 Commit(each.number, each.num_committed + number, Outcome(0, 1))
-                for each in self.draft.sessions.of(link)
+                for each in self.draft.sessions.of(link.number)
             )
             self.draft.inbox.put(Event(link, commits, at))
 
@@ -189,7 +189,7 @@ def column_times(
     Returns:
         The seconds from the newest commit to each column.
     """
-    began_at, session = shared.clock.time, shared.draft.sessions.of(greedy)[0]
+    began_at, session = shared.clock.time, shared.draft.sessions.of(greedy.number)[0]
     shared.commit_at(greedy, (began_at + number * interval for number in range(-4, 1)))
     base_len = session.num_committed + 5
     times: list[float] = []

@@ -207,7 +207,7 @@ def test_a_link_with_many_sessions_leaves_slots_for_a_later_link() -> None:
         sessions.close(session)
         assert sessions.open(greedy, opening(100 + number), 0.0) is RefusalReason.MAX_SESSIONS
         assert len(fill(sessions, late, first=10 * number + 10)) == 1
-    assert [len(sessions.of(link)) for link in (greedy, late)] == [4, 4]
+    assert [len(sessions.of(link.number)) for link in (greedy, late)] == [4, 4]
     sessions.check()
 
 
