@@ -304,17 +304,8 @@ class KeyedSampler(Sampler):
         slots_R, positions_R = addresses
         chosen_X = self._select(slots_R[rows_X], positions_R[rows_X], scores_XV, self._choose_here)
         chosen_R[rows_on_device_X] = chosen_X
-        rows = zip(with_steps, parts, chosen_X.split(counts), strict=True)
-        logprobs = {
-            steps: steps.logprobs_of(part_CV, chosen_C)
-            for (_, steps), part_CV, chosen_C in rows
-            if steps.sampling.logprobs is not None
-        }
-        if logprobs:
-            on_host = torch.cat([part_2CN.flatten() for part_2CN in logprobs.values()]).cpu()
-            sizes = [part_2CN.numel() for part_2CN in logprobs.values()]
-            for (steps, part_2CN), part in zip(logprobs.items(), on_host.split(sizes), strict=True):
-                steps.set_logprobs(part.view(part_2CN.shape))
+        steps_of = [steps for _, steps in with_steps]
+        _set_logprobs(steps_of, parts, chosen_X.split(counts))
 
     def _select(
         self, slots_R: Ints, positions_R: Ints, logits_RV: torch.Tensor, choose: Choose
@@ -339,3 +330,26 @@ def _addresses(sequences: Rows[Sequence]) -> tuple[Ints, Ints]:
     """Return slots and next positions."""
     slots_B = np.array([sequence.slot for sequence in sequences])
     return slots_B, np.array([len(sequence.tokens) for sequence in sequences])
+
+
+def _set_logprobs(
+    steps_of: Rows[LogitsSteps], logits: Rows[torch.Tensor], chosen: Rows[torch.Tensor]
+) -> None:
+    """Set the log-probabilities of the requests that ask for them, after one copy to the host.
+
+    Args:
+        steps_of: the steps of each request.
+        logits: logits of each request's rows, [C, V].
+        chosen: its tokens, [C].
+    """
+    logprobs = {
+        steps: steps.logprobs_of(logits_CV, chosen_C)
+        for steps, logits_CV, chosen_C in zip(steps_of, logits, chosen, strict=True)
+        if steps.sampling.logprobs is not None
+    }
+    if not logprobs:
+        return
+    on_host = torch.cat([part_2CN.flatten() for part_2CN in logprobs.values()]).cpu()
+    sizes = [part_2CN.numel() for part_2CN in logprobs.values()]
+    for (steps, part_2CN), part in zip(logprobs.items(), on_host.split(sizes), strict=True):
+        steps.set_logprobs(part.view(part_2CN.shape))
