@@ -68,7 +68,7 @@ class TargetSettings(EngineSettings):
     """Wait for another column of a table only while it is expected to add more tokens per second
     than the next round. Off: wait for whole tables until the table deadline."""
     circuit_breaker: bool = True
-    """Suspend a link for 5 to 60 s after three consecutive rounds without any table in time."""
+    """Suspend a link for 5 to 60 s if it sends no table for three rounds and three deadlines."""
     channel: Literal["grpc", "collective"] = "grpc"
     """How tables and commits travel. ``collective`` uses a connection beside the gRPC stream of
     each link: NCCL if both ends have it, else gloo; drafts follow. It needs TCP connections on any

@@ -40,7 +40,7 @@ class PluginSettings:
     adaptive_deadline: bool = True
     """Wait only while that is expected to pay."""
     circuit_breaker: bool = True
-    """Suspend a link after three consecutive rounds without any table in time."""
+    """Suspend a link for 5 to 60 s if it sends no table for three rounds and three deadlines."""
     fan_out: FanOutName = "adaptive"
     """Policy by which drafts select the outcomes that get a branch."""
     link_ca: str = ""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from ssd.errors import LinkError
 from ssd.observability.log import get_logger
 from ssd.observability.metrics import COMMIT_TO_WIRE_SECONDS
-from ssd.pool.circuit_breaker import LATE_ROUNDS
+from ssd.pool.circuit_breaker import SILENT_ROUNDS
 from ssd.pool.link import DraftedSequence, DraftLink, LinkState, Session
 from ssd.pool.rounds import (
     NO_TABLE_NEEDED,
@@ -254,7 +254,7 @@ class DraftPool:
         tables = TableCollector(self.settings, self._pace, self._changed, self._clock)
         with self._changed:
             answering, waited_seconds = tables.collect(continuing, num_others, before_wait)
-            suspended = self._suspend_late_links(session for session, _ in answering.values())
+            suspended = self._suspend_silent_links(session for session, _ in answering.values())
         _send_closings(suspended)
         lookups = [
             self._look_up_sequence(tables, sequence, answering.get(sequence))
@@ -358,22 +358,22 @@ class DraftPool:
         except LinkError as error:
             self.detach(link, str(error))
 
-    def _suspend_late_links(self, answering: Iterable[Session]) -> list[Session]:
-        """Remove and return the sessions of links that were late too often. Lock held.
+    def _suspend_silent_links(self, answering: Iterable[Session]) -> list[Session]:
+        """Remove and return the sessions of links that send no tables. Lock held.
 
         A draft whose tables arrive after their rounds is slow: rounds do not wait for it. It is not
         suspended.
         """
         now = self._clock.now()
-        oldest = now - LATE_ROUNDS * self.settings.deadline_seconds
+        oldest = now - SILENT_ROUNDS * self.settings.deadline_seconds
         by_link: dict[DraftLink, list[Session]] = {}
         for session in answering:
             by_link.setdefault(session.link, []).append(session)
         suspended: list[Session] = []
         for link, sessions in by_link.items():
-            any_in_time = link.add_round(sessions, now) or link.table_at > oldest
+            is_silent = not link.add_round(sessions, now) and link.table_at <= oldest
             if self.settings.circuit_breaker and link.circuit_breaker.add_round(
-                now, any_in_time=any_in_time
+                now, is_silent=is_silent
             ):
                 suspended += link.sessions.values()
                 seconds = link.circuit_breaker.open_until - now

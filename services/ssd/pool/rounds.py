@@ -22,7 +22,7 @@ class PoolSettings:
     adaptive_deadline: bool = True
     """Wait only while that is expected to pay; else until the deadline."""
     circuit_breaker: bool = True
-    """Suspend links whose tables are late or missing."""
+    """Suspend links that send no tables."""
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from ssd.pool.sustainable_sessions import sustainable_sessions
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 
 _REASONS = {
-    LinkState.QUARANTINED: "its tables were late or missing",
+    LinkState.QUARANTINED: "it has sent no tables",
     LinkState.DRAINING: "the draft is leaving",
 }
 

@@ -86,9 +86,9 @@ def test_sustainable_sessions_follow_from_the_times_of_batches_and_of_a_verify()
 def test_a_link_is_quarantined_while_its_circuit_breaker_is_open() -> None:
     mine = link()
     for _ in range(3):
-        mine.circuit_breaker.add_round(100.0, any_in_time=False)
+        mine.circuit_breaker.add_round(100.0, is_silent=True)
     shown = pool_status([up(mine)], pool(), RoundLog(), 101.0).links[0]
-    assert (shown.state, shown.reason) == ("quarantined", "its tables were late or missing")
+    assert (shown.state, shown.reason) == ("quarantined", "it has sent no tables")
     shown = pool_status([up(mine)], pool(), RoundLog(), 106.0).links[0]
     assert (shown.state, shown.reason) == ("active", "")
 

@@ -287,7 +287,7 @@ def test_rounds_do_not_wait_for_the_first_table_of_a_session() -> None:
     assert sink.statistics.late == 0
 
 
-def test_three_late_rounds_open_the_circuit_breaker_for_a_while() -> None:
+def test_three_rounds_without_a_table_open_the_circuit_breaker_for_a_while() -> None:
     bench = Bench()
     draft = bench.join([Behaviour.HIT, *[Behaviour.SILENT] * 3, Behaviour.HIT])
     sink = bench.submit([1, 2, 3], 16)
