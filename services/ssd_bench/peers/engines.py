@@ -185,10 +185,12 @@ def own_deployment(contender: Contender, setup: Setup) -> Deployment:
         ),
         target_flags=(
             *("--threads", str(contender.threads), "--weights", of_target),
+            *("--max-num-seqs", str(setup.batch)),
             *(("--device", "cuda:0") if contender.needs_cuda else ()),
         ),
         draft_flags=(
             *("--weights", of_draft),
+            *("--max-sessions", str(setup.batch)),
             *(("--device", "cuda:1") if contender.needs_cuda else ()),
         ),
         allowed_cpus=tuple(setup.cpus[:num_cpus]),

@@ -95,11 +95,25 @@ def test_on_gpus_the_products_target_and_draft_have_one_each(tmp_path: Path) -> 
     assert (plain.devices, ssd.devices) == ("1 GPU", "1 + 1 GPU")
     found = own_deployment(ssd, setup)
     assert found.target_flags[-2:] == ("--device", "cuda:0")
-    assert found.draft_flags == ("--weights", "same", "--device", "cuda:1")
+    assert found.draft_flags[-2:] == ("--device", "cuda:1")
     assert found.allowed_cpus == (3, 4, 5)
     (*_, on_cpus) = offered("ssd")
-    assert own_deployment(on_cpus, setup).draft_flags == ("--weights", "same")
     assert own_deployment(on_cpus, setup).allowed_cpus == (3, 4)
+
+
+def test_target_and_draft_reserve_memory_for_the_measured_batch_alone(tmp_path: Path) -> None:
+    setup = Setup(
+        target=tmp_path,
+        draft=tmp_path,
+        cpus=(3, 4),
+        batch=2,
+        environments=tmp_path,
+        scratch=tmp_path,
+    )
+    (*_, ssd) = offered("ssd")
+    found = own_deployment(ssd, setup)
+    assert found.target_flags[-2:] == ("--max-num-seqs", "2")
+    assert found.draft_flags == ("--weights", "same", "--max-sessions", "2")
 
 
 def test_the_table_compares_with_plain_decoding_of_the_same_engine() -> None:
