@@ -51,6 +51,8 @@ class ServerLimits:
     """Maximum number of connections; further ones are closed."""
     request_seconds: float = 30.0
     """Maximum time until the request of a call arrives. The call counts during this time."""
+    unread_seconds: float = 30.0
+    """Maximum time for which a call counts after its end, because its first message is not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             answer = await self._answer(method, handler, requests, call, place)
             # A behaviour may end while its first write is cancelled but pending. The error has
             # ended, so that it keeps no frames while this waits.
-            await call.settle()
+            await call.settle(self._limits.unread_seconds)
             if answer is not None:
                 call.end(*answer)
 
@@ -225,22 +227,27 @@ class Call:
     async def write(self, message: Any) -> None:
         """Send a response. A cancelled first write is still sent."""
         if self._first is None:
-            self._first = asyncio.create_task(self._context.write(message))
+            self._first = asyncio.create_task(self._write_first(message))
             self._first.add_done_callback(_ignore_result)
             await asyncio.shield(self._first)
         else:
             await self._context.write(message)
 
-    async def settle(self) -> None:
-        """Wait until a status can be sent.
+    async def _write_first(self, message: Any) -> None:
+        # A status can be sent after the initial metadata, also if nobody reads the message.
+        await self._context.send_initial_metadata(())
+        await self._context.write(message)
+
+    async def settle(self, seconds: float) -> None:
+        """Wait until the first message is sent, or nobody has read it for so long.
 
         Raises:
             CancelledError: the caller disconnected, so that no status can be sent.
         """
         if self._first is None:
             return
-        await asyncio.wait({self._first})
-        if self._first.exception() is not None:
+        written, _ = await asyncio.wait({self._first}, timeout=seconds)
+        if written and self._first.exception() is not None:
             raise asyncio.CancelledError
 
     def end(self, code: grpc.StatusCode, message: str, trailers: Trailers) -> None:

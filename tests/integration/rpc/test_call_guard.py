@@ -153,7 +153,8 @@ async def test_concurrent_calls_are_limited_per_method() -> None:
         leave.set()
         for call in calls:
             assert not await call.read()
-        assert await channel.unary_stream(METHOD)(b"x").read() == b"inside"
+        last = channel.unary_stream(METHOD)(b"x")
+        assert [await last.read(), await last.read()] == [b"inside", EOF]
     assert num_inside == 3
     assert failures == [(METHOD, OverloadedError)]
 
@@ -237,6 +238,31 @@ async def test_a_stalled_reader_keeps_its_place_until_it_resumes() -> None:
             await call.read()
         write.gave_up.clear()
         assert await channel.unary_stream(METHOD)(b"x").read() == LONG
+
+
+async def test_a_reader_that_never_resumes_loses_its_place() -> None:
+    write = InTime()
+    async with (
+        serving(write, limits=ServerLimits(calls=1, unread_seconds=0.05)) as server,
+        channel_to(server, *WINDOW) as channel,
+        channel_to(server) as another,
+    ):
+        call = channel.unary_stream(METHOD)(b"x")
+        await write.gave_up.wait()
+        async with asyncio.timeout(ANSWER_SECONDS):
+            while (found := await first_message(another)) is None:
+                pass
+        assert (found, await call.read()) == (LONG, LONG)
+        with pytest.raises(grpc.aio.AioRpcError, match="the stream was not read"):
+            await call.read()
+
+
+async def first_message(channel: grpc.aio.Channel) -> object:
+    """Return the first message of a call, None if the call is refused."""
+    try:
+        return await channel.unary_stream(METHOD)(b"x").read()
+    except grpc.aio.AioRpcError:
+        return None
 
 
 async def test_a_stalled_reader_receives_the_end_of_a_call_that_stopped_writing(
