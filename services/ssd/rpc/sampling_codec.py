@@ -29,8 +29,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, MAX_TEMPERATURE),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
-    # Other factors could overflow float32.
-    "repetition_penalty": (0.01, 100.0),
+    # Other factors could overflow float32. The lowest one is .01 as a message has it.
+    "repetition_penalty": (0.00999999977648258, 100.0),
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
     "max_tokens": (1, LARGEST_ID),

@@ -9,6 +9,8 @@ import pytest
 from ssd.errors import ContextLengthError, FieldError
 from ssd.rpc.bounds import LARGEST_ID, PromptBounds, check_token_ids
 from ssd.rpc.codec import generate_call
+from ssd.rpc.sampling_codec import sampling_message, sampling_params
+from ssd.types import SamplingParams
 from ssd.v1 import generate_pb2, types_pb2
 
 VOCAB = 100
@@ -88,6 +90,11 @@ def test_a_number_and_its_range_are_written_out(sampling: Sampling, text: str) -
     with pytest.raises(FieldError) as caught:
         generate_call(request(sampling), VOCAB)
     assert str(caught.value) == f"sampling.{text}"
+
+
+def test_the_lowest_factor_is_allowed_although_a_message_rounds_it() -> None:
+    message = sampling_message(SamplingParams(repetition_penalty=0.01))
+    assert sampling_params(message).repetition_penalty == pytest.approx(0.01)
 
 
 def test_a_bias_of_an_unknown_token_is_named_by_its_id() -> None:
