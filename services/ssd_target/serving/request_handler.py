@@ -256,19 +256,13 @@ class RequestHandler:
     async def _read(
         self, sequence: Sequence, stream: TokenStream, trace: RequestTrace, echo: str | None
     ) -> AsyncGenerator[GenerationChunk, None]:
-        """Yield the chunks of one continuation, after the text of the prompt in ``echo``."""
+        """Yield the chunks of one continuation, after the text of the prompt in ``echo``.
+
+        The text of the prompt waits for the first token: a refused request sends nothing.
+        """
         writer = TextWriter(self.tokenizer, sequence.sampling.stop, sequence.prompt_ids)
         seed, num_prompt = sequence.seed, sequence.num_prompt
-        is_first = echo is None
-        if echo is not None:
-            yield GenerationChunk(
-                token_ids=sequence.prompt_ids,
-                text=echo,
-                choice=sequence.choice,
-                seed=seed,
-                prompt_tokens=num_prompt,
-            )
-        is_last = False
+        is_first, is_last = True, False
         while not is_last:
             try:
                 chunk = await stream.take()
@@ -283,9 +277,17 @@ class RequestHandler:
                 if writer.is_complete and chunk.finish_reason is FinishReason.LENGTH:
                     # The last token completes it and begins a character: both were held back.
                     chunk.finish_reason = FinishReason.STOP
-            if is_first:
+            if is_first and echo is not None:
+                yield GenerationChunk(
+                    token_ids=sequence.prompt_ids,
+                    text=echo,
+                    choice=sequence.choice,
+                    seed=seed,
+                    prompt_tokens=num_prompt,
+                )
+            elif is_first:
                 chunk.seed, chunk.prompt_tokens = seed, num_prompt
-                is_first = False
+            is_first = False
             yield chunk
 
     async def _end_of_target(self, error: RankError) -> NotReadyError:

@@ -1,7 +1,7 @@
 """Validation of requests and of their room in the queue."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -278,6 +278,39 @@ async def test_a_request_without_tokens_has_no_time_to_first_token(
     assert await finish(reason=FinishReason.CANCELLED) == [0, 0]
     assert await finish(97, reason=FinishReason.CANCELLED) == [1, 0]
     assert await finish(97, reason=FinishReason.LENGTH) == [1, 1]
+
+
+async def begin_echo(
+    handler: RequestHandler, inbox: Inbox
+) -> tuple[AsyncGenerator[GenerationChunk], asyncio.Task[GenerationChunk], TokenStream]:
+    call = GenerateCall(prompt="abc", sampling=SamplingParams(max_tokens=1, echo=True))
+    chunks = handler.generate(call, "r", untraced())
+    reading = asyncio.create_task(anext(chunks))
+    await asyncio.sleep(0)
+    (sequence,) = (each for each in inbox.drain() if isinstance(each, Sequence))
+    return chunks, reading, cast(TokenStream, sequence.sink)
+
+
+async def test_a_request_that_is_refused_in_the_queue_echoes_nothing(
+    handler: RequestHandler, inbox: Inbox
+) -> None:
+    chunks, reading, stream = await begin_echo(handler, inbox)
+    stream.fail(OverloadedError("the queue is full"))
+    stream.wake()
+    with pytest.raises(OverloadedError):
+        await reading
+    await chunks.aclose()
+
+
+async def test_the_echo_of_a_prompt_comes_before_its_first_token(
+    handler: RequestHandler, inbox: Inbox
+) -> None:
+    chunks, reading, stream = await begin_echo(handler, inbox)
+    stream.put(GenerationChunk(token_ids=(97,), finish_reason=FinishReason.LENGTH))
+    stream.wake()
+    echo, token = await reading, await anext(chunks)
+    assert (echo.text, echo.prompt_tokens, token.text, token.prompt_tokens) == ("abc", 3, "a", 0)
+    await chunks.aclose()
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ async def test_the_retry_hint_counts_running_sequences_that_are_cancelled(hints:
 async def test_the_retry_hint_counts_cancelled_sequences_that_left_the_queue(
     hints: Hints, num_admitted: int, longest: float
 ) -> None:
-    # The prompt of a request with echo, which is sent while its sequence waits or is stored.
+    # The prompt of a request with echo.
     echo = GenerationChunk(token_ids=(1, 2), choice=0)
     for _ in range(4):
         with pytest.raises(asyncio.CancelledError):
