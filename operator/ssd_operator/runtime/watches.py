@@ -83,12 +83,16 @@ def make_registry(cache: ObjectCache) -> kopf.OperatorRegistry:
     async def log_in(**context: Any) -> kopf.ConnectionInfo | None:
         return kopf.login_with_service_account(**context) or kopf.login_with_kubeconfig(**context)
 
-    @kopf.on.event(lambda resource: _kind(resource) is not None, registry=registry)
     async def handle_event(event: Any, resource: Any, **_: Any) -> None:
         # A removed label arrives as a deletion; the next pass finds the object by name.
         report = cache.mark_deleted if event["type"] == "DELETED" else cache.put
         report(whole(_kind(resource) or "", event["object"]))
 
+    # With handlers that name no group, kopf reads all groups and ends if one is not available.
+    for kind in sorted(WATCHED_KINDS):
+        api_version, plural = KINDS[kind]
+        group, _, version = api_version.rpartition("/")
+        kopf.on.event(group=group, version=version, plural=plural, registry=registry)(handle_event)
     return registry
 
 

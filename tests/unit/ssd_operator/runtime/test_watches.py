@@ -5,15 +5,16 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from unittest.mock import Mock
 
 import kopf
 import pytest
+from kopf._cogs.structs.references import Resource
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster
 from tests.unit.ssd_operator.virtual_time import in_virtual_time, pass_by
 from tests.unit.ssd_operator.world import DEMO, KEY
 
 from ssd_operator.api.spec import KIND, Object
+from ssd_operator.children.objects import KINDS, WATCHED_KINDS
 from ssd_operator.observe.cluster import BusyError, ForbiddenError, Key, Ref
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.runtime.watches import (
@@ -136,13 +137,21 @@ async def test_an_event_of_kopf_is_kept_without_the_record_of_writers(
     child = service()
     child["metadata"] |= {"managedFields": [{}], "resourceVersion": "7"}
     item = {"metadata": child["metadata"]}
-    handlers: list[Any] = list(make_registry(watched.cache)._watching.get_all_handlers())
-    (handler,) = handlers
-    resource = Mock(group="", version="v1", plural="services")
+    resource = resource_of("Service")
+    (handler,) = [each for each in handlers(watched.cache) if each.selector.check(resource)]
     await handler.fn(event={"type": event, "object": item}, resource=resource)
     found = watched.cache.children(KEY)
     assert list(found) == ([Ref("Service", "demo")] if is_there else [])
     assert all("managedFields" not in each["metadata"] for each in found.values())
+
+
+def test_kopf_reads_the_watched_kinds_and_no_other_group_of_apis() -> None:
+    resources = {resource_of(kind): kind for kind in KINDS}
+    selectors = [each.selector for each in handlers(Watched().cache)]
+    selected = [resources[each] for selector in selectors for each in selector.select(resources)]
+    assert sorted(selected) == sorted(WATCHED_KINDS)
+    # A selector without a group makes kopf read all of them, those that are not available too.
+    assert {each.group for each in selectors} == {resource_of(kind).group for kind in WATCHED_KINDS}
 
 
 def test_kopf_copies_and_stores_nothing_of_an_object() -> None:
@@ -152,6 +161,16 @@ def test_kopf_copies_and_stores_nothing_of_an_object() -> None:
     essence = storage.build(body=body)
     storage.store(body=body, patch=patch, essence=essence)
     assert (essence, patch) == ({}, {})
+
+
+def handlers(cache: ObjectCache) -> list[Any]:
+    return list(make_registry(cache)._watching.get_all_handlers())
+
+
+def resource_of(kind: str) -> Resource:
+    """A kind as kopf discovers it."""
+    group, _, version = KINDS[kind].api_version.rpartition("/")
+    return Resource(group, version, KINDS[kind].plural, kind=kind, namespaced=True)
 
 
 def service() -> Object:
