@@ -9,8 +9,8 @@ removes from its indices what a new list does not have.
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
-from itertools import product
+from collections.abc import Iterator, Sequence
+from itertools import chain, product, repeat
 from typing import Any
 
 import kopf
@@ -27,6 +27,9 @@ EXIT_SECONDS = 25.0
 """Time for the end of kopf; less than the grace period of the operator's pod."""
 PERIOD_SECONDS = 120.0
 """Longest time until a deletion is found that a watch missed."""
+_FIRST_BACK_OFFS = (1.0, 2.0, 5.0)
+LONGEST_BACK_OFF_SECONDS = 10.0
+"""Longest time from an error to the next call of kopf."""
 RETRY_SECONDS = 5.0
 """Time from an error to the next list."""
 LISTS_OF_FORBIDDEN = 4
@@ -56,10 +59,23 @@ def watch_settings() -> kopf.OperatorSettings:
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.networking.request_timeout = REQUEST_SECONDS
+    settings.networking.error_backoffs = _EndlessBackOffs()
     settings.process.ultimate_exiting_timeout = EXIT_SECONDS
     settings.persistence.diffbase_storage = _NoEssence()
     settings.watching.label_selectors[lambda resource: _kind(resource) in _LABELLED] = LABELS
     return settings
+
+
+class _EndlessBackOffs:
+    """Pauses between the attempts of a call, without a last one.
+
+    After the last attempt kopf would end. Calls about a namespace that was deleted with our rights
+    fail as long as the operator runs, and must not end the watches of other namespaces.
+    """
+
+    def __iter__(self) -> Iterator[float]:
+        """Begin anew; kopf iterates once for each call."""
+        return chain(_FIRST_BACK_OFFS, repeat(LONGEST_BACK_OFF_SECONDS))
 
 
 class _NoEssence(kopf.DiffBaseStorage):

@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import kopf
@@ -19,6 +20,7 @@ from ssd_operator.observe.cluster import BusyError, ForbiddenError, Key, Ref
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.runtime.watches import (
     LISTS_OF_FORBIDDEN,
+    LONGEST_BACK_OFF_SECONDS,
     PERIOD_SECONDS,
     RETRY_SECONDS,
     Lists,
@@ -152,6 +154,14 @@ def test_kopf_reads_the_watched_kinds_and_no_other_group_of_apis() -> None:
     assert sorted(selected) == sorted(WATCHED_KINDS)
     # A selector without a group makes kopf read all of them, those that are not available too.
     assert {each.group for each in selectors} == {resource_of(kind).group for kind in WATCHED_KINDS}
+
+
+def test_kopf_never_gives_up_a_call_that_fails() -> None:
+    backoffs = watch_settings().networking.error_backoffs
+    assert isinstance(backoffs, Iterable)
+    first, second = (list(islice(backoffs, 1000)) for _ in range(2))
+    assert first == second == sorted(first)
+    assert (len(first), first[-1]) == (1000, LONGEST_BACK_OFF_SECONDS)
 
 
 def test_kopf_copies_and_stores_nothing_of_an_object() -> None:
