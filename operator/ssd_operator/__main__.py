@@ -27,7 +27,7 @@ from ssd_operator.runtime.engine_credentials import EngineCredentials
 from ssd_operator.runtime.reconcile import Reconciler
 from ssd_operator.runtime.schema_check import wait_for_schema
 from ssd_operator.runtime.watches import Lists, watch
-from ssd_operator.runtime.work_queue import WorkQueue
+from ssd_operator.runtime.work_queue import PartialError, WorkQueue
 from ssd_operator.settings import OperatorSettings
 
 LONGEST_WAIT_SECONDS = 300.0
@@ -55,6 +55,7 @@ class Operator:
         self._unseen: set[Key] = set()
         """Resources without a first pass."""
         self._has_good_pass = False
+        """Whether a pass has written all that it may."""
 
     async def run(self) -> None:
         """Watch until a signal, or until kopf finds that it cannot continue.
@@ -89,9 +90,12 @@ class Operator:
     async def _reconcile(self, key: Key) -> float | None:
         try:
             again_after = await self._reconciler.reconcile(key)
+        except PartialError:  # a policy may deny one object for ever
             self._has_good_pass = True
+            raise
         finally:
             self._unseen.discard(key)
+        self._has_good_pass = True
         return again_after
 
     def _report_schema(self, problem: str) -> None:

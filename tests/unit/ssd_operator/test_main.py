@@ -1,0 +1,33 @@
+"""When the operator is ready; in virtual time."""
+
+import asyncio
+from typing import cast
+
+import pytest
+from tests.unit.ssd_operator.memory_cluster import MemoryCluster
+from tests.unit.ssd_operator.resources import SETTINGS
+from tests.unit.ssd_operator.virtual_time import in_virtual_time, pass_by
+from tests.unit.ssd_operator.world import DEMO, DRAFTS
+
+from ssd_operator.__main__ import Operator
+from ssd_operator.observe.cluster import BusyError, ClusterError, ForbiddenError
+from ssd_operator.runtime.api_server import ApiServer
+
+
+@pytest.mark.parametrize(
+    ("fault", "is_ready"), [(ForbiddenError("denied by a policy"), True), (BusyError("503"), False)]
+)
+@in_virtual_time
+async def test_an_operator_is_ready_although_an_object_is_denied_for_ever(
+    fault: ClusterError, *, is_ready: bool
+) -> None:
+    cluster = MemoryCluster(write_faults={DRAFTS: fault})
+    cluster.create_resource((SETTINGS.pod_namespace, "demo"), DEMO)
+    operator = Operator(SETTINGS, cast("ApiServer", cluster))
+    work = [asyncio.ensure_future(each) for each in (operator._lists.run(), operator._start())]
+    await pass_by(60.0)
+    assert operator._is_ready()[0] is is_ready
+    for task in work:
+        task.cancel()
+    await operator._queue.close()
+    await operator._engines.close()
