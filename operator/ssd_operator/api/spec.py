@@ -355,10 +355,10 @@ class Spec(Block):
         ),
         # Stored resources with accelerator cpu may have any number, which must be removable.
         (
-            "self.accelerator == 'cpu' || (has(self.target.tensorParallelSize)"
-            " == has(oldSelf.target.tensorParallelSize)"
-            " && (!has(self.target.tensorParallelSize)"
-            " || self.target.tensorParallelSize == oldSelf.target.tensorParallelSize))",
+            "self.accelerator == 'cpu'"
+            " || (has(self.target.tensorParallelSize) ? self.target.tensorParallelSize : 4)"
+            " == (has(oldSelf.target.tensorParallelSize)"
+            " ? oldSelf.target.tensorParallelSize : 4)",
             "tensorParallelSize cannot change: delete the resource and create it anew",
         ),
         (

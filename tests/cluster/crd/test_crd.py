@@ -128,6 +128,20 @@ def test_a_bad_resource_is_rejected_with_the_fix(api_server: Kube, name: str) ->
     assert BAD["cases"][name]["message"] in answer.stderr
 
 
+@pytest.mark.parametrize("is_first", [False, True])
+def test_the_default_number_of_gpus_may_be_written_or_left_out(
+    api_server: Kube, *, is_first: bool
+) -> None:
+    about = {"kind": KIND, "apiVersion": API_VERSION, "metadata": {"name": f"four-{is_first:d}"}}
+    plain = about | {"spec": patched(BAD["resources"]["gpu"], {"paused": True})}
+    written = patched(plain, {"spec": {"target": {"tensorParallelSize": 4}}})
+    before, after = (written, plain) if is_first else (plain, written)
+    made = api_server.send("create", before)
+    assert made.returncode == 0, made.stderr
+    answer = api_server.send("replace", after, DRY_RUN)
+    assert answer.returncode == 0, answer.stderr
+
+
 def test_each_rule_of_the_definition_has_a_resource_that_breaks_it() -> None:
     expected = [case["message"] for case in BAD["cases"].values()]
     messages = {each for kind in RESOURCE_KINDS for each in messages_of(crd(kind))}
