@@ -187,6 +187,20 @@ def test_invalid_values_are_rejected_with_the_reason(
     assert message in refusal(*(f"--set={value}" for value in values))
 
 
+@pytest.mark.parametrize("amount", ["0.5", "1", "500m"])
+def test_an_amount_may_be_any_quantity_of_kubernetes(
+    render: Callable[..., Any], tmp_path: Path, amount: str
+) -> None:
+    names = ("cpu", "memory", "ephemeral-storage")
+    amounts = "{" + ", ".join(f"{name}: {amount}" for name in names) + "}"
+    values = tmp_path / "values.yaml"
+    values.write_text(f"operator: {{resources: {{requests: {amounts}, limits: {amounts}}}}}")
+    (found,) = [each for each in render("--values", values) if each["kind"] == "Deployment"]
+    (container,) = found["spec"]["template"]["spec"]["containers"]
+    wanted = yaml.safe_load(amounts)
+    assert container["resources"] == {"requests": wanted, "limits": wanted}
+
+
 NULLABLE = [
     path
     for path, schema in nodes(SCHEMA)
