@@ -187,6 +187,16 @@ def test_invalid_values_are_rejected_with_the_reason(
     assert message in refusal(*(f"--set={value}" for value in values))
 
 
+@pytest.mark.parametrize("release", ["a.b", "1a", "123"])
+def test_a_release_name_that_no_service_may_have_is_rejected_with_the_rule(
+    helm: Any, release: str
+) -> None:
+    done = helm("template", release, CHART, "--kube-version", "1.34.0")
+    assert done.returncode != 0
+    assert f'release name "{release}" is rejected' in done.stderr
+    assert "must begin with a letter" in done.stderr
+
+
 @pytest.mark.parametrize("amount", ["0.5", "1", "500m"])
 def test_an_amount_may_be_any_quantity_of_kubernetes(
     render: Callable[..., Any], tmp_path: Path, amount: str
@@ -251,9 +261,9 @@ NAMES = {
 }
 
 
-def test_names_of_digits_are_rendered_as_strings(helm: Any) -> None:
+def test_names_that_are_no_strings_of_yaml_are_rendered_as_strings(helm: Any) -> None:
     done = helm(
-        *("template", "123", CHART, "--namespace", "456", "--kube-version", "1.34.0"),
+        *("template", "true", CHART, "--namespace", "456", "--kube-version", "1.34.0"),
         *("--values", CHART / "ci" / "everything-values.yaml"),
         *("--set-string=operator.watchNamespaces={456,789}", "--set-string=serviceAccount.name=12"),
         "--set=operator.watchAllNamespaces=false",
