@@ -2,8 +2,8 @@
 
 ``python -m ssd_operator.runtime.installation`` takes ``check URL [NAMESPACE]``: the operator at URL
 is ready; with a namespace, the API server rejects a bad resource there (a dry run). ``sample
-NAMESPACE``: the embedded pair serves one request. ``delete [NAMESPACE...]``: all resources there,
-or everywhere, are gone.
+NAMESPACE [SECRET...]``: the embedded pair serves one request; the Secrets are for pulling its
+images. ``delete [NAMESPACE...]``: all resources there, or everywhere, are gone.
 """
 
 import asyncio
@@ -72,6 +72,8 @@ async def serve_sample(
     cluster: Cluster,
     namespace: str,
     generate: Callable[[str], Awaitable[str]],
+    *,
+    pull_secrets: Sequence[str] = (),
     seconds: float = SERVING_SECONDS,
 ) -> None:
     """Create the embedded pair, send it one request, and delete it in any case.
@@ -93,7 +95,7 @@ async def serve_sample(
         return "" if await cluster.get(namespace, _SAMPLE) is None else "a finalizer may hold it"
 
     await _wait(is_left, GONE_SECONDS, f"{KIND} {_SAMPLE.name} of an earlier test is there")
-    await cluster.create(_sample(namespace))
+    await cluster.create(_sample(namespace, pull_secrets=pull_secrets))
     try:
         await _wait(problem, seconds, f"{KIND} {_SAMPLE.name} is not Ready")
         text = await generate(f"{_SAMPLE.name}.{namespace}.svc:{TARGET_PORT}")
@@ -131,11 +133,14 @@ async def delete_all(
     await _wait(problem, seconds, "a finalizer may hold resources")
 
 
-def _sample(namespace: str, accelerator: str = "cpu") -> Object:
-    spec = {
+def _sample(
+    namespace: str, *, accelerator: str = "cpu", pull_secrets: Sequence[str] = ()
+) -> Object:
+    spec: Object = {
         "accelerator": accelerator,
         "target": {"source": {"uri": "demo://target"}},
         "draft": {"source": {"uri": "demo://draft"}},
+        "podTemplate": {"imagePullSecrets": [{"name": secret} for secret in pull_secrets]},
     }
     metadata = {"name": _SAMPLE.name, "namespace": namespace}
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
@@ -167,9 +172,9 @@ async def _run(arguments: Sequence[str]) -> None:
             for namespace in namespaces:
                 async with connect() as cluster:
                     await check_admission(cluster, namespace)
-        case ["sample", namespace]:
+        case ["sample", namespace, *secrets]:
             async with connect() as cluster:
-                await serve_sample(cluster, namespace, _generate)
+                await serve_sample(cluster, namespace, _generate, pull_secrets=secrets)
         case ["delete", *namespaces]:
             async with connect() as cluster:
                 await delete_all(cluster, namespaces)

@@ -1,5 +1,6 @@
 """The rendered chart, for each file of values, with and without the optional APIs."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -273,6 +274,14 @@ def test_without_rbac_helm_test_checks_readiness_only(render: Any) -> None:
         "check",
         "http://ssd-operator.here.svc:9090/readyz",
     ]
+
+
+def test_the_sample_has_the_pull_secrets_of_the_release(render: Any) -> None:
+    secrets = [{"name": name} for name in ("registry", "", "mirror", "registry")]
+    values = f"--set-json=imagePullSecrets={json.dumps(secrets)}"
+    objects = render("--set=tests.sample.enabled=true", values)
+    (container,) = only(objects, "Pod", "ssd-operator-sample")["spec"]["containers"]
+    assert container["args"] == ["sample", "here", "registry", "mirror"]
 
 
 def test_the_notes_contain_the_sample() -> None:

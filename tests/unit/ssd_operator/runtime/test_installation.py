@@ -10,7 +10,8 @@ from tests.unit.ssd_operator.world import DEMO
 
 from ssd.errors import NotReadyError, SetupError
 from ssd.rpc.http import ProbeServer
-from ssd_operator.api.spec import Object
+from ssd_operator.api.parse import parse
+from ssd_operator.api.spec import KIND, Object
 from ssd_operator.observe.cluster import Key, MissingError, Ref, RefusedError
 from ssd_operator.runtime import installation
 
@@ -87,6 +88,20 @@ async def test_the_sample_serves_and_is_deleted() -> None:
     api = Admission(ready={"type": "Ready", "status": "True"})
     await installation.serve_sample(api, "here", writes_a_text)
     assert api.objects == {}
+
+
+async def test_images_of_the_sample_are_pulled_with_the_secrets_of_the_release() -> None:
+    api = Admission(ready={"type": "Ready", "status": "True"})
+    found: list[Object] = []
+
+    async def find_secrets(endpoint: str) -> str:
+        sample = parse(api.objects["here", Ref(KIND, "ssd-sample")])
+        found.extend(sample.spec.pod_template.image_pull_secrets)
+        return "return n"
+
+    secrets = ["registry", "mirror"]
+    await installation.serve_sample(api, "here", find_secrets, pull_secrets=secrets)
+    assert [secret["name"] for secret in found] == secrets
 
 
 async def test_the_sample_of_an_interrupted_test_is_deleted_first() -> None:
