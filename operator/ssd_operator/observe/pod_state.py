@@ -19,6 +19,8 @@ from ssd_operator.children.objects import (
 
 DRAIN_DEADLINE_ANNOTATION = f"{GROUP}/drain-deadline"
 """Annotation of a draft's pod that is drained: latest end of the drain, RFC 3339."""
+UNREADY_SECONDS = 60.0
+"""A target that is loaded and not ready for longer is broken; for less, it may be busy."""
 _SERVICE_LABEL = "kubernetes.io/service-name"
 
 
@@ -150,6 +152,19 @@ def has_started(pod: Object) -> bool:
     containers = pod.get("status", {}).get("containerStatuses") or ()
     has_loaded = any(container.get("started") for container in containers)
     return is_live(pod) and (has_loaded or is_ready(pod))
+
+
+def unready_deadline(pod: Object, now: float) -> float | None:
+    """When a loaded pod that is not ready will count as broken; None for any other pod.
+
+    A pod with a container that has crashed, or that starts again, is not loaded.
+    """
+    containers = pod.get("status", {}).get("containerStatuses") or ()
+    has_loaded = is_live(pod) and containers and all(each.get("started") for each in containers)
+    since = to_seconds(condition_of(pod, "Ready").get("lastTransitionTime"))
+    if is_ready(pod) or not has_loaded or since is None or abs(now - since) >= UNREADY_SECONDS:
+        return None
+    return since + UNREADY_SECONDS
 
 
 def endpoints_of(service: str, slices: Iterable[Object]) -> frozenset[str]:

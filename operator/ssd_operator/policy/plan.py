@@ -24,6 +24,7 @@ from ssd_operator.observe.pod_state import (
     labels_of,
     name_of,
     revision_of,
+    unready_deadline,
 )
 from ssd_operator.observe.snapshot import OLDEST_ANSWER_SECONDS, Snapshot
 from ssd_operator.policy.apply_failures import ApplyFailure, DeferredCall, RepairLog, holding
@@ -271,6 +272,8 @@ def _waits(snapshot: Snapshot, state: PlanState) -> list[float]:
         waits.append(unanswered_seconds(snapshot, state.began_at))
     drain_ends = (drain_deadline_of(pod) for pod in snapshot.drafts)
     waits += [end - snapshot.now for end in drain_ends if end is not None and end > snapshot.now]
+    broken_at = (unready_deadline(pod, snapshot.now) for pod in snapshot.targets)
+    waits += [end - snapshot.now for end in broken_at if end is not None]
     if snapshot.former:
         waits.append(FORMER_SECONDS)
     if snapshot.foreign:

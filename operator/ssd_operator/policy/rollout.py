@@ -21,6 +21,11 @@ each target that an old draft serves has a link to a new one: the next step coul
 link. Meanwhile both revisions serve, so targets may change one after the other. The number of
 drafts stays: Kubernetes takes the pods of a Deployment that is stopped from its oldest revision.
 
+*Decision*: a target that is loaded counts as serving until it has been unready for a minute.
+*Because* two late answers to probes make a busy target unready. While one cell loads, the other one
+has all requests, and both would be down. *Not chosen*: to wait for a crash, because a target that
+hangs would never be replaced. *Revisit when* busy targets are unready for longer.
+
 *Decision*: one preflight a revision, on the node of the first cell that rolls. *Because* cells
 differ in nothing that could fail but the node. *Not chosen*: one a node, which would also pull the
 image to each. *Revisit when* pulls delay the later cells of a rollout.
@@ -67,6 +72,7 @@ from ssd_operator.observe.pod_state import (
     name_of,
     revision_of,
     to_seconds,
+    unready_deadline,
 )
 from ssd_operator.observe.snapshot import UP, Snapshot
 
@@ -98,7 +104,7 @@ def held_targets(
     held = set()
     for target in outdated:
         ref = ref_of(target)
-        if serving_pod(target, snapshot) is None:
+        if _kept_pod(target, snapshot) is None:
             is_held = stage == "Failed"
         else:
             is_held = bool(down - {ref}) or stage != "Passed"
@@ -234,13 +240,24 @@ def with_template_of(live: Object, wanted: Object) -> Object:
 
 def serving_pod(wanted: Object, snapshot: Snapshot) -> Object | None:
     """A ready target pod of a live Deployment's revision; None without one."""
+    return next(filter(is_ready, _present_pods(wanted, snapshot)), None)
+
+
+def _kept_pod(wanted: Object, snapshot: Snapshot) -> Object | None:
+    """The target pod of a cell that serves, or is unready for a moment; None without one."""
+    pods = _present_pods(wanted, snapshot)
+    busy = (pod for pod in pods if unready_deadline(pod, snapshot.now) is not None)
+    return serving_pod(wanted, snapshot) or next(busy, None)
+
+
+def _present_pods(wanted: Object, snapshot: Snapshot) -> list[Object]:
+    """Target pods of a live Deployment's revision."""
     live = snapshot.children.get(ref_of(wanted))
-    pods = (
+    return [
         pod
         for pod in snapshot.cell_targets(cell_of(wanted))
-        if live is not None and is_ready(pod) and revision_of(pod) == revision_of(live)
-    )
-    return next(pods, None)
+        if live is not None and revision_of(pod) == revision_of(live)
+    ]
 
 
 def _has_old(wanted: Object, snapshot: Snapshot) -> bool:
@@ -288,7 +305,7 @@ def preflight_state(
     nodes = [
         (target, pod["spec"]["nodeName"])
         for target in outdated
-        if (pod := serving_pod(target, snapshot)) is not None
+        if (pod := _kept_pod(target, snapshot)) is not None
     ]
     if outdated and live is not None:
         preflight = _result(live, snapshot.now)

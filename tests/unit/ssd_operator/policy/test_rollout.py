@@ -28,13 +28,15 @@ from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd_operator.api.spec import Object, Resource, Spec
 from ssd_operator.children.objects import CELL_LABEL, REVISION_LABEL, Component, Workload
 from ssd_operator.observe.cluster import Ref, ref_of
-from ssd_operator.observe.pod_state import name_of, revision_of, to_text
+from ssd_operator.observe.pod_state import UNREADY_SECONDS, name_of, revision_of, to_text
 from ssd_operator.observe.snapshot import Snapshot, TargetReport
+from ssd_operator.policy.plan import PlanState, plan
 from ssd_operator.policy.rollout import (
     RETRY_SECONDS,
     Preflight,
     Stage,
     held_drafts,
+    held_targets,
     outdated_targets,
     preflight_state,
     waiting_targets,
@@ -56,7 +58,7 @@ def serving(deployment: Object, node: str) -> Object:
     cell = int(deployment["metadata"]["labels"][CELL_LABEL])
     made = pod("target", f"t{cell}", cell=cell)
     made["metadata"]["labels"][REVISION_LABEL] = "older"
-    return made | {"spec": {"nodeName": node}}
+    return made | {"spec": {"nodeName": node, "containers": []}}
 
 
 def seen(
@@ -237,6 +239,52 @@ def test_a_result_counts_also_after_a_change_of_the_target(
 ) -> None:
     found = look(seen(pods=pods, live=live))
     assert (found.stage, found.pod) == (stage, live)
+
+
+def unready(seconds: float, *, has_crashed: bool = False) -> Object:
+    """The status of a target that has been unready for this long."""
+    since = to_text(NOW - seconds)
+    return {
+        "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": since}],
+        "containerStatuses": [{"name": "target", "started": not has_crashed}],
+    }
+
+
+def with_status(snapshot: Snapshot, cell: int, status: Object) -> Snapshot:
+    """The same, with this status of a cell's target."""
+    pods = [
+        each | {"status": status} if name_of(each) == f"t{cell}" else each for each in snapshot.pods
+    ]
+    return replace(snapshot, pods=tuple(pods))
+
+
+BUSY, BROKEN = unready(UNREADY_SECONDS - 1.0), unready(UNREADY_SECONDS)
+CRASHED = unready(1.0, has_crashed=True)
+
+
+@pytest.mark.parametrize(("status", "waiting"), [(BUSY, {0, 1}), (BROKEN, {0}), (CRASHED, {0})])
+def test_a_target_that_is_unready_for_a_moment_waits_while_another_cell_loads(
+    status: Object, waiting: set[int]
+) -> None:
+    snapshot = with_status(seen(TWO_CELLS, {0: "n1", 1: "n2"}), 1, status)
+    wanted = deployments(TWO_CELLS, "target")
+    assert held_targets(wanted, wanted, snapshot, "Passed") == {
+        ref_of(wanted[cell]) for cell in waiting
+    }
+
+
+@pytest.mark.parametrize("stage", ["Running", "Stuck"])
+@pytest.mark.parametrize(("status", "is_held"), [(BUSY, True), (BROKEN, False), (CRASHED, False)])
+def test_a_target_that_is_unready_for_a_moment_waits_for_its_preflight(
+    stage: Stage, status: Object, *, is_held: bool
+) -> None:
+    snapshot, wanted = with_status(seen(), 0, status), deployments(DEMO, "target")
+    assert bool(held_targets(wanted, wanted, snapshot, stage)) == is_held
+    assert (look(snapshot).stage == "Running") == is_held
+
+
+def test_a_pass_is_due_when_an_unready_target_becomes_broken() -> None:
+    assert plan(with_status(seen(), 0, BUSY), SETTINGS, PlanState()).again_after == 1.0
 
 
 POOLED = resource(POOL, "pooled")
