@@ -71,7 +71,7 @@ _CONFIGURATION = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 )
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(: ErrImagePull: )?')
-_KILLED = frozenset({128 + signal.SIGKILL, 128 + signal.SIGTERM})
+KILLED = frozenset({128 + signal.SIGKILL, 128 + signal.SIGTERM})
 """Exit codes of a process that another one has ended."""
 _ENGINE_ERROR = re.compile(r"[A-Za-z_][\w.]*: .*")
 _END_OF_EVENT = re.compile(r'.*("}|": .*})$')
@@ -223,7 +223,7 @@ def _error_of(ended: Object) -> str:
     """
     lines = [line.strip() for line in str(ended.get("message") or "").splitlines()]
     is_written = len(lines) == 1 and _ENGINE_ERROR.match(lines[0]) and _error_in(lines[0])
-    if ended.get("exitCode") in _KILLED and not is_written:
+    if ended.get("exitCode") in KILLED and not is_written:
         return ""
     text = next((error for line in reversed(lines) if (error := _error_in(line))), "")
     match = _PLACE.search(text)

@@ -61,7 +61,7 @@ from ssd_operator.children.objects import (
 from ssd_operator.children.pods import PREFLIGHT_CONTAINER, affinity_to, preflight_spec
 from ssd_operator.children.processes import process_of
 from ssd_operator.observe.cluster import Ref, ref_of
-from ssd_operator.observe.diagnosis import PodReason, diagnose
+from ssd_operator.observe.diagnosis import KILLED, PodReason, diagnose
 from ssd_operator.observe.diff import matches
 from ssd_operator.observe.pod_state import (
     annotations_of,
@@ -77,7 +77,7 @@ from ssd_operator.observe.pod_state import (
 from ssd_operator.observe.snapshot import UP, Snapshot
 
 RETRY_SECONDS = 60.0
-"""Time until a preflight that the cluster ended is repeated."""
+"""Time until a preflight is repeated that was killed, or that the cluster ended."""
 _RUNNING = frozenset({PodReason.LOADING, PodReason.DRAINING})
 
 
@@ -322,28 +322,37 @@ def preflight_state(
     return Preflight()
 
 
-def _has_passed(status: Object) -> bool:
-    """Whether the container has ended well; one that a mesh has added runs on."""
+def _termination(pod: Object) -> Object:
+    """How the container has ended; one that a mesh has added may run on. Empty before the end."""
     terminations = (
         (container.get("state") or {}).get("terminated") or {}
-        for container in status.get("containerStatuses") or ()
+        for container in pod.get("status", {}).get("containerStatuses") or ()
         if container.get("name") == PREFLIGHT_CONTAINER
     )
-    return any(termination.get("exitCode") == 0 for termination in terminations)
+    return next(terminations, {})
 
 
 def _result(pod: Object, now: float) -> Preflight:
-    status, name = pod.get("status", {}), name_of(pod)
-    if status.get("phase") == "Succeeded" or _has_passed(status):
+    status, name, exit_code = pod.get("status", {}), name_of(pod), _termination(pod).get("exitCode")
+    if status.get("phase") == "Succeeded" or exit_code == 0:
         return Preflight("Passed", pod=pod)
     if status.get("reason") and not is_terminating(pod):
         # Evicted, out of time or its node shut down: the result is unknown.
         message = f"{name} was ended: {status['reason']}: {status.get('message', '')}"
-        wait = (to_seconds(pod["metadata"].get("creationTimestamp")) or now) + RETRY_SECONDS - now
-        pod_and_wait = (pod, wait) if wait > 0 else (None, math.inf)
-        return Preflight("Stuck", message.rstrip(" :."), *pod_and_wait)
+        return _without_result(pod, message.rstrip(" :."), now)
     diagnosis = diagnose(pod, int(pod["spec"]["activeDeadlineSeconds"]), now)
     if diagnosis is None or diagnosis.reason in _RUNNING:
         return Preflight("Running", f"{name} runs" if diagnosis is None else diagnosis.message, pod)
+    if exit_code in KILLED:
+        return _without_result(pod, diagnosis.message, now)
     is_stuck = diagnosis.reason is PodReason.UNSCHEDULABLE
     return Preflight("Stuck" if is_stuck else "Failed", diagnosis.message.rstrip("."), pod)
+
+
+def _without_result(pod: Object, message: str, now: float) -> Preflight:
+    """The state of a preflight that has ended without a result and is repeated after a while."""
+    made_at = to_seconds(pod["metadata"].get("creationTimestamp"))
+    since = to_seconds(_termination(pod).get("finishedAt")) or made_at or now
+    if abs(now - since) >= RETRY_SECONDS:
+        return Preflight("Stuck", message)
+    return Preflight("Stuck", message, pod, since + RETRY_SECONDS - now)

@@ -241,6 +241,25 @@ async def test_a_good_change_rolls_once_it_has_been_tried_and_leaves_no_pod() ->
     assert "PreflightFailed" not in world.reasons
 
 
+async def test_a_preflight_that_is_killed_each_time_replaces_nothing_and_reports_it() -> None:
+    ended = {"exitCode": 137, "reason": "OOMKilled"}
+    container = {"name": "preflight", "image": BAD, "state": {"terminated": ended}}
+    world = await settled(bad={"phase": "Failed", "containerStatuses": [container]})
+    before = world.ready_pods("target")
+    await change(world, BAD)
+    for _ in range(3):
+        assert world.condition("Progressing") == FAILED
+        assert "was killed for memory" in world.message("Progressing")
+        world.cluster.now += 60.0
+        await world.rounds(4)
+    assert len(world.written("Pod")) > 3
+    assert world.ready_pods("target") == before
+    world.controllers.outcomes.clear()
+    world.cluster.now += 60.0
+    await world.rounds(8)
+    assert world.condition("Progressing") == DONE
+
+
 async def test_another_change_midway_is_another_preflight() -> None:
     world = await settled(bad=NOT_PULLED)
     await change(world, BAD, 2)

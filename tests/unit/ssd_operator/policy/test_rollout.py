@@ -119,8 +119,8 @@ def container(state: Object) -> Object:
     return {"containerStatuses": [{"name": "preflight", "image": "new:1", "state": state}]}
 
 
-def ended(code: int, message: str = "") -> Object:
-    state = {"terminated": {"exitCode": code, "reason": "Error", "message": message}}
+def ended(code: int, message: str = "", **more: Any) -> Object:
+    state = {"terminated": {"exitCode": code, "reason": "Error", "message": message, **more}}
     return {"phase": "Failed", **container(state)}
 
 
@@ -185,6 +185,9 @@ STAGES: list[tuple[Object, Stage, str]] = [
         "DeadlineExceeded: Pod was active for long",
     ),
     ({"phase": "Failed", "reason": "Evicted"}, "Stuck", "was ended: Evicted$"),
+    (ended(137, reason="ContainerStatusUnknown"), "Stuck", "exit code 137"),
+    (ended(137, reason="OOMKilled"), "Stuck", "was killed for memory"),
+    (ended(143), "Stuck", "exit code 143"),
 ]
 
 
@@ -209,6 +212,16 @@ def test_a_node_without_room_is_stuck_and_not_failed() -> None:
 def test_a_preflight_that_the_cluster_ended_is_repeated_after_a_while() -> None:
     status = {"phase": "Failed", "reason": "Evicted"}
     young, old = (running(age=RETRY_SECONDS + more, **status) for more in (-1.0, 1.0))
+    found = look(seen(live=young))
+    assert (found.pod, found.again_after) == (young, 1.0)
+    assert look(seen(live=old)).pod is None
+
+
+def test_a_preflight_that_was_killed_is_repeated_a_while_after_its_end() -> None:
+    young, old = (
+        running(age=7200.0, **ended(137, finishedAt=to_text(NOW - RETRY_SECONDS + more)))
+        for more in (1.0, 0.0)
+    )
     found = look(seen(live=young))
     assert (found.pod, found.again_after) == (young, 1.0)
     assert look(seen(live=old)).pod is None
