@@ -9,6 +9,7 @@ from ssd_operator.children.manifests import wanted
 from ssd_operator.children.objects import (
     COMPONENT_LABEL,
     ENGINES,
+    POOL_LABEL,
     Component,
     Workload,
     drafts_name,
@@ -152,8 +153,7 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
     drafts_held = held_drafts(drafts, targets, snapshot, targets_held, preflight.stage)
     is_kept = keeps_services(targets, snapshot, targets_held)
     held = targets_held | (other_ports(objects, snapshot) if is_kept else frozenset())
-    # Own drafts stay until every target has the template that refers to the pool.
-    keeps_drafts = resource.pool_prefix is not None and bool(targets_held)
+    keeps_drafts = _refers_elsewhere(targets, snapshot)
     return PassPlan(
         apply=tuple(_to_apply(objects, held, drafts_held, snapshot, state)),
         held=held,
@@ -204,6 +204,23 @@ def _to_delete(
         is_kept = keeps_drafts and labels_of(child).get(COMPONENT_LABEL) == Component.DRAFT
         if ref not in wanted_refs and is_ours and not is_terminating(child) and not is_kept:
             yield ref
+
+
+def _refers_elsewhere(targets: Iterable[Object], snapshot: Snapshot) -> bool:
+    """Whether a target still has a template that refers to other drafts than it is to have.
+
+    Its apply may wait, or be refused in this pass, so its drafts are deleted in a later one.
+    """
+    return any(
+        _pool_of(live) != _pool_of(target)
+        for target in targets
+        if (live := snapshot.children.get(ref_of(target))) is not None
+    )
+
+
+def _pool_of(target: Object) -> object:
+    """The pool that a Deployment of targets refers to; None with drafts of its own."""
+    return labels_of(target["spec"]["template"]).get(POOL_LABEL)
 
 
 def _keeps_stop(snapshot: Snapshot, state: PlanState) -> bool:

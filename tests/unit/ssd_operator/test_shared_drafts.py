@@ -7,12 +7,19 @@ import yaml
 from tests.unit.ssd_operator.api.test_schema import POOL_PARTS, check
 from tests.unit.ssd_operator.resources import ROOT, parsed
 from tests.unit.ssd_operator.resources import children as children_of
-from tests.unit.ssd_operator.world import World
+from tests.unit.ssd_operator.world import TARGET, World, settled
 
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd_operator.api.spec import KIND, POOL_KIND, Object, Resource
 from ssd_operator.children.objects import NAME_LABEL
-from ssd_operator.observe.cluster import Key, Ref, ref_of
+from ssd_operator.observe.cluster import (
+    ClusterError,
+    ForbiddenError,
+    Key,
+    Ref,
+    RefusedError,
+    ref_of,
+)
 from ssd_operator.observe.pod_state import condition_in, labels_of, name_of, revision_of
 from ssd_operator.observe.snapshot import TargetReport
 
@@ -143,6 +150,24 @@ async def test_both_resources_speculate_with_the_drafts_of_the_pool() -> None:
     num_writes = len(world.cluster.writes)
     await world.rounds(2)
     assert len(world.cluster.writes) == num_writes
+
+
+@pytest.mark.parametrize("error", [ForbiddenError("denied by a policy"), RefusedError("no")])
+async def test_a_target_that_may_not_refer_to_a_pool_keeps_its_own_drafts(
+    error: ClusterError,
+) -> None:
+    world = await settled()
+    own = world.ready_pods("draft")
+    world.put(POOL)
+    world.cluster.write_faults = {TARGET: error}
+    world.edit_spec(draft={"source": None, "poolRef": {"name": "shared"}})
+    await world.rounds(8)
+    assert world.ready_pods("draft") == own
+    assert world.written("Service", "delete") == []
+    world.cluster.write_faults = {}
+    world.cluster.now += 60.0
+    await world.rounds(8)
+    assert not [ref for ref in world.children() if "draft" in ref.name]
 
 
 def progress(world: Shared) -> str:
