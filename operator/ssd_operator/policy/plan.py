@@ -238,7 +238,7 @@ def unanswered_seconds(snapshot: Snapshot, began_at: float | None) -> float:
     that is new in the status is not waited for.
     """
     status = snapshot.status
-    is_scaled = internal_scaling(snapshot.resource.spec.draft) is not None
+    is_scaled = internal_scaling(snapshot.resource) is not None
     serving = {name_of(pod) for pod in snapshot.ready_targets}
     awaited = {link["target"] for link in status.get("links") or []}
     if is_scaled and condition_in(status, "ScalingActive").get("status") == "True":
@@ -251,7 +251,7 @@ def unanswered_seconds(snapshot: Snapshot, began_at: float | None) -> float:
 
 def _decide(snapshot: Snapshot, state: PlanState) -> History:
     """Run the Internal loop, if it is on and due."""
-    bounds = internal_scaling(snapshot.resource.spec.draft)
+    bounds = internal_scaling(snapshot.resource)
     if bounds is None:
         return History()
     is_early = snapshot.now - state.history.decided_at < DECISION_SECONDS

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
-from ssd_operator.api.spec import Autoscaling, DraftSpec
-from ssd_operator.children.objects import NAME_LABEL
+from ssd_operator.api.spec import Autoscaling, Resource
+from ssd_operator.children.objects import NAME_LABEL, draft_cells
 from ssd_operator.observe.pod_state import is_unschedulable, labels_of, name_of
 from ssd_operator.observe.snapshot import Snapshot
 
@@ -83,10 +83,17 @@ class History:
     decided_at: float = -math.inf
 
 
-def internal_scaling(draft: DraftSpec) -> Autoscaling | None:
-    """The bounds of the Internal loop; None if the user or another scaler writes the number."""
-    autoscaling = draft.autoscaling
-    return autoscaling if autoscaling is not None and autoscaling.mode == "Internal" else None
+def internal_scaling(resource: Resource) -> Autoscaling | None:
+    """The bounds of the Internal loop; None if the user or another scaler writes the number.
+
+    A cell has links only to drafts of its own, so the lower one is a draft for each cell, unless it
+    is 0 or the upper one is less.
+    """
+    bounds = resource.spec.draft.autoscaling
+    if bounds is None or bounds.mode != "Internal":
+        return None
+    low = max(bounds.min_replicas, len(draft_cells(resource))) if bounds.min_replicas else 0
+    return bounds.changed(min_replicas=min(low, bounds.max_replicas))
 
 
 def measure(snapshot: Snapshot) -> Demand:

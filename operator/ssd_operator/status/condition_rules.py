@@ -36,6 +36,7 @@ from ssd_operator.observe.pod_state import (
     to_seconds,
 )
 from ssd_operator.observe.snapshot import PROGRESS_EXCEEDED, Snapshot
+from ssd_operator.policy.scaling import internal_scaling
 from ssd_operator.status.pass_result import Condition, PassResult, no, unknown, yes
 
 HOLD_SECONDS = {"SpeculationActive": 30.0, "NotWorthwhile": 60.0}
@@ -343,7 +344,7 @@ def _scaling_active(result: PassResult) -> Condition | None:
         return None
     if spec.paused:
         return no("Paused", "spec.paused is true: the number of drafts does not change.")
-    if spec.draft.autoscaling.mode == "External":
+    if (bounds := internal_scaling(snapshot.resource)) is None:
         return yes("External", f"Another scaler writes {_replicas(snapshot)}.")
     decision, demand = result.state.history.decision, result.state.history.demand
     if decision is None or decision.reason == "NoSamples":
@@ -351,10 +352,10 @@ def _scaling_active(result: PassResult) -> Condition | None:
             "NoSamples",
             "A target has not reported its running sequences for 30 s; the number of drafts stays.",
         )
-    low, high = spec.draft.autoscaling.min_replicas, spec.draft.autoscaling.max_replicas
+    low, high = bounds.min_replicas, bounds.max_replicas
     message = f"The operator sets {decision.replicas} drafts, {low} to {high} are allowed"
     if demand is not None and demand.eligible is not None:
-        used = f"({spec.draft.autoscaling.target_occupancy} of them used)"
+        used = f"({bounds.target_occupancy} of them used)"
         sessions = f"{demand.sustainable_sessions:.0f} {used}"
         message += f"; {demand.eligible:.1f} sequences speculate, a draft sustains {sessions}"
     if decision.reason == "Unschedulable":

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.ssd_operator.scenes import Scene, answer, draft, link, marked, target, unscheduled
 
-from ssd_operator.api.spec import Autoscaling, ScalingMode
+from ssd_operator.api.spec import Autoscaling, DraftSpec, ScalingMode, Sharing, Source
 from ssd_operator.observe.snapshot import TargetReport
 from ssd_operator.policy.scaling import (
     Decision,
@@ -269,5 +269,27 @@ def test_a_decision_keeps_the_demand_that_it_follows_from() -> None:
 
 @pytest.mark.parametrize("mode", [None, *get_args(ScalingMode)])
 def test_only_mode_internal_is_scaled_by_the_operator(mode: ScalingMode | None) -> None:
-    found = internal_scaling(Scene(mode=mode).resource.spec.draft)
+    found = internal_scaling(Scene(mode=mode).resource)
     assert (found is not None) is (mode == "Internal")
+
+
+@pytest.mark.parametrize(
+    ("bounds", "sharing", "least"),
+    [
+        ((1, 9), "Cell", 3),
+        ((5, 9), "Cell", 5),
+        ((1, 2), "Cell", 2),
+        ((0, 9), "Cell", 0),
+        ((1, 9), "Pool", 1),
+    ],
+)
+def test_each_cell_keeps_a_draft_unless_the_bounds_forbid_it(
+    bounds: tuple[int, int], sharing: Sharing, least: int
+) -> None:
+    low, high = bounds
+    scaling = Autoscaling(min_replicas=low, max_replicas=high)
+    drafts = DraftSpec(source=Source(uri="demo://draft"), sharing=sharing, autoscaling=scaling)
+    found = internal_scaling(Scene(cells=3, spec={"draft": drafts}).resource)
+    assert found is not None
+    numbers = [high, *(number for _, number in run(load(high, 0), steady(high), 100, found))]
+    assert numbers[-1] == least
