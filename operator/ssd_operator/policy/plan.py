@@ -57,6 +57,8 @@ FOREIGN_SECONDS = 10.0
 """Time until another owner's object is read again: no watch reports that its name is free."""
 FORMER_SECONDS = 1.0
 """Time until a name is read again that a child of a former resource still has."""
+CLOCK_SECONDS = 10.0
+"""A clock that is set back by less only makes waits longer by as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,8 @@ class PlanState:
 
     uid: str = ""
     """Uid of the resource."""
+    passed_at: float = -math.inf
+    """Begin of the latest pass."""
     began_at: float | None = None
     """First pass of this operator over the resource."""
     history: History = field(default_factory=History)
@@ -116,7 +120,7 @@ class PassPlan:
 
 def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> PassPlan:
     """Decide on everything but the status; ``state`` is of the pass before."""
-    resource = snapshot.resource
+    resource, state = snapshot.resource, remembered(state, snapshot.now)
     state = replace(state, began_at=snapshot.now if state.began_at is None else state.began_at)
     waiting = waiting_targets(snapshot)
     is_stopped = bool(waiting) or _keeps_stop(snapshot, state)
@@ -167,6 +171,15 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
         again_after=min(preflight.again_after, *_waits(snapshot, state)),
         state=state,
     )
+
+
+def remembered(state: PlanState, now: float) -> PlanState:
+    """What a pass uses of the pass before: nothing if the clock has been set back since.
+
+    All its times would be in the future, and every wait would last until the clock reaches them.
+    """
+    is_set_back = now < state.passed_at - CLOCK_SECONDS
+    return replace(PlanState(uid=state.uid) if is_set_back else state, passed_at=now)
 
 
 def _to_apply(

@@ -12,7 +12,7 @@ from ssd_operator.observe.diagnosis import mounting_deadline
 from ssd_operator.observe.pod_state import condition_in, to_text
 from ssd_operator.policy.apply_failures import ApplyFailure
 from ssd_operator.policy.drain import DrainPlan
-from ssd_operator.policy.plan import PlanState, unanswered_seconds
+from ssd_operator.policy.plan import PlanState, remembered, unanswered_seconds
 from ssd_operator.status.condition_rules import HOLD_SECONDS, USUAL, pending
 from ssd_operator.status.pass_result import LONGEST_MESSAGE, PassResult
 from ssd_operator.status.status import ROUND_TRIP, status_of, status_of_invalid
@@ -81,6 +81,7 @@ def report_pass(result: PassResult) -> PassReport:
 def report_invalid(resource: Object, problem: str, state: PlanState, now: float) -> PassReport:
     """Report a resource whose spec cannot be read; its children run on as they are."""
     old, generation = resource.get("status") or {}, resource["metadata"]["generation"]
+    state = remembered(state, now)
     return _report(old, status_of_invalid(old, generation, problem, now), (), state, now, math.inf)
 
 
