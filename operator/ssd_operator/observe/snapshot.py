@@ -157,6 +157,11 @@ class Snapshot:
         """Target pods with a link to a draft that fits them, active or suspended."""
         return frozenset(target for (target, _), link in self.links.items() if link.state in UP)
 
+    def lost_reason(self, target: str) -> str:
+        """Why a link of a target is lost; empty if none is."""
+        lost = (link for (name, _), link in self.links.items() if name == target)
+        return next((link.reason for link in lost if link.state == "lost" and link.reason), "")
+
     @property
     def active_drafts(self) -> frozenset[str]:
         """Draft pods with an active link."""

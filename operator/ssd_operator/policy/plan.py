@@ -31,6 +31,7 @@ from ssd_operator.observe.snapshot import OLDEST_ANSWER_SECONDS, Snapshot
 from ssd_operator.policy.apply_failures import ApplyFailure, DeferredCall, RepairLog, holding
 from ssd_operator.policy.drain import DrainPlan, plan_drains
 from ssd_operator.policy.rollout import (
+    UNLINKED_SECONDS,
     Preflight,
     held_drafts,
     held_targets,
@@ -40,6 +41,7 @@ from ssd_operator.policy.rollout import (
     outdated_targets,
     preflight_state,
     stopped,
+    unlinked_targets,
     waiting_targets,
     with_template_of,
 )
@@ -86,6 +88,8 @@ class PlanState:
     """Last write of the status."""
     pending: Mapping[str, float] = field(default_factory=dict)
     """Begin of changes of conditions that the status does not report yet, by type."""
+    unlinked: Mapping[str, float] = field(default_factory=dict)
+    """From ``unlinked_targets``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +126,8 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
     """Decide on everything but the status; ``state`` is of the pass before."""
     resource, state = snapshot.resource, remembered(state, snapshot.now)
     state = replace(state, began_at=snapshot.now if state.began_at is None else state.began_at)
-    waiting = waiting_targets(snapshot)
+    state = replace(state, unlinked=unlinked_targets(snapshot, state.unlinked))
+    waiting = waiting_targets(snapshot, state.unlinked)
     is_stopped = bool(waiting) or _keeps_stop(snapshot, state)
     drains = plan_drains(snapshot, is_stopped=is_stopped)
     objects = wanted(resource, settings, drains.replicas, selects_engine=labels_fit(snapshot))
@@ -304,6 +309,8 @@ def _waits(snapshot: Snapshot, state: PlanState) -> list[float]:
     waits += [end - snapshot.now for end in drain_ends if end is not None and end > snapshot.now]
     broken_at = (unready_deadline(pod, snapshot.now) for pod in snapshot.targets)
     waits += [end - snapshot.now for end in broken_at if end is not None]
+    lost_after = (begin + UNLINKED_SECONDS - snapshot.now for begin in state.unlinked.values())
+    waits += [wait for wait in lost_after if wait > 0]
     if snapshot.former:
         waits.append(FORMER_SECONDS)
     if snapshot.foreign:

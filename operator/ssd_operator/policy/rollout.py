@@ -18,8 +18,9 @@ result.
 
 Drafts of a pool roll one after the other. Once the first new one is ready, the rollout stops until
 each target that an old draft serves has a link to a new one: the next step could take its last
-link. Meanwhile both revisions serve, so targets may change one after the other. The number of
-drafts stays: Kubernetes takes the pods of a Deployment that is stopped from its oldest revision.
+link. A target that has had no link for a minute is not waited for, unless a new draft refuses it.
+Meanwhile both revisions serve, so targets may change one after the other. The number of drafts
+stays: Kubernetes takes the pods of a Deployment that is stopped from its oldest revision.
 
 *Decision*: a target that is loaded counts as serving until it has been unready for a minute.
 *Because* two late answers to probes make a busy target unready. While one cell loads, the other one
@@ -44,7 +45,7 @@ too (tried). *Revisit when* a headless name resolves only to pods with the port.
 """
 
 import math
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -78,6 +79,8 @@ from ssd_operator.observe.snapshot import UP, Snapshot
 
 RETRY_SECONDS = 60.0
 """Time until a preflight is repeated that was killed, or that the cluster ended."""
+UNLINKED_SECONDS = 60.0
+"""A target that has not connected to any draft for longer does not stop the rollout of a pool."""
 _RUNNING = frozenset({PodReason.LOADING, PodReason.DRAINING})
 
 
@@ -197,11 +200,19 @@ def held_drafts(
     return frozenset(held)
 
 
-def waiting_targets(snapshot: Snapshot) -> dict[str, str]:
+def unlinked_targets(snapshot: Snapshot, before: Mapping[str, float]) -> dict[str, float]:
+    """Since when targets of a pool have had no link that is up, by target."""
+    is_pool = snapshot.resource.is_pool
+    names = snapshot.answers.keys() - snapshot.linked_targets if is_pool else ()
+    return {name: before.get(name, snapshot.now) for name in names}
+
+
+def waiting_targets(snapshot: Snapshot, unlinked: Mapping[str, float]) -> dict[str, str]:
     """Targets of a pool that could lose their last link by the next step of a rollout.
 
     Each has the reason for which a new draft refused it; empty while it has not dialled one. A link
-    to an old draft counts unless it is refused: it can be lost for a moment on a busy machine.
+    to an old draft counts unless it is refused: it can be lost for a moment on a busy machine. A
+    target in ``unlinked`` for long, which no new draft refuses, cannot connect to any draft.
     """
     live = snapshot.children.get(Ref("Deployment", drafts_name(snapshot.resource, 0)))
     if live is None or not snapshot.resource.is_pool:
@@ -220,7 +231,9 @@ def waiting_targets(snapshot: Snapshot) -> dict[str, str]:
             of_new.add(target)
         elif draft in new and link.state == "refused":
             reasons[target] = link.reason
-    return {target: reasons.get(target, "") for target in sorted(of_old - of_new)}
+    lost = {name for name, since in unlinked.items() if snapshot.now - since >= UNLINKED_SECONDS}
+    waiting = of_old - of_new - (lost - reasons.keys())
+    return {target: reasons.get(target, "") for target in sorted(waiting)}
 
 
 def stopped(wanted: Object) -> Object:

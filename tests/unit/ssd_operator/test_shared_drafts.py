@@ -1,5 +1,6 @@
 """Stories of a pool of drafts and of the resources that refer to it, with a cluster in memory."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -198,6 +199,31 @@ async def test_drafts_of_a_pool_that_fit_no_target_replace_one_draft_alone() -> 
     world.edit_spec(POOL_REF, speculation={"lookahead": 6})
     await world.rounds(6)
     assert (world.revisions(), progress(world)) == ({old}, "UpToDate")
+
+
+class Cut(Shared):
+    """The targets of ``chat`` cannot connect to any draft."""
+
+    def link(self, name: str, draft: Object) -> LinkStatus:
+        made = super().link(name, draft)
+        return replace(made, state="lost", reason="no valid token") if name == "chat" else made
+
+
+async def test_a_target_that_cannot_connect_stops_the_rollout_of_a_pool_for_a_minute() -> None:
+    world = Cut(POOL, CODE, CHAT)
+    await world.rounds(3)
+    world.edit_spec(POOL_REF, speculation={"lookahead": 4})
+    await world.rounds(3)
+    assert len(world.revisions()) == 2
+    assert progress(world) == "RollingOut"
+    message = condition_in(world[POOL_REF]["status"], "Progressing")["message"]
+    assert "chat-target-0" in message
+    assert message.endswith("no valid token.")
+    await world.rounds(6)
+    assert (len(world.revisions()), progress(world)) == (1, "UpToDate")
+    world.edit_spec(POOL_REF, replicas=3)
+    await world.rounds(3)
+    assert len(world.ready_pods("draft")) == 3
 
 
 async def test_an_operator_that_restarts_keeps_the_rollout_of_a_pool_stopped() -> None:

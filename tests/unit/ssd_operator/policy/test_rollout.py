@@ -33,12 +33,14 @@ from ssd_operator.observe.snapshot import Snapshot, TargetReport
 from ssd_operator.policy.plan import PlanState, plan
 from ssd_operator.policy.rollout import (
     RETRY_SECONDS,
+    UNLINKED_SECONDS,
     Preflight,
     Stage,
     held_drafts,
     held_targets,
     outdated_targets,
     preflight_state,
+    unlinked_targets,
     waiting_targets,
     with_template_of,
 )
@@ -442,11 +444,34 @@ NEW_LINK = to(NEW_DRAFT, "quarantined")
 def test_drafts_of_a_pool_wait_for_targets_that_have_a_link_to_old_ones_only(
     reports: Sequence[tuple[str, Sequence[LinkStatus]]], expected: dict[str, str]
 ) -> None:
-    assert waiting_targets(pooled(*reports)) == expected
+    assert waiting_targets(pooled(*reports), {}) == expected
+
+
+LOST = [to(OLD_DRAFT, "lost"), to(NEW_DRAFT, "lost")]
+
+
+@pytest.mark.parametrize(
+    ("links", "seconds", "expected"),
+    [
+        (LOST, UNLINKED_SECONDS - 1.0, {"code": ""}),
+        (LOST, UNLINKED_SECONDS, {}),
+        ([LOST[0], REFUSED], UNLINKED_SECONDS, {"code": "lookahead: 4 and 6"}),
+    ],
+)
+def test_drafts_of_a_pool_do_not_wait_for_long_for_targets_that_cannot_connect(
+    links: Sequence[LinkStatus], seconds: float, expected: dict[str, str]
+) -> None:
+    assert waiting_targets(pooled(("code", links)), {"code": NOW - seconds}) == expected
+
+
+def test_the_time_without_a_link_ends_with_any_link_that_is_up() -> None:
+    reports = ("chat", [OLD_LINK]), ("code", LOST), ("new", LOST)
+    before = {"chat": NOW - 9.0, "code": NOW - 9.0, "gone": NOW - 9.0}
+    assert unlinked_targets(pooled(*reports), before) == {"code": NOW - 9.0, "new": NOW}
 
 
 def test_a_pool_without_a_new_draft_that_is_ready_waits_for_nothing() -> None:
     snapshot = pooled(("code", [OLD_LINK, REFUSED]))
     old = tuple(each for each in snapshot.pods if name_of(each) != "d2")
-    assert waiting_targets(replace(snapshot, pods=old)) == {}
-    assert waiting_targets(replace(snapshot, children={})) == {}, "its Deployment was deleted"
+    assert waiting_targets(replace(snapshot, pods=old), {}) == {}
+    assert waiting_targets(replace(snapshot, children={}), {}) == {}, "its Deployment was deleted"
