@@ -1,15 +1,13 @@
 """The endpoints that generate text: read a body, run its calls, write an object or events."""
 
-import json
 import secrets
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Generic
+from typing import Any, Generic, TypeVar
 
-from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from ssd import __version__
@@ -18,14 +16,16 @@ from ssd.observability import log
 from ssd.ports import Clock
 from ssd.tasks import merged
 from ssd.types import GenerationChunk
-from ssd_gateway.body import BodyBudget, ClientLeftError, read_body, while_connected
+from ssd_gateway.body import BodyBudget, ClientLeftError, Share, read_body, while_connected
 from ssd_gateway.deadlines import Deadlines
+from ssd_gateway.json_text import encoded
 from ssd_gateway.metrics import BROKEN_STREAMS_TOTAL, FIRST_TOKEN_SECONDS
 from ssd_gateway.parser import BodyLimits, RequestParser
 from ssd_gateway.problems import problem
-from ssd_gateway.responses import Assembly, Format
+from ssd_gateway.responses import Assembly, Format, StreamAssembly
 from ssd_gateway.schemas import AnyRequest, PreparedRequest
 from ssd_gateway.targets import TargetPool
+from ssd_gateway.whole import WholeAssembly, send_whole
 
 STATUS_KEY = "ssd.status"
 """Key of the scope: the status for metrics, if it is not that of the response."""
@@ -38,7 +38,7 @@ _EVENT_HEADERS = [
     # nginx would collect the events.
     (b"x-accel-buffering", b"no"),
 ]
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+AnyAssembly = TypeVar("AnyAssembly", bound=Assembly)
 _log = log.get_logger(__name__)
 
 
@@ -73,26 +73,26 @@ class GenerationEndpoint(Generic[AnyRequest]):
             with self.budget.share(scope[CLIENT_KEY]) as share:
                 body = await read_body(scope, receive, limits.num_bytes, share)
                 request = await self.parser.prepare(self.kind, body, limits)
-                # Frees the JSON. Only the prompt stays in memory until the end of the request.
+                # Frees the JSON. The prompt stays in memory until the end of the request.
                 del body
                 share.keep(request.prompt_bytes)
                 if request.stream:
                     await while_connected(receive, self._stream(request, send))
                 else:
-                    response = await while_connected(receive, self._whole(request))
-                    await response(scope, receive, send)
+                    content = await while_connected(receive, self._whole(request, share))
+                    await send_whole(content, send)
         except ClientLeftError:
             scope[STATUS_KEY] = CLIENT_LEFT
 
-    async def _whole(self, request: PreparedRequest) -> JSONResponse:
-        assembly = self._assembly(request)
+    async def _whole(self, request: PreparedRequest, share: Share) -> dict[str, Any]:
+        assembly = self._assembly(WholeAssembly, request)
         async with self.deadlines.bound(), aclosing(self._run(request)) as chunks:
             async for prompt, chunk in chunks:
-                assembly.add(prompt, chunk)
-        return JSONResponse(assembly.whole())
+                share.take(assembly.add(prompt, chunk))
+        return assembly.whole()
 
     async def _stream(self, request: PreparedRequest, send: Send) -> None:
-        assembly = self._assembly(request)
+        assembly = self._assembly(StreamAssembly, request)
         events = EventStream(send)
         try:
             async with self.deadlines.bound(), aclosing(self._run(request)) as chunks:
@@ -111,7 +111,7 @@ class GenerationEndpoint(Generic[AnyRequest]):
                 # A bug, for the server's log.
                 raise
 
-    def _assembly(self, request: PreparedRequest) -> Assembly:
+    def _assembly(self, kind: type[AnyAssembly], request: PreparedRequest) -> AnyAssembly:
         info = self.targets.model(request.model)
         head = {
             "id": self.form.id_prefix + secrets.token_hex(12),
@@ -125,7 +125,7 @@ class GenerationEndpoint(Generic[AnyRequest]):
         new_reader = partial(request.tool_use.reader, info.tool_format, is_whole=is_whole)
         # Refuses tools of a model whose format is not known before the request runs.
         new_reader()
-        return Assembly(head, self.form, request, new_reader)
+        return kind(head, self.form, request, new_reader)
 
     async def _run(
         self, request: PreparedRequest
@@ -186,4 +186,4 @@ class EventStream:
 
 
 def _event(content: dict[str, Any]) -> bytes:
-    return b"data: " + _ENCODER.encode(content).encode() + b"\n\n"
+    return b"data: " + encoded(content) + b"\n\n"

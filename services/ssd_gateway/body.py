@@ -29,7 +29,7 @@ class ClientLeftError(CancelledError):
 
 
 class BodyBudget:
-    """Bounds the bytes of the bodies that are received, and of the prompts that are in memory.
+    """Bounds the bytes of bodies that are received, and of prompts and whole responses in memory.
 
     A client has at most half of what the others leave, so no client can use all of it. Asyncio
     loop.
@@ -37,6 +37,8 @@ class BodyBudget:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
+        self.max_request_bytes = max_bytes // 2
+        """Maximum size of one request, which it can have only while there is no other."""
         self._by_client: Counter[str] = Counter()
 
     @contextlib.contextmanager
@@ -80,8 +82,15 @@ class Share:
         """Take more bytes.
 
         Raises:
+            TooLargeError: the request would have more than it could have alone.
             OverloadedError: the client would have more than its part.
         """
+        if self._num_bytes + num_bytes > self._budget.max_request_bytes:
+            raise TooLargeError(
+                f"prompt and response would have over {self._budget.max_request_bytes} bytes, half "
+                "of max_total_body_bytes; set stream, or ask for fewer tokens, choices or "
+                "log-probabilities"
+            )
         self._budget.change(self._client, num_bytes)
         self._num_bytes += num_bytes
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ssd.types import FinishReason, GenerationChunk, PositionLogprobs, TokenLogprob, Usage
+from ssd_gateway.json_text import HeldText
 from ssd_gateway.schemas import PreparedRequest
 from ssd_gateway.tool_calls import CallPart, Parts, TextReader
 
@@ -21,6 +22,14 @@ class Position:
     offset: int
     """Characters before the token, of the text that the response contains."""
     logprobs: PositionLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class HeldCall:
+    """A call of a tool in a whole response."""
+
+    name: str
+    arguments: HeldText
 
 
 class ChatFormat:
@@ -39,16 +48,29 @@ class ChatFormat:
         delta: dict[str, Any] = {"content": parts.content} if parts.content else {}
         if parts.calls:
             delta["tool_calls"] = [_call_delta(call) for call in parts.calls]
-        logprobs = {"logprobs": _chat_logprobs(positions)} if positions else {}
+        logprobs = {"logprobs": self.logprobs(positions)} if positions else {}
         return {"delta": delta, **logprobs}
 
-    def whole(self, parts: Parts, positions: list[Position]) -> dict[str, Any]:
+    def logprobs(self, positions: list[Position]) -> dict[str, Any]:
+        """Return log-probabilities; the lists of later positions continue those of earlier ones."""
+        content = [
+            {
+                **position.logprobs.selected.as_json(),
+                "top_logprobs": [token.as_json() for token in position.logprobs.top],
+            }
+            for position in positions
+        ]
+        return {"content": content, "refusal": None}
+
+    def whole(
+        self, content: HeldText, calls: list[HeldCall], logprobs: dict[str, Any] | None
+    ) -> dict[str, Any]:
         """Return a complete continuation."""
-        message: dict[str, Any] = {"role": "assistant", "content": parts.content, "refusal": None}
-        if parts.calls:
-            message["content"] = parts.content or None
-            message["tool_calls"] = [_call(call.name, call.arguments) for call in parts.calls]
-        return {"message": message, "logprobs": _chat_logprobs(positions) if positions else None}
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if calls:
+            message["content"] = content if len(content) else None
+            message["tool_calls"] = [_call(call.name, call.arguments) for call in calls]
+        return {"message": message, "logprobs": logprobs}
 
 
 class CompletionFormat:
@@ -62,10 +84,25 @@ class CompletionFormat:
 
     def delta(self, parts: Parts, positions: list[Position]) -> dict[str, Any]:
         """Return the new part of a continuation."""
-        logprobs = _text_logprobs(positions) if positions else None
+        logprobs = self.logprobs(positions) if positions else None
         return {"text": parts.content, "logprobs": logprobs}
 
-    whole = delta
+    def logprobs(self, positions: list[Position]) -> dict[str, Any]:
+        """Return log-probabilities; the lists of later positions continue those of earlier ones."""
+        selected = [position.logprobs.selected for position in positions]
+        tops = [position.logprobs.top for position in positions]
+        return {
+            "tokens": [_name(token) for token in selected],
+            "token_logprobs": [token.finite for token in selected],
+            "top_logprobs": [{_name(token): token.finite for token in top} for top in tops],
+            "text_offset": [position.offset for position in positions],
+        }
+
+    def whole(
+        self, content: HeldText, _calls: list[HeldCall], logprobs: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """Return a complete continuation."""
+        return {"text": content, "logprobs": logprobs}
 
 
 Format = ChatFormat | CompletionFormat
@@ -76,31 +113,27 @@ class Continuation:
     """One continuation of a response, as far as it has arrived."""
 
     reader: TextReader
-    is_whole: bool
-    """Whether to keep parts and positions: a stream has sent them."""
-    parts: Parts = field(default_factory=Parts)
-    positions: list[Position] = field(default_factory=list)
+    awaits_prompt: bool
+    """Whether the next chunk contains the prompt instead of new tokens."""
     finish_reason: FinishReason | None = None
     next_offset: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
-    def add(self, chunk: GenerationChunk, *, is_prompt: bool) -> tuple[Parts, list[Position]]:
-        """Add a chunk, which contains the prompt or new tokens; return what is new."""
+    def add(self, chunk: GenerationChunk) -> tuple[Parts, list[Position]]:
+        """Add a chunk; return what is new."""
         new = self.reader.push(chunk.text)
         if chunk.finish_reason is not None:
             new.extend(self.reader.finish())
         self.prompt_tokens = self.prompt_tokens or chunk.prompt_tokens
-        self.completion_tokens += 0 if is_prompt else len(chunk.token_ids)
+        self.completion_tokens += 0 if self.awaits_prompt else len(chunk.token_ids)
+        self.awaits_prompt = False
         self.finish_reason = chunk.finish_reason
         added = []
         for logprobs in chunk.logprobs:
             added.append(Position(self.next_offset, logprobs))
             # Characters that begin in the token.
             self.next_offset += sum(byte & 0xC0 != 0x80 for byte in logprobs.selected.encoded)
-        if self.is_whole:
-            self.parts.extend(new)
-            self.positions += added
         return new, added
 
     @property
@@ -113,84 +146,29 @@ class Continuation:
         return _REASONS[self.finish_reason]
 
 
+@dataclass(slots=True)
 class Assembly:
-    """Turns the chunks of a request into the objects of its response.
+    """Turns the chunks of a request into a response."""
 
-    ``head`` has the members that all objects share. ``new_reader`` returns what finds calls of
-    tools in the text of a continuation.
-    """
+    head: dict[str, Any]
+    """Members that all objects share."""
+    form: Format
+    request: PreparedRequest
+    new_reader: Callable[[], TextReader]
+    """Returns what finds calls of tools in the text of a continuation."""
+    _usages: defaultdict[int, list[Usage]] = field(default_factory=lambda: defaultdict(list))
+    """Usages of the continuations that have ended, by prompt."""
 
-    def __init__(
-        self,
-        head: dict[str, Any],
-        form: Format,
-        request: PreparedRequest,
-        new_reader: Callable[[], TextReader],
-    ) -> None:
-        self._head = head
-        self._form = form
-        self._request = request
-        self._new_reader = new_reader
-        self._choices: dict[int, Continuation] = {}
-        self._usages: defaultdict[int, list[Usage]] = defaultdict(list)
-        """Usages of the continuations that have ended, by prompt."""
-        self._extension: dict[str, Any] = {}
+    def _index(self, prompt: int, chunk: GenerationChunk) -> int:
+        return prompt * self.request.n + chunk.choice
 
-    def add(self, prompt: int, chunk: GenerationChunk) -> list[dict[str, Any]]:
-        """Add a chunk; return the objects of a stream that it yields."""
-        index = prompt * self._request.n + chunk.choice
-        parts: list[dict[str, Any]] = []
-        is_first = index not in self._choices
-        if is_first:
-            self._choices[index] = Continuation(self._new_reader(), not self._request.stream)
-            parts += filter(None, [self._form.first()])
-        choice = self._choices[index]
-        echoes = self._request.calls[prompt].sampling.echo
-        new, positions = choice.add(chunk, is_prompt=is_first and echoes)
+    def _new_continuation(self, prompt: int) -> Continuation:
+        return Continuation(self.new_reader(), self.request.calls[prompt].sampling.echo)
+
+    def _count(self, prompt: int, chunk: GenerationChunk) -> None:
+        """Keep the token counts of a continuation that ends."""
         if chunk.usage is not None:
             self._usages[prompt].append(chunk.usage)
-        more = extension(chunk) if self._request.report_rounds else {}
-        if not self._request.stream:
-            self._extend(more)
-        if new or chunk.logprobs or chunk.finish_reason or more:
-            parts.append(self._form.delta(new, positions))
-        objects = [
-            self._object(self._form.stream_name, [{"index": index, **part, "finish_reason": None}])
-            for part in parts
-        ]
-        if chunk.finish_reason is not None:
-            objects[-1]["choices"][0]["finish_reason"] = choice.finish_name
-        if more:
-            objects[-1]["ssd"] = more
-        if self._request.repeats_usage:
-            for event in objects:
-                # The object with the role comes before the tokens.
-                completion_tokens = choice.completion_tokens if event is objects[-1] else 0
-                event["usage"] = usage(choice.prompt_tokens, completion_tokens)
-        return objects
-
-    def _extend(self, more: dict[str, Any]) -> None:
-        """Rounds add up; seed and statistics are single."""
-        for name, value in more.items():
-            earlier = self._extension.get(name)
-            self._extension[name] = earlier + value if isinstance(earlier, list) else value
-
-    def whole(self) -> dict[str, Any]:
-        """Return the response of a request that does not stream."""
-        choices = [
-            {
-                "index": index,
-                **self._form.whole(choice.parts, choice.positions),
-                "finish_reason": choice.finish_name,
-            }
-            for index, choice in sorted(self._choices.items())
-        ]
-        extended = {"ssd": self._extension} if self._request.report_rounds else {}
-        return self._object(self._form.name, choices) | {"usage": self._usage()} | extended
-
-    def usage(self) -> dict[str, Any]:
-        """Return the last object of a stream that includes the token counts."""
-        return self._object(self._form.stream_name, []) | {"usage": self._usage()}
 
     def _usage(self) -> dict[str, Any]:
         """Return all token counts; of the continuations of a prompt, the fewest cached ones."""
@@ -202,7 +180,46 @@ class Assembly:
         return usage(prompt_tokens, completion_tokens) | details
 
     def _object(self, name: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return self._head | {"object": name, "choices": choices}
+        return self.head | {"object": name, "choices": choices}
+
+
+@dataclass(slots=True)
+class StreamAssembly(Assembly):
+    """The objects of a stream. They are not kept."""
+
+    _choices: dict[int, Continuation] = field(default_factory=dict)
+
+    def add(self, prompt: int, chunk: GenerationChunk) -> list[dict[str, Any]]:
+        """Add a chunk; return the objects that it yields."""
+        index = self._index(prompt, chunk)
+        parts: list[dict[str, Any]] = []
+        if index not in self._choices:
+            self._choices[index] = self._new_continuation(prompt)
+            parts += filter(None, [self.form.first()])
+        choice = self._choices[index]
+        new, positions = choice.add(chunk)
+        self._count(prompt, chunk)
+        more = extension(chunk) if self.request.report_rounds else {}
+        if new or chunk.logprobs or chunk.finish_reason or more:
+            parts.append(self.form.delta(new, positions))
+        objects = [
+            self._object(self.form.stream_name, [{"index": index, **part, "finish_reason": None}])
+            for part in parts
+        ]
+        if chunk.finish_reason is not None:
+            objects[-1]["choices"][0]["finish_reason"] = choice.finish_name
+        if more:
+            objects[-1]["ssd"] = more
+        if self.request.repeats_usage:
+            for event in objects:
+                # The object with the role comes before the tokens.
+                completion_tokens = choice.completion_tokens if event is objects[-1] else 0
+                event["usage"] = usage(choice.prompt_tokens, completion_tokens)
+        return objects
+
+    def usage(self) -> dict[str, Any]:
+        """Return the last object of a stream that includes the token counts."""
+        return self._object(self.form.stream_name, []) | {"usage": self._usage()}
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
@@ -235,7 +252,7 @@ def extension(chunk: GenerationChunk) -> dict[str, Any]:
     return members
 
 
-def _call(name: str, arguments: str) -> dict[str, Any]:
+def _call(name: str, arguments: str | HeldText) -> dict[str, Any]:
     function = {"name": name, "arguments": arguments}
     return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
 
@@ -255,28 +272,6 @@ def model_object(model: str, max_model_len: int, created: int) -> dict[str, Any]
         "created": created,
         "owned_by": "ssd",
         "max_model_len": max_model_len,
-    }
-
-
-def _chat_logprobs(positions: list[Position]) -> dict[str, Any]:
-    content = [
-        {
-            **position.logprobs.selected.as_json(),
-            "top_logprobs": [token.as_json() for token in position.logprobs.top],
-        }
-        for position in positions
-    ]
-    return {"content": content, "refusal": None}
-
-
-def _text_logprobs(positions: list[Position]) -> dict[str, Any]:
-    selected = [position.logprobs.selected for position in positions]
-    tops = [position.logprobs.top for position in positions]
-    return {
-        "tokens": [_name(token) for token in selected],
-        "token_logprobs": [token.finite for token in selected],
-        "top_logprobs": [{_name(token): token.finite for token in top} for top in tops],
-        "text_offset": [position.offset for position in positions],
     }
 
 

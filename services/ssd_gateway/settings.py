@@ -48,10 +48,12 @@ class GatewaySettings:
     """Maximum size of the body of a request; a larger one is answered 413. The limit is lower where
     the longest prompt of the models is shorter."""
     max_total_body_bytes: int = field(default=32 << 20, metadata={"min": 2048, "max": 16 << 30})
-    """Maximum size of the bodies that are received and of the prompts of all requests in progress.
-    A client (an API key, or an address without keys) has at most half of what the others leave;
-    above it, its requests are answered 429. A body needs up to 10 times its size in memory while it
-    is parsed, one after the other, and a prompt of token ids up to 5 times its size."""
+    """Maximum size of the bodies that are received, and of the prompts and the whole responses of
+    all requests in progress; a stream holds no response. A client (an API key, or an address
+    without keys) has at most half of what the others leave; above it, its requests are answered
+    429. A request that alone needs over half of all is answered 413. A body needs up to 10 times
+    its size in memory while it is parsed, one after the other, and a prompt of token ids up to 5
+    times its size."""
     request_timeout_seconds: float = field(default=600.0, metadata={"min": 0.001, "max": 86_400.0})
     """Maximum duration of a request, in seconds. It is then answered 408."""
     stream_stall_seconds: float = field(default=60.0, metadata={"min": 0.001, "max": 86_400.0})

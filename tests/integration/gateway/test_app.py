@@ -36,7 +36,7 @@ from ssd.errors import NotReadyError, OverloadedError
 from ssd.rpc.codec import Conversation, GenerateCall
 from ssd.types import ChatTurn, FinishReason, GenerationChunk, Mode
 from ssd_gateway import http_server
-from ssd_gateway.responses import Assembly
+from ssd_gateway.responses import StreamAssembly
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -190,10 +190,10 @@ async def test_a_stream_that_breaks_ends_with_an_error_and_is_not_sent_again() -
 async def test_a_stream_that_breaks_by_a_bug_ends_with_an_error_and_is_counted(
     monkeypatch: pytest.MonkeyPatch, front: Front, client: AsyncOpenAI
 ) -> None:
-    def fails(_assembly: Assembly) -> NoReturn:
+    def fails(_assembly: StreamAssembly) -> NoReturn:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(Assembly, "usage", fails)
+    monkeypatch.setattr(StreamAssembly, "usage", fails)
     before = await sample(front, "ssd_gateway_broken_streams_total")
     stream = await client.completions.create(
         model="demo", prompt="x", stream=True, stream_options={"include_usage": True}

@@ -2,12 +2,15 @@
 
 import asyncio
 import hashlib
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import openai
 import pytest
-from tests.gateway import JSON_HEAD, Front, ScriptedTarget, endless, fronting, get
+from tests.gateway import JSON_HEAD, Front, ScriptedTarget, endless, fronting, get, spells
 
+from ssd.rpc.codec import GenerateCall
+from ssd.types import GenerationChunk
 from ssd_gateway import body
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -37,6 +40,29 @@ async def test_the_prompts_of_a_client_in_progress_are_limited_and_metadata_is_n
             async with asyncio.timeout(10):
                 while "ssd_gateway_running_requests 0.0" not in (await get(front, "/metrics"))[2]:
                     pass
+
+
+async def test_a_whole_response_is_limited_and_a_stream_is_not() -> None:
+    async def echoes(call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
+        async for chunk in spells(call, ("x" * 900,) * (3 if call.prompt == "long" else 1)):
+            yield chunk
+
+    target = ScriptedTarget(echoes)
+    limits = {"max_body_bytes": 2048, "max_total_body_bytes": 4096}
+    async with fronting(target, **limits) as front, front.client() as client:
+        with pytest.raises(openai.APIStatusError, match="set stream") as caught:
+            await client.completions.create(model="demo", prompt="long")
+        assert caught.value.status_code == 413
+        stream = await client.completions.create(model="demo", prompt="long", stream=True)
+        assert sum([len(chunk.choices[0].text) async for chunk in stream]) == 2700
+        answer = await client.completions.create(model="demo", prompt="x", n=2)
+        assert sum(len(choice.text) for choice in answer.choices) == 1800
+        target.answer = endless
+        held = await client.completions.create(model="demo", prompt="x" * 1200, stream=True)
+        target.answer = echoes
+        with pytest.raises(openai.RateLimitError, match="max_total_body_bytes"):
+            await client.completions.create(model="demo", prompt="x")
+        await held.close()
 
 
 async def test_bodies_that_do_not_end_deny_the_gateway_to_no_other_key(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd.errors import DeadlineError, OverloadedError
+from ssd.errors import DeadlineError, OverloadedError, TooLargeError
 from ssd_gateway import body
 from ssd_gateway.body import BodyBudget, read_body
 
@@ -33,6 +33,13 @@ def test_a_client_has_half_of_what_the_others_leave() -> None:
             other.take(1)
     with budget.share("c") as later:
         later.take(800)
+
+
+def test_a_request_that_is_too_large_for_an_idle_gateway_is_refused_for_good() -> None:
+    with BodyBudget(1600).share("a") as share:
+        share.take(800)
+        with pytest.raises(TooLargeError, match="over 800 bytes, half of max_total_body_bytes"):
+            share.take(1)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 2000))))

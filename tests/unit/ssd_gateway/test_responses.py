@@ -11,15 +11,15 @@ from ssd.types import (
     TokenLogprob,
     TokenText,
 )
-from ssd_gateway.responses import Assembly, ChatFormat, CompletionFormat, Position
+from ssd_gateway.responses import ChatFormat, CompletionFormat, Position, StreamAssembly
 from ssd_gateway.schemas import CompletionRequest, parse
-from ssd_gateway.tool_calls import Parts, TextReader
+from ssd_gateway.tool_calls import TextReader
 
 
 def test_a_stream_keeps_nothing_that_it_has_sent() -> None:
     fields = {"prompt": "x", "stream": True, "logprobs": 1, "report_rounds": True}
     request = parse(CompletionRequest, json.dumps(fields).encode()).prepared()
-    assembly = Assembly({"id": "a"}, CompletionFormat(), request, TextReader)
+    assembly = StreamAssembly({"id": "a"}, CompletionFormat(), request, TextReader)
 
     def send(number: int) -> None:
         for _ in range(number):
@@ -46,9 +46,9 @@ def test_a_stream_keeps_nothing_that_it_has_sent() -> None:
 def test_special_tokens_have_names_in_log_probabilities() -> None:
     word, end, other = TokenLogprob(1, -0.5, "a"), TokenLogprob(8, -1.0), TokenLogprob(9, -2.0)
     positions = [Position(0, PositionLogprobs(end, (word, end, other)))]
-    text = CompletionFormat().whole(Parts(), positions)["logprobs"]
+    text = CompletionFormat().logprobs(positions)
     assert text["tokens"] == ["token_id:8"]
     assert text["top_logprobs"] == [{"a": -0.5, "token_id:8": -1.0, "token_id:9": -2.0}]
-    (chat,) = ChatFormat().whole(Parts(), positions)["logprobs"]["content"]
+    (chat,) = ChatFormat().logprobs(positions)["content"]
     assert (chat["token"], chat["bytes"]) == ("token_id:8", [])
     assert [each["token"] for each in chat["top_logprobs"]] == ["a", "token_id:8", "token_id:9"]
