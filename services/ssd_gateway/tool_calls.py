@@ -11,6 +11,7 @@ after calls is dropped if there is nothing else.
 """
 
 import contextlib
+import io
 import json
 import re
 from abc import ABC, abstractmethod
@@ -24,6 +25,8 @@ _HEAD = re.compile(
     r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 """A call up to its arguments, in the order in which models write it."""
+MAX_HEAD = 1024
+"""Characters of a call in which its arguments must begin. Others are reported at their end."""
 _ARGUMENTS = ("arguments", "parameters")
 _DECODER = json.JSONDecoder()
 _SEPARATOR = re.compile(r"(?:^\{|\s*,)\s*")
@@ -304,7 +307,9 @@ class _Object:
     """One JSON object of a text, which may be a call."""
 
     def __init__(self, *, is_whole: bool) -> None:
-        self.text = ""
+        self._text = io.StringIO()
+        self._start = ""
+        """The first characters; matching all again for each part would take quadratic time."""
         self.is_complete = False
         self.is_reported = False
         """Whether it is a call and its name was returned."""
@@ -317,6 +322,11 @@ class _Object:
         self._arguments: _Scanner | None = None
         """Scanner of the arguments while they arrive."""
 
+    @property
+    def text(self) -> str:
+        """The object as far as it has arrived."""
+        return self._text.getvalue()
+
     def push(self, text: str) -> tuple[str, str, str]:
         """Return the text after the object, and the name and the arguments of the call so far.
 
@@ -328,9 +338,9 @@ class _Object:
                 self.is_complete = True
                 text, rest = text[:end], text[end:]
                 break
-        self.text += text
+        self._text.write(text)
         if not self._name:
-            head = _HEAD.match(self.text)
+            head = self._find_head(text)
             name = _parsed(head[1]) if head else None
             if not head or not _is_name(name):
                 return rest, *(self._whole_call() if self.is_complete else ("", ""))
@@ -343,6 +353,14 @@ class _Object:
         arguments, self._new = self._new, ""
         self.is_reported = True
         return rest, name, arguments
+
+    def _find_head(self, text: str) -> re.Match[str] | None:
+        """Return the beginning of a call after new text."""
+        room = MAX_HEAD - len(self._start)
+        if not room:
+            return None
+        self._start += text[:room]
+        return _HEAD.match(self._start)
 
     def _next_arguments(self, text: str) -> str:
         """Return the part of new text that belongs to the arguments."""

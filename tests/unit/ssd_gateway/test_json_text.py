@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from ssd_gateway.json_text import BLOCK_BYTES, HeldJson, HeldList, HeldText, blocks, pieces
 
-
 ITEMS = st.recursive(
     st.none() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),

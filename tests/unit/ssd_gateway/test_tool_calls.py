@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ssd_gateway import tool_calls
 from ssd_gateway.tool_calls import (
     CallPart,
     HermesReader,
@@ -156,3 +157,32 @@ def test_a_named_function_has_all_text_as_its_arguments() -> None:
     parts = [reader.push(each) for each in ('{"a":', "1}")]
     assert [each.calls for each in parts] == [[CallPart(0, "f", '{"a":')], [CallPart(0, "", "1}")]]
     assert reader.num_calls == 0
+
+
+@pytest.mark.parametrize("opening", ['{"name": "', "{", '{"name"  '])
+def test_the_beginning_of_an_object_is_matched_in_a_bounded_number_of_characters(
+    monkeypatch: pytest.MonkeyPatch, opening: str
+) -> None:
+    lengths, pattern = [], tool_calls._HEAD
+
+    class Recorded:
+        def match(self, text: str) -> object:
+            lengths.append(len(text))
+            return pattern.match(text)
+
+    monkeypatch.setattr(tool_calls, "_HEAD", Recorded())
+    reader = LlamaReader(is_whole=False)
+    filler = "ab" if opening.endswith('"') else "  "
+    for part in (opening, *[filler] * 5000):
+        assert not reader.push(part)
+    assert max(lengths) <= 1024
+    assert len(lengths) <= 1024
+
+
+def test_a_call_with_a_long_name_is_reported_at_its_end() -> None:
+    name = "f" * 5000
+    head = f'<tool_call>{{"name": "{name}", "arguments": {{'
+    for is_whole in (True, False):
+        reader = HermesReader(is_whole=is_whole)
+        assert not reader.push(head)
+        assert reader.push("}}").calls == [CallPart(0, name, "{}")]
