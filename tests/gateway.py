@@ -14,6 +14,7 @@ from openai import AsyncOpenAI
 from tests.processes import ProcessUnderTest, running
 from tests.served import serving
 
+from ssd.errors import NotReadyError
 from ssd.ports import SystemClock
 from ssd.rpc import codec
 from ssd.rpc.codec import GenerateCall, ModelInfo
@@ -141,6 +142,8 @@ class ScriptedTarget(generate_pb2_grpc.GenerateServiceServicer):
 
     answer: Answer = spells
     info: ModelInfo = INFO
+    reason: str = ""
+    """Why it is not ready; empty while it is."""
     calls: list[GenerateCall] = field(default_factory=list)
     request_ids: list[str] = field(default_factory=list)
     traces: list[str] = field(default_factory=list)
@@ -175,6 +178,8 @@ class ScriptedTarget(generate_pb2_grpc.GenerateServiceServicer):
     async def GetModelInfo(  # noqa: N802 - the rpc's name
         self, _request: object, _context: object
     ) -> generate_pb2.GetModelInfoResponse:
+        if self.reason:
+            raise NotReadyError(self.reason)
         return codec.model_info_response(self.info)
 
     @contextlib.asynccontextmanager

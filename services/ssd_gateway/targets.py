@@ -58,6 +58,10 @@ class _Target:
         """Whether it may receive requests."""
         return not self.reason
 
+    def serves(self, model: str) -> bool:
+        """Whether its newest answer names this model."""
+        return self.info is not None and self.info.model == model
+
 
 class TargetPool:
     """Sends requests to the targets. Asyncio loop; ``running`` keeps their state up to date."""
@@ -116,7 +120,7 @@ class TargetPool:
         """Return a model that a target serves.
 
         Raises:
-            NotReadyError: no target is ready.
+            NotReadyError: no target is ready, or none that served it last.
             FieldError: the name is empty.
             UnknownModelError: no target serves it.
         """
@@ -124,6 +128,8 @@ class TargetPool:
         if not name:
             raise FieldError("model", f"is required; this server has {', '.join(models)}")
         if name not in models:
+            if any(target.serves(name) for target in self._targets.values()):
+                raise NotReadyError(f"no target of {name[:256]!r} is ready; try again in a moment")
             raise UnknownModelError(
                 f"The model {name[:256]!r} does not exist; this server has {', '.join(models)}"
             )
@@ -135,7 +141,8 @@ class TargetPool:
         """Run a request on one of the targets of its model. ``aclose`` cancels it.
 
         Raises:
-            NotReadyError: no target is ready, or the connection was lost after the first chunk.
+            NotReadyError: no target of the model is ready, or the connection was lost after the
+                first chunk.
             FieldError: the call names no model.
             UnknownModelError: no target serves the model.
             OverloadedError: all targets are overloaded.
@@ -181,8 +188,7 @@ class TargetPool:
         outstanding = {
             address: target.num_requests
             for address, target in self._targets.items()
-            if target.is_ready and target.info and target.info.model == model
-            if address not in tried
+            if target.is_ready and target.serves(model) and address not in tried
         }
         if not outstanding:
             return None

@@ -296,6 +296,21 @@ async def test_models_lists_what_ready_targets_serve(client: AsyncOpenAI) -> Non
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
+async def test_a_model_whose_target_restarts_is_not_ready_and_not_unknown() -> None:
+    restarts = ScriptedTarget(info=replace(INFO, model="other"))
+    body = b'{"model":"other","prompt":"x"}'
+    async with fronting(ScriptedTarget(), restarts) as front:
+        assert (await get(front, "/v1/completions", body))[0] == 200
+        restarts.reason = "draining"
+        restarts.answer = refusing(NotReadyError("draining"))
+        for path, given_body in (("/v1/completions", body), ("/v1/models/other", None)):
+            status, headers, text = await get(front, path, given_body)
+            assert (status, headers["retry-after"]) == (503, "1"), path
+            assert json.loads(text)["error"]["code"] == "service_unavailable"
+        unknown = await get(front, "/v1/models/unknown")
+        assert unknown[0] == 404
+
+
 async def test_without_a_ready_target_the_gateway_is_not_ready_and_clients_may_retry() -> None:
     async with fronting() as front:
         assert (await get(front, "/livez"))[0] == 200
