@@ -70,14 +70,23 @@ class Addresses:
     Asyncio loop. A name keeps its last answer while its name server does not answer.
     """
 
-    def __init__(self, peers: str, configured: tuple[str, ...], resolver: Resolver) -> None:
+    def __init__(
+        self,
+        peers: str,
+        configured: tuple[str, ...],
+        resolver: Resolver,
+        *,
+        ignores_empty: bool = False,
+    ) -> None:
         """Prepare.
 
         Args:
             peers: what the addresses are of, for the log: ``drafts``.
             configured: ``host:port``, or ``dns:///host:port``, which is always a name.
             resolver: returns the addresses behind a name.
+            ignores_empty: a name also keeps its last answer while it has no addresses.
         """
+        self._ignores_empty = ignores_empty
         self._peers = peers
         self._resolver = resolver
         self._literal = {address for address in configured if is_literal(address)}
@@ -117,6 +126,8 @@ class Addresses:
                 del self._queries[name]
             return
         del self._queries[name]
+        if not answer and self._ignores_empty:
+            answer = self._answers.get(name, answer)
         if answer != self._answers.get(name):
             _log.info(f"{self._peers}_resolved", name=name, addresses=len(answer))
         self._answers[name] = answer

@@ -18,7 +18,7 @@ class GatewaySettings:
     """HTTP port; with 0 the system selects one, which is logged."""
     targets: tuple[str, ...] = ("127.0.0.1:50051",)
     """Addresses ``host:port`` of targets. A DNS name is resolved every 2 s and stands for all of
-    its addresses; ``dns:///host:port`` is always a DNS name."""
+    its addresses, or the last ones while it has none; ``dns:///host:port`` is always a DNS name."""
     api_keys_file: str = ""
     """File of API keys, one ``NAME:HASH`` per line: HASH is the SHA-256 of the key, hexadecimal.
     It is read again when it changes. Empty: requests need no key."""

@@ -44,10 +44,12 @@ _log = get_logger(__name__)
 class _Target:
     address: str
     client: TargetClient
+    is_listed: bool = True
+    """Whether it has its address still. Others only finish their requests."""
     info: ModelInfo | None = None
     """Newest answer; kept while the target is not ready."""
     reason: str = "not asked yet"
-    """Why it is not ready; empty while it is."""
+    """Why it does not serve; empty while it does."""
     num_requests: int = 0
     check: "asyncio.Task[None] | None" = None
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -56,7 +58,7 @@ class _Target:
     @property
     def is_ready(self) -> bool:
         """Whether it may receive requests."""
-        return not self.reason
+        return self.is_listed and not self.reason
 
     def serves(self, model: str) -> bool:
         """Whether its newest answer names this model."""
@@ -72,7 +74,7 @@ class TargetPool:
         credentials: ClientCredentials = NO_CREDENTIALS,
         resolver: Resolver = resolve,
     ) -> None:
-        self._addresses = Addresses("targets", addresses, resolver)
+        self._addresses = Addresses("targets", addresses, resolver, ignores_empty=True)
         self._credentials = credentials
         self._targets: dict[str, _Target] = {}
         self._has_changed = asyncio.Event()
@@ -204,7 +206,7 @@ class TargetPool:
         self._publish()
 
     async def _follow(self) -> None:
-        """Add targets that appear and remove those that disappear."""
+        """Add targets that appear; remove those without an address after their requests."""
         while True:
             current = await self._addresses.current()
             for address in current - self._targets.keys():
@@ -212,11 +214,12 @@ class TargetPool:
                 target = _Target(address, client)
                 target.check = asyncio.create_task(self._check(target))
                 self._targets[address] = target
-            # A draining target has no address any more; its streams continue.
+            for target in self._targets.values():
+                target.is_listed = target.address in current
             gone = [
                 address
                 for address, target in self._targets.items()
-                if address not in current and not target.is_ready and not target.num_requests
+                if not target.is_listed and not target.num_requests
             ]
             for address in gone:
                 await self._remove(address)

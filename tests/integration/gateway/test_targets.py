@@ -1,0 +1,89 @@
+"""Targets behind a DNS name."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+
+import pytest
+from tests.gateway import ScriptedTarget, endless
+
+from ssd.rpc.codec import GenerateCall
+from ssd.types import SamplingParams
+from ssd_gateway import targets
+from ssd_gateway.targets import TargetPool
+
+CALL = GenerateCall(prompt="x", sampling=SamplingParams(), model="demo")
+
+
+class Named:
+    """Targets, of which a DNS name has some."""
+
+    def __init__(self, pool: TargetPool, answers: list[set[str]]) -> None:
+        self.pool = pool
+        self.answers = answers
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not holds():
+                await asyncio.to_thread(int)
+
+    async def answer(self, *addresses: str) -> None:
+        """Change the answer, and wait until the pool has used it."""
+        self.answers.clear()
+        for _ in range(3):
+            self.answers.append(set(addresses))
+        await self.until(lambda: len(self.answers) == 1)
+
+    async def run(self) -> None:
+        async for _ in self.pool.generate(CALL, "id"):
+            pass
+
+
+@asynccontextmanager
+async def named(monkeypatch: pytest.MonkeyPatch, *running: ScriptedTarget) -> AsyncIterator[Named]:
+    """A pool whose name has the first of these targets."""
+    monkeypatch.setattr(targets, "RESOLVE_SECONDS", 0.01)
+    answers: list[set[str]] = []
+
+    async def resolver(_host: str, _port: int) -> set[str]:
+        answer = answers[0] if len(answers) == 1 else answers.pop()
+        if "fails" in answer:
+            raise OSError("no name server answers")
+        return answer
+
+    async with AsyncExitStack() as stack:
+        for target in running:
+            await stack.enter_async_context(target.serving())
+        answers.append({running[0].address})
+        pool = TargetPool(("targets.example:50051",), resolver=resolver)
+        await stack.enter_async_context(pool.running())
+        await asyncio.wait_for(pool.wait_ready(), 10)
+        yield Named(pool, answers)
+
+
+async def test_a_target_without_an_address_gets_no_request_and_finishes_those_that_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old, new = ScriptedTarget(endless), ScriptedTarget()
+    async with named(monkeypatch, old, new) as it:
+        async with aclosing(it.pool.generate(CALL, "id")) as running:
+            assert (await anext(running)).text == "a"
+            await it.answer(new.address)
+            await asyncio.wait_for(it.pool.wait_ready(), 10)
+            for _ in range(4):
+                await it.run()
+            assert (it.pool.num_targets, it.pool.num_ready, old.num_cancelled) == (2, 1, 0)
+        await it.until(lambda: it.pool.num_targets == 1)
+    assert (len(old.calls), len(new.calls)) == (1, 4)
+
+
+@pytest.mark.parametrize("answer", [(), ("fails",)], ids=["empty", "none"])
+async def test_targets_stay_while_their_name_has_no_addresses(
+    answer: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = ScriptedTarget()
+    async with named(monkeypatch, target) as it:
+        await it.answer(*answer)
+        await it.run()
+        assert (it.pool.num_targets, it.pool.num_ready) == (1, 1)
+    assert len(target.calls) == 1
