@@ -35,15 +35,17 @@ class ApiKeys:
     def check(self, authorization: str | None) -> str:
         """Return the name of the key in an ``Authorization`` header; empty if none is needed.
 
+        The characters of the header are its bytes (Latin-1), as Starlette has them.
+
         Raises:
             AccessError: there is no key, or a wrong one.
         """
         if self._names is None:
             return ""
         scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
+        if scheme.lower() != "bearer" or not key.strip(" \t"):
             raise AccessError("no API key; send the header 'Authorization: Bearer KEY'")
-        key_digest = hashlib.sha256(key.strip().encode(errors="surrogateescape")).digest()
+        key_digest = hashlib.sha256(key.strip(" \t").encode("latin-1", "replace")).digest()
         # Compares with every key, so the time does not depend on which one matches.
         keys = self._names.current().items()
         matches = [name for digest, name in keys if hmac.compare_digest(digest, key_digest)]

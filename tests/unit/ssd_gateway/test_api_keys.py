@@ -29,6 +29,13 @@ def test_the_name_of_a_valid_key_is_returned(keys: ApiKeys) -> None:
     assert keys.check("bearer  secret ") == "alice"
 
 
+@pytest.mark.parametrize("key", ["clé", "ключ", "a\xa0", "à"])
+def test_a_key_may_have_any_characters(file: Path, key: str) -> None:
+    file.write_text(f"bob:{hashlib.sha256(key.encode()).hexdigest()}")
+    sent = f"Bearer {key}".encode().decode("latin-1")
+    assert ApiKeys(str(file)).check(sent) == "bob"
+
+
 @pytest.mark.parametrize(
     "header", [None, "", "Bearer", "Bearer ", "Basic secret", "Bearer \udcff", f"Bearer {HASH}"]
 )
