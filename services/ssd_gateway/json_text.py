@@ -9,16 +9,22 @@ from typing import ClassVar
 
 BLOCK_BYTES = 64 * 1024
 """Maximum size of the blocks of a value; a part that is not held is never divided."""
+_LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+"""Characters that end a line for some readers of events, but that JSON permits in texts."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def encoded(value: object) -> bytes:
-    """Return a value as JSON.
+    """Return a value as JSON, in one line for all readers.
 
     Raises:
         ValueError: it has a number that is not finite.
     """
-    return _ENCODER.encode(value).encode()
+    text = _ENCODER.encode(value)
+    if not text.isascii():
+        for character, escape in _LINE_ENDS.items():
+            text = text.replace(character, escape)
+    return text.encode()
 
 
 class HeldJson:
