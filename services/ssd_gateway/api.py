@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from ssd import __version__
-from ssd.errors import FieldError, SSDError, UnsupportedError
+from ssd.errors import ContextLengthError, FieldError, SSDError, UnsupportedError
 from ssd.observability import log
 from ssd.ports import Clock
 from ssd.tasks import merged
@@ -139,20 +139,31 @@ class GenerationEndpoint(Generic[AnyRequest]):
             for prompt, call in enumerate(calls)
             for choice in range(call.sampling.n if call.sampling.echo else 0)
         }
-        streams = [self.targets.generate(call, log.request_id.get()) for call in calls]
+        streams = [self._call(request, prompt) for prompt in range(len(calls))]
+        async with aclosing(merged(streams)) as chunks:
+            async for prompt, chunk in chunks:
+                if (prompt, chunk.choice) in copies:
+                    copies.remove((prompt, chunk.choice))
+                elif arrived_at is not None and chunk.token_ids:
+                    FIRST_TOKEN_SECONDS.observe(self.clock.now() - arrived_at)
+                    arrived_at = None
+                yield prompt, chunk
+
+    async def _call(
+        self, request: PreparedRequest, prompt: int
+    ) -> AsyncGenerator[GenerationChunk, None]:
+        """Yield the chunks of one call. Its errors name fields of the body."""
+        generating = self.targets.generate(request.calls[prompt], log.request_id.get())
         try:
-            async with aclosing(merged(streams)) as chunks:
-                async for prompt, chunk in chunks:
-                    if (prompt, chunk.choice) in copies:
-                        copies.remove((prompt, chunk.choice))
-                    elif arrived_at is not None and chunk.token_ids:
-                        FIRST_TOKEN_SECONDS.observe(self.clock.now() - arrived_at)
-                        arrived_at = None
-                    yield prompt, chunk
+            async with aclosing(generating) as chunks:
+                async for chunk in chunks:
+                    yield chunk
         except (FieldError, UnsupportedError) as error:
-            if error.field not in request.names:
-                raise
-            raise type(error)(request.names[error.field], error.description) from error
+            name = request.name(prompt, error.field)
+            raise type(error)(name, error.description) from error
+        except ContextLengthError as error:
+            error.field = request.name(prompt, error.field)
+            raise
 
 
 class EventStream:

@@ -125,6 +125,7 @@ _TEXT: _Schema = {"type": "string"}
 _COUNT: _Schema = {"type": "integer", "minimum": 0}
 _NUMBER: _Schema = {"type": "number"}
 _NULL: _Schema = {"type": "null"}
+_EXTENSION: _Schema = {"ssd": {"type": "object"}}
 _LOGPROB = {"token": _TEXT, "logprob": _NUMBER, "bytes": _list(_COUNT)}
 _CALL = _object(
     id=_TEXT,
@@ -142,13 +143,14 @@ _USAGE = _object(
 def _answer(name: str, finish_reasons: list[str], logprobs: _Schema, **content: _Schema) -> _Schema:
     """Return the schema of a response; ``logprobs`` and ``content`` are parts of its choices."""
     choice = _object(
+        _EXTENSION,
         index=_COUNT,
         finish_reason={"enum": finish_reasons},
         logprobs=_or_null(logprobs),
         **content,
     )
     return _object(
-        {"ssd": {"type": "object"}},
+        _EXTENSION,
         id=_TEXT,
         object={"const": name},
         created=_COUNT,

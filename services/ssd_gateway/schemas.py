@@ -40,6 +40,8 @@ COMPLETION_MAX_TOKENS = 16
 MAX_IGNORED = 1 << 18
 """Maximum number of characters and values of a field without effect."""
 _BYTES_OF_ID = 8
+_PROMPT = re.compile(r"^(text|token_ids(\.ids)?)\b")
+"""Beginning of the path of a prompt in a call."""
 
 MISSING_FEATURES: Mapping[str, tuple[object, ...]] = {
     "tools": (None, []),
@@ -92,6 +94,8 @@ class PreparedRequest:
     """One for each prompt; at least one."""
     names: dict[str, str]
     """Fields of the body by their paths in the calls, where the two differ."""
+    prompt_names: tuple[str, ...]
+    """Field of the body that contains the prompt of each call."""
     model: str
     n: int
     stream: bool
@@ -106,6 +110,12 @@ class PreparedRequest:
     def prompt_bytes(self) -> int:
         """Size of the prompts, rounded: characters, and 8 bytes for each token id."""
         return sum(_num_bytes(call.prompt) for call in self.calls)
+
+    def name(self, prompt: int, path: str) -> str:
+        """Return the field of the body for a path in the call of a prompt."""
+        if path in self.names:
+            return self.names[path]
+        return _PROMPT.sub(self.prompt_names[prompt], path)
 
 
 class StreamOptions(Part):
@@ -160,6 +170,7 @@ class _Request(StructureFields):
         return PreparedRequest(
             calls=tuple(self.calls()),
             names=self.names(),
+            prompt_names=self.prompt_names(),
             model=self.model or "",
             n=self.n or 1,
             stream=bool(self.stream),
@@ -239,6 +250,10 @@ class _Request(StructureFields):
         """Return fields of the body by their paths in the call, where the two differ."""
         field = self.structure.field
         return {"sampling.json_schema": field, "sampling.regex": field}
+
+    def prompt_names(self) -> tuple[str, ...]:
+        """Return the fields that contain the prompts."""
+        return ("prompt",)
 
     def _call(self, prompt: Prompt, sampling: SamplingParams) -> GenerateCall:
         return GenerateCall(
@@ -345,6 +360,12 @@ class CompletionRequest(_Request):
                 "prompt", f"has {len(prompts)} prompts, must have 1..{self.max_prompts}"
             )
         return [self._call(prompt, sampling) for prompt in prompts]
+
+    def prompt_names(self) -> tuple[str, ...]:
+        """See ``_Request``."""
+        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
+            return ("prompt",)
+        return tuple(f"prompt[{index}]" for index in range(len(self.prompt)))
 
     def _prompts(self) -> list[Prompt]:
         if isinstance(self.prompt, str):

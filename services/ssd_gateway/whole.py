@@ -28,15 +28,16 @@ class HeldContinuation:
         self._content = HeldText()
         self._calls: list[HeldCall] = []
         self._logprobs: dict[str, Any] = {}
+        self._extension: dict[str, Any] = {}
         self._num_characters = 0
         """Characters that have arrived. The reader holds those that are in no part yet."""
         self._num_text_bytes = 0
-        self._num_logprob_bytes = 0
+        self._num_other_bytes = 0
 
     @property
     def num_bytes(self) -> int:
         """Bytes that the continuation takes in memory, rounded."""
-        return max(self._num_characters, self._num_text_bytes) + self._num_logprob_bytes
+        return max(self._num_characters, self._num_text_bytes) + self._num_other_bytes
 
     def add(self, chunk: GenerationChunk) -> None:
         """Add a chunk."""
@@ -44,7 +45,20 @@ class HeldContinuation:
         self._num_characters += len(chunk.text)
         self._num_text_bytes += self._hold_text(new)
         if positions:
-            self._num_logprob_bytes += self._hold_logprobs(positions)
+            self._num_other_bytes += self._hold_logprobs(positions)
+
+    def extend(self, more: dict[str, Any]) -> None:
+        """Add to the field ``ssd``: rounds add up, seed and statistics are single."""
+        rounds = more.pop("rounds", ())
+        self._extension |= more
+        if rounds:
+            held = self._extension.setdefault("rounds", HeldList())
+            self._num_other_bytes += held.extend(rounds)
+
+    @property
+    def extension(self) -> dict[str, Any]:
+        """The field ``ssd``, with held JSON in it."""
+        return self._extension
 
     def choice(self) -> dict[str, Any]:
         """Return the complete continuation, with held JSON in it."""
@@ -77,7 +91,6 @@ class WholeAssembly(Assembly):
     """The object of a response that is no stream."""
 
     _choices: dict[int, HeldContinuation] = field(default_factory=dict)
-    _extension: dict[str, Any] = field(default_factory=dict)
 
     def add(self, prompt: int, chunk: GenerationChunk) -> int:
         """Add a chunk; return the number of bytes that it takes in memory, rounded."""
@@ -88,25 +101,31 @@ class WholeAssembly(Assembly):
         choice = self._choices[index]
         before = choice.num_bytes
         choice.add(chunk)
-        self._count(prompt, chunk)
-        num_bytes = choice.num_bytes - before
         if self.request.report_rounds:
-            num_bytes += self._extend(extension(chunk))
-        return num_bytes
+            choice.extend(extension(chunk))
+        self._count(prompt, chunk)
+        return choice.num_bytes - before
 
     def whole(self) -> dict[str, Any]:
-        """Return the response, with held JSON in it."""
-        choices = [
-            {"index": index, **choice.choice()} for index, choice in sorted(self._choices.items())
-        ]
-        extended = {"ssd": self._extension} if self.request.report_rounds else {}
-        return self._object(self.form.name, choices) | {"usage": self._usage()} | extended
+        """Return the response, with held JSON in it.
 
-    def _extend(self, more: dict[str, Any]) -> int:
-        """Add to the field ``ssd``: rounds add up, seed and statistics are single."""
-        rounds = more.pop("rounds", ())
-        self._extension |= more
-        return self._extension.setdefault("rounds", HeldList()).extend(rounds) if rounds else 0
+        The field ``ssd`` is beside a single choice, and in each of several; with one prompt, the
+        seed that they share is also beside them.
+        """
+        held = dict(sorted(self._choices.items()))
+        choices = [{"index": index, **choice.choice()} for index, choice in held.items()]
+        response = self._object(self.form.name, choices) | {"usage": self._usage()}
+        if not self.request.report_rounds:
+            return response
+        extensions = [choice.extension for choice in held.values()]
+        if len(choices) == 1:
+            return response | {"ssd": extensions[0]}
+        for choice, extended in zip(choices, extensions, strict=True):
+            choice["ssd"] = extended
+        seeds = [extended["seed"] for extended in extensions if "seed" in extended]
+        if len(self.request.calls) == 1 and seeds:
+            response["ssd"] = {"seed": seeds[0]}
+        return response
 
 
 async def send_whole(content: dict[str, Any], send: Send) -> None:

@@ -1,5 +1,6 @@
 """Error objects of the API, of the gateway itself and of its targets."""
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -122,6 +123,40 @@ async def test_a_refusal_of_the_target_names_the_field_of_the_body(
         status, _, text = await get(front, "/v1/chat/completions", whole)
         error = json.loads(text)["error"]
         assert (status, error["param"], error["message"]) == (400, param, f"{param}: is wrong")
+
+
+@pytest.mark.parametrize(
+    ("prompts", "param"),
+    [
+        ([[1], [2], [9]], "prompt[2][3]"),
+        ([[9]], "prompt[0][3]"),
+        ([7, 9], "prompt[3]"),
+        (["1", "9"], "prompt[1]"),
+        ("9", "prompt"),
+        ([[1], [9, 9]], "prompt[1]"),
+    ],
+)
+async def test_an_error_names_its_prompt(
+    prompts: Any, param: str, target: ScriptedTarget, front: Front
+) -> None:
+    async def refuses(call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
+        match call.prompt:
+            case (9, 9):
+                raise ContextLengthError(60, 9, 64, "token_ids.ids")
+            case (*_, 9):
+                raise FieldError("token_ids.ids[3]", "is wrong")
+            case "9":
+                raise FieldError("text", "is wrong")
+        yield GenerationChunk(token_ids=(1,), text="a")
+        await asyncio.Event().wait()
+
+    target.answer = refuses
+    for stream in (False, True):
+        body = {"model": "demo", "prompt": prompts, "stream": stream}
+        _, _, text = await get(front, "/v1/completions", json.dumps(body).encode())
+        error = json.loads(text.partition("data: {")[0] or text.split("data: ")[-1])["error"]
+        assert error["param"] == param
+        assert error["message"] == f"{param}: is wrong" or "over max_model_len" in error["message"]
 
 
 async def test_a_request_that_is_not_valid_is_refused_with_its_field(

@@ -53,6 +53,30 @@ async def test_rounds_and_statistics_are_returned_on_request(
     assert "ssd" not in (plain.model_extra or {})
 
 
+async def test_each_of_several_choices_has_its_own_seed_and_rounds(
+    target: ScriptedTarget, client: AsyncOpenAI
+) -> None:
+    async def reports(call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
+        seed = {"a": 11, "b": 22}[str(call.prompt)]
+        async for chunk in spells(call, ("d", "e")):
+            added = (TokenText(1, f"{call.prompt}{chunk.choice}{chunk.text}"),)
+            round_ = Round((), 0, added, LookupResult.MISS)
+            yield replace(chunk, seed=seed if chunk.text == "d" else None, rounds=(round_,))
+
+    target.answer = reports
+    more = {"report_rounds": True}
+    both: Any = await client.completions.create(
+        model="demo", prompt=["a", "b"], n=2, extra_body=more
+    )
+    one: Any = await client.completions.create(model="demo", prompt="a", n=2, extra_body=more)
+    assert [choice.ssd["seed"] for choice in both.choices] == ["11", "11", "22", "22"]
+    added = [[round_["added"] for round_ in choice.ssd["rounds"]] for choice in both.choices]
+    assert added == [[[f"{name}d"], [f"{name}e"]] for name in ("a0", "a1", "b0", "b1")]
+    assert all(choice.ssd["statistics"]["rounds"] == 3 for choice in both.choices)
+    assert "ssd" not in both.model_extra
+    assert (one.ssd, one.choices[1].ssd["seed"]) == ({"seed": "11"}, "11")
+
+
 async def test_n_continuations_have_log_probabilities_of_their_own(
     target: ScriptedTarget, client: AsyncOpenAI
 ) -> None:
