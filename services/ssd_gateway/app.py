@@ -118,7 +118,7 @@ def make_app(
             _page(path, _file(name), media_type) for path, (name, media_type) in _PAGES.items()
         ]
     handlers = {SSDError: _failed, HTTPException: _not_served, Exception: _failed}
-    return Gate(Starlette(routes=routes, exception_handlers=handlers), settings, keys)
+    return Gate(Starlette(routes=routes, exception_handlers=handlers), settings, keys, deadlines)
 
 
 def _file(name: str) -> bytes:

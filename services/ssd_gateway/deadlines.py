@@ -14,7 +14,13 @@ class Deadlines:
         self._allowed_seconds = allowed_seconds
         self._open: set[asyncio.Timeout] = set()
         self._have_passed = False
-        self.is_draining = False
+        self.draining = asyncio.Event()
+        """Set when the drain begins."""
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the drain has begun."""
+        return self.draining.is_set()
 
     def pass_all(self) -> None:
         """End all requests, at the end of the drain: the HTTP server ends streams without an error.

@@ -1,16 +1,18 @@
 """What every request passes: its id, its key, the limit of requests, metrics."""
 
+import asyncio
 import re
 import secrets
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ssd.errors import NotAllowedError, OverloadedError, SSDError
+from ssd.errors import NotAllowedError, NotReadyError, OverloadedError, SSDError
 from ssd.observability import log
 from ssd.settings import is_loopback
 from ssd_gateway.api import CLIENT_KEY, STATUS_KEY
 from ssd_gateway.api_keys import ApiKeys
+from ssd_gateway.deadlines import Deadlines
 from ssd_gateway.metrics import REQUESTS_TOTAL, RUNNING_REQUESTS
 from ssd_gateway.problems import problem_response
 from ssd_gateway.settings import GatewaySettings
@@ -27,16 +29,22 @@ _log = log.get_logger(__name__)
 class Gate:
     """ASGI middleware. Paths outside ``/v1`` need no key and are not counted. Asyncio loop."""
 
-    def __init__(self, app: ASGIApp, settings: GatewaySettings, keys: ApiKeys) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: GatewaySettings, keys: ApiKeys, deadlines: Deadlines
+    ) -> None:
         self._app = app
         self._settings = settings
         self._keys = keys
+        self._deadlines = deadlines
         self._is_local = (
             is_loopback(settings.host)
             and not settings.api_keys_file
             and not settings.allow_insecure
         )
         self._num_requests = 0
+        self.is_idle = asyncio.Event()
+        """Set while no request runs."""
+        self.is_idle.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
@@ -60,12 +68,15 @@ class Gate:
             await self._app(scope, receive, out)
             return
         self._num_requests += 1
+        self.is_idle.clear()
         RUNNING_REQUESTS.set(self._num_requests)
         try:
             await self._serve(scope, receive, out, headers.get("authorization"))
         finally:
             self._num_requests -= 1
             RUNNING_REQUESTS.set(self._num_requests)
+            if not self._num_requests:
+                self.is_idle.set()
             path = path.removesuffix("/")
             label = path if path in _KNOWN_PATHS else "other"
             status = scope.get(STATUS_KEY, out.status)
@@ -74,6 +85,12 @@ class Gate:
     async def _serve(
         self, scope: Scope, receive: Receive, out: "_Sender", authorization: str | None
     ) -> None:
+        if self._deadlines.is_draining:
+            stops = NotReadyError("the gateway stops and accepts no new requests")
+            # A client that keeps its connection would not reach another gateway.
+            refusal = problem_response(stops, out.request_id, closes=True)
+            await refusal(scope, receive, out)
+            return
         try:
             name = self._keys.check(authorization)
             if self._num_requests > self._settings.max_requests:

@@ -45,7 +45,7 @@ def credentials_of(settings: GatewaySettings) -> ClientCredentials:
 class Gateway:
     """Owns all objects of the process. Asyncio loop.
 
-    ``drain`` refuses new connections; ``run`` returns when the running requests have ended.
+    ``drain`` refuses new requests; ``run`` returns when the running ones have ended.
     """
 
     def __init__(self, settings: GatewaySettings, clock: Clock) -> None:
@@ -57,20 +57,15 @@ class Gateway:
         self.is_listening = asyncio.Event()
         self._deadlines = Deadlines(settings.request_timeout_seconds)
         keys = ApiKeys(settings.api_keys_file)
-        app = make_app(settings, self.targets, keys, clock, self._deadlines)
-        self._server = HttpServer(app, settings)
+        self._app = make_app(settings, self.targets, keys, clock, self._deadlines)
+        self._server = HttpServer(self._app, settings)
 
     def drain(self) -> None:
         """Start the drain. After ``drain_seconds``, the requests that still run end with an error.
 
         Only the first call has an effect.
         """
-        if self._deadlines.is_draining:
-            return
-        self._deadlines.is_draining = True
-        loop = asyncio.get_running_loop()
-        loop.call_later(self._settings.drain_seconds, self._deadlines.pass_all)
-        self._server.should_exit = True
+        self._deadlines.draining.set()
 
     async def run(self) -> None:
         """Serve until the drain ends.
@@ -83,8 +78,19 @@ class Gateway:
             self.port = listening.getsockname()[1]
             _log.info("listening", http=join_address(self._settings.host, self.port))
             self.is_listening.set()
-            async with self.targets.running(), beside(self._log_ready(started_at)):
+            async with self.targets.running(), beside(self._log_ready(started_at), self._end()):
                 await self._server.serve([listening])
+
+    async def _end(self) -> None:
+        """End the server after the drain. Until then, it tells clients that the gateway stops."""
+        await self._deadlines.draining.wait()
+        loop = asyncio.get_running_loop()
+        end_at = loop.time() + self._settings.drain_seconds
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(end_at):
+                await self._app.is_idle.wait()
+        self._deadlines.pass_all()
+        self._server.end(max(0.0, end_at - loop.time()))
 
     async def _log_ready(self, started_at: float) -> None:
         await self.targets.wait_ready()

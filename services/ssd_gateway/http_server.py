@@ -50,7 +50,7 @@ def bind(settings: GatewaySettings) -> socket.socket:
 
 
 class HttpServer(uvicorn.Server):
-    """Serves an application until ``should_exit``; then finishes the running requests."""
+    """Serves an application until ``end``."""
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
         config = uvicorn.Config(
@@ -65,9 +65,13 @@ class HttpServer(uvicorn.Server):
             proxy_headers=False,
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=math.ceil(settings.drain_seconds) + END_SECONDS,
         )
         super().__init__(config)
+
+    def end(self, seconds: float) -> None:
+        """Accept no more connections; those with a response have these seconds to receive it."""
+        self.config.timeout_graceful_shutdown = math.ceil(seconds) + END_SECONDS
+        self.should_exit = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -76,8 +76,8 @@ def error_object(
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def problem_response(error: Exception, request_id: str) -> JSONResponse:
-    """Return the response of a request that failed."""
+def problem_response(error: Exception, request_id: str, *, closes: bool = False) -> JSONResponse:
+    """Return the response of a request that failed; ``closes`` also ends its connection."""
     status, body = problem(error, request_id)
     headers = {}
     pause_seconds = retry_after_seconds(error)
@@ -88,8 +88,8 @@ def problem_response(error: Exception, request_id: str) -> JSONResponse:
         }
     if status == 401:
         headers["www-authenticate"] = "Bearer"
-    if status == 413:
-        return _ClosingResponse(body, status, {"connection": "close"})
+    if closes or status == 413:
+        return _ClosingResponse(body, status, headers | {"connection": "close"})
     return JSONResponse(body, status, headers)
 
 
