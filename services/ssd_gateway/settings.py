@@ -47,7 +47,7 @@ class GatewaySettings:
     max_body_bytes: int = field(default=8 << 20, metadata={"min": 1024, "max": 64 << 20})
     """Maximum size of the body of a request; a larger one is answered 413. The limit is lower where
     the longest prompt of the models is shorter."""
-    max_total_body_bytes: int = field(default=32 << 20, metadata={"min": 2048, "max": 16 << 30})
+    max_total_body_bytes: int = field(default=64 << 20, metadata={"min": 2048, "max": 16 << 30})
     """Maximum size of the bodies that are received, and of the prompts and the whole responses of
     all requests in progress; a stream holds no response. A client (an API key, or an address
     without keys) has at most half of what the others leave; above it, its requests are answered
