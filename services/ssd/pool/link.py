@@ -296,6 +296,8 @@ class DraftLink:
     def state(self, now: float) -> LinkState:
         """Return the state of the link."""
         if self.lost_because is not None:
+        self._round_at = -inf
+        """End of the newest round in which the link had open sessions."""
             return LinkState.LOST
         if self.is_draining:
             return LinkState.DRAINING
@@ -364,13 +366,14 @@ class DraftLink:
             raise FrameError("a draft sent more tables than were requested")
 
     def add_round(self, sessions: Collection[Session], now: float) -> bool:
-        """Add the times of a round's tables; True if one of its open sessions has a column."""
+        """Add the times of a round's tables; True if one has arrived since the round before."""
         times = [session.table_seconds(now) for session in sessions]
         if measured := [seconds for seconds in times if seconds is not None]:
             self.batch_times.add_batch(measured)
         for session in sessions:
             session.add_late(now)
-        return any(session.table is not None for session in sessions)
+        before, self._round_at = self._round_at, now
+        return self.table_at > before or any(session.table is not None for session in sessions)
 
     def send_closing(self, number: int) -> None:
         """Close a session on the draft. A failure marks the link as lost."""

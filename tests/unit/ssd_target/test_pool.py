@@ -165,15 +165,16 @@ def test_the_lock_is_free_while_sessions_of_a_suspended_link_are_closed(
 @pytest.mark.parametrize(
     ("is_answering", "state"), [(True, LinkState.ACTIVE), (False, LinkState.QUARANTINED)]
 )
+@pytest.mark.parametrize("round_seconds", [0.02, 0.1, 0.3])
 def test_a_slow_draft_is_not_suspended_a_silent_one_is(
-    *, is_answering: bool, state: LinkState
+    *, is_answering: bool, state: LinkState, round_seconds: float
 ) -> None:
     bench = Bench(deadline_ms=20.0)
     _, link, _ = begun(bench, [Behaviour.HIT, *SILENT])
     for _ in range(6):
         (session,) = link.sessions.values()
         late = tables_frame(1, session.base_len, [5])
-        bench.clock.time += 0.02
+        bench.clock.time += round_seconds
         bench.run_rounds()
         if is_answering:
             bench.pool.receive(link, late)
