@@ -128,6 +128,7 @@ class Session:
             FrameError: the table contradicts the columns that arrived before.
         """
         was_open, self.is_open = self.is_open, True
+        self.link.most_opening += not was_open
         depth = table.depth
         num_new = depth - self.depth
         if table.base_len != self.base_len or num_new <= 0:
@@ -281,6 +282,9 @@ class DraftLink:
         arrived and the columns that a shorter table will never have."""
         self.no_openings_before = 0.0
         """Time of the next opening, after one that was refused or not answered."""
+        self.most_opening = self.max_sessions
+        """Sessions that may open together. Each opening carries a whole text, so after a refusal
+        it is one, and one more for each session that opens."""
         self.no_moves_before = 0.0
         """Earliest time at which sessions of other links may move to this link."""
         self.is_draining = False
@@ -292,12 +296,12 @@ class DraftLink:
         self._session_numbers = itertools.count(1)
         self.table_at = -inf
         """When the newest table arrived, for a round of any session."""
+        self._round_at = -inf
+        """End of the newest round in which the link had open sessions."""
 
     def state(self, now: float) -> LinkState:
         """Return the state of the link."""
         if self.lost_because is not None:
-        self._round_at = -inf
-        """End of the newest round in which the link had open sessions."""
             return LinkState.LOST
         if self.is_draining:
             return LinkState.DRAINING
@@ -307,6 +311,7 @@ class DraftLink:
 
     def pause_openings(self, now: float) -> None:
         """Pause openings, because one was refused or not answered."""
+        self.most_opening = 1
         self.no_openings_before = now + RETRY_SECONDS
         self.no_moves_before = now + MOVE_RETRY_SECONDS
 
@@ -314,7 +319,7 @@ class DraftLink:
         """Add a session that is about to open."""
         base_len = len(sequence.tokens)
         # A draft prefills prompts one after the other, so earlier openings come first.
-        earlier = sum(other.base_len for other in self.sessions.values() if not other.is_open)
+        earlier = sum(other.base_len for other in self.opening())
         session = Session(
             number=next(self._session_numbers),
             sequence=sequence,
@@ -328,9 +333,13 @@ class DraftLink:
         self.request_table()
         return session
 
+    def opening(self) -> list[Session]:
+        """Return the sessions that are opening."""
+        return [session for session in self.sessions.values() if not session.is_open]
+
     def overdue_openings(self, now: float) -> list[Session]:
         """Return all sessions that are opening, if one of them has exceeded its time."""
-        opening = [session for session in self.sessions.values() if not session.is_open]
+        opening = self.opening()
         return opening if any(now > session.open_by for session in opening) else []
 
     def request_table(self) -> None:

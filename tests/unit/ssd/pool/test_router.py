@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterable
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from tests.unit.ssd.pool.links import sequence
 
 from ssd.pool.link import DraftLink, Session
 from ssd.pool.router import MIN_REMAINING_TOKENS, choose_link, session_to_move
+from ssd.speculation.table import OutcomeTable
 
 NOW = 10.0
 
@@ -20,6 +22,32 @@ def link(max_sessions: int = 4, max_len: int = 0, used: int = 0) -> DraftLink:
     for _ in range(used):
         made.add_session(sequence(), NOW)
     return made
+
+
+def opens(made: DraftLink, session: Session) -> None:
+    nothing = np.zeros((0,), dtype=np.int32)
+    tokens = np.zeros((0, 3), dtype=np.int32)
+    made.receive([OutcomeTable(session.number, session.base_len, nothing, nothing, tokens, 3)], NOW)
+
+
+def test_after_a_refusal_sessions_open_one_by_one_then_more_at_a_time() -> None:
+    made = link(max_sessions=8)
+    made.pause_openings(NOW)
+    later = NOW + 1.0
+    (first,) = open_all(made, later)
+    opens(made, first)
+    second, third = open_all(made, later)
+    opens(made, second)
+    opens(made, third)
+    assert len(open_all(made, later)) == 4
+
+
+def open_all(made: DraftLink, now: float) -> list[Session]:
+    """Open as many sessions as the link has room for."""
+    opened = []
+    while choose_link([made], new := sequence(), now):
+        opened.append(made.add_session(new, now))
+    return opened
 
 
 def test_an_excluded_link_is_not_chosen() -> None:
