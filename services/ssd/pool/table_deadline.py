@@ -39,6 +39,8 @@ _WINDOW_ROUNDS = 16
 _PRIOR_FROM_TABLES, _PRIOR_FROM_BACKUP, _PRIOR_HIT_RATE = 0.8, 0.5, 0.8
 _WEIGHT = 0.25
 """Weight of the newest measurement in a mean."""
+_MOST_UNMEASURED = 8
+"""Rounds that wait although none has been measured. While each step stores prompts, none is."""
 _SAFE_SHARE = 0.5
 """Share of the time that pays in which the first frame of a table must be expected."""
 OPENING_SECONDS = 5.0
@@ -111,10 +113,21 @@ class RoundPace:
         self.from_backup = Acceptance(_PRIOR_FROM_BACKUP)
         self.hits = Acceptance(_PRIOR_HIT_RATE)
         """Share of the tables with a column that contained the outcome."""
+        self._num_unmeasured = 0
+        """Rounds that waited before the first one was measured."""
 
     def add_round(self, seconds: float, *, is_plain: bool) -> None:
         """Add the duration of a round, with proposals or without: no waits, no prompts."""
         (self._plain if is_plain else self._proposed).append(seconds)
+
+    def add_wait(self) -> None:
+        """Add a round that has waited."""
+        self._num_unmeasured += not (self._plain or self._proposed)
+
+    @property
+    def waits_unmeasured(self) -> bool:
+        """Whether rounds still wait if none has been measured."""
+        return self._num_unmeasured < _MOST_UNMEASURED
 
     def add_outcomes(self, proposals: Iterable[tuple[int, int, int]]) -> None:
         """Add the proposals of a round.
@@ -177,8 +190,8 @@ def wait_until(
 ) -> float:
     """Return the time until which a round waits for the next frame; a past time is no wait.
 
-    Before the first round has been measured, it is infinite if a sequence waits. ``begun_at`` is
-    when the round began to wait.
+    In the first rounds, while none has been measured, it is infinite if a sequence waits.
+    ``begun_at`` is when the round began to wait.
     """
     num_expected = 0.0
     is_plain = True
@@ -198,7 +211,7 @@ def wait_until(
     until = now
     for (waits_since, next_at, is_first, branch_seconds), gain in gains.items():
         if without == inf:
-            return inf
+            return inf if pace.waits_unmeasured else now
         seconds = without * (num_expected + gain) / num_expected - proposed_seconds
         if is_first:
             hit_rate = pace.hits.rate

@@ -12,6 +12,7 @@ own.
 import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 from math import inf
 
 from ssd.pool.link import DraftedSequence, Session
@@ -67,6 +68,8 @@ class TableCollector:
             now = self._clock.now()
             if not is_notified:
                 break
+        if now > begun_at:
+            self._pace.add_wait()
         sessions = (sequence.session for sequence in continuing)
         answering = {
             session.sequence: (session, session.table)
@@ -91,9 +94,14 @@ class TableCollector:
         prospects = [*map(self._prospect, continuing), *[Prospect(0)] * num_others]
         if not any(prospect.num_columns for prospect in prospects):
             return now
-        if self._settings.adaptive_deadline:
-            return wait_until(prospects, self._pace, begun_at, now)
-        return inf
+        if not self._settings.adaptive_deadline:
+            return inf
+        deadline = begun_at + self._settings.deadline_seconds
+        in_time = [
+            prospect if prospect.next_at <= deadline else replace(prospect, num_columns=0.0)
+            for prospect in prospects
+        ]
+        return wait_until(in_time, self._pace, begun_at, now)
 
     def _prospect(self, sequence: DraftedSequence) -> Prospect:
         session = sequence.session

@@ -1,16 +1,20 @@
 """The next proposal of one sequence: branch, backup or none."""
 
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.unit.ssd.pool.links import sequence
+from tests.unit.ssd.pool.links import link, sequence
 
 from ssd.pool import tables
-from ssd.pool.link import DraftedSequence
-from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup, RoundResult
-from ssd.pool.tables import without_session
+from ssd.pool.link import DraftedSequence, Session
+from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup, PoolSettings, RoundResult
+from ssd.pool.table_deadline import Prospect, RoundPace
+from ssd.pool.tables import TableCollector, without_session
 from ssd.speculation.table import OutcomeTable
+from ssd.testing.clock import FakeClock
 from ssd.types import LookupResult, Outcome
 
 LOOKAHEAD = 3
@@ -83,3 +87,69 @@ def test_no_table_is_late_before_the_last_token() -> None:
 def test_without_an_open_session_there_is_no_proposal() -> None:
     assert without_session(continued(Outcome(1, 7))) == NO_DRAFT
     assert without_session(continued(Outcome(1, 7), remaining=1)) == NO_TABLE_NEEDED
+
+
+class Waits(threading.Condition):
+    """A lock whose waits end at once; it records their seconds."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+        self._clock = clock
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.seconds.append(timeout)
+        self._clock.advance(timeout)
+        return False
+
+
+class ExpectedAt(Session):
+    """A session whose first three columns are expected after a fixed time."""
+
+    seconds: float
+
+    def prospect(self, num_backup: int, depth: int, max_tokens: int) -> Prospect:
+        return Prospect(depth, num_backup, max_tokens, self.requested_at + self.seconds)
+
+
+def rounds(pace: RoundPace) -> tuple[Waits, Callable[[float], None]]:
+    """Return waits, and a function that runs a round whose columns are expected after seconds."""
+    clock = FakeClock(5.0)
+    waits = Waits(clock)
+    settings = PoolSettings(lookahead=3, branches=2, num_token_ids=100, deadline_seconds=0.02)
+    made = TableCollector(settings, pace, waits, clock)
+
+    def run(seconds: float) -> None:
+        waiting = continued(Outcome(0, 7))
+        session = ExpectedAt(
+            number=1,
+            sequence=waiting,
+            link=link(),
+            base_len=2,
+            requested_at=clock.now(),
+            open_by=clock.now() + 1.0,
+            is_open=True,
+        )
+        session.seconds = seconds
+        waiting.session = session
+        made.collect([waiting], 0, lambda: None)
+
+    return waits, run
+
+
+def test_a_round_does_not_wait_for_a_column_that_is_expected_after_the_deadline() -> None:
+    pace = RoundPace()
+    pace.add_round(0.1, is_plain=False)
+    waits, run = rounds(pace)
+    run(0.021)
+    assert waits.seconds == []
+    run(0.019)
+    assert waits.seconds == [pytest.approx(0.02)]
+
+
+def test_only_the_first_rounds_wait_while_none_can_be_measured() -> None:
+    waits, run = rounds(RoundPace())
+    for _ in range(20):
+        run(0.01)
+    assert waits.seconds == [pytest.approx(0.02)] * 8
