@@ -360,7 +360,10 @@ class Worker:
         others = (self._work[number].step_seconds for number in waiting)
         next_at = now + sum(max(work.step_seconds, seconds) for seconds in others)
         needed_at = _needed_at(batch.sessions, work.forecast)
-        is_sent = build.depth == build.length or batch.sent_depth > 0 or next_at > needed_at
+        # The next turn may also be a prefill chunk, which takes longer.
+        is_opening = not all(session.is_open for session in self.sessions)
+        is_begun = batch.sent_depth > 0 or is_opening
+        is_sent = build.depth == build.length or is_begun or next_at > needed_at
         if is_sent:
             self._push(batch, now)
         # The target may wait for the columns, and for nothing below.

@@ -138,6 +138,11 @@ def test_commits_during_prefill_are_applied() -> None:
     text.check(link.newest())
 
 
+def num_complete(link: FakeLink) -> int:
+    """Return the number of tables that have arrived with all their columns."""
+    return sum(table.depth == table.length for frame in link.frames for table in frame)
+
+
 @pytest.mark.parametrize(("num_open", "opening"), [(1, [3, 4]), (3, [4])])
 def test_a_prompt_waits_for_fewer_tables_where_more_sessions_open(
     num_open: int, opening: list[int]
@@ -150,14 +155,30 @@ def test_a_prompt_waits_for_fewer_tables_where_more_sessions_open(
     for number in range(num_open + 1, 5):
         draft.open(link, texts[number], number)
     for _ in range(4):
-        num_tables = sum(map(len, link.frames))
+        num_tables = num_complete(link)
         draft.commit(link, *hits(link, {each: texts[each] for each in range(1, num_open + 1)}))
-        while sum(map(len, link.frames)) < num_tables + num_open:
+        while num_complete(link) < num_tables + num_open:
             draft.worker.run_step()
     assert [each.number for each in draft.sessions if not each.is_open] == opening
     draft.settle()
     for number, text in texts.items():
         text.check(link.newest(number))
+
+
+def test_columns_are_sent_at_once_while_another_session_opens() -> None:
+    draft, link = Draft(), FakeLink()
+    text, another = a_text([1, 2, 3]), a_text(list(range(5 * CHUNK)))
+    draft.open(link, text, 1)
+    draft.settle()
+    draft.open(link, another, 2)
+    draft.commit(link, *hits(link, {1: text}))
+    num_frames = len(link.frames)
+    while len(link.frames) == num_frames:
+        draft.worker.run_step()
+    assert link.newest(1).depth < link.newest(1).length
+    draft.settle()
+    text.check(link.newest(1))
+    another.check(link.newest(2))
 
 
 def test_sessions_with_commits_in_one_frame_share_a_batch() -> None:
