@@ -155,6 +155,8 @@ class PoolRequests:
                 num_sessions=self._num_sessions,
                 has_prompt=self._step.has_prompt,
             )
+            # vLLM reports no end of a request that waits for more input.
+            self._pool.release(result.sequence_id for result in results if result.is_finished)
             for (row, request), lookup in zip(rows, pool_round.lookups, strict=True):
                 proposals[row] = list(lookup.tokens)
                 if request is not None:

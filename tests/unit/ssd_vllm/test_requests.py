@@ -138,6 +138,8 @@ def test_a_text_ends_with_an_ending_token_or_at_its_maximum_length() -> None:
     requests.begin(request("b", max_len=3))
     requests.propose(("a", "b"), [[99], [5]], [3, 3], [[1, 2, 99], [1, 2, 5]])
     assert [each.is_finished for each in pool.rounds[0]] == [True, True]
+    # A request that waits for more input has no other end.
+    assert pool.released == [1, 2]
 
 
 def test_a_text_that_vllm_has_changed_begins_again() -> None:
