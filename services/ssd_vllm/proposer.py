@@ -85,7 +85,7 @@ class Proposer:
             lookahead=lookahead,
             branches=self.settings.branches,
             epoch=0,
-            peer=Peer(pod=os.environ.get("HOSTNAME", socket.gethostname())),  # noqa: TID251
+            peer=Peer(pod=f"{socket.gethostname()}:{os.getpid()}"),
         )
         self.server = PoolServer(
             self.settings,
