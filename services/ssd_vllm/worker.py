@@ -74,10 +74,9 @@ class Worker(BaseWorker):  # type: ignore[misc]
     def compile_or_warm_up_model(self) -> Any:
         """Warm up as vLLM does, then measure the target for the choice of proposals."""
         warmed_up = super().compile_or_warm_up_model()
-        parallel = self.vllm_config.parallel_config
-        # A stage of a pipeline is not the target, and vLLM runs passes of replicas together.
-        is_whole = parallel.world_size == parallel.tensor_parallel_size
-        if self._proposer is not None and is_whole and parallel.data_parallel_size == 1:
+        # vLLM runs passes of replicas together.
+        is_alone = self.vllm_config.parallel_config.data_parallel_size == 1
+        if self._proposer is not None and is_alone:
             runner = self.model_runner
             self._proposer.calibrate(
                 calibrate(
@@ -129,8 +128,9 @@ def check_configuration(config: Any) -> None:
 
     Raises:
         SetupError: another kind of speculation, whose positions are not known when it samples;
-            ranks with a scheduler each, which do not receive the proposals of the first rank; or
-            the model runner V2.
+            ranks with a scheduler each, which do not receive the proposals of the first rank;
+            stages of a pipeline, because vLLM then schedules a step with proposals before it has
+            the token in front of them; or the model runner V2.
     """
     speculative = config.speculative_config
     if speculative is not None and speculative.model != "ssd_vllm.Proposer":
@@ -143,6 +143,11 @@ def check_configuration(config: Any) -> None:
         raise SetupError(
             "ssd_vllm.Worker does not support distributed_executor_backend external_launcher with "
             "several ranks; use mp or ray"
+        )
+    if speculative is not None and parallel.pipeline_parallel_size > 1:
+        raise SetupError(
+            "ssd_vllm.Worker does not support pipeline_parallel_size above 1 with drafts; use "
+            "tensor_parallel_size, or remove speculative_config"
         )
     if config.use_v2_model_runner:
         raise SetupError(

@@ -65,6 +65,7 @@ def parallel(*, stages: int = 1, replicas: int = 1, backend: str = "mp") -> Any:
     return SimpleNamespace(
         world_size=2 * stages,
         tensor_parallel_size=2,
+        pipeline_parallel_size=stages,
         data_parallel_size=replicas,
         distributed_executor_backend=backend,
     )
@@ -287,12 +288,9 @@ def test_all_ranks_run_the_passes_that_the_first_one_has_time_for(
     assert calls[1:] == [("warm_up",), ("calibrate", Calibration(seconds))]
 
 
-@pytest.mark.parametrize("ranks", [parallel(stages=2), parallel(replicas=2)])
-def test_a_part_of_a_pipeline_and_replicas_are_not_measured(
-    import_worker: Import, calls: Calls, ranks: Any
-) -> None:
+def test_replicas_are_not_measured(import_worker: Import, calls: Calls) -> None:
     runner = Runner(num_reqs=0, drafter=RecordingProposer(calls))
-    worker = import_worker().Worker(config(parallel_config=ranks), runner)
+    worker = import_worker().Worker(config(parallel_config=parallel(replicas=2)), runner)
     worker.load_model()
     worker.compile_or_warm_up_model()
     assert runner.num_rows == []
@@ -301,7 +299,8 @@ def test_a_part_of_a_pipeline_and_replicas_are_not_measured(
 
 def test_the_worker_runs_without_speculation(import_worker: Import, calls: Calls) -> None:
     runner = Runner(num_reqs=1)
-    worker = import_worker().Worker(config(speculative=None), runner)
+    stages = config(speculative=None, parallel_config=parallel(stages=2))
+    worker = import_worker().Worker(stages, runner)
     worker.load_model()
     worker.compile_or_warm_up_model()
     worker.update_max_model_len(32)
@@ -335,6 +334,7 @@ def test_the_setting_selects_whose_choices_are_used(
         ),
         ({"use_v2_model_runner": True}, SetupError, "VLLM_USE_V2_MODEL_RUNNER=0"),
         ({"parallel_config": parallel(backend="external_launcher")}, SetupError, "external_launch"),
+        ({"parallel_config": parallel(stages=2)}, SetupError, "pipeline_parallel_size"),
         ({"additional_config": {"ssd": {"sampling": "other"}}}, SettingsError, "sampling"),
     ],
 )
