@@ -31,7 +31,8 @@ from ssd_operator.runtime.work_queue import PartialError, WorkQueue
 from ssd_operator.settings import OperatorSettings
 
 LONGEST_WAIT_SECONDS = 300.0
-"""A resource that waits for longer shows that the operator hangs; a restart may help."""
+"""If a resource waits for longer, or every list fails for longer, a restart may help: the operator
+may hang, or the certificates of the cluster may be new."""
 PREFIX = "SSD_OPERATOR"
 _QUIET = ("kopf", "kubernetes_asyncio")
 """Loggers that write a line for each event or call."""
@@ -104,7 +105,8 @@ class Operator:
         self._schema_problem = problem
 
     def _is_live(self) -> bool:
-        return self._queue.longest_wait_seconds() < LONGEST_WAIT_SECONDS
+        waits = self._queue.longest_wait_seconds(), self._lists.seconds_without_answer()
+        return max(waits) < LONGEST_WAIT_SECONDS
 
     def _is_ready(self) -> tuple[bool, str]:
         """Whether ``helm upgrade --wait`` may rely on this operator: it sees all and can write."""

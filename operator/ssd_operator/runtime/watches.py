@@ -8,6 +8,7 @@ removes from its indices what a new list does not have.
 """
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain, product, repeat
@@ -130,14 +131,22 @@ class Lists:
         self._num_forbidden: Counter[_Place] = Counter()
         self.is_listed = asyncio.Event()
         """Set once every kind was listed."""
+        self._now = asyncio.get_running_loop().time
+        self._answered_at = math.inf
+        """When the newest list came, of any kind."""
 
     @property
     def problem(self) -> str:
         """What is not listed yet; empty if every kind was."""
         return "" if self.is_listed.is_set() else next(iter(self._problems.values()), "")
 
+    def seconds_without_answer(self) -> float:
+        """Return the time for which every list has failed. Any thread."""
+        return self._now() - self._answered_at
+
     async def run(self) -> None:
         """List until cancelled."""
+        self._answered_at = self._now()
         async with asyncio.TaskGroup() as tasks:
             for kind, namespace in self._places:
                 tasks.create_task(self._repeat(kind, namespace))
@@ -156,6 +165,7 @@ class Lists:
                 self._check()
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
+            self._answered_at = self._now()
             self._cache.replace(kind, namespace, objects, version)
             self._problems.pop(place, None)
             self._check()

@@ -99,6 +99,18 @@ async def test_an_operator_is_not_ready_until_every_kind_was_listed() -> None:
 
 
 @in_virtual_time
+async def test_the_time_without_any_list_begins_again_with_each_list() -> None:
+    watched = Watched(["one"])
+    assert watched.lists.seconds_without_answer() < 0
+    watched.cluster.list_faults = {"one": FORBIDDEN}
+    await watched.follow(10 * RETRY_SECONDS)
+    assert watched.lists.seconds_without_answer() >= 9 * RETRY_SECONDS
+    watched.cluster.list_faults = {}
+    await watched.follow(RETRY_SECONDS)
+    assert watched.lists.seconds_without_answer() <= RETRY_SECONDS
+
+
+@in_virtual_time
 async def test_only_watched_namespaces_are_listed() -> None:
     watched = Watched(["one", "two"])
     watched.cluster.create_resource(KEY, DEMO)
@@ -147,7 +159,7 @@ async def test_an_event_of_kopf_is_kept_without_the_record_of_writers(
     assert all("managedFields" not in each["metadata"] for each in found.values())
 
 
-def test_kopf_reads_the_watched_kinds_and_no_other_group_of_apis() -> None:
+async def test_kopf_reads_the_watched_kinds_and_no_other_group_of_apis() -> None:
     resources = {resource_of(kind): kind for kind in KINDS}
     selectors = [each.selector for each in handlers(Watched().cache)]
     selected = [resources[each] for selector in selectors for each in selector.select(resources)]
