@@ -45,7 +45,7 @@ class _Target:
     address: str
     client: TargetClient
     is_listed: bool = True
-    """Whether it has its address still. Others only finish their requests."""
+    """Whether it has its address still."""
     info: ModelInfo | None = None
     """Newest answer; kept while the target is not ready."""
     reason: str = "not asked yet"
@@ -57,8 +57,8 @@ class _Target:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it may receive requests."""
-        return self.is_listed and not self.reason
+        """Whether it serves."""
+        return not self.reason
 
     def serves(self, model: str) -> bool:
         """Whether its newest answer names this model."""
@@ -98,7 +98,7 @@ class TargetPool:
     @property
     def num_ready(self) -> int:
         """Number of targets that are ready."""
-        return sum(target.is_ready for target in self._targets.values())
+        return len(self._usable())
 
     @property
     def num_targets(self) -> int:
@@ -111,9 +111,7 @@ class TargetPool:
         Raises:
             NotReadyError: no target is ready.
         """
-        infos = [
-            target.info for target in self._targets.values() if target.is_ready and target.info
-        ]
+        infos = [target.info for target in self._usable() if target.info]
         if not infos:
             raise NotReadyError(NO_TARGET)
         return {info.model: info for info in sorted(infos, key=lambda info: info.model)}
@@ -188,15 +186,29 @@ class TargetPool:
 
     def _choose(self, model: str, key: str | None, tried: Collection[str]) -> _Target | None:
         outstanding = {
-            address: target.num_requests
-            for address, target in self._targets.items()
-            if target.is_ready and target.serves(model) and address not in tried
+            target.address: target.num_requests
+            for target in self._usable()
+            if target.serves(model) and target.address not in tried
         }
         if not outstanding:
             return None
         if tried:
             RETRIES_TOTAL.inc()
         return self._targets[choose_target(outstanding, key)]
+
+    def _usable(self) -> list[_Target]:
+        """Return the targets that get new requests.
+
+        One without an address does only while it serves and no other serves its model: those with
+        the new addresses may still load it.
+        """
+        ready = [target for target in self._targets.values() if target.is_ready]
+        models = {target.info.model for target in ready if target.is_listed and target.info}
+        return [
+            target
+            for target in ready
+            if target.is_listed or (target.info and target.info.model not in models)
+        ]
 
     def _mark_lost(self, target: _Target, error: SSDError) -> None:
         if target.is_ready:
@@ -206,7 +218,7 @@ class TargetPool:
         self._publish()
 
     async def _follow(self) -> None:
-        """Add targets that appear; remove those without an address after their requests."""
+        """Add targets that appear; remove those without an address when none needs them."""
         while True:
             current = await self._addresses.current()
             for address in current - self._targets.keys():
@@ -216,10 +228,11 @@ class TargetPool:
                 self._targets[address] = target
             for target in self._targets.values():
                 target.is_listed = target.address in current
+            usable = {target.address for target in self._usable()}
             gone = [
                 address
                 for address, target in self._targets.items()
-                if not target.is_listed and not target.num_requests
+                if not (target.is_listed or target.num_requests or address in usable)
             ]
             for address in gone:
                 await self._remove(address)
