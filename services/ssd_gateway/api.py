@@ -88,7 +88,7 @@ class GenerationEndpoint(Generic[AnyRequest]):
         assembly = self._assembly(WholeAssembly, request)
         async with self.deadlines.bound(), aclosing(self._run(request)) as chunks:
             async for prompt, chunk in chunks:
-                share.take(assembly.add(prompt, chunk))
+                share.take(assembly.add(prompt, chunk), is_running=True)
         return assembly.whole()
 
     async def _stream(self, request: PreparedRequest, send: Send) -> None:

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope
 
 from ssd.errors import CancelledError, DeadlineError, OverloadedError, TooLargeError
 from ssd.tasks import beside
-from ssd_gateway.problems import MediaTypeError
+from ssd_gateway.problems import BODY_READ_KEY, MediaTypeError
 
 BODY_SECONDS = 30.0
 """Maximum time until the body of a request has arrived."""
@@ -31,8 +31,8 @@ class ClientLeftError(CancelledError):
 class BodyBudget:
     """Bounds the bytes of bodies that are received, and of prompts and whole responses in memory.
 
-    A client has at most half of what the others leave, so no client can use all of it. Asyncio
-    loop.
+    Before its request runs, a client gets at most half of what the others leave, so no client can
+    use all of it. Asyncio loop.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -50,18 +50,20 @@ class BodyBudget:
         finally:
             share.keep(0)
 
-    def change(self, client: str, num_bytes: int) -> None:
+    def change(self, client: str, num_bytes: int, *, is_running: bool = False) -> None:
         """Give bytes to a client, or take them back.
 
         Raises:
-            OverloadedError: the client would have more than its part.
+            OverloadedError: the client would have more than its part, or more than there is for a
+                request that runs.
         """
         new = self._by_client[client] + num_bytes
-        left = (self._max_bytes - self._by_client.total() + self._by_client[client]) // 2
-        if num_bytes > 0 and new > left:
+        left = self._max_bytes - self._by_client.total() + self._by_client[client]
+        part, share = ("all", left) if is_running else ("half", left // 2)
+        if num_bytes > 0 and new > share:
             raise OverloadedError(
                 f"the requests of this client in progress would have {new} bytes, must have at "
-                f"most {left}: half of what others leave of {self._max_bytes} "
+                f"most {share}: {part} of what others leave of {self._max_bytes} "
                 "(max_total_body_bytes)"
             )
         self._by_client[client] = new
@@ -78,12 +80,12 @@ class Share:
         self._client = client
         self._num_bytes = 0
 
-    def take(self, num_bytes: int) -> None:
+    def take(self, num_bytes: int, *, is_running: bool = False) -> None:
         """Take more bytes.
 
         Raises:
             TooLargeError: the request would have more than it could have alone.
-            OverloadedError: the client would have more than its part.
+            OverloadedError: see ``BodyBudget.change``.
         """
         if self._num_bytes + num_bytes > self._budget.max_request_bytes:
             raise TooLargeError(
@@ -91,7 +93,7 @@ class Share:
                 "of max_total_body_bytes; set stream, or ask for fewer tokens, choices or "
                 "log-probabilities"
             )
-        self._budget.change(self._client, num_bytes)
+        self._budget.change(self._client, num_bytes, is_running=is_running)
         self._num_bytes += num_bytes
 
     def keep(self, num_bytes: int) -> None:
@@ -142,6 +144,7 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, share: Share
                 share.take(len(part))
                 body += part
                 if not message.get("more_body", False):
+                    scope[BODY_READ_KEY] = True
                     return bytes(body)
                 if len(body) - num_timed >= PART_BYTES:
                     num_timed = len(body)

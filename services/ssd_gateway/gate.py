@@ -67,6 +67,12 @@ class Gate:
         if not path.startswith(API_PREFIX):
             await self._app(scope, receive, out)
             return
+        if self._deadlines.is_draining:
+            stops = NotReadyError("the gateway stops and accepts no new requests")
+            # A client that keeps its connection would not reach another gateway.
+            await problem_response(stops, request_id, closes=True)(scope, receive, out)
+            _count(scope, out)
+            return
         self._num_requests += 1
         self.is_idle.clear()
         RUNNING_REQUESTS.set(self._num_requests)
@@ -77,20 +83,11 @@ class Gate:
             RUNNING_REQUESTS.set(self._num_requests)
             if not self._num_requests:
                 self.is_idle.set()
-            path = path.removesuffix("/")
-            label = path if path in _KNOWN_PATHS else "other"
-            status = scope.get(STATUS_KEY, out.status)
-            REQUESTS_TOTAL.labels(path=label, status=str(status)).inc()
+            _count(scope, out)
 
     async def _serve(
         self, scope: Scope, receive: Receive, out: "_Sender", authorization: str | None
     ) -> None:
-        if self._deadlines.is_draining:
-            stops = NotReadyError("the gateway stops and accepts no new requests")
-            # A client that keeps its connection would not reach another gateway.
-            refusal = problem_response(stops, out.request_id, closes=True)
-            await refusal(scope, receive, out)
-            return
         try:
             name = self._keys.check(authorization)
             if self._num_requests > self._settings.max_requests:
@@ -105,6 +102,13 @@ class Gate:
         address, _ = scope.get("client") or ("", 0)
         scope[CLIENT_KEY] = f"key {name}" if name else address
         await self._app(scope, receive, out)
+
+
+def _count(scope: Scope, out: "_Sender") -> None:
+    """Count a request that has ended."""
+    path = scope["path"].removesuffix("/")
+    label = path if path in _KNOWN_PATHS else "other"
+    REQUESTS_TOTAL.labels(path=label, status=str(scope.get(STATUS_KEY, out.status))).inc()
 
 
 class _Sender:

@@ -45,6 +45,8 @@ _NAMES = (
 )
 """Beginnings of paths in the target's request that have another name in OpenAI's."""
 _WITHOUT_NAME = "input"
+BODY_READ_KEY = "ssd.body_read"
+"""Key of the scope of a request whose body was read to its end."""
 CLOSE_SECONDS = 1.0
 """Maximum time for which the rest of a request is discarded after its response."""
 
@@ -103,6 +105,9 @@ class _ClosingResponse(JSONResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
+        if scope.get(BODY_READ_KEY):
+            await super().__call__(scope, receive, send)
+            return
 
         async def send_part(message: Message) -> None:
             is_body = message["type"] == "http.response.body"

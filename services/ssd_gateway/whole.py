@@ -18,6 +18,9 @@ from ssd_gateway.responses import (
 )
 from ssd_gateway.tool_calls import Parts
 
+CALL_BYTES = 600
+"""Memory of a call beside its texts."""
+
 
 class HeldContinuation:
     """One continuation of a whole response, as far as it has arrived."""
@@ -72,7 +75,7 @@ class HeldContinuation:
         for part in new.calls:
             if part.name:
                 self._calls.append(HeldCall(part.name, HeldText()))
-                num_bytes += len(part.name)
+                self._num_other_bytes += CALL_BYTES + len(part.name)
             num_bytes += self._calls[-1].arguments.add(part.arguments)
         return num_bytes
 

@@ -31,7 +31,7 @@ DRAIN_SECONDS = 60
 """Time after SIGTERM in which open streams may finish."""
 _MARGIN_SECONDS = 15
 _REQUESTS = {"cpu": "100m", "memory": "128Mi"}
-_LIMITS = {"memory": "512Mi"}
+_LIMITS = {"memory": "1Gi"}
 _KEYS_FOLDER = "/etc/ssd/keys"
 _CA_FOLDER = "/etc/ssd/target-ca"
 

@@ -57,12 +57,28 @@ async def test_a_whole_response_is_limited_and_a_stream_is_not() -> None:
         assert sum([len(chunk.choices[0].text) async for chunk in stream]) == 2700
         answer = await client.completions.create(model="demo", prompt="x", n=2)
         assert sum(len(choice.text) for choice in answer.choices) == 1800
-        target.answer = endless
-        held = await client.completions.create(model="demo", prompt="x" * 1200, stream=True)
-        target.answer = echoes
-        with pytest.raises(openai.RateLimitError, match="max_total_body_bytes"):
-            await client.completions.create(model="demo", prompt="x")
-        await held.close()
+
+
+async def test_whole_responses_that_run_have_room_until_all_is_in_use() -> None:
+    have_begun, may_end = asyncio.Barrier(3), asyncio.Event()
+
+    async def waits(call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
+        await have_begun.wait()
+        async for chunk in spells(call, ("x" * 1800, "")):
+            yield chunk
+            await may_end.wait()
+
+    target = ScriptedTarget(waits)
+    limits = {"max_body_bytes": 2048, "max_total_body_bytes": 4096}
+    async with fronting(target, **limits) as front, front.client() as client:
+        create = client.completions.create
+        running = [asyncio.ensure_future(create(model="demo", prompt="x")) for _ in range(3)]
+        async with asyncio.timeout(10):
+            (refused,), others = await asyncio.wait(running, return_when="FIRST_EXCEPTION")
+        assert isinstance(error := refused.exception(), openai.RateLimitError)
+        assert "all of what others leave of 4096" in str(error)
+        may_end.set()
+        assert [len((await each).choices[0].text) for each in others] == [1800, 1800]
 
 
 async def test_bodies_that_do_not_end_deny_the_gateway_to_no_other_key(

@@ -35,6 +35,17 @@ def test_a_client_has_half_of_what_the_others_leave() -> None:
         later.take(800)
 
 
+def test_a_request_that_runs_grows_while_others_leave_anything() -> None:
+    budget = BodyBudget(1600)
+    with budget.share("a") as first, budget.share("a") as second, budget.share("b") as other:
+        other.take(700)
+        first.take(450)
+        second.take(100, is_running=True)
+        second.take(350, is_running=True)
+        with pytest.raises(OverloadedError, match="at most 900: all of what others leave"):
+            second.take(1, is_running=True)
+
+
 def test_a_request_that_is_too_large_for_an_idle_gateway_is_refused_for_good() -> None:
     with BodyBudget(1600).share("a") as share:
         share.take(800)
