@@ -42,8 +42,8 @@ def has_room(link: DraftLink, num_tokens: int, now: float) -> bool:
         link.state(now) is LinkState.ACTIVE
         and (not (max_len := link.welcome.max_len) or num_tokens < max_len)
         and len(link.sessions) < link.max_sessions
-        and len(link.opening()) < link.most_opening
         and now >= link.no_openings_before
+        and len(link.opening()) < link.most_opening
     )
 
 

@@ -52,7 +52,8 @@ class ServerLimits:
     request_seconds: float = 30.0
     """Maximum time until the request of a call arrives. The call counts during this time."""
     unread_seconds: float = 30.0
-    """Maximum time for which a call counts after its end, because its first message is not read."""
+    """Maximum time for which a call counts after its end, because its first message is not read.
+    gRPC keeps this message until the caller leaves."""
 
 
 @dataclass(frozen=True, slots=True)
