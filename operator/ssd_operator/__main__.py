@@ -91,8 +91,8 @@ class Operator:
     async def _reconcile(self, key: Key) -> float | None:
         try:
             again_after = await self._reconciler.reconcile(key)
-        except PartialError:  # a policy may deny one object for ever
-            self._has_good_pass = True
+        except PartialError as error:  # a policy may deny one object for ever
+            self._has_good_pass |= error.can_write
             raise
         finally:
             self._unseen.discard(key)

@@ -28,8 +28,8 @@ EXIT_SECONDS = 25.0
 """Time for the end of kopf; less than the grace period of the operator's pod."""
 PERIOD_SECONDS = 120.0
 """Longest time until a deletion is found that a watch missed."""
-_FIRST_BACK_OFFS = (1.0, 2.0, 5.0)
-LONGEST_BACK_OFF_SECONDS = 10.0
+_FIRST_BACK_OFFS = (1.0, 2.0, 5.0, 10.0, 10.0, 10.0, 10.0, 10.0)
+LONGEST_BACK_OFF_SECONDS = 30.0
 """Longest time from an error to the next call of kopf."""
 RETRY_SECONDS = 5.0
 """Time from an error to the next list."""
@@ -133,7 +133,7 @@ class Lists:
         """Set once every kind was listed."""
         self._now = asyncio.get_running_loop().time
         self._answered_at = math.inf
-        """When the newest list came, of any kind."""
+        """When the newest list was answered, of any kind."""
 
     @property
     def problem(self) -> str:
@@ -141,7 +141,7 @@ class Lists:
         return "" if self.is_listed.is_set() else next(iter(self._problems.values()), "")
 
     def seconds_without_answer(self) -> float:
-        """Return the time for which every list has failed. Any thread."""
+        """Return the time for which the API server has answered no list. Any thread."""
         return self._now() - self._answered_at
 
     async def run(self) -> None:
@@ -158,6 +158,8 @@ class Lists:
                 objects, version = await self._cluster.list_all(kind, namespace)
             except ClusterError as error:
                 metrics.ERRORS_TOTAL.labels(type(error).__name__).inc()
+                if isinstance(error, ForbiddenError):
+                    self._answered_at = self._now()  # a restart brings no rights
                 _log.warning("list_failed", kind=kind, namespace=namespace, error=str(error))
                 if place in self._problems:
                     self._problems[place] = str(error)

@@ -39,6 +39,9 @@ class PartialError(ForbiddenError):
     Without an event, the next pass is due after ``retry_after_seconds``.
     """
 
+    can_write = True
+    """Whether the API server has an object that the operator wrote for the resource."""
+
 
 @dataclass(slots=True)
 class _Entry:

@@ -1,7 +1,7 @@
 """When the operator is ready; in virtual time."""
 
 import asyncio
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster
@@ -10,18 +10,26 @@ from tests.unit.ssd_operator.virtual_time import in_virtual_time, pass_by
 from tests.unit.ssd_operator.world import DEMO, DRAFTS
 
 from ssd_operator.__main__ import Operator
+from ssd_operator.children.objects import KINDS
 from ssd_operator.observe.cluster import BusyError, ClusterError, ForbiddenError
 from ssd_operator.runtime.api_server import ApiServer
 
+DENIED = ForbiddenError("denied by a policy")
+
 
 @pytest.mark.parametrize(
-    ("fault", "is_ready"), [(ForbiddenError("denied by a policy"), True), (BusyError("503"), False)]
+    ("faults", "is_ready"),
+    [
+        ({DRAFTS: DENIED}, True),
+        (dict.fromkeys(KINDS, DENIED), False),
+        ({DRAFTS: BusyError("503")}, False),
+    ],
 )
 @in_virtual_time
-async def test_an_operator_is_ready_although_an_object_is_denied_for_ever(
-    fault: ClusterError, *, is_ready: bool
+async def test_an_operator_is_ready_although_an_object_is_denied_for_ever_but_not_all(
+    faults: dict[Any, ClusterError], *, is_ready: bool
 ) -> None:
-    cluster = MemoryCluster(write_faults={DRAFTS: fault})
+    cluster = MemoryCluster(write_faults=faults)
     cluster.create_resource((SETTINGS.pod_namespace, "demo"), DEMO)
     operator = Operator(SETTINGS, cast("ApiServer", cluster))
     work = [asyncio.ensure_future(each) for each in (operator._lists.run(), operator._start())]

@@ -16,7 +16,7 @@ from tests.unit.ssd_operator.world import DEMO, KEY
 
 from ssd_operator.api.spec import KIND, Object
 from ssd_operator.children.objects import KINDS, WATCHED_KINDS
-from ssd_operator.observe.cluster import BusyError, ForbiddenError, Key, Ref
+from ssd_operator.observe.cluster import BusyError, ClusterError, ForbiddenError, Key, Ref
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.runtime.watches import (
     LISTS_OF_FORBIDDEN,
@@ -98,14 +98,17 @@ async def test_an_operator_is_not_ready_until_every_kind_was_listed() -> None:
     assert watched.lists.problem == ""
 
 
+@pytest.mark.parametrize("answer", [None, FORBIDDEN])
 @in_virtual_time
-async def test_the_time_without_any_list_begins_again_with_each_list() -> None:
+async def test_the_time_without_an_answer_begins_again_with_each_answer(
+    answer: ClusterError | None,
+) -> None:
     watched = Watched(["one"])
     assert watched.lists.seconds_without_answer() < 0
-    watched.cluster.list_faults = {"one": FORBIDDEN}
+    watched.cluster.list_faults = {"one": BusyError("no answer")}
     await watched.follow(10 * RETRY_SECONDS)
     assert watched.lists.seconds_without_answer() >= 9 * RETRY_SECONDS
-    watched.cluster.list_faults = {}
+    watched.cluster.list_faults = {"one": answer} if answer else {}
     await watched.follow(RETRY_SECONDS)
     assert watched.lists.seconds_without_answer() <= RETRY_SECONDS
 
