@@ -186,7 +186,7 @@ class Autoscaling(Block):
     """Who writes replicas. None: you. Internal: the operator. External: another scaler, such
     as an HPA, through /scale; the other fields are then unused."""
     min_replicas: Annotated[int, between(0, _MOST_DRAFTS)] = 1
-    """Minimum number of drafts."""
+    """Minimum number of drafts. With sharing Cell, Internal keeps at least one in each cell."""
     max_replicas: Annotated[int, between(1, _MOST_DRAFTS)] = 4
     """Maximum number of drafts."""
     target_occupancy: Annotated[

@@ -47,6 +47,8 @@ PROGRESS_EXCEEDED = "ProgressDeadlineExceeded"
 """Reason of the condition Progressing of a Deployment that does not proceed."""
 UP = frozenset({"active", "quarantined"})
 """States of a link whose ends fit each other; tables of a busy draft are late."""
+CLOCK_SECONDS = 10.0
+"""A clock that is set back by less only makes waits longer by as much."""
 OLDEST_ANSWER_SECONDS = 30.0
 """A target without an answer for longer is unreachable."""
 
@@ -130,7 +132,11 @@ class Snapshot:
         oldest = self.now - OLDEST_ANSWER_SECONDS
         names = map(name_of, self.ready_targets)
         reports = {name: self.pools[name] for name in names if name in self.pools}
-        return {name: report.status for name, report in reports.items() if report.at >= oldest}
+        # A later one is of a time before the clock was set back.
+        newest = self.now + CLOCK_SECONDS
+        return {
+            name: report.status for name, report in reports.items() if oldest <= report.at <= newest
+        }
 
     @cached_property
     def links(self) -> dict[tuple[str, str], LinkStatus]:
@@ -156,11 +162,6 @@ class Snapshot:
     def linked_targets(self) -> frozenset[str]:
         """Target pods with a link to a draft that fits them, active or suspended."""
         return frozenset(target for (target, _), link in self.links.items() if link.state in UP)
-
-    def lost_reason(self, target: str) -> str:
-        """Why a link of a target is lost; empty if none is."""
-        lost = (link for (name, _), link in self.links.items() if name == target)
-        return next((link.reason for link in lost if link.state == "lost" and link.reason), "")
 
     @property
     def active_drafts(self) -> frozenset[str]:

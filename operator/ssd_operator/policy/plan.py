@@ -9,7 +9,6 @@ from ssd_operator.children.manifests import wanted
 from ssd_operator.children.objects import (
     COMPONENT_LABEL,
     ENGINES,
-    POOL_LABEL,
     Component,
     Workload,
     drafts_name,
@@ -27,7 +26,7 @@ from ssd_operator.observe.pod_state import (
     revision_of,
     unready_deadline,
 )
-from ssd_operator.observe.snapshot import OLDEST_ANSWER_SECONDS, Snapshot
+from ssd_operator.observe.snapshot import CLOCK_SECONDS, OLDEST_ANSWER_SECONDS, Snapshot
 from ssd_operator.policy.apply_failures import ApplyFailure, DeferredCall, RepairLog, holding
 from ssd_operator.policy.drain import DrainPlan, plan_drains
 from ssd_operator.policy.rollout import (
@@ -59,8 +58,6 @@ FOREIGN_SECONDS = 10.0
 """Time until another owner's object is read again: no watch reports that its name is free."""
 FORMER_SECONDS = 1.0
 """Time until a name is read again that a child of a former resource still has."""
-CLOCK_SECONDS = 10.0
-"""A clock that is set back by less only makes waits longer by as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,15 +227,21 @@ def _refers_elsewhere(targets: Iterable[Object], snapshot: Snapshot) -> bool:
     Its apply may wait, or be refused in this pass, so its drafts are deleted in a later one.
     """
     return any(
-        _pool_of(live) != _pool_of(target)
+        not _drafts_of(target).items() <= _drafts_of(live).items()
         for target in targets
         if (live := snapshot.children.get(ref_of(target))) is not None
     )
 
 
-def _pool_of(target: Object) -> object:
-    """The pool that a Deployment of targets refers to; None with drafts of its own."""
-    return labels_of(target["spec"]["template"]).get(POOL_LABEL)
+def _drafts_of(target: Object) -> dict[str, object]:
+    """By container of a Deployment of targets, what names its drafts: arguments and a variable."""
+    return {
+        container["name"]: (
+            container.get("args"),
+            [each for each in container.get("env") or () if each["name"] == "SSD_TARGET_DRAFTS"],
+        )
+        for container in target["spec"]["template"]["spec"]["containers"]
+    }
 
 
 def _keeps_stop(snapshot: Snapshot, state: PlanState) -> bool:

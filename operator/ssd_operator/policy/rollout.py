@@ -137,7 +137,12 @@ def keeps_services(wanted: Sequence[Object], snapshot: Snapshot, targets_held: S
         name_of(target): _is_of_engine(target["spec"]["template"], snapshot.resource)
         for target in snapshot.target_deployments
     }
-    serving = [target for target in wanted if serving_pod(target, snapshot) is not None]
+    serving = [
+        target
+        for target in wanted
+        if serving_pod(target, snapshot) is not None
+        or (is_new.get(name_of(target)) is False and _kept_pod(target, snapshot) is not None)
+    ]
     num_new = sum(is_new[name_of(target)] for target in serving)
     num_former = len(serving) - num_new
     wins_tie = num_new > 0 and not targets_held
@@ -356,7 +361,8 @@ def _result(pod: Object, now: float) -> Preflight:
     diagnosis = diagnose(pod, int(pod["spec"]["activeDeadlineSeconds"]), now)
     if diagnosis is None or diagnosis.reason in _RUNNING:
         return Preflight("Running", f"{name} runs" if diagnosis is None else diagnosis.message, pod)
-    if exit_code in KILLED:
+    # A container that exceeds its own memory does so again.
+    if exit_code in KILLED and _termination(pod).get("reason") != "OOMKilled":
         return _without_result(pod, diagnosis.message, now)
     is_stuck = diagnosis.reason is PodReason.UNSCHEDULABLE
     return Preflight("Stuck" if is_stuck else "Failed", diagnosis.message.rstrip("."), pod)
@@ -364,8 +370,10 @@ def _result(pod: Object, now: float) -> Preflight:
 
 def _without_result(pod: Object, message: str, now: float) -> Preflight:
     """The state of a preflight that has ended without a result and is repeated after a while."""
-    made_at = to_seconds(pod["metadata"].get("creationTimestamp"))
-    since = to_seconds(_termination(pod).get("finishedAt")) or made_at or now
-    if abs(now - since) >= RETRY_SECONDS:
+    made_at = to_seconds(pod["metadata"].get("creationTimestamp")) or now
+    ended_at = to_seconds(_termination(pod).get("finishedAt")) or made_at
+    # The clock of the node may be behind or ahead.
+    since = min(max(ended_at, made_at), now)
+    if now - since >= RETRY_SECONDS:
         return Preflight("Stuck", message)
     return Preflight("Stuck", message, pod, since + RETRY_SECONDS - now)

@@ -421,8 +421,6 @@ def _under_way(result: PassResult) -> Condition | None:
         suffix = "" if cause is None else f"; {cause.message}"
         if waiting := [*result.plan.waiting]:
             suffix = f"; the next draft waits until {waiting[0]} has a link to a new one"
-            lost = snapshot.lost_reason(waiting[0])
-            suffix += f", whose links are lost: {lost}" if lost else ""
         num_ready = result.updated([pod for pod in pods if is_ready(pod)])
         updated = f"{num_updated} of {len(pods)} pods are up to date"
         return yes("RollingOut", f"{updated}, {num_ready} of them ready{suffix}.")

@@ -4,7 +4,8 @@ import pytest
 from tests.unit.ssd_operator.world import DRAFTS, settled
 
 from ssd_operator.observe.cluster import ClusterError, ForbiddenError, RefusedError
-from ssd_operator.policy.plan import CLOCK_SECONDS, PlanState, remembered
+from ssd_operator.observe.snapshot import CLOCK_SECONDS
+from ssd_operator.policy.plan import PlanState, remembered
 
 HOUR = 3600.0
 

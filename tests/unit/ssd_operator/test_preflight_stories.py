@@ -242,14 +242,14 @@ async def test_a_good_change_rolls_once_it_has_been_tried_and_leaves_no_pod() ->
 
 
 async def test_a_preflight_that_is_killed_each_time_replaces_nothing_and_reports_it() -> None:
-    ended = {"exitCode": 137, "reason": "OOMKilled"}
+    ended = {"exitCode": 137, "reason": "ContainerStatusUnknown"}
     container = {"name": "preflight", "image": BAD, "state": {"terminated": ended}}
     world = await settled(bad={"phase": "Failed", "containerStatuses": [container]})
     before = world.ready_pods("target")
     await change(world, BAD)
     for _ in range(3):
         assert world.condition("Progressing") == FAILED
-        assert "was killed for memory" in world.message("Progressing")
+        assert "exit code 137" in world.message("Progressing")
         world.cluster.now += 60.0
         await world.rounds(4)
     assert len(world.written("Pod")) > 3

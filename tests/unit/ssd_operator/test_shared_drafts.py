@@ -218,7 +218,7 @@ async def test_a_target_that_cannot_connect_stops_the_rollout_of_a_pool_for_a_mi
     assert progress(world) == "RollingOut"
     message = condition_in(world[POOL_REF]["status"], "Progressing")["message"]
     assert "chat-target-0" in message
-    assert message.endswith("no valid token.")
+    assert message.endswith("has a link to a new one.")
     await world.rounds(6)
     assert (len(world.revisions()), progress(world)) == (1, "UpToDate")
     world.edit_spec(POOL_REF, replicas=3)

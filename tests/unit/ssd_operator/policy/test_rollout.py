@@ -188,7 +188,7 @@ STAGES: list[tuple[Object, Stage, str]] = [
     ),
     ({"phase": "Failed", "reason": "Evicted"}, "Stuck", "was ended: Evicted$"),
     (ended(137, reason="ContainerStatusUnknown"), "Stuck", "exit code 137"),
-    (ended(137, reason="OOMKilled"), "Stuck", "was killed for memory"),
+    (ended(137, reason="OOMKilled"), "Failed", "was killed for memory"),
     (ended(143), "Stuck", "exit code 143"),
 ]
 
@@ -227,6 +227,12 @@ def test_a_preflight_that_was_killed_is_repeated_a_while_after_its_end() -> None
     found = look(seen(live=young))
     assert (found.pod, found.again_after) == (young, 1.0)
     assert look(seen(live=old)).pod is None
+
+
+@pytest.mark.parametrize("seconds", [-3600.0, 3600.0])
+def test_the_clock_of_a_node_does_not_repeat_a_preflight_at_once(seconds: float) -> None:
+    live = running(age=2.0, **ended(137, finishedAt=to_text(NOW + seconds)))
+    assert look(seen(live=live)).again_after >= RETRY_SECONDS - 2.0
 
 
 @pytest.mark.parametrize("live", [running(), unbound()], ids=["bound", "its node is gone"])

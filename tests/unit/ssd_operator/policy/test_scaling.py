@@ -242,10 +242,10 @@ def test_demand_is_that_of_ready_targets_and_drafts_with_active_links() -> None:
 
 
 COUNTS = [answer(name, eligible_sequences=9) for name in ("t0", "t1")]
-OLD = answer("t1", eligible_sequences=9, age=31)
+OLD, OF_THE_FUTURE = (answer("t1", eligible_sequences=9, age=age) for age in (31, -3600))
 
 
-@pytest.mark.parametrize("pools", [(), COUNTS[1:], (COUNTS[0], OLD)])
+@pytest.mark.parametrize("pools", [(), COUNTS[1:], (COUNTS[0], OLD), (COUNTS[0], OF_THE_FUTURE)])
 def test_demand_is_unknown_while_a_ready_target_has_not_reported_its_eligible_sequences(
     pools: Sequence[tuple[str, TargetReport]],
 ) -> None:
