@@ -57,7 +57,8 @@ class TableCollector:
             before_wait: called once if the round waits.
 
         Returns:
-            The open sessions with their tables, by sequence, and the seconds of the wait.
+            The open sessions with their tables, by sequence, and the seconds of the wait, at most
+            those of the deadline: the rest is a pause of the machine.
         """
         begun_at = now = self._clock.now()
         deadline = begun_at + self._settings.deadline_seconds
@@ -76,7 +77,7 @@ class TableCollector:
             for session in sessions
             if session and session.is_open
         }
-        return answering, now - begun_at
+        return answering, min(now - begun_at, self._settings.deadline_seconds)
 
     def look_up(self, sequence: DraftedSequence, table: OutcomeTable | None) -> Lookup:
         """Return the lookup of a sequence; the text is searched once for each column."""

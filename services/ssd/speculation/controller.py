@@ -46,6 +46,8 @@ FIRST_PAUSE = 64
 """Rounds before the first trial, and before the next one after a change."""
 MAX_PAUSE = 4096
 """Rounds between two trials, unless ``PAUSE_PER_LOSS`` requires more."""
+LONGEST_PAUSE = 4 * MAX_PAUSE
+"""Rounds between two trials at most."""
 PAUSE_GROWTH = 2
 PAUSE_PER_LOSS = 100
 """Rounds before the next trial for each round that a trial has lost."""
@@ -72,7 +74,7 @@ RANGE_ROUNDS = 16
 round, so the sequences are often in a range for a few rounds only."""
 MAX_TIMES = 2.0
 """A round of speculation that is longer, apart from its wait for tables, counts as so many of its
-mean time."""
+mean time, and as half of ``OPENING_LOSS`` where a trial is given up."""
 _WINDOW, _PLAIN_WINDOW = 64, 16
 """Rounds in the means of speculation, and of plain decoding."""
 
@@ -242,9 +244,12 @@ class Controller:
         """Add a round that ran with the choice of the last ``choose``."""
         batch = self._range
         unit = self._unit(record)
-        seconds = record.decode_seconds
+        seconds, lost = record.decode_seconds, self._prompts.lost_seconds(record)
         if not record.is_plain:
-            seconds = max(record.verify_seconds, seconds + self._prompts.lost_seconds(record))
+            # A pause of the machine is not a loss of speculation. A wait for tables is one.
+            most = record.wait_seconds + OPENING_LOSS / 2.0 * batch.plain.value * unit
+            seconds = min(seconds, most)
+            seconds = max(min(record.verify_seconds, seconds), seconds + lost)
         elif batch.in_stage.rounds >= SETTLE_ROUNDS or batch.speculates:
             self._range_of(size_class(record.num_sequences)).plain.add(seconds / unit)
             self._prompts.add_round(record)
@@ -324,10 +329,10 @@ class Controller:
             self._judge(batch, is_on=self._speed_up(batch) >= MIN_GAIN)
 
     def _measure(self, batch: BatchRange, record: RoundRecord, time: float) -> None:
-        if batch.time.count > PLAIN_ROUNDS and not record.prompt_tokens:
-            # A pause of the machine is not a loss of speculation. A wait for tables is one.
+        if batch.time.count > PLAIN_ROUNDS:
             wait = record.wait_seconds / self._unit(record)
-            time = wait + min(time - wait, MAX_TIMES * batch.time.value)
+            lost = max(0.0, self._prompts.lost_seconds(record)) / self._unit(record)
+            time = wait + min(time - wait, MAX_TIMES * batch.time.value + lost)
         tokens = record.num_tokens / record.num_sequences
         batch.balance.add(tokens, time)
         batch.tokens.add(tokens)
@@ -360,7 +365,7 @@ class Controller:
         growth = PAUSE_GROWTH if stays_on or not batch.is_on or is_doubted else 1
         longer, reset = (Stage.ON, Stage.OFF) if stays_on else (Stage.OFF, Stage.ON)
         grown = min(growth * batch.pauses[longer], MAX_PAUSE)
-        batch.pauses[longer] = max(grown, round(PAUSE_PER_LOSS * loss))
+        batch.pauses[longer] = max(grown, min(round(PAUSE_PER_LOSS * loss), LONGEST_PAUSE))
         batch.pauses[reset] = FIRST_PAUSE
         batch.begin(Stage.ON if is_on else Stage.OFF)
 

@@ -192,6 +192,10 @@ def _nearest(means: Mapping[int, Mean], count: int) -> float:
     return means[min(means, key=lambda other: abs(other - key))].value
 
 
+MAX_CHUNK_TIMES = 4.0
+"""A chunk that is longer counts as so many usual ones."""
+
+
 class PromptTimes:
     """The time of a chunk of a prompt while no draft works, a token, by powers of two of tokens.
 
@@ -213,9 +217,10 @@ class PromptTimes:
         """Return how much longer a chunk took than in plain decoding, by the nearest measured size.
 
         The result is negative if the chunk was faster than usual, so that its mean has no bias. It
-        is 0 without a chunk, or if nothing is measured.
+        is 0 without a chunk, or if nothing is measured. A much longer chunk shows a pause of the
+        machine, of which it has a part.
         """
         if not record.prompt_tokens or not self._seconds:
             return 0.0
         usual = record.prompt_tokens * _nearest(self._seconds, record.prompt_tokens)
-        return record.prefill_seconds - usual
+        return min(record.prefill_seconds, MAX_CHUNK_TIMES * usual) - usual

@@ -89,6 +89,8 @@ class Run:
         self.random = random.Random(self.seed)
         self.bursts = random.Random(self.seed + 1)
         self.is_burst, self.changes_at = False, 0.0
+        self.stall_seconds = 0.0
+        """Time for which the machine pauses in the next round, in a chunk if it has one."""
         self.controller = Controller(COLUMNS, LOOKAHEAD, self.world.calibration())
         self.rounds_on = self.text = 0
         self.proposed = [0] * self.world.batch
@@ -155,16 +157,17 @@ class Run:
             record.add_outcome(length, accepted, accepted + 1)
         hits = [is_open and draw() < world.hit_rate for _ in proposed]
         wait = self.wait_seconds(verify, factor, choice.max_proposed) if is_open else 0.0
-        seconds = verify + wait + world.host_seconds
-        chunk = 0.0
+        seconds, chunk = verify + wait + world.host_seconds, 0.0
         if self.tokens_without_chunk >= world.tokens_a_chunk:
             self.tokens_without_chunk -= world.tokens_a_chunk
-            chunk = world.chunk_seconds * noise * (world.chunk_factor if is_on else 1.0)
+            usual = world.chunk_seconds * noise * (world.chunk_factor if is_on else 1.0)
+            chunk = usual + self.stall_seconds
         self.proposed = [choice.max_proposed if hit else 0 for hit in hits]
         record.prompt_tokens = PROMPT_TOKENS if chunk else 0
+        seconds += 0.0 if chunk else self.stall_seconds
         record.wait_seconds, record.prefill_seconds, record.seconds = wait, chunk, seconds + chunk
         self.controller.add_round(record)
         self.tokens += record.num_tokens
         self.tokens_without_chunk += record.num_tokens
-        self.seconds += seconds + chunk
+        self.seconds += record.seconds
         self.changes += self.controller.report().is_on is not was_on

@@ -207,6 +207,34 @@ def test_the_faster_choice_stays_beside_other_work_in_bursts(
     assert fmean(ratios) > share
 
 
+@pytest.mark.parametrize("tokens_a_chunk", [math.inf, 1.0])
+@pytest.mark.parametrize("rounds", range(3, 40, 4))
+def test_a_pause_of_the_machine_does_not_turn_speculation_off(
+    rounds: int, tokens_a_chunk: float
+) -> None:
+    run = ran(replace(GOOD, tokens_a_chunk=tokens_a_chunk), 5.0)
+    assert run.controller.report().is_on
+    before = run.tokens
+    for number in range(100):
+        run.stall_seconds = 10.0 if number == rounds else 0.0
+        run.round()
+    assert run.tokens - before > 250
+    assert run.controller.report().is_on
+
+
+@pytest.mark.parametrize("rounds", range(6))
+def test_a_pause_of_the_machine_in_a_trial_does_not_end_it(rounds: int) -> None:
+    run = ran(USELESS, 2.0)
+    assert not run.controller.report().is_on
+    run.world = GOOD
+    while not run.controller.choose(1).is_on:
+        run.round()
+    for number in range(60):
+        run.stall_seconds = 1.0 if number == rounds else 0.0
+        run.round()
+    assert run.controller.report().is_on
+
+
 @pytest.mark.parametrize("batch", [1, 8])
 def test_rare_long_waits_for_tables_count_in_full(batch: int) -> None:
     world = replace(GOOD, batch=batch, long_wait_seconds=0.5)
