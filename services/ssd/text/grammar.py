@@ -200,8 +200,9 @@ class GrammarCompiler:
     def _reader_of_tokens(self, source: GrammarSource) -> LLTokenizer:
         if self._reader is None:
             definition, vocab_size = self._tokenizer.definition, self._tokenizer.vocab_size
-            # A model without an end of text gets an id that no text has.
-            ends = sorted(self._tokenizer.eos_token_ids) or [vocab_size]
+            ends = sorted(self._tokenizer.eos_token_ids)
+            if not ends:
+                raise FieldError(source.field, "is not supported: this model has no end of text")
             try:
                 self._reader = LLTokenizer(definition, max(vocab_size, ends[-1] + 1), ends)
             except ValueError as error:
@@ -226,6 +227,8 @@ class Grammar:
         self._source = source
         self._vocab_size = compiler.vocab_size
         self._tokens: list[TokenId] = []
+        self._has_looked_ahead = False
+        """Whether states after proposed tokens count against the limits of the matcher."""
         self.failure: FieldError | None = None
         """Why no token is allowed any more: the grammar has become too complex for this text."""
         self._use(compiled)
@@ -254,6 +257,7 @@ class Grammar:
         while self.failure is None:
             bits_CW, num_right = self._masks(proposed, first_column, num_columns)
             if not self._matcher.is_error():
+                self._has_looked_ahead |= num_columns > 1
                 return self._unpacked(bits_CW)
             if not self._recovers():
                 self._fail()
@@ -295,13 +299,15 @@ class Grammar:
         return self._take(self._tokens) == len(self._tokens) and not self._matcher.is_error()
 
     def _recovers(self) -> bool:
-        """Continue with new states after a limit to whose states other texts have contributed.
+        """Continue with new states if others than those of the text have reached a limit.
 
-        False if the text alone exceeds the limit, or if the grammar cannot be compiled now.
+        States of other texts and after proposed tokens count too. False if the text alone exceeds
+        the limit, or if the grammar cannot be compiled now.
         """
         spent = self._compiled
-        if spent.num_texts == 1:
+        if spent.num_texts == 1 and not self._has_looked_ahead:
             return False
+        self._has_looked_ahead = False
         was_spent, spent.is_spent = spent.is_spent, True
         self._compiler.drop(self._source, spent)
         # The text that reaches the limit continues without others, to which it could do it again.

@@ -1,9 +1,11 @@
 """The tokens that a JSON schema or a regular expression allows."""
 
 import json
+import random
 import re
 from functools import cache
-from typing import Literal
+from types import SimpleNamespace
+from typing import Literal, cast
 
 import numpy as np
 import pytest
@@ -214,6 +216,29 @@ def test_texts_that_fill_the_states_of_their_grammar_together_all_continue(
             assert found.allowed((), 0, 1)[0, token]
             assert not found.completes(token)
         assert found.failure is None, found.failure
+
+
+def test_tokens_that_are_proposed_and_rejected_do_not_make_a_text_too_complex() -> None:
+    source = GrammarSource("regex", ".*a.{15}")
+    found = GrammarCompiler(tokenizer()).compile(source)
+    draw = random.Random(0)
+    letters = [ids(text)[0] for text in "ab"]
+    for _ in range(80):
+        chosen = draw.choice(letters)
+        rejected = letters[chosen == letters[0]]
+        proposed = [rejected, *draw.choices(letters, k=5)]
+        allowed = found.allowed(proposed, 0, 7)
+        assert found.failure is None, found.failure
+        assert allowed[0, chosen]
+        assert not found.completes(chosen)
+
+
+def test_structure_of_a_model_without_an_end_of_text_is_refused() -> None:
+    endless = SimpleNamespace(
+        definition=tokenizer().definition, vocab_size=tokenizer().vocab_size, eos_token_ids=()
+    )
+    with pytest.raises(FieldError, match="no end of text"):
+        GrammarCompiler(cast(Tokenizer, endless)).compile(NUMBER)
 
 
 def test_grammars_are_compiled_again_for_a_limited_share_of_the_time() -> None:
