@@ -451,8 +451,9 @@ def load(
     """Read a model folder and allocate its KV storage; see ``execution.load_execution``."""
     if engine.compile_layers:
         require_compiler(engine.device)
-    attention, is_exact = engine.attention, engine.deterministic
-    chosen = make_paged(attention, engine.device, engine.dtype, is_deterministic=is_exact)
+    # A token of a target is in another column with speculation than without.
+    is_exact = engine.deterministic or not engine.branches
+    chosen = make_paged(engine.attention, engine.device, engine.dtype, is_deterministic=is_exact)
     _log.info("attention", name=chosen.attention.name, reason=chosen.reason)
     decoder = open_decoder(folder, model, engine, on_progress, group)
     capture = capture_of(engine.device)

@@ -9,7 +9,7 @@ sequence uses a small part of them, and most splits would have no work. *Not cho
 for prefills only, which use another kernel and would save a comparison for each score. *Revisit
 when* torch divides the blocks of a sequence instead, as it does without full blocks.
 
-*Decision*: deterministic passes read all columns of a block table, in splits of a fixed size.
+*Decision*: passes of targets read all columns of a block table, in splits of a fixed size.
 *Because*: torch's decoding kernel divides the pages that a pass sees by the number of splits, so
 the same token would be summed in other groups in a pass that is one page longer. Columns beyond a
 text list the reserved page, which stays in the cache of the device. *Not chosen*: one split, in
@@ -38,7 +38,7 @@ BLOCK_SIZE = 1 << BLOCK_BITS
 BEYOND = 1 << 30
 """A position that no query sees; the storage has fewer slots."""
 FIXED_SPLIT = 512
-"""Slots of a split of the decoding kernel in deterministic passes."""
+"""Slots of a split of the decoding kernel in passes of targets."""
 MAX_STAGED_SIZE = 128
 """Largest head size of which three blocks of keys and values fit the shared memory."""
 MAX_SHAPES = 256

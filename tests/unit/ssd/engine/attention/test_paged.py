@@ -2,8 +2,9 @@
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,12 +12,14 @@ from tests.paged_attention import PagedCase, compare_paged, paged_cases
 from torch import Tensor
 from torch.fx import GraphModule
 
+from ssd.engine import static_execution
 from ssd.engine.attention import paged_flex, paged_reference
 from ssd.engine.attention.dense import attend_beside, attend_dense
 from ssd.engine.attention.paged import PagedAttention, make_paged, num_visible
 from ssd.engine.attention.paged_flex import PagedFlex
 from ssd.engine.attention.paged_reference import PagedReference
-from ssd.engine.config import LARGEST_PAGE
+from ssd.engine.config import LARGEST_PAGE, EngineConfig, ModelConfig
+from ssd.engine.parallel.group import ALONE
 from ssd.errors import SettingsError
 from ssd.testing.fake_device import fake_device
 
@@ -298,3 +301,20 @@ def test_auto_is_the_reference_without_cuda() -> None:
     choice = make_paged("auto", "cpu", "bfloat16")
     assert choice.attention.name == "reference"
     assert choice.reason == "the kernels for pages need CUDA, not cpu"
+
+
+@pytest.mark.parametrize(("branches", "is_exact"), [(0, True), (6, False)])
+def test_a_token_of_a_target_has_the_same_bits_in_each_column(
+    branches: int, *, is_exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def make(*_: str, is_deterministic: bool) -> None:
+        asked.append(is_deterministic)
+        raise SettingsError("the load ends here")
+
+    monkeypatch.setattr(static_execution, "make_paged", make)
+    engine = EngineConfig(engine="static", max_model_len=64, branches=branches)
+    with pytest.raises(SettingsError, match="the load ends here"):
+        static_execution.load(Path(), cast(ModelConfig, None), engine, lambda _: None, ALONE)
+    assert asked == [is_exact]
