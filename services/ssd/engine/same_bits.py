@@ -73,13 +73,14 @@ class Passes(Protocol):
 
 
 def proved(
-    folder: Path, engine: EngineConfig, shapes: str, find: Callable[[], str | None]
+    folder: Path, engine: EngineConfig, num_blocks: int, shapes: str, find: Callable[[], str | None]
 ) -> str | None:
     """Return the result of ``find``, from a file if it took long on this machine before.
 
     Args:
         folder: of the model.
         engine: fixes all shapes.
+        num_blocks: KV blocks. With fewer, the texts of the proof are shorter.
         shapes: what the shapes that are used have in common.
         find: the proof.
     """
@@ -92,6 +93,7 @@ def proved(
         "cpus": sorted(os.sched_getaffinity(0)),
         "engine": repr(replace(engine, engine_reason="", dtype_reason="", kv_cache_bytes=None)),
         "shapes": shapes,
+        "blocks": min(num_blocks, _most_blocks(engine)),
     }
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
     path = Path.home() / ".cache" / "ssd" / "same_bits" / digest
@@ -108,6 +110,14 @@ def proved(
         except OSError as error:
             _log.info("proof_not_kept", reason=str(error))
     return difference
+
+
+def _most_blocks(engine: EngineConfig) -> int:
+    """Return the number of KV blocks with which the texts of a proof have their full lengths."""
+    sizes = [NUM_CHUNKS * engine.prefill_chunk + 1] * 3
+    sizes.append(max(engine.step_tokens, engine.prefill_chunk))
+    blocks = (-(-(size + engine.num_columns) // engine.block_size) for size in sizes)
+    return 1 + sum(blocks)
 
 
 def _first_processor(text: str) -> list[str]:

@@ -106,7 +106,7 @@ class TargetRunner(ModelRunner):
             if self.folder is None or not self.execution.packs_rows:
                 # These engines prepare their shapes with the passes of the proof.
                 return find()
-            return proved(self.folder, self.engine, shapes, find)
+            return proved(self.folder, self.engine, self.num_blocks, shapes, find)
 
         self._prove_shapes(prove)
         if self.joins_prompts:

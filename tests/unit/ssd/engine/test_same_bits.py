@@ -285,14 +285,17 @@ def test_the_result_of_a_long_proof_is_kept(
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     engine = EngineConfig(max_model_len=64)
     results = iter(("a", "b", None))
-    assert proved(wide_folder, engine, "", lambda: next(results)) == "a"
+    assert proved(wide_folder, engine, 9, "", lambda: next(results)) == "a"
     monkeypatch.setattr(same_bits, "LONG_SECONDS", 0.0)
-    assert proved(wide_folder, engine, "", lambda: next(results)) == "b"
-    assert proved(wide_folder, engine, "", lambda: next(results)) == "b"
-    assert proved(wide_folder, replace(engine, threads=2), "", lambda: "c") == "c"
-    assert proved(wide_folder, engine, "fewer", lambda: next(results)) is None
+    assert proved(wide_folder, engine, 9, "", lambda: next(results)) == "b"
+    assert proved(wide_folder, engine, 9, "", lambda: next(results)) == "b"
+    assert proved(wide_folder, replace(engine, threads=2), 9, "", lambda: "c") == "c"
+    assert proved(wide_folder, engine, 9, "fewer", lambda: next(results)) is None
+    assert proved(wide_folder, engine, 8, "", lambda: "e") == "e"
+    assert proved(wide_folder, engine, 1000, "", lambda: "f") == "f"
+    assert proved(wide_folder, engine, 2000, "", lambda: "g") == "f"
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
-    assert proved(wide_folder, engine, "", lambda: "d") == "d"
+    assert proved(wide_folder, engine, 9, "", lambda: "d") == "d"
 
 
 @pytest.mark.parametrize("content", ["", '{"diff', "{}", "null"])
@@ -302,11 +305,11 @@ def test_a_proof_runs_again_where_its_result_was_not_written_whole(
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     monkeypatch.setattr(same_bits, "LONG_SECONDS", 0.0)
     engine = EngineConfig(max_model_len=64)
-    assert proved(wide_folder, engine, "", lambda: "a") == "a"
+    assert proved(wide_folder, engine, 9, "", lambda: "a") == "a"
     (file,) = (tmp_path / ".cache" / "ssd" / "same_bits").iterdir()
     file.write_text(content)
-    assert proved(wide_folder, engine, "", lambda: "b") == "b"
-    assert proved(wide_folder, engine, "", lambda: "c") == "b"
+    assert proved(wide_folder, engine, 9, "", lambda: "b") == "b"
+    assert proved(wide_folder, engine, 9, "", lambda: "c") == "b"
 
 
 def test_rows_of_proposals_of_different_lengths_are_compared() -> None:
@@ -322,7 +325,7 @@ def test_a_proof_runs_where_its_result_cannot_be_kept(
     home.write_text("")
     monkeypatch.setattr(Path, "home", lambda: home)
     monkeypatch.setattr(same_bits, "LONG_SECONDS", 0.0)
-    assert proved(wide_folder, EngineConfig(max_model_len=64), "", lambda: "a") == "a"
+    assert proved(wide_folder, EngineConfig(max_model_len=64), 9, "", lambda: "a") == "a"
 
 
 @pytest.mark.parametrize("shared", [128, 512])
