@@ -19,6 +19,16 @@ from ssd.errors import MemoryBudgetError
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
+_CGROUP_FILES = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_inactive_file",
+    ),
+)
+"""Limit, use, statistics and the name of cached bytes in them, by the version of control groups."""
 
 
 def free_bytes(device: str, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
@@ -31,12 +41,13 @@ def free_bytes(device: str, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> i
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
     fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
     available = int(fields["MemAvailable"].split()[0]) * 1024
-    limit_file = cgroup / "memory.max"
-    if limit_file.is_file() and (limit := limit_file.read_text().strip()) != "max":
-        pairs = (line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        cached = int(dict(pairs).get("inactive_file", 0))
-        used = int((cgroup / "memory.current").read_text()) - cached
-        available = min(available, int(limit) - used)
+    for limit_name, used_name, stat_name, cached_name in _CGROUP_FILES:
+        limit_file = cgroup / limit_name
+        if limit_file.is_file() and (limit := limit_file.read_text().strip()) != "max":
+            pairs = (line.split() for line in (cgroup / stat_name).read_text().splitlines())
+            cached = int(dict(pairs).get(cached_name, 0))
+            used = int((cgroup / used_name).read_text()) - cached
+            available = min(available, int(limit) - used)
     return max(0, available)
 
 

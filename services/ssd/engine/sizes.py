@@ -8,6 +8,8 @@ from ssd.engine.config import (
     sequence_buckets,
 )
 
+_NOISE_ROWS_AHEAD = 15
+"""Rows of noise of a sequence that are computed before they are needed."""
 _LOGIT_BYTES = 4
 
 
@@ -62,6 +64,15 @@ def branch_logits_bytes(model: ModelConfig, engine: EngineConfig) -> int:
     """Return the size of the logits that a draft keeps: every step of every branch."""
     rows = engine.max_num_seqs * engine.branches * engine.num_columns
     return rows * model.vocab_size * DTYPE_BYTES[engine.dtype]
+
+
+def sampling_bytes(model: ModelConfig, engine: EngineConfig) -> int:
+    """Return the size of what a target on a CPU samples with: noise, and logits and their copy.
+
+    The noise of a row is allocated when a request needs it (``RingSampler``).
+    """
+    rows = 4 * engine.num_columns + _NOISE_ROWS_AHEAD
+    return engine.max_num_seqs * rows * model.vocab_size * _LOGIT_BYTES
 
 
 def graph_output_bytes(model: ModelConfig, engine: EngineConfig) -> int:

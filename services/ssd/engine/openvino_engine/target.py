@@ -74,7 +74,7 @@ from ssd.engine.openvino_engine.packed import (
     prompts_of,
 )
 from ssd.engine.precision import DTYPES, SMALL_MODEL
-from ssd.engine.sizes import pass_weights
+from ssd.engine.sizes import pass_weights, sampling_bytes
 from ssd.observability.log import get_logger
 
 _log = get_logger("ssd.engine")
@@ -124,7 +124,8 @@ class OpenVinoTarget:
         """Memory of the newest pass; None if it was a prefill."""
         self._weights = graph_weights(model, weights, engine)
         self._request, caches = _build(self._weights, model, engine)
-        self.num_blocks = plan_blocks(model, engine, self._weights.num_unpacked_bytes)
+        reserved_bytes = self._weights.num_unpacked_bytes + sampling_bytes(model, engine)
+        self.num_blocks = plan_blocks(model, engine, reserved_bytes)
         shape = (len(caches), self.num_blocks, model.num_kv_heads, BLOCK_SIZE, model.head_size)
         self.storage = torch.zeros(shape, dtype=DTYPES[engine.dtype])
         for name, cache in zip(caches, self.storage, strict=True):

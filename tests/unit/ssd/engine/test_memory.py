@@ -6,6 +6,7 @@ import pytest
 from ssd.engine import memory
 from ssd.engine.config import STATIC, EngineConfig
 from ssd.engine.memory import free_bytes, plan_blocks
+from ssd.engine.sizes import sampling_bytes
 from ssd.errors import MemoryBudgetError
 from ssd.testing.tiny_model import TinyModel
 
@@ -109,12 +110,32 @@ def test_without_a_limit_the_available_memory_counts(meminfo: Path, tmp_path: Pa
     assert free_bytes("cpu", meminfo, tmp_path) == 4000 * 1024
 
 
+@pytest.mark.parametrize(
+    ("limit", "used", "stat", "cached"),
+    [
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        (
+            "memory/memory.limit_in_bytes",
+            "memory/memory.usage_in_bytes",
+            "memory/memory.stat",
+            "total_inactive_file",
+        ),
+    ],
+    ids=["version 2", "version 1"],
+)
 def test_in_a_container_the_limit_without_the_working_set_counts(
-    meminfo: Path, tmp_path: Path
+    meminfo: Path, tmp_path: Path, limit: str, used: str, stat: str, cached: str
 ) -> None:
-    (tmp_path / "memory.max").write_text("1000000\n")
-    (tmp_path / "memory.current").write_text("900000\n")
-    (tmp_path / "memory.stat").write_text("anon 300000\ninactive_file 500000\n")
+    (tmp_path / limit).parent.mkdir(exist_ok=True)
+    (tmp_path / limit).write_text("1000000\n")
+    (tmp_path / used).write_text("900000\n")
+    (tmp_path / stat).write_text(f"anon 300000\n{cached} 500000\n")
     assert free_bytes("cpu", meminfo, tmp_path) == 600000
-    (tmp_path / "memory.current").write_text("1900000\n")
+    (tmp_path / used).write_text("1900000\n")
     assert free_bytes("cpu", meminfo, tmp_path) == 0
+
+
+def test_noise_and_logits_of_a_target_are_reserved() -> None:
+    engine = replace(ENGINE, max_num_seqs=2, num_columns=7)
+    # 2 x 7 rows of noise and 15 ahead, 7 of logits and 7 of their copy, for each sequence.
+    assert sampling_bytes(MODEL, engine) == 2 * 43 * MODEL.vocab_size * 4
