@@ -22,13 +22,13 @@ LIBRARIES = ("torch", "openvino", "transformers")
 
 
 def identity(
-    settings: Mapping[str, str], texts: Mapping[str, Sequence[str]], models: Iterable[Path]
+    settings: Mapping[str, str], texts: Mapping[str, Sequence[object]], models: Iterable[Path]
 ) -> str:
     """Return a name of all that changes what a run measures.
 
     Args:
         settings: of the run.
-        texts: of its data sets.
+        texts: values of JSON: those of its data sets, or its batches of prompts.
         models: their folders.
     """
     files = sorted(path for folder in models for path in folder.iterdir())

@@ -1,12 +1,11 @@
 """``ssd bench peers``: the command."""
 
 import asyncio
-import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,10 +28,13 @@ from ssd_bench.command import (
 from ssd_bench.machine import machine
 from ssd_bench.peers.contenders import PEERS, contenders, server
 from ssd_bench.peers.engines import Setup
+from ssd_bench.peers.environments import REQUIREMENTS
 from ssd_bench.peers.measure import Case, Row, measure, num_steps
-from ssd_bench.peers.report import METHODS, markdown, records, rows_of
+from ssd_bench.peers.report import METHODS, markdown
+from ssd_bench.peers.results_file import ResultsFile
 from ssd_bench.peers.workers.wire import Batch
 from ssd_bench.prompts import DEMO, data_sets, read_texts
+from ssd_bench.unfinished import identity
 
 PROMPT_CHARS = 1200
 ON_CPUS = ",".join(name for name, peer in PEERS.items() if not peer.needs_cuda)
@@ -125,25 +127,20 @@ def peers(
     }
     setup.scratch.mkdir(parents=True, exist_ok=True)
     output.mkdir(parents=True, exist_ok=True)
-    file = output / "peers.json"
-    rows = _continued(file, settings, rows)
-
-    def save() -> None:
-        results = {"settings": settings, "machine": machine(), "rows": records(rows)}
-        # A file that is replaced is complete at any time.
-        file.with_suffix(".part").write_text(json.dumps(results))
-        file.with_suffix(".part").replace(file)
-
+    results = ResultsFile(output / "peers.json", _run(settings, chosen, setup, asked))
+    rows = results.continued(rows)
+    if not num_steps(rows, asked):
+        err.print(f"{results.path} has all measurements: nothing is left to measure")
     try:
         with progress(err, "steps", num_steps(rows, asked)) as advance:
 
             def on_step(what: str) -> None:
                 advance(1, what)
-                save()
+                results.save(rows)
 
             asyncio.run(measure(rows, setup, asked, on_step))
     finally:
-        save()
+        results.save(rows)
     conditions = (
         f"{machine()}; up to {prompt_tokens} + {max_tokens} tokens; medians (quartiles) of "
         f"{repetitions} batches in turn, whole requests."
@@ -151,7 +148,7 @@ def peers(
     table = markdown(rows, conditions, load_tokenizer(setup.target).decode)
     (output / "peers.md").write_text(table)
     drawing.draw_peers(rows, output / "peers.png")
-    show_results(file, table, is_json=is_json)
+    show_results(results.path, table, is_json=is_json)
 
 
 def _engines(names: str) -> tuple[list[str], dict[str, str]]:
@@ -167,6 +164,24 @@ def _engines(names: str) -> tuple[list[str], dict[str, str]]:
                 "sglang=http://127.0.0.1:30000"
             )
     return chosen, servers
+
+
+def _run(
+    settings: Mapping[str, str],
+    engines: Sequence[str],
+    setup: Setup,
+    batches: Mapping[Case, Sequence[Batch]],
+) -> dict[str, Any]:
+    """Return what was measured, and where: only a run with the same identity may go on."""
+    # The other engines are in the environment of this command, whose versions the identity has.
+    versions = {peer: " ".join(REQUIREMENTS[peer]) for peer in engines if peer in REQUIREMENTS}
+    prompts = {f"{case}": own for case, own in batches.items()}
+    return {
+        "identity": identity({**settings, **versions}, prompts, (setup.target, setup.draft)),
+        "settings": settings,
+        "engines": versions,
+        "machine": machine(),
+    }
 
 
 def _batches(
@@ -208,20 +223,3 @@ def _batches(
         )
 
     return {case: [batch(case, index) for index in range(1 + repetitions)] for case in cases}
-
-
-def _continued(file: Path, settings: dict[str, str], rows: list[Row]) -> list[Row]:
-    """Return rows with the measurements of a run that was ended, if the file has one.
-
-    From the first one on a busy machine on, a row is measured again.
-    """
-    if not file.exists():
-        return rows
-    results = json.loads(file.read_text())
-    if results["settings"] != settings:
-        raise SettingsError(f"{file} has a run with other settings: choose another --output")
-    measured = {(row.contender, row.case): row for row in rows_of(results["rows"])}
-    for row in measured.values():
-        row.failure = ""
-        row.forget_busy()
-    return [measured.get((row.contender, row.case), row) for row in rows]

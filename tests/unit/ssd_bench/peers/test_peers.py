@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 
 from ssd.errors import SettingsError, SetupError
+from ssd_bench import unfinished
 from ssd_bench.__main__ import main
-from ssd_bench.peers import environments
-from ssd_bench.peers.command import _continued
+from ssd_bench.peers import command, environments
 from ssd_bench.peers.contenders import PEERS, Contender, contenders
 from ssd_bench.peers.engines import Setup, own_deployment
 from ssd_bench.peers.measure import Case, Row, num_steps, shortage_of
 from ssd_bench.peers.report import markdown, records, rows_of
+from ssd_bench.peers.results_file import ResultsFile
 from ssd_bench.peers.workers.wire import Batch
 
 PLAIN = Contender(peer="ssd")
@@ -152,19 +153,81 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     file = tmp_path / "peers.json"
     failed = row(SSD, 1.0)
     failed.failure = "no answer within 600 s"
-    file.write_text(json.dumps({"settings": {"batch": "1"}, "rows": records([failed])}))
+    file.write_text(json.dumps({"identity": "own", "rows": records([failed])}))
     fresh = [Row(PLAIN), Row(SSD)]
-    found = _continued(file, {"batch": "1"}, fresh)
+    found = ResultsFile(file, {"identity": "own"}).continued(fresh)
     assert [each.tokens_per_second for each in found] == [[], [1.0]]
     batch: Batch = {"prompts": [[1]], "max_tokens": 16, "temperature": 0.0, "seed": 0}
     assert num_steps(found, {Case(): [batch] * 3}) == 3 + 2, "what failed is tried again"
     busy = row(SSD, 1.0, 2.0, 3.0)
     busy.other_cpus[1] = 0.5
-    file.write_text(json.dumps({"settings": {"batch": "1"}, "rows": records([busy])}))
-    (again,) = _continued(file, {"batch": "1"}, [Row(SSD)])
+    file.write_text(json.dumps({"identity": "own", "rows": records([busy])}))
+    (again,) = ResultsFile(file, {"identity": "own"}).continued([Row(SSD)])
     assert (again.tokens_per_second, again.texts) == ([1.0], [[[1, 2]]]), "and what was busy"
-    with pytest.raises(SettingsError, match="other settings"):
-        _continued(file, {"batch": "8"}, fresh)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"identity": "another", "rows": []}',
+        '{"settings": {}, "rows": []}',
+        '{"identity": "own"}',
+        '{"identity": "own", "rows": [{}]}',
+        '{"identity": "own", "rows": [1',
+        "[]",
+        "",
+    ],
+)
+def test_results_of_another_run_and_damaged_ones_are_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "peers.json"
+    file.write_text(content)
+    with pytest.raises(SettingsError, match=r"peers.json .*: choose another --output"):
+        ResultsFile(file, {"identity": "own"}).continued([Row(SSD)])
+    assert file.read_text() == content
+
+
+def test_the_command_goes_on_only_with_the_same_prompts_engines_and_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured: list[str] = []
+
+    async def measure(rows: list[Row], *_: object) -> None:
+        for each in rows:
+            if not each.tokens_per_second:
+                measured.append(each.name)
+                each.tokens_per_second.append(1.0)
+                each.other_cpus.append(0.0)
+                each.texts.append([[1]])
+
+    monkeypatch.setattr(command, "measure", measure)
+    data = tmp_path / "set.jsonl"
+    data.write_text('{"text": "one"}\n{"text": "two"}\n')
+    sizes = ("--threads", "1", "--methods", "none", "--repetitions", "1")
+    argv = ["peers", "--peers", "ssd,openvino-genai", "--data", str(data), *sizes]
+    argv += ["--environments", str(tmp_path), "--output", str(tmp_path / "output")]
+    assert main(argv) == 0
+    assert "nothing is left" not in capsys.readouterr().err
+    assert main(argv) == 0
+    assert "peers.json has all measurements: nothing is left to measure" in capsys.readouterr().err
+    assert len(measured) == 2
+
+    def is_refused() -> bool:
+        code = main(argv)
+        error = capsys.readouterr().err
+        return code == 2 and "choose another --output" in error and error.count("\n") == 1
+
+    data.write_text('{"text": "one"}\n{"text": "six"}\n')
+    assert is_refused()
+    data.write_text('{"text": "one"}\n{"text": "two"}\n')
+    with monkeypatch.context() as patch:
+        patch.setitem(environments.REQUIREMENTS, "openvino-genai", ("openvino-genai==1",))
+        assert is_refused()
+    with monkeypatch.context() as patch:
+        patch.setattr(unfinished, "SOURCES", tmp_path)
+        (tmp_path / "engine.py").touch()
+        assert is_refused()
+    assert main(argv) == 0
+    assert len(measured) == 2
 
 
 @pytest.mark.parametrize(
