@@ -68,7 +68,12 @@ def command(
         raise typer.BadParameter("give either --draft, or --layers and --hidden of a new one")
     with status("loading"):
         # torch and transformers, which take seconds.
-        from ssd_distill.distillation import Distillation, distill  # noqa: PLC0415
+        from ssd_distill.distillation import (  # noqa: PLC0415
+            Distillation,
+            distill,
+            is_complete,
+            read_record,
+        )
         from ssd_distill.training import Recipe  # noqa: PLC0415
     if rate is None:
         rate = NEW_RATE if is_new else FURTHER_RATE
@@ -93,12 +98,14 @@ def command(
         rounds=rounds,
         seed=seed,
     )
+    was_complete = is_complete(read_record(output))
     record = distill(plan, output, device=device, checkpoint_seconds=60 * checkpoint_minutes)
     if is_json:
         write(json.dumps({"output": str(output)} | record) + "\n")
         return
     print_table(out, figures_table(record["before"], record["after"]))
-    err.print(f"written to {output}; try: ssd generate --target {target} --draft {output} TEXT")
+    done = f"{output} was already complete" if was_complete else f"written to {output}"
+    err.print(f"{done}; try: ssd generate --target {target} --draft {output} TEXT")
 
 
 def figures_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:

@@ -5,6 +5,7 @@ what the run was asked for and has found, and ``training/`` what is needed to go
 goes on with the same weights as if it had not been interrupted.
 """
 
+import hashlib
 import json
 import shutil
 import signal
@@ -26,6 +27,7 @@ from ssd.console import progress
 from ssd.demo.widen import copy_companions
 from ssd.engine.checkpoint_format import missing_weights
 from ssd.engine.config import ModelConfig
+from ssd.engine.models.fingerprint import weights_fingerprint
 from ssd.engine.precision import AUTO, DTYPES, choose_precision
 from ssd.engine.runner import require_device
 from ssd.engine.sizes import num_weights
@@ -87,19 +89,17 @@ def distill(
         checkpoint_seconds: time between checkpoints.
 
     Returns:
-        The content of ``RECORD``: the plan, the loss, the seconds, and the figures ``before`` and
-        ``after``, each an ``Evaluation``.
+        The content of ``RECORD``: the plan, hashes of text and models, the loss, the seconds, and
+        the figures ``before`` and ``after``, each an ``Evaluation``.
 
     Raises:
         SetupError: a model does not exist, the two do not match, there is no text, or the folder
-            contains something else.
+            contains something else, or a run with other text or models.
         KeyboardInterrupt: after Ctrl-C. The last checkpoint is the step that it interrupted.
     """
     require_device(device)
     pair = _checked_pair(plan)
     record = _existing_record(plan, output)
-    if record is not None and "after" in record:
-        return record
     # Before the folder is made, so that a wrong name is not a run.
     with status("reading text"):
         corpus = read_corpus(
@@ -109,7 +109,13 @@ def distill(
             most_tokens=plan.recipe.num_tokens,
             seed=plan.seed,
         )
-    record = record or _begun(plan, output, pair)
+    inputs = _inputs(pair, corpus)
+    if record is not None:
+        _check_inputs(record, inputs, output)
+    else:
+        record = _begun(plan, output, pair, inputs)
+    if is_complete(record):
+        return record
     _Run(plan, output, record, pair, device).run(corpus, checkpoint_seconds)
     return record
 
@@ -130,12 +136,34 @@ def _checked_pair(plan: Distillation) -> TargetModels:
     return pair
 
 
+def read_record(output: Path) -> dict[str, Any] | None:
+    """Return the record of a folder, None if it has none.
+
+    Raises:
+        SettingsError: the record is damaged.
+    """
+    file = output / RECORD
+    if not file.is_file():
+        return None
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SettingsError(f"{file} is damaged ({error}): use another folder") from None
+    if not isinstance(record, dict) or not isinstance(record.get("plan"), dict):
+        raise SettingsError(f"{file} is no record of a run: use another folder")
+    return record
+
+
+def is_complete(record: dict[str, Any] | None) -> bool:
+    """Return whether a record is that of a run with nothing left to do."""
+    return record is not None and "after" in record
+
+
 def _existing_record(plan: Distillation, output: Path) -> dict[str, Any] | None:
     """Return the record of a folder that this plan began, None if there is nothing yet."""
-    if (output / RECORD).is_file():
-        record: dict[str, Any] = json.loads((output / RECORD).read_text(encoding="utf-8"))
+    if (record := read_record(output)) is not None:
         wanted = _as_json(plan)
-        if "after" in record:
+        if is_complete(record):
             del wanted["loss"]  # A complete run has nothing left to train.
         for name, value in wanted.items():
             if (earlier := record["plan"].get(name)) != value:
@@ -149,7 +177,32 @@ def _existing_record(plan: Distillation, output: Path) -> dict[str, Any] | None:
     return None
 
 
-def _begun(plan: Distillation, output: Path, pair: TargetModels) -> dict[str, Any]:
+def _inputs(pair: TargetModels, corpus: Corpus) -> dict[str, str]:
+    """Return fingerprints of what the flags of a run name: the text as tokens, and the models."""
+    tokens = hashlib.sha256()
+    for part_S in (corpus.train_S, corpus.held_out_S):
+        tokens.update(f"{len(part_S)}\0".encode())
+        tokens.update(part_S.numpy().tobytes())
+    models = {"target": pair.target, "draft": pair.draft}
+    return {"data": f"sha256:{tokens.hexdigest()}"} | {
+        name: weights_fingerprint(model.folder) for name, model in models.items() if model
+    }
+
+
+def _check_inputs(record: dict[str, Any], inputs: dict[str, str], output: Path) -> None:
+    """Refuse a run whose text or models had other contents under the same names."""
+    earlier = record.get("inputs") or {}
+    changed = [f"--{name}" for name, value in inputs.items() if earlier.get(name) != value]
+    if changed:
+        raise SettingsError(
+            f"--output {output} is of a run with other contents of {', '.join(changed)}: "
+            "use another folder"
+        )
+
+
+def _begun(
+    plan: Distillation, output: Path, pair: TargetModels, inputs: dict[str, str]
+) -> dict[str, Any]:
     """Make the folder, at once and without weights; return its record."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch:
@@ -163,6 +216,7 @@ def _begun(plan: Distillation, output: Path, pair: TargetModels) -> dict[str, An
             shutil.copyfile(pair.draft.folder / "config.json", folder / "config.json")
         record = {
             "plan": _as_json(plan),
+            "inputs": inputs,
             "seconds": 0.0,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,

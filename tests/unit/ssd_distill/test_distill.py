@@ -113,9 +113,11 @@ def test_an_interrupted_run_goes_on_and_its_draft_is_served(
     assert {path.name for path in output.iterdir()} == names
 
     assert main([*flags, "--output", str(output)]) == 0
-    table = capsys.readouterr().out
-    assert "tokens per round, T = 0" in table
-    assert "hit rate, T = 1" in table
+    table = capsys.readouterr()
+    assert "tokens per round, T = 0" in table.out
+    assert "hit rate, T = 1" in table.out
+    assert f"{output} was already complete; try:" in table.err
+    assert "written to" not in table.err
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -175,3 +177,44 @@ def test_a_folder_of_another_run_is_refused_with_what_differs(
     assert main(flags) == 0
     assert main([*flags, "--seed", "3"]) == 2
     assert "is of a run with another seed (0, not 3)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_complete", [False, True])
+@pytest.mark.parametrize("changed", ["data", "target", "draft"])
+def test_a_run_is_refused_if_its_text_or_a_model_has_changed(
+    changed: str,
+    is_complete: bool,  # noqa: FBT001
+    flags: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    output, draft = tmp_path / "output", write_tiny_folder(tmp_path / "draft", seed=1)
+    flags += ["--draft", str(draft), "--steps", "2", "--output", str(output)]
+    with monkeypatch.context() as patch:
+        if not is_complete:
+            patch.setattr(distillation, "teacher_loss", interrupt_at(1))
+        assert main(flags) == (0 if is_complete else 130)
+    before = weights(output)
+    if changed == "data":
+        text = tmp_path / "text.txt"
+        text.write_text(text.read_text().replace("number", "letter"))
+    else:
+        write_tiny_folder(tmp_path / changed, seed=9, attention_gain=8)
+    capsys.readouterr()
+    assert main(flags) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert f"is of a run with other contents of --{changed}: use another folder" in error
+    assert all(torch.equal(weights(output)[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}"])
+def test_a_damaged_record_is_refused_by_name(
+    content: str, flags: list[str], draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output" / distillation.RECORD).write_text(content)
+    assert main([*flags, "--draft", str(draft), "--output", str(tmp_path / "output")]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ")
+    assert "distill.json is" in error
