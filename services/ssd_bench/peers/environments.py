@@ -1,7 +1,12 @@
-"""The Python environment of each peer, built once."""
+"""The Python environment of each peer, built once for the same packages."""
 
+import fcntl
+import hashlib
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import ssd
@@ -31,11 +36,16 @@ UNUSED = {
 DEVICES = Path("/dev")
 """Folder of device files."""
 SOURCES = Path(ssd.__file__).parents[2]
+PACKAGES = (Path(ssd.__file__).parent, Path(ssd.__file__).parents[1] / "ssd_vllm")
+"""Packages of this product that run in vLLM's environment."""
 INSTALL_SECONDS = 1800
 
 
 def interpreter(peer: str, folder: Path) -> Path:
     """Return the interpreter of a peer's environment; build the environment if it is missing.
+
+    An environment with other packages, or with other code of this product, is installed again. A
+    second process that needs the same environment waits until it is complete.
 
     Args:
         peer: of ``contenders.PEERS``.
@@ -48,18 +58,49 @@ def interpreter(peer: str, folder: Path) -> Path:
         return Path(sys.executable)
     home = folder / peer
     python = home / "bin" / "python"
-    complete = home / "installed"
-    if complete.exists():
-        return python
-    _run(sys.executable, "-m", "venv", str(home))
-    pip = (str(python), "-m", "pip", "--disable-pip-version-check")
-    _run(*pip, "install", "-q", *REQUIREMENTS[peer])
-    if peer in UNUSED:
-        _run(*pip, "uninstall", "-q", "-y", *UNUSED[peer])
-    if peer == "vllm":
-        _run(*pip, "install", "-q", plugin())
-    complete.touch()
+    complete, wanted = home / "installed", _contents(peer)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / f"{peer}.lock"):
+        found = complete.read_text().splitlines() if complete.exists() else []
+        if found == wanted:
+            return python
+        complete.unlink(missing_ok=True)
+        pip = (str(python), "-m", "pip", "--disable-pip-version-check")
+        if found[:1] != wanted[:1]:
+            # Without --clear, pip keeps another commit of the same version.
+            _run(sys.executable, "-m", "venv", "--clear", str(home))
+            _run(*pip, "install", "-q", *REQUIREMENTS[peer])
+            if peer in UNUSED:
+                _run(*pip, "uninstall", "-q", "-y", *UNUSED[peer])
+        if peer == "vllm":
+            _run(*pip, "install", "-q", plugin())
+        complete.write_text("\n".join(wanted))
     return python
+
+
+def _contents(peer: str) -> list[str]:
+    """Return what an environment consists of, the lines of ``installed``: packages, plugin."""
+    lines = [json.dumps({"requirements": REQUIREMENTS[peer], "without": UNUSED.get(peer, ())})]
+    if peer == "vllm":
+        lines.append(json.dumps({"plugin": plugin(), "code": _hash_of_code()}))
+    return lines
+
+
+def _hash_of_code() -> str:
+    digest = hashlib.sha256()
+    for package in PACKAGES:
+        for file in sorted(package.rglob("*.py")):
+            digest.update(f"{package.name}/{file.relative_to(package)}\0".encode())
+            digest.update(file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Keep other processes out. They wait as long as a build takes; its steps have time limits."""
+    with file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def check_gpu(peer: str) -> None:
