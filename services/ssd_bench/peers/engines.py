@@ -171,6 +171,8 @@ def own_deployment(contender: Contender, setup: Setup) -> Deployment:
     """Return the processes of this product. Beside another engine, only the draft starts."""
     has_draft = contender.drafting == "ssd"
     num_cpus = len(setup.cpus) if contender.needs_cuda else contender.threads + has_draft
+    cpus = setup.cpus[:num_cpus]
+    listed = ",".join(map(str, cpus))
     lookahead = ("--lookahead", str(contender.lookahead)) if contender.lookahead else ()
     dtype, of_target, of_draft = FORMATS[contender.dtype]
     return Deployment(
@@ -186,6 +188,8 @@ def own_deployment(contender: Contender, setup: Setup) -> Deployment:
         target_flags=(
             *("--threads", str(contender.threads), "--weights", of_target),
             *("--max-num-seqs", str(setup.batch)),
+            # Without a draft, the plan of three CPUs and more keeps one of them without a model.
+            *(() if contender.needs_cuda or has_draft else ("--cpus", listed, "--io-cpus", listed)),
             *(("--device", "cuda:0") if contender.needs_cuda else ()),
         ),
         draft_flags=(
@@ -193,7 +197,7 @@ def own_deployment(contender: Contender, setup: Setup) -> Deployment:
             *("--max-sessions", str(setup.batch)),
             *(("--device", "cuda:1") if contender.needs_cuda else ()),
         ),
-        allowed_cpus=tuple(setup.cpus[:num_cpus]),
+        allowed_cpus=tuple(cpus),
     )
 
 

@@ -8,7 +8,7 @@ from ssd.errors import SettingsError, SetupError
 from ssd_bench import unfinished
 from ssd_bench.__main__ import main
 from ssd_bench.peers import command, environments
-from ssd_bench.peers.contenders import PEERS, Contender, contenders
+from ssd_bench.peers.contenders import PEERS, Contender, Drafting, contenders
 from ssd_bench.peers.engines import Setup, own_deployment
 from ssd_bench.peers.measure import Case, Row, num_steps, shortage_of
 from ssd_bench.peers.report import markdown, records, rows_of
@@ -100,6 +100,28 @@ def test_on_gpus_the_products_target_and_draft_have_one_each(tmp_path: Path) -> 
     assert found.allowed_cpus == (3, 4, 5)
     (*_, on_cpus) = offered("ssd")
     assert own_deployment(on_cpus, setup).allowed_cpus == (3, 4)
+
+
+@pytest.mark.parametrize("drafting", ["none", "draft"])
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+def test_a_target_without_draft_processes_runs_on_as_many_cpus_as_its_label_has(
+    drafting: Drafting, threads: int, tmp_path: Path
+) -> None:
+    setup = Setup(
+        target=tmp_path,
+        draft=tmp_path,
+        cpus=(3, 5, 7, 9),
+        batch=1,
+        environments=tmp_path,
+        scratch=tmp_path,
+    )
+    contender = replace(PLAIN, drafting=drafting, lookahead=3, threads=threads)
+    found = own_deployment(contender, setup)
+    flags = dict(zip(found.target_flags[::2], found.target_flags[1::2], strict=True))
+    cpus = ",".join(map(str, setup.cpus[:threads]))
+    assert (flags["--cpus"], flags["--io-cpus"], flags["--threads"]) == (cpus, cpus, f"{threads}")
+    if threads <= 2:
+        assert (found.plan().target, found.plan().others) == (cpus, cpus), "as without the flags"
 
 
 def test_target_and_draft_reserve_memory_for_the_measured_batch_alone(tmp_path: Path) -> None:
