@@ -22,10 +22,14 @@ Record = Mapping[str, Any]
 NAMES = {"ar": "AR", "sd": "SD", "ssd": "SSD", "ar-all": "AR, all CPUs", "sd-all": "SD, all CPUs"}
 DPI = 120
 _SIZE = (6.0, 3.6)
+_OF_CELLS = ("batch", "temperature", "data", "output")
+"""Settings that each record has by itself, and one that changes no measurement."""
 
 
 def draw_results(runs: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
     """Draw runs of ``ssd bench``: speed-up by mode, efficiency, hit rate, parts of a round.
+
+    Labels have each setting that differs between the runs.
 
     Args:
         runs: contents of results.json. The hit rate is over N if they have several, else over T.
@@ -35,19 +39,20 @@ def draw_results(runs: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
     Returns:
         The names of the files; a plot without a record is left out.
     """
-    records: list[Record] = [record for run in runs for record in run["records"]]
+    records = [
+        {**record, "differs": own}
+        for run, own in zip(runs, differences(runs), strict=True)
+        for record in run["records"]
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     several = len({_branches(record) for record in records}) > 1
-
-    def case(record: Record) -> str:
-        return _case(record) + (f", N={_branches(record)}" if several else "")
 
     def chosen(figure: str) -> list[Record]:
         return [record for record in records if record["figure"] == figure]
 
     speed_ups = [record for record in chosen("speed_up") if record["mode"].endswith("/ar")]
     drawn = {
-        "speed_up.png": _draw_bars(speed_ups, case),
+        "speed_up.png": _draw_bars(speed_ups),
         "efficiency.png": _draw_lines(
             chosen("efficiency"),
             ("batch", lambda record: float(record["batch"])),
@@ -59,7 +64,7 @@ def draw_results(runs: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
             ("branches of a table (N)", lambda record: float(_branches(record)))
             if several
             else ("temperature", lambda record: float(record["temperature"])),
-            lambda record: _case(record, "" if several else "T"),
+            lambda record: _case(record, "branches" if several else "T"),
             "hit rate (quartiles)",
         ),
     }
@@ -74,25 +79,51 @@ def draw_results(runs: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
     return names
 
 
+def differences(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Return the settings of each run in which the runs differ, as texts for labels, by name.
+
+    Runs with the same cells and without such a setting have their numbers.
+    """
+    settings = [dict(run["records"][0]["settings"]) if run["records"] else {} for run in runs]
+    names = [
+        name
+        for name in dict.fromkeys(name for own in settings for name in own)
+        if name not in _OF_CELLS and len({own.get(name) for own in settings}) > 1
+    ]
+    found = [{name: _setting(name, own.get(name, "–")) for name in names} for own in settings]
+    cells = [
+        {(_case(record), *own.values()) for record in run["records"]}
+        for run, own in zip(runs, found, strict=True)
+    ]
+    if len(set().union(*cells)) < sum(map(len, cells)):
+        return [own | {"run": f"run {number}"} for number, own in enumerate(found, 1)]
+    return found
+
+
+def _setting(name: str, value: str) -> str:
+    return f"N={value}" if name == "branches" else f"{name}={value}"
+
+
 def _branches(record: Record) -> int:
     return int(record["settings"]["branches"])
 
 
 def _case(record: Record, without: str = "") -> str:
-    """Return what was asked for: data set, batch size and temperature, but for one of them."""
+    """Return data set, batch size, temperature and settings that differ, but for one of them."""
     parts = {
         "batch": f"batch {record['batch']}",
         "T": f"T={record['temperature']:g}",
         "data": record.get("workload", DEMO),
+        **record.get("differs", {}),
     }
     return ", ".join(text for name, text in parts.items() if text and name != without)
 
 
-def _draw_bars(records: Sequence[Record], case: Callable[[Record], str]) -> Figure | None:
+def _draw_bars(records: Sequence[Record]) -> Figure | None:
     """Draw speed-ups over AR as groups of bars, a group for each case and a bar for each mode."""
     if not records:
         return None
-    cases = list(dict.fromkeys(map(case, records)))
+    cases = list(dict.fromkeys(map(_case, records)))
     modes = list(dict.fromkeys(record["mode"].split("/")[0] for record in records))
     figure = Figure(figsize=(max(_SIZE[0], 1.4 * len(cases)), _SIZE[1]), layout="constrained")
     axes = figure.subplots()
@@ -100,7 +131,7 @@ def _draw_bars(records: Sequence[Record], case: Callable[[Record], str]) -> Figu
     for shift, mode in enumerate(modes):
         own = [record for record in records if record["mode"].split("/")[0] == mode]
         offset = (shift - (len(modes) - 1) / 2) * width
-        places = [cases.index(case(record)) + offset for record in own]
+        places = [cases.index(_case(record)) + offset for record in own]
         medians = [record["median"] for record in own]
         bars = axes.bar(places, medians, width * 0.9, yerr=_errors(own), label=NAMES[mode])
         for bar, record in zip(bars, own, strict=True):

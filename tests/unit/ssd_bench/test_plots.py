@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
+from ssd_bench import plots
 from ssd_bench.__main__ import main
 from ssd_bench.round_parts import PARTS
 
@@ -25,8 +27,8 @@ def record(figure: str, mode: str, **more: Any) -> dict[str, Any]:
     } | more
 
 
-def results(branches: int) -> dict[str, Any]:
-    settings = {"branches": str(branches)}
+def results(branches: int, **more: str) -> dict[str, Any]:
+    settings = {"branches": str(branches), **more}
     parts = {"workload": "demo", "batch": 1, "temperature": 0.0, "mode": "ssd"}
     return {
         "records": [
@@ -63,6 +65,58 @@ def test_a_figure_of_one_point_has_no_plot(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps(found))
     assert main(["plots", str(tmp_path / "results.json"), "--output", str(tmp_path / "p")]) == 0
     assert written(tmp_path / "p") == ALL - {"hit_rate.png"}
+
+
+def labels(monkeypatch: pytest.MonkeyPatch, *runs: dict[str, Any]) -> dict[str, list[str]]:
+    """Draw runs; return the cases of the speed-ups and the lines of the other plots."""
+    figures: dict[str, Figure] = {}
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, path, **_: figures.update({path.name: figure})
+    )
+    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: None)
+    plots.draw_results(runs, Path("nowhere"))
+    bars = figures["speed_up.png"].axes[0]
+    found = {"speed_up": [text.get_text().replace("\n", ", ") for text in bars.get_xticklabels()]}
+    for name in ("efficiency", "hit_rate"):
+        if f"{name}.png" in figures:
+            (legend,) = figures[f"{name}.png"].legends
+            found[name] = [text.get_text() for text in legend.get_texts()]
+    return found
+
+
+def test_labels_have_the_settings_in_which_runs_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = results(24, lookahead="4", engine="torch"), results(24, lookahead="6")
+    other["records"][-1]["temperature"] = 1.0
+    found = labels(monkeypatch, one, other)
+    case = "batch 1, T=0, demo"
+    expected = [f"{case}, lookahead=4, engine=torch", f"{case}, lookahead=6, engine=–"]
+    assert found["speed_up"] == expected
+    assert "SSD, T=0, demo, lookahead=6, engine=–" in found["efficiency"]
+    assert found["hit_rate"] == [
+        "batch 1, demo, lookahead=4, engine=torch",
+        "batch 1, demo, lookahead=6, engine=–",
+    ]
+
+
+def test_the_number_of_branches_is_a_label_where_it_is_not_an_axis(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = labels(monkeypatch, results(8), results(24))
+    assert found["speed_up"] == ["batch 1, T=0, demo, N=8", "batch 1, T=0, demo, N=24"]
+    assert "SSD, T=0, demo, N=8" in found["efficiency"]
+    assert found["hit_rate"] == ["batch 1, T=0, demo"]
+
+
+def test_runs_with_the_same_settings_have_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = labels(monkeypatch, results(24, output="a"), results(24, output="b"))
+    assert found["speed_up"] == ["batch 1, T=0, demo, run 1", "batch 1, T=0, demo, run 2"]
+
+
+def test_runs_of_different_batch_sizes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = results(24, batch="1"), results(24, batch="8")
+    one["records"] = [*one["records"][:2], record("efficiency", "ssd")]
+    other["records"] = other["records"][3:4]
+    assert labels(monkeypatch, one, other)["efficiency"] == ["SSD, T=0, demo"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", None])
