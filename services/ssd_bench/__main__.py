@@ -34,6 +34,7 @@ from ssd_bench.command import (
     Widening,
     check_models,
     err,
+    make_writable,
     numbers,
     out,
     plots,
@@ -101,6 +102,7 @@ def bench(
     }
     own = settings | {"batch": f"{sorted(batches)}", "temperature": f"{sorted(temperatures)}"}
     del own["output"]
+    make_writable(output)
     unfinished = Unfinished(output, identity(own, texts, map(resolve, (target, draft))))
     earlier = unfinished.results()
     with tempfile.TemporaryDirectory() as scratch:
@@ -162,7 +164,6 @@ def bench(
 
 def write(contents: Mapping[str, Any], table: str, output: Path) -> list[str]:
     """Write results.json, results.md and, with matplotlib, the plots; return the names."""
-    output.mkdir(parents=True, exist_ok=True)
     (output / "results.json").write_text(json.dumps(contents, indent=1))
     (output / "results.md").write_text(table)
     try:
@@ -185,11 +186,18 @@ def plots_of(
     """
     try:
         runs = [json.loads(file.read_text()) for file in files]
+    except (OSError, ValueError) as error:
+        raise _no_results(files, error) from None
+    try:
         names = plots().draw_results(runs, output)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        listed = ", ".join(map(str, files))
-        raise SettingsError(f"{listed}: not results.json of 'ssd bench' ({error!r})") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise _no_results(files, error) from None
     err.print(f"written to {output}: {', '.join(names)}")
+
+
+def _no_results(files: Sequence[Path], error: Exception) -> SettingsError:
+    listed = ", ".join(map(str, files))
+    return SettingsError(f"{listed}: not results.json of 'ssd bench' ({error!r})")
 
 
 def main(argv: Sequence[str] | None = None, prog_name: str = "python -m ssd_bench") -> int:

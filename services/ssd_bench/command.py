@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -75,6 +76,22 @@ def check_models(target: str, draft: str, widen_target: int, widen_draft: int) -
         if factor not in demo.FACTORS:
             allowed = ", ".join(map(str, demo.FACTORS))
             raise typer.BadParameter(f"{flag} {factor}: choose one of {allowed}")
+
+
+def make_writable(folder: Path) -> None:
+    """Make a folder for results and try to write in it, before anything is measured.
+
+    Raises:
+        SettingsError: this is not possible.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SettingsError(
+            f"--output: {folder} cannot be written ({error.strerror}): choose another folder"
+        ) from None
 
 
 def numbers(text: str, flag: str, kind: type[N], lowest: N, highest: N) -> tuple[N, ...]:
@@ -178,6 +195,11 @@ def run_app(app: typer.Typer, argv: Sequence[str] | None, prog_name: str) -> int
         # flushed to it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if is_debug:
+            raise
+        reason = error.strerror or str(error)
+        return _fail(f"{error.filename}: {reason}" if error.filename else reason, 1)
 
 
 def _fail(message: str, code: int) -> int:

@@ -34,6 +34,7 @@ from ssd_bench.command import (
     Output,
     Target,
     err,
+    make_writable,
     numbers,
     out,
     plots,
@@ -112,7 +113,7 @@ def serve(
     if "overload" in names and rate is None and "streams" not in names[: names.index("overload")]:
         raise typer.BadParameter("--loads overload: give its --rate, or the load streams before it")
     model = resolve(target)
-    output.mkdir(parents=True, exist_ok=True)
+    make_writable(output)
     folder = environments or Path.home() / ".cache" / "ssd" / "peers"
     guidellm = interpreter("guidellm", folder).with_name("guidellm")
     deployment = Deployment(

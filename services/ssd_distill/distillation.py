@@ -32,6 +32,7 @@ from ssd.engine.precision import AUTO, DTYPES, choose_precision
 from ssd.engine.runner import require_device
 from ssd.engine.sizes import num_weights
 from ssd.errors import SettingsError, WeightsError
+from ssd_bench.command import make_writable
 from ssd_bench.sampling.model import Model, load_model
 from ssd_cli.display import err, report, status
 from ssd_distill.corpus import Corpus, read_corpus
@@ -94,12 +95,13 @@ def distill(
 
     Raises:
         SetupError: a model does not exist, the two do not match, there is no text, or the folder
-            contains something else, or a run with other text or models.
+            cannot be written, or contains something else, or a run with other text or models.
         KeyboardInterrupt: after Ctrl-C. The last checkpoint is the step that it interrupted.
     """
     require_device(device)
     pair = _checked_pair(plan)
     record = _existing_record(plan, output)
+    make_writable(output.parent if record is None else output)
     # Before the folder is made, so that a wrong name is not a run.
     with status("reading text"):
         corpus = read_corpus(
@@ -204,7 +206,6 @@ def _begun(
     plan: Distillation, output: Path, pair: TargetModels, inputs: dict[str, str]
 ) -> dict[str, Any]:
     """Make the folder, at once and without weights; return its record."""
-    output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch:
         folder = Path(scratch) / "made"
         (folder / WORK).mkdir(parents=True)

@@ -21,6 +21,7 @@ from ssd_bench.command import (
     Draft,
     Target,
     err,
+    make_writable,
     numbers,
     plots,
     show_results,
@@ -105,6 +106,7 @@ def peers(
     most = max(row.contender.threads + (row.contender.drafting == "ssd") for row in rows)
     if most > len(cpus):
         raise SettingsError(f"the contenders need {most} CPUs, this process may use {len(cpus)}")
+    make_writable(output)
     cache = environments or Path.home() / ".cache" / "ssd" / "peers"
     setup = Setup(
         target=resolve(target),
@@ -126,7 +128,6 @@ def peers(
         ).items()
     }
     setup.scratch.mkdir(parents=True, exist_ok=True)
-    output.mkdir(parents=True, exist_ok=True)
     results = ResultsFile(output / "peers.json", _run(settings, chosen, setup, asked))
     rows = results.continued(rows)
     if not num_steps(rows, asked):

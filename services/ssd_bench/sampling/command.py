@@ -23,6 +23,7 @@ from ssd_bench.command import (
     Output,
     Target,
     err,
+    make_writable,
     numbers,
     plots,
     show_results,
@@ -62,6 +63,7 @@ def sampling(
         numbers(cache_weights, "--cache-weights", float, 0, 1),
     )
     drawing = plots()
+    make_writable(output)
     # torch is slow to import.
     from ssd_bench.sampling.model import Model, load_model  # noqa: PLC0415
 
@@ -88,7 +90,6 @@ def sampling(
                 law = _law(cell, index, branches // (lookahead + 1))
                 num_rounds = min(ROUNDS_OF_A_TEXT, rounds - cell.rounds)
                 experiment.add_rounds(cell, law, prompt, num_rounds, fit)
-    output.mkdir(parents=True, exist_ok=True)
     table = markdown(cells, proposal_share)
     (output / "sampling.md").write_text(table)
     file = output / "sampling.json"

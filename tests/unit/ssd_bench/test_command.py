@@ -12,6 +12,7 @@ from ssd import demo
 from ssd.errors import ModelNotFoundError
 from ssd.model_files import model_source
 from ssd.testing.tiny_folder import write_tiny_folder
+from ssd_bench import __main__, peers, sampling, serve
 from ssd_bench.__main__ import main
 from ssd_bench.command import widened
 
@@ -66,6 +67,40 @@ def test_a_plot_without_matplotlib_is_refused_before_a_measurement(
     error = capsys.readouterr().err
     assert error.startswith("error: the plot needs matplotlib, which is not installed: run")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [[], ["peers"], ["sampling"], ["serve"]])
+def test_an_output_that_cannot_be_written_is_refused_before_a_measurement(
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for module in (__main__, peers.command, sampling.command, serve):
+        # What each command needs to measure.
+        for name in ("run_plan", "load_tokenizer", "deployed", "interpreter"):
+            monkeypatch.setattr(module, name, None, raising=False)
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "results"
+    assert main([*command, "--output", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert error == (
+        f"error: --output: {folder} cannot be written (Not a directory): choose another folder\n"
+    )
+
+
+@pytest.mark.parametrize("command", ["data", "plots"])
+def test_a_file_that_cannot_be_written_is_one_line(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text('{"records": [], "rounds": []}')
+    folder = tmp_path / "file" / "results"
+    files = [str(tmp_path / "file")] if command == "plots" else []
+    argv = [command, *files, "--output", str(folder)]
+    assert main(argv) == 1
+    assert capsys.readouterr().err == f"error: {folder}: Not a directory\n"
+    with pytest.raises(NotADirectoryError):
+        main([*argv, "--debug"])
 
 
 def test_debug_shows_the_stack_trace(tmp_path: Path) -> None:

@@ -147,6 +147,7 @@ def test_a_new_draft_has_the_family_and_the_head_size_of_its_target(
         (["--draft", "nowhere"], "nowhere: there is no such folder"),
         (["--draft", "DRAFT", "--length", "512"], "has 256 positions, and --length 512"),
         (["--draft", "DRAFT", "--data", "nowhere"], "--data nowhere: there is no such file"),
+        (["--draft", "DRAFT", "--output", "FILE/new"], "cannot be written (File exists): choose"),
         (["--draft", "DRAFT", "--output", "DRAFT"], "contains something else: use another folder"),
     ],
 )
@@ -159,7 +160,8 @@ def test_what_cannot_be_trained_is_one_line_and_exit_code_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_byte_tokenizer(write_tiny_folder(tmp_path / "strange"), end="<|another|>")
-    places = {"DRAFT": str(draft), "STRANGE": str(tmp_path / "strange")}
+    places = {"FILE/new": str(draft / "config.json" / "new"), "DRAFT": str(draft)}
+    places |= {"STRANGE": str(tmp_path / "strange")}
     words = [places.get(word, word) for word in changed]
     assert main([*flags, "--output", str(tmp_path / "output"), *words], "ssd distill") == 2
     output = capsys.readouterr()
