@@ -38,6 +38,7 @@ from ssd_bench.command import (
     numbers,
     out,
     plots,
+    print_json,
     run_app,
     run_plan,
     widened,
@@ -152,7 +153,7 @@ def bench(
     names = write(contents, markdown(results, bandwidth), output)
     unfinished.remove()
     if is_json:
-        out.print_json(json.dumps(contents))
+        print_json(contents)
     else:
         out.print(*terminal_tables(results), sep="\n")
         out.print("\n".join(whole_run(results, bandwidth)), soft_wrap=True)

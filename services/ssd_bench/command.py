@@ -1,6 +1,7 @@
 """What the commands of benchmarks share: flags, models, progress, and errors on one line."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -163,10 +164,16 @@ def plots() -> ModuleType:
         ) from error
 
 
+def print_json(value: Any) -> None:
+    """Print a JSON value, indented. A console would add escape sequences with ``FORCE_COLOR``."""
+    out.file.write(json.dumps(value, indent=2) + "\n")
+    out.file.flush()
+
+
 def show_results(file: Path, table: str, *, is_json: bool) -> None:
     """Print results that a JSON file contains; a table and a plot are beside it."""
     if is_json:
-        out.print_json(file.read_text())
+        print_json(json.loads(file.read_text()))
         return
     out.print(table, soft_wrap=True)
     err.print(f"written to {file}, {file.stem}.md and {file.stem}.png")

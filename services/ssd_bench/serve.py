@@ -38,6 +38,7 @@ from ssd_bench.command import (
     numbers,
     out,
     plots,
+    print_json,
 )
 from ssd_bench.loads import LATENCIES, PERCENTILES, Load, LoadResult
 from ssd_bench.peers.environments import interpreter
@@ -133,12 +134,12 @@ def serve(
         chosen["streams"] = replace(LOADS["streams"], streams=streams)
     client = Client(guidellm, model, output, seconds, temperature, mode)
     results = asyncio.run(_run(chosen, deployment, client, rate))
-    report = json.dumps([asdict(result) for result in results], indent=1)
-    (output / "serve.json").write_text(report)
+    report = [asdict(result) for result in results]
+    (output / "serve.json").write_text(json.dumps(report, indent=1))
     if drawing is not None:
         drawing.draw_latency(results, output / "serve.png")
     if is_json:
-        out.print_json(report)
+        print_json(report)
     else:
         out.print(table(results))
     err.print(f"written to {output}/serve.json; guidellm's reports are beside it")

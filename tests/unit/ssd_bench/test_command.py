@@ -9,12 +9,13 @@ import pytest
 from tests.unit.ssd_cli.fresh import fresh_python
 
 from ssd import demo
+from ssd.console import make_console
 from ssd.errors import ModelNotFoundError
 from ssd.model_files import model_source
 from ssd.testing.tiny_folder import write_tiny_folder
-from ssd_bench import __main__, peers, sampling, serve
+from ssd_bench import __main__, command, peers, sampling, serve
 from ssd_bench.__main__ import main
-from ssd_bench.command import widened
+from ssd_bench.command import show_results, widened
 
 
 @pytest.mark.parametrize(
@@ -69,9 +70,9 @@ def test_a_plot_without_matplotlib_is_refused_before_a_measurement(
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [[], ["peers"], ["sampling"], ["serve"]])
+@pytest.mark.parametrize("words", [[], ["peers"], ["sampling"], ["serve"]])
 def test_an_output_that_cannot_be_written_is_refused_before_a_measurement(
-    command: list[str],
+    words: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -82,25 +83,38 @@ def test_an_output_that_cannot_be_written_is_refused_before_a_measurement(
             monkeypatch.setattr(module, name, None, raising=False)
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "results"
-    assert main([*command, "--output", str(folder)]) == 2
+    assert main([*words, "--output", str(folder)]) == 2
     error = capsys.readouterr().err
     assert error == (
         f"error: --output: {folder} cannot be written (Not a directory): choose another folder\n"
     )
 
 
-@pytest.mark.parametrize("command", ["data", "plots"])
+@pytest.mark.parametrize("word", ["data", "plots"])
 def test_a_file_that_cannot_be_written_is_one_line(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text('{"records": [], "rounds": []}')
     folder = tmp_path / "file" / "results"
-    files = [str(tmp_path / "file")] if command == "plots" else []
-    argv = [command, *files, "--output", str(folder)]
+    files = [str(tmp_path / "file")] if word == "plots" else []
+    argv = [word, *files, "--output", str(folder)]
     assert main(argv) == 1
     assert capsys.readouterr().err == f"error: {folder}: Not a directory\n"
     with pytest.raises(NotADirectoryError):
         main([*argv, "--debug"])
+
+
+def test_json_has_no_escape_sequences_where_colours_are_forced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(command, "out", make_console())
+    results = {"engine": "[red]é", "figures": [1.5, None, True]}
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    show_results(tmp_path / "results.json", "", is_json=True)
+    shown = capsys.readouterr().out
+    assert shown == json.dumps(results, indent=2) + "\n"
+    assert json.loads(shown) == results
 
 
 def test_debug_shows_the_stack_trace(tmp_path: Path) -> None:
