@@ -135,7 +135,7 @@ def generate_command(
         is_quiet=is_json,
     )
     if endpoint is None:
-        check_models(options.deployment, processes.tensor_parallel_size)
+        check_models(options.deployment)
     collector = Collector(is_echo=sampling.echo)
     show = partial(show_generation, is_json=is_json, shows_seed=sampling.temperature > 0)
     try:
@@ -208,7 +208,7 @@ def up_command(
         is_shared=True,
         gateway_port=gateway_port if gateway else None,
     )
-    check_models(deployment, processes.tensor_parallel_size)
+    check_models(deployment)
     raise typer.Exit(run_work(up(deployment, is_json=is_json), is_debug=debug))
 
 

@@ -25,6 +25,7 @@ from ssd.errors import (
 )
 from ssd.model_files.model_name import local_folder
 from ssd.runtime.launch import Deployment
+from ssd.settings import find_text
 from ssd_cli.display import report
 from ssd_cli.extras import how_to_install, missing_module
 from ssd_cli.sampling_options import flag_problem
@@ -60,7 +61,7 @@ def check_extras(*extras: str) -> None:
         raise typer.Exit(1)
 
 
-def check_models(deployment: Deployment, tensor_parallel_size: int = 1) -> None:
+def check_models(deployment: Deployment) -> None:
     """Refuse wrong models and sizes before a process starts, which would need seconds for it.
 
     Packages that the processes need are checked too.
@@ -79,13 +80,20 @@ def check_models(deployment: Deployment, tensor_parallel_size: int = 1) -> None:
         if folder is not None and (problem := missing_weights(folder)):
             raise typer.BadParameter(f"{flag} {model}: {problem}")
     try:
-        warning = check_pair(shapes["--target"], shapes.get("--draft"), tensor_parallel_size)
+        warning = check_pair(shapes["--target"], shapes.get("--draft"), _num_ranks(deployment))
     except SettingsError as error:
         raise typer.BadParameter(f"--target {deployment.target}: {error}") from None
     if warning:
         report("warning", warning)
     if deployment.num_drafts and deployment.plan().is_shared:
         report("warning", "target and drafts share one CPU; expect no speed-up")
+
+
+def _num_ranks(deployment: Deployment) -> int:
+    """Return the ranks of the target; 1 if they are not a number, which the target refuses."""
+    flags = deployment.target_flags
+    text = find_text("tensor_parallel_size", flags, prefix="SSD_TARGET", default="1")
+    return int(text) if text.isdecimal() else 1
 
 
 def run_work(work: Coroutine[Any, Any, Any], *, is_debug: bool) -> Any:

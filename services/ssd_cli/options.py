@@ -20,7 +20,10 @@ from ssd.runtime.launch import Deployment
 MAX_TOKENS = 1 << 20
 """More than the maximum length of any model."""
 
-Target = Annotated[str, typer.Option(help="Model folder, demo://target or hf://…")]
+Target = Annotated[
+    str,
+    typer.Option(envvar="SSD_TARGET_MODEL", help="Model folder, demo://target or hf://…"),
+]
 Temperature = Annotated[
     float, typer.Option(min=0.0, max=MAX_TEMPERATURE, help="Sampling temperature; 0 is greedy.")
 ]
@@ -52,23 +55,34 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on sta
 Debug = Annotated[bool, typer.Option("--debug", help="Show stack traces.")]
 
 
+CONTEXT = "context"
+"""Parameter of a command for the context of typer."""
+GIVEN = "given"
+"""Field of a dataclass of flags that is no flag: ``GivenFlags``."""
+
+
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command as typer needs it: with a parameter for each field of its dataclasses."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    own = signature(command).parameters
     parameters: list[Parameter] = []
-    for name, parameter in signature(command).parameters.items():
+    for name, parameter in own.items():
         parameters += (
-            signature(groups[name]).parameters.values()
+            [flag for flag in signature(groups[name]).parameters.values() if flag.name != GIVEN]
             if name in groups
             else [parameter.replace(annotation=hints[name])]
         )
+    if CONTEXT not in own:
+        parameters.append(Parameter(CONTEXT, Parameter.KEYWORD_ONLY, annotation=typer.Context))
 
     @wraps(command)
     def run(**flags: Any) -> None:
+        context = flags[CONTEXT]
+        flags[GIVEN] = frozenset(name for name in flags if _is_given(context, name))
         for name, group in groups.items():
-            flags[name] = group(**{field.name: flags.pop(field.name) for field in fields(group)})
-        command(**flags)
+            flags[name] = group(**{field.name: flags[field.name] for field in fields(group)})
+        command(**{name: flags[name] for name in own})
 
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -76,13 +90,30 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GivenFlags:
+    """Base of flags that a process has too. Without one, it reads its environment."""
+
+    given: frozenset[str] = frozenset()
+    """Names of the parameters that are on the command line."""
+
+    def flags_of(self, *names: str, prefix: str = "") -> tuple[str, ...]:
+        """Return those of these flags that are on the command line, without a prefix."""
+        values = {
+            _flag(name.removeprefix(prefix)): str(getattr(self, name))
+            for name in names
+            if name in self.given
+        }
+        return tuple(word for pair in values.items() for word in pair)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pair:
     """The models of the processes to start. A running target has its own."""
 
     target: Target = "demo://target"
-    draft: Annotated[str, typer.Option(help="Model folder, demo://draft or hf://…")] = (
-        "demo://draft"
-    )
+    draft: Annotated[
+        str, typer.Option(envvar="SSD_DRAFT_MODEL", help="Model folder, demo://draft or hf://…")
+    ] = "demo://draft"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +136,7 @@ class Drafts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class Shape(GivenFlags):
     """Sizes of proposals and tables."""
 
     lookahead: Annotated[int, typer.Option(min=1, max=16, help="Tokens in a proposal (K).")] = 6
@@ -116,11 +147,11 @@ class Shape:
     @property
     def shape_flags(self) -> tuple[str, ...]:
         """Flags of the target and of its drafts."""
-        return ("--lookahead", str(self.lookahead), "--branches", str(self.branches))
+        return self.flags_of("lookahead", "branches")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numerics:
+class Numerics(GivenFlags):
     """What executes the passes, and in which numbers."""
 
     dtype: Annotated[
@@ -135,11 +166,11 @@ class Numerics:
     @property
     def numeric_flags(self) -> tuple[str, ...]:
         """Flags of the target and of its drafts."""
-        return ("--dtype", self.dtype, "--engine", self.engine)
+        return self.flags_of("dtype", "engine")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Places:
+class Places(GivenFlags):
     """Devices of the models, and formats of their weights."""
 
     weights: Annotated[
@@ -156,15 +187,16 @@ class Places:
 
     @property
     def target_flags(self) -> tuple[str, ...]:
-        """Flags of the target alone. Without a device, the environment can set it."""
-        formats = ("--weights", self.weights, "--draft-weights", self.draft_weights)
+        """Flags of the target alone."""
+        formats = self.flags_of("weights", "draft_weights")
         return (*formats, *(("--device", self.device) if self.device else ()))
 
     @property
     def draft_flags(self) -> tuple[str, ...]:
         """Flags of the drafts alone."""
         device = self.draft_device or self.device
-        return ("--weights", self.draft_weights, *(("--device", device) if device else ()))
+        formats = self.flags_of("draft_weights", prefix="draft_")
+        return (*formats, *(("--device", device) if device else ()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,14 +214,13 @@ class Processes(Pair, Drafts, Shape, Numerics, Places):
 
     def deployment(self, **others: Any) -> Deployment:
         """Return the processes to start; ``others`` are further fields."""
-        ranks = ("--tensor-parallel-size", str(self.tensor_parallel_size))
         return Deployment(
             target=self.target,
             draft=self.draft,
             num_drafts=0 if self.mode in WITHOUT_DRAFT_PROCESSES else self.num_drafts,
             is_synchronous=self.mode == "synchronous",
             common_flags=(*self.shape_flags, *self.numeric_flags),
-            target_flags=(*ranks, *self.target_flags),
+            target_flags=(*self.flags_of("tensor_parallel_size"), *self.target_flags),
             draft_flags=self.draft_flags,
             **others,
         )

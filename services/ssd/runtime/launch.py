@@ -11,10 +11,11 @@ import signal
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import takewhile
 
 from ssd import errors
+from ssd.engine_settings import EngineSettings
 from ssd.errors import InternalError, NotReadyError, SettingsError, SetupError
 from ssd.observability.log import Event, parse_event
 from ssd.runtime.cpu_plan import CpuPlan, plan_cpus
@@ -424,10 +425,24 @@ def draft_process(
             *_cpu_flags(plan.drafts[index], plan.others),
             *("--drain-seconds", str(DRAIN_SECONDS)),
             *deployment.common_flags,
+            *_shape_flags(deployment),
             *deployment.draft_flags,
         ],
         on_event,
     )
+
+
+def _shape_flags(deployment: Deployment) -> list[str]:
+    """Return lookahead and branches of a draft: those of its target, which needs the same."""
+    flags = (*deployment.common_flags, *deployment.target_flags)
+    defaults = {item.name: str(item.default) for item in fields(EngineSettings)}
+    shape = {name: _of_target(name, defaults[name], flags) for name in ("lookahead", "branches")}
+    return [word for name, value in shape.items() for word in (f"--{name}", value)]
+
+
+def _of_target(name: str, default: str, flags: Sequence[str] = ()) -> str:
+    """Return a setting of the target: of its flags, else of the environment, else the default."""
+    return find_text(name, flags, prefix="SSD_TARGET", default=default)
 
 
 def gateway_process(target: str, on_event: EventListener, *, port: int) -> ChildProcess:
@@ -450,7 +465,7 @@ def _target_process(
             *(("--draft-model", deployment.draft) if deployment.is_synchronous else ()),
             *_cpu_flags(plan.target, plan.others),
             *("--drain-seconds", str(DRAIN_SECONDS)),
-            *("--draft-deadline-ms", str(LOCAL_DEADLINE_MS)),
+            *("--draft-deadline-ms", _of_target("draft_deadline_ms", str(LOCAL_DEADLINE_MS))),
             *deployment.common_flags,
             *deployment.target_flags,
         ],

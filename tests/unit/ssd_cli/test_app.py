@@ -15,7 +15,6 @@ from tests.unit.ssd_cli.fresh import fresh_python
 import ssd
 from ssd.errors import IncompleteTextError, NotReadyError
 from ssd.rpc.codec import GenerateCall
-from ssd.runtime.launch import Deployment
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import GenerationChunk
 from ssd_cli import app
@@ -166,32 +165,6 @@ def test_a_draft_larger_than_its_target_is_a_warning_with_the_sizes(
 @pytest.mark.usefixtures("interrupted")
 def test_the_model_of_a_draft_that_is_not_started_is_not_checked() -> None:
     assert run(["generate", "x", "--num-drafts", "0", "--draft", "/no/such/folder"]) == 130
-
-
-@pytest.mark.parametrize(
-    ("given", "of_target", "of_draft"),
-    [
-        ([], None, None),
-        (["--device", "cuda"], "cuda", "cuda"),
-        (["--device", "cuda", "--draft-device", "cpu"], "cuda", "cpu"),
-        (["--draft-device", "cuda:4"], None, "cuda:4"),
-    ],
-)
-def test_a_device_is_that_of_the_drafts_too_unless_they_have_one(
-    given: list[str], of_target: str | None, of_draft: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[tuple[str | None, str | None]] = []
-
-    def device_of(flags: tuple[str, ...]) -> str | None:
-        return flags[flags.index("--device") + 1] if "--device" in flags else None
-
-    async def up(deployment: Deployment, **_options: object) -> None:
-        found.append((device_of(deployment.target_flags), device_of(deployment.draft_flags)))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(app, "up", up)
-    assert run(["up", *given]) == 130
-    assert found == [(of_target, of_draft)]
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])

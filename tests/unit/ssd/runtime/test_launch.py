@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,18 @@ from tests.processes import ROOT
 from ssd.errors import AddressError, NotReadyError, SettingsError, SetupError
 from ssd.observability.log import Event
 from ssd.runtime import launch
-from ssd.runtime.launch import ChildProcess, Deployment, LinkWatch, deployed, setup_error
-from ssd.settings import HUGE_PAGES
+from ssd.runtime.launch import (
+    LOCAL_DEADLINE_MS,
+    ChildProcess,
+    Deployment,
+    EventListener,
+    LinkWatch,
+    deployed,
+    setup_error,
+)
+from ssd.settings import HUGE_PAGES, load
+from ssd_draft.settings import DraftSettings
+from ssd_target.settings import TargetSettings
 
 FAKE_CHILD = "tests.fake_child"
 PRINTING_CHILD = """
@@ -55,6 +66,25 @@ def link(state: str, address: str = "a:1") -> Event:
 
 
 def ignore_event(_name: str, _event: Event) -> None: ...
+
+
+async def settings_of_started(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> tuple[TargetSettings, DraftSettings]:
+    """Return what target and draft of a deployment read from flags and environment."""
+    started: dict[str, Sequence[str]] = {}
+
+    def fake(name: str, module: str, flags: Sequence[str], on_event: EventListener) -> ChildProcess:
+        started[module] = flags
+        return ChildProcess(name, FAKE_CHILD, flags, on_event)
+
+    monkeypatch.setattr(launch, "ChildProcess", fake)
+    async with deployed(deployment):
+        pass
+    return (
+        load(TargetSettings, started["ssd_target"], prefix="SSD_TARGET").settings,
+        load(DraftSettings, started["ssd_draft"], prefix="SSD_DRAFT").settings,
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -223,6 +253,38 @@ async def test_a_target_that_ends_while_a_client_uses_it_is_reported_with_its_si
     monkeypatch.setattr(launch, "ChildProcess", fake)
     with pytest.raises(SetupError, match=r"target was killed by signal 11 \(SIGSEGV\)"):
         await call_a_killed_target()
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "shape"),
+    [
+        ({}, (), (6, 24)),
+        ({"SSD_TARGET_LOOKAHEAD": "4", "SSD_TARGET_BRANCHES": "8"}, (), (4, 8)),
+        ({"SSD_DRAFT_LOOKAHEAD": "4", "SSD_DRAFT_BRANCHES": "8"}, (), (6, 24)),
+        ({"SSD_TARGET_LOOKAHEAD": "4"}, ("--lookahead", "5"), (5, 24)),
+    ],
+)
+async def test_drafts_have_the_lookahead_and_the_branches_of_their_target(
+    environ: dict[str, str],
+    flags: tuple[str, ...],
+    shape: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for variable, value in environ.items():
+        monkeypatch.setenv(variable, value)
+    target, draft = await settings_of_started(Deployment(common_flags=flags), monkeypatch)
+    assert (target.lookahead, target.branches) == shape
+    assert (draft.lookahead, draft.branches) == shape
+
+
+@pytest.mark.parametrize(("of_user", "expected"), [(None, LOCAL_DEADLINE_MS), ("20", 20.0)])
+async def test_a_local_target_has_a_long_table_deadline_unless_the_environment_sets_it(
+    of_user: str | None, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if of_user is not None:
+        monkeypatch.setenv("SSD_TARGET_DRAFT_DEADLINE_MS", of_user)
+    target, _ = await settings_of_started(Deployment(), monkeypatch)
+    assert target.draft_deadline_ms == expected
 
 
 async def test_a_temporary_target_that_would_refuse_its_caller_is_not_started(
