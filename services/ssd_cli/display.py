@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ssd.console import can_redraw, make_console
-from ssd.observability.log import Event
+from ssd.observability.log import Event, printable
 from ssd.runtime.launch import EventListener
 from ssd_cli.figures import Figures
 
@@ -28,6 +28,10 @@ _GAP = 2
 """Columns between the cells of a table without lines."""
 _UNLIMITED = 1 << 16
 """Width of redirected tables; without it, rich wraps them at 80 columns."""
+_PROBLEMS = {"warning": "yellow", "error": "red", "critical": "red"}
+"""Style of events that report a problem, by their level."""
+_UNPRINTED = frozenset({"ts", "process"})
+"""Fields of an event that its line leaves out."""
 _STAGES = {"load": "reading weights", "pack": "packing weights", "warm-up": "warming up"}
 
 
@@ -91,6 +95,22 @@ def status(message: str) -> Iterator[None]:
         return
     with err.status(message):
         yield
+
+
+def report_event(name: str, event: Event, *, is_debug: bool) -> None:
+    """Print an event of a process on one line if a user needs it; with ``is_debug``, each event.
+
+    The command prints the error of the event ``failed`` itself.
+    """
+    fields = dict(event.fields)
+    level = str(fields.pop("level", ""))
+    is_problem = level in _PROBLEMS and event.name != "failed"
+    if not (is_debug or is_problem or event.name == "target_not_ready"):
+        return
+    hidden = _UNPRINTED if is_debug else {*_UNPRINTED, "stack"}
+    words = [f"{key}={value}" for key, value in fields.items() if key not in hidden]
+    message = printable(" ".join(" ".join([event.name, *words]).split()))
+    report(name, message, _PROBLEMS.get(level, "dim"))
 
 
 def report(label: str, message: str, style: str = "yellow") -> None:

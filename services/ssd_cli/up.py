@@ -31,7 +31,7 @@ from ssd.runtime.launch import (
 from ssd.settings import find_text
 from ssd.tasks import beside
 from ssd_cli.commands import debug_of_app, program
-from ssd_cli.display import err, report, startup_progress, write
+from ssd_cli.display import err, report, report_event, startup_progress, write
 
 _HOST = "127.0.0.1"
 """Default host of the processes."""
@@ -107,7 +107,8 @@ async def _run(deployment: Deployment, is_ready: asyncio.Event, *, is_json: bool
     plan = deployment.plan()
     async with contextlib.AsyncExitStack() as stack:
         with startup_progress(is_quiet=is_json) as on_event:
-            running = await stack.enter_async_context(deployed(deployment, on_event))
+            listener = _reporting(on_event)
+            running = await stack.enter_async_context(deployed(deployment, listener))
         is_ready.set()
         _announce(running, is_json=is_json)
         await stack.enter_async_context(_watching(running, deployment, plan))
@@ -208,7 +209,7 @@ async def _restart(
         if debug_of_app.get():
             err.print("\n".join(getattr(failure, "__notes__", ())), markup=False, emoji=False)
         await asyncio.sleep(delay)
-        child = make(_report_ready)
+        child = make(_reporting(_report_ready))
         replacements.append(child)
         await child.start()
 
@@ -223,6 +224,17 @@ def restart_delay(last_seconds: float, lived_seconds: float) -> float:
     if lived_seconds >= STEADY_SECONDS:
         return RESTART_SECONDS
     return max(RESTART_SECONDS, min(2 * last_seconds, LONGEST_RESTART_SECONDS))
+
+
+def _reporting(on_event: EventListener) -> EventListener:
+    """Return a listener that also prints problems of processes, and with ``--debug`` each event."""
+    is_debug = debug_of_app.get()
+
+    def listen(name: str, event: Event) -> None:
+        report_event(name, event, is_debug=is_debug)
+        on_event(name, event)
+
+    return listen
 
 
 def _report_ready(name: str, event: Event) -> None:

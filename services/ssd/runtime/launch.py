@@ -30,6 +30,8 @@ can lose its core for tens of milliseconds. With a shorter deadline, three such 
 the circuit breaker. The adaptive deadline makes usual waits much shorter."""
 LINK_SECONDS = 10.0
 """Maximum time that the start waits for the links between target and drafts."""
+GATEWAY_SECONDS = 15.0
+"""Maximum time from a gateway that listens to one that is ready. The target is ready before."""
 DRAIN_SECONDS = 5.0
 """Maximum time that streams continue after SIGTERM; short, because a user waits."""
 END_SECONDS = 5.0
@@ -63,6 +65,8 @@ class ChildProcess:
         self._ready = asyncio.Event()
         self._other_lines: deque[str] = deque(maxlen=MAX_OTHER_LINES)
         self._failure: SetupError | None = None
+        self._reason = ""
+        """Why a gateway's target was not ready when it last tried it."""
 
     @property
     def pid(self) -> int:
@@ -162,7 +166,8 @@ class ChildProcess:
         if event.is_set():
             return
         if self._process.returncode is None:
-            raise SetupError(f"{self.name} was not {what} within {timeout_seconds:g} s")
+            reason = f": {self._reason}" if self._reason else ""
+            raise SetupError(f"{self.name} was not {what} within {timeout_seconds:g} s{reason}")
         await self._reader
         raise self.failure()
 
@@ -197,6 +202,8 @@ class ChildProcess:
             self._listening.set()
         elif event.name == "ready":
             self._ready.set()
+        elif event.name == "target_not_ready":
+            self._reason = str(event.fields.get("reason", ""))
         elif event.name == "failed":
             self._failure = setup_error(self.name, event)
 
@@ -374,9 +381,14 @@ async def _ready_beside(gateway: ChildProcess, target: ChildProcess) -> None:
     """Wait until a gateway is ready, which it never is without its target.
 
     Raises:
-        SetupError: the gateway could not start, or the target has ended.
+        SetupError: the gateway could not start or use the target, or the target has ended.
     """
-    async with beside(gateway.ready(), target.wait()) as (ready, ended):
+
+    async def start() -> None:
+        await gateway.listening()
+        await gateway.ready(GATEWAY_SECONDS)
+
+    async with beside(start(), target.wait()) as (ready, ended):
         await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             raise target.failure()

@@ -47,6 +47,26 @@ def test_a_report_above_a_live_line_keeps_its_label(monkeypatch: pytest.MonkeyPa
     assert "draft 0: ready again\n" in screen.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("event", "level", "is_debug", "line"),
+    [
+        ("link_quarantined", "warning", False, "target: link_quarantined draft=a:1 [b]\\x1b\n"),
+        ("link_crashed", "error", False, "target: link_crashed draft=a:1 [b]\\x1b\n"),
+        ("target_not_ready", "info", False, "target: target_not_ready draft=a:1 [b]\\x1b\n"),
+        ("link", "info", False, ""),
+        ("link", "info", True, "target: link draft=a:1 [b]\\x1b stack=Trace: back\n"),
+        ("failed", "error", False, ""),
+    ],
+)
+def test_an_event_that_reports_a_problem_is_one_line_and_debug_prints_all_events(
+    event: str, level: str, *, is_debug: bool, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = {"ts": "now", "level": level, "process": "target", "draft": "a:1 [b]\x1b"}
+    found = Event(event, {**fields, "stack": "Trace:\n  back"})
+    display.report_event("target", found, is_debug=is_debug)
+    assert capsys.readouterr().err == line
+
+
 def test_each_process_has_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     monkeypatch.setattr(display, "err", Console(file=screen, force_terminal=True, width=80))

@@ -1,8 +1,14 @@
 """What ``ssd up`` prints, and its pause before it restarts a failed draft."""
 
+from typing import NoReturn
+
 import pytest
 
-from ssd_cli.up import STEADY_SECONDS, credential_flags, restart_delay
+from ssd.errors import SetupError
+from ssd.observability.log import Event
+from ssd.runtime.launch import Deployment, EventListener
+from ssd_cli import up as up_module
+from ssd_cli.up import STEADY_SECONDS, credential_flags, restart_delay, up
 
 
 @pytest.mark.parametrize(
@@ -50,3 +56,21 @@ def test_the_example_has_the_flags_that_a_secured_target_needs(
     environ: dict[str, str], flags: str
 ) -> None:
     assert credential_flags(environ) == flags
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+async def test_a_problem_of_a_process_is_printed_while_it_starts(
+    *, is_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def deployed(_deployment: Deployment, on_event: EventListener) -> NoReturn:
+        on_event("target", Event("link", {"level": "info"}))
+        on_event("gateway", Event("target_not_ready", {"level": "info", "reason": "no token"}))
+        raise SetupError("gateway was not ready")
+
+    monkeypatch.setattr(up_module, "deployed", deployed)
+    with pytest.raises(SetupError, match="gateway was not ready"):
+        await up(Deployment(num_drafts=0), is_json=is_json)
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "gateway: target_not_ready reason=no token\n" in output.err
+    assert "link" not in output.err

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -59,6 +59,13 @@ async def serve(_settings):
 sys.exit(run_process("fetch", FetchSettings, serve, lambda _settings: None, sys.argv[1:]))
 """
 """Crashes like a process of the product."""
+REFUSED_GATEWAY = """
+import json, signal, sys
+for event in ({"event": "target_not_ready", "reason": "the token is not accepted"},
+              {"event": "listening", "http": "a:1"}):
+    print(json.dumps(event), file=sys.stderr, flush=True)
+signal.pause()
+"""
 
 
 def link(state: str, address: str = "a:1") -> Event:
@@ -300,7 +307,7 @@ async def test_a_temporary_target_that_would_refuse_its_caller_is_not_started(
 
 async def test_a_target_that_ends_before_its_gateway_is_ready_ends_the_start() -> None:
     class Gateway:
-        async def ready(self) -> None:
+        async def listening(self) -> None:
             await asyncio.Event().wait()
 
     class Target:
@@ -314,3 +321,22 @@ async def test_a_target_that_ends_before_its_gateway_is_ready_ends_the_start() -
     target: Any = Target()
     with pytest.raises(SetupError, match="target was killed"):
         await launch._ready_beside(gateway, target)
+
+
+async def test_a_gateway_that_its_target_refuses_ends_the_start_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Target:
+        async def wait(self) -> None:
+            await asyncio.Event().wait()
+
+    (tmp_path / "refused_gateway.py").write_text(REFUSED_GATEWAY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "GATEWAY_SECONDS", 0.01)
+    gateway, target = ChildProcess("gateway", "refused_gateway", (), ignore_event), Target()
+    await gateway.start()
+    words = r"gateway was not ready within 0.01 s: the token is not accepted"
+    with pytest.raises(SetupError, match=words):
+        await launch._ready_beside(gateway, cast("ChildProcess", target))
+    gateway.kill()
+    assert await gateway.stop() == -signal.SIGKILL
