@@ -86,8 +86,9 @@ def fetch(model: str) -> Path:
             if lock.read() == FETCHED and (folder := _cached(wanted)) is not None:
                 _log.info("fetched", model=model, was_here=True)
                 return folder
+            # Before the download: the file must not call an interrupted one complete.
+            lock.truncate(0)
             folder = _download(wanted)
-            lock.seek(0)
             lock.write(FETCHED)
         _log.info("fetched", model=model, was_here=False)
         return folder

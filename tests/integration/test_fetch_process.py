@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -116,6 +117,16 @@ def test_a_complete_cache_needs_no_hub(pod: Pod) -> None:
     code, events = pod.fetch()
     assert (code, events[-1]["was_here"]) == (0, True)
     assert len(pod.hub.paths) == 1
+
+
+def test_a_model_that_was_deleted_from_the_cache_is_fetched_again_once(pod: Pod) -> None:
+    assert pod.fetch()[0] == 0
+    shutil.rmtree(pod.cache / "hub" / f"models--{NAME.replace('/', '--')}")
+    code, events = pod.fetch()
+    assert (code, events[-1]["was_here"]) == (0, False)
+    pod.hub.is_down = True
+    code, events = pod.fetch()
+    assert (code, events[-1]["was_here"]) == (0, True)
 
 
 def test_two_pods_with_one_cache_fetch_once(pod: Pod, tmp_path: Path) -> None:
