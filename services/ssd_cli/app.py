@@ -305,11 +305,14 @@ def distill_command(context: typer.Context) -> None:
 
 
 def _become(package: str, context: typer.Context) -> None:
-    """Replace this process by one of a package that needs torch. Ctrl-C reaches it alone."""
+    """Replace this process by one of a package that needs torch. Ctrl-C reaches it alone.
+
+    It imports nothing from the current folder (``-P``), as this process does not.
+    """
     debug = ["--debug"] if debug_of_app.get() else []
     words = [f"{program()} {context.info_name}", *debug, *context.args]
     code = PROGRAM.format(package)
-    os.execv(sys.executable, [sys.executable, "-c", code, *words])  # noqa: S606 - our interpreter
+    os.execv(sys.executable, [sys.executable, "-P", "-c", code, *words])  # noqa: S606 - our interpreter
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,7 +54,7 @@ async def auto_precision() -> AutoPrecision:
         SetupError: torch cannot be loaded.
     """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", PROBE), stdout=PIPE, stderr=PIPE
+        *(sys.executable, "-P", "-m", PROBE), stdout=PIPE, stderr=PIPE
     )
     try:
         stdout, stderr = await process.communicate()

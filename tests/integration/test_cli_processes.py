@@ -32,7 +32,7 @@ from ssd_cli.app import run
 
 SERVICES = Path(ssd.__file__).parents[1]
 SHAPE = ("--dtype", "float32", "--lookahead", "3", "--branches", "8", *QUICK)
-COMMAND = (sys.executable, "-m", "ssd_cli")
+COMMAND = ("env", f"PYTHONPATH={SERVICES}", sys.executable, "-m", "ssd_cli")
 OUTPUT_SECONDS = 240.0
 
 

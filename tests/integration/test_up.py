@@ -32,7 +32,8 @@ async def test_a_failed_draft_restarts_at_its_address_and_a_failed_target_ends_a
             await asyncio.sleep(0.01)
             shown += "".join(capsys.readouterr())
 
-    monkeypatch.chdir(ROOT)
+    path = os.pathsep.join(map(str, (ROOT / "services", ROOT)))
+    monkeypatch.setenv("PYTHONPATH", path)
     monkeypatch.setattr(launch, "ChildProcess", fake)
     monkeypatch.setattr(up_module, "RESTART_SECONDS", 0.1)
     running = asyncio.create_task(up(Deployment(num_drafts=2), is_json=True))

@@ -77,8 +77,9 @@ class ChildProcess:
     async def start(self) -> None:
         """Start the process; it is not yet listening."""
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-X", "faulthandler", "-m", "ssd.runtime.child", str(os.getpid())),
-            *(self._module, *self._flags),
+            # -P: nothing is imported from the current folder, which can be a folder of a user.
+            *(sys.executable, "-P", "-X", "faulthandler", "-m", "ssd.runtime.child"),
+            *(str(os.getpid()), self._module, *self._flags),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,

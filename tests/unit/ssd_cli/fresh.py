@@ -6,11 +6,14 @@ from pathlib import Path
 
 import ssd
 
+SERVICES = Path(ssd.__file__).parents[1]
 
-def fresh_python(*arguments: str) -> "subprocess.CompletedProcess[str]":
+
+def fresh_python(*arguments: str, folder: Path = SERVICES) -> "subprocess.CompletedProcess[str]":
+    """Run Python in a folder; it finds the product in any."""
     return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=Path(ssd.__file__).parents[1],
+        ["env", f"PYTHONPATH={SERVICES}", sys.executable, *arguments],
+        cwd=folder,
         check=False,
         capture_output=True,
         text=True,

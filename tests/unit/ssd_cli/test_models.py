@@ -153,6 +153,17 @@ async def test_a_failed_probe_reports_the_cause(monkeypatch: pytest.MonkeyPatch)
         await auto_precision()
 
 
+async def test_the_probe_imports_nothing_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_a_user.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(models, "PROBE", "of_a_user")
+    with pytest.raises(SetupError, match="No module named of_a_user"):
+        await auto_precision()
+
+
 async def test_a_cancelled_probe_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = tmp_path / "pid"
     os.mkfifo(pipe)

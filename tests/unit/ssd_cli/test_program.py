@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.unit.ssd_cli.fresh import fresh_python
+from tests.unit.ssd_cli.fresh import SERVICES, fresh_python
 
-import ssd
 from ssd_cli.app import run
 
 
@@ -20,8 +19,7 @@ def test_a_reader_that_closes_the_pipe_ends_a_command_with_the_status_of_sigpipe
     os.close(reading)
     with open(writing, "wb") as output:  # noqa: PTH123 - a descriptor
         ended = subprocess.run(
-            [sys.executable, "-m", "ssd_cli", *argv],
-            cwd=Path(ssd.__file__).parents[1],
+            ["env", f"PYTHONPATH={SERVICES}", sys.executable, "-m", "ssd_cli", *argv],
             check=False,
             stdout=output,
             stderr=subprocess.PIPE,
@@ -61,3 +59,10 @@ def test_another_program_has_the_name_of_its_command_in_errors(
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
     assert problem in ended.stderr
     assert f"(see: python -m ssd_cli {argv[0]} --help)" in ended.stderr
+
+
+def test_another_program_imports_nothing_from_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise RuntimeError('a file of the user')")
+    ended = fresh_python("-P", "-m", "ssd_cli", "bench", "--no-such-flag", folder=tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    assert "--no-such-flag" in ended.stderr

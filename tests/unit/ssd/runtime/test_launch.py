@@ -95,9 +95,13 @@ async def settings_of_started(
 
 
 @pytest.fixture(autouse=True)
-def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a child finds its module."""
-    monkeypatch.chdir(ROOT)
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which a child finds its module, as in the product and the tests."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    path = os.pathsep.join(map(str, (folder, ROOT / "services", ROOT)))
+    monkeypatch.setenv("PYTHONPATH", path)
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -122,10 +126,9 @@ def test_a_failure_without_a_message_is_an_error() -> None:
 
 
 async def test_a_child_that_crashes_names_the_cause_in_one_line_and_keeps_its_stack(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    modules: Path,
 ) -> None:
-    (tmp_path / "crashing_child.py").write_text(CRASHING_CHILD)
-    monkeypatch.chdir(tmp_path)
+    (modules / "crashing_child.py").write_text(CRASHING_CHILD)
     flags = ("--model", "hf://a/b@0123456789abcdef0123456789abcdef01234567")
     child = ChildProcess("draft 0", "crashing_child", flags, ignore_event)
     await child.start()
@@ -144,10 +147,9 @@ async def test_a_child_that_crashes_names_the_cause_in_one_line_and_keeps_its_st
     ("of_user", "expected"), [(None, HUGE_PAGES[1]), ("glibc.malloc.check=3",) * 2]
 )
 async def test_a_child_requests_huge_pages_unless_the_user_has_set_the_variable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_user: str | None, expected: str
+    modules: Path, monkeypatch: pytest.MonkeyPatch, of_user: str | None, expected: str
 ) -> None:
-    (tmp_path / "printing_child.py").write_text(PRINTING_CHILD)
-    monkeypatch.chdir(tmp_path)
+    (modules / "printing_child.py").write_text(PRINTING_CHILD)
     monkeypatch.delenv(HUGE_PAGES[0], raising=False)
     if of_user is not None:
         monkeypatch.setenv(HUGE_PAGES[0], of_user)
@@ -186,6 +188,17 @@ async def test_the_error_of_a_child_without_events_contains_its_last_lines() -> 
     assert await child.stop() == 1
 
 
+async def test_a_child_imports_nothing_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise RuntimeError('a file of the user')")
+    monkeypatch.chdir(tmp_path)
+    child = ChildProcess("draft 0", FAKE_CHILD, (), ignore_event)
+    await child.start()
+    await child.ready()
+    assert await child.stop() == 0
+
+
 async def test_stopping_a_child_that_never_started_is_no_error() -> None:
     child = ChildProcess("draft 0", "ssd_draft", (), ignore_event)
     async with asyncio.timeout(60):
@@ -206,11 +219,8 @@ async def test_events_of_a_child_arrive_in_order_and_contain_its_addresses() -> 
     assert received == [("draft 3", word) for word in ("listening", "ready", "stopped")]
 
 
-async def test_a_child_that_is_not_ready_in_time_is_a_setup_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "fake_child.py").write_text("import signal; signal.pause()")
-    monkeypatch.chdir(tmp_path)
+async def test_a_child_that_is_not_ready_in_time_is_a_setup_error(modules: Path) -> None:
+    (modules / "fake_child.py").write_text("import signal; signal.pause()")
     child = ChildProcess("target", "fake_child", (), ignore_event)
     await child.start()
     with pytest.raises(SetupError, match=r"target was not ready within 0.01 s"):
@@ -324,14 +334,13 @@ async def test_a_target_that_ends_before_its_gateway_is_ready_ends_the_start() -
 
 
 async def test_a_gateway_that_its_target_refuses_ends_the_start_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    modules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Target:
         async def wait(self) -> None:
             await asyncio.Event().wait()
 
-    (tmp_path / "refused_gateway.py").write_text(REFUSED_GATEWAY)
-    monkeypatch.chdir(tmp_path)
+    (modules / "refused_gateway.py").write_text(REFUSED_GATEWAY)
     monkeypatch.setattr(launch, "GATEWAY_SECONDS", 0.01)
     gateway, target = ChildProcess("gateway", "refused_gateway", (), ignore_event), Target()
     await gateway.start()
