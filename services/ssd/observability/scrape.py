@@ -6,6 +6,9 @@ import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
 
+_WITHOUT_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""The process is on this machine, where a proxy cannot reach it."""
+
 
 async def scrape(http_address: str, timeout_seconds: float = 10.0) -> dict[str, float]:
     """Return the samples of a process as ``samples`` does.
@@ -18,7 +21,7 @@ async def scrape(http_address: str, timeout_seconds: float = 10.0) -> dict[str, 
 
     def page() -> str:
         try:
-            with urllib.request.urlopen(url, timeout=timeout_seconds) as answer:
+            with _WITHOUT_PROXY.open(url, timeout=timeout_seconds) as answer:
                 return str(answer.read().decode())
         except http.client.HTTPException as error:
             raise OSError(f"{url}: {error}") from error
