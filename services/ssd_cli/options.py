@@ -97,7 +97,7 @@ class GivenFlags:
     """Names of the parameters that are on the command line."""
 
     def flags_of(self, *names: str, prefix: str = "") -> tuple[str, ...]:
-        """Return those of these flags that are on the command line, without a prefix."""
+        """Return the flags among these that are on the command line, without a prefix."""
         values = {
             _flag(name.removeprefix(prefix)): str(getattr(self, name))
             for name in names

@@ -82,7 +82,7 @@ class Gateway:
                 await self._server.serve([listening])
 
     async def _end(self) -> None:
-        """End the server after the drain. Until then, it tells clients that the gateway stops."""
+        """End the server after the drain. Until then, new requests get an error."""
         await self._deadlines.draining.wait()
         loop = asyncio.get_running_loop()
         end_at = loop.time() + self._settings.drain_seconds

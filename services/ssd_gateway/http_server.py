@@ -69,7 +69,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
 
     def end(self, seconds: float) -> None:
-        """Accept no more connections; those with a response have these seconds to receive it."""
+        """Accept no more connections; open responses have these seconds to end."""
         self.config.timeout_graceful_shutdown = math.ceil(seconds) + END_SECONDS
         self.should_exit = True
 

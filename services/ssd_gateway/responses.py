@@ -52,7 +52,7 @@ class ChatFormat:
         return {"delta": delta, **logprobs}
 
     def logprobs(self, positions: list[Position]) -> dict[str, Any]:
-        """Return log-probabilities; the lists of later positions continue those of earlier ones."""
+        """Return log-probabilities; lists of later positions continue the earlier lists."""
         content = [
             {
                 **position.logprobs.selected.as_json(),
@@ -88,7 +88,7 @@ class CompletionFormat:
         return {"text": parts.content, "logprobs": logprobs}
 
     def logprobs(self, positions: list[Position]) -> dict[str, Any]:
-        """Return log-probabilities; the lists of later positions continue those of earlier ones."""
+        """Return log-probabilities; lists of later positions continue the earlier lists."""
         selected = [position.logprobs.selected for position in positions]
         tops = [position.logprobs.top for position in positions]
         return {

@@ -33,7 +33,7 @@ class HeldContinuation:
         self._logprobs: dict[str, Any] = {}
         self._extension: dict[str, Any] = {}
         self._num_characters = 0
-        """Characters that have arrived. The reader holds those that are in no part yet."""
+        """Characters that have arrived. The reader holds the ones that are in no part yet."""
         self._num_text_bytes = 0
         self._num_other_bytes = 0
 

@@ -446,7 +446,7 @@ def draft_process(
 
 
 def _shape_flags(deployment: Deployment) -> list[str]:
-    """Return lookahead and branches of a draft: those of its target, which needs the same."""
+    """Return lookahead and branches of a draft, which are the values of its target."""
     flags = (*deployment.common_flags, *deployment.target_flags)
     defaults = {item.name: str(item.default) for item in fields(EngineSettings)}
     shape = {name: _of_target(name, defaults[name], flags) for name in ("lookahead", "branches")}

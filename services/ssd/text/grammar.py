@@ -299,7 +299,7 @@ class Grammar:
         return self._take(self._tokens) == len(self._tokens) and not self._matcher.is_error()
 
     def _recovers(self) -> bool:
-        """Continue with new states if others than those of the text have reached a limit.
+        """Continue with new states if the states of the text alone have not reached a limit.
 
         States of other texts and after proposed tokens count too. False if the text alone exceeds
         the limit, or if the grammar cannot be compiled now.
