@@ -12,6 +12,7 @@ from tests.unit.ssd_operator.world import DEMO, DRAFTS
 from ssd_operator.__main__ import Operator
 from ssd_operator.children.objects import KINDS
 from ssd_operator.observe.cluster import BusyError, ClusterError, ForbiddenError
+from ssd_operator.runtime import metrics
 from ssd_operator.runtime.api_server import ApiServer
 
 DENIED = ForbiddenError("denied by a policy")
@@ -29,8 +30,8 @@ DENIED = ForbiddenError("denied by a policy")
 async def test_an_operator_is_ready_although_an_object_is_denied_for_ever_but_not_all(
     faults: dict[Any, ClusterError], *, is_ready: bool
 ) -> None:
-    cluster = MemoryCluster(write_faults=faults)
-    cluster.create_resource((SETTINGS.pod_namespace, "demo"), DEMO)
+    cluster, key = MemoryCluster(write_faults=faults), (SETTINGS.pod_namespace, "demo")
+    cluster.create_resource(key, DEMO)
     operator = Operator(SETTINGS, cast("ApiServer", cluster))
     work = [asyncio.ensure_future(each) for each in (operator._lists.run(), operator._start())]
     await pass_by(60.0)
@@ -39,3 +40,5 @@ async def test_an_operator_is_ready_although_an_object_is_denied_for_ever_but_no
         task.cancel()
     await operator._queue.close()
     await operator._engines.close()
+    # The gauges of conditions are of the process.
+    metrics.set_conditions(key, ())
