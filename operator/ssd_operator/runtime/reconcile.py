@@ -125,9 +125,9 @@ class Reconciler:
         retries = [call.retry_at - self._now() for call in results.deferred_calls.values()]
         again_after = min(decided.again_after, report.again_after, *retries)
         if results.failed_calls:
-            partial = PartialError("; ".join(map(str, results.failed_calls.values())), again_after)
-            partial.can_write = bool(results.applied or snapshot.children)
-            raise partial
+            message = "; ".join(map(str, results.failed_calls.values()))
+            can_write = bool(results.applied or snapshot.children)
+            raise PartialError(message, again_after, can_write=can_write)
         return again_after
 
     async def _observe(self, key: Key, cached: Object, resource: Resource) -> Snapshot:

@@ -39,8 +39,12 @@ class PartialError(ForbiddenError):
     Without an event, the next pass is due after ``retry_after_seconds``.
     """
 
-    can_write = True
-    """Whether the API server has an object that the operator wrote for the resource."""
+    def __init__(
+        self, message: str, retry_after_seconds: float = 0.0, *, can_write: bool = True
+    ) -> None:
+        """``can_write``: the cluster has an object that the operator wrote for the resource."""
+        super().__init__(message, retry_after_seconds)
+        self.can_write = can_write
 
 
 @dataclass(slots=True)
