@@ -28,7 +28,7 @@ def identity(
 
     Args:
         settings: of the run.
-        texts: values of JSON: those of its data sets, or its batches of prompts.
+        texts: its data sets or batches of prompts, as values of JSON.
         models: their folders.
     """
     files = sorted(path for folder in models for path in folder.iterdir())

@@ -157,7 +157,7 @@ def read_record(output: Path) -> dict[str, Any] | None:
 
 
 def is_complete(record: dict[str, Any] | None) -> bool:
-    """Return whether a record is that of a run with nothing left to do."""
+    """Return whether the run of a record is complete."""
     return record is not None and "after" in record
 
 

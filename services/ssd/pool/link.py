@@ -164,7 +164,7 @@ class Session:
         return None
 
     def prospect(self, num_backup: int, depth: int, max_tokens: int) -> Prospect:
-        """Return a proposal of this session, and the columns that it waits for.
+        """Return a proposal of this session, and the columns that may still arrive.
 
         Args:
             num_backup: tokens of the proposal from the backup.

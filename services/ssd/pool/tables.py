@@ -57,8 +57,8 @@ class TableCollector:
             before_wait: called once if the round waits.
 
         Returns:
-            The open sessions with their tables, by sequence, and the seconds of the wait, at most
-            those of the deadline: the rest is a pause of the machine.
+            The open sessions with their tables, by sequence, and the seconds of the wait. A wait
+            counts up to the deadline; the rest is a pause of the machine.
         """
         begun_at = now = self._clock.now()
         deadline = begun_at + self._settings.deadline_seconds

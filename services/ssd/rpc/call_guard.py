@@ -235,12 +235,12 @@ class Call:
             await self._context.write(message)
 
     async def _write_first(self, message: Any) -> None:
-        # A status can be sent after the initial metadata, also if nobody reads the message.
+        # A status can follow the initial metadata, also before the client reads the message.
         await self._context.send_initial_metadata(())
         await self._context.write(message)
 
     async def settle(self, seconds: float) -> None:
-        """Wait until the first message is sent, or nobody has read it for so long.
+        """Wait until the first message is sent, at most for so long.
 
         Raises:
             CancelledError: the caller disconnected, so that no status can be sent.
