@@ -56,20 +56,16 @@ class Passes(Protocol):
     @property
     def verify_columns(self) -> tuple[int, ...]:
         """Column counts that a verify can have, ascending."""
-        ...
 
     @property
     def row_counts(self) -> tuple[int, ...]:
         """Numbers of rows of a sequence that a verify can have."""
-        ...
 
     def forward(self, batch: PagedBatch) -> Tensor:
         """Verify a batch; returns logits [B, P, V]."""
-        ...
 
     def prefill(self, batch: PagedBatch) -> int | None:
         """Store consecutive chunks of one prompt."""
-        ...
 
 
 def proved(
@@ -96,7 +92,9 @@ def proved(
         "blocks": min(num_blocks, _most_blocks(engine)),
     }
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
-    path = Path.home() / ".cache" / "ssd" / "same_bits" / digest
+    # A variable of the XDG base directories, which is no setting of a process.
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")  # noqa: TID251
+    path = cache / "ssd" / "same_bits" / digest
     with suppress(OSError, ValueError, LookupError, TypeError):
         # No file, a part of one, or a home that this user cannot read, as in a container.
         earlier: str | None = json.loads(path.read_text())["difference"]

@@ -282,6 +282,7 @@ def test_a_target_with_a_slow_kernel_for_one_row_runs_more(
 def test_the_result_of_a_long_proof_is_kept(
     wide_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     engine = EngineConfig(max_model_len=64)
     results = iter(("a", "b", None))
@@ -298,10 +299,24 @@ def test_the_result_of_a_long_proof_is_kept(
     assert proved(wide_folder, engine, 9, "", lambda: "d") == "d"
 
 
+def test_the_result_of_a_long_proof_is_kept_in_the_cache_folder_of_the_environment(
+    wide_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "volume"))
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    monkeypatch.setattr(same_bits, "LONG_SECONDS", 0.0)
+    engine = EngineConfig(max_model_len=64)
+    assert proved(wide_folder, engine, 9, "", lambda: "a") == "a"
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home of the next pod")
+    assert proved(wide_folder, engine, 9, "", lambda: "b") == "a"
+    assert not list(tmp_path.glob("home*"))
+
+
 @pytest.mark.parametrize("content", ["", '{"diff', "{}", "null"])
 def test_a_proof_runs_again_where_its_result_was_not_written_whole(
     content: str, wide_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     monkeypatch.setattr(same_bits, "LONG_SECONDS", 0.0)
     engine = EngineConfig(max_model_len=64)
@@ -323,6 +338,7 @@ def test_a_proof_runs_where_its_result_cannot_be_kept(
     # A file in place of the home folder: nothing in it can be read or written.
     home = tmp_path / "home"
     home.write_text("")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", lambda: home)
     monkeypatch.setattr(same_bits, "LONG_SECONDS", 0.0)
     assert proved(wide_folder, EngineConfig(max_model_len=64), 9, "", lambda: "a") == "a"
