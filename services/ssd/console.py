@@ -30,7 +30,6 @@ class Advance(Protocol):
 
     def __call__(self, count: int, note: str | None = None) -> None:
         """Show them, with a note; None keeps the last one."""
-        ...
 
 
 def make_console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:

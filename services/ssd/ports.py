@@ -12,7 +12,6 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Seconds since an arbitrary start."""
-        ...
 
 
 class SystemClock:
@@ -31,16 +30,13 @@ class TokenSink(Protocol):
 
     def put(self, chunk: GenerationChunk) -> None:
         """Add the tokens of one round."""
-        ...
 
     def fail(self, error: Exception) -> None:
         """End the request with an error. No call follows."""
-        ...
 
     @property
     def is_abandoned(self) -> bool:
         """Whether the reader has left; the sequence is then cancelled."""
-        ...
 
 
 class Tokenizer(Protocol):
@@ -49,27 +45,22 @@ class Tokenizer(Protocol):
     @property
     def vocab_size(self) -> int:
         """Token ids are 0..vocab_size - 1."""
-        ...
 
     @property
     def fingerprint(self) -> str:
         """sha256 over the sorted (token, id) list and the special ids, hexadecimal."""
-        ...
 
     @property
     def eos_token_ids(self) -> frozenset[TokenId]:
         """Ids that end a text."""
-        ...
 
     @property
     def longest_token_bytes(self) -> int | None:
         """Maximum number of UTF-8 bytes of one token; None if unknown."""
-        ...
 
     @property
     def definition(self) -> str:
         """Content of its ``tokenizer.json``."""
-        ...
 
     def encode(self, text: str, *, has_prefix: bool = False) -> list[TokenId]:
         """Return the token ids of a text, in the form that the model was trained on.
@@ -77,19 +68,15 @@ class Tokenizer(Protocol):
         They begin with the model's prefix, such as Llama's first token. ``has_prefix``: the text
         has it already.
         """
-        ...
 
     def decode(self, token_ids: Sequence[TokenId]) -> str:
         """Return the text of ids without special tokens; incomplete characters become U+FFFD."""
-        ...
 
     def token_text(self, token_id: TokenId) -> str:
         """Return the text of one token as it is inside a text.
 
         ``decode`` of one token is the start of a text, where some decoders remove a space.
         """
-        ...
 
     def token_bytes(self, token_id: TokenId) -> bytes:
         """Return the UTF-8 of one token that is not special, also of a part of a character."""
-        ...

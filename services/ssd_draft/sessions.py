@@ -31,24 +31,19 @@ class LinkEnd(Protocol):
     @property
     def number(self) -> int:
         """Number of the link, unique in the process."""
-        ...
 
     @property
     def settings(self) -> LinkSettings:
         """The current settings of the link."""
-        ...
 
     def push(self, tables: Collection[OutcomeTable]) -> None:
         """Send tables in one frame."""
-        ...
 
     def refuse(self, session: int, reason: RefusalReason) -> None:
         """Send that a session is closed or not opened."""
-        ...
 
     def fail(self, error: LinkError) -> None:
         """End the link; its sessions are closed when the inbox delivers ``LinkChange.LOST``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,30 +46,24 @@ class TokenChoice(Protocol):
     @property
     def filters(self) -> SoftFilters:
         """The filters of the slots; ``choose`` and ``rank`` apply them."""
-        ...
 
     def assign(self, slot: int, seed: int, choice: int, temperature: float) -> None:
         """Assign a slot to a session, without its filters."""
-        ...
 
     def release(self, slot: int) -> None:
         """Release the slot of a session, and its filters."""
-        ...
 
     def fill(self, slots_B: Ints, first_B: Ints, count: int) -> None:
         """Prepare ``count`` positions of each slot, from ``first_B`` on."""
-        ...
 
     def fill_ahead(self, committed_X: Ints, count: int) -> bool:
         """Prepare some of the next ``count`` positions of a slot; returns False if none is left.
 
         Called while waiting. ``committed_X`` is the number of committed tokens by slot.
         """
-        ...
 
     def choose(self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints) -> Tensor:
         """Return the token of each row, int64 [R], on their device; see ``engine.sampling``."""
-        ...
 
     def stored_noise(self, slots_R: Ints, positions_KR: Ints) -> StoredNoise | None:
         """Return noise and filters of several columns; None if noise is computed with each choice.
@@ -78,13 +72,11 @@ class TokenChoice(Protocol):
             slots_R: slots of the rows.
             positions_KR: positions of the rows in each column.
         """
-        ...
 
     def rank(
         self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints, count: int
     ) -> tuple[Tensor, Tensor]:
         """Return the best tokens of each row and their scores; see ``top_candidates``."""
-        ...
 
 
 class RingChoice:

@@ -47,15 +47,12 @@ class Graph(Protocol):
 
     def begin(self) -> None:
         """Begin to record operations instead of running them."""
-        ...
 
     def end(self) -> None:
         """End the recording; also after an operation that cannot be recorded."""
-        ...
 
     def replay(self) -> None:
         """Start the operations."""
-        ...
 
 
 class Graphs(Protocol):
@@ -67,19 +64,15 @@ class Graphs(Protocol):
 
     def on_stream(self) -> AbstractContextManager[None]:
         """Inside, operations are in the queue that can be captured, after all earlier ones."""
-        ...
 
     def free_bytes(self) -> int:
         """Return the free memory of the device."""
-        ...
 
     def make(self) -> Graph:
         """Return a graph. Its memory is shared with those of other shapes."""
-        ...
 
     def give_up(self, graph: Graph) -> None:
         """Keep a graph whose capture has failed out of the way of later ones."""
-        ...
 
 
 _thread = threading.local()

@@ -37,14 +37,12 @@ class Execution(Protocol):
 
     def free_weights(self) -> None:
         """Free the memory of weights that the passes no longer read, after the warm-up."""
-        ...
 
     def prefill(self, batch: PagedBatch) -> Tensor:
         """Store one chunk of one prompt; returns whether each column is finite, bool [P] or less.
 
         Padding columns may be missing from the result, and are not read.
         """
-        ...
 
 
 class TargetExecution(Execution, Protocol):
@@ -67,7 +65,6 @@ class TargetExecution(Execution, Protocol):
     @property
     def shapes(self) -> str:
         """What the shapes of verifies have in common; empty if the settings alone decide it."""
-        ...
 
     def use_fewer_shapes(self) -> str | None:
         """Run verifies in fewer shapes from now on.
@@ -76,11 +73,9 @@ class TargetExecution(Execution, Protocol):
             What the shapes have in common; None if all verifies have one shape already: the largest
             number of sequences with K+1 rows each.
         """
-        ...
 
     def prepare(self, batch: PagedBatch) -> Any:
         """Compute what ``verify`` needs besides the model."""
-        ...
 
     def verify(self, prepared: Any) -> Tensor:
         """Store the columns of a batch; returns fp32 logits [B, P, V], undefined at padding.
@@ -90,14 +85,12 @@ class TargetExecution(Execution, Protocol):
 
         Of several ranks, V are the token ids of the rank.
         """
-        ...
 
     def verify_seconds(self) -> float | None:
         """Return the time of the newest verify on its device; waits for its end.
 
         None if ``verify`` itself waits, so that its duration is that time.
         """
-        ...
 
 
 class TreePasses(Protocol):
@@ -109,7 +102,6 @@ class TreePasses(Protocol):
     @property
     def whole_tables(self) -> Collection[tuple[int, int]]:
         """Numbers of branches and columns of the tables that ``run_columns`` builds in one pass."""
-        ...
 
     def run_proposals(self, batch: ProposalBatch) -> Tensor:
         """Run the newest token and the proposal of each session, and fill the proposal segments.
@@ -117,7 +109,6 @@ class TreePasses(Protocol):
         Returns:
             fp32 logits [B, P, V].
         """
-        ...
 
     def run_branches(self, batch: BranchBatch) -> Tensor:
         """Run one step of all branches; returns fp32 logits [B, N, V].
@@ -126,7 +117,6 @@ class TreePasses(Protocol):
         the same tensor ``slots_B``. Other passes may run between them. The logits are valid until
         a later table of one of these sessions begins.
         """
-        ...
 
     def run_columns(self, batch: BranchBatch, noise: StoredNoise) -> tuple[Tensor, Tensor]:
         """Run all steps of a table of one session in one pass, from the tokens of step 0.
@@ -140,7 +130,6 @@ class TreePasses(Protocol):
             first step of a branch that is not finite; and the logits of each step, fp32
             [P, 1, N, V], valid like those of ``run_branches``.
         """
-        ...
 
     def append_proposal(
         self,
@@ -154,11 +143,9 @@ class TreePasses(Protocol):
         The tables must contain the pages of positions trunk_length..trunk_length+num_entries-1.
         The result has no use.
         """
-        ...
 
     def promote_branches(self, slots_B: Tensor, branches_B: Tensor) -> object:
         """Copy the own entries of one branch of each session into its proposal segment."""
-        ...
 
 
 class DraftExecution(Execution, TreePasses, Protocol):
@@ -173,7 +160,6 @@ class TreeRunner(TreePasses, Protocol):
 
     def prefill(self, batch: PagedBatch) -> int | None:
         """Store the KV of chunks of one prompt; returns the first column that is not finite."""
-        ...
 
 
 def run_columns_by_steps(

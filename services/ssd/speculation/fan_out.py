@@ -90,7 +90,6 @@ class FanOutPolicy(Protocol):
         Returns:
             N outcomes for each session, most likely first; fewer if there are fewer candidates.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,6 @@ class Buffer(Protocol):
     @property
     def words(self) -> npt.NDArray[np.int32]:
         """int32, as many as were asked for."""
-        ...
 
 
 class Communicator(Protocol):
@@ -47,40 +46,31 @@ class Communicator(Protocol):
     @property
     def transport(self) -> str:
         """How the bytes travel: ``tcp``, or the path that NCCL reports."""
-        ...
 
     def buffer(self, num_words: int) -> Buffer:
         """Return a new buffer. Raises a ``LinkError`` if there is no memory for it."""
-        ...
 
     @property
     def num_probe_bytes(self) -> int:
         """Size of the message that measures the bandwidth."""
-        ...
 
     def start_send(self, buffer: Buffer, num_words: int) -> None:
         """Start to send the first words of a buffer, or all of it. Does not block."""
-        ...
 
     def end_send(self) -> None:
         """Wait until the oldest such message has ended."""
-        ...
 
     def start_receive(self, buffer: Buffer) -> None:
         """Post a buffer for the next message for which there is none."""
-        ...
 
     def end_receive(self) -> None:
         """Wait for the message of the oldest posted buffer."""
-        ...
 
     def check(self) -> None:
         """Look for an error of the network. Any thread; does not block."""
-        ...
 
     def abort(self) -> None:
         """End all calls with a ``LinkError``. Any thread: does not block. Idempotent."""
-        ...
 
     def close(self) -> None:
         """Abort, and release connections and buffers. Called once, after the last other call.
@@ -88,7 +78,6 @@ class Communicator(Protocol):
         Raises:
             RuntimeError: of the device.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +98,6 @@ class Backend(Protocol):
 
     def is_available(self, device: str) -> bool:
         """Whether processes with this device can use the backend."""
-        ...
 
     def connect(self, store: LinkStore, place: Place) -> Communicator:
         """Connect to the peer, which does the same. Blocks; not on the asyncio loop.
@@ -117,7 +105,6 @@ class Backend(Protocol):
         Raises:
             LinkError: no connection within the time, or ``store`` was closed.
         """
-        ...
 
 
 def backend(name: str) -> Backend:

@@ -20,37 +20,29 @@ class Runner(Protocol):
     @property
     def engine(self) -> EngineConfig:
         """Shapes of its batches."""
-        ...
 
     @property
     def verify_columns(self) -> tuple[int, ...]:
         """Column counts that a verify may have, ascending; the last one fits every proposal."""
-        ...
 
     def prepare(self, batch: PagedBatch) -> Any:
         """Build the inputs of ``verify`` for a batch."""
-        ...
 
     def verify(self, prepared: Any) -> torch.Tensor:
         """Store a batch; returns logits_BPV float32, see ``TargetExecution.verify``."""
-        ...
 
     @property
     def num_padding(self) -> int:
         """See ``TargetExecution.num_padding``."""
-        ...
 
     def verify_seconds(self) -> float | None:
         """Return the time of the newest verify on its device; None if ``verify`` waits for it."""
-        ...
 
     def prefill(self, batch: PagedBatch) -> int | None:
         """Store chunks of one prompt; returns the first column that is not finite, or None."""
-        ...
 
     def bad_columns(self, prompts: PagedBatch) -> list[int | None]:
         """Return what ``prefill`` returns, for each prompt that the newest verify has stored."""
-        ...
 
 
 class Flusher(Protocol):
@@ -58,7 +50,6 @@ class Flusher(Protocol):
 
     def flush(self) -> None:
         """Wake the readers of all sinks that have received something since the last call."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

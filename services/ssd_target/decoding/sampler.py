@@ -41,7 +41,6 @@ class Choose(Protocol):
         self, logits_RV: torch.Tensor, keys_4R: torch.Tensor, *, is_warm: bool
     ) -> torch.Tensor:
         """Return the token of each row, int64 [R]."""
-        ...
 
 
 class Sampler(ABC):

@@ -41,7 +41,6 @@ class StopDetector(Protocol):
 
     def completes(self, token_id: TokenId) -> bool:
         """Add the next token; true if the text now contains a stop string."""
-        ...
 
 
 def _floats() -> "array[float]":

@@ -58,7 +58,6 @@ class PagedAttention(Protocol):
             num_pages: Y.
             is_causal: query i sees positions 0..length-Q+i; else all queries see 0..length-1.
         """
-        ...
 
 
 def num_visible(lengths_B: Tensor, num_queries: int, *, is_causal: bool) -> Tensor:

@@ -32,7 +32,6 @@ class Attends(Protocol):
         self, layer: int, queries_RHE: Tensor, keys_RGE: Tensor, values_RGE: Tensor
     ) -> Tensor:
         """Store new keys and values; return the attention output, [R, H*E]."""
-        ...
 
 
 class Decoder:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ssd.engine.config import EngineConfig, ModelConfig
-from ssd.engine.models import llama, qwen3
+from ssd.engine.models import llama
 from ssd.engine.models.decoder import Attends, Decoder
 from ssd.engine.models.decoder_weights import DecoderWeights
 from ssd.engine.models.weights import Checkpoint, TensorReader
@@ -23,15 +24,12 @@ class CausalModel(Protocol):
 
     def prepare(self, max_len: int) -> None:
         """Prepare for positions below ``max_len``; called once."""
-        ...
 
     def forward(self, tokens_R: Tensor, positions_R: Tensor, attention: Attends) -> Tensor:
         """Return hidden states [R, D]; every layer calls ``attention.attend`` once, in order."""
-        ...
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Return fp32 logits [R, V]."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,10 @@ class Family:
 
 FAMILIES = {
     "llama": Family(llama.shapes, llama.weights),
-    "qwen3": Family(qwen3.shapes, qwen3.weights),
+    # The dense decoder: that of Llama with a norm on each head of queries and keys.
+    "qwen3": Family(
+        partial(llama.shapes, with_head_norms=True), partial(llama.weights, with_head_norms=True)
+    ),
 }
 
 

@@ -67,23 +67,18 @@ class Group(Protocol):
     @property
     def shard(self) -> Shard:
         """The rank of this process."""
-        ...
 
     def add(self, part_XD: Tensor) -> Tensor:
         """Return the sum of the tensors of all ranks, the same bits on each rank."""
-        ...
 
     def gather(self, part_X: Tensor) -> Tensor:
         """Return the tensors of all ranks, which have one shape, along a new first dimension."""
-        ...
 
     def smallest(self, number: int) -> int:
         """Return the smallest number of all ranks, once all have loaded their weights."""
-        ...
 
     def begin_service(self) -> None:
         """Use ``SERVICE_SECONDS`` from now on; rank 0, once its target is ready."""
-        ...
 
 
 class _Alone:
