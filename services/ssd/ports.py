@@ -80,3 +80,6 @@ class Tokenizer(Protocol):
 
     def token_bytes(self, token_id: TokenId) -> bytes:
         """Return the UTF-8 of one token that is not special, also of a part of a character."""
+
+    def special_name(self, token_id: TokenId) -> str:
+        """Return the name of a special token, such as ``<|endoftext|>``; empty for others."""

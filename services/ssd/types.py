@@ -293,11 +293,13 @@ class TokenLogprob:
     """Text of this token as it is inside a text, set by the request handler."""
     partial: bytes = b""
     """Bytes of this token, if its text has an incomplete character; otherwise empty."""
+    special: str = ""
+    """Name of this token in the vocabulary, if it is special: then it has no text."""
 
     @property
     def name(self) -> str:
-        """The text, or the id as vLLM writes it: special tokens have no text."""
-        return self.text or f"token_id:{self.token_id}"
+        """The text, the name of a special token, or the id of one that the vocabulary lacks."""
+        return self.text or self.special or f"token_id:{self.token_id}"
 
     @property
     def encoded(self) -> bytes:

@@ -125,12 +125,18 @@ def position_logprobs(message: types_pb2.PositionLogprobs) -> PositionLogprobs:
 
 def _logprob_message(token: TokenLogprob) -> types_pb2.TokenLogprob:
     return types_pb2.TokenLogprob(
-        token_id=token.token_id, logprob=token.logprob, text=token.text, partial=token.partial
+        token_id=token.token_id,
+        logprob=token.logprob,
+        text=token.text,
+        partial=token.partial,
+        special=token.special,
     )
 
 
 def _logprob(message: types_pb2.TokenLogprob) -> TokenLogprob:
-    return TokenLogprob(message.token_id, message.logprob, message.text, message.partial)
+    return TokenLogprob(
+        message.token_id, message.logprob, message.text, message.partial, message.special
+    )
 
 
 def _check_ranges(values: Mapping[str, Any], **others: tuple[float, float]) -> None:

@@ -51,3 +51,7 @@ class ByteTokenizer:
     def token_bytes(self, token_id: TokenId) -> bytes:
         """The byte; nothing for the end."""
         return bytes([token_id]) if token_id < NUM_BYTES else b""
+
+    def special_name(self, token_id: TokenId) -> str:
+        """The name of the end; nothing for bytes."""
+        return "<end>" if token_id == NUM_BYTES else ""

@@ -42,8 +42,7 @@ class HFTokenizer:
     def fingerprint(self) -> str:
         """sha256 over the sorted (token, id) list and the special ids, hexadecimal."""
         vocabulary = sorted(self._library.get_vocab(with_added_tokens=True).items())
-        added: dict[int, AddedToken] = self._library.get_added_tokens_decoder()
-        special = sorted(number for number, token in added.items() if token.special)
+        special = sorted(self._special_names)
         payload = json.dumps([vocabulary, special], ensure_ascii=True, separators=(",", ":"))
         return hashlib.sha256(payload.encode()).hexdigest()
 
@@ -90,6 +89,15 @@ class HFTokenizer:
         if not _BYTES.keys() >= {*piece}:
             return text.encode()
         return bytes(_BYTES[character] for character in piece)
+
+    def special_name(self, token_id: TokenId) -> str:
+        """Return the name of a special token; see ``ssd.ports.Tokenizer``."""
+        return self._special_names.get(token_id, "")
+
+    @cached_property
+    def _special_names(self) -> dict[TokenId, str]:
+        added: dict[int, AddedToken] = self._library.get_added_tokens_decoder()
+        return {number: token.content for number, token in added.items() if token.special}
 
 
 def load_tokenizer(folder: Path) -> HFTokenizer:

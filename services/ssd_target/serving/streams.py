@@ -222,3 +222,5 @@ def add_texts(chunk: GenerationChunk, tokenizer: Tokenizer) -> None:
             candidate.text = tokenizer.token_text(candidate.token_id)
             if REPLACEMENT in candidate.text:
                 candidate.partial = tokenizer.token_bytes(candidate.token_id)
+            if not candidate.text:
+                candidate.special = tokenizer.special_name(candidate.token_id)

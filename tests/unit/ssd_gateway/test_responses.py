@@ -44,11 +44,12 @@ def test_a_stream_keeps_nothing_that_it_has_sent() -> None:
 
 
 def test_special_tokens_have_names_in_log_probabilities() -> None:
-    word, end, other = TokenLogprob(1, -0.5, "a"), TokenLogprob(8, -1.0), TokenLogprob(9, -2.0)
+    word, end = TokenLogprob(1, -0.5, "a"), TokenLogprob(8, -1.0, special="<end>")
+    other = TokenLogprob(9, -2.0)
     positions = [Position(0, PositionLogprobs(end, (word, end, other)))]
     text = CompletionFormat().logprobs(positions)
-    assert text["tokens"] == ["token_id:8"]
-    assert text["top_logprobs"] == [{"a": -0.5, "token_id:8": -1.0, "token_id:9": -2.0}]
+    assert text["tokens"] == ["<end>"]
+    assert text["top_logprobs"] == [{"a": -0.5, "<end>": -1.0, "token_id:9": -2.0}]
     (chat,) = ChatFormat().logprobs(positions)["content"]
-    assert (chat["token"], chat["bytes"]) == ("token_id:8", [])
-    assert [each["token"] for each in chat["top_logprobs"]] == ["a", "token_id:8", "token_id:9"]
+    assert (chat["token"], chat["bytes"]) == ("<end>", [])
+    assert [each["token"] for each in chat["top_logprobs"]] == ["a", "<end>", "token_id:9"]

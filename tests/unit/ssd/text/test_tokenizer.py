@@ -174,6 +174,11 @@ def test_the_bytes_of_tokens_are_those_of_the_text(text: str) -> None:
     assert b"".join(map(PLAIN.token_bytes, ids)) == text.encode()
 
 
+def test_only_special_tokens_have_names() -> None:
+    ids = [*PLAIN.encode("d"), *range(PLAIN.vocab_size - 1, PLAIN.vocab_size + 1)]
+    assert list(map(PLAIN.special_name, ids)) == [BEGIN, "", END, ""]
+
+
 def test_a_token_of_byte_fallback_is_its_byte() -> None:
     vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"日": 256}
     made = LibraryTokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))

@@ -284,6 +284,17 @@ def test_tokens_with_log_probabilities_receive_the_bytes_of_parts_of_characters(
     assert [each.selected.partial for each in written[:2]] == [b"", b"\xc3"]
 
 
+def test_special_tokens_with_log_probabilities_receive_their_names() -> None:
+    tokenizer = ByteTokenizer()
+    (end,) = tokenizer.eos_token_ids
+    position = PositionLogprobs(TokenLogprob(end, -1.0), (TokenLogprob(ord("a"), -2.0),))
+    add_texts(GenerationChunk(token_ids=(), logprobs=(position,)), tokenizer)
+    (message,) = sampling_codec.logprobs_messages((position,))
+    written = sampling_codec.position_logprobs(message)
+    assert [each.name for each in (written.selected, *written.top)] == ["<end>", "a"]
+    assert [each.special for each in written.top] == [""]
+
+
 def test_texts_of_tokens_keep_the_space_that_a_text_does_not_begin_with() -> None:
     class WordTokenizer(ByteTokenizer):
         def decode(self, token_ids: Sequence[TokenId]) -> str:
