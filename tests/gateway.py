@@ -213,8 +213,8 @@ async def fronting(*targets: ScriptedTarget, **settings: object) -> AsyncIterato
         serve = asyncio.create_task(gateway.run())
         try:
             await asyncio.wait_for(gateway.is_listening.wait(), 10)
-            if targets:
-                await asyncio.wait_for(gateway.targets.wait_ready(len(targets)), 10)
+            num_ready = sum(not target.reason for target in targets)
+            await asyncio.wait_for(gateway.targets.wait_ready(num_ready), 10)
             yield Front(f"http://127.0.0.1:{gateway.port}", gateway)
         finally:
             gateway.drain()

@@ -101,6 +101,11 @@ class Addresses:
         """Whether the addresses can change."""
         return bool(self._names)
 
+    @property
+    def without_answer(self) -> set[str]:
+        """Names that have had no address so far."""
+        return {name for name in self._names if not self._answers.get(name)}
+
     async def current(self) -> set[str]:
         """Return all addresses, after one query for each name."""
         for name in self._names:

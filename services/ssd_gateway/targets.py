@@ -120,7 +120,8 @@ class TargetPool:
         """Return a model that a target serves.
 
         Raises:
-            NotReadyError: no target is ready, or none that served it last.
+            NotReadyError: no target is ready, none that served it last, or not all targets have
+                reported their models so far.
             FieldError: the name is empty.
             UnknownModelError: no target serves it.
         """
@@ -130,6 +131,11 @@ class TargetPool:
         if name not in models:
             if any(target.serves(name) for target in self._targets.values()):
                 raise NotReadyError(f"no target of {name[:256]!r} is ready; try again in a moment")
+            if unknown := self._unknown():
+                raise NotReadyError(
+                    f"no target that has answered serves {name[:256]!r}; those without an answer "
+                    f"so far: {', '.join(unknown)}"
+                )
             raise UnknownModelError(
                 f"The model {name[:256]!r} does not exist; this server has {', '.join(models)}"
             )
@@ -209,6 +215,11 @@ class TargetPool:
             for target in ready
             if target.is_listed or (target.info and target.info.model not in models)
         ]
+
+    def _unknown(self) -> list[str]:
+        """Return the addresses whose model no answer has named since the start."""
+        silent = {target.address for target in self._targets.values() if target.info is None}
+        return sorted(silent | self._addresses.without_answer)
 
     def _mark_lost(self, target: _Target, error: SSDError) -> None:
         if target.is_ready:

@@ -288,6 +288,20 @@ async def test_a_model_whose_target_restarts_is_not_ready_and_not_unknown() -> N
         assert unknown[0] == 404
 
 
+async def test_a_model_is_unknown_only_after_all_targets_have_reported_theirs() -> None:
+    starts = ScriptedTarget(info=replace(INFO, model="other"))
+    starts.reason = "loading"
+    async with fronting(ScriptedTarget(), starts) as front:
+        for path in ("/v1/models/other", "/v1/models/unknown"):
+            status, headers, text = await get(front, path)
+            assert (status, headers["retry-after"]) == (503, "1"), path
+            assert starts.address in json.loads(text)["error"]["message"]
+        starts.reason = ""
+        await asyncio.wait_for(front.gateway.targets.wait_ready(2), 10)
+        assert (await get(front, "/v1/models/other"))[0] == 200
+        assert (await get(front, "/v1/models/unknown"))[0] == 404
+
+
 async def test_without_a_ready_target_the_gateway_is_not_ready_and_clients_may_retry() -> None:
     async with fronting() as front:
         assert (await get(front, "/livez"))[0] == 200

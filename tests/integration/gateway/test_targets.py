@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 import pytest
 from tests.gateway import ScriptedTarget, endless
 
+from ssd.errors import NotReadyError
 from ssd.rpc.codec import GenerateCall
 from ssd.types import SamplingParams
 from ssd_gateway import targets
@@ -75,6 +76,20 @@ async def test_a_target_without_an_address_gets_no_request_and_finishes_those_th
             assert (it.pool.num_targets, it.pool.num_ready, old.num_cancelled) == (2, 1, 0)
         await it.until(lambda: it.pool.num_targets == 1)
     assert (len(old.calls), len(new.calls)) == (1, 4)
+
+
+async def test_a_name_that_has_had_no_address_can_have_any_model() -> None:
+    async def resolver(host: str, _port: int) -> set[str]:
+        return set() if host == "starts.example" else {target.address}
+
+    async with (target := ScriptedTarget()).serving():
+        pool = TargetPool(("starts.example:1", "serves.example:1"), resolver=resolver)
+        async with pool.running():
+            await asyncio.wait_for(pool.wait_ready(), 10)
+            with pytest.raises(
+                NotReadyError, match=r"without an answer so far: starts\.example:1$"
+            ):
+                pool.model("other")
 
 
 @pytest.mark.parametrize(
