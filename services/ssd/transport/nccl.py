@@ -146,7 +146,12 @@ class NcclCommunicator:
     def buffer(self, num_words: int) -> NcclBuffer:
         """See ``Communicator``."""
         with cuda_errors():
-            return NcclBuffer(num_words, self._device)
+            buffer = NcclBuffer(num_words, self._device)
+            # A kernel in the queue of the present stream can still use the memory: the allocator
+            # reuses the memory of a tensor before the kernels that read it have ended.
+            for way in self._directions:
+                way.stream.wait_stream(torch.cuda.current_stream(self._device))
+        return buffer
 
     def start_send(self, buffer: Buffer, num_words: int) -> None:
         """See ``Communicator``. Sends the whole buffer: both ends must give NCCL the same size."""

@@ -36,6 +36,9 @@ class Stream:
         self.by_pointer[self.cuda_stream] = self
         self.operations: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
 
+    def wait_stream(self, other: "Stream") -> None:
+        self.operations.put(other.synchronize)
+
     def synchronize(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
@@ -206,6 +209,8 @@ def fake_nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNccl]:
     monkeypatch.setattr(nccl, "_one_link", threading.Lock())
     monkeypatch.setattr(nccl, "END_SECONDS", 0.01)
     monkeypatch.setattr(torch.cuda, "device", lambda _device: contextlib.nullcontext())
+    default = Stream()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: default)
     monkeypatch.setattr(torch.cuda, "stream", entered)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "Event", Event)

@@ -102,6 +102,20 @@ async def test_messages_arrive_both_ways_on_a_communicator_and_a_stream_for_each
     far.close()
 
 
+def test_the_memory_of_a_buffer_is_used_only_after_kernels_that_were_queued_before(
+    library: FakeNccl,
+) -> None:
+    ends = connected()
+    ended: list[str] = []
+    torch.cuda.current_stream(ends._device).operations.put(lambda: ended.append("kernel"))
+    ends.buffer(4)
+    for way in ends._directions:
+        way.stream.operations.put(lambda: ended.append("message"))
+    for way in ends._directions:
+        way.stream.synchronize()
+    assert ended == ["kernel", "message", "message"]
+
+
 def test_an_id_of_another_size_is_refused(library: FakeNccl) -> None:
     store = LinkStore(lambda _key, _value: None, 1.0)
     store.put("nccl/0", b"short")
