@@ -93,7 +93,8 @@ def make_paged(
         requested: ``auto`` or a name of ``PAGED``.
         device: ``cuda:0``; ``cpu`` has the reference only.
         dtype: ``bfloat16`` or ``float32``.
-        is_deterministic: whether the bits of a query may not depend on the lengths of its pass.
+        is_deterministic: whether the bits of a query may depend neither on the lengths of its pass
+            nor on the number of sequences.
 
     Raises:
         SettingsError: the backend does not exist, is not installed, or cannot run with the device
@@ -145,6 +146,6 @@ def _problem(name: str, device: str, dtype: str) -> str | None:
 def _load(name: str, *, is_deterministic: bool) -> PagedAttention:
     module, _, attribute = PAGED[name].partition(":")
     kind = getattr(import_module(module), attribute)
-    # The sums of the other backends do not depend on the lengths.
-    options = {"is_deterministic": is_deterministic} if name == "flex" else {}
+    # The sums of the reference depend neither on lengths nor on the number of sequences.
+    options = {} if name == "reference" else {"is_deterministic": is_deterministic}
     return cast("PagedAttention", kind(**options))

@@ -227,9 +227,12 @@ def flash_attn_with_kvcache(  # noqa: PLR0913 - flash-attn's own signature
     cache_seqlens: Tensor,
     block_table: Tensor,
     causal: bool,
+    num_splits: int,
     return_softmax_lse: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The contract of flash-attn 2.7: what it refuses, and the signs of infinity."""
+    """The contract of flash-attn 2.8: what it refuses, and the signs of infinity."""
+    split_counts.append(num_splits)
+    assert num_splits <= 128
     assert return_softmax_lse
     assert q.dtype in (torch.bfloat16, torch.float16)
     assert block_table.dtype == cache_seqlens.dtype == torch.int32
@@ -246,6 +249,8 @@ def flash_attn_with_kvcache(  # noqa: PLR0913 - flash-attn's own signature
     return out, mass.masked_fill(mass == -torch.inf, torch.inf)
 
 
+split_counts: list[int] = []
+"""``num_splits`` of the calls."""
 ADAPTER = "ssd.engine.attention.paged_flash_attn"
 
 
@@ -277,6 +282,28 @@ def test_flash_attn_receives_its_arguments_and_its_infinities_are_turned(case: s
     choice = make_paged("flash_attn", "cuda", "bfloat16")
     assert choice.attention.block_size == LARGEST_PAGE == 256
     assert differs_by(choice.attention, paged_cases(256)[case], torch.bfloat16) < 2e-2
+
+
+@pytest.mark.usefixtures("with_flash_attn")
+@pytest.mark.parametrize(("num_pages", "expected"), [(1, 1), (2, 1), (3, 2), (16, 8), (512, 32)])
+def test_splits_of_flash_attn_follow_only_the_table_in_passes_of_targets(
+    num_pages: int, expected: int
+) -> None:
+    def count(num_sequences: int, *, is_deterministic: bool) -> int:
+        choice = make_paged("flash_attn", "cuda", "bfloat16", is_deterministic=is_deterministic)
+        attend = choice.attention.prepare(
+            torch.zeros((num_sequences, num_pages), dtype=torch.int32),
+            torch.full((num_sequences,), 2, dtype=torch.int32),
+            num_queries=1,
+            num_pages=1,
+            is_causal=True,
+        )
+        pages = torch.zeros((1, 256, 1, 16), dtype=torch.bfloat16)
+        attend(torch.zeros((num_sequences, 1, 1, 16), dtype=torch.bfloat16), pages, pages)
+        return split_counts.pop()
+
+    assert [count(each, is_deterministic=True) for each in (1, 16)] == [expected] * 2
+    assert count(1, is_deterministic=False) == 0
 
 
 @pytest.mark.usefixtures("with_flash_attn")
