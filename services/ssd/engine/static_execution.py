@@ -452,10 +452,12 @@ def load(
 ) -> StaticTarget | StaticDraft:
     """Read a model folder and allocate its KV storage; see ``execution.load_execution``."""
     if engine.compile_layers:
-        require_compiler(engine.device)
+        require_compiler(engine.device, "compile_layers", "set it to false")
     # A token of a target is in another column with speculation than without.
     is_exact = engine.deterministic or not engine.branches
     chosen = make_paged(engine.attention, engine.device, engine.dtype, is_deterministic=is_exact)
+    if chosen.attention.name == "flex":
+        require_compiler(engine.device, "attention flex", "install flash-attn")
     _log.info("attention", name=chosen.attention.name, reason=chosen.reason)
     decoder = open_decoder(folder, model, engine, on_progress, group)
     capture = capture_of(engine.device)
