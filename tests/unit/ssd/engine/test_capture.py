@@ -11,13 +11,13 @@ import pytest
 import torch
 from tests.engines import on
 from tests.gpu.not_capturable import NotCapturable
+from tests.passes import trees, verifies
 from tests.ranks import on_ranks
 from torch import Tensor
 
 from ssd.engine import capture as capture_module
 from ssd.engine.attention.paged import PagedAttention
 from ssd.engine.attention.paged_reference import PagedReference
-from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
 from ssd.engine.capture import Capture, CudaGraph, CudaGraphs, Kind, Pass, is_capturing
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.registry import open_decoder
@@ -46,74 +46,22 @@ def execution(
     return make_execution(decoder, decoder.config, engine, attention, capture, group), capture
 
 
-def tokens(rows: int, columns: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 257, (rows, columns), generator=generator)
-
-
-def verifies(target: Any) -> list[Tensor]:
-    """Prefills, and verifies of other lengths, tables and tokens in each round."""
-    tables_BJ = torch.randperm(12, generator=torch.Generator().manual_seed(1)).view(2, 6) + 1
-    found: list[Tensor] = []
-    for row in range(2):
-        first_1 = torch.zeros(1, dtype=torch.int64)
-        for chunk in range(2):
-            batch = PagedBatch(
-                tokens(1, 32, 10 * row + chunk),
-                first_1 + 32 * chunk,
-                first_1 + 32,
-                tables_BJ[row : row + 1],
-            )
-            found.append(target.prefill(batch).clone())
-    for count, columns in ((2, P), (1, P), (2, 2), (2, P)):
-        first_B = torch.tensor([40 + 3 * len(found), 11])[:count]
-        batch = PagedBatch(
-            tokens(count, columns, len(found)), first_B, first_B * 0 + columns, tables_BJ[:count]
-        )
-        found.append(target.verify(batch).clone())
-        tables_BJ = tables_BJ.flip(0)
-    return found
-
-
-def trees(draft: Any) -> list[Tensor]:
-    """Proposals and branches of one and two sessions, with commits between them."""
-    tables_BJ = torch.randperm(12, generator=torch.Generator().manual_seed(2)).view(2, 6) + 1
-    found: list[Tensor] = []
-    for count in (2, 1, 2):
-        slots_B = torch.arange(count)
-        lengths_B = torch.tensor([20, 3])[:count] + len(found) // 4
-        proposals = ProposalBatch(
-            slots_B, tokens(count, P, len(found)), slots_B * 0 + P, lengths_B, tables_BJ[:count]
-        )
-        found.append(draft.run_proposals(proposals).clone())
-        accepted_BN = tokens(count, N, len(found)) % P
-        for step in range(P):
-            batch = BranchBatch(
-                slots_B, tokens(count, N, step), accepted_BN, step, lengths_B, tables_BJ[:count]
-            )
-            found.append(draft.run_branches(batch).clone())
-        draft.append_proposal(slots_B, slots_B * 0 + 2, lengths_B, tables_BJ[:count])
-        draft.promote_branches(slots_B, slots_B * 0 + 1)
-        tables_BJ = tables_BJ.flip(0)
-    return found
-
-
 @pytest.mark.parametrize("kind", WAYS)
 @pytest.mark.parametrize(
     ("engine", "run", "num_shapes"),
-    [(ENGINE, verifies, 3), (replace(ENGINE, branches=N), trees, 8)],
+    [(ENGINE, verifies, 3), (replace(ENGINE, branches=N), trees, 9)],
     ids=["target", "draft"],
 )
 def test_replays_have_the_bits_of_eager_passes_for_all_inputs(
     folder: Path,
     kind: Kind,
     engine: EngineConfig,
-    run: Callable[[Any], list[Tensor]],
+    run: Callable[[Any, EngineConfig], list[Tensor]],
     num_shapes: int,
 ) -> None:
     eager, _ = execution(folder, engine, Kind.EAGER)
     replayed, capture = execution(folder, engine, kind)
-    for expected, found in zip(run(eager), run(replayed), strict=True):
+    for expected, found in zip(run(eager, engine), run(replayed, engine), strict=True):
         assert torch.equal(found, expected)
     assert len(capture.kinds) == num_shapes
     with_attention = {kind for key, kind in capture.kinds.items() if key[0] not in COPIES}
@@ -125,11 +73,11 @@ def test_replays_have_the_bits_of_eager_passes_for_all_inputs(
     ("engine", "run"), [(ENGINE, verifies), (replace(ENGINE, branches=N), trees)]
 )
 def test_compiled_layers_compute_the_same_and_are_captured(
-    folder: Path, kind: Kind, engine: EngineConfig, run: Callable[[Any], list[Tensor]]
+    folder: Path, kind: Kind, engine: EngineConfig, run: Callable[[Any, EngineConfig], list[Tensor]]
 ) -> None:
     plain, _ = execution(folder, engine, Kind.EAGER)
     compiled, capture = execution(folder, replace(engine, compile_layers=True), kind)
-    for expected, found in zip(run(plain), run(compiled), strict=True):
+    for expected, found in zip(run(plain, engine), run(compiled, engine), strict=True):
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
         assert torch.equal(found.float().argmax(-1), expected.float().argmax(-1))
     assert {found for key, found in capture.kinds.items() if key[0] not in COPIES} == {kind}
@@ -142,7 +90,7 @@ COPIES = {"append", "promote"}
 def test_replays_of_ranks_contain_their_collectives(folder: Path, kind: Kind) -> None:
     def run(group: RankGroup, kind: Kind) -> list[Tensor]:
         target, capture = execution(folder, ENGINE, kind, group)
-        logits = verifies(target)
+        logits = verifies(target, ENGINE)
         assert set(capture.kinds.values()) == {kind}
         return logits
 
@@ -157,7 +105,7 @@ def test_compiled_layers_of_ranks_compute_the_same(folder: Path) -> None:
     compiled = replace(ENGINE, compile_layers=True)
 
     def run(group: RankGroup, engine: EngineConfig, kind: Kind) -> list[Tensor]:
-        return verifies(execution(folder, engine, kind, group)[0])
+        return verifies(execution(folder, engine, kind, group)[0], engine)
 
     expected = on_ranks(2, lambda group: run(group, ENGINE, Kind.EAGER))
     found = on_ranks(2, lambda group: run(group, compiled, Kind.WHOLE))
@@ -180,8 +128,8 @@ def test_a_shape_that_is_not_one_graph_is_reported_once_with_what_runs_instead(
     folder: Path, logged: list[tuple[str, dict[str, Any]]]
 ) -> None:
     target, _ = execution(folder, ENGINE, Kind.PIECES)
-    verifies(target)
-    verifies(target)
+    verifies(target, ENGINE)
+    verifies(target, ENGINE)
     warnings = [fields for event, fields in logged if event == "shape_not_captured"]
     assert [fields["shape"] for fields in warnings] == [
         ["prefill", 1],
