@@ -46,72 +46,55 @@ def execution(
     return make_execution(decoder, decoder.config, engine, attention, capture, group), capture
 
 
+Run = Callable[[Any, EngineConfig], list[Tensor]]
+COPIES = {"append", "promote"}
+
+
+def compare(expected: list[Tensor], found: list[Tensor], *, is_compiled: bool) -> None:
+    """Compare results: compiled layers add in another order."""
+    for one, other in zip(expected, found, strict=True):
+        if is_compiled:
+            torch.testing.assert_close(other, one, atol=1e-4, rtol=0)
+            assert torch.equal(other.argmax(-1), one.argmax(-1))
+        else:
+            assert torch.equal(other, one)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("kind", WAYS)
 @pytest.mark.parametrize(
     ("engine", "run", "num_shapes"),
     [(ENGINE, verifies, 3), (replace(ENGINE, branches=N), trees, 9)],
     ids=["target", "draft"],
 )
-def test_replays_have_the_bits_of_eager_passes_for_all_inputs(
-    folder: Path,
-    kind: Kind,
-    engine: EngineConfig,
-    run: Callable[[Any, EngineConfig], list[Tensor]],
-    num_shapes: int,
+def test_replays_have_the_results_of_eager_passes_for_all_inputs(
+    folder: Path, kind: Kind, engine: EngineConfig, run: Run, num_shapes: int, *, is_compiled: bool
 ) -> None:
     eager, _ = execution(folder, engine, Kind.EAGER)
-    replayed, capture = execution(folder, engine, kind)
-    for expected, found in zip(run(eager, engine), run(replayed, engine), strict=True):
-        assert torch.equal(found, expected)
+    replayed, capture = execution(folder, replace(engine, compile_layers=is_compiled), kind)
+    compare(run(eager, engine), run(replayed, engine), is_compiled=is_compiled)
     assert len(capture.kinds) == num_shapes
     with_attention = {kind for key, kind in capture.kinds.items() if key[0] not in COPIES}
     assert with_attention == {kind}
 
 
-@pytest.mark.parametrize("kind", [Kind.WHOLE, Kind.PIECES])
 @pytest.mark.parametrize(
-    ("engine", "run"), [(ENGINE, verifies), (replace(ENGINE, branches=N), trees)]
+    ("kind", "is_compiled"), [(Kind.WHOLE, False), (Kind.PIECES, False), (Kind.WHOLE, True)]
 )
-def test_compiled_layers_compute_the_same_and_are_captured(
-    folder: Path, kind: Kind, engine: EngineConfig, run: Callable[[Any, EngineConfig], list[Tensor]]
+def test_replays_of_ranks_contain_their_collectives(
+    folder: Path, kind: Kind, *, is_compiled: bool
 ) -> None:
-    plain, _ = execution(folder, engine, Kind.EAGER)
-    compiled, capture = execution(folder, replace(engine, compile_layers=True), kind)
-    for expected, found in zip(run(plain, engine), run(compiled, engine), strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-        assert torch.equal(found.float().argmax(-1), expected.float().argmax(-1))
-    assert {found for key, found in capture.kinds.items() if key[0] not in COPIES} == {kind}
-
-
-COPIES = {"append", "promote"}
-
-
-@pytest.mark.parametrize("kind", WAYS)
-def test_replays_of_ranks_contain_their_collectives(folder: Path, kind: Kind) -> None:
-    def run(group: RankGroup, kind: Kind) -> list[Tensor]:
-        target, capture = execution(folder, ENGINE, kind, group)
-        logits = verifies(target, ENGINE)
+    def run(group: RankGroup, engine: EngineConfig, kind: Kind) -> list[Tensor]:
+        target, capture = execution(folder, engine, kind, group)
+        logits = verifies(target, engine)
         assert set(capture.kinds.values()) == {kind}
         return logits
 
-    expected = on_ranks(2, lambda group: run(group, Kind.EAGER))
-    found = on_ranks(2, lambda group: run(group, kind))
-    for expected_of_rank, found_of_rank in zip(expected, found, strict=True):
-        for one, other in zip(expected_of_rank, found_of_rank, strict=True):
-            assert torch.equal(one, other)
-
-
-def test_compiled_layers_of_ranks_compute_the_same(folder: Path) -> None:
-    compiled = replace(ENGINE, compile_layers=True)
-
-    def run(group: RankGroup, engine: EngineConfig, kind: Kind) -> list[Tensor]:
-        return verifies(execution(folder, engine, kind, group)[0], engine)
-
+    compiled = replace(ENGINE, compile_layers=is_compiled)
     expected = on_ranks(2, lambda group: run(group, ENGINE, Kind.EAGER))
-    found = on_ranks(2, lambda group: run(group, compiled, Kind.WHOLE))
-    for expected_of_rank, found_of_rank in zip(expected, found, strict=True):
-        for one, other in zip(expected_of_rank, found_of_rank, strict=True):
-            torch.testing.assert_close(other, one, atol=1e-4, rtol=0)
+    found = on_ranks(2, lambda group: run(group, compiled, kind))
+    for one, other in zip(expected, found, strict=True):
+        compare(one, other, is_compiled=is_compiled)
 
 
 @pytest.fixture
