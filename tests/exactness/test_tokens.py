@@ -14,8 +14,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 from tests.exactness.cells import (
     ALL,
     FEW,
@@ -32,8 +30,8 @@ from tests.exactness.cells import (
     wait_for_drafts,
 )
 from tests.pairs import LONG_WAIT, draft_of
+from tools.experiments.auto import random_draft
 
-from ssd import demo
 from ssd.types import Mode
 
 WAITS_FOR_TABLES = ("--deterministic", *LONG_WAIT, "--backup", "none")
@@ -194,23 +192,6 @@ async def test_a_draft_that_is_the_target_always_hits_and_proposes_what_is_accep
         # The round after a hit has K proposed tokens, except at the end of a text.
         assert row.num_proposed >= size.lookahead * (row.hits - row.num_prompts)
         assert row.tokens_per_round > 1.2
-
-
-def random_draft(folder: Path) -> Path:
-    """Write a draft with the shape of the embedded one and untrained weights."""
-    source = demo.folder("draft")
-    folder.mkdir()
-    for file in source.iterdir():
-        if file.suffix == ".json":
-            (folder / file.name).write_bytes(file.read_bytes())
-    generator = torch.Generator().manual_seed(11)
-    weights = load_file(source / "model.safetensors")
-    for name, tensor in weights.items():
-        if tensor.dim() == 2:
-            noise = torch.randn(tensor.shape, generator=generator) * 0.05
-            weights[name] = noise.to(tensor.dtype)
-    save_file(weights, folder / "model.safetensors")
-    return folder
 
 
 @pytest.mark.parametrize("size", ALL)
