@@ -12,7 +12,7 @@ from ssd_draft.setup import DraftSetup
 
 def make_setup(max_len: int = 20) -> DraftSetup:
     return DraftSetup(
-        settings=DraftSettings(max_sessions=4),
+        settings=DraftSettings(port=0, http_port=0, max_sessions=4),
         model=LocalModel(
             folder=Path("nowhere"),
             tokenizer=ByteTokenizer(),

@@ -2,33 +2,18 @@
 
 import asyncio
 import os
-from pathlib import Path
 
 import pytest
+from tests.draft_setup import make_setup
 
-from ssd.engine.config import EngineConfig
 from ssd.errors import WeightsError
-from ssd.model_files.local_model import LocalModel
 from ssd.ports import SystemClock
-from ssd.testing.tokenizer import ByteTokenizer
-from ssd.types import Peer
 from ssd_draft import step_thread
 from ssd_draft.draft import Draft
-from ssd_draft.settings import DraftSettings
-from ssd_draft.setup import DraftSetup
 
 
 def make_draft() -> Draft:
-    setup = DraftSetup(
-        settings=DraftSettings(port=0, http_port=0, branches=4),
-        model=LocalModel(
-            folder=Path("nowhere"),
-            tokenizer=ByteTokenizer(),
-            engine=EngineConfig(max_model_len=64, branches=4),
-        ),
-        peer=Peer(),
-    )
-    return Draft(setup, {0, 1}, SystemClock())
+    return Draft(make_setup(), {0, 1}, SystemClock())
 
 
 @pytest.mark.parametrize("error", [RuntimeError("out of order"), WeightsError("no tensor")])
