@@ -1,6 +1,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,11 @@ SSD = replace(PLAIN, drafting="ssd", lookahead=6)
 
 def offered(*peers: str, dtypes: tuple[str, ...] = ("float32",)) -> list[Contender]:
     return contenders(peers, dtypes=dtypes, lookaheads=[3, 5], threads=[1, 2], ssd_lookahead=6)
+
+
+def setup_in(folder: Path, *cpus: int, batch: int = 1) -> Setup:
+    folders: dict[str, Any] = dict.fromkeys(("target", "draft", "environments", "scratch"), folder)
+    return Setup(**folders, cpus=cpus, batch=batch)
 
 
 def row(
@@ -84,14 +90,7 @@ def test_the_engine_of_the_authors_needs_cuda_and_has_gpus_of_its_own(
 
 
 def test_on_gpus_the_products_target_and_draft_have_one_each(tmp_path: Path) -> None:
-    setup = Setup(
-        target=tmp_path,
-        draft=tmp_path,
-        cpus=(3, 4, 5),
-        batch=1,
-        environments=tmp_path,
-        scratch=tmp_path,
-    )
+    setup = setup_in(tmp_path, 3, 4, 5)
     (plain, *_, ssd) = offered("ssd-cuda", dtypes=("bfloat16",))
     assert (plain.devices, ssd.devices) == ("1 GPU", "1 + 1 GPU")
     found = own_deployment(ssd, setup)
@@ -107,14 +106,7 @@ def test_on_gpus_the_products_target_and_draft_have_one_each(tmp_path: Path) -> 
 def test_a_target_without_draft_processes_runs_on_as_many_cpus_as_its_label_has(
     drafting: Drafting, threads: int, tmp_path: Path
 ) -> None:
-    setup = Setup(
-        target=tmp_path,
-        draft=tmp_path,
-        cpus=(3, 5, 7, 9),
-        batch=1,
-        environments=tmp_path,
-        scratch=tmp_path,
-    )
+    setup = setup_in(tmp_path, 3, 5, 7, 9)
     contender = replace(PLAIN, drafting=drafting, lookahead=3, threads=threads)
     found = own_deployment(contender, setup)
     flags = dict(zip(found.target_flags[::2], found.target_flags[1::2], strict=True))
@@ -125,16 +117,8 @@ def test_a_target_without_draft_processes_runs_on_as_many_cpus_as_its_label_has(
 
 
 def test_target_and_draft_reserve_memory_for_the_measured_batch_alone(tmp_path: Path) -> None:
-    setup = Setup(
-        target=tmp_path,
-        draft=tmp_path,
-        cpus=(3, 4),
-        batch=2,
-        environments=tmp_path,
-        scratch=tmp_path,
-    )
     (*_, ssd) = offered("ssd")
-    found = own_deployment(ssd, setup)
+    found = own_deployment(ssd, setup_in(tmp_path, 3, 4, batch=2))
     assert found.target_flags[-2:] == ("--max-num-seqs", "2")
     assert found.draft_flags == ("--weights", "same", "--max-sessions", "2")
 
