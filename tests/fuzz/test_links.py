@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fuzz.messages import almost, messages, scaled
+from tests.handshake import HELLO, WELCOME
 
 from ssd.pool.dialer import LinkDialer
 from ssd.pool.link import LinkState
@@ -20,20 +22,13 @@ from ssd.pool.pool import DraftPool
 from ssd.pool.rounds import PoolSettings
 from ssd.ports import SystemClock
 from ssd.rpc.link_codec import speculate_response
-from ssd.types import WIRE_VERSION, Hello, LinkSettings, Welcome
+from ssd.types import LinkSettings
 from ssd.v1 import speculation_pb2
 
 END_SECONDS = 20.0
 LOOKAHEAD, BRANCHES, VOCAB = 3, 4, 30
-HELLO = Hello(
-    wire_version=WIRE_VERSION,
-    vocab_size=VOCAB,
-    tokenizer_fingerprint="f",
-    lookahead=LOOKAHEAD,
-    branches=BRANCHES,
-    epoch=1,
-)
-WELCOME = Welcome(epoch=1, max_sessions=4, lookahead=LOOKAHEAD, branches=BRANCHES)
+OWN_HELLO = replace(HELLO, vocab_size=VOCAB, lookahead=LOOKAHEAD, branches=BRANCHES)
+OWN_WELCOME = replace(WELCOME, lookahead=LOOKAHEAD, branches=BRANCHES)
 EVENTS = st.lists(
     st.lists(st.integers(-1, 12) | st.integers(-(2**31), 2**31 - 1), min_size=10, max_size=10),
     max_size=6,
@@ -88,7 +83,7 @@ class World:
             lookahead=LOOKAHEAD, branches=BRANCHES, num_token_ids=VOCAB, deadline_seconds=0.0
         )
         pool = DraftPool(settings, SystemClock())
-        dialer = LinkDialer(pool, (self.address,), HELLO, LinkSettings())
+        dialer = LinkDialer(pool, (self.address,), OWN_HELLO, LinkSettings())
         task = asyncio.create_task(dialer.run())
         try:
             async with asyncio.timeout(END_SECONDS):
@@ -117,7 +112,7 @@ def world() -> Iterator[World]:
 def test_a_link_ends_whatever_its_draft_sends(
     world: World, payloads: list[bytes], *, has_welcome: bool
 ) -> None:
-    welcome = speculate_response(WELCOME).SerializeToString()
+    welcome = speculate_response(OWN_WELCOME).SerializeToString()
     given_payloads = [welcome, *payloads] if has_welcome else payloads
     with recorded_errors() as errors:
         world.runner.run(world.state_after(given_payloads))

@@ -18,13 +18,13 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fuzz.messages import almost, messages, scaled
+from tests.handshake import hello_of
 from tests.processes import running
 
 from ssd.rpc.client import TargetClient
 from ssd.rpc.link_codec import speculate_request
 from ssd.testing.tiny_folder import write_tiny_folder
-from ssd.text.tokenizer import load_tokenizer
-from ssd.types import WIRE_VERSION, Hello, LinkSettings, OpenSession, SamplingParams
+from ssd.types import LinkSettings, OpenSession, SamplingParams
 from ssd.v1 import admin_pb2, generate_pb2, speculation_pb2
 
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
@@ -55,15 +55,7 @@ class World:
 
     def __init__(self, runner: asyncio.Runner, folder: Path) -> None:
         self.runner = runner
-        tokenizer = load_tokenizer(folder)
-        self.hello = Hello(
-            wire_version=WIRE_VERSION,
-            vocab_size=tokenizer.vocab_size,
-            tokenizer_fingerprint=tokenizer.fingerprint,
-            lookahead=LOOKAHEAD,
-            branches=BRANCHES,
-            epoch=1,
-        )
+        self.hello = hello_of(folder, lookahead=LOOKAHEAD, branches=BRANCHES)
         self._folder = folder
 
     @contextlib.asynccontextmanager

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from tests.handshake import hello_of
 from tests.pairs import ANY_PORT, QUICK
 from tests.processes import ProcessUnderTest, completed, running
 
@@ -19,9 +20,7 @@ from ssd.rpc.client import DraftClient
 from ssd.rpc.link import LinkCall
 from ssd.speculation.table import OutcomeTable, pack_commits, unpack_tables
 from ssd.testing.tiny_folder import write_tiny_folder
-from ssd.text.tokenizer import load_tokenizer
 from ssd.types import (
-    WIRE_VERSION,
     CloseSession,
     Commit,
     DraftMessage,
@@ -125,16 +124,7 @@ class ScriptedTarget:
 
 
 def hello(folder: Path, **changes: Any) -> Hello:
-    tokenizer = load_tokenizer(folder)
-    fields: dict[str, Any] = {
-        "wire_version": WIRE_VERSION,
-        "vocab_size": tokenizer.vocab_size,
-        "tokenizer_fingerprint": tokenizer.fingerprint,
-        "lookahead": K,
-        "branches": N,
-        "epoch": 1,
-    }
-    return Hello(**(fields | changes))
+    return hello_of(folder, **({"lookahead": K, "branches": N} | changes))
 
 
 @asynccontextmanager
