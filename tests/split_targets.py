@@ -7,12 +7,13 @@ from pathlib import Path
 
 from tests.pairs import ANY_PORT, LONG_WAIT, draft_of
 from tests.processes import ProcessUnderTest, running
+from tests.texts import read
 
 from ssd.errors import SSDError
 from ssd.observability.log import Event
 from ssd.rpc.client import TargetClient
 from ssd.testing.tiny_folder import write_tiny_folder, write_tiny_qwen3
-from ssd.types import Mode, SamplingParams
+from ssd.types import Mode, SamplingParams, TokenId
 
 SHAPE = (
     *("--dtype", "float32", "--lookahead", "3", "--branches", "8", "--max-model-len", "256"),
@@ -54,28 +55,27 @@ async def linked_target(folder: Path, size: int, *flags: str) -> AsyncIterator[P
             yield process
 
 
-async def texts(process: ProcessUnderTest, mode: Mode) -> tuple[list[list[int]], int]:
+async def texts(process: ProcessUnderTest, mode: Mode) -> tuple[list[tuple[TokenId, ...]], int]:
     """Tokens of all prompts at all temperatures, generated together, and the number of hits."""
-
-    async def text(client: TargetClient, prompt: str, temperature: float) -> tuple[list[int], int]:
-        sampling = SamplingParams(temperature=temperature, seed=7, max_tokens=40, ignore_eos=True)
-        chunks = [chunk async for chunk in client.generate(prompt, sampling, mode)]
-        hits = chunks[-1].statistics.hits if chunks[-1].statistics else 0
-        return [token for chunk in chunks for token in chunk.token_ids], hits
-
+    samplings = [
+        SamplingParams(temperature=temperature, seed=7, max_tokens=40, ignore_eos=True)
+        for temperature in TEMPERATURES
+    ]
     async with TargetClient(process.grpc_address, ready_seconds=0) as client:
-        found = await asyncio.gather(*(text(client, p, t) for p in PROMPTS for t in TEMPERATURES))
-    return [tokens for tokens, _ in found], sum(hits for _, hits in found)
+        found = await asyncio.gather(
+            *(read(client, prompt, each, mode) for prompt in PROMPTS for each in samplings)
+        )
+    return [each.token_ids for each in found], sum(each.statistics.hits for each in found)
 
 
-async def texts_of_one_rank(folder: Path, *flags: str) -> list[list[int]]:
+async def texts_of_one_rank(folder: Path, *flags: str) -> list[tuple[TokenId, ...]]:
     """Tokens of a target that is not split, without a draft."""
     async with target(folder, 1, *flags) as process:
         await process.until("ready")
         return (await texts(process, Mode.AUTOREGRESSIVE))[0]
 
 
-async def assert_tokens(process: ProcessUnderTest, expected: list[list[int]]) -> None:
+async def assert_tokens(process: ProcessUnderTest, expected: list[tuple[TokenId, ...]]) -> None:
     """Compare plain decoding and speculation of a linked target with the expected tokens."""
     plain, _ = await texts(process, Mode.AUTOREGRESSIVE)
     assert plain == expected

@@ -10,11 +10,12 @@ from functools import cache
 import pytest
 from tests.pairs import QUICK, draft_of, target_of
 from tests.processes import ProcessUnderTest
+from tests.texts import Text, read
 
 from ssd.demo.corpus import held_out_prompts
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
-from ssd.types import GenerationChunk, Mode, SamplingParams, SpeculationStatistics, TokenId
+from ssd.types import Mode, SamplingParams
 
 TEMPERATURES = (0.0, 0.6, 1.0)
 NUM_PROMPTS = 24
@@ -74,14 +75,6 @@ def prompts_of() -> tuple[str, ...]:
     return tuple(prompt[: 40 + 24 * index] for index, prompt in enumerate(found))
 
 
-@dataclass(frozen=True)
-class Text:
-    """One continuation."""
-
-    token_ids: tuple[TokenId, ...]
-    statistics: SpeculationStatistics
-
-
 Texts = dict[float, list[Text]]
 """By temperature, in the order of the prompts."""
 Pair = AbstractAsyncContextManager[tuple[TargetClient, list[ProcessUnderTest]]]
@@ -119,22 +112,6 @@ async def wait_for_drafts(client: TargetClient, count: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def complete(
-    client: TargetClient, call: GenerateCall, begun: asyncio.Event | None = None
-) -> Text:
-    """Read one continuation to its end; ``begun`` is set at its first tokens."""
-    token_ids: list[TokenId] = []
-    last: GenerationChunk | None = None
-    async for chunk in client.generate(call):
-        token_ids.extend(chunk.token_ids)
-        last = chunk
-        if begun is not None:
-            begun.set()
-    assert last is not None
-    assert last.statistics is not None
-    return Text(tuple(token_ids), last.statistics)
-
-
 async def complete_all(
     client: TargetClient,
     size: Size,
@@ -157,8 +134,10 @@ async def complete_all(
         for temperature in temperatures
         for index, prompt in enumerate(size.prompts)
     ]
-    events = begun or [asyncio.Event() for _ in calls]
-    texts = await asyncio.gather(*map(complete, [client] * len(calls), calls, events))
+    events: Sequence[asyncio.Event | None] = begun or [None] * len(calls)
+    texts = await asyncio.gather(
+        *(read(client, call, begun=event) for call, event in zip(calls, events, strict=True))
+    )
     count = len(size.prompts)
     return {t: list(texts[i * count : (i + 1) * count]) for i, t in enumerate(temperatures)}
 

@@ -16,12 +16,13 @@ import torch
 from tests.gpu.checkpoints import Pair, llama_pair, qwen3_pair
 from tests.gpu.environment import Environment, Figure
 from tests.gpu.models import DTYPE_OF, LOOKAHEAD, MAX_MODEL_LEN, STATIC
+from tests.texts import read
 
 from ssd.demo.corpus import held_out_prompts
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall, Prompt
 from ssd.runtime.launch import Deployment, RunningDeployment, deployed
-from ssd.types import GenerationChunk, Mode, SamplingParams, SpeculationStatistics, TokenId
+from ssd.types import Mode, SamplingParams, SpeculationStatistics, TokenId
 from ssd_bench.machine import peak_memory_bytes
 from ssd_bench.metrics import BatchFigures, Continuation, batch_figures
 from ssd_bench.runs import MODES, why_no_hits
@@ -223,14 +224,8 @@ def _call(prompt: Prompt, mode: Mode, temperature: float, environment: Environme
 
 
 async def _generate(client: TargetClient, call: GenerateCall) -> Continuation:
-    token_ids: list[TokenId] = []
-    last: GenerationChunk | None = None
-    async for chunk in client.generate(call):
-        token_ids.extend(chunk.token_ids)
-        last = chunk
-    assert last is not None
-    assert last.statistics is not None
-    return Continuation(tuple(token_ids), last.statistics)
+    found = await read(client, call)
+    return Continuation(found.token_ids, found.statistics)
 
 
 def compare_texts(texts: Sequence[Text]) -> None:

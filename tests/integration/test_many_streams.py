@@ -10,12 +10,13 @@ import grpc.aio
 import pytest
 from tests.pairs import draft_of, target_of
 from tests.processes import ProcessUnderTest
+from tests.texts import Text, read
 
 from ssd.errors import OverloadedError
 from ssd.rpc.client import DraftClient, TargetClient
 from ssd.rpc.codec import GenerateCall, generate_request
 from ssd.testing.tiny_folder import write_tiny_folder
-from ssd.types import FinishReason, GenerationChunk, SamplingParams
+from ssd.types import FinishReason, SamplingParams
 from ssd.v1 import generate_pb2_grpc
 
 pytestmark = pytest.mark.soak
@@ -52,12 +53,6 @@ async def pair(
         yield target, draft, client
 
 
-async def read(
-    client: TargetClient, prompt: str, sampling: SamplingParams
-) -> list[GenerationChunk]:
-    return [chunk async for chunk in client.generate(prompt, sampling)]
-
-
 async def test_500_cancelled_streams_leave_nothing_and_change_no_tokens(folder: Path) -> None:
     async with pair(folder, "--max-queue", str(NUM_STREAMS)) as (target, draft, client):
         alone = await read(client, "abc", GREEDY)
@@ -86,22 +81,22 @@ async def test_500_cancelled_streams_leave_nothing_and_change_no_tokens(folder: 
             while (await watcher.get_status()).sessions:
                 pass
         again = await read(client, "abc", GREEDY)
-        assert tokens(again) == tokens(alone)
+        assert again.token_ids == alone.token_ids
 
 
 async def test_refused_streams_do_not_disturb_accepted_ones(folder: Path) -> None:
     async with pair(folder, "--max-queue", "16") as (target, _draft, client):
-        alone = tokens(await read(client, "abc", GREEDY))
+        alone = (await read(client, "abc", GREEDY)).token_ids
         found = await asyncio.gather(
             *(read(client, "abc", GREEDY) for _ in range(NUM_STREAMS)), return_exceptions=True
         )
         refused = [each for each in found if isinstance(each, OverloadedError)]
-        complete = [each for each in found if isinstance(each, list)]
+        complete = [each for each in found if isinstance(each, Text)]
         assert len(refused) + len(complete) == NUM_STREAMS
         assert refused
         assert all(each.retry_after_seconds > 0 for each in refused)
-        assert [tokens(each) for each in complete] == [alone] * len(complete)
-        assert all(each[-1].finish_reason is FinishReason.LENGTH for each in complete)
+        assert [each.token_ids for each in complete] == [alone] * len(complete)
+        assert all(each.last.finish_reason is FinishReason.LENGTH for each in complete)
         name = 'ssd_requests_total{outcome="overloaded"}'
         await target.until_metrics(lambda metrics: metrics[name] == len(refused))
 
@@ -111,22 +106,20 @@ async def test_slow_readers_get_all_tokens_in_fewer_messages_and_delay_nobody(fo
     # The target must not end a stream before the test reads it, on a slow machine either.
     stall = ("--stream-stall-seconds", "600")
     async with pair(folder, "--max-queue", "16", *stall) as (target, _draft, client):
-        whole = await read(client, "abc", long)
+        whole = [chunk async for chunk in client.generate("abc", long)]
+        tokens = [token for chunk in whole for token in chunk.token_ids]
         async with grpc.aio.insecure_channel(target.grpc_address, options=NEVER_READS) as channel:
             make: Any = generate_pb2_grpc.GenerateServiceStub
             call = GenerateCall(prompt="abc", sampling=long)
             slow = [make(channel).Generate(generate_request(call)) for _ in range(NUM_SLOTS - 1)]
             messages = [[await each.read()] for each in slow]
             # While nobody reads, the sequences run to their end and others are served.
-            assert tokens(await read(client, "abc", GREEDY)) == tokens(whole)[: GREEDY.max_tokens]
+            short = await read(client, "abc", GREEDY)
+            assert list(short.token_ids) == tokens[: GREEDY.max_tokens]
             await target.until_metrics(lambda found: found["ssd_running_sequences"] == 0)
             for each, found in zip(slow, messages, strict=True):
                 while message := await each.read():
                     found.append(message)
         for found in messages:
-            assert [token for each in found for token in each.token_ids] == tokens(whole)
+            assert [token for each in found for token in each.token_ids] == tokens
             assert len(found) < len(whole) / 4
-
-
-def tokens(chunks: list[GenerationChunk]) -> list[int]:
-    return [token for chunk in chunks for token in chunk.token_ids]

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from tests.pairs import LONG_WAIT, QUICK, draft_of, target_of
 from tests.processes import ProcessUnderTest
+from tests.texts import read
 
 from ssd.errors import FieldError
 from ssd.rpc.client import DraftClient, TargetClient
 from ssd.rpc.codec import SpeculationChange
 from ssd.testing.tiny_folder import write_tiny_folder
-from ssd.types import Mode, SamplingParams, SpeculationStatistics
+from ssd.types import Mode, SamplingParams, SpeculationStatistics, TokenId
 
 SHAPE = ("--dtype", "float32", "--lookahead", "3", "--branches", "8", *QUICK)
 BY_DEFAULT = ("--engine", "auto")
@@ -73,7 +74,7 @@ async def until_link(process: ProcessUnderTest, state: str) -> None:
         pass
 
 
-Answer = tuple[list[int], SpeculationStatistics]
+Answer = tuple[tuple[TokenId, ...], SpeculationStatistics]
 
 
 async def generate(
@@ -82,16 +83,13 @@ async def generate(
     prompt: str = "some text",
     sampling: SamplingParams = WARM,
 ) -> Answer:
-    tokens: list[int] = []
-    statistics = None
-    async for chunk in client.generate(prompt, sampling, mode):
-        tokens += chunk.token_ids
-        statistics = chunk.statistics or statistics
-    assert statistics is not None
-    return tokens, statistics
+    found = await read(client, prompt, sampling, mode)
+    return found.token_ids, found.statistics
 
 
-async def generate_until_hits(client: TargetClient, plain: list[int], more_than: int = 0) -> None:
+async def generate_until_hits(
+    client: TargetClient, plain: tuple[TokenId, ...], more_than: int = 0
+) -> None:
     """Generate until one answer has that many hits; each has the tokens of plain decoding."""
     for _ in range(MAX_TRIES):
         tokens, statistics = await generate(client)

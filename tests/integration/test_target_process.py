@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from tests.pairs import ANY_PORT, QUICK, target_of
 from tests.processes import completed, running
+from tests.texts import read
 
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
@@ -28,22 +29,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_folder(tmp_path_factory.mktemp("target"), seed=1)
 
 
-@dataclass
-class Answer:
-    token_ids: tuple[int, ...]
-    text: str
-    last: GenerationChunk
-
-
-async def generate(client: TargetClient, prompt: str, sampling: SamplingParams = GREEDY) -> Answer:
-    chunks = [chunk async for chunk in client.generate(prompt, sampling)]
-    return Answer(
-        tuple(token for chunk in chunks for token in chunk.token_ids),
-        "".join(chunk.text for chunk in chunks),
-        chunks[-1],
-    )
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(folder: Path) -> AsyncIterator[TargetClient]:
     async with target_of(folder, *SMALL, "--max-model-len", "64") as (_, client):
@@ -60,7 +45,7 @@ async def test_an_unset_seed_is_drawn_and_unset_max_tokens_fit_the_model(
     assert len(tokens) == 62
     assert chunks[0].seed is not None
     again = SamplingParams(seed=chunks[0].seed, max_tokens=62, ignore_eos=True)
-    assert list((await generate(client, "ab", again)).token_ids) == tokens
+    assert list((await read(client, "ab", again)).token_ids) == tokens
 
 
 @of_one_target
@@ -97,9 +82,9 @@ async def test_continuations_of_one_prompt_are_streamed_together_each_with_noise
 
 @of_one_target
 async def test_a_stop_string_ends_the_text_and_the_tokens(client: TargetClient) -> None:
-    whole = await generate(client, "abc")
+    whole = await read(client, "abc", GREEDY)
     stop = whole.text[9:11]
-    stopped = await generate(client, "abc", replace(GREEDY, stop=(stop,)))
+    stopped = await read(client, "abc", replace(GREEDY, stop=(stop,)))
     assert stopped.text == whole.text[: whole.text.index(stop)]
     assert stopped.last.finish_reason is FinishReason.STOP
     assert whole.token_ids[: len(stopped.token_ids)] == stopped.token_ids
