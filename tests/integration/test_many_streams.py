@@ -1,4 +1,4 @@
-"""Many streams on a real target with a draft: cancelled, refused, or read slowly."""
+"""Many streams on a real target with a draft: cancelled or read slowly."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,13 +10,12 @@ import grpc.aio
 import pytest
 from tests.pairs import draft_of, target_of
 from tests.processes import ProcessUnderTest
-from tests.texts import Text, read
+from tests.texts import read
 
-from ssd.errors import OverloadedError
 from ssd.rpc.client import DraftClient, TargetClient
 from ssd.rpc.codec import GenerateCall, generate_request
 from ssd.testing.tiny_folder import write_tiny_folder
-from ssd.types import FinishReason, SamplingParams
+from ssd.types import SamplingParams
 from ssd.v1 import generate_pb2_grpc
 
 pytestmark = pytest.mark.soak
@@ -82,23 +81,6 @@ async def test_500_cancelled_streams_leave_nothing_and_change_no_tokens(folder: 
                 pass
         again = await read(client, "abc", GREEDY)
         assert again.token_ids == alone.token_ids
-
-
-async def test_refused_streams_do_not_disturb_accepted_ones(folder: Path) -> None:
-    async with pair(folder, "--max-queue", "16") as (target, _draft, client):
-        alone = (await read(client, "abc", GREEDY)).token_ids
-        found = await asyncio.gather(
-            *(read(client, "abc", GREEDY) for _ in range(NUM_STREAMS)), return_exceptions=True
-        )
-        refused = [each for each in found if isinstance(each, OverloadedError)]
-        complete = [each for each in found if isinstance(each, Text)]
-        assert len(refused) + len(complete) == NUM_STREAMS
-        assert refused
-        assert all(each.retry_after_seconds > 0 for each in refused)
-        assert [each.token_ids for each in complete] == [alone] * len(complete)
-        assert all(each.last.finish_reason is FinishReason.LENGTH for each in complete)
-        name = 'ssd_requests_total{outcome="overloaded"}'
-        await target.until_metrics(lambda metrics: metrics[name] == len(refused))
 
 
 async def test_slow_readers_get_all_tokens_in_fewer_messages_and_delay_nobody(folder: Path) -> None:
