@@ -12,28 +12,8 @@ from tests.cluster.kube import CHART, CRD, Kube, eventually
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 BINDINGS = ("get", "clusterrolebindings,rolebindings", "-A", "-l", "ssd.dev/binds=operator")
-ACCOUNT = "system:serviceaccount:here:ssd-operator"
 EVERYWHERE = "--set=operator.watchAllNamespaces=true"
 NAMESPACES = ("here", "there", "team-a", "team-b")
-ALL = ("get", "list", "watch", "create", "patch", "delete")
-MINIMUM = {
-    ("deployments", "apps"): ALL,
-    ("endpointslices", "discovery.k8s.io"): ("get", "list", "watch"),
-    ("events", ""): ("create",),
-    ("networkpolicies", "networking.k8s.io"): ALL,
-    ("poddisruptionbudgets", "policy"): ALL,
-    ("pods", ""): ALL,
-    ("serviceaccounts", ""): ALL,
-    ("services", ""): ALL,
-    ("ssddeployments", "ssd.dev"): ("get", "list", "watch"),
-    ("ssddeployments/finalizers", "ssd.dev"): ("update",),
-    ("ssddeployments/scale", "ssd.dev"): ("patch",),
-    ("ssddeployments/status", "ssd.dev"): ("patch",),
-    ("ssddraftpools", "ssd.dev"): ("get", "list", "watch"),
-    ("ssddraftpools/finalizers", "ssd.dev"): ("update",),
-    ("ssddraftpools/scale", "ssd.dev"): ("patch",),
-    ("ssddraftpools/status", "ssd.dev"): ("patch",),
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,35 +67,6 @@ def test_the_api_server_accepts_every_object(kubectl: Any, render: Any, values: 
     )
     kubectl("delete", "-f", "-", given=yaml.safe_dump_all(accounts))
     assert done.returncode == 0, done.stderr
-
-
-def test_the_operator_has_exactly_the_rights_of_the_table(kubectl: Any, release: Any) -> None:
-    done = release("ssd", "here")
-    assert done.returncode == 0, done.stderr
-    assert rights_in(kubectl, "here") == MINIMUM
-    assert rights_in(kubectl, "there") == {}
-    assert rights_in(kubectl, "kube-system") == {}
-
-
-def rights_in(kubectl: Any, namespace: str) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Verbs that the operator's account has in a namespace, by resource and group."""
-    review = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectRulesReview",
-        "spec": {"namespace": namespace},
-    }
-    answer = kubectl(
-        *("create", "--validate=false", "--as", ACCOUNT, "-o", "json", "-f", "-"),
-        given=json.dumps(review),
-    )
-    assert answer.returncode == 0, answer.stderr
-    return {
-        (resource, group): tuple(rule["verbs"])
-        for rule in json.loads(answer.stdout)["status"]["resourceRules"]
-        for resource in rule["resources"]
-        for group in rule["apiGroups"]
-        if not group.startswith(("authorization.k8s.io", "authentication.k8s.io"))
-    }
 
 
 def test_users_get_their_rights_through_the_clusters_roles(kubectl: Any, release: Any) -> None:
