@@ -7,7 +7,6 @@ import threading
 import pytest
 
 from ssd.engine_settings import EngineSettings
-from ssd.errors import WeightsError
 from ssd.rpc.call_guard import ServerLimits
 from ssd.runtime import life_cycle as module
 from ssd.runtime.life_cycle import LifeCycle
@@ -25,7 +24,6 @@ class Process:
         self.watchdog = Watchdog(self.clock)
         self.may_load = threading.Event()
         self.inbox_closed = threading.Event()
-        self.load_error: Exception | None = None
         self.serve_error: Exception | None = None
         self.is_idle = asyncio.Event()
         self.closes_inbox = True
@@ -48,8 +46,6 @@ class Process:
 
     def _load(self) -> tuple[str, "Process"]:
         assert self.may_load.wait(10)
-        if self.load_error is not None:
-            raise self.load_error
         return "model", self
 
     def __call__(self) -> None:
@@ -84,24 +80,6 @@ async def test_a_process_loads_serves_and_drains() -> None:
     assert process.life.readiness() == (False, "the step thread has ended")
 
 
-async def test_a_drain_while_loading_ends_the_process_at_once() -> None:
-    process = Process()
-    process.life.start_draining()
-    async with asyncio.timeout(60):
-        await process.run()
-    assert process.calls == []
-    process.may_load.set()
-    process.inbox_closed.set()
-
-
-async def test_an_error_while_loading_ends_the_process() -> None:
-    process = Process()
-    process.load_error = WeightsError("no tensor")
-    process.may_load.set()
-    with pytest.raises(WeightsError, match="no tensor"):
-        await process.run()
-
-
 async def test_a_crash_of_the_step_thread_ends_the_process() -> None:
     process = Process()
     process.serve_error = ZeroDivisionError("broken on purpose")
@@ -122,16 +100,6 @@ async def test_the_first_limit_of_a_drain_counts() -> None:
     process.life.start_draining()
     process.life.start_draining(0.0)
     assert process.life._drain_seconds == 30.0
-
-
-async def test_work_that_does_not_end_is_stopped_at_the_limit_of_the_drain() -> None:
-    process = Process(drain_seconds=0.0)
-    run = asyncio.create_task(process.run())
-    await process.until_ready()
-    process.life.start_draining()
-    async with asyncio.timeout(60):
-        await run
-    assert process.calls[-1] == "stop"
 
 
 async def test_a_step_thread_that_outlives_the_drain_is_an_error(
