@@ -61,19 +61,6 @@ async def followed(
         yield admin
 
 
-async def test_a_target_without_tls_receives_no_token(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Authority().files(tmp_path, "spiffe://ssd/ns/ssd/sa/ssd-operator")
-    put(tmp_path / "token", TOKEN)
-    clients = EngineClients(lambda: 0.0, lambda key: None, EngineCredentials(str(tmp_path)))
-    async with followed(monkeypatch, TargetSettings()) as admin, asyncio.timeout(10):
-        clients.follow(KEY, {"pod": Address("127.0.0.1", has_tokens=True)}, {"pod"})
-        await admin.called.wait()
-        await clients.close()
-    assert set(admin.presented) == {None}
-
-
 async def test_files_that_are_added_while_a_target_is_unreachable_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
