@@ -134,23 +134,9 @@ async def test_a_port_in_use_leaves_the_links_running(caplog: pytest.LogCaptureF
     assert DESIRED_DRAFT_REPLICAS._value.get() == 0
 
 
-async def test_callers_need_the_token(tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("secret-of-the-operator\n")
-    parts, port = served(), free_port()
-    settings = replace(SETTINGS, admin_token_file=str(tokens))
-    async with running(make(parts, port, settings)):
-        address = f"127.0.0.1:{port}"
-        async with TargetClient(
-            address, credentials=ClientCredentials(None, str(tokens))
-        ) as client:
-            await first_status(client)
-        async with TargetClient(address) as client:
-            with pytest.raises(AccessError, match="no token of the role admin"):
-                await client.pool_status()
-
-
-async def test_with_mutual_tls_only_the_operator_calls_over_tls(tmp_path: Path) -> None:
+async def test_with_mutual_tls_only_the_operator_calls_over_tls_with_its_token(
+    tmp_path: Path,
+) -> None:
     authority = Authority()
     server = authority.files(tmp_path / "server", "demo.here.svc")
     token = put(tmp_path / "admins", "token-of-the-operator")
@@ -164,7 +150,7 @@ async def test_with_mutual_tls_only_the_operator_calls_over_tls(tmp_path: Path) 
     )
     parts, port = served(), free_port()
 
-    def client(name: str) -> TargetClient:
+    def client(name: str, token: str = token) -> TargetClient:
         files = authority.files(tmp_path / name, name)
         credentials = ClientCredentials(files, token, "demo.here.svc")
         return TargetClient(f"127.0.0.1:{port}", credentials=credentials)
@@ -172,6 +158,9 @@ async def test_with_mutual_tls_only_the_operator_calls_over_tls(tmp_path: Path) 
     async with running(make(parts, port, settings)):
         async with client("operator") as operator:
             assert (await first_status(operator)).dtype == "float16"
+        async with client("operator", token="") as without_token:
+            with pytest.raises(AccessError, match="no token of the role admin"):
+                await without_token.pool_status()
         async with client("other") as other:
             with pytest.raises(NotAllowedError, match="none of the names of the role admin"):
                 await other.pool_status()
