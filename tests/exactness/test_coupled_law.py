@@ -213,16 +213,6 @@ def test_every_seed_has_the_tokens_of_plain_sampling(path: str) -> None:
         np.testing.assert_array_equal(tokens_B3[:, column], last_B)
 
 
-def test_a_draft_on_the_same_noise_agrees_more_often_than_one_on_its_own() -> None:
-    """The tests above accept proposed tokens, because the draft uses the same noise."""
-    lengths_B = np.full(NUM_SEQUENCES, len(PROMPT))
-    last_B = np.full(NUM_SEQUENCES, PROMPT[-1])
-    chosen_B = choose(LAW_VV, last_B, noise_of_all()[:, len(PROMPT)])
-    shared_B = choose(DRAFT_VV, last_B, noise_of_all()[ROWS, lengths_B])
-    own_B = choose(DRAFT_VV, last_B, noise_of_all()[np.roll(ROWS, 1), lengths_B])
-    assert (shared_B == chosen_B).mean() > (own_B == chosen_B).mean() + 0.1
-
-
 def test_the_statistic_catches_a_sampler_that_keeps_the_drafts_tokens() -> None:
     tokens_B3 = decoded("dead").copy()
     last_B = tokens_B3[:, 1]
