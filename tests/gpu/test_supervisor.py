@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.gpu import supervisor
 from tests.gpu.__main__ import FOLDER, main, missing_packages
-from tests.gpu.environment import CHECKS, Outcome
+from tests.gpu.environment import Outcome
 from tests.gpu.supervisor import Supervisor, outcomes, run_apart
 
 ROOT = FOLDER.parents[1]
@@ -133,10 +133,6 @@ def test_checks_without_time_are_skipped(monkeypatch: pytest.MonkeyPatch) -> Non
     reason = "its part of the 1 s of all checks is under a second"
     own, _ = of_each(monkeypatch, 1.0, Outcome(status="passed"))
     assert own[:2] == ("skipped", reason)
-
-
-def test_bfloat16_of_the_default_attention_is_checked_before_other_attention() -> None:
-    assert next(name for name in CHECKS if name.startswith("attention")) == "attention flex"
 
 
 def test_results_are_written_after_each_check_and_before_ctrl_c_ends_the_run(
