@@ -19,12 +19,12 @@ from tests.integration.test_target_drafts import (
     until_link,
     unused_port,
 )
+from tests.model_folders import model_folder
 from tests.pairs import LONG_WAIT
 from tests.processes import ProcessUnderTest, running_code
 
 from ssd.rpc.client import DraftClient, TargetClient
 from ssd.rpc.pool_codec import LinkStatus
-from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import Mode
 
 FLAGS = (*LONG_WAIT, "--channel", "collective")
@@ -44,11 +44,7 @@ def connect(store, place):
 gloo.connect = connect
 runpy.run_module("ssd_draft", run_name="__main__", alter_sys=True)
 """
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_folder(tmp_path_factory.mktemp("pair"), seed=1, attention_gain=GAIN)
+folder = model_folder(seed=1, attention_gain=GAIN)
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from tests.handshake import hello_of
+from tests.model_folders import model_folder
 from tests.pairs import ANY_PORT, QUICK
 from tests.processes import ProcessUnderTest, completed, running
 
@@ -51,9 +52,7 @@ async def serving(folder: Path, *flags: str) -> AsyncIterator[ProcessUnderTest]:
         yield process
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_folder(tmp_path_factory.mktemp("tiny") / "model")
+folder = model_folder()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

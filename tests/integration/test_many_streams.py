@@ -8,13 +8,13 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from tests.model_folders import model_folder
 from tests.pairs import draft_of, target_of
 from tests.processes import ProcessUnderTest
 from tests.texts import read
 
 from ssd.rpc.client import DraftClient, TargetClient
 from ssd.rpc.codec import GenerateCall, generate_request
-from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import SamplingParams
 from ssd.v1 import generate_pb2_grpc
 
@@ -32,11 +32,7 @@ ENDLESS = SamplingParams(temperature=0.7, seed=3, max_tokens=MAX_LEN - 100, igno
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 NEVER_READS = (("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0))
 """Options of a client that receives nothing until it reads."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_folder(tmp_path_factory.mktemp("target"), seed=1, max_len=MAX_LEN)
+folder = model_folder(seed=1, max_len=MAX_LEN)
 
 
 @asynccontextmanager

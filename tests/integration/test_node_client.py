@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.model_folders import model_folder
 from tests.pairs import QUICK, target_of
 from tests.processes import ROOT
 
-from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import SamplingParams
 
 NODE = ROOT / "tests" / "clients" / "node"
@@ -44,9 +44,7 @@ def node() -> str:
     return program
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_folder(tmp_path_factory.mktemp("target"), seed=1, max_len=4096)
+folder = model_folder(seed=1, max_len=4096)
 
 
 async def run(node: str, *arguments: str) -> tuple[int, str, dict[str, Any]]:

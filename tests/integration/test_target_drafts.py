@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.model_folders import model_folder
 from tests.pairs import LONG_WAIT, QUICK, draft_of, target_of
 from tests.processes import ProcessUnderTest
 from tests.texts import read
@@ -28,11 +29,7 @@ GAIN = 8.0
 """Makes attention so strong that a wrong key or value in a draft reduces hits."""
 MAX_TRIES = 20
 """Maximum number of requests until one has hits. A busy draft opens sessions slowly."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_folder(tmp_path_factory.mktemp("pair"), seed=1, attention_gain=GAIN)
+folder = model_folder(seed=1, attention_gain=GAIN)
 
 
 def draft(

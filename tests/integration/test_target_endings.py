@@ -7,12 +7,12 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
+from tests.model_folders import model_folder
 from tests.pairs import ANY_PORT, QUICK, target_of
 from tests.processes import ProcessUnderTest, running_code
 
 from ssd.errors import IncompleteTextError, InternalError, NotReadyError
 from ssd.rpc.client import TargetClient
-from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import FinishReason, SamplingParams
 
 MAX_LEN = 4000
@@ -49,11 +49,7 @@ from ssd_target import __main__, step_thread
 step_thread.load_runner = lambda *_arguments: threading.Event().wait()
 sys.exit(__main__.main(sys.argv[1:]))
 """
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_folder(tmp_path_factory.mktemp("target"), seed=1, max_len=MAX_LEN)
+folder = model_folder(seed=1, max_len=MAX_LEN)
 
 
 def of(folder: Path) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
+from tests.model_folders import model_folder
 from tests.pairs import LONG_WAIT, QUICK, draft_of, target_of
 from tests.processes import ProcessUnderTest
 
@@ -14,7 +15,6 @@ from ssd.observability.metrics import OUTCOMES
 from ssd.rpc.client import DraftClient, TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
-from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import FinishReason, Mode, SamplingParams
 
 MAX_LEN = 20_000
@@ -27,11 +27,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0.7, seed=3, max_tokens=MAX_LEN - 100, ignore_eos=True)
 
 Metrics = dict[str, float]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_folder(tmp_path_factory.mktemp("target"), seed=1, max_len=MAX_LEN)
+folder = model_folder(seed=1, max_len=MAX_LEN)
 
 
 def target(

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from tests.model_folders import model_folder
 from tests.pairs import ANY_PORT, QUICK, target_of
 from tests.processes import completed, running
 from tests.texts import read
 
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
-from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import FinishReason, GenerationChunk, SamplingParams, Usage
 
 SMALL = (
@@ -22,11 +22,7 @@ SMALL = (
 )
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 of_one_target = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_folder(tmp_path_factory.mktemp("target"), seed=1)
+folder = model_folder(seed=1)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -15,6 +15,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
 from prometheus_client.parser import text_string_to_metric_families
+from tests.model_folders import model_folder
 from tests.pairs import ANY_PORT, LONG_WAIT
 from tests.processes import ProcessUnderTest, running
 
@@ -22,7 +23,6 @@ from ssd.errors import FieldError
 from ssd.observability import metrics
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import SpeculationChange
-from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import Mode, SamplingParams
 
 SHAPE = (
@@ -117,9 +117,7 @@ def still(process: Literal["target", "draft"], before: Samples, *later: Samples)
     }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_folder(tmp_path_factory.mktemp("pair"), seed=1, max_len=2048)
+folder = model_folder(seed=1, max_len=2048)
 
 
 async def test_metrics_and_spans_show_what_a_target_and_a_draft_do(folder: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.engines import load, on
+from tests.model_folders import model_folder
 from torch import Tensor
 
 from ssd.engine import static_execution
@@ -19,7 +20,7 @@ from ssd.engine.sampling.soft_filters import FACTOR
 from ssd.speculation.fan_out import Adaptive
 from ssd.speculation.noise import gumbel_noise
 from ssd.testing.recorded_graphs import RecordedGraphs
-from ssd.testing.tiny_folder import VOCAB_SIZE, write_tiny_folder
+from ssd.testing.tiny_folder import VOCAB_SIZE
 from ssd.types import OpenSession
 from ssd_bench.sampling.model import load_model
 from ssd_draft.sessions import Move
@@ -41,11 +42,7 @@ ENGINE = EngineConfig(
     prefill_chunk=CHUNK,
     num_token_ids=VOCAB_SIZE,
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_folder(tmp_path_factory.mktemp("tiny") / "model")
+folder = model_folder()
 
 
 @pytest.fixture(scope="module", params=["cpu", "openvino", "static"])
