@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from ssd.errors import AccessError, SettingsError
-from ssd_gateway import api_keys
-from ssd_gateway.api_keys import ApiKeys, read_keys
+from ssd_gateway.api_keys import ApiKeys
 
 HASH = hashlib.sha256(b"secret").hexdigest()
 
@@ -81,30 +80,3 @@ def test_no_key_is_valid_after_all_are_removed(keys: ApiKeys, file: Path, conten
     file.write_text(content)
     with pytest.raises(AccessError):
         keys.check("Bearer secret")
-
-
-def test_a_bad_file_keeps_the_keys_and_is_read_and_logged_once(
-    keys: ApiKeys, file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    file.write_text("a malformed line")
-    for _ in range(3):
-        assert keys.check("Bearer secret") == "alice"
-    assert len(caplog.records) == 1
-    file.unlink()
-    for _ in range(3):
-        assert keys.check("Bearer secret") == "alice"
-    assert len(caplog.records) == 2
-
-
-def test_a_file_that_is_replaced_while_it_is_read_is_read_again(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def replaced(path: Path) -> dict[bytes, str]:
-        found = read_keys(path)
-        monkeypatch.undo()
-        path.write_text(f"bob:{hashlib.sha256(b'second').hexdigest()}")
-        return found
-
-    monkeypatch.setattr(api_keys, "read_keys", replaced)
-    keys = ApiKeys(str(file))
-    assert keys.check("Bearer second") == "bob"
