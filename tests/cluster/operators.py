@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -15,14 +14,9 @@ from typing import Protocol
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from tests.cluster.kube import ROOT, Kube, Release, eventually
+from tests.ports import free_port
 
 _METRICS_PORT = 9090
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @dataclass(frozen=True)
@@ -92,7 +86,7 @@ class OperatorProcess:
     log: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables besides its settings."""
-    _port: int = field(default_factory=_free_port)
+    _port: int = field(default_factory=free_port)
     _process: subprocess.Popen[bytes] | None = None
 
     def read(self) -> Reading:

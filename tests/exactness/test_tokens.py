@@ -9,7 +9,6 @@ process of its own.
 
 import asyncio
 import signal
-import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from tests.exactness.cells import (
     wait_for_drafts,
 )
 from tests.pairs import LONG_WAIT, draft_of
+from tests.ports import free_port
 from tools.experiments.auto import random_draft
 
 from ssd.types import Mode
@@ -43,14 +43,6 @@ LEAST_ACCEPTED = {2: 0.5, 6: 0.28}
 MOST_WAVES = 40
 """Maximum number of waves of prompts until a restarted draft is in use."""
 sizes = pytest.mark.parametrize("size", [FEW, *ALL])
-
-
-def unused_address() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{listener.getsockname()[1]}"
-
-
 Cells = Callable[[str, Pair], Awaitable[list[Row]]]
 
 
@@ -141,7 +133,7 @@ async def test_the_target_as_its_own_draft_accepts_all_its_proposals(
 
 @pytest.mark.parametrize("size", ALL)
 async def test_a_draft_dead_from_the_start_changes_no_token(size: Size, run_cells: Cells) -> None:
-    flags = ("--deterministic", "--drafts", unused_address())
+    flags = ("--deterministic", "--drafts", f"127.0.0.1:{free_port()}")
     for row in await run_cells("dead", pair(size, num_drafts=0, target_flags=flags)):
         assert row.looked_up == 0
 

@@ -17,10 +17,10 @@ from tests.integration.test_target_drafts import (
     generate_until_hits,
     target,
     until_link,
-    unused_port,
 )
 from tests.model_folders import model_folder
 from tests.pairs import LONG_WAIT
+from tests.ports import free_port
 from tests.processes import ProcessUnderTest, running_code
 
 from ssd.rpc.client import DraftClient, TargetClient
@@ -173,7 +173,7 @@ async def test_a_link_uses_grpc_if_its_draft_cannot_set_up_the_channel(folder: P
 async def test_drafts_killed_at_any_moment_change_no_token_and_leave_nothing(
     folder: Path, num_kills: int
 ) -> None:
-    moments, port = random.Random(1), unused_port()
+    moments, port = random.Random(1), free_port()
     before: Counter[str] = Counter()
     address = f"127.0.0.1:{port}"
     async with target(folder, [], *FLAGS, "--drafts", address) as (process, client):

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
@@ -201,12 +200,6 @@ async def test_sessions_of_a_drained_draft_move_and_it_ends_before_the_streams(
             found = answer[1]
             # Rounds without a session occur before it opens, twice: on a busy machine, many.
             assert found.hits > 0.9 * (found.hits + found.misses + found.late)
-
-
-def unused_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 async def test_both_ends_of_a_link_report_the_pod_of_the_other(

@@ -1,7 +1,6 @@
 """vLLM's HTTP server as a process under test."""
 
 import json
-import socket
 import ssl
 import subprocess
 import tempfile
@@ -11,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
@@ -34,13 +35,6 @@ def command(*arguments: object, **variables: object) -> list[str]:
     """Return a command that runs vLLM's interpreter with its environment variables."""
     settings = (f"{name}={value}" for name, value in (VARIABLES | variables).items())
     return ["env", *settings, str(PYTHON), *map(str, arguments)]
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
 
 
 class Server:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.ports import free_port
 from tests.processes import ProcessUnderTest, running
-from tests.vllm.server import MODEL, ROOT, Server, free_port, serving
+from tests.vllm.server import MODEL, ROOT, Server, serving
 
 from ssd.errors import FieldError, UnsupportedError
 from ssd.rpc.client import TargetClient

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from tests import served
+from tests.ports import free_port
 
 from ssd.errors import (
     CancelledError,
@@ -152,12 +153,6 @@ class Service:
         while block := await source.read(1 << 16):
             sink.write(block)
         sink.close()
-
-
-def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
 
 
 async def test_chunks_arrive_in_order(client: TargetClient) -> None:

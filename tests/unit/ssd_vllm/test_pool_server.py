@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.handshake import HELLO
 from tests.pki import Authority, put
+from tests.ports import free_port
 
 from ssd.errors import AccessError, FieldError, NotAllowedError, NotReadyError
 from ssd.observability.metrics import DESIRED_DRAFT_REPLICAS, OPEN_SESSIONS
@@ -48,12 +49,6 @@ def served() -> Served:
     control = StepControl(controller, Mode.AUTO, LOOKAHEAD, log, CLOCK)
     pool = RecordingPool(SETTINGS.pool(LOOKAHEAD, 10), CLOCK)
     return Served(pool, control, log, CLOCK, LOOKAHEAD, 10, IDENTITY)
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
 
 
 @contextlib.asynccontextmanager
