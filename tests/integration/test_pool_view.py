@@ -1,14 +1,13 @@
 """What ``ssd pool`` shows, from a real AdminService."""
 
 import asyncio
-import io
 import json
 import re
 from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
 
 import pytest
-from rich.console import Console
+from tests.screens import Screen
 from tests.served import serving
 
 from ssd.errors import NotReadyError
@@ -94,27 +93,23 @@ async def test_one_shot_prints_the_state_as_a_table(
 async def test_headings_are_whole_on_a_narrow_terminal(
     width: int, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    screen = io.StringIO()
-    console = Console(
-        file=screen, force_terminal=True, width=width, color_system=None, soft_wrap=True
-    )
-    monkeypatch.setattr(pool_view, "out", console)
+    screen = Screen(force_terminal=True, width=width, color_system=None, soft_wrap=True)
+    monkeypatch.setattr(pool_view, "out", screen)
     await show_pool(target.client(), is_json=False, is_once=True)
-    lines = [line.rstrip() for line in screen.getvalue().splitlines()]
+    lines = [line.rstrip() for line in screen.text.splitlines()]
     assert max(map(len, lines)) <= width
-    words = re.findall(r"[^\s,]+", screen.getvalue())
+    words = re.findall(r"[^\s,]+", screen.text)
     assert {"sessions", "sustainable", "channel", "reason", "demo-draft-0"} <= set(words)
 
 
 async def test_without_a_cursor_the_state_is_shown_once(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, no_color=True, color_system=None)
-    monkeypatch.setattr(pool_view, "out", console)
+    screen = Screen(force_terminal=True, no_color=True, color_system=None)
+    monkeypatch.setattr(pool_view, "out", screen)
     await show_pool(target.client(), is_json=False, is_once=False)
-    assert "demo-draft-0" in screen.getvalue()
-    assert "\x1b" not in screen.getvalue()
+    assert "demo-draft-0" in screen.text
+    assert "\x1b" not in screen.text
 
 
 async def test_json_has_every_field(target: Target, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,13 +130,12 @@ async def test_redirected_output_is_one_shot(
 async def test_a_live_view_follows_the_pool_until_the_target_stops(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=120, height=40, color_system=None)
-    monkeypatch.setattr(pool_view, "out", console)
+    screen = Screen(force_terminal=True, width=120, height=40, color_system=None)
+    monkeypatch.setattr(pool_view, "out", screen)
     view = asyncio.create_task(show_pool(target.client(), is_json=False, is_once=False))
 
     async def until(text: str) -> None:
-        while text not in screen.getvalue():  # noqa: ASYNC110 - the view runs in this loop
+        while text not in screen.text:  # noqa: ASYNC110 - the view runs in this loop
             await asyncio.sleep(0)
 
     async with asyncio.timeout(60):

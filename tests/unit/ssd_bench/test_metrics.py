@@ -1,11 +1,10 @@
 """Figures, spreads and tables, computed from known counters."""
 
-import io
 import json
 
 import pytest
 import typer
-from rich.console import Console
+from tests.screens import Screen
 
 from ssd.observability.scrape import samples
 from ssd.runtime.launch import Deployment
@@ -208,11 +207,11 @@ def test_a_bad_list_of_numbers_is_a_usage_error(text: str) -> None:
 
 
 def test_the_terminal_table_fits_80_columns() -> None:
-    screen = io.StringIO()
-    Console(file=screen, width=80).print(*terminal_tables(Results(cells=[cell()])))
-    assert "…" not in screen.getvalue()
-    assert "efficiency" in screen.getvalue()
-    assert "tokens/s" in screen.getvalue()
+    screen = Screen(width=80)
+    screen.print(*terminal_tables(Results(cells=[cell()])))
+    assert "…" not in screen.text
+    assert "efficiency" in screen.text
+    assert "tokens/s" in screen.text
 
 
 def test_texts_are_compared_with_plain_decoding_by_the_same_target() -> None:

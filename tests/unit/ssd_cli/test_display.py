@@ -1,14 +1,13 @@
 """Contents of standard output and standard error."""
 
-import io
 import re
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+from tests.screens import Screen
 
 from ssd.observability.log import Event
 from ssd.types import Mode, SpeculationStatistics
@@ -25,10 +24,10 @@ def test_redirected_text_is_unchanged(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_terminal_receives_no_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = io.StringIO()
-    monkeypatch.setattr(display, "out", Console(file=screen, force_terminal=True))
+    screen = Screen(force_terminal=True)
+    monkeypatch.setattr(display, "out", screen)
     display.write(ODD)
-    assert screen.getvalue() == "a[b]:smile: [red]x[/red]\t�[2J�\n"
+    assert screen.text == "a[b]:smile: [red]x[/red]\t�[2J�\n"
 
 
 def test_a_long_message_stays_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,11 +39,11 @@ def test_a_long_message_stays_on_one_line(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_report_above_a_live_line_keeps_its_label(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = io.StringIO()
-    monkeypatch.setattr(display, "err", Console(file=screen, force_terminal=True, no_color=True))
+    screen = Screen(force_terminal=True, no_color=True)
+    monkeypatch.setattr(display, "err", screen)
     with Live("status", console=display.err, auto_refresh=False):
         display.report("draft 0", "ready again")
-    assert "draft 0: ready again\n" in screen.getvalue()
+    assert "draft 0: ready again\n" in screen.text
 
 
 @pytest.mark.parametrize(
@@ -68,13 +67,13 @@ def test_an_event_that_reports_a_problem_is_one_line_and_debug_prints_all_events
 
 
 def test_each_process_has_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = io.StringIO()
-    monkeypatch.setattr(display, "err", Console(file=screen, force_terminal=True, width=80))
+    screen = Screen(force_terminal=True, width=80)
+    monkeypatch.setattr(display, "err", screen)
     with display.startup_progress(is_quiet=False) as on_event:
         on_event("draft 0", Event("listening", {"grpc": "a:1", "http": "a:2"}))
         on_event("target", Event("progress", {"stage": "pack", "fraction": 0.5}))
         on_event("draft 0", Event("ready", {"seconds": 1.0}))
-    shown = screen.getvalue()
+    shown = screen.text
     assert "target: packing weights" in shown
     assert "draft 0: ready" in shown
 
@@ -83,15 +82,14 @@ def test_each_process_has_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_without_a_cursor_each_stage_of_a_process_is_one_line(
     monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool
 ) -> None:
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=is_terminal, no_color=True, color_system=None)
-    monkeypatch.setattr(display, "err", console)
+    screen = Screen(force_terminal=is_terminal, no_color=True, color_system=None)
+    monkeypatch.setattr(display, "err", screen)
     with display.startup_progress(is_quiet=False) as on_event, display.status("checking"):
         on_event("target", Event("listening", {"grpc": "a:1", "http": "a:2"}))
         for fraction in (0.1, 0.5):
             on_event("target", Event("progress", {"stage": "load", "fraction": fraction}))
         on_event("target", Event("ready", {"seconds": 1.0}))
-    assert screen.getvalue() == "starting\nchecking\ntarget: reading weights\ntarget: ready\n"
+    assert screen.text == "starting\nchecking\ntarget: reading weights\ntarget: ready\n"
 
 
 def table_of_one_draft() -> Table:
@@ -104,20 +102,18 @@ def table_of_one_draft() -> Table:
 
 @pytest.mark.parametrize("width", [30, 40, 80])
 def test_a_table_fits_a_terminal_without_a_break_in_a_word(width: int) -> None:
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=width, color_system=None)
-    display.print_table(console, table_of_one_draft())
-    lines = [line.rstrip() for line in screen.getvalue().splitlines()]
+    screen = Screen(force_terminal=True, width=width, color_system=None)
+    display.print_table(screen, table_of_one_draft())
+    lines = [line.rstrip() for line in screen.text.splitlines()]
     assert max(map(len, lines)) <= width
     words = "draft sessions late reason pod-0 3 no message for 2 s"
     assert sorted(" ".join(lines).split()) == sorted(words.split())
 
 
 def test_the_rows_of_a_table_are_text_on_a_narrow_terminal() -> None:
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=24, color_system=None)
-    display.print_table(console, table_of_one_draft())
-    lines = [line.rstrip() for line in screen.getvalue().splitlines()]
+    screen = Screen(force_terminal=True, width=24, color_system=None)
+    display.print_table(screen, table_of_one_draft())
+    lines = [line.rstrip() for line in screen.text.splitlines()]
     assert lines == ["pod-0", "  sessions 3, reason no", "  message for 2 s"]
 
 
@@ -128,20 +124,17 @@ def test_quiet_progress_writes_nothing(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_the_summary_shows_unknown_figures_as_dashes() -> None:
-    screen = io.StringIO()
     nothing = figures(1, 0, SpeculationStatistics(mode=Mode.AUTOREGRESSIVE))
-    Console(file=screen, width=80).print(display.summary([("AR", nothing), ("SSD", nothing)]))
-    assert "AR" in screen.getvalue()
-    assert "hit rate                          –               –" in screen.getvalue()
+    found = shown(("AR", nothing), ("SSD", nothing))
+    assert "AR" in found
+    assert "hit rate                          –               –" in found
 
 
 def test_the_summary_of_a_partial_generation_shows_its_known_figures() -> None:
-    screen = io.StringIO()
     known = Figures(
         seed=1, tokens=7, tokens_per_second=6.0, time_to_first_token_seconds=0.5, wall_seconds=1.5
     )
-    Console(file=screen, width=80).print(display.summary([("", known)]))
-    rows = {line[:20].strip(): line[20:].strip() for line in screen.getvalue().splitlines()}
+    rows = {line[:20].strip(): line[20:].strip() for line in shown(("", known)).splitlines()}
     assert rows == {"tokens": "7", "tokens/s": "6.0", "time to first token": "500 ms"}
 
 
@@ -163,25 +156,25 @@ def test_the_first_status_line_shows_no_speed() -> None:
     assert "0 tokens/s  hits –" in status_line({}, {}, 0.0)
 
 
-def shown(found: Figures, *, shows_seed: bool = False) -> str:
-    screen = io.StringIO()
-    Console(file=screen, width=100).print(display.summary([("", found)], shows_seed=shows_seed))
-    return screen.getvalue()
+def shown(*columns: tuple[str, Figures], shows_seed: bool = False) -> str:
+    screen = Screen(width=80)
+    screen.print(display.summary(columns, shows_seed=shows_seed))
+    return screen.text
 
 
 def test_rounds_without_speculation_have_a_row_if_the_target_turned_it_off() -> None:
     statistics = SpeculationStatistics(mode=Mode.AUTOREGRESSIVE, rounds=9)
-    assert "speculation off" not in shown(figures(9, 1, statistics))
-    found = shown(figures(9, 1, replace(statistics, paused_rounds=6)))
+    assert "speculation off" not in shown(("", figures(9, 1, statistics)))
+    found = shown(("", figures(9, 1, replace(statistics, paused_rounds=6))))
     assert re.search(r"^speculation off +67% of rounds: slower here *$", found, re.MULTILINE)
 
 
 def test_late_tables_and_the_seed_have_a_row_if_they_matter() -> None:
     statistics = SpeculationStatistics(mode=Mode.SPECULATIVE, rounds=9, misses=1)
     calm = figures(9, 2**64 - 1, statistics)
-    assert "late" not in shown(calm)
-    assert "seed" not in shown(calm)
-    found = shown(replace(calm, late=8), shows_seed=True)
+    assert "late" not in shown(("", calm))
+    assert "seed" not in shown(("", calm))
+    found = shown(("", replace(calm, late=8)), shows_seed=True)
     assert re.search(r"^late tables +8 *$", found, re.MULTILINE)
     assert re.search(rf"^seed +{2**64 - 1} *$", found, re.MULTILINE)
 

@@ -1,14 +1,13 @@
 """Model folders, read without their weights."""
 
 import asyncio
-import io
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from tests.screens import Screen
 
 from ssd.errors import SetupError
 from ssd.testing.tiny_folder import write_tiny_folder
@@ -50,10 +49,9 @@ def test_a_folder_that_may_not_be_read_is_left_out(
 
 @pytest.mark.parametrize("width", [40, 60, 120])
 def test_names_of_models_are_whole_on_a_narrow_terminal(width: int, tmp_path: Path) -> None:
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=width, color_system=None)
-    print_table(console, models_table(local_models([], tmp_path)))
-    words = screen.getvalue().split()
+    screen = Screen(force_terminal=True, width=width, color_system=None)
+    print_table(screen, models_table(local_models([], tmp_path)))
+    words = screen.text.split()
     assert {"demo://target", "demo://draft", "vocabulary", "parameters"} <= set(words)
 
 
