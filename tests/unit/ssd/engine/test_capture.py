@@ -23,6 +23,7 @@ from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.registry import open_decoder
 from ssd.engine.parallel.group import ALONE, Group, RankGroup
 from ssd.engine.static_execution import make_execution
+from ssd.engine.static_inputs import Inputs
 from ssd.testing.recorded_graphs import RecordedGraph, RecordedGraphs
 
 P, N = 4, 4
@@ -58,6 +59,26 @@ def compare(expected: list[Tensor], found: list[Tensor], *, is_compiled: bool) -
             assert torch.equal(other.argmax(-1), one.argmax(-1))
         else:
             assert torch.equal(other, one)
+
+
+def test_the_time_of_a_verify_begins_after_its_inputs_are_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, _ = execution(folder, ENGINE, Kind.WHOLE)
+    verifies(target, ENGINE)
+    calls: list[str] = []
+
+    def write(inputs: Inputs, **values: Tensor) -> None:
+        calls.append("write")
+        written(inputs, **values)
+
+    written = Inputs.write
+    monkeypatch.setattr(Inputs, "write", write)
+    target._timer = SimpleNamespace(
+        begin=lambda: calls.append("begin"), end=lambda: calls.append("end")
+    )
+    verifies(target, ENGINE)
+    assert calls[-3:] == ["write", "begin", "end"]
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
