@@ -56,6 +56,16 @@ def paged_cases(page: int) -> dict[str, PagedCase]:
             lengths=many, num_queries=7, is_causal=True, head_size=32, group=2, num_kv_heads=1
         ),
         **{
+            f"heads of 128, {group} of a key head": PagedCase(
+                lengths=(2 * page + 301, 600, 0),
+                num_queries=7,
+                is_causal=True,
+                group=group,
+                head_size=128,
+            )
+            for group in (4, 8)
+        },
+        **{
             f"{group} query heads of a key head": PagedCase(
                 lengths=(40, 3 * page - 1), num_queries=7, is_causal=True, group=group
             )

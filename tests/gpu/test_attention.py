@@ -25,7 +25,7 @@ CPU_CASES = ("a verify around page boundaries",)
 """Eager FlexAttention traces each case for seconds."""
 FLEX_CASES = (
     *("a verify around page boundaries", "a trunk", "a chunk of a prompt", "one query"),
-    *("8192 positions", "4 query heads of a key head"),
+    *("8192 positions", "heads of 128, 4 of a key head", "heads of 128, 8 of a key head"),
 )
 """The shapes of targets and drafts. Each takes seconds to compile, so the others are checked last,
 with the time that is left."""
@@ -33,6 +33,9 @@ with the time that is left."""
 EDGES = (128, 256, 512, 2048, 4096)
 """Positions at which a pass has one page more, or one split more."""
 COLUMNS = 7
+NUM_SEQUENCES = 16
+HEAD_SIZE = 128
+"""That of Llama and Qwen3."""
 
 
 @pytest.fixture(autouse=True)
@@ -60,8 +63,11 @@ def test_flex_in_all_other_shapes(environment: Environment, figures: dict[str, F
 @pytest.mark.check("attention flash_attn", on=("cuda",))
 def test_flash_attn(environment: Environment, figures: dict[str, Figure]) -> None:
     pytest.importorskip("flash_attn", reason="flash-attn is not installed; flex is used")
-    backend = make_paged("flash_attn", environment.target_device, "bfloat16").attention
+    backend = make_paged(
+        "flash_attn", environment.target_device, "bfloat16", is_deterministic=True
+    ).attention
     figures |= _compare(backend, environment, list(paged_cases(backend.block_size)))
+    figures |= compare_columns(environment, backend)
 
 
 def test_bits_that_depend_on_the_column_are_found(
@@ -74,46 +80,69 @@ def test_bits_that_depend_on_the_column_are_found(
     attend = paged_flex.attend
     monkeypatch.setattr(paged_flex, "attend", by_column)
     with pytest.raises(AssertionError, match="other bits at position 126 in column 1"):
-        compare_columns(environment)
+        compare_columns(environment, deterministic_flex(environment))
+
+
+def test_bits_that_depend_on_the_number_of_sequences_are_found(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def by_count(*arguments: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        out_BQHE, mass_BHQ = attend(*arguments, **options)
+        return out_BQHE + len(out_BQHE), mass_BHQ
+
+    attend = paged_flex.attend
+    monkeypatch.setattr(paged_flex, "attend", by_count)
+    with pytest.raises(AssertionError, match="other bits at position 126 beside 15 sequences"):
+        compare_columns(environment, deterministic_flex(environment))
 
 
 @pytest.mark.check("bits of flex")
-def test_a_deterministic_query_has_the_same_bits_in_each_column(
+def test_a_deterministic_query_has_the_same_bits_in_each_pass(
     environment: Environment, figures: dict[str, Figure]
 ) -> None:
-    figures |= compare_columns(environment)
+    figures |= compare_columns(environment, deterministic_flex(environment))
 
 
-def compare_columns(environment: Environment) -> dict[str, Figure]:
-    """Compare the bits of a query of a deterministic pass in its columns.
+def deterministic_flex(environment: Environment) -> PagedAttention:
+    """Return FlexAttention as targets use it."""
+    return PagedFlex(is_compiled=environment.is_cuda, is_deterministic=True)
+
+
+def compare_columns(environment: Environment, backend: PagedAttention) -> dict[str, Figure]:
+    """Compare the bits of a query of a deterministic pass in its columns, alone and beside others.
 
     Plain decoding runs the token at position p in column 0 of a pass, which then ends at p + K;
     speculation runs it in a later column, and the pass ends earlier, perhaps a page earlier.
     """
-    backend = PagedFlex(is_compiled=environment.is_cuda, is_deterministic=True)
     last = EDGES[-1] if environment.is_cuda else EDGES[0]
     positions = [edge + shift for edge in EDGES if edge <= last for shift in (-2, -1, 0)]
     device, page = environment.target_device, backend.block_size
     num_pages = 2 + (last + COLUMNS) // page
     generator = torch.Generator().manual_seed(3)
     dtype = torch.bfloat16 if environment.is_cuda else torch.float32
-    queries_SHE = torch.randn((num_pages * page, 8, 64), generator=generator).to(device, dtype)
+    shape = (num_pages * page, 8, HEAD_SIZE)
+    queries_SHE = torch.randn(shape, generator=generator).to(device, dtype)
     keys_YCGE, values_YCGE = (
-        torch.randn((2, num_pages + 1, page, 2, 64), generator=generator).to(device, dtype)
+        torch.randn((2, num_pages + 1, page, 2, HEAD_SIZE), generator=generator).to(device, dtype)
     ).unbind(0)
     table_1J = torch.arange(1, num_pages + 1, dtype=torch.int32, device=device)[None]
 
-    def attended(first: int) -> torch.Tensor:
-        """Return the results of columns at positions ``first``, ``first`` + 1, …."""
+    def attended(first: int, count: int = 1) -> torch.Tensor:
+        """Return the results of columns at positions ``first``, ``first`` + 1, ….
+
+        The pass has ``count`` sequences, which are the same text.
+        """
         attend = backend.prepare(
-            table_1J,
-            torch.tensor([first + COLUMNS], dtype=torch.int32, device=device),
+            table_1J.expand(count, -1).contiguous(),
+            torch.full((count,), first + COLUMNS, dtype=torch.int32, device=device),
             num_queries=COLUMNS,
             num_pages=num_pages + 1,
             is_causal=True,
         )
-        found_1QHE, _ = attend(queries_SHE[None, first : first + COLUMNS], keys_YCGE, values_YCGE)
-        return found_1QHE[0]
+        queries_QHE = queries_SHE[first : first + COLUMNS]
+        queries_BQHE = queries_QHE.expand(count, -1, -1, -1).contiguous()
+        found_BQHE, _ = attend(queries_BQHE, keys_YCGE, values_YCGE)
+        return found_BQHE[-1]
 
     wrong = [
         f"position {position} in column {column}"
@@ -121,8 +150,13 @@ def compare_columns(environment: Environment) -> dict[str, Figure]:
         for column in range(1, COLUMNS)
         if not torch.equal(attended(position)[0], attended(position - column)[column])
     ]
-    assert not wrong, f"flex has other bits at {', '.join(wrong[:8])}"
-    return {"positions": len(positions), "columns": COLUMNS}
+    wrong += [
+        f"position {position} beside {NUM_SEQUENCES - 1} sequences"
+        for position in positions
+        if not torch.equal(attended(position), attended(position, NUM_SEQUENCES))
+    ]
+    assert not wrong, f"{backend.name} has other bits at {', '.join(wrong[:8])}"
+    return {"positions": len(positions), "columns": COLUMNS, "sequences": NUM_SEQUENCES}
 
 
 def _compare(

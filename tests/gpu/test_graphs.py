@@ -124,5 +124,7 @@ def _open(
 ) -> Any:
     engine, model = local.engine, ModelConfig.from_folder(local.folder)
     decoder = open_decoder(local.folder, model, engine, lambda _fraction: None)
-    attention = wrap(make_paged(engine.attention, engine.device, engine.dtype).attention)
-    return make_execution(decoder, model, engine, attention, capture)
+    chosen = make_paged(
+        engine.attention, engine.device, engine.dtype, is_deterministic=not engine.branches
+    )
+    return make_execution(decoder, model, engine, wrap(chosen.attention), capture)

@@ -134,7 +134,9 @@ def _with_layers(
     """Return the first logits [P, V], and the time of a verify."""
     release_memory()
     decoder = Decoder(model, weights, is_compiled=is_compiled)
-    attention = make_paged(engine.attention, engine.device, engine.dtype).attention
+    attention = make_paged(
+        engine.attention, engine.device, engine.dtype, is_deterministic=True
+    ).attention
     execution = make_execution(decoder, model, engine, attention, capture_of(engine.device))
     assert isinstance(execution, StaticTarget)
     runner = TargetRunner(execution, model, engine)
