@@ -97,5 +97,6 @@ def _choice(runner: DraftRunner, num_token_ids: int) -> TokenChoice:
     if engine.engine != STATIC:
         return RingChoice(engine.max_num_seqs, num_noise_rows(engine), runner.model.vocab_size)
     choice = KeyedChoice(engine.max_num_seqs, engine.device)
-    choice.warm_up(engine.branches, num_candidates(engine, num_token_ids), num_token_ids)
+    candidates = num_candidates(engine, num_token_ids)
+    choice.warm_up(engine.branches, candidates, runner.model.vocab_size)
     return choice

@@ -117,7 +117,7 @@ class RingChoice:
 
     def choose(self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints) -> Tensor:
         """See ``TokenChoice``."""
-        noise_RV = self._noise(slots_R, positions_R, None)
+        noise_RV = self._noise(slots_R, positions_R)
         logits_RV = self.filters.lowered(logits_RV, slots_R)
         return choose(logits_RV, self._temperatures_X[torch.from_numpy(slots_R)], noise_RV)
 
@@ -132,15 +132,14 @@ class RingChoice:
         self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints, count: int
     ) -> tuple[Tensor, Tensor]:
         """See ``TokenChoice``."""
-        # Kept logits do not contain the padding of the vocabulary.
-        noise_RV = self._noise(slots_R, positions_R, logits_RV.shape[1])
+        noise_RV = self._noise(slots_R, positions_R)
         logits_RV = self.filters.lowered(logits_RV, slots_R)
         temperature_R = self._temperatures_X[torch.from_numpy(slots_R)]
         return top_candidates(logits_RV, temperature_R, noise_RV, count)
 
-    def _noise(self, slots_R: Ints, positions_R: Ints, num_ids: int | None) -> Tensor | None:
+    def _noise(self, slots_R: Ints, positions_R: Ints) -> Tensor | None:
         noise_RV = self._ring.rows(slots_R, positions_R)
-        return None if noise_RV is None else torch.from_numpy(noise_RV)[:, :num_ids]
+        return None if noise_RV is None else torch.from_numpy(noise_RV)
 
 
 class KeyedChoice:
@@ -156,16 +155,22 @@ class KeyedChoice:
         self._temperatures_X = np.zeros(num_slots, dtype=np.float32)
 
     @torch.inference_mode()
-    def warm_up(self, num_rows: int, num_candidates: int, num_token_ids: int) -> None:
+    def warm_up(self, num_rows: int, num_candidates: int, vocab_size: int) -> None:
         """Choose and rank rows with and without noise and filters: no table waits for a compiler.
 
-        The compiler makes different functions for one row and several rows, and for inference mode.
+        The compiler makes different functions for one row and several rows, for inference mode, and
+        for numbers of columns of which only some are multiples of 4.
+
+        Args:
+            num_rows: of a usual choice; several sessions have several rows even if this is 1.
+            num_candidates: tokens that are kept of each row.
+            vocab_size: columns of all logits, with the padding of the vocabulary.
         """
         for temperature, top_k in ((0.0, 0), (1.0, 0), (1.0, 1)):
             self._temperatures_X[0] = temperature
             self.filters.assign(0, temperature, top_k, 0.0)
-            for count in (1, num_rows):
-                logits_RV = torch.zeros((count, num_token_ids), device=self._device)
+            for count in (1, max(2, num_rows)):
+                logits_RV = torch.zeros((count, vocab_size), device=self._device)
                 zero_R = np.zeros(count, dtype=np.int64)
                 self.choose(logits_RV, zero_R, zero_R)
                 self.rank(logits_RV, zero_R, zero_R, num_candidates)

@@ -65,7 +65,6 @@ class Tree:
         self._device = engine.device
         # A device runs the next step while the host reads the column of the last one.
         self._lag = 1 if engine.engine == STATIC else 0
-        self._num_token_ids = num_token_ids
         self._num_candidates = num_candidates(engine, num_token_ids)
         x, p, m = engine.max_num_seqs, engine.num_columns, self._num_candidates
         self._trunk_lengths_X = np.zeros(x, dtype=np.int64)
@@ -334,7 +333,10 @@ class Tree:
             self._append(slots_B[rows], columns_B)
 
     def _promote(self, slots_B: Ints, branch_B: Ints, steps: Steps, rows_B: Ints) -> torch.Tensor:
-        """Make winning branches of one batch the proposals; return their logits, [B, P, V]."""
+        """Make winning branches of one batch the proposals; return their logits, [B, P, V].
+
+        They have as many columns as all other logits: a choice is compiled for this number.
+        """
         self._runner.promote_branches(torch.from_numpy(slots_B), torch.from_numpy(branch_B))
         logits_PBV: list[torch.Tensor] = []
         where: tuple[Any, Any] = (0, 0)
@@ -344,7 +346,7 @@ class Tree:
                 indexed_B = step_rows_B
                 index_B = np.searchsorted(step_rows_B, rows_B)
                 where = self._where(index_B, branch_B)
-            logits_PBV.append(logits_SBNV[:, where[0], where[1], : self._num_token_ids])
+            logits_PBV.append(logits_SBNV[:, where[0], where[1]])
         return torch.cat(logits_PBV).transpose(0, 1).float()
 
     def _where(self, index_B: Ints, branch_B: Ints) -> tuple[Any, Any]:

@@ -59,7 +59,7 @@ class ModelLoader:
 
     def _loop(self, runner: TargetRunner, draft_runner: DraftRunner | None) -> DecodeLoop:
         engine = runner.engine
-        sampler = _sampler(runner)
+        sampler = _sampler(runner, draft_runner)
         drafter = None
         if draft_runner is not None:
             draft_blocks = BlockPool(draft_runner.num_blocks)
@@ -91,18 +91,17 @@ class ModelLoader:
         return SpeculationControl(controller, context.drafts, context.round_log, lookahead)
 
 
-def _sampler(runner: TargetRunner) -> Sampler:
-    """Return the sampler that reads the logits where they are."""
+def _sampler(runner: TargetRunner, draft_runner: DraftRunner | None) -> Sampler:
+    """Return the sampler that reads the logits of both models where they are."""
     engine, execution, vocab_size = runner.engine, runner.execution, runner.model.vocab_size
-    if isinstance(execution, SplitTarget):
-        execution.warm_up_choice()
-        sampler = KeyedSampler(engine, vocab_size, execution)
-        sampler.warm_up(engine.num_columns, vocab_size)
-        return sampler
-    if engine.engine != STATIC:
+    ranks = execution if isinstance(execution, SplitTarget) else None
+    if ranks is not None:
+        ranks.warm_up_choice()
+    elif engine.engine != STATIC:
         return RingSampler(engine, vocab_size)
-    sampler = KeyedSampler(engine, vocab_size)
-    sampler.warm_up(engine.num_columns, vocab_size)
+    sampler = KeyedSampler(engine, vocab_size, ranks)
+    models = [each.model for each in (runner, draft_runner) if each is not None]
+    sampler.warm_up(engine.num_columns, {model.vocab_size for model in models})
     return sampler
 
 

@@ -150,6 +150,8 @@ class SplitTarget:
         """Choose with and without noise on all ranks, so that no request waits for a compiler."""
         keys_4R = torch.zeros((4, len(self._newest_RV)), dtype=torch.int64)
         for is_warm in (False, True):
+            # The other ranks read from the temperatures whether there is noise.
+            keys_4R[3] = torch.tensor(float(is_warm)).view(torch.int32)
             self.choose(self._newest_RV, keys_4R, is_warm=is_warm)
 
     @property

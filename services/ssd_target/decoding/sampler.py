@@ -11,7 +11,9 @@ arrive in device memory (``channel: nccl``) and host work is above .3 ms in a ro
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from collections.abc import Sequence as Rows
+from itertools import product
 from typing import Protocol
 
 import numpy as np
@@ -221,12 +223,17 @@ class KeyedSampler(Sampler):
             ranks.send_keys_of(self._keys)
 
     @torch.inference_mode()
-    def warm_up(self, num_rows: int, vocab_size: int) -> None:
+    def warm_up(self, num_rows: int, vocab_sizes: Iterable[int]) -> None:
         """Choose rows with and without noise, so that no request waits for a compiler.
 
-        One row and several rows are two functions, as are inference mode and its absence.
+        One row and several rows are two functions, as are inference mode and its absence, and
+        numbers of columns of which only some are multiples of 4.
+
+        Args:
+            num_rows: of a sequence in a round, at least 2.
+            vocab_sizes: columns of the logits of the target and of a draft on its device.
         """
-        for temperature in (0.0, 1.0):
+        for temperature, vocab_size in product((0.0, 1.0), vocab_sizes):
             self._temperature_S[0] = temperature
             for count in (1, num_rows):
                 logits_RV = torch.zeros((count, vocab_size), device=self._device)

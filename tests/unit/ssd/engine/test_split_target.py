@@ -101,15 +101,19 @@ def test_several_ranks_choose_the_tokens_of_one(tmp_path: Path, family: str, siz
     assert found[0][1] == alone.num_parameters
 
 
-def test_choices_are_warmed_up_in_the_mode_of_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choices_are_warmed_up_in_the_mode_of_rounds_on_all_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Torch compiles a function once for inference mode and once without it."""
-    modes: list[bool] = []
+    choices: list[tuple[bool, bool]] = []
 
-    def note_mode(*_arguments: object, **_options: object) -> None:
-        modes.append(torch.is_inference_mode_enabled())
+    def note(_logits_RV: torch.Tensor, keys_4R: torch.Tensor, *, is_warm: bool) -> None:
+        assert torch.is_inference_mode_enabled()
+        of_keys = NoiseKeys.unpacked(keys_4R).temperatures_R > 0
+        choices.append((is_warm, bool(of_keys.any())))
 
-    monkeypatch.setattr(SplitTarget, "choose", note_mode)
+    monkeypatch.setattr(SplitTarget, "choose", staticmethod(note))
     target = SplitTarget.__new__(SplitTarget)
     target._newest_RV = torch.zeros(2, VOCAB_SIZE)
     target.warm_up_choice()
-    assert modes == [True, True]
+    assert choices == [(False, False), (True, True)], "rank 0 has the flag, the others the keys"

@@ -1,14 +1,21 @@
 """The target chooses at the rows that verification reads."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import torch
+from tests.compiled_choices import compiled_choices
 from tests.sequences import make_sequence
 
-from ssd.engine.config import EngineConfig
+from ssd.engine.config import STATIC, EngineConfig
 from ssd.speculation.verification import verify_coupled
 from ssd.types import NO_TOKEN, Outcome, SamplingParams, TokenId
+from ssd_target.decoding import sampler as sampler_module
 from ssd_target.decoding.sampler import KeyedSampler, RingSampler
 from ssd_target.decoding.sequence import Sequence
+from ssd_target.step_thread import _sampler
 
 K = 3
 VOCAB = 11
@@ -84,6 +91,29 @@ def test_the_device_chooses_the_same_tokens() -> None:
     assert on_device.choose_at(np.array([0]), np.array([9]), logits_BPV[3, :1]).tolist() == [
         logits_BPV[3, 0].argmax()
     ]
+
+
+@torch.inference_mode()
+def test_no_choice_of_target_or_draft_is_compiled_after_the_warm_up() -> None:
+    """The embeddings have different padding, and one has no multiple of 4 of rows."""
+    target: Any = SimpleNamespace(
+        engine=replace(ENGINE, engine=STATIC),
+        execution=None,
+        model=SimpleNamespace(vocab_size=VOCAB + 1),
+    )
+    draft: Any = SimpleNamespace(model=SimpleNamespace(vocab_size=VOCAB))
+    with compiled_choices(sampler_module) as compiler:
+        sampler = _sampler(target, draft)
+        warmed_up = compiler.num_graphs
+        assert warmed_up > 0
+        for temperature in (0.0, 1.0):
+            for count in (1, 2):
+                rows = sequences([temperature] * count)
+                for row in rows:
+                    sampler.admit(row)
+                sampler.choose(rows, [()] * count, torch.zeros((count, K + 1, VOCAB + 1)))
+                sampler.choose_at(np.arange(count), np.arange(count), torch.zeros((count, VOCAB)))
+        assert compiler.num_graphs == warmed_up
 
 
 def all_rows(
