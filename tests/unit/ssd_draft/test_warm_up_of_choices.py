@@ -44,6 +44,7 @@ def run_tables(tree: Tree, slots: list[int], temperature: float, top_k: int) -> 
         tree.advance(slots, [Move(1, bonus, (3,), branch) for bonus in bonus_B])
 
 
+@pytest.mark.timeout(120)
 def test_no_choice_of_a_padded_vocabulary_is_compiled_after_the_warm_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from tests.compiled_choices import compiled_choices
 from tests.sequences import make_sequence
@@ -93,6 +94,7 @@ def test_the_device_chooses_the_same_tokens() -> None:
     ]
 
 
+@pytest.mark.timeout(120)
 @torch.inference_mode()
 def test_no_choice_of_target_or_draft_is_compiled_after_the_warm_up() -> None:
     """The embeddings have different padding, and one has no multiple of 4 of rows."""
