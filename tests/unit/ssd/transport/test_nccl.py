@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,12 +108,14 @@ def test_the_memory_of_a_buffer_is_used_only_after_kernels_that_were_queued_befo
 ) -> None:
     ends = connected()
     ended: list[str] = []
-    torch.cuda.current_stream(ends._device).operations.put(lambda: ended.append("kernel"))
+    queues: Any = [torch.cuda.current_stream(ends._device)]
+    queues += [way.stream for way in ends._directions]
+    queues[0].operations.put(lambda: ended.append("kernel"))
     ends.buffer(4)
-    for way in ends._directions:
-        way.stream.operations.put(lambda: ended.append("message"))
-    for way in ends._directions:
-        way.stream.synchronize()
+    for each in queues[1:]:
+        each.operations.put(lambda: ended.append("message"))
+    for each in queues[1:]:
+        each.synchronize()
     assert ended == ["kernel", "message", "message"]
 
 
