@@ -92,7 +92,7 @@ def proved(
         "blocks": min(num_blocks, _most_blocks(engine)),
     }
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
-    # A variable of the XDG base directories, which is no setting of a process.
+    # XDG_CACHE_HOME is a variable of the environment, not a setting of this product.
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")  # noqa: TID251
     path = cache / "ssd" / "same_bits" / digest
     with suppress(OSError, ValueError, LookupError, TypeError):
