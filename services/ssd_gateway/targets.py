@@ -7,6 +7,7 @@ one. After the first token a request is never sent again.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass, field
 
@@ -36,6 +37,8 @@ RECHECK_SECONDS = 0.25
 """Pause between two checks of one that is not."""
 ANSWER_SECONDS = 5.0
 """A target that takes longer to answer a check is not ready."""
+LOAD_SECONDS = 600.0
+"""Time after the start of a gateway in which a target without an answer may load a model."""
 NO_TARGET = "no target is ready; try again in a moment"
 _log = get_logger(__name__)
 
@@ -78,6 +81,7 @@ class TargetPool:
         self._credentials = credentials
         self._targets: dict[str, _Target] = {}
         self._has_changed = asyncio.Event()
+        self._started_at = time.monotonic()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None, None]:
@@ -120,8 +124,8 @@ class TargetPool:
         """Return a model that a target serves.
 
         Raises:
-            NotReadyError: no target is ready, none that served it last, or not all targets have
-                reported their models so far.
+            NotReadyError: no target is ready, none that served it last, or the gateway has started
+                and not all targets have reported their models so far.
             FieldError: the name is empty.
             UnknownModelError: no target serves it.
         """
@@ -131,10 +135,10 @@ class TargetPool:
         if name not in models:
             if any(target.serves(name) for target in self._targets.values()):
                 raise NotReadyError(f"no target of {name[:256]!r} is ready; try again in a moment")
-            if unknown := self._unknown():
+            if (count := self._num_silent()) and time.monotonic() < self._started_at + LOAD_SECONDS:
                 raise NotReadyError(
-                    f"no target that has answered serves {name[:256]!r}; those without an answer "
-                    f"so far: {', '.join(unknown)}"
+                    f"no target that has answered serves {name[:256]!r}, and {count} of them "
+                    f"{'has' if count == 1 else 'have'} not answered since the start"
                 )
             raise UnknownModelError(
                 f"The model {name[:256]!r} does not exist; this server has {', '.join(models)}"
@@ -216,10 +220,10 @@ class TargetPool:
             if target.is_listed or (target.info and target.info.model not in models)
         ]
 
-    def _unknown(self) -> list[str]:
-        """Return the addresses whose model no answer has named since the start."""
-        silent = {target.address for target in self._targets.values() if target.info is None}
-        return sorted(silent | self._addresses.without_answer)
+    def _num_silent(self) -> int:
+        """Return the number of targets and names whose models no answer has named so far."""
+        silent = sum(target.info is None for target in self._targets.values())
+        return silent + len(self._addresses.without_answer)
 
     def _mark_lost(self, target: _Target, error: SSDError) -> None:
         if target.is_ready:

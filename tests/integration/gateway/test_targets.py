@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 import pytest
 from tests.gateway import ScriptedTarget, endless
 
-from ssd.errors import NotReadyError
+from ssd.errors import NotReadyError, UnknownModelError
 from ssd.rpc.codec import GenerateCall
 from ssd.types import SamplingParams
 from ssd_gateway import targets
@@ -78,7 +78,9 @@ async def test_a_target_without_an_address_gets_no_request_and_finishes_those_th
     assert (len(old.calls), len(new.calls)) == (1, 4)
 
 
-async def test_a_name_that_has_had_no_address_can_have_any_model() -> None:
+async def test_a_name_that_has_had_no_address_can_have_any_model_after_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def resolver(host: str, _port: int) -> set[str]:
         return set() if host == "starts.example" else {target.address}
 
@@ -86,9 +88,10 @@ async def test_a_name_that_has_had_no_address_can_have_any_model() -> None:
         pool = TargetPool(("starts.example:1", "serves.example:1"), resolver=resolver)
         async with pool.running():
             await asyncio.wait_for(pool.wait_ready(), 10)
-            with pytest.raises(
-                NotReadyError, match=r"without an answer so far: starts\.example:1$"
-            ):
+            with pytest.raises(NotReadyError, match="1 of them has not answered since the start"):
+                pool.model("other")
+            monkeypatch.setattr(targets, "LOAD_SECONDS", 0.0)
+            with pytest.raises(UnknownModelError):
                 pool.model("other")
 
 
