@@ -258,7 +258,7 @@ class StaticTarget(StaticExecution):
         tokens_BP = pad(prepared.tokens_BP, (0, self._engine.num_columns - columns))
         count = self._bucket(num_sequences)
         run = self._paged("verify", count, self._verify, tokens_BP, prepared)
-        # The time of the host before the launch is no part of a verify: nothing hides it.
+        # The time of the host before the launch is overhead of the round, not time of the verify.
         if self._timer is not None:
             self._timer.begin()
         logits_BPV = run()
@@ -457,7 +457,8 @@ def load(
     is_exact = engine.deterministic or not engine.branches
     chosen = make_paged(engine.attention, engine.device, engine.dtype, is_deterministic=is_exact)
     if chosen.attention.name == "flex":
-        require_compiler(engine.device, "attention flex", "install flash-attn")
+        other = "use flash-attn, with attention auto and dtype bfloat16"
+        require_compiler(engine.device, "attention flex", other)
     _log.info("attention", name=chosen.attention.name, reason=chosen.reason)
     decoder = open_decoder(folder, model, engine, on_progress, group)
     capture = capture_of(engine.device)

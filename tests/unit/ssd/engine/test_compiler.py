@@ -12,11 +12,18 @@ from ssd.errors import SettingsError
 
 
 @pytest.mark.parametrize(
-    ("setting", "settings"),
-    [("compile_layers", {"compile_layers": True}), ("attention flex", {"attention": "flex"})],
+    ("setting", "advice", "settings"),
+    [
+        ("compile_layers", "set it to false", {"compile_layers": True}),
+        ("attention flex", "attention auto and dtype bfloat16", {"attention": "flex"}),
+    ],
 )
 def test_generated_kernels_on_a_gpu_without_a_c_compiler_are_refused_before_the_load(
-    setting: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setting: str,
+    advice: str,
+    settings: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     engine = EngineConfig(
@@ -26,6 +33,7 @@ def test_generated_kernels_on_a_gpu_without_a_c_compiler_are_refused_before_the_
     with pytest.raises(SettingsError, match=f"{setting} needs a C compiler") as refused:
         load(tmp_path, model, engine, lambda _: None, ALONE)
     assert "\n" not in str(refused.value)
+    assert str(refused.value).endswith(advice)
 
 
 def test_generated_kernels_need_a_c_compiler_only_with_cuda(
