@@ -61,24 +61,26 @@ def compare(expected: list[Tensor], found: list[Tensor], *, is_compiled: bool) -
             assert torch.equal(other, one)
 
 
-def test_the_time_of_a_verify_begins_after_its_inputs_are_written(
+def test_the_time_of_a_verify_is_that_of_its_replay(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, _ = execution(folder, ENGINE, Kind.WHOLE)
-    verifies(target, ENGINE)
     calls: list[str] = []
 
-    def write(inputs: Inputs, **values: Tensor) -> None:
-        calls.append("write")
-        written(inputs, **values)
+    def recorded(name: str, function: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: object, **values: object) -> None:
+            calls.append(name)
+            function(*arguments, **values)
 
-    written = Inputs.write
-    monkeypatch.setattr(Inputs, "write", write)
+        return call
+
+    monkeypatch.setattr(Inputs, "write", recorded("write", Inputs.write))
+    monkeypatch.setattr(RecordedGraph, "replay", recorded("replay", RecordedGraph.replay))
+    target, _ = execution(folder, ENGINE, Kind.WHOLE)
     target._timer = SimpleNamespace(
         begin=lambda: calls.append("begin"), end=lambda: calls.append("end")
     )
     verifies(target, ENGINE)
-    assert calls[-3:] == ["write", "begin", "end"]
+    assert calls[-4:] == ["write", "begin", "replay", "end"]
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
