@@ -25,7 +25,7 @@ OF_PLAIN_DECODING = ("tokens_per_second", "verify_ms")
 
 
 @pytest.mark.check("speed of llama", is_slow=True)
-def test_all_modes_are_measured_at_each_batch_size(
+def test_all_modes_have_equal_texts_and_are_measured_at_each_batch_size(
     environment: Environment, figures: dict[str, Figure]
 ) -> None:
     pair, device = llama_pair(environment), environment.device
