@@ -5,7 +5,9 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -27,6 +29,7 @@ PATIENT = {
 """Settings with which proposals are from tables on a busy machine too."""
 NUM_CALLS = 8
 """Texts that our target generates at a time."""
+WORK_SECONDS, STALL_SECONDS = 3.0, 1.5
 
 
 @dataclass
@@ -92,6 +95,32 @@ class Draft:
             if event["event"] == "link":
                 counts.append(counts[-1] + (1 if event["state"] == "active" else -1))
         return max(counts)
+
+
+@contextmanager
+def failing_draft(port: int) -> Iterator[list[str]]:
+    """Inside, a draft works, stalls, works, is killed and starts again; yields what was done."""
+    done: list[str] = []
+    is_over = threading.Event()
+
+    def fail() -> None:
+        while not is_over.is_set():
+            with Draft(port=port) as draft:
+                is_over.wait(WORK_SECONDS)
+                draft.signal(signal.SIGSTOP)
+                is_over.wait(STALL_SECONDS)
+                draft.signal(signal.SIGCONT)
+                done.append("stall")
+                is_over.wait(WORK_SECONDS)
+            done.append("kill")
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    try:
+        yield done
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def run(
