@@ -55,7 +55,7 @@ class FanOutLearning:
 
     def load(self) -> None:
         """Read the file, if there is one."""
-        if self._path is None or not self._path.exists():
+        if self._path is None:
             return
         try:
             state = json.loads(self._path.read_text())
@@ -65,7 +65,9 @@ class FanOutLearning:
             ):
                 raise ValueError("it is of another draft, or of another number of branches")
             self._fit = FanOutFit.from_text(json.dumps(state.get("fit")), self._num_branches)
-        except (OSError, ValueError) as error:
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, RecursionError) as error:
             _log.warning("fan_out_not_read", file=str(self._path), reason=str(error))
         self._num_kept = self._num_rounds
         self._publish()

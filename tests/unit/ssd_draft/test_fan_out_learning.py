@@ -62,7 +62,13 @@ def test_without_a_folder_nothing_is_written(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"weights": "sha256:1", "branches": 8}'])
+def test_a_path_that_cannot_be_read_gives_the_start_values() -> None:
+    assert chosen(learned("/" + "a" * 300)) == chosen(learned(""))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", "[" * 100_000, '{"weights": "sha256:1", "branches": 8}']
+)
 def test_a_broken_file_gives_the_start_values_and_is_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / "fan_out.json").write_text(text)
     learning = learned(tmp_path)
