@@ -183,7 +183,11 @@ def memory_of(options: PlanOptions) -> tuple[MemoryEstimate, MemoryEstimate]:
         engine=STATIC,
         block_size=LARGEST_PAGE,
     )
-    of_draft = _memory(draft, replace(engine, branches=options.branches), 1)
+    draft_engine = replace(engine, branches=options.branches)
+    if options.draft_cpu is not None:
+        dtype = DTYPE if options.draft_weights == DTYPE else "float32"
+        draft_engine = replace(draft_engine, engine="openvino", dtype=dtype)
+    of_draft = _memory(draft, draft_engine, 1)
     if options.draft_cpu is not None:
         # The rows of an embedding of its own are stored as the head.
         stored = weight_format(options.draft_weights, options.draft_cpu)
@@ -195,7 +199,7 @@ def memory_of(options: PlanOptions) -> tuple[MemoryEstimate, MemoryEstimate]:
 
 def _memory(model: ModelConfig, engine: EngineConfig, num_gpus: int) -> MemoryEstimate:
     """Return the memory of each GPU of a model."""
-    entry_bytes = bytes_per_entry(model, engine.dtype)
+    entry_bytes = bytes_per_entry(model, engine.kv_dtype)
     blocks = 1 + engine.max_num_seqs * engine.blocks_per_sequence
     is_draft = engine.branches > 0
     return MemoryEstimate(
@@ -255,7 +259,7 @@ def round_times(
     The draft's step after its last one fills its KV cache while the table is sent, and is not part
     of the table's time.
     """
-    context = length_limit(options.max_model_len, target) // 2
+    context = _context_limit(options) // 2
     columns = options.lookahead + 1
     engine = EngineConfig(max_model_len=1, max_num_seqs=max(options.batches))
     # Passes are padded to few counts of sequences.
@@ -280,6 +284,8 @@ def round_times(
     return PairTimes(
         plain=verify,
         verify=verify,
+        # The fastest that SD can be: causal passes. Mode synchronous of this product runs steps of
+        # a tree with one branch, which have more kernels.
         proposal=options.lookahead * seconds(draft, 1, 1),
         table=options.lookahead * step(),
         overhead=options.overhead_ms / 1000,

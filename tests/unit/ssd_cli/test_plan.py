@@ -142,6 +142,17 @@ def test_a_draft_on_cpus_needs_no_gpu_and_its_table_takes_longer(
         assert here[name] == there[name]
 
 
+def test_a_draft_on_cpus_has_entries_and_logits_in_float32(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    on_gpu, bfloat16, int8 = (
+        plan(capsys, "--batch", "16", *flags)["draft_memory"]
+        for flags in ((), ON_CPUS, (*ON_CPUS, "--draft-weights", "int8"))
+    )
+    assert bfloat16["kv_cache"] == int8["kv_cache"] == 2 * on_gpu["kv_cache"]
+    assert int8["branch_logits"] == 2 * bfloat16["branch_logits"]
+
+
 def test_quantised_weights_of_a_draft_on_cpus_take_less_memory(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
