@@ -17,6 +17,8 @@ DEMO = "demo://corpus"
 """Name of the standard library's source. Its held-out modules are those of the embedded pair."""
 HELD_OUT_PART = 20
 """One token in so many is held out: those at the end of the shuffled documents."""
+PIECE_CHARS = 1 << 20
+"""A longer text is read in pieces that end with a line: a part of a large file can be enough."""
 FIELDS = ("text", "prompt")
 """Fields of a JSON line that contain its text; the first one that exists is used."""
 
@@ -30,34 +32,46 @@ class Corpus:
 
 
 def read_corpus(
-    sources: Sequence[str], tokenizer: Tokenizer, *, length: int, most_tokens: int, seed: int
+    sources: Sequence[str],
+    tokenizer: Tokenizer,
+    *,
+    num_token_ids: int,
+    length: int,
+    most_tokens: int,
+    seed: int,
 ) -> Corpus:
     """Read and tokenize text; documents are in an order of the seed, with an end of text between.
 
     Args:
         sources: files, folders, or ``DEMO`` alone.
         tokenizer: of both models.
+        num_token_ids: ids from this one on have no embedding.
         length: tokens of a sequence in training; both parts are longer than that.
         most_tokens: enough for the training; further documents are not read.
         seed: of the order.
 
     Raises:
-        SettingsError: there is no such file, a file has no text, or all text is too short.
+        SettingsError: there is no such file, a file has no text, all text is too short, or it has
+            a token without an embedding.
     """
     if DEMO in sources:
         if len(sources) > 1:
             raise SettingsError(f"--data {DEMO} cannot be combined with other text")
         parts = [
-            _encoded((module.text for module in modules), tokenizer)
+            _encoded((module.text for module in modules), tokenizer, num_token_ids)
             for modules in (training_modules(), held_out_modules())
         ]
         return Corpus(*parts)
-    files = [entry for source in sources for entry in _files(source)]
-    random.Random(seed).shuffle(files)  # noqa: S311 - an order, not a secret
-    texts = (text for file, is_named in files for text in _texts(file, is_named=is_named))
+    order = random.Random(seed)  # noqa: S311 - an order, not a secret
+    found = {
+        file.resolve(): (file, is_named) for each in sources for file, is_named in _files(each)
+    }
+    files = list(found.values())
+    order.shuffle(files)
+    texts = (text for file, is_named in files for text in _texts(file, order, is_named=is_named))
     # The held-out part must be longer than one sequence, also for a training of few tokens.
     most_tokens = max(most_tokens, HELD_OUT_PART * (length + 1))
-    stream_S = _encoded(texts, tokenizer, most_tokens)
+    stream_S = _encoded(texts, tokenizer, num_token_ids, most_tokens)
     num_held_out = len(stream_S) // HELD_OUT_PART
     if num_held_out <= length:
         raise SettingsError(
@@ -67,11 +81,19 @@ def read_corpus(
     return Corpus(stream_S[:-num_held_out], stream_S[-num_held_out:])
 
 
-def _encoded(texts: Iterable[str], tokenizer: Tokenizer, most_tokens: int | None = None) -> Tensor:
+def _encoded(
+    texts: Iterable[str], tokenizer: Tokenizer, num_token_ids: int, most_tokens: int | None = None
+) -> Tensor:
     end = sorted(tokenizer.eos_token_ids)[:1]
     ids: list[int] = []
     for text in texts:
-        ids += [*end, *tokenizer.encode(text)]
+        new = [*end, *tokenizer.encode(text)]
+        if (largest := max(new, default=0)) >= num_token_ids:
+            raise SettingsError(
+                f"--data: a text has token {largest}, and the models have embeddings of "
+                f"{num_token_ids} tokens; remove the text, or resize the embeddings"
+            )
+        ids += new
         if most_tokens is not None and len(ids) >= most_tokens:
             break
     return torch.tensor(ids, dtype=torch.int64)
@@ -93,19 +115,34 @@ def _files(source: str) -> Iterator[tuple[Path, bool]]:
             yield file, False
 
 
-def _texts(file: Path, *, is_named: bool) -> Iterator[str]:
+def _texts(file: Path, order: random.Random, *, is_named: bool) -> Iterator[str]:
     """Yield the texts of a file; other files than text are left out unless the user named them."""
     try:
+        if file.suffix == ".jsonl":
+            for number, line in _rows(file, order):
+                yield _text_of(line, f"--data {file}:{number}")
+            return
         with file.open(encoding="utf-8") as lines:
-            if file.suffix != ".jsonl":
-                yield lines.read()
-                return
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield _text_of(line, f"--data {file}:{number}")
+            while piece := lines.read(PIECE_CHARS):
+                yield piece + lines.readline()
     except UnicodeDecodeError:
         if is_named:
             raise SettingsError(f"--data {file}: not UTF-8 text; convert it") from None
+
+
+def _rows(file: Path, order: random.Random) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file with their numbers, without blank ones, in a random order."""
+    places: list[tuple[int, int]] = []
+    with file.open("rb") as lines:
+        place = 0
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                places.append((number, place))
+            place += len(line)
+        order.shuffle(places)
+        for number, place in places:
+            lines.seek(place)
+            yield number, lines.readline().decode("utf-8")
 
 
 def _text_of(line: str, place: str) -> str:

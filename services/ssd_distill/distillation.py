@@ -107,6 +107,7 @@ def distill(
         corpus = read_corpus(
             plan.data,
             pair.target.tokenizer,
+            num_token_ids=min(each.num_token_ids for each in (pair.target, pair.draft) if each),
             length=max(PROMPT_TOKENS, plan.recipe.length),
             most_tokens=plan.recipe.num_tokens,
             seed=plan.seed,

@@ -86,7 +86,9 @@ def train_vocabulary(output: Path) -> None:
 def read_stream(output: Path) -> Tensor:
     """Return the corpus as token ids, int64 [num_tokens]."""
     tokenizer = load_tokenizer(output / "tokenizer")
-    return read_corpus((DEMO,), tokenizer, length=1, most_tokens=0, seed=0).train_S
+    num_ids = tokenizer.vocab_size
+    demo = read_corpus((DEMO,), tokenizer, num_token_ids=num_ids, length=1, most_tokens=0, seed=0)
+    return demo.train_S
 
 
 def train_on_text(

@@ -29,9 +29,21 @@ def text(tmp_path: Path) -> Path:
     return place
 
 
-def read(tokenizer: HFTokenizer, *sources: object, most_tokens: int = 1 << 20) -> Corpus:
-    names = [str(source) for source in sources]
-    return read_corpus(names, tokenizer, length=4, most_tokens=most_tokens, seed=1)
+def read(
+    tokenizer: HFTokenizer,
+    *sources: object,
+    most_tokens: int = 1 << 20,
+    seed: int = 1,
+    num_token_ids: int | None = None,
+) -> Corpus:
+    return read_corpus(
+        [str(source) for source in sources],
+        tokenizer,
+        num_token_ids=num_token_ids or tokenizer.vocab_size,
+        length=4,
+        most_tokens=most_tokens,
+        seed=seed,
+    )
 
 
 def documents(tokenizer: HFTokenizer, found: Corpus) -> list[str]:
@@ -68,6 +80,42 @@ def test_the_same_seed_has_the_same_order_and_no_more_than_needed_is_read(
     assert documents(tokenizer, read(tokenizer, text)) == whole
     assert whole != sorted(whole)
     assert documents(tokenizer, read(tokenizer, text, most_tokens=150)) == whole[:8]
+
+
+def test_rows_of_json_lines_are_in_an_order_of_the_seed(tokenizer: HFTokenizer, text: Path) -> None:
+    texts = [f"{number}" * 10 for number in range(10, 50)]
+    rows = (json.dumps({"text": each}) for each in texts)
+    (text / "rows.jsonl").write_text("\n\n".join(rows))
+    orders = [documents(tokenizer, read(tokenizer, text, seed=seed)) for seed in (1, 1, 2)]
+    assert orders[0] == orders[1]
+    assert texts not in orders
+    assert orders[0] != orders[2]
+    assert sorted(orders[0]) == sorted(orders[2]) == texts
+
+
+def test_a_file_that_is_named_twice_is_read_once(tokenizer: HFTokenizer, text: Path) -> None:
+    (text / "one.txt").write_text("a" * 200)
+    (text / "two.txt").write_text("b" * 200)
+    found = documents(tokenizer, read(tokenizer, text, text / "one.txt", text / ".." / "text"))
+    assert sorted(found) == ["a" * 200, "b" * 200]
+
+
+def test_no_more_of_a_large_file_than_needed_is_read(
+    tokenizer: HFTokenizer, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "PIECE_CHARS", 64)
+    lines = [f"line {number:04}\n" for number in range(400)]
+    (text / "large.txt").write_text("".join(lines))
+    pieces = documents(tokenizer, read(tokenizer, text, most_tokens=200))
+    assert 200 <= len("".join(pieces)) < 400
+    assert all(piece.endswith("\n") for piece in pieces)
+    assert "".join(documents(tokenizer, read(tokenizer, text))) == "".join(lines)
+
+
+def test_a_token_without_an_embedding_is_refused(tokenizer: HFTokenizer, text: Path) -> None:
+    (text / "one.txt").write_text("a" * 200)
+    with pytest.raises(SettingsError, match="has token 256, and the models have embeddings of 250"):
+        read(tokenizer, text, num_token_ids=250)
 
 
 def test_a_training_of_few_tokens_has_enough_text_to_hold_out(
