@@ -75,9 +75,12 @@ def sampling(
     if len(prompts) < num_texts:
         raise SettingsError(f"--rounds {rounds}: there are prompts for fewer")
     policies = {name: make_policy(name) for name in POLICIES}
+    models = [load_model(place) for place in (folder, resolve(draft))]
+    # Embeddings of one tokenizer can have different padding.
+    num_ids = min(tokenizer.vocab_size, *(model.config.vocab_size for model in models))
     with progress(err, "rounds", len(cells) * rounds) as advance:
         experiment = Experiment(
-            pair=(Model(load_model(folder)), Model(load_model(resolve(draft)))),
+            pair=(Model(models[0], num_ids), Model(models[1], num_ids)),
             policies=policies,
             lookahead=lookahead,
             branches=branches,

@@ -195,6 +195,14 @@ def test_shapes_come_from_folders_and_from_the_embedded_pair(tmp_path: Path) -> 
     assert shape_of("Llama-3.1-8B") == KNOWN_SHAPES["llama-3.1-8b"]
 
 
+def test_models_of_one_tokenizer_may_have_embeddings_with_other_padding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = write_tiny_folder(tmp_path / "target", vocab_size=320)
+    draft = write_tiny_folder(tmp_path / "draft")
+    assert plan(capsys, "--model", str(target), "--draft", str(draft), "--tp", "1")["batches"]
+
+
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [

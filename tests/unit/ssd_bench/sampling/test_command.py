@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from ssd.speculation.fan_out import make_policy
+from ssd.testing.tiny_folder import write_tiny_folder
 from ssd_bench.__main__ import main
 from ssd_bench.sampling.rounds import Cell, candidates_of, foreseen
 
@@ -40,6 +41,15 @@ def test_laws_are_compared_on_the_embedded_pair(tmp_path: Path) -> None:
     assert all(each["rounds"] == 4 and each["tokens"] >= 4 for each in cells)
     assert len((tmp_path / "sampling.md").read_text().splitlines()) == 2 + len(cells)
     assert (tmp_path / "sampling.png").stat().st_size > 1000
+
+
+@pytest.mark.timeout(60)
+def test_models_with_other_padding_are_compared(tmp_path: Path) -> None:
+    target = write_tiny_folder(tmp_path / "target", vocab_size=320)
+    draft = write_tiny_folder(tmp_path / "draft", seed=1)
+    pair = ("--target", str(target), "--draft", str(draft), "--output", str(tmp_path / "out"))
+    few = ("--rounds", "4", "--temperatures", "1", "--cache-weights", "0.5")
+    assert main(["sampling", *pair, *few]) == 0
 
 
 @pytest.mark.parametrize("wrong", [("--cache-weights", "2"), ("--temperatures", "warm")])
