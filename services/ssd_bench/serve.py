@@ -133,13 +133,13 @@ def serve(
     if "streams" in chosen:
         chosen["streams"] = replace(LOADS["streams"], streams=streams)
     client = Client(guidellm, model, output, seconds, temperature, mode)
+    for name in ("serve.json", "serve.png"):
+        (output / name).unlink(missing_ok=True)
     results = asyncio.run(_run(chosen, deployment, client, rate))
-    report = [asdict(result) for result in results]
-    (output / "serve.json").write_text(json.dumps(report, indent=1))
     if drawing is not None:
         drawing.draw_latency(results, output / "serve.png")
     if is_json:
-        print_json(report)
+        print_json([asdict(result) for result in results])
     else:
         out.print(table(results))
     err.print(f"written to {output}/serve.json; guidellm's reports are beside it")
@@ -236,6 +236,9 @@ async def _run(
                     name, load, running, TextCheck(target, calls, expected), client, own_rate
                 )
             )
+            # A later load can fail.
+            report = json.dumps([asdict(result) for result in results], indent=1)
+            (client.output / "serve.json").write_text(report)
     return results
 
 
@@ -267,6 +270,7 @@ async def measure(
         f"{refusals} requests were refused": refusals > 0 and not (load.is_overload or load.rate),
         "no request was refused": load.is_overload and not refusals,
         "no request ended": not requests["successful"],
+        "no text was compared": not texts.compared,
         f"{texts.changed} of {texts.compared} texts changed": texts.changed > 0,
         **{f"{held} is not freed": True for held in await leftovers(running)},
         **{str(row): True for row in growth if not row.is_flat},

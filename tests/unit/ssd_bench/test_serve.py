@@ -150,6 +150,15 @@ async def test_failed_requests_are_a_problem_and_refusals_only_without_overload(
     assert found.texts > 1
 
 
+async def test_a_load_during_which_all_texts_are_refused_proves_nothing(
+    pages: dict[str, list[str]], tmp_path: Path
+) -> None:
+    pages |= {"target": [refusals(1), refusals(1_000_001)], "draft 0": [""]}
+    client = guidellm(tmp_path, REPORTS % 0)
+    found = await measure("overload", LOADS["overload"], running(), text_check(()), client, 3.0)
+    assert found.problems == ["no text was compared"]
+
+
 async def test_rates_are_loads_of_their_own_whose_latencies_are_drawn(
     pages: dict[str, list[str]], tmp_path: Path
 ) -> None:
