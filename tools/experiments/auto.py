@@ -277,11 +277,16 @@ def auto(
         raise typer.BadParameter(f"--situations: choose from {', '.join(SITUATIONS)}")
     output.mkdir(parents=True, exist_ok=True)
     file = output / "auto.json"
-    records = json.loads(file.read_text()) if file.exists() else []
-    cells = [Cell(**{**record, "size": Size(**record["size"])}) for record in records]
+    amount = Amount(batches=batches, max_tokens=max_tokens, repetitions=repetitions)
+    run = json.loads(file.read_text()) if file.exists() else {"amount": asdict(amount), "cells": []}
+    if not isinstance(run, dict) or run["amount"] != asdict(amount):
+        raise typer.BadParameter(
+            f"--output {output}: its cells have other --batches, --max-tokens or --repetitions; "
+            "choose another folder"
+        )
+    cells = [Cell(**{**record, "size": Size(**record["size"])}) for record in run["cells"]]
     finished = {(measured.situation, measured.size) for measured in cells}
     allowed = one_cpu_a_core(os.sched_getaffinity(0))
-    amount = Amount(batches=batches, max_tokens=max_tokens, repetitions=repetitions)
     for name in situations.split(","):
         for size in _sizes(cpus, batch, temperature):
             if (name, size) in finished:
@@ -290,7 +295,10 @@ def auto(
                 err.print(f"{size.cpus} CPUs: this process may use {len(allowed)}")
                 continue
             cells.append(asyncio.run(measure(name, allowed[: size.cpus], size, amount)))
-            file.write_text(json.dumps(list(map(asdict, cells)), indent=1))
+            run["cells"] = list(map(asdict, cells))
+            part = file.with_suffix(".part")
+            part.write_text(json.dumps(run, indent=1))
+            part.replace(file)
             (output / "auto.md").write_text(markdown(cells))
             err.print(markdown(cells[-1:]).splitlines()[-1])
 

@@ -45,6 +45,9 @@ from ssd_bench.prompts import DEMO
 from ssd_bench.report import speed_up
 from ssd_bench.runs import BenchmarkRun, Cell, Results, run
 
+STEPWISE_MS = 0.001
+"""Added to each step at least, so that all drafts of a sweep run the same passes."""
+
 
 def slow_draft(
     *,
@@ -136,7 +139,8 @@ async def sweep(
         SSDError: a process cannot start, or a request failed.
     """
     plan = replace(plan, needs_hits=False, modes=("ar", "ssd"))
-    first = await run(replace(plan, repetitions=1), on_batch)
+    stepwise = replace(plan, deployment=_slowed(plan.deployment, 0.0), repetitions=1)
+    first = await run(stepwise, on_batch)
     verify_ms = spreads(_cell(first).figures["ssd"])["verify_ms"].median
     table_ms = first.table_seconds * 1000
     points = []
@@ -201,7 +205,8 @@ def _cell(results: Results) -> Cell:
 
 
 def _slowed(deployment: Deployment, added: float) -> Deployment:
-    flags = (*deployment.draft_flags, "--inject-step-ms", f"{added:.3f}")
+    # With no added time, a draft could build a table in one pass, which takes half the time.
+    flags = (*deployment.draft_flags, "--inject-step-ms", f"{max(added, STEPWISE_MS):.3f}")
     return replace(deployment, draft_flags=flags)
 
 

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import typer
 from tests.pairs import quickly_deployed
 from tools.experiments import auto
 from tools.experiments.auto import Amount, Repetition, Situation, Size, cell, markdown, measure
@@ -23,6 +24,13 @@ def a_repetition(ar: float, ssd: float, *, first: float, later: float) -> Repeti
         Mode.AUTO: [first] * 5 + [later] * 2,
     }
     return Repetition(seconds, texts)
+
+
+@pytest.mark.parametrize("content", ["[]", '{"amount": {"batches": 2}, "cells": []}'])
+def test_a_folder_with_cells_of_other_amounts_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "auto.json").write_text(content)
+    with pytest.raises(typer.BadParameter, match="choose another folder"):
+        auto.auto(output=tmp_path)
 
 
 def test_a_cell_has_the_median_ratios_of_all_and_of_the_first_batches() -> None:
