@@ -60,8 +60,11 @@ def main() -> None:
     parser.add_argument("--prompt", default="def fib(n):")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--max-tokens", type=int, default=128)
+    options = parser.parse_args()
+    if options.max_tokens < 2:
+        parser.error("--max-tokens must be 2 or more: the speed is that after the first token")
     try:
-        asyncio.run(compare(parser.parse_args()))
+        asyncio.run(compare(options))
     except SSDError as error:
         raise SystemExit(f"error: {error}") from None
 
