@@ -33,7 +33,7 @@ def command(
     layers: Annotated[int, typer.Option(min=0, help="Layers of a new draft.")] = 0,
     hidden: Annotated[int, typer.Option(min=0, help="Width of a new draft.")] = 0,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the optimizer.")] = 700,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences of a step.")] = 16,
+    batch: Annotated[int, typer.Option(min=2, help="Sequences of a step.")] = 16,
     length: Annotated[int, typer.Option(min=16, help="Tokens of a sequence.")] = 256,
     windows: Annotated[
         int,
