@@ -28,7 +28,7 @@ from ssd.engine.sampling.host_noise import gumbel_by_torch
 from ssd.engine.sampling.keyed import NoiseKeys, choose_of_keys, compiled_on, packed, to_device
 from ssd.engine.sampling.logits import Filters, filtered
 from ssd.speculation.noise import NoiseRing
-from ssd.types import PositionLogprobs, TokenId
+from ssd.types import NO_TOKEN, PositionLogprobs, TokenId
 from ssd_target.decoding.logits_steps import LogitsSteps, has_steps
 from ssd_target.decoding.sequence import Sequence
 
@@ -109,10 +109,21 @@ class Sampler(ABC):
         """Return the noise of prepared positions; None if it is computed with each choice."""
 
     @abstractmethod
-    def choose_at(self, slots_B: Ints, positions_B: Ints, logits_BV: torch.Tensor) -> Ints:
-        """Select one token of each slot, at a position that is prepared.
+    def choose_at(
+        self, slots_B: Ints, positions_B: Ints, logits_BV: torch.Tensor, rows_A: Ints
+    ) -> torch.Tensor:
+        """Select one token of some slots, without a wait for the device of the logits.
 
-        The logits may have fewer columns than those of the target: padding of its vocabulary.
+        Args:
+            slots_B: slots of the rows.
+            positions_B: position of each token. Those of ``rows_A`` are prepared.
+            logits_BV: float32. They may have fewer columns than those of the target: padding of its
+                vocabulary.
+            rows_A: rows whose tokens are read.
+
+        Returns:
+            int64 [B], on the device of the logits. Other rows are undefined. ``NO_TOKEN`` where the
+            logits are not finite.
         """
 
 
@@ -167,10 +178,15 @@ class RingSampler(Sampler):
             self._ring.locate(np.broadcast_to(slots_R, positions_KR.shape), positions_KR),
         )
 
-    def choose_at(self, slots_B: Ints, positions_B: Ints, logits_BV: torch.Tensor) -> Ints:
-        """See ``Sampler``."""
-        rows = zip(logits_BV.numpy(), slots_B.tolist(), positions_B.tolist(), strict=True)
-        return np.array([self._choose(*row) for row in rows])
+    def choose_at(
+        self, slots_B: Ints, positions_B: Ints, logits_BV: torch.Tensor, rows_A: Ints
+    ) -> torch.Tensor:
+        """Select the tokens of ``rows_A``; the others are ``NO_TOKEN``. See ``Sampler``."""
+        chosen_B = np.full(len(slots_B), NO_TOKEN)
+        scores_BV, slots, positions = logits_BV.numpy(), slots_B.tolist(), positions_B.tolist()
+        for row in rows_A.tolist():
+            chosen_B[row] = self._choose(scores_BV[row], slots[row], positions[row])
+        return torch.from_numpy(chosen_B)
 
     def _choose_rows(
         self, sequence: Sequence, proposed: Proposal, logits_PV: torch.Tensor
@@ -238,7 +254,7 @@ class KeyedSampler(Sampler):
             for count in (1, num_rows):
                 logits_RV = torch.zeros((count, vocab_size), device=self._device)
                 zero_R = np.zeros(count, dtype=np.int64)
-                self.choose_at(zero_R, zero_R, logits_RV)
+                self.choose_at(zero_R, zero_R, logits_RV, zero_R)
         self._temperature_S[0] = 0.0
 
     def admit(self, sequence: Sequence) -> None:
@@ -270,11 +286,15 @@ class KeyedSampler(Sampler):
     def stored_noise(self, slots_R: Ints, positions_KR: Ints) -> None:
         """Return None: the noise of a choice is computed with it."""
 
-    def choose_at(self, slots_B: Ints, positions_B: Ints, logits_BV: torch.Tensor) -> Ints:
-        """Select one token of each slot, from all logits of a model on this device."""
-        chosen_B = self._select(slots_B, positions_B, logits_BV, self._choose_here)
-        tokens_B: Ints = chosen_B.cpu().numpy()
-        return tokens_B
+    def choose_at(
+        self,
+        slots_B: Ints,
+        positions_B: Ints,
+        logits_BV: torch.Tensor,
+        rows_A: Ints,  # noqa: ARG002 - a device needs no more time for all rows
+    ) -> torch.Tensor:
+        """Select a token of each row, from all logits of a model on this device."""
+        return self._select(slots_B, positions_B, logits_BV, self._choose_here)
 
     def _replace(
         self,

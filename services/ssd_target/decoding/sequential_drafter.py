@@ -9,6 +9,9 @@ it runs tables, for a small draft in one pass. The entries of the accepted token
 the trunk in the next round. Nothing is rolled back: other entries are overwritten before they are
 read.
 
+Between steps, chosen tokens stay on the device of the draft. The host reads them once in a
+proposal, so it queues all steps of a GPU without a wait.
+
 *Decision*: one pass runs K+1 steps, and single steps are K, or K+1 after a round that accepted the
 whole proposal, whose last token has no entry yet. *Because*: in a pass, a step costs less than the
 pass of one token that would add the entry. *Not chosen*: K+1 steps always, which would slow the
@@ -18,7 +21,7 @@ is not accepted whole. *Revisit when* a proposal of several sequences is one pas
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 import numpy as np
@@ -30,6 +33,7 @@ from ssd.engine.batch import BranchBatch, PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.execution import TreeRunner
 from ssd.engine.kv_cache.block_pool import BlockPool
+from ssd.engine.sampling.keyed import to_device
 from ssd.types import NO_TOKEN, SequenceId, TokenId
 from ssd_target.decoding.sampler import Proposal, Sampler
 from ssd_target.decoding.sequence import Sequence
@@ -192,8 +196,8 @@ class SequentialDrafter:
         noise = self._sampler.stored_noise(slots_B, positions_K1)
         if noise is None or noise.noise_YV.shape[1] != self._vocab_size:
             return None
-        lengths = torch.from_numpy(np.array([text.num_stored]))
-        batch = self._batch(torch.from_numpy(slots_B), lengths, np.array(pending), 0)
+        lengths_B = np.array([text.num_stored])
+        batch = self._batch(slots_B, lengths_B, torch.from_numpy(np.array([pending])))
         before_pass()
         chosen_K11, _ = self._runner.run_columns(batch, noise)
         tokens = _before_no_token(chosen_K11.flatten().tolist())
@@ -209,39 +213,47 @@ class SequentialDrafter:
         pending = [sequence.tokens[text.num_stored :] for sequence, text in pairs]
         num_pending_B = np.array([len(row_tokens) for row_tokens in pending])
         assert num_pending_B.max() <= _MOST_PENDING, "a committed token was never run"
-        count, num_steps = len(drafted), int((num_pending_B - 1 + limits_B).max())
-        lengths = torch.tensor([text.num_stored for text in texts])
-        tokens_BS = np.full((count, num_steps + 1), NO_TOKEN)
+        num_steps = int((num_pending_B - 1 + limits_B).max())
+        tokens_BP = np.full((len(drafted), num_pending_B.max()), NO_TOKEN)
         for row, row_tokens in enumerate(pending):
-            tokens_BS[row, : len(row_tokens)] = row_tokens
-        batch = self._batch(torch.from_numpy(slots_B), lengths, tokens_BS[:, 0], 0)
+            tokens_BP[row, : len(row_tokens)] = row_tokens
+        lengths_B = np.array([text.num_stored for text in texts])
+        columns = list(to_device(torch.from_numpy(tokens_BP), self._engine.device).unbind(1))
+        batch = self._batch(slots_B, lengths_B, columns[0][:, None])
         for step in range(num_steps):
+            # A row after NO_TOKEN runs any token: nothing after it is proposed.
+            batch = replace(batch, tokens_BN=columns[step][:, None].clamp_min(0), step=step)
             logits_BV = self._runner.run_branches(batch)[:, 0]
             number_B = step + 1 - num_pending_B
-            row_A = np.flatnonzero((number_B >= 0) & (number_B < limits_B))
-            row_A = row_A[tokens_BS[row_A, step] != NO_TOKEN]
-            if row_A.size:
-                positions_A = lengths.numpy()[row_A] + step + 1
-                chosen_A = self._sampler.choose_at(slots_B[row_A], positions_A, logits_BV[row_A])
-                tokens_BS[row_A, step + 1] = chosen_A
-            batch = self._batch(batch.slots_B, lengths, tokens_BS[:, step + 1], step + 1)
+            rows_A = np.flatnonzero((number_B >= 0) & (number_B < limits_B))
+            if not rows_A.size:
+                continue
+            positions_B = lengths_B + step + 1
+            chosen_B = self._sampler.choose_at(slots_B, positions_B, logits_BV, rows_A)
+            if step + 1 == len(columns):
+                columns.append(chosen_B)
+            else:
+                pending_B = columns[step + 1]
+                columns[step + 1] = chosen_B.where(pending_B == NO_TOKEN, pending_B)
+        tokens_BS = torch.stack(columns, dim=1).cpu()
         proposals = []
-        for row, text in enumerate(texts):
-            tokens = _before_no_token(tokens_BS[row].tolist())
+        for text, row_tokens, num_pending in zip(
+            texts, tokens_BS.tolist(), num_pending_B, strict=True
+        ):
+            tokens = _before_no_token(row_tokens)
             text.run = tokens[:num_steps]
-            proposals.append(tokens[num_pending_B[row] :])
+            proposals.append(tokens[num_pending:])
         return proposals
 
     def _batch(
-        self, slots_B: Tensor, lengths_B: Tensor, tokens_B: NDArray[np.int64], step: int
+        self, slots_B: NDArray[np.int64], lengths_B: NDArray[np.int64], tokens_B1: Tensor
     ) -> BranchBatch:
-        """Return a step of one branch after each trunk; the branches see no proposal."""
-        tokens_B1 = np.maximum(tokens_B[:, None], 0)
-        tables_BJ = self._block_tables_SJ[slots_B.numpy()]
-        tokens, accepted, tables = map(
-            torch.from_numpy, (tokens_B1, np.full_like(tokens_B1, -1), tables_BJ)
+        """Return step 0 of one branch after each trunk; the branches see no proposal."""
+        accepted_B1 = np.full((len(slots_B), 1), -1)
+        slots, accepted, lengths, tables = map(
+            torch.from_numpy, (slots_B, accepted_B1, lengths_B, self._block_tables_SJ[slots_B])
         )
-        return BranchBatch(slots_B, tokens, accepted, step, lengths_B, tables)
+        return BranchBatch(slots, tokens_B1, accepted, 0, lengths, tables)
 
 
 def _before_no_token(tokens: Iterable[TokenId]) -> tuple[TokenId, ...]:

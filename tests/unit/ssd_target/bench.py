@@ -38,7 +38,7 @@ from ssd.types import (
 from ssd_target.decoding.decode_loop import DecodeLoop
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.ports import LoopContext
-from ssd_target.decoding.sampler import RingSampler
+from ssd_target.decoding.sampler import KeyedSampler, RingSampler
 from ssd_target.decoding.scheduler import Scheduler
 from ssd_target.decoding.sequence import Sequence
 from ssd_target.decoding.sequential_drafter import SequentialDrafter
@@ -78,6 +78,7 @@ class Capacity:
     prefix_cache: bool = True
     joins_prompts: bool = False
     """Whether the verifies of a ledger can store prompts too."""
+    sampler: type[RingSampler | KeyedSampler] = RingSampler
 
 
 class StepClock:
@@ -168,7 +169,7 @@ class Bench:
             watchdog=Watchdog(self.clock),
         )
         vocab_size = VOCAB if room.runner is None else room.runner.model.vocab_size
-        sampler = RingSampler(engine, vocab_size)
+        sampler = room.sampler(engine, vocab_size)
         self.draft_blocks = BlockPool(own_draft.num_blocks if own_draft else 2)
         self.loop = DecodeLoop(
             context,

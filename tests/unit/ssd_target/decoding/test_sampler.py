@@ -89,7 +89,8 @@ def test_the_device_chooses_the_same_tokens() -> None:
         True
     ] * 4
     on_device.release(rows[3])
-    assert on_device.choose_at(np.array([0]), np.array([9]), logits_BPV[3, :1]).tolist() == [
+    one_B = np.array([0])
+    assert on_device.choose_at(one_B, one_B + 9, logits_BPV[3, :1], one_B).tolist() == [
         logits_BPV[3, 0].argmax()
     ]
 
@@ -114,7 +115,8 @@ def test_no_choice_of_target_or_draft_is_compiled_after_the_warm_up() -> None:
                 for row in rows:
                     sampler.admit(row)
                 sampler.choose(rows, [()] * count, torch.zeros((count, K + 1, VOCAB + 1)))
-                sampler.choose_at(np.arange(count), np.arange(count), torch.zeros((count, VOCAB)))
+                rows_B = np.arange(count)
+                sampler.choose_at(rows_B, rows_B, torch.zeros((count, VOCAB)), rows_B)
         assert compiler.num_graphs == warmed_up
 
 
@@ -122,11 +124,14 @@ def all_rows(
     sampler: RingSampler, rows: list[Sequence], logits_BPV: torch.Tensor
 ) -> list[list[TokenId]]:
     """The choice at every row, one position at a time."""
-    slots_B = np.array([row.slot for row in rows])
+    slots_B, rows_B = np.array([row.slot for row in rows]), np.arange(len(rows))
     sampler.fill(rows, [K] * len(rows))
     chosen = [
         sampler.choose_at(
-            slots_B, np.array([len(row.tokens) + column for row in rows]), logits_BPV[:, column]
+            slots_B,
+            np.array([len(row.tokens) + column for row in rows]),
+            logits_BPV[:, column],
+            rows_B,
         )
         for column in range(K + 1)
     ]

@@ -3,10 +3,20 @@
 from typing import Literal
 
 import pytest
+from tests.fake_gpu import on_fake_gpu
+from tests.sequences import make_sequence
 from tests.unit.ssd_target.bench import GREEDY, LOOKAHEAD, WARM, Bench, own_draft, plain
 
+from ssd.engine.config import EngineConfig
+from ssd.engine.draft_runner import DraftRunner
+from ssd.engine.kv_cache.block_pool import BlockPool
+from ssd.testing.fake_device import fake_device
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import Mode, SamplingParams
+from ssd_target.decoding.sampler import KeyedSampler, RingSampler
+from ssd_target.decoding.sequential_drafter import SequentialDrafter
+
+SAMPLERS = pytest.mark.parametrize("sampler", [RingSampler, KeyedSampler])
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
@@ -61,10 +71,13 @@ def test_a_draft_proposes_in_one_pass_after_a_first_token_without_a_proposal(
     assert sink.tokens == plain([1, 2, 3], 9, GREEDY)
 
 
+@SAMPLERS
 @pytest.mark.parametrize("runs_whole", [False, True], ids=["steps", "whole"])
-def test_modes_of_one_batch_do_not_disturb_each_other(*, runs_whole: bool) -> None:
+def test_modes_of_one_batch_do_not_disturb_each_other(
+    sampler: type[RingSampler | KeyedSampler], *, runs_whole: bool
+) -> None:
     # The longer text is alone after the end of the shorter one.
-    bench = Bench(own_draft=own_draft("perfect", runs_whole=runs_whole))
+    bench = Bench(own_draft=own_draft("perfect", runs_whole=runs_whole), sampler=sampler)
     bench.join([Behaviour.HIT])
     modes = (Mode.SYNCHRONOUS, Mode.SPECULATIVE, Mode.AUTOREGRESSIVE, Mode.SYNCHRONOUS)
     prompts = [[number + 1] * (number + 1) for number in range(len(modes))]
@@ -93,11 +106,14 @@ def test_a_sequence_without_blocks_of_the_draft_runs_without_proposals() -> None
     assert second.statistics.mode is Mode.AUTOREGRESSIVE
 
 
-def test_a_draft_whose_logits_are_not_finite_proposes_nothing_from_there() -> None:
+@SAMPLERS
+def test_a_draft_whose_logits_are_not_finite_proposes_nothing_from_there(
+    sampler: type[RingSampler | KeyedSampler],
+) -> None:
     expected = plain([1, 2, 3], 20, GREEDY)
     draft = own_draft("perfect")
     draft.nan_token = expected[4]
-    bench = Bench(own_draft=draft)
+    bench = Bench(own_draft=draft, sampler=sampler)
     sink = bench.submit([1, 2, 3], 20, mode=Mode.SYNCHRONOUS)
     bench.run()
     assert sink.tokens == expected
@@ -117,3 +133,53 @@ def test_a_draft_stores_a_cached_prompt_and_a_preempted_text_by_itself() -> None
         # A wrong entry of the draft would cost accepted tokens.
         for sink in (first, second):
             assert sink.statistics.accepted_tokens == sink.statistics.proposed_tokens > 0
+
+
+@SAMPLERS
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("kind", ["perfect", "other"])
+def test_texts_with_other_numbers_of_pending_tokens_share_their_steps(
+    kind: Literal["perfect", "other"],
+    sampling: SamplingParams,
+    sampler: type[RingSampler | KeyedSampler],
+) -> None:
+    # The later text has one pending token while the first one has two; the ends differ, too.
+    bench = Bench(own_draft=own_draft(kind), sampler=sampler)
+    prompts, limits = ([1, 2, 3], [4] * 9, [5, 6]), (18, 9, 12)
+    sinks = []
+    for prompt, limit in zip(prompts, limits, strict=True):
+        sinks.append(bench.submit(prompt, limit, sampling=sampling, mode=Mode.SYNCHRONOUS))
+        bench.run_rounds(2)
+    bench.run()
+    for sink, prompt, limit in zip(sinks, prompts, limits, strict=True):
+        assert sink.tokens == plain(prompt, limit, sampling)
+        if kind == "perfect":
+            assert sink.statistics.accepted_tokens == sink.statistics.proposed_tokens > 0
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("num_texts", [1, 3])
+def test_a_proposal_waits_for_its_device_once(num_texts: int, sampling: SamplingParams) -> None:
+    engine = EngineConfig(max_model_len=64, max_num_seqs=4, num_columns=LOOKAHEAD + 1, branches=1)
+    with fake_device() as device:
+        runner = on_fake_gpu(DraftRunner, engine, device)
+        sampler = KeyedSampler(runner.engine, runner.model.vocab_size)
+        drafter = SequentialDrafter(
+            runner, runner.engine, BlockPool(20), sampler, runner.model.vocab_size
+        )
+        texts = [
+            make_sequence((1, 2, 0), sampling, sequence_id=slot, slot=slot, max_len=24 - 9 * slot)
+            for slot in range(num_texts)
+        ]
+        for text in texts:
+            sampler.admit(text)
+            drafter.admit(text)
+            drafter.store([text])
+        # All that is read of this device is 0, and the whole first proposal is accepted.
+        limits = [LOOKAHEAD, LOOKAHEAD, LOOKAHEAD - 1][:num_texts]
+        for _ in range(2):
+            num_reads = device.num_reads
+            proposals = drafter.propose(texts, lambda: None)
+            assert [tokens for _, tokens in proposals] == [(0,) * limit for limit in limits]
+            assert device.num_reads == num_reads + 1
+            texts[0].append((*proposals[0][1], 0))
