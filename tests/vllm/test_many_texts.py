@@ -4,8 +4,9 @@ Not part of ``make vllm``: ``pytest tests/vllm/test_many_texts.py -m vllm``.
 """
 
 import pytest
+from tests.ports import free_port
 from tests.vllm.runs import PATIENT, Draft, Job, failing_draft, our_texts, run
-from tests.vllm.server import MODEL, free_port
+from tests.vllm.server import MODEL
 
 from ssd.text.tokenizer import load_tokenizer
 
