@@ -69,7 +69,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchPool(self, request, context):
-        """Returns the state of the pool now, and again after each change.
+        """Returns the state of the pool now, and again within a second after a change. A change of measured
+        values alone does not count.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
