@@ -42,7 +42,7 @@ class Family:
 
 FAMILIES = {
     "llama": Family(llama.shapes, llama.weights),
-    # The dense decoder: that of Llama with a norm on each head of queries and keys.
+    # The dense decoder is the decoder of Llama with a norm on each head of queries and keys.
     "qwen3": Family(
         partial(llama.shapes, with_head_norms=True), partial(llama.weights, with_head_norms=True)
     ),
