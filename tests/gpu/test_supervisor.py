@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,40 +18,46 @@ ROOT = FOLDER.parents[1]
 PYTHON = ("env", "PYTHONPATH=services", "CUDA_VISIBLE_DEVICES=", sys.executable)
 
 
-@pytest.fixture
-def gpu_check(tmp_path: Path) -> Callable[..., tuple[int, str, Path]]:
-    """Runs the command; returns its exit code, its output and the file of its results."""
-
-    def run(*flags: str) -> tuple[int, str, Path]:
-        output = tmp_path / "gpu_check.json"
-        command = [*PYTHON, "-m", "tests.gpu", "--output", str(output), *flags]
-        ended = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=250
-        )
-        return ended.returncode, ended.stdout + ended.stderr, output
-
-    return run
+def options(tmp_path: Path, **changed: object) -> Any:
+    """Return the configuration of a run on the CPU, as far as the supervisor reads it."""
+    own = {"output": tmp_path / "gpu_check.json", "scratch": tmp_path, "on": "cpu", "limit": 60.0}
+    return SimpleNamespace(option=SimpleNamespace(**own | changed), inipath="gpu_check.ini")
 
 
+@pytest.mark.parametrize("status", ["passed", "failed"])
 def test_results_are_printed_and_written(
-    gpu_check: Callable[..., tuple[int, str, Path]], tmp_path: Path
+    status: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, shown, output = gpu_check("--on", "cpu", "--scratch", str(tmp_path), "--only", "machine")
-    assert code == 0, shown
-    assert shown.startswith("machine: passed")
+    outcome = Outcome(status=status, figures={"copy_gb_per_second": 9.5})
+    monkeypatch.setattr(supervisor, "run_apart", lambda *_arguments: outcome)
+    monkeypatch.setattr(supervisor, "command_of", lambda *_arguments: [])
+    mark = SimpleNamespace(args=("machine",))
+    session: Any = SimpleNamespace(
+        testsfailed=0, items=[SimpleNamespace(get_closest_marker=lambda _name: mark)]
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert Supervisor(options(tmp_path)).pytest_runtestloop(session)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert session.testsfailed == (status == "failed")
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"machine: {status}")
     assert "not measured" in shown
-    document = json.loads(output.read_text())
+    document = json.loads((tmp_path / "gpu_check.json").read_text())
     assert (document["device"], document["is_complete"]) == ("cpu", True)
-    assert list(document["checks"]) == ["machine"]
-    assert document["checks"]["machine"]["figures"]["copy_gb_per_second"] > 0
+    assert document["checks"]["machine"]["figures"] == {"copy_gb_per_second": 9.5}
     assert len(document["targets"]) > 0
 
 
-def test_without_a_gpu_nothing_runs_and_one_line_gives_the_reason(
-    gpu_check: Callable[..., tuple[int, str, Path]],
-) -> None:
-    code, shown, output = gpu_check()
-    assert code == 4
+def test_without_a_gpu_nothing_runs_and_one_line_gives_the_reason(tmp_path: Path) -> None:
+    output = tmp_path / "gpu_check.json"
+    command = [*PYTHON, "-m", "tests.gpu", "--output", str(output)]
+    ended = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=250
+    )
+    shown = ended.stdout + ended.stderr
+    assert ended.returncode == 4
     assert shown.startswith("ERROR: torch finds no GPU: gpu-check needs an NVIDIA GPU")
     assert len(shown.strip().splitlines()) == 1
     assert not output.exists()
@@ -60,10 +65,8 @@ def test_without_a_gpu_nothing_runs_and_one_line_gives_the_reason(
 
 @pytest.mark.parametrize("flag", ["output", "scratch"])
 def test_a_folder_that_cannot_be_written_is_refused(flag: str, tmp_path: Path) -> None:
-    folders = {"output": tmp_path / "file", "scratch": tmp_path, flag: Path("/nowhere/file")}
-    config: Any = SimpleNamespace(option=SimpleNamespace(**folders, on="cpu"))
     with pytest.raises(pytest.UsageError, match=f"--{flag}: the folder /nowhere.* cannot be"):
-        Supervisor(config)
+        Supervisor(options(tmp_path, **{flag: Path("/nowhere/file")}))
 
 
 def test_a_missing_package_is_named_with_what_to_do(
@@ -151,6 +154,8 @@ def test_results_are_written_after_each_check_and_before_ctrl_c_ends_the_run(
         shown = process.stdout.read()
     document = json.loads(output.read_text())
     assert (list(document["checks"]), document["is_complete"]) == (["machine"], False)
+    assert document["checks"]["machine"]["status"] == "passed"
+    assert document["checks"]["machine"]["figures"]["copy_gb_per_second"] > 0
     assert "interrupted after 1 of 2 checks" in shown
     assert process.returncode == 130
 
