@@ -229,9 +229,20 @@ class Grammar:
         self._tokens: list[TokenId] = []
         self._has_looked_ahead = False
         """Whether states after proposed tokens count against the limits of the matcher."""
-        self.failure: FieldError | None = None
-        """Why no token is allowed any more: the grammar has become too complex for this text."""
+        self._failure: FieldError | None = None
+        self._tokens_ahead: list[TokenId] = []
+        self._num_before = 0
+        """The failure is that of the text with so many tokens and those ahead."""
+        self.may_look_ahead = True
+        """False once a failure was after proposed tokens: each further one could compile again."""
         self._use(compiled)
+
+    @property
+    def failure(self) -> FieldError | None:
+        """Why no token is allowed any more: the grammar has become too complex for this text."""
+        if self._failure is None or self._tokens[self._num_before :] != self._tokens_ahead:
+            return None
+        return self._failure
 
     def completes(self, token_id: TokenId) -> bool:
         """Add the next token; true if nothing but the end of the text can follow."""
@@ -247,7 +258,8 @@ class Grammar:
         """Return which tokens are allowed at some columns of a round, bool [C, V].
 
         After a proposed token that is not allowed, or that ends the text, all are: no round reads
-        these columns. None is once the grammar is too complex. The position does not change.
+        these columns. None is once the grammar is too complex, which fails the text only if it
+        gets there. The position does not change.
 
         Args:
             proposed: tokens that the columns of the round follow; column c follows c of them.
@@ -260,7 +272,7 @@ class Grammar:
                 self._has_looked_ahead |= num_columns > 1
                 return self._unpacked(bits_CW)
             if not self._recovers():
-                self._fail()
+                self._fail(proposed[: first_column + num_right])
                 # The columns before the failure are right, and a round may end at one of them.
                 bits_CW[num_right:] = 0
                 return self._unpacked(bits_CW)
@@ -314,11 +326,16 @@ class Grammar:
         compiled = self._compiler.compile_again(self._source, is_shared=was_spent)
         return compiled is not None and (self._use(compiled) or self._recovers())
 
-    def _fail(self) -> None:
+    def _fail(self, ahead: Sequence[TokenId] = ()) -> None:
+        """Set the failure of the text with these proposed tokens; another text continues."""
         self._compiler.drop(self._source, self._compiled)
-        cause = plain(self._matcher.get_error())
-        self.failure = FieldError(
-            self._source.field, f"is too complex after {len(self._tokens)} tokens of text: {cause}"
+        if ahead:
+            # The states after these tokens have reached the limit, perhaps not those of the text.
+            self._has_looked_ahead, self.may_look_ahead = True, False
+        self._tokens_ahead, self._num_before = list(ahead), len(self._tokens)
+        length, cause = self._num_before + len(ahead), plain(self._matcher.get_error())
+        self._failure = FieldError(
+            self._source.field, f"is too complex after {length} tokens of text: {cause}"
         )
 
 

@@ -221,7 +221,11 @@ class DecodeLoop:
     def _draft(self, sequences: Rows[Sequence]) -> None:
         """Let the draft on the target's own device propose for the sequences of its mode."""
         if self._drafter is not None:
-            synchronous = [sequence for sequence in sequences if sequence.is_synchronous]
+            synchronous = [
+                sequence
+                for sequence in sequences
+                if sequence.is_synchronous and self._control.max_proposed(sequence) > 0
+            ]
             if synchronous:
                 proposals = self._drafter.propose(synchronous, before_pass=self._wakeups.flush)
                 for sequence, proposal in proposals:

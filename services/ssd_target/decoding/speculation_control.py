@@ -57,6 +57,8 @@ class SpeculationControl:
 
     def max_proposed(self, sequence: Sequence) -> int:
         """Return the largest number of tokens of the next proposal of a sequence."""
+        if sequence.grammar is not None and not sequence.grammar.may_look_ahead:
+            return 0
         return self._choice.max_proposed if sequence.is_auto else self._lookahead
 
     def add_pass(self, record: RoundRecord, *, has_prompts: bool) -> None:

@@ -194,7 +194,9 @@ def test_a_text_that_exceeds_a_limit_ends_no_other_of_its_grammar(
     hostile, *others = (some.compile(DIGITS) for _ in range(3))
     for each in (*others, undisturbed):
         assert not each.completes(text[0])
-    hostile.allowed(text, 0, len(text) + 1)
+    for token in text:
+        if hostile.allowed((), 0, 1).any():
+            assert not hostile.completes(token)
     assert isinstance(hostile.failure, FieldError)
     expected = undisturbed.allowed((), 0, 1)
     for other in others:
@@ -231,6 +233,26 @@ def test_tokens_that_are_proposed_and_rejected_do_not_make_a_text_too_complex() 
         assert found.failure is None, found.failure
         assert allowed[0, chosen]
         assert not found.completes(chosen)
+
+
+def test_a_text_fails_only_if_it_gets_to_the_proposed_token_that_is_too_complex(
+    digits_are_complex: list[TokenId],
+) -> None:
+    text, num_right = digits_are_complex, 0
+    rejected, accepted = (GrammarCompiler(tokenizer()).compile(DIGITS) for _ in range(2))
+    for found in (rejected, accepted):
+        num_right = int(found.allowed(text, 0, len(text) + 1).any(axis=1).sum())
+        assert 1 < num_right < len(text)
+        assert (found.failure, found.may_look_ahead) == (None, False)
+    assert not rejected.completes(text[0])
+    undisturbed = GrammarCompiler(tokenizer()).compile(DIGITS)
+    assert not undisturbed.completes(text[0])
+    assert np.array_equal(rejected.allowed((), 0, 1), undisturbed.allowed((), 0, 1))
+    assert rejected.failure is None
+    for token in text[:num_right]:
+        assert accepted.failure is None
+        assert not accepted.completes(token)
+    assert f"too complex after {num_right} tokens" in str(accepted.failure)
 
 
 def test_structure_of_a_model_without_an_end_of_text_is_refused() -> None:

@@ -14,6 +14,7 @@ from ssd.testing.scripted_draft import Behaviour
 from ssd.text.grammar import Grammar, GrammarCompiler, GrammarSource
 from ssd.text.tokenizer import HFTokenizer
 from ssd.types import FinishReason, Mode, SamplingParams
+from ssd_target.decoding.sampler import KeyedSampler
 
 ALPHABET = '0123\0[],ab{}"'
 """The text of each token; the fifth one is the end."""
@@ -103,7 +104,7 @@ def test_a_grammar_that_becomes_too_complex_fails_its_request_and_no_other() -> 
         def allowed(self, *arguments: Any) -> Any:
             allowed_CV = super().allowed(*arguments)
             if len(self._tokens) == 3:
-                self.failure = FieldError("sampling.regex", "is too complex")
+                self._fail()
                 allowed_CV[:] = False
             return allowed_CV
 
@@ -118,6 +119,33 @@ def test_a_grammar_that_becomes_too_complex_fails_its_request_and_no_other() -> 
     assert len(found.tokens) == 3
     assert isinstance(found.error, FieldError)
     assert len(other.tokens) == LIMIT
+
+
+@pytest.mark.parametrize("mode", [Mode.SPECULATIVE, Mode.SYNCHRONOUS])
+def test_a_proposal_that_is_too_complex_for_a_grammar_fails_no_text(mode: Mode) -> None:
+    class TooComplexAhead(Grammar):
+        def allowed(self, proposed: Any, first_column: int, num_columns: int) -> Any:
+            assert self.may_look_ahead or not proposed
+            allowed_CV = super().allowed(proposed, first_column, num_columns)
+            if proposed:
+                self._fail(proposed[:1])
+                allowed_CV[1:] = False
+            return allowed_CV
+
+    def run(found: Grammar, mode: Mode) -> Any:
+        bench = Bench(deadline_ms=1000.0, own_draft=own_draft("other"), sampler=KeyedSampler)
+        bench.join([Behaviour.WRONG] * 40, text=(*PROMPT, *[0] * LIMIT))
+        bench.grammar = found
+        sink = bench.submit(PROMPT, LIMIT, sampling=WARM, mode=mode, eos=[EOS])
+        bench.run()
+        return sink
+
+    plain = run(grammar(), Mode.AUTOREGRESSIVE)
+    source = GrammarSource("regex", REGEX)
+    sink = run(TooComplexAhead(compiler(), source, compiler().shared(source)), mode)
+    assert sink.error is None
+    assert sink.tokens == plain.tokens
+    assert 0 < sink.statistics.proposed_tokens < 5
 
 
 def test_log_probabilities_are_those_of_the_model_before_bias_and_structure() -> None:
