@@ -96,6 +96,8 @@ class Tree:
 
     def close(self, slot: int) -> None:
         """Release the slot of a session."""
+        # The logits of a batch stay in memory until no slot refers to them.
+        self._newest.pop(slot, None)
         self.is_broken_X[slot] = False
         self._choice.release(slot)
 

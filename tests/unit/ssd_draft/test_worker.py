@@ -1,6 +1,11 @@
 """The worker over a ledger runner: every branch of every table is recomputed from plain text."""
 
+import weakref
+from typing import Any
+
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.ssd_draft.ledger_draft import (
@@ -16,6 +21,7 @@ from tests.unit.ssd_draft.ledger_draft import (
     hits,
 )
 
+from ssd.engine.batch import BranchBatch
 from ssd.types import CloseSession, Commit, LinkSettings, Outcome, RefusalReason
 from ssd_draft.inbox import EVENTS_PER_STEP, Event, LinkChange
 from ssd_draft.worker import MAX_PENDING
@@ -411,6 +417,31 @@ def test_a_session_with_too_many_pending_commits_is_closed(opened: Opened) -> No
         draft.commit(link, text.miss(None, 0, ()))
     draft.settle()
     assert link.refused == [(1, RefusalReason.GAP)]
+
+
+def test_the_logits_of_closed_sessions_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    draft, link = Draft(), FakeLink()
+    run_branches = draft.runner.run_branches
+    storages: list[weakref.ref[np.ndarray[Any, Any]]] = []
+
+    def recorded(batch: BranchBatch) -> torch.Tensor:
+        array_BNV = run_branches(batch).numpy().copy()
+        storages.append(weakref.ref(array_BNV))
+        return torch.from_numpy(array_BNV)
+
+    monkeypatch.setattr(draft.runner, "run_branches", recorded)
+    texts = {session: a_text([1, 2, 3, session]) for session in (1, 2, 3, 4)}
+    for session, text in texts.items():
+        draft.open(link, text, session)
+    draft.settle()
+    while texts:
+        # Each session closes after a batch of its own.
+        draft.apply(link, *hits(link, texts))
+        session, _ = texts.popitem()
+        draft.inbox.put(Event(link, CloseSession(session)))
+        draft.settle()
+        kept = [storage for storage in storages if storage() is not None]
+        assert len(kept) == (K + 1 if texts else 0), f"{len(texts)} sessions are open"
 
 
 def test_links_take_turns_when_prompts_are_stored() -> None:
