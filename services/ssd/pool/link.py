@@ -45,7 +45,8 @@ class LinkState(StrEnum):
 class DraftedSequence:
     """A sequence for which drafts may work, and the result of its newest round.
 
-    Step thread only; the lock of ``DraftPool`` guards ``session`` and ``excluded_links``.
+    Step thread only; the lock of ``DraftPool`` guards ``session``, ``excluded_links`` and
+    ``refused_at``.
     """
 
     def __init__(self, opening: OpenSession) -> None:
@@ -62,6 +63,8 @@ class DraftedSequence:
         self.session: Session | None = None
         self.excluded_links: set[DraftLink] = set()
         """Links that cannot serve the sequence."""
+        self.refused_at = -inf
+        """When a draft had no room for its session or closed it; -inf: never."""
 
     @property
     def num_remaining(self) -> int:

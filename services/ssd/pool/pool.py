@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import replace
+from math import inf
 
 from ssd.errors import LinkError
 from ssd.observability.log import get_logger
@@ -129,7 +130,9 @@ class DraftPool:
             if refusal.reason in _PERMANENT_REASONS:
                 session.sequence.excluded_links.add(link)
             else:
-                link.pause_openings(self._clock.now())
+                now = self._clock.now()
+                session.sequence.refused_at = now
+                link.pause_openings(now)
             self._changed.notify_all()
         _log.info("session_refused", draft=link.name, reason=refusal.reason)
 
@@ -162,14 +165,19 @@ class DraftPool:
         Sessions that move are closed first: all sessions on draining links, and one on a link that
         serves too many while another link serves fewer. Their sequences open on other links. A
         sequence must not have a proposal: the draft assumes none for the round after an opening.
+
+        Sequences that were refused open after the others. A refusal pauses a link, so a long text
+        for which a draft has no room would otherwise prevent the sessions of short ones.
         """
         if not self._links:
             return
         self._close_unserved()
-        for sequence_id in sequence_ids:
-            sequence = self._sequences[sequence_id]
-            if sequence.session is None and sequence.num_remaining > 1:
-                self._open(sequence)
+        sequences = map(self._sequences.__getitem__, sequence_ids)
+        waiting = [each for each in sequences if each.session is None and each.num_remaining > 1]
+        if any(sequence.refused_at > -inf for sequence in waiting):
+            waiting.sort(key=lambda sequence: sequence.refused_at)
+        for sequence in waiting:
+            self._open(sequence)
 
     def release(self, sequence_ids: Iterable[SequenceId]) -> None:
         """Close the sessions of sequences that continue without a draft.

@@ -1,0 +1,76 @@
+"""In which order sequences get sessions."""
+
+from tests.unit.ssd.pool import links
+
+from ssd.pool.link import RETRY_SECONDS
+from ssd.pool.pool import DraftPool
+from ssd.pool.rounds import PoolSettings
+from ssd.testing.clock import FakeClock
+from ssd.types import OpenSession, SessionRefused, TargetMessage
+
+
+class FullDraft:
+    """Refuses texts that may be longer than ``room``, and opens all others."""
+
+    def __init__(self, room: int) -> None:
+        self.clock = FakeClock(100.0)
+        settings = PoolSettings(lookahead=links.LOOKAHEAD, branches=2, num_token_ids=10)
+        self.pool = DraftPool(settings, self.clock)
+        self.link = links.link()
+        self.link.send = self._receive
+        self.pool.attach(self.link)
+        self.room = room
+        self.requested: list[int] = []
+        """Maximum length of each opening."""
+
+    def begin(self, *lengths: int) -> None:
+        """Add sequences, whose ids are their maximum lengths."""
+        for length in lengths:
+            self.pool.begin(
+                length, OpenSession(token_ids=(1,), max_len=length, seed=0, temperature=0.0)
+            )
+
+    def run(self, *lengths: int, num_rounds: int) -> list[int]:
+        """Run rounds of these sequences, each as long as a link pauses; return the openings."""
+        self.requested.clear()
+        for _ in range(num_rounds):
+            self.pool.open_sessions(lengths)
+            self.clock.advance(RETRY_SECONDS)
+        return self.requested.copy()
+
+    def _receive(self, message: TargetMessage | bytes) -> None:
+        if not isinstance(message, OpenSession):
+            return
+        self.requested.append(message.max_len)
+        if message.max_len > self.room:
+            self.pool.refuse(self.link, SessionRefused(message.session, "max_sessions"))
+        else:
+            self.link.sessions[message.session].is_open = True
+
+
+def test_a_text_without_room_does_not_prevent_the_sessions_of_others() -> None:
+    draft = FullDraft(room=50)
+    draft.begin(90, 20, 30, 40)
+    assert draft.run(90, 20, 30, 40, num_rounds=2) == [90, 20, 30, 40, 90]
+    assert [each.sequence.opening.max_len for each in draft.link.sessions.values()] == [20, 30, 40]
+
+
+def test_texts_without_room_are_tried_in_turn() -> None:
+    draft = FullDraft(room=50)
+    draft.begin(90, 80, 70)
+    assert draft.run(90, 80, 70, num_rounds=5) == [90, 80, 70, 90, 80]
+
+
+def test_a_refused_text_gets_a_session_as_soon_as_there_is_room() -> None:
+    draft = FullDraft(room=50)
+    draft.begin(90)
+    draft.run(90, num_rounds=2)
+    draft.room = 90
+    assert draft.run(90, num_rounds=2) == [90]
+    assert len(draft.link.sessions) == 1
+
+
+def test_sequences_that_were_not_refused_open_in_their_order() -> None:
+    draft = FullDraft(room=50)
+    draft.begin(30, 10, 20)
+    assert draft.run(30, 10, 20, num_rounds=2) == [30, 10, 20]
