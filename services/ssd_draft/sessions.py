@@ -159,7 +159,7 @@ class Sessions:
     """All sessions of the process: admission, slots and blocks. Step thread only.
 
     There are at most ``max_sessions`` sessions, and no more than the blocks of the pool allow. The
-    active links share the slots; see ``may_open``.
+    active links share slots and blocks; see ``may_take``.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class Sessions:
         return iter(self._sessions.values())
 
     def join(self, link: LinkEnd) -> None:
-        """Add a link, which gets a share of the slots."""
+        """Add a link, which gets a share of the slots and blocks."""
         self._links.add(link.number)
 
     def leave(self, link: LinkEnd) -> None:
@@ -205,10 +205,10 @@ class Sessions:
             raise FrameError(f"session {opening.session} is already open")
         num_tokens = len(opening.token_ids)
         max_len = min(opening.max_len, self._max_len)
-        num_blocks = -(-max_len // self._block_size)
+        num_blocks = self._num_blocks(max_len)
         if not self._has_room_for_a_tree(num_tokens, max_len):
             return RefusalReason.LENGTH
-        if not self._may_take_a_slot(link) or not self._pool.can_allocate(num_blocks):
+        if not self._may_open(link, num_blocks):
             return RefusalReason.MAX_SESSIONS
         session = Session(
             number=opening.session,
@@ -246,26 +246,44 @@ class Sessions:
         held = [block for session in self for block in session.blocks]
         assert len(set(held)) == len(held), "a block is owned twice"
 
-    def _may_take_a_slot(self, link: LinkEnd) -> bool:
-        held = dict.fromkeys(self._links, 0)
+    def _num_blocks(self, max_len: int) -> int:
+        return -(-max_len // self._block_size)
+
+    def _may_open(self, link: LinkEnd, num_blocks: int) -> bool:
+        slots = dict.fromkeys((*self._links, link.number), 0)
+        blocks = slots.copy()
         for session in self:
-            held[session.link.number] = held.get(session.link.number, 0) + 1
-        mine = held.pop(link.number, 0)
-        return may_open(mine, list(held.values()), self._max_sessions)
+            number = session.link.number
+            slots[number] = slots.get(number, 0) + 1
+            blocks[number] = blocks.get(number, 0) + len(session.blocks)
+        my_slots, my_blocks = slots.pop(link.number), blocks.pop(link.number)
+        total = self._pool.num_free + self._pool.num_taken
+        most = self._num_blocks(self._max_len)
+        return may_take(1, my_slots, slots.values(), self._max_sessions) and may_take(
+            num_blocks, my_blocks, blocks.values(), total, most
+        )
 
     def _has_room_for_a_tree(self, num_committed: int, max_len: int) -> bool:
         return num_committed < max_len and num_committed + self._reserved <= self._max_len
 
 
-def may_open(mine: int, others: Collection[int], max_sessions: int) -> bool:
-    """Return whether a link with ``mine`` sessions may open one more.
+def may_take(wanted: int, mine: int, others: Collection[int], total: int, most: int = 1) -> bool:
+    """Return whether a link may take ``wanted`` more slots or blocks for a session.
 
-    ``others`` are the numbers of sessions of the other links.
-    Up to its share, ceil(max_sessions / links), a link may take any free slot. Beyond its share, it
-    must leave one slot free while another link is below its share. So few slots are idle, and a
-    target that links later gets one slot at once and the others as sessions end.
+    Up to its share, total / links but at least one session, a link may take all that are free.
+    Beyond its share, it must leave those of one session free while another link has room for one
+    in its share. So few are idle, and a target that links later gets one session at once and the
+    others as sessions end.
+
+    Args:
+        wanted: what the session needs.
+        mine: what the sessions of the link have.
+        others: what those of each other link have.
+        total: what all links share.
+        most: what the longest session needs.
     """
-    num_free = max_sessions - mine - sum(others)
-    share = -(-max_sessions // (1 + len(others)))
-    keeps_one_free = mine >= share and any(count < share for count in others)
-    return num_free > keeps_one_free
+    num_free = total - mine - sum(others)
+    share = max(most, -(-total // (1 + len(others))))
+    is_beyond = mine + wanted > share
+    keeps_one_free = is_beyond and any(count + most <= share for count in others)
+    return wanted + most * keeps_one_free <= num_free

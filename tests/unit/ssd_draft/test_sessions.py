@@ -11,7 +11,7 @@ from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import LinkError
 from ssd.speculation.table import OutcomeTable
 from ssd.types import Commit, LinkSettings, OpenSession, Outcome, RefusalReason
-from ssd_draft.sessions import GapError, Move, Session, Sessions, may_open
+from ssd_draft.sessions import GapError, Move, Session, Sessions, may_take
 
 MAX_LEN = 64
 BLOCK = 8
@@ -185,7 +185,30 @@ def test_a_commit_advances_by_the_accepted_tokens_and_the_bonus_token() -> None:
 def test_beyond_its_share_a_link_leaves_one_slot_for_links_below_theirs(
     mine: int, others: list[int], *, may: bool
 ) -> None:
-    assert may_open(mine, others, 8) == may
+    assert may_take(1, mine, others, 8) == may
+
+
+@pytest.mark.parametrize(
+    ("wanted", "mine", "others", "may"),
+    [
+        (8, 16, [], True),  # alone, to the last block
+        (9, 16, [], False),
+        (8, 0, [8], True),
+        (4, 8, [0], True),  # to its share
+        (4, 12, [0], True),  # beyond it, the longest session of the other link still fits
+        (5, 12, [0], False),
+        (8, 8, [8], True),  # the share of the other link has no room for a second one
+        (4, 8, [4], True),
+        (8, 8, [4], False),
+        (8, 0, [16], True),  # a first session has a share
+        (8, 0, [8, 8], True),
+        (8, 8, [8, 0], False),
+    ],
+)
+def test_beyond_its_share_a_link_leaves_blocks_for_a_session_of_links_below_theirs(
+    wanted: int, mine: int, others: list[int], *, may: bool
+) -> None:
+    assert may_take(wanted, mine, others, total=24, most=8) == may
 
 
 def fill(sessions: Sessions, link: SilentLink, first: int = 1) -> list[Session]:
