@@ -93,6 +93,11 @@ class SamplingParams:
     n: int = 1
     """Number of continuations, 1..8."""
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken, so that noise changes nothing."""
+        return self.temperature == 0.0 or self.top_k == 1 or self.top_p == 0.0 or self.min_p == 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:

@@ -190,7 +190,9 @@ class Proposer:
             # A draft has the tokens of the base model.
             return
         most = self.max_model_len if sampling.max_tokens is None else sampling.max_tokens
-        is_foreseen = self.settings.sampling == "coupled"
+        # Noise changes no choice where a filter keeps one token. vLLM allows no top-p of 0.
+        keeps_one = sampling.top_k == 1 or sampling.min_p == 1.0
+        has_noise = self.settings.sampling == "coupled" and not keeps_one
         self.requests.begin(
             NewRequest(
                 request_id=request_id,
@@ -198,8 +200,8 @@ class Proposer:
                     token_ids=tuple(prompt_ids),
                     max_len=min(self.max_model_len, len(prompt_ids) + most),
                     seed=seed_of(request_id, sampling.seed),
-                    # 0 where the draft cannot foresee the choices.
-                    temperature=temperature_of(sampling.temperature) if is_foreseen else 0.0,
+                    # 0 also where the draft cannot foresee the noise.
+                    temperature=temperature_of(sampling.temperature) if has_noise else 0.0,
                     # In vLLM, -1 also means all tokens.
                     top_k=max(0, sampling.top_k),
                     min_p=sampling.min_p,

@@ -227,7 +227,9 @@ class Sequence:
             max_len=self.max_len,
             seed=self.seed,
             choice=self.choice,
-            temperature=self.sampling.temperature,
+            # The logits of a draft differ, so noise could change its choice where it cannot change
+            # that of the target.
+            temperature=0.0 if self.sampling.is_greedy else self.sampling.temperature,
             top_k=self.sampling.top_k,
             min_p=self.sampling.min_p,
         )

@@ -148,6 +148,19 @@ def test_requests_of_a_step_begin_with_their_seed_and_limits(make: MakeProposer)
     assert (set(noted.running), noted.num_proposed, noted.preempted) == ({"a"}, {"a": 2}, {"b"})
 
 
+@pytest.mark.parametrize(
+    ("filters", "temperature"),
+    [({"top_k": 2, "min_p": 0.9}, 1.0), ({"top_k": 1}, 0.0), ({"min_p": 1.0}, 0.0)],
+)
+def test_a_draft_adds_no_noise_if_a_filter_keeps_one_token(
+    make: MakeProposer, filters: dict[str, float], temperature: float
+) -> None:
+    found = make()
+    found.begin_step(step(new("a", sampling(**filters))))
+    (begun,) = found.requests.begun
+    assert begun.opening.temperature == temperature
+
+
 def test_with_the_stock_rule_drafts_propose_the_most_probable_tokens(make: MakeProposer) -> None:
     found = make(sampling="stock")
     found.begin_step(step(new("a", sampling())))

@@ -66,3 +66,18 @@ def test_the_tokens_do_not_depend_on_the_number_of_tokens_per_round(size: int) -
         if subject.finish_reason is None:
             emitted += subject.append(text[start : start + size])
     assert emitted == [1, 2, 3, 4, END]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "temperature"),
+    [
+        (SamplingParams(temperature=0.8, top_k=2, top_p=0.1, min_p=0.9), 0.8),
+        (SamplingParams(temperature=0.8, top_k=1), 0.0),
+        (SamplingParams(temperature=0.8, top_p=0.0), 0.0),
+        (SamplingParams(temperature=0.8, min_p=1.0), 0.0),
+    ],
+)
+def test_a_draft_adds_no_noise_if_a_filter_keeps_one_token(
+    sampling: SamplingParams, temperature: float
+) -> None:
+    assert sequence(sampling).opening().temperature == temperature
