@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
-from ssd.errors import CancelledError, DeadlineError, OverloadedError, TooLargeError
+from ssd.errors import CancelledError, OverloadedError, TooLargeError
 from ssd.tasks import beside
-from ssd_gateway.problems import BODY_READ_KEY, MediaTypeError
+from ssd_gateway.problems import BODY_READ_KEY, MediaTypeError, SlowBodyError
 
 BODY_SECONDS = 30.0
 """Maximum time until the body of a request has arrived."""
@@ -113,7 +113,7 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, share: Share
         MediaTypeError: it is not declared as JSON, or is compressed.
         TooLargeError: it is over ``max_bytes``.
         OverloadedError: ``share`` refused its bytes.
-        DeadlineError: it did not arrive in time, or too slowly.
+        SlowBodyError: it did not arrive in time, or too slowly.
         ClientLeftError: the client left.
     """
     headers = Headers(scope=scope)
@@ -150,7 +150,7 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, share: Share
                     num_timed = len(body)
                     deadline.reschedule(min(end_at, loop.time() + PART_SECONDS))
     except TimeoutError as error:
-        raise DeadlineError(
+        raise SlowBodyError(
             f"the body arrives too slowly: {len(body)} bytes so far; send {PART_BYTES} bytes "
             f"every {PART_SECONDS:g} s, and all within {BODY_SECONDS:g} s"
         ) from error

@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ssd.errors import (
     AccessError,
     ContextLengthError,
+    DeadlineError,
     FieldError,
     NotAllowedError,
     NotReadyError,
@@ -55,6 +56,10 @@ class MediaTypeError(RequestError):
     """The body of a request is not declared as JSON, or is compressed."""
 
 
+class SlowBodyError(DeadlineError):
+    """The body of a request arrives too slowly."""
+
+
 def problem(error: Exception, request_id: str) -> tuple[int, dict[str, Any]]:
     """Return the HTTP status and the error object of an error."""
     rule = rule_of(error)
@@ -82,6 +87,9 @@ def problem_response(error: Exception, request_id: str, *, closes: bool = False)
     """Return the response of a request that failed; ``closes`` also ends its connection."""
     status, body = problem(error, request_id)
     headers = {}
+    if isinstance(error, DeadlineError) and not isinstance(error, SlowBodyError):
+        # OpenAI's clients send a request again after 408: it would run as long each time.
+        headers["x-should-retry"] = "false"
     pause_seconds = retry_after_seconds(error)
     if pause_seconds is not None:
         headers = {

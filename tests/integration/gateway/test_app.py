@@ -32,7 +32,7 @@ from tests.gateway import (
 )
 
 from ssd import __version__
-from ssd.errors import NotReadyError, OverloadedError
+from ssd.errors import DeadlineError, NotReadyError, OverloadedError
 from ssd.rpc.codec import Conversation, GenerateCall
 from ssd.types import ChatTurn, FinishReason, GenerationChunk, Mode
 from ssd_gateway import http_server
@@ -455,10 +455,20 @@ async def test_requests_over_the_limit_are_answered_429() -> None:
         await stream.close()
 
 
-async def test_a_request_that_takes_too_long_is_answered_408() -> None:
-    async with fronting(ScriptedTarget(endless), request_timeout_seconds=0.05) as front:
-        body = b'{"model":"demo","prompt":"x"}'
-        assert (await get(front, "/v1/completions", body))[0] == 408
+async def test_the_official_client_does_not_repeat_a_request_that_takes_too_long() -> None:
+    target = ScriptedTarget(endless)
+    async with (
+        fronting(target, request_timeout_seconds=0.05) as front,
+        front.client(max_retries=2) as client,
+    ):
+        with pytest.raises(openai.APIStatusError, match="maximum of this gateway") as caught:
+            await client.completions.create(model="demo", prompt="x")
+        assert caught.value.status_code == 408
+        assert len(target.calls) == 1
+        target.answer = refusing(DeadlineError("the maximum of this target"))
+        with pytest.raises(openai.APIStatusError, match="maximum of this target"):
+            await client.completions.create(model="demo", prompt="x")
+    assert len(target.calls) == 2
 
 
 async def test_no_body_is_answered_with_an_internal_error(front: Front) -> None:
