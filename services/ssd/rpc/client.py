@@ -46,7 +46,7 @@ from ssd.rpc.codec import (
 from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials, Pem
 from ssd.rpc.link import MAX_OUTGOING, LinkCall
 from ssd.rpc.pool_codec import DraftStatus, PoolStatus, draft_status, pool_status
-from ssd.rpc.status import REQUEST_ID_KEY, from_rpc_error
+from ssd.rpc.status import REQUEST_ID_KEY, from_rpc_error, is_answer
 from ssd.types import FinishReason, GenerationChunk, Mode, SamplingParams, TokenId
 from ssd.v1 import (
     admin_pb2,
@@ -288,12 +288,12 @@ class TargetClient(_Client):
                     raise _incomplete(self.endpoint, num_tokens, error) from error
                 is_first, pause_seconds = pause_seconds == 0, _next_pause(pause_seconds)
                 next_seconds = loop.time() - started_at + pause_seconds
+                # Behind a virtual address, a connection stays with its target while that drains.
+                await self._abandon(channel)
                 if self._has_no_server(error) or next_seconds > wait_seconds:
                     raise
                 if is_first:
                     self._on_wait(error)
-            # Behind a virtual address, a connection stays with its target even while that drains.
-            await self._abandon(channel)
             await asyncio.sleep(pause_seconds)
 
     def _has_no_server(self, error: NotReadyError) -> bool:
@@ -322,8 +322,15 @@ class TargetClient(_Client):
     async def model_info(self) -> ModelInfo:
         """Return the served model and its settings."""
         request = generate_pb2.GetModelInfoRequest()
-        stub = generate_pb2_grpc.GenerateServiceStub
-        return model_info(await self._call(stub, "GetModelInfo", request))
+        stub, channel = generate_pb2_grpc.GenerateServiceStub, self._channel
+        try:
+            answer = await self._call(stub, "GetModelInfo", request)
+        except NotReadyError as error:
+            if is_answer(error.__cause__):
+                # As in ``generate``. A channel without a connection keeps its pause.
+                await self._abandon(channel)
+            raise
+        return model_info(answer)
 
     async def pool_status(self) -> PoolStatus:
         """Return the state of the pool: links, sessions, hit rates."""

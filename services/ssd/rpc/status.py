@@ -216,6 +216,13 @@ def from_rpc_error(error: grpc.RpcError, endpoint: str) -> SSDError:
     return _from_code(error.code(), message, endpoint)
 
 
+def is_answer(error: BaseException | None) -> bool:
+    """Whether a server of this product created the status of an error, not gRPC or a proxy."""
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return False
+    return _error_info(error.trailing_metadata()).reason in _BY_REASON
+
+
 _CONNECT_FAILED = re.compile(
     r".*(?:Failed to connect to remote host|address lookup failed for [^\s]+): ([^\]]*)\]?", re.S
 )

@@ -1,11 +1,13 @@
-"""Targets behind a DNS name."""
+"""Targets behind a DNS name or a virtual address."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
 
 import pytest
-from tests.gateway import ScriptedTarget, endless
+from tests.gateway import INFO, ScriptedTarget, endless
+from tests.served import Service
 
 from ssd.errors import NotReadyError, UnknownModelError
 from ssd.rpc.codec import GenerateCall
@@ -107,3 +109,21 @@ async def test_targets_serve_while_their_name_has_no_address_that_does(
         await it.run()
         assert it.pool.num_ready == 1
     assert len(target.calls) == 1
+
+
+async def test_a_draining_target_behind_a_virtual_address_is_left_and_finishes_its_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("CHECK_SECONDS", "RECHECK_SECONDS"):
+        monkeypatch.setattr(targets, name, 0.01)
+    old, new = ScriptedTarget(endless), ScriptedTarget(info=replace(INFO, model="new"))
+    async with old.serving(), new.serving():
+        backends = [old.address]
+        async with Service(backends) as service, (pool := TargetPool((service.address,))).running():
+            await asyncio.wait_for(pool.wait_ready(), 10)
+            async with aclosing(pool.generate(CALL, "id")) as running:
+                assert (await anext(running)).text == "a"
+                backends[0], old.reason = new.address, "draining"
+                target = pool._targets[service.address]
+                await Named(pool, []).until(lambda: target.serves("new"))
+                assert old.num_cancelled == 0

@@ -118,43 +118,6 @@ async def client(endpoint: str) -> AsyncIterator[TargetClient]:
         yield running
 
 
-class Service:
-    """Behaves like a Service: a connection stays with the backend that is first when it opens."""
-
-    def __init__(self, backends: list[str]) -> None:
-        self._backends = backends
-        self._pumps: set[asyncio.Task[None]] = set()
-        self._writers: list[asyncio.StreamWriter] = []
-
-    async def __aenter__(self) -> "Service":
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.cut()
-        for task in self._pumps:
-            task.cancel()
-        await asyncio.gather(*self._pumps, return_exceptions=True)
-
-    def cut(self) -> None:
-        """End all connections, and accept no other."""
-        self._server.close()
-        for writer in self._writers:
-            writer.transport.abort()
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, to_there = await asyncio.open_connection(*self._backends[0].split(":"))
-        self._writers += (writer, to_there)
-        for source, sink in ((reader, to_there), (there, writer)):
-            self._pumps.add(asyncio.create_task(self._pump(source, sink)))
-
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        while block := await source.read(1 << 16):
-            sink.write(block)
-        sink.close()
-
-
 async def test_chunks_arrive_in_order(client: TargetClient) -> None:
     chunks = [chunk async for chunk in client.generate("abc")]
     assert [chunk.text for chunk in chunks] == ["a", "b", "c", ""]
@@ -274,7 +237,7 @@ async def test_a_text_that_the_stopping_target_cancels_is_an_error_after_its_tok
 async def test_a_connection_lost_during_a_response_reports_the_received_tokens(
     endpoint: str,
 ) -> None:
-    async with Service([endpoint]) as service, TargetClient(service.address) as client:
+    async with served.Service([endpoint]) as service, TargetClient(service.address) as client:
         chunks = client.generate("abc*")
         assert [(await anext(chunks)).text for _ in "abc"] == ["a", "b", "c"]
         service.cut()
@@ -338,7 +301,7 @@ async def test_requests_move_from_a_draining_target_and_its_streams_finish() -> 
     old, new = Target(), Target()
     async with serving(old) as first, serving(new) as second:
         backends = [first]
-        async with Service(backends) as service, TargetClient(service.address) as client:
+        async with served.Service(backends) as service, TargetClient(service.address) as client:
             stream = client.generate("a-b")
             assert (await anext(stream)).text == "a"
             old.num_refusals, backends[0] = 10_000, second
@@ -347,6 +310,21 @@ async def test_requests_move_from_a_draining_target_and_its_streams_finish() -> 
             assert len(old.calls) == 2, "the connection was left after one refusal"
             old.may_go_on.set()
             assert [chunk.text async for chunk in stream] == ["-", "b", ""]
+
+
+async def test_a_client_without_a_wait_leaves_a_draining_target() -> None:
+    old, new = Target(num_refusals=10_000), Target()
+    async with serving(old) as first, serving(new) as second:
+        backends = [first]
+        async with (
+            served.Service(backends) as service,
+            TargetClient(service.address, ready_seconds=0) as client,
+        ):
+            with pytest.raises(NotReadyError, match="draining"):
+                await text_of(client, "abc")
+            backends[0] = second
+            assert await text_of(client, "abc") == "abc"
+    assert len(old.calls) == 1
 
 
 async def test_requests_rotate_over_the_reachable_addresses() -> None:
