@@ -79,7 +79,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """The text ends before the first of these; at most 16."""
     stop_token_ids: tuple[TokenId, ...] = ()
-    """The text ends after the first of these; at most 16."""
+    """The text ends before the first of these, which is the last new token; at most 16."""
     ignore_eos: bool = False
     """Continue after end-of-text tokens."""
     json_schema: str = ""

@@ -102,7 +102,8 @@ class Sampling:
         list[str] | None, typer.Option(help="Stop before this text; can be repeated.")
     ] = None
     stop_token_id: Annotated[
-        list[int] | None, typer.Option(help="Stop after this token id; can be repeated.")
+        list[int] | None,
+        typer.Option(help="Stop before the text of this token id; can be repeated."),
     ] = None
     logit_bias: Annotated[
         list[str] | None,

@@ -262,6 +262,10 @@ class RequestHandler:
         """
         writer = TextWriter(self.tokenizer, sequence.sampling.stop, sequence.prompt_ids)
         seed, num_prompt = sequence.seed, sequence.num_prompt
+        ending_ids = sequence.ending_ids
+        if sequence.grammar is not None:
+            # With ``ignore_eos`` they end a structure all the same.
+            ending_ids |= sequence.eos_token_ids
         is_first, is_last = True, False
         while not is_last:
             try:
@@ -270,7 +274,8 @@ class RequestHandler:
                 raise await self._end_of_target(error) from None
             chunk.choice = sequence.choice
             trace.observe(chunk)
-            chunk.text = writer.push(chunk.token_ids)
+            # The token that ends the text is not part of it.
+            chunk.text = writer.push([each for each in chunk.token_ids if each not in ending_ids])
             is_last = chunk.finish_reason is not None
             if is_last:
                 chunk.text += writer.finish()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -16,7 +16,16 @@ from ssd.errors import ContextLengthError, FieldError, NotReadyError, Overloaded
 from ssd.rpc.codec import Conversation, GenerateCall, Prompt
 from ssd.testing.clock import FakeClock
 from ssd.text.chat_template import ChatTemplate
-from ssd.types import ChatTurn, FinishReason, GenerationChunk, Mode, SamplingParams, TokenId
+from ssd.types import (
+    ChatTurn,
+    FinishReason,
+    GenerationChunk,
+    Mode,
+    PositionLogprobs,
+    SamplingParams,
+    TokenId,
+    TokenLogprob,
+)
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.sequence import Sequence
 from ssd_target.serving import request_handler
@@ -343,3 +352,79 @@ async def test_a_stop_string_in_a_token_that_begins_a_character_ends_a_text_at_i
     chunk = await reading
     assert (chunk.text, chunk.finish_reason) == (text, reason)
     await chunks.aclose()
+
+
+class EndsAtDot:
+    """A grammar whose texts end at ``.``, the end of text of the tokenizer."""
+
+    def completes(self, token_id: TokenId) -> bool:
+        return token_id == ord(".")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Tokens of rounds, and the text that they end."""
+
+    rounds: tuple[str, ...]
+    text: str
+    sampling: SamplingParams
+    eos: str = ""
+    """Characters that end a text unless they are ignored."""
+    reason: FinishReason = FinishReason.STOP
+
+
+AT_DOT = SamplingParams(stop_token_ids=(ord("."),))
+IGNORING = SamplingParams(ignore_eos=True)
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        Ending(("ab.",), "ab", AT_DOT),
+        Ending(("a", "b", "."), "ab", AT_DOT),
+        Ending((".",), "", AT_DOT),
+        Ending(("abc.",), "abc", AT_DOT),
+        Ending(("ab.",), "ab", replace(AT_DOT, ignore_eos=True)),
+        Ending(("a", "b", "."), "ab", replace(AT_DOT, stop=("b.",))),
+        Ending(("ab", "."), "a", replace(AT_DOT, stop=("b",))),
+        Ending(("ab.",), "ab", SamplingParams(), eos="."),
+        Ending((".ab.",), ".ab.", IGNORING, eos=".", reason=FinishReason.LENGTH),
+        Ending(("ab.",), "ab", replace(IGNORING, regex="a+"), eos="."),
+    ],
+)
+@pytest.mark.parametrize("echo", [False, True])
+async def test_the_token_that_ends_a_text_is_reported_and_not_part_of_the_text(
+    handler: RequestHandler,
+    inbox: Inbox,
+    monkeypatch: pytest.MonkeyPatch,
+    ending: Ending,
+    *,
+    echo: bool,
+) -> None:
+    async def grammar(sampling: SamplingParams) -> EndsAtDot | None:
+        return EndsAtDot() if sampling.regex else None
+
+    monkeypatch.setattr(handler, "_grammar", grammar)
+    monkeypatch.setattr(WatchedTokenizer, "eos_token_ids", frozenset(ending.eos.encode()))
+    params = replace(ending.sampling, max_tokens=4, n=2, logprobs=0, echo=echo)
+    chunks = handler.generate(GenerateCall(prompt=".", sampling=params), "r", untraced())
+    reading = asyncio.create_task(anext(chunks))
+    await asyncio.sleep(0)
+    sequences = [each for each in inbox.drain() if isinstance(each, Sequence)]
+    for sequence in sequences:
+        stream = cast(TokenStream, sequence.sink)
+        for letters in ending.rounds:
+            if sequence.finish_reason is None:
+                ids = sequence.append(letters.encode())
+                logprobs = tuple(PositionLogprobs(TokenLogprob(each, -1.0)) for each in ids)
+                reached = sequence.finish_reason
+                stream.put(GenerationChunk(token_ids=ids, logprobs=logprobs, finish_reason=reached))
+        stream.wake()
+    received = [await reading, *[each async for each in chunks]]
+    for sequence in sequences:
+        own = [each for each in received if each.choice == sequence.choice]
+        assert "".join(each.text for each in own) == "." * echo + ending.text
+        assert own[-1].finish_reason is ending.reason
+        new = sequence.tokens[sequence.num_prompt :]
+        assert [each for chunk in own for each in chunk.token_ids][echo:] == new
+        assert [each.selected.token_id for chunk in own for each in chunk.logprobs] == new
