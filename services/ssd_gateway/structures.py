@@ -43,8 +43,12 @@ class ResponseFormat(Part):
         """Return the JSON schema of the text; None for any text.
 
         Raises:
-            FieldError: the format needs a schema and has none.
+            FieldError: the format needs a schema and has none, or has one that it does not use.
         """
+        if self.type != "json_schema" and self.json_schema is not None:
+            raise FieldError(
+                "response_format.json_schema", f"needs the type 'json_schema', not {self.type!r}"
+            )
         if self.type == "text":
             return None
         if self.type == "json_object":

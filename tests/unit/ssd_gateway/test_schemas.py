@@ -230,9 +230,14 @@ def test_a_response_format_is_the_schema_of_the_text() -> None:
         assert (json.loads(found) if found else None) == expected
 
 
-def test_a_format_without_its_schema_or_beside_a_regex_is_refused() -> None:
+def test_a_format_without_its_schema_with_an_unused_one_or_beside_a_regex_is_refused() -> None:
     with pytest.raises(FieldError, match="schema"):
         completion(response_format={"type": "json_schema"})
+    for kind in ("text", "json_object"):
+        unused = {"type": kind, "json_schema": {"name": "n", "schema": {"type": "object"}}}
+        assert refused_field(completion, response_format=unused) == "response_format.json_schema"
+        neutral = {"type": kind, "json_schema": None}
+        assert completion(response_format=neutral) == completion(response_format={"type": kind})
     with pytest.raises(FieldError, match="regex: cannot be combined with response_format"):
         completion(response_format={"type": "json_object"}, regex="a+")
     assert completion(regex="a+").sampling.regex == "a+"
