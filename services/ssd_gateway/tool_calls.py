@@ -7,7 +7,7 @@ that is not a call is content. The arguments are those that the model wrote, cha
 A tag ends an object, also if a brace is missing: a call whose arguments are complete is reported.
 
 The result does not depend on how the text is divided into parts. White space before, between and
-after calls is dropped if there is nothing else.
+after calls is dropped if there is nothing else, and so is a semicolon after the last one.
 """
 
 import contextlib
@@ -248,6 +248,12 @@ class LlamaReader(CallReader):
         else:
             self._is_content = True
         return True
+
+    def finish(self) -> Parts:
+        """Return what was held back, at the end of the text; not a separator that ends it."""
+        if self._has_calls and self._rest.strip() == self._separator:
+            self._rest = ""
+        return super().finish()
 
     def _end_object(self, *, is_call: bool) -> None:
         self._has_calls = True
