@@ -67,6 +67,8 @@ class Message(_Open):
             raise UnsupportedError(
                 place, "functions are not supported; send tool_calls and messages of the role tool"
             )
+        if (self.model_extra or {}).get("audio") is not None:
+            raise UnsupportedError(f"{place}.audio", "is not supported; send text")
         if self.role not in _ROLES:
             allowed = ", ".join(_ROLES)
             raise FieldError(f"{place}.role", f"is {self.role[:32]!r}, must be one of {allowed}")

@@ -171,7 +171,7 @@ def test_a_history_has_calls_of_tools_and_their_results() -> None:
         {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "2"}]},
         {"role": "assistant", "tool_calls": [{"function": {"name": "g", "arguments": {"é": []}}}]},
         {"role": "assistant", "tool_calls": [{"function": {"name": "h"}}]},
-        {"role": "assistant", "content": None},
+        {"role": "assistant", "content": None, "audio": None},
     ]
     assert chat(messages=turns).prompt == Conversation(
         (
@@ -200,6 +200,8 @@ def test_a_history_has_calls_of_tools_and_their_results() -> None:
             "messages[0].tool_calls",
         ),
         ({"role": "tool", "content": None}, "messages[0].content"),
+        ({"role": "assistant", "content": None, "audio": {"id": "a"}}, "messages[0].audio"),
+        ({"role": "assistant", "content": "x", "audio": {}}, "messages[0].audio"),
     ],
 )
 def test_a_history_that_no_template_reads_is_refused_by_name(
