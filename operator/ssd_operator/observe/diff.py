@@ -54,6 +54,13 @@ _DROPPED_WHEN_FALSE = frozenset({"paused", "publishNotReadyAddresses", "readOnly
 _DROPPED_WHEN_EMPTY = _STRINGS | _QUANTITIES
 """Maps that the API server omits when they are empty. Other empty objects have a meaning,
 for example ``emptyDir``."""
+_EXCLUDED: Mapping[str, frozenset[str]] = {
+    "strategy": frozenset({"rollingUpdate"}),
+    "seccompProfile": frozenset({"localhostProfile"}),
+    "spec": frozenset({"minAvailable", "minReadySeconds", "loadBalancerSourceRanges"}),
+}
+"""Fields, by the map that has them, that the API server may refuse beside values of ours: together
+with Recreate, RuntimeDefault, maxUnavailable, progressDeadlineSeconds and ClusterIP."""
 _IDENTITY = frozenset({"apiVersion", "kind"})
 """Fields that are not compared: items of a list come without them."""
 
@@ -86,6 +93,21 @@ def removal(live: Object, wanted: Object) -> Object:
     ours = wanted.keys() - _IDENTITY - {"metadata"}
     before, after = ({name: side[name] for name in ours & side.keys()} for side in (live, repaired))
     return _merge_patch(before, after)
+
+
+def replacement(live: Object, wanted: Object, name: str = "") -> Object:
+    """The merge patch that makes room for ``wanted``, whose apply is refused.
+
+    A merge patch replaces lists. Fields of other writers are kept, except those that may be refused
+    beside ours. ``name`` is that of the map in its object.
+    """
+    removed = {each: None for each in _EXCLUDED.get(name, ()) if each in live.keys() - wanted}
+    return removed | {
+        each: replacement(live[each], value, each)
+        if isinstance(value, dict) and isinstance(live.get(each), dict)
+        else value
+        for each, value in wanted.items()
+    }
 
 
 def _merge_patch(before: Object, after: Object) -> Object:

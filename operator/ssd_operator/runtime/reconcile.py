@@ -23,7 +23,7 @@ from ssd_operator.observe.cluster import (
     RefusedError,
     ref_of,
 )
-from ssd_operator.observe.diff import removal
+from ssd_operator.observe.diff import removal, replacement
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.pod_state import address_of, is_ours, is_terminating, name_of
 from ssd_operator.observe.snapshot import Snapshot, observe
@@ -305,9 +305,7 @@ class PlanExecutor:
                 existing = await self.cluster.get(snapshot.resource.namespace, ref)
                 if existing is not None and not is_ours(existing, snapshot.resource.uid):
                     raise RefusedError(f"{ref} belongs to another owner; rename or remove it")
-            # Only the child that was observed is written: another object may have its name by now.
-            uid = "" if live is None else live["metadata"]["uid"]
-            answer = await self._write(sent, uid)
+            answer = await self._write(sent, live)
         except (RefusedError, ForbiddenError) as error:
             if isinstance(error, ForbiddenError) and ref.kind != "Pod":
                 raise
@@ -326,24 +324,26 @@ class PlanExecutor:
         if failure is None or live is None:
             self.results.applied.add(ref)
 
-    async def _write(self, sent: Object, uid: str) -> Object:
+    async def _write(self, sent: Object, live: Object | None) -> Object:
         """Apply an object; returns it as it is stored.
 
-        An apply keeps the items that others put into a list beside ours. If we own the list as a
-        whole, a merge patch removes them. If the items are refused together (two ports of one
-        name), a merge patch puts our lists in the place of theirs, and the apply is repeated: only
-        an apply removes what is not wanted any more. Without a uid the object may have another
-        owner.
+        An apply keeps the fields and items that others put beside ours. If we own a list as a
+        whole, a merge patch removes theirs. If the API server refuses both together (two ports of
+        one name, rollingUpdate beside Recreate), a merge patch removes those, and the apply is
+        repeated: only an apply removes what is not wanted any more. An object that was not
+        observed may have another owner.
         """
         ref, namespace = ref_of(sent), self.snapshot.resource.namespace
+        # Only the child that was observed is written: another object may have its name by now.
+        uid = "" if live is None else live["metadata"]["uid"]
         only = {"metadata": {"uid": uid}}
         try:
             answer = await self.cluster.apply(sent, uid)
         except RefusedError as refusal:
-            if not uid:
+            if live is None:
                 raise
             try:
-                await self.cluster.patch(namespace, ref, sent | only)
+                await self.cluster.patch(namespace, ref, replacement(live, sent) | only)
             except ClusterError:
                 raise refusal from None
             answer = await self.cluster.apply(sent, uid)

@@ -129,7 +129,12 @@ class MemoryCluster:
         self.put({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec})
 
     def put(self, thing: Object) -> Object:
-        """Store an object as an API server would: uid, generation, version."""
+        """Store an object as an API server would: uid, generation, version.
+
+        Raises:
+            RefusedError: two of its fields exclude each other.
+        """
+        _check_exclusive(thing)
         address = thing["metadata"]["namespace"], Ref(thing["kind"], thing["metadata"]["name"])
         old, thing = self.objects.get(address), copy.deepcopy(thing)
         metadata = thing["metadata"]
@@ -190,6 +195,27 @@ class MemoryCluster:
         if lost is not None:
             raise lost
         return answer
+
+
+def _check_exclusive(thing: Object) -> None:
+    """Refuse fields that exclude each other, as the validation of an API server does."""
+    spec = thing.get("spec", {})
+    strategy = spec.get("strategy", {})
+    pod = spec.get("template", {}).get("spec", {})
+    profile = pod.get("securityContext", {}).get("seccompProfile", {})
+    minimum, deadline = spec.get("minReadySeconds", 0), spec.get("progressDeadlineSeconds")
+    refused = {
+        "strategy.rollingUpdate": strategy.get("type") == "Recreate"
+        and "rollingUpdate" in strategy,
+        "minAvailable": "minAvailable" in spec and "maxUnavailable" in spec,
+        "loadBalancerSourceRanges": "loadBalancerSourceRanges" in spec
+        and spec.get("type") != "LoadBalancer",
+        "localhostProfile": "localhostProfile" in profile and profile["type"] != "Localhost",
+        "progressDeadlineSeconds": deadline is not None and deadline <= minimum,
+    }
+    for name, is_refused in refused.items():
+        if is_refused:
+            raise RefusedError(f"422: spec.{name}: Forbidden")
 
 
 def _controllers(thing: Object) -> set[str]:

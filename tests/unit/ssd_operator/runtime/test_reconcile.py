@@ -366,6 +366,36 @@ async def test_a_refused_apply_is_repeated_once_a_patch_has_made_room(*, has_roo
         assert "two ports of one name" in world.message("SpecValid")
 
 
+BUDGET = Ref("PodDisruptionBudget", "demo-target")
+PROFILE = {"type": "Localhost", "localhostProfile": "a.json"}
+EXCLUDING: list[tuple[Ref, Object]] = [
+    (TARGET, {"strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "25%"}}}),
+    (TARGET, {"template": {"spec": {"securityContext": {"seccompProfile": PROFILE}}}}),
+    (TARGET, {"minReadySeconds": 3000, "progressDeadlineSeconds": 3600}),
+    (BUDGET, {"maxUnavailable": None, "minAvailable": 1}),
+    (SERVICE, {"type": "LoadBalancer", "loadBalancerSourceRanges": ["10.0.0.0/8"]}),
+]
+
+
+@pytest.mark.parametrize(("ref", "edit"), EXCLUDING)
+async def test_a_field_by_hand_that_excludes_one_of_ours_is_removed(ref: Ref, edit: Object) -> None:
+    world = await settled(target={"replicas": 2})
+    before = world[ref]["spec"]
+    world.edit_spec(ref, **edit)
+    assert world[ref]["spec"] != before
+    await world.come_to_rest()
+    assert world[ref]["spec"] == before
+    assert world.condition("SpecValid") == ("True", "Valid")
+
+
+async def test_a_refused_apply_keeps_fields_of_others_that_exclude_none_of_ours() -> None:
+    world = await settled()
+    world.edit_spec(SERVICE, **EXCLUDING[-1][1], externalIPs=["10.1.1.1"])
+    await world.come_to_rest()
+    assert world[SERVICE]["spec"]["type"] == "ClusterIP"
+    assert world[SERVICE]["spec"]["externalIPs"] == ["10.1.1.1"]
+
+
 async def test_additions_are_removed_although_a_controller_writes_a_status_meanwhile() -> None:
     world = await settled()
     with world.edited(DRAFTS) as found:
