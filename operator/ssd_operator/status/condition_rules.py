@@ -14,7 +14,7 @@ itself, which costs tokens. *Revisit when* a choice lasts for minutes and still 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ssd_operator.api.spec import Object
 from ssd_operator.children.objects import Component, child_name
@@ -66,22 +66,10 @@ _OF_TARGETS = frozenset({"TargetReady", "SpeculationActive", "NotWorthwhile"})
 
 def conditions(result: PassResult) -> dict[str, Condition]:
     """All conditions by type, Ready first."""
-    rules = {
-        "TargetReady": _target_ready,
-        "DraftReady": _draft_ready,
-        "GatewayReady": _gateway_ready,
-        "SpeculationActive": _speculation_active,
-        "NotWorthwhile": _not_worthwhile,
-        "DraftCapacity": _draft_capacity,
-        "ScalingActive": _scaling_active,
-        "Progressing": _progressing,
-        "SpecValid": _spec_valid,
-        "ResourcesOwned": _resources_owned,
-    }
     is_pool = result.snapshot.resource.is_pool
     by_type = {
         kind: condition
-        for kind, rule in rules.items()
+        for kind, rule in _RULES.items()
         if not (is_pool and kind in _OF_TARGETS) and (condition := rule(result)) is not None
     }
     return {"Ready": (_pool_ready(by_type) if is_pool else _ready(result, by_type)), **by_type}
@@ -492,3 +480,19 @@ def _is_rolling(deployment: Object) -> bool:
     is_seen = seen >= int(deployment["metadata"].get("generation", 0))
     reason = str(condition_of(deployment, "Progressing").get("reason"))
     return not is_seen or reason != "NewReplicaSetAvailable"
+
+
+_RULES: Mapping[str, Callable[[PassResult], Condition | None]] = {
+    "TargetReady": _target_ready,
+    "DraftReady": _draft_ready,
+    "GatewayReady": _gateway_ready,
+    "SpeculationActive": _speculation_active,
+    "NotWorthwhile": _not_worthwhile,
+    "DraftCapacity": _draft_capacity,
+    "ScalingActive": _scaling_active,
+    "Progressing": _progressing,
+    "SpecValid": _spec_valid,
+    "ResourcesOwned": _resources_owned,
+}
+TYPES = frozenset({"Ready", *_RULES})
+"""Conditions that a status may have; all others are of other writers."""

@@ -13,7 +13,7 @@ from ssd_operator.observe.pod_state import condition_in, to_text
 from ssd_operator.policy.apply_failures import ApplyFailure
 from ssd_operator.policy.drain import DrainPlan
 from ssd_operator.policy.plan import PlanState, remembered, unanswered_seconds
-from ssd_operator.status.condition_rules import HOLD_SECONDS, USUAL, pending
+from ssd_operator.status.condition_rules import HOLD_SECONDS, TYPES, USUAL, pending
 from ssd_operator.status.pass_result import LONGEST_MESSAGE, PassResult
 from ssd_operator.status.status import ROUND_TRIP, status_of, status_of_invalid
 
@@ -88,7 +88,7 @@ def report_invalid(resource: Object, problem: str, state: PlanState, now: float)
 def needs_write(old: Object, new: Object, seconds_since_write: float) -> bool:
     """Whether a status is written: state at once, measured values after a while."""
     seconds = MEASUREMENT_SECONDS if _state(old) == _state(new) else SHORTEST_SECONDS
-    return old != new and seconds_since_write >= seconds
+    return _own(old) != _own(new) and seconds_since_write >= seconds
 
 
 def _report(
@@ -108,6 +108,12 @@ def _report(
     )
 
 
+def _own(status: Object) -> Object:
+    """The status without conditions of other writers, which an apply keeps."""
+    conditions = status.get("conditions") or []
+    return status | {"conditions": [each for each in conditions if each["type"] in TYPES]}
+
+
 def _state(status: Object) -> Object:
     """The status without measured values; the reason of a link may contain some."""
     links = [
@@ -117,7 +123,7 @@ def _state(status: Object) -> Object:
     conditions = [
         # The present demand; the number that follows from it is in the status of the drafts.
         {**condition, "message": ""} if condition["reason"] == "Internal" else condition
-        for condition in status.get("conditions") or []
+        for condition in _own(status)["conditions"]
     ]
     measured: Object = {"speculation": {}, "sessions": {}}
     return status | measured | {"links": links, "conditions": conditions}

@@ -19,7 +19,7 @@ from ssd_operator.observe.pod_state import (
     to_text,
 )
 from ssd_operator.observe.snapshot import Snapshot
-from ssd_operator.status.condition_rules import conditions
+from ssd_operator.status.condition_rules import TYPES, conditions
 from ssd_operator.status.pass_result import LONGEST_MESSAGE, Condition, PassResult, no, unknown
 
 ROUND_TRIP = "roundTripMicroseconds"
@@ -72,7 +72,7 @@ def status_of_invalid(old: Object, generation: int, problem: str, now: float) ->
     """
     reason, bad = "SpecInvalid", no("SpecInvalid", problem)
     kinds = [condition["type"] for condition in old.get("conditions") or []]
-    others = [kind for kind in kinds if kind not in ("Ready", "SpecValid")]
+    others = [kind for kind in kinds if kind in TYPES - {"Ready", "SpecValid"}]
     unread = f"The spec cannot be read, so nothing is observed or repaired: {problem}"
     new: dict[str, Condition] = {
         "Ready": unknown(reason, unread) if others else bad,

@@ -54,6 +54,8 @@ class MemoryCluster:
     log: list[tuple[Object, bool]] = field(default_factory=list)
     """All events of a watch: an object, and whether it was deleted."""
     _intents: dict[Address, Object] = field(default_factory=dict)
+    _conditions: dict[str, set[str]] = field(default_factory=dict)
+    """Types of conditions that the operator has applied, by uid."""
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
     _lost: LostAnswerError | None = None
 
@@ -83,7 +85,7 @@ class MemoryCluster:
             if live is None:
                 raise MissingError(f"{ref} is gone")
             self._check_identity(live, {"uid": uid})
-            return self._answer(self.put(live | {subresource: wanted[subresource]}))
+            return self._answer(self.put(live | {subresource: self._status(live, wanted)}))
         if uid:
             self._check_identity(live, {"uid": uid})
         if live is not None and _controllers(live) - _controllers(wanted):
@@ -166,6 +168,15 @@ class MemoryCluster:
 
     def of_kind(self, kind: str) -> list[Object]:
         return [thing for (_, ref), thing in self.objects.items() if ref.kind == kind]
+
+    def _status(self, live: Object, wanted: Object) -> Object:
+        """The applied status with conditions of other writers, as the schema has it."""
+        applied: Object = wanted["status"]
+        ours = self._conditions.setdefault(live["metadata"]["uid"], set())
+        ours |= {each["type"] for each in applied.get("conditions", ())}
+        conditions = live.get("status", {}).get("conditions", [])
+        theirs = [each for each in conditions if each["type"] not in ours]
+        return applied | {"conditions": [*applied["conditions"], *theirs]} if theirs else applied
 
     def _write(self, verb: str, ref: Ref) -> None:
         self.writes.append((verb, ref))

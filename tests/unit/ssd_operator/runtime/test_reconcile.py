@@ -39,6 +39,21 @@ async def test_a_new_resource_gets_all_its_children_and_serves() -> None:
     assert world.condition("Ready") == ("True", "Serving")
 
 
+async def test_a_condition_of_another_writer_stays_and_causes_no_write() -> None:
+    world = await settled()
+    theirs = {"type": "example.com/Audited", "status": "True", "reason": "Done"}
+    with world.edited(RESOURCE) as found:
+        found["status"]["conditions"].insert(0, theirs)
+    for _ in range(3):
+        await world.next_pass()
+    assert world.cluster.writes == []
+    with world.edited(RESOURCE) as found:
+        found["metadata"]["generation"] += 1
+    await world.next_pass()
+    assert world.written("SSDDeployment", "status") == ["demo"]
+    assert theirs in world.status["conditions"]
+
+
 async def test_an_idle_pass_neither_writes_nor_reads() -> None:
     world = await settled()
     reads = world.cluster.reads

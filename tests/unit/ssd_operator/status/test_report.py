@@ -87,6 +87,13 @@ def test_measured_values_wait_a_minute(old: Object, new: Object) -> None:
     assert not needs_write(new, deepcopy(new), 1e9)
 
 
+@pytest.mark.parametrize("new", [STATUS, *FLIPS])
+def test_a_condition_of_another_writer_is_not_compared(new: Object) -> None:
+    theirs = {"type": "example.com/Audited", "status": "True", "reason": "Done"}
+    old = STATUS | {"conditions": [theirs, *STATUS["conditions"]]}
+    assert needs_write(old, new, 60) is (new is not STATUS)
+
+
 def status(drafts: int = 2, **reasons: str) -> Object:
     """A status whose conditions have these reasons."""
     bad = {"NoDrafts", "NameTaken", "Unschedulable", "InsufficientLocalGPUs", "Paused"}

@@ -330,6 +330,14 @@ def test_conditions_of_an_unreadable_resource_are_unknown() -> None:
     assert new["speculation"] == old["speculation"] | {"state": "SpecInvalid"}
 
 
+def test_a_spec_that_cannot_be_read_changes_no_condition_of_another_writer() -> None:
+    old = derive(Scene())
+    theirs = {"type": "example.com/Audited", "status": "True", "reason": "Done"}
+    with_theirs = old | {"conditions": [*old["conditions"], theirs]}
+    new = status_of_invalid(with_theirs, 5, PROBLEM, NOW)
+    assert new == status_of_invalid(old, 5, PROBLEM, NOW)
+
+
 @pytest.mark.parametrize("old", [{}, {"conditions": [{"type": "Ready", "status": "False"}]}])
 def test_an_unreadable_resource_that_never_served_is_not_ready(old: Object) -> None:
     new = status_of_invalid(old, 1, PROBLEM, NOW)
