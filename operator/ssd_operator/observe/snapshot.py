@@ -83,6 +83,8 @@ class Snapshot:
     """Wanted names of children that a former resource of this name left; they will be deleted."""
     pools: Mapping[str, TargetReport] = field(default_factory=dict)
     """Reports by target pod; only of pods that exist."""
+    call_errors: Mapping[str, str] = field(default_factory=dict)
+    """Why calls to targets have failed since their last report, by pod."""
     drains: Mapping[str, str] = field(default_factory=dict)
     """Results by draft pod: Drained, TimedOut, Unreachable; empty while a drain runs."""
     status: Object = field(default_factory=dict)

@@ -49,6 +49,9 @@ class Engines(Protocol):
         The result of a drain is empty while it runs.
         """
 
+    def errors(self, key: Key) -> Mapping[str, str]:
+        """Errors of the last calls to a resource's targets, by pod; none after a report."""
+
     def drain(self, key: Key, wanted: Iterable[Drain]) -> None:
         """Begin these drains; those that have begun continue."""
 
@@ -67,12 +70,17 @@ class EngineClients:
         self._wake = wake
         self._credentials = credentials
         self._pools: dict[Key, dict[str, TargetReport]] = {}
+        self._errors: dict[Key, dict[str, str]] = {}
         self._drains: dict[Key, dict[str, str]] = {}
         self._tasks: dict[_TaskId, asyncio.Task[None]] = {}
 
     def state(self, key: Key) -> tuple[Mapping[str, TargetReport], Mapping[str, str]]:
         """See ``Engines``."""
         return dict(self._pools.get(key, {})), dict(self._drains.get(key, {}))
+
+    def errors(self, key: Key) -> Mapping[str, str]:
+        """See ``Engines``."""
+        return dict(self._errors.get(key, {}))
 
     def drain(self, key: Key, wanted: Iterable[Drain]) -> None:
         """See ``Engines``."""
@@ -94,7 +102,9 @@ class EngineClients:
         for _, pod, address in wanted - self._tasks.keys():
             self._start((key, pod, address), self._follow(key, pod, address))
         pools, drains = self._pools.pop(key, {}), self._drains.pop(key, {})
+        errors = self._errors.pop(key, {})
         if targets or pods:
+            self._errors[key] = {pod: error for pod, error in errors.items() if pod in targets}
             self._pools[key] = {pod: report for pod, report in pools.items() if pod in targets}
             self._drains[key] = {pod: result for pod, result in drains.items() if pod in pods}
 
@@ -140,10 +150,17 @@ class EngineClients:
             except TimeoutError:
                 continue  # a target without changes reports nothing: call again
             except SSDError as error:
-                _log.debug("target_unreachable", pod=pod, error=str(error))
+                self._note(key, pod, str(error))
                 return
 
+    def _note(self, key: Key, pod: str, error: str) -> None:
+        errors = self._errors.setdefault(key, {})
+        if errors.get(pod) != error:
+            _log.warning("target_unreachable", pod=pod, error=error)
+        errors[pod] = error
+
     def _put(self, key: Key, pod: str, status: PoolStatus) -> None:
+        self._errors.get(key, {}).pop(pod, None)
         pools = self._pools.setdefault(key, {})
         old = pools.get(pod)
         pools[pod] = TargetReport(status, self._now())

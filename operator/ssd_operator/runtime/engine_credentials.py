@@ -7,6 +7,7 @@ from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials, Reloaded, Tls
 from ssd_operator.children.objects import server_name
 from ssd_operator.observe.cluster import Key
 from ssd_operator.observe.pod_state import Address
+from ssd_operator.runtime import metrics
 
 _FILES = ("ca.crt", "tls.crt", "tls.key", "token")
 
@@ -39,12 +40,19 @@ class EngineCredentials:
 
 
 def _read(paths: list[str]) -> tuple[ClientCredentials, ClientCredentials]:
-    """Return credentials without and with the token, from those of the files that exist."""
+    """Return credentials without and with the token, from those of the files that exist.
+
+    A metric shows the end of the certificate.
+    """
     ca, certificate, key, token = (
         path if Path(path).exists() else "" for path in paths or [""] * len(_FILES)
     )
     if not ca:
         # A call to a port with TLS then fails, and the status has the reason.
+        metrics.show_certificate(None)
         return NO_CREDENTIALS, NO_CREDENTIALS
     tls = TlsFiles(ca=ca, certificate=certificate, key=key)
-    return ClientCredentials(tls), ClientCredentials(tls, token)
+    without_token, with_token = ClientCredentials(tls), ClientCredentials(tls, token)
+    # Calls may last for days: the metric reads a new certificate before the next call does.
+    metrics.show_certificate((lambda: without_token.expires_at) if certificate else None)
+    return without_token, with_token

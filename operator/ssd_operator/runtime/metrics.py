@@ -1,6 +1,6 @@
 """The operator's own metrics, each with its unit; served on its one HTTP port."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from prometheus_client import (
@@ -13,12 +13,14 @@ from prometheus_client import (
     ProcessCollector,
 )
 
+from ssd.observability.metrics import TLS_CERTIFICATE_EXPIRY
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.cluster import Key
 from ssd_operator.observe.pod_state import to_seconds
 
 REGISTRY = CollectorRegistry()
 """All metrics that are served; the default registry holds metrics of engines."""
+REGISTRY.register(TLS_CERTIFICATE_EXPIRY)
 GCCollector(REGISTRY)
 PlatformCollector(REGISTRY)
 ProcessCollector(registry=REGISTRY)
@@ -71,3 +73,12 @@ def set_conditions(key: Key, conditions: Iterable[Object]) -> None:
         labels = *key, condition["type"], condition["status"], condition["reason"]
         since = to_seconds(condition["lastTransitionTime"]) or 0.0
         CONDITION_SINCE_SECONDS.labels(*labels).set(since)
+
+
+def show_certificate(expires_at: Callable[[], float] | None) -> None:
+    """Show the end of the certificate that engines are called with; None shows nothing."""
+    role = {"role": "operator"}
+    if expires_at is None:
+        TLS_CERTIFICATE_EXPIRY.remove_by_labels(role)
+    else:
+        TLS_CERTIFICATE_EXPIRY.labels(**role).set_function(expires_at)

@@ -140,7 +140,8 @@ class Reconciler:
             # Each target is followed once, under the key of its own resource.
             states = map(self._engines.state, self._cache.peers(key))
             pools = {pod: report for reports, _ in states for pod, report in reports.items()}
-        return replace(snapshot, pools=pools, drains=drains)
+        errors = self._engines.errors(key)
+        return replace(snapshot, pools=pools, call_errors=errors, drains=drains)
 
     async def _carry_out(self, snapshot: Snapshot, decided: PassPlan) -> Results:
         """Execute a plan; calls without an answer for long count as failed."""

@@ -264,7 +264,8 @@ def _links_now(snapshot: Snapshot) -> Condition:
     since = to_seconds(condition_of(without[0], "Ready").get("lastTransitionTime")) or 0.0
     if name not in snapshot.pools and snapshot.now - since < _FIRST_ANSWER_SECONDS:
         return no("NoDrafts", f"{name} has just become ready.")
-    return unknown("TargetUnreachable", f"{name} has not reported its links for 30 s.")
+    cause = f": {error.rstrip('.')}" if (error := snapshot.call_errors.get(name)) else ""
+    return unknown("TargetUnreachable", f"{name} has not reported its links for 30 s{cause}.")
 
 
 def _unlinked(snapshot: Snapshot, target: str) -> Condition:

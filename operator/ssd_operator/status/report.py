@@ -25,6 +25,8 @@ Log = Mapping[tuple[str, str], float]
 """Times of Events, by reason and message."""
 QUIET_SECONDS = 600.0
 """The same Event of a resource is posted once in this time."""
+_VARYING = ("Internal", "TargetUnreachable")
+"""Reasons of conditions whose messages change without a change of state."""
 _WARNED = (
     "TargetReady",
     "DraftReady",
@@ -115,14 +117,17 @@ def _own(status: Object) -> Object:
 
 
 def _state(status: Object) -> Object:
-    """The status without measured values; the reason of a link may contain some."""
+    """The status without measured values; the reason of a link may contain some.
+
+    Errors of calls to a target may alternate.
+    """
     links = [
         {**link, ROUND_TRIP: bool(link.get(ROUND_TRIP)), "reason": ""}
         for link in status.get("links") or []
     ]
     conditions = [
         # The present demand; the number that follows from it is in the status of the drafts.
-        {**condition, "message": ""} if condition["reason"] == "Internal" else condition
+        {**condition, "message": ""} if condition["reason"] in _VARYING else condition
         for condition in _own(status)["conditions"]
     ]
     measured: Object = {"speculation": {}, "sessions": {}}

@@ -212,8 +212,8 @@ STALE_FRAMES_TOTAL = Counter(
 TLS_CERTIFICATE_EXPIRY = _newest_gauge(
     "ssd_tls_certificate_expiry_timestamp_seconds",
     "End of the validity of a certificate, in seconds since the epoch, by role: server (of the "
-    "gRPC port, and of vLLM's), client (what a gateway presents to targets). Absent without a "
-    "certificate. "
+    "gRPC port, and of vLLM's), client (what a gateway presents to targets), operator (what an "
+    "operator presents to targets and drafts). Absent without a certificate. "
     "Seconds left: ssd_tls_certificate_expiry_timestamp_seconds - time().",
     ["role"],
 )

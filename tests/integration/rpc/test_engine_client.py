@@ -84,3 +84,30 @@ async def test_files_that_are_added_while_a_target_is_unreachable_are_used(
         await has_report.wait()
         await clients.close()
     assert set(admin.presented) == {f"Bearer {TOKEN}"}
+
+
+async def test_the_error_of_calls_is_known_until_a_target_reports_and_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "operator"
+    files = Authority().files(folder, "demo.team-a.svc")
+    settings = TargetSettings(
+        tls_certificate=files.certificate,
+        tls_key=files.key,
+        token_file=put(tmp_path / "admins", TOKEN),
+    )
+    has_report = asyncio.Event()
+    credentials = NotedCredentials(str(folder))
+    clients = EngineClients(lambda: 0.0, lambda key: has_report.set(), credentials)
+    async with followed(monkeypatch, settings), asyncio.timeout(10):
+        clients.follow(KEY, {"pod": Address("127.0.0.1", is_tls=True, has_tokens=True)}, {"pod"})
+        for _ in range(3):  # each call after the first begins when the one before has failed
+            credentials.used.clear()
+            await credentials.used.wait()
+        assert "token" in clients.errors(KEY)["pod"]
+        put(folder / "token", TOKEN)
+        await has_report.wait()
+        assert clients.errors(KEY) == {}
+        await clients.close()
+    warnings = [each for each in caplog.records if each.getMessage() == "target_unreachable"]
+    assert len(warnings) == 1

@@ -43,6 +43,8 @@ class MemoryEngines:
 
     answers: dict[str, TargetReport] = field(default_factory=dict)
     """By target."""
+    call_errors: dict[str, str] = field(default_factory=dict)
+    """By target."""
     followed: dict[Key, Mapping[str, Address]] = field(default_factory=dict)
     drains: dict[Key, dict[str, str]] = field(default_factory=dict)
     """Results by draft."""
@@ -51,6 +53,10 @@ class MemoryEngines:
         followed = self.followed.get(key, {})
         pools = {pod: fact for pod, fact in self.answers.items() if pod in followed}
         return pools, dict(self.drains.get(key, {}))
+
+    def errors(self, key: Key) -> Mapping[str, str]:
+        followed = self.followed.get(key, {})
+        return {pod: error for pod, error in self.call_errors.items() if pod in followed}
 
     def follow(self, key: Key, targets: Mapping[str, Address], pods: AbstractSet[str]) -> None:
         self.followed[key] = targets

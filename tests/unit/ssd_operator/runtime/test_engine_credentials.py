@@ -9,6 +9,7 @@ from tests.pki import Authority, put
 from ssd.errors import SettingsError
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.pod_state import Address, address_of
+from ssd_operator.runtime import metrics
 from ssd_operator.runtime.engine_credentials import EngineCredentials
 
 KEY = ("team-a", "demo")
@@ -84,6 +85,34 @@ def test_a_file_that_is_added_and_invalid_changes_nothing(tmp_path: Path) -> Non
     assert presented(credentials) == (True, True, ())
     put(tmp_path / "token", "token-of-the-operator")
     assert presented(credentials) == ALL
+
+
+def shown_expiry() -> float | None:
+    labels = {"role": "operator"}
+    name = "ssd_tls_certificate_expiry_timestamp_seconds"
+    return metrics.REGISTRY.get_sample_value(name, labels)
+
+
+def test_a_metric_has_the_end_of_the_certificate_also_of_a_new_one(tmp_path: Path) -> None:
+    credentials = put_all(tmp_path)
+    assert shown_expiry() == credentials.of(KEY, "demo", SECURE).expires_at
+    newer = Authority()
+    newer.days = 9
+    files = newer.files(tmp_path, "spiffe://ssd/ns/ssd/sa/ssd-operator")
+    assert shown_expiry() == files.read().expires_at
+
+
+def test_no_metric_has_the_end_of_a_certificate_that_is_not_there(tmp_path: Path) -> None:
+    credentials = put_all(tmp_path)
+    for name in ("tls.crt", "tls.key"):
+        (tmp_path / name).unlink()
+    presented(credentials)
+    assert shown_expiry() is None
+    put_all(tmp_path)
+    presented(credentials)
+    assert shown_expiry() is not None
+    EngineCredentials("")
+    assert shown_expiry() is None
 
 
 def test_a_missing_folder_is_named() -> None:

@@ -39,6 +39,15 @@ async def test_a_new_resource_gets_all_its_children_and_serves() -> None:
     assert world.condition("Ready") == ("True", "Serving")
 
 
+async def test_the_error_of_calls_to_a_target_that_does_not_answer_is_in_the_status() -> None:
+    world = await settled()
+    world.engines.call_errors = {name_of(pod): "no route" for pod in world.ready_pods("target")}
+    world.cluster.now += 60
+    await world.round()
+    assert world.condition("SpeculationActive") == ("Unknown", "TargetUnreachable")
+    assert world.message("SpeculationActive").endswith(": no route.")
+
+
 async def test_a_condition_of_another_writer_stays_and_causes_no_write() -> None:
     world = await settled()
     theirs = {"type": "example.com/Audited", "status": "True", "reason": "Done"}

@@ -180,6 +180,11 @@ SPECULATION = [
     (linked(MISFIT, link("d1")), "True Active"),
     (linked(link("d0"), age=31), "Unknown TargetUnreachable"),
     (unanswered_for(31), "Unknown TargetUnreachable"),
+    (
+        replace(unanswered_for(31), facts={"call_errors": {"t0": "the certificate has expired."}}),
+        "Unknown TargetUnreachable",
+        "t0 has not reported its links for 30 s: the certificate has expired.",
+    ),
     (unanswered_for(29), "False NoDrafts"),
     (TWO_SERVE, "Unknown TargetUnreachable"),
     (replace(TWO_SERVE, pools=(answer("t1", MISFIT),)), "False TokenizerMismatch"),

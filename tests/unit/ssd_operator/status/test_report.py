@@ -69,6 +69,11 @@ SCALED, SCALED_MORE = (
     for demand in ("6.0 sequences speculate.", "6.1 sequences speculate.")
 )
 
+UNREACHABLE, UNREACHABLE_STILL = (
+    changed("conditions", 0, to={"type": "Ready", "reason": "TargetUnreachable", "message": error})
+    for error in ("Connection refused.", "Connection reset by peer.")
+)
+
 
 @pytest.mark.parametrize(
     ("old", "new"),
@@ -78,6 +83,7 @@ SCALED, SCALED_MORE = (
         (STATUS, changed("speculation", "tokensPerRound", to="3.2")),
         (STATUS, changed("speculation", to={})),
         (SCALED, SCALED_MORE),
+        (UNREACHABLE, UNREACHABLE_STILL),
     ],
 )
 def test_measured_values_wait_a_minute(old: Object, new: Object) -> None:
