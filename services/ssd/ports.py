@@ -79,7 +79,10 @@ class Tokenizer(Protocol):
         """
 
     def token_bytes(self, token_id: TokenId) -> bytes:
-        """Return the UTF-8 of one token that is not special, also of a part of a character."""
+        """Return the UTF-8 of one token inside a text, also of a part of a character.
+
+        Special tokens have none.
+        """
 
     def special_name(self, token_id: TokenId) -> str:
         """Return the name of a special token, such as ``<|endoftext|>``; empty for others."""

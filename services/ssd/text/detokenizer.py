@@ -1,62 +1,41 @@
 """Token ids to text in pieces of complete characters."""
 
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 
 from ssd.ports import Tokenizer
 from ssd.types import TokenId
 
 REPLACEMENT = "\ufffd"
-MAX_CHARACTER_TOKENS = 16
-"""Largest number of tokens held back for one character. With more, the text is malformed and is
-returned in parts."""
-WINDOW_BEFORE = 8
-"""Number of ids of the text before that are decoded, too: some can be special, and have no text."""
-UNDECIDED_TOKENS = 3
-"""Number of last tokens that can still be part of a character: UTF-8 has up to four bytes."""
 
 
 class IncrementalDetokenizer:
-    """Text of a growing list of ids.
+    """Text of a growing list of ids. One task or thread.
 
-    A window of recent ids is decoded without and with the new ids, and the difference is the new
-    text. So the result does not depend on how a decoder treats the start of a text. The decoder of
-    Llama 2 removes a space there. One task or thread.
+    The text is that of the bytes of all tokens, and so the same however they are divided into
+    pushes. *Not chosen*: to decode several ids at once. Decoders with byte fallback replace a whole
+    run of bytes if one character in it is malformed or incomplete.
     """
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[TokenId] = ()) -> None:
         """Construct; ``before`` are the ids of the text that this one continues."""
         self._tokenizer = tokenizer
-        self._window = list(before[-WINDOW_BEFORE:])
-        self._read_text = tokenizer.decode(self._window) if self._window else ""
-        if self._read_text.endswith(REPLACEMENT):
-            # The text ends in a part of a character.
-            self._window, self._read_text = [], ""
-        self._num_read = len(self._window)
+        self._characters = getincrementaldecoder("utf-8")("replace")
+        self._has_text = any(map(tokenizer.token_bytes, reversed(before)))
 
     def push(self, token_ids: Sequence[TokenId]) -> str:
         """Add new ids; return the new complete characters."""
-        self._window.extend(token_ids)
-        text = self._tokenizer.decode(self._window)
-        if not text.endswith(REPLACEMENT):
-            return self._advance(len(self._window), text)
-        if len(self._window) - self._num_read <= MAX_CHARACTER_TOKENS:
-            return ""
-        # Malformed: return the text up to the last token that ends a character.
-        for end in range(len(self._window) - UNDECIDED_TOKENS, self._num_read, -1):
-            head = self._tokenizer.decode(self._window[:end])
-            if text.startswith(head):
-                return self._advance(end, head)
-        return ""
+        return self._characters.decode(b"".join(map(self._bytes_of, token_ids)))
 
     def finish(self) -> str:
-        """Return the text held back; incomplete characters become U+FFFD."""
-        return self._advance(len(self._window), self._tokenizer.decode(self._window))
+        """Return the text held back; an incomplete character becomes U+FFFD."""
+        return self._characters.decode(b"", final=True)
 
-    def _advance(self, end: int, text: str) -> str:
-        """Mark the first ``end`` ids of the window, whose text is ``text``, as read."""
-        fresh = text[len(self._read_text) :]
-        recent = self._window[self._num_read : end]
-        self._window = self._window[self._num_read :]
-        self._num_read = len(recent)
-        self._read_text = self._tokenizer.decode(recent)
-        return fresh
+    def _bytes_of(self, token_id: TokenId) -> bytes:
+        inside = self._tokenizer.token_bytes(token_id)
+        if self._has_text or not inside:
+            return inside
+        self._has_text = True
+        # The decoder of Llama 2 removes a space at the start of a text.
+        start = self._tokenizer.decode([token_id])
+        return inside if REPLACEMENT in start else start.encode()

@@ -32,6 +32,7 @@ class HFTokenizer:
     def __init__(self, library: LibraryTokenizer, eos_token_ids: frozenset[TokenId]) -> None:
         self._library = library
         self.eos_token_ids = eos_token_ids
+        self._bytes: dict[TokenId, bytes] = {}
 
     @cached_property
     def vocab_size(self) -> int:
@@ -79,7 +80,14 @@ class HFTokenizer:
         return self.decode([token_id, token_id])[len(text) :]
 
     def token_bytes(self, token_id: TokenId) -> bytes:
-        """Return the UTF-8 of one token that is not special, also of a part of a character."""
+        """Return the UTF-8 of one token, also of a part of a character; see ``ports``."""
+        found = self._bytes.get(token_id)
+        if found is None:
+            # Each token of each text needs it, and the library takes microseconds.
+            found = self._bytes[token_id] = self._read_bytes(token_id)
+        return found
+
+    def _read_bytes(self, token_id: TokenId) -> bytes:
         text = self.token_text(token_id)
         piece = self._library.id_to_token(token_id)
         if REPLACEMENT not in text or piece is None:

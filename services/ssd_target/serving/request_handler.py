@@ -280,7 +280,7 @@ class RequestHandler:
             if is_last:
                 chunk.text += writer.finish()
                 if writer.is_complete and chunk.finish_reason is FinishReason.LENGTH:
-                    # The last token completes it and begins a character: both were held back.
+                    # The text ends inside a character, and its U+FFFD completes the stop string.
                     chunk.finish_reason = FinishReason.STOP
             if is_first and echo is not None:
                 yield GenerationChunk(

@@ -2,12 +2,13 @@ import json
 import threading
 import time
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from ssd import demo
@@ -140,6 +141,61 @@ LLAMA_2 = decoders.Sequence(
     ]
 )
 """Removes the space at the start of a text."""
+
+
+def byte_fallback() -> HFTokenizer:
+    """The tokens of Llama 2 in small: special ones, all bytes, and pieces."""
+    tokens = ["<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁the", "a", "é"]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    made = LibraryTokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    made.normalizer = normalizers.Replace(" ", "▁")
+    made.add_special_tokens(["<s>"])
+    made.decoder = LLAMA_2
+    return HFTokenizer(made, frozenset())
+
+
+FALLBACK = byte_fallback()
+BYTES_OF = st.text("aé각😀 ", max_size=6).map(lambda text: [1 + byte for byte in text.encode()])
+PARTS = st.one_of(BYTES_OF, st.lists(st.integers(0, FALLBACK.vocab_size - 1), max_size=6))
+"""Ids of whole characters in bytes, and any ids."""
+SIZES = st.lists(st.integers(0, 7), max_size=40)
+
+
+def in_messages(tokenizer: HFTokenizer, ids: Sequence[int], sizes: Sequence[int]) -> str:
+    """The text of tokens that arrive in messages of these sizes, and the rest in one."""
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    ends = [0, *(end for end in accumulate(sizes) if end < len(ids)), len(ids)]
+    pieces = [detokenizer.push(ids[first:end]) for first, end in pairwise(ends)]
+    return "".join([*pieces, detokenizer.finish()])
+
+
+@given(text=st.text("ab é각나다😀", max_size=40), sizes=SIZES)
+@example("a " + "각나다라마바사아자차카타파하" * 3 + " b", [7] * 20)
+def test_characters_in_bytes_survive_every_division_into_messages(
+    text: str, sizes: list[int]
+) -> None:
+    ids = FALLBACK.encode(text)
+    assert in_messages(FALLBACK, ids, sizes) == FALLBACK.decode(ids) == text.removeprefix(" ")
+
+
+@given(parts=st.lists(PARTS, max_size=12), sizes=SIZES)
+def test_malformed_bytes_are_the_same_text_in_every_division(
+    parts: list[list[int]], sizes: list[int]
+) -> None:
+    ids = [each for part in parts for each in part]
+    assert in_messages(FALLBACK, ids, sizes) == in_messages(FALLBACK, ids, [1] * len(ids))
+
+
+def test_a_malformed_byte_does_not_change_the_characters_beside_it() -> None:
+    ids = [1 + byte for byte in "각".encode() + b"\xff" + "나".encode() + b"\xea\xb0"]
+    assert in_messages(FALLBACK, ids, []) == "각\ufffd나\ufffd"
+
+
+@given(ids=st.lists(IDS, max_size=60), sizes=SIZES)
+def test_byte_level_tokens_are_the_same_text_in_every_division(
+    ids: list[int], sizes: list[int]
+) -> None:
+    assert in_messages(PLAIN, ids, sizes) == PLAIN.decode(ids)
 
 
 def test_a_text_that_continues_another_keeps_its_first_space() -> None:

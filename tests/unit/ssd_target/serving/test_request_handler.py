@@ -1,7 +1,7 @@
 """Validation of requests and of their room in the queue."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import cast
@@ -323,8 +323,13 @@ async def test_the_echo_of_a_prompt_comes_before_its_first_token(
 
 
 @pytest.mark.parametrize(
-    ("stop", "text", "reason"),
-    [(".", "a", FinishReason.STOP), ("!", "a.\ufffd", FinishReason.LENGTH)],
+    ("stop", "text", "reasons"),
+    [
+        (".", "a", (FinishReason.STOP, FinishReason.STOP)),
+        ("!", "a.\ufffd", (FinishReason.LENGTH, FinishReason.LENGTH)),
+        # Only the end of the text makes the incomplete character U+FFFD.
+        ("\ufffd", "a.", (FinishReason.LENGTH, FinishReason.STOP)),
+    ],
 )
 async def test_a_stop_string_in_a_token_that_begins_a_character_ends_a_text_at_its_limit(
     handler: RequestHandler,
@@ -332,25 +337,24 @@ async def test_a_stop_string_in_a_token_that_begins_a_character_ends_a_text_at_i
     monkeypatch: pytest.MonkeyPatch,
     stop: str,
     text: str,
-    reason: FinishReason,
+    reasons: tuple[FinishReason, FinishReason],
 ) -> None:
-    def decode(token_ids: Iterable[TokenId]) -> str:
-        parts = (b".\xe2" if each == 200 else bytes([each]) for each in token_ids)
-        return b"".join(parts).decode(errors="replace")
+    def token_bytes(token_id: TokenId) -> bytes:
+        return b".\xe2" if token_id == 200 else bytes([token_id])
 
-    monkeypatch.setattr(handler.tokenizer, "decode", decode)
+    monkeypatch.setattr(handler.tokenizer, "token_bytes", token_bytes)
     call = GenerateCall(prompt=(97,), sampling=SamplingParams(max_tokens=2, stop=(stop,)))
     chunks = handler.generate(call, "r", untraced())
     reading = asyncio.create_task(anext(chunks))
     await asyncio.sleep(0)
     (sequence,) = (each for each in inbox.drain() if isinstance(each, Sequence))
     token_ids = sequence.append((97, 200))
-    assert sequence.finish_reason is FinishReason.LENGTH
+    assert sequence.finish_reason is reasons[0]
     stream = cast(TokenStream, sequence.sink)
     stream.put(GenerationChunk(token_ids=token_ids, finish_reason=sequence.finish_reason))
     stream.wake()
     chunk = await reading
-    assert (chunk.text, chunk.finish_reason) == (text, reason)
+    assert (chunk.text, chunk.finish_reason) == (text, reasons[1])
     await chunks.aclose()
 
 
