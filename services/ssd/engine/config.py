@@ -122,9 +122,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _rope(folder: Path, raw: dict[str, Any]) -> tuple[float, RopeScaling | None]:
-    # Newer configs keep theta beside the scaling in rope_parameters.
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    theta = float(raw.get("rope_theta") or rope.get("rope_theta") or 10000.0)
+    # Newer configs keep theta beside the scaling in rope_parameters. Where a config has both forms,
+    # transformers takes the scaling of the older one, and the theta that is in it.
+    rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return theta, None

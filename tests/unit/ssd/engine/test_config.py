@@ -47,6 +47,26 @@ def test_rope_scaling_is_read_from_old_and_new_configs(tmp_path: Path, place: st
     )
 
 
+def test_a_config_with_old_and_new_rope_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
+    scaling = {
+        "type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+    new = {"rope_type": "default", "rope_theta": 500.0}
+    model = ModelConfig.from_folder(write(tmp_path, rope_parameters=new, rope_theta=1e4))
+    assert (model.rope_theta, model.rope_scaling) == (500.0, None)
+    model = ModelConfig.from_folder(write(tmp_path, rope_parameters=new, rope_scaling=scaling))
+    assert model.rope_theta == 1e4
+    assert model.rope_scaling is not None
+    with pytest.raises(UnsupportedModelError, match="'yarn'"):
+        ModelConfig.from_folder(
+            write(tmp_path, rope_parameters=new, rope_scaling={"rope_type": "yarn"})
+        )
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
