@@ -146,7 +146,8 @@ def _missing_weights(folder: Path) -> str:
         return f"{folder}: {problem}"
     present = {path.name for path in folder.glob("*.safetensors")}
     index = folder / "model.safetensors.index.json"
-    if not index.is_file():
+    # The engine reads no index beside model.safetensors.
+    if not index.is_file() or "model.safetensors" in present:
         return ""
     try:
         missing = sorted(set(_json_object(index)["weight_map"].values()) - present)

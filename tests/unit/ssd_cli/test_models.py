@@ -100,6 +100,8 @@ def test_a_model_that_cannot_run_is_listed_with_its_problem_and_exits_with_1(
 ) -> None:
     write_tiny_folder(tmp_path)
     assert problem_of(tmp_path) == ""
+    if file.endswith("index.json"):
+        (tmp_path / "model.safetensors").rename(tmp_path / "model-1.safetensors")
     if content is None:
         (tmp_path / file).unlink()
     else:
@@ -108,6 +110,12 @@ def test_a_model_that_cannot_run_is_listed_with_its_problem_and_exits_with_1(
     assert str(tmp_path) in problem_of(tmp_path)
     assert run(["models", str(tmp_path)]) == 1
     assert f"warning: {problem_of(tmp_path)}\n" in capsys.readouterr().err
+
+
+def test_an_index_beside_the_one_file_of_a_model_is_no_problem(tmp_path: Path) -> None:
+    write_tiny_folder(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone"}}')
+    assert problem_of(tmp_path) == ""
 
 
 def test_a_download_of_another_family_is_left_out(tmp_path: Path) -> None:

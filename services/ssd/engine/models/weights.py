@@ -247,15 +247,17 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _locate(folder: Path) -> dict[str, Path]:
-    """Find the file of each tensor: by the index, in model.safetensors, or in all files."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
+    """Find the file of each tensor: in model.safetensors, by the index, or in all files.
+
+    An index beside model.safetensors is left over from an earlier model, as for transformers.
+    """
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if index.is_file() and not single.is_file():
         try:
             names = dict(json.loads(index.read_text())["weight_map"])
         except (ValueError, KeyError, TypeError) as error:
             raise WeightsError(f"{index}: not a checkpoint index: {error}") from error
         return {name: folder / file for name, file in names.items()}
-    single = folder / "model.safetensors"
     files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if not files:
         raise WeightsError(f"{folder}: {missing_weights(folder)}")

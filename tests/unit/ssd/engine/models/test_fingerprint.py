@@ -61,6 +61,7 @@ def test_samples_of_a_large_file_include_its_first_and_last_bytes(
 
 
 def test_a_file_of_the_index_that_is_missing_is_an_error_of_the_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
     index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(WeightsError, match="model-00001"):

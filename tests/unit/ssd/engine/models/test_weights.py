@@ -10,7 +10,7 @@ from tests.engines import inside, load
 from torch import Tensor
 
 from ssd.engine.config import EngineConfig
-from ssd.engine.models.weights import STORED_DTYPES, Checkpoint
+from ssd.engine.models.weights import STORED_DTYPES, Checkpoint, weight_files
 from ssd.engine.runner import load_runner
 from ssd.engine.target_runner import TargetRunner
 from ssd.errors import WeightsError
@@ -77,6 +77,15 @@ def test_a_split_checkpoint_is_the_same_model(folder: Path) -> None:
     assert torch.equal(head_of(load(TargetRunner, folder, ENGINE)), expected_RV)
     (folder / "model.safetensors.index.json").unlink()
     assert torch.equal(head_of(load(TargetRunner, folder, ENGINE)), expected_RV)
+
+
+def test_an_index_beside_the_one_file_of_a_model_is_left_over(folder: Path) -> None:
+    other = write_tiny_folder(folder.parent / "other", seed=1)
+    expected_RV = head_of(load(TargetRunner, other, ENGINE))
+    split(folder)
+    (other / "model.safetensors").rename(folder / "model.safetensors")
+    assert torch.equal(head_of(load(TargetRunner, folder, ENGINE)), expected_RV)
+    assert weight_files(folder) == [folder / "model.safetensors"]
 
 
 def test_other_files_of_the_folder_are_ignored(folder: Path) -> None:
@@ -154,6 +163,7 @@ def test_an_index_that_misplaces_a_tensor_is_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}'])
 def test_an_invalid_index_is_refused(folder: Path, text: str) -> None:
+    (folder / "model.safetensors").rename(folder / "model-1-of-1.safetensors")
     (folder / "model.safetensors.index.json").write_text(text)
     with pytest.raises(WeightsError, match="not a checkpoint index"):
         load(TargetRunner, folder, ENGINE)
