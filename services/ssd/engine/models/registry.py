@@ -71,14 +71,17 @@ def open_weights(
         The weights, and the reader, which counts the parameters of the whole tensors.
 
     Raises:
-        WeightsError: a missing, surplus, truncated or misshapen tensor, or one with NaN or
-            infinity, by name and file. Iterating over the layers raises it too.
+        WeightsError: a missing, surplus, truncated or misshapen tensor, a head that is not its
+            tied embedding, or a tensor with NaN or infinity, by name and file. Iterating over the
+            layers raises it too.
     """
     family = FAMILIES[config.family]
     shapes = family.shapes(config)
     checkpoint = Checkpoint(folder)
     checkpoint.check(shapes, llama.ignored(config))
     checkpoint.select(llama.parts(config, shard))
+    if config.tie_word_embeddings:
+        checkpoint.check_tied(llama.HEAD, llama.EMBEDDING)
     reader = TensorReader(checkpoint, dtype, device, len(shapes), on_progress)
     return family.weights(config, reader), reader
 

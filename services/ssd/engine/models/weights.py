@@ -119,6 +119,24 @@ class Checkpoint:
                     "checkpoints are not supported"
                 )
 
+    def check_tied(self, name: str, other: str) -> None:
+        """Compare a tensor that is not read, if there is one, with the one in its place.
+
+        Of tensors of ``select``, only the selected parts.
+
+        Raises:
+            WeightsError: they differ, so this is another model.
+        """
+        if name not in self._file_of:
+            return
+        is_readable = self._slice(name).get_dtype() in STORED_DTYPES
+        expected = self.read(other)
+        if not is_readable or not torch.equal(self.read(name).to(expected.dtype), expected):
+            raise WeightsError(
+                f"{self._file_of[name]}: tensor {name} is not equal to {other}, but config.json "
+                f"has tie_word_embeddings true; set it to false there, or remove {name}"
+            )
+
     def dtypes(self, ignored: frozenset[str]) -> set[str]:
         """Return the dtypes of the tensors that are read, by their names in the files."""
         return {self._slice(name).get_dtype() for name in self._file_of.keys() - ignored}

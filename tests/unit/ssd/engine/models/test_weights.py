@@ -9,8 +9,10 @@ from safetensors.torch import load_file, save_file
 from tests.engines import inside, load
 from torch import Tensor
 
-from ssd.engine.config import EngineConfig
+from ssd.engine.config import EngineConfig, ModelConfig
+from ssd.engine.models.registry import open_weights
 from ssd.engine.models.weights import STORED_DTYPES, Checkpoint, weight_files
+from ssd.engine.parallel.shard import Shard, ids_of
 from ssd.engine.runner import load_runner
 from ssd.engine.target_runner import TargetRunner
 from ssd.errors import WeightsError
@@ -96,12 +98,45 @@ def test_other_files_of_the_folder_are_ignored(folder: Path) -> None:
     assert torch.equal(head_of(found), head_of(expected))
 
 
-def test_a_derived_tensor_is_ignored(folder: Path) -> None:
-    expected_RV = head_of(load(TargetRunner, folder, ENGINE))
-    change(folder, **{"lm_head.weight": torch.zeros(257, 32)})
-    assert torch.equal(head_of(load(TargetRunner, folder, ENGINE)), expected_RV), (
-        "the embedding is the head"
-    )
+HEAD = "lm_head.weight"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_head_that_repeats_its_tied_embedding_is_not_read(
+    folder: Path, dtype: torch.dtype
+) -> None:
+    expected = load(TargetRunner, folder, ENGINE)
+    change(folder, **{HEAD: load_file(folder / "model.safetensors")[EMBEDDING].to(dtype)})
+    found = load(TargetRunner, folder, ENGINE)
+    assert torch.equal(head_of(found), head_of(expected))
+    assert found.num_parameters == expected.num_parameters
+
+
+@pytest.mark.parametrize(
+    "head", [torch.zeros(257, 32), torch.zeros(250, 32), torch.zeros(257, 32).char()]
+)
+def test_a_head_that_is_not_its_tied_embedding_is_refused(folder: Path, head: Tensor) -> None:
+    change(folder, **{HEAD: head})
+    with pytest.raises(WeightsError, match=rf"safetensors: tensor {HEAD} is not equal to .*false"):
+        load(TargetRunner, folder, ENGINE)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_compares_its_part_of_a_tied_head(folder: Path, rank: int) -> None:
+    model = ModelConfig.from_folder(folder)
+    shard = Shard(rank, 2)
+    ids = ids_of(model, shard)
+    head = load_file(folder / "model.safetensors")[EMBEDDING].clone()
+
+    def open_part() -> None:
+        open_weights(folder, model, torch.float32, "cpu", lambda _fraction: None, shard)
+
+    change(folder, **{HEAD: head.clone()})
+    open_part()
+    head[ids.start] += 1
+    change(folder, **{HEAD: head})
+    with pytest.raises(WeightsError, match=f"{HEAD} is not equal"):
+        open_part()
 
 
 def with_a(number: float, rows: int) -> Tensor:
