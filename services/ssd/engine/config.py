@@ -64,6 +64,11 @@ class ModelConfig:
             UnsupportedModelError: another family, or a feature that is not implemented.
         """
         raw = read_config(folder)
+        if (folder / "adapter_config.json").is_file():
+            raise UnsupportedModelError(
+                f"{folder}: LoRA adapters (adapter_config.json) are not supported; use a folder of "
+                "the merged model, or of the model without the adapter"
+            )
         family = raw.get("model_type")
         if family not in FAMILIES:
             supported = ", ".join(FAMILIES)

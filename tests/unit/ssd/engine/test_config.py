@@ -87,6 +87,12 @@ def test_an_unsupported_feature_is_refused_by_name(
         ModelConfig.from_folder(write(tmp_path, **changes))
 
 
+def test_a_model_with_an_adapter_is_refused(tmp_path: Path) -> None:
+    (write(tmp_path) / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(UnsupportedModelError, match=r"LoRA adapters .* are not supported"):
+        ModelConfig.from_folder(tmp_path)
+
+
 def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="no such model folder"):
         ModelConfig.from_folder(tmp_path / "nowhere")
