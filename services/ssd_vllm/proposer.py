@@ -29,6 +29,7 @@ from ssd.rpc.pool_codec import PoolStatus
 from ssd.speculation.controller import Controller
 from ssd.speculation.estimates import Calibration
 from ssd.text.tokenizer import load_tokenizer
+from ssd.text.tokenizer_config import OPTIONAL_FILES
 from ssd.types import WIRE_VERSION, Hello, LinkSettings, Mode, OpenSession, Peer, TokenId
 from ssd_vllm.metrics_folder import METRICS_FOLDER
 from ssd_vllm.pool_server import PoolServer, Served
@@ -270,7 +271,7 @@ def tokenizer_folder(model: Any) -> Path:
     It is a path, or an entry of the hub, which is fetched unless vLLM has done so.
 
     Raises:
-        SetupError: there is no ``tokenizer.json``.
+        SetupError: there is no ``tokenizer.json``, or the hub cannot be reached.
     """
     if Path(model.tokenizer).is_dir():
         return Path(model.tokenizer)
@@ -280,7 +281,10 @@ def tokenizer_folder(model: Any) -> Path:
     revision, token = model.tokenizer_revision, model.hf_token
     try:
         file = hf_hub_download(model.tokenizer, "tokenizer.json", revision=revision, token=token)
+        for name in OPTIONAL_FILES:
+            with contextlib.suppress(EntryNotFoundError):
+                hf_hub_download(model.tokenizer, name, revision=revision, token=token)
     except (OSError, ValueError, EntryNotFoundError) as error:
-        message = f"the tokenizer {model.tokenizer} has no tokenizer.json: {error}"
+        message = f"the tokenizer {model.tokenizer} cannot be fetched: {error}"
         raise SetupError(message) from error
     return Path(file).parent

@@ -12,6 +12,7 @@ from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ssd.errors import FieldError, TokenizerError
+from ssd.text.tokenizer_config import CONFIG, read_config, special_tokens
 from ssd.types import ChatTurn
 
 _KINDS: dict[type, str] = {list: "list", dict: "object"}
@@ -42,8 +43,7 @@ def load_template(folder: Path) -> ChatTemplate | None:
         TokenizerError: the configuration or the template cannot be read, or a template in the list
             of the configuration is malformed.
     """
-    path = folder / "tokenizer_config.json"
-    config = _config(path)
+    config = read_config(folder)
     chat_template = config.get("chat_template")
     file = folder / "chat_template.jinja"
     if file.is_file():
@@ -52,18 +52,12 @@ def load_template(folder: Path) -> ChatTemplate | None:
         except ValueError as error:
             raise TokenizerError(f"{file}: not UTF-8: {error}") from error
     if isinstance(chat_template, list):
-        named = _named(chat_template, path)
+        named = _named(chat_template, folder / CONFIG)
     else:
         named = {"default": chat_template} if isinstance(chat_template, str) else {}
     if "default" not in named:
         return None
-    special_tokens = {
-        name: token
-        for name, value in config.items()
-        if name.endswith("_token")
-        and isinstance(token := value.get("content") if isinstance(value, dict) else value, str)
-    }
-    return ChatTemplate(named["default"], named.get("tool_use", ""), special_tokens)
+    return ChatTemplate(named["default"], named.get("tool_use", ""), special_tokens(config))
 
 
 def _named(templates: list[Any], path: Path) -> dict[str, str]:
@@ -81,18 +75,6 @@ def _named(templates: list[Any], path: Path) -> dict[str, str]:
                     "'template'"
                 )
     return named
-
-
-def _config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise TokenizerError(f"{path}: not a JSON object: {error}") from error
-    if not isinstance(config, dict):
-        raise TokenizerError(f"{path}: not a JSON object")
-    return config
 
 
 def tool_format(template: ChatTemplate | None) -> str:

@@ -3,10 +3,9 @@
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as LibraryTokenizer
@@ -14,6 +13,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from ssd.errors import TokenizerError
 from ssd.text.detokenizer import REPLACEMENT
 from ssd.text.token_length import longest_token_bytes
+from ssd.text.tokenizer_config import added_tokens, read_config, read_object, special_tokens
 from ssd.types import TokenId
 
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
@@ -125,29 +125,31 @@ def load_tokenizer(folder: Path) -> HFTokenizer:
     # Prompts are neither truncated nor padded, also if the file contains such settings.
     library.no_truncation()
     library.no_padding()
-    return HFTokenizer(library, _eos_token_ids(folder, library))
+    config = read_config(folder)
+    _add(folder, library, added_tokens(folder, config))
+    end: int | None = library.token_to_id(special_tokens(config).get("eos_token", ""))
+    ends = _eos_token_ids(folder)
+    return HFTokenizer(library, ends if end is None else ends | {end})
 
 
-def _eos_token_ids(folder: Path, library: LibraryTokenizer) -> frozenset[TokenId]:
+def _add(folder: Path, library: LibraryTokenizer, tokens: Mapping[TokenId, AddedToken]) -> None:
+    """Add tokens that the library does not have; check the ids of all."""
+    there = library.get_added_tokens_decoder()
+    library.add_tokens([tokens[number] for number in sorted(tokens.keys() - there.keys())])
+    for number, token in tokens.items():
+        if (found := library.token_to_id(token.content)) != number:
+            raise TokenizerError(
+                f"{folder}: the added token {token.content!r} has id {number} in the configuration "
+                f"of the tokenizer, and {found} with tokenizer.json; correct one of them"
+            )
+
+
+def _eos_token_ids(folder: Path) -> frozenset[TokenId]:
     ids: set[TokenId] = set()
     for name in CONFIGS:
-        value = _read(folder / name).get("eos_token_id")
+        value = read_object(folder / name).get("eos_token_id")
         eos_ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(token_id) is int for token_id in eos_ids):
             raise TokenizerError(f"{folder / name}: eos_token_id must be an id or a list of ids")
         ids.update(eos_ids)
-    token = _read(folder / "tokenizer_config.json").get("eos_token")
-    text = token.get("content") if isinstance(token, dict) else token
-    if isinstance(text, str) and (number := library.token_to_id(text)) is not None:
-        ids.add(number)
     return frozenset(ids)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise TokenizerError(f"{path}: not JSON: {error}") from error
-    return document if isinstance(document, dict) else {}

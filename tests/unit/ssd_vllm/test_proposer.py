@@ -221,12 +221,17 @@ def test_a_tokenizer_of_the_hub_has_the_revision_of_vllm(
 
     def download(name: str, file: str, **options: Any) -> str:
         asked.append((name, file, options))
+        if file == "added_tokens.json":
+            raise EntryNotFoundError("404")
         return str(tmp_path / file)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     model = SimpleNamespace(tokenizer="org/model", tokenizer_revision="abc", hf_token="secret")
     assert tokenizer_folder(model) == tmp_path
-    assert asked == [("org/model", "tokenizer.json", {"revision": "abc", "token": "secret"})]
+    files = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+    assert {file for _, file, _ in asked} == {*files, "added_tokens.json"}
+    options = {"revision": "abc", "token": "secret"}
+    assert all(each[::2] == ("org/model", options) for each in asked)
 
 
 def test_a_tokenizer_that_the_hub_does_not_have_ends_the_start(
@@ -237,7 +242,7 @@ def test_a_tokenizer_that_the_hub_does_not_have_ends_the_start(
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     model = SimpleNamespace(tokenizer="org/model", tokenizer_revision=None, hf_token=None)
-    with pytest.raises(SetupError, match=r"org/model has no tokenizer\.json: 404"):
+    with pytest.raises(SetupError, match="org/model cannot be fetched: 404"):
         tokenizer_folder(model)
 
 

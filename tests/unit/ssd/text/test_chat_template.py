@@ -204,6 +204,14 @@ def test_templates_see_the_special_tokens_of_the_tokenizer(tmp_path: Path) -> No
     assert render_chat(template, [ChatTurn("user", "hi")]) == "<s>hi</s>"
 
 
+def test_special_tokens_can_be_in_the_older_map_of_them(tmp_path: Path) -> None:
+    older = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": "<pad>"}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(older))
+    found = configured(tmp_path, chat_template="x", eos_token="<end>", pad_token=None)
+    assert found is not None
+    assert found.special_tokens == {"bos_token": "<s>", "eos_token": "<end>"}
+
+
 def test_a_model_can_have_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
     named = [
         {"name": "default", "template": "plain"},

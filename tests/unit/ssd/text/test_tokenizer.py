@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import assume, example, given
@@ -14,7 +15,8 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from ssd import demo
 from ssd.errors import TokenizerError
 from ssd.text.detokenizer import IncrementalDetokenizer
-from ssd.text.tokenizer import HFTokenizer, load_tokenizer
+from ssd.text.tokenizer import CONFIGS, HFTokenizer, load_tokenizer
+from ssd.text.tokenizer_config import OPTIONAL_FILES
 
 BEGIN, END = "<|begin|>", "<|end|>"
 
@@ -257,6 +259,97 @@ def test_ids_that_end_a_text_come_from_all_files_that_name_them(tmp_path: Path) 
     assert load_tokenizer(folder).eos_token_ids == {7, 8, end}
 
 
+NEW = "<|new|>"
+NEW_ID = PLAIN.vocab_size
+ADDED: dict[str, dict[str, dict[str, Any]]] = {
+    "decoder": {"tokenizer_config": {"added_tokens_decoder": {str(NEW_ID): {"content": NEW}}}},
+    "file": {"added_tokens": {NEW: NEW_ID}},
+}
+"""Both forms of a token that is not in ``tokenizer.json``."""
+
+
+@pytest.mark.parametrize("form", ADDED)
+def test_a_token_that_only_the_configuration_adds_is_one_token(tmp_path: Path, form: str) -> None:
+    tokenizer = load_tokenizer(write(tmp_path / "model", library(), **ADDED[form]))
+    ids = tokenizer.encode(f"def{NEW}f", has_prefix=True)
+    assert ids == [*PLAIN.encode("def", has_prefix=True), NEW_ID, *PLAIN.encode("f")[1:]]
+    assert tokenizer.decode(ids) == f"def{NEW}f"
+    assert tokenizer.special_name(NEW_ID) == ""
+    assert tokenizer.vocab_size == PLAIN.vocab_size + 1
+    assert tokenizer.fingerprint != PLAIN.fingerprint
+    assert NEW in tokenizer.definition, "for grammars"
+
+
+@pytest.mark.parametrize("form", ADDED)
+def test_an_added_token_with_a_role_is_special(tmp_path: Path, form: str) -> None:
+    folder = write(tmp_path / "model", library(), **ADDED[form])
+    config = dict(ADDED[form].get("tokenizer_config", {}))
+    write(folder, library(), tokenizer_config=config | {"eos_token": NEW})
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.eos_token_ids == {NEW_ID}
+    assert tokenizer.special_name(NEW_ID) == NEW
+    assert tokenizer.decode([NEW_ID]) == ""
+
+
+def test_a_token_of_the_vocabulary_can_become_an_added_one(tmp_path: Path) -> None:
+    made = library(merges=(("d", "e"), ("de", "f"), ("<", "x"), ("<x", ">")))
+    number = made.token_to_id("<x>")
+    assert number is not None
+    decoder = {str(number): {"content": "<x>", "special": True}}
+    folder = write(tmp_path / "model", made, tokenizer_config={"added_tokens_decoder": decoder})
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.special_name(number) == "<x>"
+    assert tokenizer.vocab_size == HFTokenizer(made, frozenset()).vocab_size
+
+
+def test_older_files_do_not_count_beside_the_decoder_of_added_tokens(tmp_path: Path) -> None:
+    decoder = ADDED["decoder"]["tokenizer_config"]
+    folder = write(
+        tmp_path / "model",
+        library(),
+        tokenizer_config=decoder,
+        special_tokens_map={"eos_token": END},
+        added_tokens={"<|older|>": NEW_ID + 1},
+    )
+    tokenizer = load_tokenizer(folder)
+    assert (tokenizer.vocab_size, tokenizer.eos_token_ids) == (NEW_ID + 1, frozenset())
+
+
+@pytest.mark.parametrize("number", [NEW_ID + 1, 3])
+def test_an_added_token_that_cannot_have_its_id_is_refused(tmp_path: Path, number: int) -> None:
+    folder = write(tmp_path / "model", library(), added_tokens={NEW: number})
+    with pytest.raises(TokenizerError, match=rf"added token '<\|new\|>' has id {number} in"):
+        load_tokenizer(folder)
+
+
+MALFORMED: tuple[object, ...] = (
+    *(3, {"1": 2}, {"1": {}}, {"1": {"content": 3}}, {"x": {"content": "a"}}),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(("tokenizer_config", {"added_tokens_decoder": decoder}) for decoder in MALFORMED),
+        *(("added_tokens", {"a": number}) for number in ("1", None, 1.5)),
+    ],
+)
+def test_malformed_added_tokens_are_an_error_that_names_the_file(
+    tmp_path: Path, name: str, content: object
+) -> None:
+    folder = write(tmp_path / "model", library(), **{name: content})
+    with pytest.raises(TokenizerError, match=rf"/{name}\.json: malformed added tokens"):
+        load_tokenizer(folder)
+
+
+def test_the_end_of_a_text_can_be_in_the_older_map_of_special_tokens(tmp_path: Path) -> None:
+    older = {"eos_token": {"content": END}}
+    folder = write(tmp_path / "model", library(), special_tokens_map=older)
+    assert load_tokenizer(folder).eos_token_ids == {library().token_to_id(END)}
+    write(folder, library(), tokenizer_config={"eos_token": BEGIN})
+    assert load_tokenizer(folder).eos_token_ids == {library().token_to_id(BEGIN)}
+
+
 def test_without_such_files_no_id_ends_a_text(tokenizer: HFTokenizer) -> None:
     assert tokenizer.eos_token_ids == frozenset()
 
@@ -297,11 +390,11 @@ def test_a_corrupt_tokenizer_is_an_error_that_names_the_file(
         load_tokenizer(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["config", "generation_config", "tokenizer_config"])
+@pytest.mark.parametrize("name", [*CONFIGS, *OPTIONAL_FILES])
 def test_a_corrupt_config_is_an_error_that_names_the_file(tmp_path: Path, name: str) -> None:
     write(tmp_path, library())
-    (tmp_path / f"{name}.json").write_bytes(b'{"eos_token_id": \xff')
-    with pytest.raises(TokenizerError, match=rf"/{name}\.json: not JSON"):
+    (tmp_path / name).write_bytes(b'{"eos_token_id": \xff')
+    with pytest.raises(TokenizerError, match=rf"/{name}: not JSON"):
         load_tokenizer(tmp_path)
 
 
