@@ -24,6 +24,7 @@ _BYTES = {chr(byte): byte for byte in _VISIBLE} | {
 }
 """Bytes of the characters of byte-level vocabularies: visible ones are themselves."""
 CONFIGS = ("generation_config.json", "config.json")
+"""Files with the ids that end a text, first the one that transformers prefers."""
 
 
 class HFTokenizer:
@@ -145,11 +146,12 @@ def _add(folder: Path, library: LibraryTokenizer, tokens: Mapping[TokenId, Added
 
 
 def _eos_token_ids(folder: Path) -> frozenset[TokenId]:
-    ids: set[TokenId] = set()
+    """Return the ids of the first file that has some."""
     for name in CONFIGS:
         value = read_object(folder / name).get("eos_token_id")
-        eos_ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(type(token_id) is int for token_id in eos_ids):
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(token_id) is int for token_id in ids):
             raise TokenizerError(f"{folder / name}: eos_token_id must be an id or a list of ids")
-        ids.update(eos_ids)
-    return frozenset(ids)
+        if ids:
+            return frozenset(ids)
+    return frozenset()

@@ -247,16 +247,26 @@ def test_a_token_of_byte_fallback_is_its_byte() -> None:
     assert b"".join(map(tokenizer.token_bytes, ids)) == "é日😀".encode()
 
 
-def test_ids_that_end_a_text_come_from_all_files_that_name_them(tmp_path: Path) -> None:
+def test_the_generation_config_and_the_tokenizer_name_the_ids_that_end_a_text(
+    tmp_path: Path,
+) -> None:
     folder = write(
         tmp_path / "model",
         library(),
-        config={"eos_token_id": 7},
+        config={"eos_token_id": 6},
         generation_config={"eos_token_id": [7, 8]},
         tokenizer_config={"eos_token": {"content": END}},
     )
     end = library().token_to_id(END)
     assert load_tokenizer(folder).eos_token_ids == {7, 8, end}
+
+
+@pytest.mark.parametrize("ids", [None, []])
+def test_without_ids_in_the_generation_config_those_of_the_config_end_a_text(
+    tmp_path: Path, ids: object
+) -> None:
+    configs = {"config": {"eos_token_id": 6}, "generation_config": {"eos_token_id": ids}}
+    assert load_tokenizer(write(tmp_path / "model", library(), **configs)).eos_token_ids == {6}
 
 
 NEW = "<|new|>"
