@@ -37,27 +37,36 @@ class ChatTemplate:
 def load_template(folder: Path) -> ChatTemplate | None:
     """Return the chat template of a model folder, or None.
 
-    A folder has one template, or several with the names ``default`` and ``tool_use``.
+    A folder has one template, or several with the names ``default`` and ``tool_use``: in a list of
+    the configuration, or in files, which come first.
 
     Raises:
         TokenizerError: the configuration or the template cannot be read, or a template in the list
             of the configuration is malformed.
     """
     config = read_config(folder)
-    chat_template = config.get("chat_template")
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        try:
-            chat_template = file.read_text(encoding="utf-8")
-        except ValueError as error:
-            raise TokenizerError(f"{file}: not UTF-8: {error}") from error
+    chat_template: object = _read(folder / "chat_template.jinja")
+    if chat_template is None:
+        chat_template = config.get("chat_template")
     if isinstance(chat_template, list):
         named = _named(chat_template, folder / CONFIG)
     else:
         named = {"default": chat_template} if isinstance(chat_template, str) else {}
+    for name in ("default", "tool_use"):
+        text = _read(folder / "additional_chat_templates" / f"{name}.jinja")
+        if text is not None:
+            named[name] = text
     if "default" not in named:
         return None
     return ChatTemplate(named["default"], named.get("tool_use", ""), special_tokens(config))
+
+
+def _read(file: Path) -> str | None:
+    """Return the template in a file, None if there is no such file."""
+    try:
+        return file.read_text(encoding="utf-8") if file.is_file() else None
+    except ValueError as error:
+        raise TokenizerError(f"{file}: not UTF-8: {error}") from error
 
 
 def _named(templates: list[Any], path: Path) -> dict[str, str]:

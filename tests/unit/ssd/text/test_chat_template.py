@@ -223,6 +223,23 @@ def test_a_model_can_have_a_template_of_its_own_for_tools(tmp_path: Path) -> Non
     assert tool_format(template) == "hermes"
 
 
+def test_named_templates_can_be_files(tmp_path: Path) -> None:
+    """``save_pretrained`` of transformers writes them so."""
+    more = tmp_path / "additional_chat_templates"
+    more.mkdir()
+    (more / "tool_use.jinja").write_text("{% if tools %}<tool_call>{% endif %}")
+    (more / "rag.jinja").write_bytes(b"\xff")
+    assert load_template(tmp_path) is None
+    (tmp_path / "chat_template.jinja").write_text("plain")
+    template = load_template(tmp_path)
+    assert render_chat(template, TURNS) == "plain"
+    assert render_chat(template, TURNS, tools='[{"type": "function"}]') == "<tool_call>"
+    assert tool_format(template) == "hermes"
+    (more / "tool_use.jinja").write_bytes(b"\xff")
+    with pytest.raises(TokenizerError, match=r"tool_use\.jinja: not UTF-8"):
+        load_template(tmp_path)
+
+
 def test_a_named_template_that_is_not_used_may_be_malformed(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "x"}, {"name": "rag", "template": None}]
     assert configured(tmp_path, chat_template=named) == ChatTemplate("x")
