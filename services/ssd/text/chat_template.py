@@ -8,7 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from jinja2 import Template, TemplateError
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ssd.errors import FieldError, TokenizerError
@@ -21,6 +23,18 @@ RENDERING_ERRORS = (
     *(TemplateError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError),
 )
 """Errors that an expression in a template can raise."""
+
+
+class _Generation(Extension):
+    """Renders ``{% generation %}…{% endgeneration %}``, which marks text for training."""
+
+    tags = {"generation"}  # noqa: RUF012 Jinja declares it so
+
+    def parse(self, parser: Parser) -> nodes.Scope:
+        """Return the statements inside. As in a block of Jinja, variables set there end there."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +192,7 @@ def _parsed(field: str, text: str, kind: type[JSON]) -> JSON:
 def _compiled(template: str) -> Template:
     """Compile a template once: compiling takes milliseconds, rendering microseconds."""
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = _now

@@ -134,6 +134,14 @@ def test_templates_can_leave_a_loop() -> None:
     assert render_chat(ChatTemplate(template), TURNS) == "system"
 
 
+def test_text_that_is_marked_for_training_is_rendered() -> None:
+    template = "{% for m in messages %}\n    {% generation %}\n    {% set text = m.content %}\n"
+    template += "<{{ text }}>\n    {%- endgeneration %}{{ text }}{% endfor %}"
+    assert render_chat(ChatTemplate(template), TURNS) == "<Be brief.><2 < 3?>"
+    with pytest.raises(FieldError, match="endgeneration"):
+        render_chat(ChatTemplate("{% generation %}"), TURNS)
+
+
 def test_without_a_template_chat_is_unsupported_by_name() -> None:
     with pytest.raises(FieldError) as caught:
         render_chat(None, TURNS)
