@@ -1,6 +1,7 @@
 """Conversations to prompts, by the chat template of a model."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,6 +18,8 @@ from ssd.errors import FieldError, TokenizerError
 from ssd.text.tokenizer_config import CONFIG, read_config, special_tokens
 from ssd.types import ChatTurn
 
+_TESTS_CONTENT = re.compile(r"""\bcontent(['"]\])? is (not )?none""", re.IGNORECASE)
+"""In templates for which a turn of the assistant has calls or a text (DeepSeek-R1)."""
 _KINDS: dict[type, str] = {list: "list", dict: "object"}
 JSON = TypeVar("JSON", list[Any], dict[str, Any])
 RENDERING_ERRORS = (
@@ -35,6 +38,13 @@ class _Generation(Extension):
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body, lineno=line)
+
+
+class _Arguments(dict[str, Any]):
+    """Arguments of a call: an object, and JSON where a template adds it to a text (DeepSeek)."""
+
+    def __radd__(self, before: str) -> str:
+        return before + _to_json(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,26 +145,29 @@ def render_chat(
     if template is None:
         raise FieldError("chat", "this model has no chat template; send text or token_ids")
     variables = _parsed("chat.template_arguments", arguments, dict) if arguments else {}
+    text = template.text_with_tools if tools and template.text_with_tools else template.text
+    # Other templates, such as Qwen3's first one, need a text.
+    no_content = None if _TESTS_CONTENT.search(text) else ""
     own = {
-        "messages": [_message(turn, index) for index, turn in enumerate(turns)],
+        "messages": [_message(turn, index, no_content) for index, turn in enumerate(turns)],
         "tools": _parsed("chat.tools", tools, list) if tools else None,
         "add_generation_prompt": True,
     }
     if taken := sorted(own.keys() & variables.keys()):
         raise FieldError("chat.template_arguments", f"{taken[0]!r} is set by the server")
     try:
-        text = template.text_with_tools if tools and template.text_with_tools else template.text
         return _compiled(text).render({**template.special_tokens, **variables, **own})
     except RENDERING_ERRORS as error:
         raise FieldError("chat", f"the chat template of the model rejects it: {error}") from error
 
 
-def _message(turn: ChatTurn, index: int) -> dict[str, Any]:
-    """Return a turn in the form of templates, where arguments are objects."""
+def _message(turn: ChatTurn, index: int, no_content: str | None) -> dict[str, Any]:
+    """Return a turn in the form of templates; ``no_content`` is the text of one with only calls."""
     message: dict[str, Any] = {"role": turn.role, "content": turn.content}
     if turn.tool_call_id:
         message["tool_call_id"] = turn.tool_call_id
     if turn.tool_calls:
+        message["content"] = turn.content or no_content
         place = f"chat.messages[{index}].tool_calls"
         message["tool_calls"] = [
             {
@@ -162,8 +175,8 @@ def _message(turn: ChatTurn, index: int) -> dict[str, Any]:
                 "type": "function",
                 "function": {
                     "name": call.name,
-                    "arguments": _parsed(
-                        f"{place}[{number}].function.arguments", call.arguments, dict
+                    "arguments": _Arguments(
+                        _parsed(f"{place}[{number}].function.arguments", call.arguments, dict)
                     ),
                 },
             }

@@ -67,6 +67,34 @@ def test_templates_see_tools_and_calls_as_objects() -> None:
     assert render_chat(without, TURNS) == "TrueFalse"
 
 
+@pytest.mark.parametrize("content", ["message['content']", "message.content"])
+def test_a_template_can_test_whether_a_turn_has_only_calls(content: str) -> None:
+    """As those of DeepSeek-R1-Distill do, which add the arguments to a text."""
+    template = f"""
+    {{%- for message in messages %}}
+        {{%- if message.role == 'assistant' and {content} is none %}}
+            {{%- for call in message.tool_calls %}}
+                {{{{- '<call>' + call['function']['arguments'] + '</call>' }}}}
+            {{%- endfor %}}
+        {{%- endif %}}
+        {{%- if message.role == 'assistant' and {content} is not none %}}
+            {{{{- '<text>' + {content} }}}}
+        {{%- endif %}}
+    {{%- endfor %}}"""
+    call = ToolCall("1", "add", '{"a": "é"}')
+    turns = [ChatTurn("assistant", "", (call,)), ChatTurn("assistant", "x", (call,))]
+    turns.append(ChatTurn("assistant", ""))
+    expected = '<call>{"a": "é"}</call><text>x<text>'
+    assert render_chat(ChatTemplate(template), turns) == expected
+
+
+def test_other_templates_find_a_text_in_a_turn_that_has_only_calls() -> None:
+    """As the first one of Qwen3, which divides it at the end of the reasoning."""
+    template = "{{ '</think>' in messages[0].content }}{{ messages[0].reasoning_content is none }}"
+    turn = ChatTurn("assistant", "", (ToolCall("1", "f", "{}"),))
+    assert render_chat(ChatTemplate(template), [turn]) == "FalseFalse"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [("{", "not valid JSON"), ("[]", "not a JSON object"), ("[" * 99_999, "not valid JSON")],
