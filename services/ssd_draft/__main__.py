@@ -6,7 +6,6 @@ if __name__ == "__main__":
     # Before the imports below, which take seconds.
     end_at_sigterm()
 
-import sys
 from collections.abc import Sequence
 
 from ssd.engine.models.fingerprint import weights_fingerprint
@@ -15,7 +14,7 @@ from ssd.ports import SystemClock
 from ssd.rpc.security import security_of
 from ssd.runtime.cpu_plan import pin
 from ssd.runtime.gpu_allocation import use_own_gpus
-from ssd.runtime.process import peer, run_process, run_until_signal
+from ssd.runtime.process import exit_process, peer, run_process, run_until_signal
 from ssd.settings import load_kernels_early
 from ssd_draft.draft import Draft
 from ssd_draft.settings import DraftSettings
@@ -54,4 +53,4 @@ def check(settings: DraftSettings) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_process(main())

@@ -6,7 +6,6 @@ if __name__ == "__main__":
     # Before the imports below, which take seconds.
     end_at_sigterm()
 
-import sys
 from collections.abc import Sequence
 
 from ssd.engine.models.fingerprint import weights_fingerprint
@@ -16,7 +15,7 @@ from ssd.ports import SystemClock
 from ssd.rpc.security import security_of
 from ssd.runtime.cpu_plan import pin
 from ssd.runtime.gpu_allocation import use_own_gpus
-from ssd.runtime.process import peer, run_process, run_until_signal
+from ssd.runtime.process import exit_process, peer, run_process, run_until_signal
 from ssd.settings import load_kernels_early
 from ssd_target.models import check_models, find_models
 from ssd_target.settings import TargetSettings
@@ -57,4 +56,4 @@ def check(settings: TargetSettings) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_process(main())

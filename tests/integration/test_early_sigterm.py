@@ -4,16 +4,57 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.model_folders import model_folder
+from tests.pairs import ANY_PORT, QUICK
 
 import ssd
 import ssd_operator
+from ssd.observability.log import parse_event
 
 PATHS = os.pathsep.join(
     str(Path(str(package.__file__)).parent.parent) for package in (ssd, ssd_operator)
 )
+LOADS_IN_A_LIBRARY = """
+import runpy
+import torch
+from {package} import step_thread
+from ssd.observability.log import log_progress
+
+def load_runner(*arguments):
+    log_progress("load", 0.0)
+    matrix = torch.ones(100, 100)
+    while True:
+        matrix @ matrix
+
+step_thread.load_runner = load_runner
+runpy.run_module("{package}", run_name="__main__", alter_sys=True)
+"""
+ENDS_BESIDE_A_LIBRARY = """
+import asyncio, os, sys
+import torch
+from ssd import errors
+from ssd.fetch import FetchSettings
+from ssd.runtime.process import exit_process, run_process
+from ssd.runtime.step_thread import StepThread
+
+def load():
+    matrix = torch.ones(100, 100)
+    while True:
+        matrix @ matrix
+
+async def serve(settings):
+    StepThread(load, lambda: None, os.sched_getaffinity(0)).start()
+    await asyncio.sleep(0.1)
+    raise eval(sys.argv.pop())("on purpose")
+
+flags = ["--model", "hf://org/name@" + 40 * "0"]
+exit_process(run_process("fetch", FetchSettings, serve, lambda settings: None, flags))
+"""
+folder = model_folder(seed=1)
 
 
 def catches_sigterm(process: "subprocess.Popen[str]") -> bool:
@@ -43,3 +84,44 @@ def test_sigterm_during_the_imports_ends_the_process_at_once(module: str) -> Non
         finally:
             process.kill()
     assert not any("'asyncio'" in line or "import 'torch" in line for line in imported)
+
+
+def started(code: str, *flags: str) -> "subprocess.Popen[str]":
+    """Start Python. A fork, as in other tests, would end without the interpreter's shutdown."""
+    command = ["env", f"PYTHONPATH={PATHS}", sys.executable, "-c", code, *flags]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def names(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the events of a log; an empty name for any other line."""
+    for line in lines:
+        event = parse_event(line)
+        yield event.name if event is not None else ""
+
+
+@pytest.mark.parametrize("package", ["ssd_target", "ssd_draft"])
+def test_sigterm_while_a_library_loads_the_model_ends_the_process_with_0(
+    folder: Path, package: str
+) -> None:
+    code = LOADS_IN_A_LIBRARY.format(package=package)
+    with started(code, "--model", str(folder), *ANY_PORT, *QUICK) as process:
+        try:
+            assert process.stderr is not None
+            events = names(process.stderr)
+            assert "progress" in events
+            process.send_signal(signal.SIGTERM)
+            assert list(events)[-1] == "stopped"
+            assert process.wait() == 0
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(("end", "code"), [("errors.SettingsError", 78), ("ZeroDivisionError", 1)])
+def test_a_process_keeps_its_exit_code_while_its_step_thread_runs(end: str, code: int) -> None:
+    with started(ENDS_BESIDE_A_LIBRARY, end) as process:
+        try:
+            assert process.stderr is not None
+            assert list(names(process.stderr)) == ["failed"]
+            assert process.wait() == code
+        finally:
+            process.kill()

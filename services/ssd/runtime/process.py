@@ -6,6 +6,7 @@ product's code. A ``SetupError`` has no place: its message names the cause and t
 """
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -16,7 +17,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import ssd
 from ssd.engine_settings import EngineSettings
@@ -31,6 +32,7 @@ from ssd.errors import (
 )
 from ssd.observability.log import configure_logging, get_logger, log_crash, printable
 from ssd.runtime.cpu_plan import SHORT_SLICE_SECONDS, set_slice
+from ssd.runtime.threads import is_step_thread_running
 from ssd.settings import TERMINATION_LOG, find_text, load, to_json
 from ssd.types import Peer
 
@@ -128,13 +130,30 @@ async def run_until_signal(run: Coroutine[Any, Any, None], drain: Callable[[], o
     return 0
 
 
+def exit_process(code: int) -> NoReturn:
+    """Exit with a code, also while a step thread still runs. Main thread."""
+    _exit_beside_step_thread(code)
+    sys.exit(code)
+
+
+def _exit_beside_step_thread(code: int) -> None:
+    """Exit at once if a step thread still runs, because it loads or hangs; else return.
+
+    The end of the interpreter unwinds the stacks of threads that still run. C++ code of a library
+    on such a stack calls ``terminate``, and the exit code would be that of SIGABRT.
+    """
+    if is_step_thread_running():
+        logging.shutdown()
+        os._exit(code)
+
+
 def report_crash(
     termination_log: str,
     kind: type[BaseException],
     error: BaseException,
     trace: TracebackType | None,
 ) -> None:
-    """Report an unhandled error; for ``sys.excepthook``."""
+    """Report an unhandled error; for ``sys.excepthook``, the last call before the exit."""
     if not issubclass(kind, Exception):
         # Ctrl-C before the process serves.
         sys.__excepthook__(kind, error, trace)
@@ -142,6 +161,7 @@ def report_crash(
     _write_termination_log(termination_message(error), termination_log)
     name, message, place = kind.__name__, _one_line(error), place_of(error)
     _log.error("failed", exc_info=error, error=name, message=message, place=place)
+    _exit_beside_step_thread(1)
 
 
 def termination_message(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from ssd.ports import Clock
 from ssd.runtime.cpu_plan import set_slice
-from ssd.runtime.threads import post
+from ssd.runtime.threads import STEP_THREAD, post
 
 STUCK_SECONDS = 60.0
 """A step that takes longer is considered to hang: ``/livez`` fails, and a supervisor restarts the
@@ -79,7 +79,7 @@ class StepThread(Generic[Loaded]):
         self.loaded: asyncio.Future[Loaded] = self._loop.create_future()
         self.ended: asyncio.Future[None] = self._loop.create_future()
         # A daemon: a crashed process ends even if a forward pass never returns.
-        self._thread = threading.Thread(target=self._run, name="step", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=STEP_THREAD, daemon=True)
 
     def start(self) -> None:
         """Begin to load."""

@@ -1,11 +1,18 @@
-"""Calls between the asyncio loop and other threads."""
+"""Calls between the asyncio loop and other threads, and whether the step thread runs."""
 
 import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+STEP_THREAD = "step"
+"""Name of the thread that runs the model."""
 Result = TypeVar("Result")
+
+
+def is_step_thread_running() -> bool:
+    """Whether this process has a step thread that has not ended. Any thread."""
+    return any(thread.name == STEP_THREAD for thread in threading.enumerate())
 
 
 def post(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: object) -> None:
