@@ -136,7 +136,7 @@ class TlsFiles:
             ) from error
         try:
             if ca is not None:
-                context.load_verify_locations(cadata=ca.decode())
+                context.load_verify_locations(cadata=_ascii(ca))
         except (OSError, ValueError) as error:
             raise SettingsError(f"{self.ca} contains no certificates: {error}") from error
         return Pem(certificate, key, ca, expires_at)
@@ -151,6 +151,14 @@ class Pem:
     ca: bytes | None
     expires_at: float = 0.0
     """End of the certificate's validity, in seconds since the epoch; 0 without a certificate."""
+
+
+def _ascii(pem: bytes) -> str:
+    """Return PEM without other characters than ASCII, which ``ssl`` refuses with a ``TypeError``.
+
+    Comments between certificates may have them. In a certificate, a question mark is an error too.
+    """
+    return pem.decode("ascii", errors="replace").replace("\N{REPLACEMENT CHARACTER}", "?")
 
 
 def _content(path: str) -> bytes:

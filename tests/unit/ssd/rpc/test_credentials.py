@@ -118,6 +118,34 @@ def test_certificate_and_key_may_be_replaced_one_after_the_other(tmp_path: Path)
     assert certificates.current() is new
 
 
+COMMENT = "# Főtanúsítvány\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "iso-8859-2"])
+def test_the_file_of_a_ca_may_have_comments_in_any_language(tmp_path: Path, encoding: str) -> None:
+    old, new = Authority().pem, Authority().pem
+    path = tmp_path / "ca.crt"
+    client = ClientCredentials(TlsFiles(ca=put(path, old)))
+    commented = COMMENT.encode(encoding) + new + COMMENT.encode(encoding)
+    put(path, commented)
+    pem = client.certificates()
+    assert pem is not None
+    assert pem.ca == commented
+
+
+def test_other_characters_inside_a_certificate_are_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority().pem
+    path = tmp_path / "ca.crt"
+    client = ClientCredentials(TlsFiles(ca=put(path, authority)))
+    put(path, authority.replace(b"\nM", "\nŰM".encode()))
+    pem = client.certificates()
+    assert pem is not None
+    assert pem.ca == authority
+    assert "credentials_not_reloaded" in caplog.text
+
+
 def test_the_metric_has_the_end_of_the_certificate_that_is_in_use(tmp_path: Path) -> None:
     def days_left() -> float:
         labels = {"role": "server"}
