@@ -25,9 +25,11 @@ def check_address(setting: str, address: str) -> None:
     """Check an address of a setting.
 
     Raises:
-        SettingsError: it has no host, or no port 1..65535.
+        SettingsError: it has no host, no port 1..65535, or white space.
     """
     host, _, port = address.removeprefix(DNS_SCHEME).rpartition(":")
+    if any(map(str.isspace, address)):
+        raise SettingsError(f"{setting}: {address!r} contains white space; remove it")
     if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise SettingsError(f"{setting}: {address!r} is not host:port with port 1..65535")
 

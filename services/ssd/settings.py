@@ -364,10 +364,7 @@ def _convert(where: str, kind: Any, value: Any) -> Any:
     if get_origin(kind) is Literal:
         return _choice(where, get_args(kind), value)
     if get_origin(kind) is tuple:
-        parts = [part for part in value.split(",") if part] if isinstance(value, str) else value
-        if not isinstance(parts, list | tuple):
-            raise SettingsError(f"{where}: {value!r} is not a list")
-        return tuple(_convert(where, get_args(kind)[0], part) for part in parts)
+        return tuple(_convert(where, get_args(kind)[0], part) for part in _parts(where, value))
     if kind in (int, float):
         return _number(where, kind, value)
     if kind is bool:
@@ -377,6 +374,15 @@ def _convert(where: str, kind: Any, value: Any) -> Any:
     if kind is not str or not isinstance(value, str):
         raise SettingsError(f"{where}: {value!r} is not {_shape(kind)}")
     return value
+
+
+def _parts(where: str, value: Any) -> list[Any]:
+    """Return the parts of a list, without blanks around them."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    if not isinstance(value, list | tuple):
+        raise SettingsError(f"{where}: {value!r} is not a list")
+    return [part.strip() if isinstance(part, str) else part for part in value]
 
 
 def _choice(where: str, choices: Sequence[Any], value: Any) -> Any:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ssd.addresses import is_literal, resolve
+from ssd.addresses import check_address, is_literal, resolve
+from ssd.errors import SettingsError
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,14 @@ from ssd.addresses import is_literal, resolve
 )
 def test_ip_addresses_and_localhost_are_not_names(address: str, *, literal: bool) -> None:
     assert is_literal(address) == literal
+
+
+@pytest.mark.parametrize(
+    "address", [" a:1", "a b:1", "a:1\n", "dns:/// a:1", "a\N{NO-BREAK SPACE}:1"]
+)
+def test_an_address_with_white_space_is_refused(address: str) -> None:
+    with pytest.raises(SettingsError, match=r"drafts: .* contains white space"):
+        check_address("drafts", address)
 
 
 @pytest.mark.parametrize("number", [socket.EAI_NONAME, socket.EAI_NODATA])

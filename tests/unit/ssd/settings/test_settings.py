@@ -91,6 +91,19 @@ def test_flags_are_converted_to_the_type_of_their_field(
     assert type(found) is type(value)
 
 
+@pytest.mark.parametrize("text", ["a:1,b:2", " a:1, b:2 ", "a:1 ,\n b:2, "])
+def test_a_list_has_no_blanks_around_its_parts(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("drafts: ['a:1', ' b:2 ']\n")
+    for argv, environ in (
+        (["--drafts", text], {}),
+        ([], {"SSD_TARGET_DRAFTS": text}),
+        (["--config", str(file)], {}),
+    ):
+        found = load(TargetSettings, argv, prefix="SSD_TARGET", environ=environ).settings
+        assert found.drafts == ("a:1", "b:2")
+
+
 @pytest.mark.parametrize("word", ["true", "Yes", "1", "on"])
 def test_a_boolean_in_the_environment_is_a_word(word: str) -> None:
     assert load_some(SSD_TEST_QUIET=word).settings.quiet is True
