@@ -116,7 +116,21 @@ def report_event(name: str, event: Event, *, is_debug: bool) -> None:
 def report(label: str, message: str, style: str = "yellow") -> None:
     """Print ``label: message`` on one line of standard error."""
     # A single print: a live status line would overwrite a line without its end.
-    err.print(Text.assemble((f"{label}:", style), " ", " ".join(message.split())))
+    print_if_possible(Text.assemble((f"{label}:", style), " ", " ".join(message.split())))
+
+
+def print_if_possible(text: Text) -> None:
+    """Print to standard error; a text that cannot be written, as on a full disk, is lost.
+
+    An error would end what reports: the reader of a process's log, or the restarts of drafts.
+    """
+    try:
+        err.print(text)
+    except OSError:
+        # The console keeps what it has not written, and drops it when it is quiet.
+        err.quiet = True
+        err.print()
+        err.quiet = False
 
 
 @contextmanager

@@ -31,7 +31,14 @@ from ssd.runtime.launch import (
 from ssd.settings import find_text
 from ssd.tasks import beside
 from ssd_cli.commands import debug_of_app, program
-from ssd_cli.display import err, report, report_event, startup_progress, write
+from ssd_cli.display import (
+    err,
+    print_if_possible,
+    report,
+    report_event,
+    startup_progress,
+    write,
+)
 
 _HOST = "127.0.0.1"
 """Default host of the processes."""
@@ -207,7 +214,7 @@ async def _restart(
         failure = child.failure()
         report("warning", f"{failure}; restarting it in {delay:g} s")
         if debug_of_app.get():
-            err.print("\n".join(getattr(failure, "__notes__", ())), markup=False, emoji=False)
+            print_if_possible(Text("\n".join(getattr(failure, "__notes__", ()))))
         await asyncio.sleep(delay)
         child = make(_reporting(_report_ready))
         replacements.append(child)

@@ -1,6 +1,9 @@
 """Contents of standard output and standard error."""
 
+import errno
+import io
 import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -28,6 +31,21 @@ def test_a_terminal_receives_no_control_characters(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(display, "out", screen)
     display.write(ODD)
     assert screen.text == "a[b]:smile: [red]x[/red]\t�[2J�\n"
+
+
+def test_lines_that_a_full_disk_refuses_are_lost_and_later_ones_are_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class FullDisk(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(sys, "stderr", FullDisk())
+        for name in ("lost", "lost too"):
+            display.report_event("draft 0", Event(name, {"level": "warning"}), is_debug=False)
+    display.report_event("draft 0", Event("link", {"level": "warning"}), is_debug=False)
+    assert capsys.readouterr().err == "draft 0: link\n"
 
 
 def test_a_long_message_stays_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
