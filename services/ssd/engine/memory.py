@@ -1,5 +1,7 @@
 """The number of KV blocks that fit into memory."""
 
+import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,36 +21,73 @@ from ssd.errors import MemoryBudgetError
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
-_CGROUP_FILES = (
-    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    (
-        "memory/memory.limit_in_bytes",
-        "memory/memory.usage_in_bytes",
-        "memory/memory.stat",
-        "total_inactive_file",
+OWN_GROUPS = Path("/proc/self/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupFiles:
+    """Files of a control group, by the version of control groups."""
+
+    controller: str
+    """Name of the controller in the list of own groups."""
+    folder: str
+    """Mount of the controller in that of all control groups."""
+    limit: str
+    used: str
+    cached: str
+    """Name of cached bytes in the statistics."""
+
+    def left_bytes(self, group: Path) -> float:
+        """Return what a group can still allocate; infinite without a limit."""
+        limit_file = group / self.limit
+        if not limit_file.is_file() or (limit := limit_file.read_text().strip()) == "max":
+            return math.inf
+        pairs = (line.split() for line in (group / "memory.stat").read_text().splitlines())
+        cached = int(dict(pairs).get(self.cached, 0))
+        return int(limit) - (int((group / self.used).read_text()) - cached)
+
+
+_VERSIONS = (
+    _GroupFiles("", "", "memory.max", "memory.current", "inactive_file"),
+    _GroupFiles(
+        "memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
     ),
 )
-"""Limit, use, statistics and the name of cached bytes in them, by the version of control groups."""
 
 
-def free_bytes(device: str, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
+def free_bytes(
+    device: str, meminfo: Path = MEMINFO, cgroup: Path = CGROUP, own_groups: Path = OWN_GROUPS
+) -> int:
     """Return the memory that can still be allocated, in bytes.
 
-    In a container, this is the limit of the control group without its working set. Cached file
-    pages, which include mapped weights, do not count: the kernel frees them when memory is short.
+    With control groups, as in a container or a unit of systemd, this is at most the limit of each
+    group of the process without its working set. Cached file pages, which include mapped weights,
+    do not count: the kernel frees them when memory is short.
     """
     if device != "cpu":
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
     fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    available = int(fields["MemAvailable"].split()[0]) * 1024
-    for limit_name, used_name, stat_name, cached_name in _CGROUP_FILES:
-        limit_file = cgroup / limit_name
-        if limit_file.is_file() and (limit := limit_file.read_text().strip()) != "max":
-            pairs = (line.split() for line in (cgroup / stat_name).read_text().splitlines())
-            cached = int(dict(pairs).get(cached_name, 0))
-            used = int((cgroup / used_name).read_text()) - cached
-            available = min(available, int(limit) - used)
-    return max(0, available)
+    available: float = int(fields["MemAvailable"].split()[0]) * 1024
+    for files in _VERSIONS:
+        for group in _own_groups(files.controller, own_groups):
+            available = min(available, files.left_bytes(cgroup / files.folder / group))
+    return int(max(0, available))
+
+
+def _own_groups(controller: str, own_groups: Path) -> set[Path]:
+    """Return the group of the process and all groups that contain it, relative to the mount.
+
+    The root is always one of them. A container can see only its own group, there, although the list
+    has a path of the host. Groups that are not mounted have no files.
+    """
+    groups = {Path()}
+    lines = own_groups.read_text().splitlines() if own_groups.is_file() else []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            own = Path(path.lstrip("/"))
+            groups |= {own, *own.parents}
+    return {group for group in groups if ".." not in group.parts}
 
 
 def plan_blocks(model: ModelConfig, engine: EngineConfig, reserved_bytes: int = 0) -> int:

@@ -135,6 +135,46 @@ def test_in_a_container_the_limit_without_the_working_set_counts(
     assert free_bytes("cpu", meminfo, tmp_path) == 0
 
 
+@pytest.mark.parametrize(
+    ("folder", "names", "own"),
+    [
+        (
+            "",
+            ("memory.max", "memory.current", "inactive_file"),
+            "1:cpu:/other\n0::/a.slice/b.service\n",
+        ),
+        (
+            "memory",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+            "7:cpu,memory:/a.slice/b.service\n0::/other\n",
+        ),
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_outside_a_container_the_smallest_rest_of_the_own_groups_counts(
+    meminfo: Path, tmp_path: Path, folder: str, names: tuple[str, str, str], own: str
+) -> None:
+    limit, used, cached = names
+    own_groups = tmp_path / "own"
+    own_groups.write_text(own)
+
+    def set_limit(group: str, limit_bytes: int) -> None:
+        path = tmp_path / folder / group
+        path.mkdir(parents=True, exist_ok=True)
+        (path / limit).write_text(f"{limit_bytes}\n")
+        (path / used).write_text("300000\n")
+        (path / "memory.stat").write_text(f"{cached} 100000\n")
+
+    set_limit("a.slice/b.service", 1_000_000)
+    set_limit("other", 250_000)
+    assert free_bytes("cpu", meminfo, tmp_path, own_groups) == 800_000
+    set_limit("a.slice", 900_000)
+    assert free_bytes("cpu", meminfo, tmp_path, own_groups) == 700_000
+    # Of a process outside the namespace of the mount.
+    own_groups.write_text("0::/../a.slice\n9:memory:/../a.slice\n")
+    assert free_bytes("cpu", meminfo, tmp_path, own_groups) == 4000 * 1024
+
+
 def test_noise_and_logits_of_a_target_are_reserved() -> None:
     engine = replace(ENGINE, max_num_seqs=2, num_columns=7)
     # 2 x 7 rows of noise and 15 ahead, 7 of logits and 7 of their copy, for each sequence.
