@@ -4,7 +4,7 @@ from ssd.runtime.sigterm import end_at_sigterm
 
 if __name__ == "__main__":
     # Before the imports below, which take seconds.
-    end_at_sigterm()
+    end_at_sigterm(also_at_sigint=True)
 
 from collections.abc import Sequence
 

@@ -1,5 +1,6 @@
-"""SIGTERM during the start of a process."""
+"""SIGTERM and SIGINT during the start of a process."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.model_folders import model_folder
 from tests.pairs import ANY_PORT, QUICK
+from tests.processes import running_code
 
 import ssd
 import ssd_operator
@@ -31,6 +33,18 @@ def load_runner(*arguments):
         matrix @ matrix
 
 step_thread.load_runner = load_runner
+runpy.run_module("{package}", run_name="__main__", alter_sys=True)
+"""
+DOWNLOADS = """
+import runpy, threading
+import {module}
+from ssd.observability.log import get_logger
+
+def find(*arguments, **options):
+    get_logger("ssd").info("downloading")
+    threading.Event().wait()
+
+{module}.{function} = find
 runpy.run_module("{package}", run_name="__main__", alter_sys=True)
 """
 ENDS_BESIDE_A_LIBRARY = """
@@ -114,6 +128,25 @@ def test_sigterm_while_a_library_loads_the_model_ends_the_process_with_0(
             assert process.wait() == 0
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize(
+    ("package", "module", "function"),
+    [
+        ("ssd_target", "ssd_target.models", "find_models"),
+        ("ssd_draft", "ssd.model_files.local_model", "find_model"),
+    ],
+)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_while_the_model_is_downloaded_ends_the_process_at_once(
+    package: str, module: str, function: str, number: signal.Signals
+) -> None:
+    code = DOWNLOADS.format(package=package, module=module, function=function)
+    async with running_code(code, "--model", "hf://org/name", *ANY_PORT) as process:
+        await process.until("downloading")
+        process.signal(number)
+        async with asyncio.timeout(30):
+            assert await process.wait() == 0
 
 
 @pytest.mark.parametrize(("end", "code"), [("errors.SettingsError", 78), ("ZeroDivisionError", 1)])

@@ -1,4 +1,4 @@
-"""SIGTERM before a process serves.
+"""SIGTERM and SIGINT before a process serves.
 
 Process 1 of a container ignores every signal without a handler. A SIGTERM during its imports or
 while it loads would have no effect, and the process would be killed after the grace period.
@@ -11,11 +11,13 @@ import signal
 from types import FrameType
 
 
-def end_at_sigterm(exit_code: int = 0) -> None:
+def end_at_sigterm(exit_code: int = 0, *, also_at_sigint: bool = False) -> None:
     """Let SIGTERM end the process at once. Main thread.
 
     Args:
         exit_code: 0 for a process that serves, as after a drain: no request was accepted yet.
+        also_at_sigint: for a process whose coroutine downloads a model before it serves. asyncio
+            would cancel the coroutine only at its next ``await``.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -24,3 +26,5 @@ def end_at_sigterm(exit_code: int = 0) -> None:
         os._exit(exit_code)
 
     signal.signal(signal.SIGTERM, end)
+    if also_at_sigint:
+        signal.signal(signal.SIGINT, end)
