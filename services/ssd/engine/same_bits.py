@@ -92,8 +92,13 @@ def proved(
         "blocks": min(num_blocks, _most_blocks(engine)),
     }
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
-    # XDG_CACHE_HOME is a variable of the environment, not a setting of this product.
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")  # noqa: TID251
+    try:
+        # XDG_CACHE_HOME is a variable of the environment, not a setting of this product.
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")  # noqa: TID251
+    except RuntimeError as error:
+        # A user without a home, as in a container.
+        _log.info("proof_not_kept", reason=str(error))
+        return find()
     path = cache / "ssd" / "same_bits" / digest
     with suppress(OSError, ValueError, LookupError, TypeError):
         # No file, a part of one, or a home that this user cannot read, as in a container.

@@ -1,15 +1,16 @@
 """Finds the folder of a model: a path, the embedded pair, or the Hugging Face hub."""
 
+import os
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
 
 from ssd import demo
+from ssd.errors import SettingsError
 from ssd.model_files.hub import HUB_ERRORS, WANTED, as_setup_error
 from ssd.model_files.model_name import HubModel, local_folder
 
 DIGEST_CHARS = 16
-_WIDENED = Path.home() / ".cache" / "ssd" / "widened"
 
 
 def resolve(model: str) -> Path:
@@ -44,4 +45,19 @@ def _widened(model: str, folder: Path) -> Path:
 
     # Of the contents, so that all checkouts and environments share one copy of 400 MB.
     digest = fingerprint(folder)[:DIGEST_CHARS]
-    return widen(folder, factor, _WIDENED / f"{folder.name}-x{factor}-{digest}")
+    return widen(folder, factor, _wider_models() / f"{folder.name}-x{factor}-{digest}")
+
+
+def _wider_models() -> Path:
+    """Return the folder in which wider models are kept.
+
+    Raises:
+        SettingsError: the user of this process has no home folder.
+    """
+    try:
+        return Path.home() / ".cache" / "ssd" / "widened"
+    except RuntimeError as error:
+        raise SettingsError(
+            f"user {os.getuid()} has no home folder, in which wider models are kept; set HOME to "
+            "a folder that this user can write to"
+        ) from error

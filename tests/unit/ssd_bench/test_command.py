@@ -11,7 +11,6 @@ from tests.unit.ssd_cli.fresh import fresh_python
 from ssd import demo
 from ssd.console import make_console
 from ssd.errors import ModelNotFoundError
-from ssd.model_files import model_source
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd_bench import __main__, command, peers, sampling, serve
 from ssd_bench.__main__ import main
@@ -138,7 +137,7 @@ def test_a_model_that_cannot_be_widened_prints_one_line_and_exits_with_2(
 def test_a_wider_demo_model_is_measured_at_its_own_width(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_source, "_WIDENED", tmp_path / "cache")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
     def width(folder: Path) -> int:
         return int(json.loads((folder / "config.json").read_text())["hidden_size"])

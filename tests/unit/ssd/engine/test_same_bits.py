@@ -344,6 +344,21 @@ def test_a_proof_runs_where_its_result_cannot_be_kept(
     assert proved(wide_folder, EngineConfig(max_model_len=64), 9, "", lambda: "a") == "a"
 
 
+def without_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_a_proof_runs_for_a_user_without_a_home_folder(
+    wide_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", without_home)
+    monkeypatch.setattr(same_bits, "LONG_SECONDS", 0.0)
+    results = iter(("a", None))
+    assert proved(wide_folder, EngineConfig(max_model_len=64), 9, "", lambda: next(results)) == "a"
+    assert proved(wide_folder, EngineConfig(max_model_len=64), 9, "", lambda: next(results)) is None
+
+
 @pytest.mark.parametrize("shared", [128, 512])
 def test_a_shared_beginning_changes_no_bit(runner: TargetRunner, shared: int) -> None:
     check_shared_beginning(runner, shared)

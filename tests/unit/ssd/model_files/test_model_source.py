@@ -1,6 +1,7 @@
 """Folders of models, and errors of the hub."""
 
 import errno
+import importlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -114,3 +115,17 @@ def test_copies_of_a_demo_model_share_one_wider_model(
         return model_source._widened("demo://target?widen=2", folder)
 
     assert wider("a", 1) == wider("b", 1) != wider("c", 2)
+
+
+def test_a_user_without_a_home_folder_needs_one_only_for_a_wider_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    # As at the import of a process.
+    importlib.reload(model_source)
+    assert resolve(str(write_tiny_folder(tmp_path / "model"))) == tmp_path / "model"
+    with pytest.raises(SettingsError, match=r"user \d+ has no home folder.*; set HOME"):
+        resolve("demo://target?widen=2")
