@@ -12,22 +12,30 @@ larger model. The number of weights of a layer grows with the square of the fact
 """
 
 import argparse
+import errno
 import hashlib
 import json
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from ssd.demo import FACTORS
 from ssd.engine.config import read_config
-from ssd.errors import SetupError, UnsupportedModelError, WeightsError
+from ssd.errors import (
+    CacheError,
+    SettingsError,
+    SetupError,
+    UnsupportedModelError,
+    WeightsError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +50,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 STREAM_NORMS = ("input_layernorm", "post_attention_layernorm")
 HEAD_NORMS = ("q_norm", "k_norm")
 MARK = "widened.json"
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def widen(source: Path, factor: int, output: Path) -> Path:
@@ -62,11 +71,20 @@ def widen(source: Path, factor: int, output: Path) -> Path:
         ModelNotFoundError: ``source`` has no readable ``config.json``.
         UnsupportedModelError: The family is not one of ``MODEL_TYPES``, or a tensor is unknown.
         WeightsError: ``source`` has no safetensors.
-        SetupError: The factor is not allowed, or ``output`` contains another model.
+        SetupError: The factor is not allowed, or ``output`` contains another model or cannot be
+            written.
     """
     if factor not in FACTORS:
         raise SetupError(f"cannot widen by {factor}; choose a factor of {FACTORS}")
     mark = {"factor": factor, "source_sha256": fingerprint(source)}
+    try:
+        return _made(source, factor, output, mark)
+    except OSError as error:
+        raise _disk_error(output.parent, error) from error
+
+
+def _made(source: Path, factor: int, output: Path, mark: dict[str, Any]) -> Path:
+    """Return ``output``, which is made if it does not exist."""
     if output.exists():
         return _accept(output, mark)
     config = widened_config(read_config(source), factor)
@@ -82,6 +100,18 @@ def widen(source: Path, factor: int, output: Path) -> Path:
             return _accept(output, mark)
     logger.info("widened %s by %d into %s", source, factor, output)
     return output
+
+
+def _disk_error(folder: Path, error: OSError) -> SetupError:
+    """Return an error of the folder of widened models with the fix."""
+    if error.errno in _NO_ROOM:
+        return CacheError(
+            f"{folder}: no space is left for a wider model: {error}; use a larger volume"
+        )
+    return SettingsError(
+        f"{folder}: user {os.getuid()} cannot write a wider model: {error}; change the owner of "
+        "this folder, or use another one (HOME sets that of demo:// models)"
+    )
 
 
 def fingerprint(folder: Path) -> str:
@@ -162,7 +192,11 @@ def _write(
         with safe_open(file, framework="pt") as weights:
             for key in weights.keys():  # noqa: SIM118 - a handle, not a dictionary
                 tensors[key] = convert(key, weights.get_tensor(key))
-    save_file(tensors, output / "model.safetensors", metadata={"format": "pt"})
+    try:
+        save_file(tensors, output / "model.safetensors", metadata={"format": "pt"})
+    except SafetensorError as error:
+        # The folder was made, so its disk is full; the library has the cause only as a text.
+        raise OSError(errno.ENOSPC, str(error)) from error
     _write_json(output / "config.json", config)
     copy_companions(source, output)
 

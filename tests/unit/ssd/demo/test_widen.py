@@ -1,14 +1,23 @@
+import errno
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import RMSNorm
 
+from ssd.demo import widen as widen_module
 from ssd.demo.widen import widen, widened_config, widened_tensor
 from ssd.engine.config import ModelConfig
-from ssd.errors import ModelNotFoundError, SetupError, UnsupportedModelError
+from ssd.errors import (
+    CacheError,
+    ModelNotFoundError,
+    SettingsError,
+    SetupError,
+    UnsupportedModelError,
+)
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd_bench.sampling.model import load_model
 
@@ -85,6 +94,30 @@ def test_what_cannot_be_widened_is_refused(source: Path, tmp_path: Path) -> None
         widened_config({"model_type": "gpt2"}, 2)
     with pytest.raises(UnsupportedModelError, match="rotary"):
         widened_tensor("model.rotary.weight", torch.ones(2), 2)
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_of_the_settings(
+    source: Path, tmp_path: Path
+) -> None:
+    # A file in place of the folder: it cannot be made, also by root.
+    (tmp_path / "cache").write_text("")
+    with pytest.raises(SettingsError, match=r"cache: user \d+ cannot write .*; change the owner"):
+        widen(source, 2, tmp_path / "cache" / "wider")
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left"), SafetensorError("IoError: StorageFull")]
+)
+def test_a_full_disk_is_an_error_with_the_fix_and_leaves_no_files(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def save_file(*_arguments: object, **_options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(widen_module, "save_file", save_file)
+    with pytest.raises(CacheError, match=r"cache: no space is left .*; use a larger volume"):
+        widen(source, 2, tmp_path / "cache" / "wider")
+    assert not list((tmp_path / "cache").iterdir())
 
 
 def test_a_qwen3_keeps_its_head_norms_and_an_untied_head_is_repeated() -> None:
