@@ -270,10 +270,10 @@ class Sessions:
 def may_take(wanted: int, mine: int, others: Collection[int], total: int, most: int = 1) -> bool:
     """Return whether a link may take ``wanted`` more slots or blocks for a session.
 
-    Up to its share, total / links but at least one session, a link may take all that are free.
-    Beyond its share, it must leave those of one session free while another link has room for one
-    in its share. So few are idle, and a target that links later gets one session at once and the
-    others as sessions end.
+    Up to its share, total / links, a link may take all that are free; its first session may be
+    larger. Beyond its share, it leaves free what another link lacks of that link's share, at most
+    what the longest session needs, unless that is too little for such a session. So a target that
+    links later gets a session at once, and the others as sessions end.
 
     Args:
         wanted: what the session needs.
@@ -283,7 +283,8 @@ def may_take(wanted: int, mine: int, others: Collection[int], total: int, most: 
         most: what the longest session needs.
     """
     num_free = total - mine - sum(others)
-    share = max(most, -(-total // (1 + len(others))))
-    is_beyond = mine + wanted > share
-    keeps_one_free = is_beyond and any(count + most <= share for count in others)
-    return wanted + most * keeps_one_free <= num_free
+    share = -(-total // (1 + len(others)))
+    is_beyond = mine > 0 and mine + wanted > share
+    lacking = (share - count for count in others)
+    kept = max((min(most, count) for count in lacking if count >= wanted), default=0)
+    return wanted + kept * is_beyond <= num_free

@@ -200,6 +200,8 @@ def test_beyond_its_share_a_link_leaves_one_slot_for_links_below_theirs(
         (8, 8, [8], True),  # the share of the other link has no room for a second one
         (4, 8, [4], True),
         (8, 8, [4], False),
+        (2, 14, [2], False),  # the other link has a short session, and lacks most of its share
+        (2, 12, [2], True),
         (8, 0, [16], True),  # a first session has a share
         (8, 0, [8, 8], True),
         (8, 8, [8, 0], False),

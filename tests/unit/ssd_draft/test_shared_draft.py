@@ -48,10 +48,13 @@ class SharedDraft:
 
 
 class Target:
-    """A target that always has some sequences of the maximum length."""
+    """A target that always has some sequences of one maximum length."""
 
-    def __init__(self, draft: SharedDraft, number: int, num_sequences: int) -> None:
+    def __init__(
+        self, draft: SharedDraft, number: int, num_sequences: int, max_len: int = MAX_LEN
+    ) -> None:
         self._draft = draft
+        self._max_len = max_len
         self._end = FakeLink(number)
         settings = PoolSettings(lookahead=links.LOOKAHEAD, branches=2, num_token_ids=10)
         self._pool = DraftPool(settings, draft.clock)
@@ -72,7 +75,7 @@ class Target:
         while len(self._ends) < self._num_sequences:
             number = next(self._ids)
             self._pool.begin(
-                number, OpenSession(token_ids=(1,), max_len=MAX_LEN, seed=0, temperature=0.0)
+                number, OpenSession(token_ids=(1,), max_len=self._max_len, seed=0, temperature=0.0)
             )
             self._ends[number] = now + SEQUENCE_SECONDS + number % 7
         self._pool.open_sessions(self._ends)
@@ -103,6 +106,18 @@ def test_a_later_target_gets_its_share_of_the_blocks(num_sessions: float) -> Non
     # A target asks a draft without room once a second, so free blocks wait for a while.
     assert sum(means) > 0.85 * int(num_sessions)
     assert min(means) > 0.85 * (num_sessions // 2)
+
+
+@pytest.mark.parametrize("num_sessions", [1.0, 2.0])
+def test_targets_with_short_sequences_share_the_blocks(num_sessions: float) -> None:
+    draft, most = SharedDraft(num_sessions), int(num_sessions * MAX_LEN) // 16
+    first = Target(draft, 1, num_sequences=most, max_len=16)
+    draft.run(first, seconds=5.0)
+    second = Target(draft, 2, num_sequences=most, max_len=16)
+    draft.run(first, second, seconds=40.0)
+    means = draft.run(first, second, seconds=200.0)
+    assert sum(means) > 0.8 * most
+    assert min(means) > 0.8 * most / 2
 
 
 def test_a_single_target_has_all_blocks() -> None:
