@@ -32,12 +32,21 @@ class Advance(Protocol):
         """Show them, with a note; None keeps the last one."""
 
 
+class _ErrorConsole(Console):
+    """Standard error: if its reader has left, a process may continue without it."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the ``BrokenPipeError``; rich would end the process."""
+        raise  # noqa: PLE0704 - called while it is handled
+
+
 def make_console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
     """Return a console for standard output, or for standard error."""
-    console = Console(stderr=stderr, highlight=False, soft_wrap=soft_wrap)
+    kind = _ErrorConsole if stderr else Console
+    console = kind(stderr=stderr, highlight=False, soft_wrap=soft_wrap)
     if not console.no_color:
         return console
-    return Console(stderr=stderr, highlight=False, soft_wrap=soft_wrap, color_system=None)
+    return kind(stderr=stderr, highlight=False, soft_wrap=soft_wrap, color_system=None)
 
 
 def can_redraw(console: Console) -> bool:

@@ -119,8 +119,8 @@ def report(label: str, message: str, style: str = "yellow") -> None:
     print_if_possible(Text.assemble((f"{label}:", style), " ", " ".join(message.split())))
 
 
-def print_if_possible(text: Text) -> None:
-    """Print to standard error; a text that cannot be written, as on a full disk, is lost.
+def print_if_possible(text: Text | str) -> None:
+    """Print to standard error. A text is lost if it cannot be written, as on a full disk.
 
     An error would end what reports: the reader of a process's log, or the restarts of drafts.
     """
@@ -144,7 +144,7 @@ def startup_progress(*, is_quiet: bool) -> Iterator[EventListener]:
         return
     if not can_redraw(err):
         # A process needs seconds for its imports before its first event.
-        err.print("starting")
+        print_if_possible("starting")
         yield _stage_lines()
         return
     columns = (TextColumn("{task.description}"), BarColumn(24), TimeElapsedColumn())

@@ -68,7 +68,7 @@ async def up(deployment: Deployment, *, is_json: bool) -> int:
         await asyncio.wait({signalled, running}, return_when=asyncio.FIRST_COMPLETED)
         if not running.done() and not is_json:
             streams = f"; streams have {DRAIN_SECONDS:g} s to end" if is_ready.is_set() else ""
-            err.print(f"stopping{streams}")
+            print_if_possible(f"stopping{streams}")
     # At its end, the cancelled task has stopped the processes.
     if not running.cancelled():
         running.result()
@@ -137,13 +137,15 @@ def _announce(running: RunningDeployment, *, is_json: bool) -> None:
         write(json.dumps(addresses) + "\n")
         return
     for child in (running.target, *running.drafts):
-        err.print(f"[bold]{child.name}[/bold] {child.grpc_address}  http {child.http_address}")
+        print_if_possible(
+            f"[bold]{child.name}[/bold] {child.grpc_address}  http {child.http_address}"
+        )
     if running.gateway is not None:
         base = f"http://{running.gateway.http_address}"
-        err.print(f"[bold]gateway[/bold] {base}/v1  playground {base}/")
+        print_if_possible(f"[bold]gateway[/bold] {base}/v1  playground {base}/")
     flags = credential_flags()
     command = f"{program()} generate --endpoint {running.target.grpc_address} {flags}"
-    err.print(f'try: {command}"def fib(n):"', markup=False, emoji=False)
+    print_if_possible(Text(f'try: {command}"def fib(n):"'))
 
 
 def credential_flags(environ: Mapping[str, str] | None = None) -> str:

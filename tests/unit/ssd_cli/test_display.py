@@ -33,15 +33,18 @@ def test_a_terminal_receives_no_control_characters(monkeypatch: pytest.MonkeyPat
     assert screen.text == "a[b]:smile: [red]x[/red]\t�[2J�\n"
 
 
-def test_lines_that_a_full_disk_refuses_are_lost_and_later_ones_are_printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), BrokenPipeError()]
+)
+def test_lines_that_cannot_be_written_are_lost_and_later_ones_are_printed(
+    error: OSError, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class FullDisk(io.StringIO):
+    class Refusing(io.StringIO):
         def write(self, _text: str) -> int:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise error
 
     with monkeypatch.context() as full:
-        full.setattr(sys, "stderr", FullDisk())
+        full.setattr(sys, "stderr", Refusing())
         for name in ("lost", "lost too"):
             display.report_event("draft 0", Event(name, {"level": "warning"}), is_debug=False)
     display.report_event("draft 0", Event("link", {"level": "warning"}), is_debug=False)
