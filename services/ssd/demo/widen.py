@@ -51,6 +51,9 @@ STREAM_NORMS = ("input_layernorm", "post_attention_layernorm")
 HEAD_NORMS = ("q_norm", "k_norm")
 MARK = "widened.json"
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_RIGHTS = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT}
+)
 
 
 def widen(source: Path, factor: int, output: Path) -> Path:
@@ -80,7 +83,10 @@ def widen(source: Path, factor: int, output: Path) -> Path:
     try:
         return _made(source, factor, output, mark)
     except OSError as error:
-        raise _disk_error(output.parent, error) from error
+        is_of_source = Path(error.filename or "").is_relative_to(source)
+        if error.errno in _NO_ROOM or (error.errno in _NO_RIGHTS and not is_of_source):
+            raise _disk_error(output.parent, error) from error
+        raise
 
 
 def _made(source: Path, factor: int, output: Path, mark: dict[str, Any]) -> Path:

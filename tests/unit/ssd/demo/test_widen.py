@@ -105,6 +105,17 @@ def test_a_folder_that_cannot_be_written_is_an_error_of_the_settings(
         widen(source, 2, tmp_path / "cache" / "wider")
 
 
+def test_an_error_of_the_source_does_not_name_the_folder_of_wider_models(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copyfile(file: Path, _output: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(file))
+
+    monkeypatch.setattr(widen_module.shutil, "copyfile", copyfile)
+    with pytest.raises(PermissionError):
+        widen(source, 2, tmp_path / "cache" / "wider")
+
+
 @pytest.mark.parametrize(
     "error", [OSError(errno.ENOSPC, "No space left"), SafetensorError("IoError: StorageFull")]
 )
