@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import ssl
 import threading
+from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,9 +155,10 @@ class Pem:
 
 
 def _ascii(pem: bytes) -> str:
-    """Return PEM without other characters than ASCII, which ``ssl`` refuses with a ``TypeError``.
+    """Return PEM in which other characters than ASCII are question marks.
 
-    Comments between certificates may have them. In a certificate, a question mark is an error too.
+    ``ssl`` refuses such characters with a ``TypeError``. Comments between certificates may have
+    them. Inside a certificate, a question mark is an error.
     """
     return pem.decode("ascii", errors="replace").replace("\N{REPLACEMENT CHARACTER}", "?")
 
@@ -174,7 +176,8 @@ def _content(path: str) -> bytes:
         raise SettingsError(f"{path}: {error.strerror}") from error
     if len(content) > MAX_FILE_BYTES:
         raise SettingsError(f"{path} has more than {MAX_FILE_BYTES} bytes")
-    return content
+    # It would hide the first certificate.
+    return content.removeprefix(BOM_UTF8)
 
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:

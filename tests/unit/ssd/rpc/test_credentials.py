@@ -1,5 +1,6 @@
 """Files of certificates and tokens: what is accepted, and what happens when they change."""
 
+from codecs import BOM_UTF8
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -131,6 +132,12 @@ def test_the_file_of_a_ca_may_have_comments_in_any_language(tmp_path: Path, enco
     pem = client.certificates()
     assert pem is not None
     assert pem.ca == commented
+
+
+def test_a_byte_order_mark_hides_no_certificate(tmp_path: Path) -> None:
+    both = Authority().pem + Authority().pem
+    pem = TlsFiles(ca=put(tmp_path / "ca.crt", BOM_UTF8 + both)).read()
+    assert pem.ca == both
 
 
 def test_other_characters_inside_a_certificate_are_refused(
