@@ -57,10 +57,10 @@ for example ``emptyDir``."""
 _EXCLUDED: Mapping[str, frozenset[str]] = {
     "strategy": frozenset({"rollingUpdate"}),
     "seccompProfile": frozenset({"localhostProfile"}),
-    "spec": frozenset({"minAvailable", "minReadySeconds", "loadBalancerSourceRanges"}),
+    "spec": frozenset({"minAvailable", "loadBalancerSourceRanges"}),
 }
-"""Fields, by the map that has them, that the API server may refuse beside values of ours: together
-with Recreate, RuntimeDefault, maxUnavailable, progressDeadlineSeconds and ClusterIP."""
+"""Fields, by the map that has them, that the API server refuses beside values of ours: together
+with Recreate, RuntimeDefault, maxUnavailable and ClusterIP."""
 _IDENTITY = frozenset({"apiVersion", "kind"})
 """Fields that are not compared: items of a list come without them."""
 

@@ -214,7 +214,6 @@ def _check_exclusive(thing: Object) -> None:
     strategy = spec.get("strategy", {})
     pod = spec.get("template", {}).get("spec", {})
     profile = pod.get("securityContext", {}).get("seccompProfile", {})
-    minimum, deadline = spec.get("minReadySeconds", 0), spec.get("progressDeadlineSeconds")
     refused = {
         "strategy.rollingUpdate": strategy.get("type") == "Recreate"
         and "rollingUpdate" in strategy,
@@ -222,7 +221,6 @@ def _check_exclusive(thing: Object) -> None:
         "loadBalancerSourceRanges": "loadBalancerSourceRanges" in spec
         and spec.get("type") != "LoadBalancer",
         "localhostProfile": "localhostProfile" in profile and profile["type"] != "Localhost",
-        "progressDeadlineSeconds": deadline is not None and deadline <= minimum,
     }
     for name, is_refused in refused.items():
         if is_refused:

@@ -395,7 +395,6 @@ PROFILE = {"type": "Localhost", "localhostProfile": "a.json"}
 EXCLUDING: list[tuple[Ref, Object]] = [
     (TARGET, {"strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "25%"}}}),
     (TARGET, {"template": {"spec": {"securityContext": {"seccompProfile": PROFILE}}}}),
-    (TARGET, {"minReadySeconds": 3000, "progressDeadlineSeconds": 3600}),
     (BUDGET, {"maxUnavailable": None, "minAvailable": 1}),
     (SERVICE, {"type": "LoadBalancer", "loadBalancerSourceRanges": ["10.0.0.0/8"]}),
 ]
@@ -418,6 +417,11 @@ async def test_a_refused_apply_keeps_fields_of_others_that_exclude_none_of_ours(
     await world.come_to_rest()
     assert world[SERVICE]["spec"]["type"] == "ClusterIP"
     assert world[SERVICE]["spec"]["externalIPs"] == ["10.1.1.1"]
+    rolling = EXCLUDING[0][1]
+    world.edit_spec(TARGET, **rolling, minReadySeconds=9)
+    await world.come_to_rest()
+    assert world[TARGET]["spec"]["strategy"] == {"type": "Recreate"}
+    assert world[TARGET]["spec"]["minReadySeconds"] == 9
 
 
 async def test_additions_are_removed_although_a_controller_writes_a_status_meanwhile() -> None:
