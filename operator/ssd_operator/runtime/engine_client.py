@@ -50,7 +50,7 @@ class Engines(Protocol):
         """
 
     def errors(self, key: Key) -> Mapping[str, str]:
-        """Errors of the last calls to a resource's targets, by pod; none after a report."""
+        """Error of the last failed call to each target of a resource; none after a report."""
 
     def drain(self, key: Key, wanted: Iterable[Drain]) -> None:
         """Begin these drains; those that have begun continue."""
@@ -141,14 +141,18 @@ class EngineClients:
     async def _read_reports(self, key: Key, pod: str, target: TargetClient) -> None:
         """Read the reports of a target until a call fails or ends."""
         while True:
+            has_reported = False
             try:
                 async with asyncio.timeout(POLL_SECONDS):
                     async with contextlib.aclosing(target.watch_pool()) as reports:
                         async for status in reports:
                             self._put(key, pod, status)
+                            has_reported = True
                 return
             except TimeoutError:
-                continue  # a target without changes reports nothing: call again
+                # After its first report, a target without changes reports nothing: call again.
+                if not has_reported:
+                    self._note(key, pod, f"no report within {POLL_SECONDS:g} s")
             except SSDError as error:
                 self._note(key, pod, str(error))
                 return

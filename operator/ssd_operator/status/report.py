@@ -26,7 +26,7 @@ Log = Mapping[tuple[str, str], float]
 QUIET_SECONDS = 600.0
 """The same Event of a resource is posted once in this time."""
 _VARYING = ("Internal", "TargetUnreachable")
-"""Reasons of conditions whose messages change without a change of state."""
+"""Reasons of conditions whose messages may change in each pass."""
 _WARNED = (
     "TargetReady",
     "DraftReady",

@@ -30,10 +30,13 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
     def __init__(self) -> None:
         self.presented: list[object] = []
         self.called = asyncio.Event()
+        self.is_silent = False
 
     async def WatchPool(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.presented.append(dict(context.invocation_metadata()).get("authorization"))
         self.called.set()
+        if self.is_silent:
+            await asyncio.Event().wait()
         yield admin_pb2.WatchPoolResponse()
 
 
@@ -111,3 +114,19 @@ async def test_the_error_of_calls_is_known_until_a_target_reports_and_logged_onc
         await clients.close()
     warnings = [each for each in caplog.records if each.getMessage() == "target_unreachable"]
     assert len(warnings) == 1
+
+
+async def test_a_target_that_accepts_calls_and_never_reports_has_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_client, "POLL_SECONDS", 0.05)
+    clients = EngineClients(lambda: 0.0, lambda key: None, EngineCredentials(""))
+    settings = TargetSettings(allow_insecure=True)
+    async with followed(monkeypatch, settings) as admin, asyncio.timeout(10):
+        admin.is_silent = True
+        clients.follow(KEY, {"pod": Address("127.0.0.1")}, {"pod"})
+        for _ in range(2):  # the second call begins when the first one has failed
+            await admin.called.wait()
+            admin.called.clear()
+        await clients.close()
+    assert clients.errors(KEY) == {"pod": "no report within 0.05 s"}
