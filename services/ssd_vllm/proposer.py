@@ -271,7 +271,7 @@ def tokenizer_folder(model: Any) -> Path:
     It is a path, or an entry of the hub, which is fetched unless vLLM has done so.
 
     Raises:
-        SetupError: there is no ``tokenizer.json``, or the hub cannot be reached.
+        SetupError: there is no ``tokenizer.json``, or it cannot be fetched.
     """
     if Path(model.tokenizer).is_dir():
         return Path(model.tokenizer)
@@ -282,6 +282,7 @@ def tokenizer_folder(model: Any) -> Path:
     try:
         file = hf_hub_download(model.tokenizer, "tokenizer.json", revision=revision, token=token)
         for name in OPTIONAL_FILES:
+            # vLLM's tokenizer has fetched those that exist, so they are found without the hub.
             with contextlib.suppress(EntryNotFoundError):
                 hf_hub_download(model.tokenizer, name, revision=revision, token=token)
     except (OSError, ValueError, EntryNotFoundError) as error:

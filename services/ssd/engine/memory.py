@@ -77,8 +77,8 @@ def free_bytes(
 def _own_groups(controller: str, own_groups: Path) -> set[Path]:
     """Return the group of the process and all groups that contain it, relative to the mount.
 
-    The root is always one of them. A container can see only its own group, there, although the list
-    has a path of the host. Groups that are not mounted have no files.
+    The root is always one of them. A container may see only its own group, at the root, while the
+    list has a path of the host. Groups that are not mounted have no files.
     """
     groups = {Path()}
     lines = own_groups.read_text().splitlines() if own_groups.is_file() else []

@@ -137,7 +137,9 @@ def exit_process(code: int) -> NoReturn:
 
 
 def _exit_beside_step_thread(code: int) -> None:
-    """Exit at once if a step thread still runs, because it loads or hangs; else return.
+    """Exit at once if a step thread still exists: it loads, hangs, or has just ended; else return.
+
+    Nothing that is registered with ``atexit`` runs then; the log is written before.
 
     The end of the interpreter unwinds the stacks of threads that still run. C++ code of a library
     on such a stack calls ``terminate``, and the exit code would be that of SIGABRT.
@@ -153,7 +155,7 @@ def report_crash(
     error: BaseException,
     trace: TracebackType | None,
 ) -> None:
-    """Report an unhandled error; for ``sys.excepthook``, the last call before the exit."""
+    """Report an unhandled error, for ``sys.excepthook``; ends beside a step thread that runs."""
     if not issubclass(kind, Exception):
         # Ctrl-C before the process serves.
         sys.__excepthook__(kind, error, trace)
