@@ -169,6 +169,15 @@ class _Client:
             if channel not in self._num_calls:
                 await channel.close(None)
 
+    async def _leave(self, channel: grpc.aio.Channel, error: NotReadyError) -> None:
+        """Abandon a channel whose server is not ready.
+
+        Behind a virtual address, a connection stays with its target even while that drains. A
+        channel without a connection is kept, so that gRPC pauses between its attempts.
+        """
+        if is_answer(error.__cause__):
+            await self._abandon(channel)
+
     def _in_call(self, make_stub: Callable[[grpc.aio.Channel], Any]) -> "_CallContext":
         """Return the context of a call: a stub whose channel stays open. Enter it at once."""
         channel = self._channel
@@ -262,8 +271,9 @@ class TargetClient(_Client):
         if timeout_seconds is not None:
             wait_seconds = min(wait_seconds, timeout_seconds)
         while True:
-            spent_seconds = loop.time() - started_at
-            left_seconds = None if timeout_seconds is None else timeout_seconds - spent_seconds
+            left_seconds = (
+                None if timeout_seconds is None else timeout_seconds + started_at - loop.time()
+            )
             has_begun, num_tokens, channel = False, 0, self._channel
             try:
                 async with self._in_call(generate_pb2_grpc.GenerateServiceStub) as stub:
@@ -288,12 +298,12 @@ class TargetClient(_Client):
                     raise _incomplete(self.endpoint, num_tokens, error) from error
                 is_first, pause_seconds = pause_seconds == 0, _next_pause(pause_seconds)
                 next_seconds = loop.time() - started_at + pause_seconds
-                # Behind a virtual address, a connection stays with its target while that drains.
-                await self._abandon(channel)
                 if self._has_no_server(error) or next_seconds > wait_seconds:
+                    await self._leave(channel, error)
                     raise
                 if is_first:
                     self._on_wait(error)
+            await self._abandon(channel)
             await asyncio.sleep(pause_seconds)
 
     def _has_no_server(self, error: NotReadyError) -> bool:
@@ -326,9 +336,7 @@ class TargetClient(_Client):
         try:
             answer = await self._call(stub, "GetModelInfo", request)
         except NotReadyError as error:
-            if is_answer(error.__cause__):
-                # As in ``generate``. A channel without a connection keeps its pause.
-                await self._abandon(channel)
+            await self._leave(channel, error)
             raise
         return model_info(answer)
 

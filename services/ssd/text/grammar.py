@@ -232,9 +232,9 @@ class Grammar:
         self._failure: FieldError | None = None
         self._tokens_ahead: list[TokenId] = []
         self._num_before = 0
-        """The failure is that of the text with so many tokens and those ahead."""
+        """Tokens of the text at the failure, which is that of the text with the tokens ahead."""
         self.may_look_ahead = True
-        """False once a failure was after proposed tokens: each further one could compile again."""
+        """False after a failure behind proposed tokens: each further one could compile again."""
         self._use(compiled)
 
     @property
@@ -258,8 +258,8 @@ class Grammar:
         """Return which tokens are allowed at some columns of a round, bool [C, V].
 
         After a proposed token that is not allowed, or that ends the text, all are: no round reads
-        these columns. None is once the grammar is too complex, which fails the text only if it
-        gets there. The position does not change.
+        these columns. After the grammar is too complex, none is; the text fails only if it gets
+        there. The position does not change.
 
         Args:
             proposed: tokens that the columns of the round follow; column c follows c of them.

@@ -111,7 +111,7 @@ def test_an_error_of_the_source_does_not_name_the_folder_of_wider_models(
     def copyfile(file: Path, _output: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(file))
 
-    monkeypatch.setattr(widen_module.shutil, "copyfile", copyfile)
+    monkeypatch.setattr("shutil.copyfile", copyfile)
     with pytest.raises(PermissionError):
         widen(source, 2, tmp_path / "cache" / "wider")
 
