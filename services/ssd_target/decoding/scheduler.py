@@ -39,10 +39,10 @@ from math import lcm
 from secrets import token_bytes
 
 from ssd.engine.config import EngineConfig
-from ssd.engine.kv_cache.block_pool import BlockPool, chain_keys
+from ssd.engine.kv_cache.block_pool import BlockPool, Key, chain_keys
 from ssd.errors import OverloadedError, SSDError
 from ssd.pool.round_log import SequenceCounts
-from ssd.types import FinishReason, SequenceId
+from ssd.types import FinishReason, SequenceId, TokenId
 from ssd_target.decoding.sequence import Sequence
 from ssd_target.settings import TargetSettings
 
@@ -50,6 +50,8 @@ JOINED_TOKENS = 64
 """In bfloat16 with AMX (one core), a pass of 8 rows takes twice as long with so many more: 39 ms
 alone, 80 with 48 more and 137 with 89 more (208M weights); 6.5, 11.5 and 15.4 ms (14M). With
 several waiting prompts a step takes longer, up to ``step_tokens``, but the steps are fewer."""
+_SALT = token_bytes(16)
+"""Secret of the keys of prompts, see ``chain_keys``."""
 Event = Sequence | SequenceId
 """A new sequence, or the id of one to cancel: its client has left, or the process ends."""
 
@@ -124,7 +126,6 @@ class Scheduler:
         self._num_eligible = 0
         self._num_auto = 0
         self._free_slots = list(range(engine.max_num_seqs - 1, -1, -1))
-        self._salt = token_bytes(16)
         # Shared blocks end where a prefill begins.
         self._granule = lcm(engine.block_size, engine.prefill_chunk)
 
@@ -265,12 +266,7 @@ class Scheduler:
         while self._waiting and self._free_slots:
             sequence = self._waiting[0]
             if self._settings.prefix_cache and not sequence.keys:
-                sequence.keys = chain_keys(
-                    # Without the last token: its pass has the logits of the first one.
-                    sequence.prompt_ids[:-1],
-                    self._engine.block_size,
-                    self._salt,
-                )
+                sequence.keys = prompt_keys(sequence.prompt_ids, self._engine.block_size)
             shared = self._find(sequence)
             self.blocks.share(shared)
             missing = self._num_blocks(sequence) - len(shared)
@@ -364,6 +360,12 @@ class Scheduler:
             if sequence.finish_reason is None and not self._is_running(sequence):
                 self._remove(sequence)
                 plan.refused.append((sequence, error))
+
+
+def prompt_keys(prompt_ids: tuple[TokenId, ...], block_size: int) -> list[Key]:
+    """Return the keys of the full blocks of a prompt that a prefill stores. Any thread."""
+    # Without the last token: its pass has the logits of the first one.
+    return chain_keys(prompt_ids[:-1], block_size, _SALT)
 
 
 def _precedence(sequence: Sequence) -> tuple[int, SequenceId]:

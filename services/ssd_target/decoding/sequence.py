@@ -160,7 +160,8 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     """KV blocks of its positions in order, while it runs. The first ones can be shared."""
     keys: list[Key] = field(default_factory=list)
-    """Keys of the full blocks of its prompt that a prefill stores; none without prefix cache."""
+    """Keys of the full blocks of its prompt that a prefill stores; none without prefix cache. A
+    long prompt arrives with them; all continuations of a request have the same list."""
     num_prefill: int = 0
     """Positions that prefills store, once it has arrived at the scheduler. Verifies store the later
     ones. A preempted sequence that runs again stores each position in a pass of the same kind, so

@@ -12,7 +12,7 @@ from ssd.rpc.bounds import check_token_ids
 from ssd.types import TokenId
 
 Result = TypeVar("Result")
-_LONG = 1_000
+LONG = 1_000
 """Inputs of this many characters or token ids are processed in a worker thread, so that heartbeats
 continue. Tokenizing 1,000 characters takes 1 ms."""
 _NUM_THREADS = 2
@@ -34,13 +34,13 @@ class Tokenization:
 
     async def encode_prompt(self, text: str, *, has_prefix: bool = False) -> tuple[TokenId, ...]:
         """Return the token ids of a prompt. The caller bounds the number of prompts."""
-        return await self._run(
+        return await self.run(
             len(text), lambda: tuple(self._tokenizer.encode(text, has_prefix=has_prefix))
         )
 
     async def decode_prompt(self, token_ids: tuple[TokenId, ...]) -> str:
         """Return the text of a prompt. The caller bounds the number of prompts."""
-        return await self._run(len(token_ids), lambda: self._tokenizer.decode(token_ids))
+        return await self.run(len(token_ids), lambda: self._tokenizer.decode(token_ids))
 
     async def tokenize(self, text: str) -> tuple[TokenId, ...]:
         """Return the token ids of a text; a prompt with this text has the same ids.
@@ -64,15 +64,15 @@ class Tokenization:
             return self._tokenizer.decode(token_ids)
 
         with self._long_call(len(token_ids)):
-            return await self._run(len(token_ids), decode)
+            return await self.run(len(token_ids), decode)
 
     @contextlib.contextmanager
     def _long_call(self, size: int) -> Iterator[None]:
         """Count a call with a long input for the duration of the context."""
-        is_long = size >= _LONG
+        is_long = size >= LONG
         if is_long and self._num_long_calls >= MAX_LONG_CALLS:
             raise OverloadedError(
-                f"{MAX_LONG_CALLS} calls of Tokenize or Detokenize with {_LONG} or more characters "
+                f"{MAX_LONG_CALLS} calls of Tokenize or Detokenize with {LONG} or more characters "
                 "or token ids are in progress; try again later"
             )
         self._num_long_calls += is_long
@@ -81,9 +81,9 @@ class Tokenization:
         finally:
             self._num_long_calls -= is_long
 
-    async def _run(self, size: int, work: Callable[[], Result]) -> Result:
+    async def run(self, size: int, work: Callable[[], Result]) -> Result:
         """Run work on a long input in a worker thread, on a short one here."""
-        if size < _LONG:
+        if size < LONG:
             return work()
         # The executor would keep cancelled work in its queue, so the queue is here.
         await self._free_threads.acquire()

@@ -1,6 +1,7 @@
 """Validation of requests and of their room in the queue."""
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from ssd.types import (
     TokenLogprob,
 )
 from ssd_target.decoding.inbox import Inbox
+from ssd_target.decoding.scheduler import prompt_keys
 from ssd_target.decoding.sequence import Sequence
 from ssd_target.serving import request_handler
 from ssd_target.serving.request_handler import RequestHandler
@@ -35,6 +37,7 @@ from ssd_target.serving.streams import TokenStream, Wakeups
 from ssd_target.settings import TargetSettings
 
 MAX_MODEL_LEN = 64
+BLOCK_SIZE = 16
 NUM_TOKEN_IDS = 120
 """Fewer than the tokenizer has."""
 TEMPLATE = ChatTemplate("{{ 'x' * 60 }}{% for each in messages %}{{ each.content }}{% endfor %}")
@@ -57,7 +60,9 @@ async def handler(tokenizer: WatchedTokenizer, inbox: Inbox) -> RequestHandler:
     wakeups = Wakeups(asyncio.get_running_loop())
     handler = RequestHandler(settings, tokenizer, TEMPLATE, inbox, wakeups, FakeClock())
     runner = SimpleNamespace(
-        engine=SimpleNamespace(max_model_len=MAX_MODEL_LEN, num_token_ids=NUM_TOKEN_IDS)
+        engine=SimpleNamespace(
+            max_model_len=MAX_MODEL_LEN, num_token_ids=NUM_TOKEN_IDS, block_size=BLOCK_SIZE
+        )
     )
     handler.open(cast(TargetRunner, runner))
     return handler
@@ -218,6 +223,36 @@ async def submit(
 async def begin(handler: RequestHandler, inbox: Inbox) -> tuple[asyncio.Task[None], TokenStream]:
     reading, arrival = await submit(handler, inbox)
     return reading, cast(TokenStream, arrival.sink)
+
+
+@pytest.mark.parametrize(("count", "has_keys"), [(999, False), (1000, True)])
+async def test_the_continuations_of_a_long_prompt_arrive_with_one_list_of_its_keys(
+    handler: RequestHandler,
+    inbox: Inbox,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    *,
+    has_keys: bool,
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def watched_keys(prompt_ids: tuple[TokenId, ...], block_size: int) -> list[bytes]:
+        threads.append(threading.current_thread())
+        return prompt_keys(prompt_ids, block_size)
+
+    monkeypatch.setattr(request_handler, "prompt_keys", watched_keys)
+    assert handler.runner is not None
+    handler.runner.engine.max_model_len = 2000  # type: ignore[misc]
+    prompt = tuple(range(100)) * 10
+    reading = asyncio.create_task(generate(handler, prompt[:count], SamplingParams(n=2)))
+    await asyncio.to_thread(inbox.wait, 5.0)
+    first, second = (each for each in inbox.drain() if isinstance(each, Sequence))
+    assert first.keys == (prompt_keys(prompt, BLOCK_SIZE) if has_keys else [])
+    assert second.keys is first.keys
+    assert len(threads) == has_keys
+    assert threading.current_thread() not in threads
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
 
 
 async def test_a_drawn_seed_is_an_exact_number_of_json(
