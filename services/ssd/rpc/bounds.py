@@ -1,7 +1,7 @@
 """Bounds of numbers, texts and lists in messages."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ssd.errors import FieldError
@@ -15,6 +15,8 @@ MAX_TOKEN_IDS = 1_000_000
 """Maximum length of a list in one message."""
 MAX_TEXT_BYTES = 4 * 1024 * 1024
 """Maximum UTF-8 size of a text or a conversation. Its token ids fit one message."""
+_PART = 4096
+"""Token ids that are read at once. Meanwhile no other thread runs: 0.2 ms."""
 ABOVE_ZERO = math.ulp(0.0)
 """Lowest number of a range that does not contain 0."""
 _ID_BYTES = 5
@@ -97,6 +99,11 @@ def check_text(name: str, *texts: str, bounds: PromptBounds = ANY_MODEL) -> None
         )
 
 
+def in_parts(token_ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield a list in parts; other threads can run between them."""
+    return (token_ids[first : first + _PART] for first in range(0, len(token_ids), _PART))
+
+
 def check_token_ids(
     name: str, token_ids: Sequence[int], vocab_size: int | None, *, is_keyed: bool = False
 ) -> None:
@@ -112,7 +119,7 @@ def check_token_ids(
         FieldError: names the first one.
     """
     limit = LARGEST_ID + 1 if vocab_size is None else vocab_size
-    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < limit):
+    if all(min(part) >= 0 and max(part) < limit for part in in_parts(token_ids)):
         return
     index = next(index for index, token_id in enumerate(token_ids) if not 0 <= token_id < limit)
     place = token_ids[index] if is_keyed else index

@@ -8,14 +8,13 @@ import contextlib
 import itertools
 import secrets
 from collections.abc import AsyncGenerator, Iterator
-from functools import partial
 
 from ssd.engine.kv_cache.block_pool import Key
 from ssd.engine.target_runner import TargetRunner
 from ssd.errors import ContextLengthError, FieldError, NotReadyError, RankError
 from ssd.ports import Clock, Tokenizer
-from ssd.rpc.bounds import ANY_MODEL, PromptBounds, check_text, check_token_ids
-from ssd.rpc.codec import Conversation, GenerateCall, prompt_field
+from ssd.rpc.bounds import ANY_MODEL, PromptBounds, check_text, check_token_ids, in_parts
+from ssd.rpc.codec import Conversation, GenerateCall, Prompt, prompt_field
 from ssd.tasks import merged
 from ssd.text.chat_template import ChatTemplate, render_chat, tool_format
 from ssd.text.grammar import Grammar, GrammarSource
@@ -167,8 +166,8 @@ class RequestHandler:
             max_tokens = room_for(
                 prompt_ids, call.sampling.max_tokens, max_model_len, prompt_field(call.prompt)
             )
-            keys = await self._keys(prompt_ids)
-            self._check(call, prompt_ids, max_tokens)
+            keys = await self._check_prompt(call.prompt, prompt_ids)
+            self._check(call.sampling, max_tokens)
         continuations = await self._continuations(
             call, prompt_ids, len(prompt_ids) + max_tokens, arrived_at, request_id, trace
         )
@@ -345,35 +344,31 @@ class RequestHandler:
             text = await self.tokenization.decode_prompt(ids)
         return ids, text
 
-    async def _keys(self, prompt_ids: tuple[TokenId, ...]) -> list[Key]:
-        """Return the keys of a long prompt, if the scheduler needs them.
+    async def _check_prompt(self, prompt: Prompt, prompt_ids: tuple[TokenId, ...]) -> list[Key]:
+        """Check the token ids of a prompt and return the keys of a long one.
 
-        It would compute them between two rounds, which takes 10 to 20 ms for 128,000 tokens.
+        The scheduler would compute them between two rounds: 10 to 20 ms for 128,000 tokens. Called
+        after the length check: ids of a prompt that is too long are not checked.
+
+        Raises:
+            FieldError: the model does not have an id.
         """
-        if len(prompt_ids) < LONG or not self._settings.prefix_cache:
-            return []
+        num_token_ids = self.num_token_ids
         block_size = self.require_open().engine.block_size
-        return await self.tokenization.run(
-            len(prompt_ids), partial(prompt_keys, prompt_ids, block_size)
-        )
+        has_keys = len(prompt_ids) >= LONG and self._settings.prefix_cache
 
-    def _check(self, call: GenerateCall, prompt_ids: tuple[TokenId, ...], max_tokens: int) -> None:
-        """Check the token ids of a call, and the numbers that depend on its length.
+        def check() -> list[Key]:
+            check_prompt_ids(prompt, prompt_ids, num_token_ids)
+            return prompt_keys(prompt_ids, block_size) if has_keys else []
 
-        Called after the length check: ids of a prompt that is too long are not checked.
+        return await self.tokenization.run(len(prompt_ids), check)
+
+    def _check(self, sampling: SamplingParams, max_tokens: int) -> None:
+        """Check the token ids of sampling parameters, and the numbers that depend on the length.
 
         Raises:
             FieldError: the model or the tokenizer does not have an id, or a number is too large.
         """
-        if not isinstance(call.prompt, str | Conversation):
-            check_token_ids("token_ids.ids", prompt_ids, self.num_token_ids)
-        elif (highest := max(prompt_ids)) >= self.num_token_ids:
-            raise FieldError(
-                "input",
-                f"the text contains token id {highest}, which the tokenizer has and the model "
-                f"does not have; the model's ids are 0..{self.num_token_ids - 1}",
-            )
-        sampling = call.sampling
         stops, biased = sampling.stop_token_ids, [token_id for token_id, _ in sampling.logit_bias]
         check_token_ids("sampling.stop_token_ids", stops, self.tokenizer.vocab_size)
         check_token_ids("sampling.logit_bias", biased, self.num_token_ids, is_keyed=True)
@@ -413,6 +408,22 @@ class RequestHandler:
 
 def _ends_because_of(failure: Exception) -> NotReadyError:
     return NotReadyError(f"the target ends: {failure}")
+
+
+def check_prompt_ids(prompt: Prompt, prompt_ids: tuple[TokenId, ...], num_token_ids: int) -> None:
+    """Refuse a prompt with ids that the model does not have. Any thread.
+
+    Raises:
+        FieldError: names the first one, or the highest one of a text.
+    """
+    if not isinstance(prompt, str | Conversation):
+        check_token_ids("token_ids.ids", prompt_ids, num_token_ids)
+    elif (highest := max(map(max, in_parts(prompt_ids)))) >= num_token_ids:
+        raise FieldError(
+            "input",
+            f"the text contains token id {highest}, which the tokenizer has and the model "
+            f"does not have; the model's ids are 0..{num_token_ids - 1}",
+        )
 
 
 def room_for(

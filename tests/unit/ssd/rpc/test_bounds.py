@@ -104,6 +104,12 @@ def test_a_bias_of_an_unknown_token_is_named_by_its_id() -> None:
         check_token_ids("ids", [1, 9], 8)
 
 
+@pytest.mark.parametrize("wrong", [-1, 8])
+def test_a_wrong_id_is_found_anywhere_in_a_long_list(wrong: int) -> None:
+    with pytest.raises(FieldError, match=rf"^ids\[5000\]: is {wrong},"):
+        check_token_ids("ids", [*[1] * 5000, wrong, 1], 8)
+
+
 def test_the_error_of_a_length_has_its_three_numbers() -> None:
     message = "the prompt has 60 tokens and max_tokens is 9: together 69, over max_model_len 64"
     assert message in str(ContextLengthError(60, 9, 64))
