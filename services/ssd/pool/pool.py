@@ -40,6 +40,8 @@ from ssd.types import (
 
 _log = get_logger(__name__)
 _MAX_WAITED_US = 2**31 - 1
+MAX_OPENED_TOKENS = 131_072
+"""Tokens of texts after which a round opens no more sessions. Each text takes time of the round."""
 _PERMANENT_REASONS = (RefusalReason.LENGTH, RefusalReason.NOT_FINITE)
 """Reasons of a refusal that stay true for this sequence on this draft."""
 
@@ -166,6 +168,9 @@ class DraftPool:
         serves too many while another link serves fewer. Their sequences open on other links. A
         sequence must not have a proposal: the draft assumes none for the round after an opening.
 
+        A call opens at least one session, and no more after ``MAX_OPENED_TOKENS``. The next calls
+        open the others, in the same order.
+
         Sequences that were refused open after the others. A refusal pauses a link, so a long text
         for which a draft has no room would otherwise prevent the sessions of short ones.
         """
@@ -176,8 +181,11 @@ class DraftPool:
         waiting = [each for each in sequences if each.session is None and each.num_remaining > 1]
         if any(sequence.refused_at > -inf for sequence in waiting):
             waiting.sort(key=lambda sequence: sequence.refused_at)
+        num_opened = 0
         for sequence in waiting:
-            self._open(sequence)
+            if num_opened >= MAX_OPENED_TOKENS:
+                break
+            num_opened += self._open(sequence)
 
     def release(self, sequence_ids: Iterable[SequenceId]) -> None:
         """Close the sessions of sequences that continue without a draft.
@@ -351,13 +359,13 @@ class DraftPool:
             now,
         )
 
-    def _open(self, sequence: DraftedSequence) -> None:
-        """Open a session on the link with the most room, if there is one."""
+    def _open(self, sequence: DraftedSequence) -> int:
+        """Open a session on the link with the most room, if there is one; return its tokens."""
         now = self._clock.now()
         with self._changed:
             link = choose_link(self._links.values(), sequence, now)
             if link is None:
-                return
+                return 0
             session = link.add_session(sequence, now)
             self._reopening.discard(sequence)
         tokens = tuple(sequence.tokens)
@@ -365,6 +373,7 @@ class DraftPool:
             link.send(replace(sequence.opening, session=session.number, token_ids=tokens))
         except LinkError as error:
             self.detach(link, str(error))
+        return len(tokens)
 
     def _suspend_silent_links(self, answering: Iterable[Session]) -> list[Session]:
         """Remove and return the sessions of links that send no tables. Lock held.

@@ -3,7 +3,7 @@
 from tests.unit.ssd.pool import links
 
 from ssd.pool.link import RETRY_SECONDS
-from ssd.pool.pool import DraftPool
+from ssd.pool.pool import MAX_OPENED_TOKENS, DraftPool
 from ssd.pool.rounds import PoolSettings
 from ssd.testing.clock import FakeClock
 from ssd.types import OpenSession, SessionRefused, TargetMessage
@@ -23,12 +23,13 @@ class FullDraft:
         self.requested: list[int] = []
         """Maximum length of each opening."""
 
-    def begin(self, *lengths: int) -> None:
+    def begin(self, *lengths: int, num_tokens: int = 1) -> None:
         """Add sequences, whose ids are their maximum lengths."""
         for length in lengths:
-            self.pool.begin(
-                length, OpenSession(token_ids=(1,), max_len=length, seed=0, temperature=0.0)
+            opening = OpenSession(
+                token_ids=(1,) * num_tokens, max_len=length, seed=0, temperature=0.0
             )
+            self.pool.begin(length, opening)
 
     def run(self, *lengths: int, num_rounds: int) -> list[int]:
         """Run rounds of these sequences, each as long as a link pauses; return the openings."""
@@ -74,3 +75,36 @@ def test_sequences_that_were_not_refused_open_in_their_order() -> None:
     draft = FullDraft(room=50)
     draft.begin(30, 10, 20)
     assert draft.run(30, 10, 20, num_rounds=2) == [30, 10, 20]
+
+
+HALF = MAX_OPENED_TOKENS // 2
+LONG = tuple(range(10 * MAX_OPENED_TOKENS, 10 * MAX_OPENED_TOKENS + 7))
+"""Maximum lengths of long texts."""
+
+
+def test_long_texts_open_in_their_order_over_several_rounds() -> None:
+    draft = FullDraft(room=LONG[-1])
+    draft.begin(*LONG, num_tokens=HALF)
+    opened = [draft.run(*LONG, num_rounds=1) for _ in range(5)]
+    assert opened == [[*LONG[:2]], [*LONG[2:4]], [*LONG[4:6]], [*LONG[6:]], []]
+
+
+def test_a_text_that_is_longer_than_a_round_opens_still_opens() -> None:
+    draft = FullDraft(room=LONG[-1])
+    draft.begin(*LONG[:2], num_tokens=MAX_OPENED_TOKENS + 1)
+    opened = [draft.run(*LONG[:2], num_rounds=1) for _ in range(3)]
+    assert opened == [[LONG[0]], [LONG[1]], []]
+
+
+def test_short_texts_open_in_one_round() -> None:
+    draft = FullDraft(room=LONG[-1])
+    draft.begin(*LONG, num_tokens=10)
+    assert draft.run(*LONG, num_rounds=1) == [*LONG]
+
+
+def test_long_texts_without_room_do_not_delay_others_for_ever() -> None:
+    draft = FullDraft(room=LONG[3])
+    draft.begin(*reversed(LONG), num_tokens=HALF)
+    draft.run(*reversed(LONG), num_rounds=20)
+    opened = sorted(each.sequence.opening.max_len for each in draft.link.sessions.values())
+    assert opened == [*LONG[:4]]
