@@ -17,6 +17,7 @@ from ssd.pool.rounds import LookupCounts, RoundResult
 from ssd.pool.sustainable_sessions import BatchTimes
 from ssd.pool.table_deadline import ColumnTimes, Prospect, opening_seconds
 from ssd.rpc.link import ChannelStatus
+from ssd.speculation.backup import WINDOW_TOKENS
 from ssd.speculation.table import OutcomeTable
 from ssd.types import CloseSession, OpenSession, Outcome, TargetMessage, TokenId, Welcome
 
@@ -52,9 +53,11 @@ class DraftedSequence:
     def __init__(self, opening: OpenSession) -> None:
         self.opening = opening
         """Opening of a session before the first round; the pool sets number and tokens."""
+        self.num_tokens = len(opening.token_ids)
+        """Number of committed tokens."""
         # numpy copies such an array of 1,024 in 1 us, a list in 20 us.
-        self.tokens: array[TokenId] = array("q", opening.token_ids)
-        """The committed tokens."""
+        self.newest_tokens: array[TokenId] = array("q", opening.token_ids[-WINDOW_TOKENS:])
+        """The last tokens of the opening, for the backup, and all tokens after it."""
         self.outcome = Outcome(0, 0)
         self.max_proposed = 0
         """Limit of the next proposal; it leaves room for the bonus token."""
@@ -69,11 +72,19 @@ class DraftedSequence:
     @property
     def num_remaining(self) -> int:
         """Tokens up to the maximum length."""
-        return self.opening.max_len - len(self.tokens)
+        return self.opening.max_len - self.num_tokens
+
+    @property
+    def token_ids(self) -> tuple[TokenId, ...]:
+        """The committed tokens."""
+        num_new = self.num_tokens - len(self.opening.token_ids)
+        first_new = len(self.newest_tokens) - num_new
+        return self.opening.token_ids + tuple(self.newest_tokens[first_new:])
 
     def add_round(self, result: RoundResult, lookahead: int) -> None:
         """Append the tokens of a round."""
-        self.tokens.extend(result.token_ids)
+        self.num_tokens += len(result.token_ids)
+        self.newest_tokens.extend(result.token_ids)
         self.outcome = result.outcome
         self.max_proposed = min(lookahead, result.max_proposed, self.num_remaining - 1)
 
@@ -320,7 +331,7 @@ class DraftLink:
 
     def add_session(self, sequence: DraftedSequence, now: float) -> Session:
         """Add a session that is about to open."""
-        base_len = len(sequence.tokens)
+        base_len = sequence.num_tokens
         # A draft prefills prompts one after the other, so earlier openings come first.
         earlier = sum(other.base_len for other in self.opening())
         session = Session(

@@ -294,7 +294,7 @@ class DraftPool:
             for (result, sequence), lookup in zip(pairs, lookups, strict=True):
                 if sequence is None or sequence.session is None or result.is_finished:
                     continue
-                session, num_tokens = sequence.session, len(sequence.tokens)
+                session, num_tokens = sequence.session, sequence.num_tokens
                 base_len = num_tokens - len(result.token_ids)
                 is_branch = lookup.branch is not None
                 commit = Commit(
@@ -368,7 +368,7 @@ class DraftPool:
                 return 0
             session = link.add_session(sequence, now)
             self._reopening.discard(sequence)
-        tokens = tuple(sequence.tokens)
+        tokens = sequence.token_ids
         try:
             link.send(replace(sequence.opening, session=session.number, token_ids=tokens))
         except LinkError as error:

@@ -28,7 +28,7 @@ def choose_link(
     links: Iterable[DraftLink], sequence: DraftedSequence, now: float
 ) -> DraftLink | None:
     """Return the link with the smallest share of its sessions in use; None if none has room."""
-    excluded, num_tokens = sequence.excluded_links, len(sequence.tokens)
+    excluded, num_tokens = sequence.excluded_links, sequence.num_tokens
     return min(
         (link for link in links if link not in excluded and has_room(link, num_tokens, now)),
         key=lambda link: len(link.sessions) / link.max_sessions,

@@ -139,7 +139,7 @@ def look_up(
     has_more = table is not None and len(from_table) < table.length
     may_continue = has_more and acceptance >= MIN_ACCEPTANCE
     if len(from_table) < max_tokens and (not from_table or may_continue):
-        text = sequence.tokens[-WINDOW_TOKENS:]
+        text = sequence.newest_tokens[-WINDOW_TOKENS:]
         text.extend(from_table)
         tokens += backup(text, max_tokens - len(from_table))
     if branch is None:

@@ -4,9 +4,12 @@ from tests.unit.ssd.pool import links
 
 from ssd.pool.link import RETRY_SECONDS
 from ssd.pool.pool import MAX_OPENED_TOKENS, DraftPool
-from ssd.pool.rounds import PoolSettings
+from ssd.pool.rounds import PoolSettings, RoundResult
+from ssd.speculation.backup import WINDOW_TOKENS
 from ssd.testing.clock import FakeClock
-from ssd.types import OpenSession, SessionRefused, TargetMessage
+from ssd.types import OpenSession, Outcome, SessionRefused, TargetMessage
+
+SETTINGS = PoolSettings(lookahead=links.LOOKAHEAD, branches=2, num_token_ids=10)
 
 
 class FullDraft:
@@ -14,8 +17,7 @@ class FullDraft:
 
     def __init__(self, room: int) -> None:
         self.clock = FakeClock(100.0)
-        settings = PoolSettings(lookahead=links.LOOKAHEAD, branches=2, num_token_ids=10)
-        self.pool = DraftPool(settings, self.clock)
+        self.pool = DraftPool(SETTINGS, self.clock)
         self.link = links.link()
         self.link.send = self._receive
         self.pool.attach(self.link)
@@ -75,6 +77,28 @@ def test_sequences_that_were_not_refused_open_in_their_order() -> None:
     draft = FullDraft(room=50)
     draft.begin(30, 10, 20)
     assert draft.run(30, 10, 20, num_rounds=2) == [30, 10, 20]
+
+
+def test_a_session_that_opens_again_gets_all_tokens() -> None:
+    prompt = tuple(range(3 * WINDOW_TOKENS))
+    pool = DraftPool(SETTINGS, FakeClock())
+    pool.begin(1, OpenSession(token_ids=prompt, max_len=2**20, seed=0, temperature=0.0))
+    sent: list[TargetMessage | bytes] = []
+    text = prompt
+    for tokens in ((), (7, 8), (9,)):
+        result = RoundResult(
+            1, tokens, 0, Outcome(0, 7), is_finished=False, max_proposed=links.LOOKAHEAD
+        )
+        pool.round([result], 0.0, lambda: None)
+        text += tokens
+        link = links.link()
+        link.send = sent.append
+        pool.attach(link)
+        pool.open_sessions([1])
+        pool.detach(link, "lost")
+        opening = sent[-1]
+        assert isinstance(opening, OpenSession)
+        assert opening.token_ids == text
 
 
 HALF = MAX_OPENED_TOKENS // 2
