@@ -66,7 +66,11 @@ class OutcomeTable:
     @property
     def depth(self) -> int:
         """Number of tokens after each outcome; 0 without branches."""
-        return int((self.tokens_NK[:1] != _PAD).sum())
+        if not len(self.tokens_NK):
+            return 0
+        # A list of so few tokens takes a fraction of the time of an array operation.
+        tokens: list[int] = self.tokens_NK[0].tolist()
+        return len(tokens) - tokens.count(_PAD)
 
     def extends(self, earlier: "OutcomeTable") -> bool:
         """Return whether this table repeats an earlier one of its round, with more columns."""
@@ -133,19 +137,18 @@ def unpack_tables(
     kind_R[first_H] = 0
     bounds_2KW = _table_bounds(lookahead, num_token_ids)
     _reject(rows_RW, bounds_2KW, kind_R, ("head", *["branch"] * lookahead), num_token_ids)
-    table_R = np.repeat(np.arange(len(heads_H3)), size_H + 1)[kind_R > 0]
-    accepted_R, bonus_R = rows_RW[kind_R > 0, :_BRANCH_COLUMNS].astype(np.int64).T
-    outcome_R = (table_R * (lookahead + 1) + accepted_R) * num_token_ids + bonus_R
-    _reject_repeats(
-        "outcome", outcome_R.tolist(), lambda row: rows_RW[kind_R > 0][row, :2].tolist()
-    )
+    outcomes_X2 = rows_RW[kind_R > 0, :_BRANCH_COLUMNS]
+    table_X = np.repeat(np.arange(len(heads_H3)), size_H)
+    outcome_X = (table_X * (lookahead + 1) + outcomes_X2[:, 0]) * num_token_ids + outcomes_X2[:, 1]
+    _reject_repeats("outcome", outcome_X.tolist(), lambda row: outcomes_X2[row].tolist())
+    accepted_R, bonus_R = rows_RW[:, 0], rows_RW[:, 1]
+    tokens_RK = rows_RW[:, _BRANCH_COLUMNS : _BRANCH_COLUMNS + lookahead]
     tables = []
-    for first, size, _ in heads_H3.tolist():
-        session, base_len, _, _, length = rows_RW[first, :_HEAD_COLUMNS].tolist()
-        branches_NW = rows_RW[first + 1 : first + 1 + size]
-        tokens_NK = branches_NW[:, _BRANCH_COLUMNS : _BRANCH_COLUMNS + lookahead]
-        outcomes = branches_NW[:, 0], branches_NW[:, 1]
-        tables.append(OutcomeTable(session, base_len, *outcomes, tokens_NK, length))
+    heads = rows_RW[first_H, :_HEAD_COLUMNS].tolist()
+    for first, (session, base_len, size, _, length) in zip(first_H.tolist(), heads, strict=True):
+        rows = slice(first + 1, first + 1 + size)
+        outcomes = accepted_R[rows], bonus_R[rows]
+        tables.append(OutcomeTable(session, base_len, *outcomes, tokens_RK[rows], length))
     # A draft sends a frame for each batch of tables, and a batch has one table of a session.
     sessions = [table.session for table in tables]
     _reject_repeats("table", sessions, sessions.__getitem__)
@@ -155,10 +158,11 @@ def unpack_tables(
 def _find_heads(rows_RW: Int32s, lookahead: int, branches: int) -> NDArray[np.int64]:
     """Return row, number of branches and depth of each table, [H, 3]."""
     heads, first = [], 0
-    rows_X3 = rows_RW[:, 2:_HEAD_COLUMNS].tolist()
-    while first < len(rows_X3):
-        size, depth, length = rows_X3[first]
-        if not 1 <= size < len(rows_X3) - first:
+    # A list of a part of the columns would make an array of each row.
+    sizes, depths, lengths = (rows_RW[:, column].tolist() for column in (2, 3, 4))
+    while first < len(sizes):
+        size, depth, length = sizes[first], depths[first], lengths[first]
+        if not 1 <= size < len(sizes) - first:
             raise FrameError(_complaint("head", first, 2, size))
         if size > branches:
             raise FrameError(f"a table has {size} branches, agreed are {branches}")
