@@ -67,7 +67,7 @@ class DraftedSequence:
         self.excluded_links: set[DraftLink] = set()
         """Links that cannot serve the sequence."""
         self.refused_at = -inf
-        """When a draft had no room for its session or closed it; -inf: never."""
+        """When a draft refused its session, closed it or did not open it in time; -inf: never."""
 
     @property
     def num_remaining(self) -> int:
@@ -295,6 +295,9 @@ class DraftLink:
         """Columns that may still arrive: K for each opening and commit, less the columns that have
         arrived and the columns that a shorter table will never have."""
         self.no_openings_before = 0.0
+        """End of the pause of openings."""
+        self.longest_in_pause = 0.0
+        """Maximum length of the sessions that may open in spite of the pause."""
         """Time of the next opening, after one that was refused or not answered."""
         self.most_opening = self.max_sessions
         """Sessions that may open together. Each opening carries a whole text, so after a refusal
@@ -323,8 +326,14 @@ class DraftLink:
             return LinkState.QUARANTINED
         return LinkState.ACTIVE
 
-    def pause_openings(self, now: float) -> None:
-        """Pause openings, because one was refused or not answered."""
+    def pause_openings(self, now: float, max_len: float = 0.0) -> None:
+        """Pause openings, because one of this maximum length was refused, or not answered (0).
+
+        A draft without room for a long session can have room for one of half the length. A full
+        draft so receives few openings in a pause, each half as long as the one before.
+        """
+        is_paused = now < self.no_openings_before
+        self.longest_in_pause = min(max_len / 2, self.longest_in_pause if is_paused else inf)
         self.most_opening = 1
         self.no_openings_before = now + RETRY_SECONDS
         self.no_moves_before = now + MOVE_RETRY_SECONDS

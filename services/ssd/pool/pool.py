@@ -134,7 +134,7 @@ class DraftPool:
             else:
                 now = self._clock.now()
                 session.sequence.refused_at = now
-                link.pause_openings(now)
+                link.pause_openings(now, session.sequence.opening.max_len)
             self._changed.notify_all()
         _log.info("session_refused", draft=link.name, reason=refusal.reason)
 
@@ -171,8 +171,8 @@ class DraftPool:
         A call opens at least one session, and no more after ``MAX_OPENED_TOKENS``. The next calls
         open the others, in the same order.
 
-        Sequences that were refused open after the others. A refusal pauses a link, so a long text
-        for which a draft has no room would otherwise prevent the sessions of short ones.
+        Sequences that were refused open after the others. A refusal pauses a link, so a refused
+        text that came first would prevent the sessions of the others.
         """
         if not self._links:
             return
@@ -336,6 +336,8 @@ class DraftPool:
                 elif overdue := link.overdue_openings(now):
                     _log.warning("openings_unanswered", draft=link.name, sessions=len(overdue))
                     closed += overdue
+                    for session in overdue:
+                        session.sequence.refused_at = now
                     link.pause_openings(now)
                     if self.settings.circuit_breaker:
                         link.circuit_breaker.open(now)

@@ -30,19 +30,23 @@ def choose_link(
     """Return the link with the smallest share of its sessions in use; None if none has room."""
     excluded, num_tokens = sequence.excluded_links, sequence.num_tokens
     return min(
-        (link for link in links if link not in excluded and has_room(link, num_tokens, now)),
+        (
+            link
+            for link in links
+            if link not in excluded and has_room(link, num_tokens, sequence.opening.max_len, now)
+        ),
         key=lambda link: len(link.sessions) / link.max_sessions,
         default=None,
     )
 
 
-def has_room(link: DraftLink, num_tokens: int, now: float) -> bool:
-    """Whether a link can open one more session, of so many tokens."""
+def has_room(link: DraftLink, num_tokens: int, max_len: int, now: float) -> bool:
+    """Whether a link can open one more session, of so many tokens now and at most."""
     return (
         link.state(now) is LinkState.ACTIVE
-        and (not (max_len := link.welcome.max_len) or num_tokens < max_len)
+        and (not (limit := link.welcome.max_len) or num_tokens < limit)
         and len(link.sessions) < link.max_sessions
-        and now >= link.no_openings_before
+        and (now >= link.no_openings_before or max_len <= link.longest_in_pause)
         and len(link.opening()) < link.most_opening
     )
 
@@ -73,7 +77,8 @@ def session_to_move(
         and session.sequence.num_remaining
         >= max(MIN_REMAINING_TOKENS, TEXT_SHARE * session.base_len)
         and any(
-            has_room(link, session.base_len, now) and link not in session.sequence.excluded_links
+            has_room(link, session.base_len, session.sequence.opening.max_len, now)
+            and link not in session.sequence.excluded_links
             for link in emptier
         )
     ]

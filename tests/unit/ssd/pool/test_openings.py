@@ -64,6 +64,14 @@ def test_texts_without_room_are_tried_in_turn() -> None:
     assert draft.run(90, 80, 70, num_rounds=5) == [90, 80, 70, 90, 80]
 
 
+def test_short_texts_open_while_a_long_one_without_room_pauses_the_link() -> None:
+    draft = FullDraft(room=50)
+    draft.begin(200, 120, 110, 40, 30)
+    draft.pool.open_sessions([200, 120, 110, 40, 30])
+    # No text of more than half of a refused one is tried, so a full draft receives few openings.
+    assert draft.requested == [200, 40, 30]
+
+
 def test_a_refused_text_gets_a_session_as_soon_as_there_is_room() -> None:
     draft = FullDraft(room=50)
     draft.begin(90)
