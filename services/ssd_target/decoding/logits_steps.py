@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from ssd.engine.sampling.keyed import to_device
-from ssd.engine.sampling.logits import Filters, best_logprobs, penalized
+from ssd.engine.sampling.logits import Filters, best_logprobs
 from ssd.types import NO_TOKEN, PositionLogprobs, SamplingParams, TokenId, TokenLogprob
+from ssd_target.decoding.penalties import Penalties, has_penalties, ids_on
 from ssd_target.decoding.sequence import Sequence
 
 
 def has_steps(sampling: SamplingParams) -> bool:
     """Whether a request needs more than the token with the best sum of logit and noise."""
     return (
-        _has_penalties(sampling)
+        has_penalties(sampling)
         or _has_filters(sampling)
         or bool(sampling.logit_bias)
         or sampling.min_tokens > 0
@@ -35,22 +36,15 @@ def _has_filters(sampling: SamplingParams) -> bool:
     return removes and sampling.temperature > 0.0
 
 
-def _has_penalties(sampling: SamplingParams) -> bool:
-    return (
-        sampling.repetition_penalty != 1.0
-        or sampling.presence_penalty != 0.0
-        or sampling.frequency_penalty != 0.0
-    )
-
-
 class LogitsSteps:
     """The steps of one sequence. Step thread only.
 
-    ``apply`` has all of them but the filters, which a device runs for all sequences together. The
-    occurrences of tokens are counted once, on the device of the logits.
+    ``apply`` has all of them but the filters, which a device runs for all sequences together.
     """
 
-    def __init__(self, sequence: Sequence, vocab_size: int, device: str) -> None:
+    def __init__(
+        self, sequence: Sequence, vocab_size: int, device: str, penalties: type[Penalties]
+    ) -> None:
         self._sequence = sequence
         self._vocab_size = vocab_size
         self._device = device
@@ -58,13 +52,9 @@ class LogitsSteps:
         """Log-probabilities of the tokens of the newest round, if the request asks for them."""
         sampling = sequence.sampling
         self.sampling = sampling
-        self._has_penalties = _has_penalties(sampling)
-        if self._has_penalties:
-            self._counts_V = torch.zeros(vocab_size, device=device)
-            self._is_prompt_V = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-            prompt_ids_I = self._ids(sequence.tokens[: sequence.num_prompt])
-            self._is_prompt_V.index_fill_(0, prompt_ids_I, True)  # noqa: FBT003 - the value
-            self._num_counted = sequence.num_prompt
+        self._penalties = (
+            penalties(sequence, vocab_size, device) if has_penalties(sampling) else None
+        )
         self._bias_ids_I = self._ids([token_id for token_id, _ in sampling.logit_bias])
         biases = torch.tensor([bias for _, bias in sampling.logit_bias], dtype=torch.float32)
         self._biases_I = to_device(biases, device)
@@ -89,15 +79,8 @@ class LogitsSteps:
         """
         sampling = self.sampling
         rows_CV = logits_CV.clone()
-        if self._has_penalties:
-            rows_CV = penalized(
-                rows_CV,
-                self._counts_before(len(rows_CV), proposed, first_column),
-                self._is_prompt_V,
-                repetition=sampling.repetition_penalty,
-                presence=sampling.presence_penalty,
-                frequency=sampling.frequency_penalty,
-            )
+        if self._penalties is not None:
+            rows_CV = self._penalties.apply(rows_CV, proposed, first_column)
         if sampling.logit_bias:
             rows_CV[:, self._bias_ids_I] += self._biases_I
         num_banned = max(0, sampling.min_tokens - self._sequence.num_emitted - first_column)
@@ -158,28 +141,8 @@ class LogitsSteps:
         positions = (tuple(map(TokenLogprob, *row)) for row in chosen)
         self.logprobs = tuple(PositionLogprobs(first, tuple(top)) for first, *top in positions)
 
-    def _counts_before(
-        self, num_columns: int, proposed: Tokens[TokenId], first_column: int
-    ) -> Tensor:
-        """Return the occurrences of each token among the new tokens before each column."""
-        tokens = self._sequence.tokens
-        if len(tokens) > self._num_counted:
-            ids_I = self._ids(tokens[self._num_counted :])
-            self._counts_V.index_add_(0, ids_I, torch.ones_like(ids_I, dtype=torch.float32))
-            self._num_counted = len(tokens)
-        counts_CV = self._counts_V.repeat(num_columns, 1)
-        followed = [
-            (row, proposed[index])
-            for row in range(num_columns)
-            for index in range(first_column + row)
-        ]
-        if followed:
-            rows_I, ids_I = map(self._ids, zip(*followed, strict=True))
-            counts_CV.index_put_((rows_I, ids_I), torch.ones((), device=self._device), True)  # noqa: FBT003 - accumulate
-        return counts_CV
-
     def _ids(self, token_ids: Tokens[int]) -> Tensor:
-        return to_device(torch.tensor(token_ids, dtype=torch.int64), self._device)
+        return ids_on(self._device, token_ids)
 
 
 def _filters_1(sampling: SamplingParams, device: str) -> Filters:

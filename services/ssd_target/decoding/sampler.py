@@ -30,6 +30,7 @@ from ssd.engine.sampling.logits import Filters, filtered
 from ssd.speculation.noise import NoiseRing
 from ssd.types import NO_TOKEN, PositionLogprobs, TokenId
 from ssd_target.decoding.logits_steps import LogitsSteps, has_steps
+from ssd_target.decoding.penalties import DevicePenalties, HostPenalties, Penalties
 from ssd_target.decoding.sequence import Sequence
 
 Ints = NDArray[np.int64]
@@ -48,6 +49,8 @@ class Choose(Protocol):
 class Sampler(ABC):
     """Selects the target's tokens with the noise and the steps of each slot. Step thread only."""
 
+    _penalties: type[Penalties]
+
     def __init__(self, engine: EngineConfig, vocab_size: int, device: str) -> None:
         self._device = device
         self._vocab_size = vocab_size
@@ -62,7 +65,9 @@ class Sampler(ABC):
         """
         self._temperature_S[sequence.slot] = sequence.sampling.temperature
         if has_steps(sequence.sampling):
-            self._steps[sequence.slot] = LogitsSteps(sequence, self._vocab_size, self._device)
+            self._steps[sequence.slot] = LogitsSteps(
+                sequence, self._vocab_size, self._device, self._penalties
+            )
 
     def release(self, sequence: Sequence) -> None:
         """Release the noise of a sequence."""
@@ -134,6 +139,8 @@ class RingSampler(Sampler):
     ``choose`` for the first token of a sequence. The steps of sampling parameters run at the rows
     that verification reads, one after another.
     """
+
+    _penalties = HostPenalties
 
     def __init__(self, engine: EngineConfig, vocab_size: int) -> None:
         super().__init__(engine, vocab_size, "cpu")
@@ -225,6 +232,8 @@ class KeyedSampler(Sampler):
     The tokens are those of ``RingSampler``: the noise has the same words, and values that agree to
     2e-6.
     """
+
+    _penalties = DevicePenalties
 
     def __init__(
         self, engine: EngineConfig, vocab_size: int, ranks: SplitTarget | None = None
