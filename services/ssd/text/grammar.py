@@ -297,8 +297,9 @@ class Grammar:
         return bits_CW, num_right
 
     def _unpacked(self, bits_CW: Words) -> Bools:
-        bits = np.unpackbits(bits_CW.view(np.uint8), axis=1, bitorder="little")
-        return bits[:, : self._vocab_size].astype(np.bool_)
+        bytes_CB = bits_CW.view(np.uint8)
+        bits_CV = np.unpackbits(bytes_CB, axis=1, count=self._vocab_size, bitorder="little")
+        return bits_CV.view(np.bool_)
 
     def _take(self, token_ids: Sequence[TokenId]) -> int:
         """Advance over tokens while they are allowed; return how many are."""
