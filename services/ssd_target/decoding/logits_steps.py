@@ -55,6 +55,12 @@ class LogitsSteps:
         self._penalties = (
             penalties(sequence, vocab_size, device) if has_penalties(sampling) else None
         )
+        self._changes_logits = (
+            self._penalties is not None
+            or bool(sampling.logit_bias)
+            or sampling.min_tokens > 0
+            or sequence.grammar is not None
+        )
         self._bias_ids_I = self._ids([token_id for token_id, _ in sampling.logit_bias])
         biases = torch.tensor([bias for _, bias in sampling.logit_bias], dtype=torch.float32)
         self._biases_I = to_device(biases, device)
@@ -67,7 +73,7 @@ class LogitsSteps:
         self._ending_ids_I = self._ids(self._ending_ids)
 
     def apply(self, logits_CV: Tensor, proposed: Tokens[TokenId], first_column: int = 0) -> Tensor:
-        """Return the logits of some consecutive columns after the steps, as a new tensor.
+        """Return the logits of some consecutive columns after the steps.
 
         Args:
             logits_CV: fp32 [C, V], of the columns from ``first_column`` on.
@@ -75,9 +81,12 @@ class LogitsSteps:
             first_column: 0 is the column after the committed tokens.
 
         Returns:
-            fp32 [C, V], -inf at the tokens that a column must not choose.
+            fp32 [C, V], -inf at the tokens that a column must not choose: a new tensor, or
+            ``logits_CV`` if no step changes logits.
         """
         sampling = self.sampling
+        if not self._changes_logits:
+            return logits_CV
         rows_CV = logits_CV.clone()
         if self._penalties is not None:
             rows_CV = self._penalties.apply(rows_CV, proposed, first_column)
