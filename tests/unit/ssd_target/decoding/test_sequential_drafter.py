@@ -157,8 +157,8 @@ def test_texts_with_other_numbers_of_pending_tokens_share_their_steps(
             assert sink.statistics.accepted_tokens == sink.statistics.proposed_tokens > 0
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
-@pytest.mark.parametrize("num_texts", [1, 3])
+@pytest.mark.timeout(60)  # The model is prepared on a fake device: 2 s of a slow core.
+@pytest.mark.parametrize(("num_texts", "sampling"), [(1, GREEDY), (3, WARM)])
 def test_a_proposal_waits_for_its_device_once(num_texts: int, sampling: SamplingParams) -> None:
     engine = EngineConfig(max_model_len=64, max_num_seqs=4, num_columns=LOOKAHEAD + 1, branches=1)
     with fake_device() as device:
