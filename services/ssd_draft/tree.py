@@ -289,11 +289,15 @@ class Tree:
         branch_B = np.array([-1 if move.branch is None else move.branch for move in moves])
         num_proposed_B = np.array([len(move.proposal) for move in moves])
         newest = [self._newest.pop(slot, ([], 0)) for slot in slots_B.tolist()]
-        num_steps_B = np.array([sum(len(logits) for _, logits in steps) for steps, _ in newest])
-        is_adopted_B = (branch_B >= 0) & (num_proposed_B < num_steps_B)
-        tokens_BP = self._padded([(move.bonus, *move.proposal) for move in moves])
         # Usually, all sessions are of one batch of tables.
         batch_B = np.array([id(steps) for steps, _ in newest])
+        num_steps = {
+            batch: sum(len(logits) for _, logits in steps)
+            for batch, steps in {id(steps): steps for steps, _ in newest}.items()
+        }
+        num_steps_B = np.array([num_steps[batch] for batch in batch_B.tolist()])
+        is_adopted_B = (branch_B >= 0) & (num_proposed_B < num_steps_B)
+        tokens_BP = self._padded([(move.bonus, *move.proposal) for move in moves])
         parts = [is_adopted_B & (batch_B == batch) for batch in set(batch_B[is_adopted_B].tolist())]
         for rows in [part_B.nonzero()[0] for part_B in (*parts, ~is_adopted_B)]:
             if not rows.size:
