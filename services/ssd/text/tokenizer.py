@@ -6,15 +6,25 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from ssd.errors import TokenizerError
+from ssd.observability.log import get_logger
 from ssd.text.detokenizer import REPLACEMENT
 from ssd.text.token_length import longest_token_bytes
-from ssd.text.tokenizer_config import added_tokens, read_config, read_object, special_tokens
+from ssd.text.tokenizer_config import (
+    added_tokens,
+    read_config,
+    read_object,
+    special_texts,
+    special_tokens,
+)
 from ssd.types import TokenId
+
+_log = get_logger(__name__)
 
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 """A token of one byte in vocabularies with byte fallback."""
@@ -127,17 +137,47 @@ def load_tokenizer(folder: Path) -> HFTokenizer:
     library.no_truncation()
     library.no_padding()
     config = read_config(folder)
-    _add(folder, library, added_tokens(folder, config))
+    _add(folder, library, config)
     end: int | None = library.token_to_id(special_tokens(config).get("eos_token", ""))
     ends = _eos_token_ids(folder)
     return HFTokenizer(library, ends if end is None else ends | {end})
 
 
-def _add(folder: Path, library: LibraryTokenizer, tokens: Mapping[TokenId, AddedToken]) -> None:
-    """Add tokens that the library does not have; check the ids of all."""
-    there = library.get_added_tokens_decoder()
-    library.add_tokens([tokens[number] for number in sorted(tokens.keys() - there.keys())])
-    for number, token in tokens.items():
+def _add(folder: Path, library: LibraryTokenizer, config: Mapping[str, Any]) -> None:
+    """Add tokens and flags that only the configuration has, as transformers does.
+
+    A token of the library keeps its id. *Not so in transformers*: a token without an embedding is
+    not added, nor a special token that has no id in any file.
+    """
+    there = {token.content: token for token in library.get_added_tokens_decoder().values()}
+    # The library omits a token from texts that was special once, whatever its flags are later.
+    special = special_texts(folder, config) | {
+        text for text, token in there.items() if token.special
+    }
+    limit = read_object(folder / "config.json").get("vocab_size")
+    new: dict[TokenId, AddedToken] = {}
+    changed = []
+    for number, token in sorted(added_tokens(folder, config, special, there).items()):
+        text = token.content
+        found: int | None = library.token_to_id(text)
+        if found is None and type(limit) is int and number >= limit:
+            # With such tokens, a target and a draft would have different tokenizers.
+            _log.warning("added_token_without_embedding", token=text, id=number, vocab_size=limit)
+            continue
+        if found is None:
+            new[number] = token
+        elif found != number:
+            _log.warning("added_token_has_other_id", token=text, id=found, configured=number)
+        if token != there.get(text):
+            token.special = token.special or text in special
+            changed.append(token)
+    # Tokens of the vocabulary can be special without an entry of their own.
+    plain = sorted(special - there.keys() - {token.content for token in changed})
+    changed += [
+        AddedToken(text, special=True) for text in plain if library.token_to_id(text) is not None
+    ]
+    library.add_tokens(changed)
+    for number, token in new.items():
         if (found := library.token_to_id(token.content)) != number:
             raise TokenizerError(
                 f"{folder}: the added token {token.content!r} has id {number} in the configuration "

@@ -332,6 +332,85 @@ def test_an_added_token_that_cannot_have_its_id_is_refused(tmp_path: Path, numbe
         load_tokenizer(folder)
 
 
+@pytest.mark.parametrize("form", ADDED)
+def test_a_token_without_an_embedding_is_not_added(
+    tmp_path: Path, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As ``<pad>``, id 32000, of copies of Llama 2, whose draft has no such file."""
+    target = write(tmp_path / "target", library(), config={"vocab_size": NEW_ID}, **ADDED[form])
+    draft = write(tmp_path / "draft", library(), config={"vocab_size": NEW_ID})
+    assert load_tokenizer(target).fingerprint == load_tokenizer(draft).fingerprint
+    assert "added_token_without_embedding" in caplog.text
+    write(target, library(), config={"vocab_size": NEW_ID + 1})
+    assert load_tokenizer(target).vocab_size == NEW_ID + 1
+
+
+@pytest.mark.parametrize("form", ADDED)
+def test_an_added_token_keeps_its_id_of_the_tokenizer(
+    tmp_path: Path, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = library()
+    made.add_tokens([NEW])
+    number = NEW_ID + 5
+    content = {
+        "decoder": {"tokenizer_config": {"added_tokens_decoder": {str(number): {"content": NEW}}}},
+        "file": {"added_tokens": {NEW: number}},
+    }[form]
+    folder = write(tmp_path / "model", made, config={"vocab_size": number}, **content)
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.encode(NEW, has_prefix=True) == [NEW_ID]
+    assert tokenizer.vocab_size == NEW_ID + 1
+    assert "added_token_has_other_id" in caplog.text
+
+
+@pytest.mark.parametrize("special", ["tokenizer", "decoder"])
+def test_an_added_token_that_is_special_in_one_file_is_special(
+    tmp_path: Path, special: str
+) -> None:
+    made = library()
+    made.add_tokens([AddedToken(NEW, special=special == "tokenizer")])
+    decoder = {str(NEW_ID): {"content": NEW, "special": special == "decoder", "lstrip": True}}
+    folder = write(tmp_path / "model", made, tokenizer_config={"added_tokens_decoder": decoder})
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.decode([NEW_ID]) == ""
+    assert tokenizer.special_name(NEW_ID) == NEW
+    assert tokenizer.encode(f" {NEW}", has_prefix=True) == [NEW_ID], "its blank is in it"
+
+
+def test_the_older_file_of_added_tokens_changes_no_flags(tmp_path: Path) -> None:
+    made = library()
+    made.add_tokens([AddedToken(NEW, special=True, lstrip=True)])
+    tokenizer = load_tokenizer(write(tmp_path / "model", made, added_tokens={NEW: NEW_ID}))
+    assert tokenizer.encode(f"d {NEW}", has_prefix=True)[1:] == [NEW_ID], "its blank is in it"
+    assert tokenizer.special_name(NEW_ID) == NEW
+
+
+@pytest.mark.parametrize("content", [{"eos_token": "<x>"}, {"additional_special_tokens": ["<x>"]}])
+def test_a_plain_token_of_the_vocabulary_with_a_role_is_special(
+    tmp_path: Path, content: dict[str, object]
+) -> None:
+    made = library(merges=(("d", "e"), ("de", "f"), ("<", "x"), ("<x", ">")))
+    number = made.token_to_id("<x>")
+    assert number is not None
+    folder = write(tmp_path / "model", made, tokenizer_config=content)
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.special_name(number) == "<x>"
+    assert tokenizer.decode([number]) == ""
+    assert tokenizer.vocab_size == HFTokenizer(made, frozenset()).vocab_size
+
+
+def test_a_role_without_an_id_adds_no_token(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", library(), tokenizer_config={"pad_token": "[PAD]"})
+    assert load_tokenizer(folder).fingerprint == PLAIN.fingerprint
+
+
+def test_malformed_special_tokens_are_an_error_that_names_the_folder(tmp_path: Path) -> None:
+    content = {"additional_special_tokens": 3}
+    folder = write(tmp_path / "model", library(), tokenizer_config=content)
+    with pytest.raises(TokenizerError, match=r"/model: additional_special_tokens must be a list"):
+        load_tokenizer(folder)
+
+
 MALFORMED: tuple[object, ...] = (
     *(3, {"1": 2}, {"1": {}}, {"1": {"content": 3}}, {"x": {"content": "a"}}),
 )
@@ -356,7 +435,10 @@ def test_the_end_of_a_text_can_be_in_the_older_map_of_special_tokens(tmp_path: P
     older = {"eos_token": {"content": END}}
     folder = write(tmp_path / "model", library(), special_tokens_map=older)
     assert load_tokenizer(folder).eos_token_ids == {library().token_to_id(END)}
-    write(folder, library(), tokenizer_config={"eos_token": BEGIN})
+    for token in (BEGIN, None):
+        write(folder, library(), tokenizer_config={"eos_token": token})
+        assert load_tokenizer(folder).eos_token_ids == {library().token_to_id(END)}
+    write(folder, library(), tokenizer_config={"eos_token": BEGIN, "added_tokens_decoder": {}})
     assert load_tokenizer(folder).eos_token_ids == {library().token_to_id(BEGIN)}
 
 
