@@ -25,6 +25,8 @@ LARGEST_PAGE = 256
 MAX_DEFAULT_LEN = 4096
 """Largest length of a sequence if the settings do not contain one."""
 FAMILIES = ("llama", "qwen3")
+_ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+"""Without one of them, ``adapter_config.json`` describes no adapter of the folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +66,12 @@ class ModelConfig:
             UnsupportedModelError: another family, or a feature that is not implemented.
         """
         raw = read_config(folder)
-        if (folder / "adapter_config.json").is_file():
+        has_adapter = any((folder / name).is_file() for name in _ADAPTER_WEIGHTS)
+        if has_adapter and (folder / "adapter_config.json").is_file():
             raise UnsupportedModelError(
                 f"{folder}: LoRA adapters (adapter_config.json) are not supported; use a folder of "
-                "the merged model, or of the model without the adapter"
+                "the merged model, or remove adapter_config.json to use the model without the "
+                "adapter"
             )
         family = raw.get("model_type")
         if family not in FAMILIES:
@@ -127,8 +131,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _rope(folder: Path, raw: dict[str, Any]) -> tuple[float, RopeScaling | None]:
-    # Newer configs keep theta beside the scaling in rope_parameters. Where a config has both forms,
-    # transformers takes the scaling of the older one, and the theta that is in it.
+    # Newer configs keep theta beside the scaling in rope_parameters. If a config has both forms,
+    # the scaling and the theta of rope_scaling count, as in transformers.
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0)
     kind = rope.get("rope_type") or rope.get("type") or "default"

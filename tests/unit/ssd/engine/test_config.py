@@ -87,10 +87,19 @@ def test_an_unsupported_feature_is_refused_by_name(
         ModelConfig.from_folder(write(tmp_path, **changes))
 
 
-def test_a_model_with_an_adapter_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_model.bin"])
+def test_a_model_with_an_adapter_is_refused(tmp_path: Path, name: str) -> None:
     (write(tmp_path) / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    with pytest.raises(UnsupportedModelError, match=r"LoRA adapters .* are not supported"):
+    (tmp_path / name).touch()
+    with pytest.raises(
+        UnsupportedModelError, match=r"LoRA adapters .* remove adapter_config\.json"
+    ):
         ModelConfig.from_folder(tmp_path)
+
+
+def test_a_merged_model_can_keep_the_config_of_its_adapter(tmp_path: Path) -> None:
+    (write(tmp_path) / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    assert ModelConfig.from_folder(tmp_path).family == "llama"
 
 
 def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
