@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -18,8 +19,11 @@ from ssd.errors import FieldError, TokenizerError
 from ssd.text.tokenizer_config import CONFIG, read_config, special_tokens
 from ssd.types import ChatTurn
 
-_TESTS_CONTENT = re.compile(r"""\bcontent(['"]\])? is (not )?none""", re.IGNORECASE)
-"""In templates for which a turn of the assistant has calls or a text (DeepSeek-R1)."""
+_TESTS_CONTENT = re.compile(
+    r"""\bcontent['"]?[\])]*\s*(is\s+(not\s+)?|[=!]=\s*)none\b""", re.IGNORECASE
+)
+"""Found in templates that test anywhere whether a content is none, such as DeepSeek-R1's. There, a
+turn with only calls has the content none."""
 _KINDS: dict[type, str] = {list: "list", dict: "object"}
 JSON = TypeVar("JSON", list[Any], dict[str, Any])
 RENDERING_ERRORS = (
@@ -41,7 +45,13 @@ class _Generation(Extension):
 
 
 class _Arguments(dict[str, Any]):
-    """Arguments of a call: an object, and JSON where a template adds it to a text (DeepSeek)."""
+    """Arguments of a call.
+
+    A template can read the object, or add it to a text, which gives JSON (DeepSeek).
+    """
+
+    def __add__(self, after: str) -> str:
+        return _to_json(self) + after
 
     def __radd__(self, before: str) -> str:
         return before + _to_json(self)
@@ -146,17 +156,25 @@ def render_chat(
         raise FieldError("chat", "this model has no chat template; send text or token_ids")
     variables = _parsed("chat.template_arguments", arguments, dict) if arguments else {}
     text = template.text_with_tools if tools and template.text_with_tools else template.text
-    # Other templates, such as Qwen3's first one, need a text.
-    no_content = None if _TESTS_CONTENT.search(text) else ""
-    own = {
-        "messages": [_message(turn, index, no_content) for index, turn in enumerate(turns)],
+    own: dict[str, Any] = {
+        "messages": [],
         "tools": _parsed("chat.tools", tools, list) if tools else None,
         "add_generation_prompt": True,
     }
     if taken := sorted(own.keys() & variables.keys()):
         raise FieldError("chat.template_arguments", f"{taken[0]!r} is set by the server")
-    try:
+
+    def render(no_content: str | None) -> str:
+        own["messages"] = [_message(turn, index, no_content) for index, turn in enumerate(turns)]
         return _compiled(text).render({**template.special_tokens, **variables, **own})
+
+    try:
+        if _TESTS_CONTENT.search(text):
+            # It can test the content of one turn and need a text in another.
+            with suppress(*RENDERING_ERRORS):
+                return render(None)
+        # Other templates, such as Qwen3's first one, need a text.
+        return render("")
     except RENDERING_ERRORS as error:
         raise FieldError("chat", f"the chat template of the model rejects it: {error}") from error
 

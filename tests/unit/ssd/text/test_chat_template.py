@@ -88,6 +88,51 @@ def test_a_template_can_test_whether_a_turn_has_only_calls(content: str) -> None
     assert render_chat(ChatTemplate(template), turns) == expected
 
 
+@pytest.mark.parametrize(
+    "test",
+    [
+        *("m.content is none", "m['content'] is  not none", "m['content']is none"),
+        *("m['content'] == none", "m.content != none", "m.get('content') is none"),
+        '(m["content"]) is none',
+    ],
+)
+def test_every_form_of_the_test_finds_no_content(test: str) -> None:
+    turn = ChatTurn("assistant", "", (ToolCall("1", "f", "{}"),))
+    template = f"{{% for m in messages %}}{{% if {test} or true %}}{{{{ m.content }}}}"
+    template += "{% endif %}{% endfor %}"
+    assert render_chat(ChatTemplate(template), [turn]) == "None"
+
+
+@pytest.mark.parametrize(
+    "test", ["m.reasoning_content is none", "m['content'] is not string", "has_content == none"]
+)
+def test_other_tests_find_an_empty_content(test: str) -> None:
+    turn = ChatTurn("assistant", "", (ToolCall("1", "f", "{}"),))
+    template = f"{{% for m in messages %}}{{% if {test} or true %}}<{{{{ m.content }}}}>"
+    template += "{% endif %}{% endfor %}"
+    assert render_chat(ChatTemplate(template), [turn]) == "<>"
+
+
+def test_a_template_that_tests_a_content_can_need_a_text_in_another_turn() -> None:
+    template = """
+    {%- for m in messages %}
+        {%- if m.role == 'user' and m.content is not none %}{{- 'U' + m.content }}{% endif %}
+        {%- if m.role == 'assistant' %}{{- 'A' + m.content }}{% endif %}
+        {%- if m.role == 'king' %}{{- raise_exception('no role king') }}{% endif %}
+    {%- endfor %}"""
+    turns = [ChatTurn("user", "q"), ChatTurn("assistant", "", (ToolCall("1", "f", "{}"),))]
+    assert render_chat(ChatTemplate(template), turns) == "UqA"
+    with pytest.raises(FieldError, match="no role king"):
+        render_chat(ChatTemplate(template), [*turns, ChatTurn("king", "x")])
+
+
+def test_arguments_are_json_before_and_after_a_text() -> None:
+    turn = ChatTurn("assistant", "", (ToolCall("1", "f", '{"a": "é"}'),))
+    template = "{% set given = messages[0].tool_calls[0].function.arguments %}"
+    template += "{{ '<' + given + '>' }}{{ given + ';' }}{{ given.a }}"
+    assert render_chat(ChatTemplate(template), [turn]) == '<{"a": "é"}>{"a": "é"};é'
+
+
 def test_other_templates_find_a_text_in_a_turn_that_has_only_calls() -> None:
     """As the first one of Qwen3, which divides it at the end of the reasoning."""
     template = "{{ '</think>' in messages[0].content }}{{ messages[0].reasoning_content is none }}"
@@ -245,7 +290,7 @@ def test_special_tokens_can_be_in_the_older_map_of_them(tmp_path: Path) -> None:
     (tmp_path / "special_tokens_map.json").write_text(json.dumps(older))
     found = configured(tmp_path, chat_template="x", eos_token="<end>", pad_token=None)
     assert found is not None
-    assert found.special_tokens == {"bos_token": "<s>", "eos_token": "<end>"}
+    assert found.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 
 def test_a_model_can_have_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
