@@ -268,7 +268,9 @@ def temperature_of(temperature: float) -> float:
 def tokenizer_folder(model: Any) -> Path:
     """Return the folder of the tokenizer of vLLM's ``ModelConfig``.
 
-    It is a path, or an entry of the hub, which is fetched unless vLLM has done so.
+    It is a path, or an entry of the hub, which is fetched unless vLLM has done so. If the hub does
+    not answer, the files beside ``tokenizer.json`` that are not in the cache are left out, with a
+    warning. If the hub has them, the fingerprint is another one, and drafts refuse the link.
 
     Raises:
         SetupError: there is no ``tokenizer.json``, or it cannot be fetched.
@@ -276,15 +278,21 @@ def tokenizer_folder(model: Any) -> Path:
     if Path(model.tokenizer).is_dir():
         return Path(model.tokenizer)
     from huggingface_hub import hf_hub_download  # noqa: PLC0415 only for names of the hub
-    from huggingface_hub.errors import EntryNotFoundError  # noqa: PLC0415 likewise
+    from huggingface_hub.errors import (  # noqa: PLC0415 likewise
+        EntryNotFoundError,
+        LocalEntryNotFoundError,
+    )
 
     revision, token = model.tokenizer_revision, model.hf_token
     try:
         file = hf_hub_download(model.tokenizer, "tokenizer.json", revision=revision, token=token)
         for name in OPTIONAL_FILES:
-            # vLLM's tokenizer has fetched those that exist, so they are found without the hub.
-            with contextlib.suppress(EntryNotFoundError):
+            # vLLM's tokenizer has normally fetched those that exist, and the hub is not needed.
+            try:
                 hf_hub_download(model.tokenizer, name, revision=revision, token=token)
+            except EntryNotFoundError as error:
+                if isinstance(error, LocalEntryNotFoundError):
+                    _log.warning("tokenizer_file_unavailable", file=name, reason=str(error))
     except (OSError, ValueError, EntryNotFoundError) as error:
         message = f"the tokenizer {model.tokenizer} cannot be fetched: {error}"
         raise SetupError(message) from error

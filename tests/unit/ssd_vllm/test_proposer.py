@@ -9,7 +9,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 import torch
-from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from ssd import demo
 from ssd.errors import SetupError
@@ -215,7 +215,7 @@ def test_each_replica_has_a_port(make: MakeProposer) -> None:
 
 
 def test_a_tokenizer_of_the_hub_has_the_revision_of_vllm(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = []
 
@@ -232,6 +232,24 @@ def test_a_tokenizer_of_the_hub_has_the_revision_of_vllm(
     assert {file for _, file, _ in asked} == {*files, "added_tokens.json"}
     options = {"revision": "abc", "token": "secret"}
     assert all(each[::2] == ("org/model", options) for each in asked)
+    assert caplog.text == "", "the hub does not have the file"
+
+
+def test_a_file_of_the_tokenizer_that_cannot_be_fetched_is_logged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def download(_name: str, file: str, **_options: Any) -> str:
+        if file == "added_tokens.json":
+            raise LocalEntryNotFoundError("the hub does not answer")
+        return str(tmp_path / file)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    model = SimpleNamespace(tokenizer="org/model", tokenizer_revision=None, hf_token=None)
+    assert tokenizer_folder(model) == tmp_path
+    (record,) = caplog.records
+    assert (record.levelname, record.getMessage()) == ("WARNING", "tokenizer_file_unavailable")
+    fields = {"file": "added_tokens.json", "reason": "the hub does not answer"}
+    assert record.__dict__["fields"] == fields
 
 
 def test_a_tokenizer_that_the_hub_does_not_have_ends_the_start(
