@@ -15,6 +15,9 @@ class IncrementalDetokenizer:
     The text is that of the bytes of all tokens, and so the same however they are divided into
     pushes. *Not chosen*: to decode several ids at once. Decoders with byte fallback replace a whole
     run of bytes if one character in it is malformed or incomplete.
+
+    The decoders must treat each token alone, except at the start of a text. Decoders with a suffix
+    of words (``</w>``) do not.
     """
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[TokenId] = ()) -> None:

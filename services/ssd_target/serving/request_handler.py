@@ -278,7 +278,7 @@ class RequestHandler:
         seed, num_prompt = sequence.seed, sequence.num_prompt
         ending_ids = sequence.ending_ids
         if sequence.grammar is not None:
-            # With ``ignore_eos`` they end a structure all the same.
+            # With ``ignore_eos``, end-of-text tokens still end a structure.
             ending_ids |= sequence.eos_token_ids
         is_first, is_last = True, False
         while not is_last:

@@ -120,9 +120,9 @@ class Checkpoint:
                 )
 
     def check_tied(self, name: str, other: str) -> None:
-        """Compare a tensor that is not read, if there is one, with the one in its place.
+        """Compare a stored tensor that is not read with the tensor that replaces it.
 
-        Of tensors of ``select``, only the selected parts.
+        With ``select``, compare only the selected parts.
 
         Raises:
             WeightsError: they differ, so this is another model.
