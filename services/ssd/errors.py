@@ -5,7 +5,7 @@
     │   ├── FieldError            a field is out of range; ``field`` names it
     │   ├── ContextLengthError    prompt + new tokens exceed the model's length
     │   ├── UnknownModelError     the model is not served
-    │   ├── TooLargeError         client only: a message exceeds the server's limit
+    │   ├── TooLargeError         client only: a message exceeds the receiver's limit
     │   └── UnsupportedError      not implemented yet; ``field`` names it
     ├── OverloadedError           a bound is reached; retry after ``retry_after_seconds``
     ├── NotReadyError             loading or draining
@@ -96,7 +96,7 @@ class UnsupportedError(RequestError):
 
 
 class TooLargeError(RequestError):
-    """A message exceeds the size that the server accepts. Only clients raise it."""
+    """A message exceeds the size that its receiver accepts. Only clients raise it."""
 
 
 class OverloadedError(SSDError):

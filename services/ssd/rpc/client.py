@@ -10,6 +10,7 @@
 
 import asyncio
 import contextlib
+import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -31,7 +32,7 @@ from ssd.errors import (
     UnknownHostError,
 )
 from ssd.observability import log
-from ssd.rpc.bounds import MAX_MESSAGE_BYTES
+from ssd.rpc.bounds import MAX_ADMIN_BYTES, MAX_MESSAGE_BYTES
 from ssd.rpc.call_guard import tolerant
 from ssd.rpc.codec import (
     Conversation,
@@ -57,7 +58,16 @@ from ssd.v1 import (
     speculation_pb2_grpc,
 )
 
+_SERVICE_CONFIG = {
+    "methodConfig": [
+        {
+            "name": [{"service": "ssd.v1.AdminService"}],
+            "maxResponseMessageBytes": MAX_ADMIN_BYTES,
+        }
+    ]
+}
 OPTIONS: tuple[tuple[str, int | str], ...] = (
+    ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 20_000),

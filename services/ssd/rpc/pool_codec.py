@@ -4,9 +4,17 @@
 """
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
+from ssd.rpc.bounds import check_count
 from ssd.rpc.codec import shared_fields
+from ssd.rpc.link_codec import MAX_WORD_CHARACTERS
 from ssd.v1 import admin_pb2, speculation_pb2
+
+MAX_LINKS = 256
+"""Maximum number of links of a target. The operator creates at most 64 drafts."""
+MAX_REASON_CHARACTERS = 1024
+"""Maximum length of the reason of a link that is sent. Longer ones are cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,17 +85,40 @@ _UNKNOWN = "unspecified"
 
 def pool_status_response(pool: PoolStatus) -> admin_pb2.GetPoolStatusResponse:
     """Convert the state of a pool to its message."""
-    links = [asdict(link) | {"state": _PREFIX + link.state.upper()} for link in pool.links]
+    links = [
+        asdict(link)
+        | {"state": _PREFIX + link.state.upper(), "reason": link.reason[:MAX_REASON_CHARACTERS]}
+        for link in pool.links
+    ]
     return admin_pb2.GetPoolStatusResponse(**asdict(pool) | {"links": links})
 
 
 def pool_status(message: admin_pb2.GetPoolStatusResponse) -> PoolStatus:
-    """Convert the message of a pool's state; an unknown state of a link is ``unspecified``."""
+    """Convert the message of a pool's state; an unknown state of a link is ``unspecified``.
+
+    Raises:
+        FieldError: there are too many links, or a word is too long.
+    """
+    check_count("links", len(message.links), "entries", 0, MAX_LINKS)
     links = tuple(
-        LinkStatus(state=_state(link.state), **shared_fields(link, LinkStatus, "state"))
-        for link in message.links
+        LinkStatus(
+            state=_state(link.state), **_checked(f"links[{index}].", link, LinkStatus, "state")
+        )
+        for index, link in enumerate(message.links)
     )
-    return PoolStatus(links=links, **shared_fields(message, PoolStatus, "links"))
+    return PoolStatus(links=links, **_checked("", message, PoolStatus, "links"))
+
+
+def _checked(path: str, message: object, kind: Any, *but: str) -> dict[str, Any]:
+    """Return the shared fields of a target's message, which may be hostile.
+
+    The size of the message limits reasons. The words are keys and parts of a status.
+    """
+    fields = shared_fields(message, kind, *but)
+    for name, field in fields.items():
+        if isinstance(field, str) and not name.endswith("reason"):
+            check_count(path + name, len(field), "characters", 0, MAX_WORD_CHARACTERS)
+    return fields
 
 
 def draft_status_response(status: DraftStatus) -> speculation_pb2.GetStatusResponse:

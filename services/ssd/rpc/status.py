@@ -198,6 +198,8 @@ def status_and_trailers(error: Exception, request_id: str = "") -> Answer:
 
 _TOO_LONG = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")
 """gRPC's message, with the actual and the allowed bytes."""
+_BY_CLIENT = "CLIENT: Received"
+"""Part of this message if this end refused an answer."""
 _NO_SUCH_SERVICE = "Method not found!"
 """gRPC's message for a service that the server does not have."""
 
@@ -290,6 +292,8 @@ def _exhausted(message: str, endpoint: str) -> SSDError:
     if sizes is None:
         return OverloadedError(f"{endpoint}: {message}")
     actual, allowed = (f"{int(size):,} bytes" for size in sizes.groups())
+    if _BY_CLIENT in message:
+        return TooLargeError(f"{endpoint}: the answer has {actual}, allowed are {allowed}")
     return TooLargeError(
         f"{endpoint}: the prompt is too long: the request has {actual}, allowed are {allowed}; "
         "the limit follows from the target's max_model_len"

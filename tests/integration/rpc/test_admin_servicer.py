@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.served import serving
 
-from ssd.errors import FieldError, UnsupportedError
+from ssd.errors import FieldError, TooLargeError, UnsupportedError
 from ssd.rpc.admin_servicer import AdminServicer, has_changed
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import SpeculationChange
@@ -100,6 +100,16 @@ def test_a_status_is_sent_again_unless_only_measurements_differ(
     change: dict[str, Any], *, is_sent: bool
 ) -> None:
     assert has_changed(replace(POOL, **change), POOL) is is_sent
+
+
+async def test_a_status_that_is_too_long_is_refused_before_it_is_read(
+    client: TargetClient, pool: Pool
+) -> None:
+    pool.status = replace(POOL, links=(replace(LINK, reason="x" * 1024),) * 300)
+    with pytest.raises(TooLargeError, match=r"the answer has .* allowed are 262,144 bytes"):
+        await client.pool_status()
+    with pytest.raises(TooLargeError):
+        await anext(client.watch_pool())
 
 
 async def test_a_watch_ends_with_the_server(

@@ -1,8 +1,16 @@
+from dataclasses import fields
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.ssd.rpc.values import any_of, tuples_of
 
+from ssd.errors import FieldError
+from ssd.rpc.bounds import MAX_ADMIN_BYTES
 from ssd.rpc.pool_codec import (
+    MAX_LINKS,
+    MAX_REASON_CHARACTERS,
     DraftStatus,
     LinkStatus,
     PoolStatus,
@@ -28,6 +36,45 @@ def test_an_unknown_link_state_is_unspecified() -> None:
         links=[admin_pb2.LinkStatus(state=77)]  # type: ignore[arg-type]
     )
     assert pool_status(message).links[0].state == "unspecified"
+
+
+def test_too_many_links_are_refused() -> None:
+    message = admin_pb2.GetPoolStatusResponse.FromString(b"\n\0" * (MAX_LINKS + 1))
+    with pytest.raises(FieldError, match=r"^links: has 257 entries, must have 0\.\.256$"):
+        pool_status(message)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("dtype", admin_pb2.GetPoolStatusResponse(dtype="x" * 257)),
+        (
+            "links[0].transport",
+            admin_pb2.GetPoolStatusResponse(links=[admin_pb2.LinkStatus(transport="x" * 257)]),
+        ),
+    ],
+)
+def test_a_word_that_is_too_long_is_refused(
+    name: str, message: admin_pb2.GetPoolStatusResponse
+) -> None:
+    with pytest.raises(FieldError) as refused:
+        pool_status(message)
+    assert str(refused.value) == f"{name}: has 257 characters, must have 0..256"
+
+
+def test_the_longest_reason_of_a_link_is_cut_and_never_refused() -> None:
+    link = LinkStatus(address="draft:1", state="lost", reason="x" * 9000)
+    received = pool_status(pool_status_response(PoolStatus(links=(link,)))).links[0]
+    assert received.reason == "x" * MAX_REASON_CHARACTERS
+
+
+def test_the_largest_status_of_a_target_of_the_operator_fits_a_message() -> None:
+    longest = {field.name: "x" * 253 for field in fields(LinkStatus) if field.type is str}
+    numbers = {field.name: 2**32 - 1 for field in fields(LinkStatus) if field.type is int}
+    reason = "x" * 1024
+    most: dict[str, Any] = longest | numbers | {"state": "lost", "reason": reason}
+    links = (LinkStatus(**most),) * 64
+    assert pool_status_response(PoolStatus(links=links)).ByteSize() < MAX_ADMIN_BYTES
 
 
 @given(any_of(DraftStatus))

@@ -215,6 +215,13 @@ def test_a_message_that_is_too_long_names_the_prompt_and_both_sizes() -> None:
     )
 
 
+def test_an_answer_that_is_too_long_is_not_blamed_on_the_prompt() -> None:
+    details = "Stream removed (CLIENT: Received message larger than max (1000004 vs. 262144))"
+    found = from_rpc_error(bare(Code.RESOURCE_EXHAUSTED, details), "host:1")
+    assert type(found) is TooLargeError
+    assert str(found) == "host:1: the answer has 1,000,004 bytes, allowed are 262,144 bytes"
+
+
 def test_undecodable_details_are_ignored() -> None:
     trailers = grpc.aio.Metadata(("grpc-status-details-bin", b"\xff\xff"))
     error = grpc.aio.AioRpcError(Code.UNAVAILABLE, grpc.aio.Metadata(), trailers, "closed", "")
