@@ -6,7 +6,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ssd.rpc.bounds import check_count
+from ssd.rpc.bounds import check_count, check_range
 from ssd.rpc.codec import shared_fields
 from ssd.rpc.link_codec import MAX_WORD_CHARACTERS
 from ssd.v1 import admin_pb2, speculation_pb2
@@ -15,6 +15,13 @@ MAX_LINKS = 256
 """Maximum number of links of a target. The operator creates at most 64 drafts."""
 MAX_REASON_CHARACTERS = 1024
 """Maximum length of the reason of a link that is sent. Longer ones are cut."""
+_MAX_INTEGER = 2**53 - 1
+"""Integers up to here are exact in JSON, and the API server accepts no larger ones."""
+_MIN_FLOAT = -1e-6
+"""A mean of zeros can be rounded to a little less than 0."""
+_MAX_FLOAT = 1e18
+_MAX_SECONDS = 1e6
+"""No honest number is near these: a bandwidth is at most 2e16, and a link ends after seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +104,7 @@ def pool_status(message: admin_pb2.GetPoolStatusResponse) -> PoolStatus:
     """Convert the message of a pool's state; an unknown state of a link is ``unspecified``.
 
     Raises:
-        FieldError: there are too many links, or a word is too long.
+        FieldError: there are too many links, a word is too long, or a number is out of bounds.
     """
     check_count("links", len(message.links), "entries", 0, MAX_LINKS)
     links = tuple(
@@ -112,12 +119,19 @@ def pool_status(message: admin_pb2.GetPoolStatusResponse) -> PoolStatus:
 def _checked(path: str, message: object, kind: Any, *but: str) -> dict[str, Any]:
     """Return the shared fields of a target's message, which may be hostile.
 
-    The size of the message limits reasons. The words are keys and parts of a status.
+    Readers compute with the numbers, and use the words as keys. The size of the message limits
+    reasons.
     """
     fields = shared_fields(message, kind, *but)
     for name, field in fields.items():
-        if isinstance(field, str) and not name.endswith("reason"):
-            check_count(path + name, len(field), "characters", 0, MAX_WORD_CHARACTERS)
+        match field:
+            case str() if not name.endswith("reason"):
+                check_count(path + name, len(field), "characters", 0, MAX_WORD_CHARACTERS)
+            case int():
+                check_range(path + name, field, 0, _MAX_INTEGER)
+            case float():
+                highest = _MAX_SECONDS if name.endswith("_seconds") else _MAX_FLOAT
+                check_range(path + name, field, _MIN_FLOAT, highest)
     return fields
 
 

@@ -1,6 +1,7 @@
 """Reports of targets, as a pass reads them."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,7 +28,8 @@ TOKEN = "token-of-the-operator"
 class Admin(admin_pb2_grpc.AdminServiceServicer):
     """Reports once; notes what callers presented."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: admin_pb2.GetPoolStatusResponse | None = None) -> None:
+        self.pool = pool
         self.presented: list[object] = []
         self.called = asyncio.Event()
         self.is_silent = False
@@ -37,7 +39,7 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
         self.called.set()
         if self.is_silent:
             await asyncio.Event().wait()
-        yield admin_pb2.WatchPoolResponse()
+        yield admin_pb2.WatchPoolResponse(pool=self.pool)
 
 
 class NotedCredentials(EngineCredentials):
@@ -54,9 +56,11 @@ class NotedCredentials(EngineCredentials):
 
 @asynccontextmanager
 async def followed(
-    monkeypatch: pytest.MonkeyPatch, settings: TargetSettings
+    monkeypatch: pytest.MonkeyPatch,
+    settings: TargetSettings,
+    pool: admin_pb2.GetPoolStatusResponse | None = None,
 ) -> AsyncIterator[Admin]:
-    admin = Admin()
+    admin = Admin(pool)
     async with serving(admin, security=security_of(settings, "target")) as server:
         server.set_serving(True)
         monkeypatch.setattr(engine_client, "TARGET_PORT", server.port)
@@ -117,12 +121,11 @@ async def test_the_error_of_calls_is_known_until_a_target_reports_and_logged_onc
 
 
 async def test_a_target_that_accepts_calls_and_never_reports_has_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine_client, "POLL_SECONDS", 0.05)
     clients = EngineClients(lambda: 0.0, lambda key: None, EngineCredentials(""))
-    settings = TargetSettings(allow_insecure=True)
-    async with followed(monkeypatch, settings) as admin, asyncio.timeout(10):
+    async with followed(monkeypatch, TargetSettings()) as admin, asyncio.timeout(10):
         admin.is_silent = True
         clients.follow(KEY, {"pod": Address("127.0.0.1")}, {"pod"})
         for _ in range(2):  # the second call begins when the first one has failed
@@ -130,3 +133,19 @@ async def test_a_target_that_accepts_calls_and_never_reports_has_an_error(
             admin.called.clear()
         await clients.close()
     assert clients.errors(KEY) == {"pod": "no report within 0.05 s"}
+
+
+async def test_a_report_with_an_impossible_number_is_no_report_and_its_reason_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    credentials = NotedCredentials("")
+    clients = EngineClients(lambda: 0.0, lambda key: None, credentials)
+    pool = admin_pb2.GetPoolStatusResponse(eligible_sequences=math.nan)
+    async with followed(monkeypatch, TargetSettings(), pool), asyncio.timeout(10):
+        clients.follow(KEY, {"pod": Address("127.0.0.1", is_tls=False, has_tokens=False)}, {"pod"})
+        for _ in range(2):  # the second call begins when the first has failed
+            await credentials.used.wait()
+            credentials.used.clear()
+        assert clients.errors(KEY)["pod"].startswith("eligible_sequences: is nan, must be in ")
+        assert clients.state(KEY)[0] == {}
+        await clients.close()

@@ -1,3 +1,4 @@
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -60,6 +61,42 @@ def test_a_word_that_is_too_long_is_refused(
     with pytest.raises(FieldError) as refused:
         pool_status(message)
     assert str(refused.value) == f"{name}: has 257 characters, must have 0..256"
+
+
+FLOATS = [field.name for field in fields(PoolStatus) if field.type is float]
+FLOATS_OF_LINKS = [field.name for field in fields(LinkStatus) if field.type is float]
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, -1.0, 1e19])
+@pytest.mark.parametrize("name", [*FLOATS, *FLOATS_OF_LINKS])
+def test_a_number_that_no_target_measures_is_refused(name: str, number: float) -> None:
+    most: dict[str, Any] = {name: number}
+    message = admin_pb2.GetPoolStatusResponse(**most if name in FLOATS else {"links": [most]})
+    path = name if name in FLOATS else rf"links\[0\]\.{name}"
+    with pytest.raises(FieldError, match=f"^{path}: is .*, must be in "):
+        pool_status(message)
+
+
+def test_a_count_that_is_not_exact_in_json_is_refused() -> None:
+    message = admin_pb2.GetPoolStatusResponse(links=[admin_pb2.LinkStatus(hits=2**53)])
+    with pytest.raises(
+        FieldError, match=r"^links\[0\]\.hits: is 9007199254740992, must be in 0\.\."
+    ):
+        pool_status(message)
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        PoolStatus(eligible_sequences=-1e-9, desired_draft_replicas=-1e-9),
+        PoolStatus(links=(LinkStatus(address="a:1", state="active", round_trip_seconds=3600.0),)),
+        PoolStatus(
+            links=(LinkStatus(address="a:1", state="active", channel_bytes_per_second=2e16),)
+        ),
+    ],
+)
+def test_the_least_likely_measurements_of_a_target_are_accepted(pool: PoolStatus) -> None:
+    assert pool_status(pool_status_response(pool)) == pool
 
 
 def test_the_longest_reason_of_a_link_is_cut_and_never_refused() -> None:
