@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from ssd.errors import FieldError
 
@@ -28,6 +29,8 @@ _OTHER_BYTES = 256 * 1024
 """Maximum size of a message without its prompt, rounded up: stop strings (16 KiB), metadata
 (33 KiB), logit biases (14 KiB), a JSON schema (64 KiB), roles and lengths of 4096 turns (80
 KiB)."""
+_OPENING = (b"[", b"{")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,11 +139,31 @@ def max_values(text: bytes, enough: int) -> int:
     ``enough``. Takes 4 ms per MiB. Of a text that is not JSON, the result bounds what is read
     before the error.
     """
-    # Now a quotation mark begins or ends a text.
-    plain = text.replace(rb"\\", b"").replace(rb"\"", b"")
+    plain = _without_escapes(text)
     num_values = plain.count(b'"') // 2 + 1
     if num_values <= enough:
-        outside = b"".join(plain.split(b'"')[::2])
         # A list or an object has one value more than it has commas, unless it is empty.
-        num_values += sum(map(outside.count, (b",", b"[", b"{")))
+        num_values += sum(map(_outside_texts(plain).count, (b",", *_OPENING)))
     return num_values
+
+
+def max_depth(text: bytes) -> int:
+    """Return the number of lists and objects around the innermost value of a JSON text.
+
+    Takes 0.1 us for each of them. The result is 0 for a text that is not JSON because lists or
+    objects do not end.
+    """
+    brackets = _outside_texts(_without_escapes(text)).translate(None, _NO_BRACKETS)
+    if 2 * sum(map(brackets.count, _OPENING)) != len(brackets):
+        return 0
+    steps = (1 if bracket in b"[{" else -1 for bracket in brackets)
+    return max(accumulate(steps), default=0)
+
+
+def _without_escapes(text: bytes) -> bytes:
+    """Return a JSON text in which each quotation mark begins or ends a text."""
+    return text.replace(rb"\\", b"").replace(rb"\"", b"")
+
+
+def _outside_texts(plain: bytes) -> bytes:
+    return b"".join(plain.split(b'"')[::2])

@@ -19,6 +19,7 @@ from ssd.rpc.bounds import (
     check_range,
     check_text,
     in_parts,
+    max_depth,
     max_values,
 )
 from ssd.rpc.sampling_codec import (
@@ -59,6 +60,9 @@ MAX_TEMPLATE_ARGUMENTS_BYTES = 16 * 1024
 MAX_JSON_VALUES = 64 * 1024
 """Maximum number of values in all JSON texts of a conversation, as ``max_values`` counts. The event
 loop parses them and the template writes them, in at most 10 ms."""
+MAX_JSON_DEPTH = 32
+"""Maximum number of lists and objects in each other, in these texts. Templates that indent JSON
+write each value after as many spaces as it is deep."""
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -387,6 +391,12 @@ def _conversation(chat: types_pb2.ChatMessages, bounds: PromptBounds) -> Convers
     )
     conversation = Conversation(turns, chat.tools, chat.template_arguments)
     check_text("chat", *conversation.texts, bounds=bounds)
+    _check_json(conversation)
+    return conversation
+
+
+def _check_json(conversation: Conversation) -> None:
+    """Refuse JSON texts that take long to parse or to write."""
     json_text = ",".join(filter(None, conversation.json_texts)).encode()
     if max_values(json_text, MAX_JSON_VALUES) > MAX_JSON_VALUES:
         raise FieldError(
@@ -394,7 +404,12 @@ def _conversation(chat: types_pb2.ChatMessages, bounds: PromptBounds) -> Convers
             f"has over {MAX_JSON_VALUES} JSON values in tools, arguments of calls and template "
             "arguments; send fewer tools or turns",
         )
-    return conversation
+    if max_depth(json_text) > MAX_JSON_DEPTH:
+        raise FieldError(
+            "chat",
+            f"has over {MAX_JSON_DEPTH} JSON lists and objects in each other, in tools, arguments "
+            "of calls or template arguments",
+        )
 
 
 def _mode(number: types_pb2.Mode) -> Mode:

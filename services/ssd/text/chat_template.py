@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -136,7 +137,12 @@ def tool_format(template: ChatTemplate | None) -> str:
 
 
 def render_chat(
-    template: ChatTemplate | None, turns: Sequence[ChatTurn], tools: str = "", arguments: str = ""
+    template: ChatTemplate | None,
+    turns: Sequence[ChatTurn],
+    tools: str = "",
+    arguments: str = "",
+    *,
+    max_characters: int = sys.maxsize,
 ) -> str:
     """Return the prompt of a conversation, ready for the assistant's turn.
 
@@ -147,10 +153,11 @@ def render_chat(
         turns: oldest first.
         tools: a JSON list, the variable ``tools``; empty for none.
         arguments: a JSON object, other variables such as ``enable_thinking``; empty for none.
+        max_characters: the template is stopped when it has written more.
 
     Raises:
-        FieldError: the model has no template, or it rejects the conversation; or one of the JSON
-            texts is malformed or is not valid Unicode.
+        FieldError: the model has no template, it rejects the conversation, or the prompt is too
+            long; or one of the JSON texts is malformed or is not valid Unicode.
     """
     if template is None:
         raise FieldError("chat", "this model has no chat template; send text or token_ids")
@@ -166,7 +173,8 @@ def render_chat(
 
     def render(no_content: str | None) -> str:
         own["messages"] = [_message(turn, index, no_content) for index, turn in enumerate(turns)]
-        return _compiled(text).render({**template.special_tokens, **variables, **own})
+        parts = _compiled(text).generate({**template.special_tokens, **variables, **own})
+        return _joined(parts, max_characters)
 
     try:
         if _TESTS_CONTENT.search(text):
@@ -177,6 +185,19 @@ def render_chat(
         return render("")
     except RENDERING_ERRORS as error:
         raise FieldError("chat", f"the chat template of the model rejects it: {error}") from error
+
+
+def _joined(parts: Iterable[str], max_characters: int) -> str:
+    """Join the output of a template, which can repeat a variable many times."""
+    joined, num_characters = [], 0
+    for part in parts:
+        num_characters += len(part)
+        if num_characters > max_characters:
+            raise FieldError(
+                "chat", f"has over {max_characters} bytes after the chat template of the model"
+            )
+        joined.append(part)
+    return "".join(joined)
 
 
 def _message(turn: ChatTurn, index: int, no_content: str | None) -> dict[str, Any]:

@@ -329,7 +329,11 @@ class RequestHandler:
         is_chat = isinstance(prompt, Conversation)
         if isinstance(prompt, Conversation):
             prompt = render_chat(
-                self._chat_template, prompt.turns, prompt.tools, prompt.template_arguments
+                self._chat_template,
+                prompt.turns,
+                prompt.tools,
+                prompt.template_arguments,
+                max_characters=ANY_MODEL.text_bytes,
             )
             check_text("chat", prompt, bounds=self.bounds)
         if isinstance(prompt, str):

@@ -10,6 +10,7 @@ from tests.unit.ssd.rpc.values import VALUES, any_of, tuples_of
 from ssd.errors import FieldError
 from ssd.rpc.bounds import MAX_TEXT_BYTES, MAX_TOKEN_IDS
 from ssd.rpc.codec import (
+    MAX_JSON_DEPTH,
     MAX_JSON_VALUES,
     Conversation,
     GenerateCall,
@@ -231,6 +232,29 @@ def test_a_conversation_with_much_json_is_refused(
     with pytest.raises(FieldError, match="has over 65536 JSON values") as caught:
         generate_call(sent)
     assert caught.value.field == "chat"
+
+
+@pytest.mark.parametrize("depth", [MAX_JSON_DEPTH, MAX_JSON_DEPTH + 1])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("[", "]"), ('{"a": ', "}"), ('["]]", ', ', "\\"[["]')],
+    ids=["lists", "objects", "brackets in texts"],
+)
+@pytest.mark.parametrize("place", ["tools", "arguments", "call"])
+def test_json_that_is_nested_too_deeply_is_refused(
+    depth: int, before: str, after: str, place: str
+) -> None:
+    nested = before * depth + "1" + after * depth
+    call = (ToolCall("1", "f", nested),) if place == "call" else ()
+    turn = ChatTurn("assistant", "", call)
+    texts = {"tools": nested} if place == "tools" else {}
+    texts |= {"template_arguments": nested} if place == "arguments" else {}
+    prompt = GenerateCall(prompt=Conversation((turn,), **texts))
+    if depth <= MAX_JSON_DEPTH:
+        assert generate_call(generate_request(prompt)) == prompt
+        return
+    with pytest.raises(FieldError, match="has over 32 JSON lists and objects in each other"):
+        generate_call(generate_request(prompt))
 
 
 def test_a_long_text_in_arguments_is_one_value() -> None:

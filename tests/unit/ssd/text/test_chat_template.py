@@ -170,13 +170,13 @@ def test_the_format_of_calls_is_found_in_the_template(template: str | None, expe
 @pytest.mark.parametrize("text", [r'{"a": "\ud800"}', r'{"\udc00": 1}'])
 def test_json_with_half_a_character_is_refused_by_its_field(text: str) -> None:
     calling = ChatTurn("assistant", "", (ToolCall("1", "f", text),))
-    for turns, given, field in (
-        ([calling], {}, "messages[0].tool_calls[0].function.arguments"),
-        (TURNS, {"tools": f"[{text}]"}, "tools"),
-        (TURNS, {"arguments": text}, "template_arguments"),
+    for turns, tools, arguments, field in (
+        ([calling], "", "", "messages[0].tool_calls[0].function.arguments"),
+        (TURNS, f"[{text}]", "", "tools"),
+        (TURNS, "", text, "template_arguments"),
     ):
         with pytest.raises(FieldError, match="is not valid Unicode") as caught:
-            render_chat(TEMPLATE, turns, **given)
+            render_chat(TEMPLATE, turns, tools, arguments)
         assert caught.value.field == f"chat.{field}"
     render_chat(TEMPLATE, TURNS, arguments=r'{"a": "\ud83d\ude00"}')
 
@@ -345,3 +345,19 @@ def test_templates_can_ask_for_the_date(monkeypatch: pytest.MonkeyPatch) -> None
 def test_templates_can_choose_the_form_of_json() -> None:
     template = "{{ messages[0].content | tojson(ensure_ascii=True, separators=(',', ':')) }}"
     assert render_chat(ChatTemplate(template), [ChatTurn("user", "é")]) == r'"\u00e9"'
+
+
+def test_a_template_that_repeats_its_variables_is_stopped_at_the_bound() -> None:
+    rendered: list[str] = []
+
+    class Counted(str):
+        def __str__(self) -> str:
+            rendered.append("one")
+            return "x" * 100
+
+    text = "{% for turn in messages %}{{ turn.content }}{% endfor %}"
+    turns = [ChatTurn("user", Counted())] * 50
+    with pytest.raises(FieldError, match=r"^chat: has over 1000 bytes after the chat template"):
+        render_chat(ChatTemplate(text), turns, max_characters=1000)
+    assert len(rendered) == 11
+    assert render_chat(ChatTemplate(text), turns[:10], max_characters=1000) == "x" * 1000
