@@ -17,6 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ssd.errors import FieldError, TokenizerError
+from ssd.text.linked_file import check_link
 from ssd.text.tokenizer_config import CONFIG, read_config, special_tokens
 from ssd.types import ChatTurn
 
@@ -76,11 +77,12 @@ def load_template(folder: Path) -> ChatTemplate | None:
     the configuration, or in files, which come first.
 
     Raises:
-        TokenizerError: the configuration or the template cannot be read, or a template in the list
-            of the configuration is malformed.
+        TokenizerError: the configuration or the template cannot be read or is outside the folder,
+            or a template in the list of the configuration is malformed.
     """
+    check_link(folder, folder / CONFIG)
     config = read_config(folder)
-    chat_template: object = _read(folder / "chat_template.jinja")
+    chat_template: object = _read(folder, "chat_template.jinja")
     if chat_template is None:
         chat_template = config.get("chat_template")
     if isinstance(chat_template, list):
@@ -88,7 +90,7 @@ def load_template(folder: Path) -> ChatTemplate | None:
     else:
         named = {"default": chat_template} if isinstance(chat_template, str) else {}
     for name in ("default", "tool_use"):
-        text = _read(folder / "additional_chat_templates" / f"{name}.jinja")
+        text = _read(folder, f"additional_chat_templates/{name}.jinja")
         if text is not None:
             named[name] = text
     if "default" not in named:
@@ -96,8 +98,10 @@ def load_template(folder: Path) -> ChatTemplate | None:
     return ChatTemplate(named["default"], named.get("tool_use", ""), special_tokens(config))
 
 
-def _read(file: Path) -> str | None:
-    """Return the template in a file, None if there is no such file."""
+def _read(folder: Path, name: str) -> str | None:
+    """Return the template in a file of a folder, None if there is no such file."""
+    file = folder / name
+    check_link(folder, file)
     try:
         return file.read_text(encoding="utf-8") if file.is_file() else None
     except ValueError as error:
