@@ -103,7 +103,7 @@ def from_mapping(cls: type[Settings], values: Mapping[str, object], source: str)
     Raises:
         SettingsError: an unknown key, or a value of the wrong type or out of bounds.
     """
-    _refuse_unknown(cls, values, f"{source}: ", _names(cls))
+    _refuse_unknown(values, f"{source}: ", _names(cls))
     return _made(cls, {name: (value, source) for name, value in values.items()})
 
 
@@ -290,7 +290,7 @@ def _arguments(cls: type, argv: Sequence[str], prefix: str) -> argparse.Namespac
         parser.add_argument(_flag(item.name), default=None, dest=item.name, help=text, **options)
     arguments, rest = parser.parse_known_args(list(argv))
     flags = ["--config", *map(_flag, _names(cls))]
-    _refuse_unknown(cls, (argument.partition("=")[0] for argument in rest), "", flags, "--")
+    _refuse_unknown((argument.partition("=")[0] for argument in rest), "", flags, "--")
     return arguments
 
 
@@ -305,7 +305,7 @@ def _from_file(path: Path, cls: type) -> dict[str, tuple[Any, str]]:
         return {}
     if not isinstance(document, dict):
         raise SettingsError(f"--config {path}: it must be a mapping of names to values")
-    _refuse_unknown(cls, document, f"{path}: ", _names(cls))
+    _refuse_unknown(document, f"{path}: ", _names(cls))
     return {name: (value, f"file {path}") for name, value in document.items()}
 
 
@@ -315,7 +315,7 @@ def _from_environment(
     start = f"{prefix}_"
     variables = {name: text for name, text in environ.items() if name.startswith(start)}
     valid = [start + name.upper() for name in _names(cls)]
-    _refuse_unknown(cls, variables, "environment: ", valid, start)
+    _refuse_unknown(variables, "environment: ", valid, start)
     return {
         name.removeprefix(start).lower(): (text, f"environment {name}")
         for name, text in variables.items()
@@ -323,18 +323,13 @@ def _from_environment(
 
 
 def _refuse_unknown(
-    cls: type, keys: Iterable[object], where: str, valid: Sequence[str], prefix: str = ""
+    keys: Iterable[object], where: str, valid: Sequence[str], prefix: str = ""
 ) -> None:
-    """Refuse a name that no setting has.
-
-    ``elsewhere`` of a class has hints for settings of other processes, by name.
-    """
+    """Refuse a name that no setting has."""
     for name in map(str, keys):
         if name in valid:
             continue
-        hint, own = did_you_mean(name, valid, prefix), name.removeprefix(prefix)
-        if other := getattr(cls, "elsewhere", {}).get(own.lower().replace("-", "_")):
-            hint = f"; {other}"
+        hint = did_you_mean(name, valid, prefix)
         raise SettingsError(f"{where}unknown setting {name}{hint}")
 
 

@@ -33,8 +33,8 @@ async def serve(settings: DraftSettings) -> int:
         SetupError: the process cannot start.
     """
     use_own_gpus(settings)
-    # The target chooses the channel, after the start of a draft.
-    load_kernels_early()
+    if settings.channel == "collective":
+        load_kernels_early()
     cpus = pin(settings.step_cpus, settings.other_cpus)
     model = find_model(settings, max_num_seqs=settings.max_sessions, branches=settings.branches)
     me = peer(settings, weights_fingerprint(model.folder))

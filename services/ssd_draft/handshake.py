@@ -15,7 +15,10 @@ _FIXES = dict.fromkeys(
 def welcome(hello: Hello, setup: DraftSetup, num_targets: int) -> Welcome:
     """Return the answer to a valid Hello of one of ``num_targets`` targets."""
     backend, refusal = "", ""
-    if hello.backends:
+    if hello.backends and setup.settings.channel == "grpc":
+        # A target may be hostile, and a backend lets it end this process.
+        refusal = "the draft has channel grpc: set channel to collective on the draft too"
+    elif hello.backends:
         # Without a collective channel, a link needs none of this.
         from ssd.transport.communicator import common_backend  # noqa: PLC0415
 

@@ -1,8 +1,7 @@
 """Settings of the draft process. Sources and precedence: ``ssd.settings``."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Literal
 
 from ssd.engine_settings import EngineSettings
 from ssd.errors import SettingsError
@@ -13,10 +12,6 @@ from ssd.types import FanOutName
 class DraftSettings(EngineSettings):
     """Settings of ``python -m ssd_draft``."""
 
-    elsewhere: ClassVar[Mapping[str, str]] = {
-        "channel": "set channel on the target, and its drafts follow"
-    }
-    """Hints for settings of the other process."""
     model: str = "demo://draft"
     port: int = field(default=50052, metadata={"min": 0, "max": 65535})
     http_port: int = field(default=9091, metadata={"min": 0, "max": 65535})
@@ -24,6 +19,10 @@ class DraftSettings(EngineSettings):
     """Maximum number of sessions of all links together; further ones are refused."""
     fan_out: FanOutName = "adaptive"
     """Policy that selects the outcomes that get a branch, unless a target sends another one."""
+    channel: Literal["grpc", "collective"] = "grpc"
+    """How tables and commits may travel. With ``collective``, a target that has it too can use a
+    connection beside the gRPC stream. That is not encrypted and needs targets of your own: a
+    hostile one can end the draft. With ``grpc``, all links use gRPC."""
     state_folder: str = ""
     """Folder of this draft alone, made if missing, in which it keeps the values of the fan-out
     ``adaptive`` that it has fitted to outcomes. Empty: they are fitted again after each start, in
@@ -40,6 +39,11 @@ class DraftSettings(EngineSettings):
             raise SettingsError(
                 "caller_names: every certificate that tls_client_ca signed could open a link; give "
                 "the names in the certificates of targets, or token_file"
+            )
+        if self.tls_certificate and self.channel != "grpc":
+            raise SettingsError(
+                f"channel {self.channel} is not encrypted, and tls_certificate requests TLS: set "
+                "channel to grpc"
             )
 
     @property

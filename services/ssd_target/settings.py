@@ -71,9 +71,10 @@ class TargetSettings(EngineSettings):
     """Suspend a link for 5 to 60 s if it sends no table for three rounds and three deadlines."""
     channel: Literal["grpc", "collective"] = "grpc"
     """How tables and commits travel. ``collective`` uses a connection beside the gRPC stream of
-    each link: NCCL if both ends have it, else gloo; drafts follow. It needs TCP connections on any
-    port between the pods, and drafts of your own: a hostile one can end the target. NCCL has not
-    run on a GPU yet. If it does not connect, the link uses gRPC. The status has the reason."""
+    each link: NCCL if both ends have it, else gloo. Drafts need the same setting. It needs TCP
+    connections on any port between the pods, and drafts of your own: a hostile one can end the
+    target. NCCL has not run on a GPU yet. If it does not connect, the link uses gRPC. The status
+    has the reason."""
     max_round_trip_us: int = field(default=0, metadata={"min": 0, "max": 1_000_000})
     """Maximum measured round trip of a link, in microseconds; 0 sets no limit. A slower link is
     refused, and the target serves without it."""

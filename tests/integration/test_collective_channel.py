@@ -27,7 +27,8 @@ from ssd.rpc.client import DraftClient, TargetClient
 from ssd.rpc.pool_codec import LinkStatus
 from ssd.types import Mode
 
-FLAGS = (*LONG_WAIT, "--channel", "collective")
+CHANNEL = ("--channel", "collective")
+FLAGS = (*LONG_WAIT, *CHANNEL)
 MAX_SECONDS = 60.0
 LONGEST_LIFE_SECONDS = 1.5
 """A process is killed within this time: before, during or after the set-up of its channel."""
@@ -53,7 +54,7 @@ async def linked(
 ) -> AsyncIterator[tuple[ProcessUnderTest, ProcessUnderTest, TargetClient]]:
     """A target and its draft."""
     async with (
-        draft(folder) as draft_process,
+        draft(folder, "0", *CHANNEL) as draft_process,
         target(folder, [draft_process], *FLAGS, *flags) as (process, client),
     ):
         yield process, draft_process, client
@@ -156,7 +157,7 @@ async def test_a_stopped_draft_is_lost_with_its_lease_and_joins_again_in_a_new_e
 
 
 async def test_a_link_uses_grpc_if_its_draft_cannot_set_up_the_channel(folder: Path) -> None:
-    shape = ("--model", str(folder), *SHAPE, "--port", "0")
+    shape = ("--model", str(folder), *SHAPE, *CHANNEL, "--port", "0")
     async with running_code(WITHOUT_GLOO, *shape) as draft_process:
         await draft_process.until("ready")
         async with target(folder, [draft_process], *FLAGS) as (process, client):
@@ -167,6 +168,18 @@ async def test_a_link_uses_grpc_if_its_draft_cannot_set_up_the_channel(folder: P
             assert logged.fields["reason"] == link.channel_reason
             plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
             await generate_until_hits(client, plain)
+
+
+async def test_a_target_cannot_switch_the_channel_on_at_a_draft(folder: Path) -> None:
+    async with (
+        draft(folder) as draft_process,
+        target(folder, [draft_process], *FLAGS) as (_, client),
+    ):
+        link = await only_link(client)
+        assert (link.state, link.channel) == ("active", "grpc")
+        assert link.channel_reason == (
+            "the draft has channel grpc: set channel to collective on the draft too"
+        )
 
 
 @pytest.mark.parametrize("num_kills", KILLS)
@@ -183,7 +196,7 @@ async def test_drafts_killed_at_any_moment_change_no_token_and_leave_nothing(
             return (await only_link(client)).state == "active"
 
         for number in range(num_kills + 1):
-            async with draft(folder, str(port)) as victim, asyncio.timeout(MAX_SECONDS):
+            async with draft(folder, str(port), *CHANNEL) as victim, asyncio.timeout(MAX_SECONDS):
                 if number in {0, num_kills}:
                     await until(is_active)
                     assert (await only_link(client)).channel == "collective"

@@ -33,7 +33,8 @@ LONG = SamplingParams(temperature=0.0, max_tokens=1200, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=1900, ignore_eos=True)
 PROMPT = "a prompt that nobody else may read"
 WAIT_SECONDS = 60.0
-ONE_AT_A_TIME = ("--max-num-seqs", "1", "--channel", "collective")
+CHANNEL = ("--channel", "collective")
+ONE_AT_A_TIME = ("--max-num-seqs", "1", *CHANNEL)
 RARE = {
     "ssd_draft_max_sessions",  # a setting
     *("ssd_link_refusals", "ssd_bad_frames", "ssd_stale_frames", "ssd_preemptions"),
@@ -122,7 +123,10 @@ folder = model_folder(seed=1, max_len=2048)
 
 async def test_metrics_and_spans_show_what_a_target_and_a_draft_do(folder: Path) -> None:
     model = ("--model", str(folder), *SHAPE)
-    async with collecting() as (collector, endpoint), running("ssd_draft", *model) as draft:
+    async with (
+        collecting() as (collector, endpoint),
+        running("ssd_draft", *model, *CHANNEL) as draft,
+    ):
         await draft.until("listening")
         loading = await scrape(draft)
         await draft.until("ready")

@@ -292,7 +292,7 @@ class Transport(Block):
     """How commits and tables travel. Collective: a connection beside the gRPC stream, NCCL
     between GPUs, else gloo; it opens all TCP ports between targets and their drafts, and is refused
     with security.tls, because it is not encrypted. A link on which it does not connect uses Grpc.
-    status.links has what is used and the reason. A change replaces targets."""
+    status.links has what is used and the reason. A change replaces targets and drafts."""
     max_round_trip_microseconds: Annotated[int, between(1, 1_000_000)] | None = None
     """A link with a longer measured round trip is refused, and the target serves without it; absent
     sets no limit. A change replaces targets."""

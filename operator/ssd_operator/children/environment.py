@@ -49,6 +49,8 @@ def engine_environment(workload: Workload) -> list[Object]:
         "LOOKAHEAD": spec.speculation.lookahead,
         "BRANCHES": spec.speculation.branches,
         "THREADS": None if is_gpu else num_threads(workload),
+        # Drafts of a pool have no collective channel: its targets may belong to others.
+        "CHANNEL": unless_default(spec.transport.channel.lower(), "grpc"),
         "REFLECTION": "true" if spec.observability.reflection else None,
         "TERMINATION_LOG": TERMINATION_LOG,
     }
@@ -62,7 +64,6 @@ def engine_environment(workload: Workload) -> list[Object]:
             "MAX_NUM_SEQS": engine.max_num_seqs,
             "MAX_QUEUE": engine.max_queue,
             "DETERMINISTIC": "true" if engine.deterministic else None,
-            "CHANNEL": unless_default(spec.transport.channel.lower(), "grpc"),
             "MAX_ROUND_TRIP_US": spec.transport.max_round_trip_microseconds,
             **target_settings(workload),
         }

@@ -438,19 +438,21 @@ def draft_process(
             *_cpu_flags(plan.drafts[index], plan.others),
             *("--drain-seconds", str(DRAIN_SECONDS)),
             *deployment.common_flags,
-            *_shape_flags(deployment),
+            *_link_flags(deployment),
             *deployment.draft_flags,
         ],
         on_event,
     )
 
 
-def _shape_flags(deployment: Deployment) -> list[str]:
-    """Return lookahead and branches of a draft, which are the values of its target."""
+def _link_flags(deployment: Deployment) -> list[str]:
+    """Return lookahead, branches and channel of a draft, which are the values of its target."""
     flags = (*deployment.common_flags, *deployment.target_flags)
     defaults = {item.name: str(item.default) for item in fields(EngineSettings)}
-    shape = {name: _of_target(name, defaults[name], flags) for name in ("lookahead", "branches")}
-    return [word for name, value in shape.items() for word in (f"--{name}", value)]
+    defaults["channel"] = "grpc"
+    names = ("lookahead", "branches", "channel")
+    values = {name: _of_target(name, defaults[name], flags) for name in names}
+    return [word for name, value in values.items() for word in (f"--{name}", value)]
 
 
 def _of_target(name: str, default: str, flags: Sequence[str] = ()) -> str:

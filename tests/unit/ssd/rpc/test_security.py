@@ -53,6 +53,10 @@ def token(tmp_path: Path) -> Any:
             lambda: TargetSettings(link_ca="a", channel="collective"),
             "channel collective is not encrypted",
         ),
+        (
+            lambda: DraftSettings(tls_certificate="c", tls_key="k", channel="collective"),
+            "channel collective is not encrypted",
+        ),
     ],
 )
 def test_settings_that_protect_less_than_they_seem_to_are_refused(make: Any, problem: str) -> None:

@@ -294,6 +294,18 @@ async def test_drafts_have_the_lookahead_and_the_branches_of_their_target(
     assert (draft.lookahead, draft.branches) == shape
 
 
+@pytest.mark.parametrize("channel", ["grpc", "collective"])
+@pytest.mark.parametrize("is_flag", [False, True])
+async def test_drafts_have_the_channel_of_their_target(
+    channel: str, monkeypatch: pytest.MonkeyPatch, *, is_flag: bool
+) -> None:
+    if not is_flag:
+        monkeypatch.setenv("SSD_TARGET_CHANNEL", channel)
+    flags = ("--channel", channel) if is_flag else ()
+    target, draft = await settings_of_started(Deployment(target_flags=flags), monkeypatch)
+    assert (target.channel, draft.channel) == (channel, channel)
+
+
 @pytest.mark.parametrize(("of_user", "expected"), [(None, LOCAL_DEADLINE_MS), ("20", 20.0)])
 async def test_a_local_target_has_a_long_table_deadline_unless_the_environment_sets_it(
     of_user: str | None, expected: float, monkeypatch: pytest.MonkeyPatch

@@ -156,16 +156,6 @@ def test_a_common_prefix_makes_no_variable_the_nearest_one() -> None:
         load_some(SSD_TEST_CHANNEL="grpc")
 
 
-@pytest.mark.parametrize(
-    ("argv", "environ"), [(["--channel", "grpc"], {}), ([], {"SSD_DRAFT_CHANNEL": "grpc"})]
-)
-def test_the_channel_of_a_draft_is_set_on_its_target(
-    argv: list[str], environ: dict[str, str]
-) -> None:
-    with pytest.raises(SettingsError, match="; set channel on the target, and its drafts follow"):
-        load(DraftSettings, argv, prefix="SSD_DRAFT", environ=environ)
-
-
 def test_variables_of_other_prefixes_are_ignored() -> None:
     assert load_some(SSD_TESTING_PORT="1", PATH="/", SSD_PORT="1").settings == SomeSettings()
 

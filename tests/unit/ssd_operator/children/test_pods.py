@@ -103,6 +103,8 @@ def test_a_choice_of_the_user_is_a_setting_of_the_process() -> None:
     assert values_of(cpu_draft(weights="Int4"))["SSD_DRAFT_WEIGHTS"] == "int4"
     collective = cpu_demo().changed(transport=Transport(channel="Collective"))
     assert values_of(template_of(resource(collective)))["SSD_TARGET_CHANNEL"] == "collective"
+    its_draft = template_of(resource(collective), Component.DRAFT)
+    assert values_of(its_draft)["SSD_DRAFT_CHANNEL"] == "collective"
 
 
 def test_a_label_of_the_user_replaces_none_of_ours() -> None:
