@@ -141,9 +141,10 @@ def test_cuda_is_restricted_to_the_allocated_gpus_if_the_container_has_more_devi
     [
         (target, TargetSettings(device="cuda", channel="collective"), "EAGER"),
         (target, TargetSettings(device="cuda"), None),
-        (draft, DraftSettings(device="cuda"), "EAGER"),
+        (draft, DraftSettings(device="cuda", channel="collective"), "EAGER"),
+        (draft, DraftSettings(device="cuda"), None),
     ],
-    ids=["collective", "grpc", "draft"],
+    ids=["target collective", "target grpc", "draft collective", "draft grpc"],
 )
 async def test_kernels_are_loaded_before_a_receive_of_nccl_can_delay_them(
     process: Any, settings: Any, value: str | None, monkeypatch: pytest.MonkeyPatch

@@ -352,11 +352,11 @@ def test_an_added_token_keeps_its_id_of_the_tokenizer(
     made = library()
     made.add_tokens([NEW])
     number = NEW_ID + 5
-    content = {
+    contents: dict[str, dict[str, Any]] = {
         "decoder": {"tokenizer_config": {"added_tokens_decoder": {str(number): {"content": NEW}}}},
         "file": {"added_tokens": {NEW: number}},
-    }[form]
-    folder = write(tmp_path / "model", made, config={"vocab_size": number}, **content)
+    }
+    folder = write(tmp_path / "model", made, config={"vocab_size": number}, **contents[form])
     tokenizer = load_tokenizer(folder)
     assert tokenizer.encode(NEW, has_prefix=True) == [NEW_ID]
     assert tokenizer.vocab_size == NEW_ID + 1
