@@ -43,7 +43,9 @@ class TargetWithoutModel:
         GenerateServicer(settings, self.handler, int, traces).add_to(self.server)
 
     def open(self, num_token_ids: int = 256) -> None:
-        engine = SimpleNamespace(max_model_len=MAX_MODEL_LEN, num_token_ids=num_token_ids)
+        engine = SimpleNamespace(
+            max_model_len=MAX_MODEL_LEN, num_token_ids=num_token_ids, block_size=16
+        )
         self.handler.open(cast(TargetRunner, SimpleNamespace(engine=engine)))
 
     async def arrival(self) -> Sequence:
