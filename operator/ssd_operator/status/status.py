@@ -25,6 +25,10 @@ from ssd_operator.status.pass_result import LONGEST_MESSAGE, Condition, PassResu
 ROUND_TRIP = "roundTripMicroseconds"
 _SLOWEST_FIRST = ("TCP", "NET/SOCKET", "NET/", "NCCL", "SHM", "P2P")
 """Beginnings of transports. NCCL means that its path is unknown."""
+_LONGEST_WORD = 64
+_LONGEST_NAME = 253
+_LONGEST_DTYPES = 128
+"""Characters that the definition of the resource allows."""
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -42,7 +46,7 @@ def status_of(result: PassResult) -> Object:
     if resource.is_pool:
         return common | _use(snapshot)
     active = snapshot.active_links.values()
-    transports = {link.transport.upper() for link in active if link.transport}
+    transports = {link.transport.upper()[:_LONGEST_WORD] for link in active if link.transport}
     # Links are active also while a target decodes without them.
     state = by_type["SpeculationActive"].reason
     if by_type["SpeculationActive"].status == "True" and "NotWorthwhile" in by_type:
@@ -130,7 +134,7 @@ def _dtypes(snapshot: Snapshot, old: Object) -> Object:
         return {name: old[name] for name in names if name in old}
     dtypes = ", ".join(sorted({answer.dtype for answer in answers}))
     reasons = "; ".join(sorted({answer.dtype_reason for answer in answers}))
-    return {"targetDtype": dtypes, "targetDtypeReason": reasons[:LONGEST_MESSAGE]}
+    return {"targetDtype": dtypes[:_LONGEST_DTYPES], "targetDtypeReason": reasons[:LONGEST_MESSAGE]}
 
 
 def _target(result: PassResult) -> Object:
@@ -199,7 +203,11 @@ def _last_scale(result: PassResult) -> Object:
 
 
 def _links(snapshot: Snapshot) -> list[Object]:
-    """The links, as measured: pods on one node do not necessarily use a faster transport."""
+    """The links, as measured: pods on one node do not necessarily use a faster transport.
+
+    Texts of a target that are too long for a status are cut, or its link is left out: an API server
+    would refuse the whole status.
+    """
     nodes = {name_of(pod): pod.get("spec", {}).get("nodeName", "") for pod in snapshot.drafts}
     cells = {name_of(pod): cell_of(pod) for pod in snapshot.targets}
     old = {(link["target"], link["draft"]): link for link in snapshot.status.get("links") or []}
@@ -210,14 +218,15 @@ def _links(snapshot: Snapshot) -> list[Object]:
                 "draft": draft,
                 "node": nodes.get(draft, ""),
                 "cell": cells[target],
-                "channel": link.channel.capitalize() if link.transport else "",
-                "transport": link.transport.upper(),
+                "channel": link.channel.capitalize()[:_LONGEST_WORD] if link.transport else "",
+                "transport": link.transport.upper()[:_LONGEST_WORD],
                 ROUND_TRIP: _round_trip(old.get((target, draft), {}), link),
                 "state": link.state.capitalize(),
                 "reason": (link.reason or link.channel_reason)[:LONGEST_MESSAGE],
             }
         )
         for (target, draft), link in snapshot.links.items()
+        if 0 < len(draft) <= _LONGEST_NAME
     ]
     entries.sort(key=lambda entry: (entry["cell"], entry["target"], entry["draft"]))
     return entries[:MOST_LINKS]

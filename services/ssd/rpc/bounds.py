@@ -14,7 +14,7 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """Maximum size of a message that is sent. Processes limit received messages further."""
 MAX_ADMIN_BYTES = 256 * 1024
 """Maximum size of an answer of ``AdminService``: the operator reads answers of targets that it does
-not control. The state of 64 links fits, with the longest words and reasons."""
+not control. The state of 64 links fits, with the longest words and reasons in ASCII."""
 MAX_TOKEN_IDS = 1_000_000
 """Maximum length of a list in one message."""
 MAX_TEXT_BYTES = 4 * 1024 * 1024

@@ -178,6 +178,19 @@ def test_links_have_unique_keys_and_are_at_most_64() -> None:
     assert len(links) == len(keys) == 64
 
 
+def test_texts_of_a_target_that_are_too_long_do_not_prevent_the_status() -> None:
+    links = [
+        link("d0", channel="c" * 200, transport="t" * 200),
+        link("d" * 254, transport="t" * 200),
+        link("", address="", transport="t" * 200),
+    ]
+    status = derive(Scene(pools=(answer("t0", *links, dtype="f" * 200),)))
+    (entry,) = status["links"]
+    assert (len(entry["channel"]), len(entry["transport"])) == (64, 64)
+    assert len(status["transport"]["effective"]) == 64
+    assert len(status["model"]["targetDtype"]) == 128
+
+
 def test_an_inactive_link_has_its_reason_and_its_measurements() -> None:
     too_slow = link(
         "d0",
