@@ -5,7 +5,6 @@ not parse text that is not UTF-8: a server returns INVALID_ARGUMENT, and a clien
 ``FieldError`` before it sends.
 """
 
-import itertools
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, cast, get_args
@@ -18,7 +17,6 @@ from ssd.rpc.bounds import (
     check_count,
     check_range,
     check_text,
-    in_parts,
     max_depth,
     max_values,
 )
@@ -361,7 +359,7 @@ def _prompt(request: generate_pb2.GenerateRequest, bounds: PromptBounds) -> Prom
             if len(ids) >= bounds.tokens:
                 max_tokens = request.sampling.max_tokens or 1
                 raise ContextLengthError(len(ids), max_tokens, bounds.tokens, "token_ids.ids")
-            return tuple(itertools.chain.from_iterable(in_parts(ids)))
+            return tuple(ids)
         case "chat":
             return _conversation(request.chat, bounds)
     raise FieldError("input", "no prompt; set text, token_ids or chat")

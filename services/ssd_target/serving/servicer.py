@@ -62,14 +62,10 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
     ) -> None:
         """Stream the continuation of a prompt. Cancelling the call cancels the request."""
         self._handler.require_open()
-        call = await self._handler.tokenization.run(
-            len(request.token_ids.ids),
-            partial(
-                codec.generate_call,
-                request,
-                self._handler.tokenizer.vocab_size,
-                self._handler.bounds,
-            ),
+        # 10 ms for 128,000 ids. A worker thread would delay the refusal of a full queue, and calls
+        # that wait for it would have no bound.
+        call = codec.generate_call(
+            request, self._handler.tokenizer.vocab_size, self._handler.bounds
         )
         # Frees the prompt, which is not needed while the request waits and runs.
         del request

@@ -1,7 +1,6 @@
 """The service of requests: bounds, slow readers, hints when to retry."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -20,7 +19,6 @@ from ssd.errors import (
 )
 from ssd.rpc.bounds import PromptBounds
 from ssd.testing.clock import FakeClock
-from ssd.testing.tokenizer import ByteTokenizer
 from ssd.types import FinishReason, GenerationChunk
 from ssd.v1 import generate_pb2
 from ssd_target.decoding.sequence import SequenceRecord
@@ -28,7 +26,6 @@ from ssd_target.serving import servicer as servicer_module
 from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.serving.request_trace import RequestTrace, RequestTraces
 from ssd_target.serving.servicer import GenerateServicer, count_failure
-from ssd_target.serving.tokenization import Tokenization
 from ssd_target.settings import TargetSettings
 
 MAX_SECONDS = 60.0
@@ -42,8 +39,6 @@ class FakeHandler:
 
     def __init__(self) -> None:
         self.is_open = True
-        self.tokenizer = ByteTokenizer()
-        self.tokenization = Tokenization(self.tokenizer)
 
     def require_open(self) -> None:
         if not self.is_open:
@@ -51,7 +46,7 @@ class FakeHandler:
 
 
 @pytest.fixture
-async def handler() -> FakeHandler:
+def handler() -> FakeHandler:
     return FakeHandler()
 
 
@@ -72,23 +67,6 @@ async def test_a_list_that_is_too_long_is_not_detokenized(generate: GenerateServ
     request = generate_pb2.DetokenizeRequest(token_ids=[0] * 11)
     with pytest.raises(FieldError, match=r"token_ids: has 11 token ids, must have 0\.\.10"):
         await generate.Detokenize(request, None)
-
-
-@pytest.mark.parametrize(("count", "in_thread"), [(10, False), (1000, True)])
-async def test_a_long_list_of_token_ids_is_read_in_a_worker_thread(
-    generate: GenerateServicer, monkeypatch: pytest.MonkeyPatch, count: int, *, in_thread: bool
-) -> None:
-    threads: list[threading.Thread] = []
-
-    def watched_call(*_arguments: object) -> None:
-        threads.append(threading.current_thread())
-        raise FieldError("mode", "is unknown")
-
-    monkeypatch.setattr("ssd.rpc.codec.generate_call", watched_call)
-    request = generate_pb2.GenerateRequest(token_ids={"ids": [1] * count})
-    with pytest.raises(FieldError, match="is unknown"):
-        await generate.Generate(request, cast(Any, None))
-    assert [each is not threading.current_thread() for each in threads] == [in_thread]
 
 
 async def test_a_draining_target_refuses_tokenize_and_detokenize(
