@@ -286,7 +286,8 @@ def tokenizer_folder(model: Any) -> Path:
     revision, token = model.tokenizer_revision, model.hf_token
     try:
         file = hf_hub_download(model.tokenizer, "tokenizer.json", revision=revision, token=token)
-        for name in OPTIONAL_FILES:
+        # The configuration of the model has the number of embeddings.
+        for name in (*OPTIONAL_FILES, "config.json"):
             # vLLM's tokenizer has normally fetched those that exist, and the hub is not needed.
             try:
                 hf_hub_download(model.tokenizer, name, revision=revision, token=token)

@@ -295,10 +295,9 @@ class DraftLink:
         """Columns that may still arrive: K for each opening and commit, less the columns that have
         arrived and the columns that a shorter table will never have."""
         self.no_openings_before = 0.0
-        """End of the pause of openings."""
-        self.longest_in_pause = 0.0
-        """Maximum length of the sessions that may open in spite of the pause."""
         """Time of the next opening, after one that was refused or not answered."""
+        self.longest_in_pause = 0.0
+        """Maximum length of the sessions that may open before that time."""
         self.most_opening = self.max_sessions
         """Sessions that may open together. Each opening carries a whole text, so after a refusal
         it is one, and one more for each session that opens."""

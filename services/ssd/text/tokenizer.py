@@ -147,13 +147,15 @@ def _add(folder: Path, library: LibraryTokenizer, config: Mapping[str, Any]) -> 
     """Add tokens and flags that only the configuration has, as transformers does.
 
     A token of the library keeps its id. *Not so in transformers*: a token without an embedding is
-    not added, nor a special token that has no id in any file.
+    not added, nor a special token that has no id in any file. A name alone, without an entry of the
+    configuration, does not make an added token of the library special.
     """
     there = {token.content: token for token in library.get_added_tokens_decoder().values()}
     # The library omits a token from texts that was special once, whatever its flags are later.
     special = special_texts(folder, config) | {
         text for text, token in there.items() if token.special
     }
+    named = set(special_tokens(config).values())
     limit = read_object(folder / "config.json").get("vocab_size")
     new: dict[TokenId, AddedToken] = {}
     changed = []
@@ -168,7 +170,7 @@ def _add(folder: Path, library: LibraryTokenizer, config: Mapping[str, Any]) -> 
             new[number] = token
         elif found != number:
             _log.warning("added_token_has_other_id", token=text, id=found, configured=number)
-        if token != there.get(text):
+        if token != there.get(text) or (text in named and not token.special):
             token.special = token.special or text in special
             changed.append(token)
     # Tokens of the vocabulary can be special without an entry of their own.

@@ -229,7 +229,7 @@ def test_a_tokenizer_of_the_hub_has_the_revision_of_vllm(
     model = SimpleNamespace(tokenizer="org/model", tokenizer_revision="abc", hf_token="secret")
     assert tokenizer_folder(model) == tmp_path
     files = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-    assert {file for _, file, _ in asked} == {*files, "added_tokens.json"}
+    assert {file for _, file, _ in asked} == {*files, "added_tokens.json", "config.json"}
     options = {"revision": "abc", "token": "secret"}
     assert all(each[::2] == ("org/model", options) for each in asked)
     assert caplog.text == "", "the hub does not have the file"
