@@ -59,8 +59,8 @@ MAX_JSON_VALUES = 64 * 1024
 """Maximum number of values in all JSON texts of a conversation, as ``max_values`` counts. The event
 loop parses them and the template writes them, in at most 10 ms."""
 MAX_JSON_DEPTH = 32
-"""Maximum number of lists and objects in each other, in these texts. Templates that indent JSON
-write each value after as many spaces as it is deep."""
+"""Maximum number of levels of lists and objects in these texts. A template that indents JSON writes
+spaces for each level before each value."""
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -405,8 +405,8 @@ def _check_json(conversation: Conversation) -> None:
     if max_depth(json_text) > MAX_JSON_DEPTH:
         raise FieldError(
             "chat",
-            f"has over {MAX_JSON_DEPTH} JSON lists and objects in each other, in tools, arguments "
-            "of calls or template arguments",
+            f"has over {MAX_JSON_DEPTH} levels of JSON in tools, arguments of calls or template "
+            "arguments",
         )
 
 

@@ -253,7 +253,7 @@ def test_json_that_is_nested_too_deeply_is_refused(
     if depth <= MAX_JSON_DEPTH:
         assert generate_call(generate_request(prompt)) == prompt
         return
-    with pytest.raises(FieldError, match="has over 32 JSON lists and objects in each other"):
+    with pytest.raises(FieldError, match="has over 32 levels of JSON"):
         generate_call(generate_request(prompt))
 
 
