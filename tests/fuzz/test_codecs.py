@@ -1,6 +1,7 @@
 """Frames and messages with any content: a value within its bounds, or the one error for it."""
 
 import contextlib
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -126,7 +127,6 @@ def test_any_change_of_speculation_is_a_change_or_a_request_error(message: Any) 
     [
         (generate_pb2.GenerateResponse, generation_chunk),
         (generate_pb2.GetModelInfoResponse, model_info),
-        (admin_pb2.GetPoolStatusResponse, pool_status),
         (speculation_pb2.GetStatusResponse, draft_status),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -137,6 +137,17 @@ def test_a_client_reads_any_response(
     kind: Any, read: Callable[[Any], object], data: st.DataObject
 ) -> None:
     read(data.draw(messages(kind)))
+
+
+@scaled(15)
+@given(messages(admin_pb2.GetPoolStatusResponse))
+def test_any_status_of_a_target_is_read_or_refused(message: Any) -> None:
+    try:
+        status = pool_status(message)
+    except FieldError:
+        return
+    assert all(math.isfinite(link.round_trip_seconds) for link in status.links)
+    assert math.isfinite(status.eligible_sequences)
 
 
 @scaled(40)
