@@ -48,21 +48,24 @@ def find(*arguments, **options):
 runpy.run_module("{package}", run_name="__main__", alter_sys=True)
 """
 ENDS_BESIDE_A_LIBRARY = """
-import asyncio, os, sys
+import asyncio, os, sys, threading
 import torch
 from ssd import errors
 from ssd.fetch import FetchSettings
 from ssd.runtime.process import exit_process, run_process
 from ssd.runtime.step_thread import StepThread
 
+begun = threading.Event()
+
 def load():
     matrix = torch.ones(100, 100)
     while True:
         matrix @ matrix
+        begun.set()
 
 async def serve(settings):
     StepThread(load, lambda: None, os.sched_getaffinity(0)).start()
-    await asyncio.sleep(0.1)
+    await asyncio.to_thread(begun.wait)
     raise eval(sys.argv.pop())("on purpose")
 
 flags = ["--model", "hf://org/name@" + 40 * "0"]
