@@ -99,7 +99,7 @@ def replacement(live: Object, wanted: Object, name: str = "") -> Object:
     """The merge patch that makes room for ``wanted``, whose apply is refused.
 
     A merge patch replaces lists. Fields of other writers are kept, except those that may be refused
-    beside ours. ``name`` is that of the map in its object.
+    beside ours. ``name`` is the field of ``wanted`` in its object.
     """
     removed = {each: None for each in _EXCLUDED.get(name, ()) if each in live.keys() - wanted}
     return removed | {

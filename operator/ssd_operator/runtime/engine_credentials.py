@@ -40,7 +40,7 @@ class EngineCredentials:
 
 
 def _read(paths: list[str]) -> tuple[ClientCredentials, ClientCredentials]:
-    """Return credentials without and with the token, from those of the files that exist.
+    """Return credentials without and with the token, from the files that exist.
 
     A metric shows the end of the certificate.
     """

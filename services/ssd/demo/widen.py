@@ -116,7 +116,7 @@ def _disk_error(folder: Path, error: OSError) -> SetupError:
         )
     return SettingsError(
         f"{folder}: user {os.getuid()} cannot write a wider model: {error}; change the owner of "
-        "this folder, or use another one (HOME sets that of demo:// models)"
+        "this folder, or set HOME to another one for demo:// models"
     )
 
 

@@ -31,7 +31,7 @@ class _GroupFiles:
     controller: str
     """Name of the controller in the list of own groups."""
     folder: str
-    """Mount of the controller in that of all control groups."""
+    """Folder of the controller below the mount of all control groups."""
     limit: str
     used: str
     cached: str
