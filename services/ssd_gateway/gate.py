@@ -98,17 +98,18 @@ class Gate:
         except SSDError as error:
             await problem_response(error, out.request_id)(scope, receive, out)
             return
-        _log.debug("request", path=scope["path"], key=name)
         address, _ = scope.get("client") or ("", 0)
         scope[CLIENT_KEY] = f"key {name}" if name else address
         await self._app(scope, receive, out)
 
 
 def _count(scope: Scope, out: "_Sender") -> None:
-    """Count a request that has ended."""
+    """Count and log a request that has ended."""
     path = scope["path"].removesuffix("/")
     label = path if path in _KNOWN_PATHS else "other"
-    REQUESTS_TOTAL.labels(path=label, status=str(scope.get(STATUS_KEY, out.status))).inc()
+    status = scope.get(STATUS_KEY, out.status)
+    REQUESTS_TOTAL.labels(path=label, status=str(status)).inc()
+    _log.info("request", path=label, status=status, client=scope.get(CLIENT_KEY, ""))
 
 
 class _Sender:
