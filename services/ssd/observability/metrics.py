@@ -33,11 +33,12 @@ REQUESTS_TOTAL = Counter(
 )
 QUEUE_SECONDS = _slow_histogram(
     "ssd_queue_seconds",
-    "Seconds from the arrival of a request to its place in the batch, including tokenisation.",
+    "Seconds from the arrival of a request to the place of each continuation in the batch, "
+    "including tokenisation.",
 )
 TIME_TO_FIRST_TOKEN_SECONDS = _slow_histogram(
     "ssd_time_to_first_token_seconds",
-    "Seconds from the arrival of a request to its first token, for requests with a token.",
+    "Seconds from the arrival of a request to the first token of each continuation that has one.",
 )
 INTER_TOKEN_SECONDS = _fast_histogram(
     "ssd_inter_token_seconds",
@@ -45,11 +46,12 @@ INTER_TOKEN_SECONDS = _fast_histogram(
 )
 E2E_SECONDS = _slow_histogram(
     "ssd_e2e_seconds",
-    "Seconds from the arrival of a complete request to its last token.",
+    "Seconds from the arrival of a request to the last token of each complete continuation.",
 )
 TOKENS_TOTAL = Counter(
     "ssd_tokens",
-    "Tokens, by kind: prompt, cached (those of prompts that were in the prefix cache), output. "
+    "Tokens, by kind: prompt (once for each continuation), cached (those of prompts that were in "
+    "the prefix cache), output. "
     "Share of cached tokens: rate(ssd_tokens_total{kind='cached'}[5m]) / ignoring(kind) "
     "rate(ssd_tokens_total{kind='prompt'}[5m]).",
     ["kind"],
@@ -104,7 +106,8 @@ SPECULATION_MODE = _newest_gauge(
 )
 SPECULATION_ACTIVE = _newest_gauge(
     "ssd_speculation_active",
-    "1 while requests in mode AUTO speculate, 0 while plain decoding is faster for them.",
+    "1 while requests in mode AUTO speculate, 0 while plain decoding is faster for them, or is "
+    "their mode.",
 )
 SPECULATION_SPEED_UP = _newest_gauge(
     "ssd_speculation_speed_up",
@@ -217,6 +220,12 @@ TLS_CERTIFICATE_EXPIRY = _newest_gauge(
     "Seconds left: ssd_tls_certificate_expiry_timestamp_seconds - time().",
     ["role"],
 )
+
+
+def remove_series(gauge: Gauge, *labels: str) -> None:
+    """Remove a series of a gauge; with the files of several processes, it stays and is 0."""
+    gauge.labels(*labels).set(0)
+    gauge.remove(*labels)
 
 
 _OF_DRAFT = (

@@ -10,6 +10,7 @@ from ssd.observability.metrics import (
     LINK_RTT_SECONDS,
     LINK_STATE,
     LINK_TRANSPORT_INFO,
+    remove_series,
 )
 from ssd.pool.link import DraftLink, LinkState
 from ssd.pool.pool import DraftPool
@@ -37,9 +38,9 @@ async def serve(
             _receive(link, call, pool, reports), _send_heartbeats(link, call, pool)
         )
     finally:
-        LINK_TRANSPORT_INFO.remove(link.name, channel.transport)
+        remove_series(LINK_TRANSPORT_INFO, link.name, channel.transport)
         if channel.bytes_per_second:
-            LINK_BANDWIDTH.remove(link.name)
+            remove_series(LINK_BANDWIDTH, link.name)
         pool.detach(link, str(error))
     return error
 

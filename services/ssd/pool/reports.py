@@ -1,10 +1,9 @@
 """The report of each draft address, whether a link to it is up or not."""
 
-from contextlib import suppress
 from dataclasses import dataclass
 
 from ssd.observability.log import get_logger
-from ssd.observability.metrics import LINK_RTT_SECONDS, LINK_STATE
+from ssd.observability.metrics import LINK_RTT_SECONDS, LINK_STATE, remove_series
 from ssd.pool.link import DraftLink, LinkState
 from ssd.pool.link_quality import LinkQuality
 from ssd.types import Peer
@@ -51,11 +50,8 @@ class LinkReports:
     def remove(self, address: str) -> None:
         """Remove an address and its gauges."""
         del self._reports[address]
-        # The files of several processes keep a value that is removed.
-        LINK_STATE.labels(draft=address).set(0)
         for gauge in (LINK_STATE, LINK_RTT_SECONDS):
-            with suppress(KeyError):
-                gauge.remove(address)
+            remove_series(gauge, address)
 
     def link(self, address: str) -> DraftLink | None:
         """Return the link to an address, if one is up."""

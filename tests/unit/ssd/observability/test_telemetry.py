@@ -1,8 +1,12 @@
 import json
 import logging
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -297,3 +301,23 @@ def test_progress_of_a_large_model_stays_below_the_limit_of_repeated_events(
             report(stage, (tensor + 1) / 723)
     assert len(logged) < 100
     assert [fraction for _, fraction in logged].count(1.0) == 2
+
+
+def test_a_removed_series_is_absent_and_with_files_of_several_processes_it_is_zero(
+    tmp_path: Path,
+) -> None:
+    script = (
+        "from ssd.observability import metrics\n"
+        "from prometheus_client import CollectorRegistry, generate_latest, multiprocess\n"
+        "metrics.LINK_RTT_SECONDS.labels('d:1').set(0.25)\n"
+        "metrics.remove_series(metrics.LINK_RTT_SECONDS, 'd:1')\n"
+        "metrics.remove_series(metrics.LINK_RTT_SECONDS, 'never set')\n"
+        "files = CollectorRegistry()\n"
+        "multiprocess.MultiProcessCollector(files)\n"
+        "assert b'ssd_link_rtt_seconds{draft=\"d:1\"} 0.0' in generate_latest(files)\n"
+    )
+    environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+    metrics.LINK_RTT_SECONDS.labels("d:1").set(0.25)
+    metrics.remove_series(metrics.LINK_RTT_SECONDS, "d:1")
+    assert b'draft="d:1"' not in generate_latest(REGISTRY)
