@@ -141,7 +141,7 @@ class TargetProcess:
         )
         if change.mode is not None:
             self._handler.set_auto_mode(change.mode)
-            publish_mode(change.mode)
+            publish_mode(change.mode, self._round_log)
         self._settings = changed
         self._pool.configure(pool_settings(changed, self._model.num_token_ids))
         if change.fan_out_policy is not None:
@@ -160,7 +160,7 @@ class TargetProcess:
         """
         DESIRED_DRAFT_REPLICAS.set_function(lambda: self._pool_status().desired_draft_replicas)
         OPEN_SESSIONS.set_function(lambda: self._pool.num_sessions)
-        publish_mode(self._handler.auto_mode)
+        publish_mode(self._handler.auto_mode, self._round_log)
         admin = AdminServicer(
             self._pool_status, set_speculation=self.set_speculation, drain=self.drain
         )

@@ -69,7 +69,7 @@ class PoolServer:
         self._dialer = self._make_dialer()
         # The policy may have been changed before a bug ended the links.
         self._dialer.configure(LinkSettings(fan_out_policy=self._settings.fan_out))
-        publish_mode(self._served.control.mode)
+        publish_mode(self._served.control.mode, self._served.round_log)
         async with self._listening(), asyncio.TaskGroup() as group:
             group.create_task(self._dialer.run())
             group.create_task(self._publish())
@@ -103,7 +103,7 @@ class PoolServer:
         served.pool.configure(self._settings.pool(served.lookahead, served.num_token_ids))
         if change.mode is not None:
             served.control.mode = change.mode
-            publish_mode(change.mode)
+            publish_mode(change.mode, served.round_log)
         if change.fan_out_policy is not None and self._dialer is not None:
             self._dialer.configure(LinkSettings(fan_out_policy=change.fan_out_policy))
         _log.info(

@@ -53,14 +53,21 @@ def publish_report(report: ControllerReport, log: RoundLog) -> None:
     if report == log.speculation:
         return
     log.speculation = report
-    metrics.SPECULATION_ACTIVE.set(report.is_on)
+    _publish_speculation(log)
+
+
+def publish_mode(mode: Mode, log: RoundLog) -> None:
+    """Publish the mode of requests that arrive in mode AUTO."""
+    log.auto_mode = mode
+    for label in Mode:
+        metrics.SPECULATION_MODE.labels(mode=str(label)).set(label is mode)
+    _publish_speculation(log)
+
+
+def _publish_speculation(log: RoundLog) -> None:
+    report = log.speculation
+    metrics.SPECULATION_ACTIVE.set(log.is_speculating)
     metrics.SPECULATION_SPEED_UP.set(report.speed_up)
     metrics.MAX_PROPOSED_TOKENS.set(report.max_proposed)
     for reason in Reason:
         metrics.SPECULATION_REASON.labels(reason=reason.value).set(reason is report.reason)
-
-
-def publish_mode(mode: Mode) -> None:
-    """Publish the mode of requests that arrive in mode AUTO."""
-    for label in Mode:
-        metrics.SPECULATION_MODE.labels(mode=str(label)).set(label is mode)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ssd.pool.time_mean import TimeMean
 from ssd.speculation.controller import ControllerReport, Reason
 from ssd.speculation.round_record import RoundRecord
+from ssd.types import Mode
 
 _RECENT_ROUNDS = 256
 
@@ -37,6 +38,8 @@ class RoundLog:
             is_on=True, reason=Reason.MEASURING, speed_up=0.0, max_proposed=0
         )
         """Choice of the controller."""
+        self.auto_mode = Mode.AUTO
+        """Mode of requests that arrive in mode AUTO."""
         self._eligible = TimeMean()
         self._rounds: deque[RoundRecord] = deque(maxlen=_RECENT_ROUNDS)
 
@@ -52,6 +55,11 @@ class RoundLog:
     def mean_eligible(self, now: float) -> float:
         """Return the mean number of eligible sequences over the last 30 s."""
         return self._eligible.mean(now)
+
+    @property
+    def is_speculating(self) -> bool:
+        """Whether requests that arrive in mode AUTO speculate."""
+        return self.speculation.is_on and self.auto_mode is not Mode.AUTOREGRESSIVE
 
     @property
     def tokens_per_round(self) -> float:

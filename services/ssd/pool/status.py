@@ -31,7 +31,7 @@ def pool_status(
         tokens_per_round=round_log.tokens_per_round,
         desired_draft_replicas=desired_draft_replicas(links, eligible),
         efficiency=round_log.efficiency,
-        speculating=speculation.is_on,
+        speculating=round_log.is_speculating,
         speculation_reason=speculation.reason.value,
         speculation_speed_up=speculation.speed_up,
         max_proposed_tokens=speculation.max_proposed,

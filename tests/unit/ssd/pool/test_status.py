@@ -1,10 +1,12 @@
 from typing import cast
 
 import pytest
+from prometheus_client import REGISTRY
 from tests.unit.ssd.pool import links
 
 from ssd.pool.link import DraftLink, LinkState, Session
 from ssd.pool.link_quality import LinkQuality
+from ssd.pool.metrics import publish_mode
 from ssd.pool.pool import DraftPool
 from ssd.pool.reports import LinkReport
 from ssd.pool.round_log import RoundLog, SequenceCounts
@@ -14,7 +16,7 @@ from ssd.ports import SystemClock
 from ssd.rpc.pool_codec import LinkStatus
 from ssd.speculation.controller import ControllerReport, Reason
 from ssd.speculation.round_record import RoundRecord
-from ssd.types import LookupResult, Peer
+from ssd.types import LookupResult, Mode, Peer
 
 
 def link(max_sessions: int = 4, name: str = "10.0.0.1:1") -> DraftLink:
@@ -73,6 +75,17 @@ def test_the_choice_of_the_controller_and_its_reason_are_reported() -> None:
     status = pool_status([up(link())], pool(), log, 1.0)
     assert (status.speculating, status.speculation_reason) == (False, "slower")
     assert (status.speculation_speed_up, status.max_proposed_tokens) == (0.6, 4)
+
+
+def test_a_target_whose_mode_auto_is_plain_decoding_does_not_speculate() -> None:
+    log = log_of_a_round()
+    for mode in (Mode.AUTOREGRESSIVE, Mode.AUTO):
+        publish_mode(mode, log)
+        speculates = mode is Mode.AUTO
+        assert pool_status([], pool(), log, 1.0).speculating is speculates
+        # A target that has not run a round has these series, too.
+        assert REGISTRY.get_sample_value("ssd_speculation_active") == speculates
+    assert REGISTRY.get_sample_value("ssd_speculation_reason", {"reason": "measuring"}) == 1.0
 
 
 def test_sustainable_sessions_follow_from_the_times_of_batches_and_of_a_verify() -> None:
