@@ -80,6 +80,7 @@ class WorkQueue:
         self._started = asyncio.Event()
         self._is_closed = False
         self._now = asyncio.get_running_loop().time
+        self._built_at = self._now()
         self._pass_ids = itertools.count(1)
         self._entries: dict[Key, _Entry] = {}
         metrics.QUEUE_DEPTH.set_function(lambda: len(self._overdue()))
@@ -127,9 +128,13 @@ class WorkQueue:
         return [now - entry.due for entry in list(self._entries.values()) if entry.due <= now]
 
     def _oldest_success_seconds(self) -> float:
-        """Seconds since the last success, of the resource for which it is longest ago."""
+        """Seconds since the last success, of the resource for which it is longest ago.
+
+        Before the start, since the construction: no resource is known then.
+        """
         now, entries = self._now(), list(self._entries.values())
-        return now - min((entry.succeeded_at for entry in entries), default=now)
+        nothing_at = now if self._started.is_set() else self._built_at
+        return now - min((entry.succeeded_at for entry in entries), default=nothing_at)
 
     def _set_due(self, key: Key, entry: _Entry, due: float) -> None:
         entry.due = min(entry.due, max(due, entry.not_before))

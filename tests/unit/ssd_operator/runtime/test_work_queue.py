@@ -53,6 +53,11 @@ class Passes:
         return [time for _, time in self.begun]
 
 
+def oldest_success() -> float:
+    name = "ssd_operator_oldest_success_seconds"
+    return metrics.REGISTRY.get_sample_value(name) or 0.0
+
+
 async def at(time: float) -> None:
     await pass_by(time - now())
 
@@ -237,10 +242,6 @@ async def test_a_pass_that_was_cancelled_or_crashed_comes_again(end: BaseExcepti
 
 @in_virtual_time
 async def test_a_resource_that_always_fails_is_seen_although_it_is_never_late() -> None:
-    def oldest_success() -> float:
-        name = "ssd_operator_oldest_success_seconds"
-        return metrics.REGISTRY.get_sample_value(name) or 0.0
-
     async def work(key: Key) -> float:
         if key == KEY and now() < 1000.0:
             raise BusyError("503")
@@ -255,6 +256,15 @@ async def test_a_resource_that_always_fails_is_seen_although_it_is_never_late() 
     await at(1100.0)
     assert oldest_success() < 100.0
     await queue.close()
+
+
+@in_virtual_time
+async def test_a_queue_that_does_not_start_is_seen_although_it_knows_no_resource() -> None:
+    queue = WorkQueue(Passes().work, 1)
+    await at(500.0)
+    assert oldest_success() == 500.0
+    queue.start()
+    assert oldest_success() == 0.0
 
 
 async def test_each_line_of_a_pass_names_its_resource_and_its_pass(
