@@ -41,9 +41,10 @@ CASES: tuple[tuple[str, int, dict[str, str], bool], ...] = (
 """Alert, minutes, conditions of a resource as long as that, and whether the alert fires."""
 
 
-def rules_of(render: Any) -> Any:
+def rules_of(render: Any, *, scrapes_operator: bool = True) -> Any:
     """Rendered spec of the PrometheusRule."""
-    objects = render("--set=metrics.prometheusRule.enabled=true")
+    monitor = f"--set=metrics.serviceMonitor.enabled={str(scrapes_operator).lower()}"
+    objects = render("--set=metrics.prometheusRule.enabled=true", monitor)
     (rule,) = [each["spec"] for each in objects if each["kind"] == "PrometheusRule"]
     return rule
 
@@ -52,6 +53,20 @@ def test_every_alert_has_a_valid_query(render: Any) -> None:
     rules = rules_of(render)["groups"][0]["rules"]
     for each in rules:
         promql_parser.parse(each["expr"])
+
+
+def test_alerts_of_the_operator_need_its_service_monitor(render: Any) -> None:
+    names = {
+        scrapes: {
+            each["alert"]
+            for each in rules_of(render, scrapes_operator=scrapes)["groups"][0]["rules"]
+        }
+        for scrapes in (True, False)
+    }
+    assert names[False] < names[True]
+    assert "SSDOperatorDown" in names[True] - names[False]
+    for each in rules_of(render, scrapes_operator=False)["groups"][0]["rules"]:
+        assert "job=" not in each["expr"], each
 
 
 def test_every_panel_of_the_dashboard_has_valid_queries() -> None:
