@@ -6,7 +6,7 @@ import threading
 from collections.abc import AsyncIterator
 
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -21,13 +21,13 @@ FLUSH_SECONDS = 3.0
 @contextlib.asynccontextmanager
 async def exporter(endpoint: str, process: str, instance: str) -> AsyncIterator[TracerProvider]:
     """Yield a provider whose spans a thread exports in batches; its queue is bounded."""
-    resource = Resource.create(
-        {
-            "service.name": process,
-            "service.version": ssd.__version__,
-            "service.instance.id": instance,
-        }
-    )
+    ours = {
+        "service.name": process,
+        "service.version": ssd.__version__,
+        "service.instance.id": instance,
+    }
+    # The variables of the environment come last: they are the user's.
+    resource = Resource.create(ours).merge(OTELResourceDetector().detect())
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(
         BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_SECONDS))

@@ -1,6 +1,8 @@
 import pytest
 
+import ssd
 from ssd.errors import SettingsError
+from ssd.observability.otlp import exporter
 from ssd.observability.tracing import check_endpoint, exported_spans
 
 
@@ -16,3 +18,15 @@ async def test_the_sdk_is_imported_only_with_an_endpoint(monkeypatch: pytest.Mon
         assert not provider.get_tracer("t").start_span("s").is_recording()
     with pytest.raises(SettingsError, match=r"ssd-serving\[otel\]"):
         check_endpoint("http://collector:4317")
+
+
+async def test_attributes_of_the_environment_replace_those_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "team=blue,service.instance.id=mine")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "llama")
+    async with exporter("http://127.0.0.1:1", "ssd-target", "pod") as provider:
+        found = provider.resource.attributes
+    assert found["service.name"] == "llama"
+    assert (found["team"], found["service.instance.id"]) == ("blue", "mine")
+    assert found["service.version"] == ssd.__version__
