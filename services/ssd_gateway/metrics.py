@@ -23,7 +23,7 @@ REQUESTS_TOTAL = _counter(
 RUNNING_REQUESTS = _gauge("ssd_gateway_running_requests", "Requests of the API in progress.")
 FIRST_TOKEN_SECONDS = Histogram(
     "ssd_gateway_time_to_first_token_seconds",
-    "Seconds from the arrival of a request at the gateway to its first tokens.",
+    "Seconds from a complete and parsed request at the gateway to its first tokens.",
     buckets=_SECONDS,
     registry=REGISTRY,
 )
