@@ -44,12 +44,15 @@ class ModelRunner(ABC):
         self.num_blocks = execution.num_blocks
         self.attention_name = execution.attention_name
 
-    def prefill(self, batch: PagedBatch) -> int | None:
+    def prefill(
+        self, batch: PagedBatch, before_pass: Callable[[], None] = lambda: None
+    ) -> int | None:
         """Compute the keys and values of consecutive chunks of one prompt.
 
         Args:
             batch: one sequence; its number of columns is a multiple of ``prefill_chunk``. On a
                 target, its first position is one too, so that a row always has the same bits.
+            before_pass: called before each pass.
 
         Returns:
             The first real column whose hidden state is not finite; None if all are finite.
@@ -67,6 +70,7 @@ class ModelRunner(ABC):
                 torch.full_like(batch.num_columns_B, num_columns),
                 batch.block_tables_BJ,
             )
+            before_pass()
             bad = first_bad(self.execution.prefill(part)[:num_columns])
             if bad is not None:
                 return first + bad

@@ -13,7 +13,7 @@ from ssd.runtime.cpu_plan import set_slice
 from ssd.runtime.threads import STEP_THREAD, post
 
 STUCK_SECONDS = 60.0
-"""A step that takes longer is considered to hang: ``/livez`` fails, and a supervisor restarts the
+"""A pass that takes longer is considered to hang: ``/livez`` fails, and a supervisor restarts the
 process."""
 Loaded = TypeVar("Loaded")
 
@@ -21,7 +21,8 @@ Loaded = TypeVar("Loaded")
 class Watchdog:
     """Detects a step thread that hangs. Any thread.
 
-    The step thread sends one heartbeat a step and marks the time in which it waits for work.
+    The step thread sends a heartbeat before each pass, since a step with long prompts has many, and
+    marks the time in which it waits for work.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -29,7 +30,7 @@ class Watchdog:
         self._busy_since: float | None = None
 
     def heartbeat(self) -> None:
-        """Record that a step begins."""
+        """Record that a step or a pass begins."""
         self._busy_since = self._clock.now()
 
     @contextlib.contextmanager
@@ -41,13 +42,13 @@ class Watchdog:
 
     @property
     def busy_seconds(self) -> float:
-        """Duration of the current step so far; 0 while the thread waits for work."""
+        """Time since the last heartbeat; 0 while the thread waits for work."""
         busy_since = self._busy_since
         return 0.0 if busy_since is None else self._clock.now() - busy_since
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the current step has taken longer than ``STUCK_SECONDS``."""
+        """Whether the last heartbeat is more than ``STUCK_SECONDS`` ago."""
         return self.busy_seconds > STUCK_SECONDS
 
 

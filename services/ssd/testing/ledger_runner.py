@@ -5,6 +5,8 @@ wrong position, block table or column count, or a row that was never stored, the
 logits, as it would with a model.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from ssd.engine.batch import PagedBatch
@@ -36,9 +38,12 @@ class LedgerRunner:
         """Set by a test: what a device would measure."""
         self.ledger = torch.full((num_blocks * engine.block_size,), _UNWRITTEN)
 
-    def prefill(self, batch: PagedBatch) -> int | None:
-        """Store chunks of a prompt."""
+    def prefill(
+        self, batch: PagedBatch, before_pass: Callable[[], None] = lambda: None
+    ) -> int | None:
+        """Store chunks of a prompt, in one pass."""
         assert len(batch.tokens_BP) == 1
+        before_pass()
         (column,) = self._store_prompts(batch)
         return column
 

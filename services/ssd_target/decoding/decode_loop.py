@@ -200,7 +200,9 @@ class DecodeLoop:
         """Store the parts of texts that the verify does not store."""
         if not plan.is_joined:
             for part in plan.prefills:
-                self._keep([part], [self._runner.prefill(self._builder.prompts([part]))])
+                prompt = self._builder.prompts([part])
+                self._keep([part], [self._runner.prefill(prompt, self._watchdog.heartbeat)])
+        self._watchdog.heartbeat()
         if plan.replays:
             batch = self._builder.stored(plan.replays, self._runner.engine.num_columns)
             self._runner.verify(self._runner.prepare(batch))
@@ -257,6 +259,7 @@ class DecodeLoop:
         self._draft(verified)
         prompts = self._builder.prompts(plan.prefills) if plan.is_joined else None
         prepared = self._prepare(verified, prompts)
+        self._watchdog.heartbeat()
         self._wakeups.flush()
         logits_BPV = self._run_pass(prepared)[: len(sequences)]
         if prompts is not None:

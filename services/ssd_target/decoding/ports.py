@@ -1,5 +1,6 @@
 """What the decode loop uses of other packages."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,8 +39,11 @@ class Runner(Protocol):
     def verify_seconds(self) -> float | None:
         """Return the time of the newest verify on its device; None if ``verify`` waits for it."""
 
-    def prefill(self, batch: PagedBatch) -> int | None:
-        """Store chunks of one prompt; returns the first column that is not finite, or None."""
+    def prefill(self, batch: PagedBatch, before_pass: Callable[[], None]) -> int | None:
+        """Store chunks of one prompt; returns the first column that is not finite, or None.
+
+        ``before_pass`` is called before each pass, of which a long prompt needs several.
+        """
 
     def bad_columns(self, prompts: PagedBatch) -> list[int | None]:
         """Return what ``prefill`` returns, for each prompt that the newest verify has stored."""

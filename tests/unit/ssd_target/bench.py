@@ -160,13 +160,14 @@ class Bench:
         )
         self.pool = DraftPool(pool_settings(settings, VOCAB), self.clock)
         self.log = RoundLog()
+        self.watchdog = Watchdog(self.clock)
         context = LoopContext(
             inbox=self.inbox,
             drafts=self.pool,
             wakeups=self.wakeups,
             round_log=self.log,
             clock=self.clock,
-            watchdog=Watchdog(self.clock),
+            watchdog=self.watchdog,
         )
         vocab_size = VOCAB if room.runner is None else room.runner.model.vocab_size
         sampler = room.sampler(engine, vocab_size)

@@ -91,7 +91,10 @@ def test_a_rejected_proposal_affects_no_earlier_row_and_no_later_round(
 def test_prefill_returns_the_first_column_that_is_not_finite(
     target: TargetRunner, tokens: list[int], expected: int | None
 ) -> None:
-    assert target.prefill(paged([(tokens, 0, TABLE)], CHUNK, padding=BAD)) == expected
+    passes: list[None] = []
+    batch = paged([(tokens, 0, TABLE)], CHUNK, padding=BAD)
+    assert target.prefill(batch, lambda: passes.append(None)) == expected
+    assert len(passes) == 1
 
 
 def test_a_branch_affects_no_other_branch_and_no_other_session(draft: DraftRunner) -> None:

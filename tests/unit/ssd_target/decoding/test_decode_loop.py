@@ -1,5 +1,6 @@
 """Rounds yield the tokens of plain decoding for every behaviour of the drafts."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +35,35 @@ def test_plain_decoding_yields_the_tokens_of_the_runner(
     assert sink.finish_reason is FinishReason.LENGTH
     assert sink.statistics.mode is Mode.AUTOREGRESSIVE
     assert sink.statistics.rounds == 20
+
+
+def test_a_step_with_long_prompts_has_a_heartbeat_before_each_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(step_tokens=64)
+    prefill, verify = bench.runner.prefill, bench.runner.verify
+    num_prefills = 0
+    busy_seconds: list[float] = []
+
+    def slow_prefill(batch: PagedBatch, before_pass: Callable[[], None]) -> int | None:
+        nonlocal num_prefills
+        num_prefills += 1
+        bench.clock.time += 40.0
+        column: int | None = prefill(batch, before_pass)
+        return column
+
+    def timed_verify(prepared: Any) -> torch.Tensor:
+        busy_seconds.append(bench.watchdog.busy_seconds)
+        logits_BPV: torch.Tensor = verify(prepared)
+        return logits_BPV
+
+    monkeypatch.setattr(bench.runner, "prefill", slow_prefill)
+    monkeypatch.setattr(bench.runner, "verify", timed_verify)
+    for first in (1, 2, 3):
+        bench.submit([first] * 17, 4)
+    bench.run()
+    assert num_prefills >= 3
+    assert max(busy_seconds) < 1.0
 
 
 def events_of(monkeypatch: pytest.MonkeyPatch, *calls: tuple[object, str, str]) -> list[str]:
