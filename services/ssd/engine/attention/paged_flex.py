@@ -9,11 +9,12 @@ sequence uses a small part of them, and most splits would have no work. *Not cho
 for prefills only, which use another kernel and would save a comparison for each score. *Revisit
 when* torch divides the blocks of a sequence instead, as it does without full blocks.
 
-*Decision*: passes of targets read all columns of a block table, in splits of a fixed size.
-*Because*: torch's decoding kernel divides the pages that a pass sees by the number of splits, so
-the same token would be summed in other groups in a pass that is one page longer. Columns beyond a
-text list the reserved page, which stays in the cache of the device. *Not chosen*: one split, in
-which a few of the device's processors would read a long text alone.
+*Decision*: passes of targets in torch's decoding kernel read all columns of a block table, in
+splits of a fixed size. *Because*: the kernel divides the pages that a pass sees by the number of
+splits, so the same token would be summed in other groups in a pass that is one page longer. Columns
+beyond a text list the reserved page, which stays in the cache of the device. The other kernel reads
+pages in order, and a masked one changes no bit, so it reads no more than its pass sees. *Not
+chosen*: one split, in which a few of the device's processors would read a long text alone.
 
 X: rows of the block mask, one for 128 queries.
 """
@@ -38,7 +39,9 @@ BLOCK_SIZE = 1 << BLOCK_BITS
 BEYOND = 1 << 30
 """A position that no query sees; the storage has fewer slots."""
 FIXED_SPLIT = 512
-"""Slots of a split of the decoding kernel in passes of targets."""
+"""Slots of a split of the decoding kernel in passes of targets, up to ``MAX_SPLITS``."""
+MAX_SPLITS = 32
+"""The kernel stores a float32 sum of each query for each split."""
 MAX_STAGED_SIZE = 128
 """Largest head size of which three blocks of keys and values fit the shared memory."""
 MAX_SHAPES = 256
@@ -51,8 +54,10 @@ class PageMask(NamedTuple):
 
     num_pages_B1X: Tensor
     """Number of pages that some query of a mask row sees."""
+    num_columns_B1X: Tensor
+    """J, the number of columns of the block table."""
     pages_B1XJ: Tensor
-    """These pages, in order."""
+    """The pages of the block table, in order."""
     shifts_BY: Tensor
     """Added to the index of a slot of a page, gives its position in the sequence; ``BEYOND`` for
     pages of other sequences."""
@@ -67,7 +72,6 @@ class PagedFlex:
 
     def __init__(self, *, is_compiled: bool = True, is_deterministic: bool = False) -> None:
         """Choose compiled or eager execution; the first pass of a shape compiles its kernel."""
-        self._is_deterministic = is_deterministic
         self._attend: Callable[..., tuple[Tensor, Tensor]] = partial(
             attend, has_fixed_splits=is_deterministic
         )
@@ -87,11 +91,7 @@ class PagedFlex:
     ) -> Attend:
         """See ``PagedAttention.prepare``."""
         num_visible_BQ = num_visible(lengths_B, num_queries, is_causal=is_causal)
-        mask = make_mask(block_tables_BJ, num_visible_BQ, num_pages)
-        if self._is_deterministic:
-            all_pages = torch.full_like(mask.num_pages_B1X, block_tables_BJ.shape[1])
-            mask = mask._replace(num_pages_B1X=all_pages)
-        return partial(self._attend, mask)
+        return partial(self._attend, make_mask(block_tables_BJ, num_visible_BQ, num_pages))
 
 
 def make_mask(block_tables_BJ: Tensor, num_visible_BQ: Tensor, num_pages: int) -> PageMask:
@@ -115,6 +115,7 @@ def make_mask(block_tables_BJ: Tensor, num_visible_BQ: Tensor, num_pages: int) -
     )
     return PageMask(
         num_pages_B1X=num_pages_BX[:, None],
+        num_columns_B1X=torch.full_like(num_pages_BX[:, None], num_columns),
         pages_B1XJ=block_tables_BJ[:, None, None].expand(-1, 1, len(last_query_X), -1).contiguous(),
         shifts_BY=shifts_BY,
         num_visible_BQ=num_visible_BQ.contiguous(),
@@ -141,18 +142,21 @@ def attend(
 
     _, num_queries, num_heads, head_size = queries_BQHE.shape
     num_pages, _, num_kv_heads, _ = keys_YCGE.shape
+    options = kernel_options(num_queries, num_heads // num_kv_heads, head_size)
+    num_pages_B1X = mask.num_pages_B1X
+    if has_fixed_splits and options:
+        num_pages_B1X = mask.num_columns_B1X
+        num_slots = mask.pages_B1XJ.shape[-1] * BLOCK_SIZE
+        num_splits = min(-(-num_slots // FIXED_SPLIT), MAX_SPLITS)
+        options["SPLIT_KV"] = num_splits  # type: ignore[typeddict-unknown-key]
     block_mask = BlockMask.from_kv_blocks(
-        mask.num_pages_B1X,
+        num_pages_B1X,
         mask.pages_B1XJ,
         BLOCK_SIZE=BLOCK_SIZE,
         mask_mod=is_visible,
         seq_lengths=(num_queries, num_pages * BLOCK_SIZE),
         compute_q_blocks=False,
     )
-    options = kernel_options(num_queries, num_heads // num_kv_heads, head_size)
-    if has_fixed_splits and options:
-        num_slots = mask.pages_B1XJ.shape[-1] * BLOCK_SIZE
-        options["SPLIT_KV"] = -(-num_slots // FIXED_SPLIT)  # type: ignore[typeddict-unknown-key]
     out_BHQE, aux = flex_attention(
         queries_BQHE.transpose(1, 2),
         keys_YCGE.flatten(0, 1).transpose(0, 1)[None],
