@@ -42,6 +42,8 @@ class EngineRequest:
     """Backend of the engine static."""
     tensor_parallel_size: int = 1
     num_weights: int
+    head_size: int = 0
+    """0 if it is unknown."""
     is_draft: bool = False
 
 
@@ -62,7 +64,7 @@ def choose_engine(request: EngineRequest) -> EngineChoice:
 
     Raises:
         SettingsError: the engine cannot run with the other settings or is not installed; or the
-            attention backend cannot run with the device or the dtype.
+            attention backend cannot run with the device, the dtype or the head size.
     """
     choice = _choose(request)
     if request.weights in ("int8", "int4") and choice.engine != OPENVINO:
@@ -75,7 +77,7 @@ def choose_engine(request: EngineRequest) -> EngineChoice:
             f"attention {request.attention} needs engine static, not {choice.engine} "
             f"({choice.reason}); set attention to auto"
         )
-    check_paged(request.attention, request.device, choice.precision.dtype)
+    check_paged(request.attention, request.device, choice.precision.dtype, request.head_size)
     return choice
 
 

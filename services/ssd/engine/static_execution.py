@@ -455,7 +455,11 @@ def load(
         require_compiler(engine.device, "compile_layers", "set it to false")
     # A token of a target is in another column with speculation than without.
     is_exact = engine.deterministic or not engine.branches
-    chosen = make_paged(engine.attention, engine.device, engine.dtype, is_deterministic=is_exact)
+    chosen = make_paged(
+        *(engine.attention, engine.device, engine.dtype),
+        head_size=model.head_size,
+        is_deterministic=is_exact,
+    )
     if chosen.attention.name == "flex":
         other = "use flash-attn, with attention auto and dtype bfloat16"
         require_compiler(engine.device, "attention flex", other)

@@ -108,6 +108,7 @@ def _engine_config(
             attention=settings.attention,
             tensor_parallel_size=size,
             num_weights=num_weights(model),
+            head_size=model.head_size,
             is_draft=is_draft,
         )
     )
@@ -121,7 +122,7 @@ def _engine_config(
         threads=max(1, settings.threads // size),
         tensor_parallel_size=size,
         attention=settings.attention,
-        block_size=_block_size(settings, choice),
+        block_size=_block_size(settings, choice, model),
         max_model_len=length_limit(settings.max_model_len, model),
         max_num_seqs=max_num_seqs,
         num_columns=settings.num_columns,
@@ -143,9 +144,11 @@ def _keeps_bfloat16(engine: EngineConfig, model: ModelConfig, folder: Path) -> b
     )
 
 
-def _block_size(settings: EngineSettings, choice: EngineChoice) -> int:
+def _block_size(settings: EngineSettings, choice: EngineChoice, model: ModelConfig) -> int:
     """Return the slots of a KV block, which the engine or its attention backend fixes."""
     if choice.engine != STATIC:
         return BLOCK_SIZES[choice.engine]
-    paged = make_paged(settings.attention, settings.device, choice.precision.dtype)
+    paged = make_paged(
+        settings.attention, settings.device, choice.precision.dtype, head_size=model.head_size
+    )
     return paged.attention.block_size

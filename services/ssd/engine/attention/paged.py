@@ -85,7 +85,7 @@ class PagedChoice:
 
 
 def make_paged(
-    requested: str, device: str, dtype: str, *, is_deterministic: bool = False
+    requested: str, device: str, dtype: str, *, head_size: int = 0, is_deterministic: bool = False
 ) -> PagedChoice:
     """Return the requested backend, or for ``auto`` the fastest of the device.
 
@@ -93,16 +93,17 @@ def make_paged(
         requested: ``auto`` or a name of ``PAGED``.
         device: ``cuda:0``; ``cpu`` has the reference only.
         dtype: ``bfloat16`` or ``float32``.
+        head_size: E; 0 if it is unknown.
         is_deterministic: whether the bits of a query may depend neither on the lengths of its pass
             nor on the number of sequences.
 
     Raises:
-        SettingsError: the backend does not exist, is not installed, or cannot run with the device
-            or the dtype.
+        SettingsError: the backend does not exist, is not installed, or cannot run with the device,
+            the dtype or the head size.
     """
     load = partial(_load, is_deterministic=is_deterministic)
     if requested != AUTO:
-        check_paged(requested, device, dtype)
+        check_paged(requested, device, dtype, head_size)
         try:
             return PagedChoice(load(requested), "set explicitly")
         except (ImportError, OSError) as error:
@@ -110,7 +111,7 @@ def make_paged(
             raise SettingsError(f"{cause}; set attention to auto, or install it") from error
     if not device.startswith("cuda"):
         return PagedChoice(load("reference"), f"the kernels for pages need CUDA, not {device}")
-    problem = _problem("flash_attn", device, dtype)
+    problem = _problem("flash_attn", device, dtype, head_size)
     if problem is None:
         try:
             return PagedChoice(load("flash_attn"), "flash-attn is installed")
@@ -119,19 +120,20 @@ def make_paged(
     return PagedChoice(load("flex"), f"not flash_attn: {problem}")
 
 
-def check_paged(name: str, device: str, dtype: str) -> None:
-    """Refuse a backend that cannot run with a device and a dtype on any machine.
+def check_paged(name: str, device: str, dtype: str, head_size: int = 0) -> None:
+    """Refuse a backend that cannot run with a device, a dtype and a head size on any machine.
 
     Whether a package is installed is known only on the machine where the process runs.
 
     Raises:
-        SettingsError: there is no such backend, or the device or the dtype excludes it.
+        SettingsError: there is no such backend, or the device, the dtype or the head size excludes
+            it.
     """
-    if name != AUTO and (problem := _problem(name, device, dtype)) is not None:
+    if name != AUTO and (problem := _problem(name, device, dtype, head_size)) is not None:
         raise SettingsError(f"attention {name}: {problem}; set attention to auto")
 
 
-def _problem(name: str, device: str, dtype: str) -> str | None:
+def _problem(name: str, device: str, dtype: str, head_size: int) -> str | None:
     if name not in PAGED:
         return f"it is not one of {', '.join((AUTO, *PAGED))}"
     if name == "reference":
@@ -140,6 +142,8 @@ def _problem(name: str, device: str, dtype: str) -> str | None:
         return f"it runs on CUDA, and the device is {device}"
     if name == "flash_attn" and dtype != "bfloat16":
         return f"it computes in bfloat16, and the dtype is {dtype}"
+    if name == "flash_attn" and head_size % 8:
+        return f"it would copy all pages in each pass for heads of {head_size}, no multiple of 8"
     return None
 
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -164,6 +164,37 @@ def test_deterministic_splits_do_not_depend_on_the_lengths(monkeypatch: pytest.M
     assert given == [([10], 3)] * 3
 
 
+@pytest.mark.parametrize(
+    ("num_queries", "num_heads", "pages_read", "splits"),
+    [(1, 4, [300], 32), (1, 6, [2], None), (130, 4, [1, 2], None)],
+    ids=["decoding", "group of 3", "prefill"],
+)
+def test_passes_without_splits_read_the_pages_that_they_see(
+    num_queries: int,
+    num_heads: int,
+    pages_read: list[int],
+    splits: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[tuple[list[int], int | None]] = []
+
+    def record(queries: Tensor, *_: Tensor, **options: Any) -> Any:
+        blocks = options["block_mask"].kv_num_blocks.flatten().tolist()
+        given.append((blocks, options["kernel_options"].get("SPLIT_KV")))
+        return queries, SimpleNamespace(lse=queries[..., 0])
+
+    monkeypatch.setattr(paged_flex, "flex_attention", record)
+    pages = torch.zeros(2, 1, 128, 2, 16).expand(2, 301, 128, 2, 16)
+    PagedFlex(is_compiled=False, is_deterministic=True).prepare(
+        torch.arange(1, 301, dtype=torch.int32)[None],
+        torch.tensor([130], dtype=torch.int32),
+        num_queries=num_queries,
+        num_pages=301,
+        is_causal=True,
+    )(torch.zeros(1, num_queries, num_heads, 16), *pages)
+    assert given == [(pages_read, splits)]
+
+
 def segments(seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shapes = ((3, 5, 8, 16), (3, 40, 2, 16), (3, 40, 2, 16))
@@ -315,6 +346,16 @@ def test_auto_is_flash_attn_where_it_is_installed_and_has_the_dtype() -> None:
     assert "the dtype is float32" in choice.reason
 
 
+@pytest.mark.usefixtures("with_flash_attn")
+def test_flash_attn_is_not_used_for_heads_for_which_it_copies_all_pages() -> None:
+    assert make_paged("auto", "cuda", "bfloat16", head_size=96).attention.name == "flash_attn"
+    choice = make_paged("auto", "cuda", "bfloat16", head_size=100)
+    assert choice.attention.name == "flex"
+    assert "heads of 100" in choice.reason
+    with pytest.raises(SettingsError, match="heads of 100"):
+        make_paged("flash_attn", "cuda", "bfloat16", head_size=100)
+
+
 @pytest.mark.usefixtures("without_flash_attn")
 def test_auto_is_flex_where_flash_attn_cannot_be_imported() -> None:
     choice = make_paged("auto", "cuda", "bfloat16")
@@ -336,12 +377,14 @@ def test_a_token_of_a_target_has_the_same_bits_in_each_column(
 ) -> None:
     asked: list[bool] = []
 
-    def make(*_: str, is_deterministic: bool) -> None:
+    def make(*_: str, head_size: int, is_deterministic: bool) -> None:
+        assert head_size == 64
         asked.append(is_deterministic)
         raise SettingsError("the load ends here")
 
     monkeypatch.setattr(static_execution, "make_paged", make)
     engine = EngineConfig(engine="static", max_model_len=64, branches=branches)
     with pytest.raises(SettingsError, match="the load ends here"):
-        static_execution.load(Path(), cast(ModelConfig, None), engine, lambda _: None, ALONE)
+        model = cast(ModelConfig, SimpleNamespace(head_size=64))
+        static_execution.load(Path(), model, engine, lambda _: None, ALONE)
     assert asked == [is_exact]
