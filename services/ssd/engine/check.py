@@ -1,11 +1,13 @@
 """Checks of an engine's settings that need neither the weights nor the device."""
 
-import torch
+import re
 
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.memory import plan_blocks
 from ssd.engine.parallel.shard import Shard, check_shards, model_of
 from ssd.errors import SettingsError
+
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 
 
 def check_engine(model: ModelConfig, engine: EngineConfig) -> None:
@@ -18,11 +20,8 @@ def check_engine(model: ModelConfig, engine: EngineConfig) -> None:
             ``tensor_parallel_size`` parts.
         MemoryBudgetError: ``kv_cache_bytes`` is too small for one sequence.
     """
-    try:
-        torch.device(engine.device)
-    except RuntimeError as error:
-        cause = str(error).partition("\n")[0]
-        raise SettingsError(f"device {engine.device!r} does not exist: {cause}") from error
+    if not _DEVICE.fullmatch(engine.device):
+        raise SettingsError(f"device is {engine.device!r}, must be cpu, cuda or cuda:NUMBER")
     size = engine.tensor_parallel_size
     check_shards(model, size)
     if engine.kv_cache_bytes is not None:

@@ -16,7 +16,10 @@ def model(tmp_path: Path) -> ModelConfig:
 @pytest.mark.parametrize(
     ("engine", "error", "words"),
     [
-        (EngineConfig(max_model_len=64, device="gpu7"), SettingsError, "'gpu7' does not exist"),
+        *(
+            (EngineConfig(max_model_len=64, device=device), SettingsError, "cpu, cuda or cuda:")
+            for device in ("gpu7", "cpu:0", "meta", "cuda:x")
+        ),
         (EngineConfig(max_model_len=64, kv_cache_bytes=1), MemoryBudgetError, "can use 1 bytes"),
     ],
 )

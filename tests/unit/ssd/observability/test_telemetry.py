@@ -316,7 +316,7 @@ def test_a_removed_series_is_absent_and_with_files_of_several_processes_it_is_ze
         "multiprocess.MultiProcessCollector(files)\n"
         "assert b'ssd_link_rtt_seconds{draft=\"d:1\"} 0.0' in generate_latest(files)\n"
     )
-    environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}  # noqa: TID251
     subprocess.run([sys.executable, "-c", script], check=True, env=environment)
     metrics.LINK_RTT_SECONDS.labels("d:1").set(0.25)
     metrics.remove_series(metrics.LINK_RTT_SECONDS, "d:1")

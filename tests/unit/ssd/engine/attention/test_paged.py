@@ -384,7 +384,7 @@ def test_a_token_of_a_target_has_the_same_bits_in_each_column(
 
     monkeypatch.setattr(static_execution, "make_paged", make)
     engine = EngineConfig(engine="static", max_model_len=64, branches=branches)
+    model = cast(ModelConfig, SimpleNamespace(head_size=64))
     with pytest.raises(SettingsError, match="the load ends here"):
-        model = cast(ModelConfig, SimpleNamespace(head_size=64))
         static_execution.load(Path(), model, engine, lambda _: None, ALONE)
     assert asked == [is_exact]
