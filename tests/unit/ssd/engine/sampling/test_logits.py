@@ -15,7 +15,14 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from ssd.engine.sampling.logits import Filters, best_logprobs, filtered, penalized
+from ssd.engine.sampling.logits import (
+    Filters,
+    best_logprobs,
+    filtered,
+    log_sums_by_row,
+    log_sums_of_integers,
+    penalized,
+)
 
 V = 203
 """Not a multiple of any vector width."""
@@ -108,6 +115,7 @@ def test_a_row_that_is_not_finite_stays_so(value: float) -> None:
     [
         lambda rows_RV: filtered(rows_RV, filters(len(rows_RV), 60, 0.93, 0.001, 0.8)),
         lambda rows_RV: best_logprobs(rows_RV, torch.zeros(len(rows_RV), dtype=torch.int64), 5)[1],
+        log_sums_of_integers,
     ],
 )
 def test_the_bits_of_a_row_do_not_depend_on_the_rows_beside_it(
@@ -142,6 +150,16 @@ def test_presence_counts_once_and_frequency_each_time_and_neither_counts_the_pro
         torch.ones(2, 4), counts_2V, is_prompt_V, repetition=1.0, presence=0.5, frequency=0.25
     )
     assert found_2V.tolist() == [[1.0, 1.0, 0.25, -0.25], [1.0, 0.0, 1.0, 1.0]]
+
+
+@pytest.mark.parametrize("log_sums", [log_sums_by_row, log_sums_of_integers])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 50.0])
+def test_log_sums_are_those_of_exact_numbers(
+    log_sums: Callable[[Tensor], Tensor], scale: float
+) -> None:
+    logits_RV = torch.cat((logits(3), torch.full((3, 100_000), -20.0)), dim=1) * scale
+    expected_R1 = logits_RV.double().logsumexp(dim=1, keepdim=True)
+    assert torch.allclose(log_sums(logits_RV).double(), expected_R1, atol=1e-6, rtol=1e-6)
 
 
 def test_log_probabilities_are_those_of_the_model() -> None:
