@@ -3,14 +3,15 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ssd.addresses import check_address, is_literal
+from ssd.addresses import is_literal
 from ssd.engine_settings import EngineSettings
 from ssd.errors import SettingsError
+from ssd.pool.settings import DraftsSettings
 from ssd.types import FanOutName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetSettings(EngineSettings):
+class TargetSettings(DraftsSettings, EngineSettings):
     """Settings of ``python -m ssd_target``."""
 
     model: str = "demo://target"
@@ -26,18 +27,6 @@ class TargetSettings(EngineSettings):
     of mode AUTO use it if ``drafts`` is empty."""
     draft_weights: Literal["auto", "same", "int8", "int4"] = "auto"
     """As ``weights``, for ``draft_model``."""
-    drafts: tuple[str, ...] = ()
-    """Addresses ``host:port`` of drafts. A DNS name is resolved every 2 s and stands for all of its
-    addresses. IP addresses and ``localhost`` are not resolved. ``dns:///host:port`` is always a
-    DNS name."""
-    link_ca: str = ""
-    """PEM file of the authorities of the drafts' certificates; empty: links are plain text. Needs
-    the channel ``grpc``: the others are not encrypted."""
-    link_server_name: str = ""
-    """Name in the certificates of the drafts. Needed with ``link_ca`` if ``drafts`` has DNS names,
-    because links use their addresses. Empty: the host of the address."""
-    link_token_file: str = ""
-    """File whose first line is the token that drafts accept from targets."""
 
     tensor_parallel_size: Literal[1, 2, 4, 8] = 1
     """Number of ranks that share the target's model, each with its own process and device: GPUs
@@ -61,14 +50,6 @@ class TargetSettings(EngineSettings):
     prefix_cache: bool = True
     """Store the common beginning of prompts once. Freed blocks keep it until their memory is
     needed. Off: the time to the first token does not depend on the prompts of other clients."""
-    draft_deadline_ms: float = field(default=20.0, metadata={"min": 0.0, "max": 60_000.0})
-    """Table deadline: maximum time that a round waits for its tables, in milliseconds. Late rows
-    use their backup."""
-    adaptive_deadline: bool = True
-    """Wait for another column of a table only while it is expected to add more tokens per second
-    than the next round. Off: wait for whole tables until the table deadline."""
-    circuit_breaker: bool = True
-    """Suspend a link for 5 to 60 s if it sends no table for three rounds and three deadlines."""
     channel: Literal["grpc", "collective"] = "grpc"
     """How tables and commits travel. ``collective`` uses a connection beside the gRPC stream of
     each link: NCCL if both ends have it, else gloo. Drafts need the same setting. It needs TCP
@@ -78,9 +59,6 @@ class TargetSettings(EngineSettings):
     max_round_trip_us: int = field(default=0, metadata={"min": 0, "max": 1_000_000})
     """Maximum measured round trip of a link, in microseconds; 0 sets no limit. A slower link is
     refused, and the target serves without it."""
-    backup: Literal["none", "ngram"] = "ngram"
-    """Proposal after a miss, and continuation of a table with few columns: no tokens, or the tokens
-    that follow the longest suffix match."""
     fan_out: Literal[FanOutName, "explicit"] = "adaptive"
     """Policy by which drafts select the outcomes that get a branch."""
     fan_out_split: tuple[int, ...] = ()
@@ -99,8 +77,7 @@ class TargetSettings(EngineSettings):
 
     def __post_init__(self) -> None:
         EngineSettings.__post_init__(self)
-        for address in self.drafts:
-            check_address("drafts", address)
+        DraftsSettings.__post_init__(self)
         if self.link_ca and not self.link_server_name and not all(map(is_literal, self.drafts)):
             raise SettingsError(
                 "link_server_name: links use the addresses behind the DNS names of drafts; give "

@@ -21,7 +21,6 @@ from ssd.pool.handshake import LinkTerms, SetUpChannel
 from ssd.pool.metrics import publish_mode
 from ssd.pool.pool import DraftPool
 from ssd.pool.round_log import RoundLog
-from ssd.pool.rounds import PoolSettings
 from ssd.pool.status import pool_status
 from ssd.ports import Clock
 from ssd.rpc.admin_servicer import AdminServicer
@@ -87,7 +86,7 @@ class TargetProcess:
         self._clock = clock
         self._inbox = Inbox(settings.max_queue + settings.max_num_seqs)
         self._round_log = RoundLog()
-        self._pool = DraftPool(pool_settings(settings, model.num_token_ids), clock)
+        self._pool = DraftPool(settings.pool(settings.lookahead, model.num_token_ids), clock)
         backends, set_up_channel = collective_channel(settings.channel, model.engine.device)
         self._links = LinkDialer(
             self._pool,
@@ -133,17 +132,12 @@ class TargetProcess:
         Raises:
             FieldError: this target does not have the mode; nothing is changed.
         """
-        settings = self._settings
-        changed = replace(
-            settings,
-            backup=change.backup or settings.backup,
-            draft_deadline_ms=change.draft_deadline_ms or settings.draft_deadline_ms,
-        )
+        settings = self._settings.changed(change)
         if change.mode is not None:
             self._handler.set_auto_mode(change.mode)
             publish_mode(change.mode, self._round_log)
-        self._settings = changed
-        self._pool.configure(pool_settings(changed, self._model.num_token_ids))
+        self._settings = settings
+        self._pool.configure(settings.pool(settings.lookahead, self._model.num_token_ids))
         if change.fan_out_policy is not None:
             self._links.configure(LinkSettings(fan_out_policy=change.fan_out_policy))
         changes = {name: str(value) for name, value in asdict(change).items() if value}
@@ -227,19 +221,6 @@ def log_crash_of_links(links: "asyncio.Task[None]") -> None:
     """Log that a bug ended all links. Requests continue without drafts."""
     if not links.cancelled() and (crash := links.exception()) is not None:
         _log.error("links_crashed", error=repr(crash))
-
-
-def pool_settings(settings: TargetSettings, num_token_ids: int) -> PoolSettings:
-    """Return the settings of the pool."""
-    return PoolSettings(
-        lookahead=settings.lookahead,
-        branches=settings.branches,
-        num_token_ids=num_token_ids,
-        backup=settings.backup,
-        deadline_seconds=settings.draft_deadline_ms / 1000,
-        adaptive_deadline=settings.adaptive_deadline,
-        circuit_breaker=settings.circuit_breaker,
-    )
 
 
 def hello(

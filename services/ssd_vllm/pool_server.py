@@ -93,13 +93,9 @@ class PoolServer:
         """
         if change.mode is Mode.SYNCHRONOUS:
             raise FieldError("mode", "SYNCHRONOUS does not exist in vLLM; use another mode")
-        settings, served = self._settings, self._served
-        self._settings = replace(
-            settings,
-            backup=change.backup or settings.backup,
-            draft_deadline_ms=change.draft_deadline_ms or settings.draft_deadline_ms,
-            fan_out=cast("FanOutName", change.fan_out_policy or settings.fan_out),
-        )
+        served = self._served
+        fan_out = cast("FanOutName", change.fan_out_policy or self._settings.fan_out)
+        self._settings = replace(self._settings.changed(change), fan_out=fan_out)
         served.pool.configure(self._settings.pool(served.lookahead, served.num_token_ids))
         if change.mode is not None:
             served.control.mode = change.mode

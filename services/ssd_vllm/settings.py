@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ssd.addresses import check_address
 from ssd.errors import SettingsError
 from ssd.pool.credentials import link_credentials
-from ssd.pool.rounds import PoolSettings
+from ssd.pool.settings import DraftsSettings
 from ssd.rpc.access import Access, Security
 from ssd.rpc.credentials import AcceptedTokens, TlsFiles
 from ssd.rpc.security import role_of
@@ -19,11 +18,9 @@ SOURCE = f"--additional-config {KEY}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PluginSettings:
+class PluginSettings(DraftsSettings):
     """Settings of vLLM as a target; names and defaults are those of ``ssd-target``."""
 
-    drafts: tuple[str, ...] = ()
-    """Addresses ``host:port`` of drafts. A DNS name stands for all of its addresses."""
     mode: Literal["auto", "speculative"] = "auto"
     """``auto``: a controller measures steps with and without proposals, and uses the faster kind.
     ``speculative``: every step has proposals."""
@@ -31,28 +28,8 @@ class PluginSettings:
     """How tokens are drawn at temperatures above 0. ``coupled``: the largest processed logit plus
     the noise of (seed, position), which drafts foresee. ``stock``: vLLM's own rule; drafts propose
     the most probable tokens, of which fewer are accepted."""
-    branches: int = field(default=24, metadata={"min": 1, "max": 128})
-    """Branches of a table (N); the drafts must have the same."""
-    backup: Literal["none", "ngram"] = "ngram"
-    """Proposal after a miss: no tokens, or those that follow the longest suffix match."""
-    draft_deadline_ms: float = field(default=20.0, metadata={"min": 0.0, "max": 60_000.0})
-    """Maximum time that a step waits for its tables, in milliseconds."""
-    adaptive_deadline: bool = True
-    """Wait only while that is expected to pay."""
-    circuit_breaker: bool = True
-    """Suspend a link for 5 to 60 s if it sends no table for three rounds and three deadlines."""
     fan_out: FanOutName = "adaptive"
     """Policy by which drafts select the outcomes that get a branch."""
-    link_ca: str = ""
-    """PEM file of the authorities of the drafts' certificates; empty: links are plain text."""
-    link_server_name: str = ""
-    """Name in the certificates of the drafts, with DNS names in ``drafts``."""
-    link_token_file: str = ""
-    """File whose first line is the token that drafts accept from targets."""
-    tls_certificate: str = ""
-    """PEM file of the certificate that this target presents to drafts, and at its port."""
-    tls_key: str = ""
-    """PEM file of its private key."""
     admin_port: int = field(default=0, metadata={"min": 0, "max": 65535})
     """Port of ``ssd.v1.AdminService`` and of gRPC health, on the first rank; 0: none. Replica *i*
     of a data-parallel server uses the port plus *i*."""
@@ -67,13 +44,9 @@ class PluginSettings:
     token_file: str = ""
     """File of tokens, one a line, of which a request to vLLM needs one. ``python -m ssd_vllm``
     checks them; ``vllm serve`` needs ``--middleware ssd_vllm.Gate`` for it."""
-    allow_insecure: bool = False
-    """Send the token to other machines in plain text, and listen on an address that they reach
-    although callers need neither a token nor a certificate."""
 
     def __post_init__(self) -> None:
-        for address in self.drafts:
-            check_address("drafts", address)
+        DraftsSettings.__post_init__(self)
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise SettingsError("tls_certificate and tls_key: give both, or neither")
         if self.tls_client_ca and not self.tls_certificate:
@@ -98,18 +71,6 @@ class PluginSettings:
             raise SettingsError(
                 f'{SOURCE}: give the drafts, for example {{"drafts": ["host:50052"]}}'
             )
-
-    def pool(self, lookahead: int, num_token_ids: int) -> PoolSettings:
-        """Return the settings of the pool."""
-        return PoolSettings(
-            lookahead=lookahead,
-            branches=self.branches,
-            num_token_ids=num_token_ids,
-            backup=self.backup,
-            deadline_seconds=self.draft_deadline_ms / 1000,
-            adaptive_deadline=self.adaptive_deadline,
-            circuit_breaker=self.circuit_breaker,
-        )
 
     def security(self) -> Security:
         """Return who may call the port, and its certificate.

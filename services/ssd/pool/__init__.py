@@ -13,5 +13,6 @@ __all__ = [
     "pool",
     "round_log",
     "rounds",
+    "settings",
     "status",
 ]

@@ -44,7 +44,6 @@ from ssd_target.decoding.sequence import Sequence
 from ssd_target.decoding.sequential_drafter import SequentialDrafter
 from ssd_target.decoding.speculation_control import SpeculationControl
 from ssd_target.settings import TargetSettings
-from ssd_target.target import pool_settings
 
 VOCAB = 13
 LOOKAHEAD = 3
@@ -158,7 +157,7 @@ class Bench:
         self.scheduler = Scheduler(
             engine, self.blocks, settings, joined_rows=self.runner.joined_rows
         )
-        self.pool = DraftPool(pool_settings(settings, VOCAB), self.clock)
+        self.pool = DraftPool(settings.pool(LOOKAHEAD, VOCAB), self.clock)
         self.log = RoundLog()
         self.watchdog = Watchdog(self.clock)
         context = LoopContext(

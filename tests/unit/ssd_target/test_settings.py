@@ -1,9 +1,11 @@
 """Settings of the target."""
 
+from dataclasses import fields
+
 import pytest
 
 from ssd.errors import SettingsError
-from ssd.settings import load, parse_cpus
+from ssd.settings import field_help, load, parse_cpus
 from ssd_target.settings import TargetSettings
 
 
@@ -50,6 +52,19 @@ def test_an_explicit_fan_out_must_fill_the_table() -> None:
 )
 def test_the_served_name_follows_the_model(model: str, name: str, served: str) -> None:
     assert settings("--model", model, "--model-name", name).served_name == served
+
+
+def test_a_setting_that_both_bases_have_is_the_same_in_both() -> None:
+    first, second = (
+        {
+            each.name: (each.default, each.metadata, field_help(base)[each.name])
+            for each in fields(base)
+        }
+        for base in TargetSettings.__bases__
+    )
+    shared = first.keys() & second.keys()
+    assert shared == {"tls_certificate", "tls_key", "allow_insecure", "branches"}
+    assert [name for name in shared if first[name] != second[name]] == []
 
 
 def test_cpus_are_numbers_and_ranges() -> None:

@@ -16,7 +16,7 @@ from ssd.types import Mode, Peer
 from ssd_target.models import TargetModels
 from ssd_target.serving.streams import TokenStream
 from ssd_target.settings import TargetSettings
-from ssd_target.target import TargetProcess, collective_channel, pool_settings
+from ssd_target.target import TargetProcess, collective_channel
 
 
 @pytest.fixture
@@ -34,9 +34,10 @@ async def test_a_change_of_speculation_keeps_what_is_not_set(target: TargetProce
     target.set_speculation(SpeculationChange(mode=Mode.AUTOREGRESSIVE, draft_deadline_ms=5.0))
     target.set_speculation(SpeculationChange(backup="none"))
     assert target._handler.auto_mode is Mode.AUTOREGRESSIVE
-    assert target._settings.draft_deadline_ms == 5.0
-    assert target._settings.backup == "none"
-    assert target._pool.settings == pool_settings(target._settings, target._model.num_token_ids)
+    settings = target._settings
+    assert (settings.draft_deadline_ms, settings.backup) == (5.0, "none")
+    lookahead, num_token_ids = settings.lookahead, target._model.num_token_ids
+    assert target._pool.settings == settings.pool(lookahead, num_token_ids)
 
 
 def test_a_collective_channel_offers_all_backends_of_the_process(
