@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
+from ssd.engine.batch import AppendBatch, BranchBatch, PagedBatch, ProposalBatch
 from ssd.engine.config import EngineConfig
 
 NUM_TOKENS = 257
@@ -48,7 +48,8 @@ def trees(draft: Any, engine: EngineConfig) -> list[Tensor]:
                 )
                 found.append(draft.run_branches(batch).to("cpu", copy=True))
             # The commit of branch 1, whose outcome accepts one token.
-            draft.append_proposal(slots_B, slots_B * 0 + 2, lengths_B, tables_BJ[:count])
+            appended = AppendBatch(slots_B, slots_B * 0 + 2, lengths_B, tables_BJ[:count])
+            draft.append_proposal(appended)
             draft.promote_branches(slots_B, slots_B * 0 + 1)
             lengths_B = lengths_B + 2
         tables_BJ = tables_BJ.flip(0)

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ssd.engine.batch import PagedBatch, ProposalBatch
+from ssd.engine.batch import AppendBatch, PagedBatch, ProposalBatch
 from ssd.engine.config import STATIC, EngineConfig
 from ssd.engine.execution import TreeRunner
 from ssd.engine.precision import DTYPES
@@ -315,9 +315,8 @@ class Tree:
     def _append(self, slots_B: Ints, num_entries_B: Ints) -> None:
         """Append the first entries of proposal segments to their trunks."""
         lengths_B, tables_BJ = self._trunk_lengths_X[slots_B], self._block_tables_XJ[slots_B]
-        self._runner.append_proposal(
-            *map(torch.from_numpy, (slots_B, num_entries_B, lengths_B, tables_BJ))
-        )
+        arrays = (slots_B, num_entries_B, lengths_B, tables_BJ)
+        self._runner.append_proposal(AppendBatch(*map(torch.from_numpy, arrays)))
         self._trunk_lengths_X[slots_B] += num_entries_B
 
     def _store_skipped(self, slots_B: Ints, skipped: Rows[tuple[int, ...]]) -> None:

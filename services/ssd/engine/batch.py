@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -60,6 +61,18 @@ class BranchBatch:
     tokens_BN: Tensor
     accepted_BN: Tensor
     step: int
+    trunk_lengths_B: Tensor
+    block_tables_BJ: Tensor
+
+
+class AppendBatch(NamedTuple):
+    """The first ``num_entries_B`` proposal columns of each session, which join its trunk.
+
+    The tables contain the pages of positions trunk_length..trunk_length+num_entries-1.
+    """
+
+    slots_B: Tensor
+    num_entries_B: Tensor
     trunk_lengths_B: Tensor
     block_tables_BJ: Tensor
 

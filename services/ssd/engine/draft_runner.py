@@ -8,7 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, RowFilters, StoredNoise
+from ssd.engine.batch import (
+    AppendBatch,
+    BranchBatch,
+    PagedBatch,
+    ProposalBatch,
+    RowFilters,
+    StoredNoise,
+)
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.execution import DraftExecution
 from ssd.engine.runner import ModelRunner, Progress
@@ -69,7 +76,7 @@ class DraftRunner(ModelRunner):
             self.run_branches(batch)
             if count == 1:
                 self._warm_up_whole(batch)
-        self.append_proposal(slot_B, zero_B, zero_B, table_B1)
+        self.append_proposal(AppendBatch(slot_B, zero_B, zero_B, table_B1))
         self.promote_branches(slot_B, zero_B)
 
     def _warm_up_whole(self, batch: BranchBatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, StoredNoise
+from ssd.engine.batch import AppendBatch, BranchBatch, PagedBatch, ProposalBatch, StoredNoise
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.parallel.group import ALONE, Group
 from ssd.engine.sampling.choose import choose
@@ -131,18 +131,8 @@ class TreePasses(Protocol):
             [P, 1, N, V], valid like those of ``run_branches``.
         """
 
-    def append_proposal(
-        self,
-        slots_B: Tensor,
-        num_entries_B: Tensor,
-        trunk_lengths_B: Tensor,
-        block_tables_BJ: Tensor,
-    ) -> object:
-        """Append the first ``num_entries`` proposal columns to the trunks.
-
-        The tables must contain the pages of positions trunk_length..trunk_length+num_entries-1.
-        The result has no use.
-        """
+    def append_proposal(self, batch: AppendBatch) -> object:
+        """Append proposal columns to the trunks. The result has no use."""
 
     def promote_branches(self, slots_B: Tensor, branches_B: Tensor) -> object:
         """Copy the own entries of one branch of each session into its proposal segment."""

@@ -29,7 +29,7 @@ from torch.nn.functional import pad
 
 from ssd.engine.attention.dense import attend_beside
 from ssd.engine.attention.paged import PagedAttention, make_paged
-from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
+from ssd.engine.batch import AppendBatch, BranchBatch, PagedBatch, ProposalBatch
 from ssd.engine.capture import Capture, CudaTimer, Pass, capture_of
 from ssd.engine.compiler import require_compiler
 from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
@@ -329,21 +329,12 @@ class StaticDraft(StaticExecution):
     run_columns = run_columns_by_steps
 
     @torch.inference_mode()
-    def append_proposal(
-        self,
-        slots_B: Tensor,
-        num_entries_B: Tensor,
-        trunk_lengths_B: Tensor,
-        block_tables_BJ: Tensor,
-    ) -> None:
+    def append_proposal(self, batch: AppendBatch) -> None:
         """See ``TreePasses.append_proposal``."""
         self._ready(
-            ("append", self._bucket(len(slots_B))),
-            lambda inputs: self._storage.append_proposal(**inputs),
-            slots_B=slots_B,
-            num_entries_B=num_entries_B,
-            trunk_lengths_B=trunk_lengths_B,
-            block_tables_BJ=block_tables_BJ,
+            ("append", self._bucket(len(batch.slots_B))),
+            lambda inputs: self._storage.append_proposal(AppendBatch(**inputs)),
+            **batch._asdict(),
         )()
 
     @torch.inference_mode()

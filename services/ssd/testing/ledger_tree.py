@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 import torch
 
-from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, StoredNoise
+from ssd.engine.batch import AppendBatch, BranchBatch, PagedBatch, ProposalBatch, StoredNoise
 from ssd.engine.execution import run_columns_by_steps
 from ssd.testing.ledger_runner import law
 
@@ -76,17 +76,10 @@ class LedgerTreeRunner:
         """Run and choose all columns of one table."""
         return run_columns_by_steps(self, batch, noise)
 
-    def append_proposal(
-        self,
-        slots_B: torch.Tensor,
-        num_entries_B: torch.Tensor,
-        trunk_lengths_B: torch.Tensor,
-        block_tables_BJ: torch.Tensor,
-    ) -> None:
+    def append_proposal(self, batch: AppendBatch) -> None:
         """Append the first entries of proposal segments to their trunks."""
-        for row, slot in enumerate(slots_B.tolist()):
-            entries_S = self.proposals_XP[slot, : int(num_entries_B[row])]
-            self._write(block_tables_BJ[row], int(trunk_lengths_B[row]), entries_S)
+        for slot, count, length, blocks_J in zip(*batch, strict=True):
+            self._write(blocks_J, int(length), self.proposals_XP[slot, : int(count)])
 
     def promote_branches(self, slots_B: torch.Tensor, branches_B: torch.Tensor) -> None:
         """Copy the own entries of branches to the proposal segments."""

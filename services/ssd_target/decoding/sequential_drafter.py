@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ssd.engine.batch import BranchBatch, PagedBatch
+from ssd.engine.batch import AppendBatch, BranchBatch, PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.execution import TreeRunner
 from ssd.engine.kv_cache.block_pool import BlockPool
@@ -172,7 +172,7 @@ class SequentialDrafter:
             # Operations of torch release the interpreter, and a reader may take it.
             lengths_B = np.array([text.num_stored for text in texts])
             arrays = (slots_B, np.array(counts), lengths_B, self._block_tables_SJ[slots_B])
-            self._runner.append_proposal(*map(torch.from_numpy, arrays))
+            self._runner.append_proposal(AppendBatch(*map(torch.from_numpy, arrays)))
         for text, count in zip(texts, counts, strict=True):
             text.num_stored += count
             text.run = ()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ssd.engine.batch import AppendBatch
 from ssd.engine.config import ModelConfig
 
 
@@ -120,14 +121,9 @@ class KVStorage:
         return self.entries_L2ZW.index_copy_(2, to_X, copied)
 
     @torch.inference_mode()
-    def append_proposal(
-        self,
-        slots_B: Tensor,
-        num_entries_B: Tensor,
-        trunk_lengths_B: Tensor,
-        block_tables_BJ: Tensor,
-    ) -> Tensor:
+    def append_proposal(self, batch: AppendBatch) -> Tensor:
         """Copy the first entries of proposal segments to the ends of their trunks."""
+        slots_B, num_entries_B, trunk_lengths_B, block_tables_BJ = batch
         from_BP = self.entries.proposal(slots_B)
         column_P = torch.arange(self.entries.num_columns, device=slots_B.device)
         last = block_tables_BJ.shape[1] * self.entries.block_size - 1

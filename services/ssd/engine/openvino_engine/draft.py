@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ssd.engine.attention.context import whole_width
-from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, StoredNoise
+from ssd.engine.batch import AppendBatch, BranchBatch, PagedBatch, ProposalBatch, StoredNoise
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.kv_cache.storage import KVStorage
 from ssd.engine.memory import allocate_storage
@@ -348,20 +348,11 @@ class OpenVinoDraft:
         self._whole[int(batch.slots_B)] = entries_XGNPE
         return tokens_K1N, logits_P1NV
 
-    def append_proposal(
-        self,
-        slots_B: Tensor,
-        num_entries_B: Tensor,
-        trunk_lengths_B: Tensor,
-        block_tables_BJ: Tensor,
-    ) -> None:
+    def append_proposal(self, batch: AppendBatch) -> None:
         """See ``TreePasses.append_proposal``."""
-        slots, counts, lengths = (
-            numbers_B.tolist() for numbers_B in (slots_B, num_entries_B, trunk_lengths_B)
-        )
-        for slot, count, length, blocks_J in zip(
-            slots, counts, lengths, block_tables_BJ.numpy(), strict=True
-        ):
+        slots, counts, lengths = (numbers_B.tolist() for numbers_B in batch[:3])
+        tables_BJ = batch.block_tables_BJ.numpy()
+        for slot, count, length, blocks_J in zip(slots, counts, lengths, tables_BJ, strict=True):
             # If the trunk is shorter than the copy, another session has the slot now.
             for key, trunks in list(self._trunks.items()):
                 if slot in key and trunks.num_read_B[key.index(slot)] > length:

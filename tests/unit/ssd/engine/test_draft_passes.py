@@ -14,7 +14,7 @@ import torch
 from tests.engines import CPU_ENGINES, PlainLogits, inside, load, on, paged, store
 from torch import Tensor
 
-from ssd.engine.batch import BranchBatch, ProposalBatch, StoredNoise
+from ssd.engine.batch import AppendBatch, BranchBatch, ProposalBatch, StoredNoise
 from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.openvino_engine import draft
@@ -123,9 +123,9 @@ class Harness:
         entries = [
             s.accepted[branch] + 1 for s, branch in zip(self.sessions, branches, strict=True)
         ]
-        self.runner.append_proposal(
-            self.slots_B, torch.tensor(entries), self.trunk_lengths, self.tables_BJ
-        )
+        entries_B = torch.tensor(entries)
+        batch = AppendBatch(self.slots_B, entries_B, self.trunk_lengths, self.tables_BJ)
+        self.runner.append_proposal(batch)
 
     def adopt(self, branches: list[int], num_proposed: list[int]) -> None:
         self.append(branches)
@@ -283,7 +283,7 @@ def test_a_pass_does_not_change_other_slots(runner_on: RunnerOn, engine: str) ->
     runner.run_proposals(ProposalBatch(one_B, tokens_BP, one_B * 2, one_B, table_B1))
     for step in range(P):
         runner.run_branches(BranchBatch(one_B, tokens_BN, tokens_BN, step, one_B, table_B1))
-    runner.append_proposal(one_B, one_B, one_B, table_B1)
+    runner.append_proposal(AppendBatch(one_B, one_B, one_B, table_B1))
     runner.promote_branches(one_B, one_B)
     assert torch.equal(inside(runner)._storage.entries_L2ZW[:, :, theirs], before)
 
