@@ -46,18 +46,21 @@ class Execution(Protocol):
 
 
 class TargetExecution(Execution, Protocol):
-    """The passes of a target."""
+    """The passes of a target.
 
-    packs_rows: bool
+    An execution that runs K+1 rows of each sequence inherits the values and ``use_fewer_shapes``.
+    """
+
+    packs_rows: bool = False
     """Whether a verify runs only the rows of each sequence, so that shorter proposals take less
     time. Otherwise each sequence of a pass has K+1 rows."""
-    joins_prompts: bool
+    joins_prompts: bool = False
     """Whether a verify can store ``PagedBatch.prompts``, with the bits of ``prefill``."""
-    most_rows: int
+    most_rows: int = 0
     """Largest number of rows of a pass; 0 if the engine decides. More rows take further passes."""
-    finite_prompts: Sequence[Tensor]
+    finite_prompts: Sequence[Tensor] = ()
     """Whether each column is finite, bool [P], for each prompt in the newest verify."""
-    num_padding: int
+    num_padding: int = 0
     """Rows of padding in the newest verify that keep the number of rows of the verify before."""
     sequence_counts: Sequence[int]
     """Numbers of sequences that are shapes of their own, ascending."""
@@ -65,6 +68,7 @@ class TargetExecution(Execution, Protocol):
     @property
     def shapes(self) -> str:
         """What the shapes of verifies have in common; empty if the settings alone decide it."""
+        return ""
 
     def use_fewer_shapes(self) -> str | None:
         """Run verifies in fewer shapes from now on.
@@ -73,6 +77,10 @@ class TargetExecution(Execution, Protocol):
             What the shapes have in common; None if all verifies have one shape already: the largest
             number of sequences with K+1 rows each.
         """
+        if len(self.sequence_counts) == 1:
+            return None
+        self.sequence_counts = self.sequence_counts[-1:]
+        return ONE_SHAPE
 
     def prepare(self, batch: PagedBatch) -> Any:
         """Compute what ``verify`` needs besides the model."""

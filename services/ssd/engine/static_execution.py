@@ -33,7 +33,7 @@ from ssd.engine.batch import AppendBatch, BranchBatch, PagedBatch, ProposalBatch
 from ssd.engine.capture import Capture, CudaTimer, Pass, capture_of
 from ssd.engine.compiler import require_compiler
 from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
-from ssd.engine.execution import ONE_SHAPE, run_columns_by_steps
+from ssd.engine.execution import TargetExecution, run_columns_by_steps
 from ssd.engine.kv_cache.storage import KVStorage
 from ssd.engine.memory import allocate_storage
 from ssd.engine.models.registry import CausalModel, open_decoder
@@ -227,23 +227,10 @@ class StaticExecution:
         return next(count for count in self.sequence_counts if count >= num_sequences)
 
 
-class StaticTarget(StaticExecution):
+class StaticTarget(StaticExecution, TargetExecution):
     """Verifies over pages. Every verify of a count of sequences has K+1 columns."""
 
-    packs_rows = False
-    joins_prompts = False
-    most_rows = 0
-    finite_prompts: Sequence[Tensor] = ()
-    num_padding = 0
-    shapes = ""
     _timer: CudaTimer | None = None
-
-    def use_fewer_shapes(self) -> str | None:
-        """See ``TargetExecution.use_fewer_shapes``."""
-        if len(self.sequence_counts) == 1:
-            return None
-        self.sequence_counts = self.sequence_counts[-1:]
-        return ONE_SHAPE
 
     def prepare(self, batch: PagedBatch) -> PagedBatch:
         """See ``TargetExecution.prepare``."""

@@ -21,7 +21,7 @@ from ssd.engine.attention.context import (
 )
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, pad_sequences
 from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
-from ssd.engine.execution import ONE_SHAPE, run_columns_by_steps
+from ssd.engine.execution import TargetExecution, run_columns_by_steps
 from ssd.engine.kv_cache.storage import KVStorage, fit_block_tables
 from ssd.engine.memory import allocate_storage
 from ssd.engine.models.registry import CausalModel, open_decoder
@@ -130,22 +130,8 @@ class TorchExecution:
         return logits_RV.view(-1, queries, logits_RV.shape[1])
 
 
-class TorchTarget(TorchExecution):
+class TorchTarget(TorchExecution, TargetExecution):
     """Verifies over pages, with sequences padded to a few counts."""
-
-    packs_rows = False
-    joins_prompts = False
-    most_rows = 0
-    finite_prompts: Sequence[Tensor] = ()
-    num_padding = 0
-    shapes = ""
-
-    def use_fewer_shapes(self) -> str | None:
-        """See ``TargetExecution.use_fewer_shapes``."""
-        if len(self.sequence_counts) == 1:
-            return None
-        self.sequence_counts = self.sequence_counts[-1:]
-        return ONE_SHAPE
 
     @torch.inference_mode()
     def prepare(self, batch: PagedBatch) -> PreparedPass:
