@@ -120,6 +120,8 @@ def bench(
                 common_flags=(*flags, *MAX_LENGTH),
                 target_flags=(
                     *("--draft-deadline-ms", str(deadline_ms)),
+                    # All modes get the same prompts. The first one would store them for the others.
+                    "--no-prefix-cache",
                     *(("--deterministic",) if deterministic else ()),
                 ),
             ),

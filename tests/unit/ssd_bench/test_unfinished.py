@@ -179,7 +179,7 @@ class Runs:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.known: list[list[int]] = []
-        self.batches: tuple[int, ...] = ()
+        self.plan = PLAN
         self.is_interrupted = True
         monkeypatch.setattr(command, "run_plan", self._run_plan)
         monkeypatch.setattr(command, "read_bandwidth", lambda _cpus: 1e9)
@@ -190,7 +190,7 @@ class Runs:
         self, plan: BenchmarkRun, *, known: Results, on_cell: Callable[[Results], None]
     ) -> Results:
         self.known.append([cell.batch for cell in known.cells])
-        self.batches = plan.batches
+        self.plan = plan
         if self.is_interrupted:
             on_cell(results_of(b8=0.0))
             raise KeyboardInterrupt
@@ -210,11 +210,23 @@ def test_the_command_goes_on_with_what_an_interrupted_one_has_measured(
     assert command.main(["--batch", "8,1,1", *argv, str(tmp_path)]) == 0
     assert "measured cells: 1" in capsys.readouterr().err
     assert runs_of_bench.known == [[], [], [8]]
-    assert runs_of_bench.batches == (1, 8)
+    assert runs_of_bench.plan.batches == (1, 8)
     (other,) = tmp_path.glob("unfinished-*.json")
     assert command.main(["--batch", "1,8", *argv, str(tmp_path)]) == 0
     assert runs_of_bench.known[-1] == []
     assert other.exists()
+
+
+def test_no_mode_finds_the_prompts_that_another_one_has_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs_of_bench = Runs(monkeypatch)
+    runs_of_bench.is_interrupted = False
+    argv = ["--temperature", "0", "--num-prompts", "1", "--json", "--output", str(tmp_path)]
+    assert command.main(argv) == 0
+    deployment = runs_of_bench.plan.deployment
+    for target in (deployment, runs.on_all_cpus(deployment)):
+        assert "--no-prefix-cache" in target.target_flags
 
 
 def test_the_name_covers_the_code_of_this_product() -> None:
