@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
+from ssd.errors import SettingsError
+
 LossFunction = Callable[[Tensor], Tensor]
 """From token ids [B, S+1] to the mean loss of the batch, a scalar."""
 OUTER = ("embed_tokens", "lm_head")
@@ -154,6 +156,9 @@ class Training:
                 are left out.
             loss_of: The loss of a batch; must depend on the parameters of the model.
             on_step: Called after each step.
+
+        Raises:
+            SettingsError: the weights are not finite any more.
         """
         for batch_BS in islice(batches, self.num_done, self._recipe.num_steps):
             self._take_step(loss_of(batch_BS))
@@ -170,6 +175,12 @@ class Training:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self._losses.append(float(loss.detach()))
+        # They are not finite either if the loss was not.
+        if not all(parameter.isfinite().all() for parameter in self._model.parameters()):
+            raise SettingsError(
+                f"the weights are not finite after step {self.num_done}: lower --rate, "
+                f"which is {self._recipe.adam_rate:g}"
+            )
 
     def state(self) -> dict[str, Tensor]:
         """Return weights, state of the optimizers and losses, for ``restore``."""

@@ -1,6 +1,7 @@
 """The command, on random models of a few thousand weights."""
 
 import json
+import re
 import signal
 from collections.abc import Callable
 from itertools import count
@@ -170,6 +171,17 @@ def test_what_cannot_be_trained_is_one_line_and_exit_code_2(
     assert error.startswith("error: ")
     assert problem in error
     assert set(stages) <= {"loading", "reading text"}
+
+
+def test_weights_that_are_not_finite_are_no_checkpoint(
+    flags: list[str], draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "output"
+    wrong = ("--draft", str(draft), "--rate", "1e30", "--checkpoint-minutes", "0")
+    assert main([*flags, *wrong, "--output", str(output)]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert re.match("error: the weights are not finite after step [2-5]: lower --rate", error)
+    assert all(value.isfinite().all() for value in weights(output).values())
 
 
 def test_a_folder_of_another_run_is_refused_with_what_differs(
