@@ -116,21 +116,25 @@ def _files(source: str) -> Iterator[tuple[Path, bool]]:
 
 
 def _texts(file: Path, order: random.Random, *, is_named: bool) -> Iterator[str]:
-    """Yield the texts of a file; other files than text are left out unless the user named them."""
+    """Yield the texts of a file; other files than text are left out unless the user named them.
+
+    A file that begins with text is text.
+    """
+    if file.suffix == ".jsonl":
+        for number, line in _rows(file, order):
+            yield _text_of(line, f"--data {file}:{number}")
+        return
+    piece = ""
     try:
-        if file.suffix == ".jsonl":
-            for number, line in _rows(file, order):
-                yield _text_of(line, f"--data {file}:{number}")
-            return
         with file.open(encoding="utf-8") as lines:
             while piece := lines.read(PIECE_CHARS):
                 yield piece + lines.readline()
     except UnicodeDecodeError:
-        if is_named:
+        if is_named or piece:
             raise SettingsError(f"--data {file}: not UTF-8 text; convert it") from None
 
 
-def _rows(file: Path, order: random.Random) -> Iterator[tuple[int, str]]:
+def _rows(file: Path, order: random.Random) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file with their numbers, without blank ones, in a random order."""
     places: list[tuple[int, int]] = []
     with file.open("rb") as lines:
@@ -142,12 +146,12 @@ def _rows(file: Path, order: random.Random) -> Iterator[tuple[int, str]]:
         order.shuffle(places)
         for number, place in places:
             lines.seek(place)
-            yield number, lines.readline().decode("utf-8")
+            yield number, lines.readline()
 
 
-def _text_of(line: str, place: str) -> str:
+def _text_of(line: bytes, place: str) -> str:
     try:
-        row = json.loads(line)
+        row = json.loads(line.decode())
     except ValueError as error:
         raise SettingsError(f"{place}: not JSON: {error}") from None
     names = [name for name in FIELDS if isinstance(row, dict) and name in row]

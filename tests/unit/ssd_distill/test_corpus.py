@@ -146,6 +146,7 @@ def test_the_corpus_of_the_embedded_pair_holds_its_own_modules_out(
         ("binary.txt", b"\xff\xfe", "not UTF-8 text; convert it"),
         ("rows.jsonl", b'{"text": "a"}\n{"body": "b"}', r"rows\.jsonl:2: needs a string in one of"),
         ("rows.jsonl", b"{", r"rows\.jsonl:1: not JSON"),
+        ("rows.jsonl", b'{"text": "a"}\n"caf\xe9"', r"rows\.jsonl:2: not JSON: 'utf-8' codec"),
         ("rows.jsonl", b"3", r"rows\.jsonl:1: needs a string in one of"),
     ],
 )
@@ -156,6 +157,27 @@ def test_what_is_not_text_is_refused_with_its_place(
         (text / name).write_bytes(content)
     with pytest.raises(SettingsError, match=problem):
         read(tokenizer, text / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("rows.jsonl", b'{"text": "a"}\n' * 40 + b"\xff\n", r"rows\.jsonl:41: not JSON"),
+        ("large.txt", b"a\n" * 10_000 + b"\xff", r"large\.txt: not UTF-8 text; convert it"),
+    ],
+)
+def test_a_file_of_a_folder_is_not_read_in_part(
+    tokenizer: HFTokenizer,
+    text: Path,
+    name: str,
+    content: bytes,
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(corpus, "PIECE_CHARS", 64)
+    (text / name).write_bytes(content)
+    with pytest.raises(SettingsError, match=problem):
+        read(tokenizer, text)
 
 
 def test_the_embedded_corpus_stands_alone(tokenizer: HFTokenizer, text: Path) -> None:
