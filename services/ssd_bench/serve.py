@@ -41,6 +41,7 @@ from ssd_bench.command import (
     print_json,
 )
 from ssd_bench.loads import LATENCIES, PERCENTILES, Load, LoadResult
+from ssd_bench.peers.engines import kill_session
 from ssd_bench.peers.environments import interpreter
 from ssd_bench.resources import MIB, recorded
 
@@ -195,6 +196,7 @@ class Client:
             *("--config", config),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             async with asyncio.timeout(self.seconds + END_SECONDS):
@@ -202,9 +204,7 @@ class Client:
         except TimeoutError:
             raise SetupError(f"guidellm did not end within {END_SECONDS:g} s") from None
         finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            await kill_session(process)
         if process.returncode or not report.exists():
             last = shown.decode(errors="replace").strip().splitlines()[-1:]
             raise SetupError(f"guidellm ended with {process.returncode}: {' '.join(last)}")

@@ -263,10 +263,14 @@ async def _worker(
         await worker.load(config)
         yield worker
     finally:
-        # The worker leads a session of its own, so the processes that it started end too.
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        await kill_session(process)
+
+
+async def kill_session(process: asyncio.subprocess.Process) -> None:
+    """Kill a process that leads a session of its own, and all processes that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
 
 
 def _variables(contender: Contender, cpus: Collection[int], scratch: Path) -> dict[str, str]:

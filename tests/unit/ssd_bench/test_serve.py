@@ -60,6 +60,21 @@ async def test_a_guidellm_that_fails_is_an_error_with_its_last_line(tmp_path: Pa
         await client.send("streams", LOADS["streams"], "http://127.0.0.1:1", 0.0)
 
 
+async def test_a_guidellm_that_does_not_end_is_killed_with_the_processes_that_it_started(
+    tmp_path: Path,
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    # The child has the standard output too, whose end a reader waits for.
+    code = f"import subprocess; subprocess.run(['sh', '-c', 'echo > {pipe}; exec sleep 200'])"
+    sending = guidellm(tmp_path, code).send("streams", LOADS["streams"], "http://127.0.0.1:1", 0.0)
+    task = asyncio.create_task(sending)
+    await asyncio.to_thread(pipe.read_text)
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=100)
+    assert done
+
+
 class FakeClient:
     """Returns the texts that it has in turn."""
 
