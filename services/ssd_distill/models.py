@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from ssd.demo.widen import save_tensors
 from ssd.engine.config import ModelConfig
 from ssd.errors import SettingsError
 
@@ -100,11 +100,19 @@ def write_weights(model: nn.Module, folder: Path) -> None:
 
 
 def replace_tensors(tensors: dict[str, Tensor], file: Path) -> None:
-    """Write tensors beside a file and rename them to it, so that no reader finds a part."""
+    """Write tensors beside a file and rename them to it, so that no reader finds a part.
+
+    Raises:
+        OSError: the disk is full. Nothing is left of the new file.
+    """
     new = file.with_suffix(".new")
     new.touch()
     mode = new.stat().st_mode
-    save_file(tensors, new, metadata={"format": "pt"})
+    try:
+        save_tensors(tensors, new)
+    except OSError:
+        new.unlink()
+        raise
     # Newer versions of the library let only the owner read the file.
     new.chmod(mode)
     new.replace(file)

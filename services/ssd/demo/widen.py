@@ -198,13 +198,22 @@ def _write(
         with safe_open(file, framework="pt") as weights:
             for key in weights.keys():  # noqa: SIM118 - a handle, not a dictionary
                 tensors[key] = convert(key, weights.get_tensor(key))
-    try:
-        save_file(tensors, output / "model.safetensors", metadata={"format": "pt"})
-    except SafetensorError as error:
-        # The folder was made, so its disk is full; the library has the cause only as a text.
-        raise OSError(errno.ENOSPC, str(error)) from error
+    save_tensors(tensors, output / "model.safetensors")
     _write_json(output / "config.json", config)
     copy_companions(source, output)
+
+
+def save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
+    """Write tensors into a file of a folder that can be written.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        # Nothing else can be wrong; the library has the cause only as a text.
+        raise OSError(errno.ENOSPC, str(error), str(file)) from error
 
 
 def copy_companions(source: Path, output: Path) -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ssd.demo import widen
 from ssd.engine.config import ModelConfig
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.runner import load_runner
@@ -182,6 +184,25 @@ def test_weights_that_are_not_finite_are_no_checkpoint(
     error = capsys.readouterr().err.splitlines()[-1]
     assert re.match("error: the weights are not finite after step [2-5]: lower --rate", error)
     assert all(value.isfinite().all() for value in weights(output).values())
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_part_of_a_checkpoint(
+    flags: list[str],
+    draft: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def save_file(_tensors: object, file: Path, **_options: object) -> None:
+        file.write_text("a part")
+        raise SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr(widen, "save_file", save_file)
+    output = tmp_path / "output"
+    assert main([*flags, "--draft", str(draft), "--output", str(output)]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.endswith("written.new: I/O error: No space left on device")
+    assert list((output / distillation.WORK).iterdir()) == []
 
 
 def test_a_folder_of_another_run_is_refused_with_what_differs(
