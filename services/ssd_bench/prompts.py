@@ -83,7 +83,7 @@ def encoded(
 def _text(line: str, place: str) -> str:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SettingsError(f"{place}: not JSON ({error}): each line must be one object") from None
     if not isinstance(record, dict):
         raise SettingsError(f'{place}: not an object: write {{"text": ...}}')
@@ -93,4 +93,8 @@ def _text(line: str, place: str) -> str:
     text = record[field]
     if not isinstance(text, str) or not text.strip():
         raise SettingsError(f"{place}: {field!r} must be a text that is not empty")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise SettingsError(f"{place}: no text: {error}") from None
     return text

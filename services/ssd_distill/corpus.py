@@ -152,10 +152,14 @@ def _rows(file: Path, order: random.Random) -> Iterator[tuple[int, bytes]]:
 def _text_of(line: bytes, place: str) -> str:
     try:
         row = json.loads(line.decode())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SettingsError(f"{place}: not JSON: {error}") from None
     names = [name for name in FIELDS if isinstance(row, dict) and name in row]
     text = row[names[0]] if names else None
     if not isinstance(text, str):
         raise SettingsError(f"{place}: needs a string in one of the fields {', '.join(FIELDS)}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise SettingsError(f"{place}: no text: {error}") from None
     return text

@@ -27,6 +27,8 @@ def test_a_file_has_the_fields_of_the_four_sets(tmp_path: Path) -> None:
     ("line", "problem"),
     [
         ("{", "not JSON"),
+        pytest.param("[" * 100_000, "not JSON (maximum recursion depth exceeded", id="deep"),
+        ('{"text": "\\ud800"}', "no text: 'utf-8' codec can't encode character '\\ud800'"),
         ("[]", "not an object"),
         ('{"answer": "4"}', "has no field text or prompt or question or instruction"),
         ('{"text": ["a"]}', "'text' must be a text that is not empty"),

@@ -147,6 +147,8 @@ def test_the_corpus_of_the_embedded_pair_holds_its_own_modules_out(
         ("rows.jsonl", b'{"text": "a"}\n{"body": "b"}', r"rows\.jsonl:2: needs a string in one of"),
         ("rows.jsonl", b"{", r"rows\.jsonl:1: not JSON"),
         ("rows.jsonl", b'{"text": "a"}\n"caf\xe9"', r"rows\.jsonl:2: not JSON: 'utf-8' codec"),
+        pytest.param("rows.jsonl", b"[" * 100_000, "not JSON: maximum recursion", id="deep"),
+        ("rows.jsonl", b'{"text": "\\ud800"}', r"rows\.jsonl:1: no text: .* surrogates not"),
         ("rows.jsonl", b"3", r"rows\.jsonl:1: needs a string in one of"),
     ],
 )
