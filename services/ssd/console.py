@@ -41,12 +41,16 @@ class _ErrorConsole(Console):
 
 
 def make_console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
-    """Return a console for standard output, or for standard error."""
+    """Return a console for standard output, or for standard error.
+
+    Strings have no markup, because names of models and messages can have brackets.
+    """
     kind = _ErrorConsole if stderr else Console
-    console = kind(stderr=stderr, highlight=False, soft_wrap=soft_wrap)
+    plain: dict[str, Any] = dict.fromkeys(("highlight", "markup", "emoji"), False)
+    console = kind(stderr=stderr, soft_wrap=soft_wrap, **plain)
     if not console.no_color:
         return console
-    return kind(stderr=stderr, highlight=False, soft_wrap=soft_wrap, color_system=None)
+    return kind(stderr=stderr, soft_wrap=soft_wrap, color_system=None, **plain)
 
 
 def can_redraw(console: Console) -> bool:
@@ -60,8 +64,9 @@ def progress(
 ) -> Iterator[Advance]:
     """Show how far a stage is: a bar, or lines if the console cannot show one."""
     if can_redraw(console):
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        words = TextColumn("{task.description}", markup=False)
+        columns = (words, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task(f"{title} {note}", total=total, completed=done)
             yield lambda count, note=None: bar.update(
                 task, advance=count, description=None if note is None else f"{title} {note}"
@@ -75,7 +80,7 @@ def progress(
         last = last if note is None else note
         if done >= total or time.monotonic() - shown_at >= LINE_SECONDS:
             shown_at = time.monotonic()
-            console.print(f"{title}: {done} of {total} {last}".rstrip(), markup=False)
+            console.print(f"{title}: {done} of {total} {last}".rstrip())
 
     advance(0)
     yield advance

@@ -172,7 +172,7 @@ def write(contents: Mapping[str, Any], table: str, output: Path) -> list[str]:
     try:
         drawn = plots().draw_results([contents], output)
     except SetupError as error:
-        err.print(f"no plots: {error}", markup=False)
+        err.print(f"no plots: {error}")
         drawn = []
     return ["results.json", "results.md", *drawn]
 

@@ -114,7 +114,7 @@ class Chat:
     def _run_command(self, name: str = "", *values: str) -> None:
         match name:
             case "help":
-                err.print(HELP, markup=False)
+                err.print(HELP)
             case "reset":
                 self.turns.clear()
                 report("reset", "a new conversation begins")
@@ -171,7 +171,7 @@ async def chat(
         info = await client.model_info()
         if lines.is_terminal:
             drafts = f"{info.active_drafts} draft(s)"
-            err.print(f"{info.model} on {info.device}, {drafts}; {settings}. /help", markup=False)
+            err.print(f"{info.model} on {info.device}, {drafts}; {settings}. /help")
         conversation = Chat(client, settings, write, shows_metrics)
         while (line := await lines.read()) is not None:
             await _until_interrupted(conversation, line.strip())

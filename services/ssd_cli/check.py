@@ -5,6 +5,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
+from rich.text import Text
+
 from ssd.demo.corpus import held_out_prompts
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
@@ -87,8 +89,10 @@ def report_check(result: CheckResult, *, is_json: bool) -> None:
         raise NotSpeculativeError("no proposed token was accepted, so nothing was compared")
     if not is_json:
         out.print(
-            f"[green]identical[/green]: {result.num_equal} of {result.num_texts} texts, all at the "
-            f"same time ({result.accepted_tokens} accepted tokens)"
+            Text("identical", style="green"),
+            f": {result.num_equal} of {result.num_texts} texts, all at the same time "
+            f"({result.accepted_tokens} accepted tokens)",
+            sep="",
         )
 
 

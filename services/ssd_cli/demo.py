@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 
+from rich.text import Text
+
 from ssd.errors import SSDError
 from ssd.ports import SystemClock
 from ssd.rpc.client import TargetClient
@@ -71,7 +73,7 @@ async def demo(deployment: Deployment, sampling: SamplingParams) -> None:
 async def _show(client: TargetClient, mode: Mode, sampling: SamplingParams) -> Generation:
     await _warm_up(client, mode, sampling)
     out.rule(TITLES[mode], align="left")
-    out.print(DEMO_PROMPT, end="", style="dim", markup=False, emoji=False)
+    out.print(DEMO_PROMPT, end="", style="dim")
     generation = await _generate(client, mode, sampling, write)
     out.print("\n")
     return generation
@@ -122,7 +124,8 @@ def _compare(
     index = first_difference(alone.token_ids, ahead.token_ids)
     if index is not None:
         raise DifferentTextError(f"the texts differ from token {index} on; please report this")
-    out.print(f"\n[green]identical[/green]: all {len(alone.token_ids)} tokens")
+    out.print()
+    out.print(Text("identical", style="green"), f": all {len(alone.token_ids)} tokens", sep="")
     # Without a hit, proposals of n-grams may still be accepted.
     if not ahead.figures.hits and (ahead.figures.tokens_per_round or 1.0) <= 1.0:
         if ahead.figures.paused_rounds and not (ahead.figures.misses or ahead.figures.late):
@@ -135,8 +138,9 @@ def _compare(
         ratios = sorted(filter(None, (shown, *repeated)))
         spread = f" (median of {len(ratios)} runs, {ratios[0]:.2f} to {ratios[-1]:.2f})"
         out.print(
-            f"SSD is [bold]{median(ratios):.2f}x[/bold] as fast as AR on this machine"
-            f"{spread if repeated else ''}"
+            *("SSD is ", Text(f"{median(ratios):.2f}x", style="bold")),
+            f" as fast as AR on this machine{spread if repeated else ''}",
+            sep="",
         )
 
 

@@ -57,7 +57,8 @@ def plain_table(*left: str, right: Iterable[str] = (), no_wrap: bool = False) ->
 def print_table(console: Console, table: Table) -> None:
     """Print a table. A terminal wraps long cells; redirected rows stay on one line."""
     if not console.is_terminal:
-        Console(file=console.file, width=_UNLIMITED).print(table)
+        wide = Console(file=console.file, width=_UNLIMITED, markup=False, emoji=False)
+        wide.print(table)
         return
     console.print(fitted(console, table), soft_wrap=False)
 
@@ -83,14 +84,14 @@ def _as_text(table: Table) -> Iterator[RenderableType]:
 
 
 def _text(cell: RenderableType) -> Text:
-    return cell if isinstance(cell, Text) else Text.from_markup(str(cell))
+    return cell if isinstance(cell, Text) else Text(str(cell))
 
 
 @contextmanager
 def status(message: str) -> Iterator[None]:
     """Show what is in progress during the block: a spinner, or a line."""
     if not can_redraw(err):
-        err.print(message, markup=False)
+        err.print(message)
         yield
         return
     with err.status(message):
@@ -232,7 +233,7 @@ def summary(columns: Sequence[tuple[str, Figures]], *, shows_seed: bool = False)
             continue
         cells = [show(figures) for _, figures in columns]
         if not (are_partial and all(UNKNOWN in cell for cell in cells)):
-            table.add_row(f"[dim]{label}[/dim]", *cells)
+            table.add_row(Text(label, style="dim"), *cells)
     return table
 
 

@@ -138,11 +138,11 @@ def _announce(running: RunningDeployment, *, is_json: bool) -> None:
         return
     for child in (running.target, *running.drafts):
         print_if_possible(
-            f"[bold]{child.name}[/bold] {child.grpc_address}  http {child.http_address}"
+            Text.assemble((child.name, "bold"), f" {child.grpc_address}  http {child.http_address}")
         )
     if running.gateway is not None:
         base = f"http://{running.gateway.http_address}"
-        print_if_possible(f"[bold]gateway[/bold] {base}/v1  playground {base}/")
+        print_if_possible(Text.assemble(("gateway", "bold"), f" {base}/v1  playground {base}/"))
     flags = credential_flags()
     command = f"{program()} generate --endpoint {running.target.grpc_address} {flags}"
     print_if_possible(Text(f'try: {command}"def fib(n):"'))

@@ -116,6 +116,16 @@ def test_json_has_no_escape_sequences_where_colours_are_forced(
     assert json.loads(shown) == results
 
 
+def test_brackets_of_a_table_are_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = "| data[code] | failed: OSError in [/usr/lib/libfoo.so] :smile: |"
+    show_results(tmp_path / "[v2].json", table, is_json=False)
+    shown = capsys.readouterr()
+    assert shown.out == f"{table}\n"
+    assert shown.err.startswith(f"written to {tmp_path}/[v2].json, [v2].md")
+
+
 def test_debug_shows_the_stack_trace(tmp_path: Path) -> None:
     assert main(["--target", str(tmp_path)]) == 2
     with pytest.raises(ModelNotFoundError):

@@ -117,7 +117,7 @@ def table_of_one_draft() -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("draft", "sessions", "late", "reason"):
         table.add_column(title, no_wrap=title != "reason")
-    table.add_row("[dim]pod-0[/dim]", Text("3"), "", "no message for 2 s")
+    table.add_row("pod-0", Text("3"), "", "no message for 2 s")
     return table
 
 

@@ -193,7 +193,7 @@ async def test_a_cancelled_probe_is_killed(tmp_path: Path, monkeypatch: pytest.M
 def test_a_redirected_table_of_models_has_one_line_for_each_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = write_tiny_folder(tmp_path / ("long" * 30))
+    folder = write_tiny_folder(tmp_path / ("long" * 30) / "a[v2][")
     assert run(["models", str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
     (line,) = [line for line in lines if line.startswith(str(folder))]
