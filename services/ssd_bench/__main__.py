@@ -95,7 +95,7 @@ def bench(
     del options["debug"], options["is_json"], options["context"]
     check_models(target, draft, widen_target, widen_draft)
     settings = {name: str(value) for name, value in options.items()}
-    batches = {int(number) for number in numbers(batch, "--batch", float, 1, MAX_BATCH)}
+    batches = set(numbers(batch, "--batch", int, 1, MAX_BATCH))
     temperatures = set(numbers(temperature, "--temperature", float, 0, 2))
     texts = {
         name: read_texts(file, num_prompts, num_chars=PROMPT_CHARS)

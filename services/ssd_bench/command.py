@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -95,6 +95,9 @@ def make_writable(folder: Path) -> None:
         ) from None
 
 
+_NAMES = {int: "whole numbers", float: "numbers"}
+
+
 def numbers(text: str, flag: str, kind: type[N], lowest: N, highest: N) -> tuple[N, ...]:
     """Convert a list like ``1,8``.
 
@@ -107,10 +110,22 @@ def numbers(text: str, flag: str, kind: type[N], lowest: N, highest: N) -> tuple
         parsed = []
     if not parsed or not all(lowest <= number <= highest for number in parsed):
         raise typer.BadParameter(
-            f"{flag} {text!r}: must be numbers, separated by commas, each in "
+            f"{flag} {text!r}: must be {_NAMES[kind]}, separated by commas, each in "
             f"{lowest:g}..{highest:g}"
         )
     return tuple(parsed)
+
+
+def words(text: str, flag: str, known: Iterable[str]) -> list[str]:
+    """Convert a list like ``none,draft``.
+
+    Raises:
+        typer.BadParameter: a word is not known.
+    """
+    found = text.split(",")
+    if not set(found) <= set(known):
+        raise typer.BadParameter(f"{flag} {text!r}: choose of {', '.join(known)}")
+    return found
 
 
 def widened(model: str, factor: int, scratch: Path) -> Path:

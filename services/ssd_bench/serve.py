@@ -39,6 +39,7 @@ from ssd_bench.command import (
     out,
     plots,
     print_json,
+    words,
 )
 from ssd_bench.loads import LATENCIES, PERCENTILES, Load, LoadResult
 from ssd_bench.peers.engines import kill_session
@@ -109,9 +110,7 @@ def serve(
 
     Exit code 1 if a request failed, a text changed, something was not freed or a process grew.
     """
-    names = loads.split(",")
-    if not set(names) <= set(LOADS):
-        raise typer.BadParameter(f"--loads {loads!r}: choose of {', '.join(LOADS)}")
+    names = words(loads, "--loads", LOADS)
     if "overload" in names and rate is None and "streams" not in names[: names.index("overload")]:
         raise typer.BadParameter("--loads overload: give its --rate, or the load streams before it")
     model = resolve(target)

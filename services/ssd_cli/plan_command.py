@@ -64,6 +64,7 @@ def plan_command(
         float,
         typer.Option(
             min=0.0,
+            max=100_000.0,
             help="Memory bandwidth of these cores in GB/s, as a plain read reaches it: that of "
             "their socket.",
         ),
@@ -91,7 +92,7 @@ def plan_command(
         acceptance=acceptance,
         hit_rate=hit_rate,
         overhead_ms=overhead_ms,
-        draft_cpu=_cpu(draft_device, cpus, bandwidth, has_amx=amx),
+        draft_cpu=_cpu(draft_device, cpus, bandwidth, draft_weights, has_amx=amx),
         draft_weights=draft_weights,
     )
     try:
@@ -118,11 +119,14 @@ def _tensor_parallel(size: int) -> int:
     return size
 
 
-def _cpu(device: str, cpus: int, bandwidth: float, *, has_amx: bool) -> Cpu | None:
+def _cpu(device: str, cpus: int, bandwidth: float, weights: str, *, has_amx: bool) -> Cpu | None:
     if device == "cpu" and cpus and bandwidth:
         return Cpu(num_cores=cpus, bandwidth=bandwidth * 1e9, has_amx=has_amx)
-    if device == "cpu" or cpus or bandwidth or has_amx:
-        raise typer.BadParameter("--draft-device cpu, --cpus and --bandwidth: give all three")
+    if device == "cpu" or cpus or bandwidth or has_amx or weights != "bfloat16":
+        raise typer.BadParameter(
+            "--draft-device cpu, --cpus and --bandwidth: give all three for a draft on CPUs, which "
+            "--amx and --draft-weights are for"
+        )
     return None
 
 

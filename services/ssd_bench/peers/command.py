@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -25,9 +25,10 @@ from ssd_bench.command import (
     numbers,
     plots,
     show_results,
+    words,
 )
 from ssd_bench.machine import machine
-from ssd_bench.peers.contenders import PEERS, contenders, server
+from ssd_bench.peers.contenders import PEERS, Dtype, contenders, server
 from ssd_bench.peers.engines import Setup
 from ssd_bench.peers.environments import REQUIREMENTS
 from ssd_bench.peers.measure import Case, Row, measure, num_steps
@@ -89,7 +90,7 @@ def peers(
     cpus = one_cpu_a_core(os.sched_getaffinity(0))
     offered = contenders(
         chosen,
-        dtypes=dtypes.split(","),
+        dtypes=words(dtypes, "--dtypes", get_args(Dtype)),
         lookaheads=numbers(lookaheads, "--lookaheads", int, 1, 16),
         threads=numbers(threads, "--threads", int, 1, len(cpus)),
         ssd_lookahead=ssd_lookahead,
@@ -98,7 +99,7 @@ def peers(
         Row(contender, case)
         for case in cases
         for contender in (*offered, *map(server, servers))
-        if contender.drafting in (*methods.split(","), "server")
+        if contender.drafting in (*words(methods, "--methods", METHODS), "server")
         and (contender.drafting != "draft" or case.batch <= PEERS[contender.peer].drafting_batch)
     ]
     if not rows:

@@ -22,7 +22,10 @@ from ssd_bench.command import show_results, widened
     [
         (["--widen-target", "3"], "--widen-target 3: choose one of 1, 2, 4, 8"),
         (["--widen-draft", "0"], "--widen-draft 0: choose one of 1, 2, 4, 8"),
-        (["--batch", "x"], "--batch 'x': must be numbers, separated by commas"),
+        (["--batch", "x"], "--batch 'x': must be whole numbers, separated by commas"),
+        (["--batch", "1.9"], "--batch '1.9': must be whole numbers, separated by commas"),
+        (["peers", "--dtypes", "int8,int9"], "'int8,int9': choose of float32, bfloat16, int8"),
+        (["peers", "--methods", "none,drfat"], "'none,drfat': choose of none, draft, ngram, ssd"),
         (["--no-such-flag"], "--no-such-flag"),
         (["serve", "--no-such-flag"], "--no-such-flag"),
         (["serve", "--loads", "x"], "--loads 'x': choose of streams, prompts, overload, poisson"),

@@ -214,6 +214,8 @@ def test_models_of_one_tokenizer_may_have_embeddings_with_other_padding(
         (["--draft-device", "cpu"], "--cpus and --bandwidth: give all three"),
         (["--cpus", "8"], "--cpus and --bandwidth: give all three"),
         (["--amx"], "--cpus and --bandwidth: give all three"),
+        (["--draft-weights", "int4"], "--cpus and --bandwidth: give all three"),
+        (["--bandwidth", "inf"], "--bandwidth is inf, must be in 0..100000"),
         (["--tp", "3"], "--tp 3 is not one of 1, 2, 4, 8"),
         (["--batch", "1,x"], "--batch '1,x' is not a list of numbers"),
         (["--batch", "0"], "--batch '0' is not a list of numbers"),
