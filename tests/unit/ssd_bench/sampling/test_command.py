@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from ssd.speculation.fan_out import make_policy
-from ssd.testing.tiny_folder import write_tiny_folder
+from ssd.testing.tiny_folder import write_byte_tokenizer, write_tiny_folder
 from ssd_bench.__main__ import main
 from ssd_bench.sampling.rounds import Cell, candidates_of, foreseen
 
@@ -50,6 +50,16 @@ def test_models_with_other_padding_are_compared(tmp_path: Path) -> None:
     pair = ("--target", str(target), "--draft", str(draft), "--output", str(tmp_path / "out"))
     few = ("--rounds", "4", "--temperatures", "1", "--cache-weights", "0.5")
     assert main(["sampling", *pair, *few]) == 0
+
+
+def test_a_draft_with_another_tokenizer_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, draft = write_tiny_folder(tmp_path / "target"), write_tiny_folder(tmp_path / "draft")
+    write_byte_tokenizer(draft, end="<|another|>")
+    pair = ("--target", str(target), "--draft", str(draft), "--output", str(tmp_path / "out"))
+    assert main(["sampling", *pair, "--rounds", "1"]) == 2
+    assert f"{draft} has another tokenizer than {target}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wrong", [("--cache-weights", "2"), ("--temperatures", "warm")])
