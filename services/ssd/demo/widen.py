@@ -73,7 +73,7 @@ def widen(source: Path, factor: int, output: Path) -> Path:
     Raises:
         ModelNotFoundError: ``source`` has no readable ``config.json``.
         UnsupportedModelError: The family is not one of ``MODEL_TYPES``, or a tensor is unknown.
-        WeightsError: ``source`` has no safetensors.
+        WeightsError: ``source`` has no safetensors, or damaged ones.
         SetupError: The factor is not allowed, or ``output`` contains another model or cannot be
             written.
     """
@@ -195,9 +195,12 @@ def _write(
     output.mkdir(parents=True)
     tensors: dict[str, Tensor] = {}
     for file in _weight_files(source):
-        with safe_open(file, framework="pt") as weights:
-            for key in weights.keys():  # noqa: SIM118 - a handle, not a dictionary
-                tensors[key] = convert(key, weights.get_tensor(key))
+        try:
+            with safe_open(file, framework="pt") as weights:
+                for key in weights.keys():  # noqa: SIM118 - a handle, not a dictionary
+                    tensors[key] = convert(key, weights.get_tensor(key))
+        except SafetensorError as error:
+            raise WeightsError(f"{file}: truncated or not safetensors: {error}") from error
     save_tensors(tensors, output / "model.safetensors")
     _write_json(output / "config.json", config)
     copy_companions(source, output)

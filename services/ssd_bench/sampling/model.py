@@ -6,17 +6,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging
 
+from ssd.errors import WeightsError
 from ssd_bench.sampling.laws import Float32s
 
 
 def load_model(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
-    """Return the model of a folder, without a progress bar of its own."""
+    """Return the model of a folder, without a progress bar of its own.
+
+    Raises:
+        WeightsError: its weights are damaged.
+    """
     logging.disable_progress_bar()
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    except SafetensorError as error:
+        raise WeightsError(f"{folder}: truncated or not safetensors: {error}") from error
     return model.to(device)
 
 

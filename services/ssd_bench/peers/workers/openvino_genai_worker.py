@@ -24,8 +24,10 @@ CACHE_GIB = 1
 def exported(folder: str, dtype: str, scratch: str) -> Path:
     """Return the folder of a converted model; converts it if no earlier run did."""
     source = Path(folder)
-    digest = hashlib.sha256((source / "model.safetensors").read_bytes()).hexdigest()[:12]
-    model = Path(scratch) / f"openvino-{digest}-{FORMATS[dtype]}"
+    digest = hashlib.sha256()
+    for file in sorted(source.glob("*.safetensors")):
+        digest.update(file.read_bytes())
+    model = Path(scratch) / f"openvino-{digest.hexdigest()[:12]}-{FORMATS[dtype]}"
     if not (model / "done").exists():
         program = Path(sys.executable).with_name("optimum-cli")
         subprocess.run(

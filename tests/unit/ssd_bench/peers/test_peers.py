@@ -1,6 +1,10 @@
 import json
+import subprocess
+import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -234,6 +238,28 @@ def test_the_command_goes_on_only_with_the_same_prompts_engines_and_code(
         assert is_refused()
     assert main(argv) == 0
     assert len(measured) == 2
+
+
+def test_a_converted_model_is_found_again_by_all_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("openvino", "openvino_genai"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    worker = import_module("ssd_bench.peers.workers.openvino_genai_worker")
+    converted: list[Path] = []
+
+    def convert(words: list[Path], **_options: object) -> None:
+        converted.append(words[-1])
+        words[-1].mkdir()
+
+    monkeypatch.setattr(subprocess, "run", convert)
+    (tmp_path / "model-1.safetensors").write_text("same")
+    found = []
+    for weights in ("a", "b", "a"):
+        (tmp_path / "model-2.safetensors").write_text(weights)
+        found.append(worker.exported(str(tmp_path), "int8", str(tmp_path)))
+    assert found == [*converted, converted[0]]
+    assert len(set(converted)) == 2
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,17 @@ def test_a_draft_with_another_tokenizer_is_refused(
     assert f"{draft} has another tokenizer than {target}" in capsys.readouterr().err
 
 
+def test_truncated_weights_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_tiny_folder(tmp_path / "model") / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    words = ("--target", str(file.parent), "--draft", str(file.parent), "--output", str(tmp_path))
+    assert main(["sampling", *words, "--rounds", "1"]) == 1
+    assert main([*words, "--widen-draft", "2", "--num-prompts", "1"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    errors = [line for line in lines if line.startswith(f"error: {tmp_path}/model")]
+    assert len(errors) == sum("truncated or not safetensors" in line for line in errors) == 2
+
+
 @pytest.mark.parametrize("wrong", [("--cache-weights", "2"), ("--temperatures", "warm")])
 def test_a_wrong_number_is_a_usage_error(wrong: tuple[str, str]) -> None:
     assert main(["sampling", *wrong]) == 2
