@@ -4,11 +4,15 @@ With ``NO_COLOR`` set, they write no escape sequences. rich then removes only co
 and the cursor movements of progress, would be left.
 """
 
+import io
 import math
+import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import typer
@@ -51,6 +55,17 @@ def make_console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
     if not console.no_color:
         return console
     return kind(stderr=stderr, soft_wrap=soft_wrap, color_system=None, **plain)
+
+
+def prepare_streams() -> None:
+    """Accept a missing standard input, which is empty, and write each character.
+
+    Characters that the encoding of the standard output lacks are escaped.
+    """
+    if sys.stdin is None:
+        sys.stdin = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115 - until the end
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def can_redraw(console: Console) -> bool:

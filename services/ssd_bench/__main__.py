@@ -168,7 +168,7 @@ def bench(
 def write(contents: Mapping[str, Any], table: str, output: Path) -> list[str]:
     """Write results.json, results.md and, with matplotlib, the plots; return the names."""
     (output / "results.json").write_text(json.dumps(contents, indent=1))
-    (output / "results.md").write_text(table)
+    (output / "results.md").write_text(table, encoding="utf-8")
     try:
         drawn = plots().draw_results([contents], output)
     except SetupError as error:

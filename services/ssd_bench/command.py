@@ -17,7 +17,7 @@ from rich.text import Text
 from typer.exceptions import TyperException
 
 from ssd import demo
-from ssd.console import make_console, progress, style_help, usage_problem
+from ssd.console import make_console, prepare_streams, progress, style_help, usage_problem
 from ssd.errors import (
     ModelNotFoundError,
     SettingsError,
@@ -201,6 +201,7 @@ def run_app(app: typer.Typer, argv: Sequence[str] | None, prog_name: str) -> int
     is the program in help and usage errors.
     """
     style_help()
+    prepare_streams()
     is_debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     try:
         return int(app(argv, prog_name=prog_name, standalone_mode=False) or 0)

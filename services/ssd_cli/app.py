@@ -14,7 +14,7 @@ import typer
 from typer.exceptions import TyperException
 
 import ssd
-from ssd.console import style_help, usage_problem
+from ssd.console import prepare_streams, style_help, usage_problem
 from ssd.errors import SSDError
 from ssd.rpc.client import READY_SECONDS, TargetClient
 from ssd.rpc.codec import WHOLE_TEXT_MS, GenerateCall
@@ -428,6 +428,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     style_help()
+    prepare_streams()
     try:
         return int(app(words, prog_name=program(), standalone_mode=False) or 0)
     except TyperException as error:

@@ -148,7 +148,7 @@ def peers(
         f"{repetitions} batches in turn, whole requests."
     )
     table = markdown(rows, conditions, load_tokenizer(setup.target).decode)
-    (output / "peers.md").write_text(table)
+    (output / "peers.md").write_text(table, encoding="utf-8")
     drawing.draw_peers(rows, output / "peers.png")
     show_results(results.path, table, is_json=is_json)
 

@@ -96,7 +96,7 @@ def sampling(
                 num_rounds = min(ROUNDS_OF_A_TEXT, rounds - cell.rounds)
                 experiment.add_rounds(cell, law, prompt, num_rounds, fit)
     table = markdown(cells, proposal_share)
-    (output / "sampling.md").write_text(table)
+    (output / "sampling.md").write_text(table, encoding="utf-8")
     file = output / "sampling.json"
     file.write_text(json.dumps([asdict(cell) for cell in cells]))
     drawing.draw_sampling(cells, output / "sampling.png", proposal_share)

@@ -1,11 +1,13 @@
 """Models and errors of the benchmark's command line."""
 
 import ast
+import io
 import json
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 from tests.unit.ssd_cli.fresh import fresh_python
 
 from ssd import demo
@@ -14,7 +16,7 @@ from ssd.errors import ModelNotFoundError
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd_bench import __main__, command, peers, sampling, serve
 from ssd_bench.__main__ import main
-from ssd_bench.command import show_results, widened
+from ssd_bench.command import run_app, show_results, widened
 
 
 @pytest.mark.parametrize(
@@ -127,6 +129,27 @@ def test_brackets_of_a_table_are_printed(
     shown = capsys.readouterr()
     assert shown.out == f"{table}\n"
     assert shown.err.startswith(f"written to {tmp_path}/[v2].json, [v2].md")
+
+
+def test_results_are_written_and_printed_where_the_locale_is_ascii(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_text(path: Path, text: str, encoding: str = "ascii") -> None:
+        path.write_bytes(text.encode(encoding))
+
+    monkeypatch.setattr(Path, "write_text", write_text)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    app = typer.Typer()
+
+    @app.command()
+    def show() -> None:
+        __main__.write({"records": [], "rounds": []}, "3 (2–4)", tmp_path)
+        command.out.print("3 (2–4)")
+
+    assert run_app(app, [], "ssd bench") == 0
+    assert (tmp_path / "results.md").read_bytes() == "3 (2–4)".encode()
+    sys.stdout.seek(0)
+    assert sys.stdout.read() == "3 (2\\u20134)\n"
 
 
 def test_debug_shows_the_stack_trace(tmp_path: Path) -> None:

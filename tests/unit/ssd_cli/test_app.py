@@ -17,7 +17,7 @@ from ssd.errors import IncompleteTextError, NotReadyError
 from ssd.rpc.codec import GenerateCall
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import GenerationChunk
-from ssd_cli import app
+from ssd_cli import app, display
 from ssd_cli.app import run
 from ssd_cli.figures import Collector
 
@@ -251,6 +251,25 @@ def test_standard_input_that_is_not_utf8_is_refused(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8"))
     assert run(["generate", "-"]) == 2
     assert "the prompt is not UTF-8" in capsys.readouterr().err
+
+
+def test_a_missing_standard_input_is_empty() -> None:
+    code = "import sys; sys.stdin = None; from ssd_cli.app import run; sys.exit(run())"
+    ended = fresh_python("-c", code, "generate", "-")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: the prompt is empty")
+
+
+def test_characters_that_the_output_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def generate(*_others: object) -> str:
+        display.write("日本\n")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "generate", generate)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))
+    assert run(["generate", "x", "--endpoint", "127.0.0.1:1"]) == 130
+    sys.stdout.seek(0)
+    assert sys.stdout.read() == "\\u65e5\\u672c\n"
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])
