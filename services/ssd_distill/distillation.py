@@ -95,7 +95,8 @@ def distill(
 
     Raises:
         SetupError: a model does not exist, the two do not match, there is no text, or the folder
-            cannot be written, or contains something else, or a run with other text or models.
+            cannot be written, or contains something else, or a run with other text or models, or
+            one that began on another device or with another number of threads.
         KeyboardInterrupt: after Ctrl-C. The last checkpoint is the step that it interrupted.
     """
     require_device(device)
@@ -116,9 +117,10 @@ def distill(
     if record is not None:
         _check_inputs(record, inputs, output)
     else:
-        record = _begun(plan, output, pair, inputs)
+        record = _begun(plan, output, pair, inputs, device)
     if is_complete(record):
         return record
+    _check_place(record, device, output)
     _Run(plan, output, record, pair, device).run(corpus, checkpoint_seconds)
     return record
 
@@ -203,8 +205,18 @@ def _check_inputs(record: dict[str, Any], inputs: dict[str, str], output: Path) 
         )
 
 
+def _check_place(record: dict[str, Any], device: str, output: Path) -> None:
+    """Refuse to go on where the sums of a step would have another order."""
+    for name, value in (("device", device), ("threads", torch.get_num_threads())):
+        if (earlier := record.get(name)) != value:
+            raise SettingsError(
+                f"--output {output} is of a run with {name} {earlier}, not {value}: use the same, "
+                "by --device and OMP_NUM_THREADS, or another folder"
+            )
+
+
 def _begun(
-    plan: Distillation, output: Path, pair: TargetModels, inputs: dict[str, str]
+    plan: Distillation, output: Path, pair: TargetModels, inputs: dict[str, str], device: str
 ) -> dict[str, Any]:
     """Make the folder, at once and without weights; return its record."""
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch:
@@ -220,6 +232,7 @@ def _begun(
             "plan": _as_json(plan),
             "inputs": inputs,
             "seconds": 0.0,
+            "device": device,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         }

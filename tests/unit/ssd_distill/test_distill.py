@@ -243,6 +243,26 @@ def test_a_run_is_refused_if_its_text_or_a_model_has_changed(
     assert all(torch.equal(weights(output)[name], value) for name, value in before.items())
 
 
+def test_a_run_goes_on_only_with_the_same_number_of_threads(
+    flags: list[str],
+    draft: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flags += ["--draft", str(draft), "--output", str(tmp_path / "output")]
+    with monkeypatch.context() as patch:
+        patch.setattr(distillation, "teacher_loss", interrupt_at(1))
+        assert main(flags) == 130
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_num_threads", lambda: 99)
+        assert main(flags) == 2
+        assert ", not 99: use the same, by --device and OMP_NUM_THREADS" in capsys.readouterr().err
+    assert main(flags) == 0
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
+    assert main(flags) == 0, "a complete run has nothing left to train"
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}"])
 def test_a_damaged_record_is_refused_by_name(
     content: str, flags: list[str], draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
