@@ -67,8 +67,6 @@ def batch_figures(batch: Sequence[Continuation], num_cpus: int) -> BatchFigures:
     summed = sum(map(tokens_per_second, batch))
     stats = [sequence.statistics for sequence in batch]
     looked_up = sum(item.hits + item.misses + item.late for item in stats)
-    verify_seconds = statistics.median(item.verify_seconds for item in stats)
-    round_seconds = statistics.median(item.round_seconds for item in stats)
     return BatchFigures(
         tokens_per_second=summed,
         tokens_per_second_each=statistics.median(map(tokens_per_second, batch)),
@@ -77,9 +75,9 @@ def batch_figures(batch: Sequence[Continuation], num_cpus: int) -> BatchFigures:
         late_rate=sum(item.late for item in stats) / looked_up if looked_up else None,
         tokens_per_round=sum(len(sequence.token_ids) for sequence in batch)
         / sum(item.rounds for item in stats),
-        verify_ms=verify_seconds * 1000,
-        round_ms=round_seconds * 1000,
-        efficiency=verify_seconds / round_seconds,
+        verify_ms=1000 * statistics.median(item.verify_seconds for item in stats),
+        round_ms=1000 * statistics.median(item.round_seconds for item in stats),
+        efficiency=statistics.median(item.verify_seconds / item.round_seconds for item in stats),
         time_to_first_token_ms=1000
         * statistics.median(item.time_to_first_token_seconds for item in stats),
     )

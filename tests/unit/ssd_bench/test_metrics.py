@@ -24,8 +24,13 @@ from ssd_bench.report import (
 from ssd_bench.round_parts import PARTS, mean_ms
 from ssd_bench.runs import Cell, Results, on_all_cpus, why_no_hits
 
+Times = tuple[float, float]
+"""Median seconds of a verify and of a round."""
 
-def sequence(tokens: int, seconds: float, hits: int = 0, misses: int = 0) -> Continuation:
+
+def sequence(
+    tokens: int, seconds: float, hits: int = 0, misses: int = 0, times: Times = (0.02, 0.025)
+) -> Continuation:
     return Continuation(
         tuple(range(tokens)),
         SpeculationStatistics(
@@ -36,8 +41,8 @@ def sequence(tokens: int, seconds: float, hits: int = 0, misses: int = 0) -> Con
             late=1 if hits else 0,
             time_to_first_token_seconds=0.1,
             decode_seconds=seconds,
-            verify_seconds=0.02,
-            round_seconds=0.025,
+            verify_seconds=times[0],
+            round_seconds=times[1],
         ),
     )
 
@@ -147,6 +152,11 @@ def test_figures_of_a_batch_sum_speeds_and_divide_by_all_rounds() -> None:
     assert found.late_rate == pytest.approx(2 / 21)
     assert found.tokens_per_round == 2.6
     assert found.efficiency == pytest.approx(0.8)
+
+
+def test_the_efficiency_of_a_batch_is_the_median_of_its_sequences() -> None:
+    batch = [sequence(5, 1.0, times=times) for times in ((0.9, 1.0), (0.1, 1.0), (0.5, 5.0))]
+    assert batch_figures(batch, 1).efficiency == pytest.approx(0.1)
 
 
 def test_plain_decoding_has_no_hit_rate() -> None:

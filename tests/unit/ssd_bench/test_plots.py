@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from ssd_bench import plots
-from ssd_bench.__main__ import main
+from ssd_bench.__main__ import main, write
 from ssd_bench.round_parts import PARTS
 
 
@@ -65,6 +65,13 @@ def test_a_figure_of_one_point_has_no_plot(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps(found))
     assert main(["plots", str(tmp_path / "results.json"), "--output", str(tmp_path / "p")]) == 0
     assert written(tmp_path / "p") == ALL - {"hit_rate.png"}
+
+
+def test_results_have_no_plots_of_an_earlier_run_beside_them(tmp_path: Path) -> None:
+    for name in ALL:
+        (tmp_path / name).touch()
+    names = write({"records": [], "rounds": []}, "", tmp_path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(names)
 
 
 def labels(monkeypatch: pytest.MonkeyPatch, *runs: dict[str, Any]) -> dict[str, list[str]]:
