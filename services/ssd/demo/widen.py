@@ -1,4 +1,4 @@
-"""Make a more expensive model of exactly the same function: ``python -m ssd.demo.widen``.
+"""Make a more expensive model of exactly the same function.
 
 Every copy of the residual stream, of an attention head and of an MLP unit computes the same values
 as the original. So acceptance is that of the trained pair, and a pass costs as much as with a
@@ -11,7 +11,6 @@ larger model. The number of weights of a layer grows with the square of the fact
   correct for tied embeddings, where the output matrix cannot be scaled alone.
 """
 
-import argparse
 import errno
 import hashlib
 import json
@@ -161,8 +160,6 @@ def widened_tensor(name: str, tensor: Tensor, factor: int) -> Tensor:
     """
     owner, _, kind = name.rpartition(".")
     module = owner.rpartition(".")[2]
-    if kind == "bias" and module in PROJECTIONS:
-        return tensor.repeat(factor)
     if kind == "weight":
         if module in PROJECTIONS:
             return (tensor / factor).repeat(factor, factor)
@@ -241,21 +238,3 @@ def _accept(output: Path, mark: dict[str, Any]) -> Path:
 def _write_json(file: Path, content: dict[str, Any]) -> None:
     """Write a JSON file, indented, ending in a newline."""
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def main() -> None:
-    """Parse the command line and widen."""
-    parser = argparse.ArgumentParser(
-        prog="python -m ssd.demo.widen",
-        description="Make a more expensive model of the same function.",
-    )
-    parser.add_argument("source", type=Path, help="folder of the model")
-    parser.add_argument("factor", type=int, choices=FACTORS)
-    parser.add_argument("output", type=Path, help="folder to make")
-    options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    widen(options.source, options.factor, options.output)
-
-
-if __name__ == "__main__":
-    main()
