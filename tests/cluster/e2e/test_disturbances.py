@@ -108,7 +108,7 @@ def test_a_draft_pod_deleted_by_force_fails_no_request(
         kube.wait_linked(demo, 1)
         (pod,) = kube.pods(demo, "draft")
         kube("delete", "pod", pod["metadata"]["name"], "--force", "--grace-period=0")
-        seconds.append(kube.wait_linked(demo, 1, timeout=90))
+        seconds.append(kube.wait_linked(demo, 1))
         load.go_on(4)
     figures[f"draft pod deleted: linked again, s (worst of {rounds})"] = round(max(seconds), 1)
     load.assert_undisturbed()
@@ -133,7 +133,7 @@ def test_pods_link_by_gloo_and_a_killed_draft_links_again(
             (pod,) = kube.pods(name, "draft")
             os.kill(process_of(pod), signal.SIGKILL)
             wait_restarted(kube, pod, 1)
-            eventually(lambda: is_linked_again(kube, name, before), "it is linked again", 90)
+            eventually(lambda: is_linked_again(kube, name, before), "it is linked again", 180)
             load.go_on(8)
             # The first tables of a process can be late for more texts than these.
             eventually(lambda: all(each.hits for each in links_of(kube, name)), "a hit", 60)
@@ -231,7 +231,7 @@ def test_a_killed_operator_continues_a_scale_down(
         threading.Event().wait(dice.uniform(0, 3))
         pod = release.operator()["metadata"]
         kube("delete", "pod", pod["name"], "-n", pod["namespace"], "--force", "--grace-period=0")
-        seconds.append(kube.wait_linked(demo, replicas, timeout=90))
+        seconds.append(kube.wait_linked(demo, replicas))
     kube("scale", f"ssd/{demo}", "--replicas=1")
     kube.wait_linked(demo, 1)
     figures[f"operator killed: converged, s (worst of {rounds})"] = round(max(seconds), 1)
@@ -272,7 +272,7 @@ def num_ready(kube: Kube, name: str) -> int:
     return int(kube.get("ssd", name)["status"]["target"]["readyReplicas"])
 
 
-def wait_restarted(kube: Kube, pod: Object, times: int, timeout: float = 90) -> float:
+def wait_restarted(kube: Kube, pod: Object, times: int, timeout: float = 120) -> float:
     def is_so() -> bool:
         status = kube.get("pod", pod["metadata"]["name"])["status"]
         return bool(sum(each["restartCount"] for each in status["containerStatuses"]) >= times)
