@@ -71,9 +71,6 @@ class Group(Protocol):
     def add(self, part_XD: Tensor) -> Tensor:
         """Return the sum of the tensors of all ranks, the same bits on each rank."""
 
-    def gather(self, part_X: Tensor) -> Tensor:
-        """Return the tensors of all ranks, which have one shape, along a new first dimension."""
-
     def smallest(self, number: int) -> int:
         """Return the smallest number of all ranks, once all have loaded their weights."""
 
@@ -89,10 +86,6 @@ class _Alone:
     def add(self, part_XD: Tensor) -> Tensor:
         """See ``Group.add``."""
         return part_XD
-
-    def gather(self, part_X: Tensor) -> Tensor:
-        """See ``Group.gather``."""
-        return part_X[None]
 
     def smallest(self, number: int) -> int:
         """See ``Group.smallest``."""
@@ -138,7 +131,7 @@ class RankGroup:
         return torch.add(total_XD, last_XD, out=torch.empty_like(part_XD))
 
     def gather(self, part_X: Tensor) -> Tensor:
-        """See ``Group.gather``."""
+        """Return the tensors of all ranks, which have one shape, along a new first dimension."""
         return self._gathered(self._tensors, part_X, self._deadline_seconds)
 
     def smallest(self, number: int) -> int:
