@@ -65,8 +65,8 @@ def publish_mode(mode: Mode, log: RoundLog) -> None:
 
 
 def _publish_speculation(log: RoundLog) -> None:
-    report = log.speculation
-    metrics.SPECULATION_ACTIVE.set(log.is_speculating)
+    report = log.auto_speculation
+    metrics.SPECULATION_ACTIVE.set(report.is_on)
     metrics.SPECULATION_SPEED_UP.set(report.speed_up)
     metrics.MAX_PROPOSED_TOKENS.set(report.max_proposed)
     for reason in Reason:

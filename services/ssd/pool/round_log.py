@@ -34,9 +34,7 @@ class RoundLog:
     def __init__(self) -> None:
         self.counts = SequenceCounts()
         """Sequences that the scheduler holds now."""
-        self.speculation = ControllerReport(
-            is_on=True, reason=Reason.MEASURING, speed_up=0.0, max_proposed=0
-        )
+        self.speculation = _fixed(is_on=True)
         """Choice of the controller."""
         self.auto_mode = Mode.AUTO
         """Mode of requests that arrive in mode AUTO."""
@@ -57,9 +55,11 @@ class RoundLog:
         return self._eligible.mean(now)
 
     @property
-    def is_speculating(self) -> bool:
-        """Whether requests that arrive in mode AUTO speculate."""
-        return self.speculation.is_on and self.auto_mode is not Mode.AUTOREGRESSIVE
+    def auto_speculation(self) -> ControllerReport:
+        """How requests that arrive in mode AUTO speculate: as the controller or their mode says."""
+        if self.auto_mode is Mode.AUTO:
+            return self.speculation
+        return _fixed(is_on=self.auto_mode is not Mode.AUTOREGRESSIVE)
 
     @property
     def tokens_per_round(self) -> float:
@@ -78,3 +78,8 @@ class RoundLog:
         """T_verify / T_round, of medians."""
         seconds = median([record.seconds for record in self._rounds.copy()] or [0.0])
         return self.verify_seconds / seconds if seconds > 0 else 0.0
+
+
+def _fixed(*, is_on: bool) -> ControllerReport:
+    """Return a report without a measurement."""
+    return ControllerReport(is_on, Reason.MEASURING, speed_up=0.0, max_proposed=0)

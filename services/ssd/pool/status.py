@@ -21,7 +21,7 @@ def pool_status(
     """Return the fields of ``AdminService.GetPoolStatus`` that pool and rounds provide."""
     links = tuple(link_status(report, now, round_log.verify_seconds) for report in reports)
     eligible = round_log.mean_eligible(now)
-    speculation = round_log.speculation
+    speculation = round_log.auto_speculation
     return PoolStatus(
         links=links,
         running_sequences=round_log.counts.running,
@@ -31,7 +31,7 @@ def pool_status(
         tokens_per_round=round_log.tokens_per_round,
         desired_draft_replicas=desired_draft_replicas(links, eligible),
         efficiency=round_log.efficiency,
-        speculating=round_log.is_speculating,
+        speculating=speculation.is_on,
         speculation_reason=speculation.reason.value,
         speculation_speed_up=speculation.speed_up,
         max_proposed_tokens=speculation.max_proposed,

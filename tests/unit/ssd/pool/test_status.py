@@ -6,7 +6,7 @@ from tests.unit.ssd.pool import links
 
 from ssd.pool.link import DraftLink, LinkState, Session
 from ssd.pool.link_quality import LinkQuality
-from ssd.pool.metrics import publish_mode
+from ssd.pool.metrics import publish_mode, publish_report
 from ssd.pool.pool import DraftPool
 from ssd.pool.reports import LinkReport
 from ssd.pool.round_log import RoundLog, SequenceCounts
@@ -77,14 +77,24 @@ def test_the_choice_of_the_controller_and_its_reason_are_reported() -> None:
     assert (status.speculation_speed_up, status.max_proposed_tokens) == (0.6, 4)
 
 
-def test_a_target_whose_mode_auto_is_plain_decoding_does_not_speculate() -> None:
+@pytest.mark.parametrize("mode", Mode)
+def test_a_mode_in_place_of_auto_decides_whether_a_target_speculates(mode: Mode) -> None:
     log = log_of_a_round()
-    for mode in (Mode.AUTOREGRESSIVE, Mode.AUTO):
-        publish_mode(mode, log)
-        speculates = mode is Mode.AUTO
-        assert pool_status([], pool(), log, 1.0).speculating is speculates
-        # A target that has not run a round has these series, too.
-        assert REGISTRY.get_sample_value("ssd_speculation_active") == speculates
+    publish_mode(mode, log)
+    slower = ControllerReport(is_on=False, reason=Reason.SLOWER, speed_up=0.8, max_proposed=4)
+    publish_report(slower, log)
+    status = pool_status([], pool(), log, 1.0)
+    is_chosen = mode is Mode.AUTO
+    expected = (not is_chosen and mode is not Mode.AUTOREGRESSIVE, 0.8 if is_chosen else 0.0)
+    assert (status.speculating, status.speculation_speed_up) == expected
+    assert status.speculation_reason == ("slower" if is_chosen else "measuring")
+    assert REGISTRY.get_sample_value("ssd_speculation_active") == expected[0]
+    assert REGISTRY.get_sample_value("ssd_speculation_speed_up") == expected[1]
+
+
+def test_a_target_without_a_round_has_the_metrics_of_speculation() -> None:
+    publish_mode(Mode.AUTO, RoundLog())
+    assert REGISTRY.get_sample_value("ssd_speculation_active") == 1.0
     assert REGISTRY.get_sample_value("ssd_speculation_reason", {"reason": "measuring"}) == 1.0
 
 
