@@ -71,25 +71,31 @@ class Gate:
             stops = NotReadyError("the gateway stops and accepts no new requests")
             # A client that keeps its connection would not reach another gateway.
             await problem_response(stops, request_id, closes=True)(scope, receive, out)
-            _count(scope, out)
+            _count(scope, out, "refused")
             return
         self._num_requests += 1
         self.is_idle.clear()
         RUNNING_REQUESTS.set(self._num_requests)
+        event = "refused"
         try:
-            await self._serve(scope, receive, out, headers.get("authorization"))
+            if await self._is_admitted(scope, receive, out, headers.get("authorization")):
+                event = "request"
+                await self._app(scope, receive, out)
         finally:
             self._num_requests -= 1
             RUNNING_REQUESTS.set(self._num_requests)
             if not self._num_requests:
                 self.is_idle.set()
-            _count(scope, out)
+            _count(scope, out, event)
 
-    async def _serve(
+    async def _is_admitted(
         self, scope: Scope, receive: Receive, out: "_Sender", authorization: str | None
-    ) -> None:
+    ) -> bool:
+        """Answer a request that may not run, and return false."""
+        scope[CLIENT_KEY], _ = scope.get("client") or ("", 0)
         try:
-            name = self._keys.check(authorization)
+            if name := self._keys.check(authorization):
+                scope[CLIENT_KEY] = f"key {name}"
             if self._num_requests > self._settings.max_requests:
                 raise OverloadedError(
                     f"{self._settings.max_requests} requests are in progress, the maximum of this "
@@ -97,19 +103,17 @@ class Gate:
                 )
         except SSDError as error:
             await problem_response(error, out.request_id)(scope, receive, out)
-            return
-        address, _ = scope.get("client") or ("", 0)
-        scope[CLIENT_KEY] = f"key {name}" if name else address
-        await self._app(scope, receive, out)
+            return False
+        return True
 
 
-def _count(scope: Scope, out: "_Sender") -> None:
-    """Count and log a request that has ended."""
+def _count(scope: Scope, out: "_Sender", event: str) -> None:
+    """Count and log a request that has ended. Lines of refused ones have a limit of their own."""
     path = scope["path"].removesuffix("/")
     label = path if path in _KNOWN_PATHS else "other"
     status = scope.get(STATUS_KEY, out.status)
     REQUESTS_TOTAL.labels(path=label, status=str(status)).inc()
-    _log.info("request", path=label, status=status, client=scope.get(CLIENT_KEY, ""))
+    _log.info(event, path=label, status=status, client=scope.get(CLIENT_KEY, ""))
 
 
 class _Sender:
