@@ -7,7 +7,7 @@ from ssd.engine.memory import plan_blocks
 from ssd.engine.parallel.shard import Shard, check_shards, model_of
 from ssd.errors import SettingsError
 
-_DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
+_DEVICE = re.compile(r"cpu|cuda(:(0|[1-9][0-9]?))?")
 
 
 def check_engine(model: ModelConfig, engine: EngineConfig) -> None:

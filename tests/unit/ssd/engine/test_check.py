@@ -18,7 +18,7 @@ def model(tmp_path: Path) -> ModelConfig:
     [
         *(
             (EngineConfig(max_model_len=64, device=device), SettingsError, "cpu, cuda or cuda:")
-            for device in ("gpu7", "cpu:0", "meta", "cuda:x")
+            for device in ("gpu7", "cpu:0", "meta", "cuda:x", "cuda:01", "cuda:200", "cuda:٣")
         ),
         (EngineConfig(max_model_len=64, kv_cache_bytes=1), MemoryBudgetError, "can use 1 bytes"),
     ],
