@@ -21,8 +21,8 @@ Loaded = TypeVar("Loaded")
 class Watchdog:
     """Detects a step thread that hangs. Any thread.
 
-    The step thread sends a heartbeat before each pass, since a step with long prompts has many, and
-    marks the time in which it waits for work.
+    The step thread sends a heartbeat at each step and before each pass of a target's model: a step
+    with long prompts has many. It marks the time in which it waits for work.
     """
 
     def __init__(self, clock: Clock) -> None:
