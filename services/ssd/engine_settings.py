@@ -62,8 +62,8 @@ class EngineSettings:
     ranks on CPUs, and ``static`` on GPUs. Target and drafts may differ."""
     attention: Literal["auto", "flash_attn", "flex", "reference"] = "auto"
     """Attention of the engine static. ``auto`` is ``flash_attn`` on GPUs if the package flash-attn
-    is installed and the dtype is bfloat16, else ``flex``. On CPUs it is ``reference``, which is
-    slow and runs everywhere."""
+    is installed, the dtype is bfloat16 and the head size a multiple of 8, else ``flex``. On CPUs it
+    is ``reference``, which is slow and runs everywhere."""
     compile_layers: bool = False
     """Compile the parts of each layer around its attention with torch.compile, which fuses small
     kernels and takes time at start-up. Only with the engine static. On GPUs it needs a C compiler;

@@ -64,7 +64,11 @@ def test_flex_in_all_other_shapes(environment: Environment, figures: dict[str, F
 def test_flash_attn(environment: Environment, figures: dict[str, Figure]) -> None:
     pytest.importorskip("flash_attn", reason="flash-attn is not installed; flex is used")
     backend = make_paged(
-        "flash_attn", environment.target_device, "bfloat16", is_deterministic=True
+        "flash_attn",
+        environment.target_device,
+        "bfloat16",
+        head_size=128,
+        is_deterministic=True,
     ).attention
     figures |= _compare(backend, environment, list(paged_cases(backend.block_size)))
     figures |= compare_columns(environment, backend)

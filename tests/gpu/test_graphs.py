@@ -125,6 +125,10 @@ def _open(
     engine, model = local.engine, ModelConfig.from_folder(local.folder)
     decoder = open_decoder(local.folder, model, engine, lambda _fraction: None)
     chosen = make_paged(
-        engine.attention, engine.device, engine.dtype, is_deterministic=not engine.branches
+        engine.attention,
+        engine.device,
+        engine.dtype,
+        head_size=model.head_size,
+        is_deterministic=not engine.branches,
     )
     return make_execution(decoder, model, engine, wrap(chosen.attention), capture)

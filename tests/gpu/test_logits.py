@@ -135,7 +135,11 @@ def _with_layers(
     release_memory()
     decoder = Decoder(model, weights, is_compiled=is_compiled)
     attention = make_paged(
-        engine.attention, engine.device, engine.dtype, is_deterministic=True
+        engine.attention,
+        engine.device,
+        engine.dtype,
+        head_size=model.head_size,
+        is_deterministic=True,
     ).attention
     execution = make_execution(decoder, model, engine, attention, capture_of(engine.device))
     assert isinstance(execution, StaticTarget)

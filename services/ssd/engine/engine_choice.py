@@ -42,8 +42,7 @@ class EngineRequest:
     """Backend of the engine static."""
     tensor_parallel_size: int = 1
     num_weights: int
-    head_size: int = 0
-    """0 if it is unknown."""
+    head_size: int
     is_draft: bool = False
 
 

@@ -434,7 +434,9 @@ def load(
     # A token of a target is in another column with speculation than without.
     is_exact = engine.deterministic or not engine.branches
     chosen = make_paged(
-        *(engine.attention, engine.device, engine.dtype),
+        engine.attention,
+        engine.device,
+        engine.dtype,
         head_size=model.head_size,
         is_deterministic=is_exact,
     )

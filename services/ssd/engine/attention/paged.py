@@ -85,7 +85,7 @@ class PagedChoice:
 
 
 def make_paged(
-    requested: str, device: str, dtype: str, *, head_size: int = 0, is_deterministic: bool = False
+    requested: str, device: str, dtype: str, *, head_size: int, is_deterministic: bool = False
 ) -> PagedChoice:
     """Return the requested backend, or for ``auto`` the fastest of the device.
 
@@ -93,7 +93,7 @@ def make_paged(
         requested: ``auto`` or a name of ``PAGED``.
         device: ``cuda:0``; ``cpu`` has the reference only.
         dtype: ``bfloat16`` or ``float32``.
-        head_size: E; 0 if it is unknown.
+        head_size: E.
         is_deterministic: whether the bits of a query may depend neither on the lengths of its pass
             nor on the number of sequences.
 
@@ -120,7 +120,7 @@ def make_paged(
     return PagedChoice(load("flex"), f"not flash_attn: {problem}")
 
 
-def check_paged(name: str, device: str, dtype: str, head_size: int = 0) -> None:
+def check_paged(name: str, device: str, dtype: str, head_size: int) -> None:
     """Refuse a backend that cannot run with a device, a dtype and a head size on any machine.
 
     Whether a package is installed is known only on the machine where the process runs.

@@ -16,7 +16,7 @@ ON_GPU = {"device": "cuda:0"}
 
 def choose(**settings: Any) -> EngineChoice:
     """The choice for a model that is not small."""
-    return choose_engine(EngineRequest(**{"num_weights": SMALL_MODEL} | settings))
+    return choose_engine(EngineRequest(**{"num_weights": SMALL_MODEL, "head_size": 64} | settings))
 
 
 @pytest.mark.parametrize(

@@ -310,7 +310,7 @@ def without_flash_attn(adapter_is_new: None, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.usefixtures("with_flash_attn")
 @pytest.mark.parametrize("case", ["a verify around page boundaries", "a trunk"])
 def test_flash_attn_receives_its_arguments_and_its_infinities_are_turned(case: str) -> None:
-    choice = make_paged("flash_attn", "cuda", "bfloat16")
+    choice = make_paged("flash_attn", "cuda", "bfloat16", head_size=64)
     assert choice.attention.block_size == LARGEST_PAGE == 256
     assert differs_by(choice.attention, paged_cases(256)[case], torch.bfloat16) < 2e-2
 
@@ -321,7 +321,9 @@ def test_splits_of_flash_attn_follow_only_the_table_in_passes_of_targets(
     num_pages: int, expected: int
 ) -> None:
     def count(num_sequences: int, *, is_deterministic: bool) -> int:
-        choice = make_paged("flash_attn", "cuda", "bfloat16", is_deterministic=is_deterministic)
+        choice = make_paged(
+            "flash_attn", "cuda", "bfloat16", head_size=64, is_deterministic=is_deterministic
+        )
         attend = choice.attention.prepare(
             torch.zeros((num_sequences, num_pages), dtype=torch.int32),
             torch.full((num_sequences,), 2, dtype=torch.int32),
@@ -339,9 +341,9 @@ def test_splits_of_flash_attn_follow_only_the_table_in_passes_of_targets(
 
 @pytest.mark.usefixtures("with_flash_attn")
 def test_auto_is_flash_attn_where_it_is_installed_and_has_the_dtype() -> None:
-    choice = make_paged("auto", "cuda:1", "bfloat16")
+    choice = make_paged("auto", "cuda:1", "bfloat16", head_size=64)
     assert (choice.attention.name, choice.reason) == ("flash_attn", "flash-attn is installed")
-    choice = make_paged("auto", "cuda:1", "float32")
+    choice = make_paged("auto", "cuda:1", "float32", head_size=64)
     assert choice.attention.name == "flex"
     assert "the dtype is float32" in choice.reason
 
@@ -358,15 +360,15 @@ def test_flash_attn_is_not_used_for_heads_for_which_it_copies_all_pages() -> Non
 
 @pytest.mark.usefixtures("without_flash_attn")
 def test_auto_is_flex_where_flash_attn_cannot_be_imported() -> None:
-    choice = make_paged("auto", "cuda", "bfloat16")
+    choice = make_paged("auto", "cuda", "bfloat16", head_size=64)
     assert choice.attention.name == "flex"
     assert choice.reason.startswith("not flash_attn: it cannot be imported: import of flash_attn")
     with pytest.raises(SettingsError, match=r"flash_attn cannot be imported: .*; set attention to"):
-        make_paged("flash_attn", "cuda", "bfloat16")
+        make_paged("flash_attn", "cuda", "bfloat16", head_size=64)
 
 
 def test_auto_is_the_reference_without_cuda() -> None:
-    choice = make_paged("auto", "cpu", "bfloat16")
+    choice = make_paged("auto", "cpu", "bfloat16", head_size=64)
     assert choice.attention.name == "reference"
     assert choice.reason == "the kernels for pages need CUDA, not cpu"
 
