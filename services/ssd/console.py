@@ -60,11 +60,12 @@ def make_console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
 def prepare_streams() -> None:
     """Accept a missing standard input, which is empty, and write each character.
 
-    Characters that the encoding of the standard output lacks are escaped.
+    Characters that the encoding of the standard output lacks are escaped, unless
+    ``PYTHONIOENCODING`` says what becomes of them.
     """
     if sys.stdin is None:
         sys.stdin = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115 - until the end
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
