@@ -95,11 +95,12 @@ def peers(
         threads=numbers(threads, "--threads", int, 1, len(cpus)),
         ssd_lookahead=ssd_lookahead,
     )
+    draftings = (*words(methods, "--methods", METHODS), "server")
     rows = [
         Row(contender, case)
         for case in cases
         for contender in (*offered, *map(server, servers))
-        if contender.drafting in (*words(methods, "--methods", METHODS), "server")
+        if contender.drafting in draftings
         and (contender.drafting != "draft" or case.batch <= PEERS[contender.peer].drafting_batch)
     ]
     if not rows:

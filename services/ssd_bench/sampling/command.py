@@ -12,8 +12,10 @@ import typer
 from ssd.console import progress
 from ssd.demo.corpus import held_out_prompts
 from ssd.errors import SettingsError
+from ssd.model_files.model_source import resolve
 from ssd.speculation.fan_out import make_policy
 from ssd.speculation.fan_out_fit import FanOutFit
+from ssd.text.tokenizer import load_tokenizer
 from ssd_bench.command import (
     Debug,
     Draft,
@@ -29,7 +31,6 @@ from ssd_bench.command import (
 from ssd_bench.report import markdown_table
 from ssd_bench.sampling.laws import Coupled, Law, Saguaro
 from ssd_bench.sampling.rounds import FITTED, Cell, Experiment
-from ssd_target.settings import TargetSettings
 
 POLICIES = ("adaptive", "geometric", "uniform")
 _COLUMNS = ("adaptive", FITTED, "geometric", "uniform")
@@ -65,19 +66,18 @@ def sampling(
     make_writable(output)
     # torch is slow to import.
     from ssd_bench.sampling.model import Model, load_model  # noqa: PLC0415
-    from ssd_target.models import find_models  # noqa: PLC0415
 
-    pair = find_models(TargetSettings(model=target, draft_model=draft, engine="torch"))
-    if pair.draft is None:
-        raise SettingsError("--draft is empty: name a model")
-    tokenizer = pair.target.tokenizer
+    folders = [resolve(source) for source in (target, draft)]
+    tokenizer, other = map(load_tokenizer, folders)
+    if other.fingerprint != tokenizer.fingerprint:
+        raise SettingsError(f"--draft {draft} has another tokenizer than --target {target}")
     num_texts = -(-rounds // ROUNDS_OF_A_TEXT)
     texts = held_out_prompts(num_texts, num_chars=PROMPT_CHARS)
     prompts = [list(tokenizer.encode(text))[:PROMPT_TOKENS] for text in texts]
     if len(prompts) < num_texts:
         raise SettingsError(f"--rounds {rounds}: there are prompts for fewer")
     policies = {name: make_policy(name) for name in POLICIES}
-    models = [load_model(model.folder) for model in (pair.target, pair.draft)]
+    models = [load_model(folder) for folder in folders]
     # Embeddings of one tokenizer can have different padding.
     num_ids = min(tokenizer.vocab_size, *(model.config.vocab_size for model in models))
     with progress(err, "rounds", len(cells) * rounds) as advance:

@@ -59,7 +59,7 @@ def test_a_draft_with_another_tokenizer_is_refused(
     write_byte_tokenizer(draft, end="<|another|>")
     pair = ("--target", str(target), "--draft", str(draft), "--output", str(tmp_path / "out"))
     assert main(["sampling", *pair, "--rounds", "1"]) == 2
-    assert f"{draft} has another tokenizer than {target}" in capsys.readouterr().err
+    assert f"{draft} has another tokenizer than --target {target}" in capsys.readouterr().err
 
 
 def test_truncated_weights_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
