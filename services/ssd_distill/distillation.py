@@ -102,6 +102,8 @@ def distill(
     require_device(device)
     pair = _checked_pair(plan)
     record = _existing_record(plan, output)
+    if record is not None and not is_complete(record):
+        _check_place(record, device, output)
     make_writable(output.parent if record is None else output)
     # Before the folder is made, so that a wrong name is not a run.
     with status("reading text"):
@@ -120,7 +122,6 @@ def distill(
         record = _begun(plan, output, pair, inputs, device)
     if is_complete(record):
         return record
-    _check_place(record, device, output)
     _Run(plan, output, record, pair, device).run(corpus, checkpoint_seconds)
     return record
 
@@ -207,12 +208,18 @@ def _check_inputs(record: dict[str, Any], inputs: dict[str, str], output: Path) 
 
 def _check_place(record: dict[str, Any], device: str, output: Path) -> None:
     """Refuse to go on where the sums of a step would have another order."""
-    for name, value in (("device", device), ("threads", torch.get_num_threads())):
-        if (earlier := record.get(name)) != value:
+    for name, value in _place(device).items():
+        # Earlier versions recorded no device.
+        if (earlier := record.get(name, value)) != value:
             raise SettingsError(
-                f"--output {output} is of a run with {name} {earlier}, not {value}: use the same, "
-                "by --device and OMP_NUM_THREADS, or another folder"
+                f"--output {output} is of a run with {name} {earlier}, not {value}: use the same "
+                "(--device, OMP_NUM_THREADS), or another folder"
             )
+
+
+def _place(device: str) -> dict[str, Any]:
+    """What the order of the sums of a step depends on, besides the machine."""
+    return {"device": device, "threads": torch.get_num_threads(), "torch": torch.__version__}
 
 
 def _begun(
@@ -232,9 +239,7 @@ def _begun(
             "plan": _as_json(plan),
             "inputs": inputs,
             "seconds": 0.0,
-            "device": device,
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
+            **_place(device),
         }
         write_json(folder / RECORD, record)
         folder.rename(output)

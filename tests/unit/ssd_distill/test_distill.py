@@ -257,7 +257,7 @@ def test_a_run_goes_on_only_with_the_same_number_of_threads(
     with monkeypatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: 99)
         assert main(flags) == 2
-        assert ", not 99: use the same, by --device and OMP_NUM_THREADS" in capsys.readouterr().err
+        assert ", not 99: use the same (--device, OMP_NUM_THREADS)" in capsys.readouterr().err
     assert main(flags) == 0
     monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
     assert main(flags) == 0, "a complete run has nothing left to train"
