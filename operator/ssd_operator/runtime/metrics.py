@@ -39,7 +39,8 @@ ERRORS_TOTAL = _counter("ssd_operator_errors", "Failed passes and calls, by erro
 QUEUE_DEPTH = _gauge("ssd_operator_queue_depth", "Resources that are due and wait for a worker.")
 OLDEST_SUCCESS_SECONDS = _gauge(
     "ssd_operator_oldest_success_seconds",
-    "Seconds since the last successful pass, of the resource for which it is longest ago.",
+    "Seconds since the last successful pass, of the resource for which it is longest ago; before "
+    "all resources are listed, since the start of the process.",
 )
 API_REQUESTS_TOTAL = _counter(
     "ssd_operator_api_requests",

@@ -133,8 +133,8 @@ class WorkQueue:
         Before the start, since the construction: no resource is known then.
         """
         now, entries = self._now(), list(self._entries.values())
-        nothing_at = now if self._started.is_set() else self._built_at
-        return now - min((entry.succeeded_at for entry in entries), default=nothing_at)
+        without_any = now if self._started.is_set() else self._built_at
+        return now - min((entry.succeeded_at for entry in entries), default=without_any)
 
     def _set_due(self, key: Key, entry: _Entry, due: float) -> None:
         entry.due = min(entry.due, max(due, entry.not_before))
