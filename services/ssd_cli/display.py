@@ -94,7 +94,7 @@ def status(message: str) -> Iterator[None]:
         err.print(message)
         yield
         return
-    with err.status(message):
+    with err.status(Text(message)):
         yield
 
 
@@ -148,7 +148,7 @@ def startup_progress(*, is_quiet: bool) -> Iterator[EventListener]:
         print_if_possible("starting")
         yield _stage_lines()
         return
-    columns = (TextColumn("{task.description}"), BarColumn(24), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(24), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True) as progress:
         first = progress.add_task("starting", total=None)
         yield _bars(progress, first)

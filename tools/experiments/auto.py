@@ -299,7 +299,7 @@ def auto(
             part = file.with_suffix(".part")
             part.write_text(json.dumps(run, indent=1))
             part.replace(file)
-            (output / "auto.md").write_text(markdown(cells))
+            (output / "auto.md").write_text(markdown(cells), encoding="utf-8")
             err.print(markdown(cells[-1:]).splitlines()[-1])
 
 

@@ -115,7 +115,7 @@ def cpu_draft(
     table = markdown(measurement)
     output.mkdir(parents=True, exist_ok=True)
     (output / "cpu_draft.json").write_text(json.dumps(asdict(measurement), indent=1))
-    (output / "cpu_draft.md").write_text(table + "\n")
+    (output / "cpu_draft.md").write_text(table + "\n", encoding="utf-8")
     out.print(table, soft_wrap=True)
 
 

@@ -92,7 +92,7 @@ def rounds(
     table = "\n".join(rounds_markdown(records))
     output.mkdir(parents=True, exist_ok=True)
     (output / "rounds.json").write_text(json.dumps({"name": name, "rounds": records}, indent=1))
-    (output / "rounds.md").write_text(table + "\n")
+    (output / "rounds.md").write_text(table + "\n", encoding="utf-8")
     runs = {run["name"]: run["rounds"] for run in earlier} | {name: records}
     draw_rounds(runs, output / "rounds.png")
     out.print(table, soft_wrap=True)
