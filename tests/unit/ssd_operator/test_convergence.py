@@ -313,6 +313,7 @@ class Disturbances(RuleBasedStateMachine):
             yield found["spec"]
 
 
+@pytest.mark.timeout(60)
 def test_a_resource_converges_after_disturbances() -> None:
     run_state_machine_as_test(Disturbances, settings=settings(_PLAIN, max_examples=8))
 

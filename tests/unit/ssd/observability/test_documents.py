@@ -25,6 +25,8 @@ def families(process: str) -> list[Metric]:
     match process:
         case "target" | "draft":
             registry = metrics.metrics_of("target" if process == "target" else "draft")
+        case "vllm":
+            return list(metrics.PROPOSER_CRASHES_TOTAL.describe())
         case "gateway":
             registry = gateway_metrics.REGISTRY
         case _:
@@ -60,7 +62,7 @@ def test_dashboard_and_alerts_query_every_metric_and_no_other() -> None:
     used = set(re.findall(r"\bssd_\w+", " ".join(queries())))
     all_families = [
         family
-        for process in ("target", "draft", "gateway", "operator")
+        for process in ("target", "draft", "vllm", "gateway", "operator")
         for family in families(process)
     ]
     known = {name for family in all_families for name in series(family)}
