@@ -208,6 +208,7 @@ class Proposer:
                     min_p=sampling.min_p,
                 ),
                 ending_ids=() if sampling.ignore_eos else sampling.all_stop_token_ids,
+                min_len=len(prompt_ids) + sampling.min_tokens if sampling.min_tokens else 0,
             )
         )
 

@@ -26,6 +26,8 @@ class NewRequest:
     """The session of its prompt."""
     ending_ids: Collection[TokenId] = ()
     """Tokens that end the text."""
+    min_len: int = 0
+    """Length of the text, prompt included, from which on these tokens are allowed."""
 
 
 @dataclass(slots=True)
@@ -203,8 +205,16 @@ class PoolRequests:
             self._step.num_proposed.get(new.request_id, 0),
             outcome,
             length >= new.opening.max_len or any(token_id in new.ending_ids for token_id in added),
-            self._control.choice.max_proposed,
+            self._max_proposed(new, length),
         )
+
+    def _max_proposed(self, new: NewRequest, length: int) -> int:
+        """Return the limit of the next proposal of a text with so many tokens.
+
+        In the row after a proposal, vLLM forbids the end of a text by the length before it.
+        """
+        most = self._control.choice.max_proposed
+        return min(most, new.min_len - 1 - length) if length < new.min_len else most
 
 
 def _continues(request: _Request, added: Sequence[TokenId], length: int) -> bool:

@@ -82,6 +82,7 @@ def sampling(**values: Any) -> Any:
         "seed": 3,
         "max_tokens": None,
         "ignore_eos": False,
+        "min_tokens": 0,
         "all_stop_token_ids": {9},
     }
     return SimpleNamespace(**default | values)
@@ -127,7 +128,7 @@ def test_requests_of_a_step_begin_with_their_seed_and_limits(make: MakeProposer)
     found = make()
     found.begin_step(
         step(
-            new("a", sampling(top_k=20, min_p=0.25)),
+            new("a", sampling(top_k=20, min_p=0.25, min_tokens=4)),
             new("greedy", sampling(temperature=1e-6, max_tokens=10, ignore_eos=True)),
             new("lora", sampling(), lora=object()),
             new("pooling", None),
@@ -143,6 +144,7 @@ def test_requests_of_a_step_begin_with_their_seed_and_limits(make: MakeProposer)
     assert (first.request_id, a.seed, a.temperature, a.max_len) == ("a", 3, 1.0, 64)
     assert (a.top_k, a.min_p, greedy.top_k, greedy.min_p) == (20, 0.25, 0, 0.0)
     assert set(first.ending_ids) == {9}
+    assert (first.min_len, second.min_len) == (2 + 4, 0)
     assert (greedy.temperature, greedy.max_len, tuple(second.ending_ids)) == (0.0, 12, ())
     (noted,) = found.requests.steps
     assert (set(noted.running), noted.num_proposed, noted.preempted) == ({"a"}, {"a": 2}, {"b"})

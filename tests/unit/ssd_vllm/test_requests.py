@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 
 import pytest
 from prometheus_client import REGISTRY
@@ -100,6 +101,18 @@ def made(control: StepControl | None = None) -> tuple[RecordingPool, PoolRequest
     pool = RecordingPool()
     control = control or control_of(ScriptedController(SPECULATES))
     return pool, PoolRequests(pool, control, NUM_TOKEN_IDS, SystemClock())
+
+
+def test_a_proposal_ends_before_the_minimum_length_of_its_text() -> None:
+    pool, requests = made()
+    requests.begin(replace(request("a"), min_len=2 + 5))
+    text, most = [1, 2], []
+    for _ in range(5):
+        text.append(5)
+        requests.propose(("a",), [[5]], [len(text)], [text])
+        most.append(pool.rounds[-1][0].max_proposed)
+    # The first row that may end the text is that of its sixth token.
+    assert most == [3, 2, 1, 0, LOOKAHEAD]
 
 
 def test_a_step_becomes_a_round_of_the_rows_that_got_tokens() -> None:
