@@ -29,6 +29,7 @@ else:
 _STOCK_REJECTION = rejection_sampler.rejection_sample
 _STOCK_CONSTRAINTS = rejection_sampler.apply_sampling_constraints
 _USED = {
+    GPUModelRunner.execute_model: ("self", "scheduler_output", "intermediate_tensors"),
     GPUModelRunner._sample: ("self", "logits", "spec_decode_metadata"),  # noqa: SLF001
     GPUModelRunner._dummy_run: ("self", "num_tokens"),  # noqa: SLF001
     GPUModelRunner.maybe_select_dummy_loras: ("self", "lora_config", "num_scheduled_tokens"),
@@ -70,6 +71,7 @@ class Worker(BaseWorker):  # type: ignore[misc]
         if self._proposer is not None:
             self._proposer.connect(lambda: runner.input_batch.req_ids)
             _propose_at_any_length(runner)
+            _begin_steps(runner, self._proposer)
 
     def compile_or_warm_up_model(self) -> Any:
         """Warm up as vLLM does, then measure the target for the choice of proposals."""
@@ -116,12 +118,6 @@ class Worker(BaseWorker):  # type: ignore[misc]
             self._proposer.links.stop()
         super().shutdown()
 
-    def execute_model(self, scheduler_output: Any) -> Any:
-        """Give the proposer the step, then run it."""
-        if self._proposer is not None:
-            self._proposer.begin_step(scheduler_output)
-        return super().execute_model(scheduler_output)
-
 
 def check_configuration(config: Any) -> None:
     """Check what the worker cannot serve exactly.
@@ -153,6 +149,17 @@ def check_configuration(config: Any) -> None:
         raise SetupError(
             "ssd_vllm.Worker needs the model runner V1: set VLLM_USE_V2_MODEL_RUNNER=0"
         )
+
+
+def _begin_steps(runner: Any, proposer: Proposer) -> None:
+    """Give the proposer each step before it runs. With Ray, vLLM calls no worker for it."""
+    execute = runner.execute_model
+
+    def begin(scheduler_output: Any, *arguments: Any, **options: Any) -> Any:
+        proposer.begin_step(scheduler_output)
+        return execute(scheduler_output, *arguments, **options)
+
+    runner.execute_model = begin
 
 
 def _propose_at_any_length(runner: Any) -> None:

@@ -19,6 +19,9 @@ class TopKTopPSampler:
 
 
 class GPUModelRunner:
+    def execute_model(self, scheduler_output: Any, intermediate_tensors: Any = None) -> Any:
+        raise NotImplementedError
+
     def _dummy_run(self, num_tokens: Any) -> Any:
         raise NotImplementedError
 
@@ -53,8 +56,7 @@ class BaseWorker:
         self.model_runner.max_model_len = max_model_len
 
     def execute_model(self, scheduler_output: Any) -> Any:
-        self.calls.append(("execute_model", scheduler_output))
-        return "output"
+        return self.model_runner.execute_model(scheduler_output, None)
 
     def shutdown(self) -> None:
         self.calls.append(("shutdown",))

@@ -97,6 +97,8 @@ class Runner:
     num_spec_tokens: int = LOOKAHEAD
     num_rows: list[int] = field(default_factory=list)
     """Of the passes without requests."""
+    steps: list[Any] = field(default_factory=list)
+    """Of the passes with requests."""
     effective_drafter_max_model_len: int = MAX_LEN
     sampled: Any = None
     """What ``_sample`` calls."""
@@ -122,6 +124,10 @@ class Runner:
         self.lora_config = SimpleNamespace()
         self._num_adapted = 0
         self.model = SimpleNamespace(compute_logits=self._compute_logits)
+
+    def execute_model(self, step: Any, _tensors: Any = None) -> Any:
+        self.steps.append(step)
+        return "output"
 
     def _sample(self, logits: Any, metadata: Any) -> Any:
         return self.sampled(logits, metadata)
@@ -273,7 +279,10 @@ def test_the_worker_connects_the_proposer_after_the_model(
     assert runner.effective_drafter_max_model_len == 32 + LOOKAHEAD
     assert proposer.max_model_len == 32
     assert worker.execute_model("step") == "output"
-    assert calls[1:] == [("begin_step", "step"), ("execute_model", "step")]
+    # An executor of vLLM for Ray calls the runner, not the worker.
+    assert runner.execute_model("next") == "output"
+    assert calls[1:] == [("begin_step", "step"), ("begin_step", "next")]
+    assert runner.steps == ["step", "next"]
 
 
 def test_all_ranks_run_the_passes_that_the_first_one_has_time_for(
@@ -306,7 +315,8 @@ def test_the_worker_runs_without_speculation(import_worker: Import, calls: Calls
     worker.update_max_model_len(32)
     worker.execute_model("step")
     worker.shutdown()
-    assert [name for name, *_ in calls] == ["load_model", "warm_up", "execute_model", "shutdown"]
+    assert [name for name, *_ in calls] == ["load_model", "warm_up", "shutdown"]
+    assert runner.steps == ["step"]
     assert runner.effective_drafter_max_model_len == MAX_LEN
 
 
