@@ -28,7 +28,7 @@ class Gate:
     """ASGI middleware, which vLLM constructs. Asyncio loop.
 
     The files are read at the first request. One that is missing or invalid then fails all
-    requests; ``python -m ssd_vllm`` has checked them before.
+    requests; ``python -m ssd_vllm`` has checked that of the tokens, and vLLM its certificate.
     """
 
     def __init__(self, app: _App) -> None:
@@ -73,7 +73,9 @@ class Gate:
 
 def _certificate_of(config: Any) -> Reloaded[None]:
     """Return the certificate of uvicorn's configuration, which new connections use."""
-    files = TlsFiles(certificate=config.ssl_certfile, key=config.ssl_keyfile)
+    # One file may have both.
+    key = config.ssl_keyfile or config.ssl_certfile
+    files = TlsFiles(certificate=config.ssl_certfile, key=key)
 
     def load() -> None:
         # Read first: otherwise half of a new pair would stay in the context.

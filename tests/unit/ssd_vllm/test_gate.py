@@ -127,6 +127,16 @@ async def test_new_connections_get_the_certificate_that_is_in_the_files_now(
     assert new - expires_at == pytest.approx(86400, abs=60)
 
 
+async def test_one_file_may_have_the_certificate_and_its_key(tmp_path: Path) -> None:
+    files = Authority().files(tmp_path, "vllm.example")
+    both = tmp_path / "both.pem"
+    both.write_text(text_of(files.certificate) + text_of(files.key))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(both)
+    vllm = Vllm(ssl=context, ssl_certfile=str(both), ssl_keyfile=None)
+    assert await vllm.call("/health") == SERVED
+
+
 def text_of(path: str) -> str:
     return Path(path).read_text()
 
