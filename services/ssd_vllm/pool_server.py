@@ -1,8 +1,9 @@
 """The loop of the links: it dials drafts and serves ``AdminService`` on ``admin_port``.
 
 The port is the same for ``ssd pool`` and for the operator as that of ``ssd-target``. vLLM owns the
-requests, so there is no ``Drain``: SIGTERM to vLLM drains them. The number of waiting requests is
-known to vLLM's scheduler alone; it is 0 here.
+requests, so there is no ``Drain``: SIGTERM to vLLM drains them within its ``--shutdown-timeout``,
+which is 0 by default. The number of waiting requests is known to vLLM's scheduler alone; it is 0
+here.
 """
 
 import asyncio

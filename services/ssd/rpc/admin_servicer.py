@@ -79,7 +79,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.DrainTargetResponse:
         """Start the drain."""
         if self._drain is None:
-            raise UnsupportedError("Drain", "end the server that has the requests, by SIGTERM")
+            raise UnsupportedError(
+                "Drain", "end vLLM by SIGTERM; its --shutdown-timeout is the time to drain"
+            )
         bounds.check_range("deadline_ms", request.deadline_ms, 0, MAX_DRAIN_MS)
         return admin_pb2.DrainTargetResponse(requests=self._drain(request.deadline_ms / 1000))
 
