@@ -187,8 +187,9 @@ class Proposer:
         sampling: "SamplingParams",
         lora: "LoRARequest | None",
     ) -> None:
-        if lora is not None:
-            # A draft has the tokens of the base model.
+        if lora is not None or sampling.thinking_token_budget is not None:
+            # A draft has the tokens of the base model. vLLM 0.32 forces the ends of thinking at
+            # other tokens where the text has a proposal.
             return
         most = self.max_model_len if sampling.max_tokens is None else sampling.max_tokens
         # Noise changes no choice where a filter keeps one token. vLLM allows no top-p of 0.

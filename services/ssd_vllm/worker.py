@@ -72,6 +72,7 @@ class Worker(BaseWorker):  # type: ignore[misc]
             self._proposer.connect(lambda: runner.input_batch.req_ids)
             _propose_at_any_length(runner)
             _begin_steps(runner, self._proposer)
+            _force_each_end(runner)
 
     def compile_or_warm_up_model(self) -> Any:
         """Warm up as vLLM does, then measure the target for the choice of proposals."""
@@ -168,6 +169,23 @@ def _propose_at_any_length(runner: Any) -> None:
     Otherwise one long text would stop the proposals of all texts.
     """
     runner.effective_drafter_max_model_len = runner.max_model_len + runner.num_spec_tokens
+
+
+def _force_each_end(runner: Any) -> None:
+    """Let vLLM 0.32 end each thinking of a text that exceeds its budget.
+
+    With speculation, it forces an end of one token only once in a text.
+    """
+    sample = runner._sample  # noqa: SLF001 no public method has its arguments
+
+    def sample_step(*arguments: Any) -> Any:
+        budgets = getattr(runner.input_batch, "thinking_budget_state_holder", None)
+        for state in budgets._state.values() if budgets else ():  # noqa: SLF001 likewise
+            # Set with the row after a proposal, for the other rows of the same step.
+            state["bonus_token_forced"] = False
+        return sample(*arguments)
+
+    runner._sample = sample_step  # noqa: SLF001 likewise
 
 
 Row = tuple[torch.Tensor, torch.Tensor | None]

@@ -85,6 +85,21 @@ def test_a_draft_that_is_killed_costs_no_text(draft: Draft, without_drafts: Text
     assert found.num_accepted > 0
 
 
+def test_thinking_ends_within_its_budget_with_drafts_too(
+    draft: Draft, without_drafts: Texts
+) -> None:
+    thinking = {"reasoning_start_str": " the", "reasoning_end_str": "return"}
+    first, *others = jobs()[:NUM_FEW]
+    few = [first, *(job | {"thinking_token_budget": 2} for job in others)]
+    expected = run(few, reasoning_config=thinking).texts
+    end = load_tokenizer(MODEL).encode("return")[0]
+    assert max(text.count(end) for text in expected) > 1
+    found = run(few, [draft.address], plugin=PATIENT, reasoning_config=thinking)
+    assert found.num_accepted > 0
+    assert found.texts == expected
+    assert expected[0] == without_drafts[0]
+
+
 def test_of_two_ranks_one_has_the_links_and_both_have_its_proposals(
     draft: Draft, without_drafts: Texts
 ) -> None:

@@ -83,6 +83,7 @@ def sampling(**values: Any) -> Any:
         "max_tokens": None,
         "ignore_eos": False,
         "min_tokens": 0,
+        "thinking_token_budget": None,
         "all_stop_token_ids": {9},
     }
     return SimpleNamespace(**default | values)
@@ -131,6 +132,7 @@ def test_requests_of_a_step_begin_with_their_seed_and_limits(make: MakeProposer)
             new("a", sampling(top_k=20, min_p=0.25, min_tokens=4)),
             new("greedy", sampling(temperature=1e-6, max_tokens=10, ignore_eos=True)),
             new("lora", sampling(), lora=object()),
+            new("budget", sampling(thinking_token_budget=0)),
             new("pooling", None),
             finished_req_ids={"old"},
             num_scheduled_tokens={"a": 2},

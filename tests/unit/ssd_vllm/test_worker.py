@@ -334,6 +334,19 @@ def test_the_setting_selects_whose_choices_are_used(
     assert calls[-2:] == [("stop",), ("shutdown",)]
 
 
+@pytest.mark.parametrize("sampling", ["coupled", "stock"])
+def test_each_thinking_of_a_text_can_be_ended(
+    import_worker: Import, calls: Calls, sampling: str
+) -> None:
+    runner = Runner(num_reqs=1, drafter=RecordingProposer(calls))
+    given = config(additional_config={"ssd": {"sampling": sampling}})
+    import_worker().Worker(given, runner).load_model()
+    state = {"bonus_token_forced": True}
+    runner.input_batch.thinking_budget_state_holder = SimpleNamespace(_state={0: state})
+    runner.sampled = lambda *_: state["bonus_token_forced"]
+    assert runner._sample(None, SimpleNamespace(num_draft_tokens=[0])) is False
+
+
 @pytest.mark.parametrize(
     ("values", "error", "message"),
     [
