@@ -114,7 +114,7 @@ class Proposer:
     def calibrate(self, calibration: Calibration) -> None:
         """Set the start values of the times of steps, before the first one. ``Worker``."""
         lookahead = self._columns[-1] - 1
-        self._control.controller = Controller(self._columns, lookahead, calibration)
+        self._control.use(Controller(self._columns, lookahead, calibration))
 
     def load_model(self, _target_model: Any = None) -> None:
         """Dial the drafts on the first rank, after the target is loaded."""
@@ -168,15 +168,14 @@ class Proposer:
             for request_id, tokens in proposed.items()
         }
         scheduled = step.num_scheduled_tokens
+        # vLLM fills some proposals with -1.
+        num_rows = len(scheduled) + sum(map(len, proposed.values()))
         self.requests.begin_step(
             Step(
                 running=scheduled.keys(),
                 num_proposed=counts,
                 preempted=step.preempted_req_ids or (),
-                has_prompt=any(
-                    num_tokens > 1 + counts.get(request_id, 0)
-                    for request_id, num_tokens in scheduled.items()
-                ),
+                prompt_tokens=sum(scheduled.values()) - num_rows,
             )
         )
 

@@ -50,8 +50,8 @@ class Step:
     """Proposed tokens that it verifies; no entry is none."""
     preempted: Collection[str] = ()
     """Requests that have lost their place in the batch."""
-    has_prompt: bool = False
-    """Whether it stores a part of a prompt."""
+    prompt_tokens: int = 0
+    """Tokens of prompts that it stores, without the last one of each request."""
 
 
 class PoolRequests:
@@ -145,7 +145,7 @@ class PoolRequests:
         if not results:
             self._skip_interval()
         else:
-            if self._step.has_prompt:
+            if self._step.prompt_tokens:
                 # Storing it was a part of the same pass.
                 self._pool.skip_interval()
             decided_at = self._clock.now()
@@ -155,7 +155,7 @@ class PoolRequests:
                 pool_round,
                 decided_at=decided_at,
                 num_sessions=self._num_sessions,
-                has_prompt=self._step.has_prompt,
+                prompt_tokens=self._step.prompt_tokens,
             )
             # vLLM reports no end of a request that waits for more input.
             self._pool.release(result.sequence_id for result in results if result.is_finished)

@@ -1,7 +1,7 @@
 """Mode AUTO for vLLM: the controller of our target chooses whether a step speculates.
 
 A step is measured from the end of the one before it to its own, so the time of vLLM's scheduler
-counts. Steps that store a part of a prompt are not measured: it runs in the same pass.
+counts. A part of a prompt runs in the same pass; what it took is estimated.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from ssd.pool.round_log import RoundLog, SequenceCounts
 from ssd.pool.rounds import PoolRound, RoundResult
 from ssd.ports import Clock
 from ssd.speculation.controller import Choice, Controller, ControllerReport, Reason
+from ssd.speculation.estimates import PassTimes
 from ssd.speculation.round_record import RoundRecord
 from ssd.types import Mode
 
@@ -43,8 +44,7 @@ class StepControl:
             clock: clock of the pool.
         """
         self.mode = mode
-        self.controller = controller
-        """Replaced by a calibrated one before the first step."""
+        self.use(controller)
         self._round_log = round_log
         self._metrics = RoundMetrics(lookahead, _PARTS)
         self._lookahead = lookahead
@@ -53,6 +53,11 @@ class StepControl:
         self._ended_at: float | None = None
         """End of the step before; None if the time since then is no part of a step."""
         self.choice = Choice(is_on=True, max_proposed=lookahead)
+
+    def use(self, controller: Controller) -> None:
+        """Ask another controller; before the first step."""
+        self.controller = controller
+        self._passes = PassTimes(controller.calibration)
 
     def begin(self, num_running: int, num_known: int) -> bool:
         """Choose for a step; returns whether sessions must be closed, because it is plain.
@@ -99,7 +104,7 @@ class StepControl:
         *,
         decided_at: float,
         num_sessions: int,
-        has_prompt: bool,
+        prompt_tokens: int,
     ) -> None:
         """Measure a step that has sent its outcomes.
 
@@ -108,22 +113,28 @@ class StepControl:
             pool_round: what the pool returned for it.
             decided_at: when the tokens were known.
             num_sessions: sessions for which drafts worked during the step.
-            has_prompt: whether it also stored a part of a prompt.
+            prompt_tokens: tokens of prompts that it stored beside them.
         """
         before, now = self._ended_at, self._clock.now()
         is_last = all(result.is_finished for result in results)
         self._ended_at = None if is_last else now
-        record = RoundRecord(num_sessions=num_sessions, decided_at=decided_at)
+        record = RoundRecord(
+            prompt_tokens=prompt_tokens, num_sessions=num_sessions, decided_at=decided_at
+        )
         for result, lookup in zip(results, pool_round.lookups, strict=True):
             accepted = result.outcome.accepted
             record.add_outcome(result.num_proposed, accepted, accepted + 1)
             record.add_lookup(lookup.result)
             record.num_auto += bool(result.token_ids)
         self._metrics.observe_tokens(record)
-        if before is None or has_prompt:
+        if before is None:
             return
         record.begun_at = before
         record.verify_seconds = decided_at - self._begun_at
+        if prompt_tokens:
+            self._passes.divide(record)
+        else:
+            self._passes.add_round(record)
         record.wait_seconds = pool_round.looked_up_at - decided_at
         record.commit_seconds = now - pool_round.looked_up_at
         record.seconds = now - before

@@ -135,7 +135,7 @@ def test_requests_of_a_step_begin_with_their_seed_and_limits(make: MakeProposer)
             new("budget", sampling(thinking_token_budget=0)),
             new("pooling", None),
             finished_req_ids={"old"},
-            num_scheduled_tokens={"a": 2},
+            num_scheduled_tokens={"a": 3, "c": 7},
             scheduled_spec_decode_tokens={"a": [1, 2]},
             preempted_req_ids={"b"},
         )
@@ -149,7 +149,8 @@ def test_requests_of_a_step_begin_with_their_seed_and_limits(make: MakeProposer)
     assert (first.min_len, second.min_len) == (2 + 4, 0)
     assert (greedy.temperature, greedy.max_len, tuple(second.ending_ids)) == (0.0, 12, ())
     (noted,) = found.requests.steps
-    assert (set(noted.running), noted.num_proposed, noted.preempted) == ({"a"}, {"a": 2}, {"b"})
+    assert (set(noted.running), noted.num_proposed) == ({"a", "c"}, {"a": 2})
+    assert (noted.preempted, noted.prompt_tokens) == ({"b"}, 6)
 
 
 @pytest.mark.parametrize(
@@ -201,8 +202,10 @@ def test_rows_that_cannot_be_read_do_not_reach_the_engine(make: MakeProposer) ->
 
 def test_tokens_that_a_grammar_has_invalidated_are_not_proposed(make: MakeProposer) -> None:
     found = make()
-    found.begin_step(step(scheduled_spec_decode_tokens={"a": [1, -1, -1]}))
-    assert found.requests.steps[0].num_proposed == {"a": 1}
+    proposed = {"a": [1, -1, -1]}
+    found.begin_step(step(scheduled_spec_decode_tokens=proposed, num_scheduled_tokens={"a": 4}))
+    (noted,) = found.requests.steps
+    assert (noted.num_proposed, noted.prompt_tokens) == ({"a": 1}, 0)
 
 
 def test_with_measured_times_the_first_proposals_have_the_best_length(make: MakeProposer) -> None:

@@ -11,7 +11,9 @@ from ssd.pool.pool import DraftPool
 from ssd.pool.round_log import RoundLog
 from ssd.pool.rounds import NO_TABLE_NEEDED, Lookup, PoolRound, PoolSettings, RoundResult
 from ssd.ports import SystemClock
-from ssd.speculation.controller import Choice, Controller
+from ssd.speculation.controller import Choice, Controller, Reason
+from ssd.speculation.estimates import Calibration
+from ssd.testing.clock import FakeClock
 from ssd.testing.scripted_controller import ScriptedController
 from ssd.types import LookupResult, Mode, OpenSession, Outcome, SequenceId
 from ssd_vllm.requests import NewRequest, PoolRequests, Step, seed_of
@@ -216,14 +218,14 @@ def test_steps_are_in_the_status_and_in_the_metrics() -> None:
         ("ssd_round_seconds_count", {"part": "verify"}),
     )
     before = [value(name, **labels) for name, labels in names]
-    requests.begin_step(Step({"a", "lora"}, has_prompt=True))
+    requests.begin_step(Step({"a", "lora"}, prompt_tokens=9))
     assert (log.counts.running, log.counts.eligible) == (2, 1)
     assert value("ssd_running_sequences") == 2
     requests.propose(("a",), [[5]], [3], [[1, 2, 5]])
     requests.begin_step(Step({"a"}, {"a": 2}))
     requests.propose(("a",), [[7, 4]], [5], [[1, 2, 5, 7, 4]])
     grown = [value(name, **labels) - old for (name, labels), old in zip(names, before, strict=True)]
-    assert grown == [2, 2, 1, 0, 1], "the step with a part of a prompt has no time"
+    assert grown == [2, 2, 1, 0, 1], "the first step has no time"
     assert log.tokens_per_round == 2.0
     assert 0 < log.efficiency < 1
     assert (log.speculation.speed_up, value("ssd_speculation_speed_up")) == (1.5, 1.5)
@@ -294,36 +296,59 @@ def test_the_controller_closes_sessions_and_opens_them_again() -> None:
     assert pool.opened == [1]
 
 
-def test_steps_are_measured_but_for_the_first_and_those_that_store_prompts() -> None:
+def test_steps_are_measured_but_for_the_first() -> None:
     controller = ScriptedController(SPECULATES, speed_up=1.5)
     _, requests = made(control_of(controller))
     requests.begin(request("a"))
     text = [1, 2, 5]
-    for count, has_prompt in ((0, True), (2, True), (2, False)):
+    for count, prompt_tokens in ((0, 9), (2, 9), (2, 0)):
         proposed = {"a": count} if count else {}
-        requests.begin_step(Step({"a"}, proposed, has_prompt=has_prompt))
+        requests.begin_step(Step({"a"}, proposed, prompt_tokens=prompt_tokens))
         added = [7, 4] if count else [5]
         text += added if count else []
         requests.propose(("a",), [added], [len(text)], [text])
-    (sample,) = controller.rounds
+    with_prompt, sample = controller.rounds
+    assert (with_prompt.prompt_tokens, sample.prompt_tokens) == (9, 0)
     assert (sample.num_sequences, sample.num_tokens, sample.num_proposed) == (1, 2, 2)
     assert (sample.columns, sample.num_accepted, sample.num_answered) == (3, [1], 1)
     assert 0 <= sample.verify_seconds <= sample.seconds
+
+
+@pytest.mark.parametrize("prompt_tokens", [0, 100])
+def test_slow_speculation_ends_also_where_all_steps_store_prompts(prompt_tokens: int) -> None:
+    clock, log = FakeClock(), RoundLog()
+    times = {(columns, 1): 0.01 for columns in range(1, LOOKAHEAD + 2)}
+    controller = Controller(tuple(range(1, LOOKAHEAD + 2)), LOOKAHEAD, Calibration(times))
+    control = StepControl(controller, Mode.AUTO, LOOKAHEAD, log, clock)
+    for _ in range(200):
+        control.begin(1, 1)
+        count = control.choice.max_proposed
+        clock.advance(prompt_tokens * 1e-4 + (0.03 if count else 0.01))
+        result = RoundResult(1, (5,), count, Outcome(0, 5), is_finished=False, max_proposed=count)
+        control.end(
+            [result],
+            PoolRound([Lookup(LookupResult.MISS)], clock.now()),
+            decided_at=clock.now(),
+            num_sessions=int(control.choice.is_on),
+            prompt_tokens=prompt_tokens,
+        )
+    assert log.speculation.reason is Reason.SLOWER
+    assert 0.3 < log.speculation.speed_up < 0.35
 
 
 def test_the_time_in_which_no_request_decodes_belongs_to_no_step() -> None:
     controller = ScriptedController(SPECULATES)
     pool, requests = made(control_of(controller))
 
-    def step(name: str, added: list[int], *, has_prompt: bool = False) -> int:
+    def step(name: str, added: list[int], prompt_tokens: int = 0) -> int:
         before = pool.num_skips
-        requests.begin_step(Step({name}, has_prompt=has_prompt))
+        requests.begin_step(Step({name}, prompt_tokens=prompt_tokens))
         requests.propose((name,), [added], [3], [[1, 2, 5]])
         return pool.num_skips - before
 
     requests.begin(request("a"))
     assert step("a", []) == 1, "no row has a token"
-    assert step("a", [5], has_prompt=True) == 1, "the prompt is stored in the same pass"
+    assert step("a", [5], prompt_tokens=9) == 1, "the prompt is stored in the same pass"
     before = pool.num_skips
     requests.end("a")
     assert pool.num_skips == before + 1
