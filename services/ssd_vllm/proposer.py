@@ -191,9 +191,9 @@ class Proposer:
             # other tokens where the text has a proposal.
             return
         most = self.max_model_len if sampling.max_tokens is None else sampling.max_tokens
-        # Noise changes no choice where a filter keeps one token. vLLM allows no top-p of 0.
-        keeps_one = sampling.top_k == 1 or sampling.min_p == 1.0
-        has_noise = self.settings.sampling == "coupled" and not keeps_one
+        # Noise changes no choice where a filter keeps one token. vLLM allows no top-p of 0, and
+        # no min-p with speculation.
+        has_noise = self.settings.sampling == "coupled" and sampling.top_k != 1
         self.requests.begin(
             NewRequest(
                 request_id=request_id,
@@ -205,7 +205,6 @@ class Proposer:
                     temperature=temperature_of(sampling.temperature) if has_noise else 0.0,
                     # In vLLM, -1 also means all tokens.
                     top_k=max(0, sampling.top_k),
-                    min_p=sampling.min_p,
                 ),
                 ending_ids=() if sampling.ignore_eos else sampling.all_stop_token_ids,
                 min_len=len(prompt_ids) + sampling.min_tokens if sampling.min_tokens else 0,

@@ -184,12 +184,13 @@ class PoolRequests:
         if max(token_ids, default=0) >= self._num_token_ids:
             # A draft would refuse it, and end the link.
             return
-        request = _Request(new, next(self._sequence_ids), len(text))
-        self._requests[new.request_id] = request
         # vLLM has no upper bound, a draft has one.
         top_k = min(new.opening.top_k, self._num_token_ids)
-        opening = replace(new.opening, token_ids=token_ids, top_k=top_k)
-        self._pool.begin(request.sequence_id, opening)
+        # The pool keeps the text too, so there is one object of it.
+        new = replace(new, opening=replace(new.opening, token_ids=token_ids, top_k=top_k))
+        request = _Request(new, next(self._sequence_ids), len(text))
+        self._requests[new.request_id] = request
+        self._pool.begin(request.sequence_id, new.opening)
 
     def _verified(
         self, request: _Request | None, added: Sequence[TokenId], length: int

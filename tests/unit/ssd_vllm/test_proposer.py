@@ -78,7 +78,6 @@ def sampling(**values: Any) -> Any:
     default = {
         "temperature": 1.0,
         "top_k": -1,
-        "min_p": 0.0,
         "seed": 3,
         "max_tokens": None,
         "ignore_eos": False,
@@ -129,7 +128,7 @@ def test_requests_of_a_step_begin_with_their_seed_and_limits(make: MakeProposer)
     found = make()
     found.begin_step(
         step(
-            new("a", sampling(top_k=20, min_p=0.25, min_tokens=4)),
+            new("a", sampling(top_k=20, min_tokens=4)),
             new("greedy", sampling(temperature=1e-6, max_tokens=10, ignore_eos=True)),
             new("lora", sampling(), lora=object()),
             new("budget", sampling(thinking_token_budget=0)),
@@ -144,7 +143,7 @@ def test_requests_of_a_step_begin_with_their_seed_and_limits(make: MakeProposer)
     first, second = found.requests.begun
     a, greedy = first.opening, second.opening
     assert (first.request_id, a.seed, a.temperature, a.max_len) == ("a", 3, 1.0, 64)
-    assert (a.top_k, a.min_p, greedy.top_k, greedy.min_p) == (20, 0.25, 0, 0.0)
+    assert (a.top_k, greedy.top_k) == (20, 0)
     assert set(first.ending_ids) == {9}
     assert (first.min_len, second.min_len) == (2 + 4, 0)
     assert (greedy.temperature, greedy.max_len, tuple(second.ending_ids)) == (0.0, 12, ())
@@ -153,15 +152,12 @@ def test_requests_of_a_step_begin_with_their_seed_and_limits(make: MakeProposer)
     assert (noted.preempted, noted.prompt_tokens) == ({"b"}, 6)
 
 
-@pytest.mark.parametrize(
-    ("filters", "temperature"),
-    [({"top_k": 2, "min_p": 0.9}, 1.0), ({"top_k": 1}, 0.0), ({"min_p": 1.0}, 0.0)],
-)
+@pytest.mark.parametrize(("top_k", "temperature"), [(2, 1.0), (1, 0.0)])
 def test_a_draft_adds_no_noise_if_a_filter_keeps_one_token(
-    make: MakeProposer, filters: dict[str, float], temperature: float
+    make: MakeProposer, top_k: int, temperature: float
 ) -> None:
     found = make()
-    found.begin_step(step(new("a", sampling(**filters))))
+    found.begin_step(step(new("a", sampling(top_k=top_k))))
     (begun,) = found.requests.begun
     assert begun.opening.temperature == temperature
 

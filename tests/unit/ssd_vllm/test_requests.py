@@ -77,7 +77,6 @@ def request(
     prompt: tuple[int, ...] = (1, 2),
     max_len: int = 20,
     top_k: int = 0,
-    min_p: float = 0.0,
 ) -> NewRequest:
     return NewRequest(
         request_id=name,
@@ -87,7 +86,6 @@ def request(
             seed=3,
             temperature=0.5,
             top_k=top_k,
-            min_p=min_p,
         ),
         ending_ids={99},
     )
@@ -137,14 +135,17 @@ def test_a_step_becomes_a_round_of_the_rows_that_got_tokens() -> None:
     ]
 
 
-def test_drafts_get_the_filters_of_a_request_within_their_bounds() -> None:
+def test_drafts_get_the_filter_of_a_request_within_their_bounds() -> None:
     pool, requests = made()
-    requests.begin(request("a", top_k=20, min_p=0.25))
+    requests.begin(request("a", top_k=20))
     requests.begin(request("b", top_k=2**40))
-    assert [(each.top_k, each.min_p) for each in pool.begun.values()] == [
-        (20, 0.25),
-        (NUM_TOKEN_IDS, 0.0),
-    ]
+    assert [each.top_k for each in pool.begun.values()] == [20, NUM_TOKEN_IDS]
+
+
+def test_a_text_that_the_pool_keeps_has_no_copy() -> None:
+    pool, requests = made()
+    requests.begin(request("a"))
+    assert requests._requests["a"].new.opening is pool.begun[1]
 
 
 def test_a_text_ends_with_an_ending_token_or_at_its_maximum_length() -> None:
