@@ -100,6 +100,19 @@ def test_thinking_ends_within_its_budget_with_drafts_too(
     assert expected[0] == without_drafts[0]
 
 
+def test_a_text_may_end_from_its_least_number_of_tokens_on(
+    draft: Draft, without_drafts: Texts
+) -> None:
+    ending = [
+        job | {"min_tokens": size, "stop_token_ids": [text[size]]}
+        for size, (job, text) in enumerate(zip(jobs(), without_drafts, strict=True))
+    ]
+    expected = run(ending).texts
+    found = run(ending, [draft.address], plugin=PATIENT)
+    assert found.num_accepted > 0
+    assert found.texts == expected
+
+
 def test_of_two_ranks_one_has_the_links_and_both_have_its_proposals(
     draft: Draft, without_drafts: Texts
 ) -> None:
