@@ -153,7 +153,7 @@ def check_configuration(config: Any) -> None:
 
 
 def _begin_steps(runner: Any, proposer: Proposer) -> None:
-    """Give the proposer each step before it runs. With Ray, vLLM calls no worker for it."""
+    """Give the proposer each step before it runs. Not all executors call the worker for a step."""
     execute = runner.execute_model
 
     def begin(scheduler_output: Any, *arguments: Any, **options: Any) -> Any:
