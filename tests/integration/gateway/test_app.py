@@ -223,9 +223,10 @@ async def test_a_request_that_one_target_refuses_is_sent_to_another(answer: Answ
 
 
 async def test_a_client_that_leaves_cancels_its_request_on_the_target() -> None:
-    ended = asyncio.Event()
+    started, ended = asyncio.Event(), asyncio.Event()
 
     async def endless(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
+        started.set()
         try:
             yield GenerationChunk(token_ids=(1,), text="a")
             await asyncio.Event().wait()
@@ -233,14 +234,14 @@ async def test_a_client_that_leaves_cancels_its_request_on_the_target() -> None:
             ended.set()
 
     for streams in (True, False):
+        started.clear()
         ended.clear()
         async with fronting(ScriptedTarget(endless)) as front:
             body = json.dumps({"model": "demo", "prompt": "x", "stream": streams}).encode()
             reader, writer = await post(front, body)
             if streams:
                 await reader.readuntil(b'"text":"a"')
-            else:
-                await until_running(front, 1)
+            await asyncio.wait_for(started.wait(), 10)
             writer.close()
             await asyncio.wait_for(ended.wait(), 10)
             await until_running(front, 0)

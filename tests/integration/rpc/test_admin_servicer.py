@@ -177,5 +177,5 @@ async def test_a_change_of_speculation_out_of_bounds_is_refused(
 
 async def test_a_target_without_a_drain_says_so(pool: Pool) -> None:
     admin = AdminServicer(pool.read, set_speculation=pool.changes.append, drain=None)
-    with pytest.raises(UnsupportedError, match="Drain: end the server"):
+    with pytest.raises(UnsupportedError, match="Drain: end vLLM by SIGTERM"):
         await admin.Drain(admin_pb2.DrainTargetRequest(), None)
