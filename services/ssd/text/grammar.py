@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ssd.errors import FieldError
 from ssd.ports import Tokenizer
@@ -225,7 +225,8 @@ class Grammar:
         """Construct; the compiler compiles the grammar again if its states are spent."""
         self._compiler = compiler
         self._source = source
-        self._vocab_size = compiler.vocab_size
+        self.vocab_size = compiler.vocab_size
+        self._num_words = -(-compiler.vocab_size // 32)
         self._tokens: list[TokenId] = []
         self._has_looked_ahead = False
         """Whether states after proposed tokens count against the limits of the matcher."""
@@ -254,8 +255,8 @@ class Grammar:
                 self._fail()
         return False
 
-    def allowed(self, proposed: Sequence[TokenId], first_column: int, num_columns: int) -> Bools:
-        """Return which tokens are allowed at some columns of a round, bool [C, V].
+    def allowed(self, proposed: Sequence[TokenId], first_column: int, num_columns: int) -> Words:
+        """Return which tokens are allowed at some columns of a round; see ``packed_ids``.
 
         After a proposed token that is not allowed, or that ends the text, all are: no round reads
         these columns. After the grammar is too complex, none is; the text fails only if it gets
@@ -265,25 +266,28 @@ class Grammar:
             proposed: tokens that the columns of the round follow; column c follows c of them.
             first_column: of the result; 0 is the column after the text.
             num_columns: C.
+
+        Returns:
+            int32 [C, W]. Bits from the size of the vocabulary on are any.
         """
         while self.failure is None:
             bits_CW, num_right = self._masks(proposed, first_column, num_columns)
             if not self._matcher.is_error():
                 self._has_looked_ahead |= num_columns > 1
-                return self._unpacked(bits_CW)
+                return bits_CW
             if not self._recovers():
                 self._fail(proposed[: first_column + num_right])
                 # The columns before the failure are right, and a round may end at one of them.
                 bits_CW[num_right:] = 0
-                return self._unpacked(bits_CW)
-        return np.zeros((num_columns, self._vocab_size), dtype=np.bool_)
+                return bits_CW
+        return np.zeros((num_columns, self._num_words), dtype=np.int32)
 
     def _masks(
         self, proposed: Sequence[TokenId], first_column: int, num_columns: int
     ) -> tuple[Words, int]:
-        """Return the masks of some columns, int32 [C, V / 32], and how many are right."""
+        """Return the masks of some columns, int32 [C, W], and how many are right."""
         matcher = self._matcher
-        bits_CW = np.full((num_columns, -(-self._vocab_size // 32)), -1, dtype=np.int32)
+        bits_CW = np.full((num_columns, self._num_words), -1, dtype=np.int32)
         num_taken, num_right = self._take(proposed[:first_column]), 0
         if num_taken == first_column:
             for row_W, following in zip(bits_CW, [*proposed[first_column:], None], strict=False):
@@ -295,11 +299,6 @@ class Grammar:
         if not matcher.is_error():
             matcher.rollback(num_taken)
         return bits_CW, num_right
-
-    def _unpacked(self, bits_CW: Words) -> Bools:
-        bytes_CB = bits_CW.view(np.uint8)
-        bits_CV = np.unpackbits(bytes_CB, axis=1, count=self._vocab_size, bitorder="little")
-        return bits_CV.view(np.bool_)
 
     def _take(self, token_ids: Sequence[TokenId]) -> int:
         """Advance over tokens while they are allowed; return how many are."""
@@ -338,6 +337,19 @@ class Grammar:
         self._failure = FieldError(
             self._source.field, f"is too complex after {length} tokens of text: {cause}"
         )
+
+
+def packed_ids(token_ids: ArrayLike, num_ids: int) -> Words:
+    """Return a set of token ids as bits: id i is bit i % 32 of word i // 32, int32 [W]."""
+    is_in_set = np.zeros(-(-num_ids // 32) * 32, dtype=np.bool_)
+    is_in_set[np.asarray(token_ids, dtype=np.int64)] = True
+    return np.packbits(is_in_set, bitorder="little").view(np.int32)
+
+
+def unpacked_ids(bits_CW: Words, num_ids: int) -> Bools:
+    """Return whether each id is in each set, bool [C, num_ids]; ids beyond the words are not."""
+    bits_CV = np.unpackbits(bits_CW.view(np.uint8), axis=1, count=num_ids, bitorder="little")
+    return bits_CV.view(np.bool_)
 
 
 def checked_json(source: GrammarSource) -> dict[str, object] | bool:

@@ -1,7 +1,8 @@
 """The steps of one sequence's sampling parameters, from logits to the scores that are compared.
 
 The target computes them at each row as plain decoding would: row c of a round follows the committed
-tokens and c proposed ones. Drafts compute none of them.
+tokens and c proposed ones. Drafts compute none of them. ``HostSteps`` computes them on the CPU, row
+by row; ``DeviceSteps`` on a device, for all sequences of a round.
 """
 
 from collections.abc import Sequence as Tokens
@@ -11,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssd.engine.sampling.keyed import to_device
-from ssd.engine.sampling.logits import Filters, best_logprobs
+from ssd.engine.sampling.logits import Filters, best_logprobs, filtered
+from ssd.text.grammar import Words, packed_ids, unpacked_ids
 from ssd.types import NO_TOKEN, PositionLogprobs, SamplingParams, TokenId, TokenLogprob
-from ssd_target.decoding.penalties import Penalties, has_penalties, ids_on
+from ssd_target.decoding.penalties import Penalties, as_ids, has_penalties
 from ssd_target.decoding.sequence import Sequence
 
 
@@ -37,130 +38,117 @@ def _has_filters(sampling: SamplingParams) -> bool:
 
 
 class LogitsSteps:
-    """The steps of one sequence. Step thread only.
+    """What the steps of one sequence need on any device. Step thread only."""
 
-    ``apply`` has all of them but the filters, which a device runs for all sequences together.
-    """
-
-    def __init__(
-        self, sequence: Sequence, vocab_size: int, device: str, penalties: type[Penalties]
-    ) -> None:
-        self._sequence = sequence
-        self._vocab_size = vocab_size
-        self._device = device
+    def __init__(self, sequence: Sequence, vocab_size: int) -> None:
+        self.sequence = sequence
         self.logprobs: tuple[PositionLogprobs, ...] = ()
         """Log-probabilities of the tokens of the newest round, if the request asks for them."""
-        sampling = sequence.sampling
-        self.sampling = sampling
-        self._penalties = (
-            penalties(sequence, vocab_size, device) if has_penalties(sampling) else None
-        )
-        self._changes_logits = (
-            self._penalties is not None
-            or bool(sampling.logit_bias)
-            or sampling.min_tokens > 0
+        self.sampling = sequence.sampling
+        self.has_filters = _has_filters(self.sampling)
+        self.changes_logits = (
+            has_penalties(self.sampling)
+            or bool(self.sampling.logit_bias)
+            or self.sampling.min_tokens > 0
             or sequence.grammar is not None
         )
-        self._bias_ids_I = self._ids([token_id for token_id, _ in sampling.logit_bias])
-        biases = torch.tensor([bias for _, bias in sampling.logit_bias], dtype=torch.float32)
-        self._biases_I = to_device(biases, device)
-        self.has_filters = _has_filters(sampling)
-        self.filters = _filters_1(sampling, device)
-        """Filters of one row."""
-        self._ending_ids = sorted(
-            token_id for token_id in sequence.ending_ids if token_id < vocab_size
-        )
-        self._ending_ids_I = self._ids(self._ending_ids)
+        self.bias_ids_I = np.array([each for each, _ in self.sampling.logit_bias], dtype=np.int64)
+        self.biases_I = np.array([bias for _, bias in self.sampling.logit_bias], dtype=np.float32)
+        self.ending_ids = sorted(each for each in sequence.ending_ids if each < vocab_size)
+        if sequence.grammar is not None:
+            # A tokenizer can have more tokens than the logits have columns.
+            num_ids = min(vocab_size, sequence.grammar.vocab_size)
+            self._ids_W = packed_ids(np.arange(num_ids), num_ids)
+            self._ends_W = packed_ids([each for each in self.ending_ids if each < num_ids], num_ids)
 
-    def apply(self, logits_CV: Tensor, proposed: Tokens[TokenId], first_column: int = 0) -> Tensor:
-        """Return the logits of some consecutive columns after the steps.
+    def num_banned(self, first_column: int = 0) -> int:
+        """Return after how many columns from this one on the text may end."""
+        return max(0, self.sampling.min_tokens - self.sequence.num_emitted - first_column)
 
-        Args:
-            logits_CV: fp32 [C, V], of the columns from ``first_column`` on.
-            proposed: tokens that the columns of the round follow; column c follows c of them.
-            first_column: 0 is the column after the committed tokens.
+    def allowed(self, proposed: Tokens[TokenId], first_column: int, num_columns: int) -> Words:
+        """Return which tokens the grammar allows, int32 [C, W]: a bit for each id.
 
-        Returns:
-            fp32 [C, V], -inf at the tokens that a column must not choose: a new tensor, or
-            ``logits_CV`` if no step changes logits.
+        Ending tokens are not allowed at the first columns, unless the grammar allows nothing else.
         """
-        sampling = self.sampling
-        if not self._changes_logits:
-            return logits_CV
-        rows_CV = logits_CV.clone()
-        if self._penalties is not None:
-            rows_CV = self._penalties.apply(rows_CV, proposed, first_column)
-        if sampling.logit_bias:
-            rows_CV[:, self._bias_ids_I] += self._biases_I
-        num_banned = max(0, sampling.min_tokens - self._sequence.num_emitted - first_column)
-        if self._sequence.grammar is not None:
-            allowed_CV = self._allowed(len(rows_CV), proposed, first_column, num_banned)
-            # Logits can have more columns than the tokenizer has tokens.
-            rows_CV[:, allowed_CV.shape[1] :] = -torch.inf
-            rows_CV[:, : allowed_CV.shape[1]].masked_fill_(~allowed_CV, -torch.inf)
-        elif num_banned:
-            # A number as the value of an index would be copied to the device, which waits for it.
-            rows_CV[:num_banned].index_fill_(1, self._ending_ids_I, -torch.inf)
-        return rows_CV
-
-    def _allowed(
-        self, num_columns: int, proposed: Tokens[TokenId], first_column: int, num_banned: int
-    ) -> Tensor:
-        """Return which tokens the grammar allows; not the ending ones at the first columns.
-
-        Where the grammar allows nothing else, it allows ending tokens at any column.
-        """
-        grammar = self._sequence.grammar
+        grammar = self.sequence.grammar
         assert grammar is not None
-        # A tokenizer can have more tokens than the logits have columns.
-        allowed_CV = grammar.allowed(proposed, first_column, num_columns)[:, : self._vocab_size]
-        longer_CV = allowed_CV[:num_banned].copy()
-        num_ids = allowed_CV.shape[1]
-        longer_CV[:, [token_id for token_id in self._ending_ids if token_id < num_ids]] = False
-        can_go_on_C = longer_CV.any(axis=1)
-        allowed_CV[:num_banned][can_go_on_C] = longer_CV[can_go_on_C]
-        return to_device(torch.from_numpy(allowed_CV), self._device)
+        bits_CW = grammar.allowed(proposed, first_column, num_columns)
+        bits_CW = bits_CW[:, : len(self._ids_W)] & self._ids_W
+        num_banned = self.num_banned(first_column)
+        longer_CW = bits_CW[:num_banned] & ~self._ends_W
+        can_go_on_C = longer_CW.any(axis=1)
+        bits_CW[:num_banned][can_go_on_C] = longer_CW[can_go_on_C]
+        return bits_CW
 
-    def logprobs_of(self, logits_CV: Tensor, chosen_C: Tensor) -> Tensor:
-        """Return what ``set_logprobs`` reads, on the device: float64 [2, C, N].
-
-        Args:
-            logits_CV: as the model computed them.
-            chosen_C: token of each row.
-
-        Returns:
-            Ids and log-probabilities, both exact in float64: of the chosen token, then of the most
-            likely ones that the request asks for.
-        """
-        assert self.sampling.logprobs is not None
-        valid_C = chosen_C.clamp(min=0)
-        ids_CN, logprobs_CN = best_logprobs(logits_CV, valid_C, self.sampling.logprobs)
-        ids_CN[:, 0] = chosen_C
-        return torch.stack((ids_CN.double(), logprobs_CN.double()))
-
-    def set_logprobs(self, logprobs_2CN: Tensor) -> None:
+    def set_logprobs(self, ids_CN: Tensor, logprobs_CN: Tensor) -> None:
         """Keep the log-probabilities of a round, up to the first row without a token.
 
         Args:
-            logprobs_2CN: result of ``logprobs_of``, on the CPU.
+            ids_CN: of the chosen token, then of the most likely ones, on the CPU.
+            logprobs_CN: theirs, as the model computed them.
         """
-        ids_CN, logprobs_CN = logprobs_2CN[0].long().tolist(), logprobs_2CN[1].tolist()
-        rows = zip(ids_CN, logprobs_CN, strict=True)
+        rows = zip(ids_CN.tolist(), logprobs_CN.tolist(), strict=True)
         chosen = takewhile(lambda row: row[0][0] != NO_TOKEN, rows)
         positions = (tuple(map(TokenLogprob, *row)) for row in chosen)
         self.logprobs = tuple(PositionLogprobs(first, tuple(top)) for first, *top in positions)
 
-    def _ids(self, token_ids: Tokens[int]) -> Tensor:
-        return ids_on(self._device, token_ids)
+
+class HostSteps:
+    """The steps of one sequence on the CPU. Step thread only."""
+
+    def __init__(self, steps: LogitsSteps, vocab_size: int) -> None:
+        self._steps = steps
+        sampling = steps.sampling
+        self._penalties = Penalties(steps.sequence, vocab_size) if has_penalties(sampling) else None
+        self._bias_ids_I = torch.from_numpy(steps.bias_ids_I)
+        self._biases_I = torch.from_numpy(steps.biases_I)
+        self._ending_ids_I = as_ids(steps.ending_ids)
+        self._filters = row_filters([steps], [1], "cpu")
+
+    def scores(self, logits_1V: Tensor, proposed: Tokens[TokenId]) -> Tensor:
+        """Return the logits of one row after the steps, fp32 [1, V].
+
+        -inf at the tokens that must not be chosen. A new tensor, or ``logits_1V`` if nothing
+        changes.
+
+        Args:
+            logits_1V: fp32 [1, V].
+            proposed: proposed tokens that the row follows, after the committed ones.
+        """
+        steps = self._steps
+        row_1V = self._changed(logits_1V, proposed) if steps.changes_logits else logits_1V
+        return filtered(row_1V, self._filters) if steps.has_filters else row_1V
+
+    def set_logprobs(self, logits_CV: Tensor, chosen_C: Tensor) -> None:
+        """Set the log-probabilities of the rows of a round, if the request asks for them."""
+        count = self._steps.sampling.logprobs
+        if count is not None:
+            self._steps.set_logprobs(*best_logprobs(logits_CV, chosen_C, count))
+
+    def _changed(self, logits_1V: Tensor, proposed: Tokens[TokenId]) -> Tensor:
+        steps, row_1V = self._steps, logits_1V.clone()
+        if self._penalties is not None:
+            self._penalties.apply(row_1V[0], proposed)
+        if steps.sampling.logit_bias:
+            row_1V[0, self._bias_ids_I] += self._biases_I
+        if steps.sequence.grammar is not None:
+            bits_1W = steps.allowed(proposed, len(proposed), 1)
+            # Logits can have more columns than the tokenizer has tokens.
+            allowed_1V = unpacked_ids(bits_1W, row_1V.shape[1])
+            row_1V.masked_fill_(~torch.from_numpy(allowed_1V), -torch.inf)
+        elif steps.num_banned(len(proposed)):
+            row_1V.index_fill_(1, self._ending_ids_I, -torch.inf)
+        return row_1V
 
 
-def _filters_1(sampling: SamplingParams, device: str) -> Filters:
-    if not _has_filters(sampling):
-        sampling = SamplingParams()
+def row_filters(steps_of: Tokens[LogitsSteps], counts: Tokens[int], device: str) -> Filters:
+    """Return the filters of several sequences, for ``counts`` rows of each."""
+    default = SamplingParams()
+    samplings = [steps.sampling if steps.has_filters else default for steps in steps_of]
     return Filters.on(
         device,
-        np.array([sampling.temperature], dtype=np.float32),
-        np.array([sampling.top_k]),
-        np.array([sampling.top_p]),
-        np.array([sampling.min_p], dtype=np.float32),
+        np.array([each.temperature for each in samplings], dtype=np.float32).repeat(counts),
+        np.array([each.top_k for each in samplings]).repeat(counts),
+        np.array([each.top_p for each in samplings]).repeat(counts),
+        np.array([each.min_p for each in samplings], dtype=np.float32).repeat(counts),
     )

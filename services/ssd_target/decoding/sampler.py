@@ -26,11 +26,10 @@ from ssd.engine.rank_loop import SplitTarget
 from ssd.engine.sampling.choose import choose_row
 from ssd.engine.sampling.host_noise import gumbel_by_torch
 from ssd.engine.sampling.keyed import NoiseKeys, choose_of_keys, compiled_on, packed, to_device
-from ssd.engine.sampling.logits import Filters, filtered
 from ssd.speculation.noise import NoiseRing
 from ssd.types import NO_TOKEN, PositionLogprobs, TokenId
-from ssd_target.decoding.logits_steps import LogitsSteps, has_steps
-from ssd_target.decoding.penalties import DevicePenalties, HostPenalties, Penalties
+from ssd_target.decoding.device_steps import DeviceSteps, StepRows, step_rows
+from ssd_target.decoding.logits_steps import HostSteps, LogitsSteps, has_steps
 from ssd_target.decoding.sequence import Sequence
 
 Ints = NDArray[np.int64]
@@ -49,10 +48,7 @@ class Choose(Protocol):
 class Sampler(ABC):
     """Selects the target's tokens with the noise and the steps of each slot. Step thread only."""
 
-    _penalties: type[Penalties]
-
-    def __init__(self, engine: EngineConfig, vocab_size: int, device: str) -> None:
-        self._device = device
+    def __init__(self, engine: EngineConfig, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._temperature_S = np.zeros(engine.max_num_seqs, dtype=np.float32)
         self._steps: dict[int, LogitsSteps] = {}
@@ -65,9 +61,7 @@ class Sampler(ABC):
         """
         self._temperature_S[sequence.slot] = sequence.sampling.temperature
         if has_steps(sequence.sampling):
-            self._steps[sequence.slot] = LogitsSteps(
-                sequence, self._vocab_size, self._device, self._penalties
-            )
+            self._steps[sequence.slot] = LogitsSteps(sequence, self._vocab_size)
 
     def release(self, sequence: Sequence) -> None:
         """Release the noise of a sequence."""
@@ -81,13 +75,6 @@ class Sampler(ABC):
         """
         steps = self._steps.get(sequence.slot)
         return () if steps is None else steps.logprobs
-
-    def _with_steps(self, sequences: Rows[Sequence]) -> list[tuple[int, LogitsSteps]]:
-        """Return index and steps of the sequences that have some."""
-        if not self._steps:
-            return []
-        all_steps = [self._steps.get(sequence.slot) for sequence in sequences]
-        return [(index, steps) for index, steps in enumerate(all_steps) if steps is not None]
 
     @abstractmethod
     def fill(self, sequences: Rows[Sequence], num_proposed: Rows[int]) -> None:
@@ -140,10 +127,10 @@ class RingSampler(Sampler):
     that verification reads, one after another.
     """
 
-    _penalties = HostPenalties
-
     def __init__(self, engine: EngineConfig, vocab_size: int) -> None:
-        super().__init__(engine, vocab_size, "cpu")
+        super().__init__(engine, vocab_size)
+        self._host_steps: dict[int, HostSteps] = {}
+        """Steps by slot, of the sequences that have some."""
         # Rows of the round in progress, and of the next one.
         rows = 2 * engine.num_columns
         self._ring = NoiseRing(engine.max_num_seqs, rows, vocab_size, gumbel_by_torch)
@@ -153,12 +140,15 @@ class RingSampler(Sampler):
     def admit(self, sequence: Sequence) -> None:
         """See ``Sampler``."""
         super().admit(sequence)
+        if (steps := self._steps.get(sequence.slot)) is not None:
+            self._host_steps[sequence.slot] = HostSteps(steps, self._vocab_size)
         temperature = float(self._temperature_S[sequence.slot])
         self._ring.assign(sequence.slot, sequence.seed, sequence.choice, temperature)
 
     def release(self, sequence: Sequence) -> None:
         """See ``Sampler``."""
         super().release(sequence)
+        self._host_steps.pop(sequence.slot, None)
         self._ring.release(sequence.slot)
 
     def fill(self, sequences: Rows[Sequence], num_proposed: Rows[int]) -> None:
@@ -199,23 +189,20 @@ class RingSampler(Sampler):
         self, sequence: Sequence, proposed: Proposal, logits_PV: torch.Tensor
     ) -> list[TokenId]:
         """Return the tokens of the rows up to the first one that is not the proposed one."""
-        steps = self._steps.get(sequence.slot)
+        steps = self._host_steps.get(sequence.slot)
         chosen: list[TokenId] = []
         rows_PV = logits_PV.numpy()
         for column in range(len(proposed) + 1):
             scores_V = rows_PV[column]
             if steps is not None:
-                scores_1V = steps.apply(logits_PV[column : column + 1], proposed, column)
-                if steps.has_filters:
-                    scores_1V = filtered(scores_1V, steps.filters)
-                scores_V = scores_1V[0].numpy()
+                logits_1V = logits_PV[column : column + 1]
+                scores_V = steps.scores(logits_1V, proposed[:column])[0].numpy()
             token = self._choose(scores_V, sequence.slot, len(sequence.tokens) + column)
             chosen.append(token)
             if column < len(proposed) and token != proposed[column]:
                 break
-        if steps is not None and steps.sampling.logprobs is not None:
-            logprobs_2CN = steps.logprobs_of(logits_PV[: len(chosen)], torch.tensor(chosen))
-            steps.set_logprobs(logprobs_2CN)
+        if steps is not None:
+            steps.set_logprobs(logits_PV[: len(chosen)], torch.tensor(chosen))
         return chosen
 
     def _choose(self, logits_V: NDArray[np.float32], slot: int, position: int) -> TokenId:
@@ -233,13 +220,13 @@ class KeyedSampler(Sampler):
     2e-6.
     """
 
-    _penalties = DevicePenalties
-
     def __init__(
         self, engine: EngineConfig, vocab_size: int, ranks: SplitTarget | None = None
     ) -> None:
         """Construct; without ``ranks``, the device of the engine has all logits."""
-        super().__init__(engine, vocab_size, engine.device)
+        super().__init__(engine, vocab_size)
+        self._device = engine.device
+        self._device_steps = DeviceSteps(engine.max_num_seqs, vocab_size, engine.device)
         self._choose_of_keys = compiled_on(engine.device, choose_of_keys)
         self._ranks = ranks
         self._seeds_S = np.zeros(engine.max_num_seqs, dtype=np.uint64)
@@ -269,6 +256,7 @@ class KeyedSampler(Sampler):
     def admit(self, sequence: Sequence) -> None:
         """See ``Sampler``."""
         super().admit(sequence)
+        self._device_steps.admit(sequence)
         self._seeds_S[sequence.slot] = sequence.seed
         self._choices_S[sequence.slot] = sequence.choice
 
@@ -286,9 +274,10 @@ class KeyedSampler(Sampler):
         logits_RV = logits_BPV.flatten(0, 1)
         choose = self._choose_here if self._ranks is None else self._ranks.choose
         chosen_R = self._select(slots_R, positions_R, logits_RV, choose)
-        with_steps = self._with_steps(sequences)
-        if with_steps:
-            self._replace(chosen_R, with_steps, proposals, logits_RV, (slots_R, positions_R))
+        parts = step_rows(map(self._steps.get, slots_B.tolist()), proposals) if self._steps else []
+        if parts:
+            rows_X = np.concatenate([part.index * len(column_P) + part.columns for part in parts])
+            self._replace(chosen_R, parts, rows_X, logits_RV, (slots_R, positions_R))
         chosen: list[list[TokenId]] = chosen_R.cpu().view(logits_BPV.shape[:2]).tolist()
         return chosen
 
@@ -308,39 +297,23 @@ class KeyedSampler(Sampler):
     def _replace(
         self,
         chosen_R: torch.Tensor,
-        with_steps: Rows[tuple[int, LogitsSteps]],
-        proposals: Rows[Proposal],
+        parts: Rows[StepRows],
+        rows_X: Ints,
         logits_RV: torch.Tensor,
         addresses: tuple[Ints, Ints],
     ) -> None:
         """Replace the tokens of the sequences that have steps, at all rows that may be read."""
-        num_columns = len(logits_RV) // len(proposals)
-        counts = [len(proposals[index]) + 1 for index, _ in with_steps]
-        firsts = [index * num_columns for index, _ in with_steps]
-        rows_X = np.concatenate(
-            [first + np.arange(count) for first, count in zip(firsts, counts, strict=True)]
-        )
+        slots_R, positions_R = addresses
         on_host_X = torch.from_numpy(rows_X)
         rows_on_device_X = to_device(on_host_X, self._device)
         if self._ranks is None:
             logits_XV = logits_RV[rows_on_device_X]
         else:
             logits_XV = self._ranks.gather(logits_RV, on_host_X)
-        parts = logits_XV.split(counts)
-        scores_XV = torch.cat(
-            [
-                steps.apply(part_CV, proposals[index])
-                for (index, steps), part_CV in zip(with_steps, parts, strict=True)
-            ]
-        )
-        if any(steps.has_filters for _, steps in with_steps):
-            filters = Filters.repeated([steps.filters for _, steps in with_steps], counts)
-            scores_XV = filtered(scores_XV, filters)
-        slots_R, positions_R = addresses
+        scores_XV = self._device_steps.scores(parts, logits_XV)
         chosen_X = self._select(slots_R[rows_X], positions_R[rows_X], scores_XV, self._choose_here)
         chosen_R[rows_on_device_X] = chosen_X
-        steps_of = [steps for _, steps in with_steps]
-        _set_logprobs(steps_of, parts, chosen_X.split(counts))
+        self._device_steps.set_logprobs(parts, logits_XV, chosen_X)
 
     def _select(
         self, slots_R: Ints, positions_R: Ints, logits_RV: torch.Tensor, choose: Choose
@@ -365,26 +338,3 @@ def _addresses(sequences: Rows[Sequence]) -> tuple[Ints, Ints]:
     """Return slots and next positions."""
     slots_B = np.array([sequence.slot for sequence in sequences])
     return slots_B, np.array([len(sequence.tokens) for sequence in sequences])
-
-
-def _set_logprobs(
-    steps_of: Rows[LogitsSteps], logits: Rows[torch.Tensor], chosen: Rows[torch.Tensor]
-) -> None:
-    """Set the log-probabilities of the requests that ask for them, after one copy to the host.
-
-    Args:
-        steps_of: the steps of each request.
-        logits: logits of each request's rows, [C, V].
-        chosen: its tokens, [C].
-    """
-    logprobs = {
-        steps: steps.logprobs_of(logits_CV, chosen_C)
-        for steps, logits_CV, chosen_C in zip(steps_of, logits, chosen, strict=True)
-        if steps.sampling.logprobs is not None
-    }
-    if not logprobs:
-        return
-    on_host = torch.cat([part_2CN.flatten() for part_2CN in logprobs.values()]).cpu()
-    sizes = [part_2CN.numel() for part_2CN in logprobs.values()]
-    for (steps, part_2CN), part in zip(logprobs.items(), on_host.split(sizes), strict=True):
-        steps.set_logprobs(part.view(part_2CN.shape))

@@ -6,7 +6,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from tests.fake_gpu import MODEL, on_fake_gpu
 from tests.sequences import make_sequence
 
@@ -17,7 +16,7 @@ from ssd.engine.parallel.shard import Shard
 from ssd.engine.rank_loop import SplitTarget
 from ssd.engine.target_runner import TargetRunner
 from ssd.testing.fake_device import FakeDevice, fake_device
-from ssd.text.grammar import Grammar
+from ssd.text.grammar import Grammar, Words
 from ssd.types import SamplingParams
 from ssd_target.decoding.batch_builder import BatchBuilder
 from ssd_target.decoding.sampler import KeyedSampler
@@ -30,11 +29,10 @@ class AnyText:
     """A grammar that allows all tokens."""
 
     failure = None
+    vocab_size = MODEL.vocab_size
 
-    def allowed(
-        self, _proposed: tuple[int, ...], _first: int, num_columns: int
-    ) -> NDArray[np.bool_]:
-        return np.ones((num_columns, MODEL.vocab_size), dtype=np.bool_)
+    def allowed(self, _proposed: tuple[int, ...], _first: int, num_columns: int) -> Words:
+        return np.full((num_columns, -(-self.vocab_size // 32)), -1, dtype=np.int32)
 
 
 def sequences(count: int, temperature: float, **parameters: Any) -> list[Sequence]:

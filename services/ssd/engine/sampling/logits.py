@@ -10,7 +10,6 @@ ids, which ``transformers`` uses for top-p; it removes some of several equally l
 Letters: C columns (rows of one sequence), R rows, V token ids of the model.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,44 +56,34 @@ class Filters:
         """All fields."""
         return (self.temperatures_R, self.top_k_R, self.top_p_R, self.min_p_R)
 
-    @classmethod
-    def repeated(cls, filters: Sequence["Filters"], counts: Sequence[int]) -> "Filters":
-        """Return each of several filters of one row, for ``counts`` rows."""
-        columns = zip(*(of_row.fields for of_row in filters), strict=True)
-        return cls(
-            *(
-                torch.cat([row.expand(count) for row, count in zip(column, counts, strict=True)])
-                for column in columns
-            )
-        )
-
 
 def penalized(
-    logits_CV: Tensor,
-    counts_CV: Tensor,
-    is_prompt_V: Tensor,
+    logits_X: Tensor,
+    counts_X: Tensor,
+    is_prompt_X: Tensor,
     *,
-    repetition: float,
-    presence: float,
-    frequency: float,
+    repetition: float | Tensor,
+    presence: float | Tensor,
+    frequency: float | Tensor,
 ) -> Tensor:
     """Return logits that are lower for tokens that are already present.
 
+    All tensors have one shape X, or one that is broadcast to it.
+
     Args:
-        logits_CV: fp32.
-        counts_CV: fp32, occurrences of each token among the new tokens before the row.
-        is_prompt_V: bool, tokens of the prompt.
+        logits_X: fp32.
+        counts_X: fp32, occurrences of each token among the new tokens before the row.
+        is_prompt_X: bool, tokens of the prompt.
         repetition: divides positive logits and multiplies negative ones, of all present tokens.
         presence: subtracted once from the logits of new tokens.
         frequency: subtracted for each occurrence of new tokens.
 
     Source: arXiv 1909.05858 (repetition); the API of OpenAI (presence, frequency).
     """
-    is_new_CV = counts_CV > 0
-    if repetition != 1.0:
-        lower_CV = torch.where(logits_CV > 0, logits_CV / repetition, logits_CV * repetition)
-        logits_CV = torch.where(is_new_CV | is_prompt_V, lower_CV, logits_CV)
-    return logits_CV - counts_CV * frequency - is_new_CV * presence
+    is_new_X = counts_X > 0
+    lower_X = torch.where(logits_X > 0, logits_X / repetition, logits_X * repetition)
+    logits_X = torch.where(is_new_X | is_prompt_X, lower_X, logits_X)
+    return logits_X - counts_X * frequency - is_new_X * presence
 
 
 def filtered(logits_RV: Tensor, filters: Filters) -> Tensor:
@@ -139,7 +128,7 @@ def best_logprobs(logits_RV: Tensor, chosen_R: Tensor, count: int) -> tuple[Tens
 
     Args:
         logits_RV: fp32, as the model computed them.
-        chosen_R: int64; 0 for a row without a token.
+        chosen_R: int64; of a negative one, a row without a token, the result is any number.
         count: most likely tokens, at least 0.
 
     Returns:
@@ -150,7 +139,7 @@ def best_logprobs(logits_RV: Tensor, chosen_R: Tensor, count: int) -> tuple[Tens
     ids_RN = torch.cat((chosen_R[:, None], best.indices), dim=1)
     on_cpu = logits_RV.device.type == "cpu"
     sums_R1 = log_sums_by_row(logits_RV) if on_cpu else log_sums_of_integers(logits_RV)
-    return ids_RN, logits_RV.gather(1, ids_RN) - sums_R1
+    return ids_RN, logits_RV.gather(1, ids_RN.clamp(min=0)) - sums_R1
 
 
 def log_sums_by_row(logits_RV: Tensor) -> Tensor:

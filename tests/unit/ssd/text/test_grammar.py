@@ -5,7 +5,7 @@ import random
 import re
 from functools import cache
 from types import SimpleNamespace
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from ssd.errors import FieldError
 from ssd.ports import Tokenizer
 from ssd.testing.tokenizer import ByteTokenizer
 from ssd.text import grammar
-from ssd.text.grammar import Grammar, GrammarCompiler, GrammarSource
+from ssd.text.grammar import Bools, Grammar, GrammarCompiler, GrammarSource, unpacked_ids
 from ssd.text.tokenizer import load_tokenizer
 from ssd.types import TokenId
 
@@ -46,9 +46,14 @@ def ids(text: str) -> list[TokenId]:
     return tokenizer().encode(text)
 
 
+def allowed(found: Grammar, *arguments: Any) -> Bools:
+    """Whether each token is allowed at each column."""
+    return unpacked_ids(found.allowed(*arguments), tokenizer().vocab_size)
+
+
 def allowed_texts(found: Grammar) -> set[str]:
     return {
-        tokenizer().decode([each]) for each in np.flatnonzero(found.allowed((), 0, 1)[0]).tolist()
+        tokenizer().decode([each]) for each in np.flatnonzero(allowed(found, (), 0, 1)[0]).tolist()
     }
 
 
@@ -69,10 +74,10 @@ def test_a_text_of_allowed_tokens_has_the_structure(data: st.DataObject) -> None
     (end,) = tokenizer().eos_token_ids
     found, tokens = compiler().compile(source), []
     for _ in range(60):
-        allowed = np.flatnonzero(found.allowed((), 0, 1)[0])
-        if end in allowed:
+        token_ids = np.flatnonzero(allowed(found, (), 0, 1)[0])
+        if end in token_ids:
             break
-        token = int(data.draw(st.sampled_from(allowed.tolist())))
+        token = int(data.draw(st.sampled_from(token_ids.tolist())))
         tokens.append(token)
         if found.completes(token):
             break
@@ -90,36 +95,36 @@ def test_a_text_of_allowed_tokens_has_the_structure(data: st.DataObject) -> None
 def test_the_columns_of_a_proposal_are_those_of_a_text_that_grows_by_its_tokens() -> None:
     proposed = ids('{"name": "bob", "age": 12}')
     ahead, growing = compiler().compile(PERSON), compiler().compile(PERSON)
-    together_CV = ahead.allowed(proposed, 0, len(proposed) + 1)
+    together_CV = allowed(ahead, proposed, 0, len(proposed) + 1)
     for column, token in enumerate([*proposed, None]):
-        alone_V = growing.allowed((), 0, 1)[0]
+        alone_V = allowed(growing, (), 0, 1)[0]
         assert np.array_equal(together_CV[column], alone_V)
-        assert np.array_equal(ahead.allowed(proposed, column, 1)[0], alone_V)
+        assert np.array_equal(allowed(ahead, proposed, column, 1)[0], alone_V)
         if token is not None:
             assert alone_V[token]
             assert growing.completes(token) == (column == len(proposed) - 1)
-    assert np.array_equal(ahead.allowed((), 0, 1), together_CV[:1]), "looking ahead moves nothing"
+    assert np.array_equal(allowed(ahead, (), 0, 1), together_CV[:1]), "looking ahead moves nothing"
 
 
 def test_after_a_proposed_token_that_is_not_allowed_nothing_is_refused() -> None:
     found = compiler().compile(NUMBER)
     proposed = [*ids("7"), *ids("x"), *ids("1")]
-    allowed_CV = found.allowed(proposed, 0, 4)
+    allowed_CV = allowed(found, proposed, 0, 4)
     assert not allowed_CV[1].all()
     assert allowed_CV[2:].all()
-    assert found.allowed(proposed, 3, 1).all()
-    assert np.array_equal(found.allowed(proposed, 1, 1)[0], allowed_CV[1])
+    assert allowed(found, proposed, 3, 1).all()
+    assert np.array_equal(allowed(found, proposed, 1, 1)[0], allowed_CV[1])
 
 
 def test_a_text_may_end_where_its_structure_may_end() -> None:
     (end,) = tokenizer().eos_token_ids
     found = compiler().compile(NUMBER)
     for token in ids("1"):
-        assert not found.allowed((), 0, 1)[0, end]
+        assert not allowed(found, (), 0, 1)[0, end]
         assert not found.completes(token)
     for token in ids("2"):
         assert not found.completes(token)
-    assert found.allowed((), 0, 1)[0, end]
+    assert allowed(found, (), 0, 1)[0, end]
     assert found.completes(end)
 
 
@@ -175,14 +180,14 @@ def test_a_grammar_that_becomes_too_complex_allows_no_token_and_is_compiled_agai
     text, some = digits_are_complex, GrammarCompiler(tokenizer())
     for first_columns in (1, len(text) + 1):
         found = some.compile(DIGITS)
-        assert found.allowed(text, 0, first_columns)[0].any(), "a new text can use it"
+        assert allowed(found, text, 0, first_columns)[0].any(), "a new text can use it"
         for token in text:
-            if not found.allowed((), 0, 1).any():
+            if not allowed(found, (), 0, 1).any():
                 break
             assert not found.completes(token)
         assert isinstance(found.failure, FieldError)
         assert found.failure.field == "sampling.regex"
-        assert not found.allowed((), 0, 2).any()
+        assert not allowed(found, (), 0, 2).any()
         assert some.cached(DIGITS) is None
 
 
@@ -195,12 +200,12 @@ def test_a_text_that_exceeds_a_limit_ends_no_other_of_its_grammar(
     for each in (*others, undisturbed):
         assert not each.completes(text[0])
     for token in text:
-        if hostile.allowed((), 0, 1).any():
+        if allowed(hostile, (), 0, 1).any():
             assert not hostile.completes(token)
     assert isinstance(hostile.failure, FieldError)
-    expected = undisturbed.allowed((), 0, 1)
+    expected = allowed(undisturbed, (), 0, 1)
     for other in others:
-        assert np.array_equal(other.allowed((), 0, 1), expected)
+        assert np.array_equal(allowed(other, (), 0, 1), expected)
         assert not other.completes(text[1])
         assert other.failure is None
     assert some.compile(DIGITS).allowed((), 0, 1).any()
@@ -215,7 +220,7 @@ def test_texts_that_fill_the_states_of_their_grammar_together_all_continue(
     texts = {digit * 12: some.compile(source) for digit in "az09AZ"}
     for text, found in texts.items():
         for token in ids(text)[:-1]:
-            assert found.allowed((), 0, 1)[0, token]
+            assert allowed(found, (), 0, 1)[0, token]
             assert not found.completes(token)
         assert found.failure is None, found.failure
 
@@ -229,9 +234,9 @@ def test_tokens_that_are_proposed_and_rejected_do_not_make_a_text_too_complex() 
         chosen = draw.choice(letters)
         rejected = letters[chosen == letters[0]]
         proposed = [rejected, *draw.choices(letters, k=5)]
-        allowed = found.allowed(proposed, 0, 7)
+        allowed_CV = allowed(found, proposed, 0, 7)
         assert found.failure is None, found.failure
-        assert allowed[0, chosen]
+        assert allowed_CV[0, chosen]
         assert not found.completes(chosen)
 
 
@@ -241,13 +246,13 @@ def test_a_text_fails_only_if_it_gets_to_the_proposed_token_that_is_too_complex(
     text, num_right = digits_are_complex, 0
     rejected, accepted = (GrammarCompiler(tokenizer()).compile(DIGITS) for _ in range(2))
     for found in (rejected, accepted):
-        num_right = int(found.allowed(text, 0, len(text) + 1).any(axis=1).sum())
+        num_right = int(allowed(found, text, 0, len(text) + 1).any(axis=1).sum())
         assert 1 < num_right < len(text)
         assert (found.failure, found.may_look_ahead) == (None, False)
     assert not rejected.completes(text[0])
     undisturbed = GrammarCompiler(tokenizer()).compile(DIGITS)
     assert not undisturbed.completes(text[0])
-    assert np.array_equal(rejected.allowed((), 0, 1), undisturbed.allowed((), 0, 1))
+    assert np.array_equal(allowed(rejected, (), 0, 1), allowed(undisturbed, (), 0, 1))
     assert rejected.failure is None
     for token in text[:num_right]:
         assert accepted.failure is None
@@ -284,15 +289,15 @@ def test_a_text_ends_if_its_grammar_cannot_be_compiled_again_now(
     monkeypatch.setattr(grammar, "MAX_AGAIN_SECONDS", -1.0)
     text, some = digits_are_complex, GrammarCompiler(tokenizer())
     hostile, other = (some.compile(DIGITS) for _ in range(2))
-    hostile.allowed(text, 0, len(text) + 1)
-    assert not other.allowed((), 0, 1).any()
+    allowed(hostile, text, 0, len(text) + 1)
+    assert not allowed(other, (), 0, 1).any()
     assert isinstance(other.failure, FieldError)
 
 
 def test_white_space_cannot_fill_a_json_text() -> None:
     found = compiler().compile(PERSON)
     for token in ids('{ "name" : "bob" ,'):
-        assert found.allowed((), 0, 1)[0, token]
+        assert allowed(found, (), 0, 1)[0, token]
         found.completes(token)
     (space,) = ids(" ")
     assert not found.completes(space)

@@ -136,6 +136,25 @@ def test_every_row_of_a_device_is_the_row_of_plain_decoding(sampling: SamplingPa
                 ).indices.tolist()
 
 
+def test_a_device_selects_the_rows_of_different_requests_as_those_of_each_alone() -> None:
+    samplings = [replace(sampling, seed=5) for sampling in STEPS.values()]
+    num_rows = len(samplings)
+    engine = EngineConfig(max_model_len=64, max_num_seqs=num_rows, num_columns=5)
+    logits_BPV = torch.randn((num_rows, 5, VOCAB), generator=torch.Generator().manual_seed(2)) * 2
+    alone = [
+        one_by_one(RingSampler(engine, VOCAB), [sequence(0, sampling)], logits_1PV)
+        for sampling, logits_1PV in zip(samplings, logits_BPV[:, None], strict=True)
+    ]
+    sampler = KeyedSampler(engine, VOCAB)
+    rows = [sequence(slot, sampling) for slot, sampling in enumerate(samplings)]
+    for row in rows:
+        sampler.admit(row)
+    proposals = [tuple(chosen[: 4 - slot % 5]) for slot, (chosen,) in enumerate(alone)]
+    found = sampler.choose(rows, proposals, logits_BPV)
+    for chosen, proposed, (expected,) in zip(found, proposals, alone, strict=True):
+        assert chosen[: len(proposed) + 1] == expected[: len(proposed) + 1]
+
+
 def sequence(slot: int, sampling: SamplingParams) -> Sequence:
     return make_sequence(
         PROMPT, sampling, sequence_id=slot, slot=slot, eos_token_ids=frozenset({EOS})

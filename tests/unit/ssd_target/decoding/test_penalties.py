@@ -7,7 +7,9 @@ from tests.sequences import make_sequence
 
 from ssd.engine.sampling.logits import penalized
 from ssd.types import SamplingParams
-from ssd_target.decoding.penalties import DevicePenalties, HostPenalties
+from ssd_target.decoding.device_steps import DeviceSteps, step_rows
+from ssd_target.decoding.logits_steps import LogitsSteps
+from ssd_target.decoding.penalties import Penalties
 
 V = 203
 """Not a multiple of any vector width."""
@@ -25,7 +27,11 @@ def test_each_column_has_the_values_of_the_formula_for_all_logits(seed: int) -> 
     )
     prompt = tuple(random.integers(0, V, random.integers(1, 2 * V)).tolist())
     sequence = make_sequence(prompt, sampling)
-    found = [kind(sequence, V, "cpu") for kind in (HostPenalties, DevicePenalties)]
+    on_host = Penalties(sequence, V)
+    on_device = DeviceSteps(2, V, "cpu")
+    on_device.admit(make_sequence((0, 1, 2), sampling))
+    on_device.admit(sequence)
+    steps = LogitsSteps(sequence, V)
     for _ in range(4):
         # Some tokens are also in the prompt, some are there several times.
         sequence.tokens += random.integers(0, V // 4, random.integers(0, 9)).tolist()
@@ -39,12 +45,11 @@ def test_each_column_has_the_values_of_the_formula_for_all_logits(seed: int) -> 
                 for following in [[*sequence.tokens[len(prompt) :], *proposed[:column]]]
             ]
         )
-        for penalties in found:
-            together_CV = penalties.apply(logits_CV.clone(), proposed, 0)
-            assert torch.equal(together_CV, expected_CV)
-            for column in range(COLUMNS):
-                alone_1V = penalties.apply(logits_CV[column, None].clone(), proposed, column)
-                assert torch.equal(alone_1V[0], expected_CV[column])
+        rows = step_rows([steps], [proposed])
+        assert torch.equal(on_device.scores(rows, logits_CV), expected_CV)
+        for column in range(COLUMNS):
+            on_host.apply(logits_CV[column], proposed[:column])
+        assert torch.equal(logits_CV, expected_CV)
 
 
 def every_logit(

@@ -14,7 +14,7 @@ from ssd.testing.scripted_draft import Behaviour
 from ssd.text.grammar import Grammar, GrammarCompiler, GrammarSource
 from ssd.text.tokenizer import HFTokenizer
 from ssd.types import FinishReason, Mode, SamplingParams
-from ssd_target.decoding.sampler import KeyedSampler
+from ssd_target.decoding.sampler import KeyedSampler, RingSampler
 
 ALPHABET = '0123\0[],ab{}"'
 """The text of each token; the fifth one is the end."""
@@ -40,10 +40,16 @@ def grammar(regex: str = REGEX) -> Grammar:
     return compiler().compile(GrammarSource("regex", regex))
 
 
+samplers = pytest.mark.parametrize("sampler", [RingSampler, KeyedSampler])
+
+
+@samplers
 @pytest.mark.parametrize("sampling", [WARM, COLD], ids=["warm", "greedy"])
-def test_each_mode_selects_the_tokens_of_plain_decoding(sampling: SamplingParams) -> None:
+def test_each_mode_selects_the_tokens_of_plain_decoding(
+    sampling: SamplingParams, sampler: type[RingSampler | KeyedSampler]
+) -> None:
     def run(mode: Mode, text: tuple[int, ...] | None = None) -> Any:
-        bench = Bench(deadline_ms=1000.0, own_draft=own_draft("perfect"))
+        bench = Bench(deadline_ms=1000.0, own_draft=own_draft("perfect"), sampler=sampler)
         if text is not None:
             script = [Behaviour.HIT, Behaviour.WRONG, Behaviour.HIT, Behaviour.HALF] * 8
             bench.join(script, text=text)
@@ -74,8 +80,11 @@ def test_the_text_ends_at_the_token_after_which_nothing_can_follow() -> None:
     assert found.finish_reason is FinishReason.STOP
 
 
-def test_min_tokens_bans_the_end_only_while_the_grammar_allows_something_else() -> None:
-    bench = Bench()
+@samplers
+def test_min_tokens_bans_the_end_only_while_the_grammar_allows_something_else(
+    sampler: type[RingSampler | KeyedSampler],
+) -> None:
+    bench = Bench(sampler=sampler)
     bias = ((EOS, 100.0),)
     sampling = SamplingParams(temperature=0.0, regex="a{2,6}", min_tokens=4, logit_bias=bias)
     bench.grammar = grammar("a{2,6}")
@@ -85,12 +94,13 @@ def test_min_tokens_bans_the_end_only_while_the_grammar_allows_something_else() 
     assert found.tokens[-1] == EOS
 
 
+@samplers
 @pytest.mark.parametrize("min_tokens", [0, 4])
 @pytest.mark.parametrize("alphabet", [ALPHABET[:-1], ALPHABET, f"{ALPHABET}xyz"])
 def test_a_tokenizer_may_have_fewer_or_more_tokens_than_the_logits_have_columns(
-    alphabet: str, min_tokens: int
+    alphabet: str, min_tokens: int, sampler: type[RingSampler | KeyedSampler]
 ) -> None:
-    bench = Bench()
+    bench = Bench(sampler=sampler)
     sampling = SamplingParams(temperature=0.0, regex="[a-z]{5}", min_tokens=min_tokens)
     bench.grammar = compiler(alphabet).compile(GrammarSource("regex", "[a-z]{5}"))
     found = bench.submit(PROMPT, LIMIT, sampling=sampling, eos=[EOS, len(ALPHABET) - 1])
@@ -102,11 +112,11 @@ def test_a_tokenizer_may_have_fewer_or_more_tokens_than_the_logits_have_columns(
 def test_a_grammar_that_becomes_too_complex_fails_its_request_and_no_other() -> None:
     class TooComplex(Grammar):
         def allowed(self, *arguments: Any) -> Any:
-            allowed_CV = super().allowed(*arguments)
+            bits_CW = super().allowed(*arguments)
             if len(self._tokens) == 3:
                 self._fail()
-                allowed_CV[:] = False
-            return allowed_CV
+                bits_CW[:] = 0
+            return bits_CW
 
     bench = Bench()
     source = GrammarSource("regex", REGEX)
@@ -126,11 +136,11 @@ def test_a_proposal_that_is_too_complex_for_a_grammar_fails_no_text(mode: Mode) 
     class TooComplexAhead(Grammar):
         def allowed(self, proposed: Any, first_column: int, num_columns: int) -> Any:
             assert self.may_look_ahead or not proposed
-            allowed_CV = super().allowed(proposed, first_column, num_columns)
+            bits_CW = super().allowed(proposed, first_column, num_columns)
             if proposed:
                 self._fail(proposed[:1])
-                allowed_CV[1:] = False
-            return allowed_CV
+                bits_CW[1:] = 0
+            return bits_CW
 
     def run(found: Grammar, mode: Mode) -> Any:
         bench = Bench(deadline_ms=1000.0, own_draft=own_draft("other"), sampler=KeyedSampler)
