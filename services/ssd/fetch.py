@@ -8,7 +8,7 @@ from ssd.runtime.sigterm import end_at_sigterm
 
 if __name__ == "__main__":
     # Before the imports below, which take seconds. Not 0: the model is not downloaded.
-    end_at_sigterm(143)
+    end_at_sigterm(143, also_at_sigint=True)
 
 import contextlib
 import errno

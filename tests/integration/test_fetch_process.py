@@ -148,12 +148,13 @@ def test_two_pods_with_one_cache_fetch_once(pod: Pod, tmp_path: Path) -> None:
     assert len(pod.hub.paths) == 1
 
 
-def test_an_interrupted_download_fails_and_is_repeated(pod: Pod) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_download_fails_and_is_repeated(pod: Pod, number: int) -> None:
     pod.hub.may_send.clear()
     process = pod.start_fetch()
     try:
         assert pod.hub.weights_requested.wait(WAIT_SECONDS)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         assert ended(process)[0] == 143
     finally:
         process.kill()

@@ -16,8 +16,8 @@ def end_at_sigterm(exit_code: int = 0, *, also_at_sigint: bool = False) -> None:
 
     Args:
         exit_code: 0 for a process that serves, as after a drain: no request was accepted yet.
-        also_at_sigint: for a process whose coroutine downloads a model before it serves. asyncio
-            would cancel the coroutine only at its next ``await``.
+        also_at_sigint: for a process whose coroutine downloads a model. asyncio would cancel the
+            coroutine only at its next ``await``, and the library waits for its threads.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
