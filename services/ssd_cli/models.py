@@ -15,8 +15,8 @@ from rich.table import Table
 
 from ssd import demo
 from ssd.engine.checkpoint_format import missing_weights
-from ssd.engine.config import FAMILIES
-from ssd.errors import SetupError, TokenizerError
+from ssd.engine.config import FAMILIES, ModelConfig
+from ssd.errors import SetupError, SSDError, TokenizerError
 from ssd_cli.display import plain_table
 
 PROBE = "ssd.engine.precision"
@@ -101,19 +101,13 @@ def _read(name: str, folder: Path) -> Model | None:
         # The folder may not be read, for example lost+found of a volume.
         return None
     config: dict[str, Any] = {}
-    sizes = dict.fromkeys(("num_hidden_layers", "hidden_size", "vocab_size"), 0)
-    problems = []
+    model, problems = None, []
     try:
         config = _json_object(file)
-        if config.get("model_type") not in FAMILIES:
-            supported = ", ".join(FAMILIES)
-            family = repr(config.get("model_type"))
-            problems.append(f"{file}: model_type {family} is not supported; supported: {supported}")
-        else:
-            sizes = {key: int(config[key]) for key in sizes}
-    except KeyError as error:
-        problems.append(f"{file} lacks {error.args[0]!r}")
-    except (OSError, ValueError, TypeError) as error:
+        model = ModelConfig.from_folder(folder)
+    except SSDError as error:
+        problems.append(str(error))
+    except (OSError, ValueError) as error:
         problems.append(f"{file}: {error}")
     files = sorted(folder.glob("*.safetensors"))
     weights = [_read_weights(path) for path in files]
@@ -123,9 +117,9 @@ def _read(name: str, folder: Path) -> Model | None:
     return Model(
         name=name,
         family=str(config.get("model_type", "")),
-        num_layers=sizes["num_hidden_layers"],
-        hidden_size=sizes["hidden_size"],
-        vocab_size=sizes["vocab_size"],
+        num_layers=model.num_layers if model else 0,
+        hidden_size=model.hidden_size if model else 0,
+        vocab_size=model.vocab_size if model else 0,
         num_parameters=sum(count for count, _ in weights),
         weights_bytes=sum(path.stat().st_size for path in files if path.exists()),
         problem="; ".join(problems),

@@ -1,6 +1,7 @@
 """Model folders, read without their weights."""
 
 import asyncio
+import json
 import os
 import re
 from collections.abc import Callable
@@ -82,7 +83,7 @@ def problem_of(folder: Path) -> str:
         ("config.json", "[]", "config.json: not a JSON object"),
         ("config.json", '{"model_type": "gpt2"}', "model_type 'gpt2' is not supported; supported"),
         ("config.json", '{"model_type": [1]}', "model_type [1] is not supported"),
-        ("config.json", '{"model_type": "llama"}', "config.json lacks 'num_hidden_layers'"),
+        ("config.json", '{"model_type": "llama"}', "config.json lacks 'num_attention_heads'"),
         ("model.safetensors", None, "no .safetensors file in this folder"),
         ("model.safetensors.index.json", "[]", "is not an index of weights"),
         (
@@ -110,6 +111,22 @@ def test_a_model_that_cannot_run_is_listed_with_its_problem_and_exits_with_1(
     assert str(tmp_path) in problem_of(tmp_path)
     assert run(["models", str(tmp_path)]) == 1
     assert f"warning: {problem_of(tmp_path)}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantised checkpoints"),
+        ({"attention_bias": True}, "attention_bias=true"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+    ],
+)
+def test_a_feature_that_the_engines_lack_is_a_problem(
+    tmp_path: Path, change: dict[str, object], problem: str
+) -> None:
+    config = write_tiny_folder(tmp_path) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    assert problem in problem_of(tmp_path)
 
 
 def test_an_index_beside_the_one_file_of_a_model_is_no_problem(tmp_path: Path) -> None:
