@@ -302,7 +302,10 @@ def generation_chunk(message: generate_pb2.GenerateResponse) -> GenerationChunk:
         choice=message.choice,
         seed=message.seed if message.HasField("seed") else None,
         prompt_tokens=message.prompt_tokens,
-        finish_reason=_FINISH_REASONS.get(message.finish_reason),
+        # A newer target can have reasons that are unknown here. The text is complete then, too.
+        finish_reason=_FINISH_REASONS.get(
+            message.finish_reason, FinishReason.STOP if message.finish_reason else None
+        ),
         usage=usage,
         statistics=statistics,
         rounds=tuple(map(_round, message.rounds)),

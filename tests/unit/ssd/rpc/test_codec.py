@@ -1,6 +1,6 @@
 import json
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -320,6 +320,13 @@ def test_model_info_is_unchanged_after_encoding_and_decoding(info: ModelInfo) ->
     assert model_info(model_info_response(info)) == info
     names = {field.name for field in generate_pb2.GetModelInfoResponse.DESCRIPTOR.fields}
     assert names == set(ModelInfo.__dataclass_fields__)
+
+
+def test_a_text_that_ended_for_a_reason_of_a_newer_target_has_ended() -> None:
+    message = generate_pb2.GenerateResponse()
+    assert generation_chunk(message).finish_reason is None
+    message.finish_reason = cast("types_pb2.FinishReason", 77)
+    assert generation_chunk(message).finish_reason is FinishReason.STOP
 
 
 def test_a_temperature_too_small_for_float32_is_greedy() -> None:
