@@ -72,6 +72,7 @@ OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5_000),
@@ -81,7 +82,8 @@ OPTIONS: tuple[tuple[str, int | str], ...] = (
 )
 """Each client has its own channel, so clients do not share the backoff of an unreachable peer.
 ``min_reconnect_backoff_ms`` is the maximum time of a connect: on a busy machine it can take over a
-second. The other two values set the pause after a failed connect."""
+second. The other two values set the pause after a failed connect. A connection whose peer does not
+answer a ping ends after ``ping_timeout_ms``, whose default is 60 s."""
 TARGET_OPTIONS = (*OPTIONS, ("grpc.lb_policy_name", "round_robin"))
 """Requests rotate over the addresses of a name that are reachable."""
 CALL_SECONDS = 30.0
