@@ -20,6 +20,8 @@ REQUEST_SECONDS = 30.0
 KEEP_ALIVE_SECONDS = 75
 """Longer than the pause after which usual clients drop idle connections."""
 BACKLOG = 1024
+UNSENT_BYTES = 64 * 1024
+"""Bytes of a connection that the kernel has not sent yet, before a response waits."""
 END_SECONDS = 2
 """After the drain: time for the errors of the requests that it ended. Then they are cancelled."""
 _log = get_logger(__name__)
@@ -38,6 +40,8 @@ def bind(settings: GatewaySettings) -> socket.socket:
         # Ends connections whose client acknowledges nothing, also after they are closed.
         stall_ms = round(settings.stream_stall_seconds * 1000)
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
+        # Else the kernel takes megabytes, and reports only every megabyte that a client reads.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         take_both_families(listening)
         listening.bind((host, settings.port))
     except OSError as error:

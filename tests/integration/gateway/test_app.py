@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator
@@ -37,6 +38,7 @@ from ssd.rpc.codec import Conversation, GenerateCall
 from ssd.types import ChatTurn, FinishReason, GenerationChunk, Mode
 from ssd_gateway import http_server
 from ssd_gateway.responses import StreamAssembly
+from ssd_gateway.settings import GatewaySettings
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -424,6 +426,37 @@ async def test_a_connection_is_closed_if_what_follows_a_response_does_not_end(
     with contextlib.suppress(ConnectionError):
         assert await asyncio.wait_for(reader.read(), 5) == b""
     writer.close()
+
+
+async def test_the_kernel_takes_little_of_a_response_that_is_not_read() -> None:
+    sent, ended = 0, asyncio.Event()
+
+    async def endless(_scope: Any, receive: Any, send: Any) -> None:
+        nonlocal sent
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await receive()
+        leaving = asyncio.create_task(receive())
+        while not leaving.done():
+            await send({"type": "http.response.body", "body": bytes(50_000), "more_body": True})
+            sent += 50_000
+            await asyncio.sleep(0)
+        ended.set()
+
+    settings = GatewaySettings(
+        targets=("127.0.0.1:1",), host="127.0.0.1", port=0, stream_stall_seconds=1.0
+    )
+    listening = http_server.bind(settings)
+    server = http_server.HttpServer(endless, settings)
+    serving = asyncio.create_task(server.serve([listening]))
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+        listening.listen()
+        client.connect(listening.getsockname())
+        client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        await asyncio.wait_for(ended.wait(), 20)
+    server.end(0.0)
+    await serving
+    assert sent < 1_000_000
 
 
 async def test_a_client_that_reads_nothing_is_disconnected_and_its_request_cancelled(
