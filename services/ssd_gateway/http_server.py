@@ -5,6 +5,7 @@ import contextlib
 import math
 import socket
 from collections.abc import Callable, Generator
+from typing import ClassVar
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -57,9 +58,13 @@ class HttpServer(uvicorn.Server):
     """Serves an application until ``end``."""
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
+        limits = {
+            "max_connections": settings.max_connections,
+            "stall_seconds": settings.stream_stall_seconds,
+        }
         config = uvicorn.Config(
             app,
-            http=_protocol(settings.max_connections, settings.stream_stall_seconds),
+            http=type("Connection", (_Connection,), limits),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -103,44 +108,65 @@ class _Deadline:
             self._timer = None
 
 
-def _protocol(max_connections: int, stall_seconds: float) -> type[H11Protocol]:
-    class Protocol(H11Protocol):
-        """Closes connections above the limit, and those whose client sends or reads too slowly."""
+class _Connection(H11Protocol):
+    """Closes connections above the limit, and those whose client sends or reads too slowly."""
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._request_deadline = _Deadline(REQUEST_SECONDS, transport.abort)
-            self._read_deadline = _Deadline(stall_seconds, self._abort_stalled)
-            if len(self.connections) > max_connections:
-                transport.abort()
+    max_connections: ClassVar[int]
+    stall_seconds: ClassVar[float]
+    idle_since = 0.0
+    """When it was made or its newest response ended, by the clock of the loop."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.idle_since = self.loop.time()
+        self._request_deadline = _Deadline(REQUEST_SECONDS, transport.abort)
+        self._read_deadline = _Deadline(self.stall_seconds, self._abort_stalled)
+        if len(self.connections) > self.max_connections:
+            others = {each for each in self.connections if isinstance(each, _Connection)} - {self}
+            idle = [each for each in others if each.is_idle]
+            # Else clients that keep connections exclude all others, also the kubelet's probes.
+            closed = min(idle, key=lambda each: each.idle_since, default=self)
+            # ``connection_lost`` comes later, and the next connection counts before it.
+            self.connections.discard(closed)
+            closed.transport.abort()
+            if closed is self:
                 return
+        self._request_deadline.start()
+
+    def on_response_complete(self) -> None:
+        self.idle_since = self.loop.time()
+        super().on_response_complete()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for a request, and has sent its response."""
+        current: RequestResponseCycle | None = self.cycle
+        waits = current is None or current.response_complete
+        return waits and not self.transport.get_write_buffer_size()
+
+    def data_received(self, data: bytes) -> None:
+        # Any byte stops uvicorn's own deadline of an idle connection.
+        super().data_received(data)
+        current: RequestResponseCycle | None = self.cycle
+        if current is None or current.response_complete:
             self._request_deadline.start()
-
-        def data_received(self, data: bytes) -> None:
-            # Any byte stops uvicorn's own deadline of an idle connection.
-            super().data_received(data)
-            current: RequestResponseCycle | None = self.cycle
-            if current is None or current.response_complete:
-                self._request_deadline.start()
-            else:
-                self._request_deadline.stop()
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._read_deadline.start()
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            self._read_deadline.stop()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            super().connection_lost(exc)
+        else:
             self._request_deadline.stop()
-            self._read_deadline.stop()
 
-        def _abort_stalled(self) -> None:
-            _log.info("client_stalled", seconds=stall_seconds)
-            # The request receives a disconnect, as if the client had left.
-            self.transport.abort()
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._read_deadline.start()
 
-    return Protocol
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._read_deadline.stop()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._request_deadline.stop()
+        self._read_deadline.stop()
+
+    def _abort_stalled(self) -> None:
+        _log.info("client_stalled", seconds=self.stall_seconds)
+        # The request receives a disconnect, as if the client had left.
+        self.transport.abort()

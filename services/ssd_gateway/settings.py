@@ -43,7 +43,8 @@ class GatewaySettings:
     max_requests: int = field(default=512, metadata={"min": 1, "max": 65_536})
     """Maximum number of concurrent requests of the API; further ones are answered 429."""
     max_connections: int = field(default=2048, metadata={"min": 1, "max": 65_536})
-    """Maximum number of connections; further ones are closed."""
+    """Maximum number of connections. A further one replaces the one that has waited longest for a
+    request; it is closed if all have a request."""
     max_body_bytes: int = field(default=8 << 20, metadata={"min": 1024, "max": 64 << 20})
     """Maximum size of the body of a request; a larger one is answered 413. The limit is lower where
     the longest prompt of the models is shorter."""

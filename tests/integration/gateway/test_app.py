@@ -404,9 +404,28 @@ async def test_paths_with_a_slash_at_the_end_are_counted_as_those_without(front:
     assert await sample(front, name) == before + 1
 
 
-async def test_connections_over_the_limit_are_closed() -> None:
+async def test_a_connection_over_the_limit_replaces_the_one_that_has_waited_longest() -> None:
     async with fronting(ScriptedTarget(), max_connections=2) as front:
-        opened = [await asyncio.open_connection("127.0.0.1", front.gateway.port) for _ in range(2)]
+        first = await asyncio.open_connection("127.0.0.1", front.gateway.port)
+        second = await asyncio.open_connection("127.0.0.1", front.gateway.port)
+        for reader, writer in (first, second, first):
+            writer.write(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            await asyncio.wait_for(reader.readuntil(b"live\n"), 10)
+        assert (await get(front, "/livez"))[0] == 200
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(second[0].read(), 10) == b""
+        first[1].write(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        await asyncio.wait_for(first[0].readuntil(b"live\n"), 10)
+        for _, each in (first, second):
+            each.close()
+
+
+async def test_a_connection_over_the_limit_is_closed_if_all_have_requests() -> None:
+    async with fronting(ScriptedTarget(endless), max_connections=2) as front:
+        body = b'{"model":"demo","prompt":"x","stream":true}'
+        opened = [await post(front, body) for _ in range(2)]
+        for reader, _ in opened:
+            await asyncio.wait_for(reader.readuntil(b"data"), 10)
         reader, writer = await asyncio.open_connection("127.0.0.1", front.gateway.port)
         with contextlib.suppress(ConnectionError):
             assert await asyncio.wait_for(reader.read(), 10) == b""
