@@ -171,6 +171,12 @@ class Snapshot:
         return frozenset(map(name_of, self.drafts)) & {draft for _, draft in self.active_links}
 
     @property
+    def refused_targets(self) -> frozenset[str]:
+        """Target pods with a refused link and none that is up: no draft is known to fit them."""
+        refused = {target for (target, _), link in self.links.items() if link.state == "refused"}
+        return frozenset(refused - self.linked_targets)
+
+    @property
     def gateway_services(self) -> frozenset[Ref]:
         """Services that gateways need: of what they call, and of themselves."""
         names = targets_service(self.resource), child_name(self.resource, Component.GATEWAY)

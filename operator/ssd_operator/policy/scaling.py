@@ -47,11 +47,15 @@ class Demand:
     replicas: int
     """Present number of drafts."""
     eligible: float | None
-    """Running sequences that speculate, with or without a draft, of all targets; mean of 30 s.
-    None if no target is ready, or one of them has not answered for 30 s or does not report it."""
+    """Running sequences that speculate, with or without a draft, of all targets but the refused
+    ones; mean of 30 s. None if no target is ready, or one of them has not answered for 30 s or does
+    not report it."""
     sustainable_sessions: float
     """Sustainable sessions of a draft: the mean of those with active links; ``sequencesPerReplica``
     if none is measured. > 0."""
+    num_refused: int = 0
+    """Targets with such sequences that drafts refuse. Each needs one draft, as in the metric
+    ``ssd_desired_draft_replicas``: no number of drafts would fit it."""
     num_unschedulable: int = 0
     """Draft pods without a node."""
     num_draining: int = 0
@@ -110,12 +114,15 @@ def measure(snapshot: Snapshot) -> Demand:
     # A pool to which nothing refers has no demand.
     is_used = bool(snapshot.deployments) or not snapshot.resource.is_pool
     is_known = (bool(targets) or not is_used) and all(name_of(pod) in answers for pod in targets)
-    eligible = sum(answer.eligible_sequences for answer in answers.values())
+    need = {name: answer.eligible_sequences for name, answer in answers.items()}
+    refused = snapshot.refused_targets
+    eligible = sum(number for name, number in need.items() if name not in refused)
     default = snapshot.resource.spec.draft.sequences_per_replica
     return Demand(
         replicas=snapshot.num_drafts_wanted,
         eligible=eligible if is_known else None,
         sustainable_sessions=fmean(sustainable.values()) if sustainable else default,
+        num_refused=sum(need[name] > 0 for name in refused),
         num_unschedulable=sum(map(is_unschedulable, snapshot.staying_drafts)),
         num_draining=snapshot.num_draining,
         is_partial=not serving.issuperset(snapshot.deployments),
@@ -144,6 +151,7 @@ def _needed(bounds: Autoscaling, demand: Demand) -> int | None:
     if demand.eligible is None:
         return None
     drafts = demand.eligible / (demand.sustainable_sessions * float(bounds.target_occupancy))
+    drafts += demand.num_refused
     is_near = abs(drafts - demand.replicas) <= TOLERANCE * demand.replicas
     number = demand.replicas if is_near else math.ceil(drafts)
     # A target that is replaced comes back with its demand.

@@ -344,9 +344,10 @@ def _scaling_active(result: PassResult) -> Condition | None:
     low, high = bounds.min_replicas, bounds.max_replicas
     message = f"The operator sets {decision.replicas} drafts, {low} to {high} are allowed"
     if demand is not None and demand.eligible is not None:
-        used = f"({bounds.target_occupancy} of them used)"
-        sessions = f"{demand.sustainable_sessions:.0f} {used}"
+        sessions = f"{demand.sustainable_sessions:.0f} ({bounds.target_occupancy} of them used)"
         message += f"; {demand.eligible:.1f} sequences speculate, a draft sustains {sessions}"
+        if demand.num_refused:
+            message += f"; refused targets, each counted as one draft: {demand.num_refused}"
     if decision.reason == "Unschedulable":
         message += "; none is added while one has no node"
     return yes("Internal", f"{message}.")

@@ -293,6 +293,14 @@ async def test_a_pool_is_scaled_by_the_sum_of_the_need_of_all() -> None:
     assert world[POOL_REF]["status"]["draft"]["summary"] == "1/1"
 
 
+async def test_a_target_that_no_draft_fits_does_not_scale_a_pool_to_its_maximum() -> None:
+    world = Shared(scaled(), CODE, CHAT)
+    world.need, world.fitting = {"code": 4.0, "chat": 100.0}, {"chat": "another"}
+    await world.rounds(40)
+    # Half a draft for 4 sequences, and one for the target that is refused.
+    assert world[POOL_REF]["status"]["draft"]["summary"] == "2/2"
+
+
 async def test_a_pool_does_not_shrink_while_a_resource_has_no_ready_target() -> None:
     world = Shared(scaled(), CODE)
     world.need = {"code": 31.0}

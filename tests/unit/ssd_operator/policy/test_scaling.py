@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.ssd_operator.scenes import Scene, answer, draft, link, marked, target, unscheduled
 
+from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.spec import Autoscaling, DraftSpec, ScalingMode, Sharing, Source
 from ssd_operator.observe.snapshot import TargetReport
 from ssd_operator.policy.scaling import (
@@ -253,6 +254,37 @@ def test_demand_is_unknown_while_a_ready_target_has_not_reported_its_eligible_se
     assert measure(scene.snapshot).eligible is None
     assert measure(replace(scene, pools=tuple(COUNTS)).snapshot).eligible == 18
     assert measure(Scene(pods=(target(ready=False),)).snapshot).eligible is None
+
+
+REFUSED = link("d0", "Refused", reason="tokenizer_fingerprint: the draft has another tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("links", "running", "need"),
+    [
+        ((REFUSED, link("d1", "Refused")), 99, (6, 1)),
+        ((REFUSED, link("d1", "Connecting")), 99, (6, 1)),
+        ((REFUSED,), 0, (6, 0)),
+        ((REFUSED, link("d1")), 99, (105, 0)),
+        ((REFUSED, link("d1", "Quarantined")), 99, (105, 0)),
+        ((link("d0", "Lost"),), 99, (105, 0)),
+        ((), 99, (105, 0)),
+    ],
+)
+def test_a_target_that_every_draft_refuses_needs_one_draft(
+    links: Sequence[LinkStatus], running: int, need: tuple[float, int]
+) -> None:
+    pods = (target(), target("t1", cell=1), draft("d0"), draft("d1"))
+    served = answer("t0", link("d0"), eligible_sequences=6)
+    other = answer("t1", *links, eligible_sequences=running)
+    demand = measure(Scene(cells=2, pods=pods, pools=(served, other)).snapshot)
+    assert (demand.eligible, demand.num_refused) == need
+
+
+def test_each_refused_target_adds_one_draft_to_the_need_of_the_others() -> None:
+    # 60 sequences, 32 a draft, 80 % of them used: 2.3 drafts.
+    demands = [replace(load(1, 60), num_refused=number) for number in (0, 1)]
+    assert [changes[-1][1] for changes in (run(each, History(), 9) for each in demands)] == [3, 4]
 
 
 def test_sequences_that_speculate_in_spite_of_the_controller_need_drafts() -> None:

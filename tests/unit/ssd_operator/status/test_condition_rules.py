@@ -226,6 +226,11 @@ SCALING = [
         "a draft sustains 2 (0.8 of them used).",
     ),
     (
+        scaled("Internal", plan=decided(3, "Steady", demand=replace(DEMAND, num_refused=2))),
+        "True Internal",
+        "(0.8 of them used); refused targets, each counted as one draft: 2.",
+    ),
+    (
         scaled("Internal", plan=decided(2, "Unschedulable")),
         "True Internal",
         "2 drafts, 1 to 4 are allowed; none is added while one has no node.",
