@@ -21,6 +21,8 @@ from ssd_operator.observe.snapshot import Snapshot
 
 DECISION_SECONDS = 10.0
 """Time between two decisions."""
+LONGEST_GAP_SECONDS = 3 * DECISION_SECONDS
+"""After a longer time without a decision, as of a paused resource, the window begins again."""
 TOLERANCE = 0.1
 """Demand within this fraction of the present number changes nothing."""
 UP_COOLDOWN_SECONDS = 10.0
@@ -77,6 +79,7 @@ class History:
     """Memory from decision to decision. A restarted operator begins with an empty one."""
 
     first_seen: float | None = None
+    """First decision since the last gap."""
     wanted: tuple[tuple[float, int], ...] = ()
     """Time and number, oldest first, no older than the window."""
     last_change: float = -math.inf
@@ -134,9 +137,10 @@ def next_replicas(bounds: Autoscaling, demand: Demand, history: History, now: fl
     number, present = _needed(bounds, demand), demand.replicas
     oldest = now - bounds.scale_down_stabilization_seconds
     recent = tuple(entry for entry in history.wanted if entry[0] >= oldest)
+    is_after_gap = LONGEST_GAP_SECONDS < now - history.decided_at < math.inf
     history = replace(
         history,
-        first_seen=now if history.first_seen is None else history.first_seen,
+        first_seen=now if history.first_seen is None or is_after_gap else history.first_seen,
         wanted=(*recent, (now, present if number is None else number)),
     )
     decision = _decide(bounds, demand, history, number, now)

@@ -315,6 +315,21 @@ async def test_a_pool_does_not_shrink_while_a_resource_has_no_ready_target() -> 
     assert world[POOL_REF]["status"]["draft"]["summary"] == "6/6"
 
 
+async def test_after_a_pause_a_pool_shrinks_only_after_a_full_window() -> None:
+    world = Shared(scaled(scaleDownStabilizationSeconds=300), CODE)
+    world.need = {"code": 60.0}
+    await world.rounds(40)
+    assert world[POOL_REF]["status"]["draft"]["summary"] == "8/8"
+    world.edit_spec(POOL_REF, paused=True)
+    await world.rounds(40)
+    world.need = {"code": 8.0}
+    world.edit_spec(POOL_REF, paused=False)
+    await world.rounds(30)
+    assert world[POOL_REF]["spec"]["replicas"] == 8
+    await world.rounds(3)
+    assert world[POOL_REF]["spec"]["replicas"] == 6
+
+
 async def test_a_pool_to_which_nothing_refers_has_its_minimum() -> None:
     world = Shared(scaled(minReplicas=1))
     await world.rounds(20)

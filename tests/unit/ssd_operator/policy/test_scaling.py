@@ -129,6 +129,25 @@ def test_after_a_full_window_without_samples_one_sample_removes_no_draft() -> No
     assert decide(load(4, 0), history, 400.0)[0] == Decision(4, "Stabilizing")
 
 
+@pytest.mark.parametrize(("gap", "wait"), [(30.0, 0.0), (31.0, 300.0), (3600.0, 300.0)])
+def test_after_a_gap_without_decisions_a_decrease_waits_for_a_full_window(
+    gap: float, wait: float
+) -> None:
+    history, waits = History(), []
+    for tick in range(40):
+        _, history = decide(load(4, 0), history, (tick - 39) * TICK)
+    for tick in range(40):
+        decision, history = decide(load(4, 0), history, gap + tick * TICK)
+        if decision.reason == "ScaleDown":
+            waits.append(tick * TICK)
+    assert waits[0] == wait
+
+
+def test_a_gap_without_decisions_does_not_delay_an_increase() -> None:
+    _, history = decide(load(1, 0), History(), 0.0)
+    assert decide(load(1, 60), history, 3600.0)[0] == Decision(3, "ScaleUp")
+
+
 def test_the_history_is_bounded_by_the_window() -> None:
     history = History()
     for tick in range(1000):
