@@ -136,7 +136,7 @@ POOL_STATUS = block(
         "items": string("Name.", 253),
     },
     target=block(
-        "The targets that refer to this pool.",
+        "The targets with drafts of this pool.",
         readyReplicas=_count("Number of target pods that serve."),
         linkedReplicas=_count("Number of them with a link, active or suspended."),
         summary=string("Linked over ready.", 32),

@@ -4,9 +4,16 @@ from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
 from ssd_operator.api.spec import GROUP, KIND, POOL_KIND, RESOURCE_KINDS, Object, prefix_of
-from ssd_operator.children.objects import KINDS, MANAGED_BY_LABEL, NAME_LABEL, OPERATOR
+from ssd_operator.children.objects import (
+    KINDS,
+    MANAGED_BY_LABEL,
+    NAME_LABEL,
+    OPERATOR,
+    POOL_LABEL,
+    Component,
+)
 from ssd_operator.observe.cluster import Key, Ref, ref_of
-from ssd_operator.observe.pod_state import labels_of
+from ssd_operator.observe.pod_state import is_live, is_pod_of, labels_of
 
 LABELS = f"{MANAGED_BY_LABEL}={OPERATOR},!service.kubernetes.io/headless"
 """Selects children and their pods. EndpointSlices carry the labels of their Services; clients use
@@ -31,7 +38,7 @@ class ObjectCache:
         self._objects: dict[str, Object] = {}
         """Live objects by uid."""
         self._users: dict[Key, set[str]] = {}
-        """Uids of the resources that refer to a pool, by its key."""
+        """Uids of the resources that refer to a pool and of its live targets, by its key."""
         self._uids: dict[Key, set[str]] = {}
         self._deleted: dict[str, int] = {}
         """Last version of each deleted object, by uid."""
@@ -66,10 +73,24 @@ class ObjectCache:
         # If two objects have one name, the newer one is the resource.
         return {user for user in users if user and key in _pool_of(self.resource(user) or {})}
 
+    def linked(self, key: Key) -> set[Key]:
+        """Peers, and the former pools of a resource, or the resources that have left this pool.
+
+        A target keeps the drafts of the former pool until it is replaced.
+        """
+        users = {key_of(self._objects[uid]) for uid in self._users.get(key, ())}
+        found = set[Key]().union(*map(_pools_of, self._of(key)))
+        for user in users:
+            resource = None if user is None else self.resource(user)
+            # Nothing follows a target without a resource: it would never answer.
+            if user is not None and resource is not None and resource["kind"] == KIND:
+                found.add(user)
+        return found
+
     def wake(self, key: Key, others: AbstractSet[Key] = frozenset(), **changes: bool) -> None:
         """Wake a resource, those that share drafts with it, and ``others``."""
         self._wake(key, **changes)
-        for other in others | self.peers(key):
+        for other in others | self.linked(key):
             self._wake(other)
 
     def put(self, thing: Object) -> None:
@@ -78,17 +99,17 @@ class ObjectCache:
         before, key = self._objects.get(uid), key_of(thing)
         if version <= max(self._deleted.get(uid, -1), -1 if before is None else _version(before)):
             return
-        former_peers = set() if before is None else _pool_of(before)
+        former_pools = set() if before is None else _pools_of(before)
         if (former := self._drop(uid)) not in (None, key):
             self.wake(former)
         if key is not None:
             self._objects[uid] = thing
             self._uids.setdefault(key, set()).add(uid)
-            for pool in _pool_of(thing):
+            for pool in _pools_of(thing):
                 self._users.setdefault(pool, set()).add(uid)
             is_known = thing["kind"] in RESOURCE_KINDS and before is not None
             is_changed = is_known and _generation(thing) != _generation(before or {})
-            self.wake(key, former_peers, is_changed=is_changed)
+            self.wake(key, former_pools, is_changed=is_changed)
 
     def mark_deleted(self, thing: Object) -> None:
         """Record that an object is gone as of this version; a later version shows it again.
@@ -123,13 +144,13 @@ class ObjectCache:
         self._deleted[uid] = max(version, self._deleted.get(uid, -1))
         thing = self._objects.get(uid, {})
         if (key := self._drop(uid)) is not None:
-            self.wake(key, _pool_of(thing), is_changed=thing["kind"] in RESOURCE_KINDS)
+            self.wake(key, _pools_of(thing), is_changed=thing["kind"] in RESOURCE_KINDS)
 
     def _drop(self, uid: str) -> Key | None:
         """Drop an object, if it is there; returns the key of its resource."""
         thing = self._objects.pop(uid, None)
         key = None if thing is None else key_of(thing)
-        for pool in _pool_of(thing or {}):
+        for pool in set() if thing is None else _pools_of(thing):
             self._users[pool].discard(uid)
             if not self._users[pool]:
                 del self._users[pool]
@@ -162,6 +183,15 @@ def _pool_of(thing: Object) -> set[Key]:
     if thing.get("kind") != KIND or "name" not in reference:
         return set()
     return {(thing["metadata"]["namespace"], prefix_of(POOL_KIND, reference["name"]))}
+
+
+def _pools_of(thing: Object) -> set[Key]:
+    """Key of the pool that a resource refers to, or whose label a live target has."""
+    pool, name = (labels_of(thing).get(label) for label in (POOL_LABEL, NAME_LABEL))
+    if thing["kind"] != "Pod" or not pool:
+        return _pool_of(thing)
+    is_target = is_live(thing) and is_pod_of(thing, str(name), (Component.TARGET,))
+    return {(thing["metadata"]["namespace"], pool)} if is_target else set()
 
 
 def _uid(thing: Object) -> str:

@@ -22,7 +22,7 @@ from ssd_operator.children.objects import (
     drafts_name,
     targets_service,
 )
-from ssd_operator.observe.cluster import Cluster, Key, Ref, ref_of
+from ssd_operator.observe.cluster import Cluster, Ref, ref_of
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.pod_state import (
     address_of,
@@ -72,7 +72,7 @@ class Snapshot:
     and no owner: a preflight's pod is one, the pods of Deployments are not."""
     pods: tuple[Object, ...] = ()
     """Pods of engines: the others with the resource's ``ssd.dev/name`` label, and those at the
-    other end of its links: drafts of its pool, or targets that refer to this pool."""
+    other end of its links: drafts of its pool, or targets that have this pool's."""
     gateways: tuple[Object, ...] = ()
     """Pods of gateways."""
     endpoints: frozenset[str] = frozenset()
@@ -96,7 +96,7 @@ class Snapshot:
 
     @cached_property
     def targets(self) -> tuple[Object, ...]:
-        """Live target pods of the wanted cells, or those that refer to this pool."""
+        """Live target pods of the wanted cells, or those with drafts of this pool."""
         cells = range(self.resource.spec.num_cells)
         pods = self._pods(Component.TARGET)
         is_pool = self.resource.is_pool
@@ -284,7 +284,7 @@ async def observe(
         resource=resource,
         now=now,
         children=children,
-        pods=(*pods, *_linked_pods(cache, resource, peers)),
+        pods=(*pods, *_linked_pods(cache, resource)),
         gateways=gateways,
         endpoints=endpoints_of(resource.prefix, seen.values()),
         foreign=foreign,
@@ -295,10 +295,11 @@ async def observe(
     )
 
 
-def _linked_pods(cache: ObjectCache, resource: Resource, peers: Iterable[Key]) -> Iterator[Object]:
+def _linked_pods(cache: ObjectCache, resource: Resource) -> Iterator[Object]:
     """Pods at the other end of the links that other resources own."""
     component = Component.TARGET if resource.is_pool else Component.DRAFT
-    for other in peers:
+    others = cache.linked if resource.is_pool else cache.peers
+    for other in others(resource.key):
         for ref, child in cache.children(other).items():
             is_linked = not resource.is_pool or labels_of(child).get(POOL_LABEL) == resource.prefix
             if ref.kind == "Pod" and is_linked and is_pod_of(child, other[1], (component,)):

@@ -138,7 +138,7 @@ class Reconciler:
         pools, drains = self._engines.state(key)
         if resource.is_pool:
             # Each target is followed once, under the key of its own resource.
-            states = map(self._engines.state, self._cache.peers(key))
+            states = map(self._engines.state, self._cache.linked(key))
             pools = {pod: report for reports, _ in states for pod, report in reports.items()}
         errors = self._engines.errors(key)
         return replace(snapshot, pools=pools, call_errors=errors, drains=drains)

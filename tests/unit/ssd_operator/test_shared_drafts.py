@@ -226,6 +226,22 @@ async def test_a_target_that_cannot_connect_stops_the_rollout_of_a_pool_for_a_mi
     assert len(world.ready_pods("draft")) == 3
 
 
+async def test_the_rollout_of_a_pool_waits_for_a_target_whose_resource_has_left_it() -> None:
+    world = Shared(POOL, CODE, CHAT)
+    await world.rounds(6)
+    (old,) = world.revisions()
+    world.fitting = {"chat": old}
+    # The resource is paused, so its target stays.
+    world.edit_spec(CHAT_REF, paused=True, draft={"poolRef": {"name": "other"}})
+    world.edit_spec(POOL_REF, speculation={"lookahead": 4})
+    await world.rounds(10)
+    assert len(world.revisions()) == 2
+    assert progress(world) == "DraftsRefused"
+    world.edit_spec(CHAT_REF, paused=False)
+    await world.rounds(16)
+    assert (world.revisions() & {old}, progress(world)) == (set(), "UpToDate")
+
+
 async def test_an_operator_that_restarts_keeps_the_rollout_of_a_pool_stopped() -> None:
     world, old, new = await changed()
     world.restart()
@@ -313,6 +329,27 @@ async def test_a_pool_does_not_shrink_while_a_resource_has_no_ready_target() -> 
     world.need = {"code": 47.0}
     await world.rounds(10)
     assert world[POOL_REF]["status"]["draft"]["summary"] == "6/6"
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [{"poolRef": {"name": "other"}}, {"poolRef": None, "source": {"uri": "demo://draft"}}],
+)
+async def test_a_pool_counts_a_target_whose_resource_has_left_it_until_the_target_is_replaced(
+    draft: Object,
+) -> None:
+    world = Shared(scaled(), CHAT)
+    world.need = {"chat": 31.0}
+    await world.rounds(6)
+    world.edit_spec(CHAT_REF, paused=True, draft=draft)
+    await world.rounds(20)
+    status = world[POOL_REF]["status"]
+    assert (status["draft"]["summary"], status["deployments"]) == ("4/4", [])
+    assert status["sessions"]["open"] == 8
+    world.edit_spec(CHAT_REF, paused=False)
+    await world.rounds(40)
+    status = world[POOL_REF]["status"]
+    assert (status["draft"]["summary"], status["target"]["summary"]) == ("1/1", "0/0")
 
 
 async def test_after_a_pause_a_pool_shrinks_only_after_a_full_window() -> None:

@@ -160,3 +160,50 @@ def test_the_users_of_a_pool_follow_references_and_deletions() -> None:
     assert cache.peers(KEY) == {first}
     cache.replace(KIND, "default", [], 7)
     assert not cache.peers(first)
+
+
+def pooled(version: int, pool: str, *, is_live: bool = True) -> Object:
+    """A target with the drafts of a pool."""
+    made = pod(version)
+    owner = {"kind": "ReplicaSet", "name": "demo-target-0-h", "controller": True}
+    labels = {"ssd.dev/pool": pool, "ssd.dev/component": "target", "ssd.dev/cell": "0"}
+    made["metadata"]["labels"] |= labels | {"pod-template-hash": "h"}
+    made["metadata"]["ownerReferences"] = [owner]
+    return made | {"status": {"phase": "Running" if is_live else "Succeeded"}}
+
+
+def test_a_target_links_its_resource_to_the_former_pool_until_it_is_replaced() -> None:
+    seen, (first, second) = Seen(), (("default", f"{name}-pool") for name in "ab")
+    cache = seen.cache
+    cache.put(pooled(1, "a-pool"))
+    assert not cache.linked(first), "nothing follows a target without a resource"
+    cache.put(user(2, "a"))
+    cache.put(user(3, "b"))
+    assert (cache.linked(first), cache.peers(first)) == ({KEY}, set())
+    assert (cache.linked(KEY), cache.peers(KEY)) == ({first, second}, {second})
+    seen.woken.clear()
+    cache.wake(KEY)
+    assert {key for key, _ in seen.woken} == {KEY, first, second}
+    seen.woken.clear()
+    cache.put(pooled(4, "a-pool", is_live=False))
+    assert {key for key, _ in seen.woken} == {KEY, first, second}
+    assert (cache.linked(first), cache.linked(second)) == (set(), {KEY})
+    cache.put(pooled(5, "a-pool"))
+    cache.mark_deleted(pooled(6, "a-pool"))
+    assert (cache.linked(first), cache.linked(KEY)) == (set(), {second})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ownerReferences": []},
+        {"labels": {"ssd.dev/name": "demo", "ssd.dev/pool": "a-pool"}},
+    ],
+)
+def test_only_a_pod_of_a_deployment_of_targets_links_its_resource_to_a_pool(
+    changes: Object,
+) -> None:
+    cache, made = Seen().cache, pooled(2, "a-pool")
+    cache.put(user(1, "b"))
+    cache.put(made | {"metadata": made["metadata"] | changes})
+    assert not cache.linked(("default", "a-pool"))
