@@ -49,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def check(arguments: Sequence[str], *, is_only_shown: bool) -> int:
     """Check the arguments and return the exit code of the process.
 
-    vLLM's parser ends the process with 2 if it refuses one. Without abbreviations, the rules of an
-    SSDDeployment see every name that it accepts.
+    vLLM's parser ends the process with 2 if it refuses one. It accepts no abbreviation of a name
+    with two dashes, so the rules of an SSDDeployment see every name that they refuse.
 
     Args:
         arguments: arguments of vLLM's server.

@@ -2,10 +2,11 @@
 
 
 def _without(names: str, message: str) -> tuple[str, str]:
-    """Refuse arguments by name, with one or two dashes.
+    """Refuse arguments by name, with one or two dashes; each ``-`` of a name is also ``_``.
 
     vLLM reads ``_`` as ``-``, and ``--speculative-config.key=1`` as one key of the value. The
-    process refuses abbreviations of names (``ssd_vllm.__main__``).
+    process refuses abbreviations of names with two dashes (``ssd_vllm.__main__``), and argparse
+    accepts those with one: ``-t`` is ``-tp``, ``-s`` is ``-sc``.
     """
     pattern = names.replace("-", "[-_]")
     return f"!self.exists(a, a.matches('^--?({pattern})([.=].*)?$'))", message
@@ -13,20 +14,20 @@ def _without(names: str, message: str) -> tuple[str, str]:
 
 VLLM_ARGS_RULES = (
     _without(
-        "model|revision|served-model-name|dtype|max-model-len|tensor-parallel-size|tp"
-        "|speculative-config|sc|spec-(method|model|tokens)|additional-config|shutdown-timeout",
+        "model|revision|served-model-name|dtype|max-model-len|tensor-parallel-size|tp?"
+        "|speculative-config|sc?|spec-(method|model|tokens)|additional-config|shutdown-timeout",
         "args: fields of the resource set these arguments: target.source (--model, "
         "--revision), model (--served-model-name, --dtype, --max-model-len), "
         "target.tensorParallelSize, target.drainSeconds (--shutdown-timeout), speculation "
         "(--speculative-config, --additional-config)",
     ),
     _without(
-        "worker-cls|port|config|ssl-.*|root-path|headless|print-config",
-        "args: --worker-cls, --port, --config, --root-path, --ssl-*, --headless and "
-        "--print-config are the operator's, leave them out",
+        "worker-cls|host|port|uds|config|ssl-.*|root-path|headless|print-config",
+        "args: --worker-cls, --host, --port, --uds, --config, --root-path, --ssl-*, --headless "
+        "and --print-config are the operator's, leave them out",
     ),
     _without(
-        "(pipeline|data)-parallel-.*|pp|dp.?|nnodes|n[0-9]*",
+        "(pipeline|data)-parallel-.*|pp|dp.?|nnodes|n[0123456789]*",
         "args: a target has tensorParallelSize GPUs and one replica of the model: leave "
         "pipeline and data parallel arguments out, and use target.replicas",
     ),
