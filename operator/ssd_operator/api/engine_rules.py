@@ -48,6 +48,12 @@ VLLM_RULES = (
         "!has(self.target.ssd)", "target.ssd: engine vllm has arguments instead, give target.args"
     ),
     _with_vllm(
+        "!self.target.source.uri.startsWith('hf://') || !has(self.target.args)"
+        " || !self.target.args.exists(a, a.matches('^--trust[-_]remote[-_]code$'))",
+        "target.args: hf:// fetches no code of a model's repository: leave --trust-remote-code "
+        "out, or give target.source pvc://claim/path, a folder with the code and the model",
+    ),
+    _with_vllm(
         "self.target.weights == 'Auto'",
         "target.weights: with engine vllm give --quantization in target.args",
     ),

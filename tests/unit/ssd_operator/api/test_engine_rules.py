@@ -1,12 +1,14 @@
-"""Which arguments of vLLM a target accepts, by the patterns of the rules of ``target.args``."""
+"""Which arguments of vLLM a target accepts, by the patterns of the rules."""
 
 import re
+from fnmatch import fnmatch
 
 import pytest
 import yaml
 from tests.unit.ssd_operator.resources import CORPUS, ROOT
 
-from ssd_operator.api.engine_rules import VLLM_ARGS_RULES
+from ssd.model_files.hub import WANTED
+from ssd_operator.api.engine_rules import VLLM_ARGS_RULES, VLLM_RULES
 from ssd_operator.api.spec import Object
 
 _RULE = re.compile(r"!self\.exists\(a, a\.matches\('([^']*)'\)\)")
@@ -53,3 +55,14 @@ def test_other_arguments_are_accepted() -> None:
     good = yaml.safe_load((CORPUS / "vllm.yaml").read_text())["spec"]["target"]["args"]
     others = ["--num-gpu-blocks-override=8", "--no-enable-prefix-caching", "-q", "--tokenizer=x"]
     assert refusals([*good, *others]) == []
+
+
+def test_a_model_of_the_hub_whose_code_is_not_fetched_is_refused() -> None:
+    assert not any(fnmatch("modeling_own.py", pattern) for pattern in WANTED)
+    (rule,) = [rule for rule, message in VLLM_RULES if "pvc://claim/path" in message]
+    sources = re.findall(r"!self\.target\.source\.uri\.startsWith\('([^']*)'\)", rule)
+    (pattern,) = re.findall(r"!self\.target\.args\.exists\(a, a\.matches\('([^']*)'\)\)", rule)
+    assert sources == ["hf://"]
+    assert re.search(pattern, "--trust-remote-code")
+    assert re.search(pattern, "--trust_remote_code")
+    assert not re.search(pattern, "--no-trust-remote-code")
