@@ -27,9 +27,9 @@ VLLM_ARGS_RULES = (
         "and --print-config are the operator's, leave them out",
     ),
     _without(
-        "(pipeline|data)-parallel-.*|pp|dp.?|nnodes|n[0123456789]*",
+        "(pipeline|data|prefill-context)-parallel-.*|pp|dp.?|pcp?|nnodes|n[0123456789]*",
         "args: a target has tensorParallelSize GPUs and one replica of the model: leave "
-        "pipeline and data parallel arguments out, and use target.replicas",
+        "pipeline, data and prefill-context parallel arguments out, and use target.replicas",
     ),
 )
 """Rules of the additional arguments of vLLM."""

@@ -33,10 +33,12 @@ def test_each_case_of_an_api_server_is_refused_by_one_rule(case: Object) -> None
     assert case["message"] in message
 
 
-@pytest.mark.parametrize("word", ["-n", "-n=2", "-n2", "-n16", "--nnodes=2", "-pp=2", "-dpl=2"])
+@pytest.mark.parametrize(
+    "word", ["-n", "-n=2", "-n2", "-n16", "--nnodes=2", "-pp=2", "-dpl=2", "-pcp=2", "-pc"]
+)
 def test_a_target_has_one_node_and_one_replica_of_its_model(word: str) -> None:
     (message,) = refusals([word])
-    assert "leave pipeline and data parallel arguments out" in message
+    assert "leave pipeline, data and prefill-context parallel arguments out" in message
 
 
 @pytest.mark.parametrize("word", ["-tp", "-t", "-sc", "-s", "-s.num_speculative_tokens=3"])
