@@ -257,3 +257,24 @@ def raw(
 
 async def get(front: Front, path: str, body: bytes | None = None, **headers: str) -> Any:
     return await asyncio.to_thread(raw, front, path, body, **headers)
+
+
+async def sample(front: Front, name: str) -> float:
+    """A sample of the metrics, by its name with labels."""
+    _, _, page = await get(front, "/metrics")
+    return float(page.partition(f"\n{name} ")[2].split()[0])
+
+
+async def until_running(front: Front, number: int) -> None:
+    """Wait until this number of requests runs."""
+    async with asyncio.timeout(10):
+        while await sample(front, "ssd_gateway_running_requests") != number:
+            pass
+
+
+async def post(front: Front, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send a completion request on a connection of its own."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.gateway.port)
+    writer.write(JSON_HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+    await writer.drain()
+    return reader, writer

@@ -1,10 +1,8 @@
 """The API with the official client, in front of scripted targets on real ports."""
 
 import asyncio
-import contextlib
 import hashlib
 import json
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator
@@ -28,40 +26,20 @@ from tests.gateway import (
     endless,
     fronting,
     get,
+    post,
     refusing,
+    sample,
     spells,
+    until_running,
 )
 
 from ssd import __version__
 from ssd.errors import DeadlineError, NotReadyError, OverloadedError
 from ssd.rpc.codec import Conversation, GenerateCall
 from ssd.types import ChatTurn, FinishReason, GenerationChunk, Mode
-from ssd_gateway import http_server
 from ssd_gateway.responses import StreamAssembly
-from ssd_gateway.settings import GatewaySettings
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-async def sample(front: Front, name: str) -> float:
-    """A sample of the metrics, by its name with labels."""
-    _, _, page = await get(front, "/metrics")
-    return float(page.partition(f"\n{name} ")[2].split()[0])
-
-
-async def until_running(front: Front, number: int) -> None:
-    """Wait until this number of requests runs."""
-    async with asyncio.timeout(10):
-        while await sample(front, "ssd_gateway_running_requests") != number:
-            pass
-
-
-async def post(front: Front, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Send a completion request on a connection of its own."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", front.gateway.port)
-    writer.write(JSON_HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
-    await writer.drain()
-    return reader, writer
 
 
 async def test_a_chat_reaches_the_target_and_returns_its_text_and_counts(
@@ -329,30 +307,6 @@ async def test_bodies_are_limited_and_must_be_json() -> None:
         assert json.loads((await get(front, "/version"))[2]) == {"version": __version__}
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        b"\0" * 300 + b"\r\n\r\n",
-        b"GET / HTTP/1.1\r\nhost: localhost\r\na: " + b"x" * 200_000,
-        JSON_HEAD + b"content-length: 99999999999999999999\r\n\r\n{}",
-        JSON_HEAD + b"content-length: -1\r\n\r\n{}",
-        JSON_HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
-    ],
-    ids=["zeros", "header", "large", "negative", "chunk"],
-)
-async def test_broken_http_is_refused_and_the_next_connection_is_served(
-    sent: bytes, front: Front
-) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", front.gateway.port)
-    writer.write(sent)
-    answer = await asyncio.wait_for(reader.read(12), 10)
-    assert answer in (b"HTTP/1.1 400", b"HTTP/1.1 413")
-    with contextlib.suppress(ConnectionError):
-        await asyncio.wait_for(reader.read(), 10)
-    writer.close()
-    assert (await get(front, "/livez"))[0] == 200
-
-
 async def test_a_client_that_sends_more_than_the_limit_reads_why() -> None:
     async with fronting(ScriptedTarget(), max_body_bytes=1024) as front:
         reader, writer = await asyncio.open_connection("127.0.0.1", front.gateway.port)
@@ -402,102 +356,6 @@ async def test_paths_with_a_slash_at_the_end_are_counted_as_those_without(front:
     before = await sample(front, name)
     assert (await get(front, "/v1/models/"))[0] == 200
     assert await sample(front, name) == before + 1
-
-
-async def test_a_connection_over_the_limit_replaces_the_one_that_has_waited_longest() -> None:
-    async with fronting(ScriptedTarget(), max_connections=2) as front:
-        first = await asyncio.open_connection("127.0.0.1", front.gateway.port)
-        second = await asyncio.open_connection("127.0.0.1", front.gateway.port)
-        for reader, writer in (first, second, first):
-            writer.write(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            await asyncio.wait_for(reader.readuntil(b"live\n"), 10)
-        assert (await get(front, "/livez"))[0] == 200
-        with contextlib.suppress(ConnectionError):
-            assert await asyncio.wait_for(second[0].read(), 10) == b""
-        first[1].write(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        await asyncio.wait_for(first[0].readuntil(b"live\n"), 10)
-        for _, each in (first, second):
-            each.close()
-
-
-async def test_a_connection_over_the_limit_is_closed_if_all_have_requests() -> None:
-    async with fronting(ScriptedTarget(endless), max_connections=2) as front:
-        body = b'{"model":"demo","prompt":"x","stream":true}'
-        opened = [await post(front, body) for _ in range(2)]
-        for reader, _ in opened:
-            await asyncio.wait_for(reader.readuntil(b"data"), 10)
-        reader, writer = await asyncio.open_connection("127.0.0.1", front.gateway.port)
-        with contextlib.suppress(ConnectionError):
-            assert await asyncio.wait_for(reader.read(), 10) == b""
-        for _, each in (*opened, (reader, writer)):
-            each.close()
-
-
-@pytest.mark.parametrize("head", [b"", b"content-length: 9\r\n"], ids=["request", "body"])
-async def test_a_connection_is_closed_if_what_follows_a_response_does_not_end(
-    monkeypatch: pytest.MonkeyPatch, head: bytes, front: Front
-) -> None:
-    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.2)
-    reader, writer = await asyncio.open_connection("127.0.0.1", front.gateway.port)
-    writer.write(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n" + head + b"\r\n")
-    await asyncio.wait_for(reader.readuntil(b"live\n"), 10)
-    writer.write(b"G")
-    with contextlib.suppress(ConnectionError):
-        assert await asyncio.wait_for(reader.read(), 5) == b""
-    writer.close()
-
-
-async def test_the_kernel_takes_little_of_a_response_that_is_not_read() -> None:
-    sent, ended = 0, asyncio.Event()
-
-    async def endless(_scope: Any, receive: Any, send: Any) -> None:
-        nonlocal sent
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await receive()
-        leaving = asyncio.create_task(receive())
-        while not leaving.done():
-            await send({"type": "http.response.body", "body": bytes(50_000), "more_body": True})
-            sent += 50_000
-            await asyncio.sleep(0)
-        ended.set()
-
-    settings = GatewaySettings(
-        targets=("127.0.0.1:1",), host="127.0.0.1", port=0, stream_stall_seconds=1.0
-    )
-    listening = http_server.bind(settings)
-    server = http_server.HttpServer(endless, settings)
-    serving = asyncio.create_task(server.serve([listening]))
-    with socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
-        listening.listen()
-        client.connect(listening.getsockname())
-        client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        await asyncio.wait_for(ended.wait(), 20)
-    server.end(0.0)
-    await serving
-    assert sent < 1_000_000
-
-
-async def test_a_client_that_reads_nothing_is_disconnected_and_its_request_cancelled(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level("INFO")
-    ended = asyncio.Event()
-
-    async def endless(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
-        try:
-            while True:
-                yield GenerationChunk(token_ids=(1,), text="a" * 200_000)
-        finally:
-            ended.set()
-
-    async with fronting(ScriptedTarget(endless), stream_stall_seconds=0.2) as front:
-        _, writer = await post(front, b'{"model":"demo","prompt":"x","stream":true}')
-        await asyncio.wait_for(ended.wait(), 20)
-        await until_running(front, 0)
-        writer.close()
-    assert [each.levelname for each in caplog.records if each.levelname == "ERROR"] == []
-    assert "client_stalled" in caplog.text
 
 
 async def test_requests_over_the_limit_are_answered_429() -> None:
