@@ -8,6 +8,7 @@ bound on its memory. Revisit when: misses are common in large batches.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import cycle, islice
 
 import numpy as np
 
@@ -17,6 +18,8 @@ WINDOW_TOKENS = 1024
 """Newest tokens that are searched."""
 MAX_SUFFIX_TOKENS = 16
 """Longer matches count as equally long; the newest of them is taken."""
+_BACKWARDS_L = np.array([*range(MAX_SUFFIX_TOKENS - 2, -1, -1), 0])
+"""Offsets of the tokens before an end, newest first, and one more, which never counts as equal."""
 
 Backup = Callable[[Sequence[TokenId], int], tuple[TokenId, ...]]
 """Tokens of a sequence and the maximum number of proposed tokens to the proposal."""
@@ -44,25 +47,25 @@ def propose_ngram(
     Returns:
         ``max_tokens`` tokens, or none if nothing matches.
     """
-    window_S = np.array(tokens[-WINDOW_TOKENS:], dtype=np.int64)
-    num = len(window_S)
+    window, most = tokens[-WINDOW_TOKENS:], MAX_SUFFIX_TOKENS - 1
+    num = len(window)
     if max_tokens < 1 or num <= min_suffix:
         return ()
-    ends_C = np.flatnonzero(window_S[:-1] == window_S[-1])
-    ends_C = ends_C[ends_C >= min_suffix - 1]
-    for length in range(1, min(MAX_SUFFIX_TOKENS, num - 1)):
-        longer_C = ends_C[ends_C >= length]
-        longer_C = longer_C[window_S[longer_C - length] == window_S[-1 - length]]
-        if not longer_C.size:
-            if length < min_suffix:
-                return ()
-            break
-        ends_C = longer_C
+    # What is before the window equals no token.
+    padded_S = np.full(most + num, -1, dtype=np.int64)
+    padded_S[most:] = window
+    ends_C = np.flatnonzero(padded_S[most:-1] == padded_S[-1])
     if not ends_C.size:
         return ()
-    start = int(ends_C[-1]) + 1
-    period_S = window_S[start:]
-    return tuple(np.resize(period_S, max_tokens).tolist())
+    is_same_CL = padded_S[ends_C[:, None] + _BACKWARDS_L] == padded_S[num - 1 + _BACKWARDS_L]
+    is_same_CL[:, most] = False
+    num_same_C = is_same_CL.argmin(axis=1)
+    longest = len(ends_C) - 1 - int(num_same_C[::-1].argmax())
+    if num_same_C[longest] + 1 < min_suffix:
+        return ()
+    start = int(ends_C[longest]) + 1
+    period = window[start : start + max_tokens]
+    return tuple(islice(cycle(period), max_tokens))
 
 
 BACKUPS: dict[str, Backup] = {"none": propose_nothing, "ngram": propose_ngram}
