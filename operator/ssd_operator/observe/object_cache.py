@@ -39,6 +39,8 @@ class ObjectCache:
         """Live objects by uid."""
         self._users: dict[Key, set[str]] = {}
         """Uids of the resources that refer to a pool and of its live targets, by its key."""
+        self._pools: dict[str, set[Key]] = {}
+        """The pools of ``_pools_of`` by uid, of the objects that have some."""
         self._uids: dict[Key, set[str]] = {}
         self._deleted: dict[str, int] = {}
         """Last version of each deleted object, by uid."""
@@ -79,7 +81,7 @@ class ObjectCache:
         A target keeps the drafts of the former pool until it is replaced.
         """
         users = {key_of(self._objects[uid]) for uid in self._users.get(key, ())}
-        found = set[Key]().union(*map(_pools_of, self._of(key)))
+        found = set[Key]().union(*(self._pools.get(uid, ()) for uid in self._uids.get(key, ())))
         for user in users:
             resource = None if user is None else self.resource(user)
             # Nothing follows a target without a resource: it would never answer.
@@ -99,13 +101,15 @@ class ObjectCache:
         before, key = self._objects.get(uid), key_of(thing)
         if version <= max(self._deleted.get(uid, -1), -1 if before is None else _version(before)):
             return
-        former_pools = set() if before is None else _pools_of(before)
+        former_pools = self._pools.get(uid, set())
         if (former := self._drop(uid)) not in (None, key):
             self.wake(former)
         if key is not None:
             self._objects[uid] = thing
             self._uids.setdefault(key, set()).add(uid)
-            for pool in _pools_of(thing):
+            if pools := _pools_of(thing):
+                self._pools[uid] = pools
+            for pool in pools:
                 self._users.setdefault(pool, set()).add(uid)
             is_known = thing["kind"] in RESOURCE_KINDS and before is not None
             is_changed = is_known and _generation(thing) != _generation(before or {})
@@ -142,15 +146,15 @@ class ObjectCache:
 
     def _remove(self, uid: str, version: int) -> None:
         self._deleted[uid] = max(version, self._deleted.get(uid, -1))
-        thing = self._objects.get(uid, {})
+        thing, pools = self._objects.get(uid, {}), self._pools.get(uid, set())
         if (key := self._drop(uid)) is not None:
-            self.wake(key, _pools_of(thing), is_changed=thing["kind"] in RESOURCE_KINDS)
+            self.wake(key, pools, is_changed=thing["kind"] in RESOURCE_KINDS)
 
     def _drop(self, uid: str) -> Key | None:
         """Drop an object, if it is there; returns the key of its resource."""
         thing = self._objects.pop(uid, None)
         key = None if thing is None else key_of(thing)
-        for pool in set() if thing is None else _pools_of(thing):
+        for pool in self._pools.pop(uid, ()):
             self._users[pool].discard(uid)
             if not self._users[pool]:
                 del self._users[pool]
