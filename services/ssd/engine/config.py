@@ -106,7 +106,8 @@ class ModelConfig:
             )
         except KeyError as error:
             raise ModelNotFoundError(f"{folder}/config.json lacks {error.args[0]!r}") from error
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            # A value of another type, also inside of rope_scaling, 0 heads, or infinity.
             raise ModelNotFoundError(f"{folder}/config.json: {error}") from error
 
 

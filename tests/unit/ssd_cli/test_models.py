@@ -119,6 +119,9 @@ def test_a_model_that_cannot_run_is_listed_with_its_problem_and_exits_with_1(
         ({"quantization_config": {"quant_method": "fp8"}}, "quantised checkpoints"),
         ({"attention_bias": True}, "attention_bias=true"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_scaling": "linear"}, "config.json: "),
+        ({"num_attention_heads": 0, "head_dim": None}, "config.json: "),
+        ({"vocab_size": float("inf")}, "config.json: "),
     ],
 )
 def test_a_feature_that_the_engines_lack_is_a_problem(
