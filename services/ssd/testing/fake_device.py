@@ -3,7 +3,8 @@
 Tensors on it have a shape, a type and the device, and no values. Any machine has it, since it is a
 backend of torch that consists of a name. Tensors on the CPU are real. Under ``fake_device``
 
-- an operation on tensors of different devices raises,
+- an operation on tensors of different devices raises, also ``index_put`` with a number of the host,
+  which CUDA copies and waits for,
 - an operation that needs a value on the host raises: ``item``, ``tolist``, ``bool``, ``nonzero``, a
   mask as an index, a shape that depends on data,
 - copies from the device to the host give zeros and are counted: each is a synchronisation.
@@ -23,6 +24,8 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 _NAME = "fakegpu"
 _COPIES = frozenset({torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default})  # noqa: SLF001 - has no public name
+
+_INDEX_PUTS = frozenset({torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default})
 
 
 class FakeDevice(TorchDispatchMode):
@@ -51,7 +54,11 @@ class FakeDevice(TorchDispatchMode):
             self.num_reads += 1
             return args[0].zero_()
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if func not in _COPIES and any(_is_on_host(tensor) for tensor in tensors):
+        on_host = [tensor for tensor in tensors if not isinstance(tensor, FakeTensor)]
+        if func not in _INDEX_PUTS:
+            # Other operations take numbers as tensors without dimensions.
+            on_host = [tensor for tensor in on_host if tensor.dim() > 0]
+        if func not in _COPIES and on_host:
             raise RuntimeError(f"{func} mixes tensors of the host and of {self.name}")
         args, kwargs = tree_map_only(Tensor, self._without_values, (args, kwargs))
         with self._fake:
@@ -77,11 +84,6 @@ def _is_ours(value: object) -> bool:
     return isinstance(value, FakeTensor) or (
         isinstance(value, torch.device) and value.type == _NAME
     )
-
-
-def _is_on_host(tensor: Tensor) -> bool:
-    # Operations take numbers as tensors without dimensions.
-    return not isinstance(tensor, FakeTensor) and tensor.dim() > 0
 
 
 @cache
