@@ -5,6 +5,7 @@ import contextlib
 import math
 import socket
 from collections.abc import Callable, Generator
+from itertools import islice
 from typing import ClassVar
 
 import uvicorn
@@ -21,6 +22,8 @@ REQUEST_SECONDS = 30.0
 KEEP_ALIVE_SECONDS = 75
 """Longer than the pause after which usual clients drop idle connections."""
 BACKLOG = 1024
+EXAMINED_CONNECTIONS = 16
+"""Connections of which one may be closed for a new one."""
 UNSENT_BYTES = 64 * 1024
 """Bytes of a connection that the kernel has not sent yet, before a response waits."""
 END_SECONDS = 2
@@ -61,6 +64,7 @@ class HttpServer(uvicorn.Server):
         limits = {
             "max_connections": settings.max_connections,
             "stall_seconds": settings.stream_stall_seconds,
+            "waiting": {},
         }
         config = uvicorn.Config(
             app,
@@ -113,48 +117,59 @@ class _Connection(H11Protocol):
 
     max_connections: ClassVar[int]
     stall_seconds: ClassVar[float]
-    idle_since = 0.0
-    """When it was made or its newest response ended, by the clock of the loop."""
+    waiting: ClassVar[dict["_Connection", None]]
+    """Connections without a request, the one that has waited longest first."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.idle_since = self.loop.time()
         self._request_deadline = _Deadline(REQUEST_SECONDS, transport.abort)
         self._read_deadline = _Deadline(self.stall_seconds, self._abort_stalled)
         if len(self.connections) > self.max_connections:
-            others = {each for each in self.connections if isinstance(each, _Connection)} - {self}
-            idle = [each for each in others if each.is_idle]
             # Else clients that keep connections exclude all others, also the kubelet's probes.
-            closed = min(idle, key=lambda each: each.idle_since, default=self)
+            # All of them would take milliseconds of the other clients' streams.
+            oldest = islice(self.waiting, EXAMINED_CONNECTIONS)
+            closed = next((each for each in oldest if each.is_idle), self)
+            self.waiting.pop(closed, None)
             # ``connection_lost`` comes later, and the next connection counts before it.
             self.connections.discard(closed)
             closed.transport.abort()
             if closed is self:
                 return
+        self.waiting[self] = None
         self._request_deadline.start()
 
     def on_response_complete(self) -> None:
-        self.idle_since = self.loop.time()
+        self.waiting[self] = None
         super().on_response_complete()
+        if self.transport.is_closing() or not self.is_waiting:
+            # It is over, or a pipelined request has begun.
+            self.waiting.pop(self, None)
 
     @property
     def is_idle(self) -> bool:
-        """Whether it waits for a request, and has sent its response."""
+        """Whether it waits, and has received the whole request and sent the response before."""
         current: RequestResponseCycle | None = self.cycle
-        waits = current is None or current.response_complete
-        return waits and not self.transport.get_write_buffer_size()
+        has_rest = current is not None and current.more_body
+        return self.is_waiting and not (has_rest or self.transport.get_write_buffer_size())
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no request is in progress."""
+        current: RequestResponseCycle | None = self.cycle
+        return current is None or current.response_complete
 
     def data_received(self, data: bytes) -> None:
         # Any byte stops uvicorn's own deadline of an idle connection.
         super().data_received(data)
-        current: RequestResponseCycle | None = self.cycle
-        if current is None or current.response_complete:
+        if self.is_waiting:
             self._request_deadline.start()
         else:
+            self.waiting.pop(self, None)
             self._request_deadline.stop()
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._unread = self.transport.get_write_buffer_size()
         self._read_deadline.start()
 
     def resume_writing(self) -> None:
@@ -163,10 +178,17 @@ class _Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self.waiting.pop(self, None)
         self._request_deadline.stop()
         self._read_deadline.stop()
 
     def _abort_stalled(self) -> None:
+        before, self._unread = self._unread, self.transport.get_write_buffer_size()
+        if self._unread < before:
+            # It reads, but a large response is not over.
+            self._read_deadline.stop()
+            self._read_deadline.start()
+            return
         _log.info("client_stalled", seconds=self.stall_seconds)
         # The request receives a disconnect, as if the client had left.
         self.transport.abort()

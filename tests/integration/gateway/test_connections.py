@@ -93,6 +93,28 @@ async def test_a_connection_is_closed_if_what_follows_a_response_does_not_end(
     writer.close()
 
 
+@contextlib.asynccontextmanager
+async def serving(app: Any, **values: Any) -> AsyncGenerator[Any, None]:
+    """An application on a port; gives its address."""
+    settings = GatewaySettings(targets=("127.0.0.1:1",), host="127.0.0.1", port=0, **values)
+    listening = http_server.bind(settings)
+    server = http_server.HttpServer(app, settings)
+    task = asyncio.create_task(server.serve([listening]))
+    listening.listen()
+    yield listening.getsockname()
+    server.end(0.0)
+    await task
+
+
+def client_of(address: Any) -> socket.socket:
+    """A client with a small buffer, after it has sent a request."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+    client.connect(address)
+    client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    return client
+
+
 async def test_the_kernel_takes_little_of_a_response_that_is_not_read() -> None:
     sent, ended = 0, asyncio.Event()
 
@@ -107,21 +129,47 @@ async def test_the_kernel_takes_little_of_a_response_that_is_not_read() -> None:
             await asyncio.sleep(0)
         ended.set()
 
-    settings = GatewaySettings(
-        targets=("127.0.0.1:1",), host="127.0.0.1", port=0, stream_stall_seconds=1.0
-    )
-    listening = http_server.bind(settings)
-    server = http_server.HttpServer(endless, settings)
-    serving = asyncio.create_task(server.serve([listening]))
-    with socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
-        listening.listen()
-        client.connect(listening.getsockname())
-        client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        await asyncio.wait_for(ended.wait(), 20)
-    server.end(0.0)
-    await serving
+    async with serving(endless, stream_stall_seconds=1.0) as address:
+        with client_of(address):
+            await asyncio.wait_for(ended.wait(), 20)
     assert sent < 1_000_000
+
+
+async def test_a_client_that_reads_a_large_response_slowly_receives_all_of_it() -> None:
+    async def large(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(1_500_000)})
+
+    async with serving(large, stream_stall_seconds=1.0) as address:
+        loop, received = asyncio.get_running_loop(), 0
+        with client_of(address) as client:
+            client.setblocking(False)  # noqa: FBT003 - the value
+            while part := await loop.sock_recv(client, 100_000):
+                received += len(part)
+                await asyncio.sleep(0.2)
+                if received > 1_500_000:
+                    break
+    assert received > 1_500_000
+
+
+async def test_a_connection_that_still_sends_its_refused_request_is_not_replaced() -> None:
+    stream = b'{"model":"demo","prompt":"x","stream":true}'
+    async with fronting(ScriptedTarget(endless), max_connections=3) as front:
+        first = await post(front, stream)
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.gateway.port)
+        writer.write(b"POST /livez HTTP/1.1\r\nhost: localhost\r\ncontent-length: 90000\r\n\r\n")
+        # After it, the gateway has refused the request.
+        assert (await get(front, "/livez"))[0] == 200
+        second = await post(front, stream)
+        for streaming, _ in (first, second):
+            await asyncio.wait_for(streaming.readuntil(b"data"), 10)
+        late = await asyncio.open_connection("127.0.0.1", front.gateway.port)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(late[0].read(), 10) == b""
+        writer.write(bytes(90_000))
+        await asyncio.wait_for(reader.readuntil(b"405"), 10)
+        for _, each in (first, second, late, (reader, writer)):
+            each.close()
 
 
 async def test_a_client_that_reads_nothing_is_disconnected_and_its_request_cancelled(
