@@ -9,6 +9,7 @@ Letters: S slots, X rows of the sequences that have steps, I ids.
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 
 import numpy as np
@@ -265,8 +266,14 @@ def _tokens_before(parts: Rows[StepRows]) -> tuple[Ints, Ints]:
     rows, ids = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
     first = 0
     for part in parts:
-        row_I, index_I = np.tril_indices(part.count, -1)
+        row_I, index_I = _pairs(part.count)
         rows.append(first + row_I)
         ids.append(np.array(part.proposed, dtype=np.int64)[index_I])
         first += part.count
     return np.concatenate(rows), np.concatenate(ids)
+
+
+@cache
+def _pairs(num_rows: int) -> tuple[Ints, Ints]:
+    """Return each pair of a row and an earlier one."""
+    return np.tril_indices(num_rows, -1)
