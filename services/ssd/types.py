@@ -5,6 +5,7 @@ process and is never reused. *Committed tokens* are the prompt and all tokens th
 appended to it. A *base length* is their number before a round.
 """
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -403,6 +404,9 @@ class Heartbeat:
     """Unsigned 64 bits; the peer returns it at once. 0 requests no echo."""
     echo: int = 0
     """The returned nonce of the peer; 0 is no echo."""
+    batch_seconds: Mapping[int, float] = field(default_factory=dict)
+    """Of a draft: mean seconds of its work for a batch of tables of this link, by the number of
+    sessions in the batch. Empty: none is measured yet, or an earlier version."""
 
 
 @dataclass(frozen=True, slots=True)

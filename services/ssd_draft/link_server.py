@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 from ssd.errors import FrameError, LinkError, OverloadedError
 from ssd.observability.log import get_logger
 from ssd.observability.metrics import BAD_FRAMES_TOTAL
+from ssd.pool.sustainable_sessions import BatchTimes
 from ssd.ports import Clock
 from ssd.rpc.link import (
     HANDSHAKE_SECONDS,
@@ -60,6 +61,7 @@ class TargetLink:
         self.number = number
         self.name = hello.peer.pod or f"link {number}"
         self.settings = LinkSettings(fan_out_policy=setup.settings.fan_out)
+        self.batch_times = BatchTimes()
         self._call = call
         self._lookahead = setup.settings.lookahead
 
@@ -164,7 +166,7 @@ class LinkServer:
         _log.info("link", target=link.name, state="active", epoch=hello.epoch)
         error: LinkError | None = LinkError("the connection to the target is lost")
         try:
-            error = await first_result(self._receive(link, call), self._send_heartbeats(call))
+            error = await first_result(self._receive(link, call), self._send_heartbeats(link, call))
         finally:
             del self._links[link.number]
             self._inbox.put(Event(link, LinkChange.LOST))
@@ -218,13 +220,13 @@ class LinkServer:
             num_token_ids=self._setup.model.num_token_ids,
         )
 
-    async def _send_heartbeats(self, call: LinkServerCall) -> LinkError | None:
+    async def _send_heartbeats(self, link: TargetLink, call: LinkServerCall) -> LinkError | None:
         """Send heartbeats until the lease ends, the step thread is stuck or the call fails."""
         while (stuck := self._stuck()) is None:
             if call.silent_seconds > LEASE_SECONDS:
                 return LinkError(f"no heartbeat for {LEASE_SECONDS} s")
             try:
-                call.send(Heartbeat())
+                call.send(Heartbeat(batch_seconds=link.batch_times.seconds_by_sessions))
             except LinkError as error:
                 return error
             await asyncio.sleep(HEARTBEAT_SECONDS)

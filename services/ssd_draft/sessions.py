@@ -17,6 +17,7 @@ from typing import Protocol
 
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import FrameError, LinkError
+from ssd.pool.sustainable_sessions import BatchTimes
 from ssd.speculation.estimates import Acceptance
 from ssd.speculation.table import OutcomeTable
 from ssd.types import Commit, LinkSettings, OpenSession, RefusalReason, TokenId
@@ -35,6 +36,10 @@ class LinkEnd(Protocol):
     @property
     def settings(self) -> LinkSettings:
         """The current settings of the link."""
+
+    @property
+    def batch_times(self) -> BatchTimes:
+        """Work of the link's batches of tables, without the turns of other links."""
 
     def push(self, tables: Collection[OutcomeTable]) -> None:
         """Send tables in one frame."""
@@ -96,6 +101,8 @@ class Session:
     """The newest table, whose columns appear while it is built; None until it begins."""
     num_stored: int = 0
     """Number of tokens in the trunk while the session opens."""
+    has_table: bool = False
+    """Whether a table has begun since the session opened."""
     has_commit: bool = False
     """Whether a commit has arrived."""
     is_open: bool = False

@@ -17,7 +17,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
@@ -41,16 +41,13 @@ from ssd_draft.commit_forecast import CommitForecast
 from ssd_draft.fair_turns import FairTurns
 from ssd_draft.fan_out_learning import FanOutLearning
 from ssd_draft.inbox import Event, Inbox, LinkChange
-from ssd_draft.sessions import USUAL_ACCEPTANCE, GapError, LinkEnd, Move, Session, Sessions
+from ssd_draft.link_work import Batch, LinkWork, opening_due
+from ssd_draft.sessions import GapError, LinkEnd, Move, Session, Sessions
 from ssd_draft.table_build import TableBuild
 from ssd_draft.table_size import Need, Size, SizeChoice
 from ssd_draft.tree import Tree
 
 _log = get_logger(__name__)
-_BATCHES_BETWEEN_CHUNKS = 4
-"""After this number of batches of tables of a link, its opening session gets one prefill chunk. The
-number is smaller where fewer sessions are open for each opening one: a batch of tables for a few
-sessions takes as long as the chunk that the others wait for."""
 _REMEMBERED_TABLES = 64
 _TEXT_DECAY = 0.9
 """Weight of the tokens of earlier rounds in the acceptance of a text, for each round that follows.
@@ -64,34 +61,6 @@ _WEIGHT = 0.125
 MAX_PENDING = 128
 """Largest number of commits of one session that wait. A target sends one commit per round and stops
 after three rounds without a table. Beyond this bound, the session is closed with "gap"."""
-
-
-@dataclass(slots=True)
-class _Batch:
-    """A batch of tables that is built, and its sessions in the order of its rows."""
-
-    sessions: list[Session]
-    arrivals: list[float]
-    """When each table began to be expected: its commit arrived, or its session opened."""
-    build: TableBuild
-    begun_at: float
-    stepped_at: float = 0.0
-    """When the newest step ended."""
-    sent_depth: int = 0
-
-
-@dataclass(slots=True)
-class _LinkWork:
-    """What the worker does for one link."""
-
-    batches: deque[_Batch] = field(default_factory=deque)
-    """Batches that are built. They take turns; a new one comes last."""
-    batches_since_chunk: int = 0
-    step_seconds: float = 0.0
-    """Mean duration of a step of a tree; 0 before the first step."""
-    forecast: CommitForecast = field(default_factory=CommitForecast)
-    acceptance: Acceptance = field(default_factory=lambda: Acceptance(USUAL_ACCEPTANCE))
-    """Acceptance of the tokens of tables in all texts; the acceptance of a new text starts here."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -118,7 +87,7 @@ class Worker:
     def __post_init__(self) -> None:
         self.num_sessions = 0
         self._recent_seconds: deque[float] = deque([0.0], _REMEMBERED_TABLES)
-        self._work: defaultdict[int, _LinkWork] = defaultdict(_LinkWork)
+        self._work: defaultdict[int, LinkWork] = defaultdict(LinkWork)
         """Work by number of the link."""
         self._turns = FairTurns()
         self._is_draining = False
@@ -171,21 +140,23 @@ class Worker:
     def _take_turn(self, number: int, waiting: set[int]) -> None:
         """Apply the commits of a link, then run a step of its tables or store a prefill chunk."""
         work = self._work[number]
+        work.resumed_at = self.clock.now()
         self._end_batches(work)
         self._advance(self.sessions.of(number))
         self._close_broken()
         sessions = self.sessions.of(number)
         due = [session for session in sessions if session.is_due]
-        opening = _opening_due(work, sessions, is_busy=bool(due or work.batches))
+        opening = opening_due(work, sessions, is_busy=bool(due or work.batches))
         if opening is not None:
             work.batches_since_chunk = 0
             self._prefill(opening)
-            return
-        if due:
-            work.batches_since_chunk += 1
-            self._begin(due)
-        if work.batches:
-            self._run_batch(work, waiting)
+        else:
+            if due:
+                work.batches_since_chunk += 1
+                self._begin(due)
+            if work.batches:
+                self._run_batch(work, waiting)
+        work.add_work(self.clock.now())
 
     def _handle(self, event: Event) -> None:
         link, content = event.link, event.content
@@ -338,12 +309,13 @@ class Worker:
         TABLE_BRANCHES.set(size.branches)
         TABLE_COLUMNS.set(size.length)
         build = self.tree.begin_tables(slots, outcomes.first(size.branches), size.length)
-        for row, session in enumerate(due):
-            session.table = _table(session, build, row)
         arrivals = [session.arrived_at for session in due]
-        work.batches.append(_Batch(due, arrivals, build, begun_at))
+        is_timed = all(session.has_table for session in due)
+        for row, session in enumerate(due):
+            session.table, session.has_table = _table(session, build, row), True
+        work.batches.append(Batch(due, arrivals, build, begun_at, is_timed=is_timed))
 
-    def _run_batch(self, work: _LinkWork, waiting: set[int]) -> None:
+    def _run_batch(self, work: LinkWork, waiting: set[int]) -> None:
         """Run one pass of the next batch of a link, and send its tables if it is time."""
         batch = work.batches.popleft()
         build, old_depth = batch.build, batch.build.depth
@@ -351,7 +323,10 @@ class Worker:
         now = self.clock.now()
         weight = _WEIGHT if work.step_seconds else 1.0
         work.step_seconds += weight * (seconds - work.step_seconds)
-        if not build.is_complete:
+        work.add_work(now)
+        if build.is_complete:
+            work.end_batch(batch)
+        else:
             work.batches.append(batch)
         if build.depth == old_depth:
             # The last step chooses no column; on a device, the first step is not read yet.
@@ -370,8 +345,8 @@ class Worker:
         self._add_times(batch, old_depth, now)
         if is_sent and now > needed_at and self._has_time(work, waiting):
             self.inbox.wait(min(_ANSWER_SECONDS, work.step_seconds / 2))
-        # A wait is not a part of the next step.
-        batch.stepped_at = self.clock.now()
+        # A wait is not a part of the next step, and no work.
+        batch.stepped_at = work.resumed_at = self.clock.now()
 
     def _run_pass(self, build: TableBuild) -> float:
         """Run one pass of a batch of tables; returns the seconds of each of its steps."""
@@ -385,7 +360,7 @@ class Worker:
             threading.Event().wait(self.added_step_seconds)
         return (self.clock.now() - begun_at) / (build.num_steps - old_steps)
 
-    def _add_times(self, batch: _Batch, old_depth: int, now: float) -> None:
+    def _add_times(self, batch: Batch, old_depth: int, now: float) -> None:
         """Add the time of the newest columns of a batch, and of its tables if they are complete."""
         build = batch.build
         size = len(batch.sessions), Size(build.branches, build.length)
@@ -398,13 +373,13 @@ class Worker:
             DRAFT_TABLE_SECONDS.observe(now - batch.begun_at)
             self._add_table_seconds(batch, batch.arrivals, now)
 
-    def _has_time(self, work: _LinkWork, waiting: set[int]) -> bool:
+    def _has_time(self, work: LinkWork, waiting: set[int]) -> bool:
         """Return whether nothing but the step of one batch waits, and a commit is expected."""
         is_alone = len(waiting) == len(work.batches) == 1
         are_all_open = all(session.is_open for session in self.sessions)
         return is_alone and are_all_open and work.forecast.seconds > 0
 
-    def _push(self, batch: _Batch, now: float) -> None:
+    def _push(self, batch: Batch, now: float) -> None:
         """Send the columns of a batch in one frame."""
         tables = [
             session.table
@@ -418,7 +393,7 @@ class Worker:
                 WIRE_TO_TABLE_SECONDS.observe(now - arrived_at)
         batch.sent_depth = batch.build.depth
 
-    def _end_batches(self, work: _LinkWork) -> None:
+    def _end_batches(self, work: LinkWork) -> None:
         """End the tables of the sessions of a link that have commits or are closed."""
         for batch in work.batches:
             rows = [
@@ -432,12 +407,14 @@ class Worker:
                 pairs = zip(batch.sessions, batch.arrivals, strict=True)
                 ended = [time for session, time in pairs if session.is_open and session.pending]
                 self._add_table_seconds(batch, ended, self.clock.now())
+            if not rows:
+                work.end_batch(batch)
             batch.sessions = [batch.sessions[row] for row in rows]
             batch.arrivals = [batch.arrivals[row] for row in rows]
             self.tree.keep(batch.build, rows)
         work.batches = deque(batch for batch in work.batches if batch.sessions)
 
-    def _add_table_seconds(self, batch: _Batch, arrivals: Rows[float], now: float) -> None:
+    def _add_table_seconds(self, batch: Batch, arrivals: Rows[float], now: float) -> None:
         """Add the time of tables that get no more columns, from the commits that they answer."""
         factor = batch.build.length / batch.build.depth
         for arrived_at in arrivals:
@@ -485,14 +462,3 @@ def _table(session: Session, build: TableBuild, row: int) -> OutcomeTable:
         tokens_NK=build.tables_BNK[row, :count],
         length=build.length,
     )
-
-
-def _opening_due(work: _LinkWork, sessions: Rows[Session], *, is_busy: bool) -> Session | None:
-    """Return the opening session whose prefill chunk is due, if there is one."""
-    opening = [session for session in sessions if not session.is_open]
-    if not opening:
-        return None
-    num_open = len(sessions) - len(opening)
-    num_batches = max(1, min(_BATCHES_BETWEEN_CHUNKS, num_open // len(opening)))
-    is_due = work.batches_since_chunk >= num_batches or not is_busy
-    return opening[0] if is_due else None

@@ -15,4 +15,5 @@ __all__ = [
     "rounds",
     "settings",
     "status",
+    "sustainable_sessions",
 ]

@@ -56,6 +56,7 @@ async def _receive(
                 case bytes():
                     pool.receive(link, message)
                 case Heartbeat():
+                    link.work_seconds = message.batch_seconds or link.work_seconds
                     if link.round_trip.receive(message, now()):
                         LINK_RTT_SECONDS.labels(draft=link.name).set(link.round_trip.seconds)
                 case SessionRefused():

@@ -3,7 +3,7 @@
 import itertools
 from array import array
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
@@ -268,8 +268,8 @@ class _FrameTimes:
 class DraftLink:
     """A link to a draft after its handshake.
 
-    Changed under the lock of ``DraftPool``; ``round_trip`` on the asyncio loop. Any thread may read
-    single values for a status. No method blocks.
+    Changed under the lock of ``DraftPool``; ``round_trip`` and ``work_seconds`` on the asyncio
+    loop. Any thread may read single values for a status. No method blocks.
     """
 
     def __init__(
@@ -285,6 +285,9 @@ class DraftLink:
         self.counts = LookupCounts()
         self.round_trip = RoundTrip()
         self.batch_times = BatchTimes()
+        self.work_seconds: Mapping[int, float] = {}
+        """Seconds that the draft works for a batch, by the number of sessions in it, without its
+        turns for other targets; empty if it does not report them."""
         self.column_times = ColumnTimes()
         self.circuit_breaker = CircuitBreaker()
         self.sessions: dict[int, Session] = {}

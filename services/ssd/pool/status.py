@@ -1,8 +1,9 @@
 """The status of the pool, computed from its links and from the round log."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 
-from ssd.pool.link import LinkState
+from ssd.pool.link import DraftLink, LinkState
 from ssd.pool.pool import DraftPool
 from ssd.pool.reports import LinkReport
 from ssd.pool.round_log import RoundLog
@@ -50,9 +51,7 @@ def link_status(report: LinkReport, now: float, verify_seconds: float) -> LinkSt
         state=state,
         epoch=welcome.epoch,
         sessions=len(link.sessions),
-        sustainable_sessions=sustainable_sessions(
-            link.batch_times.seconds_by_sessions, verify_seconds, link.max_sessions
-        ),
+        sustainable_sessions=_sustainable_sessions(link, verify_seconds),
         hits=link.counts.hits,
         misses=link.counts.misses,
         late=link.counts.late,
@@ -68,6 +67,18 @@ def link_status(report: LinkReport, now: float, verify_seconds: float) -> LinkSt
         draft_weights=welcome.peer.weights_fingerprint,
         draft_targets=welcome.num_targets,
     )
+
+
+def _sustainable_sessions(link: DraftLink, verify_seconds: float) -> int:
+    """Return the sustainable sessions of a draft, of all targets that it serves.
+
+    The time to the tables contains turns of the draft for other targets, and its work contains what
+    it does after the tables are sent. Both overestimate the time of a session.
+    """
+    times: list[Mapping[int, float]] = [link.batch_times.seconds_by_sessions]
+    if link.work_seconds and times[0]:
+        times.append(link.work_seconds)
+    return max(sustainable_sessions(each, verify_seconds, link.max_sessions) for each in times)
 
 
 def _without_link(report: LinkReport) -> LinkStatus:

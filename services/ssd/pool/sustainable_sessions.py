@@ -6,14 +6,24 @@ sessions of a link in one batch, whose time grows by less than one session's sha
 therefore underestimate the result, and batches that take longer overestimate it. A draft without
 the time for all branches and columns gives its tables fewer, which raises the result.
 
-The status reports the number for T_verify: it decides how many drafts are wanted. Moves of sessions
-use the number for the time of a round without its wait, which is when the tables are needed.
+The status reports the number for T_verify: it decides how many drafts are wanted. It is the larger
+one of two. The time until the tables arrive contains turns of the draft for other targets, so on a
+shared draft it underestimates the number. The work that the draft reports contains everything that
+the draft does for the batch, also after its tables are sent. A draft of an earlier version does not
+report it. Moves of sessions use the time until the tables arrive, and the time of a round without
+its wait, which is when the tables are needed.
 
 *Decision*: neither number limits the sessions of a draft: beyond it, proposals become shorter.
 *Because*: with 16 sequences on 1 + 1 cores, the embedded pair decoded 674, 770 and 883 tokens/s
 with 4, 8 and 16 sessions, 514 in plain decoding; its draft sustained 1. *Not chosen*: a limit from
 trials, which kept 4 sessions where every table was late, and was 6 % slower than plain decoding.
 *Revisit when* a draft on a GPU has columns in time for some of its sessions, but not for all.
+
+*Decision*: a draft reports its work, by the size of the batch. *Because*: in a simulation, targets
+that shared drafts for 20 sessions each ordered up to 12 drafts where 2 suffice, by the time until
+the tables arrive, and 2 by the work. *Not chosen*: the minimum or a quartile of recent times, which
+depend on how the commits of the targets fall; and one share of the link's turns, by which a target
+multiplies its times, which ordered 5. *Revisit when* a GPU runs the steps of several links at once.
 """
 
 from collections.abc import Mapping
@@ -25,9 +35,10 @@ _MIN_SECONDS = 1e-6
 
 
 class BatchTimes:
-    """Seconds from a commit to the last table of its batch, by the number of sessions in the batch.
+    """Seconds of batches of tables, by the number of sessions in the batch.
 
-    The step thread writes, any thread may read. It has one entry for each batch size that occurred.
+    A target measures from a commit to the last table, a draft its work. The step thread writes, any
+    thread may read. It has one entry for each batch size that occurred.
     """
 
     def __init__(self) -> None:

@@ -34,6 +34,8 @@ MAX_BRANCHES = 128
 MAX_WORD_CHARACTERS = 256
 """Maximum length of a name, a reason or a fingerprint."""
 MAX_BACKENDS = 8
+MAX_BATCH_SIZES = 256
+"""The largest number of sessions of a draft."""
 MAX_RENDEZVOUS_BYTES = 64 * 1024
 
 
@@ -163,7 +165,7 @@ def _common_message(
     """Convert a message that both ends send; raises as ``target_message``."""
     match message.WhichOneof("message"):
         case "heartbeat":
-            return Heartbeat(message.heartbeat.nonce, message.heartbeat.echo)
+            return _heartbeat(message.heartbeat)
         case "rendezvous":
             return _rendezvous(message.rendezvous)
         case "channel_state":
@@ -172,6 +174,21 @@ def _common_message(
     raise FrameError(
         "a message of the link is empty, or of a kind that this version does not support"
     )
+
+
+def _heartbeat(message: speculation_pb2.Heartbeat) -> Heartbeat:
+    batch_seconds = dict(message.batch_seconds)
+    if len(batch_seconds) > MAX_BATCH_SIZES:
+        raise FrameError(
+            f"batch_seconds has {len(batch_seconds)} entries, allowed are {MAX_BATCH_SIZES}"
+        )
+    for count, seconds in batch_seconds.items():
+        if count < 1 or not 0.0 <= seconds < math.inf:
+            raise FrameError(
+                f"batch_seconds has {seconds:g} s for {count} sessions, must be at least 0 s for "
+                "at least 1"
+            )
+    return Heartbeat(message.nonce, message.echo, batch_seconds)
 
 
 def _rendezvous(message: speculation_pb2.Rendezvous) -> Rendezvous:

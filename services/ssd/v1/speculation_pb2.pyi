@@ -87,12 +87,21 @@ class LinkSettings(_message.Message):
     def __init__(self, fan_out_policy: _Optional[str] = ..., fan_out: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("nonce", "echo")
+    __slots__ = ("nonce", "echo", "batch_seconds")
+    class BatchSecondsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
     NONCE_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SECONDS_FIELD_NUMBER: _ClassVar[int]
     nonce: int
     echo: int
-    def __init__(self, nonce: _Optional[int] = ..., echo: _Optional[int] = ...) -> None: ...
+    batch_seconds: _containers.ScalarMap[int, float]
+    def __init__(self, nonce: _Optional[int] = ..., echo: _Optional[int] = ..., batch_seconds: _Optional[_Mapping[int, float]] = ...) -> None: ...
 
 class SpeculateRequest(_message.Message):
     __slots__ = ("hello", "open_session", "close_session", "link_settings", "heartbeat", "commits", "rendezvous", "channel_state")

@@ -46,6 +46,8 @@ class EchoDraft(speculation_pb2_grpc.SpeculationServiceServicer):
     def __init__(self, refusal: HandshakeError | None) -> None:
         self.refusal = refusal
         """What the settings end the link with."""
+        self.work: dict[int, float] = {}
+        """The work for batches that it reports before each echo."""
         self.nonces: asyncio.Queue[int] = asyncio.Queue()
         self.settings: asyncio.Queue[LinkSettings] = asyncio.Queue()
 
@@ -57,6 +59,7 @@ class EchoDraft(speculation_pb2_grpc.SpeculationServiceServicer):
             while (message := await call.receive()) is not None:
                 if isinstance(message, Heartbeat):
                     self.nonces.put_nowait(message.nonce)
+                    call.send(Heartbeat(batch_seconds=self.work))
                     call.send(Heartbeat(echo=message.nonce))
                 elif isinstance(message, LinkSettings):
                     self.settings.put_nowait(message)
@@ -251,6 +254,17 @@ async def test_the_round_trip_of_a_link_is_measured_with_heartbeats() -> None:
             assert 0 < report.link.round_trip.seconds < MAX_SECONDS
             assert LINK_RTT_SECONDS.labels(draft=address)._value.get() > 0
             assert LINK_STATE.labels(draft=address)._value.get() == 1
+
+
+@pytest.mark.usefixtures("fast")
+async def test_a_link_has_the_work_that_its_draft_reported_last() -> None:
+    async with echo_draft() as (draft, port):
+        draft.work = {2: 0.5}
+        async with dialling(f"127.0.0.1:{port}") as (pool, _):
+            async with asyncio.timeout(MAX_SECONDS):
+                while await draft.nonces.get() < 2:
+                    pass
+            assert pool.links()[0].work_seconds == {2: 0.5}, "the echo after it has none"
 
 
 async def refusals(drafts: LinkDialer) -> AsyncIterator[LinkReport]:

@@ -100,6 +100,16 @@ async def test_the_inbox_receives_a_link_before_its_messages(server: Server) -> 
     assert received == [LinkChange.UP, CloseSession(1)]
 
 
+async def test_heartbeats_contain_the_work_for_batches(server: Server) -> None:
+    async with server.linked() as call:
+        while not (events := server.inbox.drain()):
+            await call.receive()
+        events[0].link.batch_times.add_batch([0.25, 0.5])
+        while (message := await call.receive()) == Heartbeat():
+            pass
+    assert message == Heartbeat(batch_seconds={2: 0.5})
+
+
 async def test_a_stuck_step_thread_ends_the_links_and_refuses_new_ones(server: Server) -> None:
     async with server.linked() as call:
         server.clock.advance(UNREAD_SECONDS)

@@ -7,6 +7,7 @@ from functools import cache
 from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import LinkError
+from ssd.pool.sustainable_sessions import BatchTimes
 from ssd.ports import Clock
 from ssd.runtime.step_thread import Watchdog
 from ssd.speculation.table import OutcomeTable
@@ -43,6 +44,7 @@ class FakeLink:
 
     number: int = 1
     settings: LinkSettings = field(default_factory=lambda: LinkSettings(fan_out_policy="uniform"))
+    batch_times: BatchTimes = field(default_factory=BatchTimes)
     frames: list[list[OutcomeTable]] = field(default_factory=list)
     refused: list[tuple[int, RefusalReason]] = field(default_factory=list)
     errors: list[LinkError] = field(default_factory=list)

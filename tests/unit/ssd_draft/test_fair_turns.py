@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.ssd_draft.ledger_draft import CHUNK, ENGINE, VOCAB, Draft, FakeLink, K, a_text
 from tests.unit.ssd_draft.virtual_target import VirtualClock
 
+from ssd.pool.sustainable_sessions import sustainable_sessions
 from ssd.speculation.table import OutcomeTable
 from ssd.types import Commit, Outcome
 from ssd_draft.fair_turns import FairTurns
@@ -230,3 +231,73 @@ def test_the_time_of_a_column_contains_the_turns_of_other_links(
     seconds = [after - before for before, after in itertools.pairwise(times)]
     assert [each for sessions, each in added if sessions == SEVERAL] == pytest.approx(seconds)
     assert min(seconds) > 1.5 * SEVERAL * SESSION_SECONDS
+
+
+def shared_by(num_links: int) -> tuple[SharedDraft, list[FakeLink]]:
+    """Return a draft with several open sessions of each of some links."""
+    shared, links = SharedDraft(), [FakeLink(number) for number in range(1, num_links + 1)]
+    for link in links:
+        for session in range(SEVERAL):
+            shared.draft.open(link, a_text([session, 2, 3]), session)
+    shared.draft.settle()
+    return shared, links
+
+
+def run_rounds(shared: SharedDraft, links: Iterable[FakeLink], round_seconds: float) -> None:
+    """Let each link commit at this interval, whether its tables are complete or not."""
+    next_at = {link.number: shared.clock.time for link in links}
+    for _ in range(120):
+        for link in links:
+            if shared.clock.time >= next_at[link.number]:
+                shared.commit_at(link, [shared.clock.time])
+                next_at[link.number] += round_seconds
+        if not shared.draft.worker.run_step():
+            shared.clock.time = min(next_at.values())
+
+
+BATCH_SECONDS = (K + 1) * SEVERAL * SESSION_SECONDS
+"""Work for the tables of several sessions: the step after the last column ranks candidates."""
+
+
+@pytest.mark.parametrize("num_links", [1, 2, 4])
+@pytest.mark.parametrize("sustainable", [6, 12, 24])
+def test_the_work_for_a_batch_does_not_depend_on_other_targets(
+    num_links: int, sustainable: int
+) -> None:
+    """Also where the draft has 16 sessions and completes the tables of 6."""
+    verify_seconds = sustainable / SEVERAL * BATCH_SECONDS * 1.001
+    shared, links = shared_by(num_links)
+    run_rounds(shared, links, verify_seconds)
+    for link in links:
+        times = link.batch_times.seconds_by_sessions
+        assert times[SEVERAL] == pytest.approx(BATCH_SECONDS)
+        assert sustainable_sessions(times, verify_seconds, 64) == sustainable
+
+
+def test_work_for_a_batch_that_ends_early_counts_for_all_its_steps() -> None:
+    shared, (link,) = shared_by(1)
+    shared.commit_at(link, [shared.clock.time])
+    shared.draft.worker.run_step()
+    shared.commit_at(link, [shared.clock.time])
+    shared.draft.worker.run_step()
+    assert link.batch_times.seconds_by_sessions == {SEVERAL: pytest.approx(BATCH_SECONDS)}
+
+
+def test_the_prefill_before_the_first_table_of_a_session_is_no_work_for_a_batch() -> None:
+    _, links = shared_by(2)
+    assert [link.batch_times.seconds_by_sessions for link in links] == [{}, {}]
+
+
+def test_a_prefill_between_batches_is_work() -> None:
+    shared, (link,) = shared_by(1)
+    prompt = a_text([i % VOCAB for i in range(9 * CHUNK)])
+    seconds = []
+    for _ in range(2):
+        for _ in range(6):
+            shared.commit_at(link, [shared.clock.time])
+            for _ in range(K + 1):
+                shared.draft.worker.run_step()
+        seconds.append(link.batch_times.seconds_by_sessions[SEVERAL])
+        shared.draft.open(link, prompt, MANY)
+    assert seconds[0] == pytest.approx(BATCH_SECONDS)
+    assert seconds[1] > 1.05 * BATCH_SECONDS

@@ -9,6 +9,7 @@ import pytest
 
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import LinkError
+from ssd.pool.sustainable_sessions import BatchTimes
 from ssd.speculation.table import OutcomeTable
 from ssd.types import Commit, LinkSettings, OpenSession, Outcome, RefusalReason
 from ssd_draft.sessions import GapError, Move, Session, Sessions, may_take
@@ -22,6 +23,7 @@ RESERVED = 10
 class SilentLink:
     number: int = 1
     settings: LinkSettings = field(default_factory=LinkSettings)
+    batch_times: BatchTimes = field(default_factory=BatchTimes)
 
     def push(self, tables: Collection[OutcomeTable]) -> None:
         raise AssertionError

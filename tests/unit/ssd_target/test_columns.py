@@ -18,6 +18,7 @@ from tests.unit.ssd_target.bench import BRANCHES, LOOKAHEAD, VOCAB, Backup, Benc
 from ssd.engine.batch import BranchBatch
 from ssd.errors import LinkError
 from ssd.pool.link import DraftLink
+from ssd.pool.sustainable_sessions import BatchTimes
 from ssd.speculation.table import OutcomeTable, pack_tables, unpack_commits
 from ssd.types import (
     CloseSession,
@@ -43,6 +44,7 @@ class DraftEnd:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
+        self.batch_times = BatchTimes()
         self.depths: list[int] = []
         self.is_slow = False
         """Whether the tables wait for ``deliver``."""

@@ -106,6 +106,43 @@ def test_sustainable_sessions_follow_from_the_times_of_batches_and_of_a_verify()
     assert pool_status([up(mine)], pool(), log, 0.0).links[0].sustainable_sessions == 4
 
 
+def sustained(each: DraftLink) -> int:
+    """Return the sustainable sessions of a link, with a verify of 4 ms."""
+    return pool_status([up(each)], pool(), log_of_a_round(), 0.0).links[0].sustainable_sessions
+
+
+def test_turns_of_a_shared_draft_for_other_targets_take_no_sustainable_sessions() -> None:
+    mine = link(max_sessions=16)
+    mine.work_seconds = {2: 0.001}
+    assert sustained(mine) == 16, "no table has arrived"
+    mine.batch_times.add_batch([0.004, 0.004])
+    assert sustained(mine) == 8
+    mine.work_seconds = {}
+    assert sustained(mine) == 2, "the draft does not report its work"
+
+
+def test_work_after_the_tables_are_sent_takes_no_sustainable_sessions() -> None:
+    mine = link(max_sessions=16)
+    mine.batch_times.add_batch([0.001, 0.001])
+    mine.work_seconds = {2: 0.002}
+    assert sustained(mine) == 8
+
+
+def test_an_overloaded_shared_draft_has_fewer_sustainable_sessions_than_it_serves() -> None:
+    """Four targets with two sessions each: their tables take twice the time of a verify."""
+    links = []
+    for number in range(4):
+        each = link(max_sessions=16, name=f"10.0.0.{number}:1")
+        each.work_seconds = {2: 0.002}
+        each.batch_times.add_batch([0.008, 0.008])
+        links.append(each)
+    assert [sustained(each) for each in links] == [4] * 4
+    log = log_of_a_round()
+    log.set_counts(SequenceCounts(running=8, waiting=0, eligible=8), 0.0)
+    status = pool_status([up(links[0])], pool(), log, 0.0)
+    assert status.desired_draft_replicas == 2.0
+
+
 def test_a_link_is_quarantined_while_its_circuit_breaker_is_open() -> None:
     mine = link()
     for _ in range(3):

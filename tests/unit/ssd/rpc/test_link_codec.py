@@ -75,6 +75,7 @@ def test_target_messages_are_unchanged_after_encoding_and_decoding(message: Targ
         Draining(),
         Heartbeat(),
         Heartbeat(echo=7),
+        Heartbeat(batch_seconds={1: 0.25, 256: 1e-9}),
         Rendezvous("0/1", b""),
         ChannelState(),
         b"",
@@ -186,6 +187,13 @@ def test_a_control_message_out_of_bounds_is_a_frame_error(message: pb2.Speculate
         pb2.SpeculateResponse(),
         pb2.SpeculateResponse(session_refused=pb2.SessionRefused(session=0)),
         pb2.SpeculateResponse(session_refused=pb2.SessionRefused(session=1, reason="x" * 257)),
+        pb2.SpeculateResponse(heartbeat=pb2.Heartbeat(batch_seconds={0: 1.0})),
+        pb2.SpeculateResponse(heartbeat=pb2.Heartbeat(batch_seconds={1: -1.0})),
+        pb2.SpeculateResponse(heartbeat=pb2.Heartbeat(batch_seconds={1: math.nan})),
+        pb2.SpeculateResponse(heartbeat=pb2.Heartbeat(batch_seconds={1: math.inf})),
+        pb2.SpeculateResponse(
+            heartbeat=pb2.Heartbeat(batch_seconds=dict.fromkeys(range(1, 258), 1.0))
+        ),
     ],
 )
 def test_a_draft_message_out_of_bounds_is_a_link_error(message: pb2.SpeculateResponse) -> None:
