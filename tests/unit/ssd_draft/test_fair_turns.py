@@ -246,7 +246,7 @@ def shared_by(num_links: int) -> tuple[SharedDraft, list[FakeLink]]:
 def run_rounds(shared: SharedDraft, links: Iterable[FakeLink], round_seconds: float) -> None:
     """Let each link commit at this interval, whether its tables are complete or not."""
     next_at = {link.number: shared.clock.time for link in links}
-    for _ in range(120):
+    for _ in range(60):
         for link in links:
             if shared.clock.time >= next_at[link.number]:
                 shared.commit_at(link, [shared.clock.time])
