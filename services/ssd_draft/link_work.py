@@ -26,6 +26,8 @@ class Batch:
     begun_at: float
     stepped_at: float = 0.0
     """When the newest step ended."""
+    step_seconds: float = 0.0
+    """Duration of its steps."""
     sent_depth: int = 0
     is_timed: bool = True
     """Whether its work is measured; before the first table of a session, it includes the prefill.
@@ -42,9 +44,9 @@ class LinkWork:
     step_seconds: float = 0.0
     """Mean duration of a step of a tree; 0 before the first step."""
     work_seconds: float = 0.0
-    """Duration of the turns since the end of the newest batch."""
+    """Duration of the turns since the end of the newest batch, without the steps of batches."""
     resumed_at: float = 0.0
-    """Until when the current turn is contained in it, or when this turn began."""
+    """Until when the current turn is measured, or when this turn began."""
     forecast: CommitForecast = field(default_factory=CommitForecast)
     acceptance: Acceptance = field(default_factory=lambda: Acceptance(USUAL_ACCEPTANCE))
     """Acceptance of the tokens of tables in all texts; the acceptance of a new text starts here."""
@@ -54,17 +56,24 @@ class LinkWork:
         self.work_seconds += now - self.resumed_at
         self.resumed_at = now
 
-    def end_batch(self, batch: Batch) -> None:
-        """Add the work since the batch before to the times of this one, which runs no more steps.
+    def add_steps(self, batch: Batch, now: float) -> None:
+        """Add the time since ``resumed_at`` to the steps of a batch."""
+        batch.step_seconds += now - self.resumed_at
+        self.resumed_at = now
 
-        A batch that ends early counts with the work of all its steps. The work for a batch that
-        ends without a step counts for the next one.
+    def end_batch(self, batch: Batch) -> None:
+        """Measure the work for a batch that runs no more steps.
+
+        It has its own steps, since others of the link may run beside it, and the rest of the turns
+        since the end of the batch before. A batch that ends early counts with all its steps. What
+        was done for a batch that ends without a step counts for the next one.
         """
         num_steps = batch.build.num_steps
         if not num_steps:
             return
         if batch.is_timed:
-            seconds = self.work_seconds * (batch.build.length + 1) / num_steps
+            steps = batch.step_seconds * (batch.build.length + 1) / num_steps
+            seconds = self.work_seconds + steps
             batch.sessions[0].link.batch_times.add_batch([seconds] * len(batch.sessions))
         self.work_seconds = 0.0
 

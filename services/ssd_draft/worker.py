@@ -319,11 +319,12 @@ class Worker:
         """Run one pass of the next batch of a link, and send its tables if it is time."""
         batch = work.batches.popleft()
         build, old_depth = batch.build, batch.build.depth
+        work.add_work(self.clock.now())
         seconds = self._run_pass(build)
         now = self.clock.now()
+        work.add_steps(batch, now)
         weight = _WEIGHT if work.step_seconds else 1.0
         work.step_seconds += weight * (seconds - work.step_seconds)
-        work.add_work(now)
         if build.is_complete:
             work.end_batch(batch)
         else:
@@ -344,9 +345,11 @@ class Worker:
         # The target may wait for the columns, and for nothing below.
         self._add_times(batch, old_depth, now)
         if is_sent and now > needed_at and self._has_time(work, waiting):
+            work.add_work(self.clock.now())
             self.inbox.wait(min(_ANSWER_SECONDS, work.step_seconds / 2))
-        # A wait is not a part of the next step, and no work.
-        batch.stepped_at = work.resumed_at = self.clock.now()
+            work.resumed_at = self.clock.now()
+        # A wait is not a part of the next step.
+        batch.stepped_at = self.clock.now()
 
     def _run_pass(self, build: TableBuild) -> float:
         """Run one pass of a batch of tables; returns the seconds of each of its steps."""

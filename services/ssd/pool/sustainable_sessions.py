@@ -23,7 +23,9 @@ trials, which kept 4 sessions where every table was late, and was 6 % slower tha
 that shared drafts for 20 sessions each ordered up to 12 drafts where 2 suffice, by the time until
 the tables arrive, and 2 by the work. *Not chosen*: the minimum or a quartile of recent times, which
 depend on how the commits of the targets fall; and one share of the link's turns, by which a target
-multiplies its times, which ordered 5. *Revisit when* a GPU runs the steps of several links at once.
+multiplies its times, which ordered 5. A draft that is late because of other targets builds tables
+with fewer branches and columns, and reports the work for these: the number then is larger than that
+for full tables. *Revisit when* a GPU runs the steps of several links at once.
 """
 
 from collections.abc import Mapping

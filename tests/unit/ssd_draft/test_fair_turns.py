@@ -283,6 +283,23 @@ def test_work_for_a_batch_that_ends_early_counts_for_all_its_steps() -> None:
     assert link.batch_times.seconds_by_sessions == {SEVERAL: pytest.approx(BATCH_SECONDS)}
 
 
+@pytest.mark.parametrize("num_turns", [0, 1, 2, 3])
+def test_a_batch_has_its_own_steps_where_another_one_of_its_link_runs_beside_it(
+    num_turns: int,
+) -> None:
+    shared, (link,) = shared_by(1)
+    sessions, half = shared.draft.sessions.of(link.number), SEVERAL // 2
+    for part in (sessions[:half], sessions[half:]):
+        commits = [Commit(each.number, each.num_committed, Outcome(0, 1)) for each in part]
+        shared.draft.commit(link, *commits)
+        shared.draft.worker.run_step()
+    for _ in range(num_turns):
+        shared.draft.worker.run_step()
+    shared.commit_at(link, [shared.clock.time])
+    shared.draft.worker.run_step()
+    assert link.batch_times.seconds_by_sessions == {half: pytest.approx(BATCH_SECONDS / 2)}
+
+
 def test_the_prefill_before_the_first_table_of_a_session_is_no_work_for_a_batch() -> None:
     _, links = shared_by(2)
     assert [link.batch_times.seconds_by_sessions for link in links] == [{}, {}]
