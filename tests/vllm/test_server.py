@@ -271,7 +271,7 @@ async def test_speculation_is_changed_at_run_time(
         assert await num_proposed() > 0
     with pytest.raises(FieldError, match="SYNCHRONOUS does not exist in vLLM"):
         await client.set_speculation(SpeculationChange(mode=Mode.SYNCHRONOUS))
-    with pytest.raises(UnsupportedError, match="end the server that has the requests"):
+    with pytest.raises(UnsupportedError, match="Drain: end vLLM by SIGTERM"):
         await client.drain(1000)
 
 
