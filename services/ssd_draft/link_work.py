@@ -26,7 +26,7 @@ class Batch:
     begun_at: float
     stepped_at: float = 0.0
     """When the newest step ended."""
-    step_seconds: float = 0.0
+    seconds_of_steps: float = 0.0
     """Duration of its steps."""
     sent_depth: int = 0
     is_timed: bool = True
@@ -58,7 +58,7 @@ class LinkWork:
 
     def add_steps(self, batch: Batch, now: float) -> None:
         """Add the time since ``resumed_at`` to the steps of a batch."""
-        batch.step_seconds += now - self.resumed_at
+        batch.seconds_of_steps += now - self.resumed_at
         self.resumed_at = now
 
     def end_batch(self, batch: Batch) -> None:
@@ -72,7 +72,7 @@ class LinkWork:
         if not num_steps:
             return
         if batch.is_timed:
-            steps = batch.step_seconds * (batch.build.length + 1) / num_steps
+            steps = batch.seconds_of_steps * (batch.build.length + 1) / num_steps
             seconds = self.work_seconds + steps
             batch.sessions[0].link.batch_times.add_batch([seconds] * len(batch.sessions))
         self.work_seconds = 0.0
