@@ -1,15 +1,18 @@
 """``auto``: mode AUTO against AUTOREGRESSIVE and SPECULATIVE, from the first request on.
 
 Each cell is a pair of models, a number of CPUs, a batch size and a temperature. A repetition starts
-three deployments, one for each mode, and sends them the same batches in turn: the first, second and
-third batch of each in another order, so other work on the machine slows all modes alike. The cell
-contains ratios of the tokens per second of whole requests, over all batches and over the first
-``FIRST_BATCHES``, in which the controller knows nothing.
+three deployments, one for each mode, and sends them the same requests in turns: the first, second
+and third turn of each in another order, so other work on the machine slows all modes alike. A turn
+has one request at batch 1. At other sizes it keeps so many requests in flight, as the clients of a
+server do: a batch that ended with its slowest text would measure that text. The cell contains
+ratios of the tokens per second of whole turns, over all and over the first ones, in which the
+controller knows nothing.
 A cell that ``auto.json`` contains is not measured again, so a run can be continued.
 """
 
 import asyncio
 import json
+import math
 import os
 import statistics
 import sys
@@ -40,7 +43,10 @@ SLOW_STEP_MS = 7.0
 one core with AVX-512, so this is 8 times as long."""
 BUSY_PROCESSES = 3
 """Processes that compute without end on each CPU of the overloaded draft."""
-FIRST_BATCHES = 5
+TEXTS_A_PLACE = 3
+"""Requests of a turn for each one in flight, above batch 1: 24 at batch 8."""
+FIRST_REQUESTS = 5
+"""The first turns are those with this number of requests: five at batch 1, one at larger sizes."""
 MODES = (Mode.AUTOREGRESSIVE, Mode.SPECULATIVE, Mode.AUTO)
 
 
@@ -72,12 +78,17 @@ class Size:
     batch: int
     temperature: float
 
+    @property
+    def turn_requests(self) -> int:
+        """Requests of a turn."""
+        return self.batch if self.batch == 1 else self.batch * TEXTS_A_PLACE
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
     """How much each cell measures."""
 
-    batches: int
+    turns: int
     max_tokens: int
     repetitions: int
 
@@ -95,7 +106,7 @@ class Cell:
     over_better: float
     """Tokens/s of mode AUTO over those of the faster one of the other modes."""
     first_over_better: float
-    """``over_better`` in the first batches."""
+    """``over_better`` in the first turns."""
     lowest_over_ar: float
     """``over_ar`` of the slowest repetition."""
     num_different: int
@@ -104,16 +115,16 @@ class Cell:
 
 @dataclass(slots=True)
 class Repetition:
-    """Seconds of each batch, and the texts, by mode."""
+    """Seconds of each turn, and the texts, by mode."""
 
     seconds: dict[Mode, list[float]] = field(default_factory=lambda: {mode: [] for mode in MODES})
     texts: dict[Mode, list[tuple[int, ...]]] = field(
         default_factory=lambda: {mode: [] for mode in MODES}
     )
 
-    def ratio(self, *others: Mode, num_batches: int | None = None) -> float:
-        """Return the speed of mode AUTO over the fastest of others, in the first batches."""
-        sums = {mode: sum(seconds[:num_batches]) for mode, seconds in self.seconds.items()}
+    def ratio(self, *others: Mode, num_turns: int | None = None) -> float:
+        """Return the speed of mode AUTO over the fastest of others, in the first turns."""
+        sums = {mode: sum(seconds[:num_turns]) for mode, seconds in self.seconds.items()}
         return min(sums[mode] for mode in others) / sums[Mode.AUTO]
 
     @property
@@ -127,7 +138,8 @@ def cell(situation: str, size: Size, repetitions: Sequence[Repetition]) -> Cell:
     """Return the figures of a cell."""
     over_ar = [repetition.ratio(Mode.AUTOREGRESSIVE) for repetition in repetitions]
     others = (Mode.AUTOREGRESSIVE, Mode.SPECULATIVE)
-    first = [repetition.ratio(*others, num_batches=FIRST_BATCHES) for repetition in repetitions]
+    num_first = math.ceil(FIRST_REQUESTS / size.turn_requests)
+    first = [repetition.ratio(*others, num_turns=num_first) for repetition in repetitions]
     num_tokens = sum(map(len, repetitions[0].texts[Mode.AUTO]))
     return Cell(
         situation=situation,
@@ -215,9 +227,10 @@ async def _repeat(
 ) -> Repetition:
     prompts = held_out_prompts(NUM_PROMPTS, num_chars=PROMPT_CHARS)
     repetition = Repetition()
-    for index in range(amount.batches):
-        turn = index % len(MODES)
-        for mode in (*MODES[turn:], *MODES[:turn]):
+    num_requests = size.turn_requests
+    for index in range(amount.turns):
+        first = index % len(MODES)
+        for mode in (*MODES[first:], *MODES[:first]):
             calls = [
                 GenerateCall(
                     prompt=prompts[number % NUM_PROMPTS],
@@ -229,13 +242,25 @@ async def _repeat(
                     ),
                     mode=mode,
                 )
-                for number in range(index * size.batch, (index + 1) * size.batch)
+                for number in range(index * num_requests, (index + 1) * num_requests)
             ]
             began_at = clock.now()
-            texts = await asyncio.gather(*(_text(clients[mode], call) for call in calls))
+            texts = await _texts(clients[mode], calls, size.batch)
             repetition.seconds[mode].append(clock.now() - began_at)
             repetition.texts[mode] += texts
     return repetition
+
+
+async def _texts(
+    client: TargetClient, calls: Sequence[GenerateCall], num_in_flight: int
+) -> list[tuple[int, ...]]:
+    places = asyncio.Semaphore(num_in_flight)
+
+    async def text(call: GenerateCall) -> tuple[int, ...]:
+        async with places:
+            return await _text(client, call)
+
+    return await asyncio.gather(*map(text, calls))
 
 
 async def _text(client: TargetClient, call: GenerateCall) -> tuple[int, ...]:
@@ -248,7 +273,7 @@ async def _text(client: TargetClient, call: GenerateCall) -> tuple[int, ...]:
 def markdown(cells: Sequence[Cell]) -> str:
     """Return a table with a row for each cell."""
     titles = ["situation", "CPUs", "batch", "T", "AR", "SPECULATIVE", "AUTO", "AUTO / AR"]
-    titles += ["AUTO / better", f"first {FIRST_BATCHES}"]
+    titles += ["AUTO / better", "first turns"]
     rows = []
     for measured in cells:
         size, speeds = measured.size, (measured.tokens_per_second[mode.value] for mode in MODES)
@@ -266,7 +291,7 @@ def auto(
     cpus: Annotated[str, typer.Option(help="Numbers of CPUs.")] = "2",
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1,8",
     temperature: Annotated[str, typer.Option(help="Temperatures.")] = "0,1",
-    batches: Annotated[int, typer.Option(help="Batches, one after the other.")] = 24,
+    turns: Annotated[int, typer.Option(help="Turns of each mode.")] = 24,
     max_tokens: Annotated[int, typer.Option(help="Tokens of each text.")] = 160,
     repetitions: Annotated[int, typer.Option(help="Fresh deployments of each mode.")] = 5,
     output: Output = Path("results"),
@@ -277,11 +302,11 @@ def auto(
         raise typer.BadParameter(f"--situations: choose from {', '.join(SITUATIONS)}")
     output.mkdir(parents=True, exist_ok=True)
     file = output / "auto.json"
-    amount = Amount(batches=batches, max_tokens=max_tokens, repetitions=repetitions)
+    amount = Amount(turns=turns, max_tokens=max_tokens, repetitions=repetitions)
     run = json.loads(file.read_text()) if file.exists() else {"amount": asdict(amount), "cells": []}
     if not isinstance(run, dict) or run["amount"] != asdict(amount):
         raise typer.BadParameter(
-            f"--output {output}: its cells have other --batches, --max-tokens or --repetitions; "
+            f"--output {output}: its cells have other --turns, --max-tokens or --repetitions; "
             "choose another folder"
         )
     cells = [Cell(**{**record, "size": Size(**record["size"])}) for record in run["cells"]]
