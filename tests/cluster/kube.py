@@ -31,6 +31,9 @@ REGISTRY = (
 )
 """One for each checkout: images of another one, with the same version, replaced those of this suite
 while it ran."""
+PATIENCE = 4.0
+"""A wait may take so many times its limit. Limits fit a quiet machine, and only end a test that
+hangs: how long something takes is a figure of the run."""
 Object = dict[str, Any]
 
 
@@ -62,18 +65,19 @@ def eventually(is_true: Callable[[], bool], what: str, timeout: float = 60.0) ->
     """Wait until a condition is true; returns the seconds it took.
 
     Raises:
-        AssertionError: it was still false after ``timeout`` seconds.
+        AssertionError: it was still false after ``PATIENCE`` times ``timeout`` seconds.
     """
     started = time.monotonic()
     error: Exception | None = None
-    while time.monotonic() - started < timeout:
+    longest = PATIENCE * timeout
+    while time.monotonic() - started < longest:
         try:
             if is_true():
                 return time.monotonic() - started
         except (AssertionError, KeyError, IndexError) as each:
             error = each
         threading.Event().wait(0.25)
-    raise AssertionError(f"after {timeout:.0f} s this is still false: {what} ({error!r})")
+    raise AssertionError(f"after {longest:.0f} s this is still false: {what} ({error!r})")
 
 
 @dataclass(frozen=True)
@@ -180,6 +184,16 @@ class Kube:
         what = f"{kind} of {name} is {status} {reason} {words}"
         return eventually(lambda: self.has(name, kind, status, reason, words), what, timeout)
 
+    def num_ready(self, name: str, component: str) -> int:
+        """Number of pods of a resource that are ready."""
+        states = [
+            each["status"]
+            for pod in self.pods(name, component)
+            for each in pod["status"].get("conditions", [])
+            if each["type"] == "Ready"
+        ]
+        return states.count("True")
+
     def uids(self, name: str, *components: str) -> set[str]:
         """Uids of the pods of a resource."""
         return {pod["metadata"]["uid"] for each in components for pod in self.pods(name, each)}
@@ -191,7 +205,12 @@ class Kube:
 
     def wait_ready(self, name: str, timeout: float = 120.0) -> None:
         """Wait until a resource is Ready."""
-        self("wait", f"ssd/{name}", "--for=condition=Ready", f"--timeout={timeout:.0f}s")
+        self.wait(f"ssd/{name}", "condition=Ready", timeout)
+
+    def wait(self, name: str, condition: str, timeout: float = 60.0) -> None:
+        """Wait with kubectl for a condition of an object."""
+        longest = PATIENCE * timeout
+        self("wait", name, f"--for={condition}", f"--timeout={longest:.0f}s", timeout=longest + 30)
 
     def wait_linked(self, name: str, num_drafts: int, timeout: float = 120.0) -> float:
         """Wait for exactly this number of draft pods, all linked; returns the seconds."""

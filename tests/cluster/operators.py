@@ -75,7 +75,7 @@ class ReleasedOperator:
         name = self.release.operator()["metadata"]["name"]
         kube("delete", "pod", name, "--wait=true")
         selector = f"app.kubernetes.io/instance={self.release.name}"
-        kube("wait", "pods", "-l", selector, "--for=condition=Ready", "--timeout=60s")
+        kube("wait", "pods", "-l", selector, "--for=condition=Ready", "--timeout=240s", timeout=270)
 
 
 @dataclass

@@ -138,10 +138,10 @@ async def dialled(process: ProcessUnderTest) -> AsyncIterator[LinkCall]:
 
 @asynccontextmanager
 async def target(
-    process: ProcessUnderTest, folder: Path, *, has_heartbeat: bool = True, **changes: Any
+    process: ProcessUnderTest, folder: Path, **changes: Any
 ) -> AsyncIterator[ScriptedTarget]:
     async with dialled(process) as call:
-        scripted = ScriptedTarget(call, hello(folder, **changes), has_heartbeat)
+        scripted = ScriptedTarget(call, hello(folder, **changes))
         welcome = await scripted.shake_hands()
         assert (welcome.max_sessions, welcome.lookahead, welcome.branches) == (3, K, N)
         reader = asyncio.create_task(scripted.read())
@@ -233,9 +233,10 @@ async def test_a_draft_with_fewer_embeddings_than_tokens_serves_the_ids_it_has(
 async def test_a_target_without_heartbeats_loses_its_link_and_sessions(
     draft: ProcessUnderTest, folder: Path
 ) -> None:
-    async with target(draft, folder, has_heartbeat=False) as link:
+    async with target(draft, folder) as link:
         link.open(1)
         await link.table()
+        link.has_heartbeat = False
         with pytest.raises(LinkError, match="no heartbeat"):
             await link.receive()
     await sessions_of(draft, 0)

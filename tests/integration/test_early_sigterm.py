@@ -86,6 +86,7 @@ def test_sigterm_during_the_imports_ends_the_process_at_once(module: str) -> Non
     process = subprocess.Popen(
         ["env", f"PYTHONPATH={PATHS}", sys.executable, "-v", "-m", module],
         stderr=subprocess.PIPE,
+        pipesize=4096,
         text=True,
     )
     with process:

@@ -100,10 +100,11 @@ async def test_a_request_that_exceeds_its_time_ends_with_the_reason(folder: Path
 async def test_a_disconnected_client_frees_the_sequence_and_the_session(folder: Path) -> None:
     async with (
         draft_of(folder, *SHAPE) as draft_process,
-        target(folder, drafts=[draft_process]) as (process, client),
+        target(folder, *LONG_WAIT, drafts=[draft_process]) as (process, client),
         DraftClient(draft_process.grpc_address) as watcher,
     ):
-        stream = client.generate("abc", ENDLESS)
+        call = GenerateCall(prompt="abc", sampling=ENDLESS, mode=Mode.SPECULATIVE)
+        stream = client.generate(call)
         await anext(stream)
         await process.until_metrics(lambda found: found["ssd_open_sessions"] == 1)
         async with asyncio.timeout(WAIT_SECONDS):

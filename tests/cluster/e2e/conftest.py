@@ -50,9 +50,8 @@ def in_cluster(kube: Kube) -> Callable[..., str]:
             *("run", "client", "--restart=Never", f"--image={image_of('target')}"),
             *("--image-pull-policy=IfNotPresent", "--command", "--", *command),
         )
-        succeeded = "--for=jsonpath={.status.phase}=Succeeded"
         try:
-            kube("wait", "pod/client", succeeded, "--timeout=90s")
+            kube.wait("pod/client", "jsonpath={.status.phase}=Succeeded", 90)
             return kube("logs", "client", "--tail=1")
         finally:
             kube("delete", "pod/client", "--now")

@@ -8,17 +8,19 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import pytest
 from tests.cluster.kube import Kube, Object, Release, eventually, process_of, sample
-from tests.cluster.load import JOBS, Job, Load, attempt
+from tests.cluster.load import JOBS, Job, Load, always_speculate, attempt
 
 from ssd.errors import NotReadyError
 from ssd.rpc.client import TargetClient
 from ssd.rpc.pool_codec import LinkStatus
 from ssd.types import Mode
+from ssd_operator.status.condition_rules import HOLD_SECONDS
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 Figures = dict[str, object]
 FULL = pytest.mark.slow
 
@@ -61,6 +63,8 @@ def test_scaling_under_load_fails_no_request(
         kube("scale", f"ssd/{demo}", "--replicas=3")
         ups.append(kube.wait_linked(demo, 3))
         load.go_on(8)
+        # A draft that is not ready for a moment is removed first, and without a drain.
+        eventually(lambda: kube.num_ready(demo, "draft") == 3, "all drafts are ready", 120)
         before = kube.linked(demo)
         kube("scale", f"ssd/{demo}", "--replicas=1")
         downs.append(kube.wait_linked(demo, 1))
@@ -91,10 +95,12 @@ def test_a_killed_draft_fails_no_request_and_is_linked_again(
     for number in range(rounds):
         kube.wait_linked(demo, 1)
         (pod,) = kube.pods(demo, "draft")
+        (before,) = links_of(kube, demo)
         os.kill(process_of(pod), signal.SIGKILL)
         back = wait_restarted(kube, pod, number + 1)
         load.go_on(8)
-        linked = kube.wait_for(demo, "SpeculationActive", "True")
+        linked = eventually(partial(is_linked_again, kube, demo, before), "it is linked again", 120)
+        kube.wait_for(demo, "SpeculationActive", "True")
         figures[f"draft killed {number + 1} times: linked again, s"] = round(back + linked, 1)
     load.assert_undisturbed()
 
@@ -136,8 +142,10 @@ def test_pods_link_by_gloo_and_a_killed_draft_links_again(
             eventually(lambda: is_linked_again(kube, name, before), "it is linked again", 180)
             load.go_on(8)
             # The first tables of a process can be late for more texts than these.
-            eventually(lambda: all(each.hits for each in links_of(kube, name)), "a hit", 60)
+            always_speculate(kube.endpoint(name))
+            eventually(lambda: any(each.hits for each in links_of(kube, name)), "a hit")
             load.assert_undisturbed()
+        eventually(lambda: is_linked_again(kube, name, before), "it is still linked")
         (after,) = links_of(kube, name)
         assert (after.channel, after.transport) == ("collective", "tcp"), after.channel_reason
 
@@ -191,6 +199,7 @@ def test_a_hung_process_is_restarted_without_the_time_to_drain(
     grace = pod["spec"]["terminationGracePeriodSeconds"]
     os.kill(process_of(pod), signal.SIGSTOP)
     seconds = wait_restarted(kube, pod, times, timeout=45)
+    assert seconds < grace
     figures[f"{component} stopped (SIGSTOP), pod's grace {grace} s: restarted, s"] = round(seconds)
     kube.wait_for(demo, "Ready", "True", timeout=90)
     kube.wait_for(demo, "SpeculationActive", "True")
@@ -200,15 +209,27 @@ def test_a_draft_that_stalls_for_seconds_causes_no_warning(kube: Kube, demo: str
     kube.wait_linked(demo, 1)
     kube.wait_for(demo, "SpeculationActive", "True", timeout=30)
     (pod,) = kube.pods(demo, "draft")
-    process, before = process_of(pod), speculation_changes(kube, demo)
+    process, num_short = process_of(pod), 0
     for _ in range(4):
+        before = speculation_changes(kube, demo)
+        started = time.monotonic()
         os.kill(process, signal.SIGSTOP)
         try:
-            eventually(lambda: kube.linked(demo) == set(), "the link is lost", 15)
+            eventually(lambda: not num_active(kube, demo), "the link is lost", 15)
         finally:
             os.kill(process, signal.SIGCONT)
         kube.wait_linked(demo, 1, timeout=25)
-    assert speculation_changes(kube, demo) == before
+        eventually(lambda: num_active(kube, demo) == 1, "the link is active")
+        if time.monotonic() - started < HOLD_SECONDS["SpeculationActive"]:
+            num_short += 1
+            assert speculation_changes(kube, demo) == before
+        kube.wait_for(demo, "SpeculationActive", "True")
+    assert num_short, "each loss was long enough for a warning"
+
+
+def num_active(kube: Kube, name: str) -> int:
+    """Number of active links of a target."""
+    return sum(link.state == "active" for link in links_of(kube, name))
 
 
 def speculation_changes(kube: Kube, name: str) -> tuple[str, int]:
@@ -246,7 +267,7 @@ def test_two_cells_roll_one_at_a_time_and_retries_hide_it_from_clients(
         document["spec"][part]["resources"] = {"requests": {"cpu": "100m"}}
     with kube.applied(document):
         kube.wait_ready("cells")
-        eventually(lambda: num_ready(kube, "cells") == 2, "both cells serve", 90)
+        eventually(lambda: num_started(kube, "cells") == 2, "both cells serve", 90)
         with Load(kube.endpoint("cells"), expected, retries=True) as load:
             document["spec"]["target"]["drainSeconds"] = 299
             started = time.monotonic()
@@ -255,7 +276,7 @@ def test_two_cells_roll_one_at_a_time_and_retries_hide_it_from_clients(
 
             def is_rolled() -> bool:
                 nonlocal least
-                least = min(least, num_ready(kube, "cells"))
+                least = min(least, num_started(kube, "cells"))
                 found = kube.get("ssd", "cells")
                 target, seen = found["status"]["target"], found["status"]["observedGeneration"]
                 is_seen = seen == found["metadata"]["generation"]
@@ -268,8 +289,13 @@ def test_two_cells_roll_one_at_a_time_and_retries_hide_it_from_clients(
         load.assert_undisturbed()
 
 
-def num_ready(kube: Kube, name: str) -> int:
-    return int(kube.get("ssd", name)["status"]["target"]["readyReplicas"])
+def num_started(kube: Kube, name: str) -> int:
+    """Number of targets that have loaded: a busy one is unready for a moment, and stays started."""
+    return sum(
+        bool(each.get("started"))
+        for pod in kube.pods(name, "target")
+        for each in pod["status"].get("containerStatuses", ())
+    )
 
 
 def wait_restarted(kube: Kube, pod: Object, times: int, timeout: float = 120) -> float:

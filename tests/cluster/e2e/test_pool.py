@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 from tests.cluster.kube import CHART, Kube, all_of, eventually
-from tests.cluster.load import Job, Load
+from tests.cluster.load import Job, Load, always_speculate
 
 from ssd_operator.children.manifests import LINK_SECONDS
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 
 SAMPLE = CHART / "samples" / "pool" / "demo-cpu.yaml"
 NAMES = ("chat", "code")
@@ -76,7 +76,7 @@ def test_no_change_of_a_pool_takes_the_last_draft_of_a_target(
     for name in NAMES:
         kube.wait_ready(name)
     wait_linked(kube, 2)
-    kube("wait", "ssddp/shared", "--for=jsonpath={.status.target.summary}=2/2", "--timeout=60s")
+    kube.wait("ssddp/shared", "jsonpath={.status.target.summary}=2/2")
     chat, code = (Load(kube.endpoint(name), expected) for name in NAMES)
     with chat, code:
         before = kube.uids("shared-pool", "draft")
@@ -113,9 +113,11 @@ def test_two_resources_share_a_pool_which_scales_and_which_neither_depends_on(
     for name in NAMES:
         kube.wait_ready(name)
     figures["pool of 2 drafts linked to 2 targets, s"] = round(wait_linked(kube, 2), 1)
-    kube("wait", "ssddp/shared", "--for=condition=Ready", "--timeout=60s")
+    kube.wait("ssddp/shared", "condition=Ready")
     assert not any(kube.pods(name, "draft") for name in NAMES), "they have no drafts of their own"
     chat, code = (Load(kube.endpoint(name), expected) for name in NAMES)
+    for name in NAMES:
+        always_speculate(kube.endpoint(name))
     with chat, code:
         eventually(lambda: min(hit_rates(kube)) > 0, "both have hits", 180)
         eventually(lambda: status(kube)["deployments"] == list(NAMES), "the pool lists both")
@@ -129,7 +131,7 @@ def test_two_resources_share_a_pool_which_scales_and_which_neither_depends_on(
         for name in NAMES:
             kube.wait_for(name, "DraftReady", "False", "PoolMissing")
             kube.wait_for(name, "SpeculationActive", "False")
-            assert kube.has(name, "Ready", "True")
+            kube.wait_for(name, "Ready", "True")
         for load in (chat, code):
             load.go_on(8)
         kube.apply(next(yaml.safe_load_all(SAMPLE.read_text())))

@@ -23,14 +23,14 @@ from tests.cluster.load import Job, Load
 
 from ssd import __version__
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 Figures = dict[str, object]
 
 
 def test_helm_test_passes_with_the_sample(release: Release, figures: Figures) -> None:
     install(release.name, release.namespace, *EVERYWHERE, "--set", "tests.sample.enabled=true")
     started = time.monotonic()
-    run("helm", "test", release.name, "-n", release.namespace, "--timeout", "180s", timeout=200)
+    run("helm", "test", release.name, "-n", release.namespace, "--timeout", "720s", timeout=750)
     figures["helm test with the sample, s"] = round(time.monotonic() - started, 1)
     install(release.name, release.namespace, *EVERYWHERE)
 
@@ -110,8 +110,8 @@ def test_a_node_drain_fails_no_request(
             started = time.monotonic()
             run(
                 *("kubectl", "drain", node, "--ignore-daemonsets", "--delete-emptydir-data"),
-                *("--pod-selector=ssd.dev/name", "--timeout=120s"),
-                timeout=150,
+                *("--pod-selector=ssd.dev/name", "--timeout=480s"),
+                timeout=510,
             )
             figures["node drained, s"] = round(time.monotonic() - started, 1)
             assert kube.pods(demo, "target")[0]["status"]["phase"] == "Pending"

@@ -1,6 +1,5 @@
 """``target.engine: vllm``: vLLM for CPUs with two drafts serves, survives a kill, and scales."""
 
-import asyncio
 import ssl
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,13 +18,10 @@ from tests.cluster.e2e.credentials import (
     tls_secret,
 )
 from tests.cluster.kube import Kube, Object, Release, eventually, image_of, sample
+from tests.cluster.load import always_speculate
 from tests.pki import Authority
 
-from ssd.rpc.client import TargetClient
-from ssd.rpc.codec import SpeculationChange
-from ssd.types import Mode
-
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 NAME = "vllm"
 ARGS = ["--enforce-eager", "--max-num-seqs=8"]
 BASE = "localhost/vllm-cpu:0.32.0"
@@ -86,22 +82,6 @@ def texts(client: openai.OpenAI) -> list[str]:
         return list(pool.map(generate, PROMPTS))
 
 
-def always_speculate(kube: Kube) -> None:
-    """Speculate in every step, and suspend no draft that is late.
-
-    On a busy machine mode ``auto`` may decode without drafts before the first hit.
-    """
-    (pod,) = kube.pods(NAME, "target")
-
-    async def change() -> None:
-        async with TargetClient(f"{pod['status']['podIP']}:50051") as client:
-            await client.set_speculation(
-                SpeculationChange(mode=Mode.SPECULATIVE, draft_deadline_ms=5000)
-            )
-
-    asyncio.run(change())
-
-
 def has_hits(kube: Kube, client: openai.OpenAI) -> bool:
     """Whether the status has a hit rate after more texts."""
     texts(client)
@@ -115,7 +95,8 @@ def test_texts_stay_the_same_while_drafts_are_killed_and_scaled(
     with_two = texts(served)
     assert all(with_two)
 
-    always_speculate(kube)
+    (pod,) = kube.pods(NAME, "target")
+    always_speculate(f"{pod['status']['podIP']}:50051")
     eventually(lambda: has_hits(kube, served), "the status has the hit rate of the drafts", 120)
     assert kube.has(NAME, "SpeculationActive", "True")
     assert kube.get("ssd", NAME)["status"]["endpoint"] == {

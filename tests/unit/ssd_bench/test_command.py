@@ -47,6 +47,7 @@ def test_bad_usage_prints_one_line_with_the_program_name_and_exits_with_2(
     assert output.err.endswith(f"(see: {command} --help)\n")
 
 
+@pytest.mark.timeout(120)
 def test_a_wrong_path_is_refused_without_the_imports_that_measure(tmp_path: Path) -> None:
     code = "import sys; from ssd_bench.__main__ import main; main(); print(sorted(sys.modules))"
     ended = fresh_python("-c", code, "--target", str(tmp_path))
@@ -55,6 +56,7 @@ def test_a_wrong_path_is_refused_without_the_imports_that_measure(tmp_path: Path
     assert "torch" not in ast.literal_eval(ended.stdout)
 
 
+@pytest.mark.timeout(120)
 def test_the_command_starts_without_the_packages_of_its_extra() -> None:
     code = (
         "import sys; sys.modules |= dict.fromkeys(['psutil', 'matplotlib', 'transformers']); "

@@ -253,6 +253,7 @@ def test_standard_input_that_is_not_utf8_is_refused(
     assert "the prompt is not UTF-8" in capsys.readouterr().err
 
 
+@pytest.mark.timeout(120)
 def test_a_missing_standard_input_is_empty() -> None:
     code = "import sys; sys.stdin = None; from ssd_cli.app import run; sys.exit(run())"
     ended = fresh_python("-c", code, "generate", "-")
@@ -396,11 +397,13 @@ import ssd_cli.__main__
 """
 
 
+@pytest.mark.timeout(120)
 def test_ctrl_c_during_the_import_prints_no_stack_trace() -> None:
     ended = fresh_python("-c", INTERRUPTED_IMPORT)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
+@pytest.mark.timeout(120)
 def test_the_command_imports_no_slow_library() -> None:
     output = fresh_python("-c", "import sys, ssd_cli.app; print(sorted(sys.modules))")
     loaded = set(ast.literal_eval(output.stdout))

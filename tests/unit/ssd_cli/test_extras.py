@@ -24,12 +24,14 @@ import ssd_cli.__main__
 
 
 @pytest.mark.parametrize("module", ["typer", "rich", "huggingface_hub"])
+@pytest.mark.timeout(120)
 def test_without_a_package_of_the_command_one_line_names_the_extra(module: str) -> None:
     ended = fresh_python("-c", WITHOUT_A_MODULE.format(module=module))
     wanted = f"error: {module} is not installed: pip install 'ssd-serving[cli]'\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", wanted)
 
 
+@pytest.mark.timeout(120)
 def test_a_module_that_no_extra_installs_is_a_defect_with_a_stack() -> None:
     assert "Traceback" in fresh_python("-c", WITHOUT_A_MODULE.format(module="grpc")).stderr
 

@@ -10,6 +10,9 @@ from tests.unit.ssd_cli.fresh import SERVICES, fresh_python
 
 from ssd_cli.app import run
 
+pytestmark = pytest.mark.timeout(120)
+"""Processes that import the whole command: seconds on a busy machine."""
+
 
 @pytest.mark.parametrize("argv", [["--help"], ["plan"], ["plan", "--json"], ["bench", "--help"]])
 def test_a_reader_that_closes_the_pipe_ends_a_command_with_the_status_of_sigpipe(
