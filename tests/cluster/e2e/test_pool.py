@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.cluster.kube import CHART, Kube, all_of, eventually
-from tests.cluster.load import Job, Load, always_speculate
+from tests.cluster.load import NUM_CLIENTS, Job, Load, always_speculate
 
 from ssd_operator.children.manifests import LINK_SECONDS
 
@@ -20,8 +20,13 @@ NAMES = ("chat", "code")
 
 @pytest.fixture
 def shared(kube: Kube) -> Iterator[Kube]:
-    """The sample: a pool of two drafts, and two resources that refer to it."""
-    kube.apply(all_of(list(yaml.safe_load_all(SAMPLE.read_text()))))
+    """The sample: a pool of two drafts, and two resources that refer to it.
+
+    A draft has room for the clients of one load, so that two loads need more than one.
+    """
+    pool, *resources = yaml.safe_load_all(SAMPLE.read_text())
+    pool["spec"]["sequencesPerReplica"] = NUM_CLIENTS
+    kube.apply(all_of([pool, *resources]))
     yield kube
     kube("delete", "ssd", *NAMES, "--ignore-not-found")
     kube("delete", "ssddp", "shared", "--ignore-not-found")
@@ -127,6 +132,8 @@ def test_two_resources_share_a_pool_which_scales_and_which_neither_depends_on(
         figures["pool scaled down to 1 draft, s"] = round(wait_linked(kube, 1), 1)
         for load in (chat, code):
             load.go_on(4)
+        change(kube, autoscaling={"mode": "Internal", "minReplicas": 1, "maxReplicas": 2})
+        figures["pool scaled up by the need of two targets, s"] = round(wait_linked(kube, 2), 1)
         kube("delete", "ssddp", "shared")
         for name in NAMES:
             kube.wait_for(name, "DraftReady", "False", "PoolMissing")
