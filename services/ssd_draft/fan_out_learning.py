@@ -11,6 +11,7 @@ read or written, or that another draft wrote, is logged: the fit then starts ane
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ssd.observability.log import get_logger
@@ -28,6 +29,8 @@ from ssd.speculation.fan_out_fit import BANDS, NAMES, FanOutFit, Rounds
 _log = get_logger(__name__)
 ROUNDS_BETWEEN_FILES = 1024
 _FILE = "fan_out.json"
+_MOST_BYTES = 1 << 16
+"""Of the file that are read; it has 3 KB."""
 
 
 class FanOutLearning:
@@ -58,7 +61,11 @@ class FanOutLearning:
         if self._path is None:
             return
         try:
-            state = json.loads(self._path.read_text())
+            if self._path.exists() and not self._path.is_file():
+                # A named pipe would block.
+                raise ValueError("it is not a regular file")
+            with self._path.open("rb") as file:
+                state = json.loads(file.read(_MOST_BYTES))
             if (
                 not isinstance(state, dict)
                 or {key: state.get(key) for key in self._key} != self._key
@@ -97,6 +104,8 @@ class FanOutLearning:
             part.replace(self._path)
         except OSError as error:
             _log.warning("fan_out_not_kept", file=str(self._path), reason=str(error))
+            with suppress(OSError):
+                part.unlink()
 
     def _values_of(self, candidates: Candidates) -> Float64s:
         return self._fit.values_of(candidates)

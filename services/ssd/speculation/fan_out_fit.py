@@ -59,6 +59,8 @@ _REMEMBERED_ROUNDS = 4096.0
 _STATE = ("values_ZX", "curvature_ZXX", "num_rounds_Z", "advantage_Z")
 _START_WEIGHT = 20.0
 """P of each value: as much as that many rounds with features of variance 1."""
+_LARGEST_CURVATURE = 1e9
+"""Of a text: more than any rounds have, and so little that P is not lost in a sum with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +156,10 @@ class FanOutFit:
             if not np.isfinite(read).all():
                 raise ValueError(f"{name} has a value that is not finite")
             setattr(fit, name, read.astype(present.dtype))
-        least = np.linalg.eigvalsh(fit.curvature_ZXX).min()
-        if least < -1e-6 * max(1.0, np.abs(fit.curvature_ZXX).max()):
+        half_ZXX = fit.curvature_ZXX / 2.0
+        least = np.linalg.eigvalsh(half_ZXX + half_ZXX.swapaxes(1, 2)).min()
+        # Then S + P is never singular, which would end the step thread.
+        if np.abs(fit.curvature_ZXX).max() > _LARGEST_CURVATURE or least < -1e-3:
             raise ValueError("curvature_ZXX is not the curvature of a minimum")
         fit.values_ZX = np.clip(fit.values_ZX, LOWEST, HIGHEST)
         return fit

@@ -1,5 +1,7 @@
 """The fit of the fan-out in a draft: rounds of its sessions, metrics, and a restart."""
 
+import os
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +93,34 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     learning = learned(tmp_path / "file" / "folder")
     teach(learning)
     learning.save()
+
+
+def test_a_named_pipe_in_place_of_the_file_is_not_waited_for_and_is_replaced(
+    tmp_path: Path,
+) -> None:
+    os.mkfifo(tmp_path / "fan_out.json")
+    learning = learned(tmp_path)
+    assert chosen(learning) == chosen(learned(""))
+    teach(learning)
+    learning.save()
+    assert chosen(learned(tmp_path)) == chosen(learning)
+
+
+def test_a_full_disk_keeps_the_last_file_and_no_part_of_a_new_one(tmp_path: Path) -> None:
+    learning = learned(tmp_path)
+    teach(learning)
+    learning.save()
+    before = chosen(learning)
+    teach(learning)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # A write fails after these bytes, as on a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        learning.save()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [each.name for each in tmp_path.iterdir()] == ["fan_out.json"]
+    assert chosen(learned(tmp_path)) == before
 
 
 def test_metrics_show_the_values_in_use_and_the_rounds_behind_them() -> None:

@@ -184,6 +184,9 @@ def test_a_fit_goes_on_as_before_from_its_text() -> None:
         {"num_rounds_Z": ["a", "b", "c", "d"]},
         {"advantage_Z": [0.0, 0.0, 0.0, float("nan")]},
         {"curvature_ZXX": (-np.ones((4, 5, 5))).tolist()},
+        {"curvature_ZXX": np.triu(np.full((4, 5, 5), 1e6), 1).tolist()},
+        {"curvature_ZXX": np.full((4, 5, 5), 1e20).tolist()},
+        {"curvature_ZXX": np.full((4, 5, 5), 1.7e308).tolist()},
     ],
 )
 def test_a_text_that_is_no_state_is_refused(change: dict[str, object]) -> None:
