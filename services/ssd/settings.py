@@ -171,6 +171,15 @@ def nccl_log() -> Path | None:
     return Path(pattern.replace("%h", socket.gethostname()).replace("%p", str(os.getpid())))
 
 
+def cache_folder() -> Path:
+    """Return the folder for files of this user that can be made again.
+
+    Raises:
+        RuntimeError: the user has no home folder, as in a container.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ssd"
+
+
 def inherited_variables() -> dict[str, str]:
     """Return the variables that change what targets and drafts compute, or how fast."""
     prefixes = ("SSD_TARGET_", "SSD_DRAFT_", "CUDA_", "GLIBC_")

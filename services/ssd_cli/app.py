@@ -52,7 +52,7 @@ from ssd_cli.options import (
 from ssd_cli.plan_command import plan_command
 from ssd_cli.pool_view import show_pool
 from ssd_cli.sampling_options import Priority, Sampling
-from ssd_cli.up import up
+from ssd_cli.up import state_folder, up
 
 app = typer.Typer(
     name="ssd",
@@ -207,6 +207,7 @@ def up_command(
         http_port=http_port,
         is_shared=True,
         gateway_port=gateway_port if gateway else None,
+        state_folder=state_folder(processes.target, processes.draft, port),
     )
     check_models(deployment)
     raise typer.Exit(run_work(up(deployment, is_json=is_json), is_debug=debug))

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import shlex
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 from rich.live import Live
 from rich.text import Text
@@ -28,7 +30,7 @@ from ssd.runtime.launch import (
     draft_process,
     gateway_process,
 )
-from ssd.settings import find_text
+from ssd.settings import cache_folder, find_text
 from ssd.tasks import beside
 from ssd_cli.commands import debug_of_app, program
 from ssd_cli.display import (
@@ -42,6 +44,7 @@ from ssd_cli.display import (
 
 _HOST = "127.0.0.1"
 """Default host of the processes."""
+DIGEST_CHARS = 16
 REFRESH_SECONDS = 1.0
 RESTART_SECONDS = 1.0
 """Pause before a failed draft or gateway is restarted; doubled after each early failure, up to a
@@ -73,6 +76,26 @@ async def up(deployment: Deployment, *, is_json: bool) -> int:
     if not running.cancelled():
         running.result()
     return 0 if is_ready.is_set() else 128 + signalled.result()
+
+
+def state_folder(target: str, draft: str, port: int) -> str:
+    """Return the folder in which the drafts of ``ssd up`` keep their fan-out.
+
+    It is empty if the environment has one, or the user has no home folder. A fit is of a pair, so
+    another pair has another folder, and so has a deployment at another port.
+
+    *Decision*: only ``ssd up`` keeps fits. *Because* the processes of other commands end after a
+    few texts, and a measurement must not depend on the one before.
+    """
+    try:
+        folder = cache_folder() / "fan_out"
+    except RuntimeError:
+        return ""
+    names = (model if "://" in model else str(Path(model).absolute()) for model in (target, draft))
+    digest = hashlib.sha256(json.dumps([*names, port]).encode()).hexdigest()
+    own = str(folder / digest[:DIGEST_CHARS])
+    is_given = find_text("state_folder", (), prefix="SSD_DRAFT", default=own) != own
+    return "" if is_given else own
 
 
 def check_ports(deployment: Deployment) -> None:

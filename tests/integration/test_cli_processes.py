@@ -22,6 +22,7 @@ from tests.pki import Authority, put
 from tests.served import serving
 
 import ssd
+from ssd.observability.scrape import scrape
 from ssd.rpc.codec import GenerateCall
 from ssd.rpc.server import RpcServer
 from ssd.runtime.launch import Deployment
@@ -34,6 +35,14 @@ SERVICES = Path(ssd.__file__).parents[1]
 SHAPE = ("--dtype", "float32", "--lookahead", "3", "--branches", "8", *QUICK)
 COMMAND = ("env", f"PYTHONPATH={SERVICES}", sys.executable, "-m", "ssd_cli")
 OUTPUT_SECONDS = 240.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of these tests, in place of that of the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -237,6 +246,29 @@ async def test_a_signal_during_the_start_sets_the_exit_code_and_ends_all_process
         process.send_signal(number)
         assert await process.wait() == 128 + number
         assert not any(is_running(child.pid) for child in children)
+
+
+async def fitted_rounds(draft: dict[str, str]) -> float:
+    """Rounds at temperature 0 to which a draft has fitted its fan-out."""
+    return (await scrape(draft["http"])).get('ssd_fan_out_fitted_rounds{temperature="0"}', 0.0)
+
+
+@pytest.mark.slow
+async def test_a_draft_of_up_continues_with_the_fan_out_of_its_last_start(
+    pair: tuple[str, ...],
+) -> None:
+    async with up(*pair) as (process, addresses, _):
+        (draft,) = addresses["drafts"]
+        target = ("--endpoint", addresses["target"]["grpc"], "--mode", "speculative")
+        sampling = ("--temperature", "0", "--ignore-eos", "--max-tokens", "200")
+        code, _, error = await completed("generate", "def f(n):", *target, *sampling)
+        assert code == 0, error
+        while not (rounds := await fitted_rounds(draft)):
+            pass
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 0
+    async with up(*pair) as (_, addresses, _):
+        assert await fitted_rounds(addresses["drafts"][0]) >= rounds
 
 
 @pytest.mark.slow

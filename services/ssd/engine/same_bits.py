@@ -34,6 +34,7 @@ from ssd.engine.batch import PagedBatch, joined
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.fingerprint import weights_fingerprint
 from ssd.observability.log import get_logger
+from ssd.settings import cache_folder
 
 _log = get_logger("ssd.engine")
 
@@ -93,13 +94,11 @@ def proved(
     }
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
     try:
-        # XDG_CACHE_HOME is a variable of the environment, not a setting of this product.
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")  # noqa: TID251
+        cache = cache_folder()
     except RuntimeError as error:
-        # A user without a home, as in a container.
         _log.info("proof_not_kept", reason=str(error))
         return find()
-    path = cache / "ssd" / "same_bits" / digest
+    path = cache / "same_bits" / digest
     with suppress(OSError, ValueError, LookupError, TypeError):
         # No file, a part of one, or a home that this user cannot read, as in a container.
         earlier: str | None = json.loads(path.read_text())["difference"]

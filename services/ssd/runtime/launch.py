@@ -258,6 +258,8 @@ class Deployment:
     """For target and drafts: ``--lookahead 6``."""
     target_flags: tuple[str, ...] = ()
     draft_flags: tuple[str, ...] = ()
+    state_folder: str = ""
+    """Folder with a ``state_folder`` for each draft; empty: that of the environment, or none."""
     allowed_cpus: tuple[int, ...] = field(
         default_factory=lambda: tuple(sorted(os.sched_getaffinity(0)))
     )
@@ -428,6 +430,7 @@ def draft_process(
     """
     if port is None:
         port = deployment.port + 1 + index if deployment.port else 0
+    own_state = deployment.state_folder and f"{deployment.state_folder}/{index}"
     return ChildProcess(
         f"draft {index}",
         "ssd_draft",
@@ -439,6 +442,7 @@ def draft_process(
             *("--drain-seconds", str(DRAIN_SECONDS)),
             *deployment.common_flags,
             *_link_flags(deployment),
+            *((f"--state-folder={own_state}",) if own_state else ()),
             *deployment.draft_flags,
         ],
         on_event,

@@ -1,5 +1,6 @@
 """What ``ssd up`` prints, and its pause before it restarts a failed draft."""
 
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -8,7 +9,7 @@ from ssd.errors import SetupError
 from ssd.observability.log import Event
 from ssd.runtime.launch import Deployment, EventListener
 from ssd_cli import up as up_module
-from ssd_cli.up import STEADY_SECONDS, credential_flags, restart_delay, up
+from ssd_cli.up import STEADY_SECONDS, credential_flags, restart_delay, state_folder, up
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,39 @@ def test_the_example_has_the_flags_that_a_secured_target_needs(
     environ: dict[str, str], flags: str
 ) -> None:
     assert credential_flags(environ) == flags
+
+
+def test_a_pair_at_a_port_has_a_folder_for_the_fan_out_of_its_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    pair = ("target", "demo://draft", 50051)
+    folder = Path(state_folder(*pair))
+    assert folder.parent == tmp_path / "ssd" / "fan_out"
+    assert state_folder(str(tmp_path / "target"), *pair[1:]) == str(folder)
+    others = [("demo://target", *pair[1:]), (pair[0], "draft", pair[2]), (*pair[:2], 50061)]
+    assert len({str(folder), *(state_folder(*other) for other in others)}) == 4
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert state_folder(*pair) != str(folder)
+
+
+@pytest.mark.parametrize("of_user", ["", "/mine"])
+def test_a_state_folder_of_the_environment_is_kept(
+    of_user: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSD_DRAFT_STATE_FOLDER", of_user)
+    assert state_folder("demo://target", "demo://draft", 0) == ""
+
+
+def test_a_user_without_a_home_folder_has_no_state_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", without_home)
+    assert state_folder("demo://target", "demo://draft", 0) == ""
 
 
 @pytest.mark.parametrize("is_json", [False, True])

@@ -294,6 +294,19 @@ async def test_drafts_have_the_lookahead_and_the_branches_of_their_target(
     assert (draft.lookahead, draft.branches) == shape
 
 
+@pytest.mark.parametrize(
+    ("of_deployment", "of_user", "expected"),
+    [("", None, ""), ("", "/mine", "/mine"), ("/folder", None, "/folder/0")],
+)
+async def test_a_draft_has_a_state_folder_of_its_own(
+    of_deployment: str, of_user: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if of_user is not None:
+        monkeypatch.setenv("SSD_DRAFT_STATE_FOLDER", of_user)
+    _, draft = await settings_of_started(Deployment(state_folder=of_deployment), monkeypatch)
+    assert draft.state_folder == expected
+
+
 @pytest.mark.parametrize("channel", ["grpc", "collective"])
 @pytest.mark.parametrize("is_flag", [False, True])
 async def test_drafts_have_the_channel_of_their_target(
