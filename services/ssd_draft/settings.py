@@ -25,8 +25,8 @@ class DraftSettings(EngineSettings):
     hostile one can end the draft. With ``grpc``, all links use gRPC."""
     state_folder: str = ""
     """Folder of this draft alone, made if missing, in which it keeps the values of the fan-out
-    ``adaptive`` that it has fitted to outcomes. Empty: they are fitted again after each start, in
-    some hundred rounds."""
+    ``adaptive`` that it has fitted to outcomes. The step thread writes there, so it is on a local
+    disk. Empty: they are fitted again after each start, in some hundred rounds."""
     adaptive_branches: bool = True
     """A table gets fewer branches (N/2 or N/4), or half the columns, if that yields more accepted
     tokens in time. Without it, each table has N, for measurements of hit rates."""

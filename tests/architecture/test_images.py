@@ -135,6 +135,14 @@ def test_compiled_kernels_are_kept_in_the_volume_that_a_pod_mounts(root: Path) -
         assert not folder.startswith(reserved.HUB_FOLDER), "engines cannot write there"
 
 
+def test_a_draft_keeps_its_fan_out_in_the_volume_that_its_pod_has_alone(root: Path) -> None:
+    found = stages((root / ENGINES).read_text())
+    (folder,) = re.findall(r"SSD_DRAFT_STATE_FOLDER=(\S+)", found["draft"])
+    assert Path(folder).parent == Path(reserved.SCRATCH_FOLDER)
+    # The drafts of an ``ssd up`` in this image have a folder each.
+    assert "SSD_DRAFT_STATE_FOLDER" not in found["target"]
+
+
 DISTRIBUTIONS = {
     "flash_attn": "flash-attn",
     "google.protobuf": "protobuf",

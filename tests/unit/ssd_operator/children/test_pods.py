@@ -99,6 +99,18 @@ def test_a_default_of_the_process_is_not_set() -> None:
     assert names.isdisjoint(f"SSD_TARGET_{name}" for name in absent)
 
 
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_draft_keeps_its_fan_out_while_its_pod_exists(name: str) -> None:
+    template = draft_of(SAMPLES[name])
+    mounts = {each["mountPath"]: each for each in container_of(template)["volumeMounts"]}
+    mount = mounts[reserved.SCRATCH_FOLDER]
+    assert not mount.get("readOnly")
+    assert {"name": mount["name"], "emptyDir": {}} in template["spec"]["volumes"]
+    # The image sets the folder below: an older image has no such setting, and a new variable would
+    # replace the drafts of unchanged resources.
+    assert "SSD_DRAFT_STATE_FOLDER" not in environment_of(container_of(template))
+
+
 def test_a_choice_of_the_user_is_a_setting_of_the_process() -> None:
     assert values_of(cpu_draft(weights="Int4"))["SSD_DRAFT_WEIGHTS"] == "int4"
     collective = cpu_demo().changed(transport=Transport(channel="Collective"))
