@@ -13,7 +13,7 @@ from ssd.console import progress
 from ssd.demo.corpus import held_out_prompts
 from ssd.errors import SettingsError
 from ssd.model_files.model_source import resolve
-from ssd.speculation.fan_out import make_policy
+from ssd.speculation.fan_out import FanOutPolicy, make_policy, uniform_share
 from ssd.speculation.fan_out_fit import FanOutFit
 from ssd.text.tokenizer import load_tokenizer
 from ssd_bench.command import (
@@ -32,8 +32,7 @@ from ssd_bench.report import markdown_table
 from ssd_bench.sampling.laws import Coupled, Law, Saguaro
 from ssd_bench.sampling.rounds import FITTED, Cell, Experiment
 
-POLICIES = ("adaptive", "geometric", "uniform")
-_COLUMNS = ("adaptive", FITTED, "geometric", "uniform")
+_COLUMNS = ("adaptive", FITTED, "geometric", "uniform", "explicit")
 PROMPT_TOKENS = 64
 PROMPT_CHARS = 1200
 ROUNDS_OF_A_TEXT = 30
@@ -76,14 +75,13 @@ def sampling(
     prompts = [list(tokenizer.encode(text))[:PROMPT_TOKENS] for text in texts]
     if len(prompts) < num_texts:
         raise SettingsError(f"--rounds {rounds}: there are prompts for fewer")
-    policies = {name: make_policy(name) for name in POLICIES}
     models = [load_model(folder) for folder in folders]
     # Embeddings of one tokenizer can have different padding.
     num_ids = min(tokenizer.vocab_size, *(model.config.vocab_size for model in models))
     with progress(err, "rounds", len(cells) * rounds) as advance:
         experiment = Experiment(
             pair=(Model(models[0], num_ids), Model(models[1], num_ids)),
-            policies=policies,
+            policies=policies(lookahead, branches),
             lookahead=lookahead,
             branches=branches,
             on_round=lambda: advance(1),
@@ -101,6 +99,14 @@ def sampling(
     file.write_text(json.dumps([asdict(cell) for cell in cells]))
     drawing.draw_sampling(cells, output / "sampling.png", proposal_share)
     show_results(file, table, is_json=is_json)
+
+
+def policies(lookahead: int, branches: int) -> dict[str, FanOutPolicy]:
+    """Return the policies of the table but ``FITTED``. Explicit is N/2, N/4, and equal shares."""
+    first = (branches // 2, branches // 4)
+    rest = uniform_share(max(lookahead - 2, 0), branches - sum(first))
+    plain = {name: make_policy(name) for name in ("adaptive", "geometric", "uniform")}
+    return {**plain, "explicit": make_policy("explicit", (*first, *rest))}
 
 
 def markdown(cells: Sequence[Cell], proposal_share: float) -> str:

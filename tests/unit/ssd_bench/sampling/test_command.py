@@ -7,6 +7,7 @@ import pytest
 from ssd.speculation.fan_out import make_policy
 from ssd.testing.tiny_folder import write_byte_tokenizer, write_tiny_folder
 from ssd_bench.__main__ import main
+from ssd_bench.sampling.command import policies
 from ssd_bench.sampling.rounds import Cell, candidates_of, foreseen
 
 
@@ -17,6 +18,21 @@ def test_a_table_has_the_best_token_after_full_acceptance_and_never_the_proposed
     assert len(found) == 8
     assert (3, int(scores_PV[3].argmax())) in found
     assert not found & {(k, token) for k, token in enumerate(proposal)}
+
+
+@pytest.mark.parametrize(
+    ("lookahead", "branches", "shares"),
+    [(6, 24, [12, 6, 2, 1, 1, 1, 1]), (2, 8, [4, 2, 2]), (1, 8, [4, 4])],
+)
+def test_explicit_fan_out_is_half_a_quarter_and_equal_shares(
+    lookahead: int, branches: int, shares: list[int]
+) -> None:
+    scores_PV = np.random.default_rng(5).normal(size=(lookahead + 1, 30)).astype(np.float32)
+    proposal = scores_PV[:-1].argmax(axis=1).tolist()
+    policy = policies(lookahead, branches)["explicit"]
+    found = foreseen(policy, candidates_of(scores_PV, branches, 1.0), proposal, branches)
+    accepted = [k for k, _ in found]
+    assert [accepted.count(k) for k in range(lookahead + 1)] == shares
 
 
 def test_the_speed_of_a_miss_is_that_of_plain_decoding_or_of_a_wait() -> None:
@@ -37,7 +53,8 @@ def test_laws_are_compared_on_the_embedded_pair(tmp_path: Path) -> None:
         (1.0, "rejection"),
         (1.0, "Saguaro"),
     ]
-    assert all(each["hits"].keys() >= {"adaptive", "fitted"} for each in cells)
+    names = {"adaptive", "fitted", "geometric", "uniform", "explicit"}
+    assert all(each["hits"].keys() == names for each in cells)
     assert all(each["rounds"] == 4 and each["tokens"] >= 4 for each in cells)
     assert len((tmp_path / "sampling.md").read_text().splitlines()) == 2 + len(cells)
     assert (tmp_path / "sampling.png").stat().st_size > 1000
