@@ -5,6 +5,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,7 +54,7 @@ from ssd_bench.serve import serve
 from ssd_bench.stand_ins import data as data_command
 from ssd_bench.unfinished import Unfinished, identity
 
-PLOTS = ("speed_up.png", "efficiency.png", "hit_rate.png", "rounds.png")
+PLOTS = ("speed_up", "efficiency", "hit_rate", "rounds")
 """Plots of a run; a figure of one point has none."""
 
 
@@ -171,8 +172,8 @@ def bench(
 def write(contents: Mapping[str, Any], table: str, output: Path) -> list[str]:
     """Write results.json, results.md and, with matplotlib, the plots; return the names."""
     # Those of an earlier run show other results, and not every run has each of them.
-    for name in PLOTS:
-        (output / name).unlink(missing_ok=True)
+    for name, ending in product(PLOTS, ("png", "pdf")):
+        (output / f"{name}.{ending}").unlink(missing_ok=True)
     (output / "results.json").write_text(json.dumps(contents, indent=1))
     (output / "results.md").write_text(table, encoding="utf-8")
     try:

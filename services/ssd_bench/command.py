@@ -186,12 +186,12 @@ def print_json(value: Any) -> None:
 
 
 def show_results(file: Path, table: str, *, is_json: bool) -> None:
-    """Print results that a JSON file contains; a table and a plot are beside it."""
+    """Print results that a JSON file contains; a table and the plot are beside it."""
     if is_json:
         print_json(json.loads(file.read_text()))
         return
     out.print(table, soft_wrap=True)
-    err.print(f"written to {file}, {file.stem}.md and {file.stem}.png")
+    err.print(f"written to {file}, {file.stem}.md, {file.stem}.png, {file.stem}.pdf")
 
 
 def run_app(app: typer.Typer, argv: Sequence[str] | None, prog_name: str) -> int:

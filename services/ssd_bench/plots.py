@@ -1,10 +1,11 @@
-"""Plots of benchmarks, as PNG. Needs matplotlib (extra ``bench``)."""
+"""Plots of benchmarks, as PNG and PDF. Needs matplotlib (extra ``bench``)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import TABLEAU_COLORS
 from matplotlib.figure import Figure
@@ -52,14 +53,14 @@ def draw_results(runs: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
 
     speed_ups = [record for record in chosen("speed_up") if record["mode"].endswith("/ar")]
     drawn = {
-        "speed_up.png": _draw_bars(speed_ups),
-        "efficiency.png": _draw_lines(
+        "speed_up": _draw_bars(speed_ups),
+        "efficiency": _draw_lines(
             chosen("efficiency"),
             ("batch", lambda record: float(record["batch"])),
             lambda record: f"{NAMES[record['mode']]}, {_case(record, 'batch')}",
             "efficiency: verify / round (quartiles)",
         ),
-        "hit_rate.png": _draw_lines(
+        "hit_rate": _draw_lines(
             chosen("hit_rate"),
             ("branches of a table (N)", lambda record: float(_branches(record)))
             if several
@@ -68,15 +69,23 @@ def draw_results(runs: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
             "hit rate (quartiles)",
         ),
     }
+    names = [name for name, figure in drawn.items() if figure is not None]
     for name, figure in drawn.items():
         if figure is not None:
-            figure.savefig(folder / name, dpi=DPI)
-    names = [name for name, figure in drawn.items() if figure is not None]
+            save(figure, folder / f"{name}.png")
     rounds = [record for run in runs[:1] for record in run["rounds"]]
     if rounds:
         draw_rounds({"": rounds}, folder / "rounds.png")
-        names.append("rounds.png")
-    return names
+        names.append("rounds")
+    return [f"{name}.{ending}" for name in names for ending in ("png", "pdf")]
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a PNG, and beside it a PDF that contains its fonts as TrueType."""
+    figure.savefig(path, dpi=DPI)
+    # Publishers refuse Type 3, the default.
+    with rc_context({"pdf.fonttype": 42}):
+        figure.savefig(path.with_suffix(".pdf"))
 
 
 def differences(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
@@ -214,7 +223,7 @@ def draw_rounds(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
     parts = PARTS[::-1]
     handles = [Patch(color=colors[part]) for part in parts]
     figure.legend(handles, parts, loc="outside right upper")
-    figure.savefig(path, dpi=DPI)
+    save(figure, path)
 
 
 def draw_latency(results: Sequence[LoadResult], path: Path) -> None:
@@ -233,7 +242,7 @@ def draw_latency(results: Sequence[LoadResult], path: Path) -> None:
         axes.set_ylabel(f"{name}, ms")
         axes.set_ylim(bottom=0)
         axes.legend(fontsize=8)
-    figure.savefig(path, dpi=DPI)
+    save(figure, path)
 
 
 def draw_peers(rows: Sequence[Row], path: Path) -> None:
@@ -266,7 +275,7 @@ def draw_peers(rows: Sequence[Row], path: Path) -> None:
     axes.bar_label(drawn, texts, label_type="center", fontsize=8, color="white")
     axes.tick_params(axis="y", labelsize=8)
     axes.set_xlabel("tokens/s (quartiles); ×: over plain")
-    figure.savefig(path, dpi=DPI)
+    save(figure, path)
 
 
 def draw_sampling(cells: Sequence[Cell], path: Path, proposal_share: float) -> None:
@@ -304,4 +313,4 @@ def draw_sampling(cells: Sequence[Cell], path: Path, proposal_share: float) -> N
     speeds.set_xlabel("C of Saguaro sampling; 1 is rejection sampling")
     speeds.set_ylabel("predicted speed-up (dashed: coupled)")
     speeds.set_ylim(bottom=0)
-    figure.savefig(path, dpi=DPI)
+    save(figure, path)

@@ -133,7 +133,7 @@ def serve(
     if "streams" in chosen:
         chosen["streams"] = replace(LOADS["streams"], streams=streams)
     client = Client(guidellm, model, output, seconds, temperature, mode)
-    for name in ("serve.json", "serve.png"):
+    for name in ("serve.json", "serve.png", "serve.pdf"):
         (output / name).unlink(missing_ok=True)
     results = asyncio.run(_run(chosen, deployment, client, rate))
     if drawing is not None:

@@ -64,7 +64,7 @@ def rounds(
     output: Output = Path("results"),
     debug: Debug = False,  # noqa: ARG001 - read by run_app
 ) -> None:
-    """Measure where a round spends its time; write rounds.json, rounds.md and rounds.png."""
+    """Measure where a round spends its time; write rounds.json, rounds.md and a plot."""
     check_models(target, draft, 1, 1)
     chosen = tuple(modes.split(","))
     if not set(chosen) <= set(MODES):
@@ -96,7 +96,7 @@ def rounds(
     runs = {run["name"]: run["rounds"] for run in earlier} | {name: records}
     draw_rounds(runs, output / "rounds.png")
     out.print(table, soft_wrap=True)
-    err.print(f"written to {output}/rounds.json, rounds.md and rounds.png")
+    err.print(f"written to {output}/rounds.json, rounds.md, rounds.png and rounds.pdf")
 
 
 def padded(model: str, vocabulary: int, scratch: Path) -> Path:

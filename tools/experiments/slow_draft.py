@@ -41,6 +41,7 @@ from ssd_bench.command import (
     with_progress,
 )
 from ssd_bench.metrics import Spread, spreads
+from ssd_bench.plots import save
 from ssd_bench.prompts import DEMO
 from ssd_bench.report import speed_up
 from ssd_bench.runs import BenchmarkRun, Cell, Results, run
@@ -73,7 +74,7 @@ def slow_draft(
     output: Output = Path("results"),
     debug: Debug = False,  # noqa: ARG001 - read by run_app
 ) -> None:
-    """Measure SSD for ratios of T_table / T_verify; write slow_draft.json and slow_draft.png."""
+    """Measure SSD for ratios of T_table / T_verify; write slow_draft.json and a plot (PNG, PDF)."""
     check_models(target, draft, widen_target, widen_draft)
     wanted = numbers(ratios, "--ratios", float, 0.01, 100)
     earlier = [json.loads(path.read_text()) for path in compare or []]
@@ -104,7 +105,7 @@ def slow_draft(
     (output / "slow_draft.json").write_text(json.dumps(report, indent=1))
     draw({line["name"]: line["points"] for line in (*earlier, report)}, output / "slow_draft.png")
     out.print(terminal_table(points))
-    err.print(f"written to {output}/slow_draft.json and slow_draft.png")
+    err.print(f"written to {output}/slow_draft.json, slow_draft.png and slow_draft.pdf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,4 +242,4 @@ def draw(series: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
     late.set_xlabel("T_table / T_verify")
     ticks = [0.25, 0.5, 1, 2, 4, 8, 16]
     late.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    figure.savefig(path, dpi=120)
+    save(figure, path)

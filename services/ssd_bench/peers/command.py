@@ -76,7 +76,7 @@ def peers(
     is_json: Annotated[bool, typer.Option("--json", help="Print peers.json.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Measure this product beside other engines; write peers.json, peers.md and peers.png."""
+    """Measure this product beside other engines; write peers.json, peers.md and a plot."""
     settings = {name: str(value) for name, value in locals().items() if name not in NO_SETTINGS}
     sets = data_sets(data)
     cases = [

@@ -56,7 +56,7 @@ def sampling(
     is_json: Annotated[bool, typer.Option("--json", help="Print sampling.json.")] = False,
     debug: Debug = False,  # noqa: ARG001 - read by ``run_app``
 ) -> None:
-    """Compare laws of sampling on a pair; write sampling.json, sampling.md and sampling.png."""
+    """Compare laws of sampling on a pair; write sampling.json, sampling.md and a plot."""
     cells = _cells(
         numbers(temperatures, "--temperatures", float, 0, 2),
         numbers(cache_weights, "--cache-weights", float, 0, 1),

@@ -42,13 +42,20 @@ def results(branches: int, **more: str) -> dict[str, Any]:
     }
 
 
-ALL = {"speed_up.png", "efficiency.png", "hit_rate.png", "rounds.png"}
+ALL = {"speed_up", "efficiency", "hit_rate", "rounds"}
 
 
 def written(folder: Path) -> set[str]:
-    for each in folder.iterdir():
-        assert each.read_bytes().startswith(b"\x89PNG")
-    return {each.name for each in folder.iterdir()}
+    """Return the names of plots, each of which is a PNG and a PDF."""
+    names = {each.stem for each in folder.iterdir()}
+    for name in names:
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        pdf = (folder / f"{name}.pdf").read_bytes()
+        assert pdf.startswith(b"%PDF")
+        assert b"/TrueType" in pdf or b"/CIDFontType2" in pdf
+        assert b"/Type3" not in pdf
+    assert len(list(folder.iterdir())) == 2 * len(names)
+    return names
 
 
 def test_runs_of_several_numbers_of_branches_are_drawn_together(tmp_path: Path) -> None:
@@ -64,12 +71,13 @@ def test_a_figure_of_one_point_has_no_plot(tmp_path: Path) -> None:
     found = results(24)
     (tmp_path / "results.json").write_text(json.dumps(found))
     assert main(["plots", str(tmp_path / "results.json"), "--output", str(tmp_path / "p")]) == 0
-    assert written(tmp_path / "p") == ALL - {"hit_rate.png"}
+    assert written(tmp_path / "p") == ALL - {"hit_rate"}
 
 
 def test_results_have_no_plots_of_an_earlier_run_beside_them(tmp_path: Path) -> None:
     for name in ALL:
-        (tmp_path / name).touch()
+        (tmp_path / f"{name}.png").touch()
+        (tmp_path / f"{name}.pdf").touch()
     names = write({"records": [], "rounds": []}, "", tmp_path)
     assert sorted(each.name for each in tmp_path.iterdir()) == sorted(names)
 
