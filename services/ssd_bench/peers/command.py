@@ -54,7 +54,7 @@ def peers(
             "--peers", help="Engines, and NAME=URL of servers that run already, by commas."
         ),
     ] = ON_CPUS,
-    dtypes: Annotated[str, typer.Option(help="float32, bfloat16, int8.")] = "float32",
+    dtypes: Annotated[str, typer.Option(help="float32, bfloat16, int8, int4.")] = "float32",
     methods: Annotated[str, typer.Option(help="none, draft, ngram, ssd.")] = ",".join(METHODS),
     lookaheads: Annotated[str, typer.Option(help="K of drafts on the target's CPUs.")] = "3,5",
     ssd_lookahead: Annotated[int, typer.Option(min=1, max=16, help="K of SSD.")] = 6,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Dtype = Literal["float32", "bfloat16", "int8"]
+Dtype = Literal["float32", "bfloat16", "int8", "int4"]
 Drafting = Literal["none", "draft", "ngram", "ssd", "server"]
 """Plain decoding; a draft model on the target's CPUs; n-grams of the text; drafts of this product
 on a CPU of their own; what a server does that runs already."""
@@ -67,8 +67,8 @@ OWN_ON_GPUS = "ssd-cuda"
 """This product with its target on one GPU and its draft on another one."""
 OWN = ("ssd", OWN_ON_GPUS)
 PEERS = {
-    "ssd": Peer(("float32", "bfloat16", "int8"), ("none", "draft", "ssd")),
-    "openvino-genai": Peer(("float32", "bfloat16", "int8"), ("none", "draft")),
+    "ssd": Peer(("float32", "bfloat16", "int8", "int4"), ("none", "draft", "ssd")),
+    "openvino-genai": Peer(("float32", "bfloat16", "int8", "int4"), ("none", "draft")),
     "transformers": Peer(("float32", "bfloat16"), ("none", "draft"), drafting_batch=1),
     "vllm": Peer(("float32", "bfloat16"), ("none", "ngram", "draft", "ssd")),
     OWN_ON_GPUS: Peer(("float32", "bfloat16"), ("none", "draft", "ssd"), needs_cuda=True),

@@ -35,6 +35,7 @@ FORMATS = {
     "float32": ("float32", "auto", "same"),
     "bfloat16": ("bfloat16", "same", "same"),
     "int8": ("float32", "int8", "int8"),
+    "int4": ("float32", "int4", "int4"),
 }
 """Data type, and the formats of the weights of target and draft. In float32, ``auto`` is what a
 user of the target gets: some CPUs keep bfloat16 weights, as OpenVINO GenAI keeps 16 bits."""

@@ -15,9 +15,11 @@ import openvino_genai as genai
 if TYPE_CHECKING:
     from ssd_bench.peers.workers.wire import Batch, Complete, Config
 
-FORMATS = {"float32": "fp16", "bfloat16": "fp16", "int8": "int8"}
+FORMATS = {"float32": "fp16", "bfloat16": "fp16", "int8": "int8", "int4": "int4"}
 """How the exported weights are stored: 16 bits, its default, also with arithmetic in float32."""
-HINTS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
+OPTIONS = {"int4": ("--sym", "--group-size", "64", "--group-size-fallback", "adjust")}
+"""As this product stores int4: 64 weights of a row share a scale."""
+HINTS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32", "int4": "f32"}
 CACHE_GIB = 1
 
 
@@ -33,7 +35,8 @@ def exported(folder: str, dtype: str, scratch: str) -> Path:
         subprocess.run(
             [
                 *(program, "export", "openvino", "--model", source),
-                *("--task", "text-generation-with-past", "--weight-format", FORMATS[dtype], model),
+                *("--task", "text-generation-with-past", "--weight-format", FORMATS[dtype]),
+                *(*OPTIONS.get(dtype, ()), model),
             ],
             check=True,
             stdout=sys.stderr,

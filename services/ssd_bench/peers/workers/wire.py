@@ -30,7 +30,7 @@ class Config(TypedDict):
     """Proposals are n-grams of the text."""
     threads: int
     dtype: str
-    """``float32``, ``bfloat16`` or ``int8``."""
+    """``float32``, ``bfloat16``, ``int8`` or ``int4``."""
     batch: int
     """Largest number of prompts at a time."""
     length: int

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -66,14 +67,22 @@ def test_ssd_has_one_target_cpu_and_its_own_lookahead() -> None:
 
 
 def test_names_are_unique() -> None:
-    found = offered(*PEERS, dtypes=("float32", "bfloat16", "int8"))
+    found = offered(*PEERS, dtypes=("float32", "bfloat16", "int8", "int4"))
     assert len({each.name for each in found}) == len(found)
 
 
 def test_what_an_engine_does_not_offer_is_left_out() -> None:
-    assert {each.dtype for each in offered("transformers", dtypes=("float32", "int8"))} == {
-        "float32"
-    }
+    found = offered("transformers", "vllm", dtypes=("float32", "int8", "int4"))
+    assert {each.dtype for each in found} == {"float32"}
+
+
+def test_int4_is_the_format_of_target_and_draft(tmp_path: Path) -> None:
+    found = offered("ssd", "openvino-genai", dtypes=("int4",))
+    assert {each.peer for each in found} == {"ssd", "openvino-genai"}
+    deployment = own_deployment(found[0], setup_in(tmp_path, 3, 4))
+    assert deployment.common_flags[2:4] == ("--dtype", "float32")
+    assert "int4" in deployment.target_flags
+    assert deployment.draft_flags[:2] == ("--weights", "int4")
 
 
 def test_the_engine_of_the_authors_needs_cuda_and_has_gpus_of_its_own(
@@ -247,9 +256,11 @@ def test_a_converted_model_is_found_again_by_all_its_weights(
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     worker = import_module("ssd_bench.peers.workers.openvino_genai_worker")
     converted: list[Path] = []
+    options: list[Sequence[object]] = []
 
     def convert(words: list[Path], **_options: object) -> None:
         converted.append(words[-1])
+        options.append(words[9:-1])
         words[-1].mkdir()
 
     monkeypatch.setattr(subprocess, "run", convert)
@@ -260,10 +271,12 @@ def test_a_converted_model_is_found_again_by_all_its_weights(
         found.append(worker.exported(str(tmp_path), "int8", str(tmp_path)))
     assert found == [*converted, converted[0]]
     assert len(set(converted)) == 2
+    assert worker.exported(str(tmp_path), "int4", str(tmp_path)) == converted[2]
+    assert options[2] == ["--sym", "--group-size", "64", "--group-size-fallback", "adjust"]
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--dtypes", "int8"], ["--batches", "1,17"], ["--temperatures", "hot"]]
+    "arguments", [["--dtypes", "int8,int4"], ["--batches", "1,17"], ["--temperatures", "hot"]]
 )
 def test_what_no_engine_offers_is_a_usage_error(arguments: list[str]) -> None:
     assert main(["peers", "--peers", "transformers", *arguments]) == 2
