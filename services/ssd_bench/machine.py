@@ -1,18 +1,20 @@
 """Other work on the machine, its read bandwidth, memory of processes."""
 
 import asyncio
+import contextlib
 import os
 import platform
 import statistics
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
 
+PROC = Path("/proc")
 BUFFER_BYTES = 512 << 20
 PASSES = 5
 SAMPLE_SECONDS = 0.4
@@ -35,7 +37,7 @@ class CpuTicks(NamedTuple):
     @classmethod
     def read(cls) -> Self:
         """Return the times until now."""
-        ticks = [int(tick) for tick in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+        ticks = [int(tick) for tick in (PROC / "stat").read_text().split("\n", 1)[0].split()[1:]]
         idle = sum(ticks[3:5])  # idle, and waiting for a disk
         return cls(sum(ticks[:8]) - idle, ticks[7], sum(ticks[:8]))
 
@@ -48,6 +50,57 @@ class CpuTicks(NamedTuple):
         """Return the CPUs that the host has taken from this machine since this reading."""
         now = self.read()
         return _cpus(now.stolen_ticks - self.stolen_ticks, now.whole - self.whole)
+
+
+class OtherWork:
+    """What the host and processes that are not of this run compute."""
+
+    def __init__(self) -> None:
+        """Begin."""
+        self._own_ticks = _ticks(own_processes())
+        self._all = CpuTicks.read()
+
+    def cpus(self) -> float:
+        """Return the CPUs that they have used since the beginning."""
+        now, own = CpuTicks.read(), own_processes()
+        # Each process has whole ticks, so one of them can be missing.
+        own_ticks = _ticks(own) - self._own_ticks + len(own)
+        others = now.used - self._all.used - own_ticks
+        return _cpus(max(0, others), now.whole - self._all.whole)
+
+
+def own_processes() -> dict[int, str]:
+    """Return ``stat`` of the processes that this one started, and of theirs, by their ids.
+
+    A process whose parent has ended counts by its session, if one of them leads it.
+    """
+    stats: dict[int, str] = {}
+    members: dict[int, set[int]] = {}
+    for file in PROC.glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            pid, stat = int(file.parent.name), file.read_text()
+            stats[pid] = stat
+            parent, _, session = _fields(stat)[1:4]
+            for leader in (parent, session):
+                members.setdefault(int(leader), set()).add(pid)
+    own: set[int] = {os.getpid()}
+    todo = [*own]
+    while todo:
+        new = members.get(todo.pop(), set()) - own
+        own |= new
+        todo += new
+    return {pid: stats[pid] for pid in own - {os.getpid()}}
+
+
+def _ticks(processes: Mapping[int, str]) -> int:
+    """Return the ticks of processes and of this one; those of children that have ended count."""
+    stats = [(PROC / "self" / "stat").read_text(), *processes.values()]
+    return sum(int(ticks) for stat in stats for ticks in _fields(stat)[11:15])
+
+
+def _fields(stat: str) -> list[str]:
+    """Return the fields from the state on: the name before it can have blanks."""
+    return stat.rpartition(")")[2].split()
 
 
 def _cpus(ticks: int, whole: int) -> float:

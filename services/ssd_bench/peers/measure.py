@@ -1,15 +1,21 @@
 """Measures contenders in turn: one batch of each in every repetition."""
 
 import contextlib
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from pathlib import Path
 
 from ssd.errors import SSDError
-from ssd_bench.machine import BUSY_CPUS, CpuTicks, memory_bytes, other_work, was_quiet
+from ssd_bench.machine import (
+    BUSY_CPUS,
+    CpuTicks,
+    OtherWork,
+    memory_bytes,
+    other_work,
+    own_processes,
+    was_quiet,
+)
 from ssd_bench.metrics import Spread, spread
 from ssd_bench.peers.contenders import Contender
 from ssd_bench.peers.engines import Engine, Setup, engine
@@ -42,7 +48,8 @@ class Row:
     tokens_per_second: list[float] = field(default_factory=list)
     """New tokens of whole requests, the prompt's pass included, by repetition."""
     other_cpus: list[float] = field(default_factory=list)
-    """CPUs that other work took before each measurement, or the host during it."""
+    """CPUs that other work took before each measurement or during it. During that of a server, only
+    what the host took counts."""
     texts: list[list[list[int] | str]] = field(default_factory=list)
     """By repetition and prompt: ids, or text if an engine does not report ids."""
     failure: str = ""
@@ -139,10 +146,12 @@ def num_steps(rows: Sequence[Row], batches: Mapping[Case, Sequence[Batch]]) -> i
 
 async def _one(row: Row, engine: Engine, batch: Batch) -> None:
     other_cpus = await other_work()
-    started, ticks = time.perf_counter(), CpuTicks.read()
+    others, ticks, started = OtherWork(), CpuTicks.read(), time.perf_counter()
     answer = await engine.complete(batch)
     seconds = time.perf_counter() - started
-    row.other_cpus.append(max(other_cpus, ticks.stolen()))
+    # A server that runs already is no process of this run.
+    is_server = row.contender.drafting == "server"
+    row.other_cpus.append(max(other_cpus, ticks.stolen() if is_server else others.cpus()))
     row.tokens_per_second.append(answer.num_tokens / seconds)
     row.texts.append(list(answer.texts))
 
@@ -179,14 +188,4 @@ def free_memory() -> int:
 
 def own_memory() -> int:
     """Return the resident memory of the processes that this one started, and of theirs."""
-    children: dict[int, list[int]] = {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            after_name = file.read_text().rpartition(")")[2]
-            children.setdefault(int(after_name.split()[1]), []).append(int(file.parent.name))
-    resident_bytes, todo = 0, [*children.get(os.getpid(), [])]
-    while todo:
-        pid = todo.pop()
-        resident_bytes += memory_bytes(pid)
-        todo += children.get(pid, [])
-    return resident_bytes
+    return sum(map(memory_bytes, own_processes()))
