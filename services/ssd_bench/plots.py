@@ -281,7 +281,8 @@ def draw_peers(rows: Sequence[Row], path: Path) -> None:
 def draw_sampling(cells: Sequence[Cell], path: Path, proposal_share: float) -> None:
     """Draw hit rate against tokens per round, and the predicted speed-up, of laws of sampling.
 
-    Saguaro sampling is a line over its C. For ``proposal_share``, see ``Cell.speed_up``.
+    Each law has its ``Cell.own_policy``. Saguaro sampling is a line over its C. For
+    ``proposal_share``, see ``Cell.speed_up``.
     """
     figure = Figure(figsize=(9, 4), layout="constrained")
     hits, speeds = figure.subplots(1, 2)
@@ -296,19 +297,29 @@ def draw_sampling(cells: Sequence[Cell], path: Path, proposal_share: float) -> N
         for name, marker, group in (("coupled", "*", coupled), ("Saguaro", "o-", line)):
             if not group:
                 continue
-            tokens = [cell.tokens_per_round for cell in group]
-            rates = [cell.hit_rate("adaptive") for cell in group]
-            size = 12 if marker == "*" else 5
-            hits.plot(
-                tokens, rates, marker, color=color, ms=size, label=f"{name}, T = {temperature:g}"
+            rates = [cell.hit_rate(cell.own_policy) for cell in group]
+            ends = [cell.hit_interval(cell.own_policy) for cell in group]
+            hits.errorbar(
+                [cell.tokens_per_round for cell in group],
+                rates,
+                yerr=[
+                    [rate - low for rate, (low, _) in zip(rates, ends, strict=True)],
+                    [high - rate for rate, (_, high) in zip(rates, ends, strict=True)],
+                ],
+                fmt=marker,
+                color=color,
+                ms=12 if marker == "*" else 5,
+                elinewidth=1,
+                capsize=3,
+                label=f"{name}, T = {temperature:g}",
             )
-        ups = [cell.speed_up("adaptive", proposal_share, waits_after_miss=False) for cell in line]
+        ups = [cell.speed_up(proposal_share, waits_after_miss=False) for cell in line]
         speeds.plot([cell.cache_weight for cell in line], ups, "o-", color=color)
         for cell in coupled:
-            up = cell.speed_up("adaptive", proposal_share, waits_after_miss=False)
+            up = cell.speed_up(proposal_share, waits_after_miss=False)
             speeds.axhline(up, color=color, linestyle="--")
     hits.set_xlabel("tokens per round after a proposal of the draft")
-    hits.set_ylabel("hit rate (adaptive fan-out)")
+    hits.set_ylabel("hit rate (95 % interval)")
     hits.legend(fontsize=7)
     speeds.set_xlabel("C of Saguaro sampling; 1 is rejection sampling")
     speeds.set_ylabel("predicted speed-up (dashed: coupled)")

@@ -110,16 +110,18 @@ def policies(lookahead: int, branches: int) -> dict[str, FanOutPolicy]:
 
 
 def markdown(cells: Sequence[Cell], proposal_share: float) -> str:
-    """Return the table: hit rates by policy, and speed-ups with the first policy."""
+    """Return the table: hit rates with 95 % intervals, and speed-ups with ``own_policy``."""
     titles = ("T", "law", "C", "tokens per round", *(f"hit, {name}" for name in _COLUMNS))
     titles += ("speed-up", "speed-up, miss waits")
     rows = []
     for cell in cells:
         weight = "" if cell.cache_weight is None else f"{cell.cache_weight:g}"
         values = [f"{cell.temperature:g}", cell.law, weight, f"{cell.tokens_per_round:.2f}"]
-        values += [f"{cell.hit_rate(name):.2f}" for name in _COLUMNS]
+        for name in _COLUMNS:
+            low, high = cell.hit_interval(name)
+            values.append(f"{cell.hit_rate(name):.2f} ({low:.2f}–{high:.2f})")
         values += [
-            f"{cell.speed_up(_COLUMNS[0], proposal_share, waits_after_miss=waits):.2f}"
+            f"{cell.speed_up(proposal_share, waits_after_miss=waits):.2f}"
             for waits in (False, True)
         ]
         rows.append(values)

@@ -3,6 +3,7 @@
 Every proposal is the draft's, as after a hit. Letters as in ``laws``; N branches.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 FITTED = "fitted"
 """Name of the policy ``adaptive`` with values that are fitted to the rounds before."""
 _LEAST_KEPT = 16
+_NORMAL_95 = 1.96
+"""Standard deviations of a 95 % interval."""
 
 
 @dataclass(slots=True)
@@ -41,15 +44,28 @@ class Cell:
         """Mean tokens of a round with a proposal of the draft."""
         return self.tokens / self.rounds
 
+    @property
+    def own_policy(self) -> str:
+        """The policy of the law's authors: this product, or the paper."""
+        return "adaptive" if self.cache_weight is None else "geometric"
+
     def hit_rate(self, policy: str) -> float:
         """Return the share of outcomes that the table of a policy contains."""
         return self.hits[policy] / self.rounds
 
-    def speed_up(self, policy: str, proposal_share: float, *, waits_after_miss: bool) -> float:
+    def hit_interval(self, policy: str) -> tuple[float, float]:
+        """Return the 95 % interval of a hit rate, as of independent rounds (Wilson's)."""
+        rate, spread = self.hit_rate(policy), _NORMAL_95**2 / self.rounds
+        center = (rate + spread / 2) / (1 + spread)
+        half = math.sqrt(spread * (rate * (1 - rate) + spread / 4)) / (1 + spread)
+        return center - half, center + half
+
+    def speed_up(self, proposal_share: float, *, waits_after_miss: bool) -> float:
         """Return the predicted tokens/s over those of plain decoding, with tables in time.
 
+        The tables are those of ``own_policy``.
+
         Args:
-            policy: of the table.
             proposal_share: time of a proposal without a table over that of a verify.
             waits_after_miss: whether the round after a miss waits for a proposal; otherwise it is
                 plain.
@@ -57,7 +73,7 @@ class Cell:
         times = PairTimes(plain=1, verify=1, proposal=proposal_share, table=1, overhead=0)
         rates = Rates(
             tokens_after_draft=self.tokens_per_round,
-            hit_rate=self.hit_rate(policy),
+            hit_rate=self.hit_rate(self.own_policy),
             tokens_after_miss=self.tokens_per_round if waits_after_miss else 1.0,
             waits_after_miss=waits_after_miss,
         )

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from ssd.speculation.fan_out import make_policy
 from ssd.testing.tiny_folder import write_byte_tokenizer, write_tiny_folder
@@ -37,8 +38,20 @@ def test_explicit_fan_out_is_half_a_quarter_and_equal_shares(
 
 def test_the_speed_of_a_miss_is_that_of_plain_decoding_or_of_a_wait() -> None:
     cell = Cell(1.0, "coupled", rounds=10, tokens=30, hits={"adaptive": 8})
-    assert cell.speed_up("adaptive", 0.5, waits_after_miss=False) == pytest.approx(2.6)
-    assert cell.speed_up("adaptive", 0.5, waits_after_miss=True) == pytest.approx(3.0 / 1.1)
+    assert cell.speed_up(0.5, waits_after_miss=False) == pytest.approx(2.6)
+    assert cell.speed_up(0.5, waits_after_miss=True) == pytest.approx(3.0 / 1.1)
+
+
+def test_speeds_of_saguaro_sampling_have_the_fan_out_of_its_paper() -> None:
+    cell = Cell(1.0, "Saguaro", 0.5, rounds=10, tokens=30, hits={"adaptive": 0, "geometric": 8})
+    assert cell.speed_up(0.5, waits_after_miss=False) == pytest.approx(2.6)
+
+
+@pytest.mark.parametrize("hits", [0, 5, 87, 100])
+def test_the_interval_of_a_hit_rate_is_that_of_a_binomial(hits: int) -> None:
+    expected = binomtest(hits, 100).proportion_ci(method="wilson")
+    cell = Cell(1.0, "coupled", rounds=100, hits={"adaptive": hits})
+    assert cell.hit_interval("adaptive") == pytest.approx((expected.low, expected.high), abs=1e-4)
 
 
 # It imports torch, transformers and matplotlib, which takes most of 10 s on a busy machine.
