@@ -287,10 +287,11 @@ async def _complete(
         )
         for index in range(first, first + cell.batch)
     ]
-    return await asyncio.gather(*(_one(contender.client, call) for call in calls))
+    return await asyncio.gather(*(continuation(contender.client, call) for call in calls))
 
 
-async def _one(client: TargetClient, call: GenerateCall) -> Continuation:
+async def continuation(client: TargetClient, call: GenerateCall) -> Continuation:
+    """Return the text of a call, which wants a single one."""
     token_ids: list[TokenId] = []
     last: GenerationChunk | None = None
     async for chunk in client.generate(call):

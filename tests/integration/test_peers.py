@@ -28,7 +28,8 @@ from ssd_bench.peers.workers.wire import Batch
 WORKER = """
 def load(config):
     {begin}
-    return "1.0", lambda batch: [[5] * batch["max_tokens"] for _ in batch["prompts"]]
+    tokens = lambda batch: [[5] * batch["max_tokens"] for _ in batch["prompts"]]
+    return "1.0", lambda batch: {{"tokens": tokens(batch), "hits": 3, "looked_up": 4}}
 """
 
 
@@ -62,6 +63,8 @@ def test_engines_of_two_environments_write_the_same_texts(
     texts = {row["contender"]["peer"]: row["texts"] for row in found["rows"]}
     assert not [row["failure"] for row in found["rows"] if row["failure"]]
     assert texts["ssd"] == texts["transformers"]
+    looked_up = {row["contender"]["drafting"] for row in found["rows"] if any(row["looked_up"])}
+    assert looked_up <= {"ssd"}
     assert {row["version"] for row in found["rows"]} == {ssd.__version__, transformers.__version__}
     assert (tmp_path / "out" / "peers.png").stat().st_size > 1000
     table = (tmp_path / "out" / "peers.md").read_text()
@@ -102,6 +105,9 @@ def test_after_ctrl_c_no_process_is_left_and_the_same_command_goes_on(
     assert main(arguments) == 0
     assert [len(each) for each in speeds()] == [2, 2]
     assert speeds()[0][0] == first[0][0]
+    own, other = json.loads((tmp_path / "peers.json").read_text())["rows"]
+    assert (own["hits"], own["looked_up"], own["hit_rate"]) == ([0, 0], [0, 0], None)
+    assert (other["hits"], other["looked_up"], other["hit_rate"]) == ([3, 3], [4, 4], 0.75)
 
 
 @pytest.mark.asyncio

@@ -17,10 +17,12 @@ from ssd.runtime.launch import Deployment, deployed, draft_process, ending
 from ssd.settings import HUGE_PAGES
 from ssd.text.tokenizer import load_tokenizer
 from ssd.types import Mode, SamplingParams
+from ssd_bench.metrics import Continuation
 from ssd_bench.peers.contenders import OWN, PAPER, Contender
 from ssd_bench.peers.environments import check_gpu, interpreter, preload
 from ssd_bench.peers.servers import Answer, ServerEngine
 from ssd_bench.peers.workers.wire import Batch, Config
+from ssd_bench.runs import continuation
 
 WORKERS = Path(__file__).parent / "workers"
 LOAD_SECONDS = 600.0
@@ -79,9 +81,9 @@ class OwnEngine:
     async def complete(self, batch: Batch) -> Answer:
         """Return the new tokens of each prompt."""
         own = (self._one(batch, index) for index in range(len(batch["prompts"])))
-        return Answer.of_ids(await asyncio.gather(*own))
+        return answer_of(await asyncio.gather(*own))
 
-    async def _one(self, batch: Batch, index: int) -> list[int]:
+    async def _one(self, batch: Batch, index: int) -> Continuation:
         call = GenerateCall(
             prompt=tuple(batch["prompts"][index]),
             sampling=SamplingParams(
@@ -93,8 +95,17 @@ class OwnEngine:
             mode=self._mode,
             message_interval_ms=WHOLE_TEXT_MS,
         )
-        chunks = self._client.generate(call)
-        return [token_id async for chunk in chunks for token_id in chunk.token_ids]
+        return await continuation(self._client, call)
+
+
+def answer_of(batch: Sequence[Continuation]) -> Answer:
+    """Return what a target of this product has written, with the lookups of all rounds."""
+    counts = [each.statistics for each in batch]
+    return Answer.of_ids(
+        [list(each.token_ids) for each in batch],
+        hits=sum(each.hits for each in counts),
+        looked_up=sum(each.hits + each.misses + each.late for each in counts),
+    )
 
 
 class WorkerEngine:
@@ -116,7 +127,9 @@ class WorkerEngine:
 
     async def complete(self, batch: Batch) -> Answer:
         """Return the new tokens of each prompt."""
-        return Answer.of_ids((await self._ask(batch, BATCH_SECONDS))["tokens"])
+        answer = await self._ask(batch, BATCH_SECONDS)
+        hits, looked_up = answer.get("hits", 0), answer.get("looked_up", 0)
+        return Answer.of_ids(answer["tokens"], hits, looked_up)
 
     async def _ask(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         assert self._process.stdin is not None

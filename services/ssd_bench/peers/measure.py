@@ -52,6 +52,9 @@ class Row:
     what the host took counts."""
     texts: list[list[list[int] | str]] = field(default_factory=list)
     """By repetition and prompt: ids, or text if an engine does not report ids."""
+    hits: list[int] = field(default_factory=list)
+    looked_up: list[int] = field(default_factory=list)
+    """Rounds that needed a table of a draft process, by repetition; the hits are a part."""
     failure: str = ""
     """Why the contender has no more measurements."""
 
@@ -69,6 +72,12 @@ class Row:
         return spread(self.tokens_per_second)
 
     @property
+    def hit_rate(self) -> float | None:
+        """Hits / rounds that needed a table, of all repetitions; None without such rounds."""
+        looked_up = sum(self.looked_up)
+        return sum(self.hits) / looked_up if looked_up else None
+
+    @property
     def is_usable(self) -> bool:
         """Whether the machine was quiet in most measurements."""
         return was_quiet(self.other_cpus)
@@ -76,8 +85,11 @@ class Row:
     def forget_busy(self) -> None:
         """Remove the first measurement on a busy machine, and those after it."""
         num_quiet = len(list(takewhile(lambda cpus: cpus < BUSY_CPUS, self.other_cpus)))
-        for measured in (self.tokens_per_second, self.other_cpus, self.texts):
-            del measured[num_quiet:]
+        num_forgotten = len(self.other_cpus) - num_quiet
+        counts = (self.hits, self.looked_up)
+        for measured in (self.tokens_per_second, self.other_cpus, self.texts, *counts):
+            # The first measurements of an old file have no counts.
+            del measured[max(0, len(measured) - num_forgotten) :]
 
 
 async def measure(
@@ -154,6 +166,8 @@ async def _one(row: Row, engine: Engine, batch: Batch) -> None:
     row.other_cpus.append(max(other_cpus, ticks.stolen() if is_server else others.cpus()))
     row.tokens_per_second.append(answer.num_tokens / seconds)
     row.texts.append(list(answer.texts))
+    row.hits.append(answer.hits)
+    row.looked_up.append(answer.looked_up)
 
 
 @contextlib.asynccontextmanager

@@ -20,6 +20,7 @@ TITLES = (
     "tokens/s",
     "/ plain",
     "different",
+    "hit rate",
     "memory",
 )
 METHODS = {"none": "plain", "draft": "draft model", "ngram": "n-grams", "ssd": "SSD"}
@@ -30,7 +31,7 @@ Decode = Callable[[Sequence[int]], str]
 
 def records(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the rows as JSON values."""
-    return [{**asdict(row), "is_usable": row.is_usable} for row in rows]
+    return [{**asdict(row), "is_usable": row.is_usable, "hit_rate": row.hit_rate} for row in rows]
 
 
 def rows_of(values: Sequence[dict[str, Any]]) -> list[Row]:
@@ -84,6 +85,7 @@ def _cells(row: Row, rows: Sequence[Row], decode: Decode) -> tuple[str, ...]:
         _speed(row),
         ratio,
         different,
+        "" if row.hit_rate is None else f"{row.hit_rate:.3f}",
         "" if is_server or not row.memory_bytes else f"{row.memory_bytes / 2**20:.0f} MiB",
     )
 

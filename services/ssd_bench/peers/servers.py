@@ -39,11 +39,14 @@ class Answer:
     texts: Sequence[list[int] | str]
     """New tokens of each prompt, or their text if the engine does not report ids."""
     num_tokens: int
+    hits: int = 0
+    looked_up: int = 0
+    """Rounds that needed a table of a draft process: hits, misses and late tables."""
 
     @classmethod
-    def of_ids(cls, ids: Sequence[list[int]]) -> "Answer":
+    def of_ids(cls, ids: Sequence[list[int]], hits: int = 0, looked_up: int = 0) -> "Answer":
         """Return an answer that consists of ids."""
-        return cls(ids, sum(map(len, ids)))
+        return cls(ids, sum(map(len, ids)), hits, looked_up)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ import openvino as ov
 import openvino_genai as genai
 
 if TYPE_CHECKING:
-    from ssd_bench.peers.workers.wire import Batch, Complete, Config
+    from ssd_bench.peers.workers.wire import Batch, Complete, Completion, Config
 
 FORMATS = {"float32": "fp16", "bfloat16": "fp16", "int8": "int8", "int4": "int4"}
 """How the exported weights are stored: 16 bits, its default, also with arithmetic in float32."""
@@ -63,7 +62,7 @@ def load(config: Config) -> tuple[str, Complete]:
         folder, "CPU", scheduler_config=scheduler, **drafting, **properties
     )
 
-    def complete(batch: Batch) -> Sequence[Sequence[int]]:
+    def complete(batch: Batch) -> Completion:
         options = genai.GenerationConfig()
         options.max_new_tokens = batch["max_tokens"]
         options.ignore_eos = True
@@ -76,9 +75,7 @@ def load(config: Config) -> tuple[str, Complete]:
             options.num_assistant_tokens = config["lookahead"]
         ids = ov.Tensor([*batch["prompts"]])
         mask = ov.Tensor([[1] * len(prompt) for prompt in batch["prompts"]])
-        tokens: Sequence[Sequence[int]] = pipeline.generate(
-            genai.TokenizedInputs(ids, mask), options
-        ).tokens
-        return tokens
+        outputs = pipeline.generate(genai.TokenizedInputs(ids, mask), options)
+        return {"tokens": outputs.tokens}
 
     return genai.__version__, complete

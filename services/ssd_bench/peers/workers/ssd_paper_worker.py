@@ -5,13 +5,12 @@ Its package is ``ssd`` too: this process has an environment without this product
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ssd_bench.peers.workers.wire import Batch, Complete, Config
+    from ssd_bench.peers.workers.wire import Batch, Complete, Completion, Config
 
 theirs = import_module("ssd")
 BLOCK_TOKENS = 256
@@ -43,11 +42,11 @@ def load(config: Config) -> tuple[str, Complete]:
         **drafting(config),
     )
 
-    def complete(batch: Batch) -> Sequence[Sequence[int]]:
+    def complete(batch: Batch) -> Completion:
         sampling = theirs.SamplingParams(
             temperature=batch["temperature"], max_new_tokens=batch["max_tokens"], ignore_eos=True
         )
         outputs, _ = engine.generate(batch["prompts"], sampling, use_tqdm=False)
-        return [output["token_ids"] for output in outputs]
+        return {"tokens": [output["token_ids"] for output in outputs]}
 
     return version("ssd"), complete

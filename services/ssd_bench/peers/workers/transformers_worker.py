@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 
 if TYPE_CHECKING:
-    from ssd_bench.peers.workers.wire import Batch, Complete, Config
+    from ssd_bench.peers.workers.wire import Batch, Complete, Completion, Config
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -31,7 +30,7 @@ def load(config: Config) -> tuple[str, Complete]:
         draft.generation_config.num_assistant_tokens_schedule = "constant"
         draft.generation_config.assistant_confidence_threshold = 0.0
 
-    def complete(batch: Batch) -> Sequence[Sequence[int]]:
+    def complete(batch: Batch) -> Completion:
         transformers.set_seed(batch["seed"])
         prompts = torch.tensor(batch["prompts"])
         sampling: dict[str, Any] = {"do_sample": batch["temperature"] > 0}
@@ -45,7 +44,6 @@ def load(config: Config) -> tuple[str, Complete]:
             **sampling,
             **drafting,
         )
-        ids: Sequence[Sequence[int]] = outputs[:, prompts.shape[1] :].tolist()
-        return ids
+        return {"tokens": outputs[:, prompts.shape[1] :].tolist()}
 
     return transformers.__version__, complete

@@ -1,8 +1,8 @@
 """Lines of JSON between ``ssd bench peers`` and an engine in another environment.
 
 ``python wire.py NAME`` runs the module NAME beside this file. The first line to it is a ``Config``;
-it answers ``{"version": ...}`` when it is ready. Each later line is a ``Batch``, answered with
-``{"tokens": [[id, ...], ...]}``.
+it answers ``{"version": ...}`` when it is ready. Each later line is a ``Batch``, answered with a
+``Completion``.
 """
 
 import json
@@ -50,8 +50,17 @@ class Batch(TypedDict):
     seed: int
 
 
-Complete = Callable[[Batch], Sequence[Sequence[int]]]
-"""Returns the new tokens of each prompt."""
+class Completion(TypedDict):
+    """A completed batch."""
+
+    tokens: Sequence[Sequence[int]]
+    """New tokens of each prompt."""
+    hits: NotRequired[int]
+    looked_up: NotRequired[int]
+    """Rounds that needed a table of this product's draft processes; the hits are a part."""
+
+
+Complete = Callable[[Batch], Completion]
 
 
 Load = Callable[[Config], tuple[str, Complete]]
@@ -68,7 +77,9 @@ def serve(load: Load) -> None:
     version, complete = load(json.loads(sys.stdin.readline()))
     _put(answers, {"version": version})
     for line in sys.stdin:
-        _put(answers, {"tokens": [list(map(int, ids)) for ids in complete(json.loads(line))]})
+        completion = complete(json.loads(line))
+        tokens = [list(map(int, ids)) for ids in completion["tokens"]]
+        _put(answers, {**completion, "tokens": tokens})
 
 
 def _put(stream: TextIO, value: dict[str, Any]) -> None:

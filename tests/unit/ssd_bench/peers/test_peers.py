@@ -5,17 +5,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ssd.errors import SettingsError, SetupError
+from ssd.observability.metrics import ROUNDS_TOTAL
+from ssd.types import Mode, SpeculationStatistics
 from ssd_bench import unfinished
 from ssd_bench.__main__ import main
+from ssd_bench.metrics import Continuation
 from ssd_bench.peers import command, environments
 from ssd_bench.peers.contenders import PEERS, Contender, Drafting, contenders
-from ssd_bench.peers.engines import Setup, own_deployment
+from ssd_bench.peers.engines import Setup, answer_of, own_deployment
 from ssd_bench.peers.measure import Case, Row, num_steps, shortage_of
 from ssd_bench.peers.report import markdown, records, rows_of
 from ssd_bench.peers.results_file import ResultsFile
@@ -149,6 +152,58 @@ def test_the_table_compares_with_plain_decoding_of_the_same_engine() -> None:
     assert "| 5 (5–5) |  |  |" in other
 
 
+def test_the_hit_rate_is_of_all_repetitions_and_empty_without_lookups() -> None:
+    plain, ssd = row(PLAIN, 10.0, 12.0), row(SSD, 20.0, 24.0)
+    plain.hits, plain.looked_up = [0, 0], [0, 0]
+    ssd.hits, ssd.looked_up = [8, 1], [10, 6]
+    assert [record["hit_rate"] for record in records([plain, ssd])] == [None, 9 / 16]
+    (title, _, of_plain, of_ssd) = markdown([plain, ssd], "", str).splitlines()[-4:]
+    assert "| different | hit rate | memory |" in title
+    assert of_plain.endswith("|  |  |  |")
+    assert of_ssd.endswith("| 0/2 | 0.562 |  |")
+
+
+def test_a_target_of_this_product_reports_the_lookups_of_all_texts() -> None:
+    counts = [{"hits": 4, "misses": 2, "late": 1}, {"hits": 3, "rounds": 9, "paused_rounds": 6}]
+    statistics = [SpeculationStatistics(mode=Mode.AUTO, **each) for each in counts]
+    found = answer_of([Continuation((5, 6), each) for each in statistics])
+    assert (found.texts, found.num_tokens) == ([[5, 6], [5, 6]], 4)
+    assert (found.hits, found.looked_up) == (7, 10)
+
+
+def test_vllm_reports_the_lookups_of_a_batch_if_it_has_drafts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def count(**results: int) -> None:
+        for result, number in results.items():
+            ROUNDS_TOTAL.labels(result=result).inc(number)
+
+    class Engine:
+        def __init__(self, _model: str, *, worker_extension_cls: str = "", **_: object) -> None:
+            module, _dot, name = worker_extension_cls.rpartition(".")
+            self._worker = getattr(sys.modules[module], name)() if name else None
+
+        def generate(self, prompts: list[object], *_: object, **__: object) -> list[Any]:
+            count(hit=3, miss=1, late=1, no_draft=5, none=7)
+            return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[5])]) for _ in prompts]
+
+        def collective_rpc(self, method: str) -> list[Any]:
+            return [getattr(self._worker, method)()]
+
+    vllm: Any = ModuleType("vllm")
+    vllm.LLM, vllm.SamplingParams, vllm.__version__ = Engine, dict, "1"
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    load = import_module("ssd_bench.peers.workers.vllm_worker").load
+    config: dict[str, Any] = dict.fromkeys(("target", "dtype", "length", "batch"), "")
+    batch: Batch = {"prompts": [[1]], "max_tokens": 16, "temperature": 0.0, "seed": 0}
+    count(hit=0, miss=0, late=0)
+    _, complete = load(config | {"drafts": ["127.0.0.1:1"], "lookahead": 6})
+    complete(batch)
+    assert complete(batch) == {"tokens": [[5]], "hits": 3, "looked_up": 5}
+    _, complete = load(config)
+    assert complete(batch) == {"tokens": [[5]]}
+
+
 def test_a_busy_machine_and_a_failure_are_visible() -> None:
     busy, failed = row(PLAIN, 10.0), row(SSD)
     busy.other_cpus = [0.5]
@@ -183,6 +238,27 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     file.write_text(json.dumps({"identity": "own", "rows": records([busy])}))
     (again,) = ResultsFile(file, {"identity": "own"}).continued([Row(SSD)])
     assert (again.tokens_per_second, again.texts) == ([1.0], [[[1, 2]]]), "and what was busy"
+
+
+def test_a_file_without_lookups_goes_on_and_later_repetitions_have_some(tmp_path: Path) -> None:
+    file = tmp_path / "peers.json"
+    old = records([row(SSD, 1.0, 2.0)])
+    for name in ("hits", "looked_up", "hit_rate"):
+        del old[0][name]
+    file.write_text(json.dumps({"identity": "own", "rows": old}))
+    (found,) = ResultsFile(file, {"identity": "own"}).continued([Row(SSD)])
+    assert (found.tokens_per_second, found.hit_rate) == ([1.0, 2.0], None)
+    for other_cpus, hits in ((0.01, 6), (0.5, 0)):
+        found.tokens_per_second.append(3.0)
+        found.other_cpus.append(other_cpus)
+        found.texts.append([[1, 2]])
+        found.hits.append(hits)
+        found.looked_up.append(8)
+    found.forget_busy()
+    assert (found.tokens_per_second, found.hits, found.looked_up) == ([1.0, 2.0, 3.0], [6], [8])
+    found.other_cpus[1] = 0.5
+    found.forget_busy()
+    assert (found.tokens_per_second, found.hits, found.looked_up) == ([1.0], [], [])
 
 
 @pytest.mark.parametrize(

@@ -135,8 +135,8 @@ def test_the_texts_of_a_server_are_compared_with_plain_decoding_of_this_product(
     ids = row(server("a"), [1, 2], [4])
     text = row(server("b"), "[1, 2]", "[4]")
     table = markdown([plain, ids, text], "", str).splitlines()
-    assert table[-2] == "| demo | 1 | 0 | a | a server |  |  |  | 10 (10–10) |  | 1/2 |  |"
-    assert table[-1] == "| demo | 1 | 0 | b | a server |  |  |  | 10 (10–10) |  | 1/2 |  |"
+    assert table[-2] == "| demo | 1 | 0 | a | a server |  |  |  | 10 (10–10) |  | 1/2 |  |  |"
+    assert table[-1] == "| demo | 1 | 0 | b | a server |  |  |  | 10 (10–10) |  | 1/2 |  |  |"
 
 
 @pytest.mark.parametrize("names", ["other", "ssd=http://a", "a=localhost:1", "=http://a"])
