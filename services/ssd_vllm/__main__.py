@@ -3,6 +3,7 @@
 The arguments are vLLM's, without abbreviations; ``--model=demo://target`` is the embedded model.
 vLLM parses them and the plugin reads its settings and their files before anything is loaded. With
 ``--print-config`` this prints both and ends; it needs no device. Requests pass ``ssd_vllm.gate``.
+vLLM runs with its model runner V1, also where it would select V2, which the worker refuses.
 """
 
 from ssd.runtime.sigterm import end_at_sigterm
@@ -29,6 +30,8 @@ SERVER = "vllm.entrypoints.openai.api_server"
 _PRINT_CONFIG = "--print-config"
 _GATE = "--middleware=ssd_vllm.Gate"
 _MODEL = "--model="
+_V2_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+"""Environment variable of vLLM, which all of its processes inherit."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     code = check(arguments, is_only_shown=is_only_shown)
     if code != os.EX_OK or is_only_shown:
         return code
+    select_v1_runner()
     sys.argv[1:] = arguments
     runpy.run_module(SERVER, run_name="__main__", alter_sys=True)
     return 0
@@ -86,6 +90,13 @@ def check(arguments: Sequence[str], *, is_only_shown: bool) -> int:
         shown = {"arguments": list(arguments), KEY: parsed.additional_config[KEY]}
         sys.stdout.write(json.dumps(shown) + "\n")
     return os.EX_OK
+
+
+def select_v1_runner() -> None:
+    """Let vLLM select its model runner V1; writes a line if the environment did not."""
+    if os.environ.get(_V2_RUNNER) != "0":  # noqa: TID251 a variable of vLLM
+        os.environ[_V2_RUNNER] = "0"  # noqa: TID251 likewise
+        sys.stderr.write(f"ssd_vllm.Worker runs with the model runner V1: {_V2_RUNNER} is 0 now\n")
 
 
 def _with_folder(argument: str) -> str:

@@ -1,5 +1,6 @@
 """``python -m ssd_vllm``: what vLLM's server gets."""
 
+import os
 import runpy
 import sys
 from typing import Any
@@ -23,6 +24,8 @@ def test_vllms_server_runs_as_the_main_module_with_the_arguments(
         runs.append((module, sys.argv[1:]))
 
     monkeypatch.setattr(sys, "argv", ["ssd_vllm"])
+    environment: dict[str, str] = {}
+    monkeypatch.setattr(os, "environ", environment)
     monkeypatch.setattr(runpy, "run_module", run_module)
     monkeypatch.setattr(process, "check", lambda _arguments, *, is_only_shown: is_only_shown)
     assert main(["--model=org/name", "--max-num-seqs", "8"]) == 0
@@ -31,6 +34,18 @@ def test_vllms_server_runs_as_the_main_module_with_the_arguments(
         (SERVER, ["--model=org/name", "--max-num-seqs", "8", GATE]),
         (SERVER, [f"--model={demo.folder('target')}", "--port=8000", GATE]),
     ]
+    assert environment == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+
+
+@pytest.mark.parametrize("given", [{}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}])
+def test_vllm_selects_its_model_runner_v1_which_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: dict[str, str]
+) -> None:
+    monkeypatch.setattr(os, "environ", given)
+    for _ in range(2):
+        process.select_v1_runner()
+        assert given == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+    assert capsys.readouterr().err.count("runs with the model runner V1") == 1
 
 
 @pytest.mark.parametrize("arguments", [["--port=x"], ["--port=8000", "--print-config"]])
