@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd.speculation.noise import gumbel_noise
+from ssd.testing.fake_device import fake_device
 from ssd_vllm import coupled
 from ssd_vllm.coupled import (
     CoupledNoise,
@@ -136,3 +137,18 @@ def test_blocks_of_rows_choose_as_all_rows(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(coupled, "BLOCK_VALUES", 3 * VOCAB)
     assert CoupledNoise().choose(logits_RV, step, requests_R, positions_R).equal(whole)
     assert len(set(whole.tolist())) > 1
+
+
+@pytest.mark.parametrize("temperatures", [[0.0, 0.0, 0.0], [1.0, 0.0, 0.7], [1.0, 1.0, 1.0]])
+def test_a_step_on_a_device_mixes_no_devices_and_reads_nothing_back(
+    temperatures: list[float],
+) -> None:
+    step, noise = addresses([3, 0, 1], temperatures), CoupledNoise()
+    with fake_device() as device:
+        last_BV = torch.empty((3, VOCAB), device=device.name)
+        logits_RV = torch.empty((4, VOCAB), device=device.name)
+        proposed_R = torch.empty(4, dtype=torch.int32, device=device.name)
+        bonus_B = choose_after_proposals(noise, step, last_BV)
+        found = accept(noise, step, proposed_R, logits_RV, bonus_B, 3)
+        assert (str(found.device), found.shape) == (device.name, (3, 4))
+    assert device.num_reads == 0
