@@ -1,5 +1,6 @@
-"""A doorbell rings on a thread of its own, and links survive their bugs."""
+"""A doorbell rings on a thread of its own; links have their CPUs and survive their bugs."""
 
+import os
 import threading
 from queue import SimpleQueue
 
@@ -67,3 +68,23 @@ def test_links_that_a_bug_has_ended_are_dialled_again(monkeypatch: pytest.Monkey
     links.stop()
     assert starts.empty()
     assert PROPOSER_CRASHES_TOTAL._value.get() == before + 2
+
+
+def test_links_run_on_the_given_cpus_and_change_no_other_thread() -> None:
+    all_cpus = os.sched_getaffinity(0)
+    # A thread has those of the thread that starts it.
+    pinned, given = {min(all_cpus)}, {max(all_cpus)}
+    found: SimpleQueue[set[int]] = SimpleQueue()
+
+    async def serve() -> None:
+        found.put(os.sched_getaffinity(0))
+
+    links = LinkThread(serve, given)
+    os.sched_setaffinity(0, pinned)
+    try:
+        links.start()
+        assert found.get(timeout=SECONDS) == given
+        assert os.sched_getaffinity(0) == pinned
+    finally:
+        os.sched_setaffinity(0, all_cpus)
+        links.stop()
