@@ -55,6 +55,9 @@ FEATURES: dict[str, dict[str, Any]] = {
     "adapter": {**WARM, "model": "tuned"},
     "adapter, greedy": {**WARM, "model": "tuned", "temperature": 0.0},
     "penalty": {**WARM, "repetition_penalty": 1.3},
+    "frequencies": {**WARM, "frequency_penalty": 0.8},
+    "allowed tokens": {**WARM, "allowed_token_ids": [*range(0, 1000, 2)]},
+    "bad words": {**WARM, "bad_words": ["values", "return sum"]},
     "filters": {**WARM, "top_k": 20, "top_p": 0.9},
 }
 
@@ -190,6 +193,8 @@ def test_the_features_are_used(expected: Results) -> None:
     for name in ("schema", "schema, greedy"):
         value = json.loads(found[name][0][2])
         assert (value["name"] in ("mean", "median"), value["size"] in (1, 20, 300)) == (True, True)
+    constrained = ("penalty", "frequencies", "allowed tokens", "bad words", "filters")
+    assert all(found[name][0] != found["choices"][0] for name in constrained)
     assert len(expected.logprobs) == 60
     assert found["adapter, greedy"] != found["plain"]
     assert len(expected.texts[-1][0][1]) > 450, "a text up to the maximum length"
