@@ -144,8 +144,12 @@ def run(
     # In one process, which imports vLLM once; test_server has vLLM's own processes.
     variables: dict[str, object] = {"VLLM_ENABLE_V1_MULTIPROCESSING": 0}
     if num_ranks := engine.get("tensor_parallel_size"):
-        # By itself, vLLM binds each rank to a NUMA node of its own.
-        variables = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, range(num_ranks)))}
+        variables = {
+            # By itself, vLLM binds each rank to a NUMA node of its own.
+            "VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, range(num_ranks))),
+            # A request without a seed has that of its id, which then is its number.
+            "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": 1,
+        }
     process = subprocess.Popen(
         command(ROOT / "tests/vllm/generate.py", VLLM_LOGGING_LEVEL="WARNING", **variables),
         stdin=subprocess.PIPE,

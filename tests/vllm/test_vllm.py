@@ -14,6 +14,7 @@ from tests.vllm.runs import PATIENT, Draft, Job, Texts, our_texts, run
 from tests.vllm.server import MODEL
 
 from ssd.text.tokenizer import load_tokenizer
+from ssd_vllm.requests import seed_of
 
 pytestmark = pytest.mark.vllm
 NUM_TOKENS = 64
@@ -116,11 +117,14 @@ def test_a_text_may_end_from_its_least_number_of_tokens_on(
 def test_of_two_ranks_one_has_the_links_and_both_have_its_proposals(
     draft: Draft, without_drafts: Texts
 ) -> None:
-    found = run(jobs()[:NUM_FEW], [draft.address], plugin=PATIENT, tensor_parallel_size=2)
+    *few, last = jobs()[:NUM_FEW]
+    given = [*few, last | {"seed": None}]
+    found = run(given, [draft.address], plugin=PATIENT, tensor_parallel_size=2)
     assert found.num_accepted > NUM_FEW * NUM_TOKENS // 4
     assert draft.most_links() == 1
     # Their sums differ from those of one rank in the last bits, which decides none of these tokens.
-    assert found.texts == without_drafts[:NUM_FEW]
+    seed = seed_of(str(len(few)), None)
+    assert found.texts == without_drafts[: len(few)] + our_texts([last | {"seed": seed}])
 
 
 def test_two_replicas_share_a_draft(draft: Draft, without_drafts: Texts) -> None:
