@@ -1,18 +1,25 @@
 """Generates texts with vLLM; runs with the interpreter of vLLM's environment.
 
 Reads an object from standard input: ``model``, ``jobs`` (each with ``prompt_ids``, ``seed`` and
-sampling parameters), ``batch``, ``drafts`` (none: no speculation), ``plugin`` (its other settings)
-and ``engine`` (arguments of ``LLM``). Prints a line for each batch, its token ids, one with the
-log-probabilities at each token of the prompts where jobs request them, and a last one with vLLM's
-counters.
+sampling parameters), ``batch``, ``drafts`` (none: no speculation), ``plugin`` (its other settings),
+``calls_to_bug`` (0: none; else after so many calls, two methods fail) and ``engine`` (arguments of
+``LLM``). Prints a line for each batch, its token ids, one with the log-probabilities at each token
+of the prompts where jobs request them, and a last one with the counters.
 """
 
+import itertools
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
+from prometheus_client import REGISTRY
 from vllm import LLM, SamplingParams
 from vllm.v1.metrics.reader import Counter
+
+from ssd_vllm.requests import PoolRequests
+
+CRASHES = "ssd_proposer_crashes_total"
 
 
 def main() -> None:
@@ -26,6 +33,10 @@ def main() -> None:
             "num_speculative_tokens": 6,
         }
     plugin = {"drafts": task["drafts"], "draft_deadline_ms": 100, **task["plugin"]}
+    if count := task["calls_to_bug"]:
+        # In different steps.
+        for more, name in enumerate(("begin_step", "propose")):
+            setattr(PoolRequests, name, _failing(getattr(PoolRequests, name), count + more))
     llm = LLM(
         task["model"],
         dtype="float32",
@@ -49,7 +60,18 @@ def main() -> None:
             rows = [row or {} for each in found for row in each.prompt_logprobs]
             _put("LOGPROBS", [{key: one.logprob for key, one in row.items()} for row in rows])
     values = {each.name: each.value for each in llm.get_metrics() if isinstance(each, Counter)}
-    _put("COUNTERS", values)
+    _put("COUNTERS", values | {CRASHES: REGISTRY.get_sample_value(CRASHES)})
+
+
+def _failing(method: Callable[..., Any], calls_to_bug: int) -> Callable[..., Any]:
+    calls = itertools.count(1)
+
+    def call(*given: Any) -> Any:
+        if next(calls) % calls_to_bug == 0:
+            raise ValueError("a bug")
+        return method(*given)
+
+    return call
 
 
 def _put(name: str, value: object) -> None:

@@ -130,15 +130,17 @@ def run(
     plugin: dict[str, Any] | None = None,
     batch: int = 8,
     after_batch: Callable[[], None] = lambda: None,
+    calls_to_bug: int = 0,
     **engine: Any,
 ) -> Run:
-    """Generate texts with vLLM; ``engine`` has arguments of ``LLM``."""
+    """Generate texts with vLLM; the arguments are those of ``generate.py``."""
     task = {
         "model": str(MODEL),
         "jobs": list(jobs),
         "batch": batch,
         "drafts": list(drafts),
         "plugin": plugin or {},
+        "calls_to_bug": calls_to_bug,
         "engine": engine,
     }
     # In one process, which imports vLLM once; test_server has vLLM's own processes.

@@ -86,6 +86,13 @@ def test_a_draft_that_is_killed_costs_no_text(draft: Draft, without_drafts: Text
     assert found.num_accepted > 0
 
 
+def test_bugs_of_the_proposer_cost_no_text(draft: Draft, without_drafts: Texts) -> None:
+    found = run(jobs(), [draft.address], plugin=PATIENT, calls_to_bug=10)
+    assert found.counters["ssd_proposer_crashes_total"] > 3
+    assert found.num_accepted > 0
+    assert found.texts == without_drafts
+
+
 def test_thinking_ends_within_its_budget_with_drafts_too(
     draft: Draft, without_drafts: Texts
 ) -> None:
