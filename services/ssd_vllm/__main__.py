@@ -93,9 +93,10 @@ def check(arguments: Sequence[str], *, is_only_shown: bool) -> int:
 
 
 def select_v1_runner() -> None:
-    """Let vLLM select its model runner V1; writes a line if the environment did not."""
-    if os.environ.get(_V2_RUNNER) != "0":  # noqa: TID251 a variable of vLLM
-        os.environ[_V2_RUNNER] = "0"  # noqa: TID251 likewise
+    """Let vLLM select its model runner V1; writes a line if the environment selects V2."""
+    given = os.environ.get(_V2_RUNNER, "0")  # noqa: TID251 a variable of vLLM
+    os.environ[_V2_RUNNER] = "0"  # noqa: TID251 likewise
+    if given != "0":
         sys.stderr.write(f"ssd_vllm.Worker runs with the model runner V1: {_V2_RUNNER} is 0 now\n")
 
 
