@@ -14,7 +14,7 @@ IMAGE_ARGS ?=
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test coverage check format protos exactness mutants bench soak browser package vllm gpu-check e2e e2e-full images vllm-image vllm-cpu-image
+.PHONY: help setup run test coverage check format protos exactness mutants bench soak browser package vllm vllm-full gpu-check e2e e2e-full images vllm-image vllm-cpu-image
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ VLLM := .venv-vllm
 VLLM_PIP := $(VLLM)/bin/python -m pip --disable-pip-version-check
 vllm: $(TOOLS) $(VLLM)/installed ## test real vLLM as the target of drafts, on CPUs; installs 3.5 GB once
 	$(BIN)/python -m pytest tests/vllm -m "vllm and not slow" --timeout 900
+
+vllm-full: $(TOOLS) $(VLLM)/installed ## the same with hundreds of texts and kills
+	$(BIN)/python -m pytest tests/vllm -m vllm --timeout 3600
 
 $(VLLM)/installed: $(VLLM)/packages.txt pyproject.toml
 	@$(VLLM_PIP) install -q -e '.[vllm]'

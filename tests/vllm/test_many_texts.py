@@ -1,6 +1,6 @@
 """Hundreds of texts of real vLLM: the same with failing drafts, without drafts, and of our target.
 
-Not part of ``make vllm``: ``pytest tests/vllm/test_many_texts.py -m vllm``.
+Not part of ``make vllm``, but of ``make vllm-full``.
 """
 
 import pytest
