@@ -81,10 +81,13 @@ class Server:
 
 
 @contextmanager
-def serving(adapter: Path | None, *flags: str, ca: str = "", **plugin: Any) -> Iterator[Server]:
+def serving(
+    adapter: Path | None, *flags: str, ca: str = "", cpus: str = "", **plugin: Any
+) -> Iterator[Server]:
     """Start vLLM; ``plugin`` has settings of it, none: the worker without speculation.
 
     With ``ca``, its port has the certificate of the plugin, which this authority has signed.
+    ``cpus`` are those of each rank and replica, as ``VLLM_CPU_OMP_THREADS_BIND``.
     """
     port, admin_port = free_port(), free_port()
     module = "ssd_vllm" if plugin else "vllm.entrypoints.openai.api_server"
@@ -106,6 +109,7 @@ def serving(adapter: Path | None, *flags: str, ca: str = "", **plugin: Any) -> I
                 *("--worker-cls", "ssd_vllm.Worker", *speculation),
                 *("--additional-config", json.dumps({"ssd": settings}), *flags),
                 PROMETHEUS_MULTIPROC_DIR=metrics,
+                **({"VLLM_CPU_OMP_THREADS_BIND": cpus} if cpus else {}),
             ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.pki import Authority, put
 from tests.vllm.runs import PATIENT, Draft, Job, Texts, our_texts, run
-from tests.vllm.server import MODEL
+from tests.vllm.server import MODEL, serving
 
 from ssd.text.tokenizer import load_tokenizer
 from ssd_vllm.requests import seed_of
@@ -134,12 +134,19 @@ def test_of_two_ranks_one_has_the_links_and_both_have_its_proposals(
     assert found.texts == without_drafts[: len(few)] + our_texts([last | {"seed": seed}])
 
 
-def test_two_replicas_share_a_draft(draft: Draft, without_drafts: Texts) -> None:
-    with ThreadPoolExecutor() as replicas:
-        runs = list(replicas.map(lambda _: run(jobs(), [draft.address]), range(2)))
-    for found in runs:
-        assert found.texts == without_drafts
-        assert found.num_accepted > 0
+def test_two_replicas_of_a_server_share_a_draft(draft: Draft, without_drafts: Texts) -> None:
+    plugin: dict[str, Any] = {"drafts": [draft.address], **PATIENT}
+    flags = ("--data-parallel-size", "2")
+    with serving(None, *flags, cpus="0|1", **plugin) as server, ThreadPoolExecutor(8) as clients:
+
+        def text(job: Job) -> list[int]:
+            prompt_ids = job.pop("prompt_ids")
+            (choice,) = server.complete({**job, "prompt": prompt_ids, "ignore_eos": True})
+            return list(choice["token_ids"])
+
+        assert list(clients.map(text, jobs())) == without_drafts
+        accepted = server.metrics()["vllm:spec_decode_num_accepted_tokens_total"]
+    assert accepted > 0
     assert draft.most_links() == 2
 
 
