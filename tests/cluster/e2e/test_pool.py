@@ -37,7 +37,7 @@ def status(kube: Kube) -> dict[str, object]:
     return found
 
 
-def wait_linked(kube: Kube, num_drafts: int, timeout: float = 300) -> float:
+def wait_linked(kube: Kube, num_drafts: int, timeout: float = 150) -> float:
     """Wait until each target has a link to each of this number of drafts; returns the seconds.
 
     A draft that starts beside two loads on two busy CPUs was ready after two minutes.

@@ -62,7 +62,7 @@ def vllm_pair() -> Object:
 def served(kube: Kube, vllm_image: None) -> Iterator[openai.OpenAI]:
     """A client of the ready resource."""
     with kube.applied(vllm_pair()):
-        kube.wait_for(NAME, "Ready", "True", timeout=600)
+        kube.wait_for(NAME, "Ready", "True", timeout=300)
         kube.wait_linked(NAME, 2)
         address = kube.get("service", NAME)["spec"]["clusterIP"]
         with openai.OpenAI(base_url=f"http://{address}:8000/v1", api_key="none") as client:
@@ -150,7 +150,7 @@ def test_with_security_clients_the_operator_and_links_use_certificates_and_token
                 and not old & kube.uids(NAME, "target", "draft")
             )
 
-        eventually(is_secured, "new pods have certificates", 600)
+        eventually(is_secured, "new pods have certificates", 300)
         kube.wait_linked(NAME, 1)
         host = kube.get("service", NAME)["spec"]["clusterIP"]
         context = ssl.create_default_context(cadata=authority.pem.decode())
