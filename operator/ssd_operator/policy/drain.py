@@ -134,21 +134,28 @@ def plan_cell(
         num_done = len(done) if len(done) == len(marked) and not victims else 0
         replicas -= min(num_excess, num_missing + num_done)
     return DrainPlan(
-        drains=tuple(_drains(snapshot, pods, victims)),
+        drains=tuple(_drains(snapshot, pods, victims, sessions)),
         replicas={cell: replicas},
         delete_pods=tuple(map(name_of, deleted)),
     )
 
 
 def _drains(
-    snapshot: Snapshot, pods: Sequence[Object], victims: Sequence[Object]
+    snapshot: Snapshot,
+    pods: Sequence[Object],
+    victims: Sequence[Object],
+    sessions: Mapping[str, int],
 ) -> Iterator[Drain]:
-    """Drains of the victims, and of all pods whose drain has not ended."""
+    """Drains of the victims, and of all pods whose drain has not ended.
+
+    A draft that is not ready may have sessions still: a busy one answers a probe too late.
+    """
     now, seconds = snapshot.now, snapshot.resource.spec.draft.drain_seconds
     for pod in (*victims, *(pod for pod in pods if pod not in victims)):
         deadline, is_new = drain_deadline_of(pod), pod in victims
         if is_new:
-            deadline = math.ceil(now + seconds) if is_ready(pod) else math.floor(now)
+            has_work = is_ready(pod) or bool(sessions.get(name_of(pod)))
+            deadline = math.ceil(now + seconds) if has_work else math.floor(now)
         if deadline is not None:
             is_over = _is_done(pod, snapshot) or deadline <= now
             address = None if is_over else address_of(pod)

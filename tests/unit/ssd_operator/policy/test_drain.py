@@ -76,6 +76,13 @@ def test_a_victim_is_marked_and_called_before_the_deployment_shrinks() -> None:
     )
 
 
+def test_a_draft_that_is_not_ready_and_has_sessions_is_drained() -> None:
+    found = plan(1, 2, pod("a"), pod("b", ready=False), sessions={"a": 3, "b": 1})
+    assert found == DrainPlan(
+        drains=(Drain("b", 1_000_021, Address("10.0.0.1"), is_new=True),), replicas={0: 2}
+    )
+
+
 def test_a_mark_is_two_annotations() -> None:
     assert victim_annotations(1_000_021) == {
         "ssd.dev/drain-deadline": "1970-01-12T13:47:01Z",
@@ -98,7 +105,9 @@ def test_victims_are_in_the_order_of_a_replica_set_and_then_of_sessions() -> Non
 
 @pytest.mark.parametrize("victim", [PENDING, pod("starting", ready=False)])
 @pytest.mark.parametrize("now", [NOW, float(int(NOW))])
-def test_a_pod_that_is_not_ready_needs_no_drain(victim: Object, now: float) -> None:
+def test_a_pod_that_is_not_ready_and_serves_nothing_needs_no_drain(
+    victim: Object, now: float
+) -> None:
     (drain,) = plan(0, 1, victim, now=now).drains
     assert (drain.is_new, drain.address) == (True, None)
     assert drain.deadline <= now
