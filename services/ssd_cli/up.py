@@ -79,23 +79,21 @@ async def up(deployment: Deployment, *, is_json: bool) -> int:
 
 
 def state_folder(target: str, draft: str, port: int) -> str:
-    """Return the folder in which the drafts of ``ssd up`` keep their fan-out.
+    """Return the folder below which each draft of ``ssd up`` keeps its fan-out.
 
-    It is empty if the environment has one, or the user has no home folder. A fit is of a pair, so
+    It is that of the environment, or empty if the user has no home folder. A fit is of a pair, so
     another pair has another folder, and so has a deployment at another port.
 
     *Decision*: only ``ssd up`` keeps fits. *Because* the processes of other commands end after a
     few texts, and a measurement must not depend on the one before.
     """
-    try:
-        folder = cache_folder() / "fan_out"
-    except RuntimeError:
-        return ""
     names = (model if "://" in model else str(Path(model).absolute()) for model in (target, draft))
     digest = hashlib.sha256(json.dumps([*names, port]).encode()).hexdigest()
-    own = str(folder / digest[:DIGEST_CHARS])
-    is_given = find_text("state_folder", (), prefix="SSD_DRAFT", default=own) != own
-    return "" if is_given else own
+    try:
+        own = str(cache_folder() / "fan_out" / digest[:DIGEST_CHARS])
+    except RuntimeError:
+        own = ""
+    return find_text("state_folder", (), prefix="SSD_DRAFT", default=own)
 
 
 def check_ports(deployment: Deployment) -> None:

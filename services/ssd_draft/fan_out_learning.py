@@ -100,6 +100,8 @@ class FanOutLearning:
         part = self._path.with_suffix(f".{os.getpid()}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            # A named pipe there would block, and a link would be followed.
+            part.unlink(missing_ok=True)
             part.write_text(json.dumps(self._key | {"fit": json.loads(self._fit.to_text())}))
             part.replace(self._path)
         except OSError as error:

@@ -13,6 +13,7 @@ from tests.cluster.kube import (
     CHART,
     CRD,
     CRDS,
+    ENDS_AT,
     EVERYWHERE,
     KEEPS_IMAGES,
     REGISTRY,
@@ -31,8 +32,6 @@ from tests.cluster.operators import Operator, ReleasedOperator, operator_process
 TOOL = Path(os.environ.get("SSD_CLUSTER_TOOL", ROOT.parent / "shared" / "k8s" / "cluster"))
 NEEDS_NODE = tuple(Path(__file__).parent / each for each in ("e2e", "passes", "placement", "scale"))
 FIGURES = pytest.StashKey[dict[str, object]]()
-ENDS_AT = time.monotonic() + float(os.environ.get("E2E_SECONDS", "inf"))
-"""Tests that would begin later are skipped, for a run that may take only so long."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

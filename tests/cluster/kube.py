@@ -34,6 +34,10 @@ while it ran."""
 PATIENCE = 4.0
 """A wait may take so many times its limit. Limits fit a quiet machine, and only end a test that
 hangs: how long something takes is a figure of the run."""
+ENDS_AT = time.monotonic() + float(os.environ.get("E2E_SECONDS", "inf"))
+"""Tests that would begin later are skipped, for a run that may take only so long."""
+LAST_SECONDS = 300.0
+"""After ``ENDS_AT``, in which a test waits with patience."""
 Object = dict[str, Any]
 
 
@@ -61,15 +65,21 @@ def output_of(done: subprocess.CompletedProcess[str]) -> str:
     return done.stdout
 
 
+def patient(timeout: float) -> float:
+    """Return the longest time of a wait with this limit."""
+    left = ENDS_AT + LAST_SECONDS - time.monotonic()
+    return min(PATIENCE * timeout, max(timeout, left))
+
+
 def eventually(is_true: Callable[[], bool], what: str, timeout: float = 60.0) -> float:
     """Wait until a condition is true; returns the seconds it took.
 
     Raises:
-        AssertionError: it was still false after ``PATIENCE`` times ``timeout`` seconds.
+        AssertionError: it was still false after ``patient(timeout)`` seconds.
     """
     started = time.monotonic()
     error: Exception | None = None
-    longest = PATIENCE * timeout
+    longest = patient(timeout)
     while time.monotonic() - started < longest:
         try:
             if is_true():
@@ -209,7 +219,7 @@ class Kube:
 
     def wait(self, name: str, condition: str, timeout: float = 60.0) -> None:
         """Wait with kubectl for a condition of an object."""
-        longest = PATIENCE * timeout
+        longest = patient(timeout)
         self("wait", name, f"--for={condition}", f"--timeout={longest:.0f}s", timeout=longest + 30)
 
     def wait_linked(self, name: str, num_drafts: int, timeout: float = 120.0) -> float:

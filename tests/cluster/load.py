@@ -18,8 +18,8 @@ from ssd.types import Mode, SamplingParams, TokenId
 
 NUM_CLIENTS = 8
 NUM_TOKENS = 96
-LONGEST_SECONDS = 400.0
-RETRY_SECONDS = 300.0
+LONGEST_SECONDS = 240.0
+RETRY_SECONDS = 180.0
 """How long a request waits for a ready target, with ``retries``. A pod that starts on a busy node
 can take longer than the client's default; a figure of the run reports the time."""
 RECOVERY_SECONDS = 5.0

@@ -259,7 +259,7 @@ class Deployment:
     target_flags: tuple[str, ...] = ()
     draft_flags: tuple[str, ...] = ()
     state_folder: str = ""
-    """Folder with a ``state_folder`` for each draft; empty: that of the environment, or none."""
+    """Folder with a ``state_folder`` for each draft; empty: they keep nothing."""
     allowed_cpus: tuple[int, ...] = field(
         default_factory=lambda: tuple(sorted(os.sched_getaffinity(0)))
     )
@@ -442,7 +442,7 @@ def draft_process(
             *("--drain-seconds", str(DRAIN_SECONDS)),
             *deployment.common_flags,
             *_link_flags(deployment),
-            *((f"--state-folder={own_state}",) if own_state else ()),
+            f"--state-folder={own_state}",
             *deployment.draft_flags,
         ],
         on_event,

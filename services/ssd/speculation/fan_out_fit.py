@@ -59,6 +59,7 @@ _REMEMBERED_ROUNDS = 4096.0
 _STATE = ("values_ZX", "curvature_ZXX", "num_rounds_Z", "advantage_Z")
 _START_WEIGHT = 20.0
 """P of each value: as much as that many rounds with features of variance 1."""
+_MOST_ROUNDS = 2**53
 _LARGEST_CURVATURE = 1e9
 """Of a text: more than any rounds have, and so little that P is not lost in a sum with it."""
 
@@ -155,6 +156,8 @@ class FanOutFit:
                 raise ValueError(f"{name} is not an array of numbers of shape {present.shape}")
             if not np.isfinite(read).all():
                 raise ValueError(f"{name} has a value that is not finite")
+            if present.dtype.kind == "i" and not 0 <= read.min() <= read.max() <= _MOST_ROUNDS:
+                raise ValueError(f"{name} has a value that is no number of rounds")
             setattr(fit, name, read.astype(present.dtype))
         half_ZXX = fit.curvature_ZXX / 2.0
         least = np.linalg.eigvalsh(half_ZXX + half_ZXX.swapaxes(1, 2)).min()

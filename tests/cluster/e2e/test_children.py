@@ -5,7 +5,7 @@ import re
 import pytest
 from tests.cluster.kube import Kube, eventually, sample
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 EXTRA_KEY = '[{"op": "add", "path": "/spec/selector/extra", "value": "x"}]'
 
 

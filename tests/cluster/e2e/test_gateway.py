@@ -7,7 +7,7 @@ import openai
 import pytest
 from tests.cluster.kube import Kube, eventually, sample
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 NAME = "fronted"
 SELECTOR = f"ssd.dev/name={NAME},ssd.dev/component=gateway"
 TARGETS = f"ssd.dev/name={NAME},ssd.dev/component=target"

@@ -14,7 +14,7 @@ from tests.cluster.kube import Kube, Object, eventually, image_of, sample
 
 from ssd.testing.tiny_folder import write_tiny_folder
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 PORT = 8000
 ANSWER = ("ssd", "generate", "Once", "--json", "--max-tokens", "8")
 NUM_GPUS = 4

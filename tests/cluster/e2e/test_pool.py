@@ -12,7 +12,7 @@ from tests.cluster.load import NUM_CLIENTS, Job, Load, always_speculate
 
 from ssd_operator.children.manifests import LINK_SECONDS
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
 SAMPLE = CHART / "samples" / "pool" / "demo-cpu.yaml"
 NAMES = ("chat", "code")

@@ -6,7 +6,7 @@ import pytest
 from tests.cluster.kube import Kube, Object, eventually, image_of, sample
 from tests.cluster.load import Load
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 Figures = dict[str, object]
 SMALL = {"requests": {"cpu": "20m", "memory": "64Mi"}}
 

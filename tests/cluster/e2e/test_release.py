@@ -23,7 +23,7 @@ from tests.cluster.load import Job, Load
 
 from ssd import __version__
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 Figures = dict[str, object]
 
 

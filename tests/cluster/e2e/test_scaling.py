@@ -7,7 +7,7 @@ import yaml
 from tests.cluster.kube import CHART, Kube, Object, eventually, sample
 from tests.cluster.load import Job, Load
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
 
 def scaled(name: str, **autoscaling: object) -> Object:

@@ -29,7 +29,7 @@ from ssd.rpc.client import DraftClient, TargetClient
 from ssd.rpc.credentials import ClientCredentials, TlsFiles
 from ssd.types import SamplingParams
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 NAME = "secure"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 

@@ -21,7 +21,7 @@ from tests.cluster.kube import Kube, Object, Release, eventually, image_of, samp
 from tests.cluster.load import always_speculate
 from tests.pki import Authority
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 NAME = "vllm"
 ARGS = ["--enforce-eager", "--max-num-seqs=8"]
 BASE = "localhost/vllm-cpu:0.32.0"

@@ -8,7 +8,7 @@ import pytest
 from tests.cluster.kube import Kube, Object, eventually, run
 from tests.cluster.placement.conftest import NODE_GPUS, NUM_NODES, gpu_cell
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
 OTHER_PRODUCT = "NVIDIA-A100-SXM4-80GB"
 ABSENT_PRODUCT = "NVIDIA-L40S"

@@ -76,11 +76,11 @@ def test_a_pair_at_a_port_has_a_folder_for_the_fan_out_of_its_drafts(
 
 
 @pytest.mark.parametrize("of_user", ["", "/mine"])
-def test_a_state_folder_of_the_environment_is_kept(
+def test_a_state_folder_of_the_environment_replaces_that_of_the_cache(
     of_user: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSD_DRAFT_STATE_FOLDER", of_user)
-    assert state_folder("demo://target", "demo://draft", 0) == ""
+    assert state_folder("demo://target", "demo://draft", 0) == of_user
 
 
 def test_a_user_without_a_home_folder_has_no_state_folder(monkeypatch: pytest.MonkeyPatch) -> None:

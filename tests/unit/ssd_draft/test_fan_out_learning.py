@@ -99,6 +99,7 @@ def test_a_named_pipe_in_place_of_the_file_is_not_waited_for_and_is_replaced(
     tmp_path: Path,
 ) -> None:
     os.mkfifo(tmp_path / "fan_out.json")
+    os.mkfifo(tmp_path / f"fan_out.{os.getpid()}")
     learning = learned(tmp_path)
     assert chosen(learning) == chosen(learned(""))
     teach(learning)

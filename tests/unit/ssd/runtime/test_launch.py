@@ -296,7 +296,7 @@ async def test_drafts_have_the_lookahead_and_the_branches_of_their_target(
 
 @pytest.mark.parametrize(
     ("of_deployment", "of_user", "expected"),
-    [("", None, ""), ("", "/mine", "/mine"), ("/folder", None, "/folder/0")],
+    [("", None, ""), ("", "/mine", ""), ("/folder", None, "/folder/0")],
 )
 async def test_a_draft_has_a_state_folder_of_its_own(
     of_deployment: str, of_user: str | None, expected: str, monkeypatch: pytest.MonkeyPatch

@@ -182,6 +182,8 @@ def test_a_fit_goes_on_as_before_from_its_text() -> None:
         {"values_ZX": [[1.0]]},
         {"values_ZX": None},
         {"num_rounds_Z": ["a", "b", "c", "d"]},
+        {"num_rounds_Z": [0, 0, -1, 0]},
+        {"num_rounds_Z": [1.7e308, 0, 0, 0]},
         {"advantage_Z": [0.0, 0.0, 0.0, float("nan")]},
         {"curvature_ZXX": (-np.ones((4, 5, 5))).tolist()},
         {"curvature_ZXX": np.triu(np.full((4, 5, 5), 1e6), 1).tolist()},
