@@ -5,8 +5,8 @@ three deployments, one for each mode, and sends them the same requests in turns:
 and third turn of each in another order, so other work on the machine slows all modes alike. A turn
 has one request at batch 1. At other sizes it keeps so many requests in flight, as the clients of a
 server do: a batch that ended with its slowest text would measure that text. The cell contains
-ratios of the tokens per second of whole turns, over all and over the first ones, in which the
-controller knows nothing.
+ratios of the tokens per second of whole turns, over all and over the first ones, at whose start
+the controller knows nothing.
 A cell that ``auto.json`` contains is not measured again, so a run can be continued.
 """
 
