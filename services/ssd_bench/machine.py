@@ -53,7 +53,10 @@ class CpuTicks(NamedTuple):
 
 
 class OtherWork:
-    """What the host and processes that are not of this run compute."""
+    """CPU time of the host and of processes that this run has not started.
+
+    A process without a parent that ends meanwhile counts as other work with its whole time.
+    """
 
     def __init__(self) -> None:
         """Begin."""
@@ -61,7 +64,7 @@ class OtherWork:
         self._all = CpuTicks.read()
 
     def cpus(self) -> float:
-        """Return the CPUs that they have used since the beginning."""
+        """Return the CPUs that other work has used since the beginning."""
         now, own = CpuTicks.read(), own_processes()
         # Each process has whole ticks, so one of them can be missing.
         own_ticks = _ticks(own) - self._own_ticks + len(own)
@@ -93,7 +96,7 @@ def own_processes() -> dict[int, str]:
 
 
 def _ticks(processes: Mapping[int, str]) -> int:
-    """Return the ticks of processes and of this one; those of children that have ended count."""
+    """Return the ticks of this process and of ``processes``, with their ended children."""
     stats = [(PROC / "self" / "stat").read_text(), *processes.values()]
     return sum(int(ticks) for stat in stats for ticks in _fields(stat)[11:15])
 

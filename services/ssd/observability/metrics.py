@@ -149,8 +149,8 @@ FAN_OUT_VALUE = Gauge(
 )
 FAN_OUT_ROUNDS = Gauge(
     "ssd_fan_out_fitted_rounds",
-    "Rounds to which the values of the fan-out are fitted, by temperature; with those of earlier "
-    "starts if the draft has a state_folder.",
+    "Rounds to which the values of the fan-out are fitted, by temperature. Rounds before a restart "
+    "count if the draft has a state_folder.",
     ["temperature"],
 )
 DRAFT_SESSIONS = Gauge("ssd_draft_sessions", "Open sessions of a draft.")
