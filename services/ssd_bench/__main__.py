@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 
 from ssd.errors import SettingsError, SetupError
-from ssd.model_files.model_source import resolve
 from ssd.runtime.launch import Deployment
 from ssd.text.tokenizer import load_tokenizer
 from ssd_bench.command import (
@@ -52,7 +51,6 @@ from ssd_bench.runs import MODES, ON_ALL_CPUS, BenchmarkRun, DifferentTextsError
 from ssd_bench.sampling.command import sampling
 from ssd_bench.serve import serve
 from ssd_bench.stand_ins import data as data_command
-from ssd_bench.unfinished import Unfinished, identity
 
 PLOTS = ("speed_up", "efficiency", "hit_rate", "rounds")
 """Plots of a run; a figure of one point has none."""
@@ -87,11 +85,7 @@ def bench(
     is_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure AR, SD and SSD in one run; write results.json, results.md and plots.
-
-    Ctrl-C ends a run. The same command goes on with it. It measures each data set, batch size and
-    temperature again that was not complete, or measured on a busy machine.
-    """
+    """Measure AR, SD and SSD in one run; write results.json, results.md and plots."""
     options = dict(locals())
     if context.invoked_subcommand is not None:
         return
@@ -105,11 +99,7 @@ def bench(
         name: read_texts(file, num_prompts, num_chars=PROMPT_CHARS)
         for name, file in data_sets(data).items()
     }
-    own = settings | {"batch": f"{sorted(batches)}", "temperature": f"{sorted(temperatures)}"}
-    del own["output"]
     make_writable(output)
-    unfinished = Unfinished(output, identity(own, texts, map(resolve, (target, draft))))
-    earlier = unfinished.results()
     with tempfile.TemporaryDirectory() as scratch:
         folders = [
             widened(model, factor, Path(scratch))
@@ -139,11 +129,7 @@ def bench(
             needs_hits=list(texts) == [DEMO],
             modes=(*MODES, *(ON_ALL_CPUS if equal_hardware else ())),
         )
-        if earlier.cells:
-            err.print(f"goes on with a run that was ended; measured cells: {len(earlier.cells)}")
-        elif unfinished.is_beside_others:
-            err.print(f"{output} has an ended run of other settings, code, models or CPUs: begins")
-        results = run_plan(plan, known=earlier, on_cell=unfinished.save)
+        results = run_plan(plan)
     bandwidth = read_bandwidth([min(os.sched_getaffinity(0))])
     contents = {
         "machine": machine(),
@@ -157,7 +143,6 @@ def bench(
         "read_bandwidth_bytes_per_second": bandwidth,
     }
     names = write(contents, markdown(results, bandwidth), output)
-    unfinished.remove()
     if is_json:
         print_json(contents)
     else:

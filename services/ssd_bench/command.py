@@ -144,16 +144,9 @@ def widened(model: str, factor: int, scratch: Path) -> Path:
     return widen(folder, factor, scratch / f"{folder.name}-{factor}")
 
 
-def run_plan(
-    plan: BenchmarkRun,
-    *,
-    known: Results | None = None,
-    on_cell: Callable[[Results], None] = lambda _results: None,
-) -> Results:
-    """Measure a plan with a progress bar. See ``run`` for ``known`` and ``on_cell``."""
-    return with_progress(
-        plan.num_batches, lambda advance: run(plan, advance, known=known, on_cell=on_cell)
-    )
+def run_plan(plan: BenchmarkRun) -> Results:
+    """Measure a plan with a progress bar."""
+    return with_progress(plan.num_batches, lambda advance: run(plan, advance))
 
 
 def with_progress(

@@ -73,12 +73,8 @@ class BenchmarkRun:
     def num_batches(self) -> int:
         """How many batches run: ``on_batch`` of ``run`` is called after each."""
         num_cells = len(self.prompts) * len(self.batches) * len(self.temperatures)
-        return num_cells * self.batches_of_a_cell
-
-    @property
-    def batches_of_a_cell(self) -> int:
-        """Batches of each cell, with the one that warms up."""
-        return 1 + len(self.modes) * self.repetitions
+        # A cell has one more, which warms up.
+        return num_cells * (1 + len(self.modes) * self.repetitions)
 
 
 @dataclass(slots=True)
@@ -98,11 +94,6 @@ class Cell:
     """Mean milliseconds of a round by part, of each repetition, by mode."""
     other_cpus: list[float] = field(default_factory=list)
     """CPUs that other work took before or during each repetition."""
-
-    @property
-    def key(self) -> tuple[int, float, str]:
-        """What no other cell of a run has."""
-        return self.batch, self.temperature, self.data
 
     @property
     def is_usable(self) -> bool:
@@ -133,32 +124,18 @@ class Results:
     dtype_reason: str = ""
 
 
-async def run(
-    plan: BenchmarkRun,
-    on_batch: Callable[[], None],
-    *,
-    known: Results | None = None,
-    on_cell: Callable[[Results], None] = lambda _results: None,
-) -> Results:
+async def run(plan: BenchmarkRun, on_batch: Callable[[], None]) -> Results:
     """Measure a plan.
 
     Args:
         plan: what to measure.
         on_batch: called ``plan.num_batches`` times: after the warm-up of a cell, and after each
-            batch; at the start for those of known cells.
-        known: what an earlier run of the plan measured; its cells do not run again.
-        on_cell: called after each cell that was measured, with all results so far.
+            batch.
 
     Raises:
         SSDError: a process cannot start, a request failed, or no round was a hit.
     """
-    results = known or Results()
-    cells = {cell.key: cell for cell in results.cells}
-    keys = list(product(plan.batches, plan.temperatures, plan.prompts))
-    for _ in range(len(cells) * plan.batches_of_a_cell):
-        on_batch()
-    if len(cells) == len(keys):
-        return results
+    results = Results()
     started = time.perf_counter()
     async with contextlib.AsyncExitStack() as stack:
         deployment = replace(plan.deployment, is_synchronous="sd" in plan.modes)
@@ -188,22 +165,13 @@ async def run(
                 name: Contender(client, address, mode, num_cpus) for name, mode in on_all.items()
             }
         draft = await stack.enter_async_context(DraftClient(running.drafts[0].grpc_address))
-        for key in keys:
-            if key in cells:
-                continue
+        for key in product(plan.batches, plan.temperatures, plan.prompts):
             cell = Cell(*key)
             await _measure(contenders, plan, cell, on_batch)
-            cells[key] = cell
-            results.cells = [cells[planned] for planned in keys if planned in cells]
-            results.target_peak_bytes = max(
-                results.target_peak_bytes, peak_memory_bytes(running.target.pid)
-            )
-            results.draft_peak_bytes = max(
-                results.draft_peak_bytes,
-                *(peak_memory_bytes(process.pid) for process in running.drafts),
-            )
-            results.table_seconds = (await draft.get_status()).table_seconds
-            on_cell(results)
+            results.cells.append(cell)
+        results.target_peak_bytes = peak_memory_bytes(running.target.pid)
+        results.draft_peak_bytes = max(peak_memory_bytes(child.pid) for child in running.drafts)
+        results.table_seconds = (await draft.get_status()).table_seconds
     return results
 
 

@@ -27,6 +27,7 @@ from ssd_bench.command import (
     show_results,
     words,
 )
+from ssd_bench.identity import identity
 from ssd_bench.machine import machine
 from ssd_bench.peers.contenders import PEERS, Dtype, contenders, server
 from ssd_bench.peers.engines import Setup
@@ -36,7 +37,6 @@ from ssd_bench.peers.report import METHODS, markdown
 from ssd_bench.peers.results_file import ResultsFile
 from ssd_bench.peers.workers.wire import Batch
 from ssd_bench.prompts import DEMO, data_sets, read_texts
-from ssd_bench.unfinished import identity
 
 PROMPT_CHARS = 1200
 ON_CPUS = ",".join(name for name, peer in PEERS.items() if not peer.needs_cuda)

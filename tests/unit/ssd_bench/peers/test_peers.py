@@ -13,7 +13,7 @@ import pytest
 from ssd.errors import SettingsError, SetupError
 from ssd.observability.metrics import ROUNDS_TOTAL
 from ssd.types import Mode, SpeculationStatistics
-from ssd_bench import unfinished
+from ssd_bench import identity
 from ssd_bench.__main__ import main
 from ssd_bench.metrics import Continuation
 from ssd_bench.peers import command, environments
@@ -318,7 +318,7 @@ def test_the_command_goes_on_only_with_the_same_prompts_engines_and_code(
         patch.setitem(environments.REQUIREMENTS, "openvino-genai", ("openvino-genai==1",))
         assert is_refused()
     with monkeypatch.context() as patch:
-        patch.setattr(unfinished, "SOURCES", tmp_path)
+        patch.setattr(identity, "SOURCES", tmp_path)
         (tmp_path / "engine.py").touch()
         assert is_refused()
     assert main(argv) == 0
