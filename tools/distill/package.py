@@ -17,6 +17,8 @@ from typing import Any
 from tools.distill.vocabulary import TOKENIZER_FILES
 
 from ssd.demo import NAMES, folder
+from ssd.engine.config import ModelConfig
+from ssd.engine.sizes import num_weights
 from ssd.errors import SetupError
 from ssd_distill.distillation import RECORD
 from ssd_distill.evaluation import LOOKAHEAD, PROMPT_TOKENS
@@ -58,7 +60,11 @@ Losses are means over tokens: cross entropy and KL in nats, agreement is the pro
 models choose the same token with the same noise. Cosine decay, $threads threads of a shared CPU,
 seeds from $seed on, torch $torch.
 
-$note
+**This pair was trained together.** Pairs in use are trained independently. Here, stage 4 also
+trained the target towards its draft, because so small a draft cannot follow a target of fourteen
+times its size as a real draft follows its target. This raises acceptance and the loss of the
+target; the table shows both. Acceptance measured with this pair does not predict that of another
+pair.
 
 ## Results on held-out modules
 
@@ -74,21 +80,8 @@ The result is a function of the seed, the number of threads, the version of torc
 instructions and the text of the standard library.
 """)
 
-NOTES = {
-    "apart": "Target and draft were trained one after the other; the target never saw its draft.",
-    "agreed": """\
-**This pair was trained together.** Pairs in use are trained independently. Here, stage 4 also
-trained the target towards its draft, because so small a draft cannot follow a target of fourteen
-times its size as a real draft follows its target. This raises acceptance and the loss of the
-target; the table shows both. Acceptance measured with this pair does not predict that of another
-pair.""",
-}
-"""How each pair was trained, for the card."""
-SOURCES = {
-    "apart": {"target": "target", "draft": "distil"},
-    "agreed": {"target": "agree/target", "draft": "distil-longer"},
-}
-"""The two pairs of a run, and the folders of their finished models."""
+SOURCES = {"target": "agree/target", "draft": "distil-longer"}
+"""The folders of the finished models of a run."""
 ROWS = {
     "target": "1. target, on text",
     "draft": "2. draft, on text",
@@ -98,12 +91,8 @@ ROWS = {
     "distil-longer": "6. draft, distilled with more text of the target",
 }
 """The training stages in order, and their names in the card."""
-STAGES_OF = {"apart": tuple(ROWS)[:3], "agreed": tuple(ROWS)}
-"""The stages of each pair."""
-LOSSES = {"distil": "KL", "agree": "text + KL", "distil-again": "KL"}
-"""The loss of a stage whose record does not name it, if it is not the text loss."""
-MEASURED = {"apart": "distil", "agreed": "distil-longer"}
-"""The stages that measure the pairs on held-out text."""
+MEASURED = {"this pair": "distil-longer", "after stage 3": "distil"}
+"""The stages that measure a pair on held-out text, by the column of their figures."""
 FIGURES = {
     "target_loss": "Loss of the target, nats a token",
     "draft_loss": "Loss of the draft, nats a token",
@@ -121,30 +110,28 @@ ROLES = {
 }
 
 
-def assemble(stages: Path, weights: Path, pair: str = "agreed") -> None:
+def assemble(stages: Path, weights: Path) -> None:
     """Write ``weights/target`` and ``weights/draft`` out of the folders of a training run.
 
     Args:
         stages: Output folder of ``tools.distill.train``; all stages must have run.
         weights: Folder to write into. Each model's folder is replaced by a rename.
-        pair: ``agreed``, or ``apart`` for the pair as it was before stage ``agree``.
 
     Raises:
         SetupError: A stage is missing, or the pair is larger than ``MAX_PAIR_BYTES``.
     """
-    sources = {name: stages / stage for name, stage in SOURCES[pair].items()}
     weights.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=weights.parent, prefix=".pair.") as scratch:
         made = Path(scratch)
         for name in NAMES:
             (made / name).mkdir()
             for file in MODEL_FILES:
-                _copy(sources[name] / file, made / name / file)
+                _copy(stages / SOURCES[name] / file, made / name / file)
             for file in TOKENIZER_FILES:
                 _copy(stages / "tokenizer" / file, made / name / file)
             if name == "target":
                 _copy(folder(name) / CHAT_TEMPLATE, made / name / CHAT_TEMPLATE)
-            card = model_card(name, stages, pair)
+            card = model_card(name, stages)
             (made / name / "README.md").write_text(card, encoding="utf-8")
         size = sum(file.stat().st_size for file in made.rglob("*") if file.is_file())
         if size > MAX_PAIR_BYTES:
@@ -158,28 +145,25 @@ def assemble(stages: Path, weights: Path, pair: str = "agreed") -> None:
     logger.info("assembled %d bytes in %s", size, weights)
 
 
-def model_card(name: str, stages: Path, pair: str = "agreed") -> str:
+def model_card(name: str, stages: Path) -> str:
     """Return the README of a model with the figures of its run."""
-    config = _read(stages / SOURCES[pair][name] / "config.json")
-    columns = {"this pair": _read(stages / MEASURED[pair] / RECORD)}
-    if pair == "agreed":
-        columns["after stage 3"] = _read(stages / MEASURED["apart"] / RECORD)
+    config = ModelConfig.from_folder(stages / SOURCES[name])
+    columns = {title: _read(stages / stage / RECORD) for title, stage in MEASURED.items()}
     corpus = _read(stages / "tokenizer" / "record.json")
     trained = _read(stages / "target" / RECORD)
     return CARD.substitute(
         name=name,
         role=ROLES[name],
-        parameters=f"{num_parameters(config):,}",
-        layers=config["num_hidden_layers"],
-        width=config["hidden_size"],
-        vocabulary=f"{config['vocab_size']:,}",
+        parameters=f"{num_weights(config):,}",
+        layers=config.num_layers,
+        width=config.hidden_size,
+        vocabulary=f"{config.vocab_size:,}",
         python=corpus["python"],
         corpus_tokens=f"{corpus['num_tokens']:,}",
-        training="\n".join(_training_row(stages, stage) for stage in STAGES_OF[pair]),
+        training="\n".join(_training_row(stages, stage) for stage in ROWS),
         threads=trained["threads"],
         seed=trained["seed"],
         torch=trained["torch"],
-        note=NOTES[pair],
         results=_results({title: record["after"] for title, record in columns.items()}),
         lookahead=LOOKAHEAD,
         prompt_tokens=PROMPT_TOKENS,
@@ -214,21 +198,11 @@ def _training_row(stages: Path, stage: str) -> str:
     """Return the row of one stage in the card."""
     record = _read(stages / stage / RECORD)
     recipe = Recipe(**record["plan"]["recipe"])
-    loss = record["plan"].get("loss", LOSSES.get(stage, "text"))
     return (
         f"| {ROWS[stage]} | {recipe.num_steps:,} of {recipe.batch_size} x {recipe.length} | "
         f"{recipe.num_tokens:,} | {record['seconds']:,.0f} | {recipe.muon_rate}, "
-        f"{recipe.adam_rate} | {loss} | {record['loss']:.3f} |"
+        f"{recipe.adam_rate} | {record['plan']['loss']} | {record['loss']:.3f} |"
     )
-
-
-def num_parameters(config: dict[str, Any]) -> int:
-    """Return the number of parameters of a Llama with tied embeddings."""
-    width, size = config["hidden_size"], config["head_dim"]
-    heads = config["num_attention_heads"] + config["num_key_value_heads"]
-    layer = 2 * width * heads * size + 3 * width * config["intermediate_size"] + 2 * width
-    layers: int = config["num_hidden_layers"]
-    return int(config["vocab_size"] * width + layers * layer + width)
 
 
 def _copy(source: Path, destination: Path) -> None:
@@ -253,10 +227,9 @@ def main() -> None:
     )
     parser.add_argument("stages", type=Path, help="output of tools.distill.train")
     parser.add_argument("weights", type=Path, help="folder to write target/ and draft/ into")
-    parser.add_argument("--pair", choices=tuple(SOURCES), default="agreed")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    assemble(options.stages, options.weights, options.pair)
+    assemble(options.stages, options.weights)
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def train_on_text(
     folder = prepare_folder(output / name, config, output / "tokenizer")
     model = untrained(folder, seed)
     batches = windows(read_stream(output), recipe, torch.Generator().manual_seed(seed))
-    record = learn(model, recipe, batches, text_loss(_logits(model)), title=name)
+    record = learn(model, recipe, batches, text_loss(_logits(model)), title=name, loss="text")
     write_weights(model, folder)
     write_json(folder / RECORD, record | {"seed": seed})
 
@@ -110,14 +110,15 @@ def learn(
     loss_of: LossFunction,
     *,
     title: str,
+    loss: str,
 ) -> dict[str, Any]:
-    """Train a model in place; return the record of the stage for the model card."""
+    """Train a model in place; return the record of the stage, with the name of its loss."""
     training = Training(model, recipe)
     started = time.perf_counter()
     with progress(err, title, recipe.num_steps) as advance:
         training.run(batches, loss_of, lambda: advance(1, f"loss {training.loss:.3f}"))
     return {
-        "plan": {"recipe": asdict(recipe)},
+        "plan": {"recipe": asdict(recipe), "loss": loss},
         "seconds": time.perf_counter() - started,
         "loss": training.loss,
         "threads": torch.get_num_threads(),
@@ -155,7 +156,7 @@ def agree(output: Path, recipe: Recipe, seed: int) -> None:
     num_text_rows = recipe.batch_size - recipe.batch_size // 2
     loss_of = agreement_loss(_logits(target), _logits(draft), AGREEMENT_WEIGHT, num_text_rows)
     pair = nn.ModuleList((target.train(), draft.train()))
-    record = learn(pair, recipe, batches, loss_of, title="agree")
+    record = learn(pair, recipe, batches, loss_of, title="agree", loss="text + KL")
     for name, model, config in (("target", target, TARGET), ("draft", draft, DRAFT)):
         write_weights(model, prepare_folder(output / "agree" / name, config, output / "tokenizer"))
     write_json(output / "agree" / RECORD, record)
