@@ -37,8 +37,6 @@ from ssd_gateway.tools import ToolChoice, Tools, ToolUse, tool_use, tools_text
 
 COMPLETION_MAX_TOKENS = 16
 """Default of ``max_tokens`` of a completion, as in OpenAI's API."""
-MAX_IGNORED = 1 << 18
-"""Maximum number of characters and values of a field without effect."""
 _BYTES_OF_ID = 8
 _PROMPT = re.compile(r"^(text|token_ids(\.ids)?)\b")
 """Beginning of the path of a prompt in a call."""
@@ -407,33 +405,12 @@ def parse(kind: type[AnyRequest], body: bytes) -> AnyRequest:
             raise _unsupported(request_error.field) from None
         raise request_error from None
     for name, value in (request.model_extra or {}).items():
-        if name in WITHOUT_EFFECT:
-            _check_size(name, value)
-            continue
-        if is_one_of(value, MISSING_FEATURES.get(name, ())):
+        if name in WITHOUT_EFFECT or is_one_of(value, MISSING_FEATURES.get(name, ())):
             continue
         if name in MISSING_FEATURES:
             raise _unsupported(name)
         raise FieldError(name, "unrecognized request argument")
     return request
-
-
-def _check_size(name: str, value: object) -> None:
-    """Refuse a large value of a field without effect."""
-    room, waiting = MAX_IGNORED, [value]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, str | list | dict):
-            room -= len(part)
-        room -= 1
-        if room < 0:
-            raise FieldError(
-                name, f"has no effect, and has over {MAX_IGNORED} characters and values"
-            )
-        if isinstance(part, dict):
-            waiting += (*part.keys(), *part.values())
-        elif isinstance(part, list):
-            waiting += part
 
 
 def _unsupported(name: str) -> UnsupportedError:

@@ -8,7 +8,7 @@ import pytest
 from ssd.errors import FieldError, TooLargeError
 from ssd.rpc.codec import GenerateCall
 from ssd_gateway.parser import SMALL_BYTES, BodyLimits, RequestParser
-from ssd_gateway.schemas import MAX_IGNORED, CompletionRequest
+from ssd_gateway.schemas import CompletionRequest
 
 LIMITS = BodyLimits(num_bytes=1 << 23, num_values=1000)
 threads: list[str] = []
@@ -40,20 +40,3 @@ async def test_errors_of_large_bodies_are_those_of_small_ones() -> None:
         await parser.prepare(CompletionRequest, body, LIMITS)
     with pytest.raises(TooLargeError, match="values"):
         await parser.prepare(CompletionRequest, b"[" * (2 * SMALL_BYTES), LIMITS)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        "x" * (MAX_IGNORED + 1),
-        {"a": ["x" * (MAX_IGNORED // 4)] * 5},
-        [[]] * MAX_IGNORED,
-        {"k" * MAX_IGNORED: 1},
-    ],
-    ids=["text", "texts", "lists", "name"],
-)
-async def test_fields_without_effect_are_bounded(value: object) -> None:
-    limits = BodyLimits(num_bytes=1 << 23, num_values=1 << 23)
-    body = json.dumps({"prompt": "x", "metadata": value}).encode()
-    with pytest.raises(FieldError, match="metadata: has no effect, and has over"):
-        await RequestParser().prepare(CompletionRequest, body, limits)
