@@ -1,29 +1,34 @@
-"""Consoles of the commands, their progress, and what they print about wrong flags.
+"""Consoles of the commands, their progress, and how they end with an error.
 
 With ``NO_COLOR`` set, they write no escape sequences. rich then removes only colours: bold text,
 and the cursor movements of progress, would be left.
 """
 
+import contextlib
 import io
 import math
 import os
 import re
+import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 from typer.exceptions import TyperException
 
+from ssd.errors import ModelNotFoundError, SettingsError, SSDError, UnsupportedModelError
 from ssd.settings import did_you_mean
 
 LINE_SECONDS = 10.0
 """Time between two lines of a stage where a bar cannot be drawn."""
+BAD_INPUT = (SettingsError, ModelNotFoundError, UnsupportedModelError)
+"""Errors caused by the command line: exit code 2."""
 _TYPER_PREFIX = re.compile(r"^Invalid value(?: for '([^']+)')?: ")
 _TYPER_PATH = re.compile(r"^(dir|file|path) ('.*' .*)\.$")
 """What typer prints about a wrong path."""
@@ -74,7 +79,7 @@ def can_redraw(console: Console) -> bool:
     return console.is_terminal and not console.no_color
 
 
-@contextmanager
+@contextlib.contextmanager
 def progress(
     console: Console, title: str, total: int, *, done: int = 0, note: str = ""
 ) -> Iterator[Advance]:
@@ -109,6 +114,50 @@ def style_help() -> None:
         from typer import rich_utils  # noqa: PLC0415
 
         rich_utils.COLOR_SYSTEM = None
+
+
+def run_app(app: typer.Typer, argv: Sequence[str] | None, prog_name: str) -> int:
+    """Run a command line; return its exit code. An error is one line of standard error.
+
+    ``argv`` are the arguments without the program name; None means ``sys.argv[1:]``. ``prog_name``
+    is the program in help and usage errors. With ``--debug``, all errors but these are raised.
+    """
+    style_help()
+    prepare_streams()
+    is_debug = "--debug" in (sys.argv[1:] if argv is None else argv)
+    try:
+        return int(app(argv, prog_name=prog_name, standalone_mode=False) or 0)
+    except TyperException as error:
+        message, code = usage_problem(error, prog_name), 2
+    except SSDError as error:
+        if is_debug:
+            raise
+        message, code = str(error), 2 if isinstance(error, BAD_INPUT) else 1
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except (BrokenPipeError, SystemExit):
+        # The reader closed the pipe, for which rich and typer raise SystemExit.
+        _discard_output()
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        if is_debug:
+            raise
+        what = error.filename
+        # Errors of files have a name, and those of connections a class of their own.
+        if what is None and type(error) is OSError:
+            what = "the output cannot be written"
+            _discard_output()
+        reason = error.strerror or str(error)
+        message, code = f"{what}: {reason}" if what else reason, 1
+    with contextlib.suppress(OSError):
+        line = Text.assemble(("error:", "red"), " ", " ".join(message.split()))
+        make_console(stderr=True).print(line)
+    return code
+
+
+def _discard_output() -> None:
+    """Discard what would be flushed at exit to a standard output that cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def usage_problem(error: TyperException, program: str) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ssd.console import run_app
 from ssd.errors import SettingsError, SetupError
 from ssd.runtime.launch import Deployment
 from ssd.text.tokenizer import load_tokenizer
@@ -39,7 +40,6 @@ from ssd_bench.command import (
     out,
     plots,
     print_json,
-    run_app,
     run_plan,
     widened,
 )

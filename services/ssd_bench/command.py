@@ -1,30 +1,19 @@
-"""What the commands of benchmarks share: flags, models, progress, and errors on one line."""
+"""What the commands of benchmarks share: flags, models, progress and results."""
 
 import asyncio
 import json
-import os
-import signal
-import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
-from rich.text import Text
-from typer.exceptions import TyperException
 
 from ssd import demo
-from ssd.console import make_console, prepare_streams, progress, style_help, usage_problem
-from ssd.errors import (
-    ModelNotFoundError,
-    SettingsError,
-    SetupError,
-    SSDError,
-    UnsupportedModelError,
-)
+from ssd.console import make_console, progress
+from ssd.errors import SettingsError, SetupError
 from ssd.model_files.model_name import local_folder
 from ssd.model_files.model_source import resolve
 from ssd_bench.runs import BenchmarkRun, Results, run
@@ -37,8 +26,6 @@ MAX_BATCH = 16
 MAX_LENGTH = ("--max-model-len", "1024")
 out = make_console(soft_wrap=False)
 err = make_console(stderr=True)
-BAD_INPUT = (SettingsError, ModelNotFoundError, UnsupportedModelError)
-"""Errors caused by the command line: exit code 2."""
 Measured = TypeVar("Measured")
 N = TypeVar("N", int, float)
 Target = Annotated[str, typer.Option(help="Model folder or demo://target.")]
@@ -185,39 +172,3 @@ def show_results(file: Path, table: str, *, is_json: bool) -> None:
         return
     out.print(table, soft_wrap=True)
     err.print(f"written to {file}, {file.stem}.md, {file.stem}.png, {file.stem}.pdf")
-
-
-def run_app(app: typer.Typer, argv: Sequence[str] | None, prog_name: str) -> int:
-    """Run a command line; return its exit code.
-
-    ``argv`` are the arguments without the program name; None means ``sys.argv[1:]``. ``prog_name``
-    is the program in help and usage errors.
-    """
-    style_help()
-    prepare_streams()
-    is_debug = "--debug" in (sys.argv[1:] if argv is None else argv)
-    try:
-        return int(app(argv, prog_name=prog_name, standalone_mode=False) or 0)
-    except TyperException as error:
-        return _fail(usage_problem(error, prog_name), 2)
-    except SSDError as error:
-        if is_debug:
-            raise
-        return _fail(str(error), 2 if isinstance(error, BAD_INPUT) else 1)
-    except (KeyboardInterrupt, typer.Abort):
-        return 130
-    except (BrokenPipeError, SystemExit):
-        # The reader closed the pipe, for which rich and typer raise SystemExit. Nothing may be
-        # flushed to it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    except OSError as error:
-        if is_debug:
-            raise
-        reason = error.strerror or str(error)
-        return _fail(f"{error.filename}: {reason}" if error.filename else reason, 1)
-
-
-def _fail(message: str, code: int) -> int:
-    err.print(Text.assemble(("error:", "red"), " ", " ".join(message.split())))
-    return code

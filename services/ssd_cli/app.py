@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,10 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.exceptions import TyperException
 
 import ssd
-from ssd.console import prepare_streams, style_help, usage_problem
+from ssd.console import run_app
 from ssd.errors import SSDError
 from ssd.rpc.client import READY_SECONDS, TargetClient
 from ssd.rpc.codec import WHOLE_TEXT_MS, GenerateCall
@@ -62,7 +60,6 @@ app = typer.Typer(
 )
 PROGRAM = "import sys; from {}.__main__ import main; sys.exit(main(sys.argv[2:], sys.argv[1]))"
 """Program that runs a package as ``python -m``, with the name of this command in usage errors."""
-SIGPIPE_STATUS = 128 + signal.SIGPIPE
 
 
 def _show_version(is_requested: bool) -> None:  # noqa: FBT001
@@ -428,23 +425,4 @@ def run(argv: Sequence[str] | None = None) -> int:
         argv: the arguments without the program name; None: those of this process.
     """
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    style_help()
-    prepare_streams()
-    try:
-        return int(app(words, prog_name=program(), standalone_mode=False) or 0)
-    except TyperException as error:
-        report("error", usage_problem(error, program()), "red")
-        return 2
-    except (KeyboardInterrupt, typer.Abort):
-        return 130
-    except (BrokenPipeError, SystemExit):
-        # The reader closed the pipe, for which rich and typer raise SystemExit. Nothing may be
-        # flushed to it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return SIGPIPE_STATUS
-    except OSError as error:
-        # The standard output has no file name.
-        what = error.filename or "the output cannot be written"
-        report("error", f"{what}: {error.strerror or error}", "red")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    return run_app(app, words, program())

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from ssd_bench.command import run_app
+from ssd.console import run_app
 from ssd_cli.display import err, out, plain_table, print_table, status, write
 
 NEW_RATE, FURTHER_RATE = 2e-3, 1e-4

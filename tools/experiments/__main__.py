@@ -9,7 +9,7 @@ from tools.experiments.cpu_draft import cpu_draft
 from tools.experiments.rounds import rounds
 from tools.experiments.slow_draft import slow_draft
 
-from ssd_bench.command import run_app
+from ssd.console import run_app
 
 
 def main(argv: Sequence[str] | None = None) -> int:

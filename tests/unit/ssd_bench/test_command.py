@@ -11,12 +11,12 @@ import typer
 from tests.unit.ssd_cli.fresh import fresh_python
 
 from ssd import demo
-from ssd.console import make_console
+from ssd.console import make_console, run_app
 from ssd.errors import ModelNotFoundError
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd_bench import __main__, command, peers, sampling, serve
 from ssd_bench.__main__ import main
-from ssd_bench.command import run_app, show_results, widened
+from ssd_bench.command import show_results, widened
 
 
 @pytest.mark.parametrize(
