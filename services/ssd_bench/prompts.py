@@ -58,14 +58,16 @@ def read_texts(file: Path | None, count: int, *, num_chars: int) -> list[str]:
     """
     if file is None:
         return held_out_prompts(count, num_chars=num_chars)
+    texts: list[str] = []
     try:
-        with file.open(encoding="utf-8") as lines:
+        with file.open("rb") as lines:
             numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-            texts = [
-                _text(line, f"{file}, line {number}") for number, line in islice(numbered, count)
-            ]
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{file}: {error}: give a JSONL file in UTF-8") from None
+            for number, line in islice(numbered, count):
+                texts.append(row_text(line, f"{file}, line {number}", FIELDS))
+                if not texts[-1].strip():
+                    raise SettingsError(f"{file}, line {number}: the text is empty")
+    except OSError as error:
+        raise SettingsError(f"{file}: {error}: give a JSONL file") from None
     if not texts:
         raise SettingsError(f"{file}: has no lines: each must be an object with a text")
     return texts
@@ -80,19 +82,20 @@ def encoded(
     }
 
 
-def _text(line: str, place: str) -> str:
+def row_text(line: bytes, place: str, fields: Sequence[str]) -> str:
+    """Return the text of a line of JSON: the first of these fields that it has.
+
+    Raises:
+        SettingsError: the line, whose place the message names, is not JSON or has no such text.
+    """
     try:
-        record = json.loads(line)
+        row = json.loads(line.decode())
     except (ValueError, RecursionError) as error:
-        raise SettingsError(f"{place}: not JSON ({error}): each line must be one object") from None
-    if not isinstance(record, dict):
-        raise SettingsError(f'{place}: not an object: write {{"text": ...}}')
-    field = next((field for field in FIELDS if field in record), None)
-    if field is None:
-        raise SettingsError(f"{place}: has no field {' or '.join(FIELDS)}")
-    text = record[field]
-    if not isinstance(text, str) or not text.strip():
-        raise SettingsError(f"{place}: {field!r} must be a text that is not empty")
+        raise SettingsError(f"{place}: not JSON: {error}") from None
+    names = [name for name in fields if isinstance(row, dict) and name in row]
+    text = row[names[0]] if names else None
+    if not isinstance(text, str):
+        raise SettingsError(f"{place}: needs a string in one of the fields {', '.join(fields)}")
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,6 +1,5 @@
 """Text to train on, as token ids: files, folders, or the source of Python's standard library."""
 
-import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from torch import Tensor
 from ssd.demo.corpus import held_out_modules, training_modules
 from ssd.errors import SettingsError
 from ssd.ports import Tokenizer
+from ssd_bench.prompts import row_text
 
 DEMO = "demo://corpus"
 """Name of the standard library's source. Its held-out modules are those of the embedded pair."""
@@ -122,7 +122,7 @@ def _texts(file: Path, order: random.Random, *, is_named: bool) -> Iterator[str]
     """
     if file.suffix == ".jsonl":
         for number, line in _rows(file, order):
-            yield _text_of(line, f"--data {file}:{number}")
+            yield row_text(line, f"--data {file}:{number}", FIELDS)
         return
     piece = ""
     try:
@@ -147,19 +147,3 @@ def _rows(file: Path, order: random.Random) -> Iterator[tuple[int, bytes]]:
         for number, place in places:
             lines.seek(place)
             yield number, lines.readline()
-
-
-def _text_of(line: bytes, place: str) -> str:
-    try:
-        row = json.loads(line.decode())
-    except (ValueError, RecursionError) as error:
-        raise SettingsError(f"{place}: not JSON: {error}") from None
-    names = [name for name in FIELDS if isinstance(row, dict) and name in row]
-    text = row[names[0]] if names else None
-    if not isinstance(text, str):
-        raise SettingsError(f"{place}: needs a string in one of the fields {', '.join(FIELDS)}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise SettingsError(f"{place}: no text: {error}") from None
-    return text
