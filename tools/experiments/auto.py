@@ -35,6 +35,7 @@ from ssd.runtime.launch import Deployment, deployed
 from ssd.types import Mode, SamplingParams
 from ssd_bench.command import Output, err
 from ssd_bench.report import markdown_table
+from ssd_bench.runs import continuation
 
 NUM_PROMPTS = 32
 PROMPT_CHARS = 250
@@ -258,16 +259,9 @@ async def _texts(
 
     async def text(call: GenerateCall) -> tuple[int, ...]:
         async with places:
-            return await _text(client, call)
+            return (await continuation(client, call)).token_ids
 
     return await asyncio.gather(*map(text, calls))
-
-
-async def _text(client: TargetClient, call: GenerateCall) -> tuple[int, ...]:
-    token_ids: list[int] = []
-    async for chunk in client.generate(call):
-        token_ids.extend(chunk.token_ids)
-    return tuple(token_ids)
 
 
 def markdown(cells: Sequence[Cell]) -> str:
