@@ -37,7 +37,7 @@ from ssd_operator.children.objects import (
     draft_cells,
 )
 from ssd_operator.children.pods import USER, engine_template
-from ssd_operator.observe.pod_state import name_of
+from ssd_operator.observe.pod_state import cell_of, name_of
 from ssd_operator.settings import OperatorSettings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -95,6 +95,11 @@ def replicas_of(resource: Resource) -> dict[int, int]:
 
 def children(resource: Resource, settings: OperatorSettings = SETTINGS) -> list[Object]:
     return wanted(resource, settings, replicas_of(resource))
+
+
+def of_first_cell(objects: list[Object]) -> list[Object]:
+    """Objects without those of later cells, which differ in their number only."""
+    return [each for each in objects if cell_of(each) == 0]
 
 
 def of_kind(
@@ -179,7 +184,7 @@ REVIEWED = {
     "everything": SAMPLES["everything"],
     "pool": read(CORPUS / "pool.yaml"),
 }
-"""Resources with a snapshot of all objects, by its name."""
+"""Resources with a snapshot of the objects of their first cell, by its name."""
 DEMO, TWO_CELLS = SAMPLES["demo-cpu"], SAMPLES["llama-3.1-70b"]
 LLAMA, QWEN = TWO_CELLS.spec, SAMPLES["qwen3-32b"].spec
 CPU_DRAFTS = SAMPLES["llama-3.1-70b-cpu-drafts"].spec
@@ -255,7 +260,7 @@ NAMES = st.from_regex(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", fullmatch=True)
 
 
 if __name__ == "__main__":
-    snapshots = {title: children(each) for title, each in REVIEWED.items()}
+    snapshots = {title: of_first_cell(children(each)) for title, each in REVIEWED.items()}
     # As JSON, values that several objects share are written out.
     for title, made in json.loads(json.dumps(snapshots)).items():
         text = yaml.safe_dump_all(made, sort_keys=False, default_flow_style=None, width=120)

@@ -1,11 +1,14 @@
 """Children of a resource: reviewed snapshots, and properties over all specs."""
 
+import json
+import re
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Literal
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.unit.ssd_operator.resources import (
     DEMO,
@@ -15,12 +18,14 @@ from tests.unit.ssd_operator.resources import (
     NAMES,
     OPERATOR_PEER,
     REVIEWED,
+    SAMPLES,
     SETTINGS,
     SNAPSHOTS,
     children,
     cpu_demo,
     deployments,
     not_restricted,
+    of_first_cell,
     of_kind,
     resource,
     specs,
@@ -38,8 +43,8 @@ from ssd_operator.api.spec import (
     TargetSpec,
     Transport,
 )
-from ssd_operator.children.objects import HASH_ANNOTATION
-from ssd_operator.observe.pod_state import cell_of, name_of, revision_of
+from ssd_operator.children.objects import CELL_LABEL, HASH_ANNOTATION, REVISION_LABEL
+from ssd_operator.observe.pod_state import cell_of, labels_of, name_of, revision_of
 from ssd_operator.settings import OperatorSettings
 
 ORDER = ["ServiceAccount", "NetworkPolicy", "Service", "Deployment", "PodDisruptionBudget"]
@@ -69,7 +74,26 @@ def selects(selector: dict[str, str], template: Object) -> bool:
 def test_children_equal_the_reviewed_snapshot(name: str) -> None:
     reviewed = list(yaml.safe_load_all((SNAPSHOTS / f"{name}.yaml").read_text()))
     # If the difference is intended: python -m tests.unit.ssd_operator.resources, then review.
-    assert children(REVIEWED[name]) == reviewed
+    assert of_first_cell(children(REVIEWED[name])) == reviewed
+
+
+def of_cell(cell: int, objects: list[Object]) -> Iterator[str]:
+    """The objects of a cell as text, with ``#`` for its number, and without their hashes."""
+    number = re.compile(rf'((?:target|draft)-|{CELL_LABEL}": "|_CELL", "value": "){cell}\b')
+    hashed = re.compile(rf'("({HASH_ANNOTATION}|{REVISION_LABEL})": )"\w+"')
+    for each in objects:
+        if labels_of(each).get(CELL_LABEL) == str(cell):
+            yield number.sub(r"\1#", hashed.sub(r"\1", json.dumps(each)))
+
+
+@given(specs())
+@example(LLAMA)
+@example(SAMPLES["everything"].spec)
+def test_objects_of_cells_differ_in_their_number_only(spec: Spec) -> None:
+    spec = spec.changed(draft=spec.draft.changed(replicas=spec.num_cells))
+    objects = children(resource(spec))
+    first, *others = (list(of_cell(cell, objects)) for cell in range(spec.num_cells))
+    assert others == [first] * len(others)
 
 
 @given(specs(), NAMES)
