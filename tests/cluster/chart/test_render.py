@@ -71,15 +71,23 @@ def test_helm_lint_accepts_the_chart(helm: Any, values: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["default", "everything"])
+@pytest.mark.parametrize("name", ["everything", "default"])
 def test_the_rendered_objects_equal_the_snapshot(render: Any, name: str) -> None:
     snapshot, values = SNAPSHOTS / f"{name}.yaml", CHART / "ci" / f"{name}-values.yaml"
     objects = render(*arguments_of(values, "bare"), "--set=crds.install=false")
     for each in objects:
         if each["kind"] == "ConfigMap" and each["data"]["ssd.json"] == DASHBOARD.read_text():
             each["data"]["ssd.json"] = f"the text of {DASHBOARD.name}"
+    if name == "default":
+        everything = list(yaml.safe_load_all((SNAPSHOTS / "everything.yaml").read_text()))
+        objects = [short(each) if each in everything else each for each in objects]
     fresh = yaml.safe_dump_all(objects, sort_keys=False, width=120)
     assert fresh == snapshot.read_text(), f"check the difference, then write it to {snapshot}"
+
+
+def short(found: Object) -> Object:
+    """What a snapshot has for an object that is the same with other values."""
+    return {"as in everything.yaml": f"{found['kind']} {found['metadata']['name']}"}
 
 
 def test_every_object_has_its_own_name(rendered: list[Object]) -> None:
