@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import yaml
 from tests.unit.ssd_operator.api.test_schema import POOL_PARTS, check
-from tests.unit.ssd_operator.resources import ROOT, parsed
+from tests.unit.ssd_operator.resources import CORPUS, ROOT, parsed, without_hashes
 from tests.unit.ssd_operator.resources import children as children_of
 from tests.unit.ssd_operator.world import TARGET, World, settled
 
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd_operator.api.spec import KIND, POOL_KIND, Object, Resource
-from ssd_operator.children.objects import NAME_LABEL
+from ssd_operator.children.objects import COMPONENT_LABEL, NAME_LABEL
 from ssd_operator.observe.cluster import (
     ClusterError,
     ForbiddenError,
@@ -78,11 +78,33 @@ def test_certificates_of_a_pool_have_names_of_their_own() -> None:
     assert target["SSD_TARGET_LINK_SERVER_NAME"] == "shared-pool-draft.default.svc"
 
 
-def test_a_draft_of_a_pool_is_that_of_a_resource_but_for_its_name() -> None:
-    own = resource(CODE, draft={"source": {"uri": "demo://draft"}, "sharing": "Pool"})
-    pods = pod_of(own, "code-draft"), pod_of(resource(POOL), "shared-pool-draft")
-    first, second = ([each["spec"]["containers"], each["spec"]["volumes"]] for each in pods)
-    assert first == second
+def test_the_drafts_of_a_pool_are_those_of_a_resource_but_for_names() -> None:
+    pool = yaml.safe_load((CORPUS / "pool.yaml").read_text())
+    fields, own = dict(pool["spec"]), "everything-shared-pool"
+    security = fields.pop("security")
+    spec = {
+        "accelerator": fields.pop("device"),
+        "target": {"source": fields["source"]},
+        "security": security | {"tls": security["tls"] | {"targetSecretName": "target-tls"}},
+    }
+    # Both kinds have these fields in the same place; the others of a pool are in spec.draft.
+    for name in ("paused", "model", "speculation", "podTemplate", "modelCache"):
+        spec[name] = fields.pop(name)
+    spec["draft"] = fields | {"sharing": "Pool"}
+    same = parsed(pool | {"kind": KIND, "metadata": {"name": own}, "spec": spec})
+    made, targets = children(parsed(pool)), f'"{COMPONENT_LABEL}": "target"'
+    assert made[f"Deployment/{own}-draft"]["spec"].pop("minReadySeconds") == 20
+    for ref, each in children(same).items():
+        if labels_of(each)[COMPONENT_LABEL] == "draft":
+            text = without_hashes(each)
+            for before, after in (
+                (f'"{KIND}", "name": "{own}"', f'"{POOL_KIND}", "name": "everything-shared"'),
+                (f'/instance": "{own}"', '/instance": "everything-shared"'),
+                (f'/name": "{own}", {targets}', f'/pool": "{own}", {targets}'),
+            ):
+                text = text.replace(before, after)
+            assert without_hashes(made.pop(ref)) == text
+    assert not made
 
 
 class Shared(World):
