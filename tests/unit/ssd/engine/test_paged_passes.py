@@ -121,35 +121,6 @@ def test_a_context_of_several_kernel_calls_equals_one_pass(
         close(logits_PV, plain_logits(tokens)[-P:])
 
 
-@pytest.mark.parametrize("engine", ["torch", "openvino"])
-def test_greedy_tokens_do_not_depend_on_the_padding_of_the_batch(folder: Path, engine: str) -> None:
-    runner = load(TargetRunner, folder, on(engine, ENGINE))
-    assert sequence_buckets(ENGINE) == [1, 2, 4]
-    tables_BJ = tables(4)
-    prompts = [text(length, seed=5) for length in (61, 3, 130, 32)]
-    alone = [greedy(runner, [prompt], tables_BJ)[0] for prompt in prompts]
-    for count in (2, 3, 4):
-        assert greedy(runner, prompts[:count], tables_BJ) == alone[:count]
-
-
-def greedy(
-    runner: TargetRunner, prompts: Sequence[list[int]], tables_BJ: Tensor
-) -> list[list[int]]:
-    """Continue prompts together by 12 tokens each, one column a round."""
-    texts = [list(prompt) for prompt in prompts]
-    firsts = [len(prompt) - 1 for prompt in prompts]
-    for tokens, first, blocks_J in zip(texts, firsts, tables_BJ, strict=False):
-        store(runner, tokens[:first], blocks_J)
-    for _ in range(12):
-        firsts = [len(tokens) - 1 for tokens in texts]
-        wide = columns(texts, firsts, tables_BJ[: len(texts)])
-        narrow = replace(wide, tokens_BP=wide.tokens_BP[:, :1])
-        logits_BPV = runner.forward(narrow)
-        for tokens, token in zip(texts, logits_BPV[:, 0].argmax(dim=1).tolist(), strict=True):
-            tokens.append(token)
-    return [tokens[len(prompt) :] for tokens, prompt in zip(texts, prompts, strict=True)]
-
-
 def test_rejected_columns_are_overwritten_before_they_are_seen(
     runner: TargetRunner, plain_logits: PlainLogits
 ) -> None:
