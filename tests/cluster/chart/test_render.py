@@ -81,7 +81,7 @@ def test_the_rendered_objects_equal_the_snapshot(render: Any, name: str) -> None
     if name == "default":
         everything = list(yaml.safe_load_all((SNAPSHOTS / "everything.yaml").read_text()))
         objects = [short(each) if each in everything else each for each in objects]
-    fresh = yaml.safe_dump_all(objects, sort_keys=False, width=120)
+    fresh = yaml.safe_dump_all(objects, sort_keys=False, default_flow_style=None, width=120)
     assert fresh == snapshot.read_text(), f"check the difference, then write it to {snapshot}"
 
 
