@@ -84,6 +84,9 @@ async def test_the_client_in_node_streams_shows_errors_and_cancels(node: str, fo
         (violation,) = report["details"]["google.rpc.BadRequest"]["fieldViolations"]
         assert violation["field"] == "sampling.temperature"
         assert violation["description"] in report["message"]
+        info = report["details"]["google.rpc.ErrorInfo"]
+        assert info["domain"] == "ssd"
+        assert violation.items() <= info["metadata"].items()
 
         endless = json.dumps({"maxTokens": 4000, "ignoreEos": True})
         code, text, report = await run(node, address, "x", endless, "2")

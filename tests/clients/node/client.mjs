@@ -13,7 +13,7 @@ const OPTIONS = {
   oneofs: true,
 };
 const api = grpc.loadPackageDefinition(loader.loadSync("ssd/v1/generate.proto", OPTIONS)).ssd.v1;
-const rpc = loader.loadSync(["google/rpc/status.proto", "google/rpc/error_details.proto"], OPTIONS);
+const rpc = loader.loadSync("errors.proto", OPTIONS);
 
 export class Client {
   constructor(address, credentials = grpc.credentials.createInsecure()) {
