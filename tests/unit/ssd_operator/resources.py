@@ -100,9 +100,18 @@ def children(resource: Resource, settings: OperatorSettings = SETTINGS) -> list[
     return wanted(resource, settings, replicas_of(resource))
 
 
-def of_first_cell(objects: list[Object]) -> list[Object]:
-    """Objects without those of later cells, which differ in their number only."""
-    return [each for each in objects if cell_of(each) == 0]
+def reviewed(found: Resource) -> list[Object]:
+    """Its children as in a snapshot.
+
+    Without those of later cells, which differ in their number only, and without owner and
+    namespace, which are those of all.
+    """
+    first = [each for each in children(found) if cell_of(each) == 0]
+    # As JSON, values that several objects share are written out.
+    made: list[Object] = json.loads(json.dumps(first))
+    for each in made:
+        del each["metadata"]["namespace"], each["metadata"]["ownerReferences"]
+    return made
 
 
 def without_hashes(child: Object) -> str:
@@ -189,7 +198,7 @@ SAMPLES = {
 }
 """The samples of the chart, and a resource with every field."""
 REVIEWED = {name: SAMPLES[name] for name in ("llama-3.1-70b", "everything")}
-"""Resources with a snapshot of the objects of their first cell, by its name."""
+"""Resources with a snapshot, by its name; see ``reviewed``."""
 DEMO, TWO_CELLS = SAMPLES["demo-cpu"], SAMPLES["llama-3.1-70b"]
 LLAMA, QWEN = TWO_CELLS.spec, SAMPLES["qwen3-32b"].spec
 CPU_DRAFTS = SAMPLES["llama-3.1-70b-cpu-drafts"].spec
@@ -265,8 +274,7 @@ NAMES = st.from_regex(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", fullmatch=True)
 
 
 if __name__ == "__main__":
-    snapshots = {title: of_first_cell(children(each)) for title, each in REVIEWED.items()}
-    # As JSON, values that several objects share are written out.
-    for title, made in json.loads(json.dumps(snapshots)).items():
+    for title, found in REVIEWED.items():
+        made = reviewed(found)
         text = yaml.safe_dump_all(made, sort_keys=False, default_flow_style=None, width=120)
         (SNAPSHOTS / f"{title}.yaml").write_text(text)

@@ -20,13 +20,14 @@ from tests.unit.ssd_operator.resources import (
     SAMPLES,
     SETTINGS,
     SNAPSHOTS,
+    UID,
     children,
     cpu_demo,
     deployments,
     not_restricted,
-    of_first_cell,
     of_kind,
     resource,
+    reviewed,
     specs,
     without_hashes,
 )
@@ -72,9 +73,18 @@ def selects(selector: dict[str, str], template: Object) -> bool:
 
 @pytest.mark.parametrize("name", REVIEWED)
 def test_children_equal_the_reviewed_snapshot(name: str) -> None:
-    reviewed = list(yaml.safe_load_all((SNAPSHOTS / f"{name}.yaml").read_text()))
+    snapshot = list(yaml.safe_load_all((SNAPSHOTS / f"{name}.yaml").read_text()))
     # If the difference is intended: python -m tests.unit.ssd_operator.resources, then review.
-    assert of_first_cell(children(REVIEWED[name])) == reviewed
+    assert reviewed(REVIEWED[name]) == snapshot
+
+
+@given(specs())
+def test_every_child_is_in_the_namespace_of_its_resource_and_deleted_after_it(spec: Spec) -> None:
+    owner = {"kind": "SSDDeployment", "name": "demo", "uid": UID, "apiVersion": "ssd.dev/v1alpha1"}
+    order = {"controller": True, "blockOwnerDeletion": True}
+    for each in children(resource(spec)):
+        assert each["metadata"]["namespace"] == "default"
+        assert each["metadata"]["ownerReferences"] == [{**owner, **order}]
 
 
 def of_cell(cell: int, objects: list[Object]) -> Iterator[str]:
