@@ -50,7 +50,7 @@ def on_fake_gpu(
     attention = attention or PagedReference()
     part = model_of(model, group.shard)
     decoder = Decoder(part, _weights(part, device.name), group)
-    execution: Any = make_execution(decoder, part, engine, attention, Capture(), group)
+    execution: Any = make_execution(decoder, engine, attention, Capture(), group)
     if isinstance(group, RankGroup):
         execution = SplitTarget(execution, group, engine, ids_of_ranks(MODEL, group.shard.size))
     return kind(execution, model, engine)

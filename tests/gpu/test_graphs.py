@@ -131,4 +131,4 @@ def _open(
         head_size=model.head_size,
         is_deterministic=not engine.branches,
     )
-    return make_execution(decoder, model, engine, wrap(chosen.attention), capture)
+    return make_execution(decoder, engine, wrap(chosen.attention), capture)

@@ -141,7 +141,7 @@ def _with_layers(
         head_size=model.head_size,
         is_deterministic=True,
     ).attention
-    execution = make_execution(decoder, model, engine, attention, capture_of(engine.device))
+    execution = make_execution(decoder, engine, attention, capture_of(engine.device))
     assert isinstance(execution, StaticTarget)
     runner = TargetRunner(execution, model, engine)
     return first_logits(runner), verify_seconds(runner, 1, environment)

@@ -36,7 +36,8 @@ from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
 from ssd.engine.execution import TargetExecution, run_columns_by_steps
 from ssd.engine.kv_cache.storage import KVStorage
 from ssd.engine.memory import allocate_storage
-from ssd.engine.models.registry import CausalModel, open_decoder
+from ssd.engine.models.decoder import Decoder
+from ssd.engine.models.registry import open_decoder
 from ssd.engine.parallel.group import ALONE, Group
 from ssd.engine.static_inputs import Inputs
 from ssd.observability.log import get_logger
@@ -75,7 +76,7 @@ class StaticExecution:
 
     def __init__(
         self,
-        decoder: CausalModel,
+        decoder: Decoder,
         engine: EngineConfig,
         attention: PagedAttention,
         storage: KVStorage,
@@ -83,7 +84,7 @@ class StaticExecution:
     ) -> None:
         self.attention_name = attention.name
         self.num_blocks = storage.entries.num_blocks
-        self.num_parameters = 0
+        self.num_parameters = decoder.num_parameters
         self.capture = capture
         """Knows how each shape runs."""
         self.sequence_counts: Sequence[int] = sequence_buckets(engine)
@@ -403,8 +404,7 @@ class StaticDraft(StaticExecution):
 
 
 def make_execution(
-    decoder: CausalModel,
-    model: ModelConfig,
+    decoder: Decoder,
     engine: EngineConfig,
     attention: PagedAttention,
     capture: Capture,
@@ -415,7 +415,7 @@ def make_execution(
     Raises:
         MemoryBudgetError: not one sequence of maximum length fits.
     """
-    storage = allocate_storage(model, engine, group)
+    storage = allocate_storage(decoder.config, engine, group)
     decoder.prepare(engine.max_model_len)
     kind = StaticDraft if engine.branches else StaticTarget
     return kind(decoder, engine, attention, storage, capture)
@@ -446,6 +446,4 @@ def load(
     _log.info("attention", name=chosen.attention.name, reason=chosen.reason)
     decoder = open_decoder(folder, model, engine, on_progress, group)
     capture = capture_of(engine.device)
-    execution = make_execution(decoder, decoder.config, engine, chosen.attention, capture, group)
-    execution.num_parameters = decoder.num_parameters
-    return execution
+    return make_execution(decoder, engine, chosen.attention, capture, group)

@@ -24,8 +24,9 @@ from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
 from ssd.engine.execution import TargetExecution, run_columns_by_steps
 from ssd.engine.kv_cache.storage import KVStorage, fit_block_tables
 from ssd.engine.memory import allocate_storage
-from ssd.engine.models.registry import CausalModel, open_decoder
-from ssd.engine.parallel.group import ALONE, Group
+from ssd.engine.models.decoder import Decoder
+from ssd.engine.models.registry import open_decoder
+from ssd.engine.parallel.group import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +47,15 @@ class TorchExecution:
 
     attention_name = "cpu"
 
-    def __init__(
-        self, decoder: CausalModel, model: ModelConfig, engine: EngineConfig, storage: KVStorage
-    ) -> None:
+    def __init__(self, decoder: Decoder, engine: EngineConfig, storage: KVStorage) -> None:
         self.num_blocks = storage.entries.num_blocks
-        self.num_parameters = 0
+        self.num_parameters = decoder.num_parameters
         self._engine = engine
         self._decoder = decoder
         self._storage = storage
         self._entries = storage.entries
         self.sequence_counts: Sequence[int] = sequence_buckets(engine)
-        self._group = model.num_heads // model.num_kv_heads
+        self._group = decoder.config.num_heads // decoder.config.num_kv_heads
         self._last_position = engine.max_model_len - 1
 
     def free_weights(self) -> None:
@@ -158,10 +157,8 @@ class TorchDraft(TorchExecution):
     whole_tables: Collection[tuple[int, int]] = ()
     chunk_sizes: Sequence[int] = (1,)
 
-    def __init__(
-        self, decoder: CausalModel, model: ModelConfig, engine: EngineConfig, storage: KVStorage
-    ) -> None:
-        super().__init__(decoder, model, engine, storage)
+    def __init__(self, decoder: Decoder, engine: EngineConfig, storage: KVStorage) -> None:
+        super().__init__(decoder, engine, storage)
         self.append_proposal = storage.append_proposal
         self.promote_branches = storage.promote_branches
         self._branch_context: ContextRun | None = None
@@ -247,23 +244,7 @@ def load(
 ) -> TorchTarget | TorchDraft:
     """Read a model folder and allocate its KV storage; see ``execution.load_execution``."""
     decoder = open_decoder(folder, model, engine, on_progress, group)
-    execution = make_execution(decoder, decoder.config, engine, group)
-    execution.num_parameters = decoder.num_parameters
-    return execution
-
-
-def make_execution(
-    decoder: CausalModel,
-    model: ModelConfig,
-    engine: EngineConfig,
-    group: Group = ALONE,
-) -> TorchTarget | TorchDraft:
-    """Allocate the KV storage of a model, or of a rank's part of it.
-
-    Raises:
-        MemoryBudgetError: not one sequence of maximum length fits.
-    """
-    storage = allocate_storage(model, engine, group)
+    storage = allocate_storage(decoder.config, engine, group)
     decoder.prepare(engine.max_model_len)
     kind = TorchDraft if engine.branches else TorchTarget
-    return kind(decoder, model, engine, storage)
+    return kind(decoder, engine, storage)

@@ -1,35 +1,20 @@
-"""The supported model families and their common interface."""
+"""The supported model families, and how their checkpoints become decoders."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models import llama
-from ssd.engine.models.decoder import Attends, Decoder
+from ssd.engine.models.decoder import Decoder
 from ssd.engine.models.decoder_weights import DecoderWeights
 from ssd.engine.models.weights import Checkpoint, TensorReader
 from ssd.engine.parallel.group import ALONE, Group
 from ssd.engine.parallel.shard import WHOLE, Shard, ids_of, model_of
 from ssd.engine.precision import DTYPES
-
-
-class CausalModel(Protocol):
-    """A next-token model over token ids. Step thread only."""
-
-    def prepare(self, max_len: int) -> None:
-        """Prepare for positions below ``max_len``; called once."""
-
-    def forward(self, tokens_R: Tensor, positions_R: Tensor, attention: Attends) -> Tensor:
-        """Return hidden states [R, D]; every layer calls ``attention.attend`` once, in order."""
-
-    def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Return fp32 logits [R, V]."""
 
 
 @dataclass(frozen=True, slots=True)

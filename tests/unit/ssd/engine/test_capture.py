@@ -44,7 +44,7 @@ def execution(
     decoder = open_decoder(folder, model, engine, lambda _: None, group)
     capture = Capture(None if kind is Kind.EAGER else RecordedGraphs())
     attention = WAYS.get(kind, PagedReference())
-    return make_execution(decoder, decoder.config, engine, attention, capture, group), capture
+    return make_execution(decoder, engine, attention, capture, group), capture
 
 
 Run = Callable[[Any, EngineConfig], list[Tensor]]

@@ -5,12 +5,12 @@ import pytest
 
 from ssd.engine import memory
 from ssd.engine.config import STATIC, EngineConfig
+from ssd.engine.known_shapes import KNOWN_SHAPES
 from ssd.engine.memory import free_bytes, plan_blocks
 from ssd.engine.sizes import sampling_bytes
 from ssd.errors import MemoryBudgetError
-from ssd.testing.tiny_model import TinyModel
 
-MODEL = TinyModel(4).config()
+MODEL = replace(KNOWN_SHAPES["llama-3.2-1b"], num_layers=1, num_kv_heads=1, head_size=8)
 SLOT_BYTES = 2 * 8 * 4
 ENGINE = EngineConfig(max_model_len=40, max_num_seqs=2, dtype="float32", kv_cache_bytes=10**9)
 BLOCKS_A_SEQUENCE = 3

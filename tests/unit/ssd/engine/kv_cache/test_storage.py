@@ -1,17 +1,16 @@
+from dataclasses import replace
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssd.engine.config import EngineConfig, ModelConfig
+from ssd.engine.config import EngineConfig
+from ssd.engine.known_shapes import KNOWN_SHAPES
 from ssd.engine.kv_cache.storage import EntryMap, KVStorage
 from ssd.engine.sizes import bytes_per_entry, segment_entries
-from ssd.testing.tiny_model import TinyModel
 
 SIZES = st.integers(1, 5)
-
-
-def model() -> ModelConfig:
-    return TinyModel(3).config()
+MODEL = replace(KNOWN_SHAPES["llama-3.2-1b"], num_layers=1, num_kv_heads=1, head_size=6)
 
 
 @settings(deadline=None)
@@ -52,21 +51,21 @@ def test_the_number_of_segment_entries_equals_the_layout() -> None:
 
 
 def test_copying_entries_that_overlap_reads_before_it_writes() -> None:
-    storage = KVStorage(model(), EntryMap(4, 1, 1, 0, 0), torch.float32, "cpu")
+    storage = KVStorage(MODEL, EntryMap(4, 1, 1, 0, 0), torch.float32, "cpu")
     storage.entries_L2ZW += torch.arange(4.0)[:, None]
     storage.copy(torch.tensor([0, 1, 2]), torch.tensor([1, 2, 3]))
     assert storage.entries_L2ZW[0, 1, :, 0].tolist() == [0.0, 0.0, 1.0, 2.0]
 
 
 def test_storage_starts_as_zeros_of_the_planned_size() -> None:
-    storage = KVStorage(model(), EntryMap(4, 2, 1, 0, 0), torch.bfloat16, "cpu")
+    storage = KVStorage(MODEL, EntryMap(4, 2, 1, 0, 0), torch.bfloat16, "cpu")
     assert not storage.entries_L2ZW.any()
-    assert storage.entries_L2ZW.nbytes == 8 * bytes_per_entry(model(), "bfloat16")
+    assert storage.entries_L2ZW.nbytes == 8 * bytes_per_entry(MODEL, "bfloat16")
 
 
 def test_values_that_are_not_finite_are_stored_as_zero() -> None:
     entries = EntryMap(1, 4, 1, 0, 0)
-    storage = KVStorage(model(), entries, torch.float32, "cpu")
+    storage = KVStorage(MODEL, entries, torch.float32, "cpu")
     keys_RGE = torch.ones((2, *storage.shape_GE))
     values_RGE = torch.full((2, *storage.shape_GE), 2.0)
     keys_RGE[1, 0, 0], values_RGE[1, 0, 1], values_RGE[1, 0, 2] = torch.nan, torch.inf, -torch.inf
