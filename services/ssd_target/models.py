@@ -31,9 +31,7 @@ def find_models(settings: TargetSettings) -> TargetModels:
     target = replace(target, engine=replace(target.engine, step_tokens=settings.step_tokens))
     if not settings.draft_model:
         return TargetModels(target=target, draft=None)
-    draft = find_model(
-        _of_draft(settings), max_num_seqs=settings.max_num_seqs, branches=1, is_draft=True
-    )
+    draft = find_model(_of_draft(settings), max_num_seqs=settings.max_num_seqs, branches=1)
     if draft.tokenizer.fingerprint != target.tokenizer.fingerprint:
         raise SettingsError(
             f"draft_model {settings.draft_model} has another tokenizer than {settings.model}; use "
@@ -63,7 +61,7 @@ def check_models(settings: TargetSettings) -> None:
     """
     check_model(settings, max_num_seqs=settings.max_num_seqs)
     if settings.draft_model:
-        check_model(_of_draft(settings), max_num_seqs=settings.max_num_seqs)
+        check_model(_of_draft(settings), max_num_seqs=settings.max_num_seqs, branches=1)
 
 
 def _of_draft(settings: TargetSettings) -> TargetSettings:

@@ -21,29 +21,11 @@ from ssd.engine.precision import (
     choose_weights,
     has_bfloat16,
 )
+from ssd.engine_settings import EngineSettings
 from ssd.errors import SettingsError
 
 OPENVINO = "openvino"
 TORCH = "torch"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineRequest:
-    """The settings that decide, and the model."""
-
-    engine: str = AUTO
-    """``auto``, ``openvino``, ``static`` or ``torch``."""
-    dtype: str = AUTO
-    """``auto``, ``bfloat16`` or ``float32``."""
-    weights: str = AUTO
-    """``auto``, ``same``, ``int8`` or ``int4``."""
-    device: str = "cpu"
-    attention: str = AUTO
-    """Backend of the engine static."""
-    tensor_parallel_size: int = 1
-    num_weights: int
-    head_size: int
-    is_draft: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,60 +40,66 @@ class EngineChoice:
     weights: Weights = "same"
 
 
-def choose_engine(request: EngineRequest) -> EngineChoice:
+def choose_engine(
+    settings: EngineSettings, *, num_weights: int, head_size: int, is_draft: bool
+) -> EngineChoice:
     """Return the engine and the precision to run with.
+
+    Args:
+        settings: of the process.
+        num_weights: of the model.
+        head_size: of the model.
+        is_draft: whether the tokens of the model are guesses.
 
     Raises:
         SettingsError: the engine cannot run with the other settings or is not installed; or the
             attention backend cannot run with the device, the dtype or the head size.
     """
-    choice = _choose(request)
-    if request.weights in ("int8", "int4") and choice.engine != OPENVINO:
+    choice = _choose(settings, num_weights, is_draft=is_draft)
+    if settings.weights in ("int8", "int4") and choice.engine != OPENVINO:
         raise SettingsError(
-            f"weights {request.weights} needs engine openvino, not {choice.engine} "
+            f"weights {settings.weights} needs engine openvino, not {choice.engine} "
             f"({choice.reason}); set weights to same"
         )
-    if request.attention != AUTO and choice.engine != STATIC:
+    if settings.attention != AUTO and choice.engine != STATIC:
         raise SettingsError(
-            f"attention {request.attention} needs engine static, not {choice.engine} "
+            f"attention {settings.attention} needs engine static, not {choice.engine} "
             f"({choice.reason}); set attention to auto"
         )
-    check_paged(request.attention, request.device, choice.precision.dtype, request.head_size)
+    check_paged(settings.attention, settings.device, choice.precision.dtype, head_size)
     return choice
 
 
-def _choose(request: EngineRequest) -> EngineChoice:
-    precision = choose_precision(request.dtype, request.device, request.num_weights)
-    if request.engine == STATIC:
+def _choose(settings: EngineSettings, num_weights: int, *, is_draft: bool) -> EngineChoice:
+    precision = choose_precision(settings.dtype, settings.device, num_weights)
+    if settings.engine == STATIC:
         return EngineChoice(STATIC, "set explicitly", precision)
-    if not request.device.startswith("cpu"):
-        if request.engine != AUTO:
+    if not settings.device.startswith("cpu"):
+        if settings.engine != AUTO:
             raise SettingsError(
-                f"engine {request.engine} runs on CPUs, and the device is {request.device}; set "
+                f"engine {settings.engine} runs on CPUs, and the device is {settings.device}; set "
                 "engine to auto"
             )
         return EngineChoice(STATIC, "the engine of GPUs", precision)
-    problem = _openvino_problem(request)
-    if request.engine == OPENVINO and problem is not None:
+    problem = _openvino_problem(settings)
+    if settings.engine == OPENVINO and problem is not None:
         raise SettingsError(f"engine openvino: {problem}; set engine to torch or auto")
-    if request.engine == TORCH or problem is not None:
-        if request.dtype == AUTO:
+    if settings.engine == TORCH or problem is not None:
+        if settings.dtype == AUTO:
             precision = Precision("float32", "the engine torch is the reference")
         return EngineChoice(TORCH, problem or "set explicitly", precision)
-    reason = "the default on CPUs" if request.engine == AUTO else "set explicitly"
-    weights = choose_weights(
-        request.weights, is_draft=request.is_draft, num_weights=request.num_weights
-    )
-    if request.dtype == AUTO and weights != "same":
+    reason = "the default on CPUs" if settings.engine == AUTO else "set explicitly"
+    weights = choose_weights(settings.weights, is_draft=is_draft, num_weights=num_weights)
+    if settings.dtype == AUTO and weights != "same":
         precision = Precision("float32", f"products are {weights}, and the rest takes little time")
     return EngineChoice(OPENVINO, reason, precision, weights)
 
 
-def _openvino_problem(request: EngineRequest) -> str | None:
+def _openvino_problem(settings: EngineSettings) -> str | None:
     """Return why the settings or the installation exclude OpenVINO; None if they do not."""
-    if request.tensor_parallel_size > 1:
-        return f"it runs on one rank, and tensor_parallel_size is {request.tensor_parallel_size}"
-    if request.dtype == "bfloat16" and not has_bfloat16():
+    if settings.num_ranks > 1:
+        return f"it runs on one rank, and tensor_parallel_size is {settings.num_ranks}"
+    if settings.dtype == "bfloat16" and not has_bfloat16():
         return "dtype is bfloat16, and this CPU has no bfloat16 arithmetic"
     if find_spec("openvino") is None:
         return "the package openvino is not installed"

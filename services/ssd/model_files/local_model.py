@@ -14,7 +14,7 @@ from ssd.engine.config import (
     length_limit,
     usable_token_ids,
 )
-from ssd.engine.engine_choice import OPENVINO, EngineChoice, EngineRequest, choose_engine
+from ssd.engine.engine_choice import OPENVINO, EngineChoice, choose_engine
 from ssd.engine.models.llama import ignored
 from ssd.engine.models.weights import is_bfloat16
 from ssd.engine.parallel.shard import check_shards
@@ -41,16 +41,13 @@ class LocalModel:
         return self.engine.num_token_ids or self.tokenizer.vocab_size
 
 
-def find_model(
-    settings: EngineSettings, *, max_num_seqs: int, branches: int = 0, is_draft: bool = False
-) -> LocalModel:
+def find_model(settings: EngineSettings, *, max_num_seqs: int, branches: int = 0) -> LocalModel:
     """Resolve the source of the model, and read its tokenizer and shapes.
 
     Args:
         settings: of the process.
         max_num_seqs: maximum number of sequences or sessions of one forward pass.
-        branches: of a draft that builds trees; 0 for other models.
-        is_draft: whether the tokens of the model are guesses.
+        branches: of a draft; 0 for a target.
 
     Raises:
         SetupError: there is no such model, or the engine does not support it.
@@ -60,11 +57,9 @@ def find_model(
     model = ModelConfig.from_folder(folder)
     # Before ranks are started, which would each need seconds to report it.
     check_shards(model, settings.num_ranks)
-    engine = _engine_config(
-        settings, model, tokenizer, max_num_seqs, branches, is_draft=is_draft or branches > 0
-    )
-    is_kept = settings.weights == AUTO and not is_draft and branches == 0
-    if is_kept and _keeps_bfloat16(engine, model, folder):
+    engine = _engine_config(settings, model, tokenizer, max_num_seqs, branches)
+    is_target = branches == 0
+    if is_target and settings.weights == AUTO and _keeps_bfloat16(engine, model, folder):
         engine = replace(engine, weights="bfloat16")
     return LocalModel(folder=folder, tokenizer=tokenizer, engine=engine)
 
@@ -83,9 +78,7 @@ def check_model(settings: EngineSettings, *, max_num_seqs: int, branches: int = 
     model = local_shape(settings.model)
     if model is not None and (folder := local_folder(settings.model)) is not None:
         tokenizer = load_tokenizer(folder)
-        engine = _engine_config(
-            settings, model, tokenizer, max_num_seqs, branches, is_draft=branches > 0
-        )
+        engine = _engine_config(settings, model, tokenizer, max_num_seqs, branches)
         check_engine(model, engine)
 
 
@@ -95,22 +88,13 @@ def _engine_config(
     tokenizer: Tokenizer,
     max_num_seqs: int,
     branches: int,
-    *,
-    is_draft: bool,
 ) -> EngineConfig:
     size = settings.num_ranks
     choice = choose_engine(
-        EngineRequest(
-            engine=settings.engine,
-            dtype=settings.dtype,
-            weights=settings.weights,
-            device=settings.device,
-            attention=settings.attention,
-            tensor_parallel_size=size,
-            num_weights=num_weights(model),
-            head_size=model.head_size,
-            is_draft=is_draft,
-        )
+        settings,
+        num_weights=num_weights(model),
+        head_size=model.head_size,
+        is_draft=branches > 0,
     )
     return EngineConfig(
         device=settings.device,

@@ -1,10 +1,11 @@
 """The models of a target: its own, and that of mode SYNCHRONOUS."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ssd.errors import ModelNotFoundError, SettingsError
+from ssd.errors import MemoryBudgetError, ModelNotFoundError, SettingsError
 from ssd.testing.tiny_folder import VOCAB_SIZE, write_byte_tokenizer, write_tiny_folder
 from ssd_target.models import check_models, find_models
 from ssd_target.settings import TargetSettings
@@ -58,6 +59,18 @@ def test_a_draft_with_more_padding_than_the_target_is_refused(target: Path, tmp_
 def test_a_missing_draft_is_found_without_the_weights(target: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="no-such-folder"):
         check_models(of(target, "/no-such-folder"))
+
+
+def test_the_branches_of_a_draft_are_in_the_check_of_its_memory(
+    target: Path, tmp_path: Path
+) -> None:
+    draft = str(write_tiny_folder(tmp_path / "draft", seed=1))
+    enough = TargetSettings(
+        model=str(target), engine="torch", max_model_len=64, kv_cache_bytes=5 * 16 * 256
+    )
+    check_models(enough)
+    with pytest.raises(MemoryBudgetError, match="the KV cache can use"):
+        check_models(replace(enough, draft_model=draft))
 
 
 def test_ranks_that_do_not_divide_the_model_are_refused_before_they_start(target: Path) -> None:

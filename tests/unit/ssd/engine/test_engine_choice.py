@@ -6,17 +6,22 @@ import pytest
 import torch
 
 from ssd.engine import engine_choice
-from ssd.engine.engine_choice import EngineChoice, EngineRequest, choose_engine
+from ssd.engine.engine_choice import EngineChoice, choose_engine
 from ssd.engine.precision import SMALL_MODEL, TINY_MODEL, keeps_bfloat16
 from ssd.errors import SettingsError
+from ssd_target.settings import TargetSettings
 
 DRAFT = {"is_draft": True}
 ON_GPU = {"device": "cuda:0"}
 
 
-def choose(**settings: Any) -> EngineChoice:
-    """The choice for a model that is not small."""
-    return choose_engine(EngineRequest(**{"num_weights": SMALL_MODEL, "head_size": 64} | settings))
+def choose(
+    *, num_weights: int = SMALL_MODEL, is_draft: bool = False, **settings: Any
+) -> EngineChoice:
+    """The choice for a target, or a draft, that is not small."""
+    return choose_engine(
+        TargetSettings(**settings), num_weights=num_weights, head_size=64, is_draft=is_draft
+    )
 
 
 @pytest.mark.parametrize(
