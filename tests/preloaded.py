@@ -11,7 +11,6 @@ for name in (
     "ssd_draft.draft",
     "ssd_gateway.gateway",
     "ssd.model_files.model_source",
-    "ssd.engine.check",
     "ssd.engine.torch_execution",
     "ssd.engine.openvino_engine.load",
     "ssd.engine.models.decoder",

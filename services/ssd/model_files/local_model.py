@@ -1,10 +1,10 @@
 """The model of a process: its folder, tokenizer and engine shapes, before it is loaded."""
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ssd.engine.attention.paged import make_paged
-from ssd.engine.check import check_engine
 from ssd.engine.config import (
     BLOCK_SIZES,
     PREFILL_CHUNKS,
@@ -15,16 +15,20 @@ from ssd.engine.config import (
     usable_token_ids,
 )
 from ssd.engine.engine_choice import OPENVINO, EngineChoice, choose_engine
+from ssd.engine.memory import plan_blocks
 from ssd.engine.models.llama import ignored
 from ssd.engine.models.weights import is_bfloat16
-from ssd.engine.parallel.shard import check_shards
+from ssd.engine.parallel.shard import Shard, check_shards, model_of
 from ssd.engine.precision import AUTO, keeps_bfloat16
 from ssd.engine.sizes import num_weights
 from ssd.engine_settings import EngineSettings
+from ssd.errors import SettingsError
 from ssd.model_files.model_name import local_folder, local_shape
 from ssd.model_files.model_source import resolve
 from ssd.ports import Tokenizer
 from ssd.text.tokenizer import load_tokenizer
+
+_DEVICE = re.compile(r"cpu|cuda(:(0|[1-9][0-9]?))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,8 @@ def find_model(settings: EngineSettings, *, max_num_seqs: int, branches: int = 0
 def check_model(settings: EngineSettings, *, max_num_seqs: int, branches: int = 0) -> None:
     """Check all that can be checked without the weights. A model on the hub is not looked up.
 
+    Devices, CPUs and free memory are known only on the machine where the process runs.
+
     Args:
         settings: of the process.
         max_num_seqs: maximum number of sequences or sessions of one forward pass.
@@ -79,7 +85,11 @@ def check_model(settings: EngineSettings, *, max_num_seqs: int, branches: int = 
     if model is not None and (folder := local_folder(settings.model)) is not None:
         tokenizer = load_tokenizer(folder)
         engine = _engine_config(settings, model, tokenizer, max_num_seqs, branches)
-        check_engine(model, engine)
+        if not _DEVICE.fullmatch(settings.device):
+            raise SettingsError(f"device is {settings.device!r}, must be cpu, cuda or cuda:NUMBER")
+        check_shards(model, settings.num_ranks)
+        if engine.kv_cache_bytes is not None:
+            plan_blocks(model_of(model, Shard(0, settings.num_ranks)), engine)
 
 
 def _engine_config(

@@ -1,14 +1,15 @@
-"""The format of the weights follows the checkpoint where the CPU is fast with it."""
+"""The weights of a checkpoint that a target keeps, and the check before a model is loaded."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ssd.errors import MemoryBudgetError, SettingsError, SetupError
 from ssd.model_files import local_model
-from ssd.model_files.local_model import find_model
+from ssd.model_files.local_model import check_model, find_model
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd_draft.settings import DraftSettings
 from ssd_target.settings import TargetSettings
@@ -50,3 +51,27 @@ def test_a_target_in_float32_keeps_weights_in_bfloat16(
     assert find_model(draft, max_num_seqs=1, branches=4).engine.weights == "same"
     monkeypatch.undo()
     assert weights(kept) == "same", "the model is small"
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        *(
+            ({"device": device}, SettingsError, "cpu, cuda or cuda:")
+            for device in ("gpu7", "cpu:0", "meta", "cuda:x", "cuda:01", "cuda:200", "cuda:٣")
+        ),
+        ({"kv_cache_bytes": 1}, MemoryBudgetError, "can use 1 bytes"),
+    ],
+)
+def test_settings_that_work_on_no_machine_are_refused_before_loading(
+    tmp_path: Path, settings: dict[str, Any], error: type[SetupError], words: str
+) -> None:
+    model = str(write_tiny_folder(tmp_path / "model"))
+    with pytest.raises(error, match=words):
+        check_model(TargetSettings(model=model, **settings), max_num_seqs=1)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:7"])
+def test_a_device_of_another_machine_is_accepted(tmp_path: Path, device: str) -> None:
+    model = str(write_tiny_folder(tmp_path / "model"))
+    check_model(TargetSettings(model=model, device=device), max_num_seqs=1)
