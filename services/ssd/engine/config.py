@@ -220,9 +220,8 @@ class EngineConfig:
     """Positions of one attention chunk; chunks are merged in a fixed order. A multiple of
     ``block_size``."""
     kv_cache_bytes: int | None = None
-    """Size of the KV cache of each rank; None takes ``kv_cache_fraction`` of the free memory, at
-    most what ``max_num_seqs`` sequences of ``max_model_len`` need."""
-    kv_cache_fraction: float = 0.5
+    """Size of the KV cache of each rank; None takes half of the free memory, at most what
+    ``max_num_seqs`` sequences of ``max_model_len`` need."""
     compile_layers: bool = False
     """Whether the engine static compiles the parts of a layer around its attention."""
     deterministic: bool = False

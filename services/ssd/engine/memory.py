@@ -113,7 +113,7 @@ def plan_blocks(model: ModelConfig, engine: EngineConfig, reserved_bytes: int = 
         if engine.engine == STATIC and engine.device != "cpu":
             # Graphs are captured later.
             free -= graph_output_bytes(model, engine)
-        budget = int(max(0, free) * engine.kv_cache_fraction)
+        budget = max(0, free) // 2
         if engine.branches and engine.engine == "openvino":
             budget //= 2  # Each table gathers a copy of the entries of its sessions.
         if engine.device == "cpu":

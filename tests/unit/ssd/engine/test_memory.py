@@ -45,28 +45,24 @@ def test_the_segments_of_a_draft_are_part_of_the_budget() -> None:
         plan(replace(draft, kv_cache_bytes=segments + pages - 1))
 
 
-def test_without_a_size_the_cache_takes_a_fraction_of_free_memory() -> None:
-    assert plan(replace(ENGINE, kv_cache_bytes=None)) == 1 + 2 * BLOCKS_A_SEQUENCE
-    with pytest.raises(MemoryBudgetError):
-        plan(replace(ENGINE, kv_cache_bytes=None, kv_cache_fraction=0.0))
-
-
-def test_what_the_engine_allocates_later_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = replace(ENGINE, kv_cache_bytes=None, kv_cache_fraction=1.0)
+def test_without_a_size_the_cache_takes_half_of_the_memory_that_is_not_reserved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = replace(ENGINE, kv_cache_bytes=None)
     needed = (1 + BLOCKS_A_SEQUENCE) * 16 * SLOT_BYTES
-    monkeypatch.setattr(memory, "free_bytes", lambda _device: needed + 1000)
+    monkeypatch.setattr(memory, "free_bytes", lambda _device: 2 * needed + 1000)
     assert plan_blocks(MODEL, target, 1000) == 1 + BLOCKS_A_SEQUENCE
     with pytest.raises(MemoryBudgetError):
         plan_blocks(MODEL, target, 1001)
 
 
 def test_the_memory_of_kept_branch_logits_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
-    draft = replace(ENGINE, branches=4, kv_cache_bytes=None, kv_cache_fraction=1.0)
+    draft = replace(ENGINE, branches=4, kv_cache_bytes=None)
     kept = 2 * 4 * 7 * MODEL.vocab_size * 4
     needed = 2 * 7 * (1 + 4) * SLOT_BYTES + (1 + BLOCKS_A_SEQUENCE) * 16 * SLOT_BYTES
-    monkeypatch.setattr(memory, "free_bytes", lambda _device: kept + needed)
+    monkeypatch.setattr(memory, "free_bytes", lambda _device: kept + 2 * needed)
     assert plan(draft) == 1 + BLOCKS_A_SEQUENCE
-    monkeypatch.setattr(memory, "free_bytes", lambda _device: kept + needed - 1)
+    monkeypatch.setattr(memory, "free_bytes", lambda _device: kept + 2 * needed - 1)
     with pytest.raises(MemoryBudgetError):
         plan(draft)
 
@@ -79,20 +75,13 @@ def test_the_memory_of_kept_branch_logits_is_reserved(monkeypatch: pytest.Monkey
 def test_the_logits_of_cuda_graphs_are_reserved(
     branches: int, kept_rows: int, shared_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_gpu = replace(
-        ENGINE,
-        engine=STATIC,
-        device="cuda:0",
-        branches=branches,
-        kv_cache_bytes=None,
-        kv_cache_fraction=1.0,
-    )
-    logits = (kept_rows * 4 + shared_rows * 4) * MODEL.vocab_size
+    on_gpu = replace(ENGINE, engine=STATIC, device="cuda:0", branches=branches, kv_cache_bytes=None)
+    logits = (kept_rows + shared_rows + 2 * branches * 7) * 4 * MODEL.vocab_size
     needed = 3 * 7 * (1 + branches) * SLOT_BYTES if branches else 0
-    needed += (1 + BLOCKS_A_SEQUENCE) * 16 * SLOT_BYTES + 2 * branches * 7 * MODEL.vocab_size * 4
-    monkeypatch.setattr(memory, "free_bytes", lambda _device: logits + needed)
+    needed += (1 + BLOCKS_A_SEQUENCE) * 16 * SLOT_BYTES
+    monkeypatch.setattr(memory, "free_bytes", lambda _device: logits + 2 * needed)
     assert plan(on_gpu) == 1 + BLOCKS_A_SEQUENCE
-    monkeypatch.setattr(memory, "free_bytes", lambda _device: logits + needed - 1)
+    monkeypatch.setattr(memory, "free_bytes", lambda _device: logits + 2 * needed - 1)
     with pytest.raises(MemoryBudgetError):
         plan(on_gpu)
 

@@ -287,7 +287,7 @@ def test_after_the_warm_up_the_checkpoint_is_not_in_memory_and_passes_are_the_sa
 def test_the_kv_cache_leaves_memory_for_the_packed_copies_of_the_weights(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = replace(ENGINE, kv_cache_fraction=1.0)
+    engine = ENGINE
     num_unpacked = inside(load(TargetRunner, folder, engine))._weights.num_unpacked_bytes
     monkeypatch.setattr(memory, "free_bytes", lambda _device: num_unpacked)
     with pytest.raises(MemoryBudgetError, match="can use 0 bytes"):
