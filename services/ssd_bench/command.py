@@ -128,7 +128,7 @@ def widened(model: str, factor: int, scratch: Path) -> Path:
     from ssd.demo.widen import widen  # noqa: PLC0415
 
     err.print(f"widening {model} {factor} times")
-    return widen(folder, factor, scratch / f"{folder.name}-{factor}")
+    return widen(folder, factor, scratch)
 
 
 def run_plan(plan: BenchmarkRun) -> Results:

@@ -12,7 +12,6 @@ larger model. The number of weights of a layer grows with the square of the fact
 """
 
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -26,15 +25,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ssd.demo import FACTORS
 from ssd.engine.config import read_config
-from ssd.errors import (
-    CacheError,
-    SettingsError,
-    SetupError,
-    UnsupportedModelError,
-    WeightsError,
-)
+from ssd.engine.models.fingerprint import weights_fingerprint
+from ssd.engine.models.weights import weight_files
+from ssd.errors import CacheError, SettingsError, SetupError, UnsupportedModelError, WeightsError
 
 logger = logging.getLogger(__name__)
 
@@ -48,63 +42,58 @@ SCALED_SIZES = (
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 STREAM_NORMS = ("input_layernorm", "post_attention_layernorm")
 HEAD_NORMS = ("q_norm", "k_norm")
-MARK = "widened.json"
+DIGEST_CHARS = 16
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_RIGHTS = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT}
 )
 
 
-def widen(source: Path, factor: int, output: Path) -> Path:
-    """Write a model of the same function whose width, heads and MLP are ``factor`` times larger.
+def widen(source: Path, factor: int, models: Path) -> Path:
+    """Return a model of the same function whose width, heads and MLP are ``factor`` times larger.
 
-    Head size, number of layers and vocabulary do not change. The model is written into a temporary
-    folder that is renamed at the end, so two processes can make the same folder.
+    Head size, number of layers and vocabulary do not change. The folder is named by the factor and
+    a fingerprint of the source. It is made once, in a temporary folder that is renamed at the end,
+    so it is complete and two processes can make it.
 
     Args:
         source: Folder with ``config.json`` (llama or qwen3) and safetensors.
-        factor: 1, 2, 4 or 8.
-        output: The folder to make. If it contains the same model already, it is not changed.
-
-    Returns:
-        ``output``.
+        factor: Of ``ssd.demo.FACTORS``.
+        models: Folder in which the model is made.
 
     Raises:
         ModelNotFoundError: ``source`` has no readable ``config.json``.
         UnsupportedModelError: The family is not one of ``MODEL_TYPES``, or a tensor is unknown.
         WeightsError: ``source`` has no safetensors, or damaged ones.
-        SetupError: The factor is not allowed, or ``output`` contains another model or cannot be
-            written.
+        SetupError: ``models`` cannot be written.
     """
-    if factor not in FACTORS:
-        raise SetupError(f"cannot widen by {factor}; choose a factor of {FACTORS}")
-    mark = {"factor": factor, "source_sha256": fingerprint(source)}
+    config = widened_config(read_config(source), factor)
+    # Of the contents, so that all checkouts and environments share one copy of 400 MB.
+    digest = weights_fingerprint(source).removeprefix("sha256:")[:DIGEST_CHARS]
+    output = models / f"{source.name}-x{factor}-{digest}"
     try:
-        return _made(source, factor, output, mark)
+        if not output.is_dir():
+            _make(source, factor, config, output)
     except OSError as error:
         is_of_source = Path(error.filename or "").is_relative_to(source)
         if error.errno in _NO_ROOM or (error.errno in _NO_RIGHTS and not is_of_source):
-            raise _disk_error(output.parent, error) from error
+            raise _disk_error(models, error) from error
         raise
+    return output
 
 
-def _made(source: Path, factor: int, output: Path, mark: dict[str, Any]) -> Path:
-    """Return ``output``, which is made if it does not exist."""
-    if output.exists():
-        return _accept(output, mark)
-    config = widened_config(read_config(source), factor)
+def _make(source: Path, factor: int, config: dict[str, Any], output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as parent:
         unfinished = Path(parent) / "made"
         _write(source, unfinished, config, lambda key, tensor: widened_tensor(key, tensor, factor))
-        _write_json(unfinished / MARK, mark)
         try:
             unfinished.rename(output)
         except OSError:
-            # Another process was faster; check its folder like an existing one.
-            return _accept(output, mark)
+            # Another process may have been faster.
+            if not output.is_dir():
+                raise
     logger.info("widened %s by %d into %s", source, factor, output)
-    return output
 
 
 def _disk_error(folder: Path, error: OSError) -> SetupError:
@@ -117,16 +106,6 @@ def _disk_error(folder: Path, error: OSError) -> SetupError:
         f"{folder}: user {os.getuid()} cannot write a wider model: {error}; change the owner of "
         "this folder, or set HOME to another one for demo:// models"
     )
-
-
-def fingerprint(folder: Path) -> str:
-    """Return a hash of configuration and weights, which determine the widened model."""
-    read_config(folder)
-    digest = hashlib.sha256()
-    for file in [folder / "config.json", *_weight_files(folder)]:
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
 
 
 def widened_config(config: dict[str, Any], factor: int) -> dict[str, Any]:
@@ -174,14 +153,6 @@ def widened_tensor(name: str, tensor: Tensor, factor: int) -> Tensor:
     raise UnsupportedModelError(f"cannot widen the tensor {name!r} of shape {tuple(tensor.shape)}")
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors of a folder, sorted by name."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise WeightsError(f"{folder} has no .safetensors file; other formats cannot be widened")
-    return files
-
-
 def _write(
     source: Path,
     output: Path,
@@ -191,7 +162,7 @@ def _write(
     """Write a folder with this config, the converted tensors by name, and the other files."""
     output.mkdir(parents=True)
     tensors: dict[str, Tensor] = {}
-    for file in _weight_files(source):
+    for file in weight_files(source):
         try:
             with safe_open(file, framework="pt") as weights:
                 for key in weights.keys():  # noqa: SIM118 - a handle, not a dictionary
@@ -199,7 +170,8 @@ def _write(
         except SafetensorError as error:
             raise WeightsError(f"{file}: truncated or not safetensors: {error}") from error
     save_tensors(tensors, output / "model.safetensors")
-    _write_json(output / "config.json", config)
+    text = json.dumps(config, indent=2) + "\n"
+    (output / "config.json").write_text(text, encoding="utf-8")
     copy_companions(source, output)
 
 
@@ -219,22 +191,6 @@ def save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
 def copy_companions(source: Path, output: Path) -> None:
     """Copy the files beside config and weights: tokenizer, chat template, generation settings."""
     for file in source.iterdir():
-        is_other = file.name in {"config.json", MARK, "model.safetensors.index.json"}
+        is_other = file.name in {"config.json", "model.safetensors.index.json"}
         if file.is_file() and file.suffix in {".json", ".jinja", ".txt", ".model"} and not is_other:
             shutil.copyfile(file, output / file.name)
-
-
-def _accept(output: Path, mark: dict[str, Any]) -> Path:
-    """Return ``output`` if ``mark`` describes it."""
-    file = output / MARK
-    if file.is_file() and json.loads(file.read_text(encoding="utf-8")) == mark:
-        return output
-    raise SetupError(
-        f"{output} exists and is not this model widened by {mark['factor']}; remove it or choose "
-        "another folder"
-    )
-
-
-def _write_json(file: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file, indented, ending in a newline."""
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

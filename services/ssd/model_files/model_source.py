@@ -10,8 +10,6 @@ from ssd.errors import SettingsError
 from ssd.model_files.hub import HUB_ERRORS, WANTED, as_setup_error
 from ssd.model_files.model_name import HubModel, local_folder
 
-DIGEST_CHARS = 16
-
 
 def resolve(model: str) -> Path:
     """Return the folder of a model; download or widen it if necessary.
@@ -41,11 +39,9 @@ def _widened(model: str, folder: Path) -> Path:
     if factor == 1:
         return folder
     # Imports torch, which only a wider model needs.
-    from ssd.demo.widen import fingerprint, widen  # noqa: PLC0415
+    from ssd.demo.widen import widen  # noqa: PLC0415
 
-    # Of the contents, so that all checkouts and environments share one copy of 400 MB.
-    digest = fingerprint(folder)[:DIGEST_CHARS]
-    return widen(folder, factor, _wider_models() / f"{folder.name}-x{factor}-{digest}")
+    return widen(folder, factor, _wider_models())
 
 
 def _wider_models() -> Path:

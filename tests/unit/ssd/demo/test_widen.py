@@ -1,4 +1,5 @@
 import errno
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,7 @@ from torch.nn import RMSNorm
 from ssd.demo import widen as widen_module
 from ssd.demo.widen import widen, widened_config, widened_tensor
 from ssd.engine.config import ModelConfig
-from ssd.errors import (
-    CacheError,
-    ModelNotFoundError,
-    SettingsError,
-    SetupError,
-    UnsupportedModelError,
-)
+from ssd.errors import CacheError, ModelNotFoundError, SettingsError, UnsupportedModelError
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd_bench.sampling.model import load_model
 
@@ -57,12 +52,12 @@ def wanted(source: Path) -> Tensor:
 def test_a_widened_model_has_the_logits_of_the_original(
     source: Path, wanted: Tensor, tmp_path: Path, factor: int
 ) -> None:
-    found_BSV = logits(widen(source, factor, tmp_path / "wider"))
+    found_BSV = logits(widen(source, factor, tmp_path / "models"))
     assert float((found_BSV - wanted).abs().max() / wanted.abs().max()) <= 1e-12
 
 
 def test_sizes_grow_by_the_factor_and_a_head_keeps_its_own(source: Path, tmp_path: Path) -> None:
-    shape = ModelConfig.from_folder(widen(source, 4, tmp_path / "wider"))
+    shape = ModelConfig.from_folder(widen(source, 4, tmp_path / "models"))
     assert (shape.hidden_size, shape.intermediate_size) == (128, 256)
     assert (shape.num_heads, shape.num_kv_heads) == (16, 8)
     assert (shape.head_size, shape.num_layers, shape.vocab_size) == (8, 2, 257)
@@ -71,25 +66,27 @@ def test_sizes_grow_by_the_factor_and_a_head_keeps_its_own(source: Path, tmp_pat
 def test_the_tokenizer_is_copied_and_no_temporary_file_remains(
     source: Path, tmp_path: Path
 ) -> None:
-    wider = widen(source, 2, tmp_path / "models" / "wider")
+    wider = widen(source, 2, tmp_path / "models")
     assert (wider / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
-    assert [file.name for file in wider.parent.iterdir()] == ["wider"]
+    assert list((tmp_path / "models").iterdir()) == [wider]
 
 
-def test_an_equal_folder_is_reused_and_another_is_refused(source: Path, tmp_path: Path) -> None:
-    wider = widen(source, 2, tmp_path / "wider")
+def test_copies_of_a_model_share_one_wider_model_and_others_have_their_own(
+    source: Path, tmp_path: Path
+) -> None:
+    models = tmp_path / "models"
+    wider = widen(source, 2, models)
     before = (wider / "model.safetensors").stat().st_mtime_ns
-    assert widen(source, 2, wider) == wider
+    copy = Path(shutil.copytree(source, tmp_path / "copy" / source.name))
+    assert widen(copy, 2, models) == wider
     assert (wider / "model.safetensors").stat().st_mtime_ns == before
-    with pytest.raises(SetupError, match="not this model widened by 4"):
-        widen(source, 4, wider)
+    other = write_tiny_folder(tmp_path / "other" / source.name, seed=1)
+    assert len({wider, widen(source, 4, models), widen(other, 2, models)}) == 3
 
 
-def test_what_cannot_be_widened_is_refused(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match="cannot widen by 3"):
-        widen(source, 3, tmp_path / "wider")
+def test_what_cannot_be_widened_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="no such model folder"):
-        widen(tmp_path / "nothing", 2, tmp_path / "wider")
+        widen(tmp_path / "nothing", 2, tmp_path / "models")
     with pytest.raises(UnsupportedModelError, match="'gpt2'"):
         widened_config({"model_type": "gpt2"}, 2)
     # The engine has no biases.
@@ -104,7 +101,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_of_the_settings(
     # A file in place of the folder: it cannot be made, also by root.
     (tmp_path / "cache").write_text("")
     with pytest.raises(SettingsError, match=r"cache: user \d+ cannot write .*; change the owner"):
-        widen(source, 2, tmp_path / "cache" / "wider")
+        widen(source, 2, tmp_path / "cache")
 
 
 def test_an_error_of_the_source_does_not_name_the_folder_of_wider_models(
@@ -115,7 +112,7 @@ def test_an_error_of_the_source_does_not_name_the_folder_of_wider_models(
 
     monkeypatch.setattr("shutil.copyfile", copyfile)
     with pytest.raises(PermissionError):
-        widen(source, 2, tmp_path / "cache" / "wider")
+        widen(source, 2, tmp_path / "cache")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +126,7 @@ def test_a_full_disk_is_an_error_with_the_fix_and_leaves_no_files(
 
     monkeypatch.setattr(widen_module, "save_file", save_file)
     with pytest.raises(CacheError, match=r"cache: no space is left .*; use a larger volume"):
-        widen(source, 2, tmp_path / "cache" / "wider")
+        widen(source, 2, tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())
 
 

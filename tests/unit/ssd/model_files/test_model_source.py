@@ -17,7 +17,6 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from ssd.demo import widen
 from ssd.errors import CacheError, HubError, ModelNotFoundError, SettingsError, SetupError
 from ssd.model_files import model_source
 from ssd.model_files.hub import HUB_ERRORS, as_setup_error
@@ -103,18 +102,6 @@ def test_without_a_hub_the_error_is_one_line_with_a_hint(cause: Exception, words
     assert found.startswith("hf://org/name: its files are not all in ")
     assert words in found
     assert "\n" not in found
-
-
-def test_copies_of_a_demo_model_share_one_wider_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(widen, "widen", lambda _source, _factor, output: output)
-
-    def wider(name: str, seed: int) -> Path:
-        folder = write_tiny_folder(tmp_path / name / "target", seed=seed)
-        return model_source._widened("demo://target?widen=2", folder)
-
-    assert wider("a", 1) == wider("b", 1) != wider("c", 2)
 
 
 def test_a_user_without_a_home_folder_needs_one_only_for_a_wider_model(
