@@ -36,7 +36,7 @@ class TokenSink(Protocol):
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether the reader has left; the sequence is then cancelled."""
+        """Whether the reader has left or is too far behind; the sequence is then cancelled."""
 
 
 class Tokenizer(Protocol):

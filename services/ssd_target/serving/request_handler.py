@@ -208,8 +208,7 @@ class RequestHandler:
         interval = call.message_interval_ms / 1000
         continuations: list[tuple[Sequence, TokenStream]] = []
         for choice in range(sampling.n):
-            first = continuations[0][1] if continuations else None
-            stream = TokenStream(self._wakeups, self._clock, self._settings, first, interval)
+            stream = TokenStream(self._wakeups, self._settings.stream_buffer_tokens, interval)
             grammar = await self._grammar(sampling)
             detectors: list[StopDetector] = []
             if sampling.stop:

@@ -2,8 +2,8 @@
 
 The step thread never waits for a reader. A reader gets its first tokens and its last ones at once,
 and others at most every ``MESSAGE_SECONDS``, or less often if its request asks for that. Chunks
-that it has not taken are merged, up to the size of a message. A reader that takes nothing for too
-long is abandoned, which cancels its sequence.
+that it has not taken are merged, up to the size of a message. A stream in which too many tokens
+wait is abandoned, which cancels its sequence.
 
 *Decision*: not a message each round. *Because*: a message takes .2 to .3 ms of a CPU that a model
 may need, and rounds of small models take 1 to 3 ms. A target of 208M weights in int8 on both CPUs
@@ -16,11 +16,10 @@ import math
 from collections import deque
 from itertools import chain
 
-from ssd.ports import Clock, Tokenizer
+from ssd.ports import Tokenizer
 from ssd.runtime.threads import post
 from ssd.text.detokenizer import REPLACEMENT
 from ssd.types import GenerationChunk
-from ssd_target.settings import TargetSettings
 
 MAX_MERGED_TOKENS = 4096
 """Maximum number of tokens, with their alternatives, in a merged chunk. Its message has less than
@@ -59,45 +58,29 @@ class Wakeups:
 class TokenStream:
     """The tokens of one continuation, a ``TokenSink`` of the step thread; one task calls ``take``.
 
-    The stream is abandoned if more than ``stream_buffer_tokens`` wait, or if the reader takes
-    nothing for ``stream_stall_seconds`` while tokens wait. All continuations of a request have one
-    reader, so a chunk that it takes of one is progress of all. The alternatives of
-    log-probabilities count as tokens.
+    The stream is abandoned if more than ``stream_buffer_tokens`` wait. The alternatives of
+    log-probabilities count as tokens. Writes to a client that does not read end the request, see
+    ``GenerateServicer``.
     """
 
     def __init__(
-        self,
-        wakeups: Wakeups,
-        clock: Clock,
-        settings: TargetSettings,
-        first: "TokenStream | None" = None,
-        message_seconds: float = 0.0,
+        self, wakeups: Wakeups, stream_buffer_tokens: int, message_seconds: float = 0.0
     ) -> None:
         """Construct.
 
         Args:
             wakeups: wakes its reader.
-            clock: clock of the step thread.
-            settings: settings with the bounds.
-            first: the first stream of the same request, if this is another one.
+            stream_buffer_tokens: maximum number of tokens that wait.
             message_seconds: least time between two messages; 0 means ``MESSAGE_SECONDS``.
         """
         self._wakeups = wakeups
-        self._clock = clock
-        self._settings = settings
+        self._stream_buffer_tokens = stream_buffer_tokens
         self._chunks: deque[GenerationChunk] = deque()
         self._num_put_tokens = 0
         self._num_taken_tokens = 0
         """Only the loop changes this, and only the step thread the number before it."""
-        self._waiting_since = 0.0
-        self._first = first
-        self.read_at = 0.0
-        """When the reader last took a chunk of any stream of the request; on the first stream."""
-        # Tokens that wait for their message do not make the reader slow.
-        self._message_seconds = min(
-            message_seconds or MESSAGE_SECONDS, settings.stream_stall_seconds / 2
-        )
-        self._message_tokens = min(MAX_MERGED_TOKENS, settings.stream_buffer_tokens) // 2
+        self._message_seconds = message_seconds or MESSAGE_SECONDS
+        self._message_tokens = min(MAX_MERGED_TOKENS, stream_buffer_tokens) // 2
         self._error: Exception | None = None
         self._is_abandoned = False
         self._ready = asyncio.Event()
@@ -106,23 +89,15 @@ class TokenStream:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether the reader has left or stalled."""
+        """Whether the reader has left, or too many tokens wait."""
         return self._is_abandoned
 
     def put(self, chunk: GenerationChunk) -> None:
         """Add the tokens of one round. Step thread."""
-        now = self._clock.now()
-        if not self._chunks:
-            self._waiting_since = now
         self._num_put_tokens += _num_tokens(chunk)
         self._chunks.append(chunk)
         num_waiting = self._num_put_tokens - self._num_taken_tokens
-        unread_seconds = now - max(self._waiting_since, (self._first or self).read_at)
-        settings = self._settings
-        if (
-            num_waiting > settings.stream_buffer_tokens
-            or unread_seconds > settings.stream_stall_seconds
-        ):
+        if num_waiting > self._stream_buffer_tokens:
             self._is_abandoned = True
         # A chunk before this one, if the reader has not taken it, has woken the reader.
         if len(self._chunks) == 1 or num_waiting >= self._message_tokens or chunk.finish_reason:
@@ -198,7 +173,6 @@ class TokenStream:
                 break
             chunks.append(self._chunks.popleft())
         self._num_taken_tokens += num_tokens
-        (self._first or self).read_at = self._clock.now()
         merged = chunks[-1]
         if len(chunks) > 1:
             merged.token_ids = tuple(chain.from_iterable(chunk.token_ids for chunk in chunks))

@@ -140,6 +140,25 @@ async def test_a_deadline_that_passes_while_a_request_waits_ends_it(served: Serv
     assert cast(TokenStream, arrival.sink).is_abandoned
 
 
+async def test_a_client_that_reads_nothing_ends_its_request() -> None:
+    target = Served(TargetSettings(stream_stall_seconds=0.2))
+    target.open(num_token_ids=100)
+    await target.server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{target.server.port}") as channel:
+        generate: Any = cast(Any, channel).unary_stream(METHOD)
+        call = generate(Request(text="abc").SerializeToString())
+        stream = cast(TokenStream, (await target.arrival()).sink)
+        # More than flow control lets through.
+        for _ in range(1000):
+            stream.put(GenerationChunk(token_ids=(97,) * 4096))
+        target.wakeups.flush()
+        async with asyncio.timeout(MAX_SECONDS):
+            await target.handler.wait_until_idle()
+        assert stream.is_abandoned
+        call.cancel()
+    await target.server.stop(0)
+
+
 async def test_a_bug_returns_only_the_request_id_and_others_continue(served: Served) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{served.server.port}") as channel:
         generate: Any = cast(Any, channel).unary_stream(METHOD)

@@ -59,8 +59,7 @@ def test_a_process_without_a_backend_is_told_to_use_grpc(monkeypatch: pytest.Mon
 async def test_a_drain_returns_the_number_of_requests_and_waits_for_them(
     target: TargetProcess,
 ) -> None:
-    clock = SystemClock()
-    stream = TokenStream(target._handler._wakeups, clock, target._settings)
+    stream = TokenStream(target._handler._wakeups, 100)
     with target._handler._running((stream,)):
         assert target.drain(0.0) == 1
         finish = asyncio.create_task(target._finish_requests())
@@ -75,7 +74,7 @@ async def test_the_end_of_a_drain_does_not_wait_for_a_client_that_reads_nothing(
     target: TargetProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ssd_target.target._LAST_MESSAGES_SECONDS", 0.0)
-    stream = TokenStream(target._handler._wakeups, SystemClock(), target._settings)
+    stream = TokenStream(target._handler._wakeups, 100)
     with target._handler._running((stream,)):
         async with asyncio.timeout(60):
             await target._cancel_requests()

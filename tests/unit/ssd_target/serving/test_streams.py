@@ -9,7 +9,6 @@ import pytest
 
 from ssd.errors import OverloadedError
 from ssd.rpc import sampling_codec
-from ssd.testing.clock import FakeClock
 from ssd.testing.tokenizer import ByteTokenizer
 from ssd.types import (
     FinishReason,
@@ -27,7 +26,6 @@ from ssd_target.serving.streams import (
     Wakeups,
     add_texts,
 )
-from ssd_target.settings import TargetSettings
 
 
 def chunk(*token_ids: int, reason: FinishReason | None = None) -> GenerationChunk:
@@ -38,12 +36,8 @@ class Ends:
     """Both ends of one stream."""
 
     def __init__(self, buffer_tokens: int = 100, message_seconds: float = MESSAGE_SECONDS) -> None:
-        self.clock = FakeClock()
         self.wakeups = Wakeups(asyncio.get_running_loop())
-        settings = TargetSettings(stream_buffer_tokens=buffer_tokens, stream_stall_seconds=60.0)
-        self.stream = TokenStream(
-            self.wakeups, self.clock, settings, message_seconds=message_seconds
-        )
+        self.stream = TokenStream(self.wakeups, buffer_tokens, message_seconds)
 
 
 async def test_a_slow_reader_receives_several_rounds_as_one_chunk() -> None:
@@ -97,20 +91,6 @@ async def test_alternatives_count_for_a_message() -> None:
     ]
 
 
-async def test_a_reader_that_takes_parts_of_a_long_buffer_is_not_stalled() -> None:
-    ends = Ends(buffer_tokens=5 * MAX_MERGED_TOKENS)
-    for _ in range(4):
-        ends.stream.put(chunk(*range(MAX_MERGED_TOKENS)))
-    for _ in range(20):
-        ends.clock.advance(50.0)
-        await ends.stream.take()
-        ends.stream.put(chunk(*range(MAX_MERGED_TOKENS)))
-    assert not ends.stream.is_abandoned
-    ends.clock.advance(61.0)
-    ends.stream.put(chunk(1))
-    assert ends.stream.is_abandoned
-
-
 @pytest.fixture
 def without_collector() -> Iterator[None]:
     gc.collect()
@@ -158,32 +138,6 @@ async def test_a_reader_receives_the_tokens_before_the_error() -> None:
         await ends.stream.take()
 
 
-async def test_a_stream_whose_reader_stalls_is_abandoned() -> None:
-    ends = Ends()
-    ends.stream.put(chunk(1))
-    ends.clock.advance(59.0)
-    ends.stream.put(chunk(2))
-    assert not ends.stream.is_abandoned
-    ends.clock.advance(2.0)
-    ends.stream.put(chunk(3))
-    assert ends.stream.is_abandoned
-
-
-async def test_a_reader_of_another_continuation_of_the_request_is_not_stalled() -> None:
-    clock, wakeups = FakeClock(), Wakeups(asyncio.get_running_loop())
-    one = TokenStream(wakeups, clock, TargetSettings())
-    other = TokenStream(wakeups, clock, TargetSettings(), one)
-    for token_id in range(3):
-        one.put(chunk(token_id))
-        other.put(chunk(token_id))
-        clock.advance(40.0)
-        await one.take()
-    assert not other.is_abandoned
-    clock.advance(61.0)
-    other.put(chunk(4))
-    assert other.is_abandoned
-
-
 async def test_the_buffer_of_a_stream_is_bounded() -> None:
     ends = Ends(buffer_tokens=3)
     ends.stream.put(chunk(1, 2, 3))
@@ -195,7 +149,7 @@ async def test_the_buffer_of_a_stream_is_bounded() -> None:
 def test_flush_after_the_loop_has_closed_has_no_effect() -> None:
     async def make() -> tuple[Wakeups, TokenStream]:
         wakeups = Wakeups(asyncio.get_running_loop())
-        stream = TokenStream(wakeups, FakeClock(), TargetSettings())
+        stream = TokenStream(wakeups, 100)
         return wakeups, stream
 
     loop = asyncio.new_event_loop()
@@ -239,7 +193,7 @@ async def test_rounds_within_a_pause_are_one_message() -> None:
     assert loop.time() - began_at >= MESSAGE_SECONDS
 
 
-async def test_a_reader_of_whole_texts_receives_few_messages_and_is_not_stalled() -> None:
+async def test_a_reader_of_whole_texts_receives_few_messages() -> None:
     ends = Ends(buffer_tokens=8, message_seconds=1.0)
     ends.stream.put(chunk(1))
     assert taken_at_once(ends.stream) == chunk(1)
@@ -253,7 +207,6 @@ async def test_a_reader_of_whole_texts_receives_few_messages_and_is_not_stalled(
     ends.wakeups.flush()
     assert await reader == chunk(2, 3, 4, 5)
     ends.stream.put(chunk(6))
-    ends.clock.advance(59.0)
     ends.stream.put(chunk(7, reason=FinishReason.LENGTH))
     assert taken_at_once(ends.stream) == chunk(6, 7, reason=FinishReason.LENGTH)
     assert not ends.stream.is_abandoned
