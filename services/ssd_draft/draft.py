@@ -42,9 +42,9 @@ class Draft:
         self._worker: Worker | None = None
         max_len = setup.model.engine.max_model_len
         num_bytes = enough_bytes(settings.max_sessions, max_len, _INBOX_CAPACITY)
-        self._inbox = Inbox(_INBOX_CAPACITY, num_bytes, clock)
-        self._links = LinkServer(setup, self._inbox, clock)
+        self._inbox = Inbox(_INBOX_CAPACITY, num_bytes)
         watchdog = Watchdog(clock)
+        self._links = LinkServer(setup, self._inbox, clock, watchdog)
         loader = ModelLoader(setup, self._inbox, clock, self._on_count, watchdog)
         thread = StepThread(loader.load, self._inbox.close, step_cpus)
         self._life_cycle = LifeCycle(thread, watchdog, clock, settings.drain_seconds)

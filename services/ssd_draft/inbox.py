@@ -6,7 +6,6 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ssd.ports import Clock
 from ssd.types import CloseSession, Commit, OpenSession
 from ssd_draft.sessions import LinkEnd
 
@@ -55,13 +54,11 @@ class Inbox:
     correct target reaches neither bound.
     """
 
-    def __init__(self, capacity: int, max_bytes: int, clock: Clock) -> None:
+    def __init__(self, capacity: int, max_bytes: int) -> None:
         self._capacity = capacity
         self._max_bytes = max_bytes
-        self._clock = clock
         self._queues: dict[int, _Queue] = {}
         """Queues that are not empty, by number of the link."""
-        self._waiting_since: float | None = None
         self._filled = threading.Condition()
         self._is_closed = False
 
@@ -80,21 +77,11 @@ class Inbox:
             )
             if is_full and not isinstance(event.content, LinkChange):
                 return False
-            if self._waiting_since is None:
-                self._waiting_since = self._clock.now()
             queue.events.append(event)
             queue.num_bytes += num_bytes
             self._queues[event.link.number] = queue
             self._filled.notify()
             return True
-
-    def waiting_seconds(self, now: float) -> float:
-        """Return the time since the last ``drain`` if events wait, else 0. Any thread.
-
-        Every step begins with ``drain``, so this is the step thread's heartbeat.
-        """
-        since = self._waiting_since
-        return 0.0 if since is None else now - since
 
     def close(self) -> None:
         """End the step thread."""
@@ -117,7 +104,6 @@ class Inbox:
                     queue.num_bytes -= size_of(events[-1])
                 if not queue.events:
                     del self._queues[number]
-            self._waiting_since = self._clock.now() if self._queues else None
         return events
 
     def wait(self, seconds: float | None = None) -> None:

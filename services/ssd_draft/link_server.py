@@ -20,6 +20,7 @@ from ssd.rpc.link import (
     LinkServerCall,
 )
 from ssd.rpc.link_codec import OpeningBounds
+from ssd.runtime.step_thread import Watchdog
 from ssd.speculation.table import OutcomeTable, pack_tables, unpack_commits
 from ssd.tasks import first_result
 from ssd.types import (
@@ -47,9 +48,9 @@ _TOKEN_BYTES = 5
 _OTHER_BYTES = 1024
 MAX_LINKS = 64
 """Largest number of links, including those before their Hello; see ``may_link``."""
-UNREAD_SECONDS = 20.0
-"""All links end if the step thread does not read its inbox for this long. The longest step, a batch
-of tables for all sessions of a large draft on a CPU, takes a fraction of it. Shorter than
+STEP_SECONDS = 20.0
+"""All links end if a step takes longer. The longest step, a batch of tables for all sessions of a
+large draft on a CPU, takes a fraction of it. Shorter than
 ``ssd.runtime.step_thread.STUCK_SECONDS``, after which ``/livez`` fails: the end of a link costs
 less than a restart, and the targets open their sessions on other drafts."""
 
@@ -88,10 +89,11 @@ class TargetLink:
 class LinkServer:
     """All links of the process. Asyncio loop."""
 
-    def __init__(self, setup: DraftSetup, inbox: Inbox, clock: Clock) -> None:
+    def __init__(self, setup: DraftSetup, inbox: Inbox, clock: Clock, watchdog: Watchdog) -> None:
         self._setup = setup
         self._inbox = inbox
         self._clock = clock
+        self._watchdog = watchdog
         self._numbers = itertools.count(1)
         self._links: dict[int, TargetLink] = {}
         self._num_calls: Counter[str] = Counter()
@@ -234,10 +236,10 @@ class LinkServer:
 
     def _stuck(self) -> LinkError | None:
         """Return an error if the step thread is stuck; the loop itself still runs then."""
-        seconds = self._inbox.waiting_seconds(self._clock.now())
-        if seconds < UNREAD_SECONDS:
+        seconds = self._watchdog.busy_seconds
+        if seconds < STEP_SECONDS:
             return None
-        return LinkError(f"the draft's step thread has not read its inbox for {seconds:.1f} s")
+        return LinkError(f"the draft's step thread has not ended a step for {seconds:.1f} s")
 
     def _put(self, event: Event) -> None:
         if not self._inbox.put(event):

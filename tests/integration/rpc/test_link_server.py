@@ -14,6 +14,7 @@ from ssd.observability.metrics import BAD_FRAMES_TOTAL
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import LinkCall
 from ssd.rpc.pool_codec import DraftStatus
+from ssd.runtime.step_thread import Watchdog
 from ssd.speculation.table import frame_bytes, pack_commits
 from ssd.testing.clock import FakeClock
 from ssd.types import (
@@ -29,7 +30,7 @@ from ssd.types import (
 )
 from ssd_draft import link_server
 from ssd_draft.inbox import Inbox, LinkChange
-from ssd_draft.link_server import UNREAD_SECONDS, LinkServer
+from ssd_draft.link_server import STEP_SECONDS, LinkServer
 from ssd_draft.servicer import SpeculationServicer
 
 OPENING = OpenSession(session=1, token_ids=(1, 2), seed=1, temperature=0.0, max_len=9)
@@ -45,6 +46,7 @@ class Server:
     """A link server with a fake clock, and its client."""
 
     clock: FakeClock
+    watchdog: Watchdog
     inbox: Inbox
     client: DraftClient
 
@@ -82,12 +84,15 @@ async def receive_all(call: LinkCall) -> None:
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
     clock = FakeClock()
-    inbox = Inbox(100, 1 << 20, clock)
+    watchdog, inbox = Watchdog(clock), Inbox(100, 1 << 20)
     servicer = SpeculationServicer(
-        LinkServer(SETUP, inbox, clock), is_ready=lambda: True, status=no_status, drain=no_drain
+        LinkServer(SETUP, inbox, clock, watchdog),
+        is_ready=lambda: True,
+        status=no_status,
+        drain=no_drain,
     )
     async with serving(servicer) as rpc, DraftClient(f"127.0.0.1:{rpc.port}") as client:
-        yield Server(clock, inbox, client)
+        yield Server(clock, watchdog, inbox, client)
 
 
 async def test_the_inbox_receives_a_link_before_its_messages(server: Server) -> None:
@@ -111,25 +116,27 @@ async def test_heartbeats_contain_the_work_for_batches(server: Server) -> None:
 
 
 async def test_a_stuck_step_thread_ends_the_links_and_refuses_new_ones(server: Server) -> None:
+    server.watchdog.heartbeat()
     async with server.linked() as call:
-        server.clock.advance(UNREAD_SECONDS)
-        with pytest.raises(LinkError, match=r"not read its inbox for 20\.0 s"):
+        server.clock.advance(STEP_SECONDS)
+        with pytest.raises(LinkError, match=r"not ended a step for 20\.0 s"):
             await receive_all(call)
     async with server.dialled() as call:
-        with pytest.raises(LinkError, match="not read its inbox"):
+        with pytest.raises(LinkError, match="not ended a step"):
             await call.receive()
-    server.inbox.drain()
+    server.watchdog.heartbeat()
     async with server.linked():
         pass
 
 
 async def test_an_idle_step_thread_is_not_stuck(server: Server) -> None:
     async with server.linked() as call:
-        server.inbox.drain()
-        server.clock.advance(1000 * UNREAD_SECONDS)
-        call.send(Heartbeat(nonce=1))
-        for _ in range(3):
-            assert await call.receive() is not None
+        server.watchdog.heartbeat()
+        with server.watchdog.idle():
+            server.clock.advance(1000 * STEP_SECONDS)
+            call.send(Heartbeat(nonce=1))
+            for _ in range(3):
+                assert await call.receive() is not None
 
 
 async def test_an_invalid_frame_ends_its_link_and_is_counted_once(server: Server) -> None:

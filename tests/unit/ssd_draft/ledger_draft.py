@@ -115,7 +115,7 @@ class Draft:
             max_len=engine.max_model_len,
             reserved=2 * lookahead + 2,
         )
-        self.inbox = Inbox(1000, 1 << 20, clock)
+        self.inbox = Inbox(1000, 1 << 20)
         self.counts: list[int] = []
         self.arrived_at = 0.0
         self.learning = FanOutLearning(engine.branches)

@@ -1,10 +1,9 @@
-"""The bounds of the step thread's inbox, and the time since it was read."""
+"""The bounds of the step thread's inbox."""
 
 from dataclasses import dataclass
 
 import pytest
 
-from ssd.testing.clock import FakeClock
 from ssd.types import CloseSession, Commit, OpenSession, Outcome
 from ssd_draft.inbox import (
     EVENT_BYTES,
@@ -39,7 +38,7 @@ def closing(session: int, link: LinkEnd = LINK) -> Event:
 
 
 def test_events_are_bounded_by_number() -> None:
-    inbox = Inbox(2, 1 << 20, FakeClock())
+    inbox = Inbox(2, 1 << 20)
     assert inbox.put(closing(1))
     assert inbox.put(closing(2))
     assert not inbox.put(closing(3))
@@ -56,7 +55,7 @@ def test_events_are_bounded_by_number() -> None:
     ids=["opening", "commits"],
 )
 def test_events_are_bounded_by_their_size(event: Event) -> None:
-    inbox = Inbox(1000, 2 * (EVENT_BYTES + 100 * ID_BYTES), FakeClock())
+    inbox = Inbox(1000, 2 * (EVENT_BYTES + 100 * ID_BYTES))
     assert inbox.put(event)
     assert inbox.put(event)
     assert not inbox.put(event)
@@ -65,34 +64,20 @@ def test_events_are_bounded_by_their_size(event: Event) -> None:
 
 
 def test_the_start_and_end_of_a_link_are_always_queued() -> None:
-    inbox = Inbox(1, 1, FakeClock())
+    inbox = Inbox(1, 1)
     assert not inbox.put(opening(1))
     assert inbox.put(Event(LINK, LinkChange.UP))
     assert inbox.put(Event(LINK, LinkChange.LOST))
 
 
 def test_correct_targets_reach_no_bound() -> None:
-    inbox = Inbox(100, enough_bytes(4, 1000, 100), FakeClock())
+    inbox = Inbox(100, enough_bytes(4, 1000, 100))
     assert all(inbox.put(opening(1000)) for _ in range(8))
     assert all(inbox.put(closing(number)) for number in range(92))
 
 
-def test_the_inbox_reports_how_long_the_step_thread_has_not_read_it() -> None:
-    clock = FakeClock()
-    inbox = Inbox(10, 1 << 20, clock)
-    clock.advance(100.0)
-    assert inbox.waiting_seconds(clock.now()) == 0.0, "nothing waits in an empty inbox"
-    inbox.put(closing(1))
-    clock.advance(2.0)
-    inbox.put(closing(2))
-    clock.advance(1.0)
-    assert inbox.waiting_seconds(clock.now()) == 3.0
-    inbox.drain()
-    assert inbox.waiting_seconds(clock.now()) == 0.0
-
-
 def test_a_link_with_too_many_events_does_not_delay_others() -> None:
-    inbox = Inbox(1000, 1 << 20, FakeClock())
+    inbox = Inbox(1000, 1 << 20)
     while inbox.put(closing(1)):
         pass
     assert inbox.put(closing(2, OTHER))
@@ -103,20 +88,9 @@ def test_a_link_with_too_many_events_does_not_delay_others() -> None:
 
 
 def test_events_of_a_lost_link_are_dropped() -> None:
-    inbox = Inbox(1000, 1 << 20, FakeClock())
+    inbox = Inbox(1000, 1 << 20)
     for number in range(900):
         inbox.put(closing(number))
     inbox.put(Event(LINK, LinkChange.LOST))
     assert inbox.drain() == [Event(LINK, LinkChange.LOST)]
     assert inbox.drain() == []
-
-
-def test_a_step_thread_that_reads_some_events_is_not_stuck() -> None:
-    clock = FakeClock()
-    inbox = Inbox(1000, 1 << 20, clock)
-    for number in range(2 * EVENTS_PER_STEP):
-        inbox.put(closing(number))
-    clock.advance(5.0)
-    inbox.drain()
-    clock.advance(1.0)
-    assert inbox.waiting_seconds(clock.now()) == 1.0
