@@ -216,8 +216,6 @@ class Welcome:
     """Why the draft chose none of the target's backends."""
     tokenizer_fingerprint: str = ""
     """Fingerprint of the tokenizer of the draft; empty if unknown."""
-    num_targets: int = 0
-    """Targets that the draft serves, this one included; 0 is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ _FIXES = dict.fromkeys(
 """Fix for a field that differs, if its values do not show the fix."""
 
 
-def welcome(hello: Hello, setup: DraftSetup, num_targets: int) -> Welcome:
-    """Return the answer to a valid Hello of one of ``num_targets`` targets."""
+def welcome(hello: Hello, setup: DraftSetup) -> Welcome:
+    """Return the answer to a valid Hello."""
     backend, refusal = "", ""
     if hello.backends and setup.settings.channel == "grpc":
         # A target may be hostile, and a backend lets it end this process.
@@ -33,7 +33,6 @@ def welcome(hello: Hello, setup: DraftSetup, num_targets: int) -> Welcome:
         backend=backend,
         backend_refusal=refusal,
         tokenizer_fingerprint=setup.model.tokenizer.fingerprint,
-        num_targets=num_targets,
     )
 
 

@@ -6,7 +6,7 @@ Asyncio loop. A link with an invalid message is closed and counted; the other li
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from ssd.errors import FrameError, LinkError, OverloadedError
 from ssd.observability.log import get_logger
@@ -153,7 +153,7 @@ class LinkServer:
         if (stuck := self._stuck()) is not None:
             raise stuck
         check_hello(hello, self._setup)
-        answer = welcome(hello, self._setup, count_targets(self._links.values(), hello))
+        answer = welcome(hello, self._setup)
         call.send(answer)
         if answer.backend:
             # Without a collective channel, a link needs none of this.
@@ -253,15 +253,6 @@ def may_link(mine: int, num_links: int) -> bool:
     address, as with targets behind one NAT. So no address can prevent the links of another one.
     """
     return mine < MAX_LINKS - num_links
-
-
-def count_targets(links: Iterable[TargetLink], hello: Hello) -> int:
-    """Return the number of targets with a link, the sender of ``hello`` included.
-
-    A target that lost its connection dials again before its former link ends: it counts once. A
-    target without a pod name cannot be recognised.
-    """
-    return len({link.name for link in links} | {hello.peer.pod})
 
 
 def max_message_bytes(setup: DraftSetup) -> int:

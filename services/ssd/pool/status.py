@@ -65,7 +65,6 @@ def link_status(report: LinkReport, now: float, verify_seconds: float) -> LinkSt
         channel_bytes_per_second=channel.bytes_per_second,
         transport=channel.transport,
         draft_weights=welcome.peer.weights_fingerprint,
-        draft_targets=welcome.num_targets,
     )
 
 

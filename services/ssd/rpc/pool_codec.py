@@ -47,7 +47,6 @@ class LinkStatus:
     channel_reason: str = ""
     channel_round_trip_seconds: float = 0.0
     channel_bytes_per_second: float = 0.0
-    draft_targets: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

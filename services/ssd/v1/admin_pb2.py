@@ -25,33 +25,33 @@ _sym_db = _symbol_database.Default()
 from ssd.v1 import types_pb2 as ssd_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12ssd/v1/admin.proto\x12\x06ssd.v1\x1a\x12ssd/v1/types.proto\"\xad\x03\n\nLinkStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12 \n\x05state\x18\x02 \x01(\x0e\x32\x11.ssd.v1.LinkState\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x10\n\x08sessions\x18\x04 \x01(\r\x12\x1c\n\x14sustainable_sessions\x18\x05 \x01(\r\x12\x0c\n\x04hits\x18\x06 \x01(\x04\x12\x0e\n\x06misses\x18\x07 \x01(\x04\x12\x0c\n\x04late\x18\x08 \x01(\x04\x12\x1a\n\x12round_trip_seconds\x18\t \x01(\x01\x12\x0f\n\x07\x63hannel\x18\n \x01(\t\x12\x0e\n\x06reason\x18\x0b \x01(\t\x12\x11\n\tdraft_pod\x18\x0c \x01(\t\x12\x12\n\ndraft_node\x18\r \x01(\t\x12\x11\n\ttransport\x18\x0e \x01(\t\x12\x15\n\rdraft_weights\x18\x0f \x01(\t\x12\x16\n\x0e\x63hannel_reason\x18\x10 \x01(\t\x12\"\n\x1a\x63hannel_round_trip_seconds\x18\x11 \x01(\x01\x12 \n\x18\x63hannel_bytes_per_second\x18\x12 \x01(\x01\x12\x15\n\rdraft_targets\x18\x13 \x01(\r\"\x16\n\x14GetPoolStatusRequest\"\xa6\x03\n\x15GetPoolStatusResponse\x12!\n\x05links\x18\x01 \x03(\x0b\x32\x12.ssd.v1.LinkStatus\x12\x19\n\x11running_sequences\x18\x02 \x01(\r\x12\x19\n\x11waiting_sequences\x18\x03 \x01(\r\x12\x10\n\x08hit_rate\x18\x04 \x01(\x01\x12\x1a\n\x12\x65ligible_sequences\x18\x06 \x01(\x01\x12\x13\n\x0bspeculating\x18\x07 \x01(\x08\x12\x18\n\x10tokens_per_round\x18\x08 \x01(\x01\x12\x1e\n\x16\x64\x65sired_draft_replicas\x18\t \x01(\x01\x12\x12\n\nefficiency\x18\n \x01(\x01\x12\x1b\n\x13weights_fingerprint\x18\x0b \x01(\t\x12\r\n\x05\x64type\x18\x0c \x01(\t\x12\x14\n\x0c\x64type_reason\x18\r \x01(\t\x12\x1a\n\x12speculation_reason\x18\x0e \x01(\t\x12\x1c\n\x14speculation_speed_up\x18\x0f \x01(\x01\x12\x1b\n\x13max_proposed_tokens\x18\x10 \x01(\rJ\x04\x08\x05\x10\x06J\x04\x08\x11\x10\x12\"\x12\n\x10WatchPoolRequest\"@\n\x11WatchPoolResponse\x12+\n\x04pool\x18\x01 \x01(\x0b\x32\x1d.ssd.v1.GetPoolStatusResponse\"\x91\x01\n\x15SetSpeculationRequest\x12\x1a\n\x04mode\x18\x01 \x01(\x0e\x32\x0c.ssd.v1.Mode\x12\x16\n\x0e\x66\x61n_out_policy\x18\x02 \x01(\t\x12\x0e\n\x06\x62\x61\x63kup\x18\x03 \x01(\t\x12\x1e\n\x11\x64raft_deadline_ms\x18\x04 \x01(\x02H\x00\x88\x01\x01\x42\x14\n\x12_draft_deadline_ms\"\x18\n\x16SetSpeculationResponse\")\n\x12\x44rainTargetRequest\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x01 \x01(\r\"\'\n\x13\x44rainTargetResponse\x12\x10\n\x08requests\x18\x01 \x01(\r*\xbb\x01\n\tLinkState\x12\x1a\n\x16LINK_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15LINK_STATE_CONNECTING\x10\x01\x12\x15\n\x11LINK_STATE_ACTIVE\x10\x02\x12\x1a\n\x16LINK_STATE_QUARANTINED\x10\x03\x12\x17\n\x13LINK_STATE_DRAINING\x10\x04\x12\x13\n\x0fLINK_STATE_LOST\x10\x05\x12\x16\n\x12LINK_STATE_REFUSED\x10\x06\x32\xb3\x02\n\x0c\x41\x64minService\x12L\n\rGetPoolStatus\x12\x1c.ssd.v1.GetPoolStatusRequest\x1a\x1d.ssd.v1.GetPoolStatusResponse\x12\x42\n\tWatchPool\x12\x18.ssd.v1.WatchPoolRequest\x1a\x19.ssd.v1.WatchPoolResponse0\x01\x12O\n\x0eSetSpeculation\x12\x1d.ssd.v1.SetSpeculationRequest\x1a\x1e.ssd.v1.SetSpeculationResponse\x12@\n\x05\x44rain\x12\x1a.ssd.v1.DrainTargetRequest\x1a\x1b.ssd.v1.DrainTargetResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12ssd/v1/admin.proto\x12\x06ssd.v1\x1a\x12ssd/v1/types.proto\"\xab\x03\n\nLinkStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12 \n\x05state\x18\x02 \x01(\x0e\x32\x11.ssd.v1.LinkState\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x10\n\x08sessions\x18\x04 \x01(\r\x12\x1c\n\x14sustainable_sessions\x18\x05 \x01(\r\x12\x0c\n\x04hits\x18\x06 \x01(\x04\x12\x0e\n\x06misses\x18\x07 \x01(\x04\x12\x0c\n\x04late\x18\x08 \x01(\x04\x12\x1a\n\x12round_trip_seconds\x18\t \x01(\x01\x12\x0f\n\x07\x63hannel\x18\n \x01(\t\x12\x0e\n\x06reason\x18\x0b \x01(\t\x12\x11\n\tdraft_pod\x18\x0c \x01(\t\x12\x12\n\ndraft_node\x18\r \x01(\t\x12\x11\n\ttransport\x18\x0e \x01(\t\x12\x15\n\rdraft_weights\x18\x0f \x01(\t\x12\x16\n\x0e\x63hannel_reason\x18\x10 \x01(\t\x12\"\n\x1a\x63hannel_round_trip_seconds\x18\x11 \x01(\x01\x12 \n\x18\x63hannel_bytes_per_second\x18\x12 \x01(\x01J\x04\x08\x13\x10\x14R\rdraft_targets\"\x16\n\x14GetPoolStatusRequest\"\xa6\x03\n\x15GetPoolStatusResponse\x12!\n\x05links\x18\x01 \x03(\x0b\x32\x12.ssd.v1.LinkStatus\x12\x19\n\x11running_sequences\x18\x02 \x01(\r\x12\x19\n\x11waiting_sequences\x18\x03 \x01(\r\x12\x10\n\x08hit_rate\x18\x04 \x01(\x01\x12\x1a\n\x12\x65ligible_sequences\x18\x06 \x01(\x01\x12\x13\n\x0bspeculating\x18\x07 \x01(\x08\x12\x18\n\x10tokens_per_round\x18\x08 \x01(\x01\x12\x1e\n\x16\x64\x65sired_draft_replicas\x18\t \x01(\x01\x12\x12\n\nefficiency\x18\n \x01(\x01\x12\x1b\n\x13weights_fingerprint\x18\x0b \x01(\t\x12\r\n\x05\x64type\x18\x0c \x01(\t\x12\x14\n\x0c\x64type_reason\x18\r \x01(\t\x12\x1a\n\x12speculation_reason\x18\x0e \x01(\t\x12\x1c\n\x14speculation_speed_up\x18\x0f \x01(\x01\x12\x1b\n\x13max_proposed_tokens\x18\x10 \x01(\rJ\x04\x08\x05\x10\x06J\x04\x08\x11\x10\x12\"\x12\n\x10WatchPoolRequest\"@\n\x11WatchPoolResponse\x12+\n\x04pool\x18\x01 \x01(\x0b\x32\x1d.ssd.v1.GetPoolStatusResponse\"\x91\x01\n\x15SetSpeculationRequest\x12\x1a\n\x04mode\x18\x01 \x01(\x0e\x32\x0c.ssd.v1.Mode\x12\x16\n\x0e\x66\x61n_out_policy\x18\x02 \x01(\t\x12\x0e\n\x06\x62\x61\x63kup\x18\x03 \x01(\t\x12\x1e\n\x11\x64raft_deadline_ms\x18\x04 \x01(\x02H\x00\x88\x01\x01\x42\x14\n\x12_draft_deadline_ms\"\x18\n\x16SetSpeculationResponse\")\n\x12\x44rainTargetRequest\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x01 \x01(\r\"\'\n\x13\x44rainTargetResponse\x12\x10\n\x08requests\x18\x01 \x01(\r*\xbb\x01\n\tLinkState\x12\x1a\n\x16LINK_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15LINK_STATE_CONNECTING\x10\x01\x12\x15\n\x11LINK_STATE_ACTIVE\x10\x02\x12\x1a\n\x16LINK_STATE_QUARANTINED\x10\x03\x12\x17\n\x13LINK_STATE_DRAINING\x10\x04\x12\x13\n\x0fLINK_STATE_LOST\x10\x05\x12\x16\n\x12LINK_STATE_REFUSED\x10\x06\x32\xb3\x02\n\x0c\x41\x64minService\x12L\n\rGetPoolStatus\x12\x1c.ssd.v1.GetPoolStatusRequest\x1a\x1d.ssd.v1.GetPoolStatusResponse\x12\x42\n\tWatchPool\x12\x18.ssd.v1.WatchPoolRequest\x1a\x19.ssd.v1.WatchPoolResponse0\x01\x12O\n\x0eSetSpeculation\x12\x1d.ssd.v1.SetSpeculationRequest\x1a\x1e.ssd.v1.SetSpeculationResponse\x12@\n\x05\x44rain\x12\x1a.ssd.v1.DrainTargetRequest\x1a\x1b.ssd.v1.DrainTargetResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ssd.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LINKSTATE']._serialized_start=1276
-  _globals['_LINKSTATE']._serialized_end=1463
+  _globals['_LINKSTATE']._serialized_start=1274
+  _globals['_LINKSTATE']._serialized_end=1461
   _globals['_LINKSTATUS']._serialized_start=51
-  _globals['_LINKSTATUS']._serialized_end=480
-  _globals['_GETPOOLSTATUSREQUEST']._serialized_start=482
-  _globals['_GETPOOLSTATUSREQUEST']._serialized_end=504
-  _globals['_GETPOOLSTATUSRESPONSE']._serialized_start=507
-  _globals['_GETPOOLSTATUSRESPONSE']._serialized_end=929
-  _globals['_WATCHPOOLREQUEST']._serialized_start=931
-  _globals['_WATCHPOOLREQUEST']._serialized_end=949
-  _globals['_WATCHPOOLRESPONSE']._serialized_start=951
-  _globals['_WATCHPOOLRESPONSE']._serialized_end=1015
-  _globals['_SETSPECULATIONREQUEST']._serialized_start=1018
-  _globals['_SETSPECULATIONREQUEST']._serialized_end=1163
-  _globals['_SETSPECULATIONRESPONSE']._serialized_start=1165
-  _globals['_SETSPECULATIONRESPONSE']._serialized_end=1189
-  _globals['_DRAINTARGETREQUEST']._serialized_start=1191
-  _globals['_DRAINTARGETREQUEST']._serialized_end=1232
-  _globals['_DRAINTARGETRESPONSE']._serialized_start=1234
-  _globals['_DRAINTARGETRESPONSE']._serialized_end=1273
-  _globals['_ADMINSERVICE']._serialized_start=1466
-  _globals['_ADMINSERVICE']._serialized_end=1773
+  _globals['_LINKSTATUS']._serialized_end=478
+  _globals['_GETPOOLSTATUSREQUEST']._serialized_start=480
+  _globals['_GETPOOLSTATUSREQUEST']._serialized_end=502
+  _globals['_GETPOOLSTATUSRESPONSE']._serialized_start=505
+  _globals['_GETPOOLSTATUSRESPONSE']._serialized_end=927
+  _globals['_WATCHPOOLREQUEST']._serialized_start=929
+  _globals['_WATCHPOOLREQUEST']._serialized_end=947
+  _globals['_WATCHPOOLRESPONSE']._serialized_start=949
+  _globals['_WATCHPOOLRESPONSE']._serialized_end=1013
+  _globals['_SETSPECULATIONREQUEST']._serialized_start=1016
+  _globals['_SETSPECULATIONREQUEST']._serialized_end=1161
+  _globals['_SETSPECULATIONRESPONSE']._serialized_start=1163
+  _globals['_SETSPECULATIONRESPONSE']._serialized_end=1187
+  _globals['_DRAINTARGETREQUEST']._serialized_start=1189
+  _globals['_DRAINTARGETREQUEST']._serialized_end=1230
+  _globals['_DRAINTARGETRESPONSE']._serialized_start=1232
+  _globals['_DRAINTARGETRESPONSE']._serialized_end=1271
+  _globals['_ADMINSERVICE']._serialized_start=1464
+  _globals['_ADMINSERVICE']._serialized_end=1771
 # @@protoc_insertion_point(module_scope)

@@ -26,7 +26,7 @@ LINK_STATE_LOST: LinkState
 LINK_STATE_REFUSED: LinkState
 
 class LinkStatus(_message.Message):
-    __slots__ = ("address", "state", "epoch", "sessions", "sustainable_sessions", "hits", "misses", "late", "round_trip_seconds", "channel", "reason", "draft_pod", "draft_node", "transport", "draft_weights", "channel_reason", "channel_round_trip_seconds", "channel_bytes_per_second", "draft_targets")
+    __slots__ = ("address", "state", "epoch", "sessions", "sustainable_sessions", "hits", "misses", "late", "round_trip_seconds", "channel", "reason", "draft_pod", "draft_node", "transport", "draft_weights", "channel_reason", "channel_round_trip_seconds", "channel_bytes_per_second")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -45,7 +45,6 @@ class LinkStatus(_message.Message):
     CHANNEL_REASON_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_ROUND_TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_TARGETS_FIELD_NUMBER: _ClassVar[int]
     address: str
     state: LinkState
     epoch: int
@@ -64,8 +63,7 @@ class LinkStatus(_message.Message):
     channel_reason: str
     channel_round_trip_seconds: float
     channel_bytes_per_second: float
-    draft_targets: int
-    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[LinkState, str]] = ..., epoch: _Optional[int] = ..., sessions: _Optional[int] = ..., sustainable_sessions: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., late: _Optional[int] = ..., round_trip_seconds: _Optional[float] = ..., channel: _Optional[str] = ..., reason: _Optional[str] = ..., draft_pod: _Optional[str] = ..., draft_node: _Optional[str] = ..., transport: _Optional[str] = ..., draft_weights: _Optional[str] = ..., channel_reason: _Optional[str] = ..., channel_round_trip_seconds: _Optional[float] = ..., channel_bytes_per_second: _Optional[float] = ..., draft_targets: _Optional[int] = ...) -> None: ...
+    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[LinkState, str]] = ..., epoch: _Optional[int] = ..., sessions: _Optional[int] = ..., sustainable_sessions: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., late: _Optional[int] = ..., round_trip_seconds: _Optional[float] = ..., channel: _Optional[str] = ..., reason: _Optional[str] = ..., draft_pod: _Optional[str] = ..., draft_node: _Optional[str] = ..., transport: _Optional[str] = ..., draft_weights: _Optional[str] = ..., channel_reason: _Optional[str] = ..., channel_round_trip_seconds: _Optional[float] = ..., channel_bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class GetPoolStatusRequest(_message.Message):
     __slots__ = ()

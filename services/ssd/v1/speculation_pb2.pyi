@@ -124,7 +124,7 @@ class SpeculateRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., link_settings: _Optional[_Union[LinkSettings, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., commits: _Optional[bytes] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., channel_state: _Optional[_Union[ChannelState, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("epoch", "max_sessions", "lookahead", "branches", "peer", "max_len", "backend", "backend_refusal", "tokenizer_fingerprint", "num_targets")
+    __slots__ = ("epoch", "max_sessions", "lookahead", "branches", "peer", "max_len", "backend", "backend_refusal", "tokenizer_fingerprint")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
@@ -134,7 +134,6 @@ class Welcome(_message.Message):
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     BACKEND_REFUSAL_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
-    NUM_TARGETS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     max_sessions: int
     lookahead: int
@@ -144,8 +143,7 @@ class Welcome(_message.Message):
     backend: str
     backend_refusal: str
     tokenizer_fingerprint: str
-    num_targets: int
-    def __init__(self, epoch: _Optional[int] = ..., max_sessions: _Optional[int] = ..., lookahead: _Optional[int] = ..., branches: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., max_len: _Optional[int] = ..., backend: _Optional[str] = ..., backend_refusal: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., num_targets: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., max_sessions: _Optional[int] = ..., lookahead: _Optional[int] = ..., branches: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., max_len: _Optional[int] = ..., backend: _Optional[str] = ..., backend_refusal: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ...) -> None: ...
 
 class SessionRefused(_message.Message):
     __slots__ = ("session", "reason")

@@ -1,6 +1,5 @@
 """The bounds of a draft's links."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,10 +8,10 @@ from tests.handshake import HELLO
 
 from ssd.errors import LinkError
 from ssd.rpc.link_codec import speculate_request
-from ssd.types import OpenSession, Peer, RefusalReason
+from ssd.types import OpenSession, RefusalReason
 from ssd_draft import link_server
 from ssd_draft.handshake import welcome
-from ssd_draft.link_server import TargetLink, count_targets, max_message_bytes, may_link
+from ssd_draft.link_server import TargetLink, max_message_bytes, may_link
 
 
 class ClosedCall:
@@ -38,23 +37,9 @@ def test_a_link_that_accepts_no_message_of_the_step_thread_ends() -> None:
 
 
 def test_the_welcome_names_what_the_draft_serves() -> None:
-    found = welcome(HELLO, make_setup(), num_targets=3)
+    found = welcome(HELLO, make_setup())
     assert found.tokenizer_fingerprint == HELLO.tokenizer_fingerprint
-    assert found.num_targets == 3
     assert found.max_len == make_setup().model.engine.max_model_len
-
-
-@pytest.mark.parametrize(
-    ("linked", "new", "num_targets"),
-    [((), "a", 1), (("a",), "b", 2), (("a", "b"), "a", 2), (("", ""), "", 3), (("a",), "", 2)],
-)
-def test_a_target_that_dials_again_before_its_former_link_ends_counts_once(
-    linked: tuple[str, ...], new: str, num_targets: int
-) -> None:
-    hellos = [replace(HELLO, peer=Peer(pod=name)) for name in (*linked, new)]
-    call: Any = ClosedCall()
-    links = [TargetLink(i, hello, call, make_setup()) for i, hello in enumerate(hellos[:-1])]
-    assert count_targets(links, hellos[-1]) == num_targets
 
 
 def test_no_address_can_prevent_the_links_of_another() -> None:
