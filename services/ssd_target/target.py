@@ -86,7 +86,7 @@ class TargetProcess:
         self._clock = clock
         self._inbox = Inbox(settings.max_queue + settings.max_num_seqs)
         self._round_log = RoundLog()
-        self._pool = DraftPool(settings.pool(settings.lookahead, model.num_token_ids), clock)
+        self._pool = DraftPool(settings, settings.lookahead, model.num_token_ids, clock)
         backends, set_up_channel = collective_channel(settings.channel, model.engine.device)
         self._links = LinkDialer(
             self._pool,
@@ -137,7 +137,7 @@ class TargetProcess:
             self._handler.set_auto_mode(change.mode)
             publish_mode(change.mode, self._round_log)
         self._settings = settings
-        self._pool.configure(settings.pool(settings.lookahead, self._model.num_token_ids))
+        self._pool.configure(settings)
         if change.fan_out_policy is not None:
             self._links.configure(LinkSettings(fan_out_policy=change.fan_out_policy))
         changes = {name: str(value) for name, value in asdict(change).items() if value}

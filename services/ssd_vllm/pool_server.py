@@ -42,8 +42,6 @@ class Served:
     control: StepControl
     round_log: RoundLog
     clock: Clock
-    lookahead: int
-    num_token_ids: int
     identity: PoolStatus
     """Has the weights and the data type of the target."""
 
@@ -97,7 +95,7 @@ class PoolServer:
         served = self._served
         fan_out = cast("FanOutName", change.fan_out_policy or self._settings.fan_out)
         self._settings = replace(self._settings.changed(change), fan_out=fan_out)
-        served.pool.configure(self._settings.pool(served.lookahead, served.num_token_ids))
+        served.pool.configure(self._settings)
         if change.mode is not None:
             served.control.mode = change.mode
             publish_mode(change.mode, served.round_log)

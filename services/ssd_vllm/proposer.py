@@ -68,7 +68,7 @@ class Proposer:
         self.max_model_len = model.max_model_len
         """Maximum length of a text; ``Worker`` changes it."""
         clock = SystemClock()
-        self.pool = DraftPool(self.settings.pool(lookahead, num_token_ids), clock)
+        self.pool = DraftPool(self.settings, lookahead, num_token_ids, clock)
         round_log = RoundLog()
         self._columns = tuple(range(1, lookahead + 2))
         self._control = control = StepControl(
@@ -91,7 +91,7 @@ class Proposer:
         self.server = PoolServer(
             self.settings,
             admin_port(self.settings, vllm_config.parallel_config),
-            Served(self.pool, control, round_log, clock, lookahead, num_token_ids, identity(model)),
+            Served(self.pool, control, round_log, clock, identity(model)),
             partial(
                 LinkDialer,
                 self.pool,

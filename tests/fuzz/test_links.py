@@ -19,7 +19,7 @@ from tests.handshake import HELLO, WELCOME
 from ssd.pool.dialer import LinkDialer
 from ssd.pool.link import LinkState
 from ssd.pool.pool import DraftPool
-from ssd.pool.rounds import PoolSettings
+from ssd.pool.settings import DraftsSettings
 from ssd.ports import SystemClock
 from ssd.rpc.link_codec import speculate_response
 from ssd.types import LinkSettings
@@ -79,10 +79,8 @@ class World:
     async def state_after(self, payloads: list[bytes]) -> LinkState:
         """The state of a link whose draft has sent these bytes."""
         self.payloads = payloads
-        settings = PoolSettings(
-            lookahead=LOOKAHEAD, branches=BRANCHES, num_token_ids=VOCAB, deadline_seconds=0.0
-        )
-        pool = DraftPool(settings, SystemClock())
+        settings = DraftsSettings(branches=BRANCHES, draft_deadline_ms=0.0)
+        pool = DraftPool(settings, LOOKAHEAD, VOCAB, SystemClock())
         dialer = LinkDialer(pool, (self.address,), OWN_HELLO, LinkSettings())
         task = asyncio.create_task(dialer.run())
         try:

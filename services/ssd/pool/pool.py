@@ -15,15 +15,9 @@ from ssd.observability.log import get_logger
 from ssd.observability.metrics import COMMIT_TO_WIRE_SECONDS
 from ssd.pool.circuit_breaker import SILENT_ROUNDS
 from ssd.pool.link import DraftedSequence, DraftLink, LinkState, Session
-from ssd.pool.rounds import (
-    NO_TABLE_NEEDED,
-    Lookup,
-    LookupCounts,
-    PoolRound,
-    PoolSettings,
-    RoundResult,
-)
+from ssd.pool.rounds import NO_TABLE_NEEDED, Lookup, LookupCounts, PoolRound, RoundResult
 from ssd.pool.router import choose_link, session_to_move
+from ssd.pool.settings import DraftsSettings
 from ssd.pool.sustainable_sessions import sustainable_sessions
 from ssd.pool.table_deadline import RoundPace
 from ssd.pool.tables import TableCollector, without_session
@@ -61,9 +55,21 @@ class DraftPool:
     to drafts; readers of tokens are woken under it.
     """
 
-    def __init__(self, settings: PoolSettings, clock: Clock) -> None:
+    def __init__(
+        self, settings: DraftsSettings, lookahead: int, num_token_ids: int, clock: Clock
+    ) -> None:
+        """Construct.
+
+        Args:
+            settings: of the target.
+            lookahead: tokens of a full proposal (K).
+            num_token_ids: token ids are below.
+            clock: clock of the step thread.
+        """
         self.settings = settings
         """Set with the lock held; rounds use them from the next one on."""
+        self._lookahead = lookahead
+        self._num_token_ids = num_token_ids
         self._clock = clock
         self._pace = RoundPace()
         self._changed = threading.Condition()
@@ -76,7 +82,7 @@ class DraftPool:
         self.counts = LookupCounts()
         """Lookups of all links since the start."""
 
-    def configure(self, settings: PoolSettings) -> None:
+    def configure(self, settings: DraftsSettings) -> None:
         """Use other settings from the next round on: the backup and the table deadline."""
         with self._changed:
             self.settings = settings
@@ -110,13 +116,12 @@ class DraftPool:
             FrameError: the frame is malformed or contains what was not requested; the caller ends
                 the link.
         """
-        settings = self.settings
         tables = unpack_tables(
             frame,
-            settings.lookahead,
+            self._lookahead,
             max_tables=link.peak_sessions,
-            branches=settings.branches,
-            num_token_ids=settings.num_token_ids,
+            branches=self.settings.branches,
+            num_token_ids=self._num_token_ids,
         )
         with self._changed:
             link.receive(tables, self._clock.now())
@@ -248,7 +253,7 @@ class DraftPool:
         """Add a round to its sequences that continue and to the pace."""
         for result, sequence in pairs:
             if sequence is not None and not result.is_finished:
-                sequence.add_round(result, self.settings.lookahead)
+                sequence.add_round(result, self._lookahead)
         if self._looked_up_at is not None:
             is_plain = not any(result.num_proposed for result, _ in pairs)
             seconds = self._clock.now() - self._looked_up_at - prompt_seconds
@@ -317,7 +322,7 @@ class DraftPool:
         """Send commits in one frame for each link."""
         for link, of_link in commits.items():
             try:
-                link.send(pack_commits(of_link, self.settings.lookahead))
+                link.send(pack_commits(of_link, self._lookahead))
             except LinkError as error:
                 self.detach(link, str(error))
             else:

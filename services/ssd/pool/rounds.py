@@ -1,28 +1,8 @@
-"""What a target gives to the pool, and what it gets: settings, results of rounds, lookups."""
+"""What a target gives to the pool, and what it gets: results of rounds, lookups."""
 
 from dataclasses import KW_ONLY, dataclass
 
 from ssd.types import LookupResult, Outcome, SequenceId, TokenId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolSettings:
-    """What target and drafts agree on, and how rounds use tables."""
-
-    lookahead: int
-    """Tokens of a full proposal (K)."""
-    branches: int
-    """Branches of a table at most (N)."""
-    num_token_ids: int
-    """Token ids are below."""
-    backup: str = "ngram"
-    """Name of ``BACKUPS``: what a sequence proposes without a table."""
-    deadline_seconds: float = 0.02
-    """Maximum time that a round waits for its tables."""
-    adaptive_deadline: bool = True
-    """Wait only while that is expected to pay; else until the deadline."""
-    circuit_breaker: bool = True
-    """Suspend links that send no tables."""
 
 
 @dataclass(slots=True)

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from ssd.addresses import check_address
-from ssd.pool.rounds import PoolSettings
 from ssd.rpc.codec import BackupName, SpeculationChange
 
 
@@ -52,17 +51,10 @@ class DraftsSettings:
         for address in self.drafts:
             check_address("drafts", address)
 
-    def pool(self, lookahead: int, num_token_ids: int) -> PoolSettings:
-        """Return the settings of the pool."""
-        return PoolSettings(
-            lookahead=lookahead,
-            branches=self.branches,
-            num_token_ids=num_token_ids,
-            backup=self.backup,
-            deadline_seconds=self.draft_deadline_ms / 1000,
-            adaptive_deadline=self.adaptive_deadline,
-            circuit_breaker=self.circuit_breaker,
-        )
+    @property
+    def deadline_seconds(self) -> float:
+        """The table deadline in seconds."""
+        return self.draft_deadline_ms / 1000
 
     def changed(self, change: SpeculationChange) -> Self:
         """Return the settings after a change; None keeps a value. Mode and fan-out are not here."""

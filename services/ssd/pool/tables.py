@@ -16,7 +16,8 @@ from dataclasses import replace
 from math import inf
 
 from ssd.pool.link import DraftedSequence, Session
-from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup, PoolSettings
+from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup
+from ssd.pool.settings import DraftsSettings
 from ssd.pool.table_deadline import Prospect, RoundPace, wait_until
 from ssd.ports import Clock
 from ssd.speculation.backup import BACKUPS, WINDOW_TOKENS, Backup
@@ -35,7 +36,7 @@ class TableCollector:
     """
 
     def __init__(
-        self, settings: PoolSettings, pace: RoundPace, changed: threading.Condition, clock: Clock
+        self, settings: DraftsSettings, pace: RoundPace, changed: threading.Condition, clock: Clock
     ) -> None:
         self._settings = settings
         self._pace = pace

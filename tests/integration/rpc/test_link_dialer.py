@@ -28,7 +28,7 @@ from ssd.pool.link import DraftLink, LinkState
 from ssd.pool.link_thread import doorbell
 from ssd.pool.pool import DraftPool
 from ssd.pool.reports import LinkReport
-from ssd.pool.rounds import PoolSettings
+from ssd.pool.settings import DraftsSettings
 from ssd.ports import SystemClock
 from ssd.rpc.access import OPEN, Access, Role, Security
 from ssd.rpc.credentials import AcceptedTokens, ClientCredentials
@@ -71,8 +71,8 @@ class WatchedPool(DraftPool):
     """Records when a link starts and when it ends."""
 
     def __init__(self) -> None:
-        settings = PoolSettings(lookahead=6, branches=4, num_token_ids=10, deadline_seconds=0.0)
-        super().__init__(settings, SystemClock())
+        settings = DraftsSettings(branches=4, draft_deadline_ms=0.0)
+        super().__init__(settings, 6, 10, SystemClock())
         self.events: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
 
     def attach(self, link: DraftLink) -> None:

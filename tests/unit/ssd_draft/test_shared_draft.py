@@ -9,7 +9,7 @@ from tests.unit.ssd_draft.ledger_draft import FakeLink
 
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.pool.pool import DraftPool
-from ssd.pool.rounds import PoolSettings
+from ssd.pool.settings import DraftsSettings
 from ssd.testing.clock import FakeClock
 from ssd.types import CloseSession, OpenSession, SessionRefused, TargetMessage
 from ssd_draft.sessions import Session, Sessions
@@ -56,8 +56,7 @@ class Target:
         self._draft = draft
         self._max_len = max_len
         self._end = FakeLink(number)
-        settings = PoolSettings(lookahead=links.LOOKAHEAD, branches=2, num_token_ids=10)
-        self._pool = DraftPool(settings, draft.clock)
+        self._pool = DraftPool(DraftsSettings(branches=2), links.LOOKAHEAD, 10, draft.clock)
         self._link = links.link(max_sessions=16)
         self._link.send = self._receive
         self._pool.attach(self._link)

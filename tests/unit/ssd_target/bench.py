@@ -157,7 +157,7 @@ class Bench:
         self.scheduler = Scheduler(
             engine, self.blocks, settings, joined_rows=self.runner.joined_rows
         )
-        self.pool = DraftPool(settings.pool(LOOKAHEAD, VOCAB), self.clock)
+        self.pool = DraftPool(settings, LOOKAHEAD, VOCAB, self.clock)
         self.log = RoundLog()
         self.watchdog = Watchdog(self.clock)
         context = LoopContext(

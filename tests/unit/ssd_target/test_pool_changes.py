@@ -8,6 +8,7 @@ from tests.unit.ssd_target.bench import GREEDY, Bench, plain
 from ssd.pool import tables
 from ssd.pool.sustainable_sessions import BatchTimes
 from ssd.pool.table_deadline import Prospect, RoundPace
+from ssd.rpc.codec import BackupName
 from ssd.speculation.controller import Choice
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import CloseSession, Mode, SessionRefused
@@ -20,7 +21,8 @@ def test_another_backup_applies_from_the_next_round_on() -> None:
     bench.join([Behaviour.HIT, Behaviour.MISS])
     bench.submit([1, 2] * 4, 50)
     bench.run_rounds(4)
-    for backup, may_propose in (("none", False), ("ngram", True), ("none", False)):
+    changes: list[tuple[BackupName, bool]] = [("none", False), ("ngram", True), ("none", False)]
+    for backup, may_propose in changes:
         bench.pool.configure(replace(bench.pool.settings, backup=backup))
         before = len(bench.controller.rounds)
         bench.run_rounds(8)
@@ -40,7 +42,7 @@ def test_another_table_deadline_applies_from_the_next_round_on(
     monkeypatch.setattr(bench.pool._changed, "wait", waits.append)
     for deadline_ms in (500.0, 50.0, 900.0):
         settings = replace(
-            bench.pool.settings, adaptive_deadline=False, deadline_seconds=deadline_ms / 1000
+            bench.pool.settings, adaptive_deadline=False, draft_deadline_ms=deadline_ms
         )
         bench.pool.configure(settings)
         bench.run_rounds(2)

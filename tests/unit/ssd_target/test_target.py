@@ -36,8 +36,7 @@ async def test_a_change_of_speculation_keeps_what_is_not_set(target: TargetProce
     assert target._handler.auto_mode is Mode.AUTOREGRESSIVE
     settings = target._settings
     assert (settings.draft_deadline_ms, settings.backup) == (5.0, "none")
-    lookahead, num_token_ids = settings.lookahead, target._model.num_token_ids
-    assert target._pool.settings == settings.pool(lookahead, num_token_ids)
+    assert target._pool.settings == settings
 
 
 def test_a_collective_channel_offers_all_backends_of_the_process(

@@ -47,8 +47,8 @@ def served() -> Served:
     log = RoundLog()
     controller = Controller(tuple(range(1, LOOKAHEAD + 2)), LOOKAHEAD)
     control = StepControl(controller, Mode.AUTO, LOOKAHEAD, log, CLOCK)
-    pool = RecordingPool(SETTINGS.pool(LOOKAHEAD, 10), CLOCK)
-    return Served(pool, control, log, CLOCK, LOOKAHEAD, 10, IDENTITY)
+    pool = RecordingPool(SETTINGS, LOOKAHEAD, 10, CLOCK)
+    return Served(pool, control, log, CLOCK, IDENTITY)
 
 
 @contextlib.asynccontextmanager

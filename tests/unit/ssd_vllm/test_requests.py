@@ -9,7 +9,8 @@ from prometheus_client import REGISTRY
 
 from ssd.pool.pool import DraftPool
 from ssd.pool.round_log import RoundLog
-from ssd.pool.rounds import NO_TABLE_NEEDED, Lookup, PoolRound, PoolSettings, RoundResult
+from ssd.pool.rounds import NO_TABLE_NEEDED, Lookup, PoolRound, RoundResult
+from ssd.pool.settings import DraftsSettings
 from ssd.ports import SystemClock
 from ssd.speculation.controller import Choice, Controller, Reason
 from ssd.speculation.estimates import Calibration
@@ -29,8 +30,7 @@ class RecordingPool(DraftPool):
     """Keeps what it is given, and proposes the same tokens for all."""
 
     def __init__(self) -> None:
-        settings = PoolSettings(lookahead=LOOKAHEAD, branches=1, num_token_ids=NUM_TOKEN_IDS)
-        super().__init__(settings, SystemClock())
+        super().__init__(DraftsSettings(branches=1), LOOKAHEAD, NUM_TOKEN_IDS, SystemClock())
         self.begun: dict[SequenceId, OpenSession] = {}
         self.opened: list[SequenceId] = []
         self.ended: list[SequenceId] = []

@@ -14,7 +14,6 @@ from ssd_vllm.versions import check_parameters, check_version
 def test_settings_are_read_from_the_additional_config() -> None:
     found = read({"ssd": {"drafts": ["a:1", "b:2"], "branches": 12}, "other": 1})
     assert (found.drafts, found.branches, found.sampling) == (("a:1", "b:2"), 12, "coupled")
-    assert found.pool(6, 100).branches == 12
 
 
 @pytest.mark.parametrize(

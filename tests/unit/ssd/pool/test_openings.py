@@ -4,12 +4,15 @@ from tests.unit.ssd.pool import links
 
 from ssd.pool.link import RETRY_SECONDS
 from ssd.pool.pool import MAX_OPENED_TOKENS, DraftPool
-from ssd.pool.rounds import PoolSettings, RoundResult
+from ssd.pool.rounds import RoundResult
+from ssd.pool.settings import DraftsSettings
 from ssd.speculation.backup import WINDOW_TOKENS
 from ssd.testing.clock import FakeClock
 from ssd.types import OpenSession, Outcome, SessionRefused, TargetMessage
 
-SETTINGS = PoolSettings(lookahead=links.LOOKAHEAD, branches=2, num_token_ids=10)
+
+def make_pool(clock: FakeClock) -> DraftPool:
+    return DraftPool(DraftsSettings(branches=2), links.LOOKAHEAD, 10, clock)
 
 
 class FullDraft:
@@ -17,7 +20,7 @@ class FullDraft:
 
     def __init__(self, room: int) -> None:
         self.clock = FakeClock(100.0)
-        self.pool = DraftPool(SETTINGS, self.clock)
+        self.pool = make_pool(self.clock)
         self.link = links.link()
         self.link.send = self._receive
         self.pool.attach(self.link)
@@ -89,7 +92,7 @@ def test_sequences_that_were_not_refused_open_in_their_order() -> None:
 
 def test_a_session_that_opens_again_gets_all_tokens() -> None:
     prompt = tuple(range(3 * WINDOW_TOKENS))
-    pool = DraftPool(SETTINGS, FakeClock())
+    pool = make_pool(FakeClock())
     pool.begin(1, OpenSession(token_ids=prompt, max_len=2**20, seed=0, temperature=0.0))
     sent: list[TargetMessage | bytes] = []
     text = prompt

@@ -10,7 +10,7 @@ from ssd.pool.metrics import publish_mode, publish_report
 from ssd.pool.pool import DraftPool
 from ssd.pool.reports import LinkReport
 from ssd.pool.round_log import RoundLog, SequenceCounts
-from ssd.pool.rounds import PoolSettings
+from ssd.pool.settings import DraftsSettings
 from ssd.pool.status import desired_draft_replicas, pool_status
 from ssd.ports import SystemClock
 from ssd.rpc.pool_codec import LinkStatus
@@ -25,7 +25,7 @@ def link(max_sessions: int = 4, name: str = "10.0.0.1:1") -> DraftLink:
 
 
 def pool() -> DraftPool:
-    return DraftPool(PoolSettings(lookahead=3, branches=4, num_token_ids=10), SystemClock())
+    return DraftPool(DraftsSettings(branches=4), 3, 10, SystemClock())
 
 
 def log_of_a_round() -> RoundLog:

@@ -10,7 +10,8 @@ from tests.unit.ssd.pool.links import link, sequence
 
 from ssd.pool import tables
 from ssd.pool.link import DraftedSequence, Session
-from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup, PoolSettings, RoundResult
+from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup, RoundResult
+from ssd.pool.settings import DraftsSettings
 from ssd.pool.table_deadline import Prospect, RoundPace
 from ssd.pool.tables import TableCollector, without_session
 from ssd.speculation.table import OutcomeTable
@@ -117,8 +118,7 @@ def rounds(pace: RoundPace) -> tuple[Waits, Callable[[float], None]]:
     """Return waits, and a function that runs a round whose columns are expected after seconds."""
     clock = FakeClock(5.0)
     waits = Waits(clock)
-    settings = PoolSettings(lookahead=3, branches=2, num_token_ids=100, deadline_seconds=0.02)
-    made = TableCollector(settings, pace, waits, clock)
+    made = TableCollector(DraftsSettings(), pace, waits, clock)
 
     def run(seconds: float) -> None:
         waiting = continued(Outcome(0, 7))
