@@ -84,7 +84,7 @@ class TargetProcess:
         model = self._model = models.target
         self._me = me
         self._clock = clock
-        self._inbox = Inbox(settings.max_queue + settings.max_num_seqs)
+        self._inbox = Inbox()
         self._round_log = RoundLog()
         self._pool = DraftPool(settings, settings.lookahead, model.num_token_ids, clock)
         backends, set_up_channel = collective_channel(settings.channel, model.engine.device)

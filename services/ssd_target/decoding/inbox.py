@@ -2,7 +2,7 @@
 
 import threading
 
-from ssd.errors import NotReadyError, OverloadedError
+from ssd.errors import NotReadyError
 from ssd.types import SequenceId
 from ssd_target.decoding.scheduler import Event
 from ssd_target.decoding.sequence import Sequence
@@ -11,12 +11,10 @@ from ssd_target.decoding.sequence import Sequence
 class Inbox:
     """The input queue of the step thread. ``submit``, ``cancel`` and ``close`` from any thread.
 
-    It holds at most ``max_arrivals`` arrivals. Cancellations are always accepted.
+    ``RequestHandler`` bounds the arrivals.
     """
 
-    def __init__(self, max_arrivals: int) -> None:
-        """Construct an inbox; ``max_arrivals`` is ``max_queue + max_num_seqs`` of the settings."""
-        self._max_arrivals = max_arrivals
+    def __init__(self) -> None:
         self._events: list[Event] = []
         self._num_arrivals = 0
         self.num_waiting = 0
@@ -38,17 +36,11 @@ class Inbox:
         """Queue a request.
 
         Raises:
-            OverloadedError: ``max_arrivals`` requests wait for the next round.
             NotReadyError: the inbox is closed.
         """
         with self._filled:
             if self._is_closed:
                 raise NotReadyError("the target has stopped and accepts no requests")
-            if self._num_arrivals >= self._max_arrivals:
-                raise OverloadedError(
-                    f"{self._max_arrivals} requests wait for the next round "
-                    "(max_queue + max_num_seqs); try again later"
-                )
             self._num_arrivals += 1
             self._events.append(sequence)
             self._filled.notify()

@@ -57,7 +57,7 @@ class RequestHandler:
         self.auto_mode = Mode.AUTO
         """Mode of requests that arrive in mode AUTO."""
         self._num_entering = 0
-        """Continuations of requests whose prompt is being prepared."""
+        """Continuations of requests that are being prepared."""
         self._settings = settings
         self._chat_template = chat_template
         self.tool_format = tool_format(chat_template)
@@ -168,19 +168,19 @@ class RequestHandler:
             )
             keys = await self._check_prompt(call.prompt, prompt_ids)
             self._check(call.sampling, max_tokens)
-        continuations = await self._continuations(
-            call, prompt_ids, len(prompt_ids) + max_tokens, arrived_at, request_id, trace
-        )
+            continuations = await self._continuations(
+                call, prompt_ids, len(prompt_ids) + max_tokens, arrived_at, request_id, trace
+            )
+            for sequence, _ in continuations:
+                sequence.keys = keys
+                self._inbox.submit(sequence)
+                trace.sequences.append(sequence)
         readers = [
             self._read(sequence, stream, trace, text if call.sampling.echo else None)
             for sequence, stream in continuations
         ]
         with self._running(tuple(stream for _, stream in continuations)):
             try:
-                for sequence, _ in continuations:
-                    sequence.keys = keys
-                    self._inbox.submit(sequence)
-                    trace.sequences.append(sequence)
                 async with contextlib.aclosing(merged(readers)) as chunks:
                     async for _, chunk in chunks:
                         if not call.report_rounds:
@@ -238,7 +238,10 @@ class RequestHandler:
 
     @contextlib.contextmanager
     def _entering(self, num_continuations: int) -> Iterator[None]:
-        """Inside, the prompt of a request is prepared; raises as ``_check_room``."""
+        """Inside, a request is prepared and submitted; raises as ``_check_room``.
+
+        So the inbox has no more arrivals than ``max_queue + max_num_seqs``.
+        """
         self._check_room(num_continuations)
         self._num_entering += num_continuations
         try:

@@ -33,7 +33,7 @@ class TargetWithoutModel:
         started_at: float = 0,
     ) -> None:
         self.clock = FakeClock(started_at)
-        self.inbox = Inbox(4)
+        self.inbox = Inbox()
         self.wakeups = Wakeups(asyncio.get_running_loop())
         self.handler = RequestHandler(
             settings, ByteTokenizer(), None, self.inbox, self.wakeups, self.clock

@@ -143,7 +143,7 @@ class Bench:
         engine = self.runner.engine
         if room.runner is None:
             self.runner.joined_rows = 1000 if room.joins_prompts else 0
-        self.inbox = Inbox(100)
+        self.inbox = Inbox()
         settings = TargetSettings(
             max_queue=10,
             step_tokens=room.step_tokens,

@@ -51,7 +51,7 @@ def tokenizer() -> WatchedTokenizer:
 
 @pytest.fixture
 def inbox() -> Inbox:
-    return Inbox(4)
+    return Inbox()
 
 
 @pytest.fixture
@@ -147,6 +147,29 @@ async def test_a_full_queue_refuses_a_request_before_its_text_is_tokenized(
     with pytest.raises(OverloadedError, match="2 requests are waiting"):
         await generate(handler, "abc")
     assert tokenizer.threads == []
+
+
+async def test_a_request_has_its_place_in_the_queue_until_it_is_submitted(
+    handler: RequestHandler, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = asyncio.Event()
+
+    async def grammar(_sampling: SamplingParams) -> None:
+        await compiled.wait()
+
+    monkeypatch.setattr(handler, "_grammar", grammar)
+    with_grammars = [asyncio.create_task(generate(handler, (1,))) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError, match="max_queue"):
+        await generate(handler, (1,))
+    compiled.set()
+    await asyncio.sleep(0)
+    assert inbox.num_arrivals == 3
+    with pytest.raises(OverloadedError, match="max_queue"):
+        await generate(handler, (1,))
+    for each in with_grammars:
+        each.cancel()
+    await asyncio.gather(*with_grammars, return_exceptions=True)
 
 
 async def test_more_continuations_than_ever_have_room_are_a_field_error(
