@@ -297,6 +297,8 @@ def _variables(contender: Contender, cpus: Collection[int], scratch: Path) -> di
         **dict([HUGE_PAGES]),
         "OMP_NUM_THREADS": str(contender.threads),
         "HF_HUB_OFFLINE": "1",
+        # vLLM reports its use to the internet otherwise.
+        "DO_NOT_TRACK": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(cpus))),
         "VLLM_LOGGING_LEVEL": "WARNING",

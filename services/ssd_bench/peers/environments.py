@@ -29,10 +29,11 @@ REQUIREMENTS = {
 }
 """A peer without an entry uses the environment of this command."""
 UNUSED = {
-    "openvino-genai": ("torchvision",),
+    # The second one reports each import of OpenVINO to the internet.
+    "openvino-genai": ("torchvision", "openvino-telemetry"),
     "vllm": ("torchvision", "torchaudio", "torchcodec"),
 }
-"""Packages that text does not need, and that do not load beside a CPU build of torch."""
+"""Packages that text does not need. Those of torch do not load beside a CPU build."""
 DEVICES = Path("/dev")
 """Folder of device files."""
 SOURCES = Path(ssd.__file__).parents[2]

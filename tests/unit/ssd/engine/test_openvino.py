@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from tests.engines import inside, load, on, paged, store
 from tests.unit.ssd.engine.wide import FUSED, load_wide, needs_bfloat16, stack, table, text
 
+import ssd
 from ssd.engine import memory, target_runner
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
@@ -47,6 +50,20 @@ def test_a_graph_that_cannot_be_compiled_is_a_setup_error_with_the_reason(
     monkeypatch.setattr(openvino.Core, "compile_model", refuse)
     with pytest.raises(SetupError, match="no such instruction; set engine to torch"):
         load(TargetRunner, folder, ENGINE)
+
+
+@pytest.mark.timeout(120)
+def test_no_import_is_reported_to_the_internet_or_writes_into_the_home_folder(
+    tmp_path: Path,
+) -> None:
+    program = """
+import sys
+import ssd.engine.openvino_engine.target
+sys.exit("openvino_telemetry.main" in sys.modules)
+"""
+    variables = (f"HOME={tmp_path}", f"PYTHONPATH={Path(ssd.__file__).parents[1]}")
+    subprocess.run(["env", *variables, sys.executable, "-c", program], check=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_pass_has_as_many_rows_as_its_sequences_have_columns(folder: Path) -> None:
