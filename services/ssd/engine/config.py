@@ -25,6 +25,7 @@ LARGEST_PAGE = 256
 MAX_DEFAULT_LEN = 4096
 """Largest length of a sequence if the settings do not contain one."""
 FAMILIES = ("llama", "qwen3")
+_TRAINED = "original_max_position_embeddings"
 _ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """Without one of them, ``adapter_config.json`` describes no adapter of the folder."""
 
@@ -88,7 +89,8 @@ class ModelConfig:
             raise UnsupportedModelError(f"{folder}: hidden_act {raw['hidden_act']!r}, not 'silu'")
         try:
             heads = int(raw["num_attention_heads"])
-            theta, scaling = _rope(folder, raw)
+            longest = int(raw.get("max_position_embeddings", 2048))
+            theta, scaling = _rope(folder, raw, longest)
             return cls(
                 family=family,
                 vocab_size=int(raw["vocab_size"]),
@@ -101,7 +103,7 @@ class ModelConfig:
                 rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
                 rope_theta=theta,
                 rope_scaling=scaling,
-                max_position_embeddings=int(raw.get("max_position_embeddings", 2048)),
+                max_position_embeddings=longest,
                 tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             )
         except KeyError as error:
@@ -131,7 +133,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return raw
 
 
-def _rope(folder: Path, raw: dict[str, Any]) -> tuple[float, RopeScaling | None]:
+def _rope(folder: Path, raw: dict[str, Any], longest: int) -> tuple[float, RopeScaling | None]:
     # Newer configs keep theta beside the scaling in rope_parameters. If a config has both forms,
     # the scaling and the theta of rope_scaling count, as in transformers.
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
@@ -145,7 +147,8 @@ def _rope(folder: Path, raw: dict[str, Any]) -> tuple[float, RopeScaling | None]
         factor=float(rope["factor"]),
         low_freq_factor=float(rope["low_freq_factor"]),
         high_freq_factor=float(rope["high_freq_factor"]),
-        original_max_position_embeddings=int(rope["original_max_position_embeddings"]),
+        # As in transformers, the value beside the scaling comes before the one in it.
+        original_max_position_embeddings=int(raw.get(_TRAINED, rope.get(_TRAINED, longest))),
     )
 
 

@@ -3,8 +3,12 @@
 The same tables inside a whole model: ``models/test_against_transformers.py``.
 """
 
+import json
 import math
 from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -59,6 +63,37 @@ def speed(plain: float, scaling: RopeScaling | None) -> float:
     span = scaling.high_freq_factor - scaling.low_freq_factor
     kept = min(1.0, max(0.0, (turns - scaling.low_freq_factor) / span))
     return kept * plain + (1 - kept) * plain / scaling.factor
+
+
+TRAINED = "original_max_position_embeddings"
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(
+    ("inside", "beside"),
+    [
+        ({TRAINED: 128}, {}),
+        ({}, {TRAINED: 256}),
+        ({TRAINED: 128}, {TRAINED: 256}),
+        ({}, {"max_position_embeddings": 512}),
+    ],
+)
+def test_the_length_of_the_training_is_read_where_transformers_reads_it(
+    tmp_path: Path, family: str, place: str, inside: dict[str, int], beside: dict[str, int]
+) -> None:
+    shape = {"vocab_size": 8, "intermediate_size": 64, "num_hidden_layers": 1}
+    heads = {"hidden_size": 4 * E, "num_attention_heads": 4, "head_dim": E}
+    rope = {"rope_theta": 5e5, place: LLAMA3 | inside}
+    text = json.dumps({"model_type": family} | shape | heads | rope | beside)
+    (tmp_path / "config.json").write_text(text)
+    transformers: Any = import_module("transformers")
+    expected_E, _ = import_module("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS["llama3"](
+        transformers.AutoConfig.from_pretrained(tmp_path), "cpu"
+    )
+    found_E = inverse_frequencies(ModelConfig.from_folder(tmp_path))
+    torch.testing.assert_close(found_E, expected_E, atol=0, rtol=1e-6)
 
 
 def test_pairs_of_dimensions_rotate_like_complex_numbers() -> None:
