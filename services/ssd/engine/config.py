@@ -24,7 +24,24 @@ LARGEST_PAGE = 256
 """Slots of a KV block of flash-attn, the largest of all backends."""
 MAX_DEFAULT_LEN = 4096
 """Largest length of a sequence if the settings do not contain one."""
-FAMILIES = ("llama", "qwen3")
+_SHARED = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {
+        **_SHARED,
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "max_position_embeddings": 2048,
+    },
+    "qwen3": {
+        **_SHARED,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "max_position_embeddings": 32768,
+    },
+}
+"""The values of transformers for keys that a ``config.json`` lacks, by family. None: derived from
+the width and the number of heads."""
+FAMILIES = tuple(DEFAULTS)
 _TRAINED = "original_max_position_embeddings"
 _ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """Without one of them, ``adapter_config.json`` describes no adapter of the folder."""
@@ -87,9 +104,10 @@ class ModelConfig:
             raise UnsupportedModelError(f"{folder}: quantised checkpoints are not supported")
         if raw.get("hidden_act", "silu") != "silu":
             raise UnsupportedModelError(f"{folder}: hidden_act {raw['hidden_act']!r}, not 'silu'")
+        raw = DEFAULTS[family] | raw
         try:
             heads = int(raw["num_attention_heads"])
-            longest = int(raw.get("max_position_embeddings", 2048))
+            longest = int(raw["max_position_embeddings"])
             theta, scaling = _rope(folder, raw, longest)
             return cls(
                 family=family,
@@ -97,14 +115,14 @@ class ModelConfig:
                 hidden_size=int(raw["hidden_size"]),
                 num_layers=int(raw["num_hidden_layers"]),
                 num_heads=heads,
-                num_kv_heads=int(raw.get("num_key_value_heads") or heads),
-                head_size=int(raw.get("head_dim") or int(raw["hidden_size"]) // heads),
+                num_kv_heads=int(raw["num_key_value_heads"] or heads),
+                head_size=int(raw["head_dim"] or int(raw["hidden_size"]) // heads),
                 intermediate_size=int(raw["intermediate_size"]),
-                rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+                rms_norm_eps=float(raw["rms_norm_eps"]),
                 rope_theta=theta,
                 rope_scaling=scaling,
                 max_position_embeddings=longest,
-                tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+                tie_word_embeddings=bool(raw["tie_word_embeddings"]),
             )
         except KeyError as error:
             raise ModelNotFoundError(f"{folder}/config.json lacks {error.args[0]!r}") from error
@@ -137,7 +155,7 @@ def _rope(folder: Path, raw: dict[str, Any], longest: int) -> tuple[float, RopeS
     # Newer configs keep theta beside the scaling in rope_parameters. If a config has both forms,
     # the scaling and the theta of rope_scaling count, as in transformers.
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0)
+    theta = float(rope.get("rope_theta") or raw["rope_theta"])
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return theta, None

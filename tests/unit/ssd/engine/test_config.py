@@ -1,10 +1,11 @@
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ssd.engine.config import EngineConfig, ModelConfig, RopeScaling
+from ssd.engine.config import FAMILIES, EngineConfig, ModelConfig, RopeScaling
 from ssd.errors import ModelNotFoundError, SettingsError, UnsupportedModelError
 
 LLAMA: dict[str, Any] = {
@@ -29,6 +30,24 @@ def test_missing_values_of_a_config_are_derived(tmp_path: Path) -> None:
     assert (model.num_kv_heads, model.head_size) == (4, 8)
     assert (model.rope_theta, model.rope_scaling) == (10000.0, None)
     assert not model.tie_word_embeddings
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("given", [{}, {"num_key_value_heads": None}, {"head_dim": 16}])
+def test_missing_values_of_a_config_are_those_of_transformers(
+    tmp_path: Path, family: str, given: dict[str, object]
+) -> None:
+    config = {key: value for key, value in LLAMA.items() if key != "rms_norm_eps"} | given
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": family}))
+    kind = {"llama": "LlamaConfig", "qwen3": "Qwen3Config"}[family]
+    expected: Any = getattr(import_module("transformers"), kind)(**config)
+    model = ModelConfig.from_folder(tmp_path)
+    assert model.num_kv_heads == expected.num_key_value_heads
+    assert model.head_size == expected.head_dim
+    assert model.rms_norm_eps == expected.rms_norm_eps
+    assert model.rope_theta == expected.rope_parameters["rope_theta"]
+    assert model.max_position_embeddings == expected.max_position_embeddings
+    assert model.tie_word_embeddings == expected.tie_word_embeddings
 
 
 @pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])

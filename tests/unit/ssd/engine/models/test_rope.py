@@ -77,6 +77,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         ({TRAINED: 128}, {}),
         ({}, {TRAINED: 256}),
         ({TRAINED: 128}, {TRAINED: 256}),
+        ({}, {}),
         ({}, {"max_position_embeddings": 512}),
     ],
 )
