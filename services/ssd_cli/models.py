@@ -2,11 +2,10 @@
 
 import asyncio
 import json
-import math
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from rich.table import Table
 
 from ssd import demo
-from ssd.engine.checkpoint_format import missing_weights
 from ssd.engine.config import FAMILIES, ModelConfig
-from ssd.errors import SetupError, SSDError, TokenizerError
+from ssd.engine.models.llama import ignored, shapes
+from ssd.errors import SetupError, SSDError, TokenizerError, WeightsError
 from ssd_cli.display import plain_table
 
 PROBE = "ssd.engine.precision"
@@ -37,6 +36,15 @@ class Model:
     weights_bytes: int
     problem: str = ""
     """Reason why it cannot run, with the file; empty if none was found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weights:
+    """What the headers of the weights of a folder say."""
+
+    num_parameters: int = 0
+    num_bytes: int = 0
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,19 +117,18 @@ def _read(name: str, folder: Path) -> Model | None:
         problems.append(str(error))
     except (OSError, ValueError) as error:
         problems.append(f"{file}: {error}")
-    files = sorted(folder.glob("*.safetensors"))
-    weights = [_read_weights(path) for path in files]
-    problems += [problem for _, problem in weights if problem]
-    if not problems:
-        problems += filter(None, (_missing_weights(folder), _tokenizer_problem(folder)))
+    weights = _read_weights(folder, model)
+    problems += [weights.problem] if weights.problem else []
+    if not problems and (problem := _tokenizer_problem(folder)):
+        problems.append(problem)
     return Model(
         name=name,
         family=str(config.get("model_type", "")),
         num_layers=model.num_layers if model else 0,
         hidden_size=model.hidden_size if model else 0,
         vocab_size=model.vocab_size if model else 0,
-        num_parameters=sum(count for count, _ in weights),
-        weights_bytes=sum(path.stat().st_size for path in files if path.exists()),
+        num_parameters=weights.num_parameters,
+        weights_bytes=weights.num_bytes,
         problem="; ".join(problems),
     )
 
@@ -134,20 +141,26 @@ def _json_object(file: Path) -> dict[str, Any]:
     return content
 
 
-def _missing_weights(folder: Path) -> str:
-    """Return which weights are missing, empty if none."""
-    if problem := missing_weights(folder):
-        return f"{folder}: {problem}"
-    present = {path.name for path in folder.glob("*.safetensors")}
-    index = folder / "model.safetensors.index.json"
-    # The engine reads no index beside model.safetensors.
-    if not index.is_file() or "model.safetensors" in present:
-        return ""
+def _read_weights(folder: Path, model: ModelConfig | None) -> _Weights:
+    """Compare the weights of a folder with its config as loading does; read only their headers."""
+    # It imports a package of the engine, which other commands do not need.
+    from ssd.engine.models.headers import check_headers, read_headers  # noqa: PLC0415
+
+    left_out = ignored(model) if model is not None else frozenset()
+    weights = _Weights()
     try:
-        missing = sorted(set(_json_object(index)["weight_map"].values()) - present)
-    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
-        return f"{index} is not an index of weights: {error}"
-    return f"{folder / missing[0]} is missing; {index.name} names it" if missing else ""
+        headers = read_headers(folder)
+        read = [header for name, header in headers.items() if name not in left_out]
+        files = {header.path for header in headers.values()}
+        weights = _Weights(
+            num_parameters=sum(header.num_values for header in read),
+            num_bytes=sum(path.stat().st_size for path in files),
+        )
+        if model is not None:
+            check_headers(folder, headers, shapes(model), left_out)
+    except WeightsError as error:
+        return replace(weights, problem=str(error))
+    return weights
 
 
 def _tokenizer_problem(folder: Path) -> str:
@@ -159,22 +172,6 @@ def _tokenizer_problem(folder: Path) -> str:
     except TokenizerError as error:
         return str(error)
     return ""
-
-
-def _read_weights(file: Path) -> tuple[int, str]:
-    """Return the number of parameters of a safetensors file, and its problem.
-
-    Its library compares the header with the size of the file.
-    """
-    # A package of the engine, which other commands do not need.
-    from safetensors import SafetensorError, safe_open  # noqa: PLC0415
-
-    try:
-        with safe_open(file, framework="np") as tensors:
-            shapes = [tensors.get_slice(key).get_shape() for key in tensors.keys()]  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        return 0, f"{file}: truncated or not safetensors: {error}; download it again"
-    return sum(map(math.prod, shapes)), ""
 
 
 def models_table(models: Iterable[Model]) -> Table:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ssd.engine.config import read_config
 from ssd.engine.models.fingerprint import weights_fingerprint
-from ssd.engine.models.weights import weight_files
+from ssd.engine.models.headers import weight_files
 from ssd.errors import CacheError, SettingsError, SetupError, UnsupportedModelError, WeightsError
 
 logger = logging.getLogger(__name__)

@@ -42,6 +42,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 """The values of transformers for keys that a ``config.json`` lacks, by family. None: derived from
 the width and the number of heads."""
 FAMILIES = tuple(DEFAULTS)
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "max_position_embeddings",
+)
 _TRAINED = "original_max_position_embeddings"
 _ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """Without one of them, ``adapter_config.json`` describes no adapter of the folder."""
@@ -106,28 +116,27 @@ class ModelConfig:
             raise UnsupportedModelError(f"{folder}: hidden_act {raw['hidden_act']!r}, not 'silu'")
         raw = DEFAULTS[family] | raw
         try:
-            heads = int(raw["num_attention_heads"])
-            longest = int(raw["max_position_embeddings"])
-            theta, scaling = _rope(folder, raw, longest)
+            sizes = _sizes(raw)
+            theta, scaling = _rope(folder, raw, sizes["max_position_embeddings"])
             return cls(
                 family=family,
-                vocab_size=int(raw["vocab_size"]),
-                hidden_size=int(raw["hidden_size"]),
-                num_layers=int(raw["num_hidden_layers"]),
-                num_heads=heads,
-                num_kv_heads=int(raw["num_key_value_heads"] or heads),
-                head_size=int(raw["head_dim"] or int(raw["hidden_size"]) // heads),
-                intermediate_size=int(raw["intermediate_size"]),
+                vocab_size=sizes["vocab_size"],
+                hidden_size=sizes["hidden_size"],
+                num_layers=sizes["num_hidden_layers"],
+                num_heads=sizes["num_attention_heads"],
+                num_kv_heads=sizes["num_key_value_heads"],
+                head_size=sizes["head_dim"],
+                intermediate_size=sizes["intermediate_size"],
                 rms_norm_eps=float(raw["rms_norm_eps"]),
                 rope_theta=theta,
                 rope_scaling=scaling,
-                max_position_embeddings=longest,
+                max_position_embeddings=sizes["max_position_embeddings"],
                 tie_word_embeddings=bool(raw["tie_word_embeddings"]),
             )
         except KeyError as error:
             raise ModelNotFoundError(f"{folder}/config.json lacks {error.args[0]!r}") from error
         except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            # A value of another type, also inside of rope_scaling, 0 heads, or infinity.
+            # A value of another type, also inside of rope_scaling, an impossible size, or infinity.
             raise ModelNotFoundError(f"{folder}/config.json: {error}") from error
 
 
@@ -149,6 +158,23 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise ModelNotFoundError(f"{path}: not a JSON object")
     return raw
+
+
+def _sizes(raw: dict[str, Any]) -> dict[str, int]:
+    """Return the sizes of a config with all keys; ValueError if no model can have them."""
+    heads, width = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+    derived = {"num_key_value_heads": heads, "head_dim": width // max(1, heads)}
+    raw = raw | {key: size for key, size in derived.items() if raw[key] is None}
+    sizes = {key: int(raw[key]) for key in _SIZES}
+    for key, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{key} is {size}, must be at least 1")
+    if heads % sizes["num_key_value_heads"]:
+        raise ValueError(
+            f"num_attention_heads {heads} is not a multiple of num_key_value_heads "
+            f"{sizes['num_key_value_heads']}"
+        )
+    return sizes
 
 
 def _rope(folder: Path, raw: dict[str, Any], longest: int) -> tuple[float, RopeScaling | None]:

@@ -8,9 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from tests.screens import Screen
 
-from ssd.errors import SetupError
+from ssd.engine.config import ModelConfig
+from ssd.engine.models.registry import open_weights
+from ssd.errors import SetupError, WeightsError
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd_cli import app, models
 from ssd_cli.app import run
@@ -85,7 +89,7 @@ def problem_of(folder: Path) -> str:
         ("config.json", '{"model_type": [1]}', "model_type [1] is not supported"),
         ("config.json", '{"model_type": "llama"}', "config.json lacks 'num_attention_heads'"),
         ("model.safetensors", None, "no .safetensors file in this folder"),
-        ("model.safetensors.index.json", "[]", "is not an index of weights"),
+        ("model.safetensors.index.json", "[]", "not a checkpoint index"),
         (
             "model.safetensors.index.json",
             '{"weight_map": {"a": "model-2.safetensors"}}',
@@ -121,6 +125,9 @@ def test_a_model_that_cannot_run_is_listed_with_its_problem_and_exits_with_1(
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
         ({"rope_scaling": "linear"}, "config.json: "),
         ({"num_attention_heads": 0, "head_dim": None}, "config.json: "),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0, must be at least 1"),
+        ({"hidden_size": -32}, "hidden_size is -32, must be at least 1"),
+        ({"vocab_size": 300}, "has shape [257, 32], not [300, 32]"),
         ({"vocab_size": float("inf")}, "config.json: "),
     ],
 )
@@ -130,6 +137,41 @@ def test_a_feature_that_the_engines_lack_is_a_problem(
     config = write_tiny_folder(tmp_path) / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | change))
     assert problem in problem_of(tmp_path)
+
+
+UP, EMBEDDING = "model.layers.0.mlp.up_proj.weight", "model.embed_tokens.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({UP: None}, f": tensor {UP} is missing"),
+        ({EMBEDDING: None, "embed_tokens.weight": torch.ones(257, 32)}, f"{EMBEDDING} is missing"),
+        ({"extra": torch.ones(1)}, "tensor extra belongs to no layer"),
+        ({UP: torch.ones(32, 64)}, f"{UP} has shape [32, 64], not [64, 32]"),
+        ({UP: torch.ones(64)}, f"{UP} has shape [64], not [64, 32]"),
+        ({UP: torch.ones(64, 32).to(torch.float8_e4m3fn)}, f"{UP} is stored as F8_E4M3"),
+    ],
+)
+def test_weights_that_a_process_refuses_are_a_problem(
+    tmp_path: Path, change: dict[str, torch.Tensor | None], problem: str
+) -> None:
+    file = write_tiny_folder(tmp_path) / "model.safetensors"
+    weights = {name: tensor.clone() for name, tensor in load_file(file).items()} | change
+    save_file({name: each for name, each in weights.items() if each is not None}, file)
+    assert problem in problem_of(tmp_path)
+    model = ModelConfig.from_folder(tmp_path)
+    with pytest.raises(WeightsError, match=re.escape(problem_of(tmp_path))):
+        open_weights(tmp_path, model, torch.float32, "cpu", lambda _fraction: None)
+
+
+def test_only_what_a_process_reads_is_counted(tmp_path: Path) -> None:
+    file = write_tiny_folder(tmp_path) / "model.safetensors"
+    expected = found(tmp_path, hub=tmp_path / "none")
+    weights = load_file(file)
+    save_file(weights | {"lm_head.weight": weights[EMBEDDING].clone()}, file)
+    (tmp_path / "consolidated.safetensors").write_bytes(file.read_bytes())
+    assert found(tmp_path, hub=tmp_path / "none") == expected
 
 
 def test_an_index_beside_the_one_file_of_a_model_is_no_problem(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from ssd.engine.models.weights import weight_files
+from ssd.engine.models.headers import weight_files
 from ssd.errors import WeightsError
 
 SAMPLES = 16

@@ -1,8 +1,9 @@
-"""Llama 3. Qwen3 uses the same decoder with norms on queries and keys."""
+"""Names, shapes and parts of the tensors of Llama 3. Imported without torch.
+
+Qwen3 has the same tensors, and norms on queries and keys.
+"""
 
 from ssd.engine.config import ModelConfig
-from ssd.engine.models.decoder_weights import DecoderWeights, LayerWeights
-from ssd.engine.models.weights import TensorReader
 from ssd.engine.parallel.shard import (
     Part,
     Shard,
@@ -13,13 +14,14 @@ from ssd.engine.parallel.shard import (
     rows,
     units_of,
 )
+from ssd.engine.sizes import has_head_norms
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 NORM = "model.norm.weight"
 
 
-def shapes(config: ModelConfig, *, with_head_norms: bool = False) -> dict[str, tuple[int, ...]]:
+def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of each tensor that the checkpoint must contain."""
     hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_size
     needed: dict[str, tuple[int, ...]] = {
@@ -41,7 +43,7 @@ def shapes(config: ModelConfig, *, with_head_norms: bool = False) -> dict[str, t
             prefix + "mlp.up_proj.weight": (inner, hidden),
             prefix + "mlp.down_proj.weight": (hidden, inner),
         }
-        if with_head_norms:
+        if has_head_norms(config):
             needed[prefix + "self_attn.q_norm.weight"] = (head,)
             needed[prefix + "self_attn.k_norm.weight"] = (head,)
     return needed
@@ -73,35 +75,3 @@ def parts(config: ModelConfig, shard: Shard) -> dict[str, Part]:
             prefix + "mlp.down_proj.weight": columns(units_of(config, shard)),
         }
     return part_of
-
-
-def weights(
-    config: ModelConfig, read: TensorReader, *, with_head_norms: bool = False
-) -> DecoderWeights:
-    """Read a checkpoint's tensors; those of a layer are read when the layer is."""
-    is_tied = config.tie_word_embeddings
-    return DecoderWeights(
-        # Each token reads a row of it.
-        embedding_VD=read(EMBEDDING, may_contain_nan=not is_tied, is_copied=True),
-        layers=(
-            _layer(read, f"model.layers.{index}.", with_head_norms=with_head_norms)
-            for index in range(config.num_layers)
-        ),
-        norm_D=read(NORM),
-        head_VD=None if is_tied else read(HEAD),
-        free_pages=read.free_pages,
-    )
-
-
-def _layer(read: TensorReader, prefix: str, *, with_head_norms: bool) -> LayerWeights:
-    attention = prefix + "self_attn."
-    return LayerWeights(
-        input_norm_D=read(prefix + "input_layernorm.weight"),
-        qkv_OD=read(*(f"{attention}{kind}_proj.weight" for kind in "qkv")),
-        query_norm_E=read(attention + "q_norm.weight") if with_head_norms else None,
-        key_norm_E=read(attention + "k_norm.weight") if with_head_norms else None,
-        output_DO=read(attention + "o_proj.weight"),
-        mlp_norm_D=read(prefix + "post_attention_layernorm.weight"),
-        gate_up_ID=read(prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight"),
-        down_DI=read(prefix + "mlp.down_proj.weight"),
-    )

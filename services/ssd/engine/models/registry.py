@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
 
 from ssd.engine.config import EngineConfig, ModelConfig
-from ssd.engine.models import llama
+from ssd.engine.models import llama, llama_weights
 from ssd.engine.models.decoder import Decoder
 from ssd.engine.models.decoder_weights import DecoderWeights
 from ssd.engine.models.weights import Checkpoint, TensorReader
@@ -25,13 +24,8 @@ class Family:
     weights: Callable[[ModelConfig, TensorReader], DecoderWeights]
 
 
-FAMILIES = {
-    "llama": Family(llama.shapes, llama.weights),
-    # The dense decoder is the decoder of Llama with a norm on each head of queries and keys.
-    "qwen3": Family(
-        partial(llama.shapes, with_head_norms=True), partial(llama.weights, with_head_norms=True)
-    ),
-}
+# The dense decoder of Qwen3 is that of Llama with a norm on each head of queries and keys.
+FAMILIES = dict.fromkeys(("llama", "qwen3"), Family(llama.shapes, llama_weights.weights))
 
 
 def open_weights(

@@ -1,43 +1,23 @@
-"""Checkpoints in safetensors: find the files, check names and shapes, read the tensors."""
+"""Checkpoints in safetensors: check names and shapes, read the tensors."""
 
 import json
-import math
 import mmap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ssd.engine.checkpoint_format import missing_weights
+from ssd.engine.models.headers import NAMES_OF_DTYPES, check_headers, read_headers
 from ssd.engine.parallel.shard import Part
 from ssd.errors import WeightsError
 
-STORED_DTYPES = {
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
-    "F64": torch.float64,
+STORED_DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, in_torch) for name, in_torch in NAMES_OF_DTYPES.items()
 }
-"""Other dtypes are quantised, and would be read as wrong numbers without an error."""
-
 _LENGTH_BYTES = 8
 """At the start of a file of safetensors: the length of its header."""
-
-
-class _Slice(Protocol):
-    def get_shape(self) -> list[int]: ...
-    def get_dtype(self) -> str: ...
-    def __getitem__(self, index: tuple[slice, ...]) -> Tensor: ...
-
-
-class _TensorFile(Protocol):
-    """The used methods of ``safetensors.safe_open``, which has no type annotations."""
-
-    def keys(self) -> Iterable[str]: ...
-    def get_slice(self, name: str) -> _Slice: ...
 
 
 class _MappedFile:
@@ -89,35 +69,16 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._parts: Mapping[str, Part] = {}
-        self._file_of = _locate(folder)
-        self._handles = {path: _open(path) for path in set(self._file_of.values())}
+        self._headers = read_headers(folder)
         self._mapped: dict[Path, _MappedFile] = {}
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], ignored: frozenset[str]) -> None:
         """Compare names and shapes with what a model needs.
 
         Raises:
-            WeightsError: names the tensor that is missing, unknown or of wrong shape.
+            WeightsError: as ``check_headers``.
         """
-        for name in shapes:
-            if name not in self._file_of:
-                raise WeightsError(f"{self._folder}: tensor {name} is missing")
-        for name, path in self._file_of.items():
-            if name not in shapes:
-                if name in ignored:
-                    continue
-                raise WeightsError(f"{path}: tensor {name} belongs to no layer of this model")
-            header = self._slice(name)
-            shape = tuple(header.get_shape())
-            if shape != shapes[name]:
-                raise WeightsError(
-                    f"{path}: tensor {name} has shape {list(shape)}, not {list(shapes[name])}"
-                )
-            if header.get_dtype() not in STORED_DTYPES:
-                raise WeightsError(
-                    f"{path}: tensor {name} is stored as {header.get_dtype()}, and quantised "
-                    "checkpoints are not supported"
-                )
+        check_headers(self._folder, self._headers, shapes, ignored)
 
     def check_tied(self, name: str, other: str) -> None:
         """Compare a stored tensor that is not read with the tensor that replaces it.
@@ -127,19 +88,19 @@ class Checkpoint:
         Raises:
             WeightsError: they differ, so this is another model.
         """
-        if name not in self._file_of:
+        if name not in self._headers:
             return
-        is_readable = self._slice(name).get_dtype() in STORED_DTYPES
+        is_readable = self._headers[name].dtype in STORED_DTYPES
         expected = self.read(other)
         if not is_readable or not torch.equal(self.read(name).to(expected.dtype), expected):
             raise WeightsError(
-                f"{self._file_of[name]}: tensor {name} is not equal to {other}, but config.json "
+                f"{self.file_of(name)}: tensor {name} is not equal to {other}, but config.json "
                 f"has tie_word_embeddings true; set it to false there, or remove {name}"
             )
 
     def dtypes(self, ignored: frozenset[str]) -> set[str]:
         """Return the dtypes of the tensors that are read, by their names in the files."""
-        return {self._slice(name).get_dtype() for name in self._file_of.keys() - ignored}
+        return {self._headers[name].dtype for name in self._headers.keys() - ignored}
 
     def select(self, parts: Mapping[str, Part]) -> None:
         """Read only these parts of these tensors from now on."""
@@ -147,7 +108,7 @@ class Checkpoint:
 
     def file_of(self, name: str) -> Path:
         """Return the file that contains a tensor."""
-        return self._file_of[name]
+        return self._headers[name].path
 
     def read(self, *names: str) -> Tensor:
         """Return one tensor, or several stacked along the first dimension, in their stored dtype.
@@ -155,14 +116,12 @@ class Checkpoint:
         Of a tensor of ``select``, it returns the selected part. The result is a view of the file if
         the tensors are whole and lie behind one another; it must not be written.
         """
-        paths = {self._file_of[name] for name in names}
-        if len(paths) == 1 and not any(name in self._parts for name in names):
-            view = self._map(paths.pop()).view(names)
-            if view is not None:
-                return view
-        if len(names) > 1:
+        paths = {self.file_of(name) for name in names}
+        is_part = any(name in self._parts for name in names)
+        view = self._map(paths.pop()).view(names) if len(paths) == 1 else None
+        if view is None or (is_part and len(names) > 1):
             return torch.cat([self.read(name) for name in names])
-        return self._slice(names[0])[self._parts[names[0]].index]
+        return view[self._parts[names[0]].index].clone() if is_part else view
 
     def free_pages(self) -> None:
         """Free the memory of the tensors that are views; what is used later is read again."""
@@ -179,14 +138,7 @@ class Checkpoint:
 
     def num_values(self, name: str) -> int:
         """Return the number of values of the whole tensor."""
-        return math.prod(self._slice(name).get_shape())
-
-    def _slice(self, name: str) -> _Slice:
-        path = self._file_of[name]
-        try:
-            return self._handles[path].get_slice(name)
-        except SafetensorError as error:
-            raise WeightsError(f"{path}: the index places tensor {name} here: {error}") from error
+        return self._headers[name].num_values
 
 
 def is_bfloat16(folder: Path, ignored: frozenset[str]) -> bool:
@@ -253,45 +205,3 @@ class TensorReader:
 def _is_finite(tensor: Tensor) -> bool:
     # Minimum and maximum are NaN if any value is: one pass without a copy.
     return bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Return the weight files of a folder, sorted by name.
-
-    Raises:
-        WeightsError: there are none, or the index is invalid.
-    """
-    return sorted(set(_locate(folder).values()))
-
-
-def _locate(folder: Path) -> dict[str, Path]:
-    """Find the file of each tensor: in model.safetensors, by the index, or in all files.
-
-    An index beside model.safetensors is left over from an earlier model, as for transformers.
-    """
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if index.is_file() and not single.is_file():
-        try:
-            names = dict(json.loads(index.read_text())["weight_map"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise WeightsError(f"{index}: not a checkpoint index: {error}") from error
-        return {name: folder / file for name, file in names.items()}
-    files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise WeightsError(f"{folder}: {missing_weights(folder)}")
-    located: dict[str, Path] = {}
-    for path in files:
-        located.update(dict.fromkeys(_open(path).keys(), path))
-    return located
-
-
-def _open(path: Path) -> _TensorFile:
-    try:
-        handle: _TensorFile = safe_open(path, framework="pt")
-    except FileNotFoundError as error:
-        raise WeightsError(f"{path}: named by the index, but missing") from error
-    except (SafetensorError, OSError) as error:
-        raise WeightsError(
-            f"{path}: truncated or not safetensors: {error}; download it again"
-        ) from error
-    return handle

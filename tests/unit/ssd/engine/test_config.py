@@ -37,7 +37,8 @@ def test_missing_values_of_a_config_are_derived(tmp_path: Path) -> None:
 def test_missing_values_of_a_config_are_those_of_transformers(
     tmp_path: Path, family: str, given: dict[str, object]
 ) -> None:
-    config = {key: value for key, value in LLAMA.items() if key != "rms_norm_eps"} | given
+    config = {key: value for key, value in LLAMA.items() if key != "rms_norm_eps"}
+    config |= {"num_attention_heads": 64, "hidden_size": 512} | given
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": family}))
     kind = {"llama": "LlamaConfig", "qwen3": "Qwen3Config"}[family]
     expected: Any = getattr(import_module("transformers"), kind)(**config)
@@ -138,6 +139,23 @@ def test_an_incomplete_config_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_value_that_is_not_a_number_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="many"):
         ModelConfig.from_folder(write(tmp_path, vocab_size="many"))
+
+
+@pytest.mark.parametrize(
+    ("key", "size", "problem"),
+    [
+        ("num_hidden_layers", 0, "num_hidden_layers is 0, must be at least 1"),
+        ("hidden_size", -64, "hidden_size is -64"),
+        ("head_dim", 0, "head_dim is 0"),
+        ("num_attention_heads", 0, "num_attention_heads is 0"),
+        ("num_key_value_heads", 3, "4 is not a multiple of num_key_value_heads 3"),
+    ],
+)
+def test_a_size_that_no_model_can_have_is_refused(
+    tmp_path: Path, key: str, size: int, problem: str
+) -> None:
+    with pytest.raises(ModelNotFoundError, match=rf"config\.json: .*{problem}"):
+        ModelConfig.from_folder(write(tmp_path, **{key: size}))
 
 
 @pytest.mark.parametrize(

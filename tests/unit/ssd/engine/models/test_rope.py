@@ -85,7 +85,12 @@ def test_the_length_of_the_training_is_read_where_transformers_reads_it(
     tmp_path: Path, family: str, place: str, inside: dict[str, int], beside: dict[str, int]
 ) -> None:
     shape = {"vocab_size": 8, "intermediate_size": 64, "num_hidden_layers": 1}
-    heads = {"hidden_size": 4 * E, "num_attention_heads": 4, "head_dim": E}
+    heads = {
+        "hidden_size": 4 * E,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": E,
+    }
     rope = {"rope_theta": 5e5, place: LLAMA3 | inside}
     text = json.dumps({"model_type": family} | shape | heads | rope | beside)
     (tmp_path / "config.json").write_text(text)

@@ -10,8 +10,9 @@ from tests.engines import inside, load
 from torch import Tensor
 
 from ssd.engine.config import EngineConfig, ModelConfig
+from ssd.engine.models.headers import weight_files
 from ssd.engine.models.registry import open_weights
-from ssd.engine.models.weights import STORED_DTYPES, Checkpoint, weight_files
+from ssd.engine.models.weights import STORED_DTYPES, Checkpoint
 from ssd.engine.parallel.shard import Shard, ids_of
 from ssd.engine.runner import load_runner
 from ssd.engine.target_runner import TargetRunner
@@ -184,7 +185,7 @@ def test_a_folder_without_weights_is_refused(folder: Path) -> None:
 def test_an_index_that_names_a_missing_file_is_refused(folder: Path) -> None:
     files = split(folder)
     (folder / files[NAME]).unlink()
-    with pytest.raises(WeightsError, match=rf"{files[NAME]}: named by the index"):
+    with pytest.raises(WeightsError, match=rf"{files[NAME]} is missing; .*index\.json names it"):
         load(TargetRunner, folder, ENGINE)
 
 
@@ -196,7 +197,7 @@ def test_an_index_that_misplaces_a_tensor_is_refused(folder: Path) -> None:
         load(TargetRunner, folder, ENGINE)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}'])
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}'])
 def test_an_invalid_index_is_refused(folder: Path, text: str) -> None:
     (folder / "model.safetensors").rename(folder / "model-1-of-1.safetensors")
     (folder / "model.safetensors.index.json").write_text(text)
