@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-from ssd.engine.config import ModelConfig
 from ssd.errors import SettingsError
 from ssd.model_files.local_model import LocalModel, check_model, find_model
 from ssd_target.settings import TargetSettings
@@ -41,12 +40,6 @@ def find_models(settings: TargetSettings) -> TargetModels:
         raise SettingsError(
             f"draft_model {settings.draft_model} has {draft.num_token_ids} token ids, but "
             f"{settings.model} has {target.num_token_ids}"
-        )
-    sizes = [ModelConfig.from_folder(model.folder).vocab_size for model in (draft, target)]
-    if sizes[0] > sizes[1]:
-        raise SettingsError(
-            f"draft_model {settings.draft_model} has an embedding of {sizes[0]} rows, padding "
-            f"included, which is more than the {sizes[1]} of {settings.model}"
         )
     # The shape of the draft's passes does not matter for the tokens, which the target verifies.
     engine = replace(draft.engine, deterministic=False, prefill_chunk=DRAFT_CHUNK)

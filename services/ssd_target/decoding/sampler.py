@@ -109,8 +109,8 @@ class Sampler(ABC):
         Args:
             slots_B: slots of the rows.
             positions_B: position of each token. Those of ``rows_A`` are prepared.
-            logits_BV: float32. They may have fewer columns than those of the target: padding of its
-                vocabulary.
+            logits_BV: float32. They may have fewer or more columns than those of the target: its
+                vocabulary or that of the draft has more padding, whose logits are -inf.
             rows_A: rows whose tokens are read.
 
         Returns:
@@ -180,7 +180,9 @@ class RingSampler(Sampler):
     ) -> torch.Tensor:
         """Select the tokens of ``rows_A``; the others are ``NO_TOKEN``. See ``Sampler``."""
         chosen_B = np.full(len(slots_B), NO_TOKEN)
-        scores_BV, slots, positions = logits_BV.numpy(), slots_B.tolist(), positions_B.tolist()
+        # The noise has the columns of the target. A draft may have more of them: padding.
+        scores_BV = logits_BV[:, : self._vocab_size].numpy()
+        slots, positions = slots_B.tolist(), positions_B.tolist()
         for row in rows_A.tolist():
             chosen_B[row] = self._choose(scores_BV[row], slots[row], positions[row])
         return torch.from_numpy(chosen_B)

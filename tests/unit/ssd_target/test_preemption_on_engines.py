@@ -16,6 +16,7 @@ from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.target_runner import TargetRunner
 from ssd.testing.tiny_folder import VOCAB_SIZE, write_tiny_folder
 from ssd.types import Mode, SamplingParams
+from ssd_target.decoding.sampler import KeyedSampler, RingSampler
 
 MAX_LEN = 128
 LOOKAHEAD = 3
@@ -67,23 +68,34 @@ def test_a_shortage_of_blocks_and_shared_prompts_change_no_token(
     assert any(sink.usage.cached_tokens for sink in sinks)
 
 
-def test_a_target_may_have_more_padding_in_its_vocabulary_than_its_draft(tmp_path: Path) -> None:
-    engine = replace(on("openvino", ENGINE), num_token_ids=VOCAB_SIZE)
-    padded = write_tiny_folder(tmp_path / "padded", vocab_size=VOCAB_SIZE + 63)
-    runner = load(TargetRunner, padded, engine)
+@pytest.mark.parametrize("name", ["cpu", "openvino"])
+@pytest.mark.parametrize("sampler", [RingSampler, KeyedSampler])
+@pytest.mark.parametrize("padding", [(63, 0), (0, 63)])
+def test_a_pair_with_different_padding_changes_no_token(
+    tmp_path: Path, name: str, sampler: type[RingSampler | KeyedSampler], padding: tuple[int, int]
+) -> None:
+    engine = replace(on(name, ENGINE), num_token_ids=VOCAB_SIZE)
+    target, own_draft = (
+        write_tiny_folder(tmp_path / kind, vocab_size=VOCAB_SIZE + rows)
+        for kind, rows in zip(("target", "draft"), padding, strict=True)
+    )
+    runner = load(TargetRunner, target, engine)
     runner.warm_up(lambda _stage, _fraction: None)
     of_draft = replace(engine, num_columns=LOOKAHEAD + 1, branches=1)
-    small = write_tiny_folder(tmp_path / "small")
-    draft = load(DraftRunner, small, of_draft)
+    draft = load(DraftRunner, own_draft, of_draft)
     for prompts in (PROMPTS[:1], PROMPTS[:2]):
         plain, ahead = (
             texts(
-                Bench(runner=runner, own_draft=draft, num_blocks=runner.num_blocks), prompts, mode
+                Bench(
+                    runner=runner, own_draft=draft, num_blocks=runner.num_blocks, sampler=sampler
+                ),
+                prompts,
+                mode,
             )
             for mode in (Mode.AUTOREGRESSIVE, Mode.SYNCHRONOUS)
         )
         assert [sink.tokens for sink in ahead] == [sink.tokens for sink in plain]
-        assert all(sink.statistics.proposed_tokens for sink in ahead)
+        assert all(sink.statistics.accepted_tokens for sink in ahead)
 
 
 def texts(bench: Bench, prompts: list[list[int]], mode: Mode) -> list[Collector]:
