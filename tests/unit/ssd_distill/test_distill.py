@@ -139,6 +139,15 @@ def test_a_new_draft_has_the_family_and_the_head_size_of_its_target(
     serve(target, output)
 
 
+def test_a_draft_with_more_padding_than_its_target_is_trained(
+    flags: list[str], tmp_path: Path
+) -> None:
+    wide = write_tiny_folder(tmp_path / "wide", seed=1, vocab_size=320)
+    output = tmp_path / "output"
+    assert main([*flags, "--draft", str(wide), "--output", str(output)]) == 0
+    assert len(weights(output)["model.embed_tokens.weight"]) == 320
+
+
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
