@@ -84,7 +84,8 @@ def read_corpus(
 def _encoded(
     texts: Iterable[str], tokenizer: Tokenizer, num_token_ids: int, most_tokens: int | None = None
 ) -> Tensor:
-    end = sorted(tokenizer.eos_token_ids)[:1]
+    # A configuration can name ids that are no tokens, such as -1.
+    end = sorted(tokenizer.eos_token_ids.intersection(range(num_token_ids)))[:1]
     ids: list[int] = []
     for text in texts:
         new = [*end, *tokenizer.encode(text)]

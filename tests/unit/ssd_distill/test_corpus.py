@@ -114,8 +114,21 @@ def test_no_more_of_a_large_file_than_needed_is_read(
 
 def test_a_token_without_an_embedding_is_refused(tokenizer: HFTokenizer, text: Path) -> None:
     (text / "one.txt").write_text("a" * 200)
-    with pytest.raises(SettingsError, match="has token 256, and the models have embeddings of 250"):
-        read(tokenizer, text, num_token_ids=250)
+    with pytest.raises(SettingsError, match="has token 64, and the models have embeddings of 60"):
+        read(tokenizer, text, num_token_ids=60)
+
+
+@pytest.mark.parametrize("ends", [-1, 300, [-1, 256]])
+def test_an_end_of_text_that_is_no_token_is_not_in_the_text(
+    text: Path, tokenizer: HFTokenizer, tmp_path: Path, ends: object
+) -> None:
+    place = tmp_path / "tokenizer"
+    (place / "config.json").write_text(json.dumps({"eos_token_id": ends}))
+    for name in "abc":
+        (text / f"{name}.txt").write_text(name * 60)
+    found = read(load_tokenizer(place), text)
+    ids = set(torch.cat((found.train_S, found.held_out_S)).tolist())
+    assert ids - set(tokenizer.encode("abc")) == ({256} if ends == [-1, 256] else set())
 
 
 def test_a_training_of_few_tokens_has_enough_text_to_hold_out(
