@@ -26,12 +26,13 @@ from torch import Tensor
 from ssd.console import progress
 from ssd.demo.widen import copy_companions
 from ssd.engine.checkpoint_format import missing_weights
-from ssd.engine.config import ModelConfig
+from ssd.engine.config import ModelConfig, read_config
 from ssd.engine.models.fingerprint import weights_fingerprint
 from ssd.engine.precision import AUTO, DTYPES, choose_precision
 from ssd.engine.runner import require_device
 from ssd.engine.sizes import num_weights
 from ssd.errors import SettingsError, WeightsError
+from ssd.model_files.local_model import LocalModel
 from ssd_bench.command import make_writable
 from ssd_bench.sampling.model import Model, load_model
 from ssd_cli.display import err, report, status
@@ -101,6 +102,7 @@ def distill(
     """
     require_device(device)
     pair = _checked_pair(plan)
+    config = _config(plan, pair)
     record = _existing_record(plan, output)
     if record is not None and not is_complete(record):
         _check_place(record, device, output)
@@ -118,11 +120,14 @@ def distill(
     inputs = _inputs(pair, corpus)
     if record is not None:
         _check_inputs(record, inputs, output)
-    else:
-        record = _begun(plan, output, pair, inputs, device)
-    if is_complete(record):
-        return record
-    _Run(plan, output, record, pair, device).run(corpus, checkpoint_seconds)
+        if is_complete(record):
+            return record
+    # Before the folder is made, too: a model that cannot be made or loaded is no run.
+    models = _load(plan, pair, config, device)
+    if record is None:
+        record = {"plan": _as_json(plan), "inputs": inputs, "seconds": 0.0, **_place(device)}
+        _make_folder(output, (pair.draft or pair.target).folder, config, record)
+    _Run(plan, output, record, pair.target, models).run(corpus, checkpoint_seconds)
     return record
 
 
@@ -140,6 +145,13 @@ def _checked_pair(plan: Distillation) -> TargetModels:
                 f"the figures needs {needed}: use another model, or a smaller --length"
             )
     return pair
+
+
+def _config(plan: Distillation, pair: TargetModels) -> dict[str, Any]:
+    """Return the ``config.json`` of the trained draft."""
+    if pair.draft is None:
+        return new_config(pair.target.folder, plan.num_layers, plan.width)
+    return read_config(pair.draft.folder)
 
 
 def read_record(output: Path) -> dict[str, Any] | None:
@@ -222,28 +234,17 @@ def _place(device: str) -> dict[str, Any]:
     return {"device": device, "threads": torch.get_num_threads(), "torch": torch.__version__}
 
 
-def _begun(
-    plan: Distillation, output: Path, pair: TargetModels, inputs: dict[str, str], device: str
-) -> dict[str, Any]:
-    """Make the folder, at once and without weights; return its record."""
+def _make_folder(
+    output: Path, source: Path, config: dict[str, Any], record: dict[str, Any]
+) -> None:
+    """Make the folder, at once and without weights; its tokenizer is that of ``source``."""
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch:
         folder = Path(scratch) / "made"
         (folder / WORK).mkdir(parents=True)
-        copy_companions((pair.draft or pair.target).folder, folder)
-        if pair.draft is None:
-            config = new_config(pair.target.folder, plan.num_layers, plan.width)
-            write_json(folder / "config.json", config)
-        else:
-            shutil.copyfile(pair.draft.folder / "config.json", folder / "config.json")
-        record = {
-            "plan": _as_json(plan),
-            "inputs": inputs,
-            "seconds": 0.0,
-            **_place(device),
-        }
+        copy_companions(source, folder)
+        write_json(folder / "config.json", config)
         write_json(folder / RECORD, record)
         folder.rename(output)
-    return record
 
 
 def _as_json(plan: Distillation) -> dict[str, Any]:
@@ -253,23 +254,44 @@ def _as_json(plan: Distillation) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class _Models:
+    """The models of a run, of transformers."""
+
+    target: Any
+    draft: Any
+    dtype: torch.dtype
+    """Data type of the target, and of the arithmetic of losses."""
+    device: str
+
+
+def _load(plan: Distillation, pair: TargetModels, config: dict[str, Any], device: str) -> _Models:
+    """Load the models, or make the new draft of a ``config.json``."""
+    weights = num_weights(ModelConfig.from_folder(pair.target.folder))
+    dtype = DTYPES[choose_precision(AUTO, device, weights).dtype]
+    with status("loading models"):
+        target = load_model(pair.target.folder, dtype, device).eval()
+        if pair.draft is not None:
+            draft = load_model(pair.draft.folder, device=device)
+        else:
+            draft = new_model(config, torch.Generator().manual_seed(plan.seed)).to(device)
+    return _Models(target, draft, dtype, device)
+
+
+@dataclass(frozen=True, slots=True)
 class _Run:
     """One process of a run."""
 
     plan: Distillation
     output: Path
     record: dict[str, Any]
-    pair: TargetModels
-    device: str
+    local: LocalModel
+    """The target."""
+    models: _Models
 
     def run(self, corpus: Corpus, checkpoint_seconds: float) -> None:
         """Measure, let the target write, train, and measure again; complete the record."""
-        plan, local = self.plan, self.pair.target
-        weights = num_weights(ModelConfig.from_folder(local.folder))
-        dtype = DTYPES[choose_precision(AUTO, self.device, weights).dtype]
-        with status("loading models"):
-            target = load_model(local.folder, dtype, self.device).eval()
-            draft = self._untrained()
+        plan, local = self.plan, self.local
+        target, draft, dtype = self.models.target, self.models.draft, self.models.dtype
         held_out = HeldOut(
             stream_S=corpus.held_out_S,
             length=plan.recipe.length,
@@ -287,14 +309,9 @@ class _Run:
         batches = mixed_batches(corpus.train_S, written_BS, plan.recipe, generator)
         self._train(draft, batches, teacher_loss(student, teacher), checkpoint_seconds)
         # The weights that were written, in the data type of the draft.
-        self._measure("after", held_out, target, load_model(self.output, device=self.device))
+        trained = load_model(self.output, device=self.models.device)
+        self._measure("after", held_out, target, trained)
         shutil.rmtree(self.output / WORK)
-
-    def _untrained(self) -> Any:
-        if self.pair.draft is not None:
-            return load_model(self.pair.draft.folder, device=self.device)
-        generator = torch.Generator().manual_seed(self.plan.seed)
-        return new_model(self.output, generator).to(self.device)
 
     def _measure(self, name: str, held_out: HeldOut, target: Any, draft: Any) -> None:
         """Add figures to the record, unless it has them."""
@@ -328,7 +345,7 @@ class _Run:
         """Take the steps that are left, with a checkpoint after each ``period`` seconds."""
         training, file = Training(draft.train(), self.plan.recipe), self.output / STATE
         if file.is_file():
-            training.restore(load_file(file, device=self.device))
+            training.restore(load_file(file, device=self.models.device))
         num_steps, earlier = self.plan.recipe.num_steps, self.record["seconds"]
         begun = saved = time.monotonic()
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ssd.demo.widen import save_tensors
-from ssd.engine.config import ModelConfig
+from ssd.engine.config import ModelConfig, read_config
 from ssd.errors import SettingsError
 
 Logits = Callable[[Tensor], Tensor]
@@ -55,11 +55,10 @@ def new_config(target: Path, num_layers: int, width: int) -> dict[str, Any]:
         )
     heads = width // shape.head_size
     inner = width * shape.intermediate_size / shape.hidden_size / INNER_MULTIPLE
-    config: dict[str, Any] = json.loads((target / "config.json").read_text(encoding="utf-8"))
-    for key in ("dtype", "torch_dtype"):
+    config = read_config(target)
+    # Without types, all layers have full attention, which is all that is supported.
+    for key in ("dtype", "torch_dtype", "layer_types"):
         config.pop(key, None)
-    if "layer_types" in config:
-        config["layer_types"] = config["layer_types"][:num_layers]
     return config | {
         "num_hidden_layers": num_layers,
         "hidden_size": width,
@@ -72,14 +71,14 @@ def new_config(target: Path, num_layers: int, width: int) -> dict[str, Any]:
     }
 
 
-def new_model(folder: Path, generator: torch.Generator) -> Any:
-    """Return a float32 model of a folder's ``config.json``, with random weights of the generator.
+def new_model(config: Mapping[str, Any], generator: torch.Generator) -> Any:
+    """Return a float32 model of a ``config.json``, with random weights of the generator.
 
     Matrices are normal with a deviation of .02, and of less where they add to the residual stream.
     """
-    config = AutoConfig.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    scale = (2 * config.num_hidden_layers) ** -0.5
+    shape = AutoConfig.for_model(**config)
+    model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
+    scale = (2 * shape.num_hidden_layers) ** -0.5
     for name, parameter in model.named_parameters():
         is_output = name.endswith(("o_proj.weight", "down_proj.weight"))
         if parameter.dim() > 1:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from tools.distill.vocabulary import END_OF_TEXT_ID, TOKENIZER_FILES
 
+from ssd.engine.config import read_config
 from ssd_distill.distillation import write_json
 from ssd_distill.models import new_model
 
@@ -60,4 +61,4 @@ def prepare_folder(folder: Path, config: dict[str, Any], tokenizer: Path) -> Pat
 
 def untrained(folder: Path, seed: int) -> Any:
     """Return a model of a prepared folder with random weights."""
-    return new_model(folder, torch.Generator().manual_seed(seed))
+    return new_model(read_config(folder), torch.Generator().manual_seed(seed))

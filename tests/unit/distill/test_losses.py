@@ -1,6 +1,4 @@
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +19,8 @@ STREAM_S = torch.arange(600) % 64
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> tuple[Any, Any]:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    target, draft = (new_model(tmp_path, torch.Generator().manual_seed(seed)) for seed in (1, 2))
+def pair() -> tuple[Any, Any]:
+    target, draft = (new_model(CONFIG, torch.Generator().manual_seed(seed)) for seed in (1, 2))
     with torch.no_grad():
         target.model.embed_tokens.weight.mul_(20.0)
     return target, draft

@@ -1,6 +1,5 @@
 """Models of a few hundred weights."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -32,8 +31,6 @@ def _imports(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session")
-def fresh_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Any]:
+def fresh_model() -> Callable[[int], Any]:
     """Makes the model of a seed."""
-    folder = tmp_path_factory.mktemp("config")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    return lambda seed: new_model(folder, torch.Generator().manual_seed(seed))
+    return lambda seed: new_model(CONFIG, torch.Generator().manual_seed(seed))

@@ -17,6 +17,7 @@ from ssd.demo import widen
 from ssd.engine.config import ModelConfig
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.runner import load_runner
+from ssd.errors import SettingsError
 from ssd.testing.tiny_folder import write_byte_tokenizer, write_tiny_folder, write_tiny_qwen3
 from ssd_distill import distillation
 from ssd_distill.__main__ import main
@@ -137,6 +138,34 @@ def test_a_new_draft_has_the_family_and_the_head_size_of_its_target(
     assert (found.num_heads, found.num_kv_heads, found.head_size) == (2, 2, 8)
     assert (found.intermediate_size, found.tie_word_embeddings) == (32, True)
     serve(target, output)
+
+
+def test_a_new_draft_can_have_more_layers_than_its_target(
+    flags: list[str], target: Path, tmp_path: Path
+) -> None:
+    write_tiny_qwen3(target)
+    # As transformers saves it.
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(
+        json.dumps(config | {"layer_types": ["full_attention"] * 2})
+    )
+    output = tmp_path / "output"
+    assert main([*flags, "--layers", "3", "--hidden", "16", "--output", str(output)]) == 0
+    serve(target, output)
+
+
+def test_a_new_draft_that_cannot_be_made_leaves_no_folder(
+    flags: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def new_model(*_arguments: object) -> None:
+        raise SettingsError("no such model")
+
+    monkeypatch.setattr(distillation, "new_model", new_model)
+    output = tmp_path / "output"
+    assert main([*flags, "--layers", "1", "--hidden", "16", "--output", str(output)]) == 2
+    assert not output.exists()
 
 
 def test_a_draft_with_more_padding_than_its_target_is_trained(
