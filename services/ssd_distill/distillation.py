@@ -44,6 +44,7 @@ from ssd_distill.models import (
     new_config,
     new_model,
     replace_tensors,
+    stored_dtype,
     write_weights,
 )
 from ssd_distill.training import LossFunction, Recipe, Training, mixed_batches
@@ -148,10 +149,13 @@ def _checked_pair(plan: Distillation) -> TargetModels:
 
 
 def _config(plan: Distillation, pair: TargetModels) -> dict[str, Any]:
-    """Return the ``config.json`` of the trained draft."""
+    """Return the ``config.json`` of the trained draft, with the data type of its weights."""
     if pair.draft is None:
         return new_config(pair.target.folder, plan.num_layers, plan.width)
-    return read_config(pair.draft.folder)
+    config = read_config(pair.draft.folder)
+    if not (config.get("dtype") or config.get("torch_dtype")):
+        config["torch_dtype"] = stored_dtype(pair.draft.folder)
+    return config
 
 
 def read_record(output: Path) -> dict[str, Any] | None:

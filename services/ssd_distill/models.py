@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ssd.demo.widen import save_tensors
 from ssd.engine.config import ModelConfig, read_config
+from ssd.engine.models.llama import ignored
+from ssd.engine.models.weights import STORED_DTYPES, Checkpoint
 from ssd.errors import SettingsError
 
 Logits = Callable[[Tensor], Tensor]
@@ -86,10 +89,21 @@ def new_model(config: Mapping[str, Any], generator: torch.Generator) -> Any:
     return model
 
 
+def stored_dtype(folder: Path) -> str:
+    """Return the name of the data type of a folder's weights, of the larger one if there are two.
+
+    Raises:
+        WeightsError: as ``Checkpoint``.
+    """
+    kinds = Checkpoint(folder).dtypes(ignored(ModelConfig.from_folder(folder)))
+    dtype = reduce(torch.promote_types, (STORED_DTYPES[kind] for kind in kinds))
+    return str(dtype).removeprefix("torch.")
+
+
 def write_weights(model: nn.Module, folder: Path) -> None:
     """Replace ``model.safetensors`` at once, in the data type that ``config.json`` names."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    dtype = getattr(torch, config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+    dtype = getattr(torch, config.get("dtype") or config["torch_dtype"])
     # Tied embeddings are one parameter.
     tensors = {
         name: parameter.detach().to("cpu", dtype).contiguous()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ssd.demo import widen
@@ -108,8 +108,7 @@ def test_an_interrupted_run_goes_on_and_its_draft_is_served(
     assert trained.keys() == untrained.keys()
     for name, values in weights(whole).items():
         assert torch.equal(trained[name], values)
-        assert values.dtype == torch.bfloat16
-        assert not torch.equal(values, untrained[name].bfloat16())
+        assert not torch.equal(values, untrained[name])
     serve(target, output)
     modes = {path.stat().st_mode for path in output.iterdir()}
     assert modes == {(output / "config.json").stat().st_mode}
@@ -152,6 +151,33 @@ def test_a_new_draft_can_have_more_layers_than_its_target(
     output = tmp_path / "output"
     assert main([*flags, "--layers", "3", "--hidden", "16", "--output", str(output)]) == 0
     serve(target, output)
+
+
+@pytest.mark.parametrize(
+    ("stored", "named", "written"),
+    [
+        (torch.float32, {}, torch.float32),
+        (torch.float16, {"dtype": None}, torch.float16),
+        (torch.float32, {"torch_dtype": "bfloat16"}, torch.bfloat16),
+    ],
+)
+def test_a_trained_draft_has_the_data_type_of_the_draft(
+    stored: torch.dtype,
+    named: dict[str, str | None],
+    written: torch.dtype,
+    flags: list[str],
+    draft: Path,
+    tmp_path: Path,
+) -> None:
+    values = {name: value.to(stored) for name, value in weights(draft).items()}
+    save_file(values, draft / "model.safetensors")
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(config | named))
+    output = tmp_path / "output"
+    assert main([*flags, "--draft", str(draft), "--output", str(output)]) == 0
+    assert {value.dtype for value in weights(output).values()} == {written}
+    found = json.loads((output / "config.json").read_text())
+    assert f"torch.{found.get('dtype') or found['torch_dtype']}" == str(written)
 
 
 def test_a_new_draft_that_cannot_be_made_leaves_no_folder(
