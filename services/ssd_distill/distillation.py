@@ -25,13 +25,13 @@ from torch import Tensor
 
 from ssd.console import progress
 from ssd.demo.widen import copy_companions
-from ssd.engine.checkpoint_format import missing_weights
 from ssd.engine.config import ModelConfig, read_config
 from ssd.engine.models.fingerprint import weights_fingerprint
+from ssd.engine.models.registry import open_checkpoint
 from ssd.engine.precision import AUTO, DTYPES, choose_precision
 from ssd.engine.runner import require_device
 from ssd.engine.sizes import num_weights
-from ssd.errors import SettingsError, WeightsError
+from ssd.errors import SettingsError
 from ssd.model_files.local_model import LocalModel
 from ssd_bench.command import make_writable
 from ssd_bench.sampling.model import Model, load_model
@@ -47,7 +47,7 @@ from ssd_distill.models import (
     stored_dtype,
     write_weights,
 )
-from ssd_distill.training import LossFunction, Recipe, Training, mixed_batches
+from ssd_distill.training import LossFunction, Recipe, Training, is_finite, mixed_batches
 from ssd_distill.written import write_windows
 from ssd_target.models import TargetModels, find_pair
 from ssd_target.settings import TargetSettings
@@ -137,9 +137,9 @@ def _checked_pair(plan: Distillation) -> TargetModels:
     pair = find_pair(TargetSettings(model=plan.target, draft_model=plan.draft, engine="torch"))
     needed = max(MOST_TOKENS, plan.recipe.length)
     for model in filter(None, (pair.target, pair.draft)):
-        if problem := missing_weights(model.folder):
-            raise WeightsError(f"{model.folder}: {problem}")
-        longest = ModelConfig.from_folder(model.folder).max_position_embeddings
+        config = ModelConfig.from_folder(model.folder)
+        open_checkpoint(model.folder, config)
+        longest = config.max_position_embeddings
         if longest < needed:
             raise SettingsError(
                 f"{model.folder} has {longest} positions, and --length {plan.recipe.length} with "
@@ -276,6 +276,9 @@ def _load(plan: Distillation, pair: TargetModels, config: dict[str, Any], device
         target = load_model(pair.target.folder, dtype, device).eval()
         if pair.draft is not None:
             draft = load_model(pair.draft.folder, device=device)
+            # A draft can be served with rows of the embedding that are not, but not trained.
+            if not is_finite(draft):
+                raise SettingsError(f"{pair.draft.folder} has weights that are not finite")
         else:
             draft = new_model(config, torch.Generator().manual_seed(plan.seed)).to(device)
     return _Models(target, draft, dtype, device)

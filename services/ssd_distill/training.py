@@ -123,6 +123,11 @@ def optimizers(model: nn.Module, recipe: Recipe) -> list[Optimizer]:
     return chosen
 
 
+def is_finite(model: nn.Module) -> bool:
+    """Return whether all weights are finite."""
+    return all(parameter.isfinite().all() for parameter in model.parameters())
+
+
 class Training:
     """A model that changes in place, and its optimizers. One thread."""
 
@@ -176,7 +181,7 @@ class Training:
             optimizer.zero_grad(set_to_none=True)
         self._losses.append(float(loss.detach()))
         # They are not finite either if the loss was not.
-        if not all(parameter.isfinite().all() for parameter in self._model.parameters()):
+        if not is_finite(self._model):
             raise SettingsError(
                 f"the weights are not finite after step {self.num_done}: lower --rate, "
                 f"which is {self._recipe.adam_rate:g}"

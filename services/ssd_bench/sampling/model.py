@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging
 
-from ssd.errors import WeightsError
+from ssd.engine.config import ModelConfig
+from ssd.engine.models.registry import open_weights
 from ssd_bench.sampling.laws import Float32s
 
 
@@ -19,13 +19,14 @@ def load_model(folder: Path, dtype: torch.dtype = torch.float32, device: str = "
     """Return the model of a folder, without a progress bar of its own.
 
     Raises:
-        WeightsError: its weights are damaged.
+        SetupError: a target or draft would refuse the model or its weights.
     """
+    # Transformers draws missing tensors at random, and accepts all values.
+    weights, _ = open_weights(folder, ModelConfig.from_folder(folder), dtype, "cpu", lambda _: None)
+    for _ in weights.layers:
+        pass
     logging.disable_progress_bar()
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    except SafetensorError as error:
-        raise WeightsError(f"{folder}: truncated or not safetensors: {error}") from error
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     return model.to(device)
 
 

@@ -49,6 +49,11 @@ def flags(tmp_path: Path, target: Path) -> list[str]:
     return [str(each) for each in ("--target", target, "--data", text, *sizes)]
 
 
+@pytest.fixture
+def flags_of_pair(flags: list[str], draft: Path) -> list[str]:
+    return [*flags, "--draft", str(draft)]
+
+
 def weights(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "model.safetensors")
 
@@ -237,6 +242,54 @@ def test_what_cannot_be_trained_is_one_line_and_exit_code_2(
     assert error.startswith("error: ")
     assert problem in error
     assert set(stages) <= {"loading", "reading text"}
+
+
+BIAS, HEAD = "model.layers.0.self_attn.q_proj.bias", "lm_head.weight"
+FIRST, NORM = "model.layers.0.mlp.up_proj.weight", "model.norm.weight"
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"tie_word_embeddings": False}, "tensor lm_head.weight is missing"),
+        ({"num_hidden_layers": 3}, "tensor model.layers.2.input_layernorm.weight is missing"),
+        ({"num_hidden_layers": 1}, "belongs to no layer of this model"),
+        ({BIAS: torch.zeros(32)}, f"tensor {BIAS} belongs to no layer of this model"),
+        ({FIRST: torch.ones(64, 32).to(torch.float8_e4m3fn)}, "is stored as F8_E4M3"),
+        ({HEAD: torch.ones(257, 32)}, f"tensor {HEAD} is not equal to model.embed_tokens"),
+        ({NORM: torch.full((32,), torch.nan)}, f"tensor {NORM} contains NaN or infinity"),
+        ({FIRST: torch.full((64, 32), torch.inf)}, f"tensor {FIRST} contains NaN or infinity"),
+    ],
+)
+def test_weights_that_a_process_refuses_are_refused_before_the_training(
+    role: str,
+    changed: dict[str, Tensor | int],
+    problem: str,
+    flags_of_pair: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / role
+    tensors = {name: value for name, value in changed.items() if isinstance(value, Tensor)}
+    save_file(weights(folder) | tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {name: value for name, value in changed.items() if name not in tensors}
+    (folder / "config.json").write_text(json.dumps(config))
+    output = tmp_path / "output"
+    assert main([*flags_of_pair, "--output", str(output)]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"error: {folder}")
+    assert problem in error
+    assert not output.exists()
+
+
+def test_a_draft_with_a_row_that_is_not_finite_is_not_trained(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draft = write_tiny_folder(tmp_path / "draft", nan_token=3)
+    assert main([*flags, "--draft", str(draft), "--output", str(tmp_path / "output")]) == 2
+    assert f"error: {draft} has weights that are not finite" in capsys.readouterr().err
 
 
 def test_weights_that_are_not_finite_are_no_checkpoint(

@@ -28,6 +28,26 @@ class Family:
 FAMILIES = dict.fromkeys(("llama", "qwen3"), Family(llama.shapes, llama_weights.weights))
 
 
+def open_checkpoint(folder: Path, config: ModelConfig, shard: Shard = WHOLE) -> Checkpoint:
+    """Check the names and shapes of a folder's tensors, and the head of tied embeddings.
+
+    Args:
+        folder: of the checkpoint.
+        config: shape of the whole model.
+        shard: the rank, whose parts of the tensors are read.
+
+    Raises:
+        WeightsError: a missing, surplus, truncated, quantised or misshapen tensor, or a head that
+            is not its tied embedding, by name and file.
+    """
+    checkpoint = Checkpoint(folder)
+    checkpoint.check(FAMILIES[config.family].shapes(config), llama.ignored(config))
+    checkpoint.select(llama.parts(config, shard))
+    if config.tie_word_embeddings:
+        checkpoint.check_tied(llama.HEAD, llama.EMBEDDING)
+    return checkpoint
+
+
 def open_weights(
     folder: Path,
     config: ModelConfig,
@@ -50,18 +70,13 @@ def open_weights(
         The weights, and the reader, which counts the parameters of the whole tensors.
 
     Raises:
-        WeightsError: a missing, surplus, truncated or misshapen tensor, a head that is not its
-            tied embedding, or a tensor with NaN or infinity, by name and file. Iterating over the
+        WeightsError: as ``open_checkpoint``, or a tensor with NaN or infinity. Iterating over the
             layers raises it too.
     """
     family = FAMILIES[config.family]
-    shapes = family.shapes(config)
-    checkpoint = Checkpoint(folder)
-    checkpoint.check(shapes, llama.ignored(config))
-    checkpoint.select(llama.parts(config, shard))
-    if config.tie_word_embeddings:
-        checkpoint.check_tied(llama.HEAD, llama.EMBEDDING)
-    reader = TensorReader(checkpoint, dtype, device, len(shapes), on_progress)
+    checkpoint = open_checkpoint(folder, config, shard)
+    num_tensors = len(family.shapes(config))
+    reader = TensorReader(checkpoint, dtype, device, num_tensors, on_progress)
     return family.weights(config, reader), reader
 
 

@@ -103,6 +103,17 @@ def test_truncated_weights_are_one_line(tmp_path: Path, capsys: pytest.CaptureFi
     assert len(errors) == sum("truncated or not safetensors" in line for line in errors) == 2
 
 
+def test_missing_weights_are_not_drawn_at_random(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_tiny_folder(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    words = ("--target", str(folder), "--draft", str(folder), "--output", str(tmp_path))
+    assert main(["sampling", *words, "--rounds", "1"]) == 1
+    assert f"error: {folder}: tensor lm_head.weight is missing" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("wrong", [("--cache-weights", "2"), ("--temperatures", "warm")])
 def test_a_wrong_number_is_a_usage_error(wrong: tuple[str, str]) -> None:
     assert main(["sampling", *wrong]) == 2
