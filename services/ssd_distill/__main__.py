@@ -11,6 +11,7 @@ from rich.table import Table
 
 from ssd.console import run_app
 from ssd_cli.display import err, out, plain_table, print_table, status, write
+from ssd_distill.run_folder import is_complete, read_record
 
 NEW_RATE, FURTHER_RATE = 2e-3, 1e-4
 """Peak learning rates of AdamW for random weights, and for those of a trained draft."""
@@ -68,12 +69,7 @@ def command(
         raise typer.BadParameter("give either --draft, or --layers and --hidden of a new one")
     with status("loading"):
         # torch and transformers, which take seconds.
-        from ssd_distill.distillation import (  # noqa: PLC0415
-            Distillation,
-            distill,
-            is_complete,
-            read_record,
-        )
+        from ssd_distill.distillation import Distillation, distill  # noqa: PLC0415
         from ssd_distill.training import Recipe  # noqa: PLC0415
     if rate is None:
         rate = NEW_RATE if is_new else FURTHER_RATE

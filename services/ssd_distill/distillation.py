@@ -33,7 +33,6 @@ from ssd.engine.runner import require_device
 from ssd.engine.sizes import num_weights
 from ssd.errors import SettingsError
 from ssd.model_files.local_model import LocalModel
-from ssd_bench.command import make_writable
 from ssd_bench.sampling.model import Model, load_model
 from ssd_cli.display import err, report, status
 from ssd_distill.corpus import Corpus, read_corpus
@@ -47,13 +46,12 @@ from ssd_distill.models import (
     stored_dtype,
     write_weights,
 )
+from ssd_distill.run_folder import RECORD, WORK, held_folder, is_complete, read_record, write_json
 from ssd_distill.training import LossFunction, Recipe, Training, is_finite, mixed_batches
 from ssd_distill.written import write_windows
 from ssd_target.models import TargetModels, find_pair
 from ssd_target.settings import TargetSettings
 
-RECORD = "distill.json"
-WORK = "training"
 STATE = f"{WORK}/state.safetensors"
 WRITTEN = f"{WORK}/written.safetensors"
 
@@ -103,12 +101,18 @@ def distill(
     """
     require_device(device)
     pair = _checked_pair(plan)
+    with held_folder(output):
+        return _distill(plan, output, pair, device, checkpoint_seconds)
+
+
+def _distill(
+    plan: Distillation, output: Path, pair: TargetModels, device: str, checkpoint_seconds: float
+) -> dict[str, Any]:
     config = _config(plan, pair)
     record = _existing_record(plan, output)
     if record is not None and not is_complete(record):
         _check_place(record, device, output)
-    make_writable(output.parent if record is None else output)
-    # Before the folder is made, so that a wrong name is not a run.
+    # Before the record is written, so that a wrong name is not a run.
     with status("reading text"):
         corpus = read_corpus(
             plan.data,
@@ -123,11 +127,11 @@ def distill(
         _check_inputs(record, inputs, output)
         if is_complete(record):
             return record
-    # Before the folder is made, too: a model that cannot be made or loaded is no run.
+    # Before the record, too: a model that cannot be made or loaded is no run.
     models = _load(plan, pair, config, device)
     if record is None:
         record = {"plan": _as_json(plan), "inputs": inputs, "seconds": 0.0, **_place(device)}
-        _make_folder(output, (pair.draft or pair.target).folder, config, record)
+        _begin(output, (pair.draft or pair.target).folder, config, record)
     _Run(plan, output, record, pair.target, models).run(corpus, checkpoint_seconds)
     return record
 
@@ -158,45 +162,20 @@ def _config(plan: Distillation, pair: TargetModels) -> dict[str, Any]:
     return config
 
 
-def read_record(output: Path) -> dict[str, Any] | None:
-    """Return the record of a folder, None if it has none.
-
-    Raises:
-        SettingsError: the record is damaged.
-    """
-    file = output / RECORD
-    if not file.is_file():
-        return None
-    try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise SettingsError(f"{file} is damaged ({error}): use another folder") from None
-    if not isinstance(record, dict) or not isinstance(record.get("plan"), dict):
-        raise SettingsError(f"{file} is no record of a run: use another folder")
-    return record
-
-
-def is_complete(record: dict[str, Any] | None) -> bool:
-    """Return whether the run of a record is complete."""
-    return record is not None and "after" in record
-
-
 def _existing_record(plan: Distillation, output: Path) -> dict[str, Any] | None:
     """Return the record of a folder that this plan began, None if there is nothing yet."""
-    if (record := read_record(output)) is not None:
-        wanted = _as_json(plan)
-        if is_complete(record):
-            del wanted["loss"]  # A complete run has nothing left to train.
-        for name, value in wanted.items():
-            if (earlier := record["plan"].get(name)) != value:
-                raise SettingsError(
-                    f"--output {output} is of a run with another {name} ({earlier}, not {value}): "
-                    "use another folder"
-                )
-        return record
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise SettingsError(f"--output {output} contains something else: use another folder")
-    return None
+    if (record := read_record(output)) is None:
+        return None
+    wanted = _as_json(plan)
+    if is_complete(record):
+        del wanted["loss"]  # A complete run has nothing left to train.
+    for name, value in wanted.items():
+        if (earlier := record["plan"].get(name)) != value:
+            raise SettingsError(
+                f"--output {output} is of a run with another {name} ({earlier}, not {value}): "
+                "use another folder"
+            )
+    return record
 
 
 def _inputs(pair: TargetModels, corpus: Corpus) -> dict[str, str]:
@@ -238,17 +217,15 @@ def _place(device: str) -> dict[str, Any]:
     return {"device": device, "threads": torch.get_num_threads(), "torch": torch.__version__}
 
 
-def _make_folder(
-    output: Path, source: Path, config: dict[str, Any], record: dict[str, Any]
-) -> None:
-    """Make the folder, at once and without weights; its tokenizer is that of ``source``."""
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch:
-        folder = Path(scratch) / "made"
-        (folder / WORK).mkdir(parents=True)
+def _begin(output: Path, source: Path, config: dict[str, Any], record: dict[str, Any]) -> None:
+    """Write all but the weights, the record last; the tokenizer is that of ``source``."""
+    with tempfile.TemporaryDirectory(dir=output / WORK) as scratch:
+        folder = Path(scratch)
         copy_companions(source, folder)
         write_json(folder / "config.json", config)
         write_json(folder / RECORD, record)
-        folder.rename(output)
+        for file in sorted(folder.iterdir(), key=lambda file: file.name == RECORD):
+            file.rename(output / file.name)
 
 
 def _as_json(plan: Distillation) -> dict[str, Any]:
@@ -393,10 +370,3 @@ def held_interrupt() -> Iterator[Event]:
         yield is_set
     finally:
         signal.signal(signal.SIGINT, usual)
-
-
-def write_json(file: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file at once, indented."""
-    new = file.with_suffix(".new")
-    new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    new.replace(file)

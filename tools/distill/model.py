@@ -8,8 +8,8 @@ import torch
 from tools.distill.vocabulary import END_OF_TEXT_ID, TOKENIZER_FILES
 
 from ssd.engine.config import read_config
-from ssd_distill.distillation import write_json
 from ssd_distill.models import new_model
+from ssd_distill.run_folder import write_json
 
 BASE = {
     "architectures": ["LlamaForCausalLM"],

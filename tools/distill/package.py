@@ -20,8 +20,8 @@ from ssd.demo import NAMES, folder
 from ssd.engine.config import ModelConfig
 from ssd.engine.sizes import num_weights
 from ssd.errors import SetupError
-from ssd_distill.distillation import RECORD
 from ssd_distill.evaluation import LOOKAHEAD, PROMPT_TOKENS
+from ssd_distill.run_folder import RECORD
 from ssd_distill.training import Recipe
 
 logger = logging.getLogger(__name__)

@@ -39,8 +39,9 @@ from ssd.text.tokenizer import load_tokenizer
 from ssd_bench.sampling.model import Model, load_model
 from ssd_cli.display import err
 from ssd_distill.corpus import DEMO, read_corpus
-from ssd_distill.distillation import RECORD, Distillation, distill, write_json
+from ssd_distill.distillation import Distillation, distill
 from ssd_distill.models import Logits, logits_of, write_weights
+from ssd_distill.run_folder import RECORD, write_json
 from ssd_distill.training import LossFunction, Recipe, Training, mixed_batches, windows
 from ssd_distill.written import write_windows
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ssd_distill.distillation import write_json
+from ssd_distill.run_folder import write_json
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0

@@ -8,9 +8,9 @@ from tools.distill.train import DISTIL_RECIPE
 from tools.distill.vocabulary import TOKENIZER_FILES, save_tokenizer, train_tokenizer
 
 from ssd.errors import SetupError
-from ssd_distill.distillation import RECORD, write_json
 from ssd_distill.evaluation import Evaluation
 from ssd_distill.models import write_weights
+from ssd_distill.run_folder import RECORD, write_json
 
 CONFIG = DRAFT | {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 16, "head_dim": 4}
 FOUND = Evaluation(

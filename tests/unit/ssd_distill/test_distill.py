@@ -19,7 +19,7 @@ from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.runner import load_runner
 from ssd.errors import SettingsError
 from ssd.testing.tiny_folder import write_byte_tokenizer, write_tiny_folder, write_tiny_qwen3
-from ssd_distill import distillation
+from ssd_distill import distillation, run_folder
 from ssd_distill.__main__ import main
 from ssd_distill.losses import teacher_loss
 from ssd_distill.models import Logits
@@ -117,7 +117,7 @@ def test_an_interrupted_run_goes_on_and_its_draft_is_served(
     serve(target, output)
     modes = {path.stat().st_mode for path in output.iterdir()}
     assert modes == {(output / "config.json").stat().st_mode}
-    names = {path.name for path in draft.iterdir()} | {distillation.RECORD}
+    names = {path.name for path in draft.iterdir()} | {run_folder.RECORD}
     assert {path.name for path in output.iterdir()} == names
 
     assert main([*flags, "--output", str(output)]) == 0
@@ -219,7 +219,8 @@ def test_a_draft_with_more_padding_than_its_target_is_trained(
         (["--draft", "nowhere"], "nowhere: there is no such folder"),
         (["--draft", "DRAFT", "--length", "512"], "has 256 positions, and --length 512"),
         (["--draft", "DRAFT", "--data", "nowhere"], "--data nowhere: there is no such file"),
-        (["--draft", "DRAFT", "--output", "FILE/new"], "cannot be written (File exists): choose"),
+        (["--draft", "DRAFT", "--output", "FILE/new"], "cannot be written (Not a directory)"),
+        (["--draft", "DRAFT", "--output", "LINK"], "cannot be written (File exists): choose"),
         (["--draft", "DRAFT", "--output", "DRAFT"], "contains something else: use another folder"),
     ],
 )
@@ -234,6 +235,8 @@ def test_what_cannot_be_trained_is_one_line_and_exit_code_2(
     write_byte_tokenizer(write_tiny_folder(tmp_path / "strange"), end="<|another|>")
     places = {"FILE/new": str(draft / "config.json" / "new"), "DRAFT": str(draft)}
     places |= {"STRANGE": str(tmp_path / "strange")}
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    places["LINK"] = str(tmp_path / "link")
     words = [places.get(word, word) for word in changed]
     assert main([*flags, "--output", str(tmp_path / "output"), *words], "ssd distill") == 2
     output = capsys.readouterr()
@@ -319,7 +322,33 @@ def test_a_full_disk_is_one_line_and_leaves_no_part_of_a_checkpoint(
     assert main([*flags, "--draft", str(draft), "--output", str(output)]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.endswith("written.new: I/O error: No space left on device")
-    assert list((output / distillation.WORK).iterdir()) == []
+    assert not (output / run_folder.WORK).exists()
+
+
+@pytest.mark.parametrize("name", [".", "link", "new", "killed"])
+def test_a_run_can_have_any_free_folder(
+    name: str,
+    flags_of_pair: list[str],
+    target: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = tmp_path / "place"
+    (place / "killed" / run_folder.WORK).mkdir(parents=True)
+    if name == ".":
+        monkeypatch.chdir(place / "killed")
+        (place / "killed" / run_folder.WORK).rmdir()
+    else:
+        monkeypatch.chdir(place)
+        (place / "link").symlink_to(place / "empty")
+        (place / "empty").mkdir()
+    there = sorted(place.rglob("*"))
+    assert main([*flags_of_pair, "--output", name, "--data", "nowhere"]) == 2
+    assert set(place.rglob("*")) <= set(there), "a wrong name of a text is no run"
+    assert main([*flags_of_pair, "--output", name]) == 0
+    serve(target, Path(name))
+    assert (Path(name) / run_folder.RECORD).is_file()
+    assert not (Path(name) / run_folder.WORK).exists()
 
 
 def test_a_folder_of_another_run_is_refused_with_what_differs(
@@ -385,7 +414,7 @@ def test_a_damaged_record_is_refused_by_name(
     content: str, flags: list[str], draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "output").mkdir()
-    (tmp_path / "output" / distillation.RECORD).write_text(content)
+    (tmp_path / "output" / run_folder.RECORD).write_text(content)
     assert main([*flags, "--draft", str(draft), "--output", str(tmp_path / "output")]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ")
