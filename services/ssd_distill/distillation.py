@@ -94,9 +94,10 @@ def distill(
         the figures ``before`` and ``after``, each an ``Evaluation``.
 
     Raises:
-        SetupError: a model does not exist, the two do not match, there is no text, or the folder
-            cannot be written, or contains something else, or a run with other text or models, or
-            one that began on another device or with another number of threads.
+        SetupError: a target would refuse a model, the two do not match, there is no text, or the
+            folder cannot be written, or another process uses it, or it contains something else, or
+            a run with other text or models, or one that began on another device or with another
+            number of threads.
         KeyboardInterrupt: after Ctrl-C. The last checkpoint is the step that it interrupted.
     """
     require_device(device)
@@ -295,7 +296,8 @@ class _Run:
         # The weights that were written, in the data type of the draft.
         trained = load_model(self.output, device=self.models.device)
         self._measure("after", held_out, target, trained)
-        shutil.rmtree(self.output / WORK)
+        # Network file systems remove the lock file, which is open, and the folder later.
+        shutil.rmtree(self.output / WORK, ignore_errors=True)
 
     def _measure(self, name: str, held_out: HeldOut, target: Any, draft: Any) -> None:
         """Add figures to the record, unless it has them."""

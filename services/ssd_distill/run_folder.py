@@ -1,10 +1,12 @@
 """The folder of a run while a process uses it."""
 
+import errno
+import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ssd.errors import SettingsError
 from ssd_bench.command import make_writable
@@ -13,14 +15,17 @@ RECORD = "distill.json"
 """What the run was asked for and has found. A folder without it has no run."""
 WORK = "training"
 """What is needed to go on."""
+LOCK = f"{WORK}/lock"
+"""Locked by the process that uses the folder, so that names of unfinished files are its own."""
 
 
 @contextmanager
 def held_folder(output: Path) -> Iterator[None]:
-    """Make a folder with ``WORK`` in it. At the end, what is still empty is removed.
+    """Make a folder and lock it for this process. At the end, what is still empty is removed.
 
     Raises:
-        SettingsError: the folder cannot be written, or contains something else than a run.
+        SettingsError: the folder cannot be written, contains something else than a run, or another
+            process has it.
     """
     is_new = not output.exists()
     # A killed process can leave WORK.
@@ -31,12 +36,40 @@ def held_folder(output: Path) -> Iterator[None]:
     work = output / WORK
     work.mkdir(exist_ok=True)
     try:
-        yield
+        with _locked(output):
+            yield
     finally:
+        # After the lock file is closed: until then, a network file system keeps it under a name.
         with suppress(OSError):
             work.rmdir()
             if is_new:
                 output.rmdir()
+
+
+@contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    file = output / LOCK
+    with file.open("w") as held:
+        _lock(held, output)
+        try:
+            yield
+        finally:
+            # A complete run has removed it.
+            file.unlink(missing_ok=True)
+
+
+def _lock(held: IO[str], output: Path) -> None:
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise SettingsError(
+            f"--output {output}: another process trains in this folder: wait for its end, or use "
+            "another folder"
+        ) from None
+    except OSError as error:
+        # Some network file systems have no locks.
+        if error.errno not in {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}:
+            raise
 
 
 def read_record(output: Path) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from ssd.errors import SettingsError
 from ssd.testing.tiny_folder import write_byte_tokenizer, write_tiny_folder, write_tiny_qwen3
 from ssd_distill import distillation, run_folder
 from ssd_distill.__main__ import main
+from ssd_distill.corpus import Corpus, read_corpus
 from ssd_distill.losses import teacher_loss
 from ssd_distill.models import Logits
 from ssd_distill.training import LossFunction
@@ -349,6 +351,29 @@ def test_a_run_can_have_any_free_folder(
     serve(target, Path(name))
     assert (Path(name) / run_folder.RECORD).is_file()
     assert not (Path(name) / run_folder.WORK).exists()
+
+
+def test_a_second_process_does_not_use_the_same_folder(
+    flags_of_pair: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flags = [*flags_of_pair, "--output", str(tmp_path / "output")]
+    codes = []
+
+    def read_and_start_again(*arguments: Any, **more: Any) -> Corpus:
+        with monkeypatch.context() as patch:
+            patch.setattr(distillation, "read_corpus", read_corpus)
+            codes.append(main(flags))
+        return read_corpus(*arguments, **more)
+
+    monkeypatch.setattr(distillation, "read_corpus", read_and_start_again)
+    assert main(flags) == 0
+    assert codes == [2]
+    error = next(line for line in capsys.readouterr().err.splitlines() if "error: " in line)
+    assert "output: another process trains in this folder: wait for its end" in error
+    assert main(flags) == 0, "the folder of a complete run is free"
 
 
 def test_a_folder_of_another_run_is_refused_with_what_differs(
