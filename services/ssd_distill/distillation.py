@@ -20,7 +20,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from ssd.console import progress
@@ -39,6 +38,7 @@ from ssd_distill.corpus import Corpus, read_corpus
 from ssd_distill.evaluation import MOST_TOKENS, PROMPT_TOKENS, TEMPERATURES, HeldOut
 from ssd_distill.losses import LOSS, teacher_loss
 from ssd_distill.models import (
+    load_tensors,
     logits_of,
     new_config,
     new_model,
@@ -312,7 +312,7 @@ class _Run:
         """Return the windows that the target writes, or wrote before an interruption."""
         plan, file = self.plan, self.output / WRITTEN
         if file.is_file():
-            return load_file(file)["written_BS"]
+            return load_tensors(file)["written_BS"]
         with progress(err, "text of the target", plan.windows) as advance:
             written_BS = write_windows(
                 Model(target, held_out.num_token_ids),
@@ -331,7 +331,9 @@ class _Run:
         """Take the steps that are left, with a checkpoint after each ``period`` seconds."""
         training, file = Training(draft.train(), self.plan.recipe), self.output / STATE
         if file.is_file():
-            training.restore(load_file(file, device=self.models.device))
+            training.restore(load_tensors(file, self.models.device))
+            # The model of the checkpoint can be damaged or removed.
+            write_weights(draft, self.output)
         num_steps, earlier = self.plan.recipe.num_steps, self.record["seconds"]
         begun = saved = time.monotonic()
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -16,6 +18,7 @@ from ssd.engine.config import ModelConfig, read_config
 from ssd.engine.models.llama import ignored
 from ssd.engine.models.weights import STORED_DTYPES, Checkpoint
 from ssd.errors import SettingsError
+from ssd_distill.run_folder import replace_file
 
 Logits = Callable[[Tensor], Tensor]
 """From token ids [B, S] on any device to logits [B, S, V] on the device of the model."""
@@ -128,4 +131,17 @@ def replace_tensors(tensors: dict[str, Tensor], file: Path) -> None:
         raise
     # Newer versions of the library let only the owner read the file.
     new.chmod(mode)
-    new.replace(file)
+    replace_file(new, file)
+
+
+def load_tensors(file: Path, device: str = "cpu") -> dict[str, Tensor]:
+    """Read a file of ``replace_tensors``.
+
+    Raises:
+        SettingsError: it is damaged.
+    """
+    try:
+        tensors: dict[str, Tensor] = load_file(file, device=device)
+    except SafetensorError as error:
+        raise SettingsError(f"{file} is damaged ({error}): remove it to begin again") from None
+    return tensors

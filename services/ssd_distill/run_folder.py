@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -99,4 +100,11 @@ def write_json(file: Path, content: dict[str, Any]) -> None:
     """Write a JSON file at once, indented."""
     new = file.with_suffix(".new")
     new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    replace_file(new, file)
+
+
+def replace_file(new: Path, file: Path) -> None:
+    """Rename a file over another one once it is on the disk, so that no crash leaves a part."""
+    with new.open("rb+") as written:
+        os.fsync(written.fileno())
     new.replace(file)

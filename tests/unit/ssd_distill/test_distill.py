@@ -6,15 +6,12 @@ import signal
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ssd.demo import widen
 from ssd.engine.config import ModelConfig
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.runner import load_runner
@@ -22,7 +19,6 @@ from ssd.errors import SettingsError
 from ssd.testing.tiny_folder import write_byte_tokenizer, write_tiny_folder, write_tiny_qwen3
 from ssd_distill import distillation, run_folder
 from ssd_distill.__main__ import main
-from ssd_distill.corpus import Corpus, read_corpus
 from ssd_distill.losses import teacher_loss
 from ssd_distill.models import Logits
 from ssd_distill.training import LossFunction
@@ -30,30 +26,6 @@ from ssd_target.models import find_models
 from ssd_target.settings import TargetSettings
 
 STEPS = 5
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return write_tiny_folder(tmp_path / "target", attention_gain=8)
-
-
-@pytest.fixture
-def draft(tmp_path: Path) -> Path:
-    return write_tiny_folder(tmp_path / "draft", seed=1)
-
-
-@pytest.fixture
-def flags(tmp_path: Path, target: Path) -> list[str]:
-    """Flags of all runs, with text of 2,400 tokens."""
-    text = tmp_path / "text.txt"
-    text.write_text("".join(f"{number} is a number.\n" for number in range(120)))
-    sizes = ("--steps", STEPS, "--batch", 2, "--length", 16, "--windows", 3, "--rounds", 3)
-    return [str(each) for each in ("--target", target, "--data", text, *sizes)]
-
-
-@pytest.fixture
-def flags_of_pair(flags: list[str], draft: Path) -> list[str]:
-    return [*flags, "--draft", str(draft)]
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
@@ -308,74 +280,6 @@ def test_weights_that_are_not_finite_are_no_checkpoint(
     assert all(value.isfinite().all() for value in weights(output).values())
 
 
-def test_a_full_disk_is_one_line_and_leaves_no_part_of_a_checkpoint(
-    flags: list[str],
-    draft: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def save_file(_tensors: object, file: Path, **_options: object) -> None:
-        file.write_text("a part")
-        raise SafetensorError("I/O error: No space left on device")
-
-    monkeypatch.setattr(widen, "save_file", save_file)
-    output = tmp_path / "output"
-    assert main([*flags, "--draft", str(draft), "--output", str(output)]) == 1
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.endswith("written.new: I/O error: No space left on device")
-    assert not (output / run_folder.WORK).exists()
-
-
-@pytest.mark.parametrize("name", [".", "link", "new", "killed"])
-def test_a_run_can_have_any_free_folder(
-    name: str,
-    flags_of_pair: list[str],
-    target: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    place = tmp_path / "place"
-    (place / "killed" / run_folder.WORK).mkdir(parents=True)
-    if name == ".":
-        monkeypatch.chdir(place / "killed")
-        (place / "killed" / run_folder.WORK).rmdir()
-    else:
-        monkeypatch.chdir(place)
-        (place / "link").symlink_to(place / "empty")
-        (place / "empty").mkdir()
-    there = sorted(place.rglob("*"))
-    assert main([*flags_of_pair, "--output", name, "--data", "nowhere"]) == 2
-    assert set(place.rglob("*")) <= set(there), "a wrong name of a text is no run"
-    assert main([*flags_of_pair, "--output", name]) == 0
-    serve(target, Path(name))
-    assert (Path(name) / run_folder.RECORD).is_file()
-    assert not (Path(name) / run_folder.WORK).exists()
-
-
-def test_a_second_process_does_not_use_the_same_folder(
-    flags_of_pair: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    flags = [*flags_of_pair, "--output", str(tmp_path / "output")]
-    codes = []
-
-    def read_and_start_again(*arguments: Any, **more: Any) -> Corpus:
-        with monkeypatch.context() as patch:
-            patch.setattr(distillation, "read_corpus", read_corpus)
-            codes.append(main(flags))
-        return read_corpus(*arguments, **more)
-
-    monkeypatch.setattr(distillation, "read_corpus", read_and_start_again)
-    assert main(flags) == 0
-    assert codes == [2]
-    error = next(line for line in capsys.readouterr().err.splitlines() if "error: " in line)
-    assert "output: another process trains in this folder: wait for its end" in error
-    assert main(flags) == 0, "the folder of a complete run is free"
-
-
 def test_a_folder_of_another_run_is_refused_with_what_differs(
     flags: list[str], draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -434,13 +338,41 @@ def test_a_run_goes_on_only_with_the_same_number_of_threads(
     assert main(flags) == 0, "a complete run has nothing left to train"
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}"])
-def test_a_damaged_record_is_refused_by_name(
-    content: str, flags: list[str], draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("num_bytes", [0, 4, -1])
+@pytest.mark.parametrize("name", [distillation.STATE, distillation.WRITTEN])
+def test_a_damaged_checkpoint_is_one_line_and_can_be_removed(
+    name: str,
+    num_bytes: int,
+    flags_of_pair: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "output").mkdir()
-    (tmp_path / "output" / run_folder.RECORD).write_text(content)
-    assert main([*flags, "--draft", str(draft), "--output", str(tmp_path / "output")]) == 2
+    output = tmp_path / "output"
+    flags = [*flags_of_pair, "--output", str(output)]
+    with monkeypatch.context() as patch:
+        patch.setattr(distillation, "teacher_loss", interrupt_at(2))
+        assert main(flags) == 130
+    damaged = output / name
+    damaged.write_bytes(damaged.read_bytes()[:num_bytes])
+    assert main(flags) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("error: ")
-    assert "distill.json is" in error
+    assert error.startswith(f"error: {damaged} is damaged (")
+    assert error.endswith("): remove it to begin again")
+    damaged.unlink()
+    assert main(flags) == 0
+
+
+def test_a_damaged_model_of_a_checkpoint_is_written_again(
+    flags_of_pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, whole = tmp_path / "output", tmp_path / "whole"
+    with monkeypatch.context() as patch:
+        patch.setattr(distillation, "teacher_loss", interrupt_at(STEPS))
+        assert main([*flags_of_pair, "--output", str(output)]) == 130
+    file = output / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    for folder in (output, whole):
+        assert main([*flags_of_pair, "--output", str(folder)]) == 0
+    found = weights(output)
+    assert all(torch.equal(found[name], value) for name, value in weights(whole).items())
