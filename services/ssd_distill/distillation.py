@@ -49,7 +49,7 @@ from ssd_distill.models import (
 from ssd_distill.run_folder import RECORD, WORK, held_folder, is_complete, read_record, write_json
 from ssd_distill.training import LossFunction, Recipe, Training, is_finite, mixed_batches
 from ssd_distill.written import write_windows
-from ssd_target.models import TargetModels, find_pair
+from ssd_target.models import TargetModels, find_models
 from ssd_target.settings import TargetSettings
 
 STATE = f"{WORK}/state.safetensors"
@@ -139,7 +139,7 @@ def _distill(
 
 def _checked_pair(plan: Distillation) -> TargetModels:
     """Return the models; refuse what a target would refuse, and sequences that are too long."""
-    pair = find_pair(TargetSettings(model=plan.target, draft_model=plan.draft, engine="torch"))
+    pair = find_models(TargetSettings(model=plan.target, draft_model=plan.draft, engine="torch"))
     needed = max(MOST_TOKENS, plan.recipe.length)
     for model in filter(None, (pair.target, pair.draft)):
         config = ModelConfig.from_folder(model.folder)

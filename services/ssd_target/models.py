@@ -21,24 +21,6 @@ class TargetModels:
 
 
 def find_models(settings: TargetSettings) -> TargetModels:
-    """Return the models of ``find_pair``, as a target with mode SYNCHRONOUS can use them.
-
-    Raises:
-        SetupError: as ``find_pair``, or the draft has more padding than the target.
-    """
-    pair = find_pair(settings)
-    if pair.draft is None:
-        return pair
-    sizes = [ModelConfig.from_folder(each.folder).vocab_size for each in (pair.draft, pair.target)]
-    if sizes[0] > sizes[1]:
-        raise SettingsError(
-            f"draft_model {settings.draft_model} has an embedding of {sizes[0]} rows, padding "
-            f"included, which is more than the {sizes[1]} of {settings.model}"
-        )
-    return pair
-
-
-def find_pair(settings: TargetSettings) -> TargetModels:
     """Resolve the sources of the models, and read their tokenizers and shapes.
 
     Raises:
