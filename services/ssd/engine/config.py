@@ -53,6 +53,7 @@ _SIZES = (
     "max_position_embeddings",
 )
 _TRAINED = "original_max_position_embeddings"
+_ROTATED = "partial_rotary_factor"
 _ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """Without one of them, ``adapter_config.json`` describes no adapter of the folder."""
 
@@ -187,6 +188,8 @@ def _rope(folder: Path, raw: dict[str, Any], longest: int) -> tuple[float, RopeS
         return theta, None
     if kind != "llama3":
         raise UnsupportedModelError(f"{folder}: rope scaling {kind!r}, not 'llama3' or 'default'")
+    if (rotated := rope.get(_ROTATED, raw.get(_ROTATED))) not in (None, 1):
+        raise UnsupportedModelError(f"{folder}: {_ROTATED} {rotated!r} is not supported")
     return theta, RopeScaling(
         factor=float(rope["factor"]),
         low_freq_factor=float(rope["low_freq_factor"]),

@@ -97,6 +97,10 @@ def test_a_config_with_old_and_new_rope_is_read_as_transformers_reads_it(tmp_pat
         ({"use_sliding_window": True}, "use_sliding_window=true"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"rope_scaling": {"type": "yarn"}}, "rope scaling 'yarn'"),
+        (
+            {"partial_rotary_factor": 0.5, "rope_scaling": {"rope_type": "llama3"}},
+            "partial_rotary_factor 0.5",
+        ),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantised"),
     ],
 )
