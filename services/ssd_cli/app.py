@@ -50,7 +50,7 @@ from ssd_cli.options import (
 from ssd_cli.plan_command import plan_command
 from ssd_cli.pool_view import show_pool
 from ssd_cli.sampling_options import Priority, Sampling
-from ssd_cli.up import state_folder, up
+from ssd_cli.up import GATEWAY_PORT, check_overlaps, state_folder, up
 
 app = typer.Typer(
     name="ssd",
@@ -187,18 +187,19 @@ def up_command(
         ),
     ] = False,
     gateway_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="HTTP port of the gateway; 0: any.")
-    ] = 8000,
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help=f"With --gateway: its HTTP port; default: {GATEWAY_PORT}; 0: any.",
+        ),
+    ] = None,
     is_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Run a target and its drafts on this machine until Ctrl-C."""
-    num_drafts = processes.num_drafts
-    if port and http_port and abs(port - http_port) <= num_drafts:
-        raise typer.BadParameter(
-            f"--port {port} and --http-port {http_port} overlap: {num_drafts + 1} processes use "
-            "consecutive ports from each of them"
-        )
+    if gateway_port is None:
+        gateway_port = GATEWAY_PORT
     deployment = processes.deployment(
         port=port,
         http_port=http_port,
@@ -206,6 +207,7 @@ def up_command(
         gateway_port=gateway_port if gateway else None,
         state_folder=state_folder(processes.target, processes.draft, port),
     )
+    check_overlaps(deployment)
     check_models(deployment)
     raise typer.Exit(run_work(up(deployment, is_json=is_json), is_debug=debug))
 

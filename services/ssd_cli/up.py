@@ -9,8 +9,10 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
+import typer
 from rich.live import Live
 from rich.text import Text
 
@@ -44,6 +46,8 @@ from ssd_cli.display import (
 
 _HOST = "127.0.0.1"
 """Default host of the processes."""
+GATEWAY_PORT = 8000
+"""Default port of the gateway."""
 DIGEST_CHARS = 16
 REFRESH_SECONDS = 1.0
 RESTART_SECONDS = 1.0
@@ -94,6 +98,27 @@ def state_folder(target: str, draft: str, port: int) -> str:
     except RuntimeError:
         own = ""
     return find_text("state_folder", (), prefix="SSD_DRAFT", default=own)
+
+
+def check_overlaps(deployment: Deployment) -> None:
+    """Refuse flags that give one port to two processes.
+
+    Raises:
+        typer.BadParameter: names the flags.
+    """
+    count = 1 + deployment.num_drafts
+    ranges = (
+        ("--port", deployment.port, count),
+        ("--http-port", deployment.http_port, count),
+        ("--gateway-port", deployment.gateway_port or 0, 1),
+    )
+    used = [(flag, first, first + size - 1) for flag, first, size in ranges if first]
+    for (flag, first, last), (other, other_first, other_last) in combinations(used, 2):
+        if first <= other_last and other_first <= last:
+            raise typer.BadParameter(
+                f"{flag} {first} and {other} {other_first} overlap: target and drafts use the "
+                f"ports {first}..{last} of {flag}"
+            )
 
 
 def check_ports(deployment: Deployment) -> None:

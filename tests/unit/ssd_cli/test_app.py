@@ -62,7 +62,21 @@ from ssd_cli.figures import Collector
         (["generate", "-x"], "No such option: -x; write -- before an argument that begins with -"),
         (["generate", "x", "--top_k", "3"], "No such option: --top_k; did you mean --top-k? (see"),
         (["check", "--mode", "auto"], "No such option: --mode (see: "),
-        (["up", "--port", "7000", "--http-port", "7000"], ""),
+        (
+            ["up", "--port", "7001", "--http-port", "7000"],
+            "--port 7001 and --http-port 7000 overlap: target and drafts use the ports 7001..7002",
+        ),
+        *(
+            (
+                ["up", "--gateway", "--gateway-port", port],
+                f"{flag} and --gateway-port {port} overlap: target and drafts use the ports",
+            )
+            for flag, port in (
+                ("--port 50051", "50051"),
+                ("--port 50051", "50052"),
+                ("--http-port 9090", "9091"),
+            )
+        ),
         (["up", "--lookahead", "0"], ""),
         (["up", "--lookahead", "99"], "--lookahead is 99, must be in 1..16"),
         (["up", "--port", "x"], "--port is 'x', must be a whole number in 0..65000"),

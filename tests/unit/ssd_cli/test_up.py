@@ -9,7 +9,14 @@ from ssd.errors import SetupError
 from ssd.observability.log import Event
 from ssd.runtime.launch import Deployment, EventListener
 from ssd_cli import up as up_module
-from ssd_cli.up import STEADY_SECONDS, credential_flags, restart_delay, state_folder, up
+from ssd_cli.up import (
+    STEADY_SECONDS,
+    check_overlaps,
+    credential_flags,
+    restart_delay,
+    state_folder,
+    up,
+)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +35,19 @@ def test_the_pause_doubles_after_each_early_failure_up_to_a_minute_and_is_short_
     for lived in lives:
         found.append(restart_delay(found[-1], lived))
     assert found[1:] == delays
+
+
+@pytest.mark.parametrize(
+    "ports",
+    [
+        {"port": 7000, "http_port": 7002, "gateway_port": 7004},
+        {"port": 7000, "http_port": 6998, "gateway_port": 6997},
+        {"port": 0, "http_port": 0, "gateway_port": 0},
+        {"port": 7000, "http_port": 7002, "gateway_port": None},
+    ],
+)
+def test_ports_that_do_not_overlap_are_accepted(ports: dict[str, int | None]) -> None:
+    check_overlaps(Deployment(num_drafts=1, **ports))  # type: ignore[arg-type]
 
 
 SECURED = {"SSD_TARGET_TLS_CERTIFICATE": "tls.crt", "SSD_TARGET_TOKEN_FILE": "my tokens"}
