@@ -200,6 +200,8 @@ def up_command(
     """Run a target and its drafts on this machine until Ctrl-C."""
     if gateway_port is None:
         gateway_port = GATEWAY_PORT
+    elif not gateway:
+        raise typer.BadParameter("--gateway-port needs --gateway")
     deployment = processes.deployment(
         port=port,
         http_port=http_port,

@@ -77,6 +77,7 @@ from ssd_cli.figures import Collector
                 ("--http-port 9090", "9091"),
             )
         ),
+        (["up", "--gateway-port", "8123"], "--gateway-port needs --gateway (see: "),
         (["up", "--lookahead", "0"], ""),
         (["up", "--lookahead", "99"], "--lookahead is 99, must be in 1..16"),
         (["up", "--port", "x"], "--port is 'x', must be a whole number in 0..65000"),
