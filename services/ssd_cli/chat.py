@@ -23,6 +23,7 @@ from ssd_cli.figures import Collector, Figures, Generation
 from ssd_cli.generate import GenerateOptions, connected, stream
 from ssd_cli.line_input import LineInput
 from ssd_cli.options import Modes
+from ssd_cli.sampling_options import flag_problem
 
 HELP = """\
 /mode auto|autoregressive|synchronous|speculative   how rounds run
@@ -109,7 +110,7 @@ class Chat:
             self.num_errors += 1
             is_full = isinstance(error, ContextLengthError) and self.turns
             remedy = "; /reset begins a new conversation" if is_full else ""
-            report("error", f"{error}{remedy}", "red")
+            report("error", f"{flag_problem(error)}{remedy}", "red")
 
     def _run_command(self, name: str = "", *values: str) -> None:
         match name:

@@ -14,7 +14,6 @@ from ssd.engine.checkpoint_format import missing_weights
 from ssd.engine.config import ModelConfig
 from ssd.errors import (
     AccessError,
-    FieldError,
     IncompleteTextError,
     ModelNotFoundError,
     NotReadyError,
@@ -118,7 +117,6 @@ def _with_hint(error: SSDError) -> str:
         return f"{error} ('{program()} up' starts a target and prints its address)"
     if isinstance(error, AccessError):
         return f"{error} (--token-file and --tls-ca give the credentials)"
-    if isinstance(error, FieldError):
-        return flag_problem(error)
     has_stack = bool(getattr(error, "__notes__", ()))
-    return f"{error} (--debug shows the output of the process)" if has_stack else str(error)
+    hint = " (--debug shows the output of the process)" if has_stack else ""
+    return flag_problem(error) + hint

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ssd.errors import FieldError
+from ssd.errors import FieldError, SSDError
 from ssd.rpc.codec import MAX_PRIORITY
 from ssd.rpc.sampling_codec import sampling_message, sampling_params
 from ssd.types import SamplingParams
@@ -20,6 +20,8 @@ Priority = Annotated[
 ]
 _SAMPLING = "sampling."
 """Beginning of the fields of a request that have flags here."""
+_INPUTS = {"text": "the prompt", "chat": "the conversation"}
+"""Fields of a request that are no flags."""
 
 
 def schema_text(file: Path | None, regex: str) -> str:
@@ -60,15 +62,21 @@ def logit_biases(entries: list[str] | None) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(biases.items()))
 
 
-def flag_problem(error: FieldError) -> str:
-    """Return an error of a sampling parameter with its flag instead of its field."""
+def flag_problem(error: SSDError) -> str:
+    """Return the message of an error, with what a user typed instead of a field of a request."""
+    if not isinstance(error, FieldError):
+        return str(error)
+    if error.field in _INPUTS:
+        return f"{_INPUTS[error.field]} {error.description}"
     if not error.field.startswith(_SAMPLING):
         return str(error)
     name, bracket, entry = error.field.removeprefix(_SAMPLING).partition("[")
     flag = name.replace("_ids", "_id").replace("_", "-")
-    # The entry is the token id of a bias, or the place in a list.
-    place = f" {entry.removesuffix(']')}" if bracket else ""
-    return f"--{flag}{place} {error.description}"
+    place = entry.removesuffix("]")
+    if bracket and name != "logit_bias":
+        # The entry of a bias is its token id, and that of a list a place.
+        place = f"value {int(place) + 1}"
+    return " ".join(filter(None, (f"--{flag}", place, error.description)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

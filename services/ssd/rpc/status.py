@@ -294,9 +294,10 @@ def _exhausted(message: str, endpoint: str) -> SSDError:
     actual, allowed = (f"{int(size):,} bytes" for size in sizes.groups())
     if _BY_CLIENT in message:
         return TooLargeError(f"{endpoint}: the answer has {actual}, allowed are {allowed}")
+    # ``allowed`` is no advice: most prompts of that size have too many tokens.
     return TooLargeError(
-        f"{endpoint}: the prompt is too long: the request has {actual}, allowed are {allowed}; "
-        "the limit follows from the target's max_model_len"
+        f"{endpoint}: the prompt is too long for max_model_len of the target: the request has "
+        f"{actual}"
     )
 
 

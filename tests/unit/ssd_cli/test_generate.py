@@ -12,6 +12,7 @@ from ssd.types import FinishReason, GenerationChunk, Mode, SamplingParams, Specu
 from ssd_cli import app
 from ssd_cli.app import run
 from ssd_cli.figures import Collector
+from ssd_cli.sampling_options import flag_problem
 
 
 def test_flags_are_the_sampling_parameters_of_the_request(
@@ -56,6 +57,20 @@ def test_a_parameter_that_the_target_refuses_is_named_by_its_flag(
     monkeypatch.setattr(app, "generate", generate)
     assert run(["generate", "x", "--endpoint", "127.0.0.1:1", "--regex", "("]) == 2
     assert capsys.readouterr().err == "error: --regex cannot be used: unclosed group\n"
+
+
+@pytest.mark.parametrize(
+    ("field", "shown"),
+    [
+        ("text", "the prompt has 9 bytes"),
+        ("chat", "the conversation has 9 bytes"),
+        ("sampling.stop[1]", "--stop value 2 has 9 bytes"),
+        ("sampling.logit_bias[7]", "--logit-bias 7 has 9 bytes"),
+        ("chat.messages", "chat.messages: has 9 bytes"),
+    ],
+)
+def test_an_error_names_what_the_user_typed(field: str, shown: str) -> None:
+    assert flag_problem(FieldError(field, "has 9 bytes")) == shown
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])

@@ -44,10 +44,16 @@ def test_the_longest_text_of_a_model_is_accepted_and_one_byte_more_is_not() -> N
     bounds = PromptBounds.of_model(max_model_len=10, longest_token_bytes=7)
     assert generate_call(request(text="é" * 35), VOCAB, bounds).prompt == "é" * 35
     with pytest.raises(
-        FieldError, match=r"has 71 bytes, must have 0\.\.70: max_model_len is 10 tokens"
+        FieldError, match="has 71 bytes, too many for a max_model_len of 10 tokens"
     ) as caught:
         generate_call(request(text="é" * 35 + "x"), VOCAB, bounds)
     assert caught.value.field == "text"
+
+
+def test_a_text_above_the_bound_of_all_models_is_not_blamed_on_one() -> None:
+    bounds = PromptBounds.of_model(max_model_len=10, longest_token_bytes=None)
+    with pytest.raises(FieldError, match=r"has 4194305 bytes, must have 0\.\.4194304$"):
+        generate_call(request(text="x" * 4_194_305), VOCAB, bounds)
 
 
 @pytest.mark.parametrize("length", [None, 7, 10**6])

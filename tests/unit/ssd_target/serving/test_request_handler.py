@@ -209,7 +209,7 @@ async def test_the_length_of_a_conversation_is_that_of_its_rendered_text(
     handler: RequestHandler, tokenizer: WatchedTokenizer
 ) -> None:
     with pytest.raises(
-        FieldError, match=r"has 65 bytes, must have 0\.\.64: max_model_len is 64 tokens"
+        FieldError, match="has 65 bytes, too many for a max_model_len of 64 tokens"
     ) as caught:
         await generate(handler, Conversation((ChatTurn("user", "12345"),)))
     assert caught.value.field == "chat"
