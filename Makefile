@@ -164,11 +164,16 @@ $(VENV)/bin/python:
 
 # torch with CUDA has several gigabytes. pip prints the name of a package before its download, and
 # ends with the pipe: grep exits at the first CUDA package. (--dry-run alone downloads all of them.)
+# Of pip's errors only warnings are shown, as of an index that does not answer, for which it waits.
 $(RUNTIME): pyproject.toml constraints.txt | $(VENV)/bin/python
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 \
+	  || { echo "$(VENV) is incomplete, it has no pip: remove $(VENV) and run make again" >&2; exit 1; }
 	@if ! $(BIN)/python -c 'import torch' 2>/dev/null; then \
 	  if [ -z "$(SSD_ALLOW_CUDA)" ] && ! command -v nvidia-smi >/dev/null 2>&1; then \
-	    if $(BIN)/python -m pip --disable-pip-version-check install --dry-run -c constraints.txt torch \
-	        2>/dev/null | grep -Eqm1 '^(Collecting|Processing) (.*/)?(nvidia|cuda)[-_]'; then \
+	    echo "checking which torch pip would install"; \
+	    if { $(BIN)/python -m pip --disable-pip-version-check install --dry-run -c constraints.txt torch \
+	          2>&1 >&3 | grep --line-buffered '^WARNING' >&2; } 3>&1 \
+	        | grep -Eqm1 '^(Collecting|Processing) (.*/)?(nvidia|cuda)[-_]'; then \
 	      echo "this machine has no GPU, but pip would install torch with several GB of CUDA packages." >&2; \
 	      echo "hint: set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds, or PIP_FIND_LINKS to a folder" >&2; \
 	      echo "      with a CPU wheel; SSD_ALLOW_CUDA=1 installs them" >&2; \
