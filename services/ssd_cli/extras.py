@@ -27,7 +27,10 @@ def missing_module(extras: Iterable[str]) -> str:
 
 def how_to_install(module: str, extras: Iterable[str]) -> str:
     """Return a line that names a missing module and the command that installs it."""
-    return f"{module} is not installed: pip install 'ssd-serving[{','.join(extras)}]'"
+    return (
+        f"{module} is not installed: run 'make setup' in a checkout, or "
+        f"pip install 'ssd-serving[{','.join(extras)}]'"
+    )
 
 
 def extra_of(module: str) -> str:

@@ -10,6 +10,7 @@ from ssd_cli import extras
 from ssd_cli.app import run
 from ssd_cli.commands import check_models
 
+HOW = "run 'make setup' in a checkout, or pip install"
 WITHOUT_A_MODULE = """
 import sys
 
@@ -27,7 +28,7 @@ import ssd_cli.__main__
 @pytest.mark.timeout(120)
 def test_without_a_package_of_the_command_one_line_names_the_extra(module: str) -> None:
     ended = fresh_python("-c", WITHOUT_A_MODULE.format(module=module))
-    wanted = f"error: {module} is not installed: pip install 'ssd-serving[cli]'\n"
+    wanted = f"error: {module} is not installed: {HOW} 'ssd-serving[cli]'\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", wanted)
 
 
@@ -50,7 +51,7 @@ NEEDS_TORCH = (["demo"], ["up"], ["check"], ["bench"], ["generate", "x"])
     ("argv", "module", "names"),
     [
         *((argv, "torch", "cli,engine") for argv in NEEDS_TORCH),
-        (["distill", "--help"], "transformers", "cli,engine,distill"),
+        (["distill"], "transformers", "cli,engine,distill"),
     ],
 )
 def test_a_command_without_its_extra_starts_no_process(
@@ -62,7 +63,7 @@ def test_a_command_without_its_extra_starts_no_process(
 ) -> None:
     without(monkeypatch, module)
     assert run(argv) == 1
-    wanted = f"error: {module} is not installed: pip install 'ssd-serving[{names}]'\n"
+    wanted = f"error: {module} is not installed: {HOW} 'ssd-serving[{names}]'\n"
     assert capsys.readouterr().err == wanted
 
 
@@ -72,6 +73,20 @@ def test_a_gateway_needs_its_extra_too(
     without(monkeypatch, "uvicorn")
     check_models(Deployment())
     assert run(["up", "--gateway"]) == 1
-    assert "uvicorn is not installed: pip install 'ssd-serving[cli,engine,gateway]'" in (
+    assert f"uvicorn is not installed: {HOW} 'ssd-serving[cli,engine,gateway]'" in (
         capsys.readouterr().err
     )
+
+
+@pytest.mark.timeout(120)
+def test_the_help_of_distill_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "transformers")
+    started: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda _program, words: started.append(words))
+    assert run(["distill", "--help"]) == 0
+    ((_python, *words),) = started
+    code = "import sys; sys.modules |= dict.fromkeys(('torch', 'transformers')); "
+    words[words.index("-c") + 1] = code + words[words.index("-c") + 1]
+    ended = fresh_python(*words)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "--target" in ended.stdout
