@@ -134,7 +134,8 @@ def generate_command(
     if endpoint is None:
         check_models(options.deployment)
     collector = Collector(is_echo=sampling.echo)
-    show = partial(show_generation, is_json=is_json, shows_seed=sampling.temperature > 0)
+    shows_seed = sampling.temperature > 0
+    show = partial(show_generation, requested=call.mode, is_json=is_json, shows_seed=shows_seed)
     try:
         hint = run_work(_generated(options, call, collector, is_json=is_json), is_debug=debug)
     except KeyboardInterrupt:

@@ -19,7 +19,7 @@ from ssd.rpc.sampling_codec import SEEDS
 from ssd.tasks import beside
 from ssd.types import ChatTurn, Mode, SamplingParams
 from ssd_cli.display import err, metrics_line, print_table, report, summary, write
-from ssd_cli.figures import Collector, Figures, Generation
+from ssd_cli.figures import Collector, Figures, Generation, beside_request
 from ssd_cli.generate import GenerateOptions, connected, stream
 from ssd_cli.line_input import LineInput
 from ssd_cli.options import Modes
@@ -152,9 +152,10 @@ class Chat:
     def _keep(self, turn: ChatTurn, answer: Generation) -> None:
         self.on_text("\n")
         self.turns += (turn, ChatTurn("assistant", answer.text))
-        self.last = [*self.last[-1:], answer.figures]
+        figures = beside_request(answer.figures, self.settings.mode)
+        self.last = [*self.last[-1:], figures]
         if self.shows_metrics:
-            err.print(metrics_line(answer.figures), style="dim")
+            err.print(metrics_line(figures), style="dim")
 
 
 async def chat(

@@ -9,6 +9,7 @@ from ssd.rpc.pool_codec import LinkStatus
 from ssd.types import (
     FinishReason,
     GenerationChunk,
+    Mode,
     PositionLogprobs,
     SpeculationStatistics,
     TokenId,
@@ -212,6 +213,17 @@ def figures(num_tokens: int, seed: int, statistics: SpeculationStatistics) -> Fi
         round_seconds=statistics.round_seconds,
         efficiency=_ratio(statistics.verify_seconds, statistics.round_seconds),
     )
+
+
+def beside_request(measured: Figures, requested: Mode) -> Figures:
+    """Return figures for a reader, in which a requested mode that no round used is not replaced.
+
+    A short text ends before its session with a draft is open, and its rounds ran plainly.
+    """
+    unused = {Mode.SPECULATIVE: "no table used", Mode.SYNCHRONOUS: "no proposal used"}
+    if measured.mode != Mode.AUTOREGRESSIVE or requested not in unused:
+        return measured
+    return replace(measured, mode=f"{requested} ({unused[requested]})")
 
 
 def why_not_speculative(measured: Figures, links: Sequence[LinkStatus]) -> str:

@@ -15,7 +15,7 @@ from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials
 from ssd.runtime.launch import Deployment, deployed
 from ssd.types import Mode
 from ssd_cli.display import err, print_table, report, startup_progress, summary, write
-from ssd_cli.figures import Collector, Generation, why_not_speculative
+from ssd_cli.figures import Collector, Generation, beside_request, why_not_speculative
 
 HINT_ROUNDS = 20
 """Number of rounds from which a text without a hit gets a hint."""
@@ -135,7 +135,9 @@ def read_prompt(text: str) -> str:
     return prompt
 
 
-def show_generation(result: Generation, *, is_json: bool, shows_seed: bool) -> None:
+def show_generation(
+    result: Generation, requested: Mode, *, is_json: bool, shows_seed: bool
+) -> None:
     """Print what follows the text: the other texts, and the figures."""
     if is_json:
         write(json_line(result))
@@ -145,7 +147,10 @@ def show_generation(result: Generation, *, is_json: bool, shows_seed: bool) -> N
     for number, other in enumerate(texts[1:], start=2):
         write(f"\n--- {number} of {len(texts)} ---\n{other.text}\n")
     titles = [str(number) for number in range(1, 1 + len(texts))] if result.others else [""]
-    columns = [(title, text.figures) for title, text in zip(titles, texts, strict=True)]
+    columns = [
+        (title, beside_request(text.figures, requested))
+        for title, text in zip(titles, texts, strict=True)
+    ]
     print_table(err, summary(columns, shows_seed=shows_seed))
 
 

@@ -103,6 +103,46 @@ def test_all_continuations_are_printed(
         assert shown == "ab\n\n--- 2 of 2 ---\ncd\n"
 
 
+@pytest.mark.parametrize(
+    ("mode", "ran", "shown"),
+    [
+        ("speculative", Mode.AUTOREGRESSIVE, "speculative (no table used)"),
+        ("synchronous", Mode.AUTOREGRESSIVE, "synchronous (no proposal used)"),
+        ("speculative", Mode.SPECULATIVE, "speculative"),
+        ("auto", Mode.AUTOREGRESSIVE, "autoregressive"),
+    ],
+)
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_requested_mode_is_shown_also_if_a_short_text_did_not_use_it(
+    mode: str,
+    ran: Mode,
+    shown: str,
+    form: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def generate(
+        _options: object, _call: object, collector: Collector, *_others: object
+    ) -> str:
+        collector.start()
+        statistics = SpeculationStatistics(mode=ran, rounds=1)
+        collector.add(
+            GenerationChunk(
+                token_ids=(3,), text="a", finish_reason=FinishReason.LENGTH, statistics=statistics
+            )
+        )
+        return ""
+
+    monkeypatch.setattr(app, "generate", generate)
+    assert run(["generate", "x", "--endpoint", "127.0.0.1:1", "--mode", mode, *form]) == 0
+    output = capsys.readouterr()
+    if form:
+        assert json.loads(output.out)["statistics"]["mode"] == ran
+    else:
+        (line,) = [each for each in output.err.splitlines() if each.startswith("mode")]
+        assert line.removeprefix("mode").strip() == shown
+
+
 def test_the_echoed_prompt_is_printed_and_not_counted() -> None:
     collector = Collector(is_echo=True)
     collector.start()
