@@ -17,6 +17,8 @@ from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd_cli.display import UNKNOWN, fitted, out, plain_table, print_table, write
 
 _STYLES = {"active": "green", "refused": "red", "lost": "red"}
+_NOT_LINKED = frozenset({"connecting", "lost", "refused"})
+"""States in which a draft receives nothing."""
 _REASONS = {
     "measuring": "too few rounds to compare",
     "faster": "faster than plain decoding",
@@ -57,6 +59,9 @@ def pool_lines(pool: PoolStatus) -> list[Text]:
     choice = f"{'on' if pool.speculating else 'off'} ({reason or 'no reason'}"
     if pool.speculation_speed_up:
         choice += f", {pool.speculation_speed_up:.2f}x"
+    choice += ")"
+    if all(link.state in _NOT_LINKED for link in pool.links):
+        choice += ", but no draft is linked" if pool.speculating else ", no draft is linked"
     return [
         Text(
             f"sequences  {pool.running_sequences} running, {pool.waiting_sequences} waiting; "
@@ -66,8 +71,16 @@ def pool_lines(pool: PoolStatus) -> list[Text]:
             f"rounds     {pool.tokens_per_round:.2f} tokens, efficiency {pool.efficiency:.2f}; "
             f"hits {pool.hit_rate:.0%} of all tables since the start"
         ),
-        Text(f"mode auto  speculation {choice}), proposals of at most {pool.max_proposed_tokens}"),
+        Text(f"mode auto  speculation {choice}, proposals of at most {pool.max_proposed_tokens}"),
     ]
+
+
+def _name_of(link: LinkStatus) -> str:
+    """Return the pod of a draft, or its address, with the host and process id of its process."""
+    if not link.draft_pod:
+        return link.address
+    # No name of a pod has a colon.
+    return f"{link.address} ({link.draft_pod})" if ":" in link.draft_pod else link.draft_pod
 
 
 def links_table(links: Sequence[LinkStatus]) -> Table:
@@ -80,7 +93,7 @@ def links_table(links: Sequence[LinkStatus]) -> Table:
         looked_up = link.hits + link.misses + link.late
         is_known = link.round_trip_seconds > 0
         table.add_row(
-            Text(link.draft_pod or link.address),
+            Text(_name_of(link)),
             Text(link.state, style=_STYLES.get(link.state, "yellow")),
             str(link.sessions),
             str(link.sustainable_sessions),

@@ -16,7 +16,7 @@ from ssd.rpc.client import TargetClient
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd_cli import pool_view
 from ssd_cli.app import run
-from ssd_cli.pool_view import show_pool
+from ssd_cli.pool_view import links_table, pool_lines, show_pool
 
 GOOD = LinkStatus(
     address="10.0.0.1:50052",
@@ -87,6 +87,28 @@ async def test_one_shot_prints_the_state_as_a_table(
     assert good == "demo-draft-0 active 3 8 75% 8% 0.42 ms grpc tcp"
     assert lost.startswith("10.0.0.2:50052 lost ")
     assert "no message for 2 s" in lost
+
+
+def test_a_draft_that_is_no_pod_has_its_address_in_its_row() -> None:
+    cells = links_table([replace(GOOD, draft_pod="vm:30523")]).columns[0].cells
+    assert list(map(str, cells)) == ["10.0.0.1:50052 (vm:30523)"]
+
+
+@pytest.mark.parametrize(
+    ("states", "is_named"),
+    [
+        ((), True),
+        (("lost",), True),
+        (("connecting", "refused"), True),
+        (("lost", "quarantined"), False),
+    ],
+)
+def test_a_speculation_without_any_linked_draft_is_named(
+    states: tuple[str, ...], *, is_named: bool
+) -> None:
+    links = tuple(replace(LOST, state=state) for state in states)
+    line = str(pool_lines(replace(POOL, links=links))[-1])
+    assert ("2.15x), but no draft is linked, proposals" in line) == is_named
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
