@@ -1,10 +1,23 @@
 """The settings that target and draft share."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ssd.errors import SettingsError
 from ssd.settings import TERMINATION_LOG, check_callers, parse_cpus
+
+_DEVICE = re.compile(r"cpu|cuda(:(0|[1-9][0-9]?))?")
+
+
+def check_device(name: str, device: str) -> None:
+    """Refuse a word that is no device of any machine.
+
+    Raises:
+        SettingsError: names the setting or flag, which is ``name``.
+    """
+    if not _DEVICE.fullmatch(device):
+        raise SettingsError(f"{name} is {device!r}, must be cpu, cuda or cuda:NUMBER")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +120,7 @@ class EngineSettings:
     """Format of log lines on standard error."""
 
     def __post_init__(self) -> None:
+        check_device("device", self.device)
         _ = self.step_cpus, self.other_cpus
         self._check_callers()
 

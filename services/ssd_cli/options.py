@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from ssd.engine_settings import check_device
 from ssd.errors import SettingsError
 from ssd.rpc.bounds import MAX_TEMPERATURE
 from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials, TlsFiles
@@ -169,6 +170,17 @@ class Numerics(GivenFlags):
         return self.flags_of("dtype", "engine")
 
 
+def _device_flags(name: str, device: str) -> tuple[str, ...]:
+    """Return the flag of a process for a device, which the flag ``name`` gives; none if empty."""
+    if not device:
+        return ()
+    try:
+        check_device(name, device)
+    except SettingsError as error:
+        raise typer.BadParameter(str(error)) from None
+    return ("--device", device)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Places(GivenFlags):
     """Devices of the models, and formats of their weights."""
@@ -189,14 +201,14 @@ class Places(GivenFlags):
     def target_flags(self) -> tuple[str, ...]:
         """Flags of the target alone."""
         formats = self.flags_of("weights", "draft_weights")
-        return (*formats, *(("--device", self.device) if self.device else ()))
+        return (*formats, *_device_flags("--device", self.device))
 
     @property
     def draft_flags(self) -> tuple[str, ...]:
         """Flags of the drafts alone."""
-        device = self.draft_device or self.device
+        own = _device_flags("--draft-device", self.draft_device)
         formats = self.flags_of("draft_weights", prefix="draft_")
-        return (*formats, *(("--device", device) if device else ()))
+        return (*formats, *(own or _device_flags("--device", self.device)))
 
 
 @dataclass(frozen=True, kw_only=True)

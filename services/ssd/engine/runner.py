@@ -103,6 +103,7 @@ def first_bad(is_finite_P: Tensor) -> int | None:
 AnyRunner = TypeVar("AnyRunner", bound=ModelRunner)
 
 
+_CUDA_BUILDS = "https://download.pytorch.org/whl/cu130"
 _DRIVERS = "CUDA 13 needs a driver of at least 580, CUDA 12 of at least 525"
 
 
@@ -116,7 +117,12 @@ def require_device(device: str) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         cause = str(error).partition("\n")[0]
-        if "driver" in cause and torch.version.cuda is not None:
+        if torch.version.cuda is None and device.startswith("cuda"):
+            cause = (
+                f"torch {torch.__version__} is built without CUDA; install a CUDA build, for "
+                f"example with pip install --force-reinstall torch --index-url {_CUDA_BUILDS}"
+            )
+        elif "driver" in cause:
             cause += f"; torch is built for CUDA {torch.version.cuda}: {_DRIVERS}"
         raise SettingsError(f"device {device!r} cannot be used here: {cause}") from error
     index = torch.device(device).index

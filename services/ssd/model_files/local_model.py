@@ -1,6 +1,5 @@
 """The model of a process: its folder, tokenizer and engine shapes, before it is loaded."""
 
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,13 +21,10 @@ from ssd.engine.parallel.shard import Shard, check_shards, model_of
 from ssd.engine.precision import AUTO, keeps_bfloat16
 from ssd.engine.sizes import num_weights
 from ssd.engine_settings import EngineSettings
-from ssd.errors import SettingsError
 from ssd.model_files.model_name import local_folder, local_shape
 from ssd.model_files.model_source import resolve
 from ssd.ports import Tokenizer
 from ssd.text.tokenizer import load_tokenizer
-
-_DEVICE = re.compile(r"cpu|cuda(:(0|[1-9][0-9]?))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +81,6 @@ def check_model(settings: EngineSettings, *, max_num_seqs: int, branches: int = 
     if model is not None and (folder := local_folder(settings.model)) is not None:
         tokenizer = load_tokenizer(folder)
         engine = _engine_config(settings, model, tokenizer, max_num_seqs, branches)
-        if not _DEVICE.fullmatch(settings.device):
-            raise SettingsError(f"device is {settings.device!r}, must be cpu, cuda or cuda:NUMBER")
         check_shards(model, settings.num_ranks)
         if engine.kv_cache_bytes is not None:
             plan_blocks(model_of(model, Shard(0, settings.num_ranks)), engine)

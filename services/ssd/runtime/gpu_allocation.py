@@ -98,8 +98,7 @@ def use_own_gpus(settings: EngineSettings) -> None:
         SettingsError: see ``own_gpus``.
     """
     kind, _, index = settings.device.partition(":")
-    if kind != "cuda" or not (index or "0").isdecimal():
-        # What is no device at all is refused when the model is loaded.
+    if kind != "cuda":
         return
     chosen, listed = gpu_lists()
     view = GpuView(

@@ -86,6 +86,8 @@ from ssd_cli.figures import Collector
         (["up", "--port", "x"], "--port is 'x', must be a whole number in 0..65000"),
         (["models", "/nope"], "folders: '/nope' does not exist; it must be a folder"),
         (["up", "--colour"], ""),
+        (["up", "--device", "gpu"], "--device is 'gpu', must be cpu, cuda or cuda:NUMBER (see: "),
+        (["generate", "x", "--draft-device", "cpu:0"], "--draft-device is 'cpu:0', must be cpu,"),
         (["chat", "--temperature", "nan"], ""),
         (["chat", "--endpoint", "localhost:1", "--num-drafts", "2"], ""),
         (["chat", "--target", "/no/such/model"], ""),

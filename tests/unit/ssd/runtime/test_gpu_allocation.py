@@ -105,7 +105,6 @@ def test_each_rank_needs_a_gpu_from_the_device_of_the_settings_on() -> None:
     use_own_gpus(TargetSettings(device="cuda", tensor_parallel_size=2))
     use_own_gpus(DraftSettings(device="cuda:1"))
     use_own_gpus(TargetSettings(device="cpu", tensor_parallel_size=4))
-    use_own_gpus(DraftSettings(device="cuda:first"))
     wrong = r"^device 'cuda:1' cannot be used here: 3 GPUs are needed, and 2 are allocated$"
     with pytest.raises(SettingsError, match=wrong):
         use_own_gpus(TargetSettings(device="cuda:1", tensor_parallel_size=2))
