@@ -21,7 +21,14 @@ from ssd.runtime.launch import Deployment
 from ssd.types import Mode, SamplingParams
 from ssd_cli.chat import ChatSettings, chat
 from ssd_cli.check import check
-from ssd_cli.commands import check_extras, check_models, debug_of_app, program, run_work
+from ssd_cli.commands import (
+    check_extras,
+    check_folder,
+    check_models,
+    debug_of_app,
+    program,
+    run_work,
+)
 from ssd_cli.demo import demo
 from ssd_cli.display import err, out, print_table, report, status, write
 from ssd_cli.figures import Collector
@@ -50,7 +57,7 @@ from ssd_cli.options import (
 from ssd_cli.plan_command import plan_command
 from ssd_cli.pool_view import show_pool
 from ssd_cli.sampling_options import Priority, Sampling
-from ssd_cli.up import GATEWAY_PORT, check_overlaps, state_folder, up
+from ssd_cli.up import GATEWAY_PORT, check_overlaps, up
 
 app = typer.Typer(
     name="ssd",
@@ -208,7 +215,6 @@ def up_command(
         http_port=http_port,
         is_shared=True,
         gateway_port=gateway_port if gateway else None,
-        state_folder=state_folder(processes.target, processes.draft, port),
     )
     check_overlaps(deployment)
     check_models(deployment)
@@ -314,6 +320,7 @@ def _become(package: str, context: typer.Context) -> None:
 
     It imports nothing from the current folder (``-P``), as this process does not.
     """
+    check_folder()
     debug = ["--debug"] if debug_of_app.get() else []
     words = [f"{program()} {context.info_name}", *debug, *context.args]
     code = PROGRAM.format(package)

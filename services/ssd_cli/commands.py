@@ -60,11 +60,24 @@ def check_extras(*extras: str) -> None:
         raise typer.Exit(1)
 
 
+def check_folder() -> None:
+    """Refuse a current folder that was deleted, in which libraries of the processes fail.
+
+    Raises:
+        SettingsError: it no longer exists.
+    """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise SettingsError("the current folder no longer exists: change to another one") from None
+
+
 def check_models(deployment: Deployment) -> None:
     """Refuse wrong models and sizes before a process starts, which would need seconds for it.
 
-    Packages that the processes need are checked too.
+    Packages that the processes need, and the current folder, are checked too.
     """
+    check_folder()
     check_extras("engine", *(() if deployment.gateway_port is None else ("gateway",)))
     models = {"--target": deployment.target}
     if deployment.num_drafts or deployment.is_synchronous:

@@ -8,6 +8,7 @@ import shlex
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -69,6 +70,8 @@ async def up(deployment: Deployment, *, is_json: bool) -> int:
         SetupError: a process cannot start, or the target ended.
     """
     check_ports(deployment)
+    folder = state_folder(deployment.target, deployment.draft, deployment.port)
+    deployment = replace(deployment, state_folder=folder)
     is_ready = asyncio.Event()
     run = _run(deployment, is_ready, is_json=is_json)
     async with beside(_first_signal(), run) as (signalled, running):

@@ -155,6 +155,26 @@ def test_a_model_without_safetensors_is_refused_before_a_process_starts(
     assert capsys.readouterr().err.startswith(f"error: --draft {tmp_path}: {problem}")
 
 
+@pytest.mark.parametrize(
+    "argv", [["up"], ["up", "--target", "m"], ["generate", "x"], ["demo"], ["bench"]]
+)
+def test_a_deleted_folder_is_reported_before_a_process_starts(
+    argv: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(app, argv[0], None, raising=False)
+    monkeypatch.setattr("os.execv", None)
+    folder = tmp_path / "deleted"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert run(argv) == 2
+    wanted = "error: the current folder no longer exists: change to another one\n"
+    assert capsys.readouterr().err == wanted
+
+
 @pytest.mark.parametrize("command", [["generate", "x"], ["up"]])
 def test_ranks_that_do_not_divide_the_target_are_refused_before_a_process_starts(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
