@@ -32,6 +32,11 @@ _PROBLEMS = {"warning": "yellow", "error": "red", "critical": "red"}
 """Style of events that report a problem, by their level."""
 _UNPRINTED = frozenset({"ts", "process"})
 """Fields of an event that its line leaves out."""
+_SENTENCES = {
+    "fan_out_not_read": "an earlier fit of the fan-out is not used",
+    "fan_out_not_kept": "the fit of the fan-out is not kept",
+}
+"""Effect of events that change nothing else for a user."""
 _STAGES = {"load": "reading weights", "pack": "packing weights", "warm-up": "warming up"}
 
 
@@ -110,8 +115,10 @@ def report_event(name: str, event: Event, *, is_debug: bool) -> None:
         return
     hidden = _UNPRINTED if is_debug else {*_UNPRINTED, "stack"}
     words = [f"{key}={value}" for key, value in fields.items() if key not in hidden]
-    message = printable(" ".join(" ".join([event.name, *words]).split()))
-    report(name, message, _PROBLEMS.get(level, "dim"))
+    message = " ".join([event.name, *words])
+    if not is_debug and (effect := _SENTENCES.get(event.name)):
+        message = f"{effect}; nothing else changes ({fields.get('file')}: {fields.get('reason')})"
+    report(name, printable(" ".join(message.split())), _PROBLEMS.get(level, "dim"))
 
 
 def report(label: str, message: str, style: str = "yellow") -> None:

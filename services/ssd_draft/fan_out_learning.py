@@ -75,7 +75,7 @@ class FanOutLearning:
         except FileNotFoundError:
             return
         except (OSError, ValueError, RecursionError) as error:
-            _log.warning("fan_out_not_read", file=str(self._path), reason=str(error))
+            _log.warning("fan_out_not_read", file=str(self._path), reason=_reason(error))
         self._num_kept = self._num_rounds
         self._publish()
 
@@ -105,7 +105,7 @@ class FanOutLearning:
             part.write_text(json.dumps(self._key | {"fit": json.loads(self._fit.to_text())}))
             part.replace(self._path)
         except OSError as error:
-            _log.warning("fan_out_not_kept", file=str(self._path), reason=str(error))
+            _log.warning("fan_out_not_kept", file=str(self._path), reason=_reason(error))
             with suppress(OSError):
                 part.unlink()
 
@@ -123,3 +123,8 @@ class FanOutLearning:
             FAN_OUT_ROUNDS.labels(temperature=band).set(num_rounds)
             for name, value in zip(NAMES, values_X.tolist(), strict=True):
                 FAN_OUT_VALUE.labels(temperature=band, value=name).set(value)
+
+
+def _reason(error: Exception) -> str:
+    """Return the cause alone: the text of an error of the system repeats the file."""
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -87,6 +87,24 @@ def test_an_event_that_reports_a_problem_is_one_line_and_debug_prints_all_events
     assert capsys.readouterr().err == line
 
 
+@pytest.mark.parametrize(
+    ("event", "effect"),
+    [
+        ("fan_out_not_read", "an earlier fit of the fan-out is not used"),
+        ("fan_out_not_kept", "the fit of the fan-out is not kept"),
+    ],
+)
+def test_a_fan_out_that_has_no_file_is_told_with_its_effect(
+    event: str, effect: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = {"level": "warning", "file": "/dev/null/x", "reason": "Not a directory"}
+    display.report_event("draft 0", Event(event, fields), is_debug=False)
+    wanted = f"draft 0: {effect}; nothing else changes (/dev/null/x: Not a directory)\n"
+    assert capsys.readouterr().err == wanted
+    display.report_event("draft 0", Event(event, fields), is_debug=True)
+    assert capsys.readouterr().err.startswith(f"draft 0: {event} file=/dev/null/x")
+
+
 def test_each_process_has_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen(force_terminal=True, width=80)
     monkeypatch.setattr(display, "err", screen)
