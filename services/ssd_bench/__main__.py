@@ -179,20 +179,29 @@ def plots_of(
 
     Several runs are in one plot; runs with different --branches give the hit rate against N.
     """
-    try:
-        runs = [json.loads(file.read_text()) for file in files]
-    except (OSError, ValueError) as error:
-        raise _no_results(files, error) from None
+    runs = [_read_results(file) for file in files]
     try:
         names = plots().draw_results(runs, output)
     except (ValueError, KeyError, TypeError) as error:
-        raise _no_results(files, error) from None
+        listed = ", ".join(map(str, files))
+        raise _no_results(listed, f"they cannot be drawn: {error}") from None
     err.print(f"written to {output}: {', '.join(names)}")
 
 
-def _no_results(files: Sequence[Path], error: Exception) -> SettingsError:
-    listed = ", ".join(map(str, files))
-    return SettingsError(f"{listed}: not results.json of 'ssd bench' ({error!r})")
+def _read_results(file: Path) -> dict[str, Any]:
+    try:
+        results = json.loads(file.read_text())
+    except OSError as error:
+        raise SettingsError(f"{file}: {error.strerror}; name a results.json") from None
+    except ValueError:
+        raise _no_results(str(file), "no JSON") from None
+    if not isinstance(results, dict) or "records" not in results:
+        raise _no_results(str(file), "it has no records")
+    return results
+
+
+def _no_results(files: str, reason: str) -> SettingsError:
+    return SettingsError(f"{files}: not results.json of 'ssd bench' ({reason})")
 
 
 def main(argv: Sequence[str] | None = None, prog_name: str = "python -m ssd_bench") -> int:

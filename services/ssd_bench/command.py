@@ -14,7 +14,7 @@ import typer
 from ssd import demo
 from ssd.console import make_console, progress
 from ssd.errors import SettingsError, SetupError
-from ssd.model_files.model_name import local_folder
+from ssd.model_files.model_name import check_name
 from ssd.model_files.model_source import resolve
 from ssd_bench.runs import BenchmarkRun, Results, run
 
@@ -58,8 +58,8 @@ def check_models(target: str, draft: str, widen_target: int, widen_draft: int) -
         ModelNotFoundError: a folder is not a model.
         typer.BadParameter: a factor is not offered.
     """
-    for model in (target, draft):
-        local_folder(model)
+    check_name("--target", target)
+    check_name("--draft", draft)
     for flag, factor in (("--widen-target", widen_target), ("--widen-draft", widen_draft)):
         if factor not in demo.FACTORS:
             allowed = ", ".join(map(str, demo.FACTORS))

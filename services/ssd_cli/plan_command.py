@@ -22,6 +22,7 @@ from ssd_cli.plan import (
     make_plan,
     verdicts,
 )
+from ssd_cli.shapes import shape_of
 
 MAX_BATCH = 1024
 WARNING = (
@@ -80,6 +81,11 @@ def plan_command(
 
     Exit code 1 if the pair does not fit.
     """
+    for flag, source in (("--model", model), ("--draft", draft)):
+        try:
+            shape_of(source)
+        except (ModelNotFoundError, UnsupportedModelError) as error:
+            raise typer.BadParameter(f"{flag} {error}") from None
     options = PlanOptions(
         model=model,
         draft=draft,
@@ -97,7 +103,7 @@ def plan_command(
     )
     try:
         plan = make_plan(options)
-    except (ModelNotFoundError, UnsupportedModelError, SettingsError) as error:
+    except SettingsError as error:
         # The flag of this command has a shorter name than the setting of a target.
         raise typer.BadParameter(str(error).replace("tensor_parallel_size", "--tp")) from None
     if is_json:

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from ssd.console import run_app
+from ssd.model_files.model_name import check_name
 from ssd_cli.display import err, out, plain_table, print_table, status, write
 from ssd_distill.run_folder import is_complete, read_record
 
@@ -67,6 +68,9 @@ def command(
     is_new = not draft
     if is_new != bool(layers and hidden) or is_new != bool(layers or hidden):
         raise typer.BadParameter("give either --draft, or --layers and --hidden of a new one")
+    check_name("--target", target)
+    if draft:
+        check_name("--draft", draft)
     with status("loading"):
         # torch and transformers, which take seconds.
         from ssd_distill.distillation import Distillation, distill  # noqa: PLC0415

@@ -54,6 +54,18 @@ def local_folder(model: str) -> Path | None:
     raise ModelNotFoundError(f"{model}: {reason}")
 
 
+def check_name(flag: str, model: str) -> None:
+    """Refuse a name of no model, with the flag that gave it.
+
+    Raises:
+        ModelNotFoundError: there is no such folder or demo model.
+    """
+    try:
+        local_folder(model)
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(f"{flag} {error}") from None
+
+
 def _why_no_model(path: Path, model: str) -> str:
     """Return why a path has no model, and what to use instead."""
     if refusal := refused_format(path):

@@ -52,7 +52,7 @@ def test_a_wrong_path_is_refused_without_the_imports_that_measure(tmp_path: Path
     code = "import sys; from ssd_bench.__main__ import main; main(); print(sorted(sys.modules))"
     ended = fresh_python("-c", code, "--target", str(tmp_path))
     assert ended.returncode == 0
-    assert ended.stderr.startswith(f"error: {tmp_path}: no config.json in this folder")
+    assert ended.stderr.startswith(f"error: --target {tmp_path}: no config.json in this folder")
     assert "torch" not in ast.literal_eval(ended.stdout)
 
 
@@ -152,6 +152,14 @@ def test_results_are_written_and_printed_where_the_locale_is_ascii(
     assert (tmp_path / "results.md").read_bytes() == "3 (2–4)".encode()
     sys.stdout.seek(0)
     assert sys.stdout.read() == "3 (2\\u20134)\n"
+
+
+@pytest.mark.parametrize("flag", ["--target", "--draft"])
+def test_a_name_of_no_model_is_refused_with_its_flag(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([flag, "/nope"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {flag} /nope: there is no such folder")
 
 
 def test_debug_shows_the_stack_trace(tmp_path: Path) -> None:

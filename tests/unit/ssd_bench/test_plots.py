@@ -134,14 +134,24 @@ def test_runs_of_different_batch_sizes_are_one_line(monkeypatch: pytest.MonkeyPa
     assert labels(monkeypatch, one, other)["efficiency"] == ["SSD, T=0, demo"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", None])
-def test_a_file_without_results_is_one_line(
-    text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "not results.json of 'ssd bench' (no JSON)"),
+        ("[]", "not results.json of 'ssd bench' (it has no records)"),
+        ('{"records": []}', "not results.json of 'ssd bench' (they cannot be drawn: 'rounds'"),
+        ('{"records": [7], "rounds": []}', "not results.json of 'ssd bench' (they cannot be drawn"),
+        (None, "No such file or directory; name a results.json"),
+    ],
+)
+def test_a_file_without_results_is_one_line_without_python(
+    text: str | None, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "results.json"
     if text is not None:
         file.write_text(text)
     assert main(["plots", str(file)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {file}: not results.json of 'ssd bench'")
+    assert error.startswith(f"error: {file}: {problem}")
     assert error.count("\n") == 1
+    assert "Error(" not in error

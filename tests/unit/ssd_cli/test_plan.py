@@ -207,7 +207,8 @@ def test_models_of_one_tokenizer_may_have_embeddings_with_other_padding(
     ("flags", "problem"),
     [
         (["--gpu", "V100"], "--gpu 'V100' is not known; known: H100, "),
-        (["--model", "gpt-5"], "gpt-5: there is no such folder"),
+        (["--model", "gpt-5"], "--model gpt-5: there is no such folder"),
+        (["--draft", "nope"], "--draft nope: there is no such folder"),
         (["--model", "gpt-5"], "or a known shape: llama-3.1-70b, "),
         (["--model", "hf://org/none"], "hf://org/none: its config.json is not in the hub's cache"),
         (["--draft", "qwen3-0.6b"], "a pair needs the same tokenizer"),
