@@ -35,8 +35,8 @@ from ssd_bench.command import (
     Widening,
     check_models,
     err,
-    make_writable,
     numbers,
+    only_writer,
     out,
     plots,
     print_json,
@@ -99,8 +99,7 @@ def bench(
         name: read_texts(file, num_prompts, num_chars=PROMPT_CHARS)
         for name, file in data_sets(data).items()
     }
-    make_writable(output)
-    with tempfile.TemporaryDirectory() as scratch:
+    with only_writer(output), tempfile.TemporaryDirectory() as scratch:
         folders = [
             widened(model, factor, Path(scratch))
             for model, factor in ((target, widen_target), (draft, widen_draft))
@@ -130,19 +129,19 @@ def bench(
             modes=(*MODES, *(ON_ALL_CPUS if equal_hardware else ())),
         )
         results = run_plan(plan)
-    bandwidth = read_bandwidth([min(os.sched_getaffinity(0))])
-    contents = {
-        "machine": machine(),
-        "records": records(results, settings),
-        "rounds": round_records(results.cells),
-        "dtype": results.dtype,
-        "dtype_reason": results.dtype_reason,
-        "ready_seconds": results.ready_seconds,
-        "target_peak_bytes": results.target_peak_bytes,
-        "draft_peak_bytes": results.draft_peak_bytes,
-        "read_bandwidth_bytes_per_second": bandwidth,
-    }
-    names = write(contents, markdown(results, bandwidth), output)
+        bandwidth = read_bandwidth([min(os.sched_getaffinity(0))])
+        contents = {
+            "machine": machine(),
+            "records": records(results, settings),
+            "rounds": round_records(results.cells),
+            "dtype": results.dtype,
+            "dtype_reason": results.dtype_reason,
+            "ready_seconds": results.ready_seconds,
+            "target_peak_bytes": results.target_peak_bytes,
+            "draft_peak_bytes": results.draft_peak_bytes,
+            "read_bandwidth_bytes_per_second": bandwidth,
+        }
+        names = write(contents, markdown(results, bandwidth), output)
     if is_json:
         print_json(contents)
     else:

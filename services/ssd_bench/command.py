@@ -1,9 +1,12 @@
 """What the commands of benchmarks share: flags, models, progress and results."""
 
 import asyncio
+import contextlib
+import fcntl
 import json
+import os
 import tempfile
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -80,6 +83,31 @@ def make_writable(folder: Path) -> None:
         raise SettingsError(
             f"--output: {folder} cannot be written ({error.strerror}): choose another folder"
         ) from None
+
+
+@contextlib.contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Make a folder for results, and keep other runs out of it during the block.
+
+    The end of a process, also a kill, ends its lock.
+
+    Raises:
+        SettingsError: the folder cannot be written, or another run writes to it.
+    """
+    make_writable(folder)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SettingsError(
+                f"--output: another run writes to {folder}: choose another folder, or wait for it"
+            ) from None
+        except OSError:
+            err.print(f"{folder} cannot be locked: let no other run write to it")
+        yield
+    finally:
+        os.close(descriptor)
 
 
 _NAMES = {int: "whole numbers", float: "numbers"}

@@ -34,8 +34,8 @@ from ssd_bench.command import (
     Output,
     Target,
     err,
-    make_writable,
     numbers,
+    only_writer,
     out,
     plots,
     print_json,
@@ -114,38 +114,40 @@ def serve(
     if "overload" in names and rate is None and "streams" not in names[: names.index("overload")]:
         raise typer.BadParameter("--loads overload: give its --rate, or the load streams before it")
     model = resolve(target)
-    make_writable(output)
-    folder = environments or Path.home() / ".cache" / "ssd" / "peers"
-    guidellm = interpreter("guidellm", folder).with_name("guidellm")
-    deployment = Deployment(
-        target=target,
-        draft=draft,
-        num_drafts=num_drafts,
-        gateway_port=0,
-        target_flags=("--max-num-seqs", str(SLOTS), "--max-queue", str(SLOTS)),
-        draft_flags=("--max-sessions", str(SLOTS)),
-    )
-    drawing = plots() if "poisson" in names else None
-    chosen = {name: LOADS[name] for name in names if name != "poisson"}
-    if "poisson" in names:
-        sweep = numbers(rates, "--rates", float, 0.001, 1000)
-        chosen |= {f"poisson-{swept:g}": replace(LOADS["poisson"], rate=swept) for swept in sweep}
-    if "streams" in chosen:
-        chosen["streams"] = replace(LOADS["streams"], streams=streams)
-    client = Client(guidellm, model, output, seconds, temperature, mode)
-    for name in ("serve.json", "serve.png", "serve.pdf"):
-        (output / name).unlink(missing_ok=True)
-    results = asyncio.run(_run(chosen, deployment, client, rate))
-    if drawing is not None:
-        drawing.draw_latency(results, output / "serve.png")
-    if is_json:
-        print_json([asdict(result) for result in results])
-    else:
-        out.print(table(results))
-    err.print(f"written to {output}/serve.json; guidellm's reports are beside it")
-    failed = [f"{result.load}: {problem}" for result in results for problem in result.problems]
-    if failed:
-        raise FailedChecksError(f"{len(failed)} checks failed: {'; '.join(failed)}")
+    with only_writer(output):
+        folder = environments or Path.home() / ".cache" / "ssd" / "peers"
+        guidellm = interpreter("guidellm", folder).with_name("guidellm")
+        deployment = Deployment(
+            target=target,
+            draft=draft,
+            num_drafts=num_drafts,
+            gateway_port=0,
+            target_flags=("--max-num-seqs", str(SLOTS), "--max-queue", str(SLOTS)),
+            draft_flags=("--max-sessions", str(SLOTS)),
+        )
+        drawing = plots() if "poisson" in names else None
+        chosen = {name: LOADS[name] for name in names if name != "poisson"}
+        if "poisson" in names:
+            sweep = numbers(rates, "--rates", float, 0.001, 1000)
+            chosen |= {
+                f"poisson-{swept:g}": replace(LOADS["poisson"], rate=swept) for swept in sweep
+            }
+        if "streams" in chosen:
+            chosen["streams"] = replace(LOADS["streams"], streams=streams)
+        client = Client(guidellm, model, output, seconds, temperature, mode)
+        for name in ("serve.json", "serve.png", "serve.pdf"):
+            (output / name).unlink(missing_ok=True)
+        results = asyncio.run(_run(chosen, deployment, client, rate))
+        if drawing is not None:
+            drawing.draw_latency(results, output / "serve.png")
+        if is_json:
+            print_json([asdict(result) for result in results])
+        else:
+            out.print(table(results))
+        err.print(f"written to {output}/serve.json; guidellm's reports are beside it")
+        failed = [f"{result.load}: {problem}" for result in results for problem in result.problems]
+        if failed:
+            raise FailedChecksError(f"{len(failed)} checks failed: {'; '.join(failed)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from ssd_bench.command import (
     Draft,
     Target,
     err,
-    make_writable,
     numbers,
+    only_writer,
     plots,
     show_results,
     words,
@@ -108,50 +108,50 @@ def peers(
     most = max(row.contender.threads + (row.contender.drafting == "ssd") for row in rows)
     if most > len(cpus):
         raise SettingsError(f"the contenders need {most} CPUs, this process may use {len(cpus)}")
-    make_writable(output)
-    cache = environments or Path.home() / ".cache" / "ssd" / "peers"
-    setup = Setup(
-        target=resolve(target),
-        draft=resolve(draft),
-        cpus=cpus,
-        batch=max(case.batch for case in cases),
-        environments=cache,
-        scratch=cache / "scratch",
-        servers=servers,
-    )
-    asked = {
-        case: batches
-        for name, path in sets.items()
-        for case, batches in _batches(
-            [of_set for of_set in cases if of_set.data == name],
-            path,
-            load_tokenizer(setup.target).encode,
-            (repetitions, prompt_tokens, max_tokens),
-        ).items()
-    }
-    setup.scratch.mkdir(parents=True, exist_ok=True)
-    results = ResultsFile(output / "peers.json", _run(settings, chosen, setup, asked))
-    rows = results.continued(rows)
-    if not num_steps(rows, asked):
-        err.print(f"{results.path} has all measurements: nothing is left to measure")
-    try:
-        with progress(err, "steps", num_steps(rows, asked)) as advance:
+    with only_writer(output):
+        cache = environments or Path.home() / ".cache" / "ssd" / "peers"
+        setup = Setup(
+            target=resolve(target),
+            draft=resolve(draft),
+            cpus=cpus,
+            batch=max(case.batch for case in cases),
+            environments=cache,
+            scratch=cache / "scratch",
+            servers=servers,
+        )
+        asked = {
+            case: batches
+            for name, path in sets.items()
+            for case, batches in _batches(
+                [of_set for of_set in cases if of_set.data == name],
+                path,
+                load_tokenizer(setup.target).encode,
+                (repetitions, prompt_tokens, max_tokens),
+            ).items()
+        }
+        setup.scratch.mkdir(parents=True, exist_ok=True)
+        results = ResultsFile(output / "peers.json", _run(settings, chosen, setup, asked))
+        rows = results.continued(rows)
+        if not num_steps(rows, asked):
+            err.print(f"{results.path} has all measurements: nothing is left to measure")
+        try:
+            with progress(err, "steps", num_steps(rows, asked)) as advance:
 
-            def on_step(what: str) -> None:
-                advance(1, what)
-                results.save(rows)
+                def on_step(what: str) -> None:
+                    advance(1, what)
+                    results.save(rows)
 
-            asyncio.run(measure(rows, setup, asked, on_step))
-    finally:
-        results.save(rows)
-    conditions = (
-        f"{machine()}; up to {prompt_tokens} + {max_tokens} tokens; medians (quartiles) of "
-        f"{repetitions} batches in turn, whole requests."
-    )
-    table = markdown(rows, conditions, load_tokenizer(setup.target).decode)
-    (output / "peers.md").write_text(table, encoding="utf-8")
-    drawing.draw_peers(rows, output / "peers.png")
-    show_results(results.path, table, is_json=is_json)
+                asyncio.run(measure(rows, setup, asked, on_step))
+        finally:
+            results.save(rows)
+        conditions = (
+            f"{machine()}; up to {prompt_tokens} + {max_tokens} tokens; medians (quartiles) of "
+            f"{repetitions} batches in turn, whole requests."
+        )
+        table = markdown(rows, conditions, load_tokenizer(setup.target).decode)
+        (output / "peers.md").write_text(table, encoding="utf-8")
+        drawing.draw_peers(rows, output / "peers.png")
+        show_results(results.path, table, is_json=is_json)
 
 
 def _engines(names: str) -> tuple[list[str], dict[str, str]]:

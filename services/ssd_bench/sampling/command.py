@@ -23,8 +23,8 @@ from ssd_bench.command import (
     Output,
     Target,
     err,
-    make_writable,
     numbers,
+    only_writer,
     plots,
     show_results,
 )
@@ -62,43 +62,43 @@ def sampling(
         numbers(cache_weights, "--cache-weights", float, 0, 1),
     )
     drawing = plots()
-    make_writable(output)
-    # torch is slow to import.
-    from ssd_bench.sampling.model import Model, load_model  # noqa: PLC0415
+    with only_writer(output):
+        # torch is slow to import.
+        from ssd_bench.sampling.model import Model, load_model  # noqa: PLC0415
 
-    folders = [resolve(source) for source in (target, draft)]
-    tokenizer, other = map(load_tokenizer, folders)
-    if other.fingerprint != tokenizer.fingerprint:
-        raise SettingsError(f"--draft {draft} has another tokenizer than --target {target}")
-    num_texts = -(-rounds // ROUNDS_OF_A_TEXT)
-    texts = held_out_prompts(num_texts, num_chars=PROMPT_CHARS)
-    prompts = [list(tokenizer.encode(text))[:PROMPT_TOKENS] for text in texts]
-    if len(prompts) < num_texts:
-        raise SettingsError(f"--rounds {rounds}: there are prompts for fewer")
-    models = [load_model(folder) for folder in folders]
-    # Embeddings of one tokenizer can have different padding.
-    num_ids = min(tokenizer.vocab_size, *(model.config.vocab_size for model in models))
-    with progress(err, "rounds", len(cells) * rounds) as advance:
-        experiment = Experiment(
-            pair=(Model(models[0], num_ids), Model(models[1], num_ids)),
-            policies=policies(lookahead, branches),
-            lookahead=lookahead,
-            branches=branches,
-            on_round=lambda: advance(1),
-        )
-        for cell in cells:
-            advance(0, f"T = {cell.temperature:g}, {cell.law}")
-            fit = FanOutFit(branches)
-            for index, prompt in enumerate(prompts):
-                law = _law(cell, index, branches // (lookahead + 1))
-                num_rounds = min(ROUNDS_OF_A_TEXT, rounds - cell.rounds)
-                experiment.add_rounds(cell, law, prompt, num_rounds, fit)
-    table = markdown(cells, proposal_share)
-    (output / "sampling.md").write_text(table, encoding="utf-8")
-    file = output / "sampling.json"
-    file.write_text(json.dumps([asdict(cell) for cell in cells]))
-    drawing.draw_sampling(cells, output / "sampling.png", proposal_share)
-    show_results(file, table, is_json=is_json)
+        folders = [resolve(source) for source in (target, draft)]
+        tokenizer, other = map(load_tokenizer, folders)
+        if other.fingerprint != tokenizer.fingerprint:
+            raise SettingsError(f"--draft {draft} has another tokenizer than --target {target}")
+        num_texts = -(-rounds // ROUNDS_OF_A_TEXT)
+        texts = held_out_prompts(num_texts, num_chars=PROMPT_CHARS)
+        prompts = [list(tokenizer.encode(text))[:PROMPT_TOKENS] for text in texts]
+        if len(prompts) < num_texts:
+            raise SettingsError(f"--rounds {rounds}: there are prompts for fewer")
+        models = [load_model(folder) for folder in folders]
+        # Embeddings of one tokenizer can have different padding.
+        num_ids = min(tokenizer.vocab_size, *(model.config.vocab_size for model in models))
+        with progress(err, "rounds", len(cells) * rounds) as advance:
+            experiment = Experiment(
+                pair=(Model(models[0], num_ids), Model(models[1], num_ids)),
+                policies=policies(lookahead, branches),
+                lookahead=lookahead,
+                branches=branches,
+                on_round=lambda: advance(1),
+            )
+            for cell in cells:
+                advance(0, f"T = {cell.temperature:g}, {cell.law}")
+                fit = FanOutFit(branches)
+                for index, prompt in enumerate(prompts):
+                    law = _law(cell, index, branches // (lookahead + 1))
+                    num_rounds = min(ROUNDS_OF_A_TEXT, rounds - cell.rounds)
+                    experiment.add_rounds(cell, law, prompt, num_rounds, fit)
+        table = markdown(cells, proposal_share)
+        (output / "sampling.md").write_text(table, encoding="utf-8")
+        file = output / "sampling.json"
+        file.write_text(json.dumps([asdict(cell) for cell in cells]))
+        drawing.draw_sampling(cells, output / "sampling.png", proposal_share)
+        show_results(file, table, is_json=is_json)
 
 
 def policies(lookahead: int, branches: int) -> dict[str, FanOutPolicy]:

@@ -16,7 +16,10 @@ from ssd.errors import ModelNotFoundError
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd_bench import __main__, command, peers, sampling, serve
 from ssd_bench.__main__ import main
-from ssd_bench.command import show_results, widened
+from ssd_bench.command import only_writer, show_results, widened
+
+WITH_RESULTS = pytest.mark.parametrize("words", [[], ["peers"], ["sampling"], ["serve"]])
+"""The commands that measure into a folder."""
 
 
 @pytest.mark.parametrize(
@@ -76,7 +79,7 @@ def test_a_plot_without_matplotlib_is_refused_before_a_measurement(
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", [[], ["peers"], ["sampling"], ["serve"]])
+@WITH_RESULTS
 def test_an_output_that_cannot_be_written_is_refused_before_a_measurement(
     words: list[str],
     tmp_path: Path,
@@ -94,6 +97,18 @@ def test_an_output_that_cannot_be_written_is_refused_before_a_measurement(
     assert error == (
         f"error: --output: {folder} cannot be written (Not a directory): choose another folder\n"
     )
+
+
+@WITH_RESULTS
+def test_a_second_run_for_the_same_folder_is_refused_at_once(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with only_writer(tmp_path / "results"):
+        assert main([*words, "--output", str(tmp_path / "results")]) == 2
+    problem = f"error: --output: another run writes to {tmp_path / 'results'}: choose another"
+    assert capsys.readouterr().err.startswith(problem)
+    with only_writer(tmp_path / "results"):
+        assert not list((tmp_path / "results").iterdir())
 
 
 @pytest.mark.parametrize("word", ["data", "plots"])
