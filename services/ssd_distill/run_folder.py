@@ -1,23 +1,19 @@
 """The folder of a run while a process uses it."""
 
-import errno
-import fcntl
 import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ssd.errors import SettingsError
-from ssd_bench.command import make_writable
+from ssd_bench.command import only_writer
 
 RECORD = "distill.json"
 """What the run was asked for and has found. A folder without it has no run."""
 WORK = "training"
 """What is needed to go on."""
-LOCK = f"{WORK}/lock"
-"""Locked by the process that uses the folder, so that names of unfinished files are its own."""
 
 
 @contextmanager
@@ -33,44 +29,16 @@ def held_folder(output: Path) -> Iterator[None]:
     is_free = is_new or (output.is_dir() and all(each.name == WORK for each in output.iterdir()))
     if not is_free and not (output / RECORD).is_file():
         raise SettingsError(f"--output {output} contains something else: use another folder")
-    make_writable(output)
-    work = output / WORK
-    work.mkdir(exist_ok=True)
-    try:
-        with _locked(output):
-            yield
-    finally:
-        # After the lock file is closed: until then, a network file system keeps it under a name.
-        with suppress(OSError):
-            work.rmdir()
-            if is_new:
-                output.rmdir()
-
-
-@contextmanager
-def _locked(output: Path) -> Iterator[None]:
-    file = output / LOCK
-    with file.open("w") as held:
-        _lock(held, output)
+    with only_writer(output):
+        work = output / WORK
+        work.mkdir(exist_ok=True)
         try:
             yield
         finally:
-            # A complete run has removed it.
-            file.unlink(missing_ok=True)
-
-
-def _lock(held: IO[str], output: Path) -> None:
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise SettingsError(
-            f"--output {output}: another process trains in this folder: wait for its end, or use "
-            "another folder"
-        ) from None
-    except OSError as error:
-        # Some network file systems have no locks.
-        if error.errno not in {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}:
-            raise
+            with suppress(OSError):
+                work.rmdir()
+                if is_new:
+                    output.rmdir()
 
 
 def read_record(output: Path) -> dict[str, Any] | None:

@@ -57,7 +57,7 @@ def test_a_second_process_does_not_use_the_same_folder(
     assert main(flags) == 0
     assert codes == [2]
     error = next(line for line in capsys.readouterr().err.splitlines() if "error: " in line)
-    assert "output: another process trains in this folder: wait for its end" in error
+    assert "output: another run writes to" in error
     assert main(flags) == 0, "the folder of a complete run is free"
 
 
