@@ -10,7 +10,6 @@ from typing import Any
 
 import typer
 
-from ssd.engine.checkpoint_format import missing_weights
 from ssd.engine.config import ModelConfig
 from ssd.errors import (
     AccessError,
@@ -27,6 +26,7 @@ from ssd.runtime.launch import Deployment
 from ssd.settings import find_text
 from ssd_cli.display import report
 from ssd_cli.extras import how_to_install, missing_module
+from ssd_cli.models import problem_of
 from ssd_cli.sampling_options import flag_problem
 from ssd_cli.shapes import check_pair, downloaded_shape
 
@@ -89,8 +89,8 @@ def check_models(deployment: Deployment) -> None:
         except (ModelNotFoundError, UnsupportedModelError) as error:
             raise typer.BadParameter(f"{flag} {error}") from None
         folder = local_folder(model)
-        if folder is not None and (problem := missing_weights(folder)):
-            raise typer.BadParameter(f"{flag} {model}: {problem}")
+        if folder is not None and (problem := problem_of(folder)):
+            raise typer.BadParameter(f"{flag} {problem}")
     try:
         warning = check_pair(shapes["--target"], shapes.get("--draft"), _num_ranks(deployment))
     except SettingsError as error:

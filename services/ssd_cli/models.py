@@ -99,6 +99,12 @@ def models_in(root: Path) -> list[Model]:
     return [model for model in models if model is not None]
 
 
+def problem_of(folder: Path) -> str:
+    """Return why the model in a folder cannot run; empty if no reason was found."""
+    model = _read(str(folder), folder)
+    return "" if model is None else model.problem
+
+
 def _read(name: str, folder: Path) -> Model | None:
     """Return the model in a folder, None if there is no ``config.json``."""
     file = folder / "config.json"

@@ -156,6 +156,26 @@ def test_a_model_without_safetensors_is_refused_before_a_process_starts(
 
 
 @pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("config.json", '"num_hidden_layers": 2', '"num_hidden_layers": 3'),
+        ("tokenizer.json", "{", ""),
+    ],
+)
+def test_a_damaged_model_is_refused_before_a_process_starts(
+    file: str, old: str, new: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tiny_folder(tmp_path)
+    text = (tmp_path / file).read_text()
+    assert old in text
+    (tmp_path / file).write_text(text.replace(old, new, 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app, "generate", None)
+        assert run(["generate", "x", "--target", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: --target {tmp_path}")
+
+
+@pytest.mark.parametrize(
     "argv", [["up"], ["up", "--target", "m"], ["generate", "x"], ["demo"], ["bench"]]
 )
 def test_a_deleted_folder_is_reported_before_a_process_starts(
