@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import typer
 
-from ssd.errors import NotReadyError, SSDError, TooLargeError
+from ssd.errors import NotReadyError, SSDError
 from ssd.rpc.client import READY_SECONDS, TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials
@@ -80,14 +80,10 @@ async def stream(
 ) -> None:
     """Continue a prompt on a target; arguments and errors as in ``generate``."""
     collector.start()
-    try:
-        async for chunk in client.generate(call):
-            collector.add(chunk)
-            if chunk.choice == 0:
-                on_text(chunk.text)
-    except TooLargeError as error:
-        info = await client.model_info()
-        raise TooLargeError(f"{error}; max_model_len is {info.max_model_len} tokens") from error
+    async for chunk in client.generate(call):
+        collector.add(chunk)
+        if chunk.choice == 0:
+            on_text(chunk.text)
 
 
 @contextlib.asynccontextmanager

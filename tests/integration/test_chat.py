@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 import pytest
 from tests.gateway import ScriptedTarget
 
-from ssd.errors import ContextLengthError, RequestError, TooLargeError
+from ssd.errors import ContextLengthError, RequestError
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import Conversation, GenerateCall
 from ssd.runtime.launch import Deployment
@@ -30,16 +30,13 @@ SETTINGS = ChatSettings(temperature=0.0)
 async def answers(call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
     """Answer "ok"; a message "wait" gets two tokens and no end, "fail" gets an error.
 
-    "cut" gets an answer that the target cancels; "full" has no room in the context, and "large"
-    none in a message.
+    "cut" gets an answer that the target cancels; "full" has no room in the context.
     """
     message = contents(call)[-1]
     if message == "fail":
         raise RequestError("a sensible reason")
     if message == "full":
         raise ContextLengthError(2000, 512, 2048, "chat")
-    if message == "large":
-        raise TooLargeError("the prompt is too long for max_model_len of the target")
     yield GenerationChunk(token_ids=(1,), text="o", seed=3)
     if message == "wait":
         yield GenerationChunk(token_ids=(2,), text="h")
@@ -186,14 +183,6 @@ async def test_an_answer_that_the_target_cancels_is_kept_and_reported(
     shown = capsys.readouterr()
     assert "error: the target cancelled the request, because it stops" in shown.err
     assert (shown.out, talk.turns[-1].content, talk.num_errors) == ("ok\n", "ok", 1)
-
-
-async def test_a_prompt_that_is_too_long_for_a_message_is_told_the_limit_in_tokens(
-    talk: Chat, service: ScriptedTarget, capsys: pytest.CaptureFixture[str]
-) -> None:
-    await talk.handle("large")
-    limit = f"of the target; max_model_len is {service.info.max_model_len} tokens\n"
-    assert capsys.readouterr().err.endswith(limit)
 
 
 async def test_a_full_context_names_the_command_that_begins_a_new_conversation(

@@ -139,7 +139,9 @@ async def test_each_request_is_counted_once_with_its_outcome(folder: Path) -> No
         for wrong in (SamplingParams(top_k=2**30), SamplingParams(max_tokens=MAX_LEN)):
             with pytest.raises(RequestError):
                 await generate(client, "abc", sampling=wrong)
-        with pytest.raises(RequestError, match=r"prompt is too long .* 2,\d+,\d+ bytes"):
+        with pytest.raises(
+            RequestError, match=r"prompt is too long: the request has 2,\d+,\d+ bytes"
+        ):
             await generate(client, "x" * 2_000_000)
         await outcomes(length=1, invalid=3)
 

@@ -94,15 +94,15 @@ def check_text(name: str, *texts: str, bounds: PromptBounds = ANY_MODEL) -> None
     """Refuse texts whose total size is above the bound.
 
     Raises:
-        FieldError: names the field, the length and the bound. That of a model is in tokens: most
-            texts with so many tokens have far fewer bytes than ``text_bytes``.
+        FieldError: names the field, the length and the bound.
     """
     num_bytes = sum(len(text.encode()) for text in texts)
     check_count(name, num_bytes, "bytes", 0, MAX_TEXT_BYTES)
     if num_bytes > bounds.text_bytes:
         raise FieldError(
             name,
-            f"has {num_bytes} bytes, too many for a max_model_len of {bounds.tokens} tokens",
+            f"has {num_bytes} bytes, and no text of max_model_len, {bounds.tokens} tokens, has "
+            f"over {bounds.text_bytes}",
         )
 
 

@@ -294,10 +294,10 @@ def _exhausted(message: str, endpoint: str) -> SSDError:
     actual, allowed = (f"{int(size):,} bytes" for size in sizes.groups())
     if _BY_CLIENT in message:
         return TooLargeError(f"{endpoint}: the answer has {actual}, allowed are {allowed}")
-    # ``allowed`` is no advice: most prompts of that size have too many tokens.
+    # Most prompts with so many tokens are much shorter, so this size is no advice.
     return TooLargeError(
-        f"{endpoint}: the prompt is too long for max_model_len of the target: the request has "
-        f"{actual}"
+        f"{endpoint}: the prompt is too long: the request has {actual}, and no prompt of "
+        f"max_model_len tokens has over {allowed}"
     )
 
 

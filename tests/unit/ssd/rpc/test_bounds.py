@@ -44,7 +44,7 @@ def test_the_longest_text_of_a_model_is_accepted_and_one_byte_more_is_not() -> N
     bounds = PromptBounds.of_model(max_model_len=10, longest_token_bytes=7)
     assert generate_call(request(text="é" * 35), VOCAB, bounds).prompt == "é" * 35
     with pytest.raises(
-        FieldError, match="has 71 bytes, too many for a max_model_len of 10 tokens"
+        FieldError, match="has 71 bytes, and no text of max_model_len, 10 tokens, has over"
     ) as caught:
         generate_call(request(text="é" * 35 + "x"), VOCAB, bounds)
     assert caught.value.field == "text"

@@ -205,13 +205,13 @@ def test_a_failed_handshake_is_an_error_of_access(details: str, cause: str) -> N
     assert str(found).endswith(cause)
 
 
-def test_a_message_that_is_too_long_names_the_prompt_and_the_limit_in_tokens() -> None:
+def test_a_message_that_is_too_long_names_the_prompt_and_both_sizes() -> None:
     details = "SERVER: Received message larger than max (5130017 vs. 354304)"
     found = from_rpc_error(bare(Code.RESOURCE_EXHAUSTED, details), "host:1")
     assert type(found) is TooLargeError
     assert str(found) == (
-        "host:1: the prompt is too long for max_model_len of the target: the request has "
-        "5,130,017 bytes"
+        "host:1: the prompt is too long: the request has 5,130,017 bytes, and no prompt of "
+        "max_model_len tokens has over 354,304 bytes"
     )
 
 

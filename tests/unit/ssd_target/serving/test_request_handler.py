@@ -209,7 +209,7 @@ async def test_the_length_of_a_conversation_is_that_of_its_rendered_text(
     handler: RequestHandler, tokenizer: WatchedTokenizer
 ) -> None:
     with pytest.raises(
-        FieldError, match="has 65 bytes, too many for a max_model_len of 64 tokens"
+        FieldError, match="has 65 bytes, and no text of max_model_len, 64 tokens, has over"
     ) as caught:
         await generate(handler, Conversation((ChatTurn("user", "12345"),)))
     assert caught.value.field == "chat"

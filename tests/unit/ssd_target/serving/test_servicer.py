@@ -58,7 +58,7 @@ def generate(handler: FakeHandler) -> GenerateServicer:
 async def test_a_text_that_is_too_long_is_not_tokenized(generate: GenerateServicer) -> None:
     text = "é" * 35 + "x"
     with pytest.raises(
-        FieldError, match=r"text: has 71 bytes, too many for a max_model_len of 10 tokens"
+        FieldError, match=r"text: has 71 bytes, and no text of max_model_len, 10 tokens, has over"
     ):
         await generate.Tokenize(generate_pb2.TokenizeRequest(text=text), None)
 
