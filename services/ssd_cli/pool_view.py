@@ -60,7 +60,8 @@ def pool_lines(pool: PoolStatus) -> list[Text]:
     if pool.speculation_speed_up:
         choice += f", {pool.speculation_speed_up:.2f}x"
     choice += ")"
-    if all(link.state in _NOT_LINKED for link in pool.links):
+    # A target without links can have a draft of its own.
+    if pool.links and all(link.state in _NOT_LINKED for link in pool.links):
         choice += ", but no draft is linked" if pool.speculating else ", no draft is linked"
     return [
         Text(

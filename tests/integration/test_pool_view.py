@@ -97,7 +97,7 @@ def test_a_draft_that_is_no_pod_has_its_address_in_its_row() -> None:
 @pytest.mark.parametrize(
     ("states", "is_named"),
     [
-        ((), True),
+        ((), False),
         (("lost",), True),
         (("connecting", "refused"), True),
         (("lost", "quarantined"), False),
