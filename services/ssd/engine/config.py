@@ -1,6 +1,7 @@
 """The shape of a model, and the settings of an engine. Imported without torch."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -128,7 +129,7 @@ class ModelConfig:
                 num_kv_heads=sizes["num_key_value_heads"],
                 head_size=sizes["head_dim"],
                 intermediate_size=sizes["intermediate_size"],
-                rms_norm_eps=float(raw["rms_norm_eps"]),
+                rms_norm_eps=_positive("rms_norm_eps", raw["rms_norm_eps"]),
                 rope_theta=theta,
                 rope_scaling=scaling,
                 max_position_embeddings=sizes["max_position_embeddings"],
@@ -182,7 +183,7 @@ def _rope(folder: Path, raw: dict[str, Any], longest: int) -> tuple[float, RopeS
     # Newer configs keep theta beside the scaling in rope_parameters. If a config has both forms,
     # the scaling and the theta of rope_scaling count, as in transformers.
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    theta = float(rope.get("rope_theta") or raw["rope_theta"])
+    theta = _positive("rope_theta", rope.get("rope_theta") or raw["rope_theta"])
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return theta, None
@@ -190,13 +191,24 @@ def _rope(folder: Path, raw: dict[str, Any], longest: int) -> tuple[float, RopeS
         raise UnsupportedModelError(f"{folder}: rope scaling {kind!r}, not 'llama3' or 'default'")
     if (rotated := rope.get(_ROTATED, raw.get(_ROTATED))) not in (None, 1):
         raise UnsupportedModelError(f"{folder}: {_ROTATED} {rotated!r} is not supported")
+    keys = ("factor", "low_freq_factor", "high_freq_factor")
+    factor, low, high = (_positive(key, rope[key]) for key in keys)
+    # As in transformers, the value beside the scaling comes before the one in it.
+    trained = _positive(_TRAINED, raw.get(_TRAINED, rope.get(_TRAINED, longest)))
     return theta, RopeScaling(
-        factor=float(rope["factor"]),
-        low_freq_factor=float(rope["low_freq_factor"]),
-        high_freq_factor=float(rope["high_freq_factor"]),
-        # As in transformers, the value beside the scaling comes before the one in it.
-        original_max_position_embeddings=int(raw.get(_TRAINED, rope.get(_TRAINED, longest))),
+        factor=factor,
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_position_embeddings=int(trained),
     )
+
+
+def _positive(key: str, value: Any) -> float:
+    """Return a number of a config above 0; ValueError if it is none."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and 0 < value < math.inf):
+        raise ValueError(f"{key} is {value!r}, must be a number above 0")
+    return float(value)
 
 
 def length_limit(requested: int, model: ModelConfig) -> int:

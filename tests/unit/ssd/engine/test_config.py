@@ -153,10 +153,13 @@ def test_a_value_that_is_not_a_number_is_refused(tmp_path: Path) -> None:
         ("head_dim", 0, "head_dim is 0"),
         ("num_attention_heads", 0, "num_attention_heads is 0"),
         ("num_key_value_heads", 3, "4 is not a multiple of num_key_value_heads 3"),
+        ("rope_theta", None, "rope_theta is None, must be a number above 0"),
+        ("rope_theta", 0, "rope_theta is 0"),
+        ("rms_norm_eps", "small", "rms_norm_eps is 'small'"),
     ],
 )
-def test_a_size_that_no_model_can_have_is_refused(
-    tmp_path: Path, key: str, size: int, problem: str
+def test_a_value_that_no_model_can_have_is_refused(
+    tmp_path: Path, key: str, size: object, problem: str
 ) -> None:
     with pytest.raises(ModelNotFoundError, match=rf"config\.json: .*{problem}"):
         ModelConfig.from_folder(write(tmp_path, **{key: size}))
