@@ -42,18 +42,21 @@ def weight_files(folder: Path) -> list[Path]:
     """Return the weight files of a folder, sorted by name.
 
     Raises:
-        WeightsError: there are none, the index is invalid, or it names a file that is missing.
+        WeightsError: there are none, the index is invalid, or a file is missing or is none.
     """
     if (indexed := _index(folder)) is not None:
         indexed_files = sorted(set(indexed.values()))
         for path in indexed_files:
-            if not path.exists():
+            if not _is_file(path):
                 raise WeightsError(f"{path} is missing; {_INDEX} names it")
         return indexed_files
     single = folder / _SINGLE
-    files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    files = [single] if _is_file(single) else sorted(folder.glob("*.safetensors"))
     if not files:
         raise WeightsError(f"{folder}: {missing_weights(folder)}")
+    for path in files:
+        if not _is_file(path):
+            raise WeightsError(f"{path} is not a file, or it is a link to one that is missing")
     return files
 
 
@@ -104,19 +107,39 @@ def check_headers(
             )
 
 
+def _is_file(path: Path) -> bool:
+    """Return whether a path is a regular file or a link to one, as in folders of the hub's cache.
+
+    The read of a named pipe would wait for a writer.
+    """
+    try:
+        return path.is_file()
+    except OSError:
+        # For example, the name is too long.
+        return False
+
+
 def _index(folder: Path) -> dict[str, Path] | None:
     """Return the file of each tensor by the index; None without an index.
 
     An index beside model.safetensors is left over from an earlier model, as for transformers.
     """
     index = folder / _INDEX
-    if not index.is_file() or (folder / _SINGLE).is_file():
+    if not _is_file(index) or _is_file(folder / _SINGLE):
         return None
     try:
         names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return {name: folder / file for name, file in names.items()}
+        files = dict(names.items())
     except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise WeightsError(f"{index}: not a checkpoint index: {error}") from error
+    for name, file in files.items():
+        # A model is its folder: a path could name any file of this machine.
+        if not isinstance(file, str) or not file or Path(file).name != file:
+            raise WeightsError(
+                f"{index}: not a checkpoint index: the file of tensor {name} is {file!r}, which "
+                "is no name of a file in this folder"
+            )
+    return {name: folder / file for name, file in files.items()}
 
 
 def _headers_of(path: Path) -> dict[str, TensorHeader]:

@@ -1,6 +1,7 @@
 """Errors of a checkpoint name the tensor and the file."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -203,6 +204,62 @@ def test_an_invalid_index_is_refused(folder: Path, text: str) -> None:
     (folder / "model.safetensors.index.json").write_text(text)
     with pytest.raises(WeightsError, match="not a checkpoint index"):
         load(TargetRunner, folder, ENGINE)
+
+
+@pytest.mark.parametrize("path", ["../other.safetensors", "{}/other.safetensors"])
+def test_an_index_that_leads_out_of_the_folder_is_refused(folder: Path, path: str) -> None:
+    files = split(folder)
+    (folder / files[NAME]).rename(folder.parent / "other.safetensors")
+    write_index(folder, files | {NAME: path.format(folder.parent)})
+    with pytest.raises(WeightsError, match=rf"the file of tensor {NAME} is '.*no name of a file"):
+        weight_files(folder)
+
+
+@pytest.mark.parametrize("file", ["", ".", "a/", "./a", None, ["a"]])
+def test_an_index_with_a_value_that_is_no_name_is_refused(folder: Path, file: object) -> None:
+    split(folder)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {NAME: file}}))
+    with pytest.raises(WeightsError, match=r"index\.json: not a checkpoint index: .*no name of a"):
+        weight_files(folder)
+
+
+@pytest.mark.parametrize("file", ["n" * 300, "..", "folder", "pipe", "dangling", "a\0b"])
+def test_an_index_that_names_no_regular_file_is_refused(folder: Path, file: str) -> None:
+    files = split(folder)
+    (folder / "folder").mkdir()
+    os.mkfifo(folder / "pipe")
+    (folder / "dangling").symlink_to(folder / "gone")
+    write_index(folder, files | {NAME: file})
+    with pytest.raises(WeightsError, match=rf"{file} is missing; .*index\.json names it"):
+        weight_files(folder)
+
+
+@pytest.mark.parametrize("num_files", [1, 2])
+def test_files_of_a_checkpoint_can_be_links(folder: Path, num_files: int) -> None:
+    expected = Checkpoint(folder).read(NAME)
+    files = {"model.safetensors"} if num_files == 1 else set(split(folder).values())
+    (folder.parent / "blobs").mkdir()
+    for number, file in enumerate(sorted(files)):
+        blob = (folder / file).rename(folder.parent / "blobs" / str(number))
+        (folder / file).symlink_to(blob)
+    assert torch.equal(Checkpoint(folder).read(NAME), expected)
+    assert {path.name for path in weight_files(folder)} == files
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "other.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "dangling"])
+def test_weights_that_are_no_file_are_refused(folder: Path, name: str, kind: str) -> None:
+    (folder / "model.safetensors").unlink()
+    path = folder / name
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(folder / "gone")
+    with pytest.raises(WeightsError, match=f"{name} is not a file, or it is a link"):
+        weight_files(folder)
 
 
 def checkpoint(folder: Path, *dtypes: torch.dtype) -> tuple[Checkpoint, list[Tensor]]:
