@@ -33,6 +33,7 @@ from ssd_bench.command import (
     Repetitions,
     Target,
     Widening,
+    check_factors,
     check_models,
     err,
     numbers,
@@ -91,7 +92,8 @@ def bench(
         return
     # ``main`` reads --debug. None of these is a setting of the measurement.
     del options["debug"], options["is_json"], options["context"]
-    check_models(target, draft, widen_target, widen_draft)
+    check_models(target=target, draft=draft)
+    check_factors(widen_target, widen_draft)
     settings = {name: str(value) for name, value in options.items()}
     batches = set(numbers(batch, "--batch", int, 1, MAX_BATCH))
     temperatures = set(numbers(temperature, "--temperature", float, 0, 2))

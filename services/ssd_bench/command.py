@@ -17,7 +17,8 @@ import typer
 from ssd import demo
 from ssd.console import make_console, progress
 from ssd.errors import SettingsError, SetupError
-from ssd.model_files.model_name import check_name
+from ssd.model_files.folder_contents import problem_of
+from ssd.model_files.model_name import check_name, local_folder
 from ssd.model_files.model_source import resolve
 from ssd_bench.runs import BenchmarkRun, Results, run
 
@@ -54,15 +55,28 @@ Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")
 Debug = Annotated[bool, typer.Option("--debug", help="Show stack traces.")]
 
 
-def check_models(target: str, draft: str, widen_target: int, widen_draft: int) -> None:
-    """Check that the models are folders and the factors known, before anything is loaded.
+def check_models(**models: str) -> None:
+    """Refuse wrong and damaged models, by their flags, before anything is loaded.
+
+    A model on the hub is not looked up.
 
     Raises:
         ModelNotFoundError: a folder is not a model.
+        typer.BadParameter: a model cannot run.
+    """
+    for name, model in models.items():
+        check_name(f"--{name}", model)
+        folder = local_folder(model)
+        if folder is not None and (problem := problem_of(folder)):
+            raise typer.BadParameter(f"--{name} {problem}")
+
+
+def check_factors(widen_target: int, widen_draft: int) -> None:
+    """Check factors of widths.
+
+    Raises:
         typer.BadParameter: a factor is not offered.
     """
-    check_name("--target", target)
-    check_name("--draft", draft)
     for flag, factor in (("--widen-target", widen_target), ("--widen-draft", widen_draft)):
         if factor not in demo.FACTORS:
             allowed = ", ".join(map(str, demo.FACTORS))

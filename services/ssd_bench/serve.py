@@ -33,6 +33,7 @@ from ssd_bench.command import (
     Json,
     Output,
     Target,
+    check_models,
     err,
     numbers,
     only_writer,
@@ -113,6 +114,7 @@ def serve(
     names = words(loads, "--loads", LOADS)
     if "overload" in names and rate is None and "streams" not in names[: names.index("overload")]:
         raise typer.BadParameter("--loads overload: give its --rate, or the load streams before it")
+    check_models(target=target, **({"draft": draft} if num_drafts else {}))
     model = resolve(target)
     with only_writer(output):
         folder = environments or Path.home() / ".cache" / "ssd" / "peers"

@@ -21,12 +21,12 @@ from ssd.errors import (
     SSDError,
     UnsupportedModelError,
 )
+from ssd.model_files.folder_contents import problem_of
 from ssd.model_files.model_name import local_folder
 from ssd.runtime.launch import Deployment
 from ssd.settings import find_text
 from ssd_cli.display import report
 from ssd_cli.extras import how_to_install, missing_module
-from ssd_cli.models import problem_of
 from ssd_cli.sampling_options import flag_problem
 from ssd_cli.shapes import check_pair, downloaded_shape
 

@@ -5,46 +5,20 @@ import json
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub.constants import HF_HUB_CACHE
 from rich.table import Table
 
 from ssd import demo
-from ssd.engine.config import FAMILIES, ModelConfig
-from ssd.engine.models.llama import ignored, shapes
-from ssd.errors import SetupError, SSDError, TokenizerError, WeightsError
+from ssd.engine.config import FAMILIES
+from ssd.errors import SetupError
+from ssd.model_files.folder_contents import Model, read_model
 from ssd_cli.display import plain_table
 
 PROBE = "ssd.engine.precision"
 """Module that prints the choice of ``--dtype auto``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """A model folder, and the reason why it cannot run."""
-
-    name: str
-    """Value for ``--target`` and ``--draft``."""
-    family: str
-    num_layers: int
-    hidden_size: int
-    vocab_size: int
-    num_parameters: int
-    weights_bytes: int
-    problem: str = ""
-    """Reason why it cannot run, with the file; empty if none was found."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Weights:
-    """What the headers of the weights of a folder say."""
-
-    num_parameters: int = 0
-    num_bytes: int = 0
-    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +56,10 @@ def local_models(roots: Iterable[Path], hub: Path = Path(HF_HUB_CACHE)) -> list[
 
     Downloads of unsupported families are left out; other programs use them.
     """
-    models = [_read(f"{demo.SCHEME}{name}", demo.folder(name)) for name in demo.NAMES]
+    models = [read_model(f"{demo.SCHEME}{name}", demo.folder(name)) for name in demo.NAMES]
     for snapshot in sorted(hub.glob("models--*--*/snapshots/*")):
         owner, _, name = snapshot.parents[1].name.removeprefix("models--").partition("--")
-        model = _read(f"hf://{owner}/{name}@{snapshot.name}", snapshot)
+        model = read_model(f"hf://{owner}/{name}@{snapshot.name}", snapshot)
         models += [model] if model is not None and model.family in FAMILIES else []
     for root in roots:
         models += models_in(root)
@@ -95,89 +69,8 @@ def local_models(roots: Iterable[Path], hub: Path = Path(HF_HUB_CACHE)) -> list[
 def models_in(root: Path) -> list[Model]:
     """Return the models in or directly below a folder; a model has a ``config.json``."""
     folders = [root, *sorted(path for path in root.iterdir() if path.is_dir())]
-    models = [_read(str(folder), folder) for folder in folders]
+    models = [read_model(str(folder), folder) for folder in folders]
     return [model for model in models if model is not None]
-
-
-def problem_of(folder: Path) -> str:
-    """Return why the model in a folder cannot run; empty if no reason was found."""
-    model = _read(str(folder), folder)
-    return "" if model is None else model.problem
-
-
-def _read(name: str, folder: Path) -> Model | None:
-    """Return the model in a folder, None if there is no ``config.json``."""
-    file = folder / "config.json"
-    try:
-        if not file.is_file():
-            return None
-    except PermissionError:
-        # The folder may not be read, for example lost+found of a volume.
-        return None
-    config: dict[str, Any] = {}
-    model, problems = None, []
-    try:
-        config = _json_object(file)
-        model = ModelConfig.from_folder(folder)
-    except SSDError as error:
-        problems.append(str(error))
-    except (OSError, ValueError) as error:
-        problems.append(f"{file}: {error}")
-    weights = _read_weights(folder, model)
-    problems += [weights.problem] if weights.problem else []
-    if not problems and (problem := _tokenizer_problem(folder)):
-        problems.append(problem)
-    return Model(
-        name=name,
-        family=str(config.get("model_type", "")),
-        num_layers=model.num_layers if model else 0,
-        hidden_size=model.hidden_size if model else 0,
-        vocab_size=model.vocab_size if model else 0,
-        num_parameters=weights.num_parameters,
-        weights_bytes=weights.num_bytes,
-        problem="; ".join(problems),
-    )
-
-
-def _json_object(file: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; ValueError if it is not one."""
-    content = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise ValueError("not a JSON object")
-    return content
-
-
-def _read_weights(folder: Path, model: ModelConfig | None) -> _Weights:
-    """Compare the weights of a folder with its config as loading does; read only their headers."""
-    # It imports a package of the engine, which other commands do not need.
-    from ssd.engine.models.headers import check_headers, read_headers  # noqa: PLC0415
-
-    left_out = ignored(model) if model is not None else frozenset()
-    weights = _Weights()
-    try:
-        headers = read_headers(folder)
-        read = [header for name, header in headers.items() if name not in left_out]
-        files = {header.path for header in headers.values()}
-        weights = _Weights(
-            num_parameters=sum(header.num_values for header in read),
-            num_bytes=sum(path.stat().st_size for path in files),
-        )
-        if model is not None:
-            check_headers(folder, headers, shapes(model), left_out)
-    except WeightsError as error:
-        return replace(weights, problem=str(error))
-    return weights
-
-
-def _tokenizer_problem(folder: Path) -> str:
-    # A slow import that other commands do not need.
-    from ssd.text.tokenizer import load_tokenizer  # noqa: PLC0415
-
-    try:
-        load_tokenizer(folder)
-    except TokenizerError as error:
-        return str(error)
-    return ""
 
 
 def models_table(models: Iterable[Model]) -> Table:

@@ -65,7 +65,7 @@ def rounds(
     debug: Debug = False,  # noqa: ARG001 - read by run_app
 ) -> None:
     """Measure where a round spends its time; write rounds.json, rounds.md and a plot."""
-    check_models(target, draft, 1, 1)
+    check_models(target=target, draft=draft)
     chosen = tuple(modes.split(","))
     if not set(chosen) <= set(MODES):
         raise typer.BadParameter(f"--modes {modes!r}: choose of {', '.join(MODES)}")

@@ -33,6 +33,7 @@ from ssd_bench.command import (
     Repetitions,
     Target,
     Widening,
+    check_factors,
     check_models,
     err,
     numbers,
@@ -75,7 +76,8 @@ def slow_draft(
     debug: Debug = False,  # noqa: ARG001 - read by run_app
 ) -> None:
     """Measure SSD for ratios of T_table / T_verify; write slow_draft.json and a plot (PNG, PDF)."""
-    check_models(target, draft, widen_target, widen_draft)
+    check_models(target=target, draft=draft)
+    check_factors(widen_target, widen_draft)
     wanted = numbers(ratios, "--ratios", float, 0.01, 100)
     earlier = [json.loads(path.read_text()) for path in compare or []]
     with tempfile.TemporaryDirectory() as scratch:

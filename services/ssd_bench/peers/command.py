@@ -20,6 +20,7 @@ from ssd_bench.command import (
     Debug,
     Draft,
     Target,
+    check_models,
     err,
     numbers,
     only_writer,
@@ -29,7 +30,7 @@ from ssd_bench.command import (
 )
 from ssd_bench.identity import identity
 from ssd_bench.machine import machine
-from ssd_bench.peers.contenders import PEERS, Dtype, contenders, server
+from ssd_bench.peers.contenders import OWN, PAPER, PEERS, Dtype, contenders, server
 from ssd_bench.peers.engines import Setup
 from ssd_bench.peers.environments import REQUIREMENTS
 from ssd_bench.peers.measure import Case, Row, measure, num_steps
@@ -108,6 +109,7 @@ def peers(
     most = max(row.contender.threads + (row.contender.drafting == "ssd") for row in rows)
     if most > len(cpus):
         raise SettingsError(f"the contenders need {most} CPUs, this process may use {len(cpus)}")
+    _check_models(target, draft, rows)
     with only_writer(output):
         cache = environments or Path.home() / ".cache" / "ssd" / "peers"
         setup = Setup(
@@ -152,6 +154,22 @@ def peers(
         (output / "peers.md").write_text(table, encoding="utf-8")
         drawing.draw_peers(rows, output / "peers.png")
         show_results(results.path, table, is_json=is_json)
+
+
+def _check_models(target: str, draft: str, rows: Sequence[Row]) -> None:
+    """Refuse the models that this product would run and cannot.
+
+    Other engines run families that it does not support.
+    """
+    all_of_run = {row.contender for row in rows}
+    own = {each for each in all_of_run if each.peer in OWN}
+    if own:
+        check_models(target=target)
+    # Beside another engine, only the draft is of this product.
+    if any(each.drafting != "none" for each in own) or any(
+        each.drafting == "ssd" and each.peer != PAPER for each in all_of_run
+    ):
+        check_models(draft=draft)
 
 
 def _engines(names: str) -> tuple[list[str], dict[str, str]]:

@@ -22,6 +22,7 @@ from ssd_bench.command import (
     Lookahead,
     Output,
     Target,
+    check_models,
     err,
     numbers,
     only_writer,
@@ -61,6 +62,7 @@ def sampling(
         numbers(temperatures, "--temperatures", float, 0, 2),
         numbers(cache_weights, "--cache-weights", float, 0, 1),
     )
+    check_models(target=target, draft=draft)
     drawing = plots()
     with only_writer(output):
         # torch is slow to import.

@@ -184,15 +184,78 @@ def test_debug_shows_the_stack_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", ["", "[]", '{"model_type": "gpt2"}'])
-def test_a_model_that_cannot_be_widened_prints_one_line_and_exits_with_2(
+def test_a_model_that_cannot_run_is_refused_before_it_is_widened(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_tiny_folder(tmp_path)
     (tmp_path / "config.json").write_text(config)
     assert main(["--target", str(tmp_path), "--widen-target", "2"]) == 2
-    output = capsys.readouterr().err
-    assert output.splitlines()[-1].startswith("error: ")
-    assert len(output.splitlines()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --target {tmp_path}")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", ["--target", "--draft"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        ("config.json", b'embeddings": true', b'embeddings": false', ": tensor lm_head.weight is"),
+        ("tokenizer.json", b"{", b"", "/tokenizer.json: not a tokenizer"),
+        ("model.safetensors", b"{", b"", "/model.safetensors: truncated or not safetensors"),
+    ],
+)
+@WITH_RESULTS
+def test_a_damaged_model_is_refused_with_its_flag_before_a_measurement(
+    words: list[str],
+    damage: tuple[str, bytes, bytes, str],
+    flag: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file, old, new, problem = damage
+    damaged = write_tiny_folder(tmp_path / "model") / file
+    content = damaged.read_bytes()
+    assert old in content
+    damaged.write_bytes(content.replace(old, new, 1))
+    output = tmp_path / "results"
+    argv = [*words, flag, str(damaged.parent), "--output", str(output)]
+    assert main([*argv, *(["--peers", "ssd", "--threads", "1"] if words == ["peers"] else [])]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {flag} {damaged.parent}{problem}")
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "flag"),
+    [
+        (["serve", "--num-drafts", "0"], "--draft"),
+        (["peers", "--peers", "ssd", "--methods", "none", "--threads", "1"], "--draft"),
+        (["peers", "--peers", "openvino-genai", "--threads", "1"], "--draft"),
+        (["peers", "--peers", "vllm", "--methods", "none", "--threads", "1"], "--target"),
+    ],
+)
+def test_a_model_that_this_product_does_not_run_may_be_of_any_family(
+    argv: list[str], flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tiny_folder(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "gpt2"}')
+    with only_writer(tmp_path / "results"):
+        words = [flag, str(tmp_path / "model"), "--output", str(tmp_path / "results")]
+        assert main([*argv, *words]) == 2
+    assert "another run writes to" in capsys.readouterr().err
+
+
+def test_the_draft_beside_another_engine_is_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (write_tiny_folder(tmp_path) / "tokenizer.json").unlink()
+    argv = ["peers", "--peers", "vllm", "--methods", "ssd", "--threads", "1"]
+    assert main([*argv, "--draft", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: --draft {tmp_path}: no tokenizer.json")
+
+
+@pytest.mark.parametrize("name", ["demo://target?widen=2", "hf://org/name"])
+def test_wider_demo_models_and_models_on_the_hub_are_not_refused(name: str) -> None:
+    command.check_models(target=name, draft=name)
 
 
 def test_a_wider_demo_model_is_measured_at_its_own_width(
