@@ -159,6 +159,21 @@ def test_a_trained_draft_has_the_data_type_of_the_draft(
     assert f"torch.{found.get('dtype') or found['torch_dtype']}" == str(written)
 
 
+def test_a_run_of_an_earlier_version_without_a_data_type_goes_on_in_bfloat16(
+    flags_of_pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "output"
+    with monkeypatch.context() as patch:
+        patch.setattr(distillation, "teacher_loss", interrupt_at(2))
+        assert main([*flags_of_pair, "--output", str(output)]) == 130
+    config = json.loads((output / "config.json").read_text())
+    config.pop("dtype", None)
+    config.pop("torch_dtype", None)
+    (output / "config.json").write_text(json.dumps(config))
+    assert main([*flags_of_pair, "--output", str(output)]) == 0
+    assert {value.dtype for value in weights(output).values()} == {torch.bfloat16}
+
+
 def test_a_new_draft_that_cannot_be_made_leaves_no_folder(
     flags: list[str],
     tmp_path: Path,
