@@ -140,8 +140,12 @@ async def test_a_deadline_that_passes_while_a_request_waits_ends_it(served: Serv
     assert cast(TokenStream, arrival.sink).is_abandoned
 
 
-async def test_a_client_that_reads_nothing_ends_its_request() -> None:
-    target = Served(TargetSettings(stream_stall_seconds=0.2))
+async def test_a_client_that_reads_nothing_ends_its_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    # So many tokens can wait that only the stalled write ends the request.
+    target = Served(TargetSettings(stream_stall_seconds=0.2, stream_buffer_tokens=1 << 24))
     target.open(num_token_ids=100)
     await target.server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{target.server.port}") as channel:
@@ -155,6 +159,7 @@ async def test_a_client_that_reads_nothing_ends_its_request() -> None:
         async with asyncio.timeout(MAX_SECONDS):
             await target.handler.wait_until_idle()
         assert stream.is_abandoned
+        assert "stream_stalled" in caplog.messages
         call.cancel()
     await target.server.stop(0)
 
