@@ -46,7 +46,15 @@ from ssd_distill.models import (
     stored_dtype,
     write_weights,
 )
-from ssd_distill.run_folder import RECORD, WORK, held_folder, is_complete, read_record, write_json
+from ssd_distill.run_folder import (
+    RECORD,
+    WORK,
+    held_folder,
+    is_complete,
+    read_record,
+    replace_file,
+    write_json,
+)
 from ssd_distill.training import LossFunction, Recipe, Training, is_finite, mixed_batches
 from ssd_distill.written import write_windows
 from ssd_target.models import TargetModels, find_models
@@ -132,6 +140,7 @@ def _distill(
     models = _load(plan, pair, config, device)
     if record is None:
         record = {"plan": _as_json(plan), "inputs": inputs, "seconds": 0.0, **_place(device)}
+    if "before" not in record:
         _begin(output, (pair.draft or pair.target).folder, config, record)
     _Run(plan, output, record, pair.target, models).run(corpus, checkpoint_seconds)
     return record
@@ -219,14 +228,18 @@ def _place(device: str) -> dict[str, Any]:
 
 
 def _begin(output: Path, source: Path, config: dict[str, Any], record: dict[str, Any]) -> None:
-    """Write all but the weights, the record last; the tokenizer is that of ``source``."""
+    """Write all but the weights; the tokenizer is that of ``source``.
+
+    The record is the first file, so the folder is that of a run even if the process is killed
+    between two files. Until the run has figures, each start writes all of them.
+    """
     with tempfile.TemporaryDirectory(dir=output / WORK) as scratch:
         folder = Path(scratch)
         copy_companions(source, folder)
         write_json(folder / "config.json", config)
         write_json(folder / RECORD, record)
-        for file in sorted(folder.iterdir(), key=lambda file: file.name == RECORD):
-            file.rename(output / file.name)
+        for file in sorted(folder.iterdir(), key=lambda file: file.name != RECORD):
+            replace_file(file, output / file.name)
 
 
 def _as_json(plan: Distillation) -> dict[str, Any]:
@@ -296,7 +309,7 @@ class _Run:
         # The weights that were written, in the data type of the draft.
         trained = load_model(self.output, device=self.models.device)
         self._measure("after", held_out, target, trained)
-        # Network file systems remove the lock file, which is open, and the folder later.
+        # The run is complete: what cannot be removed does no harm.
         shutil.rmtree(self.output / WORK, ignore_errors=True)
 
     def _measure(self, name: str, held_out: HeldOut, target: Any, draft: Any) -> None:

@@ -1,6 +1,7 @@
 """The folder of a run: where it can be, who uses it, and what is left in it."""
 
 import os
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,31 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(
     monkeypatch.setattr(os, "fsync", lambda number: on_disk.add(os.fstat(number).st_ino))
     monkeypatch.setattr(Path, "replace", replace_written)
     assert main([*flags_of_pair, "--output", str(tmp_path / "output")]) == 0
-    assert {"model.safetensors", "state.safetensors", run_folder.RECORD} <= set(replaced)
+    names = {"model.safetensors", "state.safetensors", "config.json", "tokenizer.json"}
+    assert names | {run_folder.RECORD} <= set(replaced)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_run_that_ends_between_its_first_files_is_begun_again(
+    number: int, flags_of_pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, whole = tmp_path / "output", tmp_path / "whole"
+    replace, replaced = Path.replace, count(1)
+
+    def replace_some(new: Path, file: Path) -> Path:
+        if file.parent == output and next(replaced) == number:
+            raise KeyboardInterrupt
+        return replace(new, file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", replace_some)
+        assert main([*flags_of_pair, "--output", str(output)]) == 130
+    assert not (output / "model.safetensors").exists()
+    for folder in (output, whole):
+        assert main([*flags_of_pair, "--output", str(folder)]) == 0
+    for file in whole.iterdir():
+        if file.name != run_folder.RECORD:
+            assert (output / file.name).read_bytes() == file.read_bytes()
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_part_of_a_checkpoint(
