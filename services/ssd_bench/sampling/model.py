@@ -21,13 +21,20 @@ def load_model(folder: Path, dtype: torch.dtype = torch.float32, device: str = "
     Raises:
         SetupError: a target or draft would refuse the model or its weights.
     """
-    # Transformers draws missing tensors at random, and accepts all values.
-    weights, _ = open_weights(folder, ModelConfig.from_folder(folder), dtype, "cpu", lambda _: None)
-    for _ in weights.layers:
-        pass
+    _check(folder, dtype)
     logging.disable_progress_bar()
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     return model.to(device)
+
+
+def _check(folder: Path, dtype: torch.dtype) -> None:
+    """Read all weights as a target does; none stays in memory.
+
+    Transformers draws missing tensors at random, and accepts all values.
+    """
+    weights, _ = open_weights(folder, ModelConfig.from_folder(folder), dtype, "cpu", lambda _: None)
+    for _ in weights.layers:
+        pass
 
 
 class Model:
