@@ -8,6 +8,9 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 
+# Before a test imports OpenVINO, whose import otherwise reports to the internet.
+import ssd.engine.openvino_engine  # noqa: F401
+
 # By default, an example that takes 200 ms fails. On a busy machine, the code is not the cause.
 settings.register_profile("untimed", deadline=None, max_examples=50)
 # ``--hypothesis-profile long``: hours of examples, which ``make test`` has no time for.

@@ -107,6 +107,18 @@ def test_an_image_of_an_engine_requests_huge_pages_as_a_child_does(root: Path, s
     assert "=".join(HUGE_PAGES) in stages((root / ENGINES).read_text())[stage]
 
 
+@pytest.mark.parametrize(
+    ("stage", "variable"),
+    [
+        ("target", "HF_HUB_DISABLE_TELEMETRY=1"),
+        ("draft", "HF_HUB_DISABLE_TELEMETRY=1"),
+        ("vllm", "DO_NOT_TRACK=1"),
+    ],
+)
+def test_no_image_reports_its_use(root: Path, stage: str, variable: str) -> None:
+    assert f" {variable} " in stages((root / ENGINES).read_text())[stage]
+
+
 def test_every_path_that_an_image_copies_exists(root: Path) -> None:
     texts = [(root / dockerfile).read_text() for dockerfile in (OPERATOR, ENGINES)]
     paths = [path for text in texts for path in copied(root, text)]

@@ -50,7 +50,6 @@ class Pod:
         variables = {
             "HF_ENDPOINT": self.hub.url,
             "HF_HOME": str(self.cache),
-            "HF_HUB_DISABLE_TELEMETRY": "1",
             "PYTHONPATH": str(SERVICES),
             **({"HF_TOKEN": self.token} if self.token else {}),
             **more,

@@ -4,6 +4,7 @@ import errno
 import os
 from http import HTTPStatus
 
+from huggingface_hub import constants
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: of its client
     GatedRepoError,
@@ -17,6 +18,8 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
 
 from ssd.errors import CacheError, HubError, ModelNotFoundError, SettingsError, SetupError
 
+# Otherwise each request names the version of torch and the coding agent that runs the process.
+constants.HF_HUB_DISABLE_TELEMETRY = True
 WANTED = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja"]
 """Files of a model that are downloaded."""
 HUB_ERRORS = (OSError, HTTPError)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from huggingface_hub import HfApi
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -30,6 +31,11 @@ def test_a_path_resolves_to_itself(tmp_path: Path) -> None:
 
 def test_the_embedded_pair_needs_no_download() -> None:
     assert (resolve("demo://target") / "config.json").is_file()
+
+
+def test_a_request_to_the_hub_names_no_package_but_its_library() -> None:
+    sent = HfApi()._build_hf_headers(token=False)["user-agent"].split("; ")
+    assert {each.partition("/")[0] for each in sent} == {"unknown", "hf_hub", "python"}
 
 
 def answer(code: int) -> Any:
