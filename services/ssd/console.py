@@ -120,8 +120,8 @@ def run_app(app: typer.Typer, argv: Sequence[str] | None, prog_name: str) -> int
     """Run a command line; return its exit code. An error is one line of standard error.
 
     ``argv`` are the arguments without the program name; None means ``sys.argv[1:]``. ``prog_name``
-    is the program in help and usage errors. With ``--debug``, other errors than those of usage are
-    raised.
+    is the program in help and usage errors. With ``--debug``, errors are raised,
+    except usage errors.
     """
     style_help()
     prepare_streams()

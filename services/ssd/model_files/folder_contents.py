@@ -31,7 +31,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Weights:
-    """What the headers of the weights of a folder say."""
+    """Sizes from the headers of the weights of a folder, and why the weights cannot be used."""
 
     num_parameters: int = 0
     num_bytes: int = 0

@@ -18,7 +18,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
 
 from ssd.errors import CacheError, HubError, ModelNotFoundError, SettingsError, SetupError
 
-# Otherwise each request names the version of torch and the coding agent that runs the process.
+# Otherwise each request names the version of torch and the program that runs the process.
 constants.HF_HUB_DISABLE_TELEMETRY = True
 WANTED = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja"]
 """Files of a model that are downloaded."""
