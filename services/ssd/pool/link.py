@@ -63,6 +63,8 @@ class DraftedSequence:
         """Limit of the next proposal; it leaves room for the bonus token."""
         self.num_from_table = 0
         """Tokens of the current proposal that are from a table; the others are from the backup."""
+        self.replaced: tuple[TokenId, ...] = ()
+        """Proposal of the backup that the current proposal has replaced."""
         self.session: Session | None = None
         self.excluded_links: set[DraftLink] = set()
         """Links that cannot serve the sequence."""

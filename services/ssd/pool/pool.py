@@ -258,10 +258,10 @@ class DraftPool:
             is_plain = not any(result.num_proposed for result, _ in pairs)
             seconds = self._clock.now() - self._looked_up_at - prompt_seconds
             self._pace.add_round(max(0.0, seconds), is_plain=is_plain)
+        drafted = [(result, sequence) for result, sequence in pairs if sequence is not None]
         self._pace.add_outcomes(
-            (result.num_proposed, sequence.num_from_table, result.outcome.accepted)
-            for result, sequence in pairs
-            if sequence is not None
+            [(each.num_proposed, of.num_from_table, each.outcome.accepted) for each, of in drafted],
+            [(of.replaced, each.token_ids) for each, of in drafted],
         )
 
     def _look_up(
@@ -412,11 +412,11 @@ class DraftPool:
         answering: tuple[Session, OutcomeTable | None] | None,
     ) -> Lookup:
         if answering is None:
-            sequence.num_from_table = 0
+            sequence.num_from_table, sequence.replaced = 0, ()
             return without_session(sequence)
         session, table = answering
         lookup = tables.look_up(sequence, table)
-        sequence.num_from_table = lookup.num_from_table
+        sequence.num_from_table, sequence.replaced = lookup.num_from_table, lookup.replaced
         if lookup.result in (LookupResult.HIT, LookupResult.MISS):
             self._pace.hits.add(1, lookup.result is LookupResult.HIT)
         session.link.counts.add(lookup.result)

@@ -32,6 +32,8 @@ class Lookup:
     """Tokens that are from a table; they come first."""
     branch: int | None = None
     """The branch of the table that the next proposal begins; None if it has other tokens."""
+    replaced: tuple[TokenId, ...] = ()
+    """Proposal of the backup while the round waited for the table; empty if it is not known."""
 
 
 NO_TABLE_NEEDED = Lookup()

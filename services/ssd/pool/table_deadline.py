@@ -28,12 +28,14 @@ Source: speculation.md, sections 2 and 7.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
+from operator import eq
 from statistics import median
 
 from ssd.speculation.estimates import Acceptance
+from ssd.types import TokenId
 
 _WINDOW_ROUNDS = 16
 _PRIOR_FROM_TABLES, _PRIOR_FROM_BACKUP, _PRIOR_HIT_RATE = 0.8, 0.5, 0.8
@@ -129,13 +131,19 @@ class RoundPace:
         """Whether rounds still wait if none has been measured."""
         return self._num_unmeasured < _MOST_UNMEASURED
 
-    def add_outcomes(self, proposals: Iterable[tuple[int, int, int]]) -> None:
+    def add_outcomes(
+        self,
+        proposals: Iterable[tuple[int, int, int]],
+        replaced: Iterable[tuple[Sequence[TokenId], Sequence[TokenId]]] = (),
+    ) -> None:
         """Add the proposals of a round.
 
         Args:
             proposals: (proposed tokens, proposed tokens from a table, accepted tokens) of each
                 sequence. Tokens from a table come first. Tokens after the first rejection were not
                 tested.
+            replaced: (proposal of the backup, tokens of the round) of sequences whose round waited
+                for a table and used it. The tokens show what the target would have accepted.
         """
         tested, accepted, of_tables, accepted_of_tables = 0, 0, 0, 0
         for num_proposed, num_from_table, num_accepted in proposals:
@@ -145,6 +153,11 @@ class RoundPace:
             of_tables += min(num_tested, num_from_table)
             accepted_of_tables += min(num_accepted, num_from_table)
         self.from_tables.add(of_tables, accepted_of_tables)
+        for tokens, selected in replaced:
+            is_equal = [*map(eq, tokens, selected)]
+            num_equal = (*is_equal, False).index(False)
+            tested += min(num_equal + 1, len(is_equal))
+            accepted += num_equal
         self.from_backup.add(tested - of_tables, accepted - accepted_of_tables)
         if tested == of_tables > 0:
             # Otherwise, a backup that continues no proposal would never be tried again.

@@ -140,6 +140,28 @@ def test_the_acceptance_of_a_proposal_counts_for_the_source_of_each_token() -> N
     assert found.from_backup.rate == pytest.approx(1 / 2, rel=1e-2)
 
 
+def test_a_backup_that_a_table_has_replaced_is_tested_by_the_tokens_of_the_round() -> None:
+    found = RoundPace()
+    for _ in range(400):
+        # The first two tokens are selected, the third one is not; then the text ends too early for
+        # a test of all, and there is no proposal.
+        found.add_outcomes(
+            [(3, 3, 3)] * 3,
+            [((1, 2, 3, 4), (1, 2, 9, 4)), ((5, 6, 7), (5, 6)), ((), (1, 2))],
+        )
+    assert found.from_backup.rate == pytest.approx(4 / 5, rel=1e-2)
+    assert found.from_tables.rate == pytest.approx(0.95, rel=1e-2)
+
+
+def test_no_round_waits_for_a_table_if_the_backup_that_it_replaces_would_be_accepted() -> None:
+    waiting = Prospect(0, 6, 6, NOW, branch_seconds=LONG)
+    found = pace(0.9)
+    assert seconds([waiting], found) > 0.0
+    for _ in range(400):
+        found.add_outcomes([(6, 6, 6)], [((1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5, 6, 7))])
+    assert seconds([waiting], found) == 0.0
+
+
 def test_a_backup_that_is_not_tested_for_long_is_tried_again() -> None:
     found = pace(of_backup=0.1)
     rates = []

@@ -81,6 +81,19 @@ def test_a_miss_and_a_late_table_propose_the_backup() -> None:
     assert look_up(None, Outcome(1, 7)) == Lookup(LookupResult.LATE, (8, 9))
 
 
+def test_a_hit_after_a_wait_has_the_proposal_of_the_backup_that_it_has_replaced() -> None:
+    first_column = replace(TABLE, tokens_NK=TABLE.tokens_NK[:, :1])
+    made = TableCollector(DraftsSettings(), RoundPace(), threading.Condition(), FakeClock(5.0))
+    for outcome, replaced in ((Outcome(1, 7), (7, 8, 7)), (Outcome(2, 9), ())):
+        after = continued(outcome)
+        after.newest_tokens.extend([7, 8, 7, 8])
+        found = [made.look_up(after, table) for table in (None, first_column, TABLE)]
+        assert found[0].tokens == (7, 8, 7)
+        assert [each.replaced for each in found] == [(), replaced, replaced]
+    # A table that is there at once replaces nothing.
+    assert made.look_up(continued(Outcome(1, 7)), TABLE).replaced == ()
+
+
 def test_no_table_is_late_before_the_last_token() -> None:
     assert look_up(None, Outcome(1, 7), remaining=1) == NO_TABLE_NEEDED
 
