@@ -105,7 +105,7 @@ def ngram(texts_BS: Int64s, lengths_B: Int64s, noise_BSV: Float64s) -> tuple[Int
     proposal_BK = np.full((NUM_SEQUENCES, LOOKAHEAD), -1, dtype=np.int64)
     num_proposed_B = np.zeros(NUM_SEQUENCES, dtype=np.int64)
     for row, length in enumerate(lengths_B.tolist()):
-        tokens = propose_ngram(texts_BS[row, :length].tolist(), LOOKAHEAD, min_suffix=1)
+        tokens = propose_ngram(texts_BS[row, :length].tolist(), LOOKAHEAD, min_suffix=1).tokens
         proposal_BK[row, : len(tokens)] = tokens
         num_proposed_B[row] = len(tokens)
     return proposal_BK, num_proposed_B

@@ -13,7 +13,7 @@ from ssd.errors import FrameError, LinkError
 from ssd.observability.metrics import COMMIT_TO_TABLE_SECONDS, STALE_FRAMES_TOTAL
 from ssd.pool.circuit_breaker import CircuitBreaker
 from ssd.pool.link_quality import RoundTrip
-from ssd.pool.rounds import LookupCounts, RoundResult
+from ssd.pool.rounds import NO_CANDIDATES, Lookup, LookupCounts, RoundResult
 from ssd.pool.sustainable_sessions import BatchTimes
 from ssd.pool.table_deadline import ColumnTimes, Prospect, opening_seconds
 from ssd.rpc.link import ChannelStatus
@@ -61,10 +61,8 @@ class DraftedSequence:
         self.outcome = Outcome(0, 0)
         self.max_proposed = 0
         """Limit of the next proposal; it leaves room for the bonus token."""
-        self.num_from_table = 0
-        """Tokens of the current proposal that are from a table; the others are from the backup."""
-        self.replaced: tuple[TokenId, ...] = ()
-        """Proposal of the backup that the current proposal has replaced."""
+        self.candidates = NO_CANDIDATES
+        """What the sources propose for the current round."""
         self.session: Session | None = None
         self.excluded_links: set[DraftLink] = set()
         """Links that cannot serve the sequence."""
@@ -179,26 +177,29 @@ class Session:
                 return commit
         return None
 
-    def prospect(self, num_backup: int, depth: int, max_tokens: int) -> Prospect:
+    def prospect(self, lookup: Lookup, max_tokens: int) -> Prospect:
         """Return a proposal of this session, and the columns that may still arrive.
 
         Args:
-            num_backup: tokens of the proposal from the backup.
-            depth: tokens of the proposal from the table; 0 if the outcome is not in the table.
+            lookup: its newest one.
             max_tokens: limit of the proposal.
         """
+        depth, repeats = lookup.num_from_table, lookup.candidates.repeats
+        num_backup = len(lookup.tokens) - depth
         times = self.link.column_times
         if self.table is None:
             first = times.expected_first(is_branch=self.is_branch)
             next_at = self._begins_at(first.seconds) + first.seconds
             of_branch = times.expected_first(is_branch=True).seconds
             num_columns = min(first.depth, max_tokens)
-            return Prospect(0, num_backup, num_columns, next_at, branch_seconds=of_branch)
+            return Prospect(
+                0, num_backup, num_columns, next_at, branch_seconds=of_branch, repeats=repeats
+            )
         if not depth:
-            return Prospect(0, num_backup)
+            return Prospect(0, num_backup, repeats=repeats)
         next_at = self.received_at + times.seconds
         num_columns = max(0, min(1, min(max_tokens, self.table.length) - depth))
-        return Prospect(depth, num_backup, num_columns, next_at, self.received_at)
+        return Prospect(depth, num_backup, num_columns, next_at, self.received_at, repeats=repeats)
 
     def add_late(self, now: float) -> None:
         """Raise the times of what has not arrived at the end of the wait of a round."""

@@ -15,7 +15,14 @@ from ssd.observability.log import get_logger
 from ssd.observability.metrics import COMMIT_TO_WIRE_SECONDS
 from ssd.pool.circuit_breaker import SILENT_ROUNDS
 from ssd.pool.link import DraftedSequence, DraftLink, LinkState, Session
-from ssd.pool.rounds import NO_TABLE_NEEDED, Lookup, LookupCounts, PoolRound, RoundResult
+from ssd.pool.rounds import (
+    NO_CANDIDATES,
+    NO_TABLE_NEEDED,
+    Lookup,
+    LookupCounts,
+    PoolRound,
+    RoundResult,
+)
 from ssd.pool.router import choose_link, session_to_move
 from ssd.pool.settings import DraftsSettings
 from ssd.pool.sustainable_sessions import sustainable_sessions
@@ -258,10 +265,10 @@ class DraftPool:
             is_plain = not any(result.num_proposed for result, _ in pairs)
             seconds = self._clock.now() - self._looked_up_at - prompt_seconds
             self._pace.add_round(max(0.0, seconds), is_plain=is_plain)
-        drafted = [(result, sequence) for result, sequence in pairs if sequence is not None]
         self._pace.add_outcomes(
-            [(each.num_proposed, of.num_from_table, each.outcome.accepted) for each, of in drafted],
-            [(of.replaced, each.token_ids) for each, of in drafted],
+            (sequence.candidates, result.token_ids)
+            for result, sequence in pairs
+            if sequence is not None
         )
 
     def _look_up(
@@ -412,11 +419,11 @@ class DraftPool:
         answering: tuple[Session, OutcomeTable | None] | None,
     ) -> Lookup:
         if answering is None:
-            sequence.num_from_table, sequence.replaced = 0, ()
+            sequence.candidates = NO_CANDIDATES
             return without_session(sequence)
         session, table = answering
         lookup = tables.look_up(sequence, table)
-        sequence.num_from_table, sequence.replaced = lookup.num_from_table, lookup.replaced
+        sequence.candidates = lookup.candidates
         if lookup.result in (LookupResult.HIT, LookupResult.MISS):
             self._pace.hits.add(1, lookup.result is LookupResult.HIT)
         session.link.counts.add(lookup.result)

@@ -1,6 +1,7 @@
 """What a target gives to the pool, and what it gets: results of rounds, lookups."""
 
 from dataclasses import KW_ONLY, dataclass
+from typing import NamedTuple
 
 from ssd.types import LookupResult, Outcome, SequenceId, TokenId
 
@@ -20,6 +21,18 @@ class RoundResult:
     """Largest number of tokens of the next proposal that the target allows."""
 
 
+class Candidates(NamedTuple):
+    """What the sources propose for one round. The target's tokens test both."""
+
+    from_table: tuple[TokenId, ...] = ()
+    from_backup: tuple[TokenId, ...] = ()
+    repeats: bool = False
+    """Whether the text repeats itself, see ``BackupProposal``."""
+
+
+NO_CANDIDATES = Candidates()
+
+
 @dataclass(frozen=True, slots=True)
 class Lookup:
     """The lookup of one outcome: its result and the next proposal."""
@@ -32,8 +45,8 @@ class Lookup:
     """Tokens that are from a table; they come first."""
     branch: int | None = None
     """The branch of the table that the next proposal begins; None if it has other tokens."""
-    replaced: tuple[TokenId, ...] = ()
-    """Proposal of the backup while the round waited for the table; empty if it is not known."""
+    candidates: Candidates = NO_CANDIDATES
+    """The proposals of both sources, of which this is one."""
 
 
 NO_TABLE_NEEDED = Lookup()

@@ -34,11 +34,14 @@ from math import inf
 from operator import eq
 from statistics import median
 
+from ssd.pool.rounds import Candidates
 from ssd.speculation.estimates import Acceptance
 from ssd.types import TokenId
 
 _WINDOW_ROUNDS = 16
-_PRIOR_FROM_TABLES, _PRIOR_FROM_BACKUP, _PRIOR_HIT_RATE = 0.8, 0.5, 0.8
+_PRIOR_OF_TABLES, _PRIOR_HIT_RATE = 0.8, 0.8
+_PRIORS_OF_BACKUP = {False: 0.5, True: 0.8}
+"""By whether the text repeats itself."""
 _WEIGHT = 0.25
 """Weight of the newest measurement in a mean."""
 _MOST_UNMEASURED = 8
@@ -102,6 +105,14 @@ class ColumnTimes:
         self._seconds = max(self.seconds, seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class Acceptances:
+    """Acceptances of the sources of proposals."""
+
+    of_tables: Acceptance
+    of_backup: Acceptance
+
+
 class RoundPace:
     """What a round yields: its duration without waiting, and the acceptance of proposed tokens.
 
@@ -111,8 +122,11 @@ class RoundPace:
     def __init__(self) -> None:
         self._plain: deque[float] = deque(maxlen=_WINDOW_ROUNDS)
         self._proposed: deque[float] = deque(maxlen=_WINDOW_ROUNDS)
-        self.from_tables = Acceptance(_PRIOR_FROM_TABLES)
-        self.from_backup = Acceptance(_PRIOR_FROM_BACKUP)
+        self.acceptances = {
+            repeats: Acceptances(Acceptance(_PRIOR_OF_TABLES), Acceptance(prior))
+            for repeats, prior in _PRIORS_OF_BACKUP.items()
+        }
+        """By whether a text repeats itself."""
         self.hits = Acceptance(_PRIOR_HIT_RATE)
         """Share of the tables with a column that contained the outcome."""
         self._num_unmeasured = 0
@@ -131,41 +145,32 @@ class RoundPace:
         """Whether rounds still wait if none has been measured."""
         return self._num_unmeasured < _MOST_UNMEASURED
 
-    def add_outcomes(
-        self,
-        proposals: Iterable[tuple[int, int, int]],
-        replaced: Iterable[tuple[Sequence[TokenId], Sequence[TokenId]]] = (),
-    ) -> None:
-        """Add the proposals of a round.
+    def add_outcomes(self, proposals: Iterable[tuple[Candidates, Sequence[TokenId]]]) -> None:
+        """Add what the target selected in a round, and what both sources proposed for it.
+
+        The tokens of a round are what the target selects after each proposal, so they also show
+        how many tokens of a proposal that was not verified would have been accepted. Tokens after
+        the first rejection, or after the end of the round, are not tested.
 
         Args:
-            proposals: (proposed tokens, proposed tokens from a table, accepted tokens) of each
-                sequence. Tokens from a table come first. Tokens after the first rejection were not
-                tested.
-            replaced: (proposal of the backup, tokens of the round) of sequences whose round waited
-                for a table and used it. The tokens show what the target would have accepted.
+            proposals: proposals and tokens of each sequence.
         """
-        tested, accepted, of_tables, accepted_of_tables = 0, 0, 0, 0
-        for num_proposed, num_from_table, num_accepted in proposals:
-            num_tested = num_accepted + (num_accepted < num_proposed)
-            tested += num_tested
-            accepted += num_accepted
-            of_tables += min(num_tested, num_from_table)
-            accepted_of_tables += min(num_accepted, num_from_table)
-        self.from_tables.add(of_tables, accepted_of_tables)
-        for tokens, selected in replaced:
-            is_equal = [*map(eq, tokens, selected)]
-            num_equal = (*is_equal, False).index(False)
-            tested += min(num_equal + 1, len(is_equal))
-            accepted += num_equal
-        self.from_backup.add(tested - of_tables, accepted - accepted_of_tables)
-        if tested == of_tables > 0:
-            # Otherwise, a backup that continues no proposal would never be tried again.
-            self.from_backup.fade()
+        sums: dict[tuple[bool, bool], tuple[int, int]] = {}
+        for (from_table, from_backup, repeats), selected in proposals:
+            for is_table, tokens in ((True, from_table), (False, from_backup)):
+                is_equal = [*map(eq, tokens, selected)]
+                num_equal = (*is_equal, False).index(False)
+                tested, accepted = sums.get((repeats, is_table), (0, 0))
+                tested += min(num_equal + 1, len(is_equal))
+                sums[repeats, is_table] = tested, accepted + num_equal
+        for (repeats, is_table), (tested, accepted) in sums.items():
+            rates = self.acceptances[repeats]
+            (rates.of_tables if is_table else rates.of_backup).add(tested, accepted)
 
-    def expected_tokens(self, depth: float, num_backup: float) -> float:
-        """Return E(D, M)."""
-        a, b = self.from_tables.rate, self.from_backup.rate
+    def expected_tokens(self, depth: float, num_backup: float, *, repeats: bool) -> float:
+        """Return E(D, M) of a text that repeats itself, or of another one."""
+        rates = self.acceptances[repeats]
+        a, b = rates.of_tables.rate, rates.of_backup.rate
         after: float = a**depth * b * (1 - b**num_backup) / (1 - b)
         return float((1 - a ** (depth + 1)) / (1 - a)) + after
 
@@ -196,6 +201,8 @@ class Prospect:
     """Arrival of the newest column; 0 without one."""
     branch_seconds: float = 0.0
     """T_branch of the link of the sequence."""
+    repeats: bool = False
+    """Whether the text repeats itself."""
 
 
 def wait_until(
@@ -210,15 +217,17 @@ def wait_until(
     is_plain = True
     gains: defaultdict[tuple[float, float, bool, float], float] = defaultdict(float)
     for prospect in prospects:
-        expected = pace.expected_tokens(prospect.depth, prospect.num_backup)
+        repeats = prospect.repeats
+        expected = pace.expected_tokens(prospect.depth, prospect.num_backup, repeats=repeats)
         num_expected += expected
         is_plain &= prospect.depth == prospect.num_backup == 0
         if prospect.num_columns:
             num_backup = max(0.0, prospect.num_backup - prospect.num_columns)
-            with_wait = pace.expected_tokens(prospect.depth + prospect.num_columns, num_backup)
+            depth = prospect.depth + prospect.num_columns
+            with_wait = pace.expected_tokens(depth, num_backup, repeats=repeats)
             waits_since = max(begun_at, prospect.newest_at)
             wait = waits_since, prospect.next_at, prospect.depth == 0, prospect.branch_seconds
-            gains[wait] += with_wait - expected
+            gains[wait] += max(0.0, with_wait - expected)
     proposed_seconds = pace.proposed_seconds
     without = pace.plain_seconds if is_plain else proposed_seconds
     until = now

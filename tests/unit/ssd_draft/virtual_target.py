@@ -12,9 +12,17 @@ from tests.unit.ssd_draft.ledger_draft import Draft, FakeLink, N, a_text
 
 from ssd.engine.batch import BranchBatch
 from ssd.pool.link import DraftedSequence, DraftLink
+from ssd.pool.rounds import Candidates, Lookup
 from ssd.pool.table_deadline import Prospect, RoundPace, wait_until
 from ssd.speculation.table import OutcomeTable
-from ssd.types import Commit, LinkSettings, OpenSession, Welcome
+from ssd.types import (
+    NO_TOKEN,
+    Commit,
+    LinkSettings,
+    LookupResult,
+    OpenSession,
+    Welcome,
+)
 from ssd_draft.inbox import Event
 
 ACCEPTANCE = 0.83
@@ -160,7 +168,9 @@ class VirtualTarget:
         assert self._begun_at is not None
         row = Prospect(0)
         if self._session.is_open:
-            row = self._session.prospect(0, self._session.depth, self.text.lookahead)
+            depth = self._session.depth
+            found = Lookup(LookupResult.HIT, (0,) * depth, num_from_table=depth)
+            row = self._session.prospect(found, self.text.lookahead)
         self._need_at = wait_until([row], self._pace, self._begun_at, now)
         if self._need_at <= now:
             self._commit(now)
@@ -182,7 +192,8 @@ class VirtualTarget:
             self._pace.hits.add(1, is_hit)
         waited_us = int(1e6 * (now - self._begun_at))
         self._commits.append((now + LATENCY_SECONDS, replace(commit, waited_us=waited_us)))
-        self._pace.add_outcomes([(len(proposed), len(proposed), accepted)])
+        selected = *proposed[:accepted], NO_TOKEN
+        self._pace.add_outcomes([(Candidates(tuple(proposed)), selected)])
         self._pace.add_round(self._verify_seconds, is_plain=not proposed)
         self.counts.rounds += 1
         self.counts.tokens += accepted + 1

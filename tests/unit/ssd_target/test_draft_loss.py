@@ -5,7 +5,7 @@ import threading
 import pytest
 from tests.unit.ssd_target.bench import GREEDY, Bench, plain
 
-from ssd.speculation.backup import BACKUPS
+from ssd.speculation.backup import BACKUPS, BackupProposal
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import SessionRefused
 
@@ -71,7 +71,7 @@ def test_a_proposal_is_verified_after_its_draft_is_lost() -> None:
 @pytest.fixture
 def always_proposing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backup that proposes in every round."""
-    monkeypatch.setitem(BACKUPS, "ngram", lambda _tokens, count: (1, 2, 3)[:count])
+    monkeypatch.setitem(BACKUPS, "ngram", lambda _tokens, count: BackupProposal((1, 2, 3)[:count]))
 
 
 @pytest.mark.usefixtures("always_proposing")

@@ -6,8 +6,12 @@ from tests.unit.ssd.pool import links
 from tests.unit.ssd.pool.links import LOOKAHEAD, sequence
 
 from ssd.pool.link import DraftLink, Session
+from ssd.pool.rounds import Lookup
 from ssd.pool.table_deadline import opening_seconds
 from ssd.speculation.table import OutcomeTable
+from ssd.types import LookupResult
+
+ONE_COLUMN = Lookup(LookupResult.HIT, (3,), num_from_table=1)
 
 
 def opened(num_sessions: int) -> tuple[DraftLink, list[Session]]:
@@ -71,7 +75,7 @@ def test_no_round_waits_for_columns_that_a_table_will_not_have(
     link, (session,) = opened(1)
     commit(session, 6, 2.0)
     link.receive([table(session, 6, 1, length)], 2.25)
-    assert session.prospect(0, 1, LOOKAHEAD).num_columns == num_columns
+    assert session.prospect(ONE_COLUMN, LOOKAHEAD).num_columns == num_columns
     expected = 0.25 * length
     assert session.table_seconds(9.0) == pytest.approx(expected), "of all its columns"
     before = link.column_times.seconds
@@ -94,18 +98,18 @@ def test_a_draft_begins_with_a_commit_after_the_table_before() -> None:
     commit(session, 6, 2.0)
     link.receive([table(session, 6)], 2.3)
     commit(session, 7, 3.0)
-    assert session.prospect(0, 0, LOOKAHEAD).next_at == pytest.approx(3.3)
+    assert session.prospect(Lookup(), LOOKAHEAD).next_at == pytest.approx(3.3)
     commit(session, 8, 3.1)
-    assert session.prospect(0, 0, LOOKAHEAD).next_at == pytest.approx(3.6)
+    assert session.prospect(Lookup(), LOOKAHEAD).next_at == pytest.approx(3.6)
 
 
 def test_a_column_that_does_not_arrive_is_expected_later_next_time() -> None:
     link, (session,) = opened(1)
     commit(session, 6, 2.0)
     link.receive([table(session, 6, depth=1)], 2.1)
-    assert session.prospect(0, 1, LOOKAHEAD).next_at == pytest.approx(2.2)
+    assert session.prospect(ONE_COLUMN, LOOKAHEAD).next_at == pytest.approx(2.2)
     link.add_round([session], 2.6)
-    assert session.prospect(0, 1, LOOKAHEAD).next_at == pytest.approx(2.6)
+    assert session.prospect(ONE_COLUMN, LOOKAHEAD).next_at == pytest.approx(2.6)
 
 
 def test_an_opening_has_time_for_the_prompts_before_it() -> None:

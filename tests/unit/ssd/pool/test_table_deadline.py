@@ -1,7 +1,10 @@
 """How long rounds wait for columns, and openings for their first table."""
 
+from dataclasses import replace
+
 import pytest
 
+from ssd.pool.rounds import Candidates
 from ssd.pool.table_deadline import (
     ColumnTimes,
     FirstFrames,
@@ -10,7 +13,6 @@ from ssd.pool.table_deadline import (
     opening_seconds,
     wait_until,
 )
-from ssd.pool.tables import MIN_ACCEPTANCE
 
 ROUND_SECONDS = 0.1
 NOW = 5.0
@@ -30,12 +32,18 @@ def pace(
     found.add_round(ROUND_SECONDS, is_plain=False)
     found.add_round(plain_seconds, is_plain=True)
     for _ in range(400):
-        found.from_tables.add(100, round(100 * acceptance))
-        found.from_backup.add(100, round(100 * of_backup))
+        for rates in found.acceptances.values():
+            rates.of_tables.add(100, round(100 * acceptance))
+            rates.of_backup.add(100, round(100 * of_backup))
         found.hits.add(100, round(100 * hit_rate))
-    assert found.from_tables.rate == pytest.approx(acceptance, rel=1e-3)
-    assert found.from_backup.rate == pytest.approx(of_backup, rel=1e-3)
+    assert rates_of(found) == pytest.approx((acceptance, of_backup), rel=1e-3)
     return found
+
+
+def rates_of(found: RoundPace, *, repeats: bool = False) -> tuple[float, float]:
+    """Return the acceptances of tables and backup."""
+    rates = found.acceptances[repeats]
+    return rates.of_tables.rate, rates.of_backup.rate
 
 
 def seconds(rows: list[Prospect], found: RoundPace | None = None) -> float:
@@ -130,57 +138,47 @@ def test_a_round_waits_less_for_columns_that_the_backup_replaces() -> None:
     assert seconds([Prospect(0, 6, 1, NOW, branch_seconds=LONG)], pace(0.4, of_backup=0.8)) == 0.0
 
 
-def test_the_acceptance_of_a_proposal_counts_for_the_source_of_each_token() -> None:
+def test_the_tokens_of_a_round_test_the_proposals_of_both_sources() -> None:
     found = RoundPace()
     for _ in range(400):
-        # All of two tokens of the table, one of two of the backup; the second case has no test of
-        # the backup.
-        found.add_outcomes([(4, 2, 3), (4, 2, 1)])
-    assert found.from_tables.rate == pytest.approx(3 / 4, rel=1e-2)
-    assert found.from_backup.rate == pytest.approx(1 / 2, rel=1e-2)
-
-
-def test_a_backup_that_a_table_has_replaced_is_tested_by_the_tokens_of_the_round() -> None:
-    found = RoundPace()
-    for _ in range(400):
-        # The first two tokens are selected, the third one is not; then the text ends too early for
-        # a test of all, and there is no proposal.
+        # The first two tokens are selected, the third one is not. The second round ends before
+        # the test of all tokens. The third one has no proposals.
         found.add_outcomes(
-            [(3, 3, 3)] * 3,
-            [((1, 2, 3, 4), (1, 2, 9, 4)), ((5, 6, 7), (5, 6)), ((), (1, 2))],
+            [
+                (Candidates((1, 2, 9, 4), (1, 8)), (1, 2, 3, 4)),
+                (Candidates((5, 6, 7), (4, 6, 7)), (5, 6)),
+                (Candidates(), (1, 2)),
+            ]
         )
-    assert found.from_backup.rate == pytest.approx(4 / 5, rel=1e-2)
-    assert found.from_tables.rate == pytest.approx(0.95, rel=1e-2)
+    assert rates_of(found) == pytest.approx((4 / 5, 1 / 3), rel=1e-2)
+    assert rates_of(found, repeats=True) == pytest.approx((0.8, 0.8)), "no such text"
 
 
-def test_no_round_waits_for_a_table_if_the_backup_that_it_replaces_would_be_accepted() -> None:
+def test_texts_that_repeat_themselves_have_acceptances_of_their_own() -> None:
+    found = RoundPace()
+    for _ in range(400):
+        found.add_outcomes([(Candidates((1, 9), (1, 2), repeats=True), (1, 2))])
+    assert rates_of(found, repeats=True) == pytest.approx((0.5, 0.95), rel=1e-2)
+    assert rates_of(found) == pytest.approx((0.8, 0.5))
+
+
+def test_no_round_waits_for_a_table_where_the_backup_is_accepted() -> None:
     waiting = Prospect(0, 6, 6, NOW, branch_seconds=LONG)
     found = pace(0.9)
     assert seconds([waiting], found) > 0.0
+    repeating = replace(waiting, repeats=True)
     for _ in range(400):
-        found.add_outcomes([(6, 6, 6)], [((1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5, 6, 7))])
-    assert seconds([waiting], found) == 0.0
-
-
-def test_a_backup_that_is_not_tested_for_long_is_tried_again() -> None:
-    found = pace(of_backup=0.1)
-    rates = []
-    for _ in range(200):
-        found.add_outcomes([(2, 2, 2)])
-        rates.append(found.from_backup.rate)
-    assert rates == sorted(rates)
-    assert rates[5] < MIN_ACCEPTANCE < rates[-1]
+        found.add_outcomes([(Candidates((), (1, 2, 3), repeats=True), (1, 2, 3, 4))])
+    assert seconds([repeating], found) == 0.0
+    assert seconds([waiting], found) > 0.0
+    # Nor do other sequences wait less because of it.
+    both = wait_until([waiting, repeating], found, NOW, NOW)
+    ready = wait_until([waiting, Prospect(0, 6, repeats=True)], found, NOW, NOW)
+    assert both == pytest.approx(ready)
 
 
 def test_no_round_waits_long_for_tokens_that_are_not_accepted() -> None:
     assert seconds([ONE_COLUMN], pace(0.05)) < 0.06 * ROUND_SECONDS
-
-
-def test_rounds_without_proposals_do_not_change_the_acceptance() -> None:
-    found = pace(0.6)
-    for _ in range(1000):
-        found.add_outcomes([(0, 0, 0)])
-    assert found.from_tables.rate == pytest.approx(0.6, rel=1e-3)
 
 
 def test_one_long_round_does_not_change_the_pace() -> None:

@@ -2,7 +2,9 @@
 
 import threading
 from collections.abc import Callable
+from collections.abc import Sequence as Rows
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,10 +12,18 @@ from tests.unit.ssd.pool.links import link, sequence
 
 from ssd.pool import tables
 from ssd.pool.link import DraftedSequence, Session
-from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup, RoundResult
+from ssd.pool.rounds import (
+    NO_CANDIDATES,
+    NO_DRAFT,
+    NO_TABLE_NEEDED,
+    Candidates,
+    Lookup,
+    RoundResult,
+)
 from ssd.pool.settings import DraftsSettings
 from ssd.pool.table_deadline import Prospect, RoundPace
 from ssd.pool.tables import TableCollector, without_session
+from ssd.speculation.backup import BACKUPS, BackupProposal
 from ssd.speculation.table import OutcomeTable
 from ssd.testing.clock import FakeClock
 from ssd.types import LookupResult, Outcome
@@ -30,10 +40,25 @@ TABLE = OutcomeTable(
 
 
 def look_up(
-    table: OutcomeTable | None, outcome: Outcome, *, remaining: int = 10, acceptance: float = 0.5
+    table: OutcomeTable | None,
+    outcome: Outcome,
+    *,
+    remaining: int = 10,
+    of_backup: float = 0.5,
+    of_tables: float = 0.8,
+    repeats: bool = False,
 ) -> Lookup:
-    after = continued(outcome, remaining)
-    return tables.look_up(after, table, lambda text, num: tuple(text[:num]), acceptance)
+    """Look up with a backup that repeats the text from its first token."""
+
+    def backup(text: Rows[int], num: int) -> BackupProposal:
+        return BackupProposal(tuple(text[:num]), repeats)
+
+    after, pace = continued(outcome, remaining), RoundPace()
+    for _ in range(400):
+        pace.acceptances[repeats].of_tables.add(100, round(100 * of_tables))
+        pace.acceptances[repeats].of_backup.add(100, round(100 * of_backup))
+    found = backup(after.newest_tokens, after.max_proposed)
+    return replace(tables.look_up(after, table, backup, found, pace), candidates=NO_CANDIDATES)
 
 
 def continued(outcome: Outcome, remaining: int = 10) -> DraftedSequence:
@@ -66,7 +91,7 @@ def test_the_backup_continues_a_table_with_few_columns() -> None:
     tokens = (4, 8, 9)
     assert look_up(first_column, Outcome(1, 7)) == hit(tokens, 1)
     # Without use if its tokens are rejected.
-    assert look_up(first_column, Outcome(1, 7), acceptance=0.1) == hit((4,), 1, 1)
+    assert look_up(first_column, Outcome(1, 7), of_backup=0.1) == hit((4,), 1, 1)
 
 
 def test_the_backup_does_not_continue_a_complete_table() -> None:
@@ -81,17 +106,37 @@ def test_a_miss_and_a_late_table_propose_the_backup() -> None:
     assert look_up(None, Outcome(1, 7)) == Lookup(LookupResult.LATE, (8, 9))
 
 
-def test_a_hit_after_a_wait_has_the_proposal_of_the_backup_that_it_has_replaced() -> None:
-    first_column = replace(TABLE, tokens_NK=TABLE.tokens_NK[:, :1])
+def test_the_backup_replaces_a_hit_where_the_text_repeats_itself_and_it_is_accepted_more() -> None:
+    backup, branch = hit((8, 9), 0), hit((4, 5, 6), 3, 1)
+    replaced = partial(look_up, TABLE, Outcome(1, 7), of_tables=0.5)
+    assert replaced(of_backup=0.9, repeats=True) == backup
+    assert replaced(of_backup=0.9) == branch
+    # The gain of two tokens must also pay for a later table.
+    assert replaced(of_backup=0.6, repeats=True) == branch
+
+
+def test_a_backup_with_the_tokens_of_a_branch_leaves_the_branch_to_the_draft() -> None:
+    same = replace(TABLE, tokens_NK=np.array([[1, 2], [8, 9]], dtype=np.int32), length=2)
+    found = look_up(same, Outcome(1, 7), of_backup=0.9, of_tables=0.1, repeats=True)
+    assert found == hit((8, 9), 2, 1)
+
+
+def test_a_round_has_the_proposals_of_both_sources_and_searches_the_text_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searched = []
+
+    def backup(text: Rows[int], num: int) -> BackupProposal:
+        searched.append(tuple(text))
+        return BackupProposal((7, 8, 7)[:num], repeats=True)
+
+    monkeypatch.setitem(BACKUPS, "ngram", backup)
     made = TableCollector(DraftsSettings(), RoundPace(), threading.Condition(), FakeClock(5.0))
-    for outcome, replaced in ((Outcome(1, 7), (7, 8, 7)), (Outcome(2, 9), ())):
-        after = continued(outcome)
-        after.newest_tokens.extend([7, 8, 7, 8])
-        found = [made.look_up(after, table) for table in (None, first_column, TABLE)]
-        assert found[0].tokens == (7, 8, 7)
-        assert [each.replaced for each in found] == [(), replaced, replaced]
-    # A table that is there at once replaces nothing.
-    assert made.look_up(continued(Outcome(1, 7)), TABLE).replaced == ()
+    after = continued(Outcome(1, 7))
+    found = [made.look_up(after, table).candidates for table in (None, TABLE, TABLE)]
+    hit_tokens = Candidates((4, 5, 6), (7, 8, 7), repeats=True)
+    assert found == [Candidates((), (7, 8, 7), repeats=True), hit_tokens, hit_tokens]
+    assert searched == [tuple(after.newest_tokens)]
 
 
 def test_no_table_is_late_before_the_last_token() -> None:
@@ -123,8 +168,10 @@ class ExpectedAt(Session):
 
     seconds: float
 
-    def prospect(self, num_backup: int, depth: int, max_tokens: int) -> Prospect:
-        return Prospect(depth, num_backup, max_tokens, self.requested_at + self.seconds)
+    def prospect(self, lookup: Lookup, max_tokens: int) -> Prospect:
+        depth, num_tokens = lookup.num_from_table, len(lookup.tokens)
+        next_at = self.requested_at + self.seconds
+        return Prospect(depth, num_tokens - depth, max_tokens, next_at)
 
 
 def rounds(pace: RoundPace) -> tuple[Waits, Callable[[float], None]]:
