@@ -13,6 +13,7 @@ from ssd.engine.runner import AnyRunner, load_runner
 from ssd.engine.target_runner import TargetRunner
 from ssd.model_files.local_model import LocalModel
 from ssd.observability.log import progress_log
+from ssd.speculation.backup import BACKUPS
 from ssd.speculation.controller import Controller
 from ssd_target.decoding.calibration import calibrate
 from ssd_target.decoding.decode_loop import DecodeLoop
@@ -69,6 +70,7 @@ class ModelLoader:
                 draft_blocks,
                 sampler,
                 draft_runner.model.vocab_size,
+                lambda: BACKUPS[self._context.drafts.settings.backup],
             )
         return DecodeLoop(
             self._context,

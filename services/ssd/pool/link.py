@@ -13,11 +13,12 @@ from ssd.errors import FrameError, LinkError
 from ssd.observability.metrics import COMMIT_TO_TABLE_SECONDS, STALE_FRAMES_TOTAL
 from ssd.pool.circuit_breaker import CircuitBreaker
 from ssd.pool.link_quality import RoundTrip
-from ssd.pool.rounds import NO_CANDIDATES, Lookup, LookupCounts, RoundResult
+from ssd.pool.rounds import Lookup, LookupCounts, RoundResult
 from ssd.pool.sustainable_sessions import BatchTimes
 from ssd.pool.table_deadline import ColumnTimes, Prospect, opening_seconds
 from ssd.rpc.link import ChannelStatus
 from ssd.speculation.backup import WINDOW_TOKENS
+from ssd.speculation.sources import NO_CANDIDATES
 from ssd.speculation.table import OutcomeTable
 from ssd.types import CloseSession, OpenSession, Outcome, TargetMessage, TokenId, Welcome
 

@@ -16,7 +16,6 @@ from ssd.observability.metrics import COMMIT_TO_WIRE_SECONDS
 from ssd.pool.circuit_breaker import SILENT_ROUNDS
 from ssd.pool.link import DraftedSequence, DraftLink, LinkState, Session
 from ssd.pool.rounds import (
-    NO_CANDIDATES,
     NO_TABLE_NEEDED,
     Lookup,
     LookupCounts,
@@ -29,6 +28,7 @@ from ssd.pool.sustainable_sessions import sustainable_sessions
 from ssd.pool.table_deadline import RoundPace
 from ssd.pool.tables import TableCollector, without_session
 from ssd.ports import Clock
+from ssd.speculation.sources import NO_CANDIDATES
 from ssd.speculation.table import OutcomeTable, pack_commits, unpack_tables
 from ssd.types import (
     Commit,
@@ -265,7 +265,7 @@ class DraftPool:
             is_plain = not any(result.num_proposed for result, _ in pairs)
             seconds = self._clock.now() - self._looked_up_at - prompt_seconds
             self._pace.add_round(max(0.0, seconds), is_plain=is_plain)
-        self._pace.add_outcomes(
+        self._pace.sources.add_round(
             (sequence.candidates, result.token_ids)
             for result, sequence in pairs
             if sequence is not None

@@ -1,8 +1,8 @@
 """What a target gives to the pool, and what it gets: results of rounds, lookups."""
 
 from dataclasses import KW_ONLY, dataclass
-from typing import NamedTuple
 
+from ssd.speculation.sources import NO_CANDIDATES, Candidates
 from ssd.types import LookupResult, Outcome, SequenceId, TokenId
 
 
@@ -19,18 +19,6 @@ class RoundResult:
     is_finished: bool
     max_proposed: int
     """Largest number of tokens of the next proposal that the target allows."""
-
-
-class Candidates(NamedTuple):
-    """What the sources propose for one round. The target's tokens test both."""
-
-    from_table: tuple[TokenId, ...] = ()
-    from_backup: tuple[TokenId, ...] = ()
-    repeats: bool = False
-    """Whether the text repeats itself, see ``BackupProposal``."""
-
-
-NO_CANDIDATES = Candidates()
 
 
 @dataclass(frozen=True, slots=True)

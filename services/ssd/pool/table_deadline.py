@@ -28,20 +28,16 @@ Source: speculation.md, sections 2 and 7.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
-from operator import eq
 from statistics import median
 
-from ssd.pool.rounds import Candidates
 from ssd.speculation.estimates import Acceptance
-from ssd.types import TokenId
+from ssd.speculation.sources import Sources
 
 _WINDOW_ROUNDS = 16
-_PRIOR_OF_TABLES, _PRIOR_HIT_RATE = 0.8, 0.8
-_PRIORS_OF_BACKUP = {False: 0.5, True: 0.8}
-"""By whether the text repeats itself."""
+_PRIOR_HIT_RATE = 0.8
 _WEIGHT = 0.25
 """Weight of the newest measurement in a mean."""
 _MOST_UNMEASURED = 8
@@ -105,16 +101,8 @@ class ColumnTimes:
         self._seconds = max(self.seconds, seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class Acceptances:
-    """Acceptances of the sources of proposals."""
-
-    of_tables: Acceptance
-    of_backup: Acceptance
-
-
 class RoundPace:
-    """What a round yields: its duration without waiting, and the acceptance of proposed tokens.
+    """What a round yields: its duration without waiting, and the acceptances of its sources.
 
     Step thread only.
     """
@@ -122,11 +110,7 @@ class RoundPace:
     def __init__(self) -> None:
         self._plain: deque[float] = deque(maxlen=_WINDOW_ROUNDS)
         self._proposed: deque[float] = deque(maxlen=_WINDOW_ROUNDS)
-        self.acceptances = {
-            repeats: Acceptances(Acceptance(_PRIOR_OF_TABLES), Acceptance(prior))
-            for repeats, prior in _PRIORS_OF_BACKUP.items()
-        }
-        """By whether a text repeats itself."""
+        self.sources = Sources()
         self.hits = Acceptance(_PRIOR_HIT_RATE)
         """Share of the tables with a column that contained the outcome."""
         self._num_unmeasured = 0
@@ -144,35 +128,6 @@ class RoundPace:
     def waits_unmeasured(self) -> bool:
         """Whether rounds still wait if none has been measured."""
         return self._num_unmeasured < _MOST_UNMEASURED
-
-    def add_outcomes(self, proposals: Iterable[tuple[Candidates, Sequence[TokenId]]]) -> None:
-        """Add what the target selected in a round, and what both sources proposed for it.
-
-        The tokens of a round are what the target selects after each proposal, so they also show
-        how many tokens of a proposal that was not verified would have been accepted. Tokens after
-        the first rejection, or after the end of the round, are not tested.
-
-        Args:
-            proposals: proposals and tokens of each sequence.
-        """
-        sums: dict[tuple[bool, bool], tuple[int, int]] = {}
-        for (from_table, from_backup, repeats), selected in proposals:
-            for is_table, tokens in ((True, from_table), (False, from_backup)):
-                is_equal = [*map(eq, tokens, selected)]
-                num_equal = (*is_equal, False).index(False)
-                tested, accepted = sums.get((repeats, is_table), (0, 0))
-                tested += min(num_equal + 1, len(is_equal))
-                sums[repeats, is_table] = tested, accepted + num_equal
-        for (repeats, is_table), (tested, accepted) in sums.items():
-            rates = self.acceptances[repeats]
-            (rates.of_tables if is_table else rates.of_backup).add(tested, accepted)
-
-    def expected_tokens(self, depth: float, num_backup: float, *, repeats: bool) -> float:
-        """Return E(D, M) of a text that repeats itself, or of another one."""
-        rates = self.acceptances[repeats]
-        a, b = rates.of_tables.rate, rates.of_backup.rate
-        after: float = a**depth * b * (1 - b**num_backup) / (1 - b)
-        return float((1 - a ** (depth + 1)) / (1 - a)) + after
 
     @property
     def plain_seconds(self) -> float:
@@ -218,13 +173,15 @@ def wait_until(
     gains: defaultdict[tuple[float, float, bool, float], float] = defaultdict(float)
     for prospect in prospects:
         repeats = prospect.repeats
-        expected = pace.expected_tokens(prospect.depth, prospect.num_backup, repeats=repeats)
+        expected = pace.sources.expected_tokens(
+            prospect.depth, prospect.num_backup, repeats=repeats
+        )
         num_expected += expected
         is_plain &= prospect.depth == prospect.num_backup == 0
         if prospect.num_columns:
             num_backup = max(0.0, prospect.num_backup - prospect.num_columns)
             depth = prospect.depth + prospect.num_columns
-            with_wait = pace.expected_tokens(depth, num_backup, repeats=repeats)
+            with_wait = pace.sources.expected_tokens(depth, num_backup, repeats=repeats)
             waits_since = max(begun_at, prospect.newest_at)
             wait = waits_since, prospect.next_at, prospect.depth == 0, prospect.branch_seconds
             gains[wait] += max(0.0, with_wait - expected)

@@ -7,12 +7,6 @@ instead of 69 (medians of 5, on a machine in use). *Not chosen*: the longer one 
 which drops tokens of the table; to continue a complete table, whose branch the draft has run as it
 is. *Revisit when* the next tables are late because the draft runs such a proposal in a pass of its
 own.
-
-*Decision*: where a text repeats itself, the backup replaces a hit if it is expected to keep more
-tokens. *Because*: the tokens of a round show what the target would have accepted of each proposal,
-so both acceptances are known for free. *Not chosen*: the longer match of several lengths, each with
-an acceptance of its own: most long matches have 16 tokens or more. *Revisit when* drafts learn from
-the text.
 """
 
 import threading
@@ -22,11 +16,12 @@ from dataclasses import replace
 from math import inf
 
 from ssd.pool.link import DraftedSequence, Session
-from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Candidates, Lookup
+from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup
 from ssd.pool.settings import DraftsSettings
 from ssd.pool.table_deadline import Prospect, RoundPace, wait_until
 from ssd.ports import Clock
 from ssd.speculation.backup import BACKUPS, WINDOW_TOKENS, Backup, BackupProposal
+from ssd.speculation.sources import Candidates, Sources
 from ssd.speculation.table import OutcomeTable
 from ssd.types import LookupResult
 
@@ -98,7 +93,8 @@ class TableCollector:
             if sequence not in self._from_backup:
                 text = sequence.newest_tokens[-WINDOW_TOKENS:]
                 self._from_backup[sequence] = backup(text, sequence.max_proposed)
-            found = look_up(sequence, table, backup, self._from_backup[sequence], self._pace)
+            sources = self._pace.sources
+            found = look_up(sequence, table, backup, self._from_backup[sequence], sources)
             newest = self._lookups[sequence] = table, found
         return newest[1]
 
@@ -135,7 +131,7 @@ def look_up(
     table: OutcomeTable | None,
     backup: Backup,
     from_backup: BackupProposal,
-    pace: RoundPace,
+    sources: Sources,
 ) -> Lookup:
     """Return the lookup of a sequence that continues and has an open session.
 
@@ -145,7 +141,7 @@ def look_up(
         backup: continues a proposal with fewer tokens than the table will have.
         from_backup: its proposal for the next round, for a miss, a late table or a text that
             repeats itself.
-        pace: acceptance of both sources.
+        sources: their acceptances.
     """
     if table is None and sequence.num_remaining == 1:
         # The next round selects the last token: no round waits for a table.
@@ -156,14 +152,15 @@ def look_up(
     candidates = Candidates(from_table, *from_backup)
     tokens = from_backup.tokens
     num_from_table = 0
-    if from_table and not _backup_is_better(candidates, pace):
+    has_more = table is not None and len(from_table) < min(table.length, max_tokens)
+    _, acceptance = sources.acceptances(repeats=candidates.repeats)
+    num_continued = max_tokens - len(from_table) if has_more and acceptance >= MIN_ACCEPTANCE else 0
+    if from_table and not _replaces_branch(candidates, num_continued, sources):
         tokens, num_from_table = from_table, len(from_table)
-        has_more = table is not None and num_from_table < min(table.length, max_tokens)
-        acceptance = pace.acceptances[candidates.repeats].of_backup.rate
-        if has_more and acceptance >= MIN_ACCEPTANCE:
+        if num_continued:
             text = sequence.newest_tokens[-WINDOW_TOKENS:]
             text.extend(from_table)
-            tokens += backup(text, max_tokens - num_from_table).tokens
+            tokens += backup(text, num_continued).tokens
     if branch is None:
         result = LookupResult.LATE if table is None else LookupResult.MISS
         return Lookup(result, tokens, candidates=candidates)
@@ -177,10 +174,11 @@ def look_up(
     )
 
 
-def _backup_is_better(candidates: Candidates, pace: RoundPace) -> bool:
-    """Return whether the proposal of the backup is expected to gain more than the table's."""
-    from_table, from_backup, repeats = candidates
-    if not repeats or from_backup == from_table:
+def _replaces_branch(candidates: Candidates, num_continued: int, sources: Sources) -> bool:
+    """Return whether the backup proposes instead of the branch, which it may also continue."""
+    from_draft, from_backup, repeats = candidates
+    if not repeats or from_backup == from_draft:
         return False
-    of_backup = pace.expected_tokens(0, len(from_backup), repeats=repeats)
-    return of_backup > MIN_GAIN * pace.expected_tokens(len(from_table), 0, repeats=repeats)
+    of_branch = sources.expected_tokens(len(from_draft), num_continued, repeats=True)
+    of_backup = sources.expected_tokens(0, len(from_backup), repeats=True)
+    return of_backup > MIN_GAIN * of_branch

@@ -1,9 +1,5 @@
 """The backup: what a sequence proposes without a draft.
 
-After a miss or a late table nothing else is there. Where the text repeats itself, the backup can
-also be better than the draft: of 48 texts of the embedded pair (T = 0), proposals of 5 tokens after
-16 equal ones kept 4.9 tokens, and those of the draft in the same places 4.1.
-
 Decision: search the newest ``WINDOW_TOKENS`` tokens again in each round, with array operations.
 Because: this takes 6 to 20 microseconds, and there is no state to keep correct.
 Not chosen: an index of n-grams for each sequence, which costs time for every token and needs a

@@ -12,11 +12,13 @@ read.
 Between steps, chosen tokens stay on the device of the draft. The host reads them once in a
 proposal, so it queues all steps of a GPU without a wait.
 
+Where the text repeats itself, the backup proposes instead if its tokens are accepted as often, see
+``ssd.speculation.sources``. The draft then stores the text by chunks.
+
 *Decision*: one pass runs K+1 steps, and single steps are K, or K+1 after a round that accepted the
 whole proposal, whose last token has no entry yet. *Because*: in a pass, a step costs less than the
 pass of one token that would add the entry. *Not chosen*: K+1 steps always, which would slow the
-baseline of large models. A sequence that becomes alone in such a round runs steps until a proposal
-is not accepted whole. *Revisit when* a proposal of several sequences is one pass.
+baseline of large models. *Revisit when* a proposal of several sequences is one pass.
 """
 
 from collections.abc import Callable, Iterable
@@ -34,12 +36,15 @@ from ssd.engine.config import EngineConfig
 from ssd.engine.execution import TreeRunner
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.sampling.keyed import to_device
+from ssd.speculation.backup import WINDOW_TOKENS, Backup
+from ssd.speculation.sources import NO_CANDIDATES, Candidates, Sources
 from ssd.types import NO_TOKEN, SequenceId, TokenId
 from ssd_target.decoding.sampler import Proposal, Sampler
 from ssd_target.decoding.sequence import Sequence
 
 _MOST_PENDING = 2
-"""Tokens without an entry before a proposal: the newest one, and one of a proposal before it."""
+"""Tokens without an entry before a proposal by single steps: the newest one, and one of the
+proposal before it."""
 
 
 @dataclass(slots=True)
@@ -53,6 +58,10 @@ class _Text:
     """Whether the trunk has been stored; proposals extend it from then on."""
     run: tuple[TokenId, ...] = ()
     """Tokens after the trunk whose entries are in the proposal segment."""
+    candidates: Candidates = NO_CANDIDATES
+    """What was proposed for the newest round."""
+    num_before: int = 0
+    """Committed tokens before that round."""
 
 
 class SequentialDrafter:
@@ -70,6 +79,7 @@ class SequentialDrafter:
         blocks: BlockPool,
         sampler: Sampler,
         vocab_size: int,
+        backup: Callable[[], Backup],
     ) -> None:
         """Construct a drafter.
 
@@ -79,6 +89,7 @@ class SequentialDrafter:
             blocks: blocks of the draft's KV cache.
             sampler: sampler of the target, which holds the noise.
             vocab_size: vocabulary of the draft model, with padding. The target's can differ.
+            backup: returns the backup of the present settings.
         """
         self._runner = runner
         self._vocab_size = vocab_size
@@ -86,6 +97,8 @@ class SequentialDrafter:
         self._blocks = blocks
         self._sampler = sampler
         self._lookahead = engine.lookahead
+        self._backup = backup
+        self._sources = Sources()
         shape_SJ = engine.max_num_seqs, engine.blocks_per_sequence
         self._block_tables_SJ = np.zeros(shape_SJ, np.int64)
         self._texts: dict[SequenceId, _Text] = {}
@@ -111,57 +124,100 @@ class SequentialDrafter:
 
         A text is stored but for its newest token.
         """
-        chunk = self._engine.prefill_chunk
         for sequence in sequences:
             text = self._texts.get(sequence.sequence_id)
             if text is None or text.is_stored:
                 continue
             # A target that stores a whole prompt chooses the first token without a proposal.
             first, end = text.num_stored, max(sequence.num_prefill, len(sequence.tokens) - 1)
-            text.num_stored = last = min(first + chunk, end)
-            text.is_stored = last == end
-            if first < last:
-                tokens_1P = torch.zeros((1, chunk), dtype=torch.int64)
-                tokens_1P[0, : last - first] = torch.tensor(sequence.tokens[first:last])
-                where = torch.tensor([first]), torch.tensor([last - first])
-                table_1J = self._block_tables_SJ[sequence.slot][None]
-                self._runner.prefill(PagedBatch(tokens_1P, *where, torch.from_numpy(table_1J)))
+            self._store_chunk(sequence, text, end)
+            text.is_stored = text.num_stored == end
+            if first < text.num_stored:
                 return
+
+    def _store_chunk(self, sequence: Sequence, text: _Text, end: int) -> None:
+        """Append the next chunk of the tokens before ``end`` to a trunk."""
+        chunk, first = self._engine.prefill_chunk, text.num_stored
+        text.num_stored = last = min(first + chunk, end)
+        if first < last:
+            tokens_1P = torch.zeros((1, chunk), dtype=torch.int64)
+            tokens_1P[0, : last - first] = torch.tensor(sequence.tokens[first:last])
+            where = torch.tensor([first]), torch.tensor([last - first])
+            table_1J = self._block_tables_SJ[sequence.slot][None]
+            self._runner.prefill(PagedBatch(tokens_1P, *where, torch.from_numpy(table_1J)))
 
     def propose(
         self, sequences: Rows[Sequence], before_pass: Callable[[], None]
     ) -> list[tuple[Sequence, Proposal]]:
-        """Return the sequences for which the draft proposes, with at most K tokens each.
+        """Return the sequences that have proposals, with at most K tokens each.
 
         Args:
             sequences: sequences of the round.
             before_pass: called once if a pass runs.
         """
-        drafted = [sequence for sequence in sequences if self._can_propose(sequence)]
-        if not drafted:
+        able = [sequence for sequence in sequences if self._can_propose(sequence)]
+        if not able:
             return []
+        self._append(able)
+        limits = [self._limit(sequence) for sequence in able]
+        self._sampler.fill(able, limits)
+        proposals = {sequence.sequence_id: self._from_backup(sequence) for sequence in able}
+        drafted = [each for each in able if not proposals[each.sequence_id]]
+        if drafted:
+            proposals.update(self._from_draft(drafted, before_pass))
+        return [(each, proposals[each.sequence_id]) for each in able]
+
+    def _from_backup(self, sequence: Sequence) -> Proposal:
+        """Return the proposal of the backup if it replaces the draft's, else none."""
+        text, tokens = self._texts[sequence.sequence_id], sequence.tokens
+        self._sources.add_round([(text.candidates, tokens[text.num_before :])])
+        limit = self._limit(sequence)
+        found = self._backup()(tokens[-WINDOW_TOKENS:], limit)
+        text.candidates, text.num_before = Candidates((), *found), len(tokens)
+        of_draft, of_backup = self._sources.acceptances(repeats=True)
+        if not found.repeats or of_backup < of_draft:
+            return ()
+        if len(tokens) - text.num_stored > self._engine.prefill_chunk:
+            self._store_chunk(sequence, text, len(tokens) - 1)
+        return found.tokens
+
+    def _from_draft(
+        self, drafted: Rows[Sequence], before_pass: Callable[[], None]
+    ) -> dict[SequenceId, Proposal]:
+        """Return the proposals of the draft."""
+        is_whole = len(drafted) == 1 and (1, self._lookahead) in self._runner.whole_tables
+        for sequence in drafted:
+            text = self._texts[sequence.sequence_id]
+            while len(sequence.tokens) - text.num_stored > (1 if is_whole else _MOST_PENDING):
+                self._store_chunk(sequence, text, len(sequence.tokens) - 1)
         slots_B = np.array([sequence.slot for sequence in drafted])
-        self._append(drafted, slots_B)
-        remaining_B = np.array([sequence.num_remaining for sequence in drafted])
-        limits_B = np.minimum(remaining_B - 1, self._lookahead)
-        self._sampler.fill(drafted, limits_B.tolist())
-        proposals = self._run_whole(drafted, slots_B, limits_B, before_pass)
+        limits_B = np.array([self._limit(sequence) for sequence in drafted])
+        proposals = self._run_whole(drafted, slots_B, limits_B, before_pass) if is_whole else None
         if proposals is None:
             before_pass()
             proposals = self._run_steps(drafted, slots_B, limits_B)
         self._runner.promote_branches(
             torch.from_numpy(slots_B), torch.zeros(len(drafted), dtype=torch.int64)
         )
-        rows = zip(drafted, proposals, limits_B.tolist(), strict=True)
-        return [(sequence, tokens[:limit]) for sequence, tokens, limit in rows]
+        found = {}
+        for sequence, tokens, limit in zip(drafted, proposals, limits_B.tolist(), strict=True):
+            text = self._texts[sequence.sequence_id]
+            found[sequence.sequence_id] = proposal = tokens[:limit]
+            text.candidates = text.candidates._replace(from_draft=proposal)
+        return found
+
+    def _limit(self, sequence: Sequence) -> int:
+        """Return the largest number of tokens to propose; it leaves room for the bonus token."""
+        return min(sequence.num_remaining - 1, self._lookahead)
 
     def _can_propose(self, sequence: Sequence) -> bool:
         text = self._texts.get(sequence.sequence_id)
         has_room = len(sequence.tokens) + self._lookahead < self._engine.max_model_len
         return text is not None and text.is_stored and sequence.num_remaining > 1 and has_room
 
-    def _append(self, drafted: Rows[Sequence], slots_B: NDArray[np.int64]) -> None:
+    def _append(self, drafted: Rows[Sequence]) -> None:
         """Append the entries of committed tokens to the trunks."""
+        slots_B = np.array([sequence.slot for sequence in drafted])
         texts = [self._texts[sequence.sequence_id] for sequence in drafted]
         counts = []
         for sequence, text in zip(drafted, texts, strict=True):
@@ -184,12 +240,9 @@ class SequentialDrafter:
         limits_B: NDArray[np.int64],
         before_pass: Callable[[], None],
     ) -> list[tuple[TokenId, ...]] | None:
-        """Choose the tokens after one sequence in one pass; None if that is not possible."""
+        """Choose the tokens after one sequence in one pass; None without stored noise."""
         sequence, text = drafted[0], self._texts[drafted[0].sequence_id]
         pending = sequence.tokens[text.num_stored :]
-        is_whole = (1, self._lookahead) in self._runner.whole_tables
-        if len(drafted) > 1 or len(pending) > 1 or not is_whole:
-            return None
         step_K1 = np.arange(self._lookahead)[:, None]
         # The last tokens are not used, so their noise does not matter.
         positions_K1 = len(sequence.tokens) + np.minimum(step_K1, limits_B)

@@ -12,8 +12,9 @@ from tests.unit.ssd_draft.ledger_draft import Draft, FakeLink, N, a_text
 
 from ssd.engine.batch import BranchBatch
 from ssd.pool.link import DraftedSequence, DraftLink
-from ssd.pool.rounds import Candidates, Lookup
+from ssd.pool.rounds import Lookup
 from ssd.pool.table_deadline import Prospect, RoundPace, wait_until
+from ssd.speculation.sources import Candidates
 from ssd.speculation.table import OutcomeTable
 from ssd.types import (
     NO_TOKEN,
@@ -193,7 +194,7 @@ class VirtualTarget:
         waited_us = int(1e6 * (now - self._begun_at))
         self._commits.append((now + LATENCY_SECONDS, replace(commit, waited_us=waited_us)))
         selected = *proposed[:accepted], NO_TOKEN
-        self._pace.add_outcomes([(Candidates(tuple(proposed)), selected)])
+        self._pace.sources.add_round([(Candidates(tuple(proposed)), selected)])
         self._pace.add_round(self._verify_seconds, is_plain=not proposed)
         self.counts.rounds += 1
         self.counts.tokens += accepted + 1

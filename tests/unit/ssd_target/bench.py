@@ -19,6 +19,7 @@ from ssd.pool.link import DraftLink
 from ssd.pool.pool import DraftPool
 from ssd.pool.round_log import RoundLog
 from ssd.runtime.step_thread import Watchdog
+from ssd.speculation.backup import BACKUPS
 from ssd.speculation.controller import Choice
 from ssd.speculation.noise import gumbel_noise
 from ssd.testing.ledger_runner import LedgerRunner, law
@@ -178,7 +179,12 @@ class Bench:
             sampler,
             SpeculationControl(self.controller, self.pool, self.log, LOOKAHEAD),
             SequentialDrafter(
-                own_draft, own_draft.engine, self.draft_blocks, sampler, own_draft.model.vocab_size
+                own_draft,
+                own_draft.engine,
+                self.draft_blocks,
+                sampler,
+                own_draft.model.vocab_size,
+                lambda: BACKUPS[self.pool.settings.backup],
             )
             if own_draft
             else None,

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from tests.unit.ssd.speculation.measured import measure
 
-from ssd.pool.rounds import Candidates
 from ssd.pool.table_deadline import (
     ColumnTimes,
     FirstFrames,
@@ -31,19 +31,10 @@ def pace(
     found = RoundPace()
     found.add_round(ROUND_SECONDS, is_plain=False)
     found.add_round(plain_seconds, is_plain=True)
+    measure(found.sources, acceptance, of_backup, repeats=False)
     for _ in range(400):
-        for rates in found.acceptances.values():
-            rates.of_tables.add(100, round(100 * acceptance))
-            rates.of_backup.add(100, round(100 * of_backup))
         found.hits.add(100, round(100 * hit_rate))
-    assert rates_of(found) == pytest.approx((acceptance, of_backup), rel=1e-3)
     return found
-
-
-def rates_of(found: RoundPace, *, repeats: bool = False) -> tuple[float, float]:
-    """Return the acceptances of tables and backup."""
-    rates = found.acceptances[repeats]
-    return rates.of_tables.rate, rates.of_backup.rate
 
 
 def seconds(rows: list[Prospect], found: RoundPace | None = None) -> float:
@@ -138,37 +129,12 @@ def test_a_round_waits_less_for_columns_that_the_backup_replaces() -> None:
     assert seconds([Prospect(0, 6, 1, NOW, branch_seconds=LONG)], pace(0.4, of_backup=0.8)) == 0.0
 
 
-def test_the_tokens_of_a_round_test_the_proposals_of_both_sources() -> None:
-    found = RoundPace()
-    for _ in range(400):
-        # The first two tokens are selected, the third one is not. The second round ends before
-        # the test of all tokens. The third one has no proposals.
-        found.add_outcomes(
-            [
-                (Candidates((1, 2, 9, 4), (1, 8)), (1, 2, 3, 4)),
-                (Candidates((5, 6, 7), (4, 6, 7)), (5, 6)),
-                (Candidates(), (1, 2)),
-            ]
-        )
-    assert rates_of(found) == pytest.approx((4 / 5, 1 / 3), rel=1e-2)
-    assert rates_of(found, repeats=True) == pytest.approx((0.8, 0.8)), "no such text"
-
-
-def test_texts_that_repeat_themselves_have_acceptances_of_their_own() -> None:
-    found = RoundPace()
-    for _ in range(400):
-        found.add_outcomes([(Candidates((1, 9), (1, 2), repeats=True), (1, 2))])
-    assert rates_of(found, repeats=True) == pytest.approx((0.5, 0.95), rel=1e-2)
-    assert rates_of(found) == pytest.approx((0.8, 0.5))
-
-
 def test_no_round_waits_for_a_table_where_the_backup_is_accepted() -> None:
     waiting = Prospect(0, 6, 6, NOW, branch_seconds=LONG)
     found = pace(0.9)
     assert seconds([waiting], found) > 0.0
     repeating = replace(waiting, repeats=True)
-    for _ in range(400):
-        found.add_outcomes([(Candidates((), (1, 2, 3), repeats=True), (1, 2, 3, 4))])
+    measure(found.sources, 0.9, 0.95, repeats=True)
     assert seconds([repeating], found) == 0.0
     assert seconds([waiting], found) > 0.0
     # Nor do other sequences wait less because of it.

@@ -9,14 +9,13 @@ from functools import partial
 import numpy as np
 import pytest
 from tests.unit.ssd.pool.links import link, sequence
+from tests.unit.ssd.speculation.measured import measure
 
 from ssd.pool import tables
 from ssd.pool.link import DraftedSequence, Session
 from ssd.pool.rounds import (
-    NO_CANDIDATES,
     NO_DRAFT,
     NO_TABLE_NEEDED,
-    Candidates,
     Lookup,
     RoundResult,
 )
@@ -24,6 +23,7 @@ from ssd.pool.settings import DraftsSettings
 from ssd.pool.table_deadline import Prospect, RoundPace
 from ssd.pool.tables import TableCollector, without_session
 from ssd.speculation.backup import BACKUPS, BackupProposal
+from ssd.speculation.sources import NO_CANDIDATES, Candidates, Sources
 from ssd.speculation.table import OutcomeTable
 from ssd.testing.clock import FakeClock
 from ssd.types import LookupResult, Outcome
@@ -53,12 +53,10 @@ def look_up(
     def backup(text: Rows[int], num: int) -> BackupProposal:
         return BackupProposal(tuple(text[:num]), repeats)
 
-    after, pace = continued(outcome, remaining), RoundPace()
-    for _ in range(400):
-        pace.acceptances[repeats].of_tables.add(100, round(100 * of_tables))
-        pace.acceptances[repeats].of_backup.add(100, round(100 * of_backup))
+    after, sources = continued(outcome, remaining), Sources()
+    measure(sources, of_tables, of_backup, repeats=repeats)
     found = backup(after.newest_tokens, after.max_proposed)
-    return replace(tables.look_up(after, table, backup, found, pace), candidates=NO_CANDIDATES)
+    return replace(tables.look_up(after, table, backup, found, sources), candidates=NO_CANDIDATES)
 
 
 def continued(outcome: Outcome, remaining: int = 10) -> DraftedSequence:
@@ -113,6 +111,9 @@ def test_the_backup_replaces_a_hit_where_the_text_repeats_itself_and_it_is_accep
     assert replaced(of_backup=0.9) == branch
     # The gain of two tokens must also pay for a later table.
     assert replaced(of_backup=0.6, repeats=True) == branch
+    # It can also continue a branch of which one column has arrived.
+    part = replace(TABLE, tokens_NK=np.array([[1, -1, -1], [4, -1, -1]], dtype=np.int32))
+    assert look_up(part, Outcome(1, 7), of_tables=0.9, repeats=True) == hit((4, 8, 9), 1)
 
 
 def test_a_backup_with_the_tokens_of_a_branch_leaves_the_branch_to_the_draft() -> None:

@@ -178,11 +178,11 @@ def test_the_time_without_a_request_belongs_to_no_round(monkeypatch: pytest.Monk
 def test_proposals_of_the_targets_own_draft_are_none_of_the_backup() -> None:
     bench = Bench(own_draft=own_draft("perfect"), deadline_ms=1000.0)
     bench.join([Behaviour.HIT] * 20)
-    before = bench.pool._pace.acceptances[False].of_backup.rate
+    _, before = bench.pool._pace.sources.acceptances(repeats=False)
     bench.submit([1, 2, 3], 20, mode=Mode.SYNCHRONOUS)
     bench.submit([3, 2, 1], 20, mode=Mode.SPECULATIVE)
     bench.run()
-    assert bench.pool._pace.acceptances[False].of_backup.rate == before
+    assert bench.pool._pace.sources.acceptances(repeats=False)[1] == before
     assert bench.pool.counts.hits > 0
 
 

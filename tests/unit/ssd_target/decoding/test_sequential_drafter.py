@@ -1,19 +1,24 @@
 """Mode SYNCHRONOUS: the tokens of plain decoding, K of them proposed in each round."""
 
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
 from typing import Literal
 
 import pytest
 from tests.fake_gpu import on_fake_gpu
 from tests.sequences import make_sequence
+from tests.unit.ssd.speculation.measured import measure
 from tests.unit.ssd_target.bench import GREEDY, LOOKAHEAD, WARM, Bench, own_draft, plain
 
 from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.kv_cache.block_pool import BlockPool
+from ssd.speculation.backup import BACKUPS, BackupProposal, propose_nothing
 from ssd.testing.fake_device import fake_device
 from ssd.testing.scripted_draft import Behaviour
-from ssd.types import Mode, SamplingParams
-from ssd_target.decoding.sampler import KeyedSampler, RingSampler
+from ssd.types import Mode, SamplingParams, TokenId
+from ssd_target.decoding.sampler import KeyedSampler, Proposal, RingSampler
+from ssd_target.decoding.sequence import Sequence
 from ssd_target.decoding.sequential_drafter import SequentialDrafter
 
 SAMPLERS = pytest.mark.parametrize("sampler", [RingSampler, KeyedSampler])
@@ -94,6 +99,56 @@ def test_modes_of_one_batch_do_not_disturb_each_other(
             assert sink.statistics.accepted_tokens == sink.statistics.proposed_tokens > 0
 
 
+@pytest.mark.parametrize("runs_whole", [False, True], ids=["steps", "whole"])
+@pytest.mark.parametrize("num_texts", [1, 2])
+@pytest.mark.parametrize("num_repeated", [1, 9, 40])
+def test_a_better_backup_replaces_the_draft_which_then_goes_on_with_the_text(
+    num_texts: int, num_repeated: int, monkeypatch: pytest.MonkeyPatch, *, runs_whole: bool
+) -> None:
+    limit, repeated = 55, range(12, 12 + num_repeated)
+    prompts = ([1, 2, 3], [4] * 9)[:num_texts]
+    texts = [[*prompt, *plain(prompt, limit - len(prompt), WARM)] for prompt in prompts]
+    bench = Bench(own_draft=own_draft("perfect", runs_whole=runs_whole), backup="ngram")
+    drafter = bench.loop._drafter
+    assert drafter is not None
+    measure(drafter._sources, 0.8, 0.9, repeats=True)
+
+    def backup(tokens: Rows[TokenId], num: int) -> BackupProposal:
+        """Propose the next tokens of one part of the text, and nothing in the others."""
+        at = len(tokens)
+        if at not in repeated:
+            return BackupProposal()
+        text = next(text for text in texts if text[:at] == list(tokens))
+        return BackupProposal(tuple(text[at : at + num]), repeats=True)
+
+    drafted = list[tuple[list[TokenId], tuple[TokenId, ...]]]()
+
+    def record(rows: Rows[Sequence], before_pass: Callable[[], None]) -> dict[int, Proposal]:
+        proposals = from_draft(rows, before_pass)
+        drafted.extend((list(each.tokens), proposals[each.sequence_id]) for each in rows)
+        return proposals
+
+    from_draft = drafter._from_draft
+    monkeypatch.setattr(drafter, "_from_draft", record)
+    monkeypatch.setitem(BACKUPS, "ngram", backup)
+    sinks = [
+        bench.submit(prompt, limit - len(prompt), sampling=WARM, mode=Mode.SYNCHRONOUS)
+        for prompt in prompts
+    ]
+    bench.run()
+    for sink, prompt, text in zip(sinks, prompts, texts, strict=True):
+        assert sink.tokens == text[len(prompt) :]
+        assert sink.statistics.accepted_tokens == sink.statistics.proposed_tokens
+    before = [tokens for tokens, _ in drafted if len(tokens) < repeated.start]
+    after = [tokens for tokens, _ in drafted if len(tokens) >= repeated.stop]
+    assert before
+    assert after or num_repeated == 40
+    assert len(drafted) == len(before) + len(after)
+    # A wrong entry of the draft would change what it proposes.
+    for tokens, proposal in drafted:
+        assert [*tokens, *proposal] in [text[: len(tokens) + len(proposal)] for text in texts]
+
+
 def test_a_sequence_without_blocks_of_the_draft_runs_without_proposals() -> None:
     # Blocks of 4 tokens: the first sequence takes 6 of 7, and the second one needs 4.
     bench = Bench(own_draft=own_draft("perfect", num_blocks=8))
@@ -165,7 +220,12 @@ def test_a_proposal_waits_for_its_device_once(num_texts: int, sampling: Sampling
         runner = on_fake_gpu(DraftRunner, engine, device)
         sampler = KeyedSampler(runner.engine, runner.model.vocab_size)
         drafter = SequentialDrafter(
-            runner, runner.engine, BlockPool(20), sampler, runner.model.vocab_size
+            runner,
+            runner.engine,
+            BlockPool(20),
+            sampler,
+            runner.model.vocab_size,
+            lambda: propose_nothing,
         )
         texts = [
             make_sequence((1, 2, 0), sampling, sequence_id=slot, slot=slot, max_len=24 - 9 * slot)
