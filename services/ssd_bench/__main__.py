@@ -13,6 +13,7 @@ import typer
 
 from ssd.console import run_app
 from ssd.errors import SettingsError, SetupError
+from ssd.rpc.codec import BackupName
 from ssd.runtime.launch import Deployment
 from ssd.text.tokenizer import load_tokenizer
 from ssd_bench.command import (
@@ -78,6 +79,9 @@ def bench(
     dtype: Dtype = "auto",
     engine: Engine = "auto",
     deadline_ms: Annotated[float, typer.Option(help="Table deadline in milliseconds.")] = 100.0,
+    backup: Annotated[
+        BackupName, typer.Option(help="What proposes after a miss, and in texts that repeat.")
+    ] = "ngram",
     deterministic: bool = False,
     equal_hardware: Annotated[
         bool, typer.Option(help="Also measure AR and SD with a target on all CPUs.")
@@ -114,7 +118,7 @@ def bench(
                 draft=str(folders[1]),
                 common_flags=(*flags, *MAX_LENGTH),
                 target_flags=(
-                    *("--draft-deadline-ms", str(deadline_ms)),
+                    *("--draft-deadline-ms", str(deadline_ms), "--backup", backup),
                     # All modes get the same prompts. The first one would store them for the others.
                     "--no-prefix-cache",
                     *(("--deterministic",) if deterministic else ()),
