@@ -279,7 +279,7 @@ class Speculation(TreeSize):
     fan_out: Literal["Adaptive", "Geometric", "Uniform"] = "Adaptive"
     """How branches are distributed over outcomes. A change replaces targets."""
     backup: Literal["None", "Ngram"] = "Ngram"
-    """Proposal after a miss. A change replaces targets."""
+    """Proposal after a miss, and in a text that repeats itself. A change replaces targets."""
     draft_deadline_milliseconds: Annotated[int, between(1, 1000)] | None = None
     """Maximum time a round waits for its tables; absent means 20 for drafts on GPUs and 100 on
     CPUs, with draft.poolRef by accelerator. A change replaces targets."""

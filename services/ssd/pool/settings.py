@@ -44,8 +44,8 @@ class DraftsSettings:
     circuit_breaker: bool = True
     """Suspend a link for 5 to 60 s if it sends no table for three rounds and three deadlines."""
     backup: BackupName = "ngram"
-    """Proposal after a miss, and continuation of a table with few columns: no tokens, or the tokens
-    that follow the longest suffix match."""
+    """Proposal after a miss and in a text that repeats itself, and continuation of a table with few
+    columns: no tokens, or the tokens that follow the longest suffix match."""
 
     def __post_init__(self) -> None:
         for address in self.drafts:
