@@ -10,10 +10,10 @@ own.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from collections.abc import Sequence as Rows
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
 
 from ssd.pool.link import DraftedSequence, Session
 from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup
@@ -28,6 +28,9 @@ from ssd.types import LookupResult
 MIN_ACCEPTANCE = 0.3
 """With less, the rows of a verify are expected to take more time than their tokens save. Estimated
 from the times of the embedded target, not tuned."""
+MOST_SEARCHES = 8
+"""About so many texts with hits are searched in a round, and those that repeat themselves. A search
+takes 6 to 20 microseconds, which the sequences of large batches would pay for nothing."""
 MIN_GAIN = 1.05
 """Gain in tokens for which the backup replaces a hit: the draft has not run its tokens, so the next
 table is ready later."""
@@ -49,6 +52,8 @@ class TableCollector:
         self._lookups: dict[DraftedSequence, tuple[OutcomeTable | None, Lookup]] = {}
         """The newest lookup of each sequence, with its table."""
         self._from_backup: dict[DraftedSequence, BackupProposal] = {}
+        self._in_turn: Container[DraftedSequence] = ()
+        """Sequences whose text is searched although they have a hit."""
 
     def collect(
         self, continuing: Rows[DraftedSequence], num_others: int, before_wait: Callable[[], None]
@@ -66,6 +71,8 @@ class TableCollector:
             The open sessions with their tables, by sequence, and the seconds of the wait. A wait
             counts up to the deadline; the rest is a pause of the machine.
         """
+        period = max(1, ceil(len(continuing) / MOST_SEARCHES))
+        self._in_turn = set(continuing[self._pace.sources.num_rounds % period :: period])
         begun_at = now = self._clock.now()
         deadline = begun_at + self._settings.deadline_seconds
         while (until := min(deadline, self._until(continuing, num_others, begun_at, now))) > now:
@@ -90,13 +97,18 @@ class TableCollector:
         newest = self._lookups.get(sequence)
         if newest is None or newest[0] is not table:
             backup = BACKUPS[self._settings.backup]
-            if sequence not in self._from_backup:
+            branch = None if table is None else table.look_up(sequence.outcome)
+            if sequence not in self._from_backup and (branch is None or self._searches(sequence)):
                 text = sequence.newest_tokens[-WINDOW_TOKENS:]
                 self._from_backup[sequence] = backup(text, sequence.max_proposed)
-            sources = self._pace.sources
-            found = look_up(sequence, table, backup, self._from_backup[sequence], sources)
+            from_backup = self._from_backup.get(sequence, BackupProposal())
+            found = look_up(sequence, table, branch, backup, from_backup, self._pace.sources)
             newest = self._lookups[sequence] = table, found
         return newest[1]
+
+    def _searches(self, sequence: DraftedSequence) -> bool:
+        """Return whether the text of a hit is searched: it repeats itself, or it is its turn."""
+        return sequence.candidates.repeats or sequence in self._in_turn
 
     def _until(
         self, continuing: Rows[DraftedSequence], num_others: int, begun_at: float, now: float
@@ -129,6 +141,7 @@ def without_session(sequence: DraftedSequence) -> Lookup:
 def look_up(
     sequence: DraftedSequence,
     table: OutcomeTable | None,
+    branch: int | None,
     backup: Backup,
     from_backup: BackupProposal,
     sources: Sources,
@@ -138,6 +151,7 @@ def look_up(
     Args:
         sequence: after a round that did not end it.
         table: the columns that have arrived; None if none have.
+        branch: the branch of the outcome in the table; None if there is none.
         backup: continues a proposal with fewer tokens than the table will have.
         from_backup: its proposal for the next round, for a miss, a late table or a text that
             repeats itself.
@@ -147,7 +161,6 @@ def look_up(
         # The next round selects the last token: no round waits for a table.
         return NO_TABLE_NEEDED
     max_tokens = sequence.max_proposed
-    branch = table.look_up(sequence.outcome) if table is not None else None
     from_table = () if table is None or branch is None else table.proposal(branch, max_tokens)
     candidates = Candidates(from_table, *from_backup)
     tokens = from_backup.tokens

@@ -1,6 +1,6 @@
 """The backup: what a sequence proposes without a draft.
 
-Decision: search the newest ``WINDOW_TOKENS`` tokens again in each round, with array operations.
+Decision: search the newest ``WINDOW_TOKENS`` tokens again each time, with array operations.
 Because: this takes 6 to 20 microseconds, and there is no state to keep correct.
 Not chosen: an index of n-grams for each sequence, which costs time for every token and needs a
 bound on its memory. Revisit when: the searches of large batches take a measurable part of a round.

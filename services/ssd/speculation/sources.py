@@ -41,6 +41,8 @@ class Sources:
     """Acceptances of both sources, by whether a text repeats itself. Step thread only."""
 
     def __init__(self) -> None:
+        self.num_rounds = 0
+        """Rounds that were added."""
         self._of_draft = {repeats: Acceptance(_PRIOR_OF_DRAFT) for repeats in _PRIORS_OF_BACKUP}
         self._of_backup = {
             repeats: Acceptance(prior) for repeats, prior in _PRIORS_OF_BACKUP.items()
@@ -51,6 +53,7 @@ class Sources:
 
         Tokens after the first that is not accepted, or after the end of the round, are not tested.
         """
+        self.num_rounds += 1
         sums: dict[Acceptance, tuple[int, int]] = {}
         for (from_draft, from_backup, repeats), selected in rows:
             for acceptance, tokens in (

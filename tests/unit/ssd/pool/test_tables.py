@@ -21,7 +21,7 @@ from ssd.pool.rounds import (
 )
 from ssd.pool.settings import DraftsSettings
 from ssd.pool.table_deadline import Prospect, RoundPace
-from ssd.pool.tables import TableCollector, without_session
+from ssd.pool.tables import MOST_SEARCHES, TableCollector, without_session
 from ssd.speculation.backup import BACKUPS, BackupProposal
 from ssd.speculation.sources import NO_CANDIDATES, Candidates, Sources
 from ssd.speculation.table import OutcomeTable
@@ -56,7 +56,9 @@ def look_up(
     after, sources = continued(outcome, remaining), Sources()
     measure(sources, of_tables, of_backup, repeats=repeats)
     found = backup(after.newest_tokens, after.max_proposed)
-    return replace(tables.look_up(after, table, backup, found, sources), candidates=NO_CANDIDATES)
+    branch = None if table is None else table.look_up(outcome)
+    lookup = tables.look_up(after, table, branch, backup, found, sources)
+    return replace(lookup, candidates=NO_CANDIDATES)
 
 
 def continued(outcome: Outcome, remaining: int = 10) -> DraftedSequence:
@@ -122,22 +124,54 @@ def test_a_backup_with_the_tokens_of_a_branch_leaves_the_branch_to_the_draft() -
     assert found == hit((8, 9), 2, 1)
 
 
-def test_a_round_has_the_proposals_of_both_sources_and_searches_the_text_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    searched = []
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The texts that the backup has searched; those that begin with 5 repeat themselves."""
+    texts = list[tuple[int, ...]]()
 
     def backup(text: Rows[int], num: int) -> BackupProposal:
-        searched.append(tuple(text))
-        return BackupProposal((7, 8, 7)[:num], repeats=True)
+        texts.append(tuple(text))
+        return BackupProposal((7, 8, 7)[:num], repeats=text[0] == 5)
 
     monkeypatch.setitem(BACKUPS, "ngram", backup)
-    made = TableCollector(DraftsSettings(), RoundPace(), threading.Condition(), FakeClock(5.0))
-    after = continued(Outcome(1, 7))
-    found = [made.look_up(after, table).candidates for table in (None, TABLE, TABLE)]
-    hit_tokens = Candidates((4, 5, 6), (7, 8, 7), repeats=True)
-    assert found == [Candidates((), (7, 8, 7), repeats=True), hit_tokens, hit_tokens]
-    assert searched == [tuple(after.newest_tokens)]
+    return texts
+
+
+def collector(pace: RoundPace) -> TableCollector:
+    return TableCollector(DraftsSettings(), pace, threading.Condition(), FakeClock(5.0))
+
+
+def test_a_text_is_searched_once_in_a_round_also_if_it_has_no_hit(
+    searched: list[tuple[int, ...]],
+) -> None:
+    made = collector(RoundPace())
+    for outcome, hit_tokens in ((Outcome(1, 7), (4, 5, 6)), (Outcome(2, 9), ())):
+        after = continued(outcome)
+        made.collect([after], 0, lambda: None)
+        found = [made.look_up(after, table).candidates for table in (None, TABLE, TABLE)]
+        both = Candidates(hit_tokens, (7, 8, 7))
+        assert found == [Candidates((), (7, 8, 7)), both, both]
+    assert len(searched) == 2
+
+
+def test_texts_with_hits_take_turns_and_those_that_repeat_themselves_are_always_searched(
+    searched: list[tuple[int, ...]],
+) -> None:
+    pace, batch = RoundPace(), [continued(Outcome(1, 7)) for _ in range(3 * MOST_SEARCHES)]
+    for number, each in enumerate(batch):
+        each.newest_tokens[0] = 5 if number == 10 else 100 + number
+    found = list[set[int]]()
+    for _ in range(6):
+        made = collector(pace)
+        searched.clear()
+        made.collect(batch, 0, lambda: None)
+        for each in batch:
+            each.candidates = made.look_up(each, TABLE).candidates
+        pace.sources.add_round([])
+        found.append({text[0] for text in searched})
+    assert set.union(*found[:3]) == {each.newest_tokens[0] for each in batch}
+    assert all(MOST_SEARCHES <= len(each) <= MOST_SEARCHES + 1 for each in found)
+    assert [5 in each for each in found] == [False, True, True, True, True, True]
 
 
 def test_no_table_is_late_before_the_last_token() -> None:
