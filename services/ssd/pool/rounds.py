@@ -34,7 +34,7 @@ class Lookup:
     branch: int | None = None
     """The branch of the table that the next proposal begins; None if it has other tokens."""
     candidates: Candidates = NO_CANDIDATES
-    """The proposals of both sources, of which this is one."""
+    """What both sources propose."""
 
 
 NO_TABLE_NEEDED = Lookup()

@@ -1,14 +1,14 @@
 """How long a round waits for columns of its tables, and a session for its first table. Pure.
 
-A proposal has D tokens of a table and then M tokens of the backup. With the acceptances a and b, it
-is expected to gain in the next round
+A proposal has D tokens of a table and then M tokens of the backup. With their acceptances a and b
+(see ``ssd.speculation.sources``), it is expected to gain in the next round
 
     E(D, M) = 1 + a + ... + a^D + a^D (b + ... + b^M)
 
-tokens. C columns that arrive add G = E(D + C, M - C) - E(D, M). Without them, a round yields E
-tokens in T, with the sums over all sequences. T is the duration of a round with these proposals:
-T_plain if there are none, else T_proposed. The time of prompts that are stored between two rounds
-is not a part of it. If a table has columns, the time that pays for more is
+tokens. C columns that arrive add G = E(D + C, M - C) - E(D, M), or nothing. Without them, a round
+yields E tokens in T, with the sums over all sequences. T is the duration of a round with these
+proposals: T_plain if there are none, else T_proposed. The time of prompts that are stored between
+two rounds is not a part of it. If a table has columns, the time that pays for more is
 
     G T / E - (T_proposed - T)
 
@@ -172,7 +172,7 @@ def wait_until(
     is_plain = True
     gains: defaultdict[tuple[float, float, bool, float], float] = defaultdict(float)
     for prospect in prospects:
-        repeats = prospect.repeats
+        repeats = prospect.repeats and not pace.sources.is_trial
         expected = pace.sources.expected_tokens(
             prospect.depth, prospect.num_backup, repeats=repeats
         )

@@ -148,11 +148,6 @@ class Acceptance:
             self._num_tested = self._decay * self._num_tested + num_tested
             self._num_accepted = self._decay * self._num_accepted + num_accepted
 
-    def fade(self) -> None:
-        """Approach the value before the first measurement, in a round that tests no token."""
-        expected = self._num_tested * self._prior
-        self._num_accepted = self._decay * self._num_accepted + (1 - self._decay) * expected
-
     @property
     def rate(self) -> float:
         """The estimate."""

@@ -6,8 +6,9 @@ import pytest
 from tests.unit.ssd_target.bench import GREEDY, Bench, plain
 
 from ssd.speculation.backup import BACKUPS, BackupProposal
+from ssd.speculation.sources import Sources
 from ssd.testing.scripted_draft import Behaviour
-from ssd.types import SessionRefused
+from ssd.types import Mode, SessionRefused
 
 MAX_SECONDS = 60.0
 
@@ -66,6 +67,30 @@ def test_a_proposal_is_verified_after_its_draft_is_lost() -> None:
     assert sink.tokens == plain([1, 2, 3], 20, GREEDY)
     assert sink.statistics.accepted_tokens == 3
     assert sink.statistics.rounds == 2 + 15
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_a_round_tests_the_proposals_of_tables_and_backup(
+    monkeypatch: pytest.MonkeyPatch, *, repeats: bool
+) -> None:
+    monkeypatch.setitem(BACKUPS, "ngram", lambda _tokens, num: BackupProposal((12,) * num, repeats))
+    bench = Bench(backup="ngram", deadline_ms=1000.0)
+    bench.join([Behaviour.HIT] * 60)
+    sink = bench.submit([1, 2, 3], 40, mode=Mode.SPECULATIVE)
+    bench.run_rounds(7)
+    sources = bench.pool._pace.sources
+    of_draft, of_backup = sources.acceptances(repeats=repeats)
+    assert of_draft > 0.85
+    assert of_backup < 0.5
+    assert sources.acceptances(repeats=not repeats) == Sources().acceptances(repeats=not repeats)
+    # Without a session, the last candidates are not tested again.
+    (link,) = bench.pool.links()
+    bench.pool.detach(link, "lost")
+    bench.run_rounds()
+    before = sources.acceptances(repeats=repeats)
+    bench.run()
+    assert sources.acceptances(repeats=repeats) == before
+    assert sink.tokens == plain([1, 2, 3], 40, GREEDY)
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """What a link measures from the tables that it receives."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.unit.ssd.pool import links
@@ -8,6 +10,7 @@ from tests.unit.ssd.pool.links import LOOKAHEAD, sequence
 from ssd.pool.link import DraftLink, Session
 from ssd.pool.rounds import Lookup
 from ssd.pool.table_deadline import opening_seconds
+from ssd.speculation.sources import Candidates
 from ssd.speculation.table import OutcomeTable
 from ssd.types import LookupResult
 
@@ -81,6 +84,19 @@ def test_no_round_waits_for_columns_that_a_table_will_not_have(
     before = link.column_times.seconds
     session.add_late(9.0)
     assert (link.column_times.seconds > before) == bool(num_columns)
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_a_round_knows_whether_the_text_of_a_session_repeats_itself(*, repeats: bool) -> None:
+    link, (session,) = opened(1)
+    candidates = Candidates((), (1, 2), repeats=repeats)
+    hit = replace(ONE_COLUMN, candidates=candidates)
+    late = Lookup(LookupResult.LATE, (1, 2), candidates=candidates)
+    assert session.prospect(late, LOOKAHEAD).repeats == repeats
+    commit(session, 6, 2.0)
+    assert session.prospect(late, LOOKAHEAD).repeats == repeats
+    link.receive([table(session, 6, 1)], 2.25)
+    assert session.prospect(hit, LOOKAHEAD).repeats == repeats
 
 
 def test_a_frame_counts_once_however_many_sessions_it_has() -> None:

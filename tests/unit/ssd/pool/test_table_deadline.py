@@ -13,6 +13,7 @@ from ssd.pool.table_deadline import (
     opening_seconds,
     wait_until,
 )
+from ssd.speculation.sources import TRIAL_ROUNDS
 
 ROUND_SECONDS = 0.1
 NOW = 5.0
@@ -136,6 +137,9 @@ def test_no_round_waits_for_a_table_where_the_backup_is_accepted() -> None:
     repeating = replace(waiting, repeats=True)
     measure(found.sources, 0.9, 0.95, repeats=True)
     assert seconds([repeating], found) == 0.0
+    found.sources.num_rounds = TRIAL_ROUNDS
+    assert seconds([repeating], found) > 0.0, "else a late draft would never be measured again"
+    found.sources.num_rounds += 1
     assert seconds([waiting], found) > 0.0
     # Nor do other sequences wait less because of it.
     both = wait_until([waiting, repeating], found, NOW, NOW)

@@ -111,6 +111,7 @@ def test_the_backup_replaces_a_hit_where_the_text_repeats_itself_and_it_is_accep
     replaced = partial(look_up, TABLE, Outcome(1, 7), of_tables=0.5)
     assert replaced(of_backup=0.9, repeats=True) == backup
     assert replaced(of_backup=0.9) == branch
+    assert replaced(of_backup=0.65, repeats=True) == backup
     # The gain of two tokens must also pay for a later table.
     assert replaced(of_backup=0.6, repeats=True) == branch
     # It can also continue a branch of which one column has arrived.

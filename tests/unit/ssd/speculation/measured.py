@@ -6,7 +6,10 @@ _ROUNDS = 400
 
 
 def measure(sources: Sources, of_draft: float, of_backup: float, *, repeats: bool) -> None:
-    """Add rounds in which so large a share of the tokens of both sources is accepted."""
+    """Add rounds in which so large a share of the tokens of both sources is accepted.
+
+    The next round is no trial.
+    """
     rows = [
         (candidates, (1 if number < 100 * share else 2,))
         for number in range(100)
@@ -17,3 +20,4 @@ def measure(sources: Sources, of_draft: float, of_backup: float, *, repeats: boo
     ]
     for _ in range(_ROUNDS):
         sources.add_round(rows)
+    sources.num_rounds = 1

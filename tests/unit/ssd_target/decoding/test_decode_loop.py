@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.ssd_target.bench import GREEDY, WARM, Backup, Bench, own_draft, plain
+from tests.unit.ssd_target.bench import GREEDY, WARM, Backup, Bench, plain
 
 from ssd.engine.batch import PagedBatch
 from ssd.errors import NotFiniteError, OverloadedError, RankError
@@ -173,17 +173,6 @@ def test_the_time_without_a_request_belongs_to_no_round(monkeypatch: pytest.Monk
         bench.clock.time += 1000.0
     assert len(found) >= 2
     assert max(found) < 1.0
-
-
-def test_proposals_of_the_targets_own_draft_are_none_of_the_backup() -> None:
-    bench = Bench(own_draft=own_draft("perfect"), deadline_ms=1000.0)
-    bench.join([Behaviour.HIT] * 20)
-    _, before = bench.pool._pace.sources.acceptances(repeats=False)
-    bench.submit([1, 2, 3], 20, mode=Mode.SYNCHRONOUS)
-    bench.submit([3, 2, 1], 20, mode=Mode.SPECULATIVE)
-    bench.run()
-    assert bench.pool._pace.sources.acceptances(repeats=False)[1] == before
-    assert bench.pool.counts.hits > 0
 
 
 @pytest.mark.parametrize("backup", ["none", "ngram"])

@@ -3,17 +3,19 @@
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from typing import Literal
+from unittest.mock import Mock
 
 import pytest
 from tests.fake_gpu import on_fake_gpu
 from tests.sequences import make_sequence
 from tests.unit.ssd.speculation.measured import measure
-from tests.unit.ssd_target.bench import GREEDY, LOOKAHEAD, WARM, Bench, own_draft, plain
+from tests.unit.ssd_target.bench import ENGINE, GREEDY, LOOKAHEAD, WARM, Bench, own_draft, plain
 
 from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.speculation.backup import BACKUPS, BackupProposal, propose_nothing
+from ssd.speculation.sources import TRIAL_ROUNDS
 from ssd.testing.fake_device import fake_device
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import Mode, SamplingParams, TokenId
@@ -123,8 +125,10 @@ def test_a_better_backup_replaces_the_draft_which_then_goes_on_with_the_text(
 
     drafted = list[tuple[list[TokenId], tuple[TokenId, ...]]]()
 
-    def record(rows: Rows[Sequence], before_pass: Callable[[], None]) -> dict[int, Proposal]:
-        proposals = from_draft(rows, before_pass)
+    def record(rows: Rows[Sequence]) -> dict[int, Proposal]:
+        most_behind = ENGINE.prefill_chunk + LOOKAHEAD + 1
+        assert not any(drafter._is_behind(each, most_behind) for each in rows)
+        proposals = from_draft(rows)
         drafted.extend((list(each.tokens), proposals[each.sequence_id]) for each in rows)
         return proposals
 
@@ -147,6 +151,65 @@ def test_a_better_backup_replaces_the_draft_which_then_goes_on_with_the_text(
     # A wrong entry of the draft would change what it proposes.
     for tokens, proposal in drafted:
         assert [*tokens, *proposal] in [text[: len(tokens) + len(proposal)] for text in texts]
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_round_tests_the_proposals_of_draft_and_backup(
+    monkeypatch: pytest.MonkeyPatch, *, is_right: bool
+) -> None:
+    text = [1, 2, 3, *plain([1, 2, 3], 50, GREEDY)]
+
+    def backup(tokens: Rows[TokenId], num: int) -> BackupProposal:
+        proposal = text[len(tokens) : len(tokens) + num]
+        return BackupProposal(
+            tuple((each + (not is_right)) % 13 for each in proposal), repeats=True
+        )
+
+    monkeypatch.setitem(BACKUPS, "ngram", backup)
+    bench = Bench(own_draft=own_draft("perfect"), backup="ngram")
+    sink = bench.submit([1, 2, 3], 50, mode=Mode.SYNCHRONOUS)
+    bench.run()
+    assert sink.tokens == text[3:]
+    # The wrong proposals are measured, not used.
+    assert sink.statistics.accepted_tokens == sink.statistics.proposed_tokens
+    assert bench.loop._drafter is not None
+    of_draft, of_backup = bench.loop._drafter._sources.acceptances(repeats=True)
+    assert of_draft > 0.85
+    assert of_backup > 0.85 if is_right else of_backup < 0.45
+
+
+def test_a_draft_that_is_replaced_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(own_draft=own_draft("perfect"), backup="ngram")
+    drafter = bench.loop._drafter
+    assert drafter is not None
+    measure(drafter._sources, 0.8, 0.9, repeats=True)
+    drafter._sources.num_rounds = TRIAL_ROUNDS - 3
+    found, from_draft = list[int](), drafter._from_draft
+
+    def record(rows: Rows[Sequence]) -> dict[int, Proposal]:
+        found.append(drafter._sources.num_rounds)
+        return from_draft(rows)
+
+    propose, woken = drafter.propose, list[int]()
+
+    def count_wakeups(
+        rows: Rows[Sequence], before_pass: Callable[[], None]
+    ) -> list[tuple[Sequence, Proposal]]:
+        wake = Mock(side_effect=before_pass)
+        proposals = propose(rows, wake)
+        woken.append(wake.call_count)
+        return proposals
+
+    monkeypatch.setattr(drafter, "propose", count_wakeups)
+    monkeypatch.setattr(drafter, "_from_draft", record)
+    monkeypatch.setitem(
+        BACKUPS, "ngram", lambda _tokens, num: BackupProposal((1,) * num, repeats=True)
+    )
+    sink = bench.submit([1, 2, 3], 12, mode=Mode.SYNCHRONOUS)
+    bench.run()
+    assert sink.tokens == plain([1, 2, 3], 12, GREEDY)
+    assert found[0] == TRIAL_ROUNDS
+    assert woken[:3] == [0, 0, 1], "readers are woken before a pass of the draft"
 
 
 def test_a_sequence_without_blocks_of_the_draft_runs_without_proposals() -> None:
