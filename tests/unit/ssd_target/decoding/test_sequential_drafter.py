@@ -273,6 +273,7 @@ def test_texts_with_other_numbers_of_pending_tokens_share_their_steps(
         assert sink.tokens == plain(prompt, limit, sampling)
         if kind == "perfect":
             assert sink.statistics.accepted_tokens == sink.statistics.proposed_tokens > 0
+            assert sink.statistics.rounds == -(-limit // (LOOKAHEAD + 1))
 
 
 @pytest.mark.timeout(60)  # The model is prepared on a fake device: 2 s of a slow core.
