@@ -15,13 +15,7 @@ from ssd.observability.log import get_logger
 from ssd.observability.metrics import COMMIT_TO_WIRE_SECONDS
 from ssd.pool.circuit_breaker import SILENT_ROUNDS
 from ssd.pool.link import DraftedSequence, DraftLink, LinkState, Session
-from ssd.pool.rounds import (
-    NO_TABLE_NEEDED,
-    Lookup,
-    LookupCounts,
-    PoolRound,
-    RoundResult,
-)
+from ssd.pool.rounds import NO_TABLE_NEEDED, Lookup, LookupCounts, PoolRound, RoundResult
 from ssd.pool.router import choose_link, session_to_move
 from ssd.pool.settings import DraftsSettings
 from ssd.pool.sustainable_sessions import sustainable_sessions

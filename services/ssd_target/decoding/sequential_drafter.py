@@ -1,7 +1,7 @@
 """Mode SYNCHRONOUS: a draft on the target's own device proposes before each verify.
 
 This is speculative decoding, the baseline of SSD: the same kernels, sampler, noise and backup, but
-a round takes the time of K draft steps and of the verify. The tokens are those of plain decoding,
+a round takes the time of K draft steps and of the verify. The text is the text of plain decoding,
 because the target verifies every proposal.
 
 A proposal is a table of one branch, whose root is the newest token: the draft's engine runs it as
@@ -181,7 +181,7 @@ class SequentialDrafter:
         return [(each, proposals[each.sequence_id]) for each in able]
 
     def _from_backup(self, able: Rows[Sequence]) -> dict[SequenceId, Proposal]:
-        """Return the proposals of the backup that replace those of the draft."""
+        """Return the proposals of the backup, for sequences whose draft does not run."""
         texts = [self._texts[sequence.sequence_id] for sequence in able]
         rows = list(zip(able, texts, strict=True))
         # One call for all: the acceptances of earlier rounds lose weight in each.
