@@ -195,6 +195,21 @@ def condition_in(status: Object, kind: str) -> Object:
     return next((condition for condition in conditions if condition.get("type") == kind), {})
 
 
+def is_rolling(deployment: Object) -> bool:
+    """Whether the newest pods of a Deployment have not all been available yet.
+
+    After a pause, its controller may leave the reason ``DeploymentResumed`` in the condition for
+    good (seen with Kubernetes 1.34), so the numbers of pods count as well.
+    """
+    status, wanted = deployment.get("status", {}), deployment.get("spec", {}).get("replicas")
+    if status.get("observedGeneration", 0) < deployment["metadata"].get("generation", 0):
+        return True
+    numbers = ("replicas", "updatedReplicas", "availableReplicas")
+    is_complete = all(status.get(each, 0) == wanted for each in numbers)
+    reason = condition_of(deployment, "Progressing").get("reason")
+    return not is_complete and reason != "NewReplicaSetAvailable"
+
+
 def to_text(seconds: float) -> str:
     """A time as Kubernetes writes it: RFC 3339, UTC, whole seconds."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -29,6 +29,7 @@ from ssd_operator.observe.pod_state import (
     has_started,
     is_live,
     is_ready,
+    is_rolling,
     is_scheduled,
     is_terminating,
     is_unschedulable,
@@ -127,7 +128,7 @@ def _diagnose_cell(snapshot: Snapshot, cell: int) -> Diagnosis | None:
         or diagnose_absence(deployment, f"cell {cell}")
         or Diagnosis(PodReason.LOADING, f"cell {cell} has no pod yet")
     )
-    if deployment is None or diagnosis.reason not in USUAL or not _is_rolling(deployment):
+    if deployment is None or diagnosis.reason not in USUAL or not is_rolling(deployment):
         return diagnosis
     are_first = annotations_of(deployment).get("deployment.kubernetes.io/revision", "1") == "1"
     return diagnosis if are_first else Diagnosis(PodReason.ROLLING_OUT, diagnosis.message)
@@ -401,8 +402,8 @@ def _under_way(result: PassResult) -> Condition | None:
     leaving = [pod for targets in cells for pod in targets if is_terminating(pod)]
     num_updated = result.updated(pods)
     deployments = snapshot.target_deployments + snapshot.draft_deployments
-    is_rolling = any(map(_is_rolling, deployments)) or result.updated(leaving) < len(leaving)
-    if num_updated < len(pods) or is_rolling:
+    has_old = num_updated < len(pods) or result.updated(leaving) < len(leaving)
+    if has_old or any(map(is_rolling, deployments)):
         diagnoses = _diagnoses(snapshot, Component.TARGET, snapshot.targets)
         diagnoses += _diagnoses(snapshot, Component.DRAFT, snapshot.staying_drafts)
         cause = worst(
@@ -474,14 +475,6 @@ def _diagnoses(
     }
     # A gateway has no timeout of its own: it waits for a target.
     return [diagnose(pod, seconds.get(component, math.inf), snapshot.now) for pod in pods]
-
-
-def _is_rolling(deployment: Object) -> bool:
-    """Whether its newest pods have not all been available yet."""
-    seen = int(deployment.get("status", {}).get("observedGeneration", 0))
-    is_seen = seen >= int(deployment["metadata"].get("generation", 0))
-    reason = str(condition_of(deployment, "Progressing").get("reason"))
-    return not is_seen or reason != "NewReplicaSetAvailable"
 
 
 _RULES: Mapping[str, Callable[[PassResult], Condition | None]] = {

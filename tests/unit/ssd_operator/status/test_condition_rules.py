@@ -249,6 +249,14 @@ def drafts_deployment(**condition: Any) -> Scene:
     return Scene(deployments=(deployment("demo-draft-0", **condition),))
 
 
+def resumed(**numbers: int) -> Scene:
+    """The controller of a Deployment of two drafts has not evaluated its progress after a pause."""
+    found = deployment("demo-draft-0", status="Unknown", reason="DeploymentResumed")
+    counts = {"replicas": 2, "updatedReplicas": 2, "availableReplicas": 2} | numbers
+    status = found["status"] | counts
+    return Scene(deployments=(found | {"spec": {"replicas": 2}, "status": status},))
+
+
 def unseen() -> Scene:
     """A Deployment whose controller has not seen its newest template."""
     found = deployment("demo-target-0")
@@ -279,6 +287,10 @@ PROGRESS = [
     (Scene(plan=STALE), "True RollingOut"),
     (unseen(), "True RollingOut"),
     (drafts_deployment(reason="ReplicaSetUpdated"), "True RollingOut"),
+    (resumed(), "True UpToDate"),
+    (resumed(replicas=3), "True RollingOut"),
+    (resumed(updatedReplicas=1), "True RollingOut"),
+    (resumed(availableReplicas=1), "True RollingOut"),
     (drafts_deployment(**STUCK), "False ProgressDeadlineExceeded"),
     (
         replace(drafts_deployment(reason="ReplicaSetUpdated"), pods=(*PAIR, CRASHES)),
