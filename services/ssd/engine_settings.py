@@ -90,6 +90,10 @@ class EngineSettings:
     prefill_chunk: int = field(default=128, metadata={"min": 16, "max": 8192})
     """Prompt tokens that a draft stores between two tree batches. Larger values delay running
     sessions more."""
+    prefix_cache: bool = True
+    """Store the common beginning of texts once: of prompts on a target, also of answers on a draft.
+    Freed blocks keep it until their memory is needed. Off: the time to the first token, or to the
+    first table, does not depend on the texts of other clients."""
     kv_cache_bytes: int = field(default=0, metadata={"min": 0})
     """Memory of the KV cache in bytes, of each rank; 0 takes a share of the free memory."""
     lookahead: int = field(default=6, metadata={"min": 1, "max": 16})

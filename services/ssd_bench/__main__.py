@@ -116,11 +116,10 @@ def bench(
             deployment=Deployment(
                 target=str(folders[0]),
                 draft=str(folders[1]),
-                common_flags=(*flags, *MAX_LENGTH),
+                # All modes get the same prompts. The first one would store them for the others.
+                common_flags=(*flags, *MAX_LENGTH, "--no-prefix-cache"),
                 target_flags=(
                     *("--draft-deadline-ms", str(deadline_ms), "--backup", backup),
-                    # All modes get the same prompts. The first one would store them for the others.
-                    "--no-prefix-cache",
                     *(("--deterministic",) if deterministic else ()),
                 ),
             ),

@@ -7,15 +7,22 @@ that the target is verifying are the entries of its proposal segment (speculatio
 a draft is small compared with that of its target, and an open session never runs out of blocks.
 *Not chosen*: allocating block by block, which needs preemption in the draft as well. *Revisit when*
 ``ssd_draft_sessions`` is limited by blocks and not by ``max_sessions``.
+
+Sessions whose texts begin alike share the blocks of the beginning, also with those that have ended.
+So a text is stored once, although each request of a chat, each turn of mode AUTO and each move to
+another target begins a session. The whole text of a session is shared when it ends.
 """
 
-from collections import deque
+from array import array
+from collections import Counter, deque
 from collections.abc import Collection, Iterator
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from itertools import takewhile
+from secrets import token_bytes
 from typing import Protocol
 
-from ssd.engine.kv_cache.block_pool import BlockPool
+from ssd.engine.kv_cache.block_pool import BlockPool, Key, chain_keys
 from ssd.errors import FrameError, LinkError
 from ssd.pool.sustainable_sessions import BatchTimes
 from ssd.speculation.estimates import Acceptance
@@ -24,6 +31,8 @@ from ssd.types import Commit, LinkSettings, OpenSession, RefusalReason, TokenId
 
 USUAL_ACCEPTANCE = 0.8
 """Acceptance that is assumed until a target has verified tokens."""
+_SALT = token_bytes(16)
+"""Secret of the keys of texts, see ``chain_keys``."""
 
 
 class LinkEnd(Protocol):
@@ -87,10 +96,10 @@ class Session:
     slot: int
     blocks: list[int]
     max_len: int
-    tokens: list[TokenId]
-    """Committed tokens while the session opens; empty afterwards."""
-    num_committed: int
-    """Number of committed tokens (n), the base length of the next round."""
+    tokens: "array[TokenId]"
+    """Committed tokens."""
+    keys: list[Key]
+    """Keys of the first blocks of the text: those of the opening, and all when the session ends."""
     arrived_at: float
     """Arrival time of the newest commit, or of the opening."""
     proposal: tuple[TokenId, ...] = ()
@@ -101,6 +110,8 @@ class Session:
     """The newest table, whose columns appear while it is built; None until it begins."""
     num_stored: int = 0
     """Number of tokens in the trunk while the session opens."""
+    num_offered: int = 0
+    """First blocks that other sessions can share."""
     has_table: bool = False
     """Whether a table has begun since the session opened."""
     has_commit: bool = False
@@ -112,6 +123,11 @@ class Session:
     """Tokens that each branch of the next table needs; 0 is K."""
     acceptance: Acceptance = field(default_factory=lambda: Acceptance(USUAL_ACCEPTANCE))
     """Acceptance of the tokens of tables in this text."""
+
+    @property
+    def num_committed(self) -> int:
+        """Number of committed tokens (n), the base length of the next round."""
+        return len(self.tokens)
 
     @property
     def num_to_store(self) -> int:
@@ -154,9 +170,7 @@ class Session:
 
     def apply(self, move: Move) -> None:
         """Apply a commit. No other method advances a session."""
-        if not self.is_open:
-            self.tokens += [*self.proposal[: move.num_entries - 1], move.bonus]
-        self.num_committed += move.num_entries
+        self.tokens.extend((*self.proposal[: move.num_entries - 1], move.bonus))
         self.proposal = move.proposal
         self.num_from_table = move.num_from_table
         self.table = None
@@ -170,9 +184,17 @@ class Sessions:
     """
 
     def __init__(
-        self, pool: BlockPool, *, max_sessions: int, block_size: int, max_len: int, reserved: int
+        self,
+        pool: BlockPool,
+        *,
+        max_sessions: int,
+        block_size: int,
+        max_len: int,
+        reserved: int,
+        prefix_cache: bool = True,
     ) -> None:
         self._pool = pool
+        self._prefix_cache = prefix_cache
         self._block_size = block_size
         self._max_len = max_len
         self._reserved = reserved
@@ -223,8 +245,9 @@ class Sessions:
             slot=self._free_slots.pop(),
             blocks=self._pool.allocate(num_blocks),
             max_len=max_len,
-            tokens=list(opening.token_ids),
-            num_committed=num_tokens,
+            tokens=array("q", opening.token_ids),
+            # Without the newest token: its pass has the logits of the first table.
+            keys=self._keys(opening.token_ids[:-1]),
             arrived_at=arrived_at,
         )
         self._sessions[key] = session
@@ -235,8 +258,32 @@ class Sessions:
         num_committed = session.num_committed + num_entries
         return self._has_room_for_a_tree(num_committed, session.max_len)
 
-    def close(self, session: Session) -> None:
-        """Remove a session and free its slot and blocks."""
+    def share(self, session: Session) -> bool:
+        """Replace blocks of an opening session by those with its next tokens, if there are some."""
+        first, remainder = divmod(session.num_stored, self._block_size)
+        shared = [] if remainder else self._pool.find(session.keys[first:])
+        last = first + len(shared)
+        self._pool.share(shared)
+        self._pool.free(session.blocks[first:last])
+        session.blocks[first:last] = shared
+        session.num_stored += len(shared) * self._block_size
+        return bool(shared)
+
+    def offer(self, session: Session, num_stored: int) -> None:
+        """Let other sessions share the blocks that the first ``num_stored`` tokens fill."""
+        num_full = min(num_stored // self._block_size, len(session.keys))
+        for index in range(session.num_offered, num_full):
+            self._pool.keep(session.blocks[index], session.keys[index])
+        session.num_offered = max(session.num_offered, num_full)
+
+    def close(self, session: Session, num_stored: int = 0) -> None:
+        """Remove a session and free its slot and blocks.
+
+        Later sessions can share the blocks that its first ``num_stored`` tokens fill.
+        """
+        first = len(session.keys) * self._block_size
+        session.keys += self._keys(session.tokens[first:num_stored], *session.keys[-1:])
+        self.offer(session, num_stored)
         del self._sessions[(session.link.number, session.number)]
         self._pool.free(session.blocks)
         self._free_slots.append(session.slot)
@@ -250,8 +297,17 @@ class Sessions:
         self._pool.check()
         slots = [session.slot for session in self] + self._free_slots
         assert len(set(slots)) == len(slots), "a slot is owned twice"
-        held = [block for session in self for block in session.blocks]
-        assert len(set(held)) == len(held), "a block is owned twice"
+        held = Counter(block for session in self for block in session.blocks)
+        assert len(held) == self._pool.num_taken, "a block without an owner is taken"
+        for session in self:
+            unique = session.blocks[-(-session.num_committed // self._block_size) :]
+            assert all(held[block] == 1 for block in unique), (
+                "a block that is written has two owners"
+            )
+
+    def _keys(self, tokens: Rows[TokenId], before: Key = _SALT) -> list[Key]:
+        """Return the keys of the full blocks of these tokens, after the block of ``before``."""
+        return chain_keys(tokens, self._block_size, before) if self._prefix_cache else []
 
     def _num_blocks(self, max_len: int) -> int:
         return -(-max_len // self._block_size)

@@ -76,6 +76,7 @@ class ModelLoader:
                 block_size=engine.block_size,
                 max_len=engine.max_model_len,
                 reserved=self._setup.settings.num_reserved_positions,
+                prefix_cache=self._setup.settings.prefix_cache,
             ),
             tree=Tree(runner, choice, engine, num_token_ids),
             policy_of=lru_cache(maxsize=64)(

@@ -85,14 +85,23 @@ class Tree:
         The tokens of the opening are stored later.
         """
         temperature = opening.temperature
-        self._trunk_lengths_X[slot] = 0
-        self._block_tables_XJ[slot] = 0
-        self._block_tables_XJ[slot, : len(blocks)] = blocks
+        self._runner.begin_session(slot)
+        self.place(slot, blocks, 0)
         self._newest.pop(slot, None)
         self.is_broken_X[slot] = False
         self._temperatures_X[slot] = temperature
         self._choice.assign(slot, opening.seed, opening.choice, temperature)
         self._choice.filters.assign(slot, temperature, opening.top_k, opening.min_p)
+
+    def place(self, slot: int, blocks: Rows[int], num_stored: int) -> None:
+        """Set the blocks of a session, with so many stored tokens in the first ones."""
+        self._trunk_lengths_X[slot] = num_stored
+        self._block_tables_XJ[slot] = 0
+        self._block_tables_XJ[slot, : len(blocks)] = blocks
+
+    def num_stored(self, slot: int) -> int:
+        """Return the number of tokens in the trunk of a session."""
+        return int(self._trunk_lengths_X[slot])
 
     def close(self, slot: int) -> None:
         """Release the slot of a session."""
@@ -104,7 +113,7 @@ class Tree:
     def store(self, slot: int, first: int, tokens: Rows[int]) -> None:
         """Store prompt tokens from position ``first`` on, within one chunk."""
         tokens_1P = torch.zeros((1, self.engine.prefill_chunk), dtype=torch.int64)
-        tokens_1P[0, : len(tokens)] = torch.tensor(tokens)
+        tokens_1P[0, : len(tokens)] = torch.tensor([*tokens])
         bad_column = self._runner.prefill(
             PagedBatch(
                 tokens_1P,

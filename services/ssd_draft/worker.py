@@ -279,18 +279,21 @@ class Worker:
 
     def _prefill(self, session: Session) -> None:
         """Store one aligned chunk of a prompt; after the last chunk, the session is open."""
+        if self.sessions.share(session):
+            self.tree.place(session.slot, session.blocks, session.num_stored)
         first, chunk = session.num_stored, self.tree.engine.prefill_chunk
         last = min(session.num_committed - 1, first - first % chunk + chunk)
         if first < last:
             self.tree.store(session.slot, first, session.tokens[first:last])
             session.num_stored = last
+            if not self.tree.is_broken_X[session.slot]:
+                self.sessions.offer(session, last)
         if session.num_to_store == 0:
             self.tree.start(session.slot, session.tokens[-1], session.proposal)
             session.is_open = True
             if not session.has_commit:
                 # Its first table is expected from now on, not since the prompt was sent.
                 session.arrived_at = self.clock.now()
-            session.tokens = []
 
     def _begin(self, due: list[Session]) -> None:
         """Begin the tables of these sessions of one link in one batch."""
@@ -438,8 +441,10 @@ class Worker:
     def _close(self, session: Session) -> None:
         session.pending.clear()
         session.is_open = False
+        is_broken = self.tree.is_broken_X[session.slot]
+        num_stored = 0 if is_broken else self.tree.num_stored(session.slot)
         self.tree.close(session.slot)
-        self.sessions.close(session)
+        self.sessions.close(session, num_stored)
 
     def _publish(self) -> None:
         if self.num_sessions != len(self.sessions):

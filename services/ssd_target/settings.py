@@ -47,9 +47,6 @@ class TargetSettings(DraftsSettings, EngineSettings):
     prefill_chunk: int = field(default=0, metadata={"min": 0, "max": 8192})
     """Prompt tokens of a forward pass; prompts are stored, and shared, in multiples of it. 0 takes
     16 with the engine openvino, 32 with torch and 128 with static."""
-    prefix_cache: bool = True
-    """Store the common beginning of prompts once. Freed blocks keep it until their memory is
-    needed. Off: the time to the first token does not depend on the prompts of other clients."""
     channel: Literal["grpc", "collective"] = "grpc"
     """How tables and commits travel. ``collective`` uses a connection beside the gRPC stream of
     each link: NCCL if both ends have it, else gloo. Drafts need the same setting. It needs TCP

@@ -165,6 +165,9 @@ class TorchDraft(TorchExecution):
         self._context_slots_B: Tensor | None = None
         self._num_shared = 0
 
+    def begin_session(self, slot: int) -> None:
+        """See ``TreePasses.begin_session``; passes read entries where they are stored."""
+
     @torch.inference_mode()
     def run_proposals(self, batch: ProposalBatch) -> Tensor:
         """See ``TreePasses.run_proposals``."""

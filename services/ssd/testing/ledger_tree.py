@@ -44,6 +44,10 @@ class LedgerTreeRunner:
         tokens = batch.tokens_BP[0, :count].tolist()
         return tokens.index(self.nan_token) if self.nan_token in tokens else None
 
+    def begin_session(self, slot: int) -> None:
+        """Forget the segments of the session before."""
+        self.proposals_XP[slot] = self.own_XNP[slot] = _UNWRITTEN
+
     def run_proposals(self, batch: ProposalBatch) -> torch.Tensor:
         """Fill proposal segments; return logits_BPV of the used columns, zero elsewhere."""
         self.num_proposal_passes += 1

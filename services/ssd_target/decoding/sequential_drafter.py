@@ -118,6 +118,7 @@ class SequentialDrafter:
         if max_len <= self._engine.max_model_len and self._blocks.can_allocate(count):
             blocks = self._blocks.allocate(count)
             self._texts[sequence.sequence_id] = _Text(blocks)
+            self._runner.begin_session(sequence.slot)
             self._block_tables_SJ[sequence.slot] = 0
             self._block_tables_SJ[sequence.slot, :count] = blocks
 

@@ -81,5 +81,5 @@ def test_no_mode_finds_the_prompts_that_another_one_has_stored(
     assert command.main([*argv, "--output", str(tmp_path)]) == 0
     (plan,) = plans
     assert plan.batches == (1, 8)
-    for target in (plan.deployment, runs.on_all_cpus(plan.deployment)):
-        assert "--no-prefix-cache" in target.target_flags
+    for deployment in (plan.deployment, runs.on_all_cpus(plan.deployment)):
+        assert "--no-prefix-cache" in deployment.common_flags

@@ -28,12 +28,13 @@ N = 12
 VOCAB = 61
 MAX_LEN = 96
 CHUNK = 8
+BLOCK = 4
 ENGINE = EngineConfig(
     max_model_len=MAX_LEN,
     max_num_seqs=4,
     num_columns=K + 1,
     branches=N,
-    block_size=4,
+    block_size=BLOCK,
     prefill_chunk=CHUNK,
 )
 

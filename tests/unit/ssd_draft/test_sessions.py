@@ -35,13 +35,16 @@ class SilentLink:
         raise AssertionError
 
 
-def make_sessions(*, max_sessions: int = 2, num_blocks: int = 100) -> Sessions:
+def make_sessions(
+    *, max_sessions: int = 2, num_blocks: int = 100, prefix_cache: bool = True
+) -> Sessions:
     return Sessions(
         BlockPool(num_blocks),
         max_sessions=max_sessions,
         block_size=BLOCK,
         max_len=MAX_LEN,
         reserved=RESERVED,
+        prefix_cache=prefix_cache,
     )
 
 
@@ -86,6 +89,52 @@ def test_blocks_limit_the_sessions() -> None:
     sessions, link = make_sessions(num_blocks=1 + 40 // BLOCK), SilentLink()
     assert isinstance(sessions.open(link, opening(1), 0.0), Session)
     assert sessions.open(link, opening(2, max_len=8), 0.0) is RefusalReason.MAX_SESSIONS
+
+
+def test_sessions_with_the_same_text_need_as_many_free_blocks_as_others() -> None:
+    """So that admission does not depend on what is shared, and no session runs out of blocks."""
+    sessions, link = make_sessions(max_sessions=4, num_blocks=1 + 3 * 5), SilentLink()
+    for number in (1, 2, 3):
+        session = sessions.open(link, opening(number, num_tokens=17), 0.0)
+        assert isinstance(session, Session)
+        assert sessions.share(session) is (number > 1)
+        assert session.num_stored == 16 * (number > 1)
+        sessions.offer(session, 16)
+        sessions.check()
+    assert sessions.open(link, opening(4, num_tokens=17), 0.0) is RefusalReason.MAX_SESSIONS
+    for session in list(sessions):
+        sessions.close(session, 16)
+        sessions.check()
+
+
+def test_without_a_prefix_cache_no_session_shares_a_text() -> None:
+    sessions = make_sessions(prefix_cache=False)
+    for _ in range(2):
+        session = open_one(sessions)
+        session.tokens.extend(range(30))
+        assert not sessions.share(session)
+        sessions.close(session, 30)
+        sessions.check()
+
+
+@pytest.mark.parametrize(("num_stored", "num_shared"), [(7, 0), (8, 1), (23, 2), (24, 3)])
+def test_the_full_blocks_of_a_session_that_ends_are_shared(
+    num_stored: int, num_shared: int
+) -> None:
+    sessions, link = make_sessions(), SilentLink()
+    first = open_one(sessions)
+    first.is_open = True
+    for token in range(30):
+        first.apply(Move(1, token, ()))
+    sessions.close(first, num_stored)
+    again = OpenSession(
+        session=2, token_ids=(*first.tokens[:29], 99), seed=2, temperature=0.0, max_len=40
+    )
+    second = sessions.open(link, again, 0.0)
+    assert isinstance(second, Session)
+    assert sessions.share(second) is bool(num_shared)
+    assert second.num_stored == num_shared * BLOCK
+    sessions.check()
 
 
 def test_the_same_id_on_two_links_is_two_sessions() -> None:

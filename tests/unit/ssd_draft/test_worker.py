@@ -154,7 +154,7 @@ def test_a_prompt_waits_for_fewer_tables_where_more_sessions_open(
     num_open: int, opening: list[int]
 ) -> None:
     draft, link = Draft(), FakeLink()
-    texts = {number: a_text(list(range(5 * CHUNK))) for number in range(1, 5)}
+    texts = {number: a_text([number] * (5 * CHUNK)) for number in range(1, 5)}
     for number in range(1, num_open + 1):
         draft.open(link, texts[number], number)
     draft.settle()

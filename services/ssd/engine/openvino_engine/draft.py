@@ -275,9 +275,6 @@ class OpenVinoDraft:
     def prefill(self, batch: PagedBatch) -> Tensor:
         """See ``Execution.prefill``."""
         first, count = int(batch.first_positions_B[0]), int(batch.num_columns_B[0])
-        if first == 0:
-            # A new session may have the slot and the blocks of one whose trunk was read.
-            self._trunks.clear()
         rows = max(1, -(-count // ROW_STEP)) * ROW_STEP
         column_Q = torch.arange(rows)
         missing = max(0, rows - batch.tokens_BP.shape[1])
@@ -293,6 +290,10 @@ class OpenVinoDraft:
             self._graphs.causal.new_entries(2 * self._model.num_layers),
         )
         return self._graphs.causal.is_finite()
+
+    def begin_session(self, slot: int) -> None:
+        """See ``TreePasses.begin_session``."""
+        self._trunks = {key: copy for key, copy in self._trunks.items() if slot not in key}
 
     def run_proposals(self, batch: ProposalBatch) -> Tensor:
         """See ``TreePasses.run_proposals``."""
@@ -353,10 +354,6 @@ class OpenVinoDraft:
         slots, counts, lengths = (numbers_B.tolist() for numbers_B in batch[:3])
         tables_BJ = batch.block_tables_BJ.numpy()
         for slot, count, length, blocks_J in zip(slots, counts, lengths, tables_BJ, strict=True):
-            # If the trunk is shorter than the copy, another session has the slot now.
-            for key, trunks in list(self._trunks.items()):
-                if slot in key and trunks.num_read_B[key.index(slot)] > length:
-                    del self._trunks[key]
             self._stored.append_proposal(slot, count, blocks_J, length)
 
     def promote_branches(self, slots_B: Tensor, branches_B: Tensor) -> None:

@@ -79,6 +79,8 @@ class Harness:
         generator = torch.Generator().manual_seed(3)
         blocks = torch.randperm(4 * BLOCKS, generator=generator) + 1
         self.tables_BJ = blocks.view(4, BLOCKS)[self.slots_B]
+        for session in sessions:
+            runner.begin_session(session.slot)
 
     @property
     def trunk_lengths(self) -> Tensor:
@@ -232,7 +234,8 @@ def test_after_the_warm_up_no_opening_session_has_a_new_shape(
     assert len(warm) > 5
     blocks_2J = torch.arange(1, 9).view(2, 4)
     for length in (1, 9, 16, 17, 32, 40, 60):
-        for blocks_J in blocks_2J:
+        for slot, blocks_J in enumerate(blocks_2J):
+            runner.begin_session(slot)
             store(runner, [1] * length, blocks_J)
         for sessions in (1, 2):
             slots_B = torch.arange(sessions)
