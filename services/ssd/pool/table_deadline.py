@@ -19,6 +19,11 @@ exceeds T_proposed, until the next miss. The time that pays for first columns is
 
     p (G T / E - (T_proposed - T)) + p^2 / (1 - p) (G T / E - (max(T_proposed, T_branch) - T))
 
+The acceptance of the draft and the hit rate are known from tables that were in time. If no round
+waits, a draft whose first frames come after the verify would stay late for good, whatever its
+tables would add by now. Every ``TRIAL_ROUNDS`` rounds, or twice that if the wait takes up to two
+rounds, and so on, a round therefore waits for a first frame.
+
 A round waits for at most that time since it began to wait, or since the newest column, and only if
 the frame is expected in it. The time of the first frame varies more than the time between columns,
 so a first frame must be expected in half of it: a wait without a result costs what the results of
@@ -30,11 +35,11 @@ Source: speculation.md, sections 2 and 7.
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 from statistics import median
 
 from ssd.speculation.estimates import Acceptance
-from ssd.speculation.sources import Sources
+from ssd.speculation.sources import TRIAL_ROUNDS, Sources
 
 _WINDOW_ROUNDS = 16
 _PRIOR_HIT_RATE = 0.8
@@ -170,6 +175,7 @@ def wait_until(
     """
     num_expected = 0.0
     is_plain = True
+    until = now
     gains: defaultdict[tuple[float, float, bool, float], float] = defaultdict(float)
     for prospect in prospects:
         repeats = prospect.repeats and not pace.sources.is_trial
@@ -179,6 +185,8 @@ def wait_until(
         num_expected += expected
         is_plain &= prospect.depth == prospect.num_backup == 0
         if prospect.num_columns:
+            if not prospect.depth:
+                until = max(until, _trial_until(prospect.next_at, pace, begun_at))
             num_backup = max(0.0, prospect.num_backup - prospect.num_columns)
             depth = prospect.depth + prospect.num_columns
             with_wait = pace.sources.expected_tokens(depth, num_backup, repeats=repeats)
@@ -187,7 +195,6 @@ def wait_until(
             gains[wait] += max(0.0, with_wait - expected)
     proposed_seconds = pace.proposed_seconds
     without = pace.plain_seconds if is_plain else proposed_seconds
-    until = now
     for (waits_since, next_at, is_first, branch_seconds), gain in gains.items():
         if without == inf:
             return inf if pace.waits_unmeasured else now
@@ -199,6 +206,15 @@ def wait_until(
         if next_at - waits_since <= (_SAFE_SHARE if is_first else 1.0) * seconds:
             until = max(until, waits_since + seconds)
     return until
+
+
+def _trial_until(next_at: float, pace: RoundPace, begun_at: float) -> float:
+    """Return the time until which a trial waits for a first frame; ``begun_at`` is no trial."""
+    seconds, of_round = next_at - begun_at, pace.proposed_seconds
+    if seconds <= 0.0 or of_round == inf:
+        return begun_at
+    period = TRIAL_ROUNDS * ceil(seconds / of_round)
+    return begun_at + (pace.sources.num_rounds % period == 0) * seconds / _SAFE_SHARE
 
 
 def opening_seconds(num_tokens: int) -> float:

@@ -202,3 +202,24 @@ def test_first_frames_after_branches_and_explicit_tokens_have_their_own_times() 
 def test_an_opening_may_take_longer_if_more_tokens_are_prefilled() -> None:
     assert opening_seconds(0) == 5.0
     assert opening_seconds(2000) == 15.0
+
+
+@pytest.mark.parametrize(("rounds", "period"), [(0.4, 1), (0.99, 1), (1.2, 2), (4.5, 5)])
+def test_a_draft_that_is_late_and_was_bad_is_tried_again(rounds: float, period: int) -> None:
+    """The longer the wait, the rarer: the trials cost about one of ``TRIAL_ROUNDS`` rounds."""
+    found, late_by = pace(0.1, hit_rate=0.3), rounds * ROUND_SECONDS
+    late = Prospect(0, 0, 3, NOW + late_by, branch_seconds=LONG)
+    waits = []
+    for found.sources.num_rounds in range(1, 10 * TRIAL_ROUNDS + 1):
+        until = wait_until([Prospect(0), late], found, NOW, NOW)
+        if until > NOW:
+            assert until >= NOW + late_by
+            waits.append(found.sources.num_rounds)
+    assert waits == [TRIAL_ROUNDS * period * each for each in range(1, 10 // period + 1)]
+
+
+def test_no_trial_waits_for_more_columns_or_for_a_frame_that_was_expected_before() -> None:
+    found = pace(0.1, hit_rate=0.3)
+    found.sources.num_rounds = TRIAL_ROUNDS
+    rows = [Prospect(1, 0, 1, NOW + ROUND_SECONDS), Prospect(0, 0, 3, NOW - 0.01)]
+    assert seconds(rows, found) < ROUND_SECONDS
