@@ -262,7 +262,8 @@ class Controller:
                 host = record.decode_seconds - record.verify_seconds - record.wait_seconds
                 batch.host.add(max(0.0, host) / unit)
                 batch.plain.guess(1.0 + batch.host.value)
-            is_answered = 2 * record.num_answered >= record.num_auto
+            # Sequences without a session, because the drafts are full, wait for no opening.
+            is_answered = 2 * record.num_answered >= min(record.num_auto, record.num_sessions)
             batch.unanswered_rounds = 0 if is_answered else batch.unanswered_rounds + 1
         self._add_to_stage(batch, record, time)
 
@@ -307,7 +308,8 @@ class Controller:
                 batch.pauses[Stage.ON] = FIRST_PAUSE
         elif batch.in_stage.rounds >= 4 * PLAIN_ROUNDS:
             # Requests that force speculation run beside: plain decoding cannot be measured.
-            self._decide(batch, is_on=True)
+            loss = -batch.balance.gain(batch.plain.value)
+            self._judge(batch, is_on=loss <= batch.most_loss / 2.0)
 
     def _add_speculation_trial(self, batch: BatchRange, record: RoundRecord, time: float) -> None:
         """Add a round of a trial of speculation."""

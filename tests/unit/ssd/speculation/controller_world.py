@@ -42,6 +42,10 @@ class World:
     shared_core: float = 1.0
     """Factor on all times of the target while a draft works."""
     has_drafts: bool = True
+    most_sessions: int = 256
+    """Sequences for which the drafts have room."""
+    num_forced: int = 0
+    """Sequences that are not in mode AUTO: they always speculate."""
     is_calibrated: bool = True
     tokens_a_chunk: float = math.inf
     """Tokens after which the next round stores a chunk of a prompt first."""
@@ -84,6 +88,8 @@ class Run:
     seconds: float = 0.0
     changes: int = 0
     """Changes of the reported choice."""
+    num_openings: int = 0
+    """How often the sessions of the sequences in mode AUTO began to open."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -134,18 +140,21 @@ class Run:
         choice = self.controller.choose(world.batch)
         is_on = choice.is_on and world.has_drafts
         self.rounds_on = self.rounds_on + 1 if is_on else 0
+        self.num_openings += self.rounds_on == 1
         is_open = self.rounds_on > world.opening_rounds
-        if not is_on:
-            self.proposed = [0] * world.batch
-        proposed = self.proposed
+        num_sessions = min(world.batch if is_on else world.num_forced, world.most_sessions)
+        num_open = num_sessions if is_open else min(num_sessions, world.num_forced)
+        proposed = self.proposed = [
+            length if index < num_sessions else 0 for index, length in enumerate(self.proposed)
+        ]
         columns = next(each for each in COLUMNS if each > max(proposed))
         noise = self.random.lognormvariate(0.0, world.noise)
         factor = noise * (world.shared_core if is_on else 1.0) * self.burst_factor()
         verify = world.verify_seconds(columns) * factor
         record = RoundRecord(
-            num_auto=world.batch,
-            num_sessions=world.batch if is_on else 0,
-            lookups={LookupResult.HIT: world.batch} if is_open else {},
+            num_auto=world.batch - world.num_forced,
+            num_sessions=num_sessions,
+            lookups={LookupResult.HIT: num_open} if num_open else {},
             verify_seconds=verify,
         )
         texts = world.texts or (world.acceptance,)
@@ -155,14 +164,17 @@ class Run:
             while accepted < length and draw() < acceptance:
                 accepted += 1
             record.add_outcome(length, accepted, accepted + 1)
-        hits = [is_open and draw() < world.hit_rate for _ in proposed]
+        hits = [index < num_open and draw() < world.hit_rate for index in range(world.batch)]
         wait = self.wait_seconds(verify, factor, choice.max_proposed) if is_open else 0.0
         seconds, chunk = verify + wait + world.host_seconds, 0.0
         if self.tokens_without_chunk >= world.tokens_a_chunk:
             self.tokens_without_chunk -= world.tokens_a_chunk
             usual = world.chunk_seconds * noise * (world.chunk_factor if is_on else 1.0)
             chunk = usual + self.stall_seconds
-        self.proposed = [choice.max_proposed if hit else 0 for hit in hits]
+        self.proposed = [
+            hit * (LOOKAHEAD if index < world.num_forced else choice.max_proposed)
+            for index, hit in enumerate(hits)
+        ]
         record.prompt_tokens = PROMPT_TOKENS if chunk else 0
         seconds += 0.0 if chunk else self.stall_seconds
         record.wait_seconds, record.prefill_seconds, record.seconds = wait, chunk, seconds + chunk

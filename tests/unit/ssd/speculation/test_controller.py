@@ -257,6 +257,19 @@ def test_drafts_that_never_answer_are_turned_off() -> None:
     assert 0.5 < report.speed_up < 1.0
 
 
+def test_drafts_that_have_room_for_few_of_the_sequences_stay_in_use_while_they_gain() -> None:
+    run = ran(replace(GOOD, batch=16, most_sessions=5), 60.0)
+    report = run.controller.report()
+    assert (report.is_on, report.reason) == (True, Reason.FASTER)
+    assert report.speed_up > 1.1
+
+
+def test_beside_a_request_that_forces_speculation_sessions_do_not_open_again_and_again() -> None:
+    run = ran(replace(SLOWER, batch=4, num_forced=1), 100.0)
+    assert not run.controller.report().is_on
+    assert run.num_openings <= 10
+
+
 def test_without_drafts_it_stays_at_its_first_choice() -> None:
     report = ran(replace(GOOD, has_drafts=False), 20.0).controller.report()
     assert (report.is_on, report.reason, report.speed_up) == (True, Reason.MEASURING, 0.0)
