@@ -48,7 +48,9 @@ LEAST_WAIT, MOST_WAIT = 0.1, 2.0
 """Multiples of the time of a verify: shorter waits do not depend on the length, longer waits are
 cut."""
 FORGET_ROUNDS = 256
-"""Rounds with a length after which the waits of other lengths are forgotten."""
+"""Rounds after which what was measured with longer proposals is forgotten, and rounds with a length
+after which the waits of other lengths are. Texts and load change, and what is not chosen is not
+measured again."""
 LEAST_VERIFY = 0.25
 """No estimate of a verify is shorter than this share of its calibrated time."""
 _WINDOW = 64
@@ -118,8 +120,22 @@ class ProposalLength:
             ):
                 if before > num_ended:
                     mean.add(count / (before - num_ended))
+        if estimates.host.count % FORGET_ROUNDS == 0:
+            self._forget_longer(estimates)
         if estimates.host.count % CHOICE_ROUNDS == 0:
             self._choose(estimates, record.num_sequences, plain_seconds)
+
+    def _forget_longer(self, estimates: _Estimates) -> None:
+        """Forget the times and low acceptances of proposals that are longer than the largest."""
+        largest = estimates.largest
+        most = next(count for count in self._columns if count > largest)
+        estimates.verify = {
+            columns: mean for columns, mean in estimates.verify.items() if columns <= most
+        }
+        estimates.kept_K[largest:] = [
+            Mean(_WINDOW, max(mean.value, USUAL_ACCEPTANCE), START_ROUNDS)
+            for mean in estimates.kept_K[largest:]
+        ]
 
     def _choose(
         self, estimates: _Estimates, num_sequences: int, plain_seconds: float | None = None

@@ -120,3 +120,22 @@ def test_without_a_calibration_lengths_need_the_time_of_plain_decoding() -> None
     length = ProposalLength(COLUMNS, LOOKAHEAD, Calibration())
     rounds(length, STEEP, (0, 1) * 4, 4 * CHOICE_ROUNDS)
     assert length.largest(8) == LOOKAHEAD
+
+
+def test_a_short_length_grows_again_when_the_text_changes() -> None:
+    length = ProposalLength(COLUMNS, LOOKAHEAD, STEEP)
+    rounds(length, STEEP, (0, 1) * 4, 200)
+    rounds(length, STEEP, (0, 0, 0, 1) * 2, 200)
+    assert length.largest(8) == 1
+    rounds(length, STEEP, (6,) * 8, 2 * FORGET_ROUNDS)
+    assert length.largest(8) >= LOOKAHEAD - 1
+
+
+def test_a_length_that_was_slow_for_a_while_is_tried_again() -> None:
+    slow = {(c, size): seconds + 0.5 * (c > 3) for (c, size), seconds in STEEP.seconds.items()}
+    length = ProposalLength(COLUMNS, LOOKAHEAD, STEEP)
+    rounds(length, STEEP, (1,) * 8, 100)
+    rounds(length, Calibration(slow), (6,) * 8, 2 * FORGET_ROUNDS)
+    assert length.largest(8) <= 2
+    rounds(length, STEEP, (6,) * 8, 2 * FORGET_ROUNDS)
+    assert length.largest(8) >= LOOKAHEAD - 1
