@@ -106,6 +106,22 @@ def test_a_miss_and_a_late_table_propose_the_backup() -> None:
     assert look_up(None, Outcome(1, 7)) == Lookup(LookupResult.LATE, (8, 9))
 
 
+@pytest.mark.parametrize("repeats", [False, True])
+def test_a_backup_that_is_rarely_right_proposes_nothing_and_is_still_measured(
+    *, repeats: bool
+) -> None:
+    for table, outcome, result in (
+        (TABLE, Outcome(2, 7), LookupResult.MISS),
+        (None, Outcome(1, 7), LookupResult.LATE),
+    ):
+        assert look_up(table, outcome, of_backup=0.2, repeats=repeats) == Lookup(result)
+    sources, after = Sources(), continued(Outcome(2, 7))
+    measure(sources, 0.8, 0.2, repeats=repeats)
+    found = BackupProposal((8, 9), repeats)
+    lookup = tables.look_up(after, TABLE, None, BACKUPS["ngram"], found, sources)
+    assert lookup.candidates == Candidates((), (8, 9), repeats)
+
+
 def test_the_backup_replaces_a_hit_where_the_text_repeats_itself_and_it_is_accepted_more() -> None:
     backup, branch = hit((8, 9), 0), hit((4, 5, 6), 3, 1)
     replaced = partial(look_up, TABLE, Outcome(1, 7), of_tables=0.5)
