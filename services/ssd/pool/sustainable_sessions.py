@@ -34,23 +34,33 @@ from collections.abc import Sequence as Rows
 _WEIGHT = 0.125
 """Weight of the newest batch in the mean of its size."""
 _MIN_SECONDS = 1e-6
+_RECENT_BATCHES = 512
+"""Batches after which a size that has not occurred is forgotten: the draft may be faster by now."""
 
 
 class BatchTimes:
     """Seconds of batches of tables, by the number of sessions in the batch.
 
     A target measures from a commit to the last table, a draft its work. The step thread writes, any
-    thread may read. It has one entry for each batch size that occurred.
+    thread may read. It has one entry for each batch size that occurred recently.
     """
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
+        self._newest: dict[int, int] = {}
+        """Number of the newest batch of each size."""
+        self._num_batches = 0
 
     def add_batch(self, seconds: Rows[float]) -> None:
         """Add the times of one batch; a table that has not arrived counts with its time so far."""
         count, slowest = len(seconds), max(seconds)
+        self._num_batches += 1
+        oldest = self._num_batches - _RECENT_BATCHES
+        for size in [size for size, newest in self._newest.items() if newest < oldest]:
+            del self._seconds[size], self._newest[size]
         mean = self._seconds.get(count, slowest)
         self._seconds[count] = mean + _WEIGHT * (slowest - mean)
+        self._newest[count] = self._num_batches
 
     @property
     def seconds_by_sessions(self) -> dict[int, float]:
@@ -64,7 +74,7 @@ def sustainable_sessions(
     """Return the number of sessions whose tables a draft completes in the available time.
 
     This is that time divided by the time per session of the best batch that was in time, or of the
-    smallest batch if none was.
+    smallest batch if none was. It is less than the size of each larger batch that was late.
 
     Args:
         seconds_by_sessions: seconds of a batch of tables, by the number of sessions in it.
@@ -79,4 +89,6 @@ def sustainable_sessions(
     batches = sorted(seconds_by_sessions.items())
     in_time = [batch for batch in batches if batch[1] <= available_seconds] or batches[:1]
     seconds = min(max(batch_seconds, _MIN_SECONDS) / count for count, batch_seconds in in_time)
-    return max(1, int(min(max_sessions, available_seconds / seconds)))
+    late = [count for count, _ in batches if count > in_time[-1][0]]
+    most = min([max_sessions, *(count - 1 for count in late)])
+    return max(1, int(min(most, available_seconds / seconds)))

@@ -18,6 +18,8 @@ from ssd.pool.sustainable_sessions import BatchTimes, sustainable_sessions
         ({1: 0.030}, 1),
         ({2: 0.015, 8: 0.020}, 1),
         ({1: 0.0}, 32),
+        ({1: 0.001, 8: 0.012}, 7),
+        ({1: 0.011, 8: 0.008}, 10),
     ],
     ids=[
         "no times",
@@ -28,6 +30,8 @@ from ssd.pool.sustainable_sessions import BatchTimes, sustainable_sessions
         "one session is late",
         "none in time: the smallest counts",
         "faster than the clock",
+        "fewer than in a larger batch that was late",
+        "a smaller batch was late by accident",
     ],
 )
 def test_the_tables_of_all_sessions_fit_into_the_time(
@@ -64,3 +68,13 @@ def test_the_time_of_a_batch_is_a_mean_of_its_slowest_tables() -> None:
     assert times.seconds_by_sessions[3] == pytest.approx(0.005)
     times.add_batch([0.001])
     assert set(times.seconds_by_sessions) == {1, 3}
+
+
+def test_sizes_of_batches_that_no_longer_occur_are_forgotten() -> None:
+    times = BatchTimes()
+    times.add_batch([0.3])
+    for _ in range(1000):
+        times.add_batch([0.12] * 8)
+    assert set(times.seconds_by_sessions) == {8}
+    times.add_batch([0.01])
+    assert times.seconds_by_sessions[1] == 0.01
