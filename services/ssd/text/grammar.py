@@ -14,7 +14,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -47,6 +47,17 @@ WHITE_SPACE = "[ ]?"
 """White space of JSON: at most one space where JSON allows some, so that it cannot fill a text. A
 schema changes it with the library's keyword ``x-guidance``."""
 _MAX_MESSAGE = 300
+_MAX_INTEGER = 2**53 - 1
+"""Largest integer of a schema. The library rounds larger ones to float64, and its texts with them:
+also a bound of 2^53 that excludes itself."""
+_BOUNDS = frozenset(
+    {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum"}
+)
+"""Keywords of a schema that compare numbers."""
+_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Keywords whose value has schemas by name; the names are no keywords."""
+_NOTES = frozenset({"default", "examples"})
+"""Keywords whose value is no schema and has no effect."""
 _PLAIN: tuple[tuple[str, str], ...] = (
     (r'^at \d+\(\d+\): invalid regex ".*" \(in regex\): ', ""),
     (r" \d+ \| start: .*$", ""),
@@ -384,6 +395,13 @@ def _json_grammar(source: GrammarSource) -> str:
     schema = checked_json(source)
     if schema is False:
         raise FieldError(source.field, "cannot be used: no text satisfies it: schema is false")
+    for keyword, number in _bounds(schema):
+        if abs(number) > _MAX_INTEGER:
+            raise FieldError(
+                source.field,
+                f"cannot be used: {keyword} has {str(number)[:40]}, integers must be in "
+                f"{-_MAX_INTEGER}..{_MAX_INTEGER}; use a string",
+            )
     # The library adds its options to an object.
     text = "{}" if schema is True else source.text
     try:
@@ -392,6 +410,36 @@ def _json_grammar(source: GrammarSource) -> str:
         )
     except ValueError as error:
         raise FieldError(source.field, f"cannot be used: {plain(str(error))}") from error
+
+
+def _bounds(schema: object) -> Iterator[tuple[str, int]]:
+    """Yield the integers of a schema that its texts are compared with, with their keywords."""
+    waiting = [schema]
+    while waiting:
+        place = waiting.pop()
+        if isinstance(place, list):
+            waiting.extend(place)
+        elif isinstance(place, dict):
+            for keyword, value in place.items():
+                if keyword in _BOUNDS:
+                    yield from ((keyword, number) for number in _integers(value))
+                elif keyword in _MAPS and isinstance(value, dict):
+                    waiting.extend(value.values())
+                elif keyword not in _NOTES:
+                    waiting.append(value)
+
+
+def _integers(value: object) -> Iterator[int]:
+    """Yield the integers in a JSON value."""
+    waiting = [value]
+    while waiting:
+        place = waiting.pop()
+        if isinstance(place, int):
+            yield place
+        elif isinstance(place, list):
+            waiting.extend(place)
+        elif isinstance(place, dict):
+            waiting.extend(place.values())
 
 
 def plain(message: str) -> str:

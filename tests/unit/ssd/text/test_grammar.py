@@ -174,6 +174,34 @@ def test_a_grammar_that_cannot_be_used_is_refused_with_its_field(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"type": "integer", "minimum": 2**53 + 1}, "minimum"),
+        ({"type": "integer", "exclusiveMinimum": 2**53}, "exclusiveMinimum"),
+        ({"items": {"maximum": -(2**60)}}, "maximum"),
+        ({"properties": {"enum": {"anyOf": [{"exclusiveMaximum": 2**63}]}}}, "exclusiveMaximum"),
+        ({"$defs": {"a": {"multipleOf": 2**54}}}, "multipleOf"),
+        ({"const": {"a": [2**53 + 1]}}, "const"),
+        ({"enum": ["a", 10**40]}, "enum"),
+    ],
+)
+def test_an_integer_that_a_text_could_not_have_exactly_is_refused(
+    schema: dict[str, Any], keyword: str
+) -> None:
+    with pytest.raises(FieldError, match=rf"{keyword} has -?\d+, .* use a string$") as caught:
+        compiler().compile(GrammarSource("json_schema", json.dumps(schema)))
+    assert caught.value.field == "sampling.json_schema"
+
+
+def test_large_integers_that_no_text_is_compared_with_are_accepted() -> None:
+    large = 2**53 + 1
+    person = {"type": "string", "default": large, "examples": [{"minimum": large}]}
+    schema = {"properties": {"minimum": person, "const": person}, "default": {"const": large}}
+    for accepted in (schema, {"const": str(large)}, {"type": "integer", "maximum": 2**53 - 1}):
+        compiler().compile(GrammarSource("json_schema", json.dumps(accepted)))
+
+
 def test_a_grammar_that_becomes_too_complex_allows_no_token_and_is_compiled_again(
     digits_are_complex: list[TokenId],
 ) -> None:
