@@ -3,6 +3,7 @@
     SSDError
     ├── RequestError              invalid input; only this request fails
     │   ├── FieldError            a field is out of range; ``field`` names it
+    │   │   └── PromptSizeError   a prompt has more bytes than any that is accepted
     │   ├── ContextLengthError    prompt + new tokens exceed the model's length
     │   ├── UnknownModelError     the model is not served
     │   ├── TooLargeError         client only: a message exceeds the receiver's limit
@@ -56,6 +57,10 @@ class FieldError(RequestError):
         super().__init__(f"{field}: {message}")
         self.field = field
         self.description = message
+
+
+class PromptSizeError(FieldError):
+    """A prompt has more bytes than any that is accepted, so it was not tokenized."""
 
 
 class ContextLengthError(RequestError):

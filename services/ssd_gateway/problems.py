@@ -17,6 +17,7 @@ from ssd.errors import (
     NotAllowedError,
     NotReadyError,
     OverloadedError,
+    PromptSizeError,
     RequestError,
     UnknownModelError,
     UnsupportedError,
@@ -25,6 +26,7 @@ from ssd.rpc.status import INTERNAL, retry_after_seconds, rule_of
 
 _CODES: tuple[tuple[type[Exception], str], ...] = (
     (ContextLengthError, "context_length_exceeded"),
+    (PromptSizeError, "context_length_exceeded"),
     (UnknownModelError, "model_not_found"),
     (UnsupportedError, "unsupported_value"),
     (FieldError, "invalid_value"),

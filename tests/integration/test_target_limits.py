@@ -10,7 +10,13 @@ from tests.model_folders import model_folder
 from tests.pairs import LONG_WAIT, QUICK, draft_of, target_of
 from tests.processes import ProcessUnderTest
 
-from ssd.errors import DeadlineError, NotReadyError, OverloadedError, RequestError
+from ssd.errors import (
+    DeadlineError,
+    NotReadyError,
+    OverloadedError,
+    PromptSizeError,
+    RequestError,
+)
 from ssd.observability.metrics import OUTCOMES
 from ssd.rpc.client import DraftClient, TargetClient
 from ssd.rpc.codec import GenerateCall
@@ -140,7 +146,7 @@ async def test_each_request_is_counted_once_with_its_outcome(folder: Path) -> No
             with pytest.raises(RequestError):
                 await generate(client, "abc", sampling=wrong)
         with pytest.raises(
-            RequestError, match=r"prompt is too long: the request has 2,\d+,\d+ bytes"
+            PromptSizeError, match=r"prompt is too long: the request has 2,\d+,\d+ bytes"
         ):
             await generate(client, "x" * 2_000_000)
         await outcomes(length=1, invalid=3)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ssd.errors import FieldError
+from ssd.errors import FieldError, PromptSizeError
 
 MAX_TEMPERATURE = 2.0
 LARGEST_ID = 2**31 - 1
@@ -94,12 +94,13 @@ def check_text(name: str, *texts: str, bounds: PromptBounds = ANY_MODEL) -> None
     """Refuse texts whose total size is above the bound.
 
     Raises:
-        FieldError: names the field, the length and the bound.
+        PromptSizeError: names the field, the length and the bound.
     """
     num_bytes = sum(len(text.encode()) for text in texts)
-    check_count(name, num_bytes, "bytes", 0, MAX_TEXT_BYTES)
+    if num_bytes > MAX_TEXT_BYTES:
+        raise PromptSizeError(name, f"has {num_bytes} bytes, must have 0..{MAX_TEXT_BYTES}")
     if num_bytes > bounds.text_bytes:
-        raise FieldError(
+        raise PromptSizeError(
             name,
             f"has {num_bytes} bytes, and no text of max_model_len, {bounds.tokens} tokens, has "
             f"over {bounds.text_bytes}",

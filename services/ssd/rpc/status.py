@@ -30,6 +30,7 @@ from ssd.errors import (
     NotFiniteError,
     NotReadyError,
     OverloadedError,
+    PromptSizeError,
     RequestError,
     SSDError,
     TooLargeError,
@@ -94,6 +95,7 @@ def _overloaded(message: str, facts: Facts) -> SSDError:
 _deadline = _from_text(DeadlineError)
 _INPUT = Code.INVALID_ARGUMENT
 RULES: tuple[Rule, ...] = (
+    Rule(PromptSizeError, _INPUT, 400, "PROMPT_SIZE", _from_field(PromptSizeError)),
     Rule(FieldError, _INPUT, 400, "FIELD", _from_field(FieldError)),
     Rule(ContextLengthError, _INPUT, 400, "CONTEXT_LENGTH_EXCEEDED", _context_length),
     Rule(UnknownModelError, Code.NOT_FOUND, 404, "UNKNOWN_MODEL", _from_text(UnknownModelError)),
@@ -295,9 +297,10 @@ def _exhausted(message: str, endpoint: str) -> SSDError:
     if _BY_CLIENT in message:
         return TooLargeError(f"{endpoint}: the answer has {actual}, allowed are {allowed}")
     # Most prompts with so many tokens are much shorter, so this size is no advice.
-    return TooLargeError(
-        f"{endpoint}: the prompt is too long: the request has {actual}, and no prompt of "
-        f"max_model_len tokens has over {allowed}"
+    return PromptSizeError(
+        "input",
+        f"the prompt is too long: the request has {actual}, and no prompt of max_model_len tokens "
+        f"has over {allowed}",
     )
 
 

@@ -16,7 +16,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ssd.errors import FieldError, TokenizerError
+from ssd.errors import FieldError, PromptSizeError, TokenizerError
 from ssd.text.linked_file import check_link
 from ssd.text.tokenizer_config import CONFIG, read_config, special_tokens
 from ssd.types import ChatTurn
@@ -197,7 +197,7 @@ def _joined(parts: Iterable[str], max_characters: int) -> str:
     for part in parts:
         num_characters += len(part)
         if num_characters > max_characters:
-            raise FieldError(
+            raise PromptSizeError(
                 "chat", f"has over {max_characters} bytes after the chat template of the model"
             )
         joined.append(part)

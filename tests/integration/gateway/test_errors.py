@@ -10,7 +10,13 @@ import pytest
 from openai import AsyncOpenAI
 from tests.gateway import HELLO, Front, ScriptedTarget, fronting, get, refusing
 
-from ssd.errors import ContextLengthError, FieldError, NotReadyError, OverloadedError
+from ssd.errors import (
+    ContextLengthError,
+    FieldError,
+    NotReadyError,
+    OverloadedError,
+    PromptSizeError,
+)
 from ssd.rpc.codec import GenerateCall
 from ssd.types import FinishReason, GenerationChunk
 from ssd_gateway.targets import TargetPool
@@ -34,6 +40,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
             "prompt[3]",
         ),
         (ContextLengthError(60, 9, 64), openai.BadRequestError, "context_length_exceeded", None),
+        (
+            PromptSizeError("chat", "has 99 bytes"),
+            openai.BadRequestError,
+            "context_length_exceeded",
+            "messages",
+        ),
         (OverloadedError("full", 2.5), openai.RateLimitError, "rate_limit_exceeded", None),
         (NotReadyError("draining"), openai.InternalServerError, "service_unavailable", None),
         (RuntimeError("secret"), openai.InternalServerError, None, None),

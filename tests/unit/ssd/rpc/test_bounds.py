@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from ssd.errors import ContextLengthError, FieldError
+from ssd.errors import ContextLengthError, FieldError, PromptSizeError
 from ssd.rpc.bounds import LARGEST_ID, PromptBounds, check_token_ids
 from ssd.rpc.codec import generate_call
 from ssd.rpc.sampling_codec import sampling_message, sampling_params
@@ -44,7 +44,7 @@ def test_the_longest_text_of_a_model_is_accepted_and_one_byte_more_is_not() -> N
     bounds = PromptBounds.of_model(max_model_len=10, longest_token_bytes=7)
     assert generate_call(request(text="é" * 35), VOCAB, bounds).prompt == "é" * 35
     with pytest.raises(
-        FieldError, match="has 71 bytes, and no text of max_model_len, 10 tokens, has over"
+        PromptSizeError, match="has 71 bytes, and no text of max_model_len, 10 tokens, has over"
     ) as caught:
         generate_call(request(text="é" * 35 + "x"), VOCAB, bounds)
     assert caught.value.field == "text"
@@ -52,7 +52,7 @@ def test_the_longest_text_of_a_model_is_accepted_and_one_byte_more_is_not() -> N
 
 def test_a_text_above_the_bound_of_all_models_is_not_blamed_on_one() -> None:
     bounds = PromptBounds.of_model(max_model_len=10, longest_token_bytes=None)
-    with pytest.raises(FieldError, match=r"has 4194305 bytes, must have 0\.\.4194304$"):
+    with pytest.raises(PromptSizeError, match=r"has 4194305 bytes, must have 0\.\.4194304$"):
         generate_call(request(text="x" * 4_194_305), VOCAB, bounds)
 
 

@@ -21,6 +21,7 @@ from ssd.errors import (
     NotFiniteError,
     NotReadyError,
     OverloadedError,
+    PromptSizeError,
     RequestError,
     SSDError,
     TooLargeError,
@@ -33,6 +34,7 @@ from ssd.rpc.status import from_rpc_error, rule_of, status_and_trailers, to_stat
 Code = grpc.StatusCode
 TABLE: list[tuple[Exception, grpc.StatusCode, int]] = [
     (FieldError("sampling.temperature", "is 3, must be in 0..2"), Code.INVALID_ARGUMENT, 400),
+    (PromptSizeError("text", "has 71 bytes"), Code.INVALID_ARGUMENT, 400),
     (ContextLengthError(100, 50, 128, "token_ids.ids"), Code.INVALID_ARGUMENT, 400),
     (RequestError("the message cannot be decoded"), Code.INVALID_ARGUMENT, 400),
     (UnknownModelError("model 'x' is not served"), Code.NOT_FOUND, 404),
@@ -208,9 +210,9 @@ def test_a_failed_handshake_is_an_error_of_access(details: str, cause: str) -> N
 def test_a_message_that_is_too_long_names_the_prompt_and_both_sizes() -> None:
     details = "SERVER: Received message larger than max (5130017 vs. 354304)"
     found = from_rpc_error(bare(Code.RESOURCE_EXHAUSTED, details), "host:1")
-    assert type(found) is TooLargeError
+    assert type(found) is PromptSizeError
     assert str(found) == (
-        "host:1: the prompt is too long: the request has 5,130,017 bytes, and no prompt of "
+        "input: the prompt is too long: the request has 5,130,017 bytes, and no prompt of "
         "max_model_len tokens has over 354,304 bytes"
     )
 

@@ -5,7 +5,7 @@ import pytest
 from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ssd.errors import FieldError, TokenizerError
+from ssd.errors import FieldError, PromptSizeError, TokenizerError
 from ssd.text import chat_template
 from ssd.text.chat_template import ChatTemplate, load_template, render_chat, tool_format
 from ssd.types import ChatTurn, ToolCall
@@ -357,7 +357,9 @@ def test_a_template_that_repeats_its_variables_is_stopped_at_the_bound() -> None
 
     text = "{% for turn in messages %}{{ turn.content }}{% endfor %}"
     turns = [ChatTurn("user", Counted())] * 50
-    with pytest.raises(FieldError, match=r"^chat: has over 1000 bytes after the chat template"):
+    with pytest.raises(
+        PromptSizeError, match=r"^chat: has over 1000 bytes after the chat template"
+    ):
         render_chat(ChatTemplate(text), turns, max_characters=1000)
     assert len(rendered) == 11
     assert render_chat(ChatTemplate(text), turns[:10], max_characters=1000) == "x" * 1000

@@ -13,7 +13,14 @@ from prometheus_client import REGISTRY
 from tests.unit.ssd_target.serving.watched_tokenizer import WatchedTokenizer
 
 from ssd.engine.target_runner import TargetRunner
-from ssd.errors import ContextLengthError, FieldError, NotReadyError, OverloadedError, RankError
+from ssd.errors import (
+    ContextLengthError,
+    FieldError,
+    NotReadyError,
+    OverloadedError,
+    PromptSizeError,
+    RankError,
+)
 from ssd.rpc.codec import Conversation, GenerateCall, Prompt
 from ssd.testing.clock import FakeClock
 from ssd.text.chat_template import ChatTemplate
@@ -209,7 +216,7 @@ async def test_the_length_of_a_conversation_is_that_of_its_rendered_text(
     handler: RequestHandler, tokenizer: WatchedTokenizer
 ) -> None:
     with pytest.raises(
-        FieldError, match="has 65 bytes, and no text of max_model_len, 64 tokens, has over"
+        PromptSizeError, match="has 65 bytes, and no text of max_model_len, 64 tokens, has over"
     ) as caught:
         await generate(handler, Conversation((ChatTurn("user", "12345"),)))
     assert caught.value.field == "chat"
