@@ -35,9 +35,12 @@ async def first_result(*work: Coroutine[Any, Any, Result]) -> Result:
 
 
 async def merged(
-    streams: Sequence[AsyncGenerator[Item, None]],
+    streams: Sequence[AsyncGenerator[Item, None]], *, hold_seconds: float = 0.0
 ) -> AsyncGenerator[tuple[int, Item], None]:
     """Yield the items of all streams as they arrive, with the index of the stream.
+
+    With several streams, the first items are held until each stream has one, but no longer than
+    ``hold_seconds``. The error of a stream that fails meanwhile comes before all items.
 
     It reads one item ahead of each of several streams, so they notice a client that does not read.
     The first error ends all streams, as ``aclose`` does.
@@ -55,6 +58,13 @@ async def merged(
             asyncio.ensure_future(anext(stream)): index for index, stream in enumerate(streams)
         }
         stack.push_async_callback(_cancel, reading)
+        if hold_seconds:
+            early, _ = await asyncio.wait(
+                reading, timeout=hold_seconds, return_when=asyncio.FIRST_EXCEPTION
+            )
+            for task in sorted(early, key=reading.__getitem__):
+                if not isinstance(task.exception(), StopAsyncIteration):
+                    task.result()
         while reading:
             arrived, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
             # Items that have arrived come before an error, in the order of the streams.

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from ssd import __version__
-from ssd.errors import ContextLengthError, FieldError, SSDError, UnsupportedError
+from ssd.errors import ContextLengthError, FieldError, RequestError, SSDError, UnsupportedError
 from ssd.observability import log
 from ssd.ports import Clock
 from ssd.tasks import merged
@@ -32,6 +32,9 @@ STATUS_KEY = "ssd.status"
 CLIENT_KEY = "ssd.client"
 """Key of the scope: who sends the request, the name of an API key or an address."""
 CLIENT_LEFT = 499
+HOLD_SECONDS = 1.0
+"""Maximum time for which a stream of several prompts waits for the first tokens of each. An error
+of one is the response until then. Refusals take less; the queue of a target can take longer."""
 _EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -104,7 +107,9 @@ class GenerationEndpoint(Generic[AnyRequest]):
         except Exception as error:
             if not events.has_begun:
                 raise
-            BROKEN_STREAMS_TOTAL.inc()
+            if not isinstance(error, RequestError):
+                # The others are errors of the client, in one of several prompts.
+                BROKEN_STREAMS_TOTAL.inc()
             _log.info("stream_broken", error=type(error).__name__, reason=str(error))
             await events.fail(error)
             if not isinstance(error, SSDError):
@@ -140,7 +145,8 @@ class GenerationEndpoint(Generic[AnyRequest]):
             for choice in range(call.sampling.n if call.sampling.echo else 0)
         }
         streams = [self._call(request, prompt) for prompt in range(len(calls))]
-        async with aclosing(merged(streams)) as chunks:
+        hold_seconds = HOLD_SECONDS if request.stream else 0.0
+        async with aclosing(merged(streams, hold_seconds=hold_seconds)) as chunks:
             async for prompt, chunk in chunks:
                 if (prompt, chunk.choice) in copies:
                     copies.remove((prompt, chunk.choice))

@@ -33,7 +33,7 @@ RETRIES_TOTAL = _counter(
 )
 BROKEN_STREAMS_TOTAL = _counter(
     "ssd_gateway_broken_streams",
-    "Streams that ended with an error after their first token.",
+    "Streams that ended with an error after their first token, except errors of the client.",
 )
 TARGETS = _gauge("ssd_gateway_targets", "Known targets by state: ready, not_ready.", ["state"])
 for _state in ("ready", "not_ready"):

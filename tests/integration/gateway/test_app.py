@@ -34,9 +34,10 @@ from tests.gateway import (
 )
 
 from ssd import __version__
-from ssd.errors import DeadlineError, NotReadyError, OverloadedError
+from ssd.errors import DeadlineError, FieldError, NotReadyError, OverloadedError
 from ssd.rpc.codec import Conversation, GenerateCall
 from ssd.types import ChatTurn, FinishReason, GenerationChunk, Mode
+from ssd_gateway import api
 from ssd_gateway.responses import StreamAssembly
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -182,6 +183,45 @@ async def test_a_stream_that_breaks_by_a_bug_ends_with_an_error_and_is_counted(
         async for _ in stream:
             pass
     assert await sample(front, "ssd_gateway_broken_streams_total") == before + 1
+
+
+def refusing_the_second(may_refuse: asyncio.Event, first_sets: asyncio.Event) -> Answer:
+    """An answer to the prompts x and y; y is refused after an event."""
+
+    async def answers(call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
+        if call.prompt == "y":
+            await may_refuse.wait()
+            raise FieldError("text", "is wrong")
+        yield GenerationChunk(token_ids=(1,), text="a")
+        first_sets.set()
+        await asyncio.Event().wait()
+
+    return answers
+
+
+async def test_the_refusal_of_one_prompt_is_the_status_of_a_stream_of_several(
+    target: ScriptedTarget, client: AsyncOpenAI
+) -> None:
+    has_begun = asyncio.Event()
+    target.answer = refusing_the_second(has_begun, has_begun)
+    with pytest.raises(openai.BadRequestError, match=r"prompt\[1\]: is wrong"):
+        await client.completions.create(model="demo", prompt=["x", "y"], stream=True)
+
+
+async def test_an_error_of_the_client_does_not_count_as_a_broken_stream(
+    target: ScriptedTarget, front: Front, client: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "HOLD_SECONDS", 0.0)
+    may_refuse = asyncio.Event()
+    target.answer = refusing_the_second(may_refuse, asyncio.Event())
+    before = await sample(front, "ssd_gateway_broken_streams_total")
+    stream = await client.completions.create(model="demo", prompt=["x", "y"], stream=True)
+    parts = aiter(stream)
+    assert (await anext(parts)).choices[0].text == "a"
+    may_refuse.set()
+    with pytest.raises(openai.APIError, match=r"prompt\[1\]: is wrong"):
+        await anext(parts)
+    assert await sample(front, "ssd_gateway_broken_streams_total") == before
 
 
 async def cancels(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:

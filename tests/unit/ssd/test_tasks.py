@@ -136,3 +136,37 @@ async def test_an_item_that_arrived_with_an_error_comes_before_it() -> None:
     assert await anext(stream) == (1, 0)
     with pytest.raises(ValueError, match="broken"):
         await anext(stream)
+
+
+async def test_an_error_while_the_first_items_are_held_comes_before_them() -> None:
+    closed: list[int] = []
+    has_item = asyncio.Event()
+
+    async def begins() -> AsyncGenerator[int, None]:
+        has_item.set()
+        yield 1
+        await asyncio.Event().wait()
+
+    async def fails() -> AsyncGenerator[int, None]:
+        await has_item.wait()
+        for each in NOTHING:
+            yield each
+        raise ValueError("broken")
+
+    stream = merged([counts(2, closed), begins(), fails()], hold_seconds=60.0)
+    with pytest.raises(ValueError, match="broken"):
+        await anext(stream)
+    assert closed == [2]
+
+
+async def test_a_stream_without_an_item_holds_the_others_for_a_limited_time() -> None:
+    async def never() -> AsyncGenerator[int, None]:
+        await asyncio.Event().wait()
+        yield 0
+
+    for hold_seconds in (0.0, 0.01):
+        stream = merged([counts(3, []), never()], hold_seconds=hold_seconds)
+        assert [await anext(stream) for _ in range(3)] == [(0, 0), (0, 1), (0, 2)]
+        await stream.aclose()
+    stream = merged([counts(2, []), counts(0, [])], hold_seconds=60.0)
+    assert [item async for item in stream] == [(0, 0), (0, 1)]
