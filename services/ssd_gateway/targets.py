@@ -20,6 +20,7 @@ from ssd.errors import (
     OverloadedError,
     SSDError,
     UnknownModelError,
+    UnsupportedError,
 )
 from ssd.observability.log import get_logger
 from ssd.rpc.client import TargetClient
@@ -178,6 +179,7 @@ class TargetPool:
                 raise
             except NotReadyError as error:
                 self._mark_lost(target, error)
+                _hide_address(error, target.address)
                 if has_begun:
                     raise
                 tried[target.address] = error
@@ -187,9 +189,13 @@ class TargetPool:
                 self._mark_lost(target, error)
                 tried[target.address] = refusal
             except OverloadedError as error:
+                _hide_address(error, target.address)
                 if has_begun:
                     raise
                 tried[target.address] = error
+            except SSDError as error:
+                _hide_address(error, target.address)
+                raise
             finally:
                 target.num_requests -= 1
         raise _worst(tried.values()) if tried else NotReadyError(NO_TARGET)
@@ -286,6 +292,23 @@ class TargetPool:
         TARGETS.labels(state="ready").set(self.num_ready)
         TARGETS.labels(state="not_ready").set(len(self._targets) - self.num_ready)
         self._has_changed.set()
+
+
+def _hide_address(error: SSDError, address: str) -> None:
+    """Remove the address of a target from an error, which clients of the gateway receive.
+
+    The log has the whole message. Behind the address, gRPC's cause can name further ones.
+    """
+    message = str(error)
+    if address not in message:
+        return
+    _log.info("target_failed", target=address, reason=message)
+    neutral = message.replace(address, "the target")
+    if isinstance(error, NotReadyError):
+        neutral = neutral.partition(": ")[0]
+    error.args = (neutral,)
+    if isinstance(error, UnsupportedError):
+        error.field = error.field.replace(address, "the target")
 
 
 def _texts(call: GenerateCall) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from tests.gateway import INFO, ScriptedTarget, endless
 from tests.served import Service
 
-from ssd.errors import NotReadyError, UnknownModelError
+from ssd.errors import IncompleteTextError, NotReadyError, UnknownModelError
 from ssd.rpc.codec import GenerateCall
 from ssd.types import SamplingParams
 from ssd_gateway import targets
@@ -127,3 +127,31 @@ async def test_a_draining_target_behind_a_virtual_address_is_left_and_finishes_i
                 target = pool._targets[service.address]
                 await Named(pool, []).until(lambda: target.serves("new"))
                 assert old.num_cancelled == 0
+
+
+async def test_errors_for_clients_do_not_have_the_address_of_a_target(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    target = ScriptedTarget(endless)
+    async with AsyncExitStack() as stack:
+        async with target.serving():
+            pool = TargetPool((target.address,))
+            await stack.enter_async_context(pool.running())
+            await asyncio.wait_for(pool.wait_ready(), 10)
+            running = await stack.enter_async_context(aclosing(pool.generate(CALL, "id")))
+            await anext(running)
+        with pytest.raises(IncompleteTextError) as lost:
+            await anext(running)
+        # As if the target had stopped after the newest check.
+        pool._targets[target.address].reason = ""
+        with pytest.raises(NotReadyError) as refused:
+            await Named(pool, []).run()
+    assert [str(each.value) for each in (lost, refused)] == [
+        "the connection to the target was lost after 1 tokens, the text is incomplete",
+        "the target cannot be reached",
+    ]
+    logged = [each.fields for each in caplog.records if each.getMessage() == "target_failed"]  # type: ignore[attr-defined]
+    assert [each["target"] for each in logged] == [target.address] * 2
+    assert f"the connection to {target.address} was lost after 1 tokens" in logged[0]["reason"]
+    assert f"{target.address} cannot be reached: " in logged[1]["reason"]
