@@ -6,6 +6,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from ssd import __version__
+from ssd.rpc.codec import MAX_PRIORITY
+from ssd.rpc.sampling_codec import RANGES
 from ssd_gateway.schemas import (
     MISSING_FEATURES,
     WITHOUT_EFFECT,
@@ -37,6 +39,13 @@ _EXAMPLES: Mapping[type[BaseModel], _Schema] = {
     CompletionRequest: {"model": "target", "prompt": "def fib(n):", "max_tokens": 64},
 }
 """Bodies that a page shows; the model is that of ``ssd up``."""
+_BOUNDS: Mapping[str, tuple[float, float]] = {
+    **RANGES,
+    "top_logprobs": RANGES["logprobs"],
+    "max_completion_tokens": RANGES["max_tokens"],
+    "priority": (-MAX_PRIORITY, MAX_PRIORITY),
+}
+"""Bounds of numbers that targets check."""
 _OF_MODELS = (401, 403, 404, 429, 500, 503)
 
 
@@ -70,6 +79,8 @@ def _generation(kind: type[BaseModel], answer: str, schemas: _Schema) -> _Schema
     schemas |= body.pop("$defs")
     body["properties"]["model"] = _TEXT
     body["required"] = ["model", *body["required"]]
+    for name in _BOUNDS.keys() & body["properties"].keys():
+        _set_bounds(body["properties"][name], *_BOUNDS[name])
     # A feature of one endpoint can be missing in the other.
     missing = MISSING_FEATURES.keys() - body["properties"].keys()
     body["properties"] |= _missing({name: MISSING_FEATURES[name] for name in sorted(missing)})
@@ -81,6 +92,14 @@ def _generation(kind: type[BaseModel], answer: str, schemas: _Schema) -> _Schema
     operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": _TEXT}
     content = {"application/json": {"schema": _ref(kind.__name__), "example": _EXAMPLES[kind]}}
     return {"post": operation | {"requestBody": {"required": True, "content": content}}}
+
+
+def _set_bounds(field: _Schema, lowest: float, highest: float) -> None:
+    """Set the bounds of the numbers that a field accepts; a truth value has none."""
+    for accepted in field.get("anyOf", [field]):
+        if accepted["type"] in ("integer", "number"):
+            accepted.pop("exclusiveMaximum", None)
+            accepted |= {"minimum": lowest, "maximum": highest}
 
 
 def _missing(features: Mapping[str, tuple[object, ...]]) -> _Schema:

@@ -25,7 +25,7 @@ LEAST_TEMPERATURE = 1e-6
 _NUM_SEEDS = 2**64
 SEEDS = (-(2**63), _NUM_SEEDS - 1)
 """Lowest and highest seed. Clients of OpenAI send signed ones, which count modulo 2^64."""
-_RANGES: dict[str, tuple[float, float]] = {
+RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, MAX_TEMPERATURE),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
@@ -60,7 +60,7 @@ def sampling_params(
     """
     all_tokens = LARGEST_ID if vocab_size is None else vocab_size
     values: dict[str, Any] = {
-        name: getattr(message, name) for name in ("top_k", *_RANGES) if message.HasField(name)
+        name: getattr(message, name) for name in ("top_k", *RANGES) if message.HasField(name)
     }
     _check_ranges(values, top_k=(1, all_tokens))
     if values.get("top_k") == all_tokens:
@@ -90,7 +90,7 @@ def sampling_message(sampling: SamplingParams) -> types_pb2.SamplingParams:
         FieldError: a number is out of range. The message would round it or refuse it without its
             name.
     """
-    names = ("top_k", *_RANGES, *_SWITCHES, *MAX_STRUCTURE_BYTES)
+    names = ("top_k", *RANGES, *_SWITCHES, *MAX_STRUCTURE_BYTES)
     values = {name: getattr(sampling, name) for name in names}
     changed = {name: value for name, value in values.items() if value != getattr(_DEFAULTS, name)}
     _check_ranges(changed, top_k=(0, LARGEST_ID))
@@ -140,7 +140,7 @@ def _logprob(message: types_pb2.TokenLogprob) -> TokenLogprob:
 
 
 def _check_ranges(values: Mapping[str, Any], **others: tuple[float, float]) -> None:
-    for name, (lowest, highest) in (others | _RANGES).items():
+    for name, (lowest, highest) in (others | RANGES).items():
         if name in values:
             check_range(f"sampling.{name}", values[name], lowest, highest)
 
