@@ -310,7 +310,9 @@ class DecodeLoop:
         self.record.decided_at = self.clock.now()
         for sequence, result in zip(sequences, results, strict=True):
             if not sequence.record.num_rounds and sequence.num_cached:
-                metrics.PREFIX_HITS_TOTAL.inc()
+                if not sequence.choice:
+                    # The other continuations also find what the first one has stored.
+                    metrics.PREFIX_HITS_TOTAL.inc()
                 self._cached_tokens.inc(sequence.num_cached)
             is_paused = self._control.is_paused(sequence)
             sequence.record.add_round(self.record, result, is_paused=is_paused)

@@ -52,6 +52,22 @@ def test_gauges_follow_the_counts_of_the_scheduler() -> None:
     assert value("ssd_kv_blocks", state="free") == bench.all_free
 
 
+def test_a_request_is_counted_once_if_its_prompt_begins_in_the_prefix_cache(
+    growth: Callable[[str], float],
+) -> None:
+    growth("ssd_prefix_hits_total")
+    bench, prompt = Bench(), [*range(1, 12), *range(1, 7)]
+    for num_hits in (0, 1):
+        cached = []
+        for choice in range(3):
+            sink = bench.submit(prompt, 4, choice=choice)
+            bench.run()
+            cached.append(sink.usage.cached_tokens)
+        assert all(cached[1:]), "they share what the first one has stored"
+        assert bool(cached[0]) == bool(num_hits)
+        assert growth("ssd_prefix_hits_total") == num_hits
+
+
 def test_eligible_sequences_are_those_whose_mode_allows_speculation() -> None:
     bench = Bench()
     for number in range(6):
