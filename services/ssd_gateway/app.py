@@ -118,7 +118,10 @@ def make_app(
             _page(path, _file(name), media_type) for path, (name, media_type) in _PAGES.items()
         ]
     handlers = {SSDError: _failed, HTTPException: _not_served, Exception: _failed}
-    return Gate(Starlette(routes=routes, exception_handlers=handlers), settings, keys, deadlines)
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    # A redirect names http, also behind TLS, so clients would send their prompt in plain text.
+    app.router.redirect_slashes = False
+    return Gate(app, settings, keys, deadlines)
 
 
 def _file(name: str) -> bytes:

@@ -398,6 +398,14 @@ async def test_paths_with_a_slash_at_the_end_are_counted_as_those_without(front:
     assert await sample(front, name) == before + 1
 
 
+async def test_a_path_with_a_slash_at_the_end_is_not_redirected(front: Front) -> None:
+    body = json.dumps({"model": "demo", "prompt": "x", "messages": HELLO}).encode()
+    for path in ("/v1/chat/completions/", "/v1/completions/", "/livez/"):
+        status, headers, text = await get(front, path, body if path.startswith("/v1") else None)
+        assert (status, "location" in headers) == (404, False)
+        assert json.loads(text)["error"]["code"] == "unknown_url"
+
+
 async def test_requests_over_the_limit_are_answered_429() -> None:
     async with fronting(ScriptedTarget(endless), max_requests=1) as front, front.client() as client:
         stream = await client.completions.create(model="demo", prompt="x", stream=True)
