@@ -1,9 +1,11 @@
 """Chunks of a target as OpenAI objects. Pure, but for the random ids of tool calls."""
 
 import secrets
+from codecs import IncrementalDecoder, getincrementaldecoder
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from ssd.types import FinishReason, GenerationChunk, PositionLogprobs, TokenLogprob, Usage
@@ -116,9 +118,14 @@ class Continuation:
     awaits_prompt: bool
     """Whether the next chunk contains the prompt instead of new tokens."""
     finish_reason: FinishReason | None = None
-    next_offset: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    _characters: IncrementalDecoder = field(
+        default_factory=partial(getincrementaldecoder("utf-8"), "replace")
+    )
+    """Decodes tokens with log-probabilities as the target does: wrong bytes become U+FFFD."""
+    _num_characters: int = 0
+    """Characters that these tokens complete."""
 
     def add(self, chunk: GenerationChunk) -> tuple[Parts, list[Position]]:
         """Add a chunk; return what is new."""
@@ -131,9 +138,10 @@ class Continuation:
         self.finish_reason = chunk.finish_reason
         added = []
         for logprobs in chunk.logprobs:
-            added.append(Position(self.next_offset, logprobs))
-            # Characters that begin in the token.
-            self.next_offset += sum(byte & 0xC0 != 0x80 for byte in logprobs.selected.encoded)
+            begun, _ = self._characters.getstate()
+            # It is one character, also if its other bytes do not follow.
+            added.append(Position(self._num_characters + bool(begun), logprobs))
+            self._num_characters += len(self._characters.decode(logprobs.selected.encoded))
         return new, added
 
     @property

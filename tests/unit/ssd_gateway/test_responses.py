@@ -3,6 +3,9 @@
 import json
 import tracemalloc
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from ssd.types import (
     GenerationChunk,
     LookupResult,
@@ -11,7 +14,13 @@ from ssd.types import (
     TokenLogprob,
     TokenText,
 )
-from ssd_gateway.responses import ChatFormat, CompletionFormat, Position, StreamAssembly
+from ssd_gateway.responses import (
+    ChatFormat,
+    CompletionFormat,
+    Continuation,
+    Position,
+    StreamAssembly,
+)
 from ssd_gateway.schemas import CompletionRequest, parse
 from ssd_gateway.tool_calls import TextReader
 
@@ -42,6 +51,21 @@ def test_a_stream_keeps_nothing_that_it_has_sent() -> None:
     finally:
         tracemalloc.stop()
     assert kept < 200 * 40
+
+
+@given(
+    st.lists(st.sampled_from([b"a", "é日".encode(), b"\xe6", b"\x97\xa5", b"\x80", b"\xff", b""]))
+)
+def test_the_offset_of_a_token_is_its_place_in_the_text(parts: list[bytes]) -> None:
+    continuation = Continuation(TextReader(), awaits_prompt=False)
+    tokens = [TokenLogprob(1, -1.0, part.decode(errors="replace"), part) for part in parts]
+    logprobs = tuple(PositionLogprobs(token, ()) for token in tokens)
+    _, positions = continuation.add(
+        GenerationChunk(token_ids=(1,) * len(tokens), logprobs=logprobs)
+    )
+    # All bytes before a token, whose last character may be incomplete.
+    before = [b"".join(parts[:index]).decode(errors="replace") for index in range(len(parts))]
+    assert [position.offset for position in positions] == [*map(len, before)]
 
 
 def test_special_tokens_have_names_in_log_probabilities() -> None:
