@@ -17,14 +17,11 @@ from ssd_cli.display import err, out, print_table, status, summary, write
 from ssd_cli.figures import Collector, Generation, why_not_speculative
 from ssd_cli.generate import GenerateOptions, connected, stream
 
-DEMO_PROMPT = '''class Stack:
-    """A last-in, first-out stack."""
-
-    def __init__(self, items=None):
-        self.items = list(items or [])
-
-    def push(self, item):
+DEMO_PROMPT = '''def merge_sort(items):
+    """Return a sorted copy of a list."""
+    if len(items) <= 1:
 '''
+"""Its text repeats itself less than those of most prompts, so tables are used."""
 TITLES = {
     Mode.AUTOREGRESSIVE: "AR: the target alone",
     Mode.AUTO: "SSD: a draft prepares proposals on its own core",
