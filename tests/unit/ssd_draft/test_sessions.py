@@ -117,6 +117,17 @@ def test_without_a_prefix_cache_no_session_shares_a_text() -> None:
         sessions.check()
 
 
+def test_the_newest_token_and_a_block_that_has_begun_are_not_shared() -> None:
+    sessions, link = make_sessions(max_sessions=3), SilentLink()
+    for number, num_tokens, num_stored, num_after in ((1, 17, 0, 0), (2, 16, 0, 8), (3, 17, 5, 5)):
+        session = sessions.open(link, opening(number, num_tokens=num_tokens), 0.0)
+        assert isinstance(session, Session)
+        session.num_stored = num_stored
+        sessions.share(session)
+        assert session.num_stored == num_after
+        sessions.offer(session, 16 if number == 1 else num_after)
+
+
 @pytest.mark.parametrize(("num_stored", "num_shared"), [(7, 0), (8, 1), (23, 2), (24, 3)])
 def test_the_full_blocks_of_a_session_that_ends_are_shared(
     num_stored: int, num_shared: int
