@@ -239,16 +239,21 @@ class Sessions:
             return RefusalReason.LENGTH
         if not self._may_open(link, num_blocks):
             return RefusalReason.MAX_SESSIONS
+        # Without the newest token: its pass has the logits of the first table.
+        keys = self._keys(opening.token_ids[:-1])
+        # Blocks that are shared are found before others are allocated, which may drop them.
+        shared = self._pool.find(keys)
+        self._pool.share(shared)
         session = Session(
             number=opening.session,
             link=link,
             slot=self._free_slots.pop(),
-            blocks=self._pool.allocate(num_blocks),
+            blocks=shared + self._pool.allocate(num_blocks - len(shared)),
             max_len=max_len,
             tokens=array("q", opening.token_ids),
-            # Without the newest token: its pass has the logits of the first table.
-            keys=self._keys(opening.token_ids[:-1]),
+            keys=keys,
             arrived_at=arrived_at,
+            num_stored=len(shared) * self._block_size,
         )
         self._sessions[key] = session
         return session
@@ -259,7 +264,10 @@ class Sessions:
         return self._has_room_for_a_tree(num_committed, session.max_len)
 
     def share(self, session: Session) -> bool:
-        """Replace blocks of an opening session by those with its next tokens, if there are some."""
+        """Replace blocks of an opening session by those with its next tokens, if there are some.
+
+        Another session may have stored them since the opening.
+        """
         first, remainder = divmod(session.num_stored, self._block_size)
         shared = [] if remainder else self._pool.find(session.keys[first:])
         last = first + len(shared)

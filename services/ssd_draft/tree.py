@@ -79,14 +79,14 @@ class Tree:
         """Slots for which the model computed NaN or infinity; their tables are invalid."""
         self._scores_XPM = np.full((x, p, m), -np.inf, dtype=np.float32)
 
-    def open(self, slot: int, blocks: Rows[int], opening: OpenSession) -> None:
-        """Initialise the slot of a session with its blocks, noise and filters; its trunk is empty.
+    def open(self, slot: int, blocks: Rows[int], opening: OpenSession, num_stored: int = 0) -> None:
+        """Initialise the slot of a session with its blocks, noise and filters.
 
-        The tokens of the opening are stored later.
+        The first blocks have the first ``num_stored`` tokens; the others are stored later.
         """
         temperature = opening.temperature
         self._runner.begin_session(slot)
-        self.place(slot, blocks, 0)
+        self.place(slot, blocks, num_stored)
         self._newest.pop(slot, None)
         self.is_broken_X[slot] = False
         self._temperatures_X[slot] = temperature

@@ -209,7 +209,7 @@ class Worker:
             link.refuse(opening.session, admitted)
             return
         admitted.acceptance = Acceptance(self._work[link.number].acceptance.rate, _TEXT_DECAY)
-        self.tree.open(admitted.slot, admitted.blocks, opening)
+        self.tree.open(admitted.slot, admitted.blocks, opening, admitted.num_stored)
 
     def _advance(self, sessions: Rows[Session]) -> None:
         """Apply the waiting commits of some sessions together.

@@ -3,6 +3,7 @@
 from tests.unit.ssd_draft.ledger_draft import (
     BLOCK,
     CHUNK,
+    MAX_LEN,
     VOCAB,
     Draft,
     FakeLink,
@@ -89,3 +90,18 @@ def test_nothing_of_a_session_that_is_not_finite_is_shared() -> None:
     draft.apply(link, text.commit(0, bad))
     assert link.refused == [(1, RefusalReason.NOT_FINITE)]
     assert draft.pool.num_cached == (CHUNK - 1) // BLOCK, "that of the prompt, which was finite"
+
+
+def test_a_text_that_is_shared_is_not_dropped_for_the_blocks_of_its_next_session() -> None:
+    """The blocks of the first session are all that there are."""
+    draft, link, text = Draft(num_blocks=1 + MAX_LEN // BLOCK), FakeLink(), a_text([7] * 2 * CHUNK)
+    firsts = chunks(draft)
+    for number in (1, 2):
+        firsts.clear()
+        draft.open(link, text, number, max_len=MAX_LEN)
+        draft.settle()
+        text.check(link.newest(number))
+        draft.inbox.put(Event(link, CloseSession(number)))
+        draft.settle()
+    num_shared = (2 * CHUNK - 1) // BLOCK * BLOCK
+    assert firsts == [num_shared]
