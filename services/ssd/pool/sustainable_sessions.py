@@ -35,14 +35,15 @@ _WEIGHT = 0.125
 """Weight of the newest batch in the mean of its size."""
 _MIN_SECONDS = 1e-6
 _RECENT_BATCHES = 512
-"""Batches after which a size that has not occurred is forgotten: the draft may be faster by now."""
+"""Batches after which a smaller size that has not occurred is forgotten. A larger one may be the
+reason for which another draft was ordered: without it, that draft would be removed again."""
 
 
 class BatchTimes:
     """Seconds of batches of tables, by the number of sessions in the batch.
 
     A target measures from a commit to the last table, a draft its work. The step thread writes, any
-    thread may read. It has one entry for each batch size that occurred recently.
+    thread may read. It has an entry for each batch size that occurred, see ``_RECENT_BATCHES``.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,8 @@ class BatchTimes:
         count, slowest = len(seconds), max(seconds)
         self._num_batches += 1
         oldest = self._num_batches - _RECENT_BATCHES
-        for size in [size for size, newest in self._newest.items() if newest < oldest]:
+        smaller = [size for size in self._newest if size < count and self._newest[size] < oldest]
+        for size in smaller:
             del self._seconds[size], self._newest[size]
         mean = self._seconds.get(count, slowest)
         self._seconds[count] = mean + _WEIGHT * (slowest - mean)
