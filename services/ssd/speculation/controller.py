@@ -263,7 +263,8 @@ class Controller:
                 batch.host.add(max(0.0, host) / unit)
                 batch.plain.guess(1.0 + batch.host.value)
             # Sequences without a session, because the drafts are full, wait for no opening.
-            is_answered = 2 * record.num_answered >= min(record.num_auto, record.num_sessions)
+            num_expected = min(record.num_auto, record.num_sessions)
+            is_answered = 0 < num_expected <= 2 * record.num_answered
             batch.unanswered_rounds = 0 if is_answered else batch.unanswered_rounds + 1
         self._add_to_stage(batch, record, time)
 
