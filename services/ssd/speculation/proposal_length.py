@@ -51,6 +51,8 @@ FORGET_ROUNDS = 256
 """Rounds after which what was measured with longer proposals is forgotten, and rounds with a length
 after which the waits of other lengths are. Texts and load change, and what is not chosen is not
 measured again."""
+MOST_FORGET_ROUNDS = 8 * FORGET_ROUNDS
+"""The same, after trials of longer proposals that all came back to the same length."""
 LEAST_VERIFY = 0.25
 """No estimate of a verify is shorter than this share of its calibrated time."""
 _WINDOW = 64
@@ -72,6 +74,12 @@ class _Estimates:
     """Seconds of a round beside its verify and its wait."""
     waits: dict[int, Mean] = field(default_factory=dict)
     """Seconds for which a round waits for tables, by the largest length."""
+    before: int = 0
+    """The largest length when longer proposals were forgotten."""
+    forgets_at: int = FORGET_ROUNDS
+    """Rounds after which they are forgotten next."""
+    pause: int = FORGET_ROUNDS
+    """Rounds from then to the next time."""
 
 
 class ProposalLength:
@@ -120,7 +128,7 @@ class ProposalLength:
             ):
                 if before > num_ended:
                     mean.add(count / (before - num_ended))
-        if estimates.host.count % FORGET_ROUNDS == 0:
+        if estimates.host.count >= estimates.forgets_at:
             self._forget_longer(estimates)
         if estimates.host.count % CHOICE_ROUNDS == 0:
             self._choose(estimates, record.num_sequences, plain_seconds)
@@ -128,6 +136,9 @@ class ProposalLength:
     def _forget_longer(self, estimates: _Estimates) -> None:
         """Forget the times and low acceptances of proposals that are longer than the largest."""
         largest = estimates.largest
+        is_same = largest == estimates.before
+        estimates.pause = min(2 * estimates.pause, MOST_FORGET_ROUNDS) if is_same else FORGET_ROUNDS
+        estimates.before, estimates.forgets_at = largest, estimates.host.count + estimates.pause
         most = next(count for count in self._columns if count > largest)
         estimates.verify = {
             columns: mean for columns, mean in estimates.verify.items() if columns <= most
@@ -144,7 +155,9 @@ class ProposalLength:
             return
         rates = self._rates(estimates, num_sequences, plain_seconds)
         best = max(rates, key=lambda length: rates[length])
-        if rates[best] > MIN_GAIN * rates.get(estimates.largest, 0.0):
+        # The way back from a trial needs no gain.
+        least_gain = 1.0 if best == estimates.before else MIN_GAIN
+        if rates[best] > least_gain * rates.get(estimates.largest, 0.0):
             estimates.largest = best
 
     def _rates(
