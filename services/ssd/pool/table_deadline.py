@@ -49,6 +49,9 @@ _MOST_UNMEASURED = 8
 """Rounds that wait although none has been measured. While each step stores prompts, none is."""
 _SAFE_SHARE = 0.5
 """Share of the time that pays in which the first frame of a table must be expected."""
+MIN_ACCEPTANCE = 0.3
+"""With less, the rows of a verify are expected to take more time than their tokens save. Estimated
+from the times of the embedded target, not tuned."""
 OPENING_SECONDS = 5.0
 OPENING_SECONDS_PER_TOKEN = 0.005
 """Slower than any useful draft, also while it serves other sessions: it builds up to four batches
@@ -144,6 +147,20 @@ class RoundPace:
         """Median duration of recent rounds with proposals; infinite if there was no round."""
         return median(self._proposed or self._plain or (inf,))
 
+    def pays(self, num_backup: int, *, repeats: bool) -> bool:
+        """Return whether a proposal of so many tokens of the backup gains more than its rows cost.
+
+        In a trial it is assumed: after a round without a proposal, only the first token is tested,
+        which is accepted less often than those after it.
+        """
+        if self.sources.is_trial:
+            return True
+        if not self._plain:
+            _, acceptance = self.sources.acceptances(repeats=repeats)
+            return acceptance >= MIN_ACCEPTANCE
+        expected = self.sources.expected_tokens(0, num_backup, repeats=repeats)
+        return expected * self.plain_seconds >= self.proposed_seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
@@ -209,12 +226,16 @@ def wait_until(
 
 
 def _trial_until(next_at: float, pace: RoundPace, begun_at: float) -> float:
-    """Return the time until which a trial waits for a first frame; ``begun_at`` is no trial."""
-    seconds, of_round = next_at - begun_at, pace.proposed_seconds
-    if seconds <= 0.0 or of_round == inf:
+    """Return the time until which a trial waits for a first frame; ``begun_at`` is no trial.
+
+    A frame for the round before, which arrives meanwhile, makes the expected time earlier. Whole
+    rounds are therefore waited for.
+    """
+    if pace.proposed_seconds == inf:
         return begun_at
-    period = TRIAL_ROUNDS * ceil(seconds / of_round)
-    return begun_at + (pace.sources.num_rounds % period == 0) * seconds / _SAFE_SHARE
+    num_rounds = max(1, ceil((next_at - begun_at) / pace.proposed_seconds))
+    is_trial = pace.sources.num_rounds % (TRIAL_ROUNDS * num_rounds) == 0
+    return begun_at + is_trial * num_rounds * pace.proposed_seconds / _SAFE_SHARE
 
 
 def opening_seconds(num_tokens: int) -> float:

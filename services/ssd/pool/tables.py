@@ -1,11 +1,11 @@
 """The tables of a round: waiting for columns while it pays, and the next proposals.
 
-*Decision*: the backup continues a proposal with fewer than K tokens of a table, and proposes after
-a miss or a late table, while at least ``MIN_ACCEPTANCE`` of its tokens are accepted. *Because*: a
-slow draft has few columns in time, and more rows of a verify take little time: 200 tokens of the
-embedded pair on two cores took 59 rounds instead of 69 (medians of 5, on a machine in use). *Not
-chosen*: to continue a complete table, whose branch the draft has run as it is. *Revisit when* the
-next tables are late because the draft runs such a proposal in a pass of its own.
+*Decision*: the backup continues a proposal with fewer than K tokens of a table, while at least
+``MIN_ACCEPTANCE`` of its tokens are accepted. *Because*: a slow draft has few columns in time, and
+more rows of a verify take little time: 200 tokens of the embedded pair on two cores took 59 rounds
+instead of 69 (medians of 5, on a machine in use). *Not chosen*: to continue a complete table, whose
+branch the draft has run as it is. *Revisit when* the next tables are late because the draft runs
+such a proposal in a pass of its own.
 
 *Decision*: where a text repeats itself, the backup replaces a branch if it is expected to keep 5 %
 more tokens. *Because*: the 208M pair (T = 0, batch 1) has 145 instead of 124 tokens per second.
@@ -22,16 +22,13 @@ from math import ceil, inf
 from ssd.pool.link import DraftedSequence, Session
 from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup
 from ssd.pool.settings import DraftsSettings
-from ssd.pool.table_deadline import Prospect, RoundPace, wait_until
+from ssd.pool.table_deadline import MIN_ACCEPTANCE, Prospect, RoundPace, wait_until
 from ssd.ports import Clock
 from ssd.speculation.backup import BACKUPS, WINDOW_TOKENS, Backup, BackupProposal
 from ssd.speculation.sources import Candidates, Sources
 from ssd.speculation.table import OutcomeTable
 from ssd.types import LookupResult
 
-MIN_ACCEPTANCE = 0.3
-"""With less, the rows of a verify are expected to take more time than their tokens save. Estimated
-from the times of the embedded target, not tuned."""
 MOST_SEARCHES = 8
 """About so many texts with hits are searched in a round, and those that repeat themselves. A search
 takes 6 to 20 microseconds, which the sequences of large batches would pay for nothing."""
@@ -106,7 +103,7 @@ class TableCollector:
                 text = sequence.newest_tokens[-WINDOW_TOKENS:]
                 self._from_backup[sequence] = backup(text, sequence.max_proposed)
             from_backup = self._from_backup.get(sequence, BackupProposal())
-            found = look_up(sequence, table, branch, backup, from_backup, self._pace.sources)
+            found = look_up(sequence, table, branch, backup, from_backup, self._pace)
             newest = self._lookups[sequence] = table, found
         return newest[1]
 
@@ -148,7 +145,7 @@ def look_up(
     branch: int | None,
     backup: Backup,
     from_backup: BackupProposal,
-    sources: Sources,
+    pace: RoundPace,
 ) -> Lookup:
     """Return the lookup of a sequence that continues and has an open session.
 
@@ -159,17 +156,19 @@ def look_up(
         backup: continues a proposal with fewer tokens than the table will have.
         from_backup: its proposal for the next round, for a miss, a late table or a text that
             repeats itself.
-        sources: their acceptances.
+        pace: the acceptances of the sources, and the durations of rounds.
     """
     if table is None and sequence.num_remaining == 1:
         # The next round selects the last token: no round waits for a table.
         return NO_TABLE_NEEDED
-    max_tokens = sequence.max_proposed
+    max_tokens, sources = sequence.max_proposed, pace.sources
+    if not pace.pays(len(from_backup.tokens), repeats=from_backup.repeats):
+        from_backup = from_backup._replace(tokens=())
     from_table = () if table is None or branch is None else table.proposal(branch, max_tokens)
     candidates = Candidates(from_table, *from_backup)
-    _, acceptance = sources.acceptances(repeats=candidates.repeats)
-    tokens = from_backup.tokens if acceptance >= MIN_ACCEPTANCE else ()
+    tokens = from_backup.tokens
     num_from_table = 0
+    _, acceptance = sources.acceptances(repeats=candidates.repeats)
     has_more = table is not None and len(from_table) < min(table.length, max_tokens)
     num_continued = max_tokens - len(from_table) if has_more and acceptance >= MIN_ACCEPTANCE else 0
     if from_table and not _replaces_branch(candidates, num_continued, sources):

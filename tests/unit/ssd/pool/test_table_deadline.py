@@ -218,8 +218,11 @@ def test_a_draft_that_is_late_and_was_bad_is_tried_again(rounds: float, period: 
     assert waits == [TRIAL_ROUNDS * period * each for each in range(1, 10 // period + 1)]
 
 
-def test_no_trial_waits_for_more_columns_or_for_a_frame_that_was_expected_before() -> None:
+def test_a_trial_waits_on_when_its_frame_is_expected_earlier_but_not_for_more_columns() -> None:
     found = pace(0.1, hit_rate=0.3)
     found.sources.num_rounds = TRIAL_ROUNDS
-    rows = [Prospect(1, 0, 1, NOW + ROUND_SECONDS), Prospect(0, 0, 3, NOW - 0.01)]
-    assert seconds(rows, found) < ROUND_SECONDS
+    late = Prospect(0, 0, 3, NOW + 0.8 * ROUND_SECONDS, branch_seconds=LONG)
+    until = wait_until([late], found, NOW, NOW)
+    assert until >= NOW + ROUND_SECONDS
+    assert wait_until([replace(late, next_at=NOW)], found, NOW, NOW + 0.001) == until
+    assert seconds([Prospect(1, 0, 1, NOW + ROUND_SECONDS)], found) == 0.0

@@ -23,7 +23,7 @@ from ssd.pool.settings import DraftsSettings
 from ssd.pool.table_deadline import Prospect, RoundPace
 from ssd.pool.tables import MOST_SEARCHES, TableCollector, without_session
 from ssd.speculation.backup import BACKUPS, BackupProposal
-from ssd.speculation.sources import NO_CANDIDATES, Candidates, Sources
+from ssd.speculation.sources import NO_CANDIDATES, TRIAL_ROUNDS, Candidates
 from ssd.speculation.table import OutcomeTable
 from ssd.testing.clock import FakeClock
 from ssd.types import LookupResult, Outcome
@@ -53,11 +53,11 @@ def look_up(
     def backup(text: Rows[int], num: int) -> BackupProposal:
         return BackupProposal(tuple(text[:num]), repeats)
 
-    after, sources = continued(outcome, remaining), Sources()
-    measure(sources, of_tables, of_backup, repeats=repeats)
+    after, pace = continued(outcome, remaining), RoundPace()
+    measure(pace.sources, of_tables, of_backup, repeats=repeats)
     found = backup(after.newest_tokens, after.max_proposed)
     branch = None if table is None else table.look_up(outcome)
-    lookup = tables.look_up(after, table, branch, backup, found, sources)
+    lookup = tables.look_up(after, table, branch, backup, found, pace)
     return replace(lookup, candidates=NO_CANDIDATES)
 
 
@@ -106,20 +106,27 @@ def test_a_miss_and_a_late_table_propose_the_backup() -> None:
     assert look_up(None, Outcome(1, 7)) == Lookup(LookupResult.LATE, (8, 9))
 
 
-@pytest.mark.parametrize("repeats", [False, True])
-def test_a_backup_that_is_rarely_right_proposes_nothing_and_is_still_measured(
-    *, repeats: bool
+@pytest.mark.parametrize(
+    ("proposed_seconds", "is_trial", "proposes"),
+    [(0.123, False, True), (0.125, False, False), (0.125, True, True), (0.0, False, False)],
+)
+@pytest.mark.parametrize("table", [TABLE, None])
+def test_a_backup_proposes_where_its_tokens_gain_more_than_their_rows_cost(
+    table: OutcomeTable | None, proposed_seconds: float, *, is_trial: bool, proposes: bool
 ) -> None:
-    for table, outcome, result in (
-        (TABLE, Outcome(2, 7), LookupResult.MISS),
-        (None, Outcome(1, 7), LookupResult.LATE),
-    ):
-        assert look_up(table, outcome, of_backup=0.2, repeats=repeats) == Lookup(result)
-    sources, after = Sources(), continued(Outcome(2, 7))
-    measure(sources, 0.8, 0.2, repeats=repeats)
-    found = BackupProposal((8, 9), repeats)
-    lookup = tables.look_up(after, TABLE, None, BACKUPS["ngram"], found, sources)
-    assert lookup.candidates == Candidates((), (8, 9), repeats)
+    """While that is unknown, if they are accepted often.
+
+    Also in trials: only a proposal shows how often the tokens after the first are accepted.
+    """
+    pace, after, found = RoundPace(), continued(Outcome(2, 7)), BackupProposal((8, 9))
+    measure(pace.sources, 0.8, 0.2, repeats=False)
+    pace.sources.num_rounds = TRIAL_ROUNDS if is_trial else 1
+    for seconds, is_plain in ((0.1, True), (proposed_seconds, False)):
+        if proposed_seconds:
+            pace.add_round(seconds, is_plain=is_plain)
+    lookup = tables.look_up(after, table, None, BACKUPS["ngram"], found, pace)
+    tokens = (8, 9) if proposes else ()
+    assert (lookup.tokens, lookup.candidates) == (tokens, Candidates((), tokens))
 
 
 def test_the_backup_replaces_a_hit_where_the_text_repeats_itself_and_it_is_accepted_more() -> None:
