@@ -15,7 +15,7 @@ ID_BYTES = 36
 """Size of one token id of an opening: an int and the reference to it."""
 EVENTS_PER_STEP = 64
 """Largest number of events of one link that a step reads. A round of a target is one event; opening
-a session takes the step thread a tenth of a millisecond."""
+a session takes the step thread a tenth of a millisecond, and 3 ms if it has 32,000 tokens."""
 
 
 class LinkChange(Enum):
