@@ -22,7 +22,7 @@ exceeds T_proposed, until the next miss. The time that pays for first columns is
 The acceptance of the draft and the hit rate are known from tables that were in time. If no round
 waits, a draft whose first frames come after the verify would stay late for good, whatever its
 tables would add by now. Every ``TRIAL_ROUNDS`` rounds, or twice that if the wait takes up to two
-rounds, and so on, a round therefore waits for a first frame.
+rounds, and so on, a round therefore waits for a first frame, see ``trial_until``.
 
 A round waits for at most that time since it began to wait, or since the newest column, and only if
 the frame is expected in it. The time of the first frame varies more than the time between columns,
@@ -49,9 +49,6 @@ _MOST_UNMEASURED = 8
 """Rounds that wait although none has been measured. While each step stores prompts, none is."""
 _SAFE_SHARE = 0.5
 """Share of the time that pays in which the first frame of a table must be expected."""
-MIN_ACCEPTANCE = 0.3
-"""With less, the rows of a verify are expected to take more time than their tokens save. Estimated
-from the times of the embedded target, not tuned."""
 OPENING_SECONDS = 5.0
 OPENING_SECONDS_PER_TOKEN = 0.005
 """Slower than any useful draft, also while it serves other sessions: it builds up to four batches
@@ -147,20 +144,6 @@ class RoundPace:
         """Median duration of recent rounds with proposals; infinite if there was no round."""
         return median(self._proposed or self._plain or (inf,))
 
-    def pays(self, num_backup: int, *, repeats: bool) -> bool:
-        """Return whether a proposal of so many tokens of the backup gains more than its rows cost.
-
-        In a trial it is assumed: after a round without a proposal, only the first token is tested,
-        which is accepted less often than those after it.
-        """
-        if self.sources.is_trial:
-            return True
-        if not self._plain:
-            _, acceptance = self.sources.acceptances(repeats=repeats)
-            return acceptance >= MIN_ACCEPTANCE
-        expected = self.sources.expected_tokens(0, num_backup, repeats=repeats)
-        return expected * self.plain_seconds >= self.proposed_seconds
-
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
@@ -192,7 +175,6 @@ def wait_until(
     """
     num_expected = 0.0
     is_plain = True
-    until = now
     gains: defaultdict[tuple[float, float, bool, float], float] = defaultdict(float)
     for prospect in prospects:
         repeats = prospect.repeats and not pace.sources.is_trial
@@ -202,8 +184,6 @@ def wait_until(
         num_expected += expected
         is_plain &= prospect.depth == prospect.num_backup == 0
         if prospect.num_columns:
-            if not prospect.depth:
-                until = max(until, _trial_until(prospect.next_at, pace, begun_at))
             num_backup = max(0.0, prospect.num_backup - prospect.num_columns)
             depth = prospect.depth + prospect.num_columns
             with_wait = pace.sources.expected_tokens(depth, num_backup, repeats=repeats)
@@ -212,6 +192,7 @@ def wait_until(
             gains[wait] += max(0.0, with_wait - expected)
     proposed_seconds = pace.proposed_seconds
     without = pace.plain_seconds if is_plain else proposed_seconds
+    until = now
     for (waits_since, next_at, is_first, branch_seconds), gain in gains.items():
         if without == inf:
             return inf if pace.waits_unmeasured else now
@@ -225,17 +206,27 @@ def wait_until(
     return until
 
 
-def _trial_until(next_at: float, pace: RoundPace, begun_at: float) -> float:
-    """Return the time until which a trial waits for a first frame; ``begun_at`` is no trial.
+def trial_until(prospects: Iterable[Prospect], pace: RoundPace, begun_at: float) -> float:
+    """Return the time until which a trial waits for first frames; ``begun_at`` is no trial.
 
-    A frame for the round before, which arrives meanwhile, makes the expected time earlier. Whole
-    rounds are therefore waited for.
+    Called once in a round, when it could begin to wait: a frame for the round before makes the
+    expected time earlier. Whole rounds are waited for.
     """
-    if pace.proposed_seconds == inf:
+    if not 0.0 < pace.proposed_seconds < inf:
         return begun_at
-    num_rounds = max(1, ceil((next_at - begun_at) / pace.proposed_seconds))
-    is_trial = pace.sources.num_rounds % (TRIAL_ROUNDS * num_rounds) == 0
-    return begun_at + is_trial * num_rounds * pace.proposed_seconds / _SAFE_SHARE
+    until = begun_at
+    for prospect in prospects:
+        if waits_for_first(prospect):
+            num_rounds = max(1, ceil((prospect.next_at - begun_at) / pace.proposed_seconds))
+            if pace.sources.num_rounds % (TRIAL_ROUNDS * num_rounds) == 0:
+                seconds = num_rounds * pace.proposed_seconds / _SAFE_SHARE
+                until = max(until, begun_at + seconds)
+    return until
+
+
+def waits_for_first(prospect: Prospect) -> bool:
+    """Return whether a sequence has no column of its table, and a frame is expected."""
+    return prospect.num_columns > 0 and prospect.depth == 0
 
 
 def opening_seconds(num_tokens: int) -> float:

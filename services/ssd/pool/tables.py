@@ -1,11 +1,12 @@
 """The tables of a round: waiting for columns while it pays, and the next proposals.
 
-*Decision*: the backup continues a proposal with fewer than K tokens of a table, while at least
-``MIN_ACCEPTANCE`` of its tokens are accepted. *Because*: a slow draft has few columns in time, and
-more rows of a verify take little time: 200 tokens of the embedded pair on two cores took 59 rounds
-instead of 69 (medians of 5, on a machine in use). *Not chosen*: to continue a complete table, whose
-branch the draft has run as it is. *Revisit when* the next tables are late because the draft runs
-such a proposal in a pass of its own.
+*Decision*: the backup continues a proposal with fewer than K tokens of a table, and proposes after
+a miss or a late table, while at least ``MIN_ACCEPTANCE`` of its tokens are accepted. *Because*: a
+slow draft has few columns in time, and more rows of a verify take little time: 200 tokens of the
+embedded pair on two cores took 59 rounds instead of 69 (medians of 5, on a machine in use). *Not
+chosen*: to continue a complete table, whose branch the draft has run as it is; and the durations of
+rounds with and without proposals, which are of different batch sizes. *Revisit when* the next
+tables are late because the draft runs such a proposal in a pass of its own.
 
 *Decision*: where a text repeats itself, the backup replaces a branch if it is expected to keep 5 %
 more tokens. *Because*: the 208M pair (T = 0, batch 1) has 145 instead of 124 tokens per second.
@@ -22,13 +23,22 @@ from math import ceil, inf
 from ssd.pool.link import DraftedSequence, Session
 from ssd.pool.rounds import NO_DRAFT, NO_TABLE_NEEDED, Lookup
 from ssd.pool.settings import DraftsSettings
-from ssd.pool.table_deadline import MIN_ACCEPTANCE, Prospect, RoundPace, wait_until
+from ssd.pool.table_deadline import (
+    Prospect,
+    RoundPace,
+    trial_until,
+    wait_until,
+    waits_for_first,
+)
 from ssd.ports import Clock
 from ssd.speculation.backup import BACKUPS, WINDOW_TOKENS, Backup, BackupProposal
 from ssd.speculation.sources import Candidates, Sources
 from ssd.speculation.table import OutcomeTable
 from ssd.types import LookupResult
 
+MIN_ACCEPTANCE = 0.3
+"""With less, the rows of a verify are expected to take more time than their tokens save. Estimated
+from the times of the embedded target, not tuned."""
 MOST_SEARCHES = 8
 """About so many texts with hits are searched in a round, and those that repeat themselves. A search
 takes 6 to 20 microseconds, which the sequences of large batches would pay for nothing."""
@@ -53,6 +63,7 @@ class TableCollector:
         self._lookups: dict[DraftedSequence, tuple[OutcomeTable | None, Lookup]] = {}
         """The newest lookup of each sequence, with its table."""
         self._from_backup: dict[DraftedSequence, BackupProposal] = {}
+        self._trial_until = 0.0
         self._in_turn: Container[DraftedSequence] = ()
         """Sequences whose text is searched although they have a hit."""
 
@@ -103,7 +114,7 @@ class TableCollector:
                 text = sequence.newest_tokens[-WINDOW_TOKENS:]
                 self._from_backup[sequence] = backup(text, sequence.max_proposed)
             from_backup = self._from_backup.get(sequence, BackupProposal())
-            found = look_up(sequence, table, branch, backup, from_backup, self._pace)
+            found = look_up(sequence, table, branch, backup, from_backup, self._pace.sources)
             newest = self._lookups[sequence] = table, found
         return newest[1]
 
@@ -125,7 +136,10 @@ class TableCollector:
             prospect if prospect.next_at <= deadline else replace(prospect, num_columns=0.0)
             for prospect in prospects
         ]
-        return wait_until(in_time, self._pace, begun_at, now)
+        if now == begun_at:
+            self._trial_until = trial_until(in_time, self._pace, begun_at)
+        until = wait_until(in_time, self._pace, begun_at, now)
+        return max(until, self._trial_until) if any(map(waits_for_first, in_time)) else until
 
     def _prospect(self, sequence: DraftedSequence) -> Prospect:
         session = sequence.session
@@ -145,7 +159,7 @@ def look_up(
     branch: int | None,
     backup: Backup,
     from_backup: BackupProposal,
-    pace: RoundPace,
+    sources: Sources,
 ) -> Lookup:
     """Return the lookup of a sequence that continues and has an open session.
 
@@ -156,19 +170,21 @@ def look_up(
         backup: continues a proposal with fewer tokens than the table will have.
         from_backup: its proposal for the next round, for a miss, a late table or a text that
             repeats itself.
-        pace: the acceptances of the sources, and the durations of rounds.
+        sources: their acceptances.
     """
     if table is None and sequence.num_remaining == 1:
         # The next round selects the last token: no round waits for a table.
         return NO_TABLE_NEEDED
-    max_tokens, sources = sequence.max_proposed, pace.sources
-    if not pace.pays(len(from_backup.tokens), repeats=from_backup.repeats):
-        from_backup = from_backup._replace(tokens=())
+    max_tokens = sequence.max_proposed
+    _, acceptance = sources.acceptances(repeats=from_backup.repeats)
     from_table = () if table is None or branch is None else table.proposal(branch, max_tokens)
+    if not (from_table or acceptance >= MIN_ACCEPTANCE or sources.is_trial):
+        # Without a proposal, the round would test only the first token, which is accepted less
+        # often than those after it.
+        from_backup = from_backup._replace(tokens=())
     candidates = Candidates(from_table, *from_backup)
     tokens = from_backup.tokens
     num_from_table = 0
-    _, acceptance = sources.acceptances(repeats=candidates.repeats)
     has_more = table is not None and len(from_table) < min(table.length, max_tokens)
     num_continued = max_tokens - len(from_table) if has_more and acceptance >= MIN_ACCEPTANCE else 0
     if from_table and not _replaces_branch(candidates, num_continued, sources):

@@ -11,6 +11,7 @@ from ssd.pool.table_deadline import (
     Prospect,
     RoundPace,
     opening_seconds,
+    trial_until,
     wait_until,
 )
 from ssd.speculation.sources import TRIAL_ROUNDS
@@ -211,18 +212,16 @@ def test_a_draft_that_is_late_and_was_bad_is_tried_again(rounds: float, period: 
     late = Prospect(0, 0, 3, NOW + late_by, branch_seconds=LONG)
     waits = []
     for found.sources.num_rounds in range(1, 10 * TRIAL_ROUNDS + 1):
-        until = wait_until([Prospect(0), late], found, NOW, NOW)
+        until = trial_until([Prospect(0), late], found, NOW)
         if until > NOW:
             assert until >= NOW + late_by
             waits.append(found.sources.num_rounds)
     assert waits == [TRIAL_ROUNDS * period * each for each in range(1, 10 // period + 1)]
 
 
-def test_a_trial_waits_on_when_its_frame_is_expected_earlier_but_not_for_more_columns() -> None:
-    found = pace(0.1, hit_rate=0.3)
-    found.sources.num_rounds = TRIAL_ROUNDS
-    late = Prospect(0, 0, 3, NOW + 0.8 * ROUND_SECONDS, branch_seconds=LONG)
-    until = wait_until([late], found, NOW, NOW)
-    assert until >= NOW + ROUND_SECONDS
-    assert wait_until([replace(late, next_at=NOW)], found, NOW, NOW + 0.001) == until
-    assert seconds([Prospect(1, 0, 1, NOW + ROUND_SECONDS)], found) == 0.0
+def test_a_trial_needs_a_measured_round_and_waits_for_no_more_columns() -> None:
+    found, unmeasured = pace(0.1, hit_rate=0.3), RoundPace()
+    found.sources.num_rounds = unmeasured.sources.num_rounds = TRIAL_ROUNDS
+    late = Prospect(0, 0, 3, NOW + ROUND_SECONDS)
+    assert trial_until([late], unmeasured, NOW) == NOW
+    assert trial_until([Prospect(1, 0, 1, NOW + ROUND_SECONDS)], found, NOW) == NOW

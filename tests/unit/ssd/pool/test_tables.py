@@ -23,7 +23,7 @@ from ssd.pool.settings import DraftsSettings
 from ssd.pool.table_deadline import Prospect, RoundPace
 from ssd.pool.tables import MOST_SEARCHES, TableCollector, without_session
 from ssd.speculation.backup import BACKUPS, BackupProposal
-from ssd.speculation.sources import NO_CANDIDATES, TRIAL_ROUNDS, Candidates
+from ssd.speculation.sources import NO_CANDIDATES, TRIAL_ROUNDS, Candidates, Sources
 from ssd.speculation.table import OutcomeTable
 from ssd.testing.clock import FakeClock
 from ssd.types import LookupResult, Outcome
@@ -53,11 +53,11 @@ def look_up(
     def backup(text: Rows[int], num: int) -> BackupProposal:
         return BackupProposal(tuple(text[:num]), repeats)
 
-    after, pace = continued(outcome, remaining), RoundPace()
-    measure(pace.sources, of_tables, of_backup, repeats=repeats)
+    after, sources = continued(outcome, remaining), Sources()
+    measure(sources, of_tables, of_backup, repeats=repeats)
     found = backup(after.newest_tokens, after.max_proposed)
     branch = None if table is None else table.look_up(outcome)
-    lookup = tables.look_up(after, table, branch, backup, found, pace)
+    lookup = tables.look_up(after, table, branch, backup, found, sources)
     return replace(lookup, candidates=NO_CANDIDATES)
 
 
@@ -106,27 +106,23 @@ def test_a_miss_and_a_late_table_propose_the_backup() -> None:
     assert look_up(None, Outcome(1, 7)) == Lookup(LookupResult.LATE, (8, 9))
 
 
-@pytest.mark.parametrize(
-    ("proposed_seconds", "is_trial", "proposes"),
-    [(0.123, False, True), (0.125, False, False), (0.125, True, True), (0.0, False, False)],
-)
-@pytest.mark.parametrize("table", [TABLE, None])
-def test_a_backup_proposes_where_its_tokens_gain_more_than_their_rows_cost(
-    table: OutcomeTable | None, proposed_seconds: float, *, is_trial: bool, proposes: bool
+@pytest.mark.parametrize("repeats", [False, True])
+@pytest.mark.parametrize("is_trial", [False, True])
+def test_a_backup_that_is_rarely_accepted_proposes_in_trials_and_is_measured_there(
+    *, repeats: bool, is_trial: bool
 ) -> None:
-    """While that is unknown, if they are accepted often.
-
-    Also in trials: only a proposal shows how often the tokens after the first are accepted.
-    """
-    pace, after, found = RoundPace(), continued(Outcome(2, 7)), BackupProposal((8, 9))
-    measure(pace.sources, 0.8, 0.2, repeats=False)
-    pace.sources.num_rounds = TRIAL_ROUNDS if is_trial else 1
-    for seconds, is_plain in ((0.1, True), (proposed_seconds, False)):
-        if proposed_seconds:
-            pace.add_round(seconds, is_plain=is_plain)
-    lookup = tables.look_up(after, table, None, BACKUPS["ngram"], found, pace)
-    tokens = (8, 9) if proposes else ()
-    assert (lookup.tokens, lookup.candidates) == (tokens, Candidates((), tokens))
+    """In other rounds, only its first token would be tested. After a hit, more tokens are."""
+    sources, after = Sources(), continued(Outcome(1, 7))
+    measure(sources, 0.8, 0.2, repeats=repeats)
+    sources.num_rounds = TRIAL_ROUNDS if is_trial else 1
+    found = BackupProposal((8, 9), repeats)
+    for table, branch, tokens, candidates in (
+        (TABLE, None, (8, 9) * is_trial, ((), (8, 9) * is_trial, repeats)),
+        (None, None, (8, 9) * is_trial, ((), (8, 9) * is_trial, repeats)),
+        (TABLE, 1, (4, 5, 6), ((4, 5, 6), (8, 9), repeats)),
+    ):
+        lookup = tables.look_up(after, table, branch, BACKUPS["ngram"], found, sources)
+        assert (lookup.tokens, lookup.candidates) == (tokens, Candidates(*candidates))
 
 
 def test_the_backup_replaces_a_hit_where_the_text_repeats_itself_and_it_is_accepted_more() -> None:
@@ -210,33 +206,40 @@ def test_without_an_open_session_there_is_no_proposal() -> None:
 class Waits(threading.Condition):
     """A lock whose waits end at once; it records their seconds."""
 
-    def __init__(self, clock: FakeClock) -> None:
+    def __init__(self, clock: FakeClock, notified_after: float) -> None:
         super().__init__()
         self.seconds: list[float] = []
         self._clock = clock
+        self.notified_after = notified_after
 
     def wait(self, timeout: float | None = None) -> bool:
         assert timeout is not None
+        is_notified = not self.seconds and self.notified_after > 0.0
         self.seconds.append(timeout)
-        self._clock.advance(timeout)
-        return False
+        self._clock.advance(self.notified_after if is_notified else timeout)
+        return is_notified
 
 
 class ExpectedAt(Session):
     """A session whose first three columns are expected after a fixed time."""
 
     seconds: float
+    is_notified: Callable[[], bool]
 
     def prospect(self, lookup: Lookup, max_tokens: int) -> Prospect:
         depth, num_tokens = lookup.num_from_table, len(lookup.tokens)
-        next_at = self.requested_at + self.seconds
+        next_at = self.requested_at + self.seconds / (1 + self.is_notified())
         return Prospect(depth, num_tokens - depth, max_tokens, next_at)
 
 
-def rounds(pace: RoundPace) -> tuple[Waits, Callable[[float], None]]:
-    """Return waits, and a function that runs a round whose columns are expected after seconds."""
+def rounds(pace: RoundPace, notified_after: float = 0.0) -> tuple[Waits, Callable[[float], None]]:
+    """Return waits, and a function that runs a round whose columns are expected after seconds.
+
+    With ``notified_after``, another frame arrives after this time, and the columns are expected in
+    half of the seconds from then on.
+    """
     clock = FakeClock(5.0)
-    waits = Waits(clock)
+    waits = Waits(clock, notified_after)
     made = TableCollector(DraftsSettings(), pace, waits, clock)
 
     def run(seconds: float) -> None:
@@ -251,6 +254,7 @@ def rounds(pace: RoundPace) -> tuple[Waits, Callable[[float], None]]:
             is_open=True,
         )
         session.seconds = seconds
+        session.is_notified = lambda: bool(notified_after and waits.seconds)
         waiting.session = session
         made.collect([waiting], 0, lambda: None)
 
@@ -272,3 +276,18 @@ def test_only_the_first_rounds_wait_while_none_can_be_measured() -> None:
     for _ in range(20):
         run(0.01)
     assert waits.seconds == [pytest.approx(0.02)] * 8
+
+
+def test_a_trial_waits_on_when_its_table_is_expected_earlier() -> None:
+    pace = RoundPace()
+    measure(pace.sources, 0.1, 0.1, repeats=False)
+    for _ in range(400):
+        pace.hits.add(100, 30)
+    pace.add_round(0.005, is_plain=False)
+    waits, run = rounds(pace, notified_after=0.001)
+    pace.sources.num_rounds = 2 * TRIAL_ROUNDS
+    run(0.012)
+    assert waits.seconds == [], "three rounds: not every second trial"
+    pace.sources.num_rounds = 3 * TRIAL_ROUNDS
+    run(0.012)
+    assert sum(waits.seconds[1:], waits.notified_after) > 0.012
