@@ -136,9 +136,10 @@ class ProposalLength:
     def _forget_longer(self, estimates: _Estimates) -> None:
         """Forget the times and low acceptances of proposals that are longer than the largest."""
         largest = estimates.largest
-        is_same = largest == estimates.before
-        estimates.pause = min(2 * estimates.pause, MOST_FORGET_ROUNDS) if is_same else FORGET_ROUNDS
-        estimates.before, estimates.forgets_at = largest, estimates.host.count + estimates.pause
+        came_back = largest == estimates.before < self._lookahead
+        pause = min(2 * estimates.pause, MOST_FORGET_ROUNDS) if came_back else FORGET_ROUNDS
+        estimates.before, estimates.pause = largest, pause
+        estimates.forgets_at = estimates.host.count + pause
         most = next(count for count in self._columns if count > largest)
         estimates.verify = {
             columns: mean for columns, mean in estimates.verify.items() if columns <= most
@@ -155,9 +156,15 @@ class ProposalLength:
             return
         rates = self._rates(estimates, num_sequences, plain_seconds)
         best = max(rates, key=lambda length: rates[length])
+        count, forgot_at = estimates.host.count, estimates.forgets_at - estimates.pause
         # The way back from a trial needs no gain.
-        least_gain = 1.0 if best == estimates.before else MIN_GAIN
+        is_way_back = best == estimates.before and count < forgot_at + FORGET_ROUNDS
+        least_gain = 1.0 if is_way_back else MIN_GAIN
         if rates[best] > least_gain * rates.get(estimates.largest, 0.0):
+            if best < estimates.before:
+                # Perhaps the text is difficult for a while only.
+                estimates.pause = FORGET_ROUNDS
+                estimates.forgets_at = min(estimates.forgets_at, count + FORGET_ROUNDS)
             estimates.largest = best
 
     def _rates(

@@ -139,3 +139,14 @@ def test_a_length_that_was_slow_for_a_while_is_tried_again() -> None:
     assert length.largest(8) <= 2
     rounds(length, STEEP, (6,) * 8, 2 * FORGET_ROUNDS)
     assert length.largest(8) >= LOOKAHEAD - 1
+
+
+def test_a_difficult_text_after_many_good_ones_does_not_keep_proposals_short_for_long() -> None:
+    """The trials of longer proposals have become rare by then."""
+    length = ProposalLength(COLUMNS, LOOKAHEAD, STEEP)
+    rounds(length, STEEP, (4,) * 8, 20 * FORGET_ROUNDS)
+    assert 1 < length.largest(8) < LOOKAHEAD
+    rounds(length, STEEP, (0, 0, 0, 1) * 2, 200)
+    assert length.largest(8) == 1
+    rounds(length, STEEP, (6,) * 8, 2 * FORGET_ROUNDS)
+    assert length.largest(8) >= LOOKAHEAD - 1
