@@ -34,6 +34,8 @@ from collections.abc import Sequence as Rows
 _WEIGHT = 0.125
 """Weight of the newest batch in the mean of its size."""
 _MIN_SECONDS = 1e-6
+_FEW = 8
+"""Batches of a size after which it counts beside others."""
 _RECENT_BATCHES = 512
 """Batches after which a smaller size that has not occurred is forgotten. A larger one may be the
 reason for which another draft was ordered: without it, that draft would be removed again."""
@@ -50,6 +52,7 @@ class BatchTimes:
         self._seconds: dict[int, float] = {}
         self._newest: dict[int, int] = {}
         """Number of the newest batch of each size."""
+        self._counts: dict[int, int] = {}
         self._num_batches = 0
 
     def add_batch(self, seconds: Rows[float]) -> None:
@@ -59,15 +62,22 @@ class BatchTimes:
         oldest = self._num_batches - _RECENT_BATCHES
         smaller = [size for size in self._newest if size < count and self._newest[size] < oldest]
         for size in smaller:
-            del self._seconds[size], self._newest[size]
+            del self._seconds[size], self._newest[size], self._counts[size]
         mean = self._seconds.get(count, slowest)
         self._seconds[count] = mean + _WEIGHT * (slowest - mean)
         self._newest[count] = self._num_batches
+        self._counts[count] = self._counts.get(count, 0) + 1
 
     @property
     def seconds_by_sessions(self) -> dict[int, float]:
-        """Mean seconds of recent batches, by the number of sessions in them."""
-        return self._seconds.copy()
+        """Mean seconds of recent batches, by the number of sessions in them.
+
+        Sizes that have occurred fewer than ``_FEW`` times count only while all have: a pause of the
+        machine may have been in them.
+        """
+        seconds, counts = self._seconds.copy(), self._counts.copy()
+        usual = {size: time for size, time in seconds.items() if counts.get(size, 0) >= _FEW}
+        return usual or seconds
 
 
 def sustainable_sessions(

@@ -73,10 +73,21 @@ def test_the_time_of_a_batch_is_a_mean_of_its_slowest_tables() -> None:
 def test_smaller_batches_that_no_longer_occur_are_forgotten() -> None:
     """A larger one is kept: it was late, so a draft was added, which made batches smaller."""
     times = BatchTimes()
-    for count in (1, 9):
+    for count in (1, 9) * 8:
         times.add_batch([0.3] * count)
     for _ in range(1000):
         times.add_batch([0.12] * 8)
     assert set(times.seconds_by_sessions) == {8, 9}
-    times.add_batch([0.01])
+    for _ in range(8):
+        times.add_batch([0.01])
     assert times.seconds_by_sessions[1] == 0.01
+
+
+def test_a_size_that_has_occurred_few_times_does_not_count_beside_others() -> None:
+    """The machine may have paused in it."""
+    times = BatchTimes()
+    times.add_batch([3.0] * 3)
+    assert times.seconds_by_sessions == {3: 3.0}
+    for _ in range(8):
+        times.add_batch([0.012] * 2)
+    assert set(times.seconds_by_sessions) == {2}
