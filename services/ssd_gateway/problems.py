@@ -47,7 +47,8 @@ _NAMES = (
     (re.compile(r"sampling\."), ""),
 )
 """Beginnings of paths in the target's request that have another name in OpenAI's."""
-_WITHOUT_NAME = "input"
+WITHOUT_NAME = "input"
+"""Field of an error that names no field of the body."""
 BODY_READ_KEY = "ssd.body_read"
 """Key of the scope of a request whose body was read to its end."""
 CLOSE_SECONDS = 1.0
@@ -136,7 +137,7 @@ def _param(error: Exception) -> str | None:
     if isinstance(error, UnknownModelError):
         return "model"
     name = getattr(error, "field", None)
-    if not isinstance(name, str) or name == _WITHOUT_NAME:
+    if not isinstance(name, str) or name == WITHOUT_NAME:
         return None
     for beginning, replacement in _NAMES:
         if beginning.match(name):

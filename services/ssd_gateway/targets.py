@@ -19,6 +19,7 @@ from ssd.errors import (
     NotReadyError,
     OverloadedError,
     SSDError,
+    TooLargeError,
     UnknownModelError,
     UnsupportedError,
 )
@@ -29,6 +30,7 @@ from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials
 from ssd.tasks import beside
 from ssd.types import GenerationChunk
 from ssd_gateway.metrics import RETRIES_TOTAL, TARGETS
+from ssd_gateway.problems import WITHOUT_NAME
 from ssd_gateway.routing import choose_target, prefix_key
 
 RESOLVE_SECONDS = 2.0
@@ -297,18 +299,20 @@ class TargetPool:
 def _hide_address(error: SSDError, address: str) -> None:
     """Remove the address of a target from an error, which clients of the gateway receive.
 
-    The log has the whole message. Behind the address, gRPC's cause can name further ones.
+    The log has the whole message. Behind the address, gRPC or a proxy can name further ones.
     """
     message = str(error)
     if address not in message:
         return
     _log.info("target_failed", target=address, reason=message)
     neutral = message.replace(address, "the target")
-    if isinstance(error, NotReadyError):
+    if not isinstance(error, TooLargeError):
         neutral = neutral.partition(": ")[0]
+    if neutral == "the target":
+        neutral = "the target refused the request"
     error.args = (neutral,)
     if isinstance(error, UnsupportedError):
-        error.field = error.field.replace(address, "the target")
+        error.field, error.description = WITHOUT_NAME, neutral
 
 
 def _texts(call: GenerateCall) -> list[str]:

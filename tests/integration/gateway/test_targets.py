@@ -9,10 +9,20 @@ import pytest
 from tests.gateway import INFO, ScriptedTarget, endless
 from tests.served import Service
 
-from ssd.errors import IncompleteTextError, NotReadyError, UnknownModelError
+from ssd.errors import (
+    IncompleteTextError,
+    NotReadyError,
+    OverloadedError,
+    RequestError,
+    SSDError,
+    TooLargeError,
+    UnknownModelError,
+    UnsupportedError,
+)
 from ssd.rpc.codec import GenerateCall
 from ssd.types import SamplingParams
 from ssd_gateway import targets
+from ssd_gateway.problems import problem
 from ssd_gateway.targets import TargetPool
 
 CALL = GenerateCall(prompt="x", sampling=SamplingParams(), model="demo")
@@ -127,6 +137,24 @@ async def test_a_draining_target_behind_a_virtual_address_is_left_and_finishes_i
                 target = pool._targets[service.address]
                 await Named(pool, []).until(lambda: target.serves("new"))
                 assert old.num_cancelled == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OverloadedError("10.1.2.3:50051: envoy: 10.9.9.9 is full"), "refused the request"),
+        (RequestError("10.1.2.3:50051: proxy 10.9.9.9 says no"), "refused the request"),
+        (UnsupportedError("10.1.2.3:50051", "via ipv4:10.9.9.9"), "refused the request"),
+        (TooLargeError("10.1.2.3:50051: the answer has 9 bytes"), "the answer has 9 bytes"),
+        (NotReadyError("10.1.2.3:50051 cannot be reached: ipv4:10.9.9.9"), "cannot be reached"),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_errors_of_a_proxy_do_not_have_an_address_either(error: SSDError, message: str) -> None:
+    targets._hide_address(error, "10.1.2.3:50051")
+    _, body = problem(error, "id")
+    assert message in body["error"]["message"]
+    assert "10." not in str(body)
 
 
 async def test_errors_for_clients_do_not_have_the_address_of_a_target(
