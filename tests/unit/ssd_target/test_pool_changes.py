@@ -70,6 +70,7 @@ class FixedTimes(BatchTimes):
     """The tables of a batch take a fixed time for each of its sessions."""
 
     def __init__(self, seconds: float) -> None:
+        super().__init__()
         self._seconds = {1: seconds}
 
     def add_batch(self, _seconds: object) -> None: ...
