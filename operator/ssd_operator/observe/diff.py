@@ -127,7 +127,8 @@ def _compare(live: Object, wanted: Object) -> tuple[Object, list[_Difference]]:
     ours = {name: value for name, value in wanted.items() if name not in _IDENTITY}
     repaired = _repair(live, ours, (), differing)
     if wanted.get("kind") == "Pod":
-        # Admission adds variables and limits to pods, and nothing can remove them from a live pod.
+        # Admission adds variables, limits and tolerations to pods, and nothing can remove them from
+        # a live pod.
         differing = [(path, is_addition) for path, is_addition in differing if not is_addition]
     return repaired, differing
 
@@ -163,7 +164,9 @@ def _repair_list(
     if keys is None and len(live) == len(wanted):
         return [_repair(*pair, path, differing) for pair in zip(live, wanted, strict=True)]
     if keys is None:
-        differing.append((path, False))
+        # Kubernetes adds tolerations of unready nodes to each pod.
+        is_longer = path[-1:] == ("tolerations",) and all(item in live for item in wanted)
+        differing.append((path, is_longer))
         return wanted
     theirs, ours = (
         {tuple(item.get(key, _KEY_DEFAULTS.get(key)) for key in keys): item for item in items}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.ssd_operator.resources import SAMPLES, children, resource, specs
 
 from ssd_operator.api.spec import Object, Spec
-from ssd_operator.observe.diff import matches, removal
+from ssd_operator.observe.diff import differences, matches, removal
 
 ANSWERS = list(yaml.safe_load_all((Path(__file__).parents[1] / "answers.yaml").read_text()))
 IDENTITY = ("apiVersion", "kind")
@@ -280,3 +280,19 @@ def test_a_patch_removes_additions_and_keeps_items_of_other_writers() -> None:
     assert removal(live, wanted) == {
         "spec": {"selector": {"extra": None}, "containers": [{"name": "sidecar"}, kept]}
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "live", "is_equal"),
+    [
+        ("Pod", ["ours", "theirs"], True),
+        ("Pod", ["theirs", "ours"], True),
+        ("Pod", ["theirs"], False),
+        ("Deployment", ["ours", "theirs"], False),
+    ],
+)
+def test_tolerations_that_admission_adds_to_a_pod_are_no_difference(
+    kind: str, live: list[str], *, is_equal: bool
+) -> None:
+    wanted, found = ({"tolerations": [{"key": key} for key in keys]} for keys in (["ours"], live))
+    assert (not differences({"spec": found}, {"kind": kind, "spec": wanted})) is is_equal
