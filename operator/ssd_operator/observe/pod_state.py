@@ -19,6 +19,8 @@ from ssd_operator.children.objects import (
 
 DRAIN_DEADLINE_ANNOTATION = f"{GROUP}/drain-deadline"
 """Annotation of a draft's pod that is drained: latest end of the drain, RFC 3339."""
+LOST_SECONDS = 60.0
+"""A pod that is being deleted for longer than its grace period and this is on a lost node."""
 UNREADY_SECONDS = 60.0
 """A target that is loaded and not ready for longer is broken; for less, it may be busy."""
 _SERVICE_LABEL = "kubernetes.io/service-name"
@@ -129,6 +131,12 @@ def is_live(pod: Object) -> bool:
 def is_terminating(thing: Object) -> bool:
     """Whether an object is being deleted."""
     return bool(thing["metadata"].get("deletionTimestamp"))
+
+
+def is_lost(pod: Object, now: float) -> bool:
+    """Whether the pod's deletion does not end, because no kubelet ends the pod."""
+    ends_at = to_seconds(pod["metadata"].get("deletionTimestamp"))
+    return ends_at is not None and now - ends_at > LOST_SECONDS
 
 
 def is_scheduled(pod: Object) -> bool:

@@ -31,6 +31,7 @@ from ssd_operator.observe.pod_state import (
     drain_deadline_of,
     endpoints_of,
     is_live,
+    is_lost,
     is_ours,
     is_owned_by,
     is_pod_of,
@@ -124,8 +125,12 @@ class Snapshot:
 
     @cached_property
     def num_draining(self) -> int:
-        """Draft pods that are drained or deleted."""
-        terminating = [pod for pod in self._pods(Component.DRAFT) if is_terminating(pod)]
+        """Draft pods that are drained or deleted, without those on lost nodes."""
+        terminating = [
+            pod
+            for pod in self._pods(Component.DRAFT)
+            if is_terminating(pod) and not is_lost(pod, self.now)
+        ]
         return len(self.drafts) - len(self.staying_drafts) + len(terminating)
 
     @cached_property

@@ -66,9 +66,9 @@ def marked(thing: Object) -> Object:
     return thing | {"metadata": thing["metadata"] | {"annotations": annotations}}
 
 
-def terminating(thing: Object) -> Object:
-    """The same pod, being deleted."""
-    return thing | {"metadata": thing["metadata"] | {"deletionTimestamp": to_text(NOW)}}
+def terminating(thing: Object, *, ends_at: float = NOW) -> Object:
+    """The same pod, being deleted; its grace period ends then."""
+    return thing | {"metadata": thing["metadata"] | {"deletionTimestamp": to_text(ends_at)}}
 
 
 def deployment(name: str, *, revision: int = 1, **condition: Any) -> Object:

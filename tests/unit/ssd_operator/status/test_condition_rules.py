@@ -302,6 +302,8 @@ PROGRESS = [
     (replace(PAUSED, results=Results(applied={DRAFTED})), "True UpToDate"),
     (Scene(drafts=1, pods=(*PAIR, marked(draft("d1")))), "True Draining"),
     (Scene(drafts=1, pods=(*PAIR, terminating(draft("d1")))), "True Draining"),
+    (Scene(drafts=1, pods=(*PAIR, terminating(draft("d1"), ends_at=NOW - 59))), "True Draining"),
+    (Scene(drafts=1, pods=(*PAIR, terminating(draft("d1"), ends_at=NOW - 61))), "True UpToDate"),
     (Scene(drafts=3), "True Scaling"),
     (Scene(cells=2), "True Scaling"),
     (Scene(pods=(terminating(target()), draft("d0"), draft("d1")), plan=STALE), "True RollingOut"),
