@@ -1,5 +1,6 @@
 """The worker: vLLM's own, which also gives the proposer its requests and draws coupled tokens."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,10 @@ _USED = {
         *("draft_probs", "target_logits", "bonus_token_ids", "sampling_metadata"),
     ),
     _STOCK_CONSTRAINTS: ("logits", "cu_num_draft_tokens", "sampling_metadata"),
+    rejection_sampler.RejectionSampler.forward: (
+        *("self", "metadata", "draft_probs", "logits", "sampling_metadata"),
+    ),
+    rejection_sampler.Sampler.gather_logprobs: ("logprobs", "num_logprobs", "token_ids"),
     rejection_sampler.expand_batch_to_tokens: ("x", "cu_num_tokens", "num_tokens"),
 }
 """Functions of vLLM that are called or replaced, and their parameters."""
@@ -73,6 +78,7 @@ class Worker(BaseWorker):  # type: ignore[misc]
             _propose_at_any_length(runner)
             _begin_steps(runner, self._proposer)
             _force_each_end(runner)
+            _give_logprobs_of_ids(runner.rejection_sampler)
 
     def compile_or_warm_up_model(self) -> Any:
         """Warm up as vLLM does, then measure the target for the choice of proposals."""
@@ -186,6 +192,40 @@ def _force_each_end(runner: Any) -> None:
         return sample(*arguments)
 
     runner._sample = sample_step  # noqa: SLF001 likewise
+
+
+def _give_logprobs_of_ids(sampler: Any) -> None:
+    """Let vLLM 0.32 return log-probabilities of the token ids that a request gives.
+
+    With speculation, its sampler fails with them (``logprob_token_ids``), which ends the engine.
+    Here they replace the most probable tokens, of which it returns as many for each row.
+    """
+    forward, gather = sampler.forward, sampler.sampler.gather_logprobs
+
+    def forward_step(metadata: Any, draft_probs: Any, logits: Any, sampling: Any) -> Any:
+        given = sampling.logprob_token_ids
+        if not given:
+            return forward(metadata, draft_probs, logits, sampling)
+        num_most = max([sampling.max_num_logprobs or 0, *map(len, given.values())])
+
+        def gather_given(logprobs_RV: torch.Tensor, count: int, token_ids: torch.Tensor) -> Any:
+            found = gather(logprobs_RV, count, token_ids)
+            num_rows = len(logprobs_RV) // len(metadata.num_draft_tokens)
+            for index, ids in given.items():
+                where = slice(index * num_rows, (index + 1) * num_rows), slice(1, 1 + len(ids))
+                ids_N = torch.tensor(ids, device=logprobs_RV.device)
+                found.logprob_token_ids[where] = ids_N.to(found.logprob_token_ids.dtype)
+                found.logprobs[where] = logprobs_RV[where[0]][:, ids_N]
+            return found
+
+        sampler.sampler.gather_logprobs = gather_given
+        try:
+            changed = replace(sampling, logprob_token_ids=None, max_num_logprobs=num_most)
+            return forward(metadata, draft_probs, logits, changed)
+        finally:
+            sampler.sampler.gather_logprobs = gather
+
+    sampler.forward = forward_step
 
 
 Row = tuple[torch.Tensor, torch.Tensor | None]

@@ -42,6 +42,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "stop": {**WARM, "temperature": 0.0, "stop": ["items."]},
     "stop across tokens": {**WARM, "temperature": 0.0, "stop": ["ist of it"]},
     "logprobs": {**WARM, "logprobs": 3},
+    "logprobs of ids": {**WARM, "logprob_token_ids": [5, 70, 900]},
     "schema": {**WARM, "ignore_eos": False, "structured_outputs": {"json": SCHEMA}},
     "schema, greedy": {
         "temperature": 0.0,

@@ -18,6 +18,17 @@ class TopKTopPSampler:
         raise NotImplementedError
 
 
+class RejectionSampler:
+    def forward(self, metadata: Any, draft_probs: Any, logits: Any, sampling_metadata: Any) -> Any:
+        raise NotImplementedError
+
+
+class Sampler:
+    @staticmethod
+    def gather_logprobs(logprobs: Any, num_logprobs: Any, token_ids: Any) -> Any:
+        raise NotImplementedError
+
+
 class GPUModelRunner:
     def execute_model(self, scheduler_output: Any, intermediate_tensors: Any = None) -> Any:
         raise NotImplementedError
@@ -110,6 +121,8 @@ def modules(calls: Calls, *, version: str = "0.32.0", is_cpu: bool = True) -> di
         "vllm.v1.sample.rejection_sampler": {
             **functions,
             "expand_batch_to_tokens": expand_batch_to_tokens,
+            "RejectionSampler": RejectionSampler,
+            "Sampler": Sampler,
         },
         "vllm.v1.sample.ops": {},
         "vllm.v1.sample.ops.topk_topp_sampler": {**functions, "TopKTopPSampler": TopKTopPSampler},

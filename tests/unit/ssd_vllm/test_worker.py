@@ -84,6 +84,22 @@ def config(*, plugin: Any = None, speculative: Any = "ssd_vllm.Proposer", **valu
 
 
 @dataclass
+class Sampling:
+    """Of a step, as far as log-probabilities are concerned."""
+
+    max_num_logprobs: int | None
+    logprob_token_ids: dict[int, list[int]] | None
+
+
+def top_logprobs(logprobs_RV: torch.Tensor, count: int, token_ids_R: torch.Tensor) -> Any:
+    """Of the token of each row, and of the most probable ones."""
+    values, ids = logprobs_RV.topk(count)
+    ids = torch.cat([token_ids_R[:, None], ids], dim=1)
+    values = torch.cat([logprobs_RV.gather(1, token_ids_R[:, None]), values], dim=1)
+    return SimpleNamespace(logprob_token_ids=ids.int(), logprobs=values)
+
+
+@dataclass
 class Runner:
     """A runner of vLLM with some requests."""
 
@@ -121,9 +137,20 @@ class Runner:
             topk_topp_sampler=topk_topp_sampler, logprobs_mode=self.logprobs_mode
         )
 
+        self.sampler.gather_logprobs = top_logprobs
+        self.rejection_sampler = SimpleNamespace(sampler=self.sampler, forward=self._reject)
         self.lora_config = SimpleNamespace()
         self._num_adapted = 0
         self.model = SimpleNamespace(compute_logits=self._compute_logits)
+
+    def _reject(self, metadata: Any, _probs: Any, logits_RV: torch.Tensor, sampling: Any) -> Any:
+        """As vLLM 0.32, which fails with ids that a request gives."""
+        assert not sampling.logprob_token_ids
+        if sampling.max_num_logprobs is None:
+            return None
+        return self.sampler.gather_logprobs(
+            logits_RV, sampling.max_num_logprobs, torch.zeros(len(logits_RV), dtype=torch.int64)
+        )
 
     def execute_model(self, step: Any, _tensors: Any = None) -> Any:
         self.steps.append(step)
@@ -283,6 +310,27 @@ def test_the_worker_connects_the_proposer_after_the_model(
     assert runner.execute_model("next") == "output"
     assert calls[1:] == [("begin_step", "step"), ("begin_step", "next")]
     assert runner.steps == ["step", "next"]
+
+
+@pytest.mark.parametrize("num_top", [None, 1, 4])
+def test_a_request_gets_the_log_probabilities_of_the_ids_that_it_gives(
+    import_worker: Import, calls: Calls, num_top: int | None
+) -> None:
+    """The second of three requests, each with two rows."""
+    runner = Runner(num_reqs=3, drafter=RecordingProposer(calls))
+    import_worker().Worker(config(), runner).load_model()
+    logprobs_RV, metadata = logits(6), SimpleNamespace(num_draft_tokens=[1, 0, 1])
+    forward = runner.rejection_sampler.forward
+    found = forward(metadata, None, logprobs_RV, Sampling(num_top, {1: [5, 2]}))
+    stock = top_logprobs(logprobs_RV, max(num_top or 0, 2), torch.zeros(6, dtype=torch.int64))
+    for row in range(6):
+        ids = stock.logprob_token_ids[row].tolist()
+        if row in (2, 3):
+            ids[1:3] = [5, 2]
+        assert found.logprob_token_ids[row].tolist() == ids
+        assert found.logprobs[row].tolist() == logprobs_RV[row, ids].tolist()
+    assert forward(metadata, None, logprobs_RV, Sampling(None, None)) is None
+    assert runner.sampler.gather_logprobs is top_logprobs
 
 
 def test_all_ranks_run_the_passes_that_the_first_one_has_time_for(
