@@ -9,8 +9,8 @@ a draft is small compared with that of its target, and an open session never run
 ``ssd_draft_sessions`` is limited by blocks and not by ``max_sessions``.
 
 Sessions whose texts begin alike share the blocks of the beginning, also with those that have ended.
-So a text is stored once, although each request of a chat, each turn of mode AUTO and each move to
-another target begins a session. The whole text of a session is shared when it ends.
+So a text is stored once, although each request of a chat, and each return of mode AUTO to
+speculation, begins a session. The whole text of a session is shared when it ends.
 """
 
 from array import array
