@@ -21,7 +21,7 @@ DEMO_PROMPT = '''def merge_sort(items):
     """Return a sorted copy of a list."""
     if len(items) <= 1:
 '''
-"""Its text repeats itself less than those of most prompts, so tables are used."""
+"""The text after it repeats itself less than after most prompts, so tables are used."""
 TITLES = {
     Mode.AUTOREGRESSIVE: "AR: the target alone",
     Mode.AUTO: "SSD: a draft prepares proposals on its own core",

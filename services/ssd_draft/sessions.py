@@ -99,7 +99,7 @@ class Session:
     tokens: "array[TokenId]"
     """Committed tokens."""
     keys: list[Key]
-    """Keys of the first blocks of the text: those of the opening, and all when the session ends."""
+    """Keys of the full blocks of the prompt; when the session ends, of the whole text."""
     arrived_at: float
     """Arrival time of the newest commit, or of the opening."""
     proposal: tuple[TokenId, ...] = ()

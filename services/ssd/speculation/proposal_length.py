@@ -134,7 +134,7 @@ class ProposalLength:
             self._choose(estimates, record.num_sequences, plain_seconds)
 
     def _forget_longer(self, estimates: _Estimates) -> None:
-        """Forget the times and low acceptances of proposals that are longer than the largest."""
+        """Drop the measured times and low acceptances of longer proposals."""
         largest = estimates.largest
         came_back = largest == estimates.before < self._lookahead
         pause = min(2 * estimates.pause, MOST_FORGET_ROUNDS) if came_back else FORGET_ROUNDS

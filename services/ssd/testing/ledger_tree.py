@@ -45,7 +45,7 @@ class LedgerTreeRunner:
         return tokens.index(self.nan_token) if self.nan_token in tokens else None
 
     def begin_session(self, slot: int) -> None:
-        """Forget the segments of the session before."""
+        """Clear the segments of the session before."""
         self.proposals_XP[slot] = self.own_XNP[slot] = _UNWRITTEN
 
     def run_proposals(self, batch: ProposalBatch) -> torch.Tensor:

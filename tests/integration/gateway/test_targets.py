@@ -143,7 +143,7 @@ async def test_a_draining_target_behind_a_virtual_address_is_left_and_finishes_i
     ("error", "message"),
     [
         (OverloadedError("10.1.2.3:50051: envoy: 10.9.9.9 is full"), "refused the request"),
-        (RequestError("10.1.2.3:50051: proxy 10.9.9.9 says no"), "refused the request"),
+        (RequestError("10.1.2.3:50051: proxy 10.9.9.9 refused"), "refused the request"),
         (UnsupportedError("10.1.2.3:50051", "via ipv4:10.9.9.9"), "refused the request"),
         (TooLargeError("10.1.2.3:50051: the answer has 9 bytes"), "the answer has 9 bytes"),
         (NotReadyError("10.1.2.3:50051 cannot be reached: ipv4:10.9.9.9"), "cannot be reached"),

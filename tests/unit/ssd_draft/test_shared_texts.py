@@ -39,7 +39,7 @@ def test_sessions_that_open_together_store_the_same_prompt_once() -> None:
     for number, text in texts.items():
         draft.open(link, text, number)
     draft.settle()
-    # Those of the first session, and those of the third one after their common beginning.
+    # The chunks of the first session, and of the third one after the common beginning.
     assert sorted(firsts) == [0, CHUNK, CHUNK, 2 * CHUNK, 2 * CHUNK, 3 * CHUNK, 4 * CHUNK]
     for _ in range(4):
         draft.apply(link, *hits(link, texts))
@@ -89,7 +89,7 @@ def test_nothing_of_a_session_that_is_not_finite_is_shared() -> None:
     draft.runner.nan_token = bad
     draft.apply(link, text.commit(0, bad))
     assert link.refused == [(1, RefusalReason.NOT_FINITE)]
-    assert draft.pool.num_cached == (CHUNK - 1) // BLOCK, "that of the prompt, which was finite"
+    assert draft.pool.num_cached == (CHUNK - 1) // BLOCK, "the prompt was finite"
 
 
 def test_a_text_that_is_shared_is_not_dropped_for_the_blocks_of_its_next_session() -> None:
