@@ -60,6 +60,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "bad words": {**WARM, "bad_words": ["values", "return sum"]},
     "filters": {**WARM, "top_k": 20, "top_p": 0.9},
 }
+GIVEN_IDS: dict[str, Any] = {"logprobs": 1, "logprob_token_ids": [3, 300, 4000]}
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +124,13 @@ async def complete_all(server: Server) -> Results:
         choices = await asyncio.gather(*calls)
         found |= {number: each for (number, _), each in zip(some, choices, strict=True)}
     ordered = [found[number] for number, _ in numbered]
+    # Alone: beside it, vLLM without drafts returns other log-probabilities to other requests.
+    given = await asyncio.to_thread(server.complete, {**WARM, "prompt": PROMPT, **GIVEN_IDS})
     logprobs = [each["logprobs"] for choices in ordered for each in choices if each["logprobs"]]
     return Results(
-        [[result(each) for each in choices] for choices in ordered],
-        [value for each in logprobs for value in each["token_logprobs"]],
+        [[result(each) for each in choices] for choices in (*ordered, given)],
+        [value for each in logprobs for value in each["token_logprobs"]]
+        + [value for each in given[0]["logprobs"]["top_logprobs"] for value in each.values()],
     )
 
 
@@ -195,10 +199,11 @@ def test_the_features_are_used(expected: Results) -> None:
         assert (value["name"] in ("mean", "median"), value["size"] in (1, 20, 300)) == (True, True)
     constrained = ("penalty", "frequencies", "allowed tokens", "bad words", "filters")
     assert all(found[name][0] != found["choices"][0] for name in constrained)
-    assert len(expected.logprobs) == 60
+    assert len(expected.logprobs) >= 60 + 60 * 3, "of one text, and of given ids in another one"
     assert found["adapter, greedy"] != found["plain"]
-    assert len(expected.texts[-1][0][1]) > 450, "a text up to the maximum length"
-    assert expected.texts[-1][0][3] == "length"
+    to_the_end = expected.texts[len(FEATURES)][0]
+    assert len(to_the_end[1]) > 450, "a text up to the maximum length"
+    assert to_the_end[3] == "length"
 
 
 async def test_a_draft_that_appears_later_is_used(
