@@ -141,6 +141,10 @@ class Totals:
         """Return the gain over plain decoding in its rounds, each of which takes ``plain``."""
         return self.tokens - self.time / plain
 
+    def speed_up(self, plain: float) -> float:
+        """Return the tokens over those of plain decoding in the same time."""
+        return self.tokens * plain / self.time
+
 
 @dataclass(slots=True)
 class BatchRange:
@@ -350,6 +354,9 @@ class Controller:
     def _judge(self, batch: BatchRange, *, is_on: bool) -> None:
         """Decide by what was measured, and report the speed-up."""
         batch.speed_up = self._speed_up(batch)
+        if not is_on and batch.balance.rounds:
+            # The mean still has rounds from before the loss.
+            batch.speed_up = min(batch.speed_up, batch.balance.speed_up(batch.plain.value))
         batch.is_judged = True
         self._reported = batch
         self._decide(batch, is_on=is_on)

@@ -243,6 +243,16 @@ def test_rare_long_waits_for_tables_count_in_full(batch: int) -> None:
     assert not run.controller.report().is_on
 
 
+@pytest.mark.parametrize("batch", [1, 8])
+def test_speculation_that_stops_to_pay_is_reported_as_slower(batch: int) -> None:
+    run = ran(replace(GOOD, batch=batch), 10.0)
+    assert run.controller.report().speed_up > 2.0
+    run.world = replace(USELESS, batch=batch)
+    while run.controller.report().is_on:
+        run.run(0.1)
+    assert 0.0 < run.controller.report().speed_up < 1.0
+
+
 def test_sessions_that_never_open_on_a_shared_core_cost_at_most_two_percent() -> None:
     run = ran(GOOD, 5.0)
     run.world = replace(USELESS, shared_core=2.5)
