@@ -1,9 +1,16 @@
-"""The command ``generate`` without a target."""
+"""Each test begins without ``--debug``; the command ``generate`` without a target."""
 
 import pytest
 
 from ssd.rpc.codec import GenerateCall
 from ssd_cli import app
+from ssd_cli.commands import debug_of_app
+
+
+@pytest.fixture(autouse=True)
+def without_debug() -> None:
+    """A command with ``--debug`` before its name sets it for its whole process."""
+    debug_of_app.set(False)
 
 
 @pytest.fixture
