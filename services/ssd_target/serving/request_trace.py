@@ -36,6 +36,8 @@ from ssd_target.decoding.sequence import Sequence, SequenceRecord
 
 _PHASES = ("queue", "prefill", "first_token")
 _COMPLETE = frozenset({"stop", "length"})
+_FAULTS = frozenset({"error", "deadline", "unavailable"})
+"""Outcomes that are errors of a server in OpenTelemetry's conventions for gRPC."""
 _log = log.get_logger(__name__)
 
 
@@ -103,7 +105,7 @@ class RequestTrace:
         if self.is_recording:
             for name, value in self._attributes().items():
                 self._span.set_attribute(name, value)
-            if self.outcome not in _COMPLETE:
+            if self.outcome in _FAULTS:
                 self._span.set_status(StatusCode.ERROR, self.outcome)
             for sequence in self.sequences:
                 self._record_phases(sequence.record, ended_at)

@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind
 from tests.integration.rpc.target_without_model import MAX_SECONDS, TargetWithoutModel
 
+from ssd.errors import NotReadyError
 from ssd.observability.log import JsonFormatter
 from ssd.types import (
     FinishReason,
@@ -187,7 +188,8 @@ async def test_a_cancelled_request_ends_its_spans_in_the_phase_that_it_reached(
         while not lines:  # noqa: ASYNC110 - the end of a cancelled call is not visible to its client
             await asyncio.sleep(0)
     whole = whole_of(exporter)
-    assert (whole.status.is_ok, whole.status.description) == (False, "cancelled")
+    assert whole.status.is_ok
+    assert whole.attributes["ssd.outcome"] == "cancelled"
     spans = {each.name: each for each in exporter.get_finished_spans()}
     assert set(spans) == {"generate", "queue", "prefill"}
     assert seconds(spans["prefill"], whole.start_time) == pytest.approx((1.0, 2.0))
@@ -202,7 +204,26 @@ async def test_a_refused_request_has_one_span_with_its_outcome() -> None:
         with pytest.raises(grpc.aio.AioRpcError):
             await stub.Generate(generate_pb2.GenerateRequest(text=SECRET, sampling=sampling)).read()
     (only,) = exporter.get_finished_spans()
-    assert only.status.description == "invalid"
+    assert only.status.is_ok
+    assert only.attributes["ssd.outcome"] == "invalid"
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"), [(RuntimeError("bug"), "error"), (NotReadyError("it ends"), "unavailable")]
+)
+async def test_a_request_that_fails_by_a_fault_of_the_target_has_a_span_with_an_error(
+    error: Exception, outcome: str
+) -> None:
+    exporter = InMemorySpanExporter()
+    async with serving(exporter) as (bench, stub):
+        asked = asyncio.create_task(answer(stub))
+        arrival = await bench.arrival()
+        arrival.sink.fail(error)
+        bench.wakeups.flush()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await asked
+    status = whole_of(exporter).status
+    assert (status.is_ok, status.description) == (False, outcome)
 
 
 async def test_the_log_line_of_a_request_has_its_id_and_times_and_no_text(
