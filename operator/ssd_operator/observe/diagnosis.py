@@ -126,15 +126,11 @@ def _fetching(name: str, container: Object) -> Diagnosis | None:
     """The diagnosis of a container that fetches the model; None for any other container."""
     if container.get("name") != FETCH or not (container.get("state") or {}).get("running"):
         return None
-    ended = (container.get("lastState") or {}).get("terminated")
-    if ended:
-        message = f"{name} fetches its model again; it {_crash(container, ended)}"
-        return Diagnosis(PodReason.CRASH_LOOP, message)
     return Diagnosis(PodReason.FETCHING_MODEL, f"{name} fetches its model")
 
 
 def _stopped(pod: Object, container: Object, startup_timeout_seconds: float) -> Diagnosis | None:
-    """Why a container does not run; None if it runs or starts."""
+    """Why a container does not run, or runs again after a crash; None if it runs or starts."""
     name, image = name_of(pod), container.get("image", "its image")
     state, last = container.get("state") or {}, container.get("lastState") or {}
     waiting = state.get("waiting") or {}
@@ -160,9 +156,19 @@ def _stopped(pod: Object, container: Object, startup_timeout_seconds: float) -> 
             f"{name} was not ready after {startup_timeout_seconds} s and was restarted; "
             "raise startupTimeoutSeconds or use a modelCache that keeps the weights",
         )
-    is_down = waits_for == "CrashLoopBackOff" or (exit_code and "terminated" in state)
-    crash = f"{name} {_crash(container, ended)}"
-    return Diagnosis(PodReason.CRASH_LOOP, crash) if is_down else None
+    is_crashed = exit_code or waits_for == "CrashLoopBackOff"
+    return _crashed(name, container, ended) if is_crashed else None
+
+
+def _crashed(name: str, container: Object, ended: Object) -> Diagnosis | None:
+    """The diagnosis of a container whose last run has failed; None if it has loaded since."""
+    crash = _crash(container, ended)
+    if (container.get("state") or {}).get("running"):
+        is_fetching = container.get("name") == FETCH
+        if container.get("started") and not is_fetching:
+            return None
+        crash = f"{'fetches its model' if is_fetching else 'loads'} again; it {crash}"
+    return Diagnosis(PodReason.CRASH_LOOP, f"{name} {crash}")
 
 
 def _was_too_slow(pod: Object, container: Object, ended: Object, seconds: float) -> bool:
@@ -193,6 +199,8 @@ def _progress(pod: Object, now: float) -> str:
     containers = pod.get("status", {}).get("containerStatuses") or ()
     for container in containers:
         if (container.get("state") or {}).get("running"):
+            if container.get("started"):
+                return "runs, but is not ready"
             ended = (container.get("lastState") or {}).get("terminated")
             return "loads" if not ended else f"loads again; it {_crash(container, ended)}"
     if now >= mounting_deadline(pod):

@@ -162,8 +162,14 @@ CASES: list[tuple[Object, str, str]] = [
         "t0 was not ready after 600 s and was restarted; "
         "raise startupTimeoutSeconds or use a modelCache that keeps the weights",
     ),
-    (restarted(1, 7200), "Loading", "loads again; it ended with exit code 1, 1 restarts so far"),
-    (restarted(137, 599), "Loading", "loads again; it ended with exit code 137, 1 restarts so far"),
+    (restarted(1, 7200), "CrashLoop", "loads again; it ended with exit code 1, 1 restarts so far"),
+    (restarted(137, 599), "CrashLoop", "it ended with exit code 137, 1 restarts so far"),
+    (restarted(0, 7200), "Loading", "loads again; it ended with exit code 0, 1 restarts so far"),
+    (
+        pod(state=RUNNING, lastState=ended(1), started=True),
+        "Loading",
+        "t0 runs, but is not ready",
+    ),
     (pod(state=RUNNING, lastState={}), "Loading", "t0 loads"),
     (pod(state=waiting("ContainerCreating")), "Loading", "t0 is being created"),
     (mounting(seconds=9), "Loading", "t0 is being created"),
