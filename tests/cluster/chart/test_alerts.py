@@ -15,6 +15,16 @@ from tests.cluster.kube import CHART
 
 pytestmark = pytest.mark.timeout(120)
 
+
+def series(kind: str, status: str, reason: str = "Because") -> str:
+    """The condition of a resource, as the operator shows it and Prometheus stores it."""
+    return (
+        'ssd_operator_condition_since_timestamp_seconds{job="ssd-operator",namespace="here",'
+        'resource_namespace="here",resource_name="demo",'
+        f'condition="{kind}",status="{status}",reason="{reason}"}}'
+    )
+
+
 SERVING = {"Ready": "True", "DraftReady": "True", "Progressing": "True"}
 OFF = {"SpeculationActive": "False"}
 CASES: tuple[tuple[str, int, dict[str, str], bool], ...] = (
@@ -37,8 +47,41 @@ CASES: tuple[tuple[str, int, dict[str, str], bool], ...] = (
         SERVING | {"ScalingActive": "False", "Progressing": "False/Paused"},
         False,
     ),
+    (
+        "SSDTargetNotReady",
+        99,
+        {"Ready": "False/Paused", "TargetReady": "False/Loading", "Progressing": "False/Paused"},
+        False,
+    ),
+    ("SSDEndpointMissing", 6, {"Ready": "False/EndpointMissing", "TargetReady": "True"}, True),
+    ("SSDEndpointMissing", 99, {"Ready": "False/Loading", "TargetReady": "False"}, False),
+    ("SSDGatewayNotReady", 16, SERVING | {"GatewayReady": "False/CrashLoop"}, True),
+    ("SSDGatewayNotReady", 14, SERVING | {"GatewayReady": "False/CrashLoop"}, False),
+    ("SSDGatewayNotReady", 99, {"Ready": "False/Loading", "GatewayReady": "False"}, False),
 )
 """Alert, minutes, conditions of a resource as long as that, and whether the alert fires."""
+FROM_ZERO = {
+    series("Ready", "True"): "0x99",
+    series("DraftReady", "True", "ScaledToZero"): "0x59 stale",
+    series("DraftReady", "False", "Loading"): "_x59 3600x99",
+    series("SpeculationActive", "False", "NoDrafts"): "0x99",
+}
+"""Drafts are wanted again after an hour, and their links do not become active."""
+CRASHES = series("TargetReady", "False", "CrashLoop")
+REFUSALS = 'ssd_link_refusals_total{namespace="here",pod="demo"}'
+HISTORIES: tuple[tuple[str, dict[str, str], dict[int, bool]], ...] = (
+    ("SSDSpeculationInactive", FROM_ZERO, {59: False, 60: False, 69: False, 71: True}),
+    (
+        "SSDTargetCrashes",
+        # Ready for one minute in seven.
+        {CRASHES: " ".join(f"{420 * n}x5 stale" for n in range(20))},
+        {20: False, 40: True, 130: True},
+    ),
+    ("SSDTargetCrashes", {CRASHES: "0x130"}, {40: False, 130: False}),
+    # The rollout ends after three minutes.
+    ("SSDLinksRefused", {REFUSALS: "0 6 12 18x99"}, dict.fromkeys(range(40), False)),
+)
+"""Alert, series with their values by minute, and whether the alert fires at some minutes."""
 
 
 def rules_of(render: Any, *, scrapes_operator: bool = True) -> Any:
@@ -85,29 +128,18 @@ def test_alerts_name_the_resource_and_ignore_what_is_expected(
         each.pop("annotations")
         each["labels"] = {}
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rule))
-    fired = {"exp_labels": {"resource_namespace": "here", "resource_name": "demo"}}
     cases = {
         "rule_files": ["rules.yaml"],
         "evaluation_interval": "1m",
         "tests": [
-            {
-                "name": f"{alert} after {minutes} minutes of {conditions}",
-                "interval": "1m",
-                # Promtool begins at 0: all conditions are as old as the test.
-                "input_series": [
-                    {"series": series(kind, *state.split("/")), "values": f"0x{minutes}"}
-                    for kind, state in conditions.items()
-                ],
-                "alert_rule_test": [
-                    {
-                        "eval_time": f"{minutes}m",
-                        "alertname": alert,
-                        "exp_alerts": [fired] if is_firing else [],
-                    }
-                ],
-            }
-            for alert, minutes, conditions, is_firing in CASES
-        ],
+            case(
+                alert,
+                {series(kind, *state.split("/")): f"0x{minutes}" for kind, state in held.items()},
+                {minutes: is_firing},
+            )
+            for alert, minutes, held, is_firing in CASES
+        ]
+        + [case(*each) for each in HISTORIES],
     }
     (tmp_path / "tests.yaml").write_text(yaml.safe_dump(cases))
     done = subprocess.run(
@@ -119,10 +151,19 @@ def test_alerts_name_the_resource_and_ignore_what_is_expected(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def series(kind: str, status: str, reason: str = "Because") -> str:
-    """The condition of a resource, as the operator shows it and Prometheus stores it."""
-    return (
-        'ssd_operator_condition_since_timestamp_seconds{job="ssd-operator",namespace="here",'
-        'resource_namespace="here",resource_name="demo",'
-        f'condition="{kind}",status="{status}",reason="{reason}"}}'
-    )
+def case(alert: str, values: dict[str, str], expected: dict[int, bool]) -> dict[str, Any]:
+    """A case of promtool, which begins at 0: constant conditions are as old as the test."""
+    fired = {"exp_labels": {"resource_namespace": "here", "resource_name": "demo"}}
+    return {
+        "name": f"{alert} with {values}",
+        "interval": "1m",
+        "input_series": [{"series": name, "values": each} for name, each in values.items()],
+        "alert_rule_test": [
+            {
+                "eval_time": f"{minute}m",
+                "alertname": alert,
+                "exp_alerts": [fired] if is_firing else [],
+            }
+            for minute, is_firing in expected.items()
+        ],
+    }
