@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -173,20 +174,28 @@ def completed(module: str, *flags: str) -> Ended:
         return Ended(_exit_code(process), out, err)
 
 
+def start_fork_server() -> None:
+    """Start the server of processes, and its resource tracker; no effect while they run."""
+    multiprocessing.set_forkserver_preload(["tests.preloaded"])
+    # The server looks for the module here.
+    with contextlib.chdir(ROOT):
+        forkserver.ensure_running()
+
+
 @contextmanager
 def _started(
     arguments: Sequence[str],
 ) -> Iterator[tuple[BaseProcess, Connection, Connection]]:
     """Start Python with arguments; yields the process, its standard output and error."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.preloaded"])
+    start_fork_server()
     with contextlib.ExitStack() as stack:
         out, their_out, err, their_err = (
             stack.enter_context(each) for _ in range(2) for each in context.Pipe(duplex=False)
         )
         outputs = (their_out, their_err)
         process = context.Process(target=_become, args=(arguments, outputs, dict(os.environ)))
-        # The server looks for the module here.
+        # The process begins in the current folder.
         with contextlib.chdir(ROOT):
             process.start()
         their_out.close()

@@ -13,6 +13,7 @@ import pytest
 import transformers
 from tests.gateway import gateway_of
 from tests.pairs import deployed, quickly_deployed, target_of
+from tests.processes import start_fork_server
 
 import ssd
 from ssd.testing.tiny_folder import write_tiny_folder
@@ -84,6 +85,7 @@ def test_after_ctrl_c_no_process_is_left_and_the_same_command_goes_on(
         *("--methods", "none", "--threads", "1", "--repetitions", "2", "--prompt-tokens", "16"),
         *("--max-tokens", "24", "--environments", str(tmp_path), "--output", str(tmp_path)),
     ]
+    start_fork_server()
     before = {each.pid for each in psutil.Process().children(recursive=True)}
     one = measuring._one
 

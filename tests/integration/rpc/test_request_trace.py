@@ -203,13 +203,14 @@ async def test_a_refused_request_has_one_span_with_its_outcome() -> None:
         sampling = types_pb2.SamplingParams(max_tokens=60)
         with pytest.raises(grpc.aio.AioRpcError):
             await stub.Generate(generate_pb2.GenerateRequest(text=SECRET, sampling=sampling)).read()
-    (only,) = exporter.get_finished_spans()
+    only = whole_of(exporter)
     assert only.status.is_ok
     assert only.attributes["ssd.outcome"] == "invalid"
 
 
 @pytest.mark.parametrize(
-    ("error", "outcome"), [(RuntimeError("bug"), "error"), (NotReadyError("it ends"), "unavailable")]
+    ("error", "outcome"),
+    [(RuntimeError("bug"), "error"), (NotReadyError("it ends"), "unavailable")],
 )
 async def test_a_request_that_fails_by_a_fault_of_the_target_has_a_span_with_an_error(
     error: Exception, outcome: str
