@@ -24,6 +24,9 @@ KEEP_ALIVE_SECONDS = 75
 BACKLOG = 1024
 EXAMINED_CONNECTIONS = 16
 """Connections of which one may be closed for a new one."""
+REST_SECONDS = 2.0
+"""For so long after a response, a connection that still sends its request is not closed for a new
+one: its client reads the response last."""
 UNSENT_BYTES = 64 * 1024
 """Bytes of a connection that the kernel has not sent yet, before a response waits."""
 END_SECONDS = 2
@@ -144,13 +147,23 @@ class _Connection(H11Protocol):
         if self.transport.is_closing() or not self.is_waiting:
             # It is over, or a pipelined request has begun.
             self.waiting.pop(self, None)
+        elif self.cycle.more_body:
+            # The response came before the end of the body, which may never be sent.
+            self._answered_at = asyncio.get_running_loop().time()
+            self._request_deadline.start()
 
     @property
     def is_idle(self) -> bool:
-        """Whether it waits, and has received the whole request and sent the response before."""
+        """Whether it waits, has sent its last response, and receives no rest of a refused body.
+
+        A rest counts for a moment only: clients that never send it would exclude all others.
+        """
+        if not self.is_waiting or self.transport.get_write_buffer_size():
+            return False
         current: RequestResponseCycle | None = self.cycle
-        has_rest = current is not None and current.more_body
-        return self.is_waiting and not (has_rest or self.transport.get_write_buffer_size())
+        if current is None or not current.more_body:
+            return True
+        return asyncio.get_running_loop().time() - self._answered_at > REST_SECONDS
 
     @property
     def is_waiting(self) -> bool:

@@ -152,7 +152,37 @@ async def test_a_client_that_reads_a_large_response_slowly_receives_all_of_it() 
     assert received > 1_500_000
 
 
-async def test_a_connection_that_still_sends_its_refused_request_is_not_replaced() -> None:
+async def test_requests_without_the_end_of_their_body_do_not_exclude_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_server, "REST_SECONDS", 0.0)
+    request = b"POST /livez HTTP/1.1\r\nhost: localhost\r\ncontent-length: 90\r\n\r\n{"
+    async with fronting(ScriptedTarget(), max_connections=3) as front:
+        opened = [await asyncio.open_connection("127.0.0.1", front.gateway.port) for _ in range(3)]
+        for reader, writer in opened:
+            writer.write(request)
+            await asyncio.wait_for(reader.readuntil(b"405"), 10)
+        assert (await get(front, "/livez"))[0] == 200
+        for _, writer in opened:
+            writer.close()
+
+
+async def test_a_connection_without_the_end_of_its_body_is_closed(
+    monkeypatch: pytest.MonkeyPatch, front: Front
+) -> None:
+    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.2)
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.gateway.port)
+    writer.write(b"POST /livez HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n")
+    await asyncio.wait_for(reader.readuntil(b"405"), 10)
+    with contextlib.suppress(ConnectionError):
+        await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+
+
+async def test_a_connection_that_still_sends_its_refused_request_is_not_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_server, "REST_SECONDS", 60.0)
     stream = b'{"model":"demo","prompt":"x","stream":true}'
     async with fronting(ScriptedTarget(endless), max_connections=3) as front:
         first = await post(front, stream)
