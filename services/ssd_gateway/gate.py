@@ -1,8 +1,11 @@
 """What every request passes: its id, its key, the limit of requests, metrics."""
 
 import asyncio
+import contextlib
 import re
 import secrets
+from collections import Counter
+from collections.abc import Iterator
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,6 +22,8 @@ from ssd_gateway.settings import GatewaySettings
 
 API_PREFIX = "/v1/"
 _KNOWN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models"})
+_SHARE_OF_OTHERS = 8
+"""One of so many requests is kept for clients other than the one with the most."""
 _PORT = re.compile(":[0-9]*$")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _TRACE_PARENT = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -42,6 +47,8 @@ class Gate:
             and not settings.allow_insecure
         )
         self._num_requests = 0
+        self._num_requests_of: Counter[str] = Counter()
+        """Admitted requests in progress, by client."""
         self.is_idle = asyncio.Event()
         """Set while no request runs."""
         self.is_idle.set()
@@ -80,7 +87,8 @@ class Gate:
         try:
             if await self._is_admitted(scope, receive, out, headers.get("authorization")):
                 event = "request"
-                await self._app(scope, receive, out)
+                with self._counted(scope[CLIENT_KEY]):
+                    await self._app(scope, receive, out)
         finally:
             self._num_requests -= 1
             RUNNING_REQUESTS.set(self._num_requests)
@@ -96,15 +104,38 @@ class Gate:
         try:
             if name := self._keys.check(authorization):
                 scope[CLIENT_KEY] = f"key {name}"
-            if self._num_requests > self._settings.max_requests:
-                raise OverloadedError(
-                    f"{self._settings.max_requests} requests are in progress, the maximum of this "
-                    "gateway (max_requests)"
-                )
+            self._check_room(scope[CLIENT_KEY])
         except SSDError as error:
             await problem_response(error, out.request_id)(scope, receive, out)
             return False
         return True
+
+    def _check_room(self, client: str) -> None:
+        """Raise ``OverloadedError`` if a request more is too much, of all clients or of this one.
+
+        Headers alone take a place, so one client could keep all others out at no cost.
+        """
+        most = self._settings.max_requests
+        if self._num_requests > most:
+            raise OverloadedError(
+                f"{most} requests are in progress, the maximum of this gateway (max_requests)"
+            )
+        of_one = most - most // _SHARE_OF_OTHERS
+        if self._num_requests_of[client] >= of_one:
+            raise OverloadedError(
+                f"{of_one} requests of this client are in progress; the other {most - of_one} of "
+                "max_requests are for other clients"
+            )
+
+    @contextlib.contextmanager
+    def _counted(self, client: str) -> Iterator[None]:
+        self._num_requests_of[client] += 1
+        try:
+            yield
+        finally:
+            self._num_requests_of[client] -= 1
+            if not self._num_requests_of[client]:
+                del self._num_requests_of[client]
 
 
 def _count(scope: Scope, out: "_Sender", event: str) -> None:

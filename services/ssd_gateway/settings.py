@@ -41,7 +41,8 @@ class GatewaySettings:
     """File whose first line is the token that targets accept from clients; empty for none."""
 
     max_requests: int = field(default=512, metadata={"min": 1, "max": 65_536})
-    """Maximum number of concurrent requests of the API; further ones are answered 429."""
+    """Maximum number of concurrent requests of the API; further ones are answered 429. One client,
+    an API key or else an address, has at most seven eighths of them."""
     max_connections: int = field(default=2048, metadata={"min": 1, "max": 65_536})
     """Maximum number of connections. A further one replaces the one that has waited longest for a
     request; it is closed if all have a request."""

@@ -414,6 +414,31 @@ async def test_requests_over_the_limit_are_answered_429() -> None:
         await stream.close()
 
 
+async def test_one_client_cannot_take_all_requests_of_a_gateway(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(
+        "".join(f"{key}:{hashlib.sha256(key.encode()).hexdigest()}\n" for key in ("a", "b"))
+    )
+    limits = {"max_requests": 8, "api_keys_file": str(keys)}
+    async with (
+        fronting(ScriptedTarget(endless), **limits) as front,
+        front.client("a") as first,
+        front.client("b") as second,
+    ):
+        one: dict[str, Any] = {"model": "demo", "prompt": "x", "stream": True}
+        streams = [await first.completions.create(**one) for _ in range(7)]
+        with pytest.raises(openai.RateLimitError, match="7 requests of this client"):
+            await first.completions.create(**one)
+        streams.append(await second.completions.create(**one))
+        with pytest.raises(openai.RateLimitError, match="8 requests are in progress"):
+            await second.completions.create(**one)
+        await streams.pop(0).close()
+        await until_running(front, 7)
+        streams.append(await first.completions.create(**one))
+        for each in streams:
+            await each.close()
+
+
 async def test_the_official_client_does_not_repeat_a_request_that_takes_too_long() -> None:
     target = ScriptedTarget(endless)
     async with (
