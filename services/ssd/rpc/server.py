@@ -27,12 +27,13 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 10),
     ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.max_connection_idle_ms", 600_000),
+    ("grpc.max_connection_idle_ms", 30_000),
 )
 """``so_reuseport`` is off, so that a port in use is an error. Otherwise two processes share it. A
 connection is closed if it sends 10 pings faster than one a second, does not complete its handshake
-within 10 s, or has had no call for 10 minutes. Clients send one every 20 s. On a machine without
-free CPUs, a server reads several at once, and stricter limits ended calls that waited for minutes.
+within 10 s, or has had no call for 30 s: connections count against one limit, and callers without
+a token can open them. Clients send one ping every 20 s. On a machine without free CPUs, a server
+reads several at once, and stricter limits ended calls that waited for minutes.
 """
 
 Register = Callable[[grpc.aio.Server], None]
