@@ -28,6 +28,8 @@ POLL_SECONDS = 10.0
 """Longest time between two calls to a target, which reports changes in between."""
 RETRY_SECONDS = 2.0
 """Time from a failed call to a target to the next call."""
+REPORT_SECONDS = 0.5
+"""Shortest time between two reports of a target."""
 CALL_SECONDS = 2.0
 """Longest call to a draft."""
 DRAIN_POLL_SECONDS = 0.5
@@ -148,6 +150,8 @@ class EngineClients:
                         async for status in reports:
                             self._put(key, pod, status)
                             has_reported = True
+                            # A target sends one a second at most. Another pod may send thousands.
+                            await asyncio.sleep(REPORT_SECONDS)
                 return
             except TimeoutError:
                 # After its first report, a target without changes reports nothing: call again.
