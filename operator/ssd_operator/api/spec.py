@@ -308,7 +308,8 @@ class Placement(Block):
     """Node label whose equal values mean beside, for example nvidia.com/gpu.clique for nodes that
     share an NVLink domain. A change replaces targets and drafts."""
     exclusive_node: bool = False
-    """Whether no two cells share a node. A change replaces targets."""
+    """Whether no two cells share a node; with accelerator cpu, no two of this namespace. A change
+    replaces targets."""
     gpu_products: Annotated[
         tuple[
             Annotated[

@@ -38,8 +38,10 @@ def affinity(workload: Workload) -> Object:
     if workload.is_target:
         others = _term({COMPONENT_LABEL: str(Component.TARGET)}, _NODE_KEY)
         if placement.exclusive_node:
-            # All namespaces: the GPUs of a node belong to everybody.
-            affinities["podAntiAffinity"] = {_REQUIRED: [others | {"namespaceSelector": {}}]}
+            # The GPUs of a node belong to everybody. A target on CPUs needs so little of a node
+            # that a user of one namespace could exclude the others from all nodes.
+            everywhere: Object = {"namespaceSelector": {}} if resource.spec.is_gpu else {}
+            affinities["podAntiAffinity"] = {_REQUIRED: [others | everywhere]}
         else:
             affinities["podAntiAffinity"] = _preferred(others, _SPREAD_WEIGHT)
     return affinities
