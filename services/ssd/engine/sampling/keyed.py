@@ -89,7 +89,9 @@ def words_of_keys(keys: NoiseKeys, first_id: int, num_ids: int) -> Tensor:
     first_counter = first_id // _WORDS
     counters_Q = torch.arange(first_counter, first_counter + num_counters, device=device)
     shape_RQ = (num_rows, num_counters)
-    a_RQ = counters_Q.expand(shape_RQ)
+    # The sum with zeros depends on data. Of an arange alone, the compiler computes the product
+    # below as an index of 32 bits, and Triton refuses the multiplier for one row.
+    a_RQ = counters_Q + (keys.positions_R & 0)[:, None]
     b_RQ = keys.positions_R[:, None].expand(shape_RQ)
     c_RQ = keys.choices_R[:, None].expand(shape_RQ)
     d_RQ = torch.zeros((), dtype=torch.int64, device=device).expand(shape_RQ)
