@@ -1,8 +1,28 @@
-"""Whether torch.compile can generate kernels on this machine."""
+"""What torch.compile needs: a C compiler, and a limit of shapes."""
 
+from collections.abc import Callable
 from shutil import which
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.compiler.config
 
 from ssd.errors import SettingsError
+
+MAX_SHAPES = 256
+"""Limit of compilations of one function. Every pass shape compiles it, and torch allows only 8 by
+default; beyond the limit, it raises."""
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled_by_shape(function: Function, backend: str = "inductor") -> Function:
+    """Return the function, compiled as a whole for each shape of its arguments.
+
+    The limit is that of the process: torch before 2.13 has none for one function.
+    """
+    torch.compiler.config.recompile_limit = MAX_SHAPES
+    compiled = torch.compile(function, dynamic=False, fullgraph=True, backend=backend)
+    return cast("Function", compiled)
 
 
 def has_c_compiler() -> bool:

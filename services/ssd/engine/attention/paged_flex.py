@@ -33,6 +33,7 @@ from torch.nn.attention.flex_attention import (
 )
 
 from ssd.engine.attention.paged import Attend, num_visible
+from ssd.engine.compiler import compiled_by_shape
 
 BLOCK_BITS = 7
 BLOCK_SIZE = 1 << BLOCK_BITS
@@ -44,9 +45,6 @@ MAX_SPLITS = 32
 """The kernel stores a float32 sum of each query for each split."""
 MAX_STAGED_SIZE = 128
 """Largest head size of which three blocks of keys and values fit the shared memory."""
-MAX_SHAPES = 256
-"""Limit of compilations. Every pass shape compiles one kernel, and torch allows only 8 by default;
-beyond the limit, it raises."""
 
 
 class PageMask(NamedTuple):
@@ -76,9 +74,7 @@ class PagedFlex:
             attend, has_fixed_splits=is_deterministic
         )
         if is_compiled:
-            self._attend = torch.compile(  # type: ignore[call-overload] # lacks recompile_limit
-                self._attend, dynamic=False, fullgraph=True, recompile_limit=MAX_SHAPES
-            )
+            self._attend = compiled_by_shape(self._attend)
 
     def prepare(
         self,

@@ -9,19 +9,18 @@ time at start-up. *Revisit when* ``make gpu-check`` shows ``verify_1_compiled_ov
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ssd.engine.compiler import compiled_by_shape
 from ssd.engine.config import ModelConfig
 from ssd.engine.models.decoder_weights import DecoderWeights, LayerWeights
 from ssd.engine.models.rope import RotaryTable, rotate
 from ssd.engine.parallel.group import ALONE, Group
 
-MAX_SHAPES = 256
-"""Limit of compilations; torch allows only 8 by default, and raises beyond."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -182,7 +181,4 @@ def _rms_norm(input_XD: Tensor, weight_D: Tensor, config: ModelConfig) -> Tensor
 def _compiled(function: Function, device: torch.device) -> Function:
     """Fuse the small kernels of a function; without CUDA, only the compiler's first half runs."""
     backend = "inductor" if device.type == "cuda" else "aot_eager"
-    compiled = torch.compile(  # type: ignore[call-overload] # its types lack recompile_limit
-        function, dynamic=False, fullgraph=True, backend=backend, recompile_limit=MAX_SHAPES
-    )
-    return cast("Function", compiled)
+    return compiled_by_shape(function, backend)
