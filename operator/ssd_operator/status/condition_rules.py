@@ -13,32 +13,32 @@ than two warnings an hour.
 itself, which costs tokens. *Revisit when* a choice lasts for minutes and still alternates.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-from ssd_operator.api.spec import Object
-from ssd_operator.children.objects import Component, child_name
-from ssd_operator.observe.cluster import Ref
-from ssd_operator.observe.diagnosis import Diagnosis, PodReason, diagnose, diagnose_absence, worst
 from ssd_operator.observe.diff import differences
 from ssd_operator.observe.pod_state import (
-    annotations_of,
     cell_of,
     condition_in,
     condition_of,
     has_started,
-    is_live,
-    is_ready,
-    is_rolling,
     is_scheduled,
-    is_terminating,
     is_unschedulable,
     name_of,
     to_seconds,
 )
-from ssd_operator.observe.snapshot import PROGRESS_EXCEEDED, Snapshot
+from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.scaling import internal_scaling
 from ssd_operator.status.pass_result import Condition, PassResult, no, unknown, yes
+from ssd_operator.status.progress import progressing
+from ssd_operator.status.readiness import (
+    draft_ready,
+    gateway_ready,
+    num_ready_cells,
+    pool_missing,
+    replicas_field,
+    taken_names,
+    target_ready,
+)
 
 HOLD_SECONDS = {"SpeculationActive": 30.0, "NotWorthwhile": 60.0}
 """How long a change of these conditions lasts before it is reported (``pending``)."""
@@ -54,13 +54,6 @@ _REFUSALS = {
 that its measured round trip is too long."""
 _TRANSIENT = frozenset({"NoDrafts", "Quarantined"})
 """Reasons of a loss that may end without a change of pods or settings."""
-USUAL = frozenset(
-    {
-        *(PodReason.ROLLING_OUT, PodReason.FETCHING_MODEL, PodReason.LOADING),
-        *(PodReason.DRAINING, PodReason.SCALING),
-    }
-)
-"""Reasons that pass without a change by a person."""
 _OF_TARGETS = frozenset({"TargetReady", "SpeculationActive", "NotWorthwhile"})
 """Conditions that a pool does not have."""
 
@@ -88,7 +81,7 @@ def _ready(result: PassResult, others: Mapping[str, Condition]) -> Condition:
     Otherwise the reason is that of the target, or of what prevents a first target.
     """
     snapshot = result.snapshot
-    num_ready, num_cells = _num_ready_cells(snapshot), snapshot.resource.spec.num_cells
+    num_ready, num_cells = num_ready_cells(snapshot), snapshot.resource.spec.num_cells
     is_reached = any(name_of(pod) in snapshot.endpoints for pod in snapshot.ready_targets)
     if is_reached and result.has_endpoint and not snapshot.gateway_services_lost:
         reason = "Serving" if num_ready == num_cells else "ServingPartly"
@@ -106,103 +99,6 @@ def _ready(result: PassResult, others: Mapping[str, Condition]) -> Condition:
     state = "has no ready endpoint" if result.has_endpoint else "does not exist"
     service = f"the Service {snapshot.resource.name} {state}"
     return no("EndpointMissing", f"{num_ready} of {num_cells} targets are ready; {service}.")
-
-
-def _target_ready(result: PassResult) -> Condition:
-    """Every cell has a target that serves."""
-    snapshot = result.snapshot
-    num_cells, num_ready = snapshot.resource.spec.num_cells, _num_ready_cells(snapshot)
-    summary = f"{num_ready} of {num_cells} targets are ready"
-    diagnosis = worst(_diagnose_cell(snapshot, cell) for cell in range(num_cells))
-    return _not_ready(summary, diagnosis) if diagnosis else yes("AllReady", f"{summary}.")
-
-
-def _diagnose_cell(snapshot: Snapshot, cell: int) -> Diagnosis | None:
-    """Why a cell has no ready target; None if it has one."""
-    pods, name = snapshot.cell_targets(cell), child_name(snapshot.resource, Component.TARGET, cell)
-    deployment = snapshot.children.get(Ref("Deployment", name))
-    if any(map(is_ready, pods)):
-        return None
-    diagnosis = (
-        worst(_diagnoses(snapshot, Component.TARGET, pods))
-        or diagnose_absence(deployment, f"cell {cell}")
-        or Diagnosis(PodReason.LOADING, f"cell {cell} has no pod yet")
-    )
-    if deployment is None or diagnosis.reason not in USUAL or not is_rolling(deployment):
-        return diagnosis
-    are_first = annotations_of(deployment).get("deployment.kubernetes.io/revision", "1") == "1"
-    return diagnosis if are_first else Diagnosis(PodReason.ROLLING_OUT, diagnosis.message)
-
-
-def _draft_ready(result: PassResult) -> Condition:
-    """As many drafts as wanted are ready, without those that are drained."""
-    snapshot, pods = result.snapshot, result.snapshot.staying_drafts
-    wanted, num_ready = snapshot.num_drafts_wanted, len(snapshot.ready_drafts)
-    if missing := _pool_missing(snapshot):
-        return missing
-    if wanted == 0:
-        return yes(
-            "ScaledToZero", f"{_replicas(snapshot)} is 0: targets serve plain autoregressive text."
-        )
-    summary = f"{num_ready} of {wanted} drafts are ready"
-    if num_ready >= wanted:
-        return yes("AllReady", f"{summary}.")
-    diagnoses = _diagnoses(snapshot, Component.DRAFT, pods)
-    if len(pods) < wanted:
-        diagnoses += [
-            diagnose_absence(deployment, name_of(deployment))
-            for deployment in snapshot.draft_deployments
-        ]
-        diagnoses.append(Diagnosis(PodReason.SCALING, f"{len(pods)} of {wanted} pods exist"))
-    diagnosis = worst(diagnoses)
-    assert diagnosis is not None
-    return _not_ready(summary, diagnosis)
-
-
-def _pool_missing(snapshot: Snapshot) -> Condition | None:
-    """The resource refers to a pool that does not exist or cannot be read; else None."""
-    reference = snapshot.resource.spec.draft.pool_ref
-    if reference is None or snapshot.pool is not None:
-        return None
-    return no(
-        "PoolMissing",
-        f"There is no valid SSDDraftPool {reference.name} in namespace "
-        f"{snapshot.resource.namespace}, or it is being deleted: create it, or change "
-        "draft.poolRef; targets that have no link serve without drafts meanwhile.",
-    )
-
-
-def _replicas(snapshot: Snapshot) -> str:
-    """The field that has the number of drafts."""
-    pool = snapshot.resource if snapshot.resource.is_pool else snapshot.pool
-    return "draft.replicas" if pool is None else f"replicas of SSDDraftPool {pool.name}"
-
-
-def _gateway_ready(result: PassResult) -> Condition | None:
-    """As many gateways as wanted are available; none if they are not enabled."""
-    snapshot, gateway = result.snapshot, result.snapshot.resource.spec.gateway
-    name = child_name(snapshot.resource, Component.GATEWAY)
-    if not gateway.enabled:
-        return None
-    deployment = snapshot.children.get(Ref("Deployment", name))
-    num_ready = int((deployment or {}).get("status", {}).get("availableReplicas") or 0)
-    summary = f"{num_ready} of {gateway.replicas} gateways are ready"
-    if lost := snapshot.gateway_services_lost:
-        return no("NameTaken", f"{summary}; {_taken(snapshot, lost)}.")
-    if num_ready >= gateway.replicas:
-        return yes("AllReady", f"{summary}.")
-    pods = [pod for pod in snapshot.gateways if is_live(pod)]
-    diagnoses = _diagnoses(snapshot, Component.GATEWAY, pods)
-    diagnosis = worst([*diagnoses, diagnose_absence(deployment, name)])
-    if diagnosis is not None and diagnosis.reason is not PodReason.LOADING:
-        return _not_ready(summary, diagnosis)
-    what = f"see the pods of {name}" if diagnosis is None else diagnosis.message
-    others = f"the others start, or wait for a ready target: {what}"
-    return no(PodReason.LOADING, f"{summary}; {others}.")
-
-
-def _not_ready(summary: str, diagnosis: Diagnosis) -> Condition:
-    return no(diagnosis.reason, f"{summary}; {diagnosis.message}.")
 
 
 def pending(result: PassResult) -> dict[str, float]:
@@ -249,10 +145,10 @@ def _links_now(snapshot: Snapshot) -> Condition:
     """Whether each target that serves has an active link at this moment."""
     if not snapshot.ready_targets:
         return no("NoDrafts", "No target is ready, so no draft has a link.")
-    missing = _pool_missing(snapshot)
+    missing = pool_missing(snapshot)
     # Pods of a pool that is invalid or terminates may serve.
     if snapshot.num_drafts_wanted == 0 and not (missing and snapshot.active_links):
-        return missing or no("NoDrafts", f"{_replicas(snapshot)} is 0; scale up to speculate.")
+        return missing or no("NoDrafts", f"{replicas_field(snapshot)} is 0; scale up to speculate.")
     linked = {target for target, _ in snapshot.active_links}
     without = [pod for pod in snapshot.ready_targets if name_of(pod) not in linked]
     if not without:
@@ -316,7 +212,11 @@ def _draft_capacity(result: PassResult) -> Condition | None:
     if not waiting:
         return yes("Sufficient", "No draft waits for a node.")
     cause = str(condition_of(waiting[0], "PodScheduled").get("message", "")).rstrip(".")
-    missing, reason, less = spec.draft.gpu_resource, "InsufficientLocalGPUs", _replicas(snapshot)
+    missing, reason, less = (
+        spec.draft.gpu_resource,
+        "InsufficientLocalGPUs",
+        replicas_field(snapshot),
+    )
     if spec.is_gpu and spec.draft_device == "cpu":
         missing, reason = "cpu", "InsufficientLocalCPUs"
         less = "draft.replicas or the CPUs of draft.resources,"
@@ -335,7 +235,7 @@ def _scaling_active(result: PassResult) -> Condition | None:
     if spec.paused:
         return no("Paused", "spec.paused is true: the number of drafts does not change.")
     if (bounds := internal_scaling(snapshot.resource)) is None:
-        return yes("External", f"Another scaler writes {_replicas(snapshot)}.")
+        return yes("External", f"Another scaler writes {replicas_field(snapshot)}.")
     decision, demand = result.state.history.decision, result.state.history.demand
     if decision is None or decision.reason == "NoSamples":
         return no(
@@ -354,80 +254,6 @@ def _scaling_active(result: PassResult) -> Condition | None:
     return yes("Internal", f"{message}.")
 
 
-def _progressing(result: PassResult) -> Condition:
-    """Changes are complete, or proceed."""
-    snapshot, preflight = result.snapshot, result.preflight
-    if snapshot.resource.spec.paused:
-        return no("Paused", "spec.paused is true: the operator writes only this status.")
-    if preflight.stage in ("Failed", "Stuck"):
-        message = f"{preflight.message}; all pods stay as they are until this is fixed."
-        return no("PreflightFailed", message)
-    if preflight.stage == "Running":
-        return yes("Preflight", f"{preflight.message}; the old targets serve until it has result.")
-    unfinished = _stopped(result) or _under_way(result)
-    return unfinished or yes("UpToDate", "All objects are as the resource specifies.")
-
-
-def _stopped(result: PassResult) -> Condition | None:
-    """A rollout that does not proceed by itself; None if there is none."""
-    snapshot = result.snapshot
-    waiting = result.plan.waiting
-    if refused := [target for target, reason in waiting.items() if reason]:
-        num_drafts = len(snapshot.staying_drafts)
-        return no(
-            "DraftsRefused",
-            f"{result.updated(snapshot.staying_drafts)} of {num_drafts} drafts are new, and the "
-            f"others stay, because {refused[0]} has no link to a new draft: {waiting[refused[0]]}; "
-            "change the pool, or the SSDDeployments that refer to it.",
-        )
-    for deployment in snapshot.target_deployments + snapshot.draft_deployments:
-        # A Deployment is paused by hand also after this pass, or exceeds its deadline.
-        name, progress = name_of(deployment), condition_of(deployment, "Progressing")
-        is_resumed = Ref("Deployment", name) in result.results.applied
-        is_paused = deployment.get("spec", {}).get("paused") and not (is_resumed or waiting)
-        if is_paused:
-            message = f"Deployment {name} is paused: kubectl rollout resume deployment/{name}."
-            return no("Paused", message)
-        if progress.get("reason") == PROGRESS_EXCEEDED:
-            return no(PROGRESS_EXCEEDED, str(progress.get("message", "")))
-    return None
-
-
-def _under_way(result: PassResult) -> Condition | None:
-    """A rollout, a drain or a scale-up; None if everything is up to date."""
-    snapshot, num_cells = result.snapshot, result.snapshot.resource.spec.num_cells
-    is_pool = snapshot.resource.is_pool
-    pods = snapshot.staying_drafts if is_pool else (*snapshot.targets, *snapshot.staying_drafts)
-    cells = map(snapshot.cell_targets, range(num_cells))
-    leaving = [pod for targets in cells for pod in targets if is_terminating(pod)]
-    num_updated = result.updated(pods)
-    deployments = snapshot.target_deployments + snapshot.draft_deployments
-    has_old = num_updated < len(pods) or result.updated(leaving) < len(leaving)
-    if has_old or any(map(is_rolling, deployments)):
-        diagnoses = _diagnoses(snapshot, Component.TARGET, snapshot.targets)
-        diagnoses += _diagnoses(snapshot, Component.DRAFT, snapshot.staying_drafts)
-        cause = worst(
-            diagnosis for diagnosis in diagnoses if diagnosis and diagnosis.reason not in USUAL
-        )
-        suffix = "" if cause is None else f"; {cause.message}"
-        if waiting := [*result.plan.waiting]:
-            suffix = f"; the next draft waits until {waiting[0]} has a link to a new one"
-        num_ready = result.updated([pod for pod in pods if is_ready(pod)])
-        updated = f"{num_updated} of {len(pods)} pods are up to date"
-        return yes("RollingOut", f"{updated}, {num_ready} of them ready{suffix}.")
-    if snapshot.num_draining:
-        return yes("Draining", f"{snapshot.num_draining} drafts are drained or deleted.")
-    wanted, num_drafts = snapshot.num_drafts_wanted, len(snapshot.ready_drafts)
-    num_ready = _num_ready_cells(snapshot)
-    # Pods are counted, because a Deployment with maxUnavailable 1 and one replica is Available
-    # without a ready pod.
-    is_scaling = len(snapshot.staying_drafts) != wanted and _pool_missing(snapshot) is None
-    if is_scaling or num_drafts < wanted or num_ready < num_cells:
-        targets = "" if is_pool else f"{num_ready} of {num_cells} targets and "
-        return yes("Scaling", f"{targets}{num_drafts} of {wanted} drafts are ready.")
-    return None
-
-
 def _spec_valid(result: PassResult) -> Condition:
     """The API server and the operator accept the spec, as far as a schema cannot decide it."""
     for ref, failure in sorted(result.results.failures.items()):
@@ -441,7 +267,7 @@ def _resources_owned(result: PassResult) -> Condition:
     """All names are free or this resource's, and the operator may write the objects."""
     snapshot = result.snapshot
     if snapshot.foreign:
-        taken = _taken(snapshot, snapshot.foreign)
+        taken = taken_names(snapshot, snapshot.foreign)
         return no("NameTaken", f"{taken}; rename or remove it, or rename this resource.")
     if failed := result.results.failed_calls:
         ref = min(failed)
@@ -455,37 +281,15 @@ def _resources_owned(result: PassResult) -> Condition:
     return yes("Owned", "All objects belong to this resource.")
 
 
-def _taken(snapshot: Snapshot, refs: Iterable[Ref]) -> str:
-    """Names that are not this resource's, each with its owner."""
-    names = (f"{ref.kind} {ref.name} belongs to {snapshot.foreign[ref]}" for ref in sorted(refs))
-    return ", ".join(names)
-
-
-def _num_ready_cells(snapshot: Snapshot) -> int:
-    return len({cell_of(pod) for pod in snapshot.ready_targets})
-
-
-def _diagnoses(
-    snapshot: Snapshot, component: Component, pods: Sequence[Object]
-) -> list[Diagnosis | None]:
-    drafts = (snapshot.pool or snapshot.resource).spec.draft
-    seconds: dict[Component, float] = {
-        Component.TARGET: snapshot.resource.spec.target.startup_timeout_seconds,
-        Component.DRAFT: drafts.startup_timeout_seconds,
-    }
-    # A gateway has no timeout of its own: it waits for a target.
-    return [diagnose(pod, seconds.get(component, math.inf), snapshot.now) for pod in pods]
-
-
 _RULES: Mapping[str, Callable[[PassResult], Condition | None]] = {
-    "TargetReady": _target_ready,
-    "DraftReady": _draft_ready,
-    "GatewayReady": _gateway_ready,
+    "TargetReady": target_ready,
+    "DraftReady": draft_ready,
+    "GatewayReady": gateway_ready,
     "SpeculationActive": _speculation_active,
     "NotWorthwhile": _not_worthwhile,
     "DraftCapacity": _draft_capacity,
     "ScalingActive": _scaling_active,
-    "Progressing": _progressing,
+    "Progressing": progressing,
     "SpecValid": _spec_valid,
     "ResourcesOwned": _resources_owned,
 }

@@ -1,0 +1,89 @@
+"""Whether the changes of a resource are complete, or proceed. Pure."""
+
+from ssd_operator.children.objects import Component
+from ssd_operator.observe.cluster import Ref
+from ssd_operator.observe.diagnosis import worst
+from ssd_operator.observe.pod_state import (
+    condition_of,
+    is_ready,
+    is_rolling,
+    is_terminating,
+    name_of,
+)
+from ssd_operator.observe.snapshot import PROGRESS_EXCEEDED
+from ssd_operator.status.pass_result import Condition, PassResult, no, yes
+from ssd_operator.status.readiness import USUAL, diagnoses_of, num_ready_cells, pool_missing
+
+
+def progressing(result: PassResult) -> Condition:
+    """Changes are complete, or proceed."""
+    snapshot, preflight = result.snapshot, result.preflight
+    if snapshot.resource.spec.paused:
+        return no("Paused", "spec.paused is true: the operator writes only this status.")
+    if preflight.stage in ("Failed", "Stuck"):
+        message = f"{preflight.message}; all pods stay as they are until this is fixed."
+        return no("PreflightFailed", message)
+    if preflight.stage == "Running":
+        return yes("Preflight", f"{preflight.message}; the old targets serve until it has result.")
+    unfinished = _stopped(result) or _under_way(result)
+    return unfinished or yes("UpToDate", "All objects are as the resource specifies.")
+
+
+def _stopped(result: PassResult) -> Condition | None:
+    """A rollout that does not proceed by itself; None if there is none."""
+    snapshot = result.snapshot
+    waiting = result.plan.waiting
+    if refused := [target for target, reason in waiting.items() if reason]:
+        num_drafts = len(snapshot.staying_drafts)
+        return no(
+            "DraftsRefused",
+            f"{result.updated(snapshot.staying_drafts)} of {num_drafts} drafts are new, and the "
+            f"others stay, because {refused[0]} has no link to a new draft: {waiting[refused[0]]}; "
+            "change the pool, or the SSDDeployments that refer to it.",
+        )
+    for deployment in snapshot.target_deployments + snapshot.draft_deployments:
+        # A Deployment is paused by hand also after this pass, or exceeds its deadline.
+        name, progress = name_of(deployment), condition_of(deployment, "Progressing")
+        is_resumed = Ref("Deployment", name) in result.results.applied
+        is_paused = deployment.get("spec", {}).get("paused") and not (is_resumed or waiting)
+        if is_paused:
+            message = f"Deployment {name} is paused: kubectl rollout resume deployment/{name}."
+            return no("Paused", message)
+        if progress.get("reason") == PROGRESS_EXCEEDED:
+            return no(PROGRESS_EXCEEDED, str(progress.get("message", "")))
+    return None
+
+
+def _under_way(result: PassResult) -> Condition | None:
+    """A rollout, a drain or a scale-up; None if everything is up to date."""
+    snapshot, num_cells = result.snapshot, result.snapshot.resource.spec.num_cells
+    is_pool = snapshot.resource.is_pool
+    pods = snapshot.staying_drafts if is_pool else (*snapshot.targets, *snapshot.staying_drafts)
+    cells = map(snapshot.cell_targets, range(num_cells))
+    leaving = [pod for targets in cells for pod in targets if is_terminating(pod)]
+    num_updated = result.updated(pods)
+    deployments = snapshot.target_deployments + snapshot.draft_deployments
+    has_old = num_updated < len(pods) or result.updated(leaving) < len(leaving)
+    if has_old or any(map(is_rolling, deployments)):
+        diagnoses = diagnoses_of(snapshot, Component.TARGET, snapshot.targets)
+        diagnoses += diagnoses_of(snapshot, Component.DRAFT, snapshot.staying_drafts)
+        cause = worst(
+            diagnosis for diagnosis in diagnoses if diagnosis and diagnosis.reason not in USUAL
+        )
+        suffix = "" if cause is None else f"; {cause.message}"
+        if waiting := [*result.plan.waiting]:
+            suffix = f"; the next draft waits until {waiting[0]} has a link to a new one"
+        num_ready = result.updated([pod for pod in pods if is_ready(pod)])
+        updated = f"{num_updated} of {len(pods)} pods are up to date"
+        return yes("RollingOut", f"{updated}, {num_ready} of them ready{suffix}.")
+    if snapshot.num_draining:
+        return yes("Draining", f"{snapshot.num_draining} drafts are drained or deleted.")
+    wanted, num_drafts = snapshot.num_drafts_wanted, len(snapshot.ready_drafts)
+    num_ready = num_ready_cells(snapshot)
+    # Pods are counted, because a Deployment with maxUnavailable 1 and one replica is Available
+    # without a ready pod.
+    is_scaling = len(snapshot.staying_drafts) != wanted and pool_missing(snapshot) is None
+    if is_scaling or num_drafts < wanted or num_ready < num_cells:
+        targets = "" if is_pool else f"{num_ready} of {num_cells} targets and "
+        return yes("Scaling", f"{targets}{num_drafts} of {wanted} drafts are ready.")
+    return None
