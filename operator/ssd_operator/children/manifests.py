@@ -19,7 +19,7 @@ from ssd_operator.children.pods import engine_template
 from ssd_operator.children.processes import has_tls, process_of
 from ssd_operator.settings import OperatorSettings
 
-_PROGRESS_SECONDS = 600
+PROGRESS_SECONDS = 600
 """A Deployment may take its start-up timeout and this long, for pulls and scheduling."""
 LINK_SECONDS = 20
 """A draft of a pool is ready for this long before the next one is replaced: meanwhile targets
@@ -147,7 +147,7 @@ def _deployments(workload: Workload, replicas: Mapping[int, int]) -> Iterator[Ob
             "selector": {"matchLabels": selector(resource, own.component, cell)},
             "template": gateway_template(own) if is_gateway else engine_template(own),
             "revisionHistoryLimit": 2,
-            "progressDeadlineSeconds": seconds + _PROGRESS_SECONDS,
+            "progressDeadlineSeconds": seconds + PROGRESS_SECONDS,
         }
         if resource.is_pool:
             spec["minReadySeconds"] = LINK_SECONDS

@@ -38,6 +38,7 @@ class PodReason(StrEnum):
     IMAGE_PULL = "ImagePull"
     POD_FORBIDDEN = "PodForbidden"
     CRASH_LOOP = "CrashLoop"
+    POD_FAILED = "PodFailed"
     STARTUP_TIMEOUT = "StartupTimeout"
     UNSCHEDULABLE = "Unschedulable"
     ROLLING_OUT = "RollingOut"
@@ -111,6 +112,17 @@ def diagnose(pod: Object, startup_timeout_seconds: float, now: float) -> Diagnos
     ]
     loading = Diagnosis(PodReason.LOADING, f"{name} {_progress(pod, now)}")
     return next((diagnosis for diagnosis in diagnoses if diagnosis is not None), loading)
+
+
+def diagnose_failed(pod: Object, what: str) -> Diagnosis:
+    """Return why a pod has failed for good: the kubelet has rejected or evicted it.
+
+    The message has no name of a pod: each replacement may fail, and has another name.
+    """
+    status = pod["status"]
+    cause = ": ".join(_quote(status[key]) for key in ("reason", "message") if status.get(key))
+    cause = cause or "Kubernetes gives no reason"
+    return Diagnosis(PodReason.POD_FAILED, f"the newest pod of {what} failed: {cause}")
 
 
 def diagnose_absence(deployment: Object | None, what: str) -> Diagnosis | None:

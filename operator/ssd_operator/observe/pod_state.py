@@ -128,6 +128,22 @@ def is_live(pod: Object) -> bool:
     return not ended and not is_terminating(pod)
 
 
+def has_failed(pod: Object) -> bool:
+    """Whether the pod has ended for good, and stays to be read."""
+    return pod.get("status", {}).get("phase") == "Failed" and not is_terminating(pod)
+
+
+def is_accepted(pod: Object) -> bool:
+    """Whether the kubelet of the pod's node has accepted the pod."""
+    status = pod.get("status", {})
+    return bool(status.get("initContainerStatuses") or status.get("containerStatuses"))
+
+
+def made_at(thing: Object) -> float:
+    """When an object was created, in seconds since the epoch; 0 for one without this time."""
+    return to_seconds(thing["metadata"].get("creationTimestamp")) or 0.0
+
+
 def is_terminating(thing: Object) -> bool:
     """Whether an object is being deleted."""
     return bool(thing["metadata"].get("deletionTimestamp"))

@@ -30,6 +30,7 @@ from ssd_operator.observe.pod_state import (
     controller_of,
     drain_deadline_of,
     endpoints_of,
+    has_failed,
     is_live,
     is_lost,
     is_ours,
@@ -38,9 +39,9 @@ from ssd_operator.observe.pod_state import (
     is_ready,
     is_terminating,
     labels_of,
+    made_at,
     maker_of,
     name_of,
-    to_seconds,
 )
 from ssd_operator.settings import OperatorSettings
 
@@ -206,6 +207,11 @@ class Snapshot:
             if cell_of(pod) == cell and (is_live(pod) or is_terminating(pod))
         )
 
+    def failed_targets(self, cell: int) -> tuple[Object, ...]:
+        """Target pods of a cell that have failed for good."""
+        pods = self._pods(Component.TARGET)
+        return tuple(pod for pod in pods if cell_of(pod) == cell and has_failed(pod))
+
     @property
     def target_deployments(self) -> tuple[Object, ...]:
         """Target Deployments that exist."""
@@ -329,8 +335,4 @@ def _is_older(pod: Object, resource: Object, deployment: Object | None) -> bool:
     one that is older than its Deployment alone was adopted by that.
     """
     makers = [resource] if deployment is None else [resource, deployment]
-    return all(_made_at(pod) < _made_at(maker) for maker in makers)
-
-
-def _made_at(thing: Object) -> float:
-    return to_seconds(thing["metadata"].get("creationTimestamp")) or 0.0
+    return all(made_at(pod) < made_at(maker) for maker in makers)

@@ -1,18 +1,30 @@
 """Whether the changes of a resource are complete, or proceed. Pure."""
 
+import math
+
+from ssd_operator.api.spec import Object, Spec
+from ssd_operator.children.manifests import PROGRESS_SECONDS
 from ssd_operator.children.objects import Component
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.diagnosis import worst
 from ssd_operator.observe.pod_state import (
+    condition_in,
     condition_of,
     is_ready,
     is_rolling,
     is_terminating,
     name_of,
+    to_seconds,
 )
 from ssd_operator.observe.snapshot import PROGRESS_EXCEEDED
 from ssd_operator.status.pass_result import Condition, PassResult, no, yes
-from ssd_operator.status.readiness import USUAL, diagnoses_of, num_ready_cells, pool_missing
+from ssd_operator.status.readiness import (
+    USUAL,
+    diagnoses_of,
+    num_ready_cells,
+    pool_missing,
+    target_ready,
+)
 
 
 def progressing(result: PassResult) -> Condition:
@@ -27,6 +39,36 @@ def progressing(result: PassResult) -> Condition:
         return yes("Preflight", f"{preflight.message}; the old targets serve until it has result.")
     unfinished = _stopped(result) or _under_way(result)
     return unfinished or yes("UpToDate", "All objects are as the resource specifies.")
+
+
+def overdue_at(status: Object, spec: Spec) -> float:
+    """When targets have not all been ready for too long; infinite if all are.
+
+    In seconds since the epoch. Kubernetes evaluates the deadline of a Deployment only until its
+    first completion, and not after a return to an earlier template.
+    """
+    ready = condition_in(status, "TargetReady")
+    since = to_seconds(ready.get("lastTransitionTime"))
+    if ready.get("status") != "False" or since is None:
+        return math.inf
+    return since + spec.target.startup_timeout_seconds + PROGRESS_SECONDS
+
+
+def _overdue(result: PassResult) -> Condition | None:
+    """Targets have not all been ready for too long, outside of a rollout; else None."""
+    snapshot, ready = result.snapshot, target_ready(result)
+    spec = snapshot.resource.spec
+    # The rollout that repairs a target has its time too, which Kubernetes measures.
+    is_measured = any(map(is_rolling, snapshot.target_deployments))
+    is_early = snapshot.now < overdue_at(snapshot.status, spec)
+    if ready.status == "True" or is_measured or is_early:
+        return None
+    seconds = spec.target.startup_timeout_seconds + PROGRESS_SECONDS
+    return no(
+        PROGRESS_EXCEEDED,
+        f"Targets have not all been ready for {seconds} s, which is target.startupTimeoutSeconds "
+        f"+ {PROGRESS_SECONDS} s: {ready.message}",
+    )
 
 
 def _stopped(result: PassResult) -> Condition | None:
@@ -51,7 +93,7 @@ def _stopped(result: PassResult) -> Condition | None:
             return no("Paused", message)
         if progress.get("reason") == PROGRESS_EXCEEDED:
             return no(PROGRESS_EXCEEDED, str(progress.get("message", "")))
-    return None
+    return _overdue(result)
 
 
 def _under_way(result: PassResult) -> Condition | None:
@@ -64,7 +106,11 @@ def _under_way(result: PassResult) -> Condition | None:
     num_updated = result.updated(pods)
     deployments = snapshot.target_deployments + snapshot.draft_deployments
     has_old = num_updated < len(pods) or result.updated(leaving) < len(leaving)
-    if has_old or any(map(is_rolling, deployments)):
+    num_ready = num_ready_cells(snapshot)
+    # A Deployment that returns to an earlier template counts as complete without a ready pod.
+    was_rolling = condition_in(snapshot.status, "Progressing").get("reason") == "RollingOut"
+    is_starting = was_rolling and num_ready < num_cells
+    if has_old or is_starting or any(map(is_rolling, deployments)):
         diagnoses = diagnoses_of(snapshot, Component.TARGET, snapshot.targets)
         diagnoses += diagnoses_of(snapshot, Component.DRAFT, snapshot.staying_drafts)
         cause = worst(
@@ -73,13 +119,12 @@ def _under_way(result: PassResult) -> Condition | None:
         suffix = "" if cause is None else f"; {cause.message}"
         if waiting := [*result.plan.waiting]:
             suffix = f"; the next draft waits until {waiting[0]} has a link to a new one"
-        num_ready = result.updated([pod for pod in pods if is_ready(pod)])
+        num_new_ready = result.updated([pod for pod in pods if is_ready(pod)])
         updated = f"{num_updated} of {len(pods)} pods are up to date"
-        return yes("RollingOut", f"{updated}, {num_ready} of them ready{suffix}.")
+        return yes("RollingOut", f"{updated}, {num_new_ready} of them ready{suffix}.")
     if snapshot.num_draining:
         return yes("Draining", f"{snapshot.num_draining} drafts are drained or deleted.")
     wanted, num_drafts = snapshot.num_drafts_wanted, len(snapshot.ready_drafts)
-    num_ready = num_ready_cells(snapshot)
     # Pods are counted, because a Deployment with maxUnavailable 1 and one replica is Available
     # without a ready pod.
     is_scaling = len(snapshot.staying_drafts) != wanted and pool_missing(snapshot) is None

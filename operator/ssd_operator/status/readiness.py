@@ -6,16 +6,27 @@ from collections.abc import Iterable, Sequence
 from ssd_operator.api.spec import Object
 from ssd_operator.children.objects import Component, child_name
 from ssd_operator.observe.cluster import Ref
-from ssd_operator.observe.diagnosis import Diagnosis, PodReason, diagnose, diagnose_absence, worst
+from ssd_operator.observe.diagnosis import (
+    Diagnosis,
+    PodReason,
+    diagnose,
+    diagnose_absence,
+    diagnose_failed,
+    worst,
+)
 from ssd_operator.observe.pod_state import (
     annotations_of,
     cell_of,
+    condition_in,
+    is_accepted,
     is_live,
     is_ready,
     is_rolling,
+    made_at,
     name_of,
+    to_seconds,
 )
-from ssd_operator.observe.snapshot import Snapshot
+from ssd_operator.observe.snapshot import CLOCK_SECONDS, Snapshot
 from ssd_operator.status.pass_result import Condition, PassResult, no, yes
 
 USUAL = frozenset(
@@ -47,10 +58,24 @@ def _diagnose_cell(snapshot: Snapshot, cell: int) -> Diagnosis | None:
         or diagnose_absence(deployment, f"cell {cell}")
         or Diagnosis(PodReason.LOADING, f"cell {cell} has no pod yet")
     )
+    if diagnosis.reason in USUAL and not any(is_live(pod) and is_accepted(pod) for pod in pods):
+        diagnosis = _failure(snapshot, cell) or diagnosis
     if deployment is None or diagnosis.reason not in USUAL or not is_rolling(deployment):
         return diagnosis
     are_first = annotations_of(deployment).get("deployment.kubernetes.io/revision", "1") == "1"
     return diagnosis if are_first else Diagnosis(PodReason.ROLLING_OUT, diagnosis.message)
+
+
+def _failure(snapshot: Snapshot, cell: int) -> Diagnosis | None:
+    """Why the newest target of a cell has failed, if that is part of the present outage.
+
+    Pods that have failed stay for days. One that has served was made before TargetReady changed.
+    """
+    changed_at = to_seconds(condition_in(snapshot.status, "TargetReady").get("lastTransitionTime"))
+    newest = max(snapshot.failed_targets(cell), key=made_at, default=None)
+    if newest is None or made_at(newest) < (changed_at or 0.0) - CLOCK_SECONDS:
+        return None
+    return diagnose_failed(newest, f"cell {cell}")
 
 
 def draft_ready(result: PassResult) -> Condition:

@@ -15,6 +15,7 @@ from ssd_operator.policy.drain import DrainPlan
 from ssd_operator.policy.plan import PlanState, remembered, unanswered_seconds
 from ssd_operator.status.condition_rules import HOLD_SECONDS, TYPES, pending
 from ssd_operator.status.pass_result import LONGEST_MESSAGE, PassResult
+from ssd_operator.status.progress import overdue_at
 from ssd_operator.status.readiness import USUAL
 from ssd_operator.status.status import ROUND_TRIP, status_of, status_of_invalid
 
@@ -77,8 +78,10 @@ def report_pass(result: PassResult) -> PassReport:
     ends = [begin + HOLD_SECONDS[kind] - now for kind, begin in changes.items()]
     pods = (*snapshot.targets, *snapshot.drafts, *snapshot.gateways)
     ends += [mounting_deadline(pod) - now for pod in pods]
+    new = status_of(result)
+    ends.append(overdue_at(new, snapshot.resource.spec) - now)
     wait = min((end for end in ends if end > 0), default=math.inf)
-    return _report(old, status_of(result), events, state, now, wait)
+    return _report(old, new, events, state, now, wait)
 
 
 def report_invalid(resource: Object, problem: str, state: PlanState, now: float) -> PassReport:

@@ -32,6 +32,8 @@ class Controllers:
         self._names = count()
         self.broken: set[str] = set()
         """Pods, by name or revision, that do not become ready."""
+        self._templates: set[tuple[str, str]] = set()
+        """Deployments, each with the hash of a template of which it has made pods."""
         self._replaced: set[str] = set()
         """Deployments whose next pod is not replaced before ``minReadySeconds`` have passed."""
         self.outcomes: dict[str, Object] = {}
@@ -143,8 +145,11 @@ class Controllers:
         num_updated = sum(is_of_template(pod, deployment) for pod in pods)
         num_ready = sum(is_ready(pod) for pod in pods)
         is_rolled = num_updated == len(pods) == wanted
+        # A Deployment with an existing ReplicaSet stays complete, whatever happens to its pods.
         was_complete = condition_of(deployment, "Progressing").get("reason") == _COMPLETE
-        is_complete = is_rolled and (was_complete or num_ready == wanted)
+        is_known = (deployment["metadata"]["uid"], template_hash(deployment)) in self._templates
+        is_kept = is_rolled or deployment["spec"]["strategy"]["type"] == "Recreate"
+        is_complete = (is_rolled and num_ready == wanted) or (was_complete and is_known and is_kept)
         reason = _COMPLETE if is_complete else "ReplicaSetUpdated"
         status = {
             "observedGeneration": deployment["metadata"]["generation"],
@@ -161,6 +166,7 @@ class Controllers:
     def _start(self, deployment: Object) -> None:
         template, number = deployment["spec"]["template"], next(self._names)
         name, mark = name_of(deployment), template_hash(deployment)
+        self._templates.add((deployment["metadata"]["uid"], mark))
         labels = template["metadata"]["labels"] | {TEMPLATE_HASH_LABEL: mark}
         metadata = _owned_by(deployment, f"{name}-{number}", labels)
         metadata["generateName"] = f"{name}-{mark}-"

@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from ssd_operator.api.spec import Object
-from ssd_operator.observe.diagnosis import Diagnosis, PodReason, diagnose, diagnose_absence, worst
+from ssd_operator.observe.diagnosis import (
+    Diagnosis,
+    PodReason,
+    diagnose,
+    diagnose_absence,
+    diagnose_failed,
+    worst,
+)
 from ssd_operator.observe.pod_state import to_text
 
 NOW = 1_000_000.0
@@ -270,6 +277,24 @@ def test_a_pod_that_admission_refused_is_reported_with_its_error() -> None:
     )
     assert diagnose_absence({"status": {}}, "cell 0") is None
     assert diagnose_absence(None, "cell 0") is None
+
+
+@pytest.mark.parametrize(
+    ("status", "cause"),
+    [
+        (
+            {"reason": "Evicted", "message": "The node was low on memory. "},
+            "Evicted: The node was low",
+        ),
+        ({"reason": "Terminated"}, "Terminated"),
+        ({}, "Kubernetes gives no reason"),
+    ],
+)
+def test_a_pod_that_has_failed_is_reported_with_its_reason(status: Object, cause: str) -> None:
+    found = diagnose_failed({"status": {"phase": "Failed", **status}}, "cell 0")
+    assert found.reason is PodReason.POD_FAILED
+    assert found.message.startswith(f"the newest pod of cell 0 failed: {cause}")
+    assert not found.message.endswith(".")
 
 
 def test_a_trouble_that_needs_action_is_worse_than_one_that_passes() -> None:
