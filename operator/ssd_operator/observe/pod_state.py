@@ -124,8 +124,12 @@ def is_pod_of(pod: Object, name: str, components: Collection[str]) -> bool:
 
 def is_live(pod: Object) -> bool:
     """Whether a ReplicaSet still counts the pod: it has not ended and is not being deleted."""
-    ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-    return not ended and not is_terminating(pod)
+    return not has_ended(pod) and not is_terminating(pod)
+
+
+def has_ended(pod: Object) -> bool:
+    """Whether all processes of the pod have ended for good."""
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
 def has_failed(pod: Object) -> bool:

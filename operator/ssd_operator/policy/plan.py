@@ -95,7 +95,8 @@ class PassPlan:
 
     apply: tuple[Object, ...] = ()
     held: frozenset[Ref] = frozenset()
-    """Objects that stay as they are until a preflight has passed or another cell is up."""
+    """Objects that stay as they are until a preflight has passed, another cell is up, or a former
+    target is gone."""
     drains: DrainPlan = field(default_factory=DrainPlan)
     """Drains, and pods to delete; its replicas are in ``apply``."""
     scale: Decision | None = None

@@ -8,6 +8,9 @@ has failed does not replace it either: the present one may recover.
 Drafts roll after their target: a setting that both sides must share ends their link on whichever
 side it changes first. A cell's drafts roll once its old target is gone, while the new one loads.
 
+A cell also waits while one of its former targets is being deleted beside the present one, as on a
+lost node: Kubernetes would create the new target only after the former one has ended.
+
 A pod template decides, not the revision in its label: a manual edit of a template leaves the label,
 and its repair replaces the pod as any rollout does.
 
@@ -67,6 +70,8 @@ from ssd_operator.observe.diff import matches
 from ssd_operator.observe.pod_state import (
     annotations_of,
     cell_of,
+    has_ended,
+    is_live,
     is_ready,
     is_terminating,
     labels_of,
@@ -107,6 +112,9 @@ def held_targets(
     held = set()
     for target in outdated:
         ref = ref_of(target)
+        if _is_blocked(target, snapshot):
+            held.add(ref)
+            continue
         if _kept_pod(target, snapshot) is None:
             is_held = stage == "Failed"
         else:
@@ -115,6 +123,29 @@ def held_targets(
         if is_held:
             held.add(ref)
     return frozenset(held)
+
+
+def blocking_targets(snapshot: Snapshot, cell: int, revision: str) -> list[Object]:
+    """Targets of a cell that are being deleted, and for which a new one of this revision waits.
+
+    With the strategy Recreate, Kubernetes creates no pod before those of other templates have
+    ended.
+    """
+    return [
+        pod
+        for pod in snapshot.cell_targets(cell)
+        if is_terminating(pod) and not has_ended(pod) and revision_of(pod) != revision
+    ]
+
+
+def _is_blocked(wanted: Object, snapshot: Snapshot) -> bool:
+    """Whether an apply would only delete the present target of a cell, and create none now.
+
+    A pod on a lost node is being deleted until a person removes the node.
+    """
+    cell = cell_of(wanted)
+    has_target = any(map(is_live, snapshot.cell_targets(cell)))
+    return has_target and bool(blocking_targets(snapshot, cell, revision_of(wanted)))
 
 
 def labels_fit(snapshot: Snapshot) -> bool:

@@ -4,19 +4,23 @@ import math
 
 from ssd_operator.api.spec import Object, Spec
 from ssd_operator.children.manifests import PROGRESS_SECONDS
-from ssd_operator.children.objects import Component
+from ssd_operator.children.objects import Component, child_name
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.diagnosis import worst
 from ssd_operator.observe.pod_state import (
     condition_in,
     condition_of,
+    is_live,
+    is_lost,
     is_ready,
     is_rolling,
     is_terminating,
     name_of,
+    revision_of,
     to_seconds,
 )
 from ssd_operator.observe.snapshot import PROGRESS_EXCEEDED
+from ssd_operator.policy.rollout import blocking_targets
 from ssd_operator.status.pass_result import Condition, PassResult, no, yes
 from ssd_operator.status.readiness import (
     USUAL,
@@ -25,6 +29,9 @@ from ssd_operator.status.readiness import (
     pool_missing,
     target_ready,
 )
+
+_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+"""Taint with which Kubernetes ends the pods of a node that is shut down."""
 
 
 def progressing(result: PassResult) -> Condition:
@@ -73,8 +80,13 @@ def _overdue(result: PassResult) -> Condition | None:
 
 def _stopped(result: PassResult) -> Condition | None:
     """A rollout that does not proceed by itself; None if there is none."""
-    snapshot = result.snapshot
-    waiting = result.plan.waiting
+    rules = (_drafts_refused, _node_lost, _deployment_stopped, _overdue)
+    return next((condition for rule in rules if (condition := rule(result))), None)
+
+
+def _drafts_refused(result: PassResult) -> Condition | None:
+    """New drafts of a pool do not fit one of its targets; else None."""
+    snapshot, waiting = result.snapshot, result.plan.waiting
     if refused := [target for target, reason in waiting.items() if reason]:
         num_drafts = len(snapshot.staying_drafts)
         return no(
@@ -83,6 +95,33 @@ def _stopped(result: PassResult) -> Condition | None:
             f"others stay, because {refused[0]} has no link to a new draft: {waiting[refused[0]]}; "
             "change the pool, or the SSDDeployments that refer to it.",
         )
+    return None
+
+
+def _node_lost(result: PassResult) -> Condition | None:
+    """A new target waits for a pod that its node does not end; else None."""
+    snapshot = result.snapshot
+    for cell in range(snapshot.resource.spec.num_cells):
+        name = child_name(snapshot.resource, Component.TARGET, cell)
+        revision = result.plan.revisions.get(name, "")
+        present = [pod for pod in snapshot.cell_targets(cell) if is_live(pod)]
+        blocking = blocking_targets(snapshot, cell, revision)
+        lost = [pod for pod in blocking if is_lost(pod, snapshot.now)]
+        if lost and not any(revision_of(pod) == revision for pod in present):
+            node = lost[0]["spec"].get("nodeName", "")
+            kept = f"; {name_of(present[0])} stays meanwhile" if present else ""
+            return no(
+                "NodeLost",
+                f"{name_of(lost[0])} is being deleted, but its node {node} does not end it, and "
+                f"the new target would wait for it{kept}. If the node is lost: kubectl delete node "
+                f"{node}, or kubectl taint node {node} {_OUT_OF_SERVICE}.",
+            )
+    return None
+
+
+def _deployment_stopped(result: PassResult) -> Condition | None:
+    """A Deployment is paused by hand, or has exceeded its deadline; else None."""
+    snapshot, waiting = result.snapshot, result.plan.waiting
     for deployment in snapshot.target_deployments + snapshot.draft_deployments:
         # A Deployment is paused by hand also after this pass, or exceeds its deadline.
         name, progress = name_of(deployment), condition_of(deployment, "Progressing")
@@ -93,7 +132,7 @@ def _stopped(result: PassResult) -> Condition | None:
             return no("Paused", message)
         if progress.get("reason") == PROGRESS_EXCEEDED:
             return no(PROGRESS_EXCEEDED, str(progress.get("message", "")))
-    return _overdue(result)
+    return None
 
 
 def _under_way(result: PassResult) -> Condition | None:

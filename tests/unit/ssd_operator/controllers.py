@@ -12,6 +12,7 @@ from ssd_operator.children.objects import COMPONENT_LABEL, TEMPLATE_HASH_LABEL, 
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import (
     condition_of,
+    has_ended,
     is_live,
     is_owned_by,
     is_ready,
@@ -81,7 +82,7 @@ class Controllers:
         elif old and spec["strategy"]["type"] == "Recreate":
             for pod in old:
                 self._remove(pod)
-        elif len(pods) < spec["replicas"]:
+        elif len(pods) < spec["replicas"] and not self._is_blocked(deployment):
             self._start(deployment)
         elif any(not is_ready(pod) and self._can_be_ready(pod) for pod in pods):
             for pod in pods:
@@ -102,6 +103,15 @@ class Controllers:
         is_free = spec["strategy"]["type"] == "Recreate" or are_ready
         old = [pod for pod in pods if not is_of_template(pod, deployment)]
         return [pod for pod in old if is_free or not is_ready(pod)]
+
+    def _is_blocked(self, deployment: Object) -> bool:
+        """Whether Recreate waits for a pod of another template that is being deleted."""
+        uid = deployment["metadata"]["uid"]
+        return deployment["spec"]["strategy"]["type"] == "Recreate" and any(
+            is_owned_by(pod, uid) and not is_live(pod) and not is_of_template(pod, deployment)
+            for pod in self._cluster.of_kind("Pod")
+            if not has_ended(pod)
+        )
 
     def _run(self, pod: Object) -> bool:
         image = pod["spec"]["containers"][0]["image"]
