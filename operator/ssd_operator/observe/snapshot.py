@@ -225,6 +225,17 @@ class Snapshot:
         cells = draft_cells(self.resource)
         return self._deployments([drafts_name(self.resource, cell) for cell in cells])
 
+    @property
+    def gateway_deployments(self) -> tuple[Object, ...]:
+        """The Deployment of gateways, if it exists; empty if gateways are not enabled."""
+        name = child_name(self.resource, Component.GATEWAY)
+        return self._deployments([name] if self.resource.spec.gateway.enabled else [])
+
+    @property
+    def live_gateways(self) -> tuple[Object, ...]:
+        """Live pods of gateways."""
+        return tuple(filter(is_live, self.gateways))
+
     def _pods(self, component: Component) -> tuple[Object, ...]:
         return tuple(
             pod

@@ -6,7 +6,7 @@ from ssd_operator.api.spec import Object, Spec
 from ssd_operator.children.manifests import PROGRESS_SECONDS
 from ssd_operator.children.objects import Component, child_name
 from ssd_operator.observe.cluster import Ref
-from ssd_operator.observe.diagnosis import worst
+from ssd_operator.observe.diagnosis import diagnose_absence, worst
 from ssd_operator.observe.pod_state import (
     condition_in,
     condition_of,
@@ -19,7 +19,7 @@ from ssd_operator.observe.pod_state import (
     revision_of,
     to_seconds,
 )
-from ssd_operator.observe.snapshot import PROGRESS_EXCEEDED
+from ssd_operator.observe.snapshot import PROGRESS_EXCEEDED, Snapshot
 from ssd_operator.policy.rollout import blocking_targets
 from ssd_operator.status.pass_result import Condition, PassResult, no, yes
 from ssd_operator.status.readiness import (
@@ -30,6 +30,9 @@ from ssd_operator.status.readiness import (
     target_ready,
 )
 
+_FOUND_SECONDS = 60.0
+"""Gateways find a target that is ready within this time: they resolve its name every few seconds,
+and their own probes follow."""
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
 """Taint with which Kubernetes ends the pods of a node that is shut down."""
 
@@ -122,36 +125,68 @@ def _node_lost(result: PassResult) -> Condition | None:
 def _deployment_stopped(result: PassResult) -> Condition | None:
     """A Deployment is paused by hand, or has exceeded its deadline; else None."""
     snapshot, waiting = result.snapshot, result.plan.waiting
-    for deployment in snapshot.target_deployments + snapshot.draft_deployments:
+    for deployment in _deployments(snapshot):
         # A Deployment is paused by hand also after this pass, or exceeds its deadline.
-        name, progress = name_of(deployment), condition_of(deployment, "Progressing")
+        name = name_of(deployment)
         is_resumed = Ref("Deployment", name) in result.results.applied
         is_paused = deployment.get("spec", {}).get("paused") and not (is_resumed or waiting)
         if is_paused:
-            message = f"Deployment {name} is paused: kubectl rollout resume deployment/{name}."
-            return no("Paused", message)
-        if progress.get("reason") == PROGRESS_EXCEEDED:
-            return no(PROGRESS_EXCEEDED, str(progress.get("message", "")))
+            resume = f"kubectl rollout resume deployment/{name}"
+            return no("Paused", f"Deployment {name} is paused: {resume}.")
+        if (message := _exceeded(snapshot, deployment)) is not None:
+            return no(PROGRESS_EXCEEDED, message)
     return None
+
+
+def _deployments(snapshot: Snapshot) -> tuple[Object, ...]:
+    """The Deployments that exist."""
+    engines = snapshot.target_deployments + snapshot.draft_deployments
+    return engines + snapshot.gateway_deployments
+
+
+def _exceeded(snapshot: Snapshot, deployment: Object) -> str | None:
+    """How a Deployment has exceeded its deadline; None if it has not.
+
+    A gateway that waits for a target is no failure.
+    """
+    progress = condition_of(deployment, "Progressing")
+    if progress.get("reason") != PROGRESS_EXCEEDED:
+        return None
+    message = str(progress.get("message", ""))
+    if deployment not in snapshot.gateway_deployments:
+        return message
+    diagnoses = diagnoses_of(snapshot, Component.GATEWAY, snapshot.live_gateways)
+    diagnosis = worst([*diagnoses, diagnose_absence(deployment, name_of(deployment))])
+    is_usual = diagnosis is None or diagnosis.reason in USUAL
+    if is_usual and not any(_has_served(pod, snapshot.now) for pod in snapshot.ready_targets):
+        return None
+    return message if diagnosis is None else f"{message.rstrip('.')}; {diagnosis.message}."
+
+
+def _has_served(target: Object, now: float) -> bool:
+    """Whether a ready target has been ready for long enough that gateways have found it."""
+    since = to_seconds(condition_of(target, "Ready").get("lastTransitionTime"))
+    return since is None or now - since >= _FOUND_SECONDS
 
 
 def _under_way(result: PassResult) -> Condition | None:
     """A rollout, a drain or a scale-up; None if everything is up to date."""
     snapshot, num_cells = result.snapshot, result.snapshot.resource.spec.num_cells
     is_pool = snapshot.resource.is_pool
-    pods = snapshot.staying_drafts if is_pool else (*snapshot.targets, *snapshot.staying_drafts)
+    engines = snapshot.staying_drafts if is_pool else (*snapshot.targets, *snapshot.staying_drafts)
+    pods = (*engines, *snapshot.live_gateways)
     cells = map(snapshot.cell_targets, range(num_cells))
     leaving = [pod for targets in cells for pod in targets if is_terminating(pod)]
     num_updated = result.updated(pods)
-    deployments = snapshot.target_deployments + snapshot.draft_deployments
     has_old = num_updated < len(pods) or result.updated(leaving) < len(leaving)
     num_ready = num_ready_cells(snapshot)
     # A Deployment that returns to an earlier template counts as complete without a ready pod.
     was_rolling = condition_in(snapshot.status, "Progressing").get("reason") == "RollingOut"
     is_starting = was_rolling and num_ready < num_cells
-    if has_old or is_starting or any(map(is_rolling, deployments)):
+    if has_old or is_starting or any(map(is_rolling, _deployments(snapshot))):
         diagnoses = diagnoses_of(snapshot, Component.TARGET, snapshot.targets)
         diagnoses += diagnoses_of(snapshot, Component.DRAFT, snapshot.staying_drafts)
+        diagnoses += diagnoses_of(snapshot, Component.GATEWAY, snapshot.live_gateways)
         cause = worst(
             diagnosis for diagnosis in diagnoses if diagnosis and diagnosis.reason not in USUAL
         )

@@ -136,8 +136,7 @@ def gateway_ready(result: PassResult) -> Condition | None:
         return no("NameTaken", f"{summary}; {taken_names(snapshot, lost)}.")
     if num_ready >= gateway.replicas:
         return yes("AllReady", f"{summary}.")
-    pods = [pod for pod in snapshot.gateways if is_live(pod)]
-    diagnoses = diagnoses_of(snapshot, Component.GATEWAY, pods)
+    diagnoses = diagnoses_of(snapshot, Component.GATEWAY, snapshot.live_gateways)
     diagnosis = worst([*diagnoses, diagnose_absence(deployment, name)])
     if diagnosis is not None and diagnosis.reason is not PodReason.LOADING:
         return _not_ready(summary, diagnosis)

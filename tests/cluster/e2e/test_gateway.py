@@ -70,6 +70,17 @@ def test_a_changed_secret_changes_the_keys_without_a_restart(kube: Kube, fronted
     assert [each["metadata"]["uid"] for each in kube.items("pods", "-l", SELECTOR)] == pods
 
 
+@pytest.mark.usefixtures("fronted")
+def test_a_new_gateway_that_does_not_start_is_reported_while_the_old_one_serves(
+    kube: Kube,
+) -> None:
+    kube.edit_spec(NAME, gateway={"image": "localhost/absent:1"})
+    kube.wait_for(NAME, "Progressing", "True", "RollingOut", "cannot pull localhost/absent:1", 60)
+    assert kube.has(NAME, "GatewayReady", "True", "AllReady")
+    kube.edit_spec(NAME, gateway={"image": None})
+    kube.wait_for(NAME, "Progressing", "True", "UpToDate", timeout=60)
+
+
 def test_two_gateways_have_a_budget_and_none_is_left_when_they_are_disabled(
     kube: Kube, fronted: str
 ) -> None:
