@@ -50,7 +50,8 @@ PROGRESS_EXCEEDED = "ProgressDeadlineExceeded"
 UP = frozenset({"active", "quarantined"})
 """States of a link whose ends fit each other; tables of a busy draft are late."""
 CLOCK_SECONDS = 10.0
-"""A clock that is set back by less only makes waits longer by as much."""
+"""A clock that is set back by less only makes waits longer by as much. The clocks of API servers,
+nodes and the operator differ by less."""
 OLDEST_ANSWER_SECONDS = 30.0
 """A target without an answer for longer is unreachable."""
 
@@ -343,7 +344,7 @@ def _is_older(pod: Object, resource: Object, deployment: Object | None) -> bool:
     """Whether a pod is of a former resource of this name: nothing that is ours existed before it.
 
     One that is older than the resource alone came with a Deployment that was left for us to adopt;
-    one that is older than its Deployment alone was adopted by that.
+    one that is older than its Deployment alone was adopted by that. Clocks of API servers differ.
     """
     makers = [resource] if deployment is None else [resource, deployment]
-    return all(made_at(pod) < made_at(maker) for maker in makers)
+    return all(made_at(pod) < made_at(maker) - CLOCK_SECONDS for maker in makers)

@@ -1,9 +1,10 @@
-"""The clock of the operator's node is set back by an hour while a resource serves."""
+"""The clock of the operator's node is set back while a resource serves, or clocks differ."""
 
 import pytest
-from tests.unit.ssd_operator.world import DRAFTS, settled
+from tests.unit.ssd_operator.world import DRAFTS, RESOURCE, settled
 
-from ssd_operator.observe.cluster import ClusterError, ForbiddenError, RefusedError
+from ssd_operator.observe.cluster import ClusterError, ForbiddenError, Ref, RefusedError
+from ssd_operator.observe.pod_state import made_at, name_of, to_text
 from ssd_operator.observe.snapshot import CLOCK_SECONDS
 from ssd_operator.policy.plan import PlanState, remembered
 
@@ -49,6 +50,20 @@ async def test_a_refused_call_is_repeated_after_the_clock_was_set_back(error: Cl
     world.cluster.now -= HOUR
     await world.rounds(3)
     assert len(world.ready_pods("draft")) == 2
+
+
+@pytest.mark.parametrize("behind_seconds", [1.0, CLOCK_SECONDS])
+async def test_pods_from_an_api_server_whose_clock_is_behind_are_counted(
+    behind_seconds: float,
+) -> None:
+    world = await settled()
+    seconds = made_at(world[RESOURCE]) - behind_seconds
+    for pod in world.ready_pods("target") + world.ready_pods("draft"):
+        with world.edited(Ref("Pod", name_of(pod))) as edited:
+            edited["metadata"]["creationTimestamp"] = to_text(seconds)
+    await world.rounds(3)
+    assert world.condition("Ready") == ("True", "Serving")
+    assert world.condition("DraftReady") == ("True", "AllReady")
 
 
 def test_a_small_correction_of_the_clock_changes_no_memory() -> None:

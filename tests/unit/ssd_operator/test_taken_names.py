@@ -213,7 +213,7 @@ async def test_children_and_pods_of_a_former_resource_of_the_same_name_do_not_co
     await world.delete_resource()
     for each in left:
         world.cluster.put(each)  # the garbage collector has yet to come
-    world.cluster.now += 5.0
+    world.cluster.now += 15.0
     world.cluster.create_resource(KEY, DEMO)
     assert await world.next_pass() <= 1.0
     assert world.condition("ResourcesOwned") == ("True", "Owned")
