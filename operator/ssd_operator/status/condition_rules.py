@@ -238,6 +238,8 @@ def _scaling_active(result: PassResult) -> Condition | None:
         return yes("External", f"Another scaler writes {replicas_field(snapshot)}.")
     decision, demand = result.state.history.decision, result.state.history.demand
     if decision is None or decision.reason == "NoSamples":
+        if snapshot.resource.is_pool and not snapshot.ready_targets:
+            return yes("Internal", "No target is ready; the number of drafts stays.")
         return no(
             "NoSamples",
             "A target has not reported its running sequences for 30 s; the number of drafts stays.",

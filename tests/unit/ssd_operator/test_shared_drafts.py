@@ -353,6 +353,13 @@ async def test_a_pool_does_not_shrink_while_a_resource_has_no_ready_target() -> 
     assert world[POOL_REF]["status"]["draft"]["summary"] == "6/6"
 
 
+async def test_a_pool_without_a_ready_target_misses_no_samples() -> None:
+    world = Shared(scaled(), CHAT | {"spec": CHAT["spec"] | {"paused": True}})
+    await world.rounds(6)
+    assert world.condition("Ready", POOL_REF)[0] == "True"
+    assert world.condition("ScalingActive", POOL_REF) == ("True", "Internal")
+
+
 @pytest.mark.parametrize(
     "draft",
     [{"poolRef": {"name": "other"}}, {"poolRef": None, "source": {"uri": "demo://draft"}}],
