@@ -29,6 +29,7 @@ from ssd_operator.observe.pod_state import (
 from ssd_operator.observe.snapshot import CLOCK_SECONDS, OLDEST_ANSWER_SECONDS, Snapshot
 from ssd_operator.policy.apply_failures import ApplyFailure, DeferredCall, RepairLog, holding
 from ssd_operator.policy.drain import DrainPlan, plan_drains
+from ssd_operator.policy.gateways import AwaitedGateway, awaited_gateway
 from ssd_operator.policy.rollout import (
     UNLINKED_SECONDS,
     Preflight,
@@ -95,8 +96,8 @@ class PassPlan:
 
     apply: tuple[Object, ...] = ()
     held: frozenset[Ref] = frozenset()
-    """Objects that stay as they are until a preflight has passed, another cell is up, or a former
-    target is gone."""
+    """Objects that stay as they are until a preflight has passed, another cell or a new gateway is
+    up, or a former target is gone."""
     drains: DrainPlan = field(default_factory=DrainPlan)
     """Drains, and pods to delete; its replicas are in ``apply``."""
     scale: Decision | None = None
@@ -109,6 +110,8 @@ class PassPlan:
     preflight: Preflight = field(default_factory=Preflight)
     waiting: Mapping[str, str] = field(default_factory=dict)
     """From ``waiting_targets``; the rollout of a pool's drafts is stopped unless it is empty."""
+    gateway: AwaitedGateway = "None"
+    """What targets that serve and are outdated wait for."""
     again_after: float = math.inf
     """Seconds until another pass is due without any change."""
     state: PlanState = field(default_factory=PlanState)
@@ -156,7 +159,9 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
     state = replace(state, history=_decide(snapshot, state))
     decision, is_new = state.history.decision, state.history.decided_at == snapshot.now
     is_changed = decision is not None and decision.replicas != snapshot.num_drafts_wanted
-    targets_held = held_targets(targets, outdated, snapshot, preflight.stage)
+    gateways = next(filter(_is_gateway, objects), None)
+    gateway = awaited_gateway(gateways, targets, outdated, snapshot)
+    targets_held = held_targets(targets, outdated, snapshot, preflight.stage, gateway)
     drafts_held = held_drafts(drafts, targets, snapshot, targets_held, preflight.stage)
     is_kept = keeps_services(targets, snapshot, targets_held)
     held = targets_held | (other_ports(objects, snapshot) if is_kept else frozenset())
@@ -171,6 +176,7 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
         revisions=revisions,
         preflight=preflight,
         waiting=waiting,
+        gateway=gateway,
         again_after=min(preflight.again_after, *_waits(snapshot, state)),
         state=state,
     )

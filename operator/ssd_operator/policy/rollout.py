@@ -8,6 +8,8 @@ has failed does not replace it either: the present one may recover.
 Drafts roll after their target: a setting that both sides must share ends their link on whichever
 side it changes first. A cell's drafts roll once its old target is gone, while the new one loads.
 
+A cell that serves also waits for a new gateway (``gateways.py``).
+
 A cell also waits while one of its former targets is being deleted beside the present one, as on a
 lost node: Kubernetes would create the new target only after the former one has ended.
 
@@ -81,6 +83,7 @@ from ssd_operator.observe.pod_state import (
     unready_deadline,
 )
 from ssd_operator.observe.snapshot import UP, Snapshot
+from ssd_operator.policy.gateways import AwaitedGateway
 
 RETRY_SECONDS = 60.0
 """Time until a preflight is repeated that was killed, or that the cluster ended."""
@@ -105,7 +108,11 @@ def outdated_targets(wanted: Sequence[Object], snapshot: Snapshot) -> list[Objec
 
 
 def held_targets(
-    wanted: Sequence[Object], outdated: Sequence[Object], snapshot: Snapshot, stage: Stage
+    wanted: Sequence[Object],
+    outdated: Sequence[Object],
+    snapshot: Snapshot,
+    stage: Stage,
+    gateway: AwaitedGateway = "None",
 ) -> frozenset[Ref]:
     """Target Deployments that stay as they are in this pass."""
     down = {ref_of(target) for target in wanted if not _is_up(target, snapshot)}
@@ -118,7 +125,7 @@ def held_targets(
         if _kept_pod(target, snapshot) is None:
             is_held = stage == "Failed"
         else:
-            is_held = bool(down - {ref}) or stage != "Passed"
+            is_held = bool(down - {ref}) or stage != "Passed" or gateway != "None"
             down.add(ref)  # a cell that rolls now is down from now on
         if is_held:
             held.add(ref)

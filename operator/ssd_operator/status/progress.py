@@ -6,7 +6,7 @@ from ssd_operator.api.spec import Object, Spec
 from ssd_operator.children.manifests import PROGRESS_SECONDS
 from ssd_operator.children.objects import Component, child_name
 from ssd_operator.observe.cluster import Ref
-from ssd_operator.observe.diagnosis import diagnose_absence, worst
+from ssd_operator.observe.diagnosis import Diagnosis, PodReason, diagnose_absence, worst
 from ssd_operator.observe.pod_state import (
     condition_in,
     condition_of,
@@ -20,6 +20,7 @@ from ssd_operator.observe.pod_state import (
     to_seconds,
 )
 from ssd_operator.observe.snapshot import PROGRESS_EXCEEDED, Snapshot
+from ssd_operator.policy.gateways import new_gateways
 from ssd_operator.policy.rollout import blocking_targets
 from ssd_operator.status.pass_result import Condition, PassResult, no, yes
 from ssd_operator.status.readiness import (
@@ -190,9 +191,7 @@ def _under_way(result: PassResult) -> Condition | None:
         cause = worst(
             diagnosis for diagnosis in diagnoses if diagnosis and diagnosis.reason not in USUAL
         )
-        suffix = "" if cause is None else f"; {cause.message}"
-        if waiting := [*result.plan.waiting]:
-            suffix = f"; the next draft waits until {waiting[0]} has a link to a new one"
+        suffix = _wait(result) or ("" if cause is None else f"; {cause.message}")
         num_new_ready = result.updated([pod for pod in pods if is_ready(pod)])
         updated = f"{num_updated} of {len(pods)} pods are up to date"
         return yes("RollingOut", f"{updated}, {num_new_ready} of them ready{suffix}.")
@@ -206,3 +205,21 @@ def _under_way(result: PassResult) -> Condition | None:
         targets = "" if is_pool else f"{num_ready} of {num_cells} targets and "
         return yes("Scaling", f"{targets}{num_drafts} of {wanted} drafts are ready.")
     return None
+
+
+def _wait(result: PassResult) -> str:
+    """What the next step of a rollout waits for, as the end of a message; empty for nothing."""
+    snapshot, gateway = result.snapshot, result.plan.gateway
+    if waiting := [*result.plan.waiting]:
+        return f"; the next draft waits until {waiting[0]} has a link to a new one"
+    if gateway == "None":
+        return ""
+    name = child_name(snapshot.resource, Component.GATEWAY)
+    pods = new_gateways(snapshot, result.plan.revisions[name])
+    diagnosis = (
+        worst(diagnoses_of(snapshot, Component.GATEWAY, pods))
+        or diagnose_absence(snapshot.children.get(Ref("Deployment", name)), name)
+        or Diagnosis(PodReason.LOADING, f"{name} has no new pod yet")
+    )
+    state = "has started" if gateway == "Started" else "is ready"
+    return f"; the next target waits until a new gateway {state}: {diagnosis.message}"

@@ -37,9 +37,11 @@ class CheckedCluster(MemoryCluster):
             after = self.objects.get(address)
             self._check_takeover(before, after)
             if wanted["kind"] == "Deployment" and before and after and before != after:
-                is_draft = wanted["metadata"]["labels"][COMPONENT_LABEL] == "draft"
-                check = self._check_shrink if is_draft else self._check_roll
-                check(before, after)
+                # A new gateway starts beside the old ones, so it takes nothing down.
+                checks = {"draft": self._check_shrink, "target": self._check_roll}
+                component = wanted["metadata"]["labels"][COMPONENT_LABEL]
+                if component in checks:
+                    checks[component](before, after)
 
     def _check_takeover(self, before: Object | None, after: Object | None) -> None:
         # Children that a deleted resource left have no owner, too.

@@ -75,14 +75,15 @@ class Controllers:
     def _reconcile(self, deployment: Object) -> bool:
         spec, pods = deployment["spec"], pods_of(self._cluster, deployment)
         old = self._replaceable(deployment, pods)
-        num_extra = len(pods) - spec["replicas"]
+        most = spec["replicas"] + surge_of(deployment, pods)
+        num_extra = len(pods) - most
         if num_extra > 0:
             for pod in first_to_go(pods, num_extra):
                 self._remove(pod)
         elif old and spec["strategy"]["type"] == "Recreate":
             for pod in old:
                 self._remove(pod)
-        elif len(pods) < spec["replicas"] and not self._is_blocked(deployment):
+        elif len(pods) < most and not self._is_blocked(deployment):
             self._start(deployment)
         elif any(not is_ready(pod) and self._can_be_ready(pod) for pod in pods):
             for pod in pods:
@@ -230,6 +231,14 @@ def template_hash(deployment: Object) -> str:
 def is_of_template(pod: Object, deployment: Object) -> bool:
     """Whether a pod is of the template that its Deployment has now."""
     return bool(pod["metadata"]["labels"][TEMPLATE_HASH_LABEL] == template_hash(deployment))
+
+
+def surge_of(deployment: Object, pods: Iterable[Object]) -> int:
+    """Pods that a Deployment has beside its replicas while it replaces others."""
+    spec = deployment["spec"]
+    num_old = sum(not is_of_template(pod, deployment) for pod in pods)
+    surge = spec["strategy"].get("rollingUpdate", {}).get("maxSurge", 0)
+    return 0 if spec.get("paused") else min(surge, num_old)
 
 
 def first_to_go(pods: Iterable[Object], number: int) -> list[Object]:

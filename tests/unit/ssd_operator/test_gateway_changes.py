@@ -1,0 +1,134 @@
+"""Targets are not replaced by ones that gateways cannot call: stories with a cluster in memory."""
+
+import pytest
+from tests.unit.ssd_operator.resources import deployments, parsed
+from tests.unit.ssd_operator.world import RESOURCE, World, settled
+
+from ssd_operator.api.spec import Object
+from ssd_operator.observe.cluster import Ref
+from ssd_operator.observe.pod_state import name_of, revision_of
+
+GATED: Object = {"gateway": {"enabled": True}}
+TLS = {"mode": "Server", "targetSecretName": "target-tls", "draftSecretName": "draft-tls"}
+MUTUAL: Object = {
+    "security": {"tls": TLS | {"mode": "Mutual"}},
+    "gateway": {"enabled": True, "tlsSecretName": "absent"},
+}
+DONE = ("True", "UpToDate")
+
+
+def new_revision(world: World) -> str:
+    """Revision of the gateways that the resource wants."""
+    (gateways,) = deployments(parsed(world[RESOURCE]), "gateway")
+    return revision_of(gateways)
+
+
+async def with_new_gateways_down(num_cells: int) -> World:
+    """Callers need certificates from now on, and no new gateway is ready."""
+    world = await settled(**GATED, target={"replicas": num_cells})
+    world.edit_spec(**MUTUAL)
+    world.controllers.broken.add(new_revision(world))
+    await world.rounds(6)
+    return world
+
+
+def start_gateways(world: World) -> None:
+    """The containers of gateways that are not ready run."""
+    for pod in world.cluster.of_kind("Pod"):
+        if revision_of(pod) == new_revision(world):
+            with world.edited(Ref("Pod", name_of(pod))) as found:
+                found["status"]["containerStatuses"] = [{"name": "gateway", "started": True}]
+
+
+def cells_with_certificates(world: World) -> list[str]:
+    """Cells whose ready target needs the certificate of its callers."""
+    return [
+        pod["metadata"]["labels"]["ssd.dev/cell"]
+        for pod in world.ready_pods("target")
+        if "SSD_TARGET_TLS_CLIENT_CA"
+        in {each["name"] for each in pod["spec"]["containers"][0]["env"]}
+    ]
+
+
+@pytest.mark.parametrize("num_cells", [1, 2])
+async def test_targets_keep_serving_old_gateways_while_no_new_one_can_start(num_cells: int) -> None:
+    world = await with_new_gateways_down(num_cells)
+    assert cells_with_certificates(world) == []
+    assert len(world.ready_pods("target")) == num_cells
+    assert world.condition("Progressing") == ("True", "RollingOut")
+    (waiting,) = (
+        name_of(pod)
+        for pod in world.cluster.of_kind("Pod")
+        if revision_of(pod) == new_revision(world)
+    )
+    cause = f"waits until a new gateway has started: {waiting} is being created."
+    assert world.message("Progressing").endswith(cause)
+    world.cluster.writes.clear()
+    await world.rounds(2)
+    assert world.cluster.writes == []
+    world.controllers.broken.clear()
+    await world.rounds(6)
+    assert cells_with_certificates(world) == [*map(str, range(num_cells))]
+    assert world.condition("Progressing") == DONE
+
+
+async def test_the_only_target_is_replaced_once_a_new_gateway_has_started() -> None:
+    world = await with_new_gateways_down(1)
+    start_gateways(world)
+    await world.rounds(4)
+    assert cells_with_certificates(world) == ["0"]
+
+
+async def test_the_last_cell_serves_old_gateways_until_a_new_one_is_ready() -> None:
+    world = await with_new_gateways_down(2)
+    start_gateways(world)
+    await world.rounds(4)
+    assert cells_with_certificates(world) == ["0"]
+    assert len(world.ready_pods("target")) == 2
+    assert "waits until a new gateway is ready: demo-gateway-" in world.message("Progressing")
+    world.controllers.broken.clear()
+    await world.rounds(6)
+    assert cells_with_certificates(world) == ["0", "1"]
+    assert world.condition("Progressing") == DONE
+
+
+async def test_a_new_gateway_that_may_not_exist_is_explained() -> None:
+    world = await settled(**GATED)
+    world.edit_spec(**MUTUAL)
+    await world.next_pass()
+    failure = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}
+    with world.edited(Ref("Deployment", "demo-gateway")) as found:
+        found["status"]["conditions"] = [failure]
+    (preflight,) = world.controllers.preflights()
+    world.cluster.put(preflight | {"status": {"phase": "Succeeded"}})
+    await world.next_pass()
+    cause = "until a new gateway has started: demo-gateway has no pod: exceeded quota."
+    assert world.message("Progressing").endswith(cause)
+
+
+async def test_a_first_gateway_holds_no_target() -> None:
+    world = await settled()
+    world.edit_spec(**MUTUAL)
+    world.controllers.broken.add(new_revision(world))
+    await world.rounds(6)
+    assert cells_with_certificates(world) == ["0"]
+
+
+async def test_a_target_that_does_not_serve_waits_for_no_gateway() -> None:
+    world = await settled(**GATED)
+    (target,) = world.ready_pods("target")
+    world.controllers.make_unready(target)
+    world.edit_spec(**MUTUAL)
+    world.controllers.broken.add(new_revision(world))
+    await world.rounds(6)
+    assert cells_with_certificates(world) == ["0"]
+
+
+async def test_a_change_that_replaces_no_gateway_waits_for_none() -> None:
+    world = await settled(**GATED)
+    for gateway in world.ready_pods("gateway"):
+        world.controllers.make_unready(gateway)
+    world.edit_spec(target={"image": "localhost/new:1"})
+    await world.rounds(6)
+    (target,) = world.ready_pods("target")
+    assert target["spec"]["containers"][0]["image"] == "localhost/new:1"
