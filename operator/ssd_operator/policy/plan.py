@@ -35,9 +35,6 @@ from ssd_operator.policy.rollout import (
     Preflight,
     held_drafts,
     held_targets,
-    keeps_services,
-    labels_fit,
-    other_ports,
     outdated_targets,
     preflight_state,
     stopped,
@@ -53,6 +50,7 @@ from ssd_operator.policy.scaling import (
     measure,
     next_replicas,
 )
+from ssd_operator.policy.services import keeps_services, labels_fit, other_ports
 from ssd_operator.settings import OperatorSettings
 
 FOREIGN_SECONDS = 10.0

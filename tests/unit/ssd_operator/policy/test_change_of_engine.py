@@ -12,7 +12,7 @@ from tests.unit.ssd_operator.scenes import target
 from ssd_operator.api.spec import Resource
 from ssd_operator.observe.cluster import ref_of
 from ssd_operator.observe.snapshot import Snapshot
-from ssd_operator.policy.rollout import keeps_services, labels_fit
+from ssd_operator.policy.services import keeps_services, labels_fit
 
 NOW = 1_000_000.0
 CELLS = range(3)
