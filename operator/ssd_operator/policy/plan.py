@@ -163,13 +163,15 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
     drafts_held = held_drafts(drafts, targets, snapshot, targets_held, preflight.stage)
     is_kept = keeps_services(targets, snapshot, targets_held)
     held = targets_held | (other_ports(objects, snapshot) if is_kept else frozenset())
-    keeps_drafts = _refers_elsewhere(targets, snapshot)
+    kept = {Component.DRAFT} if _refers_elsewhere(targets, snapshot) else set()
+    # Gateways call the ports that the Services keep. One without its Service is removed.
+    kept |= {Component.GATEWAY} if is_kept and not snapshot.gateway_services_lost else set()
     return PassPlan(
         apply=tuple(_to_apply(objects, held, drafts_held, snapshot, state)),
         held=held,
         drains=drains,
         scale=decision if is_new and is_changed else None,
-        delete=tuple(_to_delete(by_ref, snapshot, keeps_drafts=keeps_drafts)),
+        delete=tuple(_to_delete(by_ref, snapshot, kept)),
         wanted=by_ref,
         revisions=revisions,
         preflight=preflight,
@@ -215,13 +217,13 @@ def _to_apply(
 
 
 def _to_delete(
-    wanted_refs: Container[Ref], snapshot: Snapshot, *, keeps_drafts: bool
+    wanted_refs: Container[Ref], snapshot: Snapshot, kept: Container[str]
 ) -> Iterator[Ref]:
-    """The children that are not wanted any more."""
+    """The children that are not wanted any more, without those of ``kept`` components."""
     for ref, child in sorted(snapshot.children.items()):
         # A person's copy of a child has our labels, but neither our owner nor the name of a child.
         is_ours = is_owned_by(child, snapshot.resource.uid) or is_orphan(child)
-        is_kept = keeps_drafts and labels_of(child).get(COMPONENT_LABEL) == Component.DRAFT
+        is_kept = labels_of(child).get(COMPONENT_LABEL) in kept
         if ref not in wanted_refs and is_ours and not is_terminating(child) and not is_kept:
             yield ref
 

@@ -1,8 +1,8 @@
 """Targets are not replaced by ones that gateways cannot call: stories with a cluster in memory."""
 
 import pytest
-from tests.unit.ssd_operator.resources import deployments, parsed
-from tests.unit.ssd_operator.world import RESOURCE, World, settled
+from tests.unit.ssd_operator.resources import SETTINGS, deployments, parsed
+from tests.unit.ssd_operator.world import RESOURCE, SERVICE, World, settled
 
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.cluster import Ref
@@ -14,6 +14,7 @@ MUTUAL: Object = {
     "security": {"tls": TLS | {"mode": "Mutual"}},
     "gateway": {"enabled": True, "tlsSecretName": "absent"},
 }
+TARGET_POLICY = Ref("NetworkPolicy", "demo-target")
 DONE = ("True", "UpToDate")
 
 
@@ -132,3 +133,49 @@ async def test_a_change_that_replaces_no_gateway_waits_for_none() -> None:
     await world.rounds(6)
     (target,) = world.ready_pods("target")
     assert target["spec"]["containers"][0]["image"] == "localhost/new:1"
+
+
+GATEWAY_CHILDREN = [
+    Ref(kind, "demo-gateway")
+    for kind in ("Deployment", "Service", "NetworkPolicy", "ServiceAccount")
+]
+TO_VLLM: Object = {"target": {"engine": "vllm"}, "gateway": {"enabled": False}}
+
+
+async def test_another_engine_whose_preflight_fails_ends_no_gateway() -> None:
+    clients = [{"podSelector": {"matchLabels": {"app": "chat"}}}]
+    world = await settled(**GATED, security={"clients": clients})
+    policy = world[TARGET_POLICY]
+    bad = {"name": "preflight", "state": {"terminated": {"exitCode": 78, "message": "no"}}}
+    world.controllers.outcomes = {
+        SETTINGS.vllm_image: {"phase": "Failed", "containerStatuses": [bad]}
+    }
+    world.edit_spec(**TO_VLLM)
+    await world.rounds(6)
+    assert world.condition("Progressing") == ("False", "PreflightFailed")
+    assert [ref for ref in GATEWAY_CHILDREN if ref not in world] == []
+    assert len(world.ready_pods("gateway")) == 1
+    assert world[TARGET_POLICY] == policy, "it admits the gateway"
+
+
+@pytest.mark.parametrize("num_cells", [1, 2])
+async def test_gateways_end_when_the_services_lead_to_another_engine(num_cells: int) -> None:
+    world = await settled(**GATED, target={"replicas": num_cells})
+    world.edit_spec(**TO_VLLM)
+    has_gateway = []
+    for _ in range(8):
+        await world.next_pass()
+        is_former = world[SERVICE]["spec"]["ports"][0]["port"] == 50051
+        assert {ref in world for ref in GATEWAY_CHILDREN} == {is_former}
+        has_gateway.append(is_former)
+        world.controllers.settle()
+    assert has_gateway[:2] == [True, True]
+    assert not has_gateway[-1]
+    assert world.ready_pods("gateway") == []
+
+
+async def test_a_gateway_that_is_turned_off_ends_at_once() -> None:
+    world = await settled(**GATED)
+    world.edit_spec(gateway={"enabled": False})
+    await world.next_pass()
+    assert [ref for ref in GATEWAY_CHILDREN if ref in world] == []
