@@ -37,19 +37,24 @@ def wanted(
     replicas: Mapping[int, int],
     *,
     selects_engine: bool = True,
+    opens_channel: bool = False,
 ) -> list[Object]:
     """The children of a resource: whole objects.
 
     ``replicas`` are those of each draft Deployment, by cell, draining drafts included; a Pool has
     cell 0 only. With ``selects_engine``, the Services of targets select the label of the engine.
+    With ``opens_channel``, NetworkPolicies admit a collective channel although the resource has
+    none.
     """
+    opens_channel |= resource.spec.transport.channel == "Collective"
     objects = list[Object]()
     for component in components_of(resource):
         workload = Workload(resource=resource, settings=settings, component=component)
         # No token of the account is mounted anywhere.
         objects.append(workload.make("ServiceAccount", automountServiceAccountToken=False))
         if resource.spec.security.network_policy:
-            objects.append(workload.make("NetworkPolicy", spec=_network_policy(workload)))
+            policy = _network_policy(workload, opens_channel=opens_channel)
+            objects.append(workload.make("NetworkPolicy", spec=policy))
         objects += [
             *_services(workload, selects_engine=selects_engine),
             *_deployments(workload, replicas),
@@ -69,7 +74,7 @@ def components_of(resource: Resource) -> Iterator[Component]:
         yield Component.GATEWAY
 
 
-def _network_policy(workload: Workload) -> Object:
+def _network_policy(workload: Workload, *, opens_channel: bool) -> Object:
     """Who may reach the pods of a component."""
     resource, spec, component = workload.resource, workload.spec, workload.component
     namespace = {"kubernetes.io/metadata.name": workload.settings.pod_namespace}
@@ -94,7 +99,7 @@ def _network_policy(workload: Workload) -> Object:
     ingress = [
         {"from": allowed[name], "ports": [_tcp(port)]} for name, port in process.ports.items()
     ]
-    if spec.transport.channel == "Collective" and component is not Component.GATEWAY:
+    if opens_channel and component is not Component.GATEWAY:
         # gloo and NCCL listen on ports that the system selects.
         ingress.append({"from": [linked], "ports": [{"protocol": "TCP"}]})
     return _pods(selector(resource, component)) | {"policyTypes": ["Ingress"], "ingress": ingress}

@@ -41,9 +41,20 @@ class Address:
 def address_of(pod: Object) -> Address | None:
     """Where the process of a pod is called; None before it has an address."""
     host = (pod.get("status") or {}).get("podIP")
-    # A pod keeps its protocol while the resource changes.
-    volumes = {volume["name"] for volume in (pod.get("spec") or {}).get("volumes") or ()}
-    return Address(host, TLS_VOLUME in volumes, TOKENS_VOLUME in volumes) if host else None
+    return Address(host, is_tls(pod), TOKENS_VOLUME in _volumes(pod)) if host else None
+
+
+def is_tls(pod: Object) -> bool:
+    """Whether the ports of an engine have TLS, by its pod or the template of its pods.
+
+    A pod keeps its protocol while the resource changes.
+    """
+    return TLS_VOLUME in _volumes(pod)
+
+
+def _volumes(pod: Object) -> set[str]:
+    """Names of a pod's volumes."""
+    return {volume["name"] for volume in (pod.get("spec") or {}).get("volumes") or ()}
 
 
 def name_of(thing: Object) -> str:

@@ -50,7 +50,14 @@ from ssd_operator.policy.scaling import (
     measure,
     next_replicas,
 )
-from ssd_operator.policy.services import keeps_services, labels_fit, other_ports
+from ssd_operator.policy.services import (
+    has_channel,
+    keeps_ports,
+    keeps_protocol,
+    labels_fit,
+    other_ports,
+    other_protocols,
+)
 from ssd_operator.settings import OperatorSettings
 
 FOREIGN_SECONDS = 10.0
@@ -129,7 +136,13 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
     waiting = waiting_targets(snapshot, state.unlinked)
     is_stopped = bool(waiting) or _keeps_stop(snapshot, state)
     drains = plan_drains(snapshot, is_stopped=is_stopped)
-    objects = wanted(resource, settings, drains.replicas, selects_engine=labels_fit(snapshot))
+    objects = wanted(
+        resource,
+        settings,
+        drains.replicas,
+        selects_engine=labels_fit(snapshot),
+        opens_channel=has_channel(snapshot),
+    )
     if snapshot.gateway_services_lost:
         objects = [child for child in objects if not _is_gateway(child)]
     deployments = [child for child in objects if child["kind"] == "Deployment"]
@@ -161,11 +174,13 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
     gateway = awaited_gateway(gateways, targets, outdated, snapshot)
     targets_held = held_targets(targets, outdated, snapshot, preflight.stage, gateway)
     drafts_held = held_drafts(drafts, targets, snapshot, targets_held, preflight.stage)
-    is_kept = keeps_services(targets, snapshot, targets_held)
-    held = targets_held | (other_ports(objects, snapshot) if is_kept else frozenset())
+    keeps_engine = keeps_ports(targets, snapshot, targets_held)
+    held = targets_held | (other_ports(objects, snapshot) if keeps_engine else frozenset())
+    if keeps_protocol(targets, snapshot, targets_held):
+        held |= other_protocols(objects, snapshot)
     kept = {Component.DRAFT} if _refers_elsewhere(targets, snapshot) else set()
     # Gateways call the ports that the Services keep. One without its Service is removed.
-    kept |= {Component.GATEWAY} if is_kept and not snapshot.gateway_services_lost else set()
+    kept |= {Component.GATEWAY} if keeps_engine and not snapshot.gateway_services_lost else set()
     return PassPlan(
         apply=tuple(_to_apply(objects, held, drafts_held, snapshot, state)),
         held=held,

@@ -1,4 +1,8 @@
-"""Which ports the Services and NetworkPolicies of targets have while targets change. Pure.
+"""What Services and NetworkPolicies describe while targets change: the present targets. Pure.
+
+A change may wait, or its preflight may fail, while the former targets serve. So ports, protocols
+(TLS or plain text) and the ports of a collective channel change with the targets. Protocols follow
+the same rule as the ports of an engine.
 
 *Decision*: while targets change their engine, the Services keep the former port and selector until
 no Deployment of the former engine is left, or more new targets serve than former ones, or as many
@@ -13,15 +17,18 @@ ports that only one engine has: the name of a headless Service resolves to pods 
 too (tried). *Revisit when* a headless name resolves only to pods with the port.
 """
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from ssd_operator.api.spec import Object, Resource
 from ssd_operator.children.objects import COMPONENT_LABEL, ENGINE_LABEL, Component
 from ssd_operator.children.processes import process_of
 from ssd_operator.observe.cluster import Ref, ref_of
-from ssd_operator.observe.pod_state import labels_of, name_of
+from ssd_operator.observe.pod_state import is_tls, labels_of, name_of
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.rollout import kept_pod, serving_pod
+
+_COLLECTIVE: Object = {"name": "SSD_TARGET_CHANNEL", "value": "collective"}
+"""Variable of a target with a collective channel."""
 
 
 def labels_fit(snapshot: Snapshot) -> bool:
@@ -35,7 +42,7 @@ def labels_fit(snapshot: Snapshot) -> bool:
     )
 
 
-def keeps_services(wanted: Sequence[Object], snapshot: Snapshot, targets_held: Set[Ref]) -> bool:
+def keeps_ports(wanted: Sequence[Object], snapshot: Snapshot, targets_held: Set[Ref]) -> bool:
     """Whether Services and NetworkPolicies of targets keep the ports of a former engine.
 
     If targets serve, at least one of them has the ports that this selects.
@@ -44,6 +51,26 @@ def keeps_services(wanted: Sequence[Object], snapshot: Snapshot, targets_held: S
         name_of(target): _is_of_engine(target["spec"]["template"], snapshot.resource)
         for target in snapshot.target_deployments
     }
+    return _keeps_former(wanted, snapshot, targets_held, is_new)
+
+
+def keeps_protocol(wanted: Sequence[Object], snapshot: Snapshot, targets_held: Set[Ref]) -> bool:
+    """Whether Services of targets keep the protocol of former targets, TLS or plain text."""
+    has_tls = snapshot.resource.spec.security.tls is not None
+    is_new = {
+        name_of(target): is_tls(target["spec"]["template"]) == has_tls
+        for target in snapshot.target_deployments
+    }
+    return _keeps_former(wanted, snapshot, targets_held, is_new)
+
+
+def _keeps_former(
+    wanted: Sequence[Object],
+    snapshot: Snapshot,
+    targets_held: Set[Ref],
+    is_new: Mapping[str, bool],
+) -> bool:
+    """Whether Services stay as former targets need them; ``is_new`` is by live Deployment."""
     serving = [
         target
         for target in wanted
@@ -67,6 +94,16 @@ def _is_of_engine(pod: Object, resource: Resource) -> bool:
     )
 
 
+def has_channel(snapshot: Snapshot) -> bool:
+    """Whether a target, or the template of one, still has a collective channel."""
+    templates = (deployment["spec"]["template"] for deployment in snapshot.target_deployments)
+    return any(
+        _COLLECTIVE in (container.get("env") or ())
+        for pod in (*templates, *snapshot.pods)
+        for container in pod["spec"].get("containers") or ()
+    )
+
+
 def other_ports(wanted: Iterable[Object], snapshot: Snapshot) -> frozenset[Ref]:
     """Services and NetworkPolicies of targets with the ports of another engine."""
     return frozenset(
@@ -76,6 +113,23 @@ def other_ports(wanted: Iterable[Object], snapshot: Snapshot) -> frozenset[Ref]:
         and (live := snapshot.children.get(ref := ref_of(child))) is not None
         and _ports(live) != _ports(child)
     )
+
+
+def other_protocols(wanted: Iterable[Object], snapshot: Snapshot) -> frozenset[Ref]:
+    """Services of targets that name another protocol."""
+    return frozenset(
+        ref
+        for child in wanted
+        if child["kind"] == "Service"
+        and labels_of(child).get(COMPONENT_LABEL) == Component.TARGET
+        and (live := snapshot.children.get(ref := ref_of(child))) is not None
+        and _protocols(live) != _protocols(child)
+    )
+
+
+def _protocols(service: Object) -> list[str]:
+    """The application protocols of the ports of a Service."""
+    return [port.get("appProtocol", "") for port in service["spec"].get("ports") or ()]
 
 
 def _ports(child: Object) -> set[int]:

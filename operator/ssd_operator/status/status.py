@@ -64,7 +64,7 @@ def status_of(result: PassResult) -> Object:
         endpoint = process.endpoint.replace("HOST", host).replace("SCHEME", scheme)
         status["endpoint"] = {process.api: endpoint}
         if Ref("Service", resource.name) in result.plan.held:
-            # The Service has the port of the targets that serve, which have another engine.
+            # The Service has the port and the protocol of former targets.
             status["endpoint"] = snapshot.status.get("endpoint")
     return {name: value for name, value in status.items() if value or name == "links"}
 

@@ -12,7 +12,7 @@ from tests.unit.ssd_operator.scenes import target
 from ssd_operator.api.spec import Resource
 from ssd_operator.observe.cluster import ref_of
 from ssd_operator.observe.snapshot import Snapshot
-from ssd_operator.policy.services import keeps_services, labels_fit
+from ssd_operator.policy.services import keeps_ports, labels_fit
 
 NOW = 1_000_000.0
 CELLS = range(3)
@@ -63,7 +63,7 @@ def keeps(snapshot: Snapshot, ready: Sequence[int], held: Sequence[int]) -> bool
     refs = list(snapshot.children)
     pods = tuple(snapshot.pods[cell] for cell in ready)
     waiting = frozenset(refs[cell] for cell in held)
-    return keeps_services(WANTED, replace(snapshot, pods=pods), waiting)
+    return keeps_ports(WANTED, replace(snapshot, pods=pods), waiting)
 
 
 @pytest.mark.parametrize(
