@@ -93,6 +93,8 @@ class PlanState:
     """Begin of changes of conditions that the status does not report yet, by type."""
     unlinked: Mapping[str, float] = field(default_factory=dict)
     """From ``unlinked_targets``."""
+    waiting: Mapping[str, float] = field(default_factory=dict)
+    """Since when targets of a pool have waited for a new draft, by target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +135,9 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
     resource, state = snapshot.resource, remembered(state, snapshot.now)
     state = replace(state, began_at=snapshot.now if state.began_at is None else state.began_at)
     state = replace(state, unlinked=unlinked_targets(snapshot, state.unlinked))
-    waiting = waiting_targets(snapshot, state.unlinked)
+    waiting = waiting_targets(snapshot, state.unlinked, state.waiting)
+    since = {target: state.waiting.get(target, snapshot.now) for target in waiting}
+    state = replace(state, waiting=since)
     is_stopped = bool(waiting) or _keeps_stop(snapshot, state)
     drains = plan_drains(snapshot, is_stopped=is_stopped)
     objects = wanted(
@@ -334,8 +338,10 @@ def _waits(snapshot: Snapshot, state: PlanState) -> list[float]:
     waits += [end - snapshot.now for end in drain_ends if end is not None and end > snapshot.now]
     broken_at = (unready_deadline(pod, snapshot.now) for pod in snapshot.targets)
     waits += [end - snapshot.now for end in broken_at if end is not None]
-    lost_after = (begin + UNLINKED_SECONDS - snapshot.now for begin in state.unlinked.values())
-    waits += [wait for wait in lost_after if wait > 0]
+    since = (*state.unlinked.values(), *state.waiting.values())
+    waits += [
+        end - snapshot.now for begin in since if (end := begin + UNLINKED_SECONDS) > snapshot.now
+    ]
     if snapshot.former:
         waits.append(FORMER_SECONDS)
     if snapshot.foreign:

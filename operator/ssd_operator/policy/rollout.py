@@ -71,7 +71,8 @@ from ssd_operator.policy.gateways import AwaitedGateway
 RETRY_SECONDS = 60.0
 """Time until a preflight is repeated that was killed, or that the cluster ended."""
 UNLINKED_SECONDS = 60.0
-"""A target that has not connected to any draft for longer does not stop the rollout of a pool."""
+"""A target that has not connected to any draft for longer does not stop the rollout of a pool. One
+that waits for a new draft for longer is reported."""
 _RUNNING = frozenset({PodReason.LOADING, PodReason.DRAINING})
 
 
@@ -167,12 +168,16 @@ def unlinked_targets(snapshot: Snapshot, before: Mapping[str, float]) -> dict[st
     return {name: before.get(name, snapshot.now) for name in names}
 
 
-def waiting_targets(snapshot: Snapshot, unlinked: Mapping[str, float]) -> dict[str, str]:
+def waiting_targets(
+    snapshot: Snapshot, unlinked: Mapping[str, float], before: Mapping[str, float]
+) -> dict[str, str]:
     """Targets of a pool that could lose their last link by the next step of a rollout.
 
-    Each has the reason for which a new draft refused it; empty while it has not dialled one. A link
-    to an old draft counts unless it is refused: it can be lost for a moment on a busy machine. A
-    target in ``unlinked`` for long, which no new draft refuses, cannot connect to any draft.
+    Each has the reason for which it has no link to a new draft: a new draft refuses it, or it has
+    waited for long, by the times in ``before``, and cannot connect to one. The reason is empty
+    while this may still change. A link to an old draft counts unless it is refused: it can be lost
+    for a moment on a busy machine. A target in ``unlinked`` for long, which no new draft refuses,
+    cannot connect to any draft.
     """
     live = snapshot.children.get(Ref("Deployment", drafts_name(snapshot.resource, 0)))
     if live is None or not snapshot.resource.is_pool:
@@ -183,17 +188,25 @@ def waiting_targets(snapshot: Snapshot, unlinked: Mapping[str, float]) -> dict[s
         return {}
     new = set(map(name_of, newest))
     old = {*map(name_of, drafts)} - new
-    of_old, of_new, reasons = set[str](), set[str](), dict[str, str]()
+    of_old, of_new = set[str](), set[str]()
+    refused, failed = dict[str, str](), dict[str, str]()
     for (target, draft), link in sorted(snapshot.links.items()):
         if draft in old and link.state != "refused":
             of_old.add(target)
         elif draft in new and link.state in UP:
             of_new.add(target)
         elif draft in new and link.state == "refused":
-            reasons[target] = link.reason
-    lost = {name for name, since in unlinked.items() if snapshot.now - since >= UNLINKED_SECONDS}
-    waiting = of_old - of_new - (lost - reasons.keys())
-    return {target: reasons.get(target, "") for target in sorted(waiting)}
+            refused[target] = link.reason
+        elif draft in new and link.state == "lost":
+            failed[target] = link.reason
+    waiting = of_old - of_new - (_long_in(unlinked, snapshot.now) - refused.keys())
+    reasons = {target: failed.get(target, "") for target in _long_in(before, snapshot.now)}
+    return {target: (reasons | refused).get(target, "") for target in sorted(waiting)}
+
+
+def _long_in(since: Mapping[str, float], now: float) -> set[str]:
+    """Targets that have been in a state for ``UNLINKED_SECONDS``."""
+    return {name for name, begin in since.items() if now - begin >= UNLINKED_SECONDS}
 
 
 def stopped(wanted: Object) -> Object:

@@ -98,7 +98,10 @@ def draft_ready(result: PassResult) -> Condition:
             diagnose_absence(deployment, name_of(deployment))
             for deployment in snapshot.draft_deployments
         ]
-        diagnoses.append(Diagnosis(PodReason.SCALING, f"{len(pods)} of {wanted} pods exist"))
+        number = f"{len(pods)} of {wanted} pods exist"
+        if result.plan.waiting:
+            number += ", and their number stays while the rollout of the drafts is stopped"
+        diagnoses.append(Diagnosis(PodReason.SCALING, number))
     diagnosis = worst(diagnoses)
     assert diagnosis is not None
     return _not_ready(summary, diagnosis)
