@@ -134,7 +134,7 @@ def _deployment_stopped(result: PassResult) -> Condition | None:
         if is_paused:
             resume = f"kubectl rollout resume deployment/{name}"
             return no("Paused", f"Deployment {name} is paused: {resume}.")
-        if (message := _exceeded(snapshot, deployment)) is not None:
+        if (message := _exceeded(result, deployment)) is not None:
             return no(PROGRESS_EXCEEDED, message)
     return None
 
@@ -145,11 +145,13 @@ def _deployments(snapshot: Snapshot) -> tuple[Object, ...]:
     return engines + snapshot.gateway_deployments
 
 
-def _exceeded(snapshot: Snapshot, deployment: Object) -> str | None:
+def _exceeded(result: PassResult, deployment: Object) -> str | None:
     """How a Deployment has exceeded its deadline; None if it has not.
 
-    A gateway that waits for a target is no failure.
+    A gateway that waits for a target is no failure. If the last cell waits for that gateway, it may
+    need a new target, which loads.
     """
+    snapshot, needs_new = result.snapshot, result.plan.gateway == "Ready"
     progress = condition_of(deployment, "Progressing")
     if progress.get("reason") != PROGRESS_EXCEEDED:
         return None
@@ -159,7 +161,8 @@ def _exceeded(snapshot: Snapshot, deployment: Object) -> str | None:
     diagnoses = diagnoses_of(snapshot, Component.GATEWAY, snapshot.live_gateways)
     diagnosis = worst([*diagnoses, diagnose_absence(deployment, name_of(deployment))])
     is_usual = diagnosis is None or diagnosis.reason in USUAL
-    if is_usual and not any(_has_served(pod, snapshot.now) for pod in snapshot.ready_targets):
+    serving = [pod for pod in snapshot.ready_targets if _has_served(pod, snapshot.now)]
+    if is_usual and not (result.updated(serving) if needs_new else serving):
         return None
     return message if diagnosis is None else f"{message.rstrip('.')}; {diagnosis.message}."
 

@@ -1,5 +1,6 @@
 """A rollout of gateways is part of the condition Progressing."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,6 +85,16 @@ def test_progressing_reports_the_rollout_with_the_cause(
     assert f"{found.status} {found.reason}" == expected
     assert words in found.message
     assert found.message.endswith(".")
+
+
+@pytest.mark.parametrize(("revision", "status"), [("r1", "False"), ("r2", "True")])
+def test_a_gateway_that_only_new_targets_can_serve_may_wait_for_one(
+    revision: str, status: str
+) -> None:
+    scene = rolling(*OLD, LOADS, **STUCK)
+    revisions = {**scene.plan.revisions, "demo-target-0": revision}
+    found = replace(scene, plan=replace(scene.plan, gateway="Ready", revisions=revisions))
+    assert conditions(found.result)["Progressing"].status == status
 
 
 def test_the_old_gateways_still_count_as_ready() -> None:
