@@ -189,8 +189,9 @@ def is_ready(pod: Object) -> bool:
 def has_started(pod: Object) -> bool:
     """Whether the pod is live and its process has loaded; it may be too busy to be ready."""
     containers = pod.get("status", {}).get("containerStatuses") or ()
-    has_loaded = any(container.get("started") for container in containers)
-    return is_live(pod) and (has_loaded or is_ready(pod))
+    # A sidecar may have started although the process has crashed.
+    has_loaded = containers and all(container.get("started") for container in containers)
+    return is_live(pod) and bool(has_loaded or is_ready(pod))
 
 
 def unready_deadline(pod: Object, now: float) -> float | None:

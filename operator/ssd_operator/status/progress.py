@@ -71,8 +71,9 @@ def _overdue(result: PassResult) -> Condition | None:
     spec = snapshot.resource.spec
     # The rollout that repairs a target has its time too, which Kubernetes measures.
     is_measured = any(map(is_rolling, snapshot.target_deployments))
+    is_new = not snapshot.target_deployments
     is_early = snapshot.now < overdue_at(snapshot.status, spec)
-    if ready.status == "True" or is_measured or is_early:
+    if ready.status == "True" or is_measured or is_new or is_early:
         return None
     seconds = spec.target.startup_timeout_seconds + PROGRESS_SECONDS
     return no(
@@ -127,7 +128,6 @@ def _deployment_stopped(result: PassResult) -> Condition | None:
     """A Deployment is paused by hand, or has exceeded its deadline; else None."""
     snapshot, waiting = result.snapshot, result.plan.waiting
     for deployment in _deployments(snapshot):
-        # A Deployment is paused by hand also after this pass, or exceeds its deadline.
         name = name_of(deployment)
         is_resumed = Ref("Deployment", name) in result.results.applied
         is_paused = deployment.get("spec", {}).get("paused") and not (is_resumed or waiting)
@@ -148,10 +148,10 @@ def _deployments(snapshot: Snapshot) -> tuple[Object, ...]:
 def _exceeded(result: PassResult, deployment: Object) -> str | None:
     """How a Deployment has exceeded its deadline; None if it has not.
 
-    A gateway that waits for a target is no failure. If the last cell waits for that gateway, it may
-    need a new target, which loads.
+    A gateway that waits for a target is no failure. Once it has started, it may need a new target,
+    which loads.
     """
-    snapshot, needs_new = result.snapshot, result.plan.gateway == "Ready"
+    snapshot, needs_new = result.snapshot, result.plan.gateway != "Started"
     progress = condition_of(deployment, "Progressing")
     if progress.get("reason") != PROGRESS_EXCEEDED:
         return None

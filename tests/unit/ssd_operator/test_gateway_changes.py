@@ -33,12 +33,13 @@ async def with_new_gateways_down(num_cells: int) -> World:
     return world
 
 
-def start_gateways(world: World) -> None:
-    """The containers of gateways that are not ready run."""
+def start_gateways(world: World, *others: Object) -> None:
+    """The containers of gateways that are not ready run, beside these other ones."""
     for pod in world.cluster.of_kind("Pod"):
         if revision_of(pod) == new_revision(world):
             with world.edited(Ref("Pod", name_of(pod))) as found:
-                found["status"]["containerStatuses"] = [{"name": "gateway", "started": True}]
+                own = {"name": "gateway", "started": not others}
+                found["status"]["containerStatuses"] = [own, *others]
 
 
 def cells_with_certificates(world: World) -> list[str]:
@@ -78,6 +79,28 @@ async def test_the_only_target_is_replaced_once_a_new_gateway_has_started() -> N
     start_gateways(world)
     await world.rounds(4)
     assert cells_with_certificates(world) == ["0"]
+
+
+async def test_a_sidecar_that_runs_is_no_gateway_that_has_started() -> None:
+    world = await with_new_gateways_down(1)
+    start_gateways(world, {"name": "proxy", "started": True})
+    await world.rounds(4)
+    assert cells_with_certificates(world) == []
+
+
+async def test_a_gateway_that_needs_a_target_which_loads_has_not_failed() -> None:
+    world = await with_new_gateways_down(3)
+    revisions = map(revision_of, deployments(parsed(world[RESOURCE]), "target"))
+    world.controllers.broken.update(revisions)
+    start_gateways(world)
+    await world.rounds(4)
+    assert len(world.ready_pods("target")) == 2
+    late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+    with world.edited(Ref("Deployment", "demo-gateway")) as found:
+        found["status"]["conditions"] = [late | {"message": "timed out"}]
+    world.cluster.now += 120
+    await world.next_pass()
+    assert world.condition("Progressing") == ("True", "RollingOut")
 
 
 async def test_the_last_cell_serves_old_gateways_until_a_new_one_is_ready() -> None:
