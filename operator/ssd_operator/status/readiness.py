@@ -67,12 +67,13 @@ def _diagnose_cell(snapshot: Snapshot, cell: int) -> Diagnosis | None:
 
 
 def _failure(snapshot: Snapshot, cell: int) -> Diagnosis | None:
-    """Why the newest target of a cell has failed, if that is part of the present outage.
+    """Why the newest rejected target of a cell has failed, if it is of the present outage.
 
-    Pods that have failed stay for days. One that has served was made before TargetReady changed.
+    Pods that have failed stay for days. One that has run was evicted, and is replaced.
     """
+    rejected = (pod for pod in snapshot.failed_targets(cell) if not is_accepted(pod))
     changed_at = to_seconds(condition_in(snapshot.status, "TargetReady").get("lastTransitionTime"))
-    newest = max(snapshot.failed_targets(cell), key=made_at, default=None)
+    newest = max(rejected, key=made_at, default=None)
     if newest is None or made_at(newest) < (changed_at or 0.0) - CLOCK_SECONDS:
         return None
     return diagnose_failed(newest, f"cell {cell}")

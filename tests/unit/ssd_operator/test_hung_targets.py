@@ -1,5 +1,6 @@
 """A target that hangs outside of a rollout is reported, although its Deployment is complete."""
 
+import pytest
 from tests.unit.ssd_operator.world import TARGET, World, settled
 
 from ssd_operator.api.spec import Object
@@ -15,7 +16,12 @@ REJECTED: Object = {
     "reason": "UnexpectedAdmissionError",
     "message": "Allocate failed due to no healthy devices present.",
 }
-EVICTED: Object = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory."}
+EVICTED: Object = {
+    "phase": "Failed",
+    "reason": "Evicted",
+    "message": "The node was low on memory.",
+    "containerStatuses": [{"name": "target", "state": {"terminated": {"exitCode": 137}}}],
+}
 
 
 async def serving() -> World:
@@ -81,6 +87,18 @@ async def test_the_rollout_that_repairs_a_target_has_its_own_time() -> None:
     assert world.condition("Progressing") == ("True", "RollingOut")
 
 
+async def test_a_target_of_a_resource_that_began_paused_has_its_time() -> None:
+    world = World(paused=True)
+    await world.rounds(2)
+    world.cluster.now += 2 * 3600
+    await world.round()
+    world.cluster.events.clear()
+    world.edit_spec(paused=False)
+    await world.next_pass()
+    assert world.condition("Progressing") == ("True", "Scaling")
+    assert "ProgressDeadlineExceeded" not in world.reasons
+
+
 async def test_a_pod_that_the_kubelet_rejects_is_quoted() -> None:
     world = await serving()
     pod = target_pod(world)
@@ -99,9 +117,10 @@ async def test_a_pod_that_the_kubelet_rejects_is_quoted() -> None:
     assert quoted in world.message("Progressing")
 
 
-async def test_a_pod_that_failed_after_it_had_served_is_not_the_cause() -> None:
+@pytest.mark.parametrize("seconds", [0, 600])
+async def test_a_pod_that_failed_after_it_had_served_is_not_the_cause(seconds: float) -> None:
     world = await serving()
-    world.cluster.now += 600
+    world.cluster.now += seconds
     pod = target_pod(world)
     world.cluster.put({**pod, "status": EVICTED})
     world.controllers.broken.add(revision_of(pod))
