@@ -23,7 +23,7 @@ from ssd_operator.api.spec import Object, Resource
 from ssd_operator.children.objects import COMPONENT_LABEL, ENGINE_LABEL, Component
 from ssd_operator.children.processes import process_of
 from ssd_operator.observe.cluster import Ref, ref_of
-from ssd_operator.observe.pod_state import is_tls, labels_of, name_of
+from ssd_operator.observe.pod_state import has_ended, is_tls, labels_of, name_of
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.rollout import kept_pod, serving_pod
 
@@ -97,9 +97,10 @@ def _is_of_engine(pod: Object, resource: Resource) -> bool:
 def has_channel(snapshot: Snapshot) -> bool:
     """Whether a target, or the template of one, still has a collective channel."""
     templates = (deployment["spec"]["template"] for deployment in snapshot.target_deployments)
+    present = (pod for pod in snapshot.pods if not has_ended(pod))
     return any(
         _COLLECTIVE in (container.get("env") or ())
-        for pod in (*templates, *snapshot.pods)
+        for pod in (*templates, *present)
         for container in pod["spec"].get("containers") or ()
     )
 

@@ -113,3 +113,5 @@ def test_a_former_target_that_finishes_its_streams_keeps_its_channel() -> None:
     env = [{"name": "SSD_TARGET_CHANNEL", "value": "collective"}]
     former |= {"spec": {"containers": [{"name": "target", "env": env}]}}
     assert has_channel(Scene(pods=(former,), deployments=()).snapshot)
+    ended = former | {"status": {"phase": "Failed", "reason": "Evicted"}}
+    assert not has_channel(Scene(pods=(ended,), deployments=()).snapshot)
