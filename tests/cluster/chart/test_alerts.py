@@ -78,6 +78,14 @@ HISTORIES: tuple[tuple[str, dict[str, str], dict[int, bool]], ...] = (
         {20: False, 40: True, 130: True},
     ),
     ("SSDTargetCrashes", {CRASHES: "0x130"}, {40: False, 130: False}),
+    (
+        "SSDEndpointMissing",
+        {
+            series("Ready", "False", "Loading"): "0x20 stale",
+            series("Ready", "False", "EndpointMissing"): "_x21 0x1 stale",
+        },
+        {22: False, 23: False},
+    ),
     # The rollout ends after three minutes.
     ("SSDLinksRefused", {REFUSALS: "0 6 12 18x99"}, dict.fromkeys(range(40), False)),
 )
