@@ -17,7 +17,7 @@ ports that only one engine has: the name of a headless Service resolves to pods 
 too (tried). *Revisit when* a headless name resolves only to pods with the port.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from ssd_operator.api.spec import Object, Resource
 from ssd_operator.children.objects import COMPONENT_LABEL, ENGINE_LABEL, Component
@@ -107,30 +107,31 @@ def has_channel(snapshot: Snapshot) -> bool:
 
 def other_ports(wanted: Iterable[Object], snapshot: Snapshot) -> frozenset[Ref]:
     """Services and NetworkPolicies of targets with the ports of another engine."""
+    return _others(wanted, snapshot, _ports)
+
+
+def other_protocols(wanted: Iterable[Object], snapshot: Snapshot) -> frozenset[Ref]:
+    """Services of targets that name another protocol."""
+    return _others(wanted, snapshot, _protocols)
+
+
+def _others(
+    wanted: Iterable[Object], snapshot: Snapshot, read: Callable[[Object], object]
+) -> frozenset[Ref]:
+    """Objects of targets from which this reads another value than from the live ones."""
     return frozenset(
         ref
         for child in wanted
         if labels_of(child).get(COMPONENT_LABEL) == Component.TARGET
         and (live := snapshot.children.get(ref := ref_of(child))) is not None
-        and _ports(live) != _ports(child)
+        and read(live) != read(child)
     )
 
 
-def other_protocols(wanted: Iterable[Object], snapshot: Snapshot) -> frozenset[Ref]:
-    """Services of targets that name another protocol."""
-    return frozenset(
-        ref
-        for child in wanted
-        if child["kind"] == "Service"
-        and labels_of(child).get(COMPONENT_LABEL) == Component.TARGET
-        and (live := snapshot.children.get(ref := ref_of(child))) is not None
-        and _protocols(live) != _protocols(child)
-    )
-
-
-def _protocols(service: Object) -> list[str]:
-    """The application protocols of the ports of a Service."""
-    return [port.get("appProtocol", "") for port in service["spec"].get("ports") or ()]
+def _protocols(child: Object) -> list[str]:
+    """The application protocols of the ports of a Service; empty for other kinds."""
+    ports = child["spec"].get("ports") if child["kind"] == "Service" else None
+    return [port.get("appProtocol", "") for port in ports or ()]
 
 
 def _ports(child: Object) -> set[int]:
