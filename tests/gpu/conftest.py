@@ -7,7 +7,6 @@ fixture ``figures``. ``make gpu-check`` runs the checks under ``Supervisor``; wi
 """
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,8 @@ from tests.gpu.environment import CHECKS, NO_GPU, Environment, Figure
 from tests.gpu.supervisor import Recorder, Supervisor
 
 from ssd.runtime.child import end_with_parent
+
+RECORDER = "recorder of a check"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     output, outcome = (config.getoption(name, None) for name in ("output", "outcome"))
     if outcome is not None:
         end_with_parent(signal.SIGKILL)
-        config.pluginmanager.register(Recorder(outcome))
+        config.pluginmanager.register(Recorder(outcome), RECORDER)
     elif output is not None:
         config.pluginmanager.register(Supervisor(config))
 
@@ -67,8 +68,7 @@ def environment(request: pytest.FixtureRequest, scratch: Path) -> Environment:
 
 
 @pytest.fixture
-def figures(request: pytest.FixtureRequest) -> Iterator[dict[str, Figure]]:
+def figures(request: pytest.FixtureRequest) -> dict[str, Figure]:
     """What the check measured."""
-    found: dict[str, Figure] = {}
-    yield found
-    request.node.user_properties += found.items()
+    recorder: Recorder | None = request.config.pluginmanager.get_plugin(RECORDER)
+    return {} if recorder is None else recorder.figures

@@ -1,10 +1,10 @@
 """Where a check runs, what it found, and the list of checks in the order in which they run."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, Self
 
 Figure = float | int | str | bool
 """A measured value. Names of figures end in their unit."""
@@ -65,8 +65,27 @@ class Outcome:
     """The result of a check."""
 
     status: Literal["passed", "failed", "timed out", "skipped"]
-    """Of a check that timed out, nothing is known: compilers can be slow."""
+    """A check that timed out may be right: compilers can be slow. It has the figures that it had
+    measured."""
     reason: str = ""
     """Why it did not pass."""
     figures: Mapping[str, Figure] = field(default_factory=dict)
     seconds: float = 0.0
+
+
+class Figures(dict[str, Figure]):
+    """Figures of a check by name; reports each change by ``[]=`` and ``|=``."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        super().__init__()
+        self._changed = changed
+
+    def __setitem__(self, name: str, value: Figure) -> None:
+        super().__setitem__(name, value)
+        self._changed()
+
+    # The overloads of dict also have pairs, and other types with its ``|``.
+    def __ior__(self, found: Mapping[str, Figure]) -> Self:  # type: ignore[override, misc]
+        super().__ior__(found)
+        self._changed()
+        return self

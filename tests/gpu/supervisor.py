@@ -21,7 +21,7 @@ import pytest
 import torch
 from rich.console import Console
 from rich.table import Table
-from tests.gpu.environment import CHECKS, NO_GPU, PEER, Outcome
+from tests.gpu.environment import CHECKS, NO_GPU, PEER, Figures, Outcome
 from tests.gpu.targets import verdicts
 
 STDERR_CHARS = 4000
@@ -32,19 +32,31 @@ COLOURS = {"passed": "green", "failed": "red", "met": "green", "not met": "red"}
 
 
 class Recorder:
-    """Writes the outcome of the one check of this process."""
+    """Writes the outcome of the one check of this process; until its end, that it timed out."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._outcome = Outcome(status="passed")
+        self._outcome = Outcome(status="timed out")
+        self.figures = Figures(self._write)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what is known after the set-up, the test and its end."""
+        """Write what is known after the set-up, the test and its end."""
         if report.outcome != "passed":
             self._outcome = Outcome(status=report.outcome, reason=reason_of(report))
-        if report.when == "teardown":
-            figures = dict[str, Any](report.user_properties)
-            self._file.write_text(json.dumps(asdict(replace(self._outcome, figures=figures))))
+        elif report.when == "teardown" and self._outcome.status == "timed out":
+            self._outcome = Outcome(status="passed")
+        self._write()
+
+    def _write(self) -> None:
+        # asdict would make another object of the class of the figures.
+        write_json(self._file, asdict(replace(self._outcome, figures=dict(self.figures))))
+
+
+def write_json(file: Path, document: Mapping[str, Any]) -> None:
+    """Write a file; a process that is killed leaves the old contents or the new ones."""
+    unfinished = file.with_name(file.name + ".tmp")
+    unfinished.write_text(json.dumps(document, indent=2) + "\n")
+    unfinished.replace(file)
 
 
 def reason_of(report: pytest.TestReport) -> str:
@@ -121,10 +133,7 @@ class Supervisor:
     def _write(self, *, is_complete: bool) -> None:
         output: Path = self._options.output
         document = as_json(self._outcomes, self._options.on, is_complete=is_complete)
-        # A run that is killed leaves the old file or the new one.
-        unfinished = output.with_name(output.name + ".tmp")
-        unfinished.write_text(json.dumps(document, indent=2) + "\n")
-        unfinished.replace(output)
+        write_json(output, document)
 
 
 def name_of(item: pytest.Item) -> str:
@@ -184,19 +193,24 @@ def run_apart(command: Sequence[str], limit_seconds: float) -> Outcome:
             try:
                 code = process.wait(limit_seconds)
             except subprocess.TimeoutExpired:
-                reason = f"no result within {limit_seconds:.0f} s; --limit gives all more time"
-                return Outcome(status="timed out", reason=reason)
+                code = None
             finally:
                 # Its children are in its group, or end with it.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+        found = Outcome(status="timed out")
         if result.is_file():
-            return Outcome(**json.loads(result.read_text()))
+            found = Outcome(**json.loads(result.read_text()))
+        if code is None and found.status != "failed":
+            reason = f"no result within {limit_seconds:.0f} s; --limit gives all more time"
+            return replace(found, status="timed out", reason=reason)
+        if found.status != "timed out":
+            return found
         # Of a traceback, the last line is its exception.
         lines = errors.read_text(errors="replace")[-STDERR_CHARS:].splitlines()
         last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
-        return Outcome(status="failed", reason=f"ended with {code}: {last}")
+        return replace(found, status="failed", reason=f"ended with {code}: {last}")
 
 
 def as_json(found: Mapping[str, Outcome], device: str, *, is_complete: bool) -> dict[str, Any]:

@@ -4,15 +4,16 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.gpu import supervisor
 from tests.gpu.__main__ import FOLDER, main, missing_packages
 from tests.gpu.environment import Outcome
-from tests.gpu.supervisor import Supervisor, outcomes, run_apart
+from tests.gpu.supervisor import Recorder, Supervisor, outcomes, run_apart
 
 ROOT = FOLDER.parents[1]
 PYTHON = ("env", "PYTHONPATH=services", "CUDA_VISIBLE_DEVICES=", sys.executable)
@@ -83,6 +84,8 @@ def test_a_missing_package_is_named_with_what_to_do(
 
 
 WRITES = "import sys; open(sys.argv[1], 'w').write('{\"status\": \"passed\"}')"
+MEASURED = Outcome(status="timed out", figures={"verify_1_ms": 4.2})
+MEASURES = f"printf '{json.dumps(asdict(MEASURED))}' > $0; "
 
 
 @pytest.mark.parametrize(
@@ -99,6 +102,46 @@ WRITES = "import sys; open(sys.argv[1], 'w').write('{\"status\": \"passed\"}')"
 )
 def test_a_crash_or_a_hang_ends_one_check(code: str, seconds: float, found: Outcome) -> None:
     assert run_apart([sys.executable, "-c", code], seconds) == found
+
+
+@pytest.mark.parametrize(
+    ("code", "seconds", "status", "reason"),
+    [
+        ("sleep 100", 2.0, "timed out", "no result within 2 s; --limit gives all more time"),
+        ("echo no memory; exit 3", 60.0, "failed", "ended with 3: no memory"),
+    ],
+)
+def test_a_check_that_is_ended_keeps_the_figures_that_it_measured(
+    code: str, seconds: float, status: Any, reason: str
+) -> None:
+    found = run_apart(["sh", "-c", MEASURES + code], seconds)
+    assert found == replace(MEASURED, status=status, reason=reason)
+
+
+def test_each_figure_is_written_at_once_and_the_result_at_the_end(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "outcome.json")
+
+    def written() -> tuple[str, object]:
+        document = json.loads((tmp_path / "outcome.json").read_text())
+        return document["status"], document["figures"]
+
+    def report(when: str, outcome: str = "passed") -> None:
+        recorder.pytest_runtest_logreport(
+            cast("Any", SimpleNamespace(when=when, outcome=outcome, longrepr="wrong logits"))
+        )
+
+    report("setup")
+    recorder.figures["verify_1_ms"] = 4.2
+    assert written() == ("timed out", {"verify_1_ms": 4.2})
+    recorder.figures |= {"verify_2_ms": 4.3}
+    both = {"verify_1_ms": 4.2, "verify_2_ms": 4.3}
+    assert written() == ("timed out", both)
+    report("call")
+    report("teardown")
+    assert written() == ("passed", both)
+    report("call", "failed")
+    report("teardown")
+    assert written() == ("failed", both)
 
 
 def of_each(
