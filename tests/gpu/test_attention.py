@@ -50,14 +50,14 @@ def eager_flex(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_flex_of_targets_and_drafts(environment: Environment, figures: dict[str, Figure]) -> None:
     """Compiled on a GPU, eager on a CPU."""
     backend = PagedFlex(is_compiled=environment.is_cuda)
-    figures |= _compare(backend, environment, FLEX_CASES if environment.is_cuda else CPU_CASES)
+    _compare(backend, environment, FLEX_CASES if environment.is_cuda else CPU_CASES, figures)
 
 
 @pytest.mark.check("attention flex, other shapes", on=("cuda",))
 def test_flex_in_all_other_shapes(environment: Environment, figures: dict[str, Figure]) -> None:
     backend = PagedFlex()
     others = [each for each in paged_cases(backend.block_size) if each not in FLEX_CASES]
-    figures |= _compare(backend, environment, others)
+    _compare(backend, environment, others, figures)
 
 
 @pytest.mark.check("attention flash_attn", on=("cuda",))
@@ -70,8 +70,19 @@ def test_flash_attn(environment: Environment, figures: dict[str, Figure]) -> Non
         head_size=128,
         is_deterministic=True,
     ).attention
-    figures |= _compare(backend, environment, list(paged_cases(backend.block_size)))
+    _compare(backend, environment, list(paged_cases(backend.block_size)), figures)
     figures |= compare_columns(environment, backend)
+
+
+def test_a_kernel_that_differs_is_measured(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TOLERANCES, torch.float32, -1.0)
+    figures: dict[str, Figure] = {}
+    with pytest.raises(AssertionError, match="flex differs in 1 of 1 cases"):
+        test_flex_of_targets_and_drafts(environment, figures)
+    assert figures["cases"] == 1
+    assert float(figures["largest_difference"]) < TOLERANCES[torch.bfloat16]
 
 
 def test_bits_that_depend_on_the_column_are_found(
@@ -164,20 +175,23 @@ def compare_columns(environment: Environment, backend: PagedAttention) -> dict[s
 
 
 def _compare(
-    backend: PagedAttention, environment: Environment, names: Sequence[str]
-) -> dict[str, Figure]:
+    backend: PagedAttention,
+    environment: Environment,
+    names: Sequence[str],
+    figures: dict[str, Figure],
+) -> None:
     """Compare the named cases; all that differ by more than the tolerance are reported."""
     dtype = torch.bfloat16 if environment.is_cuda else torch.float32
     cases = paged_cases(backend.block_size)
     wrong, worst = [], 0.0
-    for name in names:
+    for num_cases, name in enumerate(names, 1):
         difference = compare_paged(backend, cases[name], dtype, environment.target_device)
         largest = max(difference.out, difference.log_sum_exp)
         worst = max(worst, largest)
+        figures |= {"cases": num_cases, "largest_difference": worst}
         if largest > TOLERANCES[dtype]:
             wrong.append(f"{name} by {largest:.3g}")
     assert not wrong, (
         f"{backend.name} differs in {len(wrong)} of {len(names)} cases "
         f"(tolerance {TOLERANCES[dtype]}): {'; '.join(wrong)}"
     )
-    return {"cases": len(names), "largest_difference": worst}

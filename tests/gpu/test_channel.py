@@ -29,7 +29,8 @@ def test_messages_and_tokens_travel_over_the_collective_channel(
         return
     flags = (*ONE_SHAPE, "--channel", "collective")
     deployment = deployment_of(*small_pair(environment), environment, flags)
-    found = asyncio.run(check_pair(deployment, counting_prompts(environment), environment))
+    found: dict[str, Figure] = {}
+    asyncio.run(check_pair(deployment, counting_prompts(environment), environment, found))
     figures |= {f"pair_{each}": value for each, value in found.items()}
     channel, transport = str(found["channel"]), found["transport"]
     if "over gRPC" in channel:

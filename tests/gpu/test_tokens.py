@@ -68,21 +68,21 @@ def test_all_modes_of_the_embedded_pair_have_the_same_tokens(
     target = f"demo://target?widen={WIDENING[device]}"
     deployment = deployment_of(target, "demo://draft", environment, ONE_SHAPE)
     prompts = held_out_prompts(NUM_PROMPTS[device], num_chars=450)
-    figures |= asyncio.run(check_pair(deployment, prompts, environment))
+    asyncio.run(check_pair(deployment, prompts, environment, figures))
 
 
 @pytest.mark.check("tokens of llama", is_slow=True)
 def test_all_modes_of_llama_have_the_same_tokens(
     environment: Environment, figures: dict[str, Figure]
 ) -> None:
-    figures |= check_random_pair(llama_pair(environment), environment)
+    check_random_pair(llama_pair(environment), environment, figures)
 
 
 @pytest.mark.check("tokens of qwen3")
 def test_all_modes_of_qwen3_have_the_same_tokens(
     environment: Environment, figures: dict[str, Figure]
 ) -> None:
-    figures |= check_random_pair(qwen3_pair(environment), environment)
+    check_random_pair(qwen3_pair(environment), environment, figures)
 
 
 @pytest.mark.check("tokens of two ranks", is_slow=True)
@@ -92,17 +92,20 @@ def test_all_modes_of_two_ranks_have_the_same_tokens(
     """The draft shares the second GPU with rank 1: its speed is not that with its own GPU."""
     if environment.is_cuda and torch.cuda.device_count() < 2:
         pytest.skip("two ranks need two GPUs, and this machine has one")
-    figures |= check_random_pair(llama_pair(environment), environment, TWO_RANKS)
+    check_random_pair(llama_pair(environment), environment, figures, TWO_RANKS)
     figures["shares_gpu"] = environment.is_cuda
 
 
 def check_random_pair(
-    pair: Pair, environment: Environment, flags: tuple[str, ...] = ()
-) -> dict[str, Figure]:
+    pair: Pair,
+    environment: Environment,
+    figures: dict[str, Figure],
+    flags: tuple[str, ...] = (),
+) -> None:
     """Compare the modes of random weights; ``flags`` are those of the target."""
     target, draft = map(str, pair)
     deployment = deployment_of(target, draft, environment, (*ONE_SHAPE, *flags))
-    return asyncio.run(check_pair(deployment, counting_prompts(environment), environment))
+    asyncio.run(check_pair(deployment, counting_prompts(environment), environment, figures))
 
 
 def text(mode: str, *token_ids: int, hits: int) -> Text:
@@ -164,9 +167,12 @@ def deployment_of(
 
 
 async def check_pair(
-    deployment: Deployment, prompts: Sequence[Prompt], environment: Environment
-) -> dict[str, Figure]:
-    """Generate all texts in all modes and compare them.
+    deployment: Deployment,
+    prompts: Sequence[Prompt],
+    environment: Environment,
+    figures: dict[str, Figure],
+) -> None:
+    """Generate all texts in all modes, measure and compare them.
 
     Raises:
         SSDError: a process cannot start, or a request failed.
@@ -178,6 +184,12 @@ async def check_pair(
             TargetClient(running.target.grpc_address, ready_seconds=READY_SECONDS)
         )
         info = await client.model_info()
+        figures |= {
+            "device": info.device,
+            "dtype": info.dtype,
+            "shares_gpu": shares_gpu(environment),
+            "attention": info.attention_backend,
+        }
         warm_ups: list[Text] = []
         texts: list[Text] = []
         for name, mode in MODES.items():
@@ -191,23 +203,15 @@ async def check_pair(
                 for index, prompt in enumerate(prompts):
                     call = _call(prompt, mode, temperature, environment)
                     texts.append(Text(name, temperature, index, await _generate(client, call)))
-        memory = _memory(running, free_before, environment)
+                figures |= _speeds(texts, name, temperature)
+        figures |= _memory(running, free_before, environment)
         (link,) = (await client.pool_status()).links
+        figures |= {
+            "channel": link.channel + (f": {link.channel_reason}" if link.channel_reason else ""),
+            "transport": link.transport,
+        }
     compare_texts([*warm_ups, *texts])
-    figures: dict[str, Figure] = {
-        "device": info.device,
-        "dtype": info.dtype,
-        "shares_gpu": shares_gpu(environment),
-        "attention": info.attention_backend,
-        "channel": link.channel + (f": {link.channel_reason}" if link.channel_reason else ""),
-        "transport": link.transport,
-        "tokens_compared": sum(len(text.continuation.token_ids) for text in texts),
-        **memory,
-    }
-    for temperature in TEMPERATURES:
-        for name in MODES:
-            figures |= _speeds(texts, name, temperature)
-    return figures
+    figures["tokens_compared"] = sum(len(text.continuation.token_ids) for text in texts)
 
 
 def _call(prompt: Prompt, mode: Mode, temperature: float, environment: Environment) -> GenerateCall:
