@@ -93,6 +93,23 @@ def test_the_base_has_what_clients_and_other_targets_import(project: dict[str, A
     assert ended.returncode == 0, ended.stderr
 
 
+def test_the_base_has_no_version_that_the_generated_code_refuses(
+    root: Path, project: dict[str, Any]
+) -> None:
+    stubs = root / "services/ssd/v1"
+    grpcs = [each.read_text() for each in stubs.glob("*_pb2_grpc.py")]
+    refused_below = {
+        "grpcio": {re.findall(r"GRPC_GENERATED_VERSION = '(.+)'", each)[0] for each in grpcs},
+        "protobuf": {
+            re.findall(r"^# Protobuf Python Version: (.+)$", each.read_text(), re.M)[0]
+            for each in stubs.glob("*_pb2.py")
+        },
+    }
+    base = {name_of(each): each for each in project["project"]["dependencies"]}
+    for name, (version,) in refused_below.items():
+        assert base[name].startswith(f"{name}>={version},")
+
+
 def test_the_extra_vllm_limits_no_package_of_vllm(project: dict[str, Any]) -> None:
     lines = project["project"]["optional-dependencies"]["vllm"]
     assert [line for line in lines if line != name_of(line).replace("-", "_")] == []
