@@ -11,8 +11,9 @@ from typing import Any, cast
 
 import pytest
 from tests.gpu import supervisor
-from tests.gpu.__main__ import FOLDER, main, missing_packages
+from tests.gpu.__main__ import FOLDER, main
 from tests.gpu.environment import Outcome
+from tests.gpu.packages import ADDED, REQUIRED, missing_requirements, requirements
 from tests.gpu.supervisor import Recorder, Supervisor, outcomes, run_apart
 
 ROOT = FOLDER.parents[1]
@@ -73,14 +74,56 @@ def test_a_folder_that_cannot_be_written_is_refused(flag: str, tmp_path: Path) -
 def test_a_missing_package_is_named_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert missing_packages({"json": "json", "no_such_module": "no-such-package"}) == [
-        "no-such-package"
-    ]
-    monkeypatch.setattr("tests.gpu.__main__.missing_packages", lambda: ["grpcio"])
+    bounds = requirements()
+    assert missing_requirements({"rich": "rich", "no_such_module": "grpcio"}) == [bounds["grpcio"]]
+    monkeypatch.setattr("tests.gpu.__main__.missing_requirements", lambda: ["grpcio>=1.85.1,<2"])
     assert main([]) == 2
-    assert "missing packages: grpcio; on a machine with a network" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "missing packages: grpcio>=1.85.1,<2\n" in shown
+    assert "pip download --only-binary :all: -d wheels 'grpcio>=1.85.1,<2'\n" in shown
     assert main(["--missing"]) == 0
-    assert capsys.readouterr().out == "grpcio\n"
+    assert capsys.readouterr().out == "grpcio>=1.85.1,<2\n"
+
+
+def test_each_required_package_has_the_bounds_of_the_product() -> None:
+    bounds = requirements()
+    assert [each for each in REQUIRED.values() if ">=" not in bounds[each]] == []
+
+
+@pytest.mark.parametrize(
+    ("installed", "missing"),
+    [
+        ("1.85.0", ["grpcio>=1.85.1,<2"]),
+        ("1.9.1", ["grpcio>=1.85.1,<2"]),
+        ("1.85.1", []),
+        ("1.86.0rc1", []),
+    ],
+)
+def test_a_package_below_its_bound_is_missing(
+    installed: str, missing: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounds = {"grpcio": "grpcio>=1.85.1,<2"}
+    monkeypatch.setattr("tests.gpu.packages.requirements", lambda: bounds)
+    monkeypatch.setattr("tests.gpu.packages.version", lambda _distribution: installed)
+    assert missing_requirements({"grpc": "grpcio"}) == missing
+
+
+def test_a_module_of_unknown_version_is_missing_and_torch_has_any_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bounds = requirements() | {"no-such-package": "no-such-package>=1"}
+    monkeypatch.setattr("tests.gpu.packages.requirements", lambda: bounds)
+    assert missing_requirements({"json": "no-such-package"}) == ["no-such-package>=1"]
+    monkeypatch.setattr("tests.gpu.packages.version", lambda _distribution: "2.1.0")
+    assert missing_requirements({"torch": "torch"}) == []
+
+
+def test_the_packages_that_a_machine_may_lack_are_printed_with_their_bounds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--added"]) == 0
+    bounds = requirements()
+    assert capsys.readouterr().out.splitlines() == [bounds[each] for each in ADDED.values()]
 
 
 WRITES = "import sys; open(sys.argv[1], 'w').write('{\"status\": \"passed\"}')"
@@ -207,7 +250,8 @@ def test_results_are_written_after_each_check_and_before_ctrl_c_ends_the_run(
 IMPORTS_WITH_REQUIRED_PACKAGES = """
 import importlib, pkgutil, re, sys
 from importlib.metadata import packages_distributions, requires
-from tests.gpu.__main__ import FOLDER, REQUIRED
+from tests.gpu.__main__ import FOLDER
+from tests.gpu.packages import REQUIRED
 
 def normal(requirement):
     return re.sub("[-_.]+", "-", re.match("[A-Za-z0-9._-]+", requirement)[0]).lower()
