@@ -5,10 +5,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 from tests.gpu.environment import Environment, Figure
 from tests.gpu.models import copy_bandwidth
+from tests.gpu.packages import release, requirements
 
-MIN_TORCH = (2, 13)
+MIN_TORCH = (2, 11)
+"""Oldest torch that can run the checks: a machine without a network may have no supported one."""
 PACKAGES = ("transformers", "flash-attn", "vllm", "triton")
 
 
@@ -17,6 +20,7 @@ def test_torch_is_new_enough(environment: Environment, figures: dict[str, Figure
     figures |= {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
+        "torch_is_supported": is_supported(torch.__version__),
         **{name: _version(name) for name in PACKAGES},
     }
     if environment.is_cuda:
@@ -32,9 +36,19 @@ def test_torch_is_new_enough(environment: Environment, figures: dict[str, Figure
     check_torch()
 
 
+def test_a_torch_is_supported_within_the_bounds_of_the_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    versions = ("2.11.0+cu130", "2.13.0+cu130", "2.14.1")
+    assert [is_supported(each) for each in versions] == [False, True, False]
+    for each in versions:
+        monkeypatch.setattr("torch.__version__", each)
+        check_torch()
+
+
 def test_an_old_torch_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.__version__", "2.10.1+cu126")
-    with pytest.raises(AssertionError, match=r"torch is 2\.10\.1\+cu126, the product needs 2\.13"):
+    with pytest.raises(AssertionError, match=r"torch is 2\.10\.1\+cu126, the check needs 2\.11"):
         check_torch()
 
 
@@ -50,10 +64,15 @@ def test_a_machine_with_an_old_torch_is_measured(
 
 
 def check_torch() -> None:
-    """Check the version of torch."""
-    found = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2]))
+    """Check that torch can run the checks."""
     needed = ".".join(map(str, MIN_TORCH))
-    assert found >= MIN_TORCH, f"torch is {torch.__version__}, the product needs {needed}"
+    is_new = release(torch.__version__) >= MIN_TORCH
+    assert is_new, f"torch is {torch.__version__}, the check needs {needed}"
+
+
+def is_supported(torch_version: str) -> bool:
+    """Return whether the package can be installed with a version of torch."""
+    return Requirement(requirements()["torch"]).specifier.contains(torch_version, prereleases=True)
 
 
 def _version(package: str) -> str:
