@@ -1,6 +1,8 @@
 """``make gpu-check``: processes of checks, exit codes, the file of results."""
 
 import json
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,9 +14,10 @@ from typing import Any, cast
 import pytest
 from tests.gpu import supervisor
 from tests.gpu.__main__ import FOLDER, main
-from tests.gpu.environment import Outcome
+from tests.gpu.environment import CHECKS, Outcome
 from tests.gpu.packages import ADDED, REQUIRED, missing_requirements, requirements
 from tests.gpu.supervisor import Recorder, Supervisor, outcomes, run_apart
+from tests.gpu.test_attention import FLEX_CASES
 
 ROOT = FOLDER.parents[1]
 PYTHON = ("env", "PYTHONPATH=services", "CUDA_VISIBLE_DEVICES=", sys.executable)
@@ -216,6 +219,36 @@ def test_a_peer_that_fails_is_skipped_and_has_the_time_that_others_left(
         (status, "broken", 30.0),
         ("skipped", f"it {status}: broken", 60.0),
     ]
+
+
+NUM_KERNELS = {
+    "attention flex": len(FLEX_CASES),
+    "bits of flex": 2,
+    "graphs": 9,
+    "tokens of the embedded pair": 11,
+    "passes of llama": 7,
+    "logits of llama": 2,
+    "tokens of llama": 11,
+}
+"""Shapes of attention that a check compiles."""
+KERNEL_SECONDS, START_SECONDS = 7, 15
+
+
+def test_the_two_commands_of_a_short_loan_leave_each_check_the_time_to_compile() -> None:
+    text = (ROOT / "docs/gpus.md").read_text()
+    commands = re.findall(r"GPU_CHECK_ARGS='--limit (\d+) --only (.+)'$", text, re.M)
+    assert sum(int(limit) for limit, _ in commands) <= 700
+    chosen = [shlex.split(names) for _, names in commands]
+    first = [name for name in CHECKS if name != "attention flash_attn"]
+    assert [name for names in chosen for name in names] == first[: len(NUM_KERNELS) + 1]
+    for (limit, _), names in zip(commands, chosen, strict=True):
+        share = int(limit) / sum(CHECKS[name] for name in names)
+        short = {
+            name: share * CHECKS[name]
+            for name in names
+            if share * CHECKS[name] < START_SECONDS + KERNEL_SECONDS * NUM_KERNELS.get(name, 0)
+        }
+        assert short == {}
 
 
 def test_checks_without_time_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
