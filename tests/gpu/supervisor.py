@@ -72,7 +72,8 @@ class Supervisor:
     """Runs the checks of a session in place of pytest. The flags are those of ``conftest``.
 
     Raises:
-        pytest.UsageError: a folder cannot be written, or there is no GPU.
+        pytest.UsageError: a folder cannot be written, the file of the results has something else,
+            or there is no GPU.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -87,6 +88,10 @@ class Supervisor:
             raise pytest.UsageError(NO_GPU)
         self._console = Console(highlight=False, soft_wrap=True)
         self._outcomes: dict[str, Outcome] = {}
+        self._earlier: Mapping[str, Outcome] = {}
+        if only := self._options.only:
+            kept = read_outcomes(self._options.output, self._options.on)
+            self._earlier = {name: each for name, each in kept.items() if name not in only}
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -115,7 +120,7 @@ class Supervisor:
             pytest.exit(done, returncode=130)
         self._console.print(table(self._outcomes))
         self._console.print()
-        self._console.print(target_table(self._outcomes, self._options.on))
+        self._console.print(target_table(self._all_outcomes(), self._options.on))
         self._console.print(f"written: {self._options.output}")
         session.testsfailed = sum(
             each.status in ("failed", "timed out") for each in self._outcomes.values()
@@ -130,9 +135,14 @@ class Supervisor:
             lines.append(f"  {figure:<40} {shown}")
         self._console.print("\n".join(lines), markup=False)
 
+    def _all_outcomes(self) -> dict[str, Outcome]:
+        """Return the outcomes of this run and, with ``--only``, of other checks before it."""
+        found = {**self._earlier, **self._outcomes}
+        return {name: found[name] for name in CHECKS if name in found}
+
     def _write(self, *, is_complete: bool) -> None:
         output: Path = self._options.output
-        document = as_json(self._outcomes, self._options.on, is_complete=is_complete)
+        document = as_json(self._all_outcomes(), self._options.on, is_complete=is_complete)
         write_json(output, document)
 
 
@@ -214,13 +224,31 @@ def run_apart(command: Sequence[str], limit_seconds: float) -> Outcome:
 
 
 def as_json(found: Mapping[str, Outcome], device: str, *, is_complete: bool) -> dict[str, Any]:
-    """Return the document of ``gpu_check.json``; only that of all checks is complete."""
+    """Return the document of ``gpu_check.json``; it is complete if all chosen checks have ended."""
     return {
         "device": device,
         "is_complete": is_complete,
         "targets": [asdict(each) for each in verdicts(found, device)],
         "checks": {name: asdict(outcome) for name, outcome in found.items()},
     }
+
+
+def read_outcomes(file: Path, device: str) -> dict[str, Outcome]:
+    """Return the outcomes of earlier runs on a device, of checks that still exist.
+
+    Raises:
+        pytest.UsageError: the file is not one of ``as_json``.
+    """
+    if not file.is_file():
+        return {}
+    try:
+        document = json.loads(file.read_text())
+        checks = document["checks"] if document["device"] == device else {}
+        return {name: Outcome(**each) for name, each in checks.items() if name in CHECKS}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise pytest.UsageError(
+            f"--output: {file} has no results of this command; remove it, or name another file"
+        ) from error
 
 
 def table(found: Mapping[str, Outcome]) -> Table:

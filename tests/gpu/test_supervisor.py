@@ -25,8 +25,27 @@ PYTHON = ("env", "PYTHONPATH=services", "CUDA_VISIBLE_DEVICES=", sys.executable)
 
 def options(tmp_path: Path, **changed: object) -> Any:
     """Return the configuration of a run on the CPU, as far as the supervisor reads it."""
-    own = {"output": tmp_path / "gpu_check.json", "scratch": tmp_path, "on": "cpu", "limit": 60.0}
+    own = {"output": tmp_path / "gpu_check.json", "scratch": tmp_path, "on": "cpu"}
+    own |= {"limit": 60.0, "only": None}
     return SimpleNamespace(option=SimpleNamespace(**own | changed), inipath="gpu_check.ini")
+
+
+def run_check(
+    configuration: Any, name: str, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> int:
+    """Run one check, which has this outcome; return the number of checks that failed."""
+    monkeypatch.setattr(supervisor, "run_apart", lambda *_arguments: outcome)
+    monkeypatch.setattr(supervisor, "command_of", lambda *_arguments: [])
+    mark = SimpleNamespace(args=(name,))
+    session: Any = SimpleNamespace(
+        testsfailed=0, items=[SimpleNamespace(get_closest_marker=lambda _name: mark)]
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert Supervisor(configuration).pytest_runtestloop(session)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return int(session.testsfailed)
 
 
 @pytest.mark.parametrize("status", ["passed", "failed"])
@@ -34,18 +53,8 @@ def test_results_are_printed_and_written(
     status: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcome = Outcome(status=status, figures={"copy_gb_per_second": 9.5})
-    monkeypatch.setattr(supervisor, "run_apart", lambda *_arguments: outcome)
-    monkeypatch.setattr(supervisor, "command_of", lambda *_arguments: [])
-    mark = SimpleNamespace(args=("machine",))
-    session: Any = SimpleNamespace(
-        testsfailed=0, items=[SimpleNamespace(get_closest_marker=lambda _name: mark)]
-    )
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        assert Supervisor(options(tmp_path)).pytest_runtestloop(session)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert session.testsfailed == (status == "failed")
+    num_failed = run_check(options(tmp_path), "machine", outcome, monkeypatch)
+    assert num_failed == (status == "failed")
     shown = capsys.readouterr().out
     assert shown.startswith(f"machine: {status}")
     assert "not measured" in shown
@@ -53,6 +62,35 @@ def test_results_are_printed_and_written(
     assert (document["device"], document["is_complete"]) == ("cpu", True)
     assert document["checks"]["machine"]["figures"] == {"copy_gb_per_second": 9.5}
     assert len(document["targets"]) > 0
+
+
+def test_a_run_of_some_checks_keeps_the_results_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def checks(on: str, only: list[str] | None, status: Any = "passed") -> dict[str, str]:
+        configuration = options(tmp_path, on=on, only=only)
+        (name,) = only or ["machine"]
+        run_check(configuration, name, Outcome(status=status), monkeypatch)
+        document = json.loads(configuration.option.output.read_text())
+        return {name: each["status"] for name, each in document["checks"].items()}
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert checks("cuda", ["logits of llama"]) == {"logits of llama": "passed"}
+    both = {"machine": "failed", "logits of llama": "passed"}
+    assert checks("cuda", ["machine"], "failed") == both
+    assert checks("cuda", ["machine"]) == both | {"machine": "passed"}
+    assert checks("cpu", ["machine"]) == {"machine": "passed"}
+    assert checks("cpu", ["logits of llama"]).keys() == both.keys()
+    assert checks("cpu", None) == {"machine": "passed"}
+
+
+@pytest.mark.parametrize("contents", ["", "[]", '{"device": "cpu", "checks": {"machine": 1}}'])
+def test_a_file_with_other_contents_is_not_replaced_by_some_checks(
+    contents: str, tmp_path: Path
+) -> None:
+    (tmp_path / "gpu_check.json").write_text(contents)
+    with pytest.raises(pytest.UsageError, match="has no results of this command; remove it"):
+        Supervisor(options(tmp_path, only=["machine"]))
 
 
 def test_without_a_gpu_nothing_runs_and_one_line_gives_the_reason(tmp_path: Path) -> None:
