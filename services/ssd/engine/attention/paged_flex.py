@@ -43,8 +43,8 @@ FIXED_SPLIT = 512
 """Slots of a split of the decoding kernel in passes of targets, up to ``MAX_SPLITS``."""
 MAX_SPLITS = 32
 """The kernel stores a float32 sum of each query for each split."""
-MAX_STAGED_SIZE = 128
-"""Largest head size of which three blocks of keys and values fit the shared memory."""
+MAX_STAGED_BYTES = 256
+"""Largest size of a key of one head of which three blocks fit the shared memory, also on sm_80."""
 
 
 class PageMask(NamedTuple):
@@ -138,7 +138,8 @@ def attend(
 
     _, num_queries, num_heads, head_size = queries_BQHE.shape
     num_pages, _, num_kv_heads, _ = keys_YCGE.shape
-    options = kernel_options(num_queries, num_heads // num_kv_heads, head_size)
+    group = num_heads // num_kv_heads
+    options = kernel_options(num_queries, group, head_size, keys_YCGE.element_size())
     num_pages_B1X = mask.num_pages_B1X
     if has_fixed_splits and options:
         num_pages_B1X = mask.num_columns_B1X
@@ -166,7 +167,9 @@ def attend(
     return out_BHQE.transpose(1, 2), aux.lse
 
 
-def kernel_options(num_queries: int, group: int, head_size: int) -> FlexKernelOptions:
+def kernel_options(
+    num_queries: int, group: int, head_size: int, element_size: int
+) -> FlexKernelOptions:
     """Set the block of the decoding kernel; the other kernel has good defaults.
 
     Torch chooses the decoding kernel for less than 128 queries and a power of two as group. By
@@ -180,7 +183,7 @@ def kernel_options(num_queries: int, group: int, head_size: int) -> FlexKernelOp
     num_rows = num_queries * group
     options: FlexKernelOptions = {
         "num_warps": 8 if num_rows > 64 and head_size > 64 else 4,
-        "num_stages": 3 if head_size <= MAX_STAGED_SIZE else 1,
+        "num_stages": 3 if head_size * element_size <= MAX_STAGED_BYTES else 1,
     }
     if num_rows > BLOCK_SIZE:
         options["BLOCK_M"] = BLOCK_SIZE

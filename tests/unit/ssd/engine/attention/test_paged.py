@@ -124,21 +124,22 @@ def test_flex_is_one_graph_for_all_lengths_and_pages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_queries", "group", "head_size", "options"),
+    ("num_queries", "group", "head_size", "element_size", "options"),
     [
-        (7, 4, 128, {"num_warps": 4, "num_stages": 3}),
-        (24, 4, 64, {"num_warps": 4, "num_stages": 3}),
-        (24, 8, 128, {"num_warps": 8, "num_stages": 3, "BLOCK_M": 128}),
-        (7, 4, 256, {"num_warps": 4, "num_stages": 1}),
-        (7, 5, 128, {}),
-        (128, 4, 128, {}),
+        (7, 4, 128, 2, {"num_warps": 4, "num_stages": 3}),
+        (24, 4, 64, 4, {"num_warps": 4, "num_stages": 3}),
+        (24, 8, 128, 2, {"num_warps": 8, "num_stages": 3, "BLOCK_M": 128}),
+        (7, 8, 128, 4, {"num_warps": 4, "num_stages": 1}),
+        (7, 4, 256, 2, {"num_warps": 4, "num_stages": 1}),
+        (7, 5, 128, 2, {}),
+        (128, 4, 128, 2, {}),
     ],
 )
 def test_blocks_of_the_decoding_kernel_fit_the_mask_and_the_registers(
-    num_queries: int, group: int, head_size: int, options: dict[str, int]
+    num_queries: int, group: int, head_size: int, element_size: int, options: dict[str, int]
 ) -> None:
     """Compiled for sm_90 with these numbers, no kernel spilled."""
-    assert paged_flex.kernel_options(num_queries, group, head_size) == options
+    assert paged_flex.kernel_options(num_queries, group, head_size, element_size) == options
 
 
 def test_deterministic_splits_do_not_depend_on_the_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
