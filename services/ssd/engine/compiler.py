@@ -1,4 +1,4 @@
-"""What torch.compile needs: a C compiler, and a limit of shapes."""
+"""What torch.compile needs: a C compiler, a limit of shapes, and sums of one order."""
 
 from collections.abc import Callable
 from shutil import which
@@ -15,14 +15,23 @@ default; beyond the limit, it raises."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def compiled_by_shape(function: Function, backend: str = "inductor") -> Function:
+def compiled_by_shape(
+    function: Function, backend: str = "inductor", *, has_one_order: bool = True
+) -> Function:
     """Return the function, compiled as a whole for each shape of its arguments.
 
-    The limit is that of the process: torch before 2.13 has none for one function.
+    With ``has_one_order``, sums have one order for all shapes. Otherwise torch selects kernels by
+    measured times, and a row can have other bits in another batch or after a restart. Torch before
+    2.13, with which only ``make gpu-check`` runs, has no option for it and no limit of a function.
     """
-    torch.compiler.config.recompile_limit = MAX_SHAPES
-    compiled = torch.compile(function, dynamic=False, fullgraph=True, backend=backend)
-    return cast("Function", compiled)
+    arguments: dict[str, Any] = {"dynamic": False, "fullgraph": True, "backend": backend}
+    if torch.__version__ < "2.13":
+        torch.compiler.config.recompile_limit = MAX_SHAPES
+    else:
+        arguments["recompile_limit"] = MAX_SHAPES
+        if has_one_order and backend == "inductor":
+            arguments["options"] = {"batch_invariant": True}
+    return cast("Function", torch.compile(function, **arguments))
 
 
 def has_c_compiler() -> bool:

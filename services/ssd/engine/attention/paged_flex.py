@@ -74,7 +74,7 @@ class PagedFlex:
             attend, has_fixed_splits=is_deterministic
         )
         if is_compiled:
-            self._attend = compiled_by_shape(self._attend)
+            self._attend = compiled_by_shape(self._attend, has_one_order=is_deterministic)
 
     def prepare(
         self,
