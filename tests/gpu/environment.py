@@ -35,7 +35,7 @@ CHECKS: Mapping[str, float] = MappingProxyType(
         "attention flex, other shapes": 40.0,
     }
 )
-"""Seconds that the checks before each one leave to it. What they do not use is added. The most
+"""Seconds of each check, which also has the time that earlier checks did not use. The most
 valuable checks run first, for machines with little time. Most of the time compiles kernels: each
 shape of a pass needs one of FlexAttention, which takes up to 7 s."""
 PEER = "peer "

@@ -32,7 +32,7 @@ COLOURS = {"passed": "green", "failed": "red", "met": "green", "not met": "red"}
 
 
 class Recorder:
-    """Writes the outcome of the one check of this process; until its end, that it timed out."""
+    """Writes the outcome of the check of this process; until its end, that is ``timed out``."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -234,7 +234,7 @@ def as_json(found: Mapping[str, Outcome], device: str, *, is_complete: bool) -> 
 
 
 def read_outcomes(file: Path, device: str) -> dict[str, Outcome]:
-    """Return the outcomes of earlier runs on a device, of checks that still exist.
+    """Return the outcomes of earlier runs on a device, without checks that no longer exist.
 
     Raises:
         pytest.UsageError: the file is not one of ``as_json``.
