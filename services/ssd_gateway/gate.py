@@ -23,7 +23,7 @@ from ssd_gateway.settings import GatewaySettings
 API_PREFIX = "/v1/"
 _KNOWN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models"})
 _SHARE_OF_OTHERS = 8
-"""One of so many requests is kept for clients other than the one with the most."""
+"""The part of ``max_requests`` that is kept for other clients than the one with the most: 1/8."""
 _PORT = re.compile(":[0-9]*$")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _TRACE_PARENT = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -111,9 +111,9 @@ class Gate:
         return True
 
     def _check_room(self, client: str) -> None:
-        """Raise ``OverloadedError`` if a request more is too much, of all clients or of this one.
+        """Raise ``OverloadedError`` if all clients together, or this one, have too many requests.
 
-        Headers alone take a place, so one client could keep all others out at no cost.
+        A request counts from its headers on, so one client could keep all others out at no cost.
         """
         most = self._settings.max_requests
         if self._num_requests > most:

@@ -18,15 +18,16 @@ from ssd.rpc.listen import bindable, join_address, take_both_families
 from ssd_gateway.settings import GatewaySettings
 
 REQUEST_SECONDS = 30.0
-"""Maximum time from the first byte of a request, or the connection, to the end of the headers."""
+"""Maximum time from the first byte of a request, or the connection, to the end of the headers, and
+from a response to the end of its request."""
 KEEP_ALIVE_SECONDS = 75
 """Longer than the pause after which usual clients drop idle connections."""
 BACKLOG = 1024
 EXAMINED_CONNECTIONS = 16
 """Connections of which one may be closed for a new one."""
 REST_SECONDS = 2.0
-"""For so long after a response, a connection that still sends its request is not closed for a new
-one: its client reads the response last."""
+"""Time after a response in which a connection with an incomplete request is not closed for a new
+one. Clients read the response after they have sent the request."""
 UNSENT_BYTES = 64 * 1024
 """Bytes of a connection that the kernel has not sent yet, before a response waits."""
 END_SECONDS = 2
@@ -156,7 +157,8 @@ class _Connection(H11Protocol):
     def is_idle(self) -> bool:
         """Whether it waits, has sent its last response, and receives no rest of a refused body.
 
-        A rest counts for a moment only: clients that never send it would exclude all others.
+        After ``REST_SECONDS``, a missing rest no longer counts. Otherwise clients that never send
+        the rest would exclude all others.
         """
         if not self.is_waiting or self.transport.get_write_buffer_size():
             return False

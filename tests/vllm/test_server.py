@@ -124,7 +124,8 @@ async def complete_all(server: Server) -> Results:
         choices = await asyncio.gather(*calls)
         found |= {number: each for (number, _), each in zip(some, choices, strict=True)}
     ordered = [found[number] for number, _ in numbered]
-    # Alone: beside it, vLLM without drafts returns other log-probabilities to other requests.
+    # This one runs alone: without drafts, vLLM returns other log-probabilities to requests that run
+    # at the same time.
     given = await asyncio.to_thread(server.complete, {**WARM, "prompt": PROMPT, **GIVEN_IDS})
     logprobs = [each["logprobs"] for choices in ordered for each in choices if each["logprobs"]]
     return Results(
@@ -199,7 +200,9 @@ def test_the_features_are_used(expected: Results) -> None:
         assert (value["name"] in ("mean", "median"), value["size"] in (1, 20, 300)) == (True, True)
     constrained = ("penalty", "frequencies", "allowed tokens", "bad words", "filters")
     assert all(found[name][0] != found["choices"][0] for name in constrained)
-    assert len(expected.logprobs) >= 60 + 60 * 3, "of one text, and of given ids in another one"
+    assert len(expected.logprobs) >= 60 + 60 * 3, (
+        "60 tokens of one text, and 3 given ids at 60 places of another"
+    )
     assert found["adapter, greedy"] != found["plain"]
     to_the_end = expected.texts[len(FEATURES)][0]
     assert len(to_the_end[1]) > 450, "a text up to the maximum length"

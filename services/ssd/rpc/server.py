@@ -31,9 +31,9 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 )
 """``so_reuseport`` is off, so that a port in use is an error. Otherwise two processes share it. A
 connection is closed if it sends 10 pings faster than one a second, does not complete its handshake
-within 10 s, or has had no call for 30 s: connections count against one limit, and callers without
-a token can open them. Clients send one ping every 20 s. On a machine without free CPUs, a server
-reads several at once, and stricter limits ended calls that waited for minutes.
+within 10 s, or has had no call for 30 to 60 s. All connections share one limit, and callers
+without a token can open connections. Clients send one ping every 20 s. On a machine without free
+CPUs, a server reads several at once, and stricter limits ended calls that waited for minutes.
 """
 
 Register = Callable[[grpc.aio.Server], None]

@@ -244,7 +244,7 @@ def test_rare_long_waits_for_tables_count_in_full(batch: int) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 8])
-def test_speculation_that_stops_to_pay_is_reported_as_slower(batch: int) -> None:
+def test_speculation_that_no_longer_pays_is_reported_as_slower(batch: int) -> None:
     run = ran(replace(GOOD, batch=batch), 10.0)
     assert run.controller.report().speed_up > 2.0
     run.world = replace(USELESS, batch=batch)
