@@ -19,7 +19,7 @@ DONE = ("True", "UpToDate")
 
 
 def new_revision(world: World) -> str:
-    """Revision of the gateways that the resource wants."""
+    """Revision of the gateways that the resource specifies."""
     (gateways,) = deployments(parsed(world[RESOURCE]), "gateway")
     return revision_of(gateways)
 
