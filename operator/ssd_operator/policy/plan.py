@@ -238,7 +238,7 @@ def _to_apply(
 def _to_delete(
     wanted_refs: Container[Ref], snapshot: Snapshot, kept: Container[str]
 ) -> Iterator[Ref]:
-    """The children that are not wanted any more, without those of ``kept`` components."""
+    """The children that are not wanted any more, without children of ``kept`` components."""
     for ref, child in sorted(snapshot.children.items()):
         # A person's copy of a child has our labels, but neither our owner nor the name of a child.
         is_ours = is_owned_by(child, snapshot.resource.uid) or is_orphan(child)

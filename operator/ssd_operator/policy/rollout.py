@@ -119,7 +119,7 @@ def held_targets(
 def blocking_targets(snapshot: Snapshot, cell: int, revision: str) -> list[Object]:
     """Targets of a cell that are being deleted, and for which a new one of this revision waits.
 
-    With the strategy Recreate, Kubernetes creates no pod before those of other templates have
+    With the strategy Recreate, Kubernetes creates no pod before the pods of other templates have
     ended.
     """
     return [

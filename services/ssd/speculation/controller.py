@@ -142,7 +142,7 @@ class Totals:
         return self.tokens - self.time / plain
 
     def speed_up(self, plain: float) -> float:
-        """Return the tokens over those of plain decoding in the same time."""
+        """Return the tokens over the tokens of plain decoding in the same time."""
         return self.tokens * plain / self.time
 
 

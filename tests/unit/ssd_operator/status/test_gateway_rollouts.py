@@ -43,7 +43,7 @@ NEW = (gateway("g3", "r2"), gateway("g4", "r2"))
 
 
 def rolling(*gateways: Object, targets: tuple[Object, ...] = (target(),), **found: Any) -> Scene:
-    """Two gateways are replaced by those of revision r2."""
+    """Two gateways are replaced by gateways of revision r2."""
     healthy, front = Scene(), deployment("demo-gateway", **found)
     front["status"] |= {"availableReplicas": 2}
     front["status"]["conditions"] += [FORBIDDEN] if not gateways else []
