@@ -143,11 +143,6 @@ def has_ended(pod: Object) -> bool:
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
-def has_failed(pod: Object) -> bool:
-    """Whether the pod has ended for good, and stays to be read."""
-    return pod.get("status", {}).get("phase") == "Failed" and not is_terminating(pod)
-
-
 def is_accepted(pod: Object) -> bool:
     """Whether the kubelet of the pod's node has accepted the pod."""
     status = pod.get("status", {})

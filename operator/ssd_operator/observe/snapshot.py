@@ -30,7 +30,7 @@ from ssd_operator.observe.pod_state import (
     controller_of,
     drain_deadline_of,
     endpoints_of,
-    has_failed,
+    has_ended,
     is_live,
     is_lost,
     is_ours,
@@ -208,10 +208,14 @@ class Snapshot:
             if cell_of(pod) == cell and (is_live(pod) or is_terminating(pod))
         )
 
-    def failed_targets(self, cell: int) -> tuple[Object, ...]:
-        """Target pods of a cell that have failed for good."""
+    def ended_targets(self, cell: int) -> tuple[Object, ...]:
+        """Target pods of a cell whose processes have ended for good."""
         pods = self._pods(Component.TARGET)
-        return tuple(pod for pod in pods if cell_of(pod) == cell and has_failed(pod))
+        return tuple(
+            pod
+            for pod in pods
+            if cell_of(pod) == cell and has_ended(pod) and not is_terminating(pod)
+        )
 
     @property
     def target_deployments(self) -> tuple[Object, ...]:

@@ -71,7 +71,7 @@ def _failure(snapshot: Snapshot, cell: int) -> Diagnosis | None:
 
     Pods that have failed stay for days. One that has run was evicted, and is replaced.
     """
-    rejected = (pod for pod in snapshot.failed_targets(cell) if not is_accepted(pod))
+    rejected = (pod for pod in snapshot.ended_targets(cell) if not is_accepted(pod))
     changed_at = to_seconds(condition_in(snapshot.status, "TargetReady").get("lastTransitionTime"))
     newest = max(rejected, key=made_at, default=None)
     if newest is None or made_at(newest) < (changed_at or 0.0) - CLOCK_SECONDS:
