@@ -21,6 +21,8 @@ from ssd.types import Mode, SamplingParams, SpeculationStatistics, TokenId
 
 SHAPE = ("--dtype", "float32", "--lookahead", "3", "--branches", "8", *QUICK)
 BY_DEFAULT = ("--engine", "auto")
+DRAFT_ALONE = ("--backup", "none")
+"""Of a target: n-grams neither continue nor replace a branch, so each proposal is the draft's."""
 TARGET = (*SHAPE, "--max-num-seqs", "4", "--deterministic")
 MAX_LEN = 600
 WARM = SamplingParams(temperature=0.7, seed=2**63 + 5, max_tokens=150, ignore_eos=True)
@@ -52,7 +54,7 @@ def twins(folder: Path) -> Iterator[tuple[ProcessUnderTest, ProcessUnderTest]]:
         stack = AsyncExitStack()
         try:
             twin = runner.run(stack.enter_async_context(draft(folder, "0", *there)))
-            started = target(folder, [twin], *LONG_WAIT, *here, *BY_DEFAULT)
+            started = target(folder, [twin], *LONG_WAIT, *DRAFT_ALONE, *here, *BY_DEFAULT)
             process, _ = runner.run(stack.enter_async_context(started))
             yield process, twin
         finally:
