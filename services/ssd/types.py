@@ -41,6 +41,7 @@ class LookupResult(StrEnum):
     """Result of looking up an outcome in the outcome table.
 
     NO_DRAFT: the mode of the sequence allows speculation, but no draft has sent a table for it.
+    BACKUP: the text repeats itself, and the backup proposes, with or without a table.
     NONE: the round needed no table.
     """
 
@@ -48,6 +49,7 @@ class LookupResult(StrEnum):
     MISS = "miss"
     LATE = "late"
     NO_DRAFT = "no_draft"
+    BACKUP = "backup"
     NONE = "none"
 
 
@@ -262,6 +264,8 @@ class SpeculationStatistics:
     """T_round: median time from the start of a round to the start of the next one."""
     paused_rounds: int = 0
     """Rounds for which the target had turned speculation off, because plain decoding is faster."""
+    backup_rounds: int = 0
+    """Rounds in which the backup proposed because the text repeats itself: no table was needed."""
 
 
 @dataclass(slots=True)

@@ -37,6 +37,8 @@ class BatchFigures:
     """Sum over the batch, divided by the CPUs that the mode uses."""
     hit_rate: float | None
     late_rate: float | None
+    backup_rate: float = 0.0
+    """Rounds of n-grams, because a text repeats itself, / all rounds."""
     tokens_per_round: float
     verify_ms: float
     round_ms: float
@@ -66,6 +68,7 @@ def batch_figures(batch: Sequence[Continuation], num_cpus: int) -> BatchFigures:
     """Return the figures of a batch that ran on ``num_cpus`` CPUs."""
     summed = sum(map(tokens_per_second, batch))
     stats = [sequence.statistics for sequence in batch]
+    num_rounds = sum(item.rounds for item in stats)
     looked_up = sum(item.hits + item.misses + item.late for item in stats)
     return BatchFigures(
         tokens_per_second=summed,
@@ -73,8 +76,8 @@ def batch_figures(batch: Sequence[Continuation], num_cpus: int) -> BatchFigures:
         tokens_per_second_per_cpu=summed / num_cpus,
         hit_rate=sum(item.hits for item in stats) / looked_up if looked_up else None,
         late_rate=sum(item.late for item in stats) / looked_up if looked_up else None,
-        tokens_per_round=sum(len(sequence.token_ids) for sequence in batch)
-        / sum(item.rounds for item in stats),
+        backup_rate=sum(item.backup_rounds for item in stats) / num_rounds,
+        tokens_per_round=sum(len(sequence.token_ids) for sequence in batch) / num_rounds,
         verify_ms=1000 * statistics.median(item.verify_seconds for item in stats),
         round_ms=1000 * statistics.median(item.round_seconds for item in stats),
         efficiency=statistics.median(item.verify_seconds / item.round_seconds for item in stats),

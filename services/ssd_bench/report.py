@@ -18,6 +18,7 @@ COLUMNS = {
     "tokens_per_second_per_cpu": "per CPU",
     "hit_rate": "hit rate",
     "late_rate": "late",
+    "backup_rate": "n-grams",
     "tokens_per_round": "tokens per round",
     "verify_ms": "verify ms",
     "round_ms": "round ms",
@@ -29,7 +30,8 @@ COLUMNS = {
 _TERMINAL_COLUMNS = {
     name: title
     for name, title in COLUMNS.items()
-    if name not in ("tokens_per_second_each", "late_rate") and not name.endswith("_ms")
+    if name not in ("tokens_per_second_each", "late_rate", "backup_rate")
+    and not name.endswith("_ms")
 }
 """Columns that fit a terminal with 80 columns. The files contain all of them."""
 

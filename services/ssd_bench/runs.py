@@ -212,7 +212,7 @@ async def _measure(
         for modes in (MODES, ON_ALL_CPUS):
             cell.compare([texts[name] for name in modes if name in texts])
     speculative = cell.figures.get("ssd", [])
-    if plan.needs_hits and not any(figures.hit_rate for figures in speculative):
+    if plan.needs_hits and not any(each.hit_rate or each.backup_rate for each in speculative):
         raise NoHitsError(
             f"{cell.data}, batch {cell.batch}, temperature {cell.temperature:g}: no round was a "
             f"hit: {why_no_hits(speculative)}"

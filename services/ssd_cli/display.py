@@ -197,6 +197,7 @@ def _stage_of(event: Event) -> str:
 _SEED = "seed"
 _LATE = "late tables"
 _PAUSED = "speculation off"
+_BACKUP = "n-grams"
 _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("mode", lambda f: f.mode or UNKNOWN),
     (_SEED, lambda f: str(f.seed)),
@@ -207,6 +208,7 @@ _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("tokens per round", lambda f: _number(f.tokens_per_round, 2)),
     ("hit rate", lambda f: _percent(f.hit_rate)),
     (_LATE, lambda f: _number(f.late, 0)),
+    (_BACKUP, lambda f: f"{_percent(_share(f.backup_rounds, f.rounds))} of rounds: text repeats"),
     (_PAUSED, lambda f: f"{_percent(_share(f.paused_rounds, f.rounds))} of rounds: slower here"),
     (
         "verify / round",
@@ -219,8 +221,8 @@ _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
 def summary(columns: Sequence[tuple[str, Figures]], *, shows_seed: bool = False) -> Table:
     """Return a table of figures with one column for each generation.
 
-    Figures of the target have no row if all generations are partial. Late tables, and rounds for
-    which the target had turned speculation off, have a row only if there were any.
+    Figures of the target have no row if all generations are partial. Late tables, rounds of n-grams
+    and those for which the target had turned speculation off have a row only if there were any.
 
     Args:
         columns: title and figures of each generation.
@@ -229,6 +231,8 @@ def summary(columns: Sequence[tuple[str, Figures]], *, shows_seed: bool = False)
     hidden = set() if shows_seed else {_SEED}
     if not any(figures.late for _, figures in columns):
         hidden.add(_LATE)
+    if not any(figures.backup_rounds for _, figures in columns):
+        hidden.add(_BACKUP)
     if not any(figures.paused_rounds for _, figures in columns):
         hidden.add(_PAUSED)
     are_partial = all(figures.rounds is None for _, figures in columns)
@@ -257,6 +261,9 @@ def metrics_line(figures: Figures) -> str:
         parts.append(f"hits {figures.hit_rate:.0%} of {tables} tables")
     if figures.late:
         parts.append(f"{figures.late} late")
+    if figures.backup_rounds:
+        share = _percent(_share(figures.backup_rounds, figures.rounds))
+        parts.append(f"n-grams in {share} of rounds")
     if figures.mode is not None:
         parts.append(figures.mode)
     if figures.paused_rounds:

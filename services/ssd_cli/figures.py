@@ -39,6 +39,8 @@ class Figures:
     late: int | None = None
     paused_rounds: int | None = None
     """Rounds for which the target had turned speculation off, because plain decoding is faster."""
+    backup_rounds: int | None = None
+    """Rounds in which n-grams proposed, because the text repeats itself: no table was needed."""
     hit_rate: float | None = None
     """Hits divided by rounds that needed a table."""
     tokens_per_round: float | None = None
@@ -207,6 +209,7 @@ def figures(num_tokens: int, seed: int, statistics: SpeculationStatistics) -> Fi
         misses=statistics.misses,
         late=statistics.late,
         paused_rounds=statistics.paused_rounds,
+        backup_rounds=statistics.backup_rounds,
         hit_rate=_ratio(statistics.hits, looked_up),
         tokens_per_round=_ratio(num_tokens, statistics.rounds),
         verify_seconds=statistics.verify_seconds,

@@ -58,7 +58,8 @@ async def generate(
 async def _hint(client: TargetClient, mode: Mode, collector: Collector) -> str:
     figures = collector.finish().figures
     uses_tables = mode not in (Mode.AUTOREGRESSIVE, Mode.SYNCHRONOUS)
-    if not uses_tables or figures.hits or (figures.rounds or 0) < HINT_ROUNDS:
+    has_proposals = figures.hits or figures.backup_rounds
+    if not uses_tables or has_proposals or (figures.rounds or 0) < HINT_ROUNDS:
         return ""
     try:
         links = (await client.pool_status()).links

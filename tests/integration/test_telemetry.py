@@ -171,7 +171,7 @@ def check_values(samples: Samples, rounds: int) -> None:
     assert samples["ssd_requests_total{length}"] == 1
     assert samples["ssd_tokens_total{output}"] == LONG.max_tokens
     assert samples["ssd_tokens_total{prompt}"] > 0
-    kinds = ("hit", "miss", "late", "no_draft", "none")
+    kinds = ("hit", "miss", "late", "no_draft", "backup", "none")
     assert sum(samples[f"ssd_rounds_total{{{kind}}}"] for kind in kinds) == rounds
     assert samples["ssd_rounds_total{hit}"] > 0
     assert samples["ssd_round_seconds_count{verify}"] == rounds

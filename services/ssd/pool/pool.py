@@ -26,7 +26,6 @@ from ssd.speculation.sources import NO_CANDIDATES
 from ssd.speculation.table import OutcomeTable, pack_commits, unpack_tables
 from ssd.types import (
     Commit,
-    LookupResult,
     OpenSession,
     RefusalReason,
     SequenceId,
@@ -418,8 +417,8 @@ class DraftPool:
         session, table = answering
         lookup = tables.look_up(sequence, table)
         sequence.candidates = lookup.candidates
-        if lookup.result in (LookupResult.HIT, LookupResult.MISS):
-            self._pace.hits.add(1, lookup.result is LookupResult.HIT)
+        if table is not None and sequence.max_proposed:
+            self._pace.hits.add(1, bool(lookup.candidates.from_draft))
         session.link.counts.add(lookup.result)
         self.counts.add(lookup.result)
         return lookup

@@ -183,34 +183,43 @@ def look_up(
         # often than those after it.
         from_backup = from_backup._replace(tokens=())
     candidates = Candidates(from_table, *from_backup)
-    tokens = from_backup.tokens
-    num_from_table = 0
     has_more = table is not None and len(from_table) < min(table.length, max_tokens)
     num_continued = max_tokens - len(from_table) if has_more and acceptance >= MIN_ACCEPTANCE else 0
-    if from_table and not _replaces_branch(candidates, num_continued, sources):
-        tokens, num_from_table = from_table, len(from_table)
-        if num_continued:
-            text = sequence.newest_tokens[-WINDOW_TOKENS:]
-            text.extend(from_table)
-            tokens += backup(text, num_continued).tokens
+    num_draft = max_tokens if branch is None else len(from_table)
+    if _replaces_draft(candidates, num_draft, num_continued, sources):
+        return Lookup(LookupResult.BACKUP, from_backup.tokens, candidates=candidates)
     if branch is None:
         result = LookupResult.LATE if table is None else LookupResult.MISS
-        return Lookup(result, tokens, candidates=candidates)
-    is_branch = len(tokens) == num_from_table
+        return Lookup(result, from_backup.tokens, candidates=candidates)
+    tokens = from_table or from_backup.tokens
+    if from_table and num_continued:
+        text = sequence.newest_tokens[-WINDOW_TOKENS:]
+        text.extend(from_table)
+        tokens += backup(text, num_continued).tokens
+    is_branch = len(tokens) == len(from_table)
     return Lookup(
         LookupResult.HIT,
         tokens,
-        num_from_table=num_from_table,
+        num_from_table=len(from_table),
         branch=branch if is_branch else None,
         candidates=candidates,
     )
 
 
-def _replaces_branch(candidates: Candidates, num_continued: int, sources: Sources) -> bool:
-    """Return whether the backup proposes instead of the branch, which it may also continue."""
+def _replaces_draft(
+    candidates: Candidates, num_draft: int, num_continued: int, sources: Sources
+) -> bool:
+    """Return whether the backup proposes instead of the draft.
+
+    Args:
+        candidates: ``from_draft`` is empty if the branch is unknown.
+        num_draft: tokens of the branch; those that a complete one would have if it is unknown.
+        num_continued: tokens of the backup that would continue it.
+        sources: their acceptances.
+    """
     from_draft, from_backup, repeats = candidates
     if not repeats or from_backup == from_draft:
         return False
-    of_branch = sources.expected_tokens(len(from_draft), num_continued, repeats=True)
+    of_draft = sources.expected_tokens(num_draft, num_continued, repeats=True)
     of_backup = sources.expected_tokens(0, len(from_backup), repeats=True)
-    return of_backup > MIN_GAIN * of_branch
+    return of_backup > MIN_GAIN * of_draft

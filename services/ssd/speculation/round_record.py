@@ -14,7 +14,7 @@ PARTS = ("draft", "prepare", "verify", "sample", "stream", "wait", "commit", "no
 forward pass), verify (the forward pass), sample (select tokens, append), stream, wait (look up,
 wait for tables), commit, noise (of the next round)."""
 _part_seconds = attrgetter(*(f"{part}_seconds" for part in PARTS))
-_ANSWERED = (LookupResult.HIT, LookupResult.MISS, LookupResult.LATE)
+_ANSWERED = (LookupResult.HIT, LookupResult.MISS, LookupResult.LATE, LookupResult.BACKUP)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class RoundRecord:
 
     @property
     def num_answered(self) -> int:
-        """Sequences whose outcome was looked up in a table: hits, misses and late tables."""
+        """Sequences with an open session: a table, or proposals of the backup that replace it."""
         return sum(self.lookups.get(result, 0) for result in _ANSWERED)
 
     @property

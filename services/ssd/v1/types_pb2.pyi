@@ -29,6 +29,7 @@ class LookupResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LOOKUP_RESULT_MISS: _ClassVar[LookupResult]
     LOOKUP_RESULT_LATE: _ClassVar[LookupResult]
     LOOKUP_RESULT_NO_DRAFT: _ClassVar[LookupResult]
+    LOOKUP_RESULT_BACKUP: _ClassVar[LookupResult]
 MODE_UNSPECIFIED: Mode
 MODE_AUTO: Mode
 MODE_AUTOREGRESSIVE: Mode
@@ -43,6 +44,7 @@ LOOKUP_RESULT_HIT: LookupResult
 LOOKUP_RESULT_MISS: LookupResult
 LOOKUP_RESULT_LATE: LookupResult
 LOOKUP_RESULT_NO_DRAFT: LookupResult
+LOOKUP_RESULT_BACKUP: LookupResult
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -164,7 +166,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationStatistics(_message.Message):
-    __slots__ = ("rounds", "hits", "misses", "late", "proposed_tokens", "accepted_tokens", "time_to_first_token_seconds", "wall_seconds", "decode_seconds", "verify_seconds", "round_seconds", "mode", "paused_rounds")
+    __slots__ = ("rounds", "hits", "misses", "late", "proposed_tokens", "accepted_tokens", "time_to_first_token_seconds", "wall_seconds", "decode_seconds", "verify_seconds", "round_seconds", "mode", "paused_rounds", "backup_rounds")
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     HITS_FIELD_NUMBER: _ClassVar[int]
     MISSES_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +180,7 @@ class SpeculationStatistics(_message.Message):
     ROUND_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     PAUSED_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    BACKUP_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     hits: int
     misses: int
@@ -191,7 +194,8 @@ class SpeculationStatistics(_message.Message):
     round_seconds: float
     mode: Mode
     paused_rounds: int
-    def __init__(self, rounds: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., late: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., time_to_first_token_seconds: _Optional[float] = ..., wall_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., round_seconds: _Optional[float] = ..., mode: _Optional[_Union[Mode, str]] = ..., paused_rounds: _Optional[int] = ...) -> None: ...
+    backup_rounds: int
+    def __init__(self, rounds: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., late: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., time_to_first_token_seconds: _Optional[float] = ..., wall_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., round_seconds: _Optional[float] = ..., mode: _Optional[_Union[Mode, str]] = ..., paused_rounds: _Optional[int] = ..., backup_rounds: _Optional[int] = ...) -> None: ...
 
 class TokenText(_message.Message):
     __slots__ = ("id", "text")

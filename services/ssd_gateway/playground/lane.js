@@ -7,6 +7,7 @@ const TABLES = {
 };
 const LOOKUPS = {
   ...TABLES,
+  backup: "n-grams: the text repeats itself, and its earlier tokens are proposed",
   no_draft: "no draft has sent a table yet",
   none: "",
 };

@@ -98,11 +98,12 @@ class SequenceRecord:
         self._counts["hits"] += result is LookupResult.HIT
         self._counts["misses"] += result is LookupResult.MISS
         self._counts["late"] += result is LookupResult.LATE
+        self._counts["backup_rounds"] += result is LookupResult.BACKUP
 
     def statistics(self, *, is_synchronous: bool) -> SpeculationStatistics:
         """Return the statistics of the request; called in the round that ends the sequence."""
         counts, mode = self._counts, Mode.AUTOREGRESSIVE
-        if counts["hits"] or counts["misses"] or counts["late"]:
+        if counts["hits"] or counts["misses"] or counts["late"] or counts["backup_rounds"]:
             mode = Mode.SPECULATIVE
         elif is_synchronous and counts["proposed_tokens"]:
             mode = Mode.SYNCHRONOUS

@@ -137,6 +137,7 @@ class RequestTrace:
             attributes["ssd.hits"] = statistics.hits
             attributes["ssd.misses"] = statistics.misses
             attributes["ssd.late"] = statistics.late
+            attributes["ssd.backup_rounds"] = statistics.backup_rounds
         return attributes
 
     def _write(self, ended_at: float) -> None:

@@ -1,6 +1,7 @@
 """Figures, spreads and tables, computed from known counters."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import typer
@@ -152,6 +153,12 @@ def test_figures_of_a_batch_sum_speeds_and_divide_by_all_rounds() -> None:
     assert found.late_rate == pytest.approx(2 / 21)
     assert found.tokens_per_round == 2.6
     assert found.efficiency == pytest.approx(0.8)
+
+
+def test_rounds_of_n_grams_are_a_share_of_all_rounds() -> None:
+    own = sequence(5, 1.0)
+    with_backup = replace(own, statistics=replace(own.statistics, backup_rounds=5))
+    assert batch_figures([own, with_backup], 1).backup_rate == 0.25
 
 
 def test_the_efficiency_of_a_batch_is_the_median_of_its_sequences() -> None:

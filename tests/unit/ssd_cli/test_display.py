@@ -218,9 +218,23 @@ def test_late_tables_and_the_seed_have_a_row_if_they_matter() -> None:
     assert re.search(rf"^seed +{2**64 - 1} *$", found, re.MULTILINE)
 
 
+def test_rounds_of_n_grams_have_a_row_if_there_were_any() -> None:
+    statistics = SpeculationStatistics(mode=Mode.SPECULATIVE, rounds=9, hits=4)
+    assert "n-grams" not in shown(("", figures(9, 1, statistics)))
+    found = shown(("", figures(9, 1, replace(statistics, backup_rounds=3))))
+    assert re.search(r"^n-grams +33% of rounds: text repeats *$", found, re.MULTILINE)
+
+
 def test_the_line_of_an_answer_shows_late_tables_and_rounds_without_speculation() -> None:
     rounds = SpeculationStatistics(
-        mode=Mode.SPECULATIVE, rounds=20, hits=1, misses=2, late=1, paused_rounds=18
+        mode=Mode.SPECULATIVE,
+        rounds=20,
+        hits=1,
+        misses=2,
+        late=1,
+        paused_rounds=12,
+        backup_rounds=3,
     )
     line = display.metrics_line(figures(20, 0, rounds))
-    assert "hits 25% of 4 tables, 1 late, speculative, off in 90% of rounds: slower here" in line
+    assert "hits 25% of 4 tables, 1 late, n-grams in 15% of rounds, speculative" in line
+    assert line.endswith("speculative, off in 60% of rounds: slower here")

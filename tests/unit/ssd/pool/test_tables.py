@@ -126,7 +126,7 @@ def test_a_backup_that_is_rarely_accepted_proposes_in_trials_and_is_measured_the
 
 
 def test_the_backup_replaces_a_hit_where_the_text_repeats_itself_and_it_is_accepted_more() -> None:
-    backup, branch = hit((8, 9), 0), hit((4, 5, 6), 3, 1)
+    backup, branch = Lookup(LookupResult.BACKUP, (8, 9)), hit((4, 5, 6), 3, 1)
     replaced = partial(look_up, TABLE, Outcome(1, 7), of_tables=0.5)
     assert replaced(of_backup=0.9, repeats=True) == backup
     assert replaced(of_backup=0.9) == branch
@@ -136,6 +136,18 @@ def test_the_backup_replaces_a_hit_where_the_text_repeats_itself_and_it_is_accep
     # It can also continue a branch of which one column has arrived.
     part = replace(TABLE, tokens_NK=np.array([[1, -1, -1], [4, -1, -1]], dtype=np.int32))
     assert look_up(part, Outcome(1, 7), of_tables=0.9, repeats=True) == hit((4, 8, 9), 1)
+
+
+@pytest.mark.parametrize(
+    ("table", "result"), [(TABLE, LookupResult.MISS), (None, LookupResult.LATE)]
+)
+def test_a_missing_branch_counts_only_if_the_backup_would_not_have_replaced_it(
+    table: OutcomeTable | None, result: LookupResult
+) -> None:
+    missing = partial(look_up, table, Outcome(2, 7), of_tables=0.5, repeats=True)
+    assert missing(of_backup=0.9) == Lookup(LookupResult.BACKUP, (8, 9))
+    # The round would have used the branch.
+    assert missing(of_backup=0.5) == Lookup(result, (8, 9))
 
 
 def test_a_backup_with_the_tokens_of_a_branch_leaves_the_branch_to_the_draft() -> None:

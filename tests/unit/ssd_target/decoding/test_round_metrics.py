@@ -93,7 +93,7 @@ def test_a_commit_is_timed_from_the_decision_to_the_channel(growth: Callable[[st
 
 def test_rounds_without_a_draft_are_counted_apart_from_those_that_need_none() -> None:
     def rounds() -> dict[str, float]:
-        kinds = ("hit", "miss", "late", "no_draft", "none")
+        kinds = ("hit", "miss", "late", "no_draft", "backup", "none")
         return {kind: value("ssd_rounds_total", result=kind) for kind in kinds}
 
     def counted(**submitted: Any) -> dict[str, float]:

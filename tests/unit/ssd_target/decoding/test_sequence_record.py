@@ -45,6 +45,15 @@ def test_hits_misses_and_late_tables_are_counted_separately() -> None:
     assert (statistics.rounds, statistics.mode) == (4, Mode.SPECULATIVE)
 
 
+def test_rounds_of_the_backup_are_speculative_and_need_no_table() -> None:
+    subject = SequenceRecord()
+    run_rounds(subject, (1.0, 0.02))
+    subject.add_lookup(LookupResult.BACKUP)
+    statistics = subject.statistics(is_synchronous=False)
+    assert (statistics.hits, statistics.misses, statistics.late) == (0, 0, 0)
+    assert (statistics.backup_rounds, statistics.mode) == (1, Mode.SPECULATIVE)
+
+
 def test_accepted_tokens_after_the_end_of_the_text_do_not_count() -> None:
     subject = SequenceRecord()
     subject.add_round(RoundRecord(), replace(RESULT, token_ids=(7, 7)))
