@@ -73,9 +73,12 @@ def draw_results(runs: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
     for name, figure in drawn.items():
         if figure is not None:
             save(figure, folder / f"{name}.png")
-    rounds = [record for run in runs[:1] for record in run["rounds"]]
-    if rounds:
-        draw_rounds({"": rounds}, folder / "rounds.png")
+    rounds: dict[str, list[Record]] = {}
+    for run, own in zip(runs, differences(runs), strict=True):
+        # Runs without a difference have different cells.
+        rounds.setdefault(", ".join(own.values()), []).extend(run["rounds"])
+    if any(rounds.values()):
+        draw_rounds(rounds, folder / "rounds.png")
         names.append("rounds")
     return [f"{name}.{ending}" for name in names for ending in ("png", "pdf")]
 

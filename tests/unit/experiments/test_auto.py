@@ -66,16 +66,15 @@ def test_the_table_has_a_row_for_each_cell() -> None:
     ]
 
 
-@pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.timeout(120)
 async def test_a_cell_is_measured_with_real_processes(
-    batch: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     model = str(write_tiny_folder(tmp_path / "model", max_len=512))
     monkeypatch.setitem(auto.SITUATIONS, "tiny", Situation(target=model, draft=model))
     monkeypatch.setattr(auto, "deployed", quickly_deployed)
     cpu = min(os.sched_getaffinity(0))
-    size = Size(cpus=1, batch=batch, temperature=0.0)
+    size = Size(cpus=1, batch=2, temperature=0.0)
     result = await measure("tiny", [cpu], size, Amount(turns=2, max_tokens=8, repetitions=1))
     assert (result.situation, result.size) == ("tiny", size)
     assert result.over_better > 0

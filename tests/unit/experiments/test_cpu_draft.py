@@ -26,7 +26,6 @@ def test_the_rates_of_a_measurement_predict_it(rows: int) -> None:
         (["cpu-draft", "--models", "gpt-5"], "--models 'gpt-5': choose of llama-3.1-70b"),
         (["cpu-draft", "--weights", "int2"], "--weights 'int2': choose of bfloat16, int8, int4"),
         (["auto", "--situations", "x"], "--situations: choose from embedded, widened"),
-        (["rounds", "--modes", "x"], "--modes 'x': choose of ar, sd, ssd"),
     ],
 )
 def test_an_unknown_value_is_refused(
