@@ -214,8 +214,7 @@ def _check_inputs(record: dict[str, Any], inputs: dict[str, str], output: Path) 
 def _check_place(record: dict[str, Any], device: str, output: Path) -> None:
     """Refuse to go on where the sums of a step would have another order."""
     for name, value in _place(device).items():
-        # Earlier versions recorded no device.
-        if (earlier := record.get(name, value)) != value:
+        if (earlier := record[name]) != value:
             raise SettingsError(
                 f"--output {output} is of a run with {name} {earlier}, not {value}: use the same "
                 "(--device, OMP_NUM_THREADS), or another folder"

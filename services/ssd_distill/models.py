@@ -106,8 +106,7 @@ def stored_dtype(folder: Path) -> str:
 def write_weights(model: nn.Module, folder: Path) -> None:
     """Replace ``model.safetensors`` at once, in the data type that ``config.json`` names."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    # Earlier versions copied a config without a data type, and wrote bfloat16.
-    dtype = getattr(torch, config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+    dtype = getattr(torch, config.get("dtype") or config["torch_dtype"])
     # Tied embeddings are one parameter.
     tensors = {
         name: parameter.detach().to("cpu", dtype).contiguous()

@@ -85,11 +85,9 @@ class Row:
     def forget_busy(self) -> None:
         """Remove the first measurement on a busy machine, and those after it."""
         num_quiet = len(list(takewhile(lambda cpus: cpus < BUSY_CPUS, self.other_cpus)))
-        num_forgotten = len(self.other_cpus) - num_quiet
         counts = (self.hits, self.looked_up)
         for measured in (self.tokens_per_second, self.other_cpus, self.texts, *counts):
-            # The first measurements of an old file have no counts.
-            del measured[max(0, len(measured) - num_forgotten) :]
+            del measured[num_quiet:]
 
 
 async def measure(

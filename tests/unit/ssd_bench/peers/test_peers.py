@@ -240,25 +240,13 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert (again.tokens_per_second, again.texts) == ([1.0], [[[1, 2]]]), "and what was busy"
 
 
-def test_a_file_without_lookups_goes_on_and_later_repetitions_have_some(tmp_path: Path) -> None:
-    file = tmp_path / "peers.json"
-    old = records([row(SSD, 1.0, 2.0)])
-    for name in ("hits", "looked_up", "hit_rate"):
-        del old[0][name]
-    file.write_text(json.dumps({"identity": "own", "rows": old}))
-    (found,) = ResultsFile(file, {"identity": "own"}).continued([Row(SSD)])
-    assert (found.tokens_per_second, found.hit_rate) == ([1.0, 2.0], None)
-    for other_cpus, hits in ((0.01, 6), (0.5, 0)):
-        found.tokens_per_second.append(3.0)
-        found.other_cpus.append(other_cpus)
-        found.texts.append([[1, 2]])
-        found.hits.append(hits)
-        found.looked_up.append(8)
+def test_measurements_on_a_busy_machine_and_later_ones_are_forgotten() -> None:
+    found = row(SSD, 1.0, 2.0)
+    found.hits, found.looked_up, found.texts = [6, 0], [8, 8], [[[1]], [[1]]]
+    found.other_cpus = [0.01, 0.5]
     found.forget_busy()
-    assert (found.tokens_per_second, found.hits, found.looked_up) == ([1.0, 2.0, 3.0], [6], [8])
-    found.other_cpus[1] = 0.5
-    found.forget_busy()
-    assert (found.tokens_per_second, found.hits, found.looked_up) == ([1.0], [], [])
+    assert (found.tokens_per_second, found.other_cpus, found.texts) == ([1.0], [0.01], [[[1]]])
+    assert (found.hits, found.looked_up) == ([6], [8])
 
 
 @pytest.mark.parametrize(
