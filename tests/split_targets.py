@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.pairs import ANY_PORT, LONG_WAIT, draft_of
+from tests.pairs import ANY_PORT, LONG_WAIT, QUICK, draft_of
 from tests.processes import ProcessUnderTest, running
 from tests.texts import read
 
@@ -47,7 +47,7 @@ async def target(folder: Path, size: int, *flags: str) -> AsyncIterator[ProcessU
 @asynccontextmanager
 async def linked_target(folder: Path, size: int, *flags: str) -> AsyncIterator[ProcessUnderTest]:
     """Run a target with some ranks that has a draft; inside, both are linked."""
-    async with draft_of(folder, *SHAPE) as draft:
+    async with draft_of(folder, *SHAPE, *QUICK) as draft:
         drafts = ("--drafts", draft.grpc_address, *LONG_WAIT)
         async with target(folder, size, *drafts, *flags) as process:
             await process.until("ready")

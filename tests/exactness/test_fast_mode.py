@@ -26,7 +26,10 @@ LEAST_ACCEPTED = 0.28
         pytest.param(
             "openvino",
             "bfloat16",
-            marks=pytest.mark.skipif(not has_bfloat16(), reason="no bfloat16 arithmetic"),
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(not has_bfloat16(), reason="no bfloat16 arithmetic"),
+            ],
         ),
     ],
 )

@@ -146,7 +146,7 @@ async def test_a_draft_with_compiled_layers_changes_no_token(size: Size, run_cel
     assert sum(row.hits for row in rows) > 0
 
 
-@sizes
+@pytest.mark.parametrize("size", ALL)
 async def test_a_draft_that_is_always_late_changes_no_token(size: Size, run_cells: Cells) -> None:
     late = pair(
         size,

@@ -16,11 +16,10 @@ from tests.model_folders import model_folder
 from tests.pairs import ANY_PORT, QUICK
 from tests.processes import ProcessUnderTest, completed, running
 
-from ssd.errors import FrameError, HandshakeError, LinkError
+from ssd.errors import HandshakeError, LinkError
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import LinkCall
 from ssd.speculation.table import OutcomeTable, pack_commits, unpack_tables
-from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import (
     CloseSession,
     Commit,
@@ -200,34 +199,6 @@ async def test_a_target_that_does_not_match_is_refused_with_the_name_of_the_fiel
         with pytest.raises(HandshakeError) as caught:
             await call.receive()
     assert caught.value.field == field_name
-
-
-async def test_a_draft_with_fewer_embeddings_than_tokens_serves_the_ids_it_has(
-    tmp_path: Path,
-) -> None:
-    folder = write_tiny_folder(tmp_path / "small", vocab_size=250)
-    async with serving(folder) as process:
-        async with dialled(process) as call:
-            call.send(hello(folder))
-            with pytest.raises(HandshakeError, match="this draft has 250, the target has 257"):
-                await call.receive()
-        async with target(process, folder, vocab_size=250) as link:
-            link.open(1, (1, 250))
-            with pytest.raises(LinkError, match=r"token id 250, allowed are 0\.\.249"):
-                await link.receive()
-        for bonus, proposal in ((250, ()), (1, (2, 250))):
-            async with target(process, folder, vocab_size=250) as link:
-                link.commit(
-                    Commit(1, 1, Outcome(0, bonus), num_proposed=len(proposal), tokens=proposal)
-                )
-                with pytest.raises(FrameError, match="token id 250, the vocabulary has 250"):
-                    await link.receive()
-        async with target(process, folder, vocab_size=250) as link:
-            link.open(1, (1, 249))
-            table = await link.table()
-            assert max(table.bonus_N.max(), table.tokens_NK.max()) < 250
-            link.commit(Commit(1, 2, Outcome(0, 249), num_proposed=1, tokens=(249,)))
-            await link.table()
 
 
 async def test_a_target_without_heartbeats_loses_its_link_and_sessions(

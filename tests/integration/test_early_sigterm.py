@@ -23,7 +23,7 @@ PATHS = os.pathsep.join(
 LOADS_IN_A_LIBRARY = """
 import runpy
 import torch
-from {package} import step_thread
+from ssd_target import step_thread
 from ssd.observability.log import log_progress
 
 def load_runner(*arguments):
@@ -33,7 +33,7 @@ def load_runner(*arguments):
         matrix @ matrix
 
 step_thread.load_runner = load_runner
-runpy.run_module("{package}", run_name="__main__", alter_sys=True)
+runpy.run_module("ssd_target", run_name="__main__", alter_sys=True)
 """
 DOWNLOADS = """
 import runpy, threading
@@ -117,12 +117,8 @@ def names(lines: Iterable[str]) -> Iterator[str]:
         yield event.name if event is not None else ""
 
 
-@pytest.mark.parametrize("package", ["ssd_target", "ssd_draft"])
-def test_sigterm_while_a_library_loads_the_model_ends_the_process_with_0(
-    folder: Path, package: str
-) -> None:
-    code = LOADS_IN_A_LIBRARY.format(package=package)
-    with started(code, "--model", str(folder), *ANY_PORT, *QUICK) as process:
+def test_sigterm_while_a_library_loads_the_model_ends_the_process_with_0(folder: Path) -> None:
+    with started(LOADS_IN_A_LIBRARY, "--model", str(folder), *ANY_PORT, *QUICK) as process:
         try:
             assert process.stderr is not None
             events = names(process.stderr)
@@ -135,13 +131,12 @@ def test_sigterm_while_a_library_loads_the_model_ends_the_process_with_0(
 
 
 @pytest.mark.parametrize(
-    ("package", "module", "function"),
+    ("package", "module", "function", "number"),
     [
-        ("ssd_target", "ssd_target.models", "find_models"),
-        ("ssd_draft", "ssd.model_files.local_model", "find_model"),
+        ("ssd_target", "ssd_target.models", "find_models", signal.SIGTERM),
+        ("ssd_draft", "ssd.model_files.local_model", "find_model", signal.SIGINT),
     ],
 )
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_while_the_model_is_downloaded_ends_the_process_at_once(
     package: str, module: str, function: str, number: signal.Signals
 ) -> None:

@@ -110,15 +110,7 @@ def test_an_engine_without_hub_and_token_loads_a_fetched_model(pod: Pod) -> None
     assert not (folder / "pytorch_model.bin").exists()
 
 
-def test_a_complete_cache_needs_no_hub(pod: Pod) -> None:
-    assert pod.fetch()[0] == 0
-    pod.hub.is_down = True
-    code, events = pod.fetch()
-    assert (code, events[-1]["was_here"]) == (0, True)
-    assert len(pod.hub.paths) == 1
-
-
-def test_a_model_that_was_deleted_from_the_cache_is_fetched_again_once(pod: Pod) -> None:
+def test_a_model_that_was_deleted_is_fetched_again_and_a_complete_one_is_not(pod: Pod) -> None:
     assert pod.fetch()[0] == 0
     shutil.rmtree(pod.cache / "hub" / f"models--{NAME.replace('/', '--')}")
     code, events = pod.fetch()
@@ -126,6 +118,7 @@ def test_a_model_that_was_deleted_from_the_cache_is_fetched_again_once(pod: Pod)
     pod.hub.is_down = True
     code, events = pod.fetch()
     assert (code, events[-1]["was_here"]) == (0, True)
+    assert len(pod.hub.paths) == 2
 
 
 def test_two_pods_with_one_cache_fetch_once(pod: Pod, tmp_path: Path) -> None:
@@ -147,13 +140,12 @@ def test_two_pods_with_one_cache_fetch_once(pod: Pod, tmp_path: Path) -> None:
     assert len(pod.hub.paths) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_interrupted_download_fails_and_is_repeated(pod: Pod, number: int) -> None:
+def test_an_interrupted_download_fails_and_is_repeated(pod: Pod) -> None:
     pod.hub.may_send.clear()
     process = pod.start_fetch()
     try:
         assert pod.hub.weights_requested.wait(WAIT_SECONDS)
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         assert ended(process)[0] == 143
     finally:
         process.kill()
@@ -167,7 +159,6 @@ def test_an_interrupted_download_fails_and_is_repeated(pod: Pod, number: int) ->
         (f"hf://{NAME}@{NO_COMMIT}", "not this revision"),
         (f"hf://org/none@{COMMIT}", "no such model"),
         (f"hf://{NAME}@main", "is not hf://org/name@commit"),
-        ("demo://target", "is not hf://org/name@commit"),
     ],
 )
 def test_a_missing_model_writes_one_line_to_the_termination_message(
@@ -179,10 +170,9 @@ def test_a_missing_model_writes_one_line_to_the_termination_message(
     assert "\n" not in pod.termination_message
 
 
-@pytest.mark.parametrize("token", ["", "hf_of_a_stranger"])
-def test_a_gated_model_requires_a_token(pod: Pod, token: str) -> None:
-    pod.hub.is_gated, pod.token = True, token
+def test_a_gated_model_requires_a_token(pod: Pod) -> None:
+    pod.hub.is_gated, pod.token = True, "hf_of_a_stranger"
     assert pod.fetch()[0] == os.EX_CONFIG
     assert "accepted its terms" in pod.termination_message
     assert "token" in pod.termination_message
-    assert token not in pod.termination_message.split()
+    assert pod.token not in pod.termination_message

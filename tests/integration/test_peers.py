@@ -12,7 +12,7 @@ import psutil
 import pytest
 import transformers
 from tests.gateway import gateway_of
-from tests.pairs import deployed, quickly_deployed, target_of
+from tests.pairs import QUICK, quickly_deployed, target_of
 from tests.processes import start_fork_server
 
 import ssd
@@ -130,9 +130,9 @@ async def test_an_engine_that_cannot_load_is_a_row_with_its_reason(
 async def test_a_gateway_is_a_peer_whose_texts_are_those_of_the_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "deployed", deployed)
+    monkeypatch.setattr(engines, "deployed", quickly_deployed)
     model = str(write_tiny_folder(tmp_path / "model", seed=1, max_len=1024))
-    flags = ("--max-model-len", "1024", "--dtype", "float32")
+    flags = ("--max-model-len", "1024", "--dtype", "float32", *QUICK)
     async with target_of(model, *flags) as (target, _), gateway_of(target) as (gateway, _):
         arguments = (
             *("peers", "--target", model, "--draft", model, "--methods", "none"),

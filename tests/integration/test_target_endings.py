@@ -42,13 +42,6 @@ def load_what_breaks(*arguments):
 step_thread.load_runner = load_what_breaks
 sys.exit(__main__.main(sys.argv[1:]))
 """
-NEVER_LOADS = """
-import sys, threading
-from ssd_target import __main__, step_thread
-
-step_thread.load_runner = lambda *_arguments: threading.Event().wait()
-sys.exit(__main__.main(sys.argv[1:]))
-"""
 folder = model_folder(seed=1, max_len=MAX_LEN)
 
 
@@ -91,25 +84,11 @@ async def test_a_crash_of_the_step_thread_fails_all_requests_and_ends_the_proces
     assert re.fullmatch(rf"ZeroDivisionError: broken on purpose \({place}\)", log.read_text())
 
 
-async def test_sigterm_during_loading_ends_the_target_at_once(folder: Path) -> None:
-    async with running_code(NEVER_LOADS, *of(folder)) as process:
-        await process.until("listening")
-        async with TargetClient(process.grpc_address, ready_seconds=0) as client:
-            with pytest.raises(NotReadyError, match="loading"):
-                await read(client, "abc")
-        process.signal(signal.SIGTERM)
-        assert await process.wait() == 0
-        assert process.events[-1].name == "stopped"
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_sigterm_finishes_running_streams_and_refuses_new_ones(
-    folder: Path, number: signal.Signals
-) -> None:
+async def test_sigterm_finishes_running_streams_and_refuses_new_ones(folder: Path) -> None:
     async with target(folder) as (process, client):
         streams = [client.generate(f"stream {n}", LONG) for n in range(3)]
         counts = [len((await anext(stream)).token_ids) for stream in streams]
-        process.signal(number)
+        process.signal(signal.SIGTERM)
         assert (await process.until("draining")).fields["requests"] == 3
         # A second signal has no effect.
         process.signal(signal.SIGTERM)
@@ -125,18 +104,11 @@ async def test_sigterm_finishes_running_streams_and_refuses_new_ones(
         assert await process.wait() == 0
 
 
-@pytest.mark.parametrize("by_call", [False, True])
-async def test_requests_that_exceed_the_drain_are_cancelled_with_the_reason(
-    folder: Path, *, by_call: bool
-) -> None:
-    flags = () if by_call else ("--drain-seconds", "0.2")
-    async with target(folder, *flags) as (process, client):
+async def test_requests_that_exceed_the_drain_are_cancelled_with_the_reason(folder: Path) -> None:
+    async with target(folder, "--drain-seconds", "0.2") as (process, client):
         stream = client.generate("abc", ENDLESS)
         await anext(stream)
-        if by_call:
-            assert await client.drain(200) == 1
-        else:
-            process.signal(signal.SIGTERM)
+        process.signal(signal.SIGTERM)
         with pytest.raises(IncompleteTextError, match="because it stops or"):
             _ = [chunk async for chunk in stream]
         assert await process.wait() == 0

@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.proto.trace.v1 import trace_pb2
 from prometheus_client.parser import text_string_to_metric_families
 from tests.model_folders import model_folder
-from tests.pairs import ANY_PORT, LONG_WAIT
+from tests.pairs import ANY_PORT, LONG_WAIT, QUICK
 from tests.processes import ProcessUnderTest, running
 
 from ssd.errors import FieldError
@@ -27,7 +27,7 @@ from ssd.types import Mode, SamplingParams
 
 SHAPE = (
     *("--dtype", "float32", "--lookahead", "3", "--branches", "8", "--max-model-len", "2048"),
-    *("--kv-cache-bytes", "8000000", *ANY_PORT),
+    *("--kv-cache-bytes", "8000000", *ANY_PORT, *QUICK),
 )
 LONG = SamplingParams(temperature=0.0, max_tokens=1200, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=1900, ignore_eos=True)

@@ -159,21 +159,6 @@ def test_a_trained_draft_has_the_data_type_of_the_draft(
     assert f"torch.{found.get('dtype') or found['torch_dtype']}" == str(written)
 
 
-def test_a_run_of_an_earlier_version_without_a_data_type_goes_on_in_bfloat16(
-    flags_of_pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = tmp_path / "output"
-    with monkeypatch.context() as patch:
-        patch.setattr(distillation, "teacher_loss", interrupt_at(2))
-        assert main([*flags_of_pair, "--output", str(output)]) == 130
-    config = json.loads((output / "config.json").read_text())
-    config.pop("dtype", None)
-    config.pop("torch_dtype", None)
-    (output / "config.json").write_text(json.dumps(config))
-    assert main([*flags_of_pair, "--output", str(output)]) == 0
-    assert {value.dtype for value in weights(output).values()} == {torch.bfloat16}
-
-
 def test_a_new_draft_that_cannot_be_made_leaves_no_folder(
     flags: list[str],
     tmp_path: Path,
@@ -236,8 +221,7 @@ def test_what_cannot_be_trained_is_one_line_and_exit_code_2(
     assert set(stages) <= {"loading", "reading text"}
 
 
-BIAS, HEAD = "model.layers.0.self_attn.q_proj.bias", "lm_head.weight"
-FIRST, NORM = "model.layers.0.mlp.up_proj.weight", "model.norm.weight"
+NORM = "model.norm.weight"
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
@@ -245,13 +229,7 @@ FIRST, NORM = "model.layers.0.mlp.up_proj.weight", "model.norm.weight"
     ("changed", "problem"),
     [
         ({"tie_word_embeddings": False}, "tensor lm_head.weight is missing"),
-        ({"num_hidden_layers": 3}, "tensor model.layers.2.input_layernorm.weight is missing"),
-        ({"num_hidden_layers": 1}, "belongs to no layer of this model"),
-        ({BIAS: torch.zeros(32)}, f"tensor {BIAS} belongs to no layer of this model"),
-        ({FIRST: torch.ones(64, 32).to(torch.float8_e4m3fn)}, "is stored as F8_E4M3"),
-        ({HEAD: torch.ones(257, 32)}, f"tensor {HEAD} is not equal to model.embed_tokens"),
         ({NORM: torch.full((32,), torch.nan)}, f"tensor {NORM} contains NaN or infinity"),
-        ({FIRST: torch.full((64, 32), torch.inf)}, f"tensor {FIRST} contains NaN or infinity"),
     ],
 )
 def test_weights_that_a_process_refuses_are_refused_before_the_training(
@@ -304,8 +282,10 @@ def test_a_folder_of_another_run_is_refused_with_what_differs(
     assert "is of a run with another seed (0, not 3)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("is_complete", [False, True])
-@pytest.mark.parametrize("changed", ["data", "target", "draft"])
+@pytest.mark.parametrize(
+    ("changed", "is_complete"),
+    [("data", True), ("data", False), ("target", False), ("draft", False)],
+)
 def test_a_run_is_refused_if_its_text_or_a_model_has_changed(
     changed: str,
     is_complete: bool,  # noqa: FBT001
@@ -353,8 +333,9 @@ def test_a_run_goes_on_only_with_the_same_number_of_threads(
     assert main(flags) == 0, "a complete run has nothing left to train"
 
 
-@pytest.mark.parametrize("num_bytes", [0, 4, -1])
-@pytest.mark.parametrize("name", [distillation.STATE, distillation.WRITTEN])
+@pytest.mark.parametrize(
+    ("name", "num_bytes"), [(distillation.STATE, 4), (distillation.WRITTEN, -1)]
+)
 def test_a_damaged_checkpoint_is_one_line_and_can_be_removed(
     name: str,
     num_bytes: int,

@@ -7,7 +7,7 @@ import openvino
 import pytest
 import torch
 from tests.engines import PlainLogits, inside, load
-from tests.unit.ssd.engine.wide import write_wide_folder
+from tests.unit.ssd.engine.wide import load_wide, write_wide_folder
 from torch import Tensor
 
 from ssd.engine import static_execution
@@ -97,3 +97,9 @@ def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wide")
     write_wide_folder(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def chunked(wide_folder: Path) -> TargetRunner:
+    """A runner whose prompts have several chunks; its shapes are not proved."""
+    return load_wide(wide_folder, "openvino", "float32", max_num_seqs=8, prefill_chunk=16)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ssd.engine.batch import PagedBatch
 from ssd.engine.same_bits import find_joined_difference
+from ssd.engine.target_runner import TargetRunner
 
 
 @pytest.mark.parametrize("dtype", ["float32", KEPT, pytest.param("bfloat16", marks=needs_bfloat16)])
@@ -81,10 +82,13 @@ class FaultyTogether(Faulty):
     ids=["one row", "all rows", "a short part", "beside some rows", "a long prompt", "none"],
 )
 def test_other_bits_of_rows_and_prompts_in_one_pass_are_found(
-    wide_folder: Path, is_faulty: Callable[[PagedBatch], bool], found: str | None, *, prefills: bool
+    chunked: TargetRunner,
+    is_faulty: Callable[[PagedBatch], bool],
+    found: str | None,
+    *,
+    prefills: bool,
 ) -> None:
-    runner = load_wide(wide_folder, "openvino", "float32", max_num_seqs=8, prefill_chunk=16)
-    faulty = FaultyTogether(runner, is_faulty, prefills=prefills)
+    faulty = FaultyTogether(chunked, is_faulty, prefills=prefills)
     assert find_joined_difference(faulty, lambda _share: None) == found
 
 

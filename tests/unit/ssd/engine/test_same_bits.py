@@ -167,10 +167,13 @@ def test_an_execution_that_packs_rows_has_a_row_count_for_each_length(
     ],
 )
 def test_a_pass_with_other_bits_is_found(
-    wide_folder: Path, is_faulty: Callable[[PagedBatch], bool], found: str | None, *, prefills: bool
+    chunked: TargetRunner,
+    is_faulty: Callable[[PagedBatch], bool],
+    found: str | None,
+    *,
+    prefills: bool,
 ) -> None:
-    runner = load_wide(wide_folder, "openvino", "float32", max_num_seqs=8, prefill_chunk=16)
-    faulty = Faulty(runner, is_faulty, prefills=prefills)
+    faulty = Faulty(chunked, is_faulty, prefills=prefills)
     assert find_difference(faulty, (1, 2, 4, 8), lambda _share: None) == found
 
 
