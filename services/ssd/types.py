@@ -12,7 +12,7 @@ from typing import Literal
 
 TokenId = int
 SequenceId = int
-WIRE_VERSION = 6
+WIRE_VERSION = 7
 """Version of messages and frames on a link; both ends must have the same."""
 NO_TOKEN = -1
 """Replaces a token id at padding and at rows whose logits are not finite."""
@@ -143,12 +143,8 @@ class Commit:
     """Committed tokens before the round."""
     outcome: Outcome
     _: KW_ONLY
-    num_proposed: int = 0
-    """Tokens of the next proposal; without any, the next round is plain decoding."""
-    branch: int | None = None
-    """The branch of the newest table that the next proposal begins; None if it is ``tokens``."""
     tokens: tuple[TokenId, ...] = ()
-    """The next proposal; none if it is of a branch."""
+    """The next proposal; without tokens, the next round is plain decoding."""
     waited_us: int = 0
     """Microseconds for which the round waited for tables."""
     length: int = 0

@@ -143,29 +143,22 @@ class Session:
         """Return the effect of a commit, given the newest table.
 
         Raises:
-            GapError: the commit is not of the next round, or its outcome or branch does not exist.
+            GapError: the commit is not of the next round, or accepts more tokens than proposed.
         """
         outcome = commit.outcome
         if commit.base_len != self.num_committed:
             raise GapError(f"commit of base length {commit.base_len}, not {self.num_committed}")
         if outcome.accepted > len(self.proposal):
             raise GapError(f"{outcome.accepted} accepted of {len(self.proposal)} proposed")
-        index = self.table.look_up(outcome) if self.table is not None else None
-        num_entries = outcome.accepted + 1
-        if commit.branch is not None:
-            if self.table is None or index != commit.branch:
-                raise GapError(f"branch {commit.branch} has another outcome")
-            proposal = self.table.proposal(index, commit.num_proposed)
-            if len(proposal) < commit.num_proposed:
-                raise GapError(f"branch {index} has no {commit.num_proposed} tokens")
-            return Move(num_entries, outcome.bonus, proposal, index, num_from_table=len(proposal))
         proposal = commit.tokens
+        index = self.table.look_up(outcome) if self.table is not None else None
         of_table: tuple[TokenId, ...] = ()
         if self.table is not None and index is not None:
             of_table = self.table.proposal(index, len(proposal))
         pairs = zip(of_table, proposal, strict=False)
         num_from_table = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         branch = index if of_table == proposal else None
+        num_entries = outcome.accepted + 1
         return Move(num_entries, outcome.bonus, proposal, branch, num_from_table=num_from_table)
 
     def apply(self, move: Move) -> None:

@@ -182,7 +182,7 @@ class Worker:
         """Queue the commits of a frame for their sessions."""
         waited_us = max((commit.waited_us for commit in commits), default=0)
         self._work[link.number].forecast.add_commits(
-            arrived_at, waited_us / 1e6, is_plain=not any(commit.num_proposed for commit in commits)
+            arrived_at, waited_us / 1e6, is_plain=not any(commit.tokens for commit in commits)
         )
         for commit in commits:
             session = self.sessions.find(link, commit.session)

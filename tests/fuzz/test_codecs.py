@@ -58,7 +58,7 @@ def test_any_bytes_are_commits_and_tables_or_a_frame_error(frame: bytes) -> None
 def test_any_rows_are_commits_and_tables_within_their_bounds_or_a_frame_error(
     lookahead: int, rows: list[list[int]], *, is_of_this_width: bool
 ) -> None:
-    width = row_width(lookahead) if is_of_this_width else 7
+    width = row_width(lookahead) if is_of_this_width else 8
     rows_RW = np.array([row[:width] for row in rows], dtype="<i4").reshape(len(rows), width)
     check_frame(rows_RW.tobytes(), lookahead)
 

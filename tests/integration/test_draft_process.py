@@ -170,12 +170,12 @@ async def test_each_commit_is_followed_by_the_next_table(
             outcome = Outcome(int(table.accepted_N[index]), int(table.bonus_N[index]))
             proposal = table.proposal(index, count)
             assert len(proposal) == count
-            link.commit(Commit(1, table.base_len, outcome, num_proposed=count, branch=index))
+            link.commit(Commit(1, table.base_len, outcome, tokens=proposal))
             following = await link.table()
             assert following.base_len == table.base_len + outcome.accepted + 1
             assert set(following.accepted_N.tolist()) <= set(range(count + 1))
             table = following
-        link.commit(Commit(1, table.base_len, Outcome(0, 65), num_proposed=2, tokens=(66, 67)))
+        link.commit(Commit(1, table.base_len, Outcome(0, 65), tokens=(66, 67)))
         assert (await link.table()).base_len == table.base_len + 1
         link.call.send(CloseSession(1))
         await sessions_of(draft, 0)

@@ -301,21 +301,18 @@ class DraftPool:
                     continue
                 session, num_tokens = sequence.session, sequence.num_tokens
                 base_len = num_tokens - len(result.token_ids)
-                is_branch = lookup.branch is not None
                 commit = Commit(
                     session.number,
                     base_len,
                     result.outcome,
-                    num_proposed=len(lookup.tokens),
-                    branch=lookup.branch,
-                    tokens=() if is_branch else lookup.tokens,
+                    tokens=lookup.tokens,
                     waited_us=waited_us,
                     # The next proposal has this length, the proposal of the table about the same.
                     # Before the last token it is 1: a table of K is never used.
                     length=sequence.max_proposed or int(sequence.num_remaining == 1),
                 )
                 commits.setdefault(session.link, []).append(commit)
-                session.begin_round(num_tokens, now, is_branch=is_branch)
+                session.begin_round(num_tokens, now, is_branch=lookup.is_branch)
         return commits
 
     def _send(self, commits: Mapping[DraftLink, list[Commit]], decided_at: float) -> None:

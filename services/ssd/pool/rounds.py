@@ -31,10 +31,13 @@ class Lookup:
     _: KW_ONLY
     num_from_table: int = 0
     """Tokens that are from a table; they come first."""
-    branch: int | None = None
-    """The branch of the table that the next proposal begins; None if it has other tokens."""
     candidates: Candidates = NO_CANDIDATES
     """What both sources propose."""
+
+    @property
+    def is_branch(self) -> bool:
+        """Whether a branch of the table begins with all tokens of the next proposal."""
+        return self.result is LookupResult.HIT and self.num_from_table == len(self.tokens)
 
 
 NO_TABLE_NEEDED = Lookup()

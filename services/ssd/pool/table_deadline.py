@@ -83,7 +83,7 @@ class ColumnTimes:
     def __init__(self) -> None:
         self._seconds = 0.0
         self.first = {is_branch: FirstFrames() for is_branch in (True, False)}
-        """After commits whose next proposal is a branch, which the draft has run, or explicit
+        """After commits whose next proposal is a branch, which the draft has run, or has other
         tokens, which it has not."""
 
     def expected_first(self, *, is_branch: bool) -> FirstFrames:

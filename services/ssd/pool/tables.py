@@ -196,14 +196,7 @@ def look_up(
         text = sequence.newest_tokens[-WINDOW_TOKENS:]
         text.extend(from_table)
         tokens += backup(text, num_continued).tokens
-    is_branch = len(tokens) == len(from_table)
-    return Lookup(
-        LookupResult.HIT,
-        tokens,
-        num_from_table=len(from_table),
-        branch=branch if is_branch else None,
-        candidates=candidates,
-    )
+    return Lookup(LookupResult.HIT, tokens, num_from_table=len(from_table), candidates=candidates)
 
 
 def _replaces_draft(

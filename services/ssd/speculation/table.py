@@ -1,14 +1,14 @@
 """Outcome tables and commits, and the bytes that carry them on a link.
 
-A frame is little-endian int32: rows of ``row_width(K)`` = K + 8 columns. Unused columns are -1.
+A frame is little-endian int32: rows of ``row_width(K)`` = K + 6 columns. Unused columns are -1.
 
-    commit                         [session, base_len, k, t*, branch, m, waited, length, d_1..d_K]
+    commit                         [session, base_len, k, t*, waited, length, d_1..d_m]
     table, head row                [session, base_len, num_branches, depth, length]
     table, one row for each branch [k, t*, d_1..d_depth]
 
-A commit that names a branch has no tokens. The ``branch`` of a commit with explicit tokens is -1.
-``waited`` is the time in microseconds for which the round waited for tables. ``length`` is the
-number of tokens that each branch of the next table needs; 0 is K. A draft may send fewer or more.
+The m tokens of a commit, 0..K, are the next proposal. ``waited`` is the time in microseconds for
+which the round waited for tables. ``length`` is the number of tokens that each branch of the next
+table needs; 0 is K. A draft may send fewer or more.
 
 A table may be sent before it is complete: its depth, 1..K, is the number of tokens that each branch
 has, of ``length`` that it will have. A later table with the same session and base length repeats
@@ -34,7 +34,7 @@ Int32s = NDArray[np.int32]
 _PAD = -1
 _HEAD_COLUMNS = 5
 _BRANCH_COLUMNS = 2
-_COMMIT_COLUMNS = 8
+_COMMIT_COLUMNS = 6
 _LARGEST = np.iinfo(np.int32).max
 _WORD = np.dtype("<i4")
 
@@ -202,10 +202,9 @@ def pack_commits(commits: Collection[Commit], lookahead: int) -> bytes:
     """Return the frame of some commits, one row for each."""
     words: list[int] = []
     for commit in commits:
-        outcome, branch = commit.outcome, _PAD if commit.branch is None else commit.branch
-        assert len(commit.tokens) == (commit.num_proposed if commit.branch is None else 0)
+        outcome = commit.outcome
         words += (commit.session, commit.base_len, outcome.accepted, outcome.bonus)
-        words += (branch, commit.num_proposed, commit.waited_us, commit.length, *commit.tokens)
+        words += (commit.waited_us, commit.length, *commit.tokens)
         words += (_PAD,) * (lookahead - len(commit.tokens))
     return struct.pack(f"<{len(words)}i", *words)
 
@@ -226,34 +225,26 @@ def unpack_commits(
             occurs twice, or a token is outside the vocabulary.
     """
     rows_RW = _rows(frame, lookahead, max_commits, f"{max_commits} commits")
+    num_tokens_R = np.count_nonzero(rows_RW[:, _COMMIT_COLUMNS:] != _PAD, axis=1)
+    names, bounds_2XW = ["commit"] * (lookahead + 1), _commit_bounds(lookahead, num_token_ids)
+    _reject(rows_RW, bounds_2XW, num_tokens_R, names, num_token_ids)
     rows = rows_RW.tolist()
-    kinds = []
-    for number, (_, _, _, _, branch, num_proposed, *_) in enumerate(rows):
-        kinds.append(num_proposed if branch == _PAD else lookahead + 1)
-        if not 0 <= num_proposed <= lookahead:
-            raise FrameError(_complaint("commit", number, 5, num_proposed))
-    names, kind_R = ["commit"] * (lookahead + 2), np.array(kinds, dtype=np.int64)
-    _reject(rows_RW, _commit_bounds(lookahead, num_token_ids), kind_R, names, num_token_ids)
     # A target commits one round of a session at a time. More would take time from other sessions.
     sessions = [session for session, *_ in rows]
     _reject_repeats("commit", sessions, sessions.__getitem__)
-    return [_commit_from(row) for row in rows]
+    return list(map(_commit_from, rows, num_tokens_R.tolist()))
 
 
 @lru_cache(maxsize=64)
 def _commit_bounds(lookahead: int, num_token_ids: int) -> Int32s:
-    """Return the smallest and largest values of a commit, by its kind.
-
-    The kind of a commit is the number of its explicit tokens, 0..K, or K+1 with a branch.
-    """
-    bounds_2XW = np.full((2, lookahead + 2, row_width(lookahead)), _PAD, dtype=np.int32)
+    """Return the smallest and largest values of a commit, by the number of its tokens, 0..K."""
+    bounds_2XW = np.full((2, lookahead + 1, row_width(lookahead)), _PAD, dtype=np.int32)
     lowest_XW, highest_XW = bounds_2XW
-    lowest_XW[:, :_COMMIT_COLUMNS] = (0, 0, 0, 0, _PAD, 0, 0, 0)
+    lowest_XW[:, :_COMMIT_COLUMNS] = 0
     highest_XW[:, :_COMMIT_COLUMNS] = (
         *(_LARGEST, _LARGEST, lookahead, num_token_ids - 1),
-        *(_PAD, lookahead, _LARGEST, lookahead),
+        *(_LARGEST, lookahead),
     )
-    lowest_XW[-1, 4], highest_XW[-1, 4] = 0, _LARGEST
     for count in range(1, lookahead + 1):
         lowest_XW[count, _COMMIT_COLUMNS : _COMMIT_COLUMNS + count] = 0
         highest_XW[count, _COMMIT_COLUMNS : _COMMIT_COLUMNS + count] = num_token_ids - 1
@@ -261,16 +252,13 @@ def _commit_bounds(lookahead: int, num_token_ids: int) -> Int32s:
     return bounds_2XW
 
 
-def _commit_from(row: list[int]) -> Commit:
-    session, base_len, accepted, bonus, branch, num_proposed, waited_us, length, *tokens = row
-    of_table = branch != _PAD
+def _commit_from(row: list[int], num_tokens: int) -> Commit:
+    session, base_len, accepted, bonus, waited_us, length, *tokens = row
     return Commit(
         session,
         base_len,
         Outcome(accepted, bonus),
-        num_proposed=num_proposed,
-        branch=branch if of_table else None,
-        tokens=() if of_table else tuple(tokens[:num_proposed]),
+        tokens=tuple(tokens[:num_tokens]),
         waited_us=waited_us,
         length=length,
     )

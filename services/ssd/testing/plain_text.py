@@ -42,9 +42,9 @@ class PlainText:
         return scores_V.topk(count).indices.tolist()
 
     def commit(self, accepted: int, bonus: int, proposal: tuple[int, ...] = ()) -> Commit:
-        """Return the commit of a round whose next proposal is no branch, for session 1."""
+        """Return the commit of a round for session 1."""
         outcome = Outcome(accepted, bonus)
-        return Commit(1, len(self.committed), outcome, num_proposed=len(proposal), tokens=proposal)
+        return Commit(1, len(self.committed), outcome, tokens=proposal)
 
     def move(self, accepted: int, bonus: int, proposal: tuple[int, ...]) -> None:
         """Apply an outcome."""
@@ -67,9 +67,9 @@ class PlainText:
         """Apply and return the commit of a branch with that accepted length."""
         index = table.accepted_N.tolist().index(accepted)
         bonus = int(table.bonus_N[index])
-        outcome = Outcome(accepted, bonus)
-        commit = Commit(1, len(self.committed), outcome, num_proposed=num_proposed, branch=index)
-        self.move(accepted, bonus, table.proposal(index, num_proposed))
+        proposal = table.proposal(index, num_proposed)
+        commit = self.commit(accepted, bonus, proposal)
+        self.move(accepted, bonus, proposal)
         return commit
 
     def miss(self, table: OutcomeTable | None, accepted: int, proposal: tuple[int, ...]) -> Commit:

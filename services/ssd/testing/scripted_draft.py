@@ -61,7 +61,6 @@ class _Session:
     tokens: list[TokenId]
     future: tuple[TokenId, ...]
     proposal: tuple[TokenId, ...] = ()
-    table: OutcomeTable | None = None
 
 
 @dataclass(slots=True)
@@ -141,11 +140,7 @@ class ScriptedDraft:
         session = self._sessions[commit.session]
         assert commit.base_len == len(session.tokens), "a commit is missing or repeated"
         session.tokens += [*session.proposal[: commit.outcome.accepted], commit.outcome.bonus]
-        if commit.branch is None:
-            session.proposal = commit.tokens
-        else:
-            assert session.table is not None
-            session.proposal = session.table.proposal(commit.branch, commit.num_proposed)
+        session.proposal = commit.tokens
 
     def _send_tables(self, sessions: list[int]) -> None:
         for number in sessions:
@@ -155,7 +150,6 @@ class ScriptedDraft:
     def _send_table(self, behaviour: Behaviour, number: int) -> None:
         session = self._sessions[number]
         table = self._table(number, session, behaviour)
-        session.table = table
         match behaviour:
             case Behaviour.SILENT:
                 return

@@ -10,7 +10,7 @@ from tests.unit.ssd_draft.ledger_draft import CHUNK, Draft, FakeLink, K, N, Open
 from ssd.engine.batch import BranchBatch
 from ssd.testing.clock import FakeClock
 from ssd.testing.plain_text import PlainText
-from ssd.types import Commit, Outcome, RefusalReason
+from ssd.types import Commit
 from ssd_draft.inbox import Event
 from ssd_draft.table_size import Need
 
@@ -159,15 +159,20 @@ def test_a_commit_ends_only_the_table_of_its_session() -> None:
         text.check(link.newest(session))
 
 
-def test_a_branch_with_more_tokens_than_were_sent_is_a_gap(opened: Opened) -> None:
+def test_a_proposal_with_more_tokens_than_its_branch_is_run(opened: Opened) -> None:
     draft, link, text = opened
     draft.commit(link, text.hit(link.newest(), 0, K))
     draft.worker.run_step()
     (session,) = draft.sessions
     assert session.table is not None
-    outcome = Outcome(int(session.table.accepted_N[0]), int(session.table.bonus_N[0]))
-    draft.apply(link, Commit(1, session.table.base_len, outcome, num_proposed=2, branch=0))
-    assert link.refused == [(1, RefusalReason.GAP)]
+    accepted, bonus = int(session.table.accepted_N[0]), int(session.table.bonus_N[0])
+    proposal = (*session.table.proposal(0, 2), 7)
+    assert len(proposal) == 2
+    commit, passes = text.commit(accepted, bonus, proposal), draft.runner.num_proposal_passes
+    text.move(accepted, bonus, proposal)
+    draft.apply(link, commit)
+    assert draft.runner.num_proposal_passes == passes + 1
+    text.check(link.newest())
 
 
 @pytest.mark.parametrize("length", range(1, K + 1))

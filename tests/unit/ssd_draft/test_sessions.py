@@ -2,7 +2,6 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pytest
@@ -174,35 +173,30 @@ def test_a_session_needs_room_for_a_tree_in_the_models_length(
 
 
 @pytest.mark.parametrize(
-    ("outcome", "following", "move"),
+    ("outcome", "tokens", "branch", "num_from_table"),
     [
-        (Outcome(1, 21), {"num_proposed": 2, "branch": 1}, Move(2, 21, (40, 41), 1, (), 2)),
-        (Outcome(1, 21), {"num_proposed": 1, "branch": 1}, Move(2, 21, (40,), 1, (), 1)),
-        (Outcome(2, 22), {"num_proposed": 0, "branch": 2}, Move(3, 22, (), 2)),
-        (Outcome(1, 21), {"num_proposed": 1, "tokens": (40,)}, Move(2, 21, (40,), 1, (), 1)),
-        (Outcome(1, 21), {}, Move(2, 21, (), 1)),
-        (Outcome(1, 21), {"num_proposed": 2, "tokens": (40, 9)}, Move(2, 21, (40, 9), None, (), 1)),
-        (
-            Outcome(1, 21),
-            {"num_proposed": 3, "tokens": (40, 41, 9)},
-            Move(2, 21, (40, 41, 9), None, (), 2),
-        ),
-        (Outcome(1, 99), {"num_proposed": 1, "tokens": (40,)}, Move(2, 99, (40,), None)),
+        (Outcome(1, 21), (40, 41), 1, 2),
+        (Outcome(1, 21), (40,), 1, 1),
+        (Outcome(2, 22), (), 2, 0),
+        (Outcome(1, 21), (40, 9), None, 1),
+        (Outcome(1, 21), (40, 41, 9), None, 2),
+        (Outcome(1, 99), (40,), None, 0),
+        (Outcome(1, 99), (), None, 0),
     ],
 )
 def test_a_branch_that_starts_with_the_next_proposal_is_used(
-    outcome: Outcome, following: dict[str, Any], move: Move
+    outcome: Outcome, tokens: tuple[int, ...], branch: int | None, num_from_table: int
 ) -> None:
-    assert with_table().plan(Commit(1, 5, outcome, **following)) == move
+    move = with_table().plan(Commit(1, 5, outcome, tokens=tokens))
+    num_entries = outcome.accepted + 1
+    assert move == Move(num_entries, outcome.bonus, tokens, branch, (), num_from_table)
 
 
 @pytest.mark.parametrize(
     "commit",
     [
-        Commit(1, 4, Outcome(1, 21), num_proposed=2, branch=1),
-        Commit(1, 6, Outcome(1, 21), num_proposed=2, branch=1),
-        Commit(1, 5, Outcome(1, 21), num_proposed=2, branch=0),
-        Commit(1, 5, Outcome(1, 99), num_proposed=2, branch=1),
+        Commit(1, 4, Outcome(1, 21), tokens=(40, 41)),
+        Commit(1, 6, Outcome(1, 21), tokens=(40, 41)),
         Commit(1, 5, Outcome(3, 21)),
     ],
 )
@@ -211,16 +205,17 @@ def test_a_commit_that_does_not_match_exactly_is_a_gap(commit: Commit) -> None:
         with_table().plan(commit)
 
 
-def test_a_branch_without_a_table_is_a_gap() -> None:
+@pytest.mark.parametrize("tokens", [(), (40, 41)])
+def test_a_commit_without_a_table_uses_no_branch(tokens: tuple[int, ...]) -> None:
     session = with_table()
     session.table = None
-    with pytest.raises(GapError):
-        session.plan(Commit(1, 5, Outcome(1, 21), num_proposed=2, branch=1))
+    move = session.plan(Commit(1, 5, Outcome(1, 21), tokens=tokens))
+    assert move == Move(2, 21, tokens)
 
 
 def test_a_commit_advances_by_the_accepted_tokens_and_the_bonus_token() -> None:
     session = with_table()
-    session.apply(session.plan(Commit(1, 5, Outcome(2, 22), num_proposed=2, branch=2)))
+    session.apply(session.plan(Commit(1, 5, Outcome(2, 22), tokens=(50, 51))))
     assert (session.num_committed, session.proposal, session.table) == (8, (50, 51), None)
 
 

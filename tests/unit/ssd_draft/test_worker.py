@@ -57,7 +57,7 @@ def test_the_filters_of_a_session_apply_to_its_tables_only() -> None:
     assert found[0] == found[1] != found[2], "both keep the best token"
 
 
-def test_a_hit_needs_no_explicit_pass(opened: Opened) -> None:
+def test_a_hit_needs_no_pass_over_its_proposal(opened: Opened) -> None:
     draft, link, text = opened
     draft.apply(link, text.hit(link.newest(), 0, K))
     for accepted in range(K + 1):
@@ -81,7 +81,7 @@ def test_a_shorter_proposal_ends_the_forks_at_its_own_length(
 
 
 @pytest.mark.parametrize("guess", [(), (4,), (4, 4, 30)])
-def test_a_miss_is_followed_by_a_table_for_the_explicit_tokens(
+def test_a_miss_is_followed_by_a_table_for_its_tokens(
     opened: Opened, guess: tuple[int, ...]
 ) -> None:
     draft, link, text = opened
@@ -94,7 +94,7 @@ def test_a_miss_is_followed_by_a_table_for_the_explicit_tokens(
 
 
 @pytest.mark.parametrize("count", range(K + 1))
-def test_explicit_tokens_equal_to_a_branch_use_that_branch(opened: Opened, count: int) -> None:
+def test_a_proposal_that_begins_a_branch_needs_no_pass(opened: Opened, count: int) -> None:
     draft, link, text = opened
     table = link.newest()
     tokens = table.proposal(3, count)
@@ -331,7 +331,7 @@ def test_a_prompt_is_stored_while_others_are_served(opened: Opened) -> None:
 Action = tuple[str, int, int]
 _ACTIONS = st.lists(
     st.tuples(
-        st.sampled_from(["open", "close", "hit", "gap", "explicit", "lose", "step"]),
+        st.sampled_from(["open", "close", "hit", "gap", "miss", "lose", "step"]),
         st.integers(1, 6),
         st.integers(0, K),
     ),
@@ -356,21 +356,16 @@ def test_no_sequence_of_events_leaks_a_block(actions: list[Action]) -> None:
             case "close":
                 draft.inbox.put(Event(link, CloseSession(session)))
             case "gap":
-                draft.commit(link, Commit(session, 1, Outcome(0, 1), branch=0))
-            case "explicit" if found:
+                draft.commit(link, Commit(session, 0, Outcome(0, 1)))
+            case "miss" if found:
                 outcome = Outcome(0, count)
                 guess = tuple(range(count))
-                draft.commit(
-                    link,
-                    Commit(session, found.num_committed, outcome, num_proposed=count, tokens=guess),
-                )
+                draft.commit(link, Commit(session, found.num_committed, outcome, tokens=guess))
             case "hit" if found and found.table is not None:
                 table = found.table
                 outcome = Outcome(int(table.accepted_N[count]), int(table.bonus_N[count]))
-                draft.commit(
-                    link,
-                    Commit(session, table.base_len, outcome, num_proposed=count, branch=count),
-                )
+                branch = table.proposal(count, count)
+                draft.commit(link, Commit(session, table.base_len, outcome, tokens=branch))
             case "lose":
                 draft.inbox.put(Event(link, LinkChange.LOST))
             case "step":

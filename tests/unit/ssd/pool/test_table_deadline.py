@@ -191,7 +191,7 @@ def test_a_table_without_a_column_raises_the_expected_time_of_the_first_frame() 
     assert times.seconds < 0.011
 
 
-def test_first_frames_after_branches_and_explicit_tokens_have_their_own_times() -> None:
+def test_first_frames_after_branches_and_other_tokens_have_their_own_times() -> None:
     times = ColumnTimes()
     times.first[False].add_frame(6, 0.010)
     assert times.expected_first(is_branch=True).seconds == 0.010, "nothing else is known"

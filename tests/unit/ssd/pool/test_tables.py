@@ -70,12 +70,29 @@ def continued(outcome: Outcome, remaining: int = 10) -> DraftedSequence:
     return after
 
 
-def hit(tokens: tuple[int, ...], num_from_table: int, branch: int | None = None) -> Lookup:
-    return Lookup(LookupResult.HIT, tokens, num_from_table=num_from_table, branch=branch)
+def hit(tokens: tuple[int, ...], num_from_table: int) -> Lookup:
+    return Lookup(LookupResult.HIT, tokens, num_from_table=num_from_table)
+
+
+@pytest.mark.parametrize(
+    ("lookup", "is_branch"),
+    [
+        (hit((4, 5), 2), True),
+        (hit((), 0), True),
+        (hit((4, 8), 1), False),
+        (hit((8, 9), 0), False),
+        (Lookup(LookupResult.MISS), False),
+        (Lookup(LookupResult.BACKUP, (8, 9)), False),
+    ],
+)
+def test_a_proposal_is_a_branch_if_all_its_tokens_are_of_the_table(
+    lookup: Lookup, *, is_branch: bool
+) -> None:
+    assert lookup.is_branch == is_branch
 
 
 def test_a_hit_proposes_the_tokens_of_the_branch() -> None:
-    assert look_up(TABLE, Outcome(1, 7)) == hit((4, 5, 6), 3, 1)
+    assert look_up(TABLE, Outcome(1, 7)) == hit((4, 5, 6), 3)
 
 
 @pytest.mark.parametrize(("remaining", "tokens"), [(3, (4, 5)), (2, (4,)), (1, ())])
@@ -83,7 +100,7 @@ def test_a_proposal_leaves_room_for_the_bonus_token(
     remaining: int, tokens: tuple[int, ...]
 ) -> None:
     lookup = look_up(TABLE, Outcome(1, 7), remaining=remaining)
-    assert lookup == hit(tokens, len(tokens), 1)
+    assert lookup == hit(tokens, len(tokens))
 
 
 def test_the_backup_continues_a_table_with_few_columns() -> None:
@@ -91,14 +108,14 @@ def test_the_backup_continues_a_table_with_few_columns() -> None:
     tokens = (4, 8, 9)
     assert look_up(first_column, Outcome(1, 7)) == hit(tokens, 1)
     # Without use if its tokens are rejected.
-    assert look_up(first_column, Outcome(1, 7), of_backup=0.1) == hit((4,), 1, 1)
+    assert look_up(first_column, Outcome(1, 7), of_backup=0.1) == hit((4,), 1)
 
 
 def test_the_backup_does_not_continue_a_complete_table() -> None:
     """The draft has run its branch as it is."""
     tokens_NK = np.array([[1, -1, -1], [4, -1, -1]], dtype=np.int32)
     complete = replace(TABLE, tokens_NK=tokens_NK, length=1)
-    assert look_up(complete, Outcome(1, 7)) == hit((4,), 1, 1)
+    assert look_up(complete, Outcome(1, 7)) == hit((4,), 1)
 
 
 def test_a_miss_and_a_late_table_propose_the_backup() -> None:
@@ -126,7 +143,7 @@ def test_a_backup_that_is_rarely_accepted_proposes_in_trials_and_is_measured_the
 
 
 def test_the_backup_replaces_a_hit_where_the_text_repeats_itself_and_it_is_accepted_more() -> None:
-    backup, branch = Lookup(LookupResult.BACKUP, (8, 9)), hit((4, 5, 6), 3, 1)
+    backup, branch = Lookup(LookupResult.BACKUP, (8, 9)), hit((4, 5, 6), 3)
     replaced = partial(look_up, TABLE, Outcome(1, 7), of_tables=0.5)
     assert replaced(of_backup=0.9, repeats=True) == backup
     assert replaced(of_backup=0.9) == branch
@@ -153,7 +170,7 @@ def test_a_missing_branch_counts_only_if_the_backup_would_not_have_replaced_it(
 def test_a_backup_with_the_tokens_of_a_branch_leaves_the_branch_to_the_draft() -> None:
     same = replace(TABLE, tokens_NK=np.array([[1, 2], [8, 9]], dtype=np.int32), length=2)
     found = look_up(same, Outcome(1, 7), of_backup=0.9, of_tables=0.1, repeats=True)
-    assert found == hit((8, 9), 2, 1)
+    assert found == hit((8, 9), 2)
 
 
 @pytest.fixture

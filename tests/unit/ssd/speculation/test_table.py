@@ -1,7 +1,6 @@
 """Outcome tables and commits: look-up, and their rows in a frame."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -128,22 +127,22 @@ class TestExtends:
 def test_a_table_is_a_head_row_and_one_row_for_each_branch() -> None:
     table = make_table([(0, 7), (2, 8)], [[1, 2, -1], [4, 5, -1]])
     assert rows_of(pack_tables([table], LOOKAHEAD)).tolist() == [
-        [4, 9, 2, 2, 3, -1, -1, -1, -1, -1, -1],
-        [0, 7, 1, 2, -1, -1, -1, -1, -1, -1, -1],
-        [2, 8, 4, 5, -1, -1, -1, -1, -1, -1, -1],
+        [4, 9, 2, 2, 3, -1, -1, -1, -1],
+        [0, 7, 1, 2, -1, -1, -1, -1, -1],
+        [2, 8, 4, 5, -1, -1, -1, -1, -1],
     ]
 
 
 def test_a_commit_is_one_row() -> None:
     commits = [
-        Commit(4, 9, Outcome(2, 8), num_proposed=3, branch=5),
-        Commit(6, 1, Outcome(0, 7), num_proposed=2, tokens=(1, 2), waited_us=2500),
+        Commit(4, 9, Outcome(2, 8), tokens=(5, 0, 3)),
+        Commit(6, 1, Outcome(0, 7), tokens=(1, 2), waited_us=2500),
         Commit(7, 1, Outcome(0, 7), length=2),
     ]
     assert rows_of(pack_commits(commits, LOOKAHEAD)).tolist() == [
-        [4, 9, 2, 8, 5, 3, 0, 0, -1, -1, -1],
-        [6, 1, 0, 7, -1, 2, 2500, 0, 1, 2, -1],
-        [7, 1, 0, 7, -1, 0, 0, 2, -1, -1, -1],
+        [4, 9, 2, 8, 0, 0, 5, 0, 3],
+        [6, 1, 0, 7, 2500, 0, 1, 2, -1],
+        [7, 1, 0, 7, 0, 2, -1, -1, -1],
     ]
 
 
@@ -175,18 +174,15 @@ def test_unpacked_tables_equal_the_packed_ones(sent: list[OutcomeTable]) -> None
     assert [plain(table) for table in received] == [plain(table) for table in sent]
 
 
-following: st.SearchStrategy[dict[str, Any]] = st.one_of(
-    st.fixed_dictionaries({"num_proposed": st.integers(0, LOOKAHEAD), "branch": numbers}),
-    st.lists(numbers, max_size=LOOKAHEAD).map(
-        lambda tokens: {"num_proposed": len(tokens), "tokens": tuple(tokens)}
-    ),
-)
 outcomes_of_any_kind = st.builds(Outcome, st.integers(0, LOOKAHEAD), numbers)
 commits_of_any_kind = st.builds(
-    lambda head, following, rest: Commit(*head, **following, **rest),  # type: ignore[misc]
-    st.tuples(numbers, numbers, outcomes_of_any_kind),
-    following,
-    st.fixed_dictionaries({"waited_us": numbers, "length": st.integers(0, LOOKAHEAD)}),
+    Commit,
+    numbers,
+    numbers,
+    outcomes_of_any_kind,
+    tokens=st.lists(numbers, max_size=LOOKAHEAD).map(tuple),
+    waited_us=numbers,
+    length=st.integers(0, LOOKAHEAD),
 )
 
 
@@ -202,8 +198,8 @@ TABLES = [
 ]
 TABLES_RW = rows_of(pack_tables(TABLES, LOOKAHEAD))
 COMMITS = [
-    Commit(4, 9, Outcome(2, 8), num_proposed=3, branch=5),
-    Commit(6, 1, Outcome(0, 7), num_proposed=2, tokens=(1, 2)),
+    Commit(4, 9, Outcome(2, 8)),
+    Commit(6, 1, Outcome(0, 7), tokens=(1, 2)),
 ]
 COMMITS_RW = rows_of(pack_commits(COMMITS, LOOKAHEAD))
 
@@ -221,8 +217,8 @@ BAD_TABLES = {
     2: {4: [6]},
 }
 BAD_COMMITS = {
-    0: {0: [-1], 1: [-1], 2: [-1, 4], 3: [-1], 4: [-2], 5: [-1, 4], 6: [-1], 7: [-1, 4], 8: [3]},
-    1: {8: [-2], 9: [-1], 10: [0]},
+    0: {0: [-1], 1: [-1], 2: [-1, 4], 3: [-1], 4: [-1], 5: [-1, 4], 6: [-2]},
+    1: {6: [-2], 7: [-2], 8: [-2]},
 }
 """Numbers by row and column; 4 is more than ``LOOKAHEAD``."""
 
@@ -245,6 +241,13 @@ def test_a_bad_number_is_rejected_with_row_and_column(
 ) -> None:
     with pytest.raises(FrameError, match=f"row {row}, column {column}: {value} "):
         unpack(altered(rows_RW, row, column, value))
+
+
+def test_tokens_of_a_commit_after_padding_are_rejected() -> None:
+    with pytest.raises(FrameError, match="commit row 1, column 6: -1 "):
+        unpack_commits(altered(COMMITS_RW, 1, 6, -1))
+    with pytest.raises(FrameError, match="commit row 0, column 6: -1 "):
+        unpack_commits(altered(COMMITS_RW, 0, 8, 3))
 
 
 def test_a_depth_that_is_not_that_of_the_branches_is_rejected() -> None:
@@ -283,7 +286,7 @@ def test_two_tables_may_contain_the_same_outcome() -> None:
 
 def test_a_token_of_a_commit_outside_the_vocabulary_is_rejected() -> None:
     assert unpack_commits(COMMITS_RW, 9) == COMMITS
-    for row, column in ((0, 3), (1, 8), (1, 9)):
+    for row, column in ((0, 3), (1, 6), (1, 7)):
         with pytest.raises(FrameError, match="a commit has token id 9, the vocabulary has 9"):
             unpack_commits(altered(COMMITS_RW, row, column, 9), 9)
 
@@ -291,7 +294,7 @@ def test_a_token_of_a_commit_outside_the_vocabulary_is_rejected() -> None:
 def test_a_frame_with_too_many_rows_or_branches_or_a_part_of_a_row_is_rejected() -> None:
     frame = pack_tables(TABLES, LOOKAHEAD)
     assert len(unpack_tables(frame, max_tables=2)) == 2
-    with pytest.raises(FrameError, match="allowed are 0 tables: up to 0 rows of 44 bytes"):
+    with pytest.raises(FrameError, match="allowed are 0 tables: up to 0 rows of 36 bytes"):
         unpack_tables(frame, max_tables=0)
     with pytest.raises(FrameError, match="allowed are 1 commits: up to 1 rows"):
         unpack_commits(COMMITS_RW, max_commits=1)
@@ -299,7 +302,7 @@ def test_a_frame_with_too_many_rows_or_branches_or_a_part_of_a_row_is_rejected()
     with pytest.raises(FrameError, match="a table has 7 branches, agreed are 6"):
         unpack_tables(pack_tables([wide], LOOKAHEAD))
     for unpack in (unpack_tables, unpack_commits):
-        with pytest.raises(FrameError, match=r"a frame has 45 bytes"):
+        with pytest.raises(FrameError, match=r"a frame has 37 bytes"):
             unpack(frame[: frame_bytes(1, LOOKAHEAD) + 1])
 
 
