@@ -383,7 +383,7 @@ class SessionRefused:
 
 
 FanOutName = Literal["adaptive", "uniform", "geometric"]
-"""Fan-out policies that need no further values."""
+"""Names of the fan-out policies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,7 +391,6 @@ class LinkSettings:
     """Settings of a link: its fan-out policy, which may change while the link is open."""
 
     fan_out_policy: str = "adaptive"
-    fan_out: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ read or written, or that another draft wrote, is logged: the fit then starts ane
 
 import json
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -52,9 +51,9 @@ class FanOutLearning:
         self._fit = FanOutFit(num_branches)
         self._policy = Adaptive(values_of=self._values_of)
 
-    def policy_of(self, name: str, split: Sequence[int] = ()) -> FanOutPolicy:
+    def policy_of(self, name: str) -> FanOutPolicy:
         """Return the policy of ``make_policy``; ``adaptive`` uses the fitted values."""
-        return self._policy if name == ADAPTIVE else make_policy(name, split)
+        return self._policy if name == ADAPTIVE else make_policy(name)
 
     def load(self) -> None:
         """Read the file, if there is one."""

@@ -58,24 +58,16 @@ def check_hello(hello: Hello, setup: DraftSetup) -> None:
             )
 
 
-def check_settings(settings: LinkSettings, setup: DraftSetup) -> None:
-    """Refuse a fan-out policy that this draft cannot apply.
+def check_settings(settings: LinkSettings) -> None:
+    """Refuse a fan-out policy that this draft does not have.
 
     Raises:
-        HandshakeError: the policy is unknown, or its split does not match the table.
+        HandshakeError: the policy is unknown.
     """
     try:
-        make_policy(settings.fan_out_policy, settings.fan_out)
+        make_policy(settings.fan_out_policy)
     except SettingsError as error:
         raise HandshakeError("fan_out_policy", str(error)) from error
-    num_lengths, num_branches = setup.settings.num_columns, setup.settings.branches
-    lengths, branches = len(settings.fan_out), sum(settings.fan_out)
-    if settings.fan_out and (lengths, branches) != (num_lengths, num_branches):
-        raise HandshakeError(
-            "fan_out",
-            f"has {lengths} lengths and {branches} branches, this draft has {num_lengths} and "
-            f"{num_branches}",
-        )
 
 
 def _short(value: object) -> str:

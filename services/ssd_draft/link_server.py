@@ -204,7 +204,7 @@ class LinkServer:
             case CloseSession():
                 self._put(Event(link, message))
             case LinkSettings():
-                check_settings(message, self._setup)
+                check_settings(message)
                 link.settings = message
             case Heartbeat(nonce=nonce) if nonce:
                 call.send(Heartbeat(echo=nonce))

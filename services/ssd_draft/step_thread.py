@@ -1,7 +1,6 @@
 """Loads the model on the step thread and constructs the worker that runs there."""
 
 from collections.abc import Callable
-from functools import lru_cache
 
 import torch
 
@@ -79,9 +78,6 @@ class ModelLoader:
                 prefix_cache=self._setup.settings.prefix_cache,
             ),
             tree=Tree(runner, choice, engine, num_token_ids),
-            policy_of=lru_cache(maxsize=64)(
-                lambda link: learning.policy_of(link.fan_out_policy, link.fan_out)
-            ),
             learning=learning,
             sizes=SizeChoice(
                 engine.branch_counts, is_adaptive=self._setup.settings.adaptive_branches

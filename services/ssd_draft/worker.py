@@ -34,9 +34,8 @@ from ssd.observability.metrics import (
 from ssd.ports import Clock
 from ssd.runtime.step_thread import Watchdog
 from ssd.speculation.estimates import Acceptance
-from ssd.speculation.fan_out import FanOutPolicy
 from ssd.speculation.table import OutcomeTable
-from ssd.types import CloseSession, Commit, LinkSettings, OpenSession, RefusalReason
+from ssd.types import CloseSession, Commit, OpenSession, RefusalReason
 from ssd_draft.commit_forecast import CommitForecast
 from ssd_draft.fair_turns import FairTurns
 from ssd_draft.fan_out_learning import FanOutLearning
@@ -73,8 +72,6 @@ class Worker:
     inbox: Inbox
     sessions: Sessions
     tree: Tree
-    policy_of: Callable[[LinkSettings], FanOutPolicy]
-    """Returns one object per policy, so that sessions of the same policy are processed together."""
     learning: FanOutLearning
     sizes: SizeChoice
     clock: Clock
@@ -300,7 +297,8 @@ class Worker:
         begun_at = self.clock.now()
         link, slots = due[0].link, [session.slot for session in due]
         work = self._work[link.number]
-        outcomes = self.tree.select_outcomes(slots, self.policy_of(link.settings))
+        policy = self.learning.policy_of(link.settings.fan_out_policy)
+        outcomes = self.tree.select_outcomes(slots, policy)
         spent = begun_at - min(session.arrived_at for session in due) + _SEND_SECONDS
         wanted = max(session.length or self.tree.engine.lookahead for session in due)
         need = None

@@ -56,10 +56,8 @@ class TargetSettings(DraftsSettings, EngineSettings):
     max_round_trip_us: int = field(default=0, metadata={"min": 0, "max": 1_000_000})
     """Maximum measured round trip of a link, in microseconds; 0 sets no limit. A slower link is
     refused, and the target serves without it."""
-    fan_out: Literal[FanOutName, "explicit"] = "adaptive"
+    fan_out: FanOutName = "adaptive"
     """Policy by which drafts select the outcomes that get a branch."""
-    fan_out_split: tuple[int, ...] = ()
-    """Number of branches for each accepted length, K+1 numbers, for the policy ``explicit``."""
 
     request_timeout_seconds: float = field(default=600.0, metadata={"min": 0.001, "max": 86_400.0})
     """Maximum duration of a request, in seconds. It then ends with DEADLINE_EXCEEDED."""
@@ -84,16 +82,6 @@ class TargetSettings(DraftsSettings, EngineSettings):
             raise SettingsError(
                 f"channel {self.channel} is not encrypted, and link_ca requests TLS: set channel "
                 "to grpc"
-            )
-        if self.fan_out == "explicit" and len(self.fan_out_split) != self.lookahead + 1:
-            raise SettingsError(
-                f"fan_out explicit needs fan_out_split of {self.lookahead + 1} numbers "
-                f"(lookahead + 1), found {len(self.fan_out_split)}"
-            )
-        if self.fan_out_split and sum(self.fan_out_split) != self.branches:
-            raise SettingsError(
-                f"the sum of fan_out_split is {sum(self.fan_out_split)}, "
-                f"but branches is {self.branches}"
             )
 
     @property

@@ -92,7 +92,7 @@ class TargetProcess:
             self._pool,
             settings.drafts,
             hello(settings, model, me, backends),
-            LinkSettings(fan_out_policy=settings.fan_out, fan_out=settings.fan_out_split),
+            LinkSettings(fan_out_policy=settings.fan_out),
             terms=LinkTerms(
                 set_up_channel=set_up_channel,
                 max_round_trip_seconds=settings.max_round_trip_us / 1e6,

@@ -232,14 +232,7 @@ def _opening(message: speculation_pb2.OpenSession, bounds: OpeningBounds) -> Ope
 
 def _settings(message: speculation_pb2.LinkSettings) -> LinkSettings:
     _check_words(fan_out_policy=message.fan_out_policy)
-    num_lengths = len(message.fan_out)
-    fan_out = tuple(message.fan_out[: MAX_LOOKAHEAD + 1])
-    if num_lengths > MAX_LOOKAHEAD + 1 or sum(fan_out) > MAX_BRANCHES:
-        raise FrameError(
-            f"fan_out has {num_lengths} entries of sum {sum(fan_out)}, allowed are "
-            f"{MAX_LOOKAHEAD + 1} of sum {MAX_BRANCHES}"
-        )
-    return LinkSettings(fan_out_policy=message.fan_out_policy, fan_out=fan_out)
+    return LinkSettings(fan_out_policy=message.fan_out_policy)
 
 
 def _session(session: int) -> int:

@@ -16,7 +16,7 @@ between pairs that a wrong one is worse than ``uniform``.
 Revisit when: the hit rate of ``adaptive`` is below that of ``uniform`` for some pair.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Protocol
@@ -297,12 +297,6 @@ def uniform_share(num_proposed: int, num_branches: int) -> tuple[int, ...]:
     return tuple(share + (k < left) for k in range(num_proposed + 1))
 
 
-def explicit_share(split: Sequence[int], num_proposed: int, num_branches: int) -> tuple[int, ...]:
-    """Return F_0..F_m of a list F_0..F_K; F_m of a short proposal includes the shares after it."""
-    short = tuple(split[:num_proposed])
-    return (*short, max(num_branches - sum(short), 0))
-
-
 @lru_cache(maxsize=1024)
 def geometric_share(
     acceptance: float, exponent: float, num_proposed: int, num_branches: int
@@ -331,32 +325,19 @@ def geometric_share(
     return tuple(floors)
 
 
-def _explicit(split: Sequence[int]) -> FanOutPolicy:
-    if not split or min(split) < 0:
-        raise SettingsError(
-            f"fan-out split {tuple(split)}: explicit needs F_0..F_K, one at least, none negative"
-        )
-    return Split(partial(explicit_share, tuple(split)))
-
-
-POLICIES: dict[str, Callable[[Sequence[int]], FanOutPolicy]] = {
-    ADAPTIVE: lambda _split: Adaptive(),
-    "uniform": lambda _split: Split(uniform_share),
-    "geometric": lambda _split: Split(partial(geometric_share, 0.8, 1.0)),
-    "explicit": _explicit,
+POLICIES: dict[str, Callable[[], FanOutPolicy]] = {
+    ADAPTIVE: Adaptive,
+    "uniform": partial(Split, uniform_share),
+    "geometric": partial(Split, partial(geometric_share, 0.8, 1.0)),
 }
 
 
-def make_policy(name: str, split: Sequence[int] = ()) -> FanOutPolicy:
-    """Return the policy with this name.
-
-    Args:
-        name: a key of ``POLICIES``.
-        split: F_0..F_K, for ``explicit`` only.
+def make_policy(name: str) -> FanOutPolicy:
+    """Return the policy with this name, a key of ``POLICIES``.
 
     Raises:
-        SettingsError: an unknown policy or an invalid split.
+        SettingsError: the policy is unknown.
     """
     if name not in POLICIES:
         raise SettingsError(f"fan-out {name!r} is unknown; choose from {sorted(POLICIES)}")
-    return POLICIES[name](split)
+    return POLICIES[name]()

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18ssd/v1/speculation.proto\x12\x06ssd.v1\"L\n\x04Peer\x12\x0b\n\x03pod\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0c\n\x04\x63\x65ll\x18\x03 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x04 \x01(\t\"\xe2\x01\n\x05Hello\x12\x14\n\x0cwire_version\x18\x01 \x01(\r\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x11\n\tlookahead\x18\x04 \x01(\r\x12\x10\n\x08\x62ranches\x18\x05 \x01(\r\x12\x1a\n\x04peer\x18\n \x01(\x0b\x32\x0c.ssd.v1.Peer\x12\r\n\x05\x65poch\x18\x0b \x01(\r\x12\x10\n\x08\x62\x61\x63kends\x18\x0c \x03(\tJ\x04\x08\x07\x10\x08J\x04\x08\x08\x10\tJ\x04\x08\t\x10\nJ\x04\x08\x06\x10\x07R\rsampling_modeR\x07\x63hannel\"(\n\nRendezvous\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"\x1d\n\x0c\x43hannelState\x12\r\n\x05\x65rror\x18\x01 \x01(\t\"\x93\x01\n\x0bOpenSession\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x04 \x01(\r\x12\x13\n\x0btemperature\x18\x05 \x01(\x02\x12\x0f\n\x07max_len\x18\x06 \x01(\r\x12\r\n\x05top_k\x18\x07 \x01(\r\x12\r\n\x05min_p\x18\x08 \x01(\x02\"\x1f\n\x0c\x43loseSession\x12\x0f\n\x07session\x18\x01 \x01(\r\"=\n\x0cLinkSettings\x12\x16\n\x0e\x66\x61n_out_policy\x18\x01 \x01(\t\x12\x0f\n\x07\x66\x61n_out\x18\x02 \x03(\rJ\x04\x08\x03\x10\x04\"\x99\x01\n\tHeartbeat\x12\r\n\x05nonce\x18\x01 \x01(\x04\x12\x0c\n\x04\x65\x63ho\x18\x02 \x01(\x04\x12:\n\rbatch_seconds\x18\x03 \x03(\x0b\x32#.ssd.v1.Heartbeat.BatchSecondsEntry\x1a\x33\n\x11\x42\x61tchSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xdc\x02\n\x10SpeculateRequest\x12\x1e\n\x05hello\x18\x01 \x01(\x0b\x32\r.ssd.v1.HelloH\x00\x12+\n\x0copen_session\x18\x02 \x01(\x0b\x32\x13.ssd.v1.OpenSessionH\x00\x12-\n\rclose_session\x18\x03 \x01(\x0b\x32\x14.ssd.v1.CloseSessionH\x00\x12-\n\rlink_settings\x18\x04 \x01(\x0b\x32\x14.ssd.v1.LinkSettingsH\x00\x12&\n\theartbeat\x18\x05 \x01(\x0b\x32\x11.ssd.v1.HeartbeatH\x00\x12\x11\n\x07\x63ommits\x18\x06 \x01(\x0cH\x00\x12(\n\nrendezvous\x18\x07 \x01(\x0b\x32\x12.ssd.v1.RendezvousH\x00\x12-\n\rchannel_state\x18\x08 \x01(\x0b\x32\x14.ssd.v1.ChannelStateH\x00\x42\t\n\x07message\"\xec\x01\n\x07Welcome\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x02 \x01(\r\x12\x11\n\tlookahead\x18\x03 \x01(\r\x12\x10\n\x08\x62ranches\x18\x04 \x01(\r\x12\x1a\n\x04peer\x18\x05 \x01(\x0b\x32\x0c.ssd.v1.Peer\x12\x0f\n\x07max_len\x18\x06 \x01(\r\x12\x0f\n\x07\x62\x61\x63kend\x18\t \x01(\t\x12\x17\n\x0f\x62\x61\x63kend_refusal\x18\x08 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\n \x01(\tJ\x04\x08\x07\x10\x08J\x04\x08\x0b\x10\x0cR\x08\x62\x61\x63kendsR\x0bnum_targets\"1\n\x0eSessionRefused\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\n\n\x08\x44raining\"\xae\x02\n\x11SpeculateResponse\x12\"\n\x07welcome\x18\x01 \x01(\x0b\x32\x0f.ssd.v1.WelcomeH\x00\x12\x31\n\x0fsession_refused\x18\x02 \x01(\x0b\x32\x16.ssd.v1.SessionRefusedH\x00\x12$\n\x08\x64raining\x18\x03 \x01(\x0b\x32\x10.ssd.v1.DrainingH\x00\x12&\n\theartbeat\x18\x04 \x01(\x0b\x32\x11.ssd.v1.HeartbeatH\x00\x12\x10\n\x06tables\x18\x05 \x01(\x0cH\x00\x12(\n\nrendezvous\x18\x06 \x01(\x0b\x32\x12.ssd.v1.RendezvousH\x00\x12-\n\rchannel_state\x18\x07 \x01(\x0b\x32\x14.ssd.v1.ChannelStateH\x00\x42\t\n\x07message\"\x12\n\x10GetStatusRequest\"\xa7\x01\n\x11GetStatusResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08sessions\x18\x02 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x03 \x01(\r\x12\r\n\x05links\x18\x04 \x01(\r\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12\x15\n\rtable_seconds\x18\x06 \x01(\x01\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x14\n\x0c\x64type_reason\x18\x08 \x01(\t\"(\n\x11\x44rainDraftRequest\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x01 \x01(\r\"&\n\x12\x44rainDraftResponse\x12\x10\n\x08sessions\x18\x01 \x01(\r2\xdc\x01\n\x12SpeculationService\x12\x44\n\tSpeculate\x12\x18.ssd.v1.SpeculateRequest\x1a\x19.ssd.v1.SpeculateResponse(\x01\x30\x01\x12@\n\tGetStatus\x12\x18.ssd.v1.GetStatusRequest\x1a\x19.ssd.v1.GetStatusResponse\x12>\n\x05\x44rain\x12\x19.ssd.v1.DrainDraftRequest\x1a\x1a.ssd.v1.DrainDraftResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18ssd/v1/speculation.proto\x12\x06ssd.v1\"L\n\x04Peer\x12\x0b\n\x03pod\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0c\n\x04\x63\x65ll\x18\x03 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x04 \x01(\t\"\xe2\x01\n\x05Hello\x12\x14\n\x0cwire_version\x18\x01 \x01(\r\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x11\n\tlookahead\x18\x04 \x01(\r\x12\x10\n\x08\x62ranches\x18\x05 \x01(\r\x12\x1a\n\x04peer\x18\n \x01(\x0b\x32\x0c.ssd.v1.Peer\x12\r\n\x05\x65poch\x18\x0b \x01(\r\x12\x10\n\x08\x62\x61\x63kends\x18\x0c \x03(\tJ\x04\x08\x07\x10\x08J\x04\x08\x08\x10\tJ\x04\x08\t\x10\nJ\x04\x08\x06\x10\x07R\rsampling_modeR\x07\x63hannel\"(\n\nRendezvous\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"\x1d\n\x0c\x43hannelState\x12\r\n\x05\x65rror\x18\x01 \x01(\t\"\x93\x01\n\x0bOpenSession\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x04 \x01(\r\x12\x13\n\x0btemperature\x18\x05 \x01(\x02\x12\x0f\n\x07max_len\x18\x06 \x01(\r\x12\r\n\x05top_k\x18\x07 \x01(\r\x12\r\n\x05min_p\x18\x08 \x01(\x02\"\x1f\n\x0c\x43loseSession\x12\x0f\n\x07session\x18\x01 \x01(\r\"2\n\x0cLinkSettings\x12\x16\n\x0e\x66\x61n_out_policy\x18\x01 \x01(\tJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04\"\x99\x01\n\tHeartbeat\x12\r\n\x05nonce\x18\x01 \x01(\x04\x12\x0c\n\x04\x65\x63ho\x18\x02 \x01(\x04\x12:\n\rbatch_seconds\x18\x03 \x03(\x0b\x32#.ssd.v1.Heartbeat.BatchSecondsEntry\x1a\x33\n\x11\x42\x61tchSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xdc\x02\n\x10SpeculateRequest\x12\x1e\n\x05hello\x18\x01 \x01(\x0b\x32\r.ssd.v1.HelloH\x00\x12+\n\x0copen_session\x18\x02 \x01(\x0b\x32\x13.ssd.v1.OpenSessionH\x00\x12-\n\rclose_session\x18\x03 \x01(\x0b\x32\x14.ssd.v1.CloseSessionH\x00\x12-\n\rlink_settings\x18\x04 \x01(\x0b\x32\x14.ssd.v1.LinkSettingsH\x00\x12&\n\theartbeat\x18\x05 \x01(\x0b\x32\x11.ssd.v1.HeartbeatH\x00\x12\x11\n\x07\x63ommits\x18\x06 \x01(\x0cH\x00\x12(\n\nrendezvous\x18\x07 \x01(\x0b\x32\x12.ssd.v1.RendezvousH\x00\x12-\n\rchannel_state\x18\x08 \x01(\x0b\x32\x14.ssd.v1.ChannelStateH\x00\x42\t\n\x07message\"\xec\x01\n\x07Welcome\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x02 \x01(\r\x12\x11\n\tlookahead\x18\x03 \x01(\r\x12\x10\n\x08\x62ranches\x18\x04 \x01(\r\x12\x1a\n\x04peer\x18\x05 \x01(\x0b\x32\x0c.ssd.v1.Peer\x12\x0f\n\x07max_len\x18\x06 \x01(\r\x12\x0f\n\x07\x62\x61\x63kend\x18\t \x01(\t\x12\x17\n\x0f\x62\x61\x63kend_refusal\x18\x08 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\n \x01(\tJ\x04\x08\x07\x10\x08J\x04\x08\x0b\x10\x0cR\x08\x62\x61\x63kendsR\x0bnum_targets\"1\n\x0eSessionRefused\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\n\n\x08\x44raining\"\xae\x02\n\x11SpeculateResponse\x12\"\n\x07welcome\x18\x01 \x01(\x0b\x32\x0f.ssd.v1.WelcomeH\x00\x12\x31\n\x0fsession_refused\x18\x02 \x01(\x0b\x32\x16.ssd.v1.SessionRefusedH\x00\x12$\n\x08\x64raining\x18\x03 \x01(\x0b\x32\x10.ssd.v1.DrainingH\x00\x12&\n\theartbeat\x18\x04 \x01(\x0b\x32\x11.ssd.v1.HeartbeatH\x00\x12\x10\n\x06tables\x18\x05 \x01(\x0cH\x00\x12(\n\nrendezvous\x18\x06 \x01(\x0b\x32\x12.ssd.v1.RendezvousH\x00\x12-\n\rchannel_state\x18\x07 \x01(\x0b\x32\x14.ssd.v1.ChannelStateH\x00\x42\t\n\x07message\"\x12\n\x10GetStatusRequest\"\xa7\x01\n\x11GetStatusResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08sessions\x18\x02 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x03 \x01(\r\x12\r\n\x05links\x18\x04 \x01(\r\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12\x15\n\rtable_seconds\x18\x06 \x01(\x01\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x14\n\x0c\x64type_reason\x18\x08 \x01(\t\"(\n\x11\x44rainDraftRequest\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x01 \x01(\r\"&\n\x12\x44rainDraftResponse\x12\x10\n\x08sessions\x18\x01 \x01(\r2\xdc\x01\n\x12SpeculationService\x12\x44\n\tSpeculate\x12\x18.ssd.v1.SpeculateRequest\x1a\x19.ssd.v1.SpeculateResponse(\x01\x30\x01\x12@\n\tGetStatus\x12\x18.ssd.v1.GetStatusRequest\x1a\x19.ssd.v1.GetStatusResponse\x12>\n\x05\x44rain\x12\x19.ssd.v1.DrainDraftRequest\x1a\x1a.ssd.v1.DrainDraftResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,29 +46,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLOSESESSION']._serialized_start=566
   _globals['_CLOSESESSION']._serialized_end=597
   _globals['_LINKSETTINGS']._serialized_start=599
-  _globals['_LINKSETTINGS']._serialized_end=660
-  _globals['_HEARTBEAT']._serialized_start=663
-  _globals['_HEARTBEAT']._serialized_end=816
-  _globals['_HEARTBEAT_BATCHSECONDSENTRY']._serialized_start=765
-  _globals['_HEARTBEAT_BATCHSECONDSENTRY']._serialized_end=816
-  _globals['_SPECULATEREQUEST']._serialized_start=819
-  _globals['_SPECULATEREQUEST']._serialized_end=1167
-  _globals['_WELCOME']._serialized_start=1170
-  _globals['_WELCOME']._serialized_end=1406
-  _globals['_SESSIONREFUSED']._serialized_start=1408
-  _globals['_SESSIONREFUSED']._serialized_end=1457
-  _globals['_DRAINING']._serialized_start=1459
-  _globals['_DRAINING']._serialized_end=1469
-  _globals['_SPECULATERESPONSE']._serialized_start=1472
-  _globals['_SPECULATERESPONSE']._serialized_end=1774
-  _globals['_GETSTATUSREQUEST']._serialized_start=1776
-  _globals['_GETSTATUSREQUEST']._serialized_end=1794
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1797
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1964
-  _globals['_DRAINDRAFTREQUEST']._serialized_start=1966
-  _globals['_DRAINDRAFTREQUEST']._serialized_end=2006
-  _globals['_DRAINDRAFTRESPONSE']._serialized_start=2008
-  _globals['_DRAINDRAFTRESPONSE']._serialized_end=2046
-  _globals['_SPECULATIONSERVICE']._serialized_start=2049
-  _globals['_SPECULATIONSERVICE']._serialized_end=2269
+  _globals['_LINKSETTINGS']._serialized_end=649
+  _globals['_HEARTBEAT']._serialized_start=652
+  _globals['_HEARTBEAT']._serialized_end=805
+  _globals['_HEARTBEAT_BATCHSECONDSENTRY']._serialized_start=754
+  _globals['_HEARTBEAT_BATCHSECONDSENTRY']._serialized_end=805
+  _globals['_SPECULATEREQUEST']._serialized_start=808
+  _globals['_SPECULATEREQUEST']._serialized_end=1156
+  _globals['_WELCOME']._serialized_start=1159
+  _globals['_WELCOME']._serialized_end=1395
+  _globals['_SESSIONREFUSED']._serialized_start=1397
+  _globals['_SESSIONREFUSED']._serialized_end=1446
+  _globals['_DRAINING']._serialized_start=1448
+  _globals['_DRAINING']._serialized_end=1458
+  _globals['_SPECULATERESPONSE']._serialized_start=1461
+  _globals['_SPECULATERESPONSE']._serialized_end=1763
+  _globals['_GETSTATUSREQUEST']._serialized_start=1765
+  _globals['_GETSTATUSREQUEST']._serialized_end=1783
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1786
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1953
+  _globals['_DRAINDRAFTREQUEST']._serialized_start=1955
+  _globals['_DRAINDRAFTREQUEST']._serialized_end=1995
+  _globals['_DRAINDRAFTRESPONSE']._serialized_start=1997
+  _globals['_DRAINDRAFTRESPONSE']._serialized_end=2035
+  _globals['_SPECULATIONSERVICE']._serialized_start=2038
+  _globals['_SPECULATIONSERVICE']._serialized_end=2258
 # @@protoc_insertion_point(module_scope)

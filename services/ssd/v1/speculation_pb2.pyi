@@ -79,12 +79,10 @@ class CloseSession(_message.Message):
     def __init__(self, session: _Optional[int] = ...) -> None: ...
 
 class LinkSettings(_message.Message):
-    __slots__ = ("fan_out_policy", "fan_out")
+    __slots__ = ("fan_out_policy",)
     FAN_OUT_POLICY_FIELD_NUMBER: _ClassVar[int]
-    FAN_OUT_FIELD_NUMBER: _ClassVar[int]
     fan_out_policy: str
-    fan_out: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, fan_out_policy: _Optional[str] = ..., fan_out: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, fan_out_policy: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("nonce", "echo", "batch_seconds")

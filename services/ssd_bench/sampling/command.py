@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from ssd.console import progress
 from ssd.demo.corpus import held_out_prompts
 from ssd.errors import SettingsError
 from ssd.model_files.model_source import resolve
-from ssd.speculation.fan_out import FanOutPolicy, make_policy, uniform_share
+from ssd.speculation.fan_out import FanOutPolicy, Split, make_policy, uniform_share
 from ssd.speculation.fan_out_fit import FanOutFit
 from ssd.text.tokenizer import load_tokenizer
 from ssd_bench.command import (
@@ -108,7 +109,13 @@ def policies(lookahead: int, branches: int) -> dict[str, FanOutPolicy]:
     first = (branches // 2, branches // 4)
     rest = uniform_share(max(lookahead - 2, 0), branches - sum(first))
     plain = {name: make_policy(name) for name in ("adaptive", "geometric", "uniform")}
-    return {**plain, "explicit": make_policy("explicit", (*first, *rest))}
+    return {**plain, "explicit": Split(partial(explicit_share, (*first, *rest)))}
+
+
+def explicit_share(split: Sequence[int], num_proposed: int, num_branches: int) -> tuple[int, ...]:
+    """Return F_0..F_m of a list F_0..F_K; F_m of a short proposal includes the shares after it."""
+    short = tuple(split[:num_proposed])
+    return (*short, max(num_branches - sum(short), 0))
 
 
 def markdown(cells: Sequence[Cell], proposal_share: float) -> str:

@@ -161,12 +161,11 @@ async def test_commits_before_the_hello_end_the_link(server: Server) -> None:
     ("message", "error", "words"),
     [
         (LinkSettings(fan_out_policy="nonsense"), HandshakeError, ""),
-        (LinkSettings(fan_out_policy="explicit", fan_out=(1, 2)), HandshakeError, ""),
         (replace(HELLO, epoch=4), FrameError, ""),
         (replace(OPENING, token_ids=(1, 99)), FrameError, ""),
         (MANY_COMMITS, FrameError, "allowed are 4 commits"),
     ],
-    ids=["policy", "split", "second Hello", "token id", "more commits than sessions"],
+    ids=["policy", "second Hello", "token id", "more commits than sessions"],
 )
 async def test_an_invalid_message_ends_the_link(
     server: Server, message: TargetMessage | bytes, error: type[LinkError], words: str

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 
 from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
@@ -124,9 +123,6 @@ class Draft:
             inbox=self.inbox,
             sessions=self.sessions,
             tree=Tree(self.runner, choice, engine, vocab_size),
-            policy_of=cache(
-                lambda link: self.learning.policy_of(link.fan_out_policy, link.fan_out)
-            ),
             learning=self.learning,
             sizes=SizeChoice(engine.branch_counts),
             clock=clock,

@@ -26,6 +26,9 @@ from ssd.types import CloseSession, Commit, LinkSettings, Outcome, RefusalReason
 from ssd_draft.inbox import EVENTS_PER_STEP, Event, LinkChange
 from ssd_draft.worker import MAX_PENDING
 
+LAST_SHARES = {"uniform": N // (K + 1), "geometric": 4}
+"""Branches of the accepted length K, by policy."""
+
 
 def test_the_first_table_contains_outcomes_of_the_first_token(opened: Opened) -> None:
     _, link, text = opened
@@ -203,8 +206,7 @@ def test_sessions_with_commits_in_one_frame_share_a_batch() -> None:
 
 def test_each_link_gets_the_tables_of_its_policy() -> None:
     draft, texts = Draft(), [a_text([1, 2, 3]), a_text([1, 2, 3])]
-    split = LinkSettings(fan_out_policy="explicit", fan_out=(N - 3, 1, 1, 1))
-    links = [FakeLink(1), FakeLink(2, settings=split)]
+    links = [FakeLink(1), FakeLink(2, settings=LinkSettings(fan_out_policy="geometric"))]
     for link, text in zip(links, texts, strict=True):
         draft.open(link, text)
     draft.settle()
@@ -213,21 +215,20 @@ def test_each_link_gets_the_tables_of_its_policy() -> None:
     draft.settle()
     for link, text in zip(links, texts, strict=True):
         text.check(link.newest())
-    counts = [link.newest().accepted_N.tolist().count(0) for link in links]
-    assert counts == [N // (K + 1), N - 3]
+    counts = [link.newest().accepted_N.tolist().count(K) for link in links]
+    assert counts == list(LAST_SHARES.values())
 
 
 def test_another_policy_of_a_link_applies_to_its_next_tables(opened: Opened) -> None:
     draft, link, text = opened
     counts = []
-    for split in ((), (N - 3, 1, 1, 1), (N - 6, 2, 2, 2)):
-        link.settings = LinkSettings(
-            fan_out_policy="explicit" if split else "uniform", fan_out=split
-        )
+    policies = ["uniform", "geometric", "uniform"]
+    for policy in policies:
+        link.settings = LinkSettings(fan_out_policy=policy)
         draft.apply(link, text.hit(link.newest(), 0, K))
         text.check(link.newest())
-        counts.append(link.newest().accepted_N.tolist().count(0))
-    assert counts == [N // (K + 1), N - 3, N - 6]
+        counts.append(link.newest().accepted_N.tolist().count(K))
+    assert counts == [LAST_SHARES[policy] for policy in policies]
 
 
 @pytest.mark.parametrize("distance", [-1, 1])

@@ -33,15 +33,6 @@ def test_an_invalid_address_is_refused_at_start(address: str) -> None:
         settings("--drafts", f"127.0.0.1:1,{address}")
 
 
-def test_an_explicit_fan_out_must_fill_the_table() -> None:
-    explicit = ("--fan-out", "explicit", "--lookahead", "2", "--branches", "6")
-    assert settings(*explicit, "--fan-out-split", "1,2,3").fan_out_split == (1, 2, 3)
-    with pytest.raises(SettingsError, match="3 numbers"):
-        settings(*explicit)
-    with pytest.raises(SettingsError, match="sum of fan_out_split is 7"):
-        settings(*explicit, "--fan-out-split", "1,2,4")
-
-
 @pytest.mark.parametrize(
     ("model", "name", "served"),
     [

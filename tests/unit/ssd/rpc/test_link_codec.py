@@ -53,7 +53,7 @@ OPENING = OpenSession(
         HELLO,
         OPENING,
         CloseSession(9),
-        LinkSettings(fan_out_policy="explicit", fan_out=(4, 3, 2)),
+        LinkSettings(fan_out_policy="uniform"),
         Heartbeat(),
         Heartbeat(nonce=2**64 - 1),
         Rendezvous("0/1", b"\x00\xff"),
@@ -171,8 +171,6 @@ def opening(**changes: object) -> pb2.SpeculateRequest:
         opening(max_len=0),
         opening(token_ids=[1, 2], max_len=1),
         pb2.SpeculateRequest(close_session=pb2.CloseSession(session=0)),
-        pb2.SpeculateRequest(link_settings=pb2.LinkSettings(fan_out=[1] * 18)),
-        pb2.SpeculateRequest(link_settings=pb2.LinkSettings(fan_out=[129])),
         pb2.SpeculateRequest(link_settings=pb2.LinkSettings(fan_out_policy="x" * 257)),
     ],
 )

@@ -11,6 +11,7 @@ from scipy import optimize
 
 from ssd.errors import SettingsError
 from ssd.speculation.fan_out import (
+    POLICIES,
     START_VALUES,
     Adaptive,
     Candidates,
@@ -27,7 +28,8 @@ from ssd.speculation.noise import gumbel_noise
 NUM_TOKENS = 30
 GAP_WEIGHT, CONFIDENCE_WEIGHT, BIAS, SCORE_WEIGHT, RANK_WEIGHT = START_VALUES
 Batch = tuple[Candidates, Int64s, Int64s]
-ALL = [make_policy(name, (3, 2, 1, 0)) for name in ("adaptive", "uniform", "geometric", "explicit")]
+UNEQUAL = Split(lambda num_proposed, _: (0, 0, 9, 1, 0)[: num_proposed + 1])
+ALL = [*map(make_policy, POLICIES), UNEQUAL]
 
 
 @st.composite
@@ -176,10 +178,8 @@ def full_batch(num_proposed: int, lookahead: int, num_kept: int) -> Batch:
     [
         (Split(uniform_share), 3, [3, 3, 2, 2]),
         (Split(uniform_share), 1, [5, 5, 0, 0]),
-        (make_policy("explicit", (4, 3, 1, 2)), 3, [4, 3, 1, 2]),
-        (make_policy("explicit", (4, 3, 1, 2)), 1, [4, 6, 0, 0]),
-        (make_policy("explicit", (4, 3, 1, 2)), 0, [10, 0, 0, 0]),
-        (make_policy("explicit", (0, 0, 9, 1)), 3, [0, 0, 9, 1]),
+        (Split(uniform_share), 0, [10, 0, 0, 0]),
+        (UNEQUAL, 3, [0, 0, 9, 1]),
     ],
 )
 def test_a_split_gives_each_position_its_share(
@@ -190,7 +190,7 @@ def test_a_split_gives_each_position_its_share(
 
 
 def test_a_share_without_candidates_is_given_to_other_positions() -> None:
-    forks = make_policy("explicit", (10, 0, 0, 0)).choose(*full_batch(3, 3, 4), 10)
+    forks = Split(lambda *_: (10, 0, 0, 0)).choose(*full_batch(3, 3, 4), 10)
     assert forks.num_branches_B.tolist() == [10]
     assert np.bincount(forks.accepted_BN[0], minlength=4).tolist() == [3, 3, 2, 2]
 
@@ -256,9 +256,6 @@ def test_start_values_have_a_higher_hit_rate_than_uniform_on_a_synthetic_pair() 
     assert hit_rate(make_policy("adaptive")) > hit_rate(make_policy("uniform")) + 0.05
 
 
-def test_an_unknown_policy_or_an_invalid_split_is_rejected() -> None:
+def test_an_unknown_policy_is_rejected() -> None:
     with pytest.raises(SettingsError, match="adaptive"):
         make_policy("best")
-    for split in ((), (1, -1)):
-        with pytest.raises(SettingsError, match="explicit"):
-            make_policy("explicit", split)
