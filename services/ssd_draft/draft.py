@@ -6,6 +6,7 @@ begins, sends ``Draining`` to the targets, refuses new sessions and lets the ope
 
 import asyncio
 from collections.abc import Collection
+from functools import partial
 
 from ssd.observability.log import get_logger
 from ssd.observability.metrics import DRAFT_MAX_SESSIONS
@@ -19,7 +20,7 @@ from ssd_draft.inbox import Inbox, enough_bytes
 from ssd_draft.link_server import LinkServer, max_message_bytes
 from ssd_draft.servicer import SpeculationServicer
 from ssd_draft.setup import DraftSetup
-from ssd_draft.step_thread import ModelLoader
+from ssd_draft.step_thread import load_worker
 from ssd_draft.worker import Worker
 
 _log = get_logger("ssd_draft")
@@ -45,8 +46,8 @@ class Draft:
         self._inbox = Inbox(_INBOX_CAPACITY, num_bytes)
         watchdog = Watchdog(clock)
         self._links = LinkServer(setup, self._inbox, clock, watchdog)
-        loader = ModelLoader(setup, self._inbox, clock, self._on_count, watchdog)
-        thread = StepThread(loader.load, self._inbox.close, step_cpus)
+        load = partial(load_worker, setup, self._inbox, clock, self._on_count, watchdog)
+        thread = StepThread(load, self._inbox.close, step_cpus)
         self._life_cycle = LifeCycle(thread, watchdog, clock, settings.drain_seconds)
 
     def drain(self, seconds: float | None = None) -> int:

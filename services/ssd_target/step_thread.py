@@ -26,71 +26,51 @@ from ssd_target.models import TargetModels
 from ssd_target.settings import TargetSettings
 
 
-class ModelLoader:
-    """Loads and warms up the model, and builds the decode loop for it. Step thread."""
+def load_target(
+    settings: TargetSettings,
+    models: TargetModels,
+    context: LoopContext,
+    join: Callable[[], Group],
+) -> tuple[TargetRunner, Callable[[], None]]:
+    """Return the runner, and a function that runs rounds until the inbox is closed. Step thread.
 
-    def __init__(
-        self,
-        settings: TargetSettings,
-        models: TargetModels,
-        context: LoopContext,
-        join: Callable[[], Group],
-    ) -> None:
-        """Construct; ``join`` waits for the other ranks of the target's model."""
-        self._settings = settings
-        self._models = models
-        self._context = context
-        self._join = join
+    Args:
+        settings: of the target.
+        models: of the target.
+        context: of the decode loop.
+        join: waits for the other ranks of the target's model.
 
-    def load(self) -> tuple[TargetRunner, Callable[[], None]]:
-        """Return the runner, and a function that runs rounds until the inbox is closed.
-
-        Raises:
-            SetupError: the model cannot be loaded.
-            RankError: another rank of the model has ended or does not answer.
-        """
-        torch.set_num_threads(self._models.target.engine.threads)
-        group = self._join()
-        runner = _load(TargetRunner, self._models.target, group)
-        draft = self._models.draft
-        draft_runner = _load(DraftRunner, draft, ALONE) if draft is not None else None
-        loop = self._loop(runner, draft_runner)
-        group.begin_service()
-        return runner, torch.inference_mode()(loop.run)
-
-    def _loop(self, runner: TargetRunner, draft_runner: DraftRunner | None) -> DecodeLoop:
-        engine = runner.engine
-        sampler = _sampler(runner, draft_runner)
-        drafter = None
-        if draft_runner is not None:
-            draft_blocks = BlockPool(draft_runner.num_blocks)
-            drafter = SequentialDrafter(
-                draft_runner,
-                draft_runner.engine,
-                draft_blocks,
-                sampler,
-                draft_runner.model.vocab_size,
-                lambda: BACKUPS[self._context.drafts.settings.backup],
-            )
-        return DecodeLoop(
-            self._context,
-            runner,
-            Scheduler(
-                engine,
-                BlockPool(runner.num_blocks),
-                self._settings,
-                joined_rows=runner.joined_rows,
-            ),
+    Raises:
+        SetupError: the model cannot be loaded.
+        RankError: another rank of the model has ended or does not answer.
+    """
+    torch.set_num_threads(models.target.engine.threads)
+    group = join()
+    runner = _load(TargetRunner, models.target, group)
+    draft_runner = _load(DraftRunner, models.draft, ALONE) if models.draft is not None else None
+    sampler = _sampler(runner, draft_runner)
+    drafter = None
+    if draft_runner is not None:
+        drafter = SequentialDrafter(
+            draft_runner,
+            draft_runner.engine,
+            BlockPool(draft_runner.num_blocks),
             sampler,
-            self._control(runner),
-            drafter,
+            draft_runner.model.vocab_size,
+            lambda: BACKUPS[context.drafts.settings.backup],
         )
+    blocks = BlockPool(runner.num_blocks)
+    scheduler = Scheduler(runner.engine, blocks, settings, joined_rows=runner.joined_rows)
+    control = _control(runner, context, settings.lookahead)
+    loop = DecodeLoop(context, runner, scheduler, sampler, control, drafter)
+    group.begin_service()
+    return runner, torch.inference_mode()(loop.run)
 
-    def _control(self, runner: TargetRunner) -> SpeculationControl:
-        context, lookahead = self._context, self._settings.lookahead
-        calibration = calibrate(runner, runner.row_counts, context.clock)
-        controller = Controller(runner.row_counts, lookahead, calibration)
-        return SpeculationControl(controller, context.drafts, context.round_log, lookahead)
+
+def _control(runner: TargetRunner, context: LoopContext, lookahead: int) -> SpeculationControl:
+    calibration = calibrate(runner, runner.row_counts, context.clock)
+    controller = Controller(runner.row_counts, lookahead, calibration)
+    return SpeculationControl(controller, context.drafts, context.round_log, lookahead)
 
 
 def _sampler(runner: TargetRunner, draft_runner: DraftRunner | None) -> Sampler:

@@ -42,7 +42,7 @@ from ssd_target.serving.request_trace import RequestTraces
 from ssd_target.serving.servicer import GenerateServicer, count_failure
 from ssd_target.serving.streams import Wakeups
 from ssd_target.settings import TargetSettings
-from ssd_target.step_thread import ModelLoader
+from ssd_target.step_thread import load_target
 
 _log = get_logger("ssd_target")
 _MIN_CALLS = 64
@@ -113,8 +113,8 @@ class TargetProcess:
             watchdog=watchdog,
         )
         self._ranks = RankProcesses(model, cpus, watchdog)
-        loader = ModelLoader(settings, models, context, self._ranks.join)
-        self._step = StepThread(loader.load, self._inbox.close, self._ranks.cpus)
+        load = partial(load_target, settings, models, context, self._ranks.join)
+        self._step = StepThread(load, self._inbox.close, self._ranks.cpus)
         self._life_cycle = LifeCycle(self._step, watchdog, clock, settings.drain_seconds)
 
     def drain(self, seconds: float | None = None) -> int:
