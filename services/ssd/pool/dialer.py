@@ -163,11 +163,16 @@ class LinkDialer:
             case HandshakeError():
                 LINK_REFUSALS_TOTAL.labels(reason="handshake").inc()
                 report = LinkReport(address, LinkState.REFUSED, str(error))
-            case LinkTooSlowError(quality=quality, peer=peer):
+            case LinkTooSlowError():
                 LINK_REFUSALS_TOTAL.labels(reason=TOO_SLOW).inc()
-                LINK_RTT_SECONDS.labels(draft=address).set(quality.round_trip_seconds)
+                LINK_RTT_SECONDS.labels(draft=address).set(error.round_trip_seconds)
                 report = LinkReport(
-                    address, LinkState.REFUSED, str(error), quality=quality, peer=peer
+                    address,
+                    LinkState.REFUSED,
+                    str(error),
+                    transport=error.transport,
+                    round_trip_seconds=error.round_trip_seconds,
+                    peer=error.peer,
                 )
             case _:
                 report = LinkReport(address, LinkState.LOST, str(error))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ssd.errors import FrameError, HandshakeError, LinkError
 from ssd.pool.link import DraftLink
-from ssd.pool.link_quality import LinkQuality, check_round_trip, measure
+from ssd.pool.link_quality import LinkTooSlowError, measure
 from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials
 from ssd.rpc.link import HANDSHAKE_SECONDS, ChannelStatus, LinkCall
 from ssd.types import Hello, Welcome
@@ -58,11 +58,13 @@ async def shake_hands(
         channel = ChannelStatus(
             reason=welcome.backend_refusal or "the draft does not have this channel"
         )
-    if terms.max_round_trip_seconds:
+    if max_seconds := terms.max_round_trip_seconds:
         measured = channel.round_trip_seconds
         seconds = measured or await measure(call, asyncio.get_running_loop().time)
-        quality = LinkQuality(transport=channel.transport, round_trip_seconds=seconds)
-        check_round_trip(quality, welcome.peer, terms.max_round_trip_seconds)
+        if seconds > max_seconds:
+            raise LinkTooSlowError(
+                channel.transport, seconds, max_seconds=max_seconds, peer=welcome.peer
+            )
     return DraftLink(address, welcome, call.send, channel)
 
 

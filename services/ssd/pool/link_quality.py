@@ -7,7 +7,6 @@ for which there is the circuit breaker.
 import asyncio
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ssd.errors import FrameError, LinkError
 from ssd.rpc.link import HANDSHAKE_SECONDS, LinkCall
@@ -49,43 +48,26 @@ class RoundTrip:
         return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkQuality:
-    """The measurement of a link."""
-
-    transport: str
-    """How the bytes of the channel travel, for example ``tcp``."""
-    round_trip_seconds: float
-
-
 class LinkTooSlowError(LinkError):
     """The round trip of a link is over the maximum; the target continues without it.
 
     Attributes:
-        quality: the measurement.
+        transport: how the bytes of the channel travel, for example ``tcp``.
+        round_trip_seconds: the measurement.
         peer: the draft.
     """
 
-    def __init__(self, quality: LinkQuality, peer: Peer, reason: str) -> None:
-        super().__init__(f"{TOO_SLOW}: {reason}")
-        self.quality = quality
-        self.peer = peer
-
-
-def check_round_trip(quality: LinkQuality, peer: Peer, max_seconds: float) -> None:
-    """Reject a link whose round trip is over the maximum.
-
-    Raises:
-        LinkTooSlowError: with the measured value, the allowed value and the fix.
-    """
-    if quality.round_trip_seconds > max_seconds:
-        raise LinkTooSlowError(
-            quality,
-            peer,
-            f"its round trip is {quality.round_trip_seconds * 1e6:.0f} us over "
-            f"{quality.transport}, at most {max_seconds * 1e6:.0f} us are allowed: "
-            "place the draft nearer, or raise the limit",
+    def __init__(
+        self, transport: str, round_trip_seconds: float, *, max_seconds: float, peer: Peer
+    ) -> None:
+        super().__init__(
+            f"{TOO_SLOW}: its round trip is {round_trip_seconds * 1e6:.0f} us over {transport}, "
+            f"at most {max_seconds * 1e6:.0f} us are allowed: "
+            "place the draft nearer, or raise the limit"
         )
+        self.transport = transport
+        self.round_trip_seconds = round_trip_seconds
+        self.peer = peer
 
 
 async def measure(call: LinkCall, now: Callable[[], float]) -> float:

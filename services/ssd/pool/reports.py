@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from ssd.observability.log import get_logger
 from ssd.observability.metrics import LINK_RTT_SECONDS, LINK_STATE, remove_series
 from ssd.pool.link import DraftLink, LinkState
-from ssd.pool.link_quality import LinkQuality
 from ssd.types import Peer
 
 _log = get_logger(__name__)
@@ -20,10 +19,12 @@ class LinkReport:
     state: LinkState
     reason: str = ""
     link: DraftLink | None = None
-    quality: LinkQuality | None = None
-    """The measurement because of which the link was refused."""
+    transport: str = ""
+    """How the bytes of a link travel that was refused because of its measurement."""
+    round_trip_seconds: float = 0.0
+    """This measurement."""
     peer: Peer = _UNKNOWN
-    """The draft, if the link was refused after its Welcome."""
+    """The draft of this link."""
 
 
 class LinkReports:

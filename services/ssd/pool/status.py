@@ -81,15 +81,14 @@ def _sustainable_sessions(link: DraftLink, verify_seconds: float) -> int:
 
 
 def _without_link(report: LinkReport) -> LinkStatus:
-    quality = report.quality
     return LinkStatus(
         address=report.address,
         state=report.state,
         reason=report.reason,
         draft_pod=report.peer.pod,
         draft_node=report.peer.node,
-        transport=quality.transport if quality else "",
-        round_trip_seconds=quality.round_trip_seconds if quality else 0.0,
+        transport=report.transport,
+        round_trip_seconds=report.round_trip_seconds,
     )
 
 

@@ -8,20 +8,14 @@ import pytest
 from ssd.errors import LinkError
 from ssd.pool.link_quality import (
     NUM_PINGS,
-    LinkQuality,
     LinkTooSlowError,
     RoundTrip,
-    check_round_trip,
     measure,
 )
 from ssd.rpc.link import LinkCall
 from ssd.types import DraftMessage, Draining, Heartbeat, Peer, TargetMessage
 
 DRAFT = Peer(pod="demo-draft-0-x", node="n2")
-
-
-def quality(micros: float) -> LinkQuality:
-    return LinkQuality(transport="tcp", round_trip_seconds=micros / 1e6)
 
 
 class ScriptedCall:
@@ -73,15 +67,13 @@ async def test_a_draft_that_leaves_during_the_measurement_is_a_lost_link(
     assert not isinstance(caught.value, LinkTooSlowError)
 
 
-def test_a_round_trip_above_the_limit_is_refused_with_the_numbers() -> None:
-    check_round_trip(quality(micros=1000.0), DRAFT, 0.001)
-    with pytest.raises(LinkTooSlowError) as caught:
-        check_round_trip(quality(micros=1010.0), DRAFT, 0.001)
-    assert str(caught.value) == (
+def test_the_error_of_a_link_that_is_too_slow_has_its_numbers() -> None:
+    error = LinkTooSlowError("tcp", 0.00101, max_seconds=0.001, peer=DRAFT)
+    assert str(error) == (
         "link_too_slow: its round trip is 1010 us over tcp, at most 1000 us are allowed: "
         "place the draft nearer, or raise the limit"
     )
-    assert (caught.value.quality.round_trip_seconds, caught.value.peer) == (0.00101, DRAFT)
+    assert (error.transport, error.round_trip_seconds, error.peer) == ("tcp", 0.00101, DRAFT)
 
 
 def test_heartbeats_without_the_expected_echo_are_no_measurement() -> None:

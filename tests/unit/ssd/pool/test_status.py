@@ -5,7 +5,6 @@ from prometheus_client import REGISTRY
 from tests.unit.ssd.pool import links
 
 from ssd.pool.link import DraftLink, LinkState, Session
-from ssd.pool.link_quality import LinkQuality
 from ssd.pool.metrics import publish_mode, publish_report
 from ssd.pool.pool import DraftPool
 from ssd.pool.reports import LinkReport
@@ -165,9 +164,10 @@ def test_a_draining_and_a_refused_link_have_a_reason() -> None:
 
 
 def test_a_link_that_is_too_slow_has_its_measurement_and_its_draft() -> None:
-    found = LinkQuality(transport="tcp", round_trip_seconds=0.0004)
     peer = Peer(pod="demo-draft-0-x", node="n1")
-    report = LinkReport("10.0.0.1:1", LinkState.REFUSED, "link_too_slow: …", None, found, peer)
+    report = LinkReport(
+        "10.0.0.1:1", LinkState.REFUSED, "link_too_slow: …", None, "tcp", 0.0004, peer
+    )
     shown = pool_status([report], pool(), RoundLog(), 0.0).links[0]
     assert (shown.state, shown.reason) == ("refused", "link_too_slow: …")
     assert (shown.transport, shown.round_trip_seconds) == ("tcp", 0.0004)
