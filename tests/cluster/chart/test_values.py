@@ -16,7 +16,22 @@ from tests.cluster.kube import CHART
 
 pytestmark = pytest.mark.timeout(120)
 
-SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+Schema = dict[str, Any]
+WRITTEN: Schema = json.loads((CHART / "values.schema.json").read_text())
+
+
+def resolved(part: Any) -> Any:
+    """A part of the schema, with the definitions in place of its references."""
+    if isinstance(part, list):
+        return [resolved(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    if "$ref" in part:
+        return resolved(WRITTEN["definitions"][part["$ref"].removeprefix("#/definitions/")])
+    return {key: resolved(each) for key, each in part.items()}
+
+
+SCHEMA = resolved(WRITTEN)
 MAPS = {
     "operator.nodeSelector",
     "operator.podAnnotations",
@@ -36,7 +51,6 @@ MAPS = {
     ),
 }
 """Maps of strings with any key."""
-Schema = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
