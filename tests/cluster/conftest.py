@@ -30,7 +30,7 @@ from tests.cluster.kube import (
 from tests.cluster.operators import Operator, ReleasedOperator, operator_process
 
 TOOL = Path(os.environ.get("SSD_CLUSTER_TOOL", ROOT.parent / "shared" / "k8s" / "cluster"))
-NEEDS_NODE = tuple(Path(__file__).parent / each for each in ("e2e", "passes", "placement", "scale"))
+NEEDS_NODE = tuple(Path(__file__).parent / each for each in ("e2e", "placement", "scale"))
 FIGURES = pytest.StashKey[dict[str, object]]()
 
 
