@@ -34,15 +34,18 @@ def test_each_case_of_an_api_server_is_refused_by_one_rule(case: Object) -> None
 
 
 @pytest.mark.parametrize(
-    "word", ["-n", "-n=2", "-n2", "-n16", "--nnodes=2", "-pp=2", "-dpl=2", "-pcp=2", "-pc"]
+    "word", ["-n", "-n=2", "-n2", "-n16", "--nnodes=2", "-pp=2", "-dp", "-dpl=2", "-pcp=2", "-pc"]
 )
 def test_a_target_has_one_node_and_one_replica_of_its_model(word: str) -> None:
     (message,) = refusals([word])
     assert "leave pipeline, data and prefill-context parallel arguments out" in message
 
 
-@pytest.mark.parametrize("word", ["-tp", "-t", "-sc", "-s", "-s.num_speculative_tokens=3"])
-def test_an_abbreviation_with_one_dash_is_refused_as_the_name(word: str) -> None:
+@pytest.mark.parametrize(
+    "word",
+    ["--tensor_parallel_size=2", "-tp", "-tp=2", "-t", "-sc", "-s", "-s.num_speculative_tokens=3"],
+)
+def test_an_argument_that_a_field_sets_is_refused_under_each_of_its_names(word: str) -> None:
     (message,) = refusals([word])
     assert "fields of the resource set these arguments" in message
 

@@ -111,6 +111,22 @@ def test_patterns_mean_the_same_to_go_and_to_rust() -> None:
         assert not re.search(r"\\[a-zA-Z]", pattern), path
 
 
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("spec.draft.autoscaling.targetOccupancy", "1.01"),
+        ("spec.draft.autoscaling.targetOccupancy", "0.00"),
+        ("spec.draft.gpuResource", "gpu"),
+        ("spec.target.image", "a b"),
+        ("spec.target.podTemplate.labels[]", "a b"),
+        ("spec.target.resources.requests[]", "much"),
+        ("spec.podTemplate.volumeMounts[].mountPath", "etc"),
+    ],
+)
+def test_a_pattern_refuses_a_wrong_text(path: str, text: str) -> None:
+    assert not re.fullmatch(ALL[path]["pattern"], text)
+
+
 def test_the_default_of_a_block_contains_the_fields_that_its_rules_read() -> None:
     # The API server validates the default of a block before it adds the defaults of its fields.
     assert ALL["spec.modelCache"]["default"] == {"type": "EmptyDir"}
