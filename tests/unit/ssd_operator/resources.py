@@ -31,6 +31,7 @@ from ssd_operator.api.spec import (
 )
 from ssd_operator.children.manifests import wanted
 from ssd_operator.children.objects import (
+    CELL_LABEL,
     COMPONENT_LABEL,
     HASH_ANNOTATION,
     REVISION_LABEL,
@@ -100,18 +101,25 @@ def children(resource: Resource, settings: OperatorSettings = SETTINGS) -> list[
     return wanted(resource, settings, replicas_of(resource))
 
 
-def reviewed(found: Resource) -> list[Object]:
-    """Its children as in a snapshot.
+def reviewed(name: str) -> list[Object]:
+    """Children of a sample as in its snapshot.
 
     Without those of later cells, which differ in their number only, and without owner and
-    namespace, which are those of all.
+    namespace, which are those of all. A snapshot beside ``everything`` has only what that sample
+    lacks: policies, and drafts of a cell.
     """
-    first = [each for each in children(found) if cell_of(each) == 0]
+    first = [each for each in children(SAMPLES[name]) if cell_of(each) == 0]
+    if name != "everything":
+        first = [each for each in first if is_of_cell(each) or each["kind"] == "NetworkPolicy"]
     # As JSON, values that several objects share are written out.
     made: list[Object] = json.loads(json.dumps(first))
     for each in made:
         del each["metadata"]["namespace"], each["metadata"]["ownerReferences"]
     return made
+
+
+def is_of_cell(child: Object) -> bool:
+    return CELL_LABEL in child["metadata"]["labels"]
 
 
 def without_hashes(child: Object) -> str:
@@ -197,8 +205,8 @@ SAMPLES = {
     )
 }
 """The samples of the chart, and a resource with every field."""
-REVIEWED = {name: SAMPLES[name] for name in ("llama-3.1-70b", "everything")}
-"""Resources with a snapshot, by its name; see ``reviewed``."""
+REVIEWED = ("llama-3.1-70b", "everything")
+"""Samples with a snapshot; see ``reviewed``."""
 DEMO, TWO_CELLS = SAMPLES["demo-cpu"], SAMPLES["llama-3.1-70b"]
 LLAMA, QWEN = TWO_CELLS.spec, SAMPLES["qwen3-32b"].spec
 CPU_DRAFTS = SAMPLES["llama-3.1-70b-cpu-drafts"].spec
@@ -274,7 +282,7 @@ NAMES = st.from_regex(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", fullmatch=True)
 
 
 if __name__ == "__main__":
-    for title, found in REVIEWED.items():
-        made = reviewed(found)
+    for title in REVIEWED:
+        made = reviewed(title)
         text = yaml.safe_dump_all(made, sort_keys=False, default_flow_style=None, width=120)
         (SNAPSHOTS / f"{title}.yaml").write_text(text)

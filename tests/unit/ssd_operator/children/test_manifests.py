@@ -75,7 +75,7 @@ def selects(selector: dict[str, str], template: Object) -> bool:
 def test_children_equal_the_reviewed_snapshot(name: str) -> None:
     snapshot = list(yaml.safe_load_all((SNAPSHOTS / f"{name}.yaml").read_text()))
     # If the difference is intended: python -m tests.unit.ssd_operator.resources, then review.
-    assert reviewed(REVIEWED[name]) == snapshot
+    assert reviewed(name) == snapshot
 
 
 @given(specs())
