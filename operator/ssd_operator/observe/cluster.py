@@ -100,8 +100,8 @@ class Cluster(Protocol):
     async def delete(self, namespace: str, ref: Ref, uid: str) -> None:
         """Delete this very object; nothing happens if it is gone already."""
 
-    async def create(self, thing: Object, *, is_dry_run: bool = False) -> None:
-        """Make an object whose name is new; a dry run only lets the API server check it.
+    async def create(self, thing: Object) -> None:
+        """Make an object whose name is new.
 
         Raises:
             RefusedError: the object is wrong.

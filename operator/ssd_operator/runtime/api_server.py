@@ -99,11 +99,9 @@ class ApiServer:
         with contextlib.suppress(MissingError):
             await self._call("DELETE", _place(ref.kind, namespace, ref.name), options)
 
-    async def create(self, thing: Object, *, is_dry_run: bool = False) -> None:
+    async def create(self, thing: Object) -> None:
         """See ``Cluster``."""
-        query = {"dryRun": "All"} if is_dry_run else {}
-        place = _place(thing["kind"], thing["metadata"]["namespace"])
-        await self._call("POST", place, thing, query=query)
+        await self._call("POST", _place(thing["kind"], thing["metadata"]["namespace"]), thing)
 
     async def served_schema(self, kind: str) -> Object:
         """The schema of a kind of ours that the API server serves, ``properties`` outermost.

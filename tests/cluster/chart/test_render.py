@@ -275,15 +275,6 @@ def test_a_repository_with_a_slash_and_a_digest_are_used_unchanged(render: Any) 
     assert environment["SSD_OPERATOR_DRAFT_IMAGE"] == "r.example/ssd/ssd-draft:v7"
 
 
-def test_without_rbac_helm_test_checks_readiness_only(render: Any) -> None:
-    pod = only(render("--set=rbac.create=false"), "Pod")["spec"]
-    assert pod["serviceAccountName"] == "default"
-    assert pod["containers"][0]["args"] == [
-        "check",
-        "http://ssd-operator.here.svc:9090/readyz",
-    ]
-
-
 def test_the_sample_has_the_pull_secrets_of_the_release(render: Any) -> None:
     secrets = [{"name": name} for name in ("registry", "", "mirror", "registry")]
     values = f"--set-json=imagePullSecrets={json.dumps(secrets)}"

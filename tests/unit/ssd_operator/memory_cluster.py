@@ -116,11 +116,11 @@ class MemoryCluster:
             self.remove(namespace, ref)
         self._answer(None)
 
-    async def create(self, thing: Object, *, is_dry_run: bool = False) -> None:
+    async def create(self, thing: Object) -> None:
         self._may_fail()
         if thing["kind"] == "Event":
             self.events.append(Event(thing["type"], thing["reason"], thing["message"]))
-        elif not is_dry_run:
+        else:
             self.put(thing)
         self._answer(None)
 

@@ -12,7 +12,7 @@ from ssd.errors import NotReadyError, SetupError
 from ssd.rpc.http import ProbeServer
 from ssd_operator.api.parse import parse
 from ssd_operator.api.spec import KIND, Object
-from ssd_operator.observe.cluster import Key, MissingError, Ref, RefusedError
+from ssd_operator.observe.cluster import Key, MissingError, Ref
 from ssd_operator.runtime import installation
 
 MOMENT = 0.05
@@ -25,20 +25,17 @@ def _short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @dataclass
-class Admission(MemoryCluster):
-    """A cluster with admission; an old CRD has no accelerators and rejects none."""
+class Installed(MemoryCluster):
+    """A cluster in which something else acts on resources, too."""
 
-    accelerators: set[str] = field(default_factory=lambda: {"cpu", "nvidia"})
     ready: Object = field(default_factory=dict)
     """Condition of each new resource."""
     held: set[str] = field(default_factory=set)
     """Names of resources that a finalizer keeps."""
 
-    async def create(self, thing: Object, *, is_dry_run: bool = False) -> None:
-        if thing["spec"]["accelerator"] not in self.accelerators:
-            raise RefusedError('spec.accelerator: Unsupported value: "abacus"')
+    async def create(self, thing: Object) -> None:
         status = {"conditions": [self.ready]} if self.ready else {}
-        await super().create(thing | {"status": status}, is_dry_run=is_dry_run)
+        await super().create(thing | {"status": status})
 
     async def delete(self, namespace: str, ref: Ref, uid: str) -> None:
         if ref.name not in self.held:
@@ -73,25 +70,14 @@ async def test_an_operator_that_is_not_ready_by_the_deadline_is_named_with_its_p
             await installation.check_ready(url, seconds=10 * MOMENT)
 
 
-async def test_a_current_crd_passes_and_nothing_is_stored() -> None:
-    api = Admission()
-    await installation.check_admission(api, "here")
-    assert api.objects == {}
-
-
-async def test_a_crd_that_accepts_anything_is_found() -> None:
-    with pytest.raises(SetupError, match="accepts accelerator abacus"):
-        await installation.check_admission(Admission(accelerators={"cpu", "abacus"}), "here")
-
-
 async def test_the_sample_serves_and_is_deleted() -> None:
-    api = Admission(ready={"type": "Ready", "status": "True"})
+    api = Installed(ready={"type": "Ready", "status": "True"})
     await installation.serve_sample(api, "here", writes_a_text)
     assert api.objects == {}
 
 
 async def test_images_of_the_sample_are_pulled_with_the_secrets_of_the_release() -> None:
-    api = Admission(ready={"type": "Ready", "status": "True"})
+    api = Installed(ready={"type": "Ready", "status": "True"})
     found: list[Object] = []
 
     async def find_secrets(endpoint: str) -> str:
@@ -105,14 +91,14 @@ async def test_images_of_the_sample_are_pulled_with_the_secrets_of_the_release()
 
 
 async def test_the_sample_of_an_interrupted_test_is_deleted_first() -> None:
-    api = Admission(ready={"type": "Ready", "status": "True"})
+    api = Installed(ready={"type": "Ready", "status": "True"})
     await api.create(installation._sample("here"))
     await installation.serve_sample(api, "here", writes_a_text)
     assert api.objects == {}
 
 
 async def test_a_sample_that_never_serves_is_reported_with_its_condition_and_deleted() -> None:
-    api = Admission(ready={"type": "Ready", "status": "False", "reason": "ImagePull"})
+    api = Installed(ready={"type": "Ready", "status": "False", "reason": "ImagePull"})
     with pytest.raises(NotReadyError, match=r"ssd-sample is not Ready after .* ImagePull"):
         await installation.serve_sample(api, "here", writes_a_text, seconds=MOMENT)
     assert api.objects == {}
@@ -122,7 +108,7 @@ async def test_a_sample_that_writes_nothing_fails() -> None:
     async def writes_nothing(endpoint: str) -> str:
         return ""
 
-    api = Admission(ready={"type": "Ready", "status": "True"})
+    api = Installed(ready={"type": "Ready", "status": "True"})
     with pytest.raises(SetupError, match="text is empty"):
         await installation.serve_sample(api, "here", writes_nothing)
     assert api.objects == {}
@@ -134,7 +120,7 @@ async def test_a_sample_that_writes_nothing_fails() -> None:
 async def test_an_uninstall_deletes_what_is_in_scope(
     scope: tuple[str, ...], left: set[tuple[str, str]]
 ) -> None:
-    api = Admission()
+    api = Installed()
     for key in (("a", "one"), ("b", "two"), UNTOUCHED):
         api.create_resource(key, DEMO)
     await installation.delete_all(api, scope)
@@ -142,7 +128,7 @@ async def test_an_uninstall_deletes_what_is_in_scope(
 
 
 async def test_an_uninstall_without_the_definition_has_nothing_to_delete() -> None:
-    class Gone(Admission):
+    class Gone(Installed):
         async def list_all(self, kind: str, namespace: str) -> tuple[list[Object], int]:
             raise MissingError("404")
 
@@ -150,7 +136,7 @@ async def test_an_uninstall_without_the_definition_has_nothing_to_delete() -> No
 
 
 async def test_a_resource_that_stays_is_named() -> None:
-    api = Admission(held={"one"})
+    api = Installed(held={"one"})
     api.create_resource(("a", "one"), DEMO)
     with pytest.raises(NotReadyError, match=r"finalizer .*\('a', 'one'\)"):
         await installation.delete_all(api, (), seconds=MOMENT)
