@@ -128,13 +128,6 @@ def test_every_pod_passes_the_restricted_level(rendered: list[Object]) -> None:
             }
 
 
-def test_no_pod_requests_a_gpu(rendered: list[Object]) -> None:
-    for pod in pods(rendered):
-        for container in pod["containers"]:
-            for amounts in container["resources"].values():
-                assert set(amounts) <= {"cpu", "memory", "ephemeral-storage"}
-
-
 def test_optional_objects_depend_on_the_served_apis_unless_they_are_set(render: Any) -> None:
     optional = {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
 
@@ -228,29 +221,6 @@ def test_helm_keeps_the_crds_when_it_removes_the_release(render: Any) -> None:
         assert crd["spec"] == raw["spec"]
 
 
-def test_selectors_contain_nothing_that_an_upgrade_changes(render: Any) -> None:
-    objects = render()
-    wanted = {"app.kubernetes.io/name": "ssd-operator", "app.kubernetes.io/instance": "ssd"}
-    assert only(objects, "Deployment")["spec"]["selector"]["matchLabels"] == wanted
-    assert only(objects, "Service")["spec"]["selector"] == wanted
-    assert only(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"] == wanted
-
-
-def test_selectors_of_the_operator_do_not_match_pods_of_tests(render: Any) -> None:
-    objects = render("--set=tests.sample.enabled=true")
-    tests = [each for each in objects if each["kind"] == "Pod"]
-    assert len(tests) == 2
-    for each in tests:
-        assert each["metadata"]["labels"]["app.kubernetes.io/name"] != "ssd-operator"
-        assert each["metadata"]["annotations"]["helm.sh/hook"] == "test"
-
-
-def test_the_old_operator_stops_before_the_new_one_starts(render: Any) -> None:
-    deployment = only(render(), "Deployment")
-    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
-    assert deployment["spec"]["replicas"] == 1
-
-
 def test_the_default_images_have_the_version_of_the_chart(render: Any) -> None:
     objects = render()
     environment = environment_of(objects)
@@ -296,14 +266,3 @@ def test_a_sample_is_one_resource_and_begins_with_a_comment(sample: Path) -> Non
     resource = yaml.safe_load(text)
     assert (resource["apiVersion"], resource["kind"]) == ("ssd.dev/v1alpha1", "SSDDeployment")
     assert text.startswith("# ")
-
-
-def test_the_operators_credentials_are_files_of_a_secret(render: Any) -> None:
-    objects = render("--set=operator.credentialsSecretName=operator-credentials")
-    (pod,) = pods([only(objects, "Deployment")])
-    (volume,) = [each for each in pod["volumes"] if each["name"] == "credentials"]
-    assert volume["secret"] == {"secretName": "operator-credentials", "defaultMode": 0o440}
-    container = container_of(objects)
-    (mount,) = [each for each in container["volumeMounts"] if each["name"] == "credentials"]
-    assert "subPath" not in mount, "the kubelet would not replace the files"
-    assert {"name": "SSD_OPERATOR_CREDENTIALS", "value": mount["mountPath"]} in container["env"]
