@@ -79,12 +79,24 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- end -}}
 {{- end -}}
 
-{{- define "ssd.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
-fsGroup: 10001
-seccompProfile: {type: RuntimeDefault}
+{{/* What all pods have: where images come from, where they run, and as which user. */}}
+{{- define "ssd.pod" -}}
+enableServiceLinks: false
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 0 }}
+{{- end }}
+{{- with .Values.operator.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.operator.tolerations }}
+tolerations: {{- toYaml . | nindent 0 }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  fsGroup: 10001
+  seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
 {{- define "ssd.containerSecurity" -}}
@@ -97,17 +109,7 @@ capabilities: {drop: [ALL]}
 {{- define "ssd.hookPod" -}}
 serviceAccountName: {{ .account | quote }}
 restartPolicy: Never
-enableServiceLinks: false
-{{- with .root.Values.imagePullSecrets }}
-imagePullSecrets: {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .root.Values.operator.nodeSelector }}
-nodeSelector: {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .root.Values.operator.tolerations }}
-tolerations: {{- toYaml . | nindent 2 }}
-{{- end }}
-securityContext: {{- include "ssd.podSecurity" . | nindent 2 }}
+{{ include "ssd.pod" .root }}
 containers:
 - name: run
   image: {{ include "ssd.image" (dict "root" .root "image" .root.Values.image) }}
