@@ -16,7 +16,7 @@ from tests.gpu.models import (
     open_draft,
     open_target,
 )
-from tests.gpu.test_graphs import shapes_by_kind
+from tests.gpu.test_graphs import shapes_without_graph
 
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
 from ssd.engine.capture import Capture
@@ -49,7 +49,7 @@ def test_verifies_of_llama_are_measured(
         verify_ms = verify_seconds(target, batch, environment) * 1000
         figures[f"verify_{batch}_ms"] = round(verify_ms, 3)
         figures[f"verify_{batch}_over_weights"] = round(verify_ms / least_ms, 3)
-    figures |= shapes_by_kind(capture_of(target))
+    figures["shapes_without_graph"] = shapes_without_graph(capture_of(target))
 
 
 @pytest.mark.check("tables of llama")
@@ -59,7 +59,7 @@ def test_tables_of_llama_are_measured(environment: Environment, figures: dict[st
     for sessions in SESSIONS[environment.device]:
         seconds = table_seconds(draft, sessions, environment)
         figures[f"table_{sessions}_ms"] = round(seconds * 1000, 3)
-    figures |= shapes_by_kind(capture_of(draft))
+    figures["shapes_without_graph"] = shapes_without_graph(capture_of(draft))
 
 
 def capture_of(runner: TargetRunner | DraftRunner) -> Capture:

@@ -3,17 +3,14 @@
 A *replay* runs the operations of a function again, on the same tensors. Everything that Python
 computed is fixed at the capture; only the contents of the tensors change.
 
-A function is captured as one graph. If that fails, it is captured in *pieces*: its parts that are
-named by ``Capture.outside`` stay outside of graphs, and run eagerly between the replays of the
-others. If that fails too, it runs eagerly. No attempt executes anything, so ranks whose attempts
-differ still run the same collectives.
+A function is captured as one graph. If that fails, it runs eagerly. A capture executes nothing, so
+a rank whose capture fails still runs the same collectives as the others.
 """
 
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from enum import StrEnum
 from typing import Any, Protocol
 
 import torch
@@ -24,22 +21,12 @@ from ssd.observability.log import get_logger
 _log = get_logger("ssd.engine")
 Pass = Callable[[], Tensor]
 """Reads and writes tensors that stay in place, and returns one of its own."""
-Part = Callable[[], tuple[Tensor, Tensor]]
-"""A part of a pass: reads tensors that stay in place, and returns two of its own."""
 Key = tuple[Any, ...]
 """Name of a shape: the kind of a pass, and its sizes."""
 
 
 class CaptureError(RuntimeError):
     """An operation runs, but cannot be captured."""
-
-
-class Kind(StrEnum):
-    """How a shape runs."""
-
-    WHOLE = "one graph"
-    PIECES = "graphs between attentions"
-    EAGER = "no graph"
 
 
 class Graph(Protocol):
@@ -58,7 +45,6 @@ class Graph(Protocol):
 class Graphs(Protocol):
     """The graphs of a device. Step thread only."""
 
-    device: str
     warm_up_runs: int
     """Runs of a function before its capture, so that kernels are compiled."""
 
@@ -88,14 +74,11 @@ class Capture:
 
     def __init__(self, graphs: Graphs | None = None) -> None:
         """Construct; without graphs, each call runs the function: for devices that have none."""
-        self.kinds: dict[Key, Kind] = {}
-        """How each shape runs."""
+        self.is_captured: dict[Key, bool] = {}
+        """Whether each shape is a graph; the others run eagerly."""
         self.num_bytes = 0
         """Device memory that all captures took."""
         self._graphs = graphs
-        self._results: list[tuple[Tensor, Tensor]] | None = None
-        """In a warm-up, the results of parts in order, without contents."""
-        self._recording: _Recording | None = None
 
     def __call__(self, key: Key, function: Pass) -> Pass:
         """Return a function whose calls have the effect and the result of ``function``.
@@ -105,133 +88,61 @@ class Capture:
         Raises:
             torch.OutOfMemoryError: the device has no memory for it.
         """
+        self.is_captured[key] = False
         if self._graphs is None:
-            self.kinds[key] = Kind.EAGER
             return function
         free_before = self._graphs.free_bytes()
         with self._graphs.on_stream():
             for _ in range(self._graphs.warm_up_runs):
-                self._results = []
                 function()
-        results, self._results = self._results or [], None
-        run, kind, num_graphs, reasons = self._attempt(self._graphs, function, results)
-        self.kinds[key] = kind
-        num_bytes = free_before - self._graphs.free_bytes()
-        self.num_bytes += num_bytes
-        if reasons:
+        run = function
+        try:
+            run = _captured(self._graphs, function)
+            self.is_captured[key] = True
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
             _log.warning(
                 "shape_not_captured",
                 shape=list(key),
-                reason="; ".join(dict.fromkeys(reasons)),
-                instead=kind.value,
+                reason=str(error).partition("\n")[0],
+                instead="no graph",
                 consequence="slower passes",
             )
-        if num_graphs:
-            _log.info("graph_captured", shape=list(key), graphs=num_graphs, bytes=num_bytes)
+        num_bytes = free_before - self._graphs.free_bytes()
+        self.num_bytes += num_bytes
+        if self.is_captured[key]:
+            _log.info("graph_captured", shape=list(key), bytes=num_bytes)
         return run
 
-    def _attempt(
-        self, graphs: Graphs, function: Pass, results: list[tuple[Tensor, Tensor]]
-    ) -> tuple[Pass, Kind, int, list[str]]:
-        """Return what runs, its kind and number of graphs, and why earlier attempts failed."""
-        reasons: list[str] = []
-        for kind in (Kind.WHOLE, Kind.PIECES):
-            recording = _Recording(graphs, results if kind is Kind.PIECES else None)
-            self._recording = recording
-            try:
-                return recording.record(function), kind, recording.num_graphs, reasons
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                reasons.append(str(error).partition("\n")[0])
-            finally:
-                self._recording = None
-        return function, Kind.EAGER, 0, reasons
 
-    def outside(self, part: Part) -> tuple[Tensor, Tensor]:
-        """Run a part of a pass. In a capture in pieces, the part stays outside of graphs."""
-        if self._recording is not None and self._recording.is_in_pieces:
-            return self._recording.outside(part)
-        result = part()
-        if self._results is not None:
-            first, second = (torch.empty_like(tensor, device="meta") for tensor in result)
-            self._results.append((first, second))
+def _captured(graphs: Graphs, function: Pass) -> Pass:
+    """Return the replay of a function.
+
+    Raises:
+        RuntimeError: it cannot be captured.
+    """
+    with graphs.on_stream():
+        graph = graphs.make()
+        _thread.is_capturing = True
+        try:
+            graph.begin()
+            result = function()
+            graph.end()
+        except BaseException:
+            _thread.is_capturing = False
+            # A graph with an operation that cannot be recorded raises once more.
+            with contextlib.suppress(RuntimeError):
+                graph.end()
+            graphs.give_up(graph)
+            raise
+        _thread.is_capturing = False
+
+    def replay() -> Tensor:
+        graph.replay()
         return result
 
-
-class _Recording:
-    """One attempt to capture a function."""
-
-    def __init__(self, graphs: Graphs, results: list[tuple[Tensor, Tensor]] | None) -> None:
-        """Construct; in pieces, with the shapes of the results of all parts, in order."""
-        self.is_in_pieces = results is not None
-        self.num_graphs = 0
-        self._graphs = graphs
-        self._results = iter(results or [])
-        self._steps: list[Callable[[], object]] = []
-        self._graph: Graph | None = None
-
-    def record(self, function: Pass) -> Pass:
-        """Return the replay.
-
-        Raises:
-            RuntimeError: it cannot be captured.
-        """
-        with self._graphs.on_stream():
-            try:
-                self._begin()
-                result = function()
-                self._end()
-            finally:
-                if self._graph is not None:
-                    self._abandon(self._graph)
-        steps = tuple(self._steps)
-
-        def replay() -> Tensor:
-            for step in steps:
-                step()
-            return result
-
-        return replay
-
-    def outside(self, part: Part) -> tuple[Tensor, Tensor]:
-        """End a graph, keep a place for the result of the part, and begin the next graph."""
-        self._end()
-        # Nothing has been computed yet, so the part cannot run: it would read any numbers.
-        first, second = (
-            torch.zeros_like(meta, device=self._graphs.device) for meta in next(self._results)
-        )
-
-        def run() -> None:
-            # Later graphs read these places.
-            for place, result in zip((first, second), part(), strict=True):
-                place.copy_(result)
-
-        self._steps.append(run)
-        self._begin()
-        return first, second
-
-    def _begin(self) -> None:
-        graph = self._graphs.make()
-        self._graph = graph
-        _thread.is_capturing = True
-        graph.begin()
-
-    def _end(self) -> None:
-        graph = self._graph
-        assert graph is not None
-        graph.end()
-        _thread.is_capturing = False
-        self._graph = None
-        self._steps.append(graph.replay)
-        self.num_graphs += 1
-
-    def _abandon(self, graph: Graph) -> None:
-        _thread.is_capturing = False
-        # A graph with an operation that cannot be recorded raises once more.
-        with contextlib.suppress(RuntimeError):
-            graph.end()
-        self._graphs.give_up(graph)
+    return replay
 
 
 class CudaGraph:
@@ -258,7 +169,6 @@ class CudaGraphs:
     warm_up_runs = 2
 
     def __init__(self) -> None:
-        self.device = "cuda"
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()
         self._failed: list[Graph] = []

@@ -12,8 +12,7 @@ pass of a GPU takes the same time for one and for sixteen short sequences. *Not 
 passes, whose launches take longer than the kernels of a small model. *Revisit when* a pass is bound
 by arithmetic.
 
-A shape that cannot be captured is captured without its attention to pages, or runs eagerly, which
-is slower. The log reports it once.
+A shape that cannot be captured runs eagerly, which is slower. The log reports it once.
 
 Letters: J pages of a sequence; Y pages of the storage, of C slots.
 """
@@ -86,7 +85,7 @@ class StaticExecution:
         self.num_blocks = storage.entries.num_blocks
         self.num_parameters = decoder.num_parameters
         self.capture = capture
-        """Knows how each shape runs."""
+        """Knows which shapes are graphs."""
         self.sequence_counts: Sequence[int] = sequence_buckets(engine)
         self._engine = engine
         self._decoder = decoder
@@ -216,7 +215,7 @@ class StaticExecution:
 
         def attend_layer(layer: int, queries_BQHE: Tensor) -> tuple[Tensor, Tensor]:
             keys_YCGE, values_YCGE = self._pages[layer]
-            return self.capture.outside(lambda: attend(queries_BQHE, keys_YCGE, values_YCGE))
+            return attend(queries_BQHE, keys_YCGE, values_YCGE)
 
         return attend_layer
 

@@ -81,7 +81,6 @@ def _tensors(tree: Any) -> list[Tensor]:
 class RecordedGraphs:
     """See ``Graphs``."""
 
-    device = "cpu"
     warm_up_runs = 1
 
     @contextlib.contextmanager

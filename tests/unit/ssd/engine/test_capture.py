@@ -1,4 +1,4 @@
-"""Passes give the same bits eagerly, as one graph and as graphs between attentions."""
+"""Passes give the same bits eagerly and as graphs."""
 
 import contextlib
 from collections.abc import Callable
@@ -10,15 +10,13 @@ from typing import Any, cast
 import pytest
 import torch
 from tests.engines import on
-from tests.gpu.not_capturable import NotCapturable
 from tests.passes import trees, verifies
 from tests.ranks import on_ranks
 from torch import Tensor
 
 from ssd.engine import capture as capture_module
-from ssd.engine.attention.paged import PagedAttention
 from ssd.engine.attention.paged_reference import PagedReference
-from ssd.engine.capture import Capture, CudaGraph, CudaGraphs, Kind, Pass, is_capturing
+from ssd.engine.capture import Capture, CudaGraph, CudaGraphs, Pass, is_capturing
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.registry import open_decoder
 from ssd.engine.parallel.group import ALONE, Group, RankGroup
@@ -31,24 +29,18 @@ ENGINE = on(
     "static",
     EngineConfig(max_model_len=128, max_num_seqs=2, num_columns=P, block_size=16, prefill_chunk=32),
 )
-WAYS: dict[Kind, PagedAttention] = {
-    Kind.WHOLE: PagedReference(),
-    Kind.PIECES: NotCapturable(PagedReference()),
-}
 
 
 def execution(
-    folder: Path, engine: EngineConfig, kind: Kind, group: Group = ALONE
+    folder: Path, engine: EngineConfig, *, is_captured: bool, group: Group = ALONE
 ) -> tuple[Any, Capture]:
     model = ModelConfig.from_folder(folder)
     decoder = open_decoder(folder, model, engine, lambda _: None, group)
-    capture = Capture(None if kind is Kind.EAGER else RecordedGraphs())
-    attention = WAYS.get(kind, PagedReference())
-    return make_execution(decoder, engine, attention, capture, group), capture
+    capture = Capture(RecordedGraphs() if is_captured else None)
+    return make_execution(decoder, engine, PagedReference(), capture, group), capture
 
 
 Run = Callable[[Any, EngineConfig], list[Tensor]]
-COPIES = {"append", "promote"}
 
 
 def compare(expected: list[Tensor], found: list[Tensor], *, is_compiled: bool) -> None:
@@ -75,7 +67,7 @@ def test_the_time_of_a_verify_is_that_of_its_replay(
 
     monkeypatch.setattr(Inputs, "write", recorded("write", Inputs.write))
     monkeypatch.setattr(RecordedGraph, "replay", recorded("replay", RecordedGraph.replay))
-    target, _ = execution(folder, ENGINE, Kind.WHOLE)
+    target, _ = execution(folder, ENGINE, is_captured=True)
     target._timer = SimpleNamespace(
         begin=lambda: calls.append("begin"), end=lambda: calls.append("end")
     )
@@ -84,38 +76,32 @@ def test_the_time_of_a_verify_is_that_of_its_replay(
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
-@pytest.mark.parametrize("kind", WAYS)
 @pytest.mark.parametrize(
     ("engine", "run", "num_shapes"),
     [(ENGINE, verifies, 3), (replace(ENGINE, branches=N), trees, 9)],
     ids=["target", "draft"],
 )
 def test_replays_have_the_results_of_eager_passes_for_all_inputs(
-    folder: Path, kind: Kind, engine: EngineConfig, run: Run, num_shapes: int, *, is_compiled: bool
+    folder: Path, engine: EngineConfig, run: Run, num_shapes: int, *, is_compiled: bool
 ) -> None:
-    eager, _ = execution(folder, engine, Kind.EAGER)
-    replayed, capture = execution(folder, replace(engine, compile_layers=is_compiled), kind)
+    eager, _ = execution(folder, engine, is_captured=False)
+    compiled = replace(engine, compile_layers=is_compiled)
+    replayed, capture = execution(folder, compiled, is_captured=True)
     compare(run(eager, engine), run(replayed, engine), is_compiled=is_compiled)
-    assert len(capture.kinds) == num_shapes
-    with_attention = {kind for key, kind in capture.kinds.items() if key[0] not in COPIES}
-    assert with_attention == {kind}
+    assert list(capture.is_captured.values()) == [True] * num_shapes
 
 
-@pytest.mark.parametrize(
-    ("kind", "is_compiled"), [(Kind.WHOLE, False), (Kind.PIECES, False), (Kind.WHOLE, True)]
-)
-def test_replays_of_ranks_contain_their_collectives(
-    folder: Path, kind: Kind, *, is_compiled: bool
-) -> None:
-    def run(group: RankGroup, engine: EngineConfig, kind: Kind) -> list[Tensor]:
-        target, capture = execution(folder, engine, kind, group)
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_replays_of_ranks_contain_their_collectives(folder: Path, *, is_compiled: bool) -> None:
+    def run(group: RankGroup, engine: EngineConfig, *, is_captured: bool) -> list[Tensor]:
+        target, capture = execution(folder, engine, is_captured=is_captured, group=group)
         logits = verifies(target, engine)
-        assert set(capture.kinds.values()) == {kind}
+        assert set(capture.is_captured.values()) == {is_captured}
         return logits
 
     compiled = replace(ENGINE, compile_layers=is_compiled)
-    expected = on_ranks(2, lambda group: run(group, ENGINE, Kind.EAGER))
-    found = on_ranks(2, lambda group: run(group, compiled, kind))
+    expected = on_ranks(2, lambda group: run(group, ENGINE, is_captured=False))
+    found = on_ranks(2, lambda group: run(group, compiled, is_captured=True))
     for one, other in zip(expected, found, strict=True):
         compare(one, other, is_compiled=is_compiled)
 
@@ -130,25 +116,6 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     return events
 
 
-def test_a_shape_that_is_not_one_graph_is_reported_once_with_what_runs_instead(
-    folder: Path, logged: list[tuple[str, dict[str, Any]]]
-) -> None:
-    target, _ = execution(folder, ENGINE, Kind.PIECES)
-    verifies(target, ENGINE)
-    verifies(target, ENGINE)
-    warnings = [fields for event, fields in logged if event == "shape_not_captured"]
-    assert [fields["shape"] for fields in warnings] == [
-        ["prefill", 1],
-        ["verify", 2],
-        ["verify", 1],
-    ]
-    assert {fields["instead"] for fields in warnings} == {"graphs between attentions"}
-    assert {fields["reason"] for fields in warnings} == {"this attention is not captured"}
-    captured = [fields for event, fields in logged if event == "graph_captured"]
-    layers = ModelConfig.from_folder(folder).num_layers
-    assert [fields["graphs"] for fields in captured] == [layers + 1] * 3
-
-
 def read_on_host() -> Tensor:
     return torch.full((1,), torch.ones(1).item())
 
@@ -158,9 +125,23 @@ def test_a_pass_without_a_graph_runs_eagerly(logged: list[tuple[str, dict[str, A
     assert capture(("verify", 1), read_on_host) is read_on_host
     ((event, fields),) = logged
     assert event == "shape_not_captured"
+    assert fields["shape"] == ["verify", 1]
     assert fields["instead"] == "no graph"
     assert fields["reason"] == "operation not permitted when stream is capturing"
     assert not is_capturing()
+
+
+def test_the_log_names_each_captured_shape_once(
+    folder: Path, logged: list[tuple[str, dict[str, Any]]]
+) -> None:
+    target, _ = execution(folder, ENGINE, is_captured=True)
+    verifies(target, ENGINE)
+    verifies(target, ENGINE)
+    assert [(event, fields["shape"]) for event, fields in logged] == [
+        ("graph_captured", ["prefill", 1]),
+        ("graph_captured", ["verify", 2]),
+        ("graph_captured", ["verify", 1]),
+    ]
 
 
 def fail(error: Exception) -> Pass:
@@ -197,8 +178,8 @@ def test_a_graph_that_cannot_end_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
         patch.setattr(RecordedGraph, "__enter__", lambda *_: None)
         run = capture(("verify", 1), lambda: torch.zeros(1))
     assert run().item() == 0
-    assert capture.kinds == {("verify", 1): Kind.EAGER}
-    assert len(given_up) == 2
+    assert capture.is_captured == {("verify", 1): False}
+    assert len(given_up) == 1
 
 
 @pytest.mark.parametrize("is_ended", [False, True])
@@ -225,7 +206,7 @@ def test_the_allocator_leaves_the_pool_of_a_failed_cuda_graph(
 
 
 def test_a_collective_that_is_refused_during_a_capture_is_no_lost_rank() -> None:
-    def run(group: RankGroup) -> tuple[Kind, list[float]]:
+    def run(group: RankGroup) -> tuple[bool, list[float]]:
         tensors = group._tensors
 
         class Refusing:
@@ -238,6 +219,6 @@ def test_a_collective_that_is_refused_during_a_capture_is_no_lost_rank() -> None
         capture = Capture(RecordedGraphs())
         number_1 = torch.ones(1) + group.shard.rank
         replay = capture(("verify", 1), lambda: group.add(number_1))
-        return capture.kinds["verify", 1], [replay().item(), replay().item()]
+        return capture.is_captured["verify", 1], [replay().item(), replay().item()]
 
-    assert on_ranks(2, run) == [(Kind.EAGER, [3.0, 3.0])] * 2
+    assert on_ranks(2, run) == [(False, [3.0, 3.0])] * 2
