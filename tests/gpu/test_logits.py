@@ -106,7 +106,7 @@ def test_compiled_layers_have_the_logits_of_eager_ones(
     folder = llama_pair(environment).target
     engine = find_model(target_settings(str(folder), environment, 1), max_num_seqs=1).engine
     model, dtype = ModelConfig.from_folder(folder), DTYPES[engine.dtype]
-    weights, _ = open_weights(folder, model, dtype, engine.device, lambda _fraction: None)
+    weights = open_weights(folder, model, dtype, engine.device, lambda _fraction: None)
     # Both models read the layers, which can be iterated once.
     layers = list(weights.layers)
     (eager_PV, eager), (found_PV, compiled) = (

@@ -33,7 +33,6 @@ class Execution(Protocol):
     """Name of the attention, for logs and ``GetModelInfo``."""
     num_blocks: int
     """Number of KV blocks, block 0 included."""
-    num_parameters: int
 
     def free_weights(self) -> None:
         """Free the memory of weights that the passes no longer read, after the warm-up."""

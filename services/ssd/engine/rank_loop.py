@@ -49,7 +49,6 @@ class SplitTarget:
         """
         self.attention_name = part.attention_name
         self.num_blocks = part.num_blocks
-        self.num_parameters = part.num_parameters
         self.packs_rows = part.packs_rows
         self.joins_prompts = False
         self.most_rows = 0

@@ -17,6 +17,7 @@ from ssd.engine.execution import Execution, load_execution
 from ssd.engine.parallel.group import ALONE, Group, RankGroup
 from ssd.engine.parallel.shard import check_shards, ids_of_ranks
 from ssd.engine.rank_loop import SplitTarget
+from ssd.engine.sizes import num_weights
 from ssd.errors import SettingsError
 from ssd.observability.log import get_logger
 
@@ -40,7 +41,7 @@ class ModelRunner(ABC):
         self.model = model
         self.engine = engine
         self.execution = execution
-        self.num_parameters = execution.num_parameters
+        self.num_parameters = num_weights(model)
         self.num_blocks = execution.num_blocks
         self.attention_name = execution.attention_name
 

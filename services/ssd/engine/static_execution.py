@@ -83,7 +83,6 @@ class StaticExecution:
     ) -> None:
         self.attention_name = attention.name
         self.num_blocks = storage.entries.num_blocks
-        self.num_parameters = decoder.num_parameters
         self.capture = capture
         """Knows which shapes are graphs."""
         self.sequence_counts: Sequence[int] = sequence_buckets(engine)

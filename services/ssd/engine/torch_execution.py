@@ -49,7 +49,6 @@ class TorchExecution:
 
     def __init__(self, decoder: Decoder, engine: EngineConfig, storage: KVStorage) -> None:
         self.num_blocks = storage.entries.num_blocks
-        self.num_parameters = decoder.num_parameters
         self._engine = engine
         self._decoder = decoder
         self._storage = storage

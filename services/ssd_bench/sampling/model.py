@@ -32,7 +32,7 @@ def _check(folder: Path, dtype: torch.dtype) -> None:
 
     Transformers draws missing tensors at random, and accepts all values.
     """
-    weights, _ = open_weights(folder, ModelConfig.from_folder(folder), dtype, "cpu", lambda _: None)
+    weights = open_weights(folder, ModelConfig.from_folder(folder), dtype, "cpu", lambda _: None)
     for _ in weights.layers:
         pass
 

@@ -68,8 +68,6 @@ class Decoder:
         self._norm_D = weights.norm_D
         self._head_VD = weights.embedding_VD if weights.head_VD is None else weights.head_VD
         self.rotary: RotaryTable | None = None
-        self.num_parameters = 0
-        """Parameters of the whole model, each stored tensor once; set when the model is read."""
 
     def prepare(self, max_len: int) -> None:
         """Compute the rotary table for positions below ``max_len``; once, before ``forward``."""

@@ -55,7 +55,7 @@ def open_weights(
     device: str,
     on_progress: Callable[[float], None],
     shard: Shard = WHOLE,
-) -> tuple[DecoderWeights, TensorReader]:
+) -> DecoderWeights:
     """Check a folder's tensors and begin to read them, or a rank's parts of them.
 
     Args:
@@ -66,9 +66,6 @@ def open_weights(
         on_progress: called with 0..1.
         shard: the rank.
 
-    Returns:
-        The weights, and the reader, which counts the parameters of the whole tensors.
-
     Raises:
         WeightsError: as ``open_checkpoint``, or a tensor with NaN or infinity. Iterating over the
             layers raises it too.
@@ -77,7 +74,7 @@ def open_weights(
     checkpoint = open_checkpoint(folder, config, shard)
     num_tensors = len(family.shapes(config))
     reader = TensorReader(checkpoint, dtype, device, num_tensors, on_progress)
-    return family.weights(config, reader), reader
+    return family.weights(config, reader)
 
 
 def open_decoder(
@@ -93,13 +90,11 @@ def open_decoder(
         WeightsError: as ``open_weights``.
     """
     dtype, shard = DTYPES[engine.dtype], group.shard
-    weights, reader = open_weights(folder, config, dtype, engine.device, on_progress, shard)
-    decoder = Decoder(
+    weights = open_weights(folder, config, dtype, engine.device, on_progress, shard)
+    return Decoder(
         model_of(config, shard),
         weights,
         group,
         ids_of(config, shard).start,
         is_compiled=engine.compile_layers,
     )
-    decoder.num_parameters = reader.num_parameters
-    return decoder

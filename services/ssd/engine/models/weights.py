@@ -136,10 +136,6 @@ class Checkpoint:
                 raise WeightsError(f"{path}: cannot be mapped into memory: {error}") from error
         return self._mapped[path]
 
-    def num_values(self, name: str) -> int:
-        """Return the number of values of the whole tensor."""
-        return self._headers[name].num_values
-
 
 def is_bfloat16(folder: Path, ignored: frozenset[str]) -> bool:
     """Return whether all tensors of a checkpoint that are read are stored in bfloat16.
@@ -167,7 +163,6 @@ class TensorReader:
         self._num_tensors = num_tensors
         self._num_read = 0
         self._on_progress = on_progress
-        self.num_parameters = 0
 
     def __call__(
         self, *names: str, may_contain_nan: bool = False, is_copied: bool = False
@@ -187,7 +182,6 @@ class TensorReader:
         if not may_contain_nan and not _is_finite(tensor):
             self._raise_for_values(names)
         self._num_read += len(names)
-        self.num_parameters += sum(map(self._checkpoint.num_values, names))
         self._on_progress(min(1.0, self._num_read / self._num_tensors))
         return tensor.to(self._device)
 

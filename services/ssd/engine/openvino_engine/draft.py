@@ -247,7 +247,6 @@ class OpenVinoDraft:
 
     def __init__(self, weights: DecoderWeights, model: ModelConfig, engine: EngineConfig) -> None:
         self.attention_name = "openvino"
-        self.num_parameters = 0
         self._model = model
         self._group = model.num_heads // model.num_kv_heads
         self._graphs = DraftGraphs(weights, model, engine)

@@ -25,8 +25,6 @@ def load(
     dtype = DTYPES[engine.dtype]
     if engine.weights == "bfloat16":
         dtype = torch.bfloat16
-    weights, reader = open_weights(folder, model, dtype, engine.device, on_progress)
+    weights = open_weights(folder, model, dtype, engine.device, on_progress)
     kind = OpenVinoDraft if engine.branches else OpenVinoTarget
-    execution = kind(weights, model, engine)
-    execution.num_parameters = reader.num_parameters
-    return execution
+    return kind(weights, model, engine)

@@ -102,7 +102,6 @@ class OpenVinoTarget:
     def __init__(self, weights: DecoderWeights, model: ModelConfig, engine: EngineConfig) -> None:
         assert engine.block_size == BLOCK_SIZE, engine.block_size
         self.attention_name = "openvino"
-        self.num_parameters = 0
         self.packs_rows = self.joins_prompts = not engine.deterministic
         self.finite_prompts: Sequence[Tensor] = ()
         change_rows = CHANGE_WEIGHTS * model.num_layers // pass_weights(model)

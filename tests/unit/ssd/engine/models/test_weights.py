@@ -96,7 +96,6 @@ def test_other_files_of_the_folder_are_ignored(folder: Path) -> None:
     expected = load(TargetRunner, folder, ENGINE)
     save_file({"norm.weight": torch.ones(1)}, folder / "consolidated.safetensors")
     found = load(TargetRunner, folder, ENGINE)
-    assert found.num_parameters == expected.num_parameters
     assert torch.equal(head_of(found), head_of(expected))
 
 
@@ -111,7 +110,6 @@ def test_a_head_that_repeats_its_tied_embedding_is_not_read(
     change(folder, **{HEAD: load_file(folder / "model.safetensors")[EMBEDDING].to(dtype)})
     found = load(TargetRunner, folder, ENGINE)
     assert torch.equal(head_of(found), head_of(expected))
-    assert found.num_parameters == expected.num_parameters
 
 
 @pytest.mark.parametrize(

@@ -142,4 +142,3 @@ def test_a_checkpoint_returns_the_selected_parts(tmp_path: Path) -> None:
     assert torch.equal(checkpoint.read("rows"), whole[:4])
     assert torch.equal(checkpoint.read("columns"), whole[:, 2:5])
     assert torch.equal(checkpoint.read("all"), whole)
-    assert checkpoint.num_values("rows") == 60
