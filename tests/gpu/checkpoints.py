@@ -22,8 +22,7 @@ from torch import Tensor
 
 from ssd.engine.config import ModelConfig
 from ssd.engine.known_shapes import KNOWN_SHAPES
-from ssd.engine.models.llama import EMBEDDING, HEAD, NORM
-from ssd.engine.models.registry import FAMILIES
+from ssd.engine.models.llama import EMBEDDING, HEAD, NORM, shapes
 from ssd.engine.sizes import num_weights
 
 MARGIN = 2.0
@@ -111,7 +110,7 @@ def write_checkpoint(folder: Path, shape: ModelConfig, seed: int, device: str) -
     _write_tokenizer(made, shape.vocab_size)
     generator = torch.Generator(device).manual_seed(seed)
     files: dict[str, dict[str, tuple[int, ...]]] = {}
-    for name, size in FAMILIES[shape.family].shapes(shape).items():
+    for name, size in shapes(shape).items():
         part = name.split(".")[2] if ".layers." in name else "ends"
         files.setdefault(f"model-{part}.safetensors", {})[name] = size
     for file, sizes in files.items():

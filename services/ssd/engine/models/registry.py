@@ -1,7 +1,9 @@
-"""The supported model families, and how their checkpoints become decoders."""
+"""How the checkpoint of a model becomes a decoder.
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+The dense decoder of Qwen3 is that of Llama with a norm on each head of queries and keys.
+"""
+
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,18 +16,6 @@ from ssd.engine.models.weights import Checkpoint, TensorReader
 from ssd.engine.parallel.group import ALONE, Group
 from ssd.engine.parallel.shard import WHOLE, Shard, ids_of, model_of
 from ssd.engine.precision import DTYPES
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """The checkpoint of a family, and the function that reads it as the weights of a decoder."""
-
-    shapes: Callable[[ModelConfig], Mapping[str, tuple[int, ...]]]
-    weights: Callable[[ModelConfig, TensorReader], DecoderWeights]
-
-
-# The dense decoder of Qwen3 is that of Llama with a norm on each head of queries and keys.
-FAMILIES = dict.fromkeys(("llama", "qwen3"), Family(llama.shapes, llama_weights.weights))
 
 
 def open_checkpoint(folder: Path, config: ModelConfig, shard: Shard = WHOLE) -> Checkpoint:
@@ -41,7 +31,7 @@ def open_checkpoint(folder: Path, config: ModelConfig, shard: Shard = WHOLE) -> 
             is not its tied embedding, by name and file.
     """
     checkpoint = Checkpoint(folder)
-    checkpoint.check(FAMILIES[config.family].shapes(config), llama.ignored(config))
+    checkpoint.check(llama.shapes(config), llama.ignored(config))
     checkpoint.select(llama.parts(config, shard))
     if config.tie_word_embeddings:
         checkpoint.check_tied(llama.HEAD, llama.EMBEDDING)
@@ -70,11 +60,10 @@ def open_weights(
         WeightsError: as ``open_checkpoint``, or a tensor with NaN or infinity. Iterating over the
             layers raises it too.
     """
-    family = FAMILIES[config.family]
     checkpoint = open_checkpoint(folder, config, shard)
-    num_tensors = len(family.shapes(config))
+    num_tensors = len(llama.shapes(config))
     reader = TensorReader(checkpoint, dtype, device, num_tensors, on_progress)
-    return family.weights(config, reader)
+    return llama_weights.weights(config, reader)
 
 
 def open_decoder(

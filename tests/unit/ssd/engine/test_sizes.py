@@ -7,7 +7,7 @@ import pytest
 
 from ssd.engine.config import EngineConfig
 from ssd.engine.known_shapes import KNOWN_SHAPES
-from ssd.engine.models.registry import FAMILIES
+from ssd.engine.models.llama import shapes
 from ssd.engine.sizes import branch_logits_bytes, num_weights, pass_weights
 
 
@@ -15,8 +15,7 @@ from ssd.engine.sizes import branch_logits_bytes, num_weights, pass_weights
 def test_the_number_of_weights_is_that_of_the_tensors_of_a_checkpoint(name: str) -> None:
     for is_tied in (True, False):
         model = replace(KNOWN_SHAPES[name], tie_word_embeddings=is_tied)
-        shapes = FAMILIES[model.family].shapes(model)
-        assert num_weights(model) == sum(math.prod(shape) for shape in shapes.values())
+        assert num_weights(model) == sum(math.prod(shape) for shape in shapes(model).values())
 
 
 @pytest.mark.parametrize(
