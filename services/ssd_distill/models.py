@@ -15,8 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ssd.demo.widen import save_tensors
 from ssd.engine.config import ModelConfig, read_config
+from ssd.engine.models.headers import dtypes_of
 from ssd.engine.models.llama import ignored
-from ssd.engine.models.weights import STORED_DTYPES, Checkpoint
+from ssd.engine.models.weights import STORED_DTYPES
 from ssd.errors import SettingsError
 from ssd_distill.run_folder import replace_file
 
@@ -96,9 +97,9 @@ def stored_dtype(folder: Path) -> str:
     """Return the name of the data type of a folder's weights, of the larger one if there are two.
 
     Raises:
-        WeightsError: as ``Checkpoint``.
+        WeightsError: as ``read_headers``.
     """
-    kinds = Checkpoint(folder).dtypes(ignored(ModelConfig.from_folder(folder)))
+    kinds = dtypes_of(folder, ignored(ModelConfig.from_folder(folder)))
     dtype = reduce(torch.promote_types, (STORED_DTYPES[kind] for kind in kinds))
     return str(dtype).removeprefix("torch.")
 

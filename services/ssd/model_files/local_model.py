@@ -15,8 +15,8 @@ from ssd.engine.config import (
 )
 from ssd.engine.engine_choice import OPENVINO, EngineChoice, choose_engine
 from ssd.engine.memory import plan_blocks
+from ssd.engine.models.headers import dtypes_of
 from ssd.engine.models.llama import ignored
-from ssd.engine.models.weights import is_bfloat16
 from ssd.engine.parallel.shard import Shard, check_shards, model_of
 from ssd.engine.precision import AUTO, keeps_bfloat16
 from ssd.engine.sizes import num_weights
@@ -128,7 +128,7 @@ def _keeps_bfloat16(engine: EngineConfig, model: ModelConfig, folder: Path) -> b
     return (
         (engine.engine, engine.dtype) == (OPENVINO, "float32")
         and keeps_bfloat16(num_weights(model))
-        and is_bfloat16(folder, ignored(model))
+        and dtypes_of(folder, ignored(model)) == {"BF16"}
     )
 
 

@@ -76,6 +76,15 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
     return {name: headers[path][name] for name, path in indexed.items()}
 
 
+def dtypes_of(folder: Path, ignored: frozenset[str]) -> set[str]:
+    """Return the dtypes of the tensors that are read, by their names in the files.
+
+    Raises:
+        WeightsError: as ``read_headers``.
+    """
+    return {header.dtype for name, header in read_headers(folder).items() if name not in ignored}
+
+
 def check_headers(
     folder: Path,
     headers: Mapping[str, TensorHeader],

@@ -12,6 +12,7 @@ from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models import llama, llama_weights
 from ssd.engine.models.decoder import Decoder
 from ssd.engine.models.decoder_weights import DecoderWeights
+from ssd.engine.models.headers import check_headers
 from ssd.engine.models.weights import Checkpoint, TensorReader
 from ssd.engine.parallel.group import ALONE, Group
 from ssd.engine.parallel.shard import WHOLE, Shard, ids_of, model_of
@@ -31,7 +32,7 @@ def open_checkpoint(folder: Path, config: ModelConfig, shard: Shard = WHOLE) -> 
             is not its tied embedding, by name and file.
     """
     checkpoint = Checkpoint(folder)
-    checkpoint.check(llama.shapes(config), llama.ignored(config))
+    check_headers(folder, checkpoint.headers, llama.shapes(config), llama.ignored(config))
     checkpoint.select(llama.parts(config, shard))
     if config.tie_word_embeddings:
         checkpoint.check_tied(llama.HEAD, llama.EMBEDDING)

@@ -9,7 +9,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from ssd.engine.models.headers import NAMES_OF_DTYPES, check_headers, read_headers
+from ssd.engine.models.headers import NAMES_OF_DTYPES, read_headers
 from ssd.engine.parallel.shard import Part
 from ssd.errors import WeightsError
 
@@ -67,18 +67,10 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.headers = read_headers(folder)
+        """Of each tensor, by name."""
         self._parts: Mapping[str, Part] = {}
-        self._headers = read_headers(folder)
         self._mapped: dict[Path, _MappedFile] = {}
-
-    def check(self, shapes: Mapping[str, tuple[int, ...]], ignored: frozenset[str]) -> None:
-        """Compare names and shapes with what a model needs.
-
-        Raises:
-            WeightsError: as ``check_headers``.
-        """
-        check_headers(self._folder, self._headers, shapes, ignored)
 
     def check_tied(self, name: str, other: str) -> None:
         """Compare a stored tensor that is not read with the tensor that replaces it.
@@ -88,9 +80,9 @@ class Checkpoint:
         Raises:
             WeightsError: they differ, so this is another model.
         """
-        if name not in self._headers:
+        if name not in self.headers:
             return
-        is_readable = self._headers[name].dtype in STORED_DTYPES
+        is_readable = self.headers[name].dtype in STORED_DTYPES
         expected = self.read(other)
         if not is_readable or not torch.equal(self.read(name).to(expected.dtype), expected):
             raise WeightsError(
@@ -98,17 +90,13 @@ class Checkpoint:
                 f"has tie_word_embeddings true; set it to false there, or remove {name}"
             )
 
-    def dtypes(self, ignored: frozenset[str]) -> set[str]:
-        """Return the dtypes of the tensors that are read, by their names in the files."""
-        return {self._headers[name].dtype for name in self._headers.keys() - ignored}
-
     def select(self, parts: Mapping[str, Part]) -> None:
         """Read only these parts of these tensors from now on."""
         self._parts = parts
 
     def file_of(self, name: str) -> Path:
         """Return the file that contains a tensor."""
-        return self._headers[name].path
+        return self.headers[name].path
 
     def read(self, *names: str) -> Tensor:
         """Return one tensor, or several stacked along the first dimension, in their stored dtype.
@@ -135,15 +123,6 @@ class Checkpoint:
             except OSError as error:
                 raise WeightsError(f"{path}: cannot be mapped into memory: {error}") from error
         return self._mapped[path]
-
-
-def is_bfloat16(folder: Path, ignored: frozenset[str]) -> bool:
-    """Return whether all tensors of a checkpoint that are read are stored in bfloat16.
-
-    Raises:
-        WeightsError: as ``Checkpoint``.
-    """
-    return Checkpoint(folder).dtypes(ignored) == {"BF16"}
 
 
 class TensorReader:
