@@ -154,7 +154,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ModelNotFoundError(f"{folder}: no config.json in this folder")
     try:
-        raw = json.loads(path.read_text())
+        raw = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise ModelNotFoundError(f"{path}: not readable as JSON: {error}") from error
     if not isinstance(raw, dict):

@@ -3,12 +3,11 @@
 Neither torch nor weights are read, so a damaged model is reported within a second.
 """
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ssd.engine.config import ModelConfig
+from ssd.engine.config import ModelConfig, read_config
 from ssd.engine.models.llama import ignored, shapes
 from ssd.errors import SSDError, TokenizerError, WeightsError
 
@@ -46,9 +45,8 @@ def problem_of(folder: Path) -> str:
 
 def read_model(name: str, folder: Path) -> Model | None:
     """Return the model in a folder, None if there is no ``config.json``."""
-    file = folder / "config.json"
     try:
-        if not file.is_file():
+        if not (folder / "config.json").is_file():
             return None
     except PermissionError:
         # The folder may not be read, for example lost+found of a volume.
@@ -56,12 +54,10 @@ def read_model(name: str, folder: Path) -> Model | None:
     config: dict[str, Any] = {}
     model, problems = None, []
     try:
-        config = _json_object(file)
+        config = read_config(folder)
         model = ModelConfig.from_folder(folder)
     except SSDError as error:
         problems.append(str(error))
-    except (OSError, ValueError) as error:
-        problems.append(f"{file}: {error}")
     weights = _read_weights(folder, model)
     problems += [weights.problem] if weights.problem else []
     if not problems and (problem := _tokenizer_problem(folder)):
@@ -76,14 +72,6 @@ def read_model(name: str, folder: Path) -> Model | None:
         weights_bytes=weights.num_bytes,
         problem="; ".join(problems),
     )
-
-
-def _json_object(file: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; ValueError if it is not one."""
-    content = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise ValueError("not a JSON object")
-    return content
 
 
 def _read_weights(folder: Path, model: ModelConfig | None) -> _Weights:

@@ -83,7 +83,7 @@ def problem_of(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("file", "content", "problem"),
     [
-        ("config.json", "{", "config.json: Expecting"),
+        ("config.json", "{", "config.json: not readable as JSON: Expecting"),
         ("config.json", "[]", "config.json: not a JSON object"),
         ("config.json", '{"model_type": "gpt2"}', "model_type 'gpt2' is not supported; supported"),
         ("config.json", '{"model_type": [1]}', "model_type [1] is not supported"),
