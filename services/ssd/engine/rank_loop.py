@@ -25,8 +25,8 @@ KeysOf = Callable[[NDArray[np.int64], NDArray[np.int64]], Tensor]
 """Returns ``keyed.packed`` of slots and positions, [4, R]."""
 
 
-class SplitTarget:
-    """A ``TargetExecution`` of which every rank runs a part. Step thread of rank 0.
+class SplitTarget(TargetExecution):
+    """An execution of which every rank runs a part. Step thread of rank 0.
 
     Raises:
         RankError: from each pass; a rank has ended or does not answer.
@@ -49,12 +49,6 @@ class SplitTarget:
         """
         self.attention_name = part.attention_name
         self.num_blocks = part.num_blocks
-        self.packs_rows = part.packs_rows
-        self.joins_prompts = False
-        self.most_rows = 0
-        self.finite_prompts: Sequence[Tensor] = ()
-        self.num_padding = 0
-        self.shapes = part.shapes
         self.sequence_counts: Sequence[int] = part.sequence_counts
         self._part = part
         self._group = group
