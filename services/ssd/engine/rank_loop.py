@@ -53,9 +53,8 @@ class SplitTarget(TargetExecution):
         self._part = part
         self._group = group
         self._num_ids = [len(ids) for ids in ids_of_ranks]
-        self._device = engine.device
+        self._device, self._num_columns = engine.device, engine.num_columns
         self._best = compiled_on(engine.device, best_of_keys)
-        self._newest_RV = torch.empty(0)
         self._keys_of: KeysOf | None = None
         self._sent_4R: Tensor | None = None
         """Keys that the ranks have received with the newest verify, until it is chosen."""
@@ -89,17 +88,20 @@ class SplitTarget(TargetExecution):
     def verify(self, prepared: PagedBatch) -> Tensor:
         """See ``TargetExecution.verify``; the logits are those of rank 0's token ids."""
         if prepared.slots_B is None or self._keys_of is None:
-            self._send_pass(Operation.VERIFY, prepared)
+            return self._verify(prepared)
+        columns = prepared.tokens_BP.shape[1]
+        next_B1 = prepared.first_positions_B[:, None] + 1
+        slots_R = prepared.slots_B.repeat_interleave(columns)
+        position_R = (next_B1 + torch.arange(columns)).flatten()
+        return self._verify(prepared, self._keys_of(slots_R.numpy(), position_R.numpy()))
+
+    def _verify(self, batch: PagedBatch, keys_4R: Tensor | None = None) -> Tensor:
+        self._sent_4R = keys_4R
+        if keys_4R is None:
+            self._send_pass(Operation.VERIFY, batch)
         else:
-            columns = prepared.tokens_BP.shape[1]
-            next_B1 = prepared.first_positions_B[:, None] + 1
-            slots_R = prepared.slots_B.repeat_interleave(columns)
-            position_R = (next_B1 + torch.arange(columns)).flatten()
-            self._sent_4R = self._keys_of(slots_R.numpy(), position_R.numpy())
-            self._send_pass(Operation.VERIFY_AND_CHOOSE, prepared, self._sent_4R)
-        logits_BPV = self._part.verify(self._part.prepare(prepared))
-        self._newest_RV = logits_BPV.flatten(0, 1)
-        return logits_BPV
+            self._send_pass(Operation.VERIFY_AND_CHOOSE, batch, keys_4R)
+        return self._part.verify(self._part.prepare(batch))
 
     def verify_seconds(self) -> float | None:
         """See ``TargetExecution.verify_seconds``."""
@@ -113,12 +115,9 @@ class SplitTarget(TargetExecution):
             keys_4R: of the rows, ``keyed.packed``.
             is_warm: whether some temperature is not 0.
         """
-        if self._sent_4R is None:
-            self._message.write_choice(keys_4R, self._deadline_ms)
-            self._group.send_step(self._message.numbers_W)
-        else:
-            assert torch.equal(self._sent_4R, keys_4R), "the ranks have other keys"
-            self._sent_4R = None
+        assert self._sent_4R is not None, "the ranks have no keys"
+        assert torch.equal(self._sent_4R, keys_4R), "the ranks have other keys"
+        self._sent_4R = None
         keys = NoiseKeys.unpacked(to_device(keys_4R, self._device))
         best = self._best(logits_RV, keys, is_warm=is_warm)
         return choose_of_ranks(*best, self._group)
@@ -141,11 +140,14 @@ class SplitTarget(TargetExecution):
     @torch.inference_mode()
     def warm_up_choice(self) -> None:
         """Choose with and without noise on all ranks, so that no request waits for a compiler."""
-        keys_4R = torch.zeros((4, len(self._newest_RV)), dtype=torch.int64)
+        zero_1, columns = torch.zeros(1, dtype=torch.int64), self._num_columns
+        padding = PagedBatch(zero_1.expand(1, columns), zero_1, zero_1, zero_1[:, None])
+        keys_4R = torch.zeros((4, columns), dtype=torch.int64)
         for is_warm in (False, True):
             # The other ranks read from the temperatures whether there is noise.
             keys_4R[3] = torch.tensor(float(is_warm)).view(torch.int32)
-            self.choose(self._newest_RV, keys_4R, is_warm=is_warm)
+            logits_BPV = self._verify(padding, keys_4R)
+            self.choose(logits_BPV.flatten(0, 1), keys_4R, is_warm=is_warm)
 
     @property
     def _deadline_ms(self) -> int:
@@ -196,7 +198,7 @@ def follow(
         elif header.operation is Operation.GATHER:
             rows_X = message.read_gather()
             group.gather(_padded(logits_RV, rows_X, header.num_blocks, engine.device))
-        if header.operation in (Operation.CHOOSE, Operation.VERIFY_AND_CHOOSE):
+        if header.operation is Operation.VERIFY_AND_CHOOSE:
             keys_4R = message.read_choice()
             keys = NoiseKeys.unpacked(to_device(keys_4R, engine.device))
             # The bits of a temperature of 0 are 0.

@@ -28,10 +28,8 @@ class Operation(IntEnum):
     PREFILL = 1
     VERIFY = 2
     VERIFY_AND_CHOOSE = 3
-    CHOOSE = 4
-    """Choose from the newest verify; at start-up."""
-    GATHER = 5
-    USE_FEWER_SHAPES = 6
+    GATHER = 4
+    USE_FEWER_SHAPES = 5
     """At start-up; see ``TargetExecution.use_fewer_shapes``."""
 
 
@@ -45,7 +43,7 @@ class Header:
     num_sequences: int
     """Sequences of a pass."""
     num_columns: int
-    """Columns of a pass. For a choice or a gathering of logits: rows."""
+    """Columns of a pass. For a gathering of logits: rows."""
     num_blocks: int
     """Columns of the block tables of a pass. For a gathering: the most token ids of a rank."""
 
@@ -67,10 +65,6 @@ class StepMessage:
         header = (operation, deadline_ms, *batch.tokens_BP.shape, tables_BJ.shape[1])
         parts = (batch.tokens_BP, batch.first_positions_B, batch.num_columns_B, tables_BJ)
         self._write(header, *parts, *keys_4R)
-
-    def write_choice(self, keys_4R: Tensor, deadline_ms: int) -> None:
-        """Write the noise keys of the rows of the newest pass."""
-        self._write((Operation.CHOOSE, deadline_ms, 0, keys_4R.shape[1], 0), keys_4R)
 
     def write_gather(self, rows_X: Tensor, most_ids: int, deadline_ms: int) -> None:
         """Write the rows of the newest pass whose logits rank 0 needs."""
@@ -97,10 +91,9 @@ class StepMessage:
         )
 
     def read_choice(self) -> Tensor:
-        """Return the noise keys of a choice, [4, R], as a copy."""
-        header, first, rows = self.read_header(), 0, self.read_header().num_columns
-        if header.operation is Operation.VERIFY_AND_CHOOSE:
-            first, rows = sum(_pass_sizes(header)), rows * header.num_sequences
+        """Return the noise keys of the rows of a pass, [4, R], as a copy."""
+        header = self.read_header()
+        first, rows = sum(_pass_sizes(header)), header.num_sequences * header.num_columns
         return self._body(first + _KEYS * rows)[first:].view(_KEYS, -1)
 
     def read_gather(self) -> Tensor:

@@ -1,7 +1,9 @@
 """A model on several ranks has the logits and the tokens of one rank, in float32."""
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from numpy.typing import NDArray
 from tests.engines import paged
 from tests.ranks import on_ranks
 
+from ssd.engine import rank_loop
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.execution import load_execution
@@ -28,6 +31,7 @@ ENGINE = EngineConfig(
 )
 BLOCKS = torch.tensor([[1, 2], [3, 4]])
 NUM_ROUNDS = 12
+Result = TypeVar("Result")
 
 
 def report(stage: str, fraction: float) -> None:
@@ -40,8 +44,9 @@ def keys_of(slots_R: NDArray[np.int64], positions_R: NDArray[np.int64]) -> torch
     return packed(seed_R, choice_R, positions_R, np.array([0.0, 0.8], np.float32)[slots_R])
 
 
-def texts(runner: TargetRunner, model: ModelConfig) -> list[list[int]]:
+def texts(runner: TargetRunner) -> list[list[int]]:
     """Tokens of two sequences at temperatures 0 and .8, from rounds of P and of 1 columns."""
+    runner.warm_up(report)
     prompt = [int(number) for number in torch.arange(11) * 37 % VOCAB_SIZE]
     sequences = [list(prompt), list(reversed(prompt))]
     for tokens, blocks_J in zip(sequences, BLOCKS, strict=True):
@@ -55,9 +60,8 @@ def texts(runner: TargetRunner, model: ModelConfig) -> list[list[int]]:
         tokens_BP = torch.zeros((2, columns), dtype=torch.int64)
         tokens_BP[:, 0] = torch.tensor([tokens[-1] for tokens in sequences])
         first_B = torch.tensor([len(tokens) - 1 for tokens in sequences])
-        slots_B = torch.arange(2) if index % 3 else None  # with and without the keys of a choice
         logits_BPV = runner.verify(
-            runner.prepare(PagedBatch(tokens_BP, first_B, first_B * 0 + 1, BLOCKS, slots_B))
+            runner.prepare(PagedBatch(tokens_BP, first_B, first_B * 0 + 1, BLOCKS, torch.arange(2)))
         )
         position_R = (first_B[:, None] + 1 + torch.arange(columns)).flatten().numpy()
         keys_4R = keys_of(np.arange(2).repeat(columns), position_R)
@@ -74,17 +78,17 @@ def texts(runner: TargetRunner, model: ModelConfig) -> list[list[int]]:
     return sequences
 
 
-def run_rank(group: RankGroup, folder: Path, engine: EngineConfig) -> list[list[int]]:
-    """Texts of rank 0; the other ranks follow."""
+def run_rank(
+    group: RankGroup, folder: Path, run: Callable[[TargetRunner], Result]
+) -> Result | None:
+    """Result of rank 0; the other ranks follow."""
     model = ModelConfig.from_folder(folder)
     if group.shard.rank:
-        part = load_execution(folder, model, engine, lambda _fraction: None, group)
+        part = load_execution(folder, model, ENGINE, lambda _fraction: None, group)
         with contextlib.suppress(RankError):
-            follow(part, group, engine, ids_of(model, group.shard))
-        return []
-    runner = load_runner(TargetRunner, folder, engine, report, group)
-    runner.warm_up(report)
-    return texts(runner, model)
+            follow(part, group, ENGINE, ids_of(model, group.shard))
+        return None
+    return run(load_runner(TargetRunner, folder, ENGINE, report, group))
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -92,27 +96,30 @@ def run_rank(group: RankGroup, folder: Path, engine: EngineConfig) -> list[list[
 def test_several_ranks_choose_the_tokens_of_one(tmp_path: Path, family: str, size: int) -> None:
     write = {"llama": write_tiny_folder, "qwen3": write_tiny_qwen3}[family]
     folder = write(tmp_path / "model", seed=3, attention_gain=8)
-    alone = load_runner(TargetRunner, folder, ENGINE, report)
-    alone.warm_up(report)
-    model = ModelConfig.from_folder(folder)
-    expected = texts(alone, model)
-    found = on_ranks(size, lambda group: run_rank(group, folder, ENGINE))
+    expected = texts(load_runner(TargetRunner, folder, ENGINE, report))
+    found = on_ranks(size, lambda group: run_rank(group, folder, texts))
     assert found[0] == expected
 
 
 def test_choices_are_warmed_up_in_the_mode_of_rounds_on_all_ranks(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Torch compiles a function once for inference mode and once without it."""
-    choices: list[tuple[bool, bool]] = []
+    choices: list[tuple[bool, int]] = []
 
-    def note(_logits_RV: torch.Tensor, keys_4R: torch.Tensor, *, is_warm: bool) -> None:
-        assert torch.is_inference_mode_enabled()
-        of_keys = NoiseKeys.unpacked(keys_4R).temperatures_R > 0
-        choices.append((is_warm, bool(of_keys.any())))
+    def noted(_device: str, best_of_keys: Callable[..., Any]) -> Callable[..., Any]:
+        def best(logits_RV: torch.Tensor, keys: NoiseKeys, *, is_warm: bool, **ids: int) -> Any:
+            assert torch.is_inference_mode_enabled()
+            choices.append((is_warm, len(logits_RV)))
+            return best_of_keys(logits_RV, keys, is_warm=is_warm, **ids)
 
-    monkeypatch.setattr(SplitTarget, "choose", staticmethod(note))
-    target = SplitTarget.__new__(SplitTarget)
-    target._newest_RV = torch.zeros(2, VOCAB_SIZE)
-    target.warm_up_choice()
-    assert choices == [(False, False), (True, True)], "rank 0 has the flag, the others the keys"
+        return best
+
+    def warm_up_choice(runner: TargetRunner) -> None:
+        assert isinstance(runner.execution, SplitTarget)
+        runner.execution.warm_up_choice()
+
+    monkeypatch.setattr(rank_loop, "compiled_on", noted)
+    folder = write_tiny_folder(tmp_path / "model")
+    on_ranks(2, lambda group: run_rank(group, folder, warm_up_choice))
+    assert sorted(choices) == [(False, P)] * 2 + [(True, P)] * 2

@@ -25,21 +25,12 @@ def test_a_pass_is_read_as_it_was_written(batch: int, columns: int, blocks: int)
     header = received.read_header()
     assert (header.operation, header.deadline_ms) == (Operation.VERIFY, 5000)
     found = received.read_pass()
-    message.write_choice(random(4, 2), 1)
+    message.write_gather(random(9), 1, 1)
     received.numbers_W.copy_(message.numbers_W)
     assert torch.equal(found.tokens_BP, sent.tokens_BP)
     assert torch.equal(found.first_positions_B, sent.first_positions_B)
     assert torch.equal(found.num_columns_B, sent.num_columns_B)
     assert torch.equal(found.block_tables_BJ, sent.block_tables_BJ), "a later message changes none"
-
-
-@given(rows=st.integers(1, 35))
-def test_the_keys_of_a_choice_are_read_as_they_were_written(rows: int) -> None:
-    message = StepMessage(ENGINE)
-    keys_4R = -random(4, rows)
-    message.write_choice(keys_4R, 30_000)
-    assert message.read_header().operation is Operation.CHOOSE
-    assert torch.equal(message.read_choice(), keys_4R)
 
 
 @given(batch=st.integers(1, 5), columns=st.integers(1, 7), blocks=st.integers(1, 13))
