@@ -6,7 +6,6 @@ from tests.ranks import on_ranks
 from torch import Tensor
 
 from ssd.engine.parallel.group import RankGroup
-from ssd.engine.parallel.shard import IDS_OF_A_UNIT
 from ssd.engine.rank_loop import choose_of_ranks
 from ssd.engine.sampling.keyed import NoiseKeys, best_of_keys, choose_of_keys
 from ssd.types import NO_TOKEN
@@ -36,16 +35,6 @@ def chosen(logits_RV: Tensor, keys: NoiseKeys, size: int, *, is_warm: bool) -> T
     found = on_ranks(size, run)
     assert all(torch.equal(each, found[0]) for each in found)
     return found[0]
-
-
-@sizes
-def test_ranks_choose_the_tokens_of_one_rank(size: int) -> None:
-    logits_RV = random(64, 48 * IDS_OF_A_UNIT) * 3
-    keys = keys_of(torch.linspace(0, 1.5, 64))
-    for is_warm in (True, False):
-        expected_R = choose_of_keys(logits_RV, keys, is_warm=is_warm)
-        assert len(set(expected_R.tolist())) > 30
-        assert torch.equal(chosen(logits_RV, keys, size, is_warm=is_warm), expected_R)
 
 
 @sizes

@@ -40,31 +40,28 @@ def report(stage: str, fraction: float) -> None:
 
 def keys_of(slots_R: NDArray[np.int64], positions_R: NDArray[np.int64]) -> torch.Tensor:
     """Keys of two sequences at temperatures 0 and .8."""
-    seed_R, choice_R = np.full(len(slots_R), 7, np.uint64), np.zeros_like(slots_R)
-    return packed(seed_R, choice_R, positions_R, np.array([0.0, 0.8], np.float32)[slots_R])
+    seed_R = np.uint64(2**64 - 7) + slots_R.astype(np.uint64)
+    return packed(seed_R, slots_R + 3, positions_R, np.array([0.0, 0.8], np.float32)[slots_R])
 
 
 def texts(runner: TargetRunner) -> list[list[int]]:
-    """Tokens of two sequences at temperatures 0 and .8, from rounds of P and of 1 columns."""
+    """Tokens of two sequences at temperatures 0 and .8, one from each round."""
     runner.warm_up(report)
     prompt = [int(number) for number in torch.arange(11) * 37 % VOCAB_SIZE]
-    sequences = [list(prompt), list(reversed(prompt))]
+    sequences = [prompt, prompt[:3:-1]]
     for tokens, blocks_J in zip(sequences, BLOCKS, strict=True):
         assert runner.prefill(paged([(tokens[:-1], 0, blocks_J)], 16)) is None
     if isinstance(runner.execution, SplitTarget):
         runner.execution.send_keys_of(keys_of)
-    for index in range(NUM_ROUNDS):
-        columns = P if index % 2 else 1
-        if columns not in runner.verify_columns:
-            columns = P
-        tokens_BP = torch.zeros((2, columns), dtype=torch.int64)
+    for _ in range(NUM_ROUNDS):
+        tokens_BP = torch.zeros((2, P), dtype=torch.int64)
         tokens_BP[:, 0] = torch.tensor([tokens[-1] for tokens in sequences])
         first_B = torch.tensor([len(tokens) - 1 for tokens in sequences])
         logits_BPV = runner.verify(
             runner.prepare(PagedBatch(tokens_BP, first_B, first_B * 0 + 1, BLOCKS, torch.arange(2)))
         )
-        position_R = (first_B[:, None] + 1 + torch.arange(columns)).flatten().numpy()
-        keys_4R = keys_of(np.arange(2).repeat(columns), position_R)
+        position_R = (first_B[:, None] + 1 + torch.arange(P)).flatten().numpy()
+        keys_4R = keys_of(np.arange(2).repeat(P), position_R)
         logits_RV, execution = logits_BPV.flatten(0, 1), runner.execution
         if isinstance(execution, SplitTarget):
             chosen_R = execution.choose(logits_RV, keys_4R, is_warm=True)
@@ -73,7 +70,7 @@ def texts(runner: TargetRunner) -> list[list[int]]:
             assert torch.equal(of_all_R, chosen_R)
         else:
             chosen_R = choose_of_keys(logits_RV, NoiseKeys.unpacked(keys_4R), is_warm=True)
-        for tokens, token in zip(sequences, chosen_R.view(2, columns)[:, 0].tolist(), strict=True):
+        for tokens, token in zip(sequences, chosen_R.view(2, P)[:, 0].tolist(), strict=True):
             tokens.append(token)
     return sequences
 

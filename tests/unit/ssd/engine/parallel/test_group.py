@@ -81,20 +81,6 @@ def test_the_smallest_number_of_all_ranks_counts(size: int) -> None:
     assert on_ranks(size, lambda group: group.smallest(9 - group.shard.rank)) == [10 - size] * size
 
 
-@sizes
-def test_a_step_of_rank_0_reaches_all_ranks(size: int) -> None:
-    def run(group: RankGroup) -> list[int]:
-        if group.shard.rank == 0:
-            step_W = torch.arange(5)
-            group.send_step(step_W)
-        else:
-            step_W = torch.zeros(5, dtype=torch.int64)
-            group.receive_step(step_W)
-        return step_W.tolist()
-
-    assert on_ranks(size, run) == [[0, 1, 2, 3, 4]] * size
-
-
 def test_a_rank_that_hangs_ends_those_that_compute_and_those_that_wait() -> None:
     hanging: list[RankGroup] = []
 
