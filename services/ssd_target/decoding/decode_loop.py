@@ -230,8 +230,9 @@ class DecodeLoop:
             ]
             if synchronous:
                 proposals = self._drafter.propose(synchronous, before_pass=self._wakeups.flush)
-                for sequence, proposal in proposals:
+                for sequence, proposal, result in proposals:
                     sequence.proposal = proposal
+                    sequence.record.add_lookup(result)
 
     @_timed("prepare_seconds")
     def _prepare(self, sequences: Rows[Sequence], prompts: PagedBatch | None) -> Any:

@@ -103,10 +103,10 @@ class SequenceRecord:
     def statistics(self, *, is_synchronous: bool) -> SpeculationStatistics:
         """Return the statistics of the request; called in the round that ends the sequence."""
         counts, mode = self._counts, Mode.AUTOREGRESSIVE
-        if counts["hits"] or counts["misses"] or counts["late"] or counts["backup_rounds"]:
+        if is_synchronous:
+            mode = Mode.SYNCHRONOUS if counts["proposed_tokens"] else mode
+        elif counts["hits"] or counts["misses"] or counts["late"] or counts["backup_rounds"]:
             mode = Mode.SPECULATIVE
-        elif is_synchronous and counts["proposed_tokens"]:
-            mode = Mode.SYNCHRONOUS
         # One round lasts until its decision; several until the next ones begin.
         gaps = np.diff(
             self._begun_at if self.num_rounds > 1 else (*self._begun_at, self.last_token_at)

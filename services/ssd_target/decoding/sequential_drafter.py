@@ -44,7 +44,7 @@ from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.sampling.keyed import to_device
 from ssd.speculation.backup import WINDOW_TOKENS, Backup
 from ssd.speculation.sources import NO_CANDIDATES, Candidates, Sources
-from ssd.types import NO_TOKEN, SequenceId, TokenId
+from ssd.types import NO_TOKEN, LookupResult, SequenceId, TokenId
 from ssd_target.decoding.sampler import Proposal, Sampler
 from ssd_target.decoding.sequence import Sequence
 
@@ -158,8 +158,10 @@ class SequentialDrafter:
 
     def propose(
         self, sequences: Rows[Sequence], before_pass: Callable[[], None]
-    ) -> list[tuple[Sequence, Proposal]]:
+    ) -> list[tuple[Sequence, Proposal, LookupResult]]:
         """Return the sequences that have proposals, with at most K tokens each.
+
+        The result of a proposal is ``BACKUP`` if its draft has not run, else ``NONE``.
 
         Args:
             sequences: sequences of the round.
@@ -170,16 +172,20 @@ class SequentialDrafter:
             return []
         self._append(able)
         self._sampler.fill(able, [self._limit(sequence) for sequence in able])
-        proposals = self._from_backup(able)
-        drafted = [each for each in able if each.sequence_id not in proposals]
+        from_backup = self._from_backup(able)
+        drafted = [each for each in able if each.sequence_id not in from_backup]
         behind = [each for each in able if self._is_behind(each, self._engine.prefill_chunk)]
         if drafted or behind:
             before_pass()
         for sequence in behind:
             self._store_chunk(sequence, len(sequence.tokens) - 1)
-        if drafted:
-            proposals.update(self._from_draft(drafted))
-        return [(each, proposals[each.sequence_id]) for each in able]
+        proposals = from_backup | (self._from_draft(drafted) if drafted else {})
+        results = dict.fromkeys(from_backup, LookupResult.BACKUP)
+        numbers = [sequence.sequence_id for sequence in able]
+        return [
+            (sequence, proposals[number], results.get(number, LookupResult.NONE))
+            for sequence, number in zip(able, numbers, strict=True)
+        ]
 
     def _from_backup(self, able: Rows[Sequence]) -> dict[SequenceId, Proposal]:
         """Return the proposals of the backup, for sequences whose draft does not run."""

@@ -18,7 +18,7 @@ from ssd.speculation.backup import BACKUPS, BackupProposal, propose_nothing
 from ssd.speculation.sources import TRIAL_ROUNDS
 from ssd.testing.fake_device import fake_device
 from ssd.testing.scripted_draft import Behaviour
-from ssd.types import Mode, SamplingParams, TokenId
+from ssd.types import LookupResult, Mode, SamplingParams, TokenId
 from ssd_target.decoding.sampler import KeyedSampler, Proposal, RingSampler
 from ssd_target.decoding.sequence import Sequence
 from ssd_target.decoding.sequential_drafter import SequentialDrafter
@@ -143,6 +143,9 @@ def test_a_better_backup_replaces_the_draft_which_then_goes_on_with_the_text(
     for sink, prompt, text in zip(sinks, prompts, texts, strict=True):
         assert sink.tokens == text[len(prompt) :]
         assert sink.statistics.accepted_tokens == sink.statistics.proposed_tokens
+        assert sink.statistics.mode is Mode.SYNCHRONOUS
+        # No round may begin at the only token before which the backup proposes.
+        assert num_repeated == 1 or 0 < sink.statistics.backup_rounds < sink.statistics.rounds
     before = [tokens for tokens, _ in drafted if len(tokens) < repeated.start]
     after = [tokens for tokens, _ in drafted if len(tokens) >= repeated.stop]
     assert before
@@ -194,7 +197,7 @@ def test_a_draft_that_is_replaced_is_tried_again(monkeypatch: pytest.MonkeyPatch
 
     def count_wakeups(
         rows: Rows[Sequence], before_pass: Callable[[], None]
-    ) -> list[tuple[Sequence, Proposal]]:
+    ) -> list[tuple[Sequence, Proposal, LookupResult]]:
         wake = Mock(side_effect=before_pass)
         proposals = propose(rows, wake)
         woken.append(wake.call_count)
@@ -304,6 +307,6 @@ def test_a_proposal_waits_for_its_device_once(num_texts: int, sampling: Sampling
         for _ in range(2):
             num_reads = device.num_reads
             proposals = drafter.propose(texts, lambda: None)
-            assert [tokens for _, tokens in proposals] == [(0,) * limit for limit in limits]
+            assert [tokens for _, tokens, _ in proposals] == [(0,) * limit for limit in limits]
             assert device.num_reads == num_reads + 1
             texts[0].append((*proposals[0][1], 0))
