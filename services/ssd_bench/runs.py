@@ -212,11 +212,18 @@ async def _measure(
         for modes in (MODES, ON_ALL_CPUS):
             cell.compare([texts[name] for name in modes if name in texts])
     speculative = cell.figures.get("ssd", [])
-    if plan.needs_hits and not any(each.hit_rate or each.backup_rate for each in speculative):
+    if plan.needs_hits and not is_speculative(speculative):
         raise NoHitsError(
             f"{cell.data}, batch {cell.batch}, temperature {cell.temperature:g}: no round was a "
             f"hit: {why_no_hits(speculative)}"
         )
+
+
+def is_speculative(repetitions: Sequence[BatchFigures]) -> bool:
+    """Return whether a table had an outcome, or all texts repeat themselves: none was needed."""
+    return any(each.hit_rate for each in repetitions) or all(
+        each.hit_rate is None and each.backup_rate for each in repetitions
+    )
 
 
 def why_no_hits(repetitions: Sequence[BatchFigures]) -> str:

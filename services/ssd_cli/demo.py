@@ -125,7 +125,9 @@ def _compare(
     out.print(Text("identical", style="green"), f": all {len(alone.token_ids)} tokens", sep="")
     # Without a hit, proposals of n-grams may still be accepted.
     if not ahead.figures.hits and (ahead.figures.tokens_per_round or 1.0) <= 1.0:
-        if ahead.figures.paused_rounds and not (ahead.figures.misses or ahead.figures.late):
+        figures = ahead.figures
+        has_proposals = figures.misses or figures.late or figures.backup_rounds
+        if figures.paused_rounds and not has_proposals:
             out.print("SSD decoded as AR: the target had turned speculation off, without a gain")
             return
         reason = why_not_speculative(ahead.figures, links)

@@ -232,6 +232,8 @@ def beside_request(measured: Figures, requested: Mode) -> Figures:
 def why_not_speculative(measured: Figures, links: Sequence[LinkStatus]) -> str:
     """Return why a generation had no hit, from its counters and the links of the target."""
     misses, late = measured.misses or 0, measured.late or 0
+    if measured.backup_rounds and not misses + late:
+        return f"n-grams proposed in {measured.backup_rounds} rounds, and none was accepted"
     if measured.paused_rounds and not misses + late:
         return (
             f"the target turned it off in {measured.paused_rounds} of {measured.rounds} rounds, "

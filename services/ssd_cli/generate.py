@@ -58,8 +58,9 @@ async def generate(
 async def _hint(client: TargetClient, mode: Mode, collector: Collector) -> str:
     figures = collector.finish().figures
     uses_tables = mode not in (Mode.AUTOREGRESSIVE, Mode.SYNCHRONOUS)
-    has_proposals = figures.hits or figures.backup_rounds
-    if not uses_tables or has_proposals or (figures.rounds or 0) < HINT_ROUNDS:
+    needs_tables = figures.misses or figures.late or not figures.backup_rounds
+    is_used = figures.hits or not needs_tables
+    if not uses_tables or is_used or (figures.rounds or 0) < HINT_ROUNDS:
         return ""
     try:
         links = (await client.pool_status()).links

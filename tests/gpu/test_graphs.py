@@ -30,7 +30,26 @@ during a capture, so equal bits are counted but not required."""
 def test_replays_of_cuda_graphs_equal_eager_passes(
     environment: Environment, figures: dict[str, Figure]
 ) -> None:
+    # First, so that the comparison also shows that nothing is left of it.
+    check_refused_capture(CudaGraphs(), "cuda")
     compare_captures(environment, CudaGraphs(), figures)
+
+
+def test_a_capture_that_reads_from_its_device_runs_eagerly_and_others_are_captured() -> None:
+    check_refused_capture(RecordedGraphs(), "cpu")
+
+
+def check_refused_capture(graphs: Graphs, device: str) -> None:
+    """Capture a function that no graph can contain, and then one that a graph can."""
+    capture = Capture(graphs)
+    two = torch.full((1,), 2.0, device=device)
+    refused = capture(("refused",), lambda: torch.full((1,), two.item(), device=device))
+    doubled = capture(("doubled",), lambda: two * 2)
+    assert capture.is_captured == {("refused",): False, ("doubled",): True}
+    for value in (3.0, 4.0):
+        two.fill_(value)
+        assert refused().item() == value
+        assert doubled().item() == 2 * value
 
 
 def test_a_replay_of_the_wrong_inputs_fails(

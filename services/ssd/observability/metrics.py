@@ -84,7 +84,7 @@ ROUND_SECONDS = _fast_histogram(
 ROUNDS_TOTAL = Counter(
     "ssd_rounds",
     "Rounds of a sequence by the result of the look-up: hit, miss, late, no_draft (no draft had "
-    "sent a table for this sequence), backup (n-grams proposed, because the text repeats itself), "
+    "sent a table for this sequence), backup (n-grams replace a draft: the text repeats itself), "
     "none (no table was needed, or speculation was off). "
     "Hit rate: rate(ssd_rounds_total{result='hit'}[5m]) / ignoring(result) "
     "sum without(result) (rate(ssd_rounds_total{result=~'hit|miss|late'}[5m])). Without a draft: "

@@ -31,13 +31,10 @@ class Lookup:
     _: KW_ONLY
     num_from_table: int = 0
     """Tokens that are from a table; they come first."""
+    is_branch: bool = False
+    """Whether a branch of the table begins with all tokens of the next proposal."""
     candidates: Candidates = NO_CANDIDATES
     """What both sources propose."""
-
-    @property
-    def is_branch(self) -> bool:
-        """Whether a branch of the table begins with all tokens of the next proposal."""
-        return self.result is LookupResult.HIT and self.num_from_table == len(self.tokens)
 
 
 NO_TABLE_NEEDED = Lookup()

@@ -163,6 +163,9 @@ def look_up(
 ) -> Lookup:
     """Return the lookup of a sequence that continues and has an open session.
 
+    The result is ``BACKUP`` where the backup replaces complete branches, also if this one is
+    missing, or has the same tokens: it does not depend on the outcome.
+
     Args:
         sequence: after a round that did not end it.
         table: the columns that have arrived; None if none have.
@@ -183,36 +186,44 @@ def look_up(
         # often than those after it.
         from_backup = from_backup._replace(tokens=())
     candidates = Candidates(from_table, *from_backup)
-    has_more = table is not None and len(from_table) < min(table.length, max_tokens)
-    num_continued = max_tokens - len(from_table) if has_more and acceptance >= MIN_ACCEPTANCE else 0
-    num_draft = max_tokens if branch is None else len(from_table)
-    if _replaces_draft(candidates, num_draft, num_continued, sources):
-        return Lookup(LookupResult.BACKUP, from_backup.tokens, candidates=candidates)
+    replaces_branch = _replaces_branch(from_backup, max_tokens, 0, sources)
     if branch is None:
         result = LookupResult.LATE if table is None else LookupResult.MISS
+        result = LookupResult.BACKUP if replaces_branch else result
+        return Lookup(result, from_backup.tokens, candidates=candidates)
+    result = LookupResult.BACKUP if replaces_branch else LookupResult.HIT
+    has_more = table is not None and len(from_table) < min(table.length, max_tokens)
+    num_continued = max_tokens - len(from_table) if has_more and acceptance >= MIN_ACCEPTANCE else 0
+    is_equal = from_backup.tokens == from_table
+    if not is_equal and _replaces_branch(from_backup, len(from_table), num_continued, sources):
         return Lookup(result, from_backup.tokens, candidates=candidates)
     tokens = from_table or from_backup.tokens
     if from_table and num_continued:
         text = sequence.newest_tokens[-WINDOW_TOKENS:]
         text.extend(from_table)
         tokens += backup(text, num_continued).tokens
-    return Lookup(LookupResult.HIT, tokens, num_from_table=len(from_table), candidates=candidates)
+    return Lookup(
+        result,
+        tokens,
+        num_from_table=len(from_table),
+        is_branch=len(tokens) == len(from_table),
+        candidates=candidates,
+    )
 
 
-def _replaces_draft(
-    candidates: Candidates, num_draft: int, num_continued: int, sources: Sources
+def _replaces_branch(
+    from_backup: BackupProposal, num_branch: int, num_continued: int, sources: Sources
 ) -> bool:
-    """Return whether the backup proposes instead of the draft.
+    """Return whether the backup proposes instead of a branch.
 
     Args:
-        candidates: ``from_draft`` is empty if the branch is unknown.
-        num_draft: tokens of the branch; those that a complete one would have if it is unknown.
+        from_backup: its proposal.
+        num_branch: tokens of the branch.
         num_continued: tokens of the backup that would continue it.
         sources: their acceptances.
     """
-    from_draft, from_backup, repeats = candidates
-    if not repeats or from_backup == from_draft:
+    if not from_backup.repeats:
         return False
-    of_draft = sources.expected_tokens(num_draft, num_continued, repeats=True)
-    of_backup = sources.expected_tokens(0, len(from_backup), repeats=True)
-    return of_backup > MIN_GAIN * of_draft
+    of_branch = sources.expected_tokens(num_branch, num_continued, repeats=True)
+    of_backup = sources.expected_tokens(0, len(from_backup.tokens), repeats=True)
+    return of_backup > MIN_GAIN * of_branch

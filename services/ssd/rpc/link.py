@@ -59,9 +59,9 @@ MAX_INCOMING = 1024
 """Maximum number of messages that wait to be read."""
 MESSAGES_PER_SECOND = 2_000.0
 """Rate at which the messages of one peer are read; a message counts once for each 16 KiB. The pool
-takes 0.22 ms for a frame with one table of 1,400 bytes and 2.0 ms for one with 64 tables (thread
-CPU time, a slow shared CPU). This rate takes at most two thirds of the event loop's time there, and
-does not delay a draft with 64 sessions at 300 rounds/s."""
+takes 0.22 ms for a frame with one table of 1,400 bytes (1,200 since) and 2.0 ms for one with 64
+tables (thread CPU time, a slow shared CPU). This rate takes at most two thirds of the event loop's
+time there, and does not delay a draft with 64 sessions at 300 rounds/s."""
 BURST_MESSAGES = 4_000.0
 """Number of messages that are read without a pause."""
 UNIT_BYTES = 16 * 1024

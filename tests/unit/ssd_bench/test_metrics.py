@@ -23,7 +23,7 @@ from ssd_bench.report import (
     verify_bandwidth,
 )
 from ssd_bench.round_parts import PARTS, mean_ms
-from ssd_bench.runs import Cell, Results, on_all_cpus, why_no_hits
+from ssd_bench.runs import Cell, Results, is_speculative, on_all_cpus, why_no_hits
 
 Times = tuple[float, float]
 """Median seconds of a verify and of a round."""
@@ -215,6 +215,17 @@ def test_without_batch_1_there_is_no_verify_bandwidth() -> None:
 )
 def test_a_run_without_hits_reports_the_cause(late_rate: float | None, cause: str) -> None:
     assert cause in why_no_hits([figures(1.0, late_rate=late_rate)])
+
+
+@pytest.mark.parametrize(
+    ("hit_rate", "backup_rate", "expected"),
+    [(0.1, 0.0, True), (0.0, 0.9, False), (None, 0.9, True), (None, 0.0, False)],
+)
+def test_n_grams_replace_hits_only_where_no_table_was_needed(
+    hit_rate: float | None, backup_rate: float, *, expected: bool
+) -> None:
+    found = replace(figures(1.0), hit_rate=hit_rate, backup_rate=backup_rate)
+    assert is_speculative([found, found]) == expected
 
 
 @pytest.mark.parametrize("text", ["", "1,,8", "a", "0", "17"])

@@ -12,14 +12,17 @@ LINK = LinkStatus(address="127.0.0.1:7", state="active")
 LOST = LinkStatus(address="127.0.0.1:7", state="lost", reason="no heartbeat")
 
 
-def text(hits: int = 0, misses: int = 0, late: int = 0, paused: int = 0) -> Generation:
+def text(
+    hits: int = 0, misses: int = 0, late: int = 0, paused: int = 0, backup: int = 0
+) -> Generation:
     statistics = SpeculationStatistics(
-        mode=Mode.AUTO if hits + misses + late + paused else Mode.AUTOREGRESSIVE,
+        mode=Mode.AUTO if hits + misses + late + paused + backup else Mode.AUTOREGRESSIVE,
         rounds=40,
         hits=hits,
         misses=misses,
         late=late,
         paused_rounds=paused,
+        backup_rounds=backup,
         decode_seconds=2.0,
     )
     found = figures(40, 7, statistics)
@@ -37,6 +40,7 @@ def text(hits: int = 0, misses: int = 0, late: int = 0, paused: int = 0) -> Gene
         (text(late=30, misses=3), [LINK], "30 of 33 tables were late: the draft is slower"),
         (text(misses=3), [LINK], "none of 3 tables contained the outcome"),
         (text(late=20, paused=20), [LINK], "20 of 20 tables were late"),
+        (text(backup=9, paused=20), [LINK], "n-grams proposed in 9 rounds, and none was accepted"),
     ],
 )
 def test_a_text_without_a_hit_reports_the_cause_and_no_ratio(

@@ -37,6 +37,9 @@ TABLE = OutcomeTable(
     tokens_NK=np.array([[1, 2, 3], [4, 5, 6]], dtype=np.int32),
     length=3,
 )
+PART = replace(TABLE, tokens_NK=np.array([[1, -1, -1], [4, -1, -1]], dtype=np.int32))
+EQUAL = replace(TABLE, tokens_NK=np.array([[1, 2], [8, 9]], dtype=np.int32), length=2)
+"""A branch has the tokens of the backup."""
 
 
 def look_up(
@@ -71,24 +74,8 @@ def continued(outcome: Outcome, remaining: int = 10) -> DraftedSequence:
 
 
 def hit(tokens: tuple[int, ...], num_from_table: int) -> Lookup:
-    return Lookup(LookupResult.HIT, tokens, num_from_table=num_from_table)
-
-
-@pytest.mark.parametrize(
-    ("lookup", "is_branch"),
-    [
-        (hit((4, 5), 2), True),
-        (hit((), 0), True),
-        (hit((4, 8), 1), False),
-        (hit((8, 9), 0), False),
-        (Lookup(LookupResult.MISS), False),
-        (Lookup(LookupResult.BACKUP, (8, 9)), False),
-    ],
-)
-def test_a_proposal_is_a_branch_if_all_its_tokens_are_of_the_table(
-    lookup: Lookup, *, is_branch: bool
-) -> None:
-    assert lookup.is_branch == is_branch
+    is_branch = num_from_table == len(tokens)
+    return Lookup(LookupResult.HIT, tokens, num_from_table=num_from_table, is_branch=is_branch)
 
 
 def test_a_hit_proposes_the_tokens_of_the_branch() -> None:
@@ -104,11 +91,10 @@ def test_a_proposal_leaves_room_for_the_bonus_token(
 
 
 def test_the_backup_continues_a_table_with_few_columns() -> None:
-    first_column = replace(TABLE, tokens_NK=np.array([[1, -1, -1], [4, -1, -1]], dtype=np.int32))
     tokens = (4, 8, 9)
-    assert look_up(first_column, Outcome(1, 7)) == hit(tokens, 1)
+    assert look_up(PART, Outcome(1, 7)) == hit(tokens, 1)
     # Without use if its tokens are rejected.
-    assert look_up(first_column, Outcome(1, 7), of_backup=0.1) == hit((4,), 1)
+    assert look_up(PART, Outcome(1, 7), of_backup=0.1) == hit((4,), 1)
 
 
 def test_the_backup_does_not_continue_a_complete_table() -> None:
@@ -151,26 +137,36 @@ def test_the_backup_replaces_a_hit_where_the_text_repeats_itself_and_it_is_accep
     # The gain of two tokens must also pay for a later table.
     assert replaced(of_backup=0.6, repeats=True) == branch
     # It can also continue a branch of which one column has arrived.
-    part = replace(TABLE, tokens_NK=np.array([[1, -1, -1], [4, -1, -1]], dtype=np.int32))
-    assert look_up(part, Outcome(1, 7), of_tables=0.9, repeats=True) == hit((4, 8, 9), 1)
+    assert look_up(PART, Outcome(1, 7), of_tables=0.9, repeats=True) == hit((4, 8, 9), 1)
 
 
 @pytest.mark.parametrize(
-    ("table", "result"), [(TABLE, LookupResult.MISS), (None, LookupResult.LATE)]
+    ("table", "outcome", "result"),
+    [
+        (TABLE, Outcome(2, 7), LookupResult.MISS),
+        (None, Outcome(1, 7), LookupResult.LATE),
+        (TABLE, Outcome(1, 7), LookupResult.HIT),
+        (PART, Outcome(1, 7), LookupResult.HIT),
+        (EQUAL, Outcome(1, 7), LookupResult.HIT),
+    ],
+    ids=["miss", "late", "hit", "part", "equal"],
 )
-def test_a_missing_branch_counts_only_if_the_backup_would_not_have_replaced_it(
-    table: OutcomeTable | None, result: LookupResult
+@pytest.mark.parametrize(("of_tables", "of_backup"), [(0.5, 0.65), (0.6, 0.9)])
+def test_whether_the_draft_was_needed_does_not_depend_on_the_outcome(
+    table: OutcomeTable | None,
+    outcome: Outcome,
+    result: LookupResult,
+    of_tables: float,
+    of_backup: float,
 ) -> None:
-    missing = partial(look_up, table, Outcome(2, 7), of_tables=0.5, repeats=True)
-    assert missing(of_backup=0.9) == Lookup(LookupResult.BACKUP, (8, 9))
-    # The round would have used the branch.
-    assert missing(of_backup=0.5) == Lookup(result, (8, 9))
+    found = partial(look_up, table, outcome, of_tables=of_tables, repeats=True)
+    assert found(of_backup=of_backup).result is LookupResult.BACKUP
+    assert found(of_backup=of_tables).result is result
 
 
 def test_a_backup_with_the_tokens_of_a_branch_leaves_the_branch_to_the_draft() -> None:
-    same = replace(TABLE, tokens_NK=np.array([[1, 2], [8, 9]], dtype=np.int32), length=2)
-    found = look_up(same, Outcome(1, 7), of_backup=0.9, of_tables=0.1, repeats=True)
-    assert found == hit((8, 9), 2)
+    found = look_up(EQUAL, Outcome(1, 7), of_backup=0.9, of_tables=0.1, repeats=True)
+    assert found == replace(hit((8, 9), 2), result=LookupResult.BACKUP)
 
 
 @pytest.fixture
