@@ -208,14 +208,10 @@ class Snapshot:
             if cell_of(pod) == cell and (is_live(pod) or is_terminating(pod))
         )
 
-    def ended_targets(self, cell: int) -> tuple[Object, ...]:
-        """Target pods of a cell whose processes have ended for good."""
-        pods = self._pods(Component.TARGET)
-        return tuple(
-            pod
-            for pod in pods
-            if cell_of(pod) == cell and has_ended(pod) and not is_terminating(pod)
-        )
+    def ended(self, component: Component) -> tuple[Object, ...]:
+        """Target or draft pods whose processes have ended for good."""
+        pods = self._pods(component)
+        return tuple(pod for pod in pods if has_ended(pod) and not is_terminating(pod))
 
     @property
     def target_deployments(self) -> tuple[Object, ...]:

@@ -59,24 +59,26 @@ def _diagnose_cell(snapshot: Snapshot, cell: int) -> Diagnosis | None:
         or Diagnosis(PodReason.LOADING, f"cell {cell} has no pod yet")
     )
     if diagnosis.reason in USUAL and not any(is_live(pod) and is_accepted(pod) for pod in pods):
-        diagnosis = _failure(snapshot, cell) or diagnosis
+        ended = [pod for pod in snapshot.ended(Component.TARGET) if cell_of(pod) == cell]
+        diagnosis = _failure(snapshot, ended, "TargetReady", f"cell {cell}") or diagnosis
     if deployment is None or diagnosis.reason not in USUAL or not is_rolling(deployment):
         return diagnosis
     are_first = annotations_of(deployment).get("deployment.kubernetes.io/revision", "1") == "1"
     return diagnosis if are_first else Diagnosis(PodReason.ROLLING_OUT, diagnosis.message)
 
 
-def _failure(snapshot: Snapshot, cell: int) -> Diagnosis | None:
-    """Why the newest rejected target of a cell has failed, if it is of the present outage.
+def _failure(
+    snapshot: Snapshot, ended: Iterable[Object], condition: str, what: str
+) -> Diagnosis | None:
+    """Why the newest rejected pod has failed, if it is of the present outage of a condition.
 
     Pods that have failed stay for days. One that has run was evicted, and is replaced.
     """
-    rejected = (pod for pod in snapshot.ended_targets(cell) if not is_accepted(pod))
-    changed_at = to_seconds(condition_in(snapshot.status, "TargetReady").get("lastTransitionTime"))
-    newest = max(rejected, key=made_at, default=None)
+    changed_at = to_seconds(condition_in(snapshot.status, condition).get("lastTransitionTime"))
+    newest = max((pod for pod in ended if not is_accepted(pod)), key=made_at, default=None)
     if newest is None or made_at(newest) < (changed_at or 0.0) - CLOCK_SECONDS:
         return None
-    return diagnose_failed(newest, f"cell {cell}")
+    return diagnose_failed(newest, what)
 
 
 def draft_ready(result: PassResult) -> Condition:
@@ -105,6 +107,10 @@ def draft_ready(result: PassResult) -> Condition:
         diagnoses.append(Diagnosis(PodReason.SCALING, number))
     diagnosis = worst(diagnoses)
     assert diagnosis is not None
+    are_starting = any(is_accepted(pod) and not is_ready(pod) for pod in pods)
+    if diagnosis.reason in USUAL and not are_starting:
+        ended = snapshot.ended(Component.DRAFT)
+        diagnosis = _failure(snapshot, ended, "DraftReady", "the drafts") or diagnosis
     return _not_ready(summary, diagnosis)
 
 

@@ -1,4 +1,4 @@
-"""A target that hangs outside of a rollout is reported, although its Deployment is complete."""
+"""Targets that hang while their Deployment is complete, and pods that the kubelet rejects."""
 
 import pytest
 from tests.unit.ssd_operator.world import TARGET, World, settled
@@ -115,6 +115,30 @@ async def test_a_pod_that_the_kubelet_rejects_is_quoted() -> None:
     await world.rounds(2)
     assert world.condition("Progressing") == OVERDUE
     assert quoted in world.message("Progressing")
+
+
+async def test_a_draft_that_the_kubelet_rejects_is_quoted_until_its_replacement_starts() -> None:
+    world = await settled(draft={"replicas": 2})
+    pod, _ = world.ready_pods("draft")
+    world.controllers.broken.add(revision_of(pod))
+    world.remove(Ref("Pod", name_of(pod)))
+    await world.rounds(3)
+    assert world.condition("DraftReady") == ("False", "Loading")
+    fail(world, pod, "demo-draft-0-first", REJECTED)
+    await world.rounds(2)
+    assert world.condition("DraftReady") == ("False", "PodFailed")
+    assert "the drafts failed: UnexpectedAdmissionError: Allocate" in world.message("DraftReady")
+    (starting,) = (
+        each
+        for each in world.cluster.of_kind("Pod")
+        if revision_of(each) == revision_of(pod)
+        and each["status"]["phase"] != "Failed"
+        and name_of(each) not in map(name_of, world.ready_pods("draft"))
+    )
+    with world.edited(Ref("Pod", name_of(starting))) as edited:
+        edited["status"]["containerStatuses"] = [{"state": {"running": {}}}]
+    await world.round()
+    assert world.condition("DraftReady") == ("False", "Loading")
 
 
 @pytest.mark.parametrize("seconds", [0, 600])
