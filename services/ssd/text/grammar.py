@@ -16,7 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -50,9 +50,12 @@ _MAX_MESSAGE = 300
 _MAX_INTEGER = 2**53 - 1
 """Largest integer of a schema. The library rounds larger ones to float64, and its texts with them:
 also a bound of 2^53 that excludes itself."""
-_BOUNDS = frozenset(
-    {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum"}
-)
+_NARROWEST = {
+    **dict.fromkeys(("minimum", "exclusiveMinimum"), -_MAX_INTEGER),
+    **dict.fromkeys(("maximum", "exclusiveMaximum"), _MAX_INTEGER),
+}
+"""What replaces a wider bound, as of 64-bit types: fewer texts, which all satisfy the schema."""
+_BOUNDS = frozenset({*_NARROWEST, "multipleOf", "const", "enum"})
 """Keywords of a schema that compare numbers."""
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 """Keywords whose value has schemas by name; the names are no keywords."""
@@ -395,15 +398,21 @@ def _json_grammar(source: GrammarSource) -> str:
     schema = checked_json(source)
     if schema is False:
         raise FieldError(source.field, "cannot be used: no text satisfies it: schema is false")
-    for keyword, number in _bounds(schema):
-        if abs(number) > _MAX_INTEGER:
-            raise FieldError(
-                source.field,
-                f"cannot be used: {keyword} has {str(number)[:40]}, integers must be in "
-                f"{-_MAX_INTEGER}..{_MAX_INTEGER}; use a string",
-            )
+    is_narrowed = False
+    for place, keyword in _bounds(schema):
+        value, narrowest = place[keyword], _NARROWEST.get(keyword, 0)
+        if isinstance(value, int) and abs(value) > _MAX_INTEGER and value * narrowest > 0:
+            place[keyword], is_narrowed = narrowest, True
+        for number in _integers(place[keyword]):
+            if abs(number) > _MAX_INTEGER:
+                raise FieldError(
+                    source.field,
+                    f"cannot be used: {keyword} has {str(number)[:40]}, integers must be in "
+                    f"{-_MAX_INTEGER}..{_MAX_INTEGER}; use a string",
+                )
+    text = json.dumps(schema) if is_narrowed else source.text
     # The library adds its options to an object.
-    text = "{}" if schema is True else source.text
+    text = "{}" if schema is True else text
     try:
         return LLMatcher.grammar_from_json_schema(
             text, defaults={"whitespace_pattern": WHITE_SPACE}
@@ -412,8 +421,8 @@ def _json_grammar(source: GrammarSource) -> str:
         raise FieldError(source.field, f"cannot be used: {plain(str(error))}") from error
 
 
-def _bounds(schema: object) -> Iterator[tuple[str, int]]:
-    """Yield the integers of a schema that its texts are compared with, with their keywords."""
+def _bounds(schema: object) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the places of a schema whose texts are compared with numbers, with their keywords."""
     waiting = [schema]
     while waiting:
         place = waiting.pop()
@@ -422,7 +431,7 @@ def _bounds(schema: object) -> Iterator[tuple[str, int]]:
         elif isinstance(place, dict):
             for keyword, value in place.items():
                 if keyword in _BOUNDS:
-                    yield from ((keyword, number) for number in _integers(value))
+                    yield place, keyword
                 elif keyword in _MAPS and isinstance(value, dict):
                     waiting.extend(value.values())
                 elif keyword not in _NOTES:

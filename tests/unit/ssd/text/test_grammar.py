@@ -180,7 +180,7 @@ def test_a_grammar_that_cannot_be_used_is_refused_with_its_field(
         ({"type": "integer", "minimum": 2**53 + 1}, "minimum"),
         ({"type": "integer", "exclusiveMinimum": 2**53}, "exclusiveMinimum"),
         ({"items": {"maximum": -(2**60)}}, "maximum"),
-        ({"properties": {"enum": {"anyOf": [{"exclusiveMaximum": 2**63}]}}}, "exclusiveMaximum"),
+        ({"properties": {"enum": {"anyOf": [{"exclusiveMaximum": -(2**63)}]}}}, "exclusiveMaximum"),
         ({"$defs": {"a": {"multipleOf": 2**54}}}, "multipleOf"),
         ({"const": {"a": [2**53 + 1]}}, "const"),
         ({"enum": ["a", 10**40]}, "enum"),
@@ -192,6 +192,23 @@ def test_an_integer_that_a_text_could_not_have_exactly_is_refused(
     with pytest.raises(FieldError, match=rf"{keyword} has -?\d+, .* use a string$") as caught:
         compiler().compile(GrammarSource("json_schema", json.dumps(schema)))
     assert caught.value.field == "sampling.json_schema"
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"minimum": -(2**63), "maximum": 2**63 - 1},
+        {"exclusiveMinimum": -(2**64), "exclusiveMaximum": 2**64},
+    ],
+)
+def test_a_bound_that_no_text_could_reach_exactly_is_narrowed(bounds: dict[str, int]) -> None:
+    number = {"type": "integer"} | bounds
+    source = GrammarSource("json_schema", json.dumps({"anyOf": [{"type": "null"}, number]}))
+    most = 2**53 - 1 - ("exclusiveMaximum" in bounds)
+    for value, is_allowed in ((most, True), (-most, True), (most + 1, False), (-most - 1, False)):
+        tokens = ids(str(value))
+        columns_CV = allowed(compiler().compile(source), tokens, 0, len(tokens))
+        assert columns_CV[range(len(tokens)), tokens].all() == is_allowed, value
 
 
 def test_large_integers_that_no_text_is_compared_with_are_accepted() -> None:
