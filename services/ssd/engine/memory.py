@@ -21,6 +21,9 @@ from ssd.errors import MemoryBudgetError
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
+MAX_LAYER_VALUES = 2**31 - 1
+"""Largest number of keys of a layer: FlexAttention's kernel of prompts computes their places in 32
+bits. A draft of few layers reaches it on a large GPU."""
 OWN_GROUPS = Path("/proc/self/cgroup")
 
 
@@ -118,7 +121,10 @@ def plan_blocks(model: ModelConfig, engine: EngineConfig, reserved_bytes: int = 
             budget //= 2  # Each table gathers a copy of the entries of its sessions.
         if engine.device == "cpu":
             budget //= engine.tensor_parallel_size  # The ranks share the memory.
-    fitting = (budget - segment_entries(engine) * entry_bytes) // block_bytes
+    num_entries = budget // entry_bytes
+    if engine.engine == STATIC:
+        num_entries = min(num_entries, MAX_LAYER_VALUES // (model.num_kv_heads * model.head_size))
+    fitting = (num_entries - segment_entries(engine)) // engine.block_size
     if fitting < 1 + per_sequence:
         needed = (1 + per_sequence) * block_bytes + segment_entries(engine) * entry_bytes
         raise MemoryBudgetError(

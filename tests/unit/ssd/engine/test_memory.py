@@ -7,7 +7,7 @@ from ssd.engine import memory
 from ssd.engine.config import STATIC, EngineConfig
 from ssd.engine.known_shapes import KNOWN_SHAPES
 from ssd.engine.memory import free_bytes, plan_blocks
-from ssd.engine.sizes import sampling_bytes
+from ssd.engine.sizes import sampling_bytes, segment_entries
 from ssd.errors import MemoryBudgetError
 
 MODEL = replace(KNOWN_SHAPES["llama-3.2-1b"], num_layers=1, num_kv_heads=1, head_size=8)
@@ -27,6 +27,15 @@ def test_no_more_blocks_than_all_sequences_can_use() -> None:
 def test_a_small_budget_is_filled() -> None:
     budget = 5 * 16 * SLOT_BYTES + 1
     assert plan(replace(ENGINE, kv_cache_bytes=budget)) == 5
+
+
+def test_kernels_address_all_keys_of_a_layer_in_32_bits() -> None:
+    values = MODEL.num_kv_heads * MODEL.head_size
+    large = replace(ENGINE, max_model_len=2**20, max_num_seqs=2**9, kv_cache_bytes=2**40)
+    draft = replace(large, engine=STATIC, branches=4)
+    num_entries = 16 * plan(draft) + segment_entries(draft)
+    assert 2**31 - 16 * values <= num_entries * values < 2**31
+    assert plan(replace(draft, engine="openvino")) > 2**31 // values // 16
 
 
 def test_one_sequence_of_full_length_must_fit_or_the_error_has_the_numbers() -> None:
