@@ -18,7 +18,7 @@ from ssd_vllm.calibration import calibrate
 from ssd_vllm.coupled import CoupledNoise, StepAddresses, accept, choose_after_proposals
 from ssd_vllm.proposer import Proposer, temperature_of
 from ssd_vllm.requests import seed_of
-from ssd_vllm.settings import read
+from ssd_vllm.settings import KEY, PluginSettings, read
 from ssd_vllm.versions import check_parameters, check_version
 
 if current_platform.is_cpu():
@@ -54,6 +54,8 @@ class Worker(BaseWorker):  # type: ignore[misc]
 
     _proposer: Proposer | None = None
     """Set by ``load_model``, if the worker has one."""
+    _settings: PluginSettings | None = None
+    """Set by ``load_model``."""
 
     def load_model(self, **options: Any) -> None:
         """Load the target, then connect the proposer and the sampler to the steps.
@@ -63,8 +65,13 @@ class Worker(BaseWorker):  # type: ignore[misc]
         """
         check_version(vllm.__version__)
         check_parameters(_USED)
-        settings = read(self.vllm_config.additional_config)
-        check_configuration(self.vllm_config)
+        config = self.vllm_config
+        settings = self._settings = self._settings or read(config.additional_config)
+        check_configuration(config)
+        # vLLM's cache of compiled graphs depends on these values, and no graph on a setting here.
+        config.additional_config = {
+            key: value for key, value in config.additional_config.items() if key != KEY
+        }
         super().load_model(**options)
         runner = self.model_runner
         drafter = getattr(runner, "drafter", None)

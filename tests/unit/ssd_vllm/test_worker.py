@@ -312,6 +312,17 @@ def test_the_worker_connects_the_proposer_after_the_model(
     assert runner.steps == ["step", "next"]
 
 
+def test_settings_of_the_plugin_are_not_in_the_key_of_the_compiled_graphs(
+    import_worker: Import, calls: Calls
+) -> None:
+    given = config()
+    given.additional_config["other"] = 1
+    worker = import_worker().Worker(given, Runner(num_reqs=1, drafter=RecordingProposer(calls)))
+    for _ in range(2):
+        worker.load_model()
+        assert given.additional_config == {"other": 1}
+
+
 @pytest.mark.parametrize("num_top", [None, 1, 4])
 def test_a_request_gets_the_log_probabilities_of_the_ids_that_it_gives(
     import_worker: Import, calls: Calls, num_top: int | None
