@@ -160,7 +160,9 @@ class Proposer:
         for request_id in step.finished_req_ids:
             self.requests.end(request_id)
         for new in step.scheduled_new_reqs:
-            if new.sampling_params is not None and new.prompt_token_ids is not None:
+            # A draft does not know embeddings and images, whose tokens only keep their places.
+            has_text = new.prompt_token_ids is not None and not new.mm_features
+            if new.sampling_params is not None and has_text and new.prompt_embeds is None:
                 self._begin(new.req_id, new.prompt_token_ids, new.sampling_params, new.lora_request)
         proposed = step.scheduled_spec_decode_tokens
         counts = {

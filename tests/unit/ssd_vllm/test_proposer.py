@@ -99,9 +99,10 @@ def step(*new: Any, **values: Any) -> Any:
     return SimpleNamespace(**default | values)
 
 
-def new(name: str, params: Any, lora: Any = None) -> Any:
+def new(name: str, params: Any, lora: Any = None, **values: Any) -> Any:
+    default = {"prompt_token_ids": [1, 2], "prompt_embeds": None, "mm_features": []}
     return SimpleNamespace(
-        req_id=name, prompt_token_ids=[1, 2], sampling_params=params, lora_request=lora
+        req_id=name, sampling_params=params, lora_request=lora, **default | values
     )
 
 
@@ -133,6 +134,9 @@ def test_requests_of_a_step_begin_with_their_seed_and_limits(make: MakeProposer)
             new("lora", sampling(), lora=object()),
             new("budget", sampling(thinking_token_budget=0)),
             new("pooling", None),
+            new("embeddings", sampling(), prompt_token_ids=None, prompt_embeds=object()),
+            new("some embeddings", sampling(), prompt_embeds=object()),
+            new("image", sampling(), mm_features=[object()]),
             finished_req_ids={"old"},
             num_scheduled_tokens={"a": 3, "c": 7},
             scheduled_spec_decode_tokens={"a": [1, 2]},
