@@ -27,6 +27,9 @@ RETRY_SECONDS = 1.0
 MOVE_RETRY_SECONDS = 30.0
 """Pause of moves to such a link; longer, because a refused move loses tables and gains nothing."""
 
+SESSION_TOKENS = 1024
+"""New tokens for which a session opens: drafts reserve memory for its maximum length. A longer text
+gets another session, whose entries the prefix cache of the draft has."""
 _GRPC = ChannelStatus()
 _NEWEST_COMMITS = 8
 """Commits of a session whose tables are measured although they arrive after their round."""
@@ -76,6 +79,11 @@ class DraftedSequence:
         return self.opening.max_len - self.num_tokens
 
     @property
+    def session_len(self) -> int:
+        """Maximum length of a session that opens now."""
+        return min(self.opening.max_len, self.num_tokens + SESSION_TOKENS)
+
+    @property
     def token_ids(self) -> tuple[TokenId, ...]:
         """The committed tokens."""
         num_new = self.num_tokens - len(self.opening.token_ids)
@@ -115,6 +123,8 @@ class Session:
     """When the opening or commit that the next table answers was sent."""
     open_by: float
     """When a session without any table is closed."""
+    max_len: int
+    """Maximum length for which the draft reserves memory."""
     table: OutcomeTable | None = None
     """The columns of the current round's table that have arrived."""
     depth: int = 0
@@ -129,6 +139,12 @@ class Session:
     """Whether the newest commit continues a branch of the draft."""
     unanswered: deque[SentCommit] = field(default_factory=lambda: deque(maxlen=_NEWEST_COMMITS))
     """The newest commits without a table so far."""
+
+    def is_full(self, lookahead: int) -> bool:
+        """Whether the next round could exceed its maximum length, and not that of its sequence."""
+        sequence = self.sequence
+        is_near = sequence.num_tokens + lookahead + 1 >= self.max_len
+        return is_near and self.max_len < sequence.opening.max_len
 
     def remove(self) -> None:
         """Remove the session from its link and its sequence. Idempotent."""
@@ -356,6 +372,7 @@ class DraftLink:
             base_len=base_len,
             requested_at=now,
             open_by=now + opening_seconds(earlier + base_len),
+            max_len=sequence.session_len,
         )
         sequence.session = self.sessions[session.number] = session
         self.peak_sessions = max(self.peak_sessions, len(self.sessions))

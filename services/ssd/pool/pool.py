@@ -139,7 +139,7 @@ class DraftPool:
             else:
                 now = self._clock.now()
                 session.sequence.refused_at = now
-                link.pause_openings(now, session.sequence.opening.max_len)
+                link.pause_openings(now, session.max_len)
             self._changed.notify_all()
         _log.info("session_refused", draft=link.name, reason=refusal.reason)
 
@@ -326,7 +326,7 @@ class DraftPool:
                 COMMIT_TO_WIRE_SECONDS.observe(self._clock.now() - decided_at)
 
     def _close_unserved(self) -> None:
-        """Close sessions that move to another link, and the openings without an answer."""
+        """Close sessions that move to another link or are full, and openings without an answer."""
         now = self._clock.now()
         closed: list[Session] = []
         with self._changed:
@@ -343,6 +343,9 @@ class DraftPool:
                     link.pause_openings(now)
                     if self.settings.circuit_breaker:
                         link.circuit_breaker.open(now)
+                else:
+                    sessions = link.sessions.values()
+                    closed += [each for each in sessions if each.is_full(self._lookahead)]
             if not closed and (moved := self._session_to_move(now)):
                 _log.info("session_moved", draft=moved.link.name)
                 closed.append(moved)
@@ -374,7 +377,8 @@ class DraftPool:
             self._reopening.discard(sequence)
         tokens = sequence.token_ids
         try:
-            link.send(replace(sequence.opening, session=session.number, token_ids=tokens))
+            opening = replace(sequence.opening, token_ids=tokens, max_len=session.max_len)
+            link.send(replace(opening, session=session.number))
         except LinkError as error:
             self.detach(link, str(error))
         return len(tokens)

@@ -33,7 +33,7 @@ def choose_link(
         (
             link
             for link in links
-            if link not in excluded and has_room(link, num_tokens, sequence.opening.max_len, now)
+            if link not in excluded and has_room(link, num_tokens, sequence.session_len, now)
         ),
         key=lambda link: len(link.sessions) / link.max_sessions,
         default=None,
@@ -77,7 +77,7 @@ def session_to_move(
         and session.sequence.num_remaining
         >= max(MIN_REMAINING_TOKENS, TEXT_SHARE * session.base_len)
         and any(
-            has_room(link, session.base_len, session.sequence.opening.max_len, now)
+            has_room(link, session.base_len, session.sequence.session_len, now)
             and link not in session.sequence.excluded_links
             for link in emptier
         )

@@ -10,11 +10,12 @@ from tests.unit.ssd_target.bench import GREEDY, LOOKAHEAD, Bench, plain
 
 from ssd.errors import FrameError
 from ssd.observability.metrics import STALE_FRAMES_TOTAL
+from ssd.pool import link as link_module
 from ssd.pool.link import LinkState
 from ssd.pool.table_deadline import opening_seconds
 from ssd.speculation.table import OutcomeTable, frame_bytes, pack_tables
 from ssd.testing.scripted_draft import Behaviour
-from ssd.types import CloseSession, SessionRefused, TargetMessage
+from ssd.types import CloseSession, OpenSession, SessionRefused, TargetMessage
 
 SILENT = [Behaviour.SILENT]
 
@@ -83,6 +84,29 @@ def test_commits_have_the_length_that_the_target_uses_next() -> None:
     assert draft.commits[0].length == LOOKAHEAD
     # Towards the end of the text, fewer tokens are left.
     assert 1 <= draft.commits[-1].length < LOOKAHEAD
+
+
+def test_a_long_text_gets_another_session_before_the_first_one_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link_module, "SESSION_TOKENS", 20)
+    bench = Bench()
+    draft = bench.join([Behaviour.HIT])
+    sink = bench.submit([1, 2, 3], 60)
+    bench.run()
+    assert sink.tokens == plain([1, 2, 3], 60, GREEDY)
+    openings = [message for message in draft.received if isinstance(message, OpenSession)]
+    lengths = [len(message.token_ids) for message in openings]
+    assert [message.max_len for message in openings] == [
+        min(length + 20, 3 + 60) for length in lengths
+    ]
+    assert len(openings) > 2
+    ends = {message.session: message.max_len for message in openings}
+    for commit in draft.commits:
+        end = ends[commit.session]
+        num_committed = commit.base_len + commit.outcome.accepted + 1
+        assert num_committed < end or end == 3 + 60, "a draft refuses a full session"
+    assert sink.statistics.hits >= sink.statistics.rounds - 3 * len(openings)
 
 
 def test_only_links_that_accept_sessions_are_active() -> None:

@@ -26,7 +26,7 @@ class FullDraft:
         self.pool.attach(self.link)
         self.room = room
         self.requested: list[int] = []
-        """Maximum length of each opening."""
+        """Maximum length of the sequence of each opening."""
 
     def begin(self, *lengths: int, num_tokens: int = 1) -> None:
         """Add sequences, whose ids are their maximum lengths."""
@@ -47,8 +47,9 @@ class FullDraft:
     def _receive(self, message: TargetMessage | bytes) -> None:
         if not isinstance(message, OpenSession):
             return
-        self.requested.append(message.max_len)
-        if message.max_len > self.room:
+        length = self.link.sessions[message.session].sequence.opening.max_len
+        self.requested.append(length)
+        if length > self.room:
             self.pool.refuse(self.link, SessionRefused(message.session, "max_sessions"))
         else:
             self.link.sessions[message.session].is_open = True

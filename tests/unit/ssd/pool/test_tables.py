@@ -276,6 +276,7 @@ def rounds(pace: RoundPace, notified_after: float = 0.0) -> tuple[Waits, Callabl
             base_len=2,
             requested_at=clock.now(),
             open_by=clock.now() + 1.0,
+            max_len=1024,
             is_open=True,
         )
         session.seconds = seconds
