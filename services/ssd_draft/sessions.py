@@ -4,8 +4,8 @@ A session with n committed tokens has n - 1 of them in its trunk. The last one a
 that the target is verifying are the entries of its proposal segment (speculation.md, section 3).
 
 *Decision*: a session gets the blocks of its whole length when it opens. *Because*: the KV cache of
-a draft is small compared with that of its target, an open session never runs out of blocks, and a
-target opens one for at most ``SESSION_TOKENS`` new tokens.
+a draft is small compared with the cache of its target, an open session never runs out of blocks,
+and a target opens a session for at most ``SESSION_TOKENS`` new tokens.
 *Not chosen*: allocating block by block, which needs preemption in the draft as well. *Revisit when*
 ``ssd_draft_sessions`` is limited by blocks and not by ``max_sessions``.
 

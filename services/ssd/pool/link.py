@@ -141,7 +141,7 @@ class Session:
     """The newest commits without a table so far."""
 
     def is_full(self, lookahead: int) -> bool:
-        """Whether the next round could exceed its maximum length, and not that of its sequence."""
+        """Whether the next round could exceed this session, although its text may be longer."""
         sequence = self.sequence
         is_near = sequence.num_tokens + lookahead + 1 >= self.max_len
         return is_near and self.max_len < sequence.opening.max_len

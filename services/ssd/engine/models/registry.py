@@ -1,6 +1,6 @@
 """How the checkpoint of a model becomes a decoder.
 
-The dense decoder of Qwen3 is that of Llama with a norm on each head of queries and keys.
+Qwen3 has the dense decoder of Llama, with a norm on each head of queries and keys.
 """
 
 from collections.abc import Callable
