@@ -222,7 +222,7 @@ def summary(columns: Sequence[tuple[str, Figures]], *, shows_seed: bool = False)
     """Return a table of figures with one column for each generation.
 
     Figures of the target have no row if all generations are partial. Late tables, rounds of n-grams
-    and those for which the target had turned speculation off have a row only if there were any.
+    and rounds without speculation, because it is slower, have a row only if there were any.
 
     Args:
         columns: title and figures of each generation.

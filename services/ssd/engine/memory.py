@@ -22,8 +22,8 @@ from ssd.errors import MemoryBudgetError
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 MAX_LAYER_VALUES = 2**31 - 1
-"""Largest number of keys of a layer: FlexAttention's kernel of prompts computes their places in 32
-bits. A draft of few layers reaches it on a large GPU."""
+"""Largest number of values in the keys of a layer: FlexAttention's kernel of prompts computes their
+places in 32 bits. A draft of few layers reaches it on a large GPU."""
 OWN_GROUPS = Path("/proc/self/cgroup")
 
 

@@ -104,8 +104,8 @@ def children(resource: Resource, settings: OperatorSettings = SETTINGS) -> list[
 def reviewed(name: str) -> list[Object]:
     """Children of a sample as in its snapshot.
 
-    Without those of later cells, which differ in their number only, and without owner and
-    namespace, which are those of all. A snapshot beside ``everything`` has only what that sample
+    Children of later cells, which differ in their number only, are left out, and so are owner and
+    namespace, which all children share. A snapshot beside ``everything`` has only what that sample
     lacks: policies, and drafts of a cell.
     """
     first = [each for each in children(SAMPLES[name]) if cell_of(each) == 0]
