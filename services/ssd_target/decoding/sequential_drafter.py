@@ -77,7 +77,8 @@ class SequentialDrafter:
 
     Sequences that are longer than the draft allows, or for which it has no free blocks, get no
     proposals. It stores texts by itself, a chunk in each step: the target skips what is in its
-    prefix cache. Blocks are reserved for the maximum length, because it may lose speed only.
+    prefix cache. A sequence gets blocks as its text grows, because few texts reach their maximum
+    length. Without a free one, it returns its blocks, so that other texts grow.
     """
 
     def __init__(
@@ -113,14 +114,28 @@ class SequentialDrafter:
 
     def admit(self, sequence: Sequence) -> None:
         """Allocate blocks for a sequence that begins, or continues after a preemption."""
-        max_len = sequence.max_len
-        count = -(-max_len // self._engine.block_size)
-        if max_len <= self._engine.max_model_len and self._blocks.can_allocate(count):
-            blocks = self._blocks.allocate(count)
-            self._texts[sequence.sequence_id] = _Text(blocks)
+        text = _Text([])
+        if self._has_room(sequence) and self._grow(sequence, text):
+            self._texts[sequence.sequence_id] = text
             self._runner.begin_session(sequence.slot)
-            self._block_tables_SJ[sequence.slot] = 0
-            self._block_tables_SJ[sequence.slot, :count] = blocks
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Return whether the draft allows a text of this length with a proposal."""
+        return len(sequence.tokens) + self._lookahead < self._engine.max_model_len
+
+    def _grow(self, sequence: Sequence, text: _Text) -> bool:
+        """Return whether a text has blocks for the next round; allocate those that are missing."""
+        num_entries = min(len(sequence.tokens) + self._lookahead, sequence.max_len)
+        num_owned = len(text.blocks)
+        missing = -(-num_entries // self._engine.block_size) - num_owned
+        if missing > 0:
+            if not self._blocks.can_allocate(missing):
+                return False
+            text.blocks += self._blocks.allocate(missing)
+            table_J = self._block_tables_SJ[sequence.slot]
+            table_J[num_owned:] = 0
+            table_J[num_owned : num_owned + missing] = text.blocks[num_owned:]
+        return True
 
     def release(self, sequence: Sequence) -> None:
         """Free the blocks of a sequence that has ended, if it has any."""
@@ -238,8 +253,12 @@ class SequentialDrafter:
 
     def _can_propose(self, sequence: Sequence) -> bool:
         text = self._texts.get(sequence.sequence_id)
-        has_room = len(sequence.tokens) + self._lookahead < self._engine.max_model_len
-        return text is not None and text.is_stored and sequence.num_remaining > 1 and has_room
+        if text is None or not text.is_stored or sequence.num_remaining < 2:
+            return False
+        if self._has_room(sequence) and self._grow(sequence, text):
+            return True
+        self.release(sequence)
+        return False
 
     def _append(self, drafted: Rows[Sequence]) -> None:
         """Append the entries of committed tokens to the trunks."""

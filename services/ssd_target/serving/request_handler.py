@@ -30,6 +30,7 @@ from ssd_target.serving.tokenization import LONG, Tokenization
 from ssd_target.settings import TargetSettings
 
 DEFAULT_MAX_TOKENS = 256
+"""New tokens of a request without ``max_tokens`` that is not a chat: a text may have no end."""
 SEED_BITS = 53
 """Bits of a drawn seed. Numbers of so many bits are exact in JSON, so a seed can be copied."""
 CAUSE_SECONDS = 4.0
@@ -163,9 +164,7 @@ class RequestHandler:
         arrived_at = self._clock.now()
         with self._entering(call.sampling.n):
             prompt_ids, text = await self._prompt(call)
-            max_tokens = room_for(
-                prompt_ids, call.sampling.max_tokens, max_model_len, prompt_field(call.prompt)
-            )
+            max_tokens = max_new_tokens(call, len(prompt_ids), max_model_len)
             keys = await self._check_prompt(call.prompt, prompt_ids)
             self._check(call.sampling, max_tokens)
             continuations = await self._continuations(
@@ -432,16 +431,19 @@ def check_prompt_ids(prompt: Prompt, prompt_ids: tuple[TokenId, ...], num_token_
         )
 
 
-def room_for(
-    prompt_ids: tuple[TokenId, ...], max_tokens: int | None, max_model_len: int, field: str
-) -> int:
-    """Return the maximum number of new tokens; unset is ``DEFAULT_MAX_TOKENS``, or what fits.
+def max_new_tokens(call: GenerateCall, num_prompt: int, max_model_len: int) -> int:
+    """Return the maximum number of new tokens of a request.
+
+    Without ``max_tokens``, a chat has what fits, and another text at most ``DEFAULT_MAX_TOKENS``.
 
     Raises:
         ContextLengthError: prompt and new tokens together exceed the model's length.
     """
-    room = max_model_len - len(prompt_ids)
-    limit = max(1, min(DEFAULT_MAX_TOKENS, room)) if max_tokens is None else max_tokens
+    room = max_model_len - num_prompt
+    limit = call.sampling.max_tokens
+    if limit is None:
+        is_chat = isinstance(call.prompt, Conversation)
+        limit = max(1, room if is_chat else min(DEFAULT_MAX_TOKENS, room))
     if limit > room:
-        raise ContextLengthError(len(prompt_ids), limit, max_model_len, field)
+        raise ContextLengthError(num_prompt, limit, max_model_len, prompt_field(call.prompt))
     return limit

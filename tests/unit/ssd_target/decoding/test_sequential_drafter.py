@@ -216,15 +216,31 @@ def test_a_draft_that_is_replaced_is_tried_again(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_sequence_without_blocks_of_the_draft_runs_without_proposals() -> None:
-    # Blocks of 4 tokens: the first sequence takes 6 of 7, and the second one needs 4.
+    # Blocks of 4 tokens: the first sequence begins with 5 of 7, and the second one needs 4.
     bench = Bench(own_draft=own_draft("perfect", num_blocks=8))
-    first = bench.submit([1, 2, 3], 20, mode=Mode.SYNCHRONOUS)
-    second = bench.submit([4, 5, 6], 12, mode=Mode.SYNCHRONOUS)
+    first_prompt, second_prompt = [1, 2, 3] * 5, [4, 5, 6] * 4
+    first = bench.submit(first_prompt, 8, mode=Mode.SYNCHRONOUS)
+    second = bench.submit(second_prompt, 12, mode=Mode.SYNCHRONOUS)
     bench.run()
-    assert first.tokens == plain([1, 2, 3], 20, GREEDY)
-    assert second.tokens == plain([4, 5, 6], 12, GREEDY)
+    assert first.tokens == plain(first_prompt, 8, GREEDY)
+    assert second.tokens == plain(second_prompt, 12, GREEDY)
     assert first.statistics.mode is Mode.SYNCHRONOUS
     assert second.statistics.mode is Mode.AUTOREGRESSIVE
+
+
+def test_a_sequence_gets_blocks_of_the_draft_as_its_text_grows() -> None:
+    # Both texts end with 7 blocks, of which the draft has 8.
+    bench = Bench(own_draft=own_draft("perfect", num_blocks=9))
+    prompts = [1, 2, 3], [4, 5, 6]
+    sinks = [bench.submit(prompt, 22, mode=Mode.SYNCHRONOUS) for prompt in prompts]
+    bench.run()
+    for prompt, sink in zip(prompts, sinks, strict=True):
+        assert sink.tokens == plain(prompt, 22, GREEDY)
+        assert sink.statistics.mode is Mode.SYNCHRONOUS
+        assert sink.statistics.accepted_tokens == sink.statistics.proposed_tokens > 0
+    # The first one that finds no free block returns its blocks, so the other one goes on.
+    proposed = sorted(sink.statistics.proposed_tokens for sink in sinks)
+    assert proposed[0] < 15 < proposed[1]
 
 
 @SAMPLERS
