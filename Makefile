@@ -118,7 +118,7 @@ gpu-check: ## check and measure a GPU machine in up to 25 minutes; needs torch w
 	fi; $(GPU_PYTHON) -m tests.gpu $(GPU_CHECK_ARGS)
 
 # These tests use the cluster of KUBECONFIG, or one that SSD_CLUSTER_TOOL starts and stops. With
-# E2E_SECONDS, tests that would begin later are skipped.
+# TEST_SECONDS, as in all suites, tests that would begin later are skipped.
 e2e: $(TOOLS) ## test the chart on a real cluster: images, install, serve, failures, uninstall (35 minutes)
 	$(BIN)/python -m pytest tests/cluster -m "cluster and not slow" --durations 15 -rs
 

@@ -3,10 +3,12 @@
 import gc
 import os
 import signal
+import time
 from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
+from tests.time_limit import ENDS_AT
 
 # Before a test imports OpenVINO, whose import otherwise reports to the internet.
 import ssd.engine.openvino_engine  # noqa: F401
@@ -51,6 +53,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if is_unit and item.config.getoption("timeout") is None:
             item.add_marker(pytest.mark.timeout(UNIT_SECONDS, func_only=True))
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST_FIRST))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    if time.monotonic() > ENDS_AT:
+        pytest.skip("the time of TEST_SECONDS is over")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import subprocess
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from tests.cluster.kube import (
     CHART,
     CRD,
     CRDS,
-    ENDS_AT,
     EVERYWHERE,
     KEEPS_IMAGES,
     REGISTRY,
@@ -44,12 +42,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("figures")
         for name, value in figures.items():
             terminalreporter.write_line(f"{name}: {value}")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    if time.monotonic() > ENDS_AT:
-        pytest.skip("the time of E2E_SECONDS is over")
 
 
 @pytest.hookimpl(wrapper=True)

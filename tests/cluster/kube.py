@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.time_limit import ENDS_AT
+
 from ssd import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,8 +36,6 @@ while it ran."""
 PATIENCE = 4.0
 """A wait may take so many times its limit. Limits fit a quiet machine, and only end a test that
 hangs: how long something takes is a figure of the run."""
-ENDS_AT = time.monotonic() + float(os.environ.get("E2E_SECONDS", "inf"))
-"""Tests that would begin later are skipped, for a run that may take only so long."""
 LAST_SECONDS = 300.0
 """After ``ENDS_AT``, in which a test waits with patience."""
 Object = dict[str, Any]
