@@ -16,7 +16,7 @@ from ssd.observability.metrics import COMMIT_TO_WIRE_SECONDS
 from ssd.pool.circuit_breaker import SILENT_ROUNDS
 from ssd.pool.link import DraftedSequence, DraftLink, LinkState, Session
 from ssd.pool.rounds import NO_TABLE_NEEDED, Lookup, LookupCounts, PoolRound, RoundResult
-from ssd.pool.router import choose_link, session_to_move
+from ssd.pool.router import accepts_sessions, choose_link, session_to_move
 from ssd.pool.settings import DraftsSettings
 from ssd.pool.sustainable_sessions import sustainable_sessions
 from ssd.pool.table_deadline import RoundPace
@@ -190,7 +190,11 @@ class DraftPool:
         for sequence in waiting:
             if num_opened >= MAX_OPENED_TOKENS:
                 break
-            num_opened += self._open(sequence)
+            num_tokens = self._open(sequence)
+            num_opened += num_tokens
+            # With full drafts, asking for each of a thousand texts would take milliseconds a round.
+            if not num_tokens and not self._accepts_sessions():
+                break
 
     def release(self, sequence_ids: Iterable[SequenceId]) -> None:
         """Close the sessions of sequences that continue without a draft.
@@ -382,6 +386,11 @@ class DraftPool:
         except LinkError as error:
             self.detach(link, str(error))
         return len(tokens)
+
+    def _accepts_sessions(self) -> bool:
+        """Return whether a link has room for another session."""
+        now = self._clock.now()
+        return any(accepts_sessions(link, now) for link in self.links())
 
     def _suspend_silent_links(self, answering: Iterable[Session]) -> list[Session]:
         """Remove and return the sessions of links that send no tables. Lock held.

@@ -43,10 +43,17 @@ def choose_link(
 def has_room(link: DraftLink, num_tokens: int, max_len: int, now: float) -> bool:
     """Whether a link can open one more session, of so many tokens now and at most."""
     return (
-        link.state(now) is LinkState.ACTIVE
-        and (not (limit := link.welcome.max_len) or num_tokens < limit)
-        and len(link.sessions) < link.max_sessions
+        (not (limit := link.welcome.max_len) or num_tokens < limit)
         and (now >= link.no_openings_before or max_len <= link.longest_in_pause)
+        and accepts_sessions(link, now)
+    )
+
+
+def accepts_sessions(link: DraftLink, now: float) -> bool:
+    """Whether a link can open one more session, of a text that is not too long for it."""
+    return (
+        link.state(now) is LinkState.ACTIVE
+        and len(link.sessions) < link.max_sessions
         and len(link.opening()) < link.most_opening
     )
 

@@ -1,7 +1,11 @@
 """In which order sequences get sessions."""
 
+from unittest.mock import Mock
+
+import pytest
 from tests.unit.ssd.pool import links
 
+from ssd.pool import pool
 from ssd.pool.link import RETRY_SECONDS
 from ssd.pool.pool import MAX_OPENED_TOKENS, DraftPool
 from ssd.pool.rounds import RoundResult
@@ -93,21 +97,21 @@ def test_sequences_that_were_not_refused_open_in_their_order() -> None:
 
 def test_a_session_that_opens_again_gets_all_tokens() -> None:
     prompt = tuple(range(3 * WINDOW_TOKENS))
-    pool = make_pool(FakeClock())
-    pool.begin(1, OpenSession(token_ids=prompt, max_len=2**20, seed=0, temperature=0.0))
+    drafts = make_pool(FakeClock())
+    drafts.begin(1, OpenSession(token_ids=prompt, max_len=2**20, seed=0, temperature=0.0))
     sent: list[TargetMessage | bytes] = []
     text = prompt
     for tokens in ((), (7, 8), (9,)):
         result = RoundResult(
             1, tokens, 0, Outcome(0, 7), is_finished=False, max_proposed=links.LOOKAHEAD
         )
-        pool.round([result], 0.0, lambda: None)
+        drafts.round([result], 0.0, lambda: None)
         text += tokens
         link = links.link()
         link.send = sent.append
-        pool.attach(link)
-        pool.open_sessions([1])
-        pool.detach(link, "lost")
+        drafts.attach(link)
+        drafts.open_sessions([1])
+        drafts.detach(link, "lost")
         opening = sent[-1]
         assert isinstance(opening, OpenSession)
         assert opening.token_ids == text
@@ -144,3 +148,22 @@ def test_long_texts_without_room_do_not_delay_others_for_ever() -> None:
     draft.run(*reversed(LONG), num_rounds=20)
     opened = sorted(each.sequence.opening.max_len for each in draft.link.sessions.values())
     assert opened == [*LONG[:4]]
+
+
+def test_a_text_that_a_draft_cannot_serve_does_not_prevent_the_next_one() -> None:
+    draft = FullDraft(room=50)
+    draft.begin(20, 30)
+    draft.pool.open_sessions([20])
+    draft.pool.refuse(draft.link, SessionRefused(next(iter(draft.link.sessions)), "not_finite"))
+    assert draft.run(20, 30, num_rounds=1) == [30]
+
+
+def test_texts_are_not_tried_one_by_one_while_all_drafts_are_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draft = FullDraft(room=2000)
+    draft.begin(*range(1000, 1100))
+    assert len(draft.run(*range(1000, 1100), num_rounds=1)) == draft.link.max_sessions
+    monkeypatch.setattr(pool, "choose_link", tries := Mock(return_value=None))
+    assert draft.run(*range(1000, 1100), num_rounds=1) == []
+    tries.assert_called_once()
