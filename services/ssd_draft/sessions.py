@@ -25,6 +25,7 @@ from typing import Protocol
 
 from ssd.engine.kv_cache.block_pool import BlockPool, Key, chain_keys
 from ssd.errors import FrameError, LinkError
+from ssd.pool.link import RETRY_SECONDS
 from ssd.pool.sustainable_sessions import BatchTimes
 from ssd.speculation.estimates import Acceptance
 from ssd.speculation.table import OutcomeTable
@@ -32,6 +33,8 @@ from ssd.types import Commit, LinkSettings, OpenSession, RefusalReason, TokenId
 
 USUAL_ACCEPTANCE = 0.8
 """Acceptance that is assumed until a target has verified tokens."""
+WAITING_SECONDS = 2 * RETRY_SECONDS
+"""After a refusal, a link without sessions is expected to try again for so long."""
 _SALT = token_bytes(16)
 """Secret of the keys of texts, see ``chain_keys``."""
 
@@ -174,7 +177,8 @@ class Sessions:
     """All sessions of the process: admission, slots and blocks. Step thread only.
 
     There are at most ``max_sessions`` sessions, and no more than the blocks of the pool allow. The
-    active links share slots and blocks; see ``may_take``.
+    active links share slots and blocks; see ``may_take``. Where there is no session for each link,
+    they take turns.
     """
 
     def __init__(
@@ -195,6 +199,8 @@ class Sessions:
         self._free_slots = list(range(max_sessions))[::-1]
         self._max_sessions = max_sessions
         self._links: set[int] = set()
+        self._waiting: dict[int, float] = {}
+        """When links without sessions were last refused, in the order of their first refusals."""
         self._sessions: dict[tuple[int, int], Session] = {}
 
     def __len__(self) -> int:
@@ -210,6 +216,7 @@ class Sessions:
     def leave(self, link: LinkEnd) -> None:
         """Remove a link; the caller closes its sessions."""
         self._links.discard(link.number)
+        self._waiting.pop(link.number, None)
 
     def find(self, link: LinkEnd, number: int) -> Session | None:
         """Return the session with this id on this link."""
@@ -231,8 +238,12 @@ class Sessions:
         num_blocks = self._num_blocks(max_len)
         if not self._has_room_for_a_tree(num_tokens, max_len):
             return RefusalReason.LENGTH
-        if not self._may_open(link, num_blocks):
+        is_kept = self._is_kept(link, num_blocks, arrived_at)
+        if is_kept or not self._may_open(link, num_blocks):
+            if not self.of(link.number):
+                self._waiting[link.number] = arrived_at
             return RefusalReason.MAX_SESSIONS
+        self._waiting.pop(link.number, None)
         # Without the newest token: its pass has the logits of the first table.
         keys = self._keys(opening.token_ids[:-1])
         # Blocks that are shared are found before others are allocated, which may drop them.
@@ -327,6 +338,19 @@ class Sessions:
         return may_take(1, my_slots, slots.values(), self._max_sessions) and may_take(
             num_blocks, my_blocks, blocks.values(), total, most
         )
+
+    def _is_kept(self, link: LinkEnd, num_blocks: int, now: float) -> bool:
+        """Return whether what a session needs is kept for the link that waits for the longest time.
+
+        Else one target could take each slot again as soon as its session has ended.
+        """
+        oldest = now - WAITING_SECONDS
+        self._waiting = {each: at for each, at in self._waiting.items() if at > oldest}
+        if next(iter(self._waiting), link.number) == link.number:
+            return False
+        num_longest = self._num_blocks(self._max_len)
+        has_blocks_for_both = self._pool.can_allocate(num_blocks + num_longest)
+        return not has_blocks_for_both or len(self._free_slots) < 2
 
     def _has_room_for_a_tree(self, num_committed: int, max_len: int) -> bool:
         return num_committed < max_len and num_committed + self._reserved <= self._max_len

@@ -129,3 +129,23 @@ def test_beside_an_idle_target_only_the_blocks_of_one_session_stay_free() -> Non
     idle = Target(draft, 2, num_sequences=0)
     busy = Target(draft, 1, num_sequences=4)
     assert draft.run(busy, idle, seconds=50.0) == [4.0, 0.0]
+
+
+@pytest.mark.parametrize(("num_sessions", "num_targets"), [(1.0, 2), (2.0, 3), (2.0, 4), (3.0, 4)])
+def test_targets_take_turns_if_there_is_no_session_for_each(
+    num_sessions: float, num_targets: int
+) -> None:
+    draft, targets = SharedDraft(num_sessions), list[Target]()
+    for number in range(num_targets):
+        targets.append(Target(draft, number, num_sequences=2))
+        draft.run(*targets, seconds=5.0)
+    means = draft.run(*targets, seconds=400.0)
+    assert sum(means) > 0.8 * num_sessions
+    assert min(means) > 0.6 * num_sessions / num_targets
+
+
+def test_a_target_that_no_longer_asks_keeps_no_session_from_others() -> None:
+    draft = SharedDraft(num_sessions=1.0)
+    first, second = Target(draft, 1, num_sequences=1), Target(draft, 2, num_sequences=1)
+    draft.run(first, second, seconds=5.0)
+    assert draft.run(first, seconds=200.0)[0] > 0.85
