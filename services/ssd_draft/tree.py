@@ -85,7 +85,6 @@ class Tree:
         The first blocks have the first ``num_stored`` tokens; the others are stored later.
         """
         temperature = opening.temperature
-        self._runner.begin_session(slot)
         self.place(slot, blocks, num_stored)
         self._newest.pop(slot, None)
         self.is_broken_X[slot] = False
@@ -105,6 +104,7 @@ class Tree:
 
     def close(self, slot: int) -> None:
         """Release the slot of a session."""
+        self._runner.end_session(slot)
         # The logits of a batch stay in memory until no slot refers to them.
         self._newest.pop(slot, None)
         self.is_broken_X[slot] = False

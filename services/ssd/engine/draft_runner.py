@@ -29,7 +29,7 @@ class DraftRunner(ModelRunner):
     def __init__(self, execution: DraftExecution, model: ModelConfig, engine: EngineConfig) -> None:
         super().__init__(execution, model, engine)
         self.whole_tables = execution.whole_tables
-        self.begin_session = execution.begin_session
+        self.end_session = execution.end_session
         self.append_proposal = execution.append_proposal
         self.promote_branches = execution.promote_branches
 
@@ -79,7 +79,7 @@ class DraftRunner(ModelRunner):
                 self._warm_up_whole(batch)
         self.append_proposal(AppendBatch(slot_B, zero_B, zero_B, table_B1))
         self.promote_branches(slot_B, zero_B)
-        self.begin_session(0)
+        self.end_session(0)
 
     def _warm_up_whole(self, batch: BranchBatch) -> None:
         """Build the whole tables with this batch as step 0."""

@@ -110,8 +110,8 @@ class TreePasses(Protocol):
     def whole_tables(self) -> Collection[tuple[int, int]]:
         """Numbers of branches and columns of the tables that ``run_columns`` builds in one pass."""
 
-    def begin_session(self, slot: int) -> None:
-        """Drop copies of the entries of the session that had this slot before."""
+    def end_session(self, slot: int) -> None:
+        """Drop copies of the entries of a session that ends; its slot is free."""
 
     def run_proposals(self, batch: ProposalBatch) -> Tensor:
         """Run the newest token and the proposal of each session, and fill the proposal segments.

@@ -314,8 +314,8 @@ class StaticDraft(StaticExecution):
 
     run_columns = run_columns_by_steps
 
-    def begin_session(self, slot: int) -> None:
-        """See ``TreePasses.begin_session``; passes read entries where they are stored."""
+    def end_session(self, slot: int) -> None:
+        """See ``TreePasses.end_session``; passes read entries where they are stored."""
 
     @torch.inference_mode()
     def append_proposal(self, batch: AppendBatch) -> None:

@@ -164,8 +164,8 @@ class TorchDraft(TorchExecution):
         self._context_slots_B: Tensor | None = None
         self._num_shared = 0
 
-    def begin_session(self, slot: int) -> None:
-        """See ``TreePasses.begin_session``; passes read entries where they are stored."""
+    def end_session(self, slot: int) -> None:
+        """See ``TreePasses.end_session``; passes read entries where they are stored."""
 
     @torch.inference_mode()
     def run_proposals(self, batch: ProposalBatch) -> Tensor:

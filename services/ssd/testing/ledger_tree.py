@@ -44,8 +44,8 @@ class LedgerTreeRunner:
         tokens = batch.tokens_BP[0, :count].tolist()
         return tokens.index(self.nan_token) if self.nan_token in tokens else None
 
-    def begin_session(self, slot: int) -> None:
-        """Clear the segments of the session before."""
+    def end_session(self, slot: int) -> None:
+        """Clear the segments of the session."""
         self.proposals_XP[slot] = self.own_XNP[slot] = _UNWRITTEN
 
     def run_proposals(self, batch: ProposalBatch) -> torch.Tensor:

@@ -117,7 +117,6 @@ class SequentialDrafter:
         text = _Text([])
         if self._has_room(sequence) and self._grow(sequence, text):
             self._texts[sequence.sequence_id] = text
-            self._runner.begin_session(sequence.slot)
 
     def _has_room(self, sequence: Sequence) -> bool:
         """Return whether the draft allows a text of this length with a proposal."""
@@ -141,6 +140,7 @@ class SequentialDrafter:
         """Free the blocks of a sequence that has ended, if it has any."""
         text = self._texts.pop(sequence.sequence_id, None)
         if text is not None:
+            self._runner.end_session(sequence.slot)
             self._blocks.free(text.blocks)
 
     def store(self, sequences: Iterable[Sequence]) -> None:

@@ -177,14 +177,17 @@ def opened(tree: Tree, slots: list[int], texts: list[Text]) -> None:
 
 
 @pytest.fixture
-def tree(runner: DraftRunner) -> Tree:
+def tree(runner: DraftRunner) -> Iterator[Tree]:
+    """A tree on the runner of all tests, which has no sessions before and after."""
     engine = runner.engine
     choice = (
         KeyedChoice(engine.max_num_seqs, engine.device)
         if engine.engine == STATIC
         else RingChoice(engine.max_num_seqs, num_noise_rows(engine), VOCAB_SIZE)
     )
-    return Tree(runner, choice, engine, VOCAB_SIZE)
+    yield Tree(runner, choice, engine, VOCAB_SIZE)
+    for slot in range(engine.max_num_seqs):
+        runner.end_session(slot)
 
 
 def num_columns(tree: Tree, num_steps: int) -> int:

@@ -440,6 +440,15 @@ def test_the_logits_of_closed_sessions_are_not_kept(monkeypatch: pytest.MonkeyPa
         assert len(kept) == (K + 1 if texts else 0), f"{len(texts)} sessions are open"
 
 
+def test_the_entries_of_a_session_are_dropped_when_it_ends(opened: Opened) -> None:
+    draft, link, _ = opened
+    own_XNP = draft.runner.own_XNP
+    assert len(own_XNP.unique()) > 1
+    draft.inbox.put(Event(link, CloseSession(1)))
+    draft.settle()
+    assert len(own_XNP.unique()) == 1
+
+
 def test_links_take_turns_when_prompts_are_stored() -> None:
     draft, greedy, modest = Draft(), FakeLink(1), FakeLink(2)
     for session in (1, 2, 3):

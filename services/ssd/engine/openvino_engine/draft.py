@@ -290,9 +290,12 @@ class OpenVinoDraft:
         )
         return self._graphs.causal.is_finite()
 
-    def begin_session(self, slot: int) -> None:
-        """See ``TreePasses.begin_session``."""
+    def end_session(self, slot: int) -> None:
+        """See ``TreePasses.end_session``."""
         self._trunks = {key: copy for key, copy in self._trunks.items() if slot not in key}
+        self._whole.pop(slot, None)
+        if self._parts_slots_B is not None and slot in self._parts_slots_B:
+            self._parts, self._parts_slots_B = [], None
 
     def run_proposals(self, batch: ProposalBatch) -> Tensor:
         """See ``TreePasses.run_proposals``."""

@@ -230,7 +230,8 @@ def test_a_sequence_without_blocks_of_the_draft_runs_without_proposals() -> None
 
 def test_a_sequence_gets_blocks_of_the_draft_as_its_text_grows() -> None:
     # Both texts end with 7 blocks, of which the draft has 8.
-    bench = Bench(own_draft=own_draft("perfect", num_blocks=9))
+    draft = own_draft("perfect", num_blocks=9)
+    bench = Bench(own_draft=draft)
     prompts = [1, 2, 3], [4, 5, 6]
     sinks = [bench.submit(prompt, 22, mode=Mode.SYNCHRONOUS) for prompt in prompts]
     bench.run()
@@ -241,6 +242,7 @@ def test_a_sequence_gets_blocks_of_the_draft_as_its_text_grows() -> None:
     # The first one that finds no free block returns its blocks, so the other one goes on.
     proposed = sorted(sink.statistics.proposed_tokens for sink in sinks)
     assert proposed[0] < 15 < proposed[1]
+    assert len(draft.own_XNP.unique()) == 1, "entries are dropped with their texts"
 
 
 @SAMPLERS
