@@ -348,7 +348,8 @@ class DecodeLoop:
     def _conclude(self, sequences: Rows[Sequence], lookups: Rows[Lookup]) -> None:
         """Keep the next proposals of the sequences that continue; free the resources of others."""
         for sequence, lookup in zip(sequences, lookups, strict=True):
-            self.record.add_lookup(lookup.result)
+            own = sequence.record.newest_lookup
+            self.record.add_lookup(own if sequence.is_synchronous else lookup.result)
             if sequence.finish_reason is not None:
                 self._finish(sequence)
             else:

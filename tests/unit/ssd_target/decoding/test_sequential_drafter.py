@@ -6,6 +6,7 @@ from typing import Literal
 from unittest.mock import Mock
 
 import pytest
+from prometheus_client import REGISTRY
 from tests.fake_gpu import on_fake_gpu
 from tests.sequences import make_sequence
 from tests.unit.ssd.speculation.measured import measure
@@ -22,6 +23,12 @@ from ssd.types import LookupResult, Mode, SamplingParams, TokenId
 from ssd_target.decoding.sampler import KeyedSampler, Proposal, RingSampler
 from ssd_target.decoding.sequence import Sequence
 from ssd_target.decoding.sequential_drafter import SequentialDrafter
+
+
+def num_backup_rounds() -> float:
+    """Value of the metric."""
+    return REGISTRY.get_sample_value("ssd_rounds_total", {"result": "backup"}) or 0.0
+
 
 SAMPLERS = pytest.mark.parametrize("sampler", [RingSampler, KeyedSampler])
 
@@ -139,7 +146,10 @@ def test_a_better_backup_replaces_the_draft_which_then_goes_on_with_the_text(
         bench.submit(prompt, limit - len(prompt), sampling=WARM, mode=Mode.SYNCHRONOUS)
         for prompt in prompts
     ]
+    counted = num_backup_rounds()
     bench.run()
+    of_requests = sum(sink.statistics.backup_rounds for sink in sinks)
+    assert num_backup_rounds() - counted == of_requests
     for sink, prompt, text in zip(sinks, prompts, texts, strict=True):
         assert sink.tokens == text[len(prompt) :]
         assert sink.statistics.accepted_tokens == sink.statistics.proposed_tokens
