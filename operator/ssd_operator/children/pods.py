@@ -11,7 +11,6 @@ chart's sample Job fills such a claim in advance. *Revisit when* fetches hold GP
 model loads, in spite of the Job.
 """
 
-import copy
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -62,12 +61,10 @@ _OPEN_CACHE = (
 )
 PREFLIGHT_CONTAINER = "preflight"
 _PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
-_PREFLIGHT_RESOURCES: Object = {
-    "requests": {"cpu": "100m", "memory": "0", "ephemeral-storage": "0"},
-    "limits": {"cpu": "1", "memory": "1Gi"},
-}
+_PREFLIGHT_REQUESTS: Object = {"cpu": "100m", "memory": "0", "ephemeral-storage": "0"}
 """A preflight runs beside serving pods, so it reserves little; without any CPU it received 1 s of
 CPU time in half a minute on a busy node. All are named, because a quota may require each."""
+_PREFLIGHT_LIMITS: Object = {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "1Gi"}
 _SECRET_MODE = 0o440
 """The process reads files of Secrets as their group."""
 
@@ -181,19 +178,21 @@ def plain_pod(workload: Workload, grace_seconds: int, **fields: object) -> Objec
     }
 
 
-def preflight_spec(deployment: Object, node: str) -> Object:
+def preflight_spec(deployment: Object, node: str, *, reserves_little: bool = True) -> Object:
     """Spec of a pod that tests a target's image and settings, and loads nothing.
 
     It is a copy of the target without its placement and without what it holds: GPUs, ports,
-    privileges, a claim for its cache.
+    privileges, a claim for its cache. If it reserves little, the LimitRange of a namespace may
+    forbid it: by a minimum, or by a ratio of limits to requests.
     """
     template = deployment["spec"]["template"]["spec"]
     engine = template["containers"][0]
     is_read_only = engine["securityContext"]["readOnlyRootFilesystem"]
+    requests = _PREFLIGHT_REQUESTS if reserves_little else _PREFLIGHT_LIMITS
     preflight = _without(engine, "ports", "lifecycle", *_PROBES) | {
         "name": PREFLIGHT_CONTAINER,
         "args": [*engine.get("args", ()), "--print-config"],
-        "resources": copy.deepcopy(_PREFLIGHT_RESOURCES),
+        "resources": {"requests": {**requests}, "limits": {**_PREFLIGHT_LIMITS}},
         "securityContext": _unprivileged(is_read_only=is_read_only),
     }
     return _without(template, "initContainers", "nodeSelector", "priorityClassName") | {

@@ -164,7 +164,9 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
         if (failure := failures.get(ref_of(target))) is None or not failure.is_of_template
     ]
     pods = Workload(resource=resource, settings=settings, component=Component.PREFLIGHT)
-    preflight = preflight_state(pods, targets, outdated, snapshot) if targets else Preflight()
+    preflight = Preflight()
+    if targets:
+        preflight = preflight_state(pods, targets, outdated, snapshot, state.failures)
     objects += [] if preflight.pod is None else [preflight.pod]
     state = replace(state, failures=holding(state.failures, objects, snapshot))
     revisions = {name_of(deployment): revision_of(deployment) for deployment in deployments}

@@ -66,6 +66,7 @@ from ssd_operator.observe.pod_state import (
     unready_deadline,
 )
 from ssd_operator.observe.snapshot import UP, Snapshot
+from ssd_operator.policy.apply_failures import ApplyFailure
 from ssd_operator.policy.gateways import AwaitedGateway
 
 RETRY_SECONDS = 60.0
@@ -282,12 +283,16 @@ class Preflight:
 
 
 def preflight_state(
-    preflights: Workload, wanted: Sequence[Object], outdated: Sequence[Object], snapshot: Snapshot
+    preflights: Workload,
+    wanted: Sequence[Object],
+    outdated: Sequence[Object],
+    snapshot: Snapshot,
+    failures: Mapping[Ref, ApplyFailure],
 ) -> Preflight:
-    """Return the state of the preflight of a change."""
+    """Return the state of the preflight of a change, given the failures of the last pass."""
     # Revisions of cells differ by the cell's number only: the first one's stands for all.
     name = f"{preflights.name}-{revision_of(wanted[0])}"
-    live = snapshot.children.get(Ref("Pod", name))
+    live = snapshot.children.get(ref := Ref("Pod", name))
     nodes = [
         (target, pod["spec"]["nodeName"])
         for target in outdated
@@ -302,7 +307,9 @@ def preflight_state(
             return Preflight("Running", f"{name} is created again on the target's node")
         return preflight
     for target, node in nodes:
-        pod = preflights.make("Pod", name, spec=preflight_spec(target, node))
+        is_forbidden = ref in failures and failures[ref].cause == "Forbidden"
+        spec = preflight_spec(target, node, reserves_little=not is_forbidden)
+        pod = preflights.make("Pod", name, spec=spec)
         pod["metadata"]["annotations"] |= annotations_of(target["spec"]["template"])
         return Preflight("Running", f"{name} is created", pod)
     return Preflight()

@@ -350,14 +350,14 @@ async def test_an_operator_that_is_restarted_at_any_time_continues(num_rounds: i
 
 
 @pytest.mark.parametrize(
-    ("error", "condition", "seconds"),
+    ("error", "condition", "seconds", "attempts"),
     [
-        (ForbiddenError("exceeded quota: pods=0"), ("True", "Valid"), 60.0),
-        (RefusedError("spec.containers[0].image: no"), ("False", "PodTemplateInvalid"), 600.0),
+        (ForbiddenError("exceeded quota: pods=0"), ("True", "Valid"), 60.0, 2),
+        (RefusedError("spec.containers[0].image: no"), ("False", "PodTemplateInvalid"), 600.0, 1),
     ],
 )
 async def test_a_preflight_that_cannot_be_created_is_quoted_and_delays_only_the_change(
-    error: ClusterError, condition: tuple[str, str], seconds: float
+    error: ClusterError, condition: tuple[str, str], seconds: float, attempts: int
 ) -> None:
     world = await settled()
     (serving,) = world.ready_pods("target")
@@ -367,12 +367,34 @@ async def test_a_preflight_that_cannot_be_created_is_quoted_and_delays_only_the_
     assert world.condition("Progressing") == FAILED
     assert str(error) in world.message("Progressing")
     assert world.condition("SpecValid") == condition
-    assert len(world.written("Pod")) == 1
+    assert len(world.written("Pod")) == attempts
     assert await world.next_pass() < seconds
     world.cluster.write_faults = {}
     world.cluster.now += seconds
     await world.rounds(8)
     assert world.condition("Progressing") == DONE
+
+
+def limit_range(thing: Object) -> None:
+    """A namespace whose LimitRange has a minimum, and 2 as the largest ratio of limit to request.
+
+    Raises:
+        ForbiddenError: a container has other resources.
+    """
+    if thing["kind"] == "Pod":
+        (container,) = thing["spec"]["containers"]
+        resources = container["resources"]
+        if resources["requests"]["memory"] == "0" or resources["requests"]["cpu"] == "100m":
+            raise ForbiddenError("minimum memory usage per Container is 64Mi, but request is 0")
+
+
+async def test_a_preflight_that_a_limit_range_forbids_requests_what_it_may_use() -> None:
+    world = await settled()
+    world.cluster.admit = limit_range
+    await change(world, GOOD, 10)
+    assert world.condition("Progressing") == DONE
+    (serving,) = world.ready_pods("target")
+    assert revision_of(serving) == revision_of(world[TARGET])
 
 
 async def test_a_foreign_pod_with_its_name_is_left_alone() -> None:

@@ -76,7 +76,7 @@ def seen(
 def look(snapshot: Snapshot, demo: Resource = DEMO) -> Preflight:
     pods = Workload(resource=demo, settings=SETTINGS, component=Component.PREFLIGHT)
     wanted = deployments(demo, "target")
-    return preflight_state(pods, wanted, outdated_targets(wanted, snapshot), snapshot)
+    return preflight_state(pods, wanted, outdated_targets(wanted, snapshot), snapshot, {})
 
 
 def drawn(snapshot: Snapshot, demo: Resource = DEMO) -> Object:
@@ -129,7 +129,7 @@ def test_the_pod_has_no_device_and_no_privilege_and_no_selector_matches_it(spec:
     demo = resource(spec)
     made = drawn(seen(demo), demo)
     (inside,) = made["spec"]["containers"]
-    assert set(inside["resources"]["limits"]) == {"cpu", "memory"}
+    assert set(inside["resources"]["limits"]) == {"cpu", "memory", "ephemeral-storage"}
     assert not_restricted(made["spec"]) == []
     assert len(name_of(made)) <= 63
     labels = made["metadata"]["labels"]
