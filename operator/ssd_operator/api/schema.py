@@ -40,7 +40,12 @@ _NOT_STRUCTURAL = {"title", "$defs", "$ref", "anyOf"}
 _DEFINITION = f"""
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
-metadata: {{name: PLURAL.{GROUP}}}
+metadata:
+  name: PLURAL.{GROUP}
+  annotations:
+    # Helm reads it of the live object. Without it, an upgrade that does not contain the definition
+    # deletes all resources.
+    helm.sh/resource-policy: keep
 spec:
   group: {GROUP}
   scope: Namespaced

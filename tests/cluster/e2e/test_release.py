@@ -18,6 +18,7 @@ from tests.cluster.kube import (
     inventory,
     run,
     sample,
+    take_over_crd,
 )
 from tests.cluster.load import Job, Load
 
@@ -68,6 +69,24 @@ def test_an_upgrade_updates_the_crd_and_keeps_pods_of_the_same_image(
     kube("scale", f"ssd/{demo}", "--replicas=1")
     kube.wait_linked(demo, 1)
     load.assert_undisturbed()
+
+
+def test_an_upgrade_keeps_all_resources_after_a_crd_was_replaced(
+    kube: Kube, release: Release, demo: str
+) -> None:
+    before = kube.uids(demo, "target", "draft")
+    crd = "ssddeployments.ssd.dev"
+    # The release in whose manifest the CRD was, and now is not: Helm deletes such objects.
+    run("kubectl", "replace", "-f", str(CHART / "files" / "crd.yaml"))
+    install(release.name, release.namespace, *EVERYWHERE)
+    assert kube.uids(demo, "target", "draft") == before
+    run("kubectl", "annotate", "crd", crd, "helm.sh/resource-policy-")
+    with pytest.raises(AssertionError, match=f"kubectl annotate crd {crd} helm.sh/resource-policy"):
+        install(release.name, release.namespace, *EVERYWHERE)
+    run("kubectl", "annotate", "crd", crd, "helm.sh/resource-policy=keep")
+    take_over_crd(release.name, release.namespace)
+    install(release.name, release.namespace, *EVERYWHERE)
+    assert kube.uids(demo, "target", "draft") == before
 
 
 @pytest.fixture
