@@ -116,7 +116,7 @@ containers:
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
   command: [python, -m, ssd_operator.runtime.installation]
   args: {{- toYaml .args | nindent 2 }}
-  resources: {requests: {cpu: 50m, memory: 64Mi}, limits: {memory: 256Mi}}
+  resources: {{- toYaml .root.Values.operator.resources | nindent 4 }}
   securityContext: {{- include "ssd.containerSecurity" . | nindent 4 }}
   volumeMounts:
   - {name: tmp, mountPath: /tmp}
@@ -124,7 +124,7 @@ volumes:
 - {name: tmp, emptyDir: {}}
 {{- end -}}
 
-{{/* Rights on resources for hooks: a dict of root, name, hook, annotations, verbs, namespaces ([""] is the cluster). */}}
+{{/* Rights on resources for hooks: a dict of root, name, hook, annotations (none: no hooks themselves), verbs, namespaces ([""] is the cluster). */}}
 {{- define "ssd.hookRights" -}}
 {{- $ := . -}}
 apiVersion: v1
@@ -133,7 +133,9 @@ metadata:
   name: {{ .name }}
   namespace: {{ .root.Release.Namespace | quote }}
   labels: {{- include "ssd.hookLabels" . | nindent 4 }}
-  annotations: {{- toYaml .annotations | nindent 4 }}
+  {{- with .annotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
 {{- range $namespace := .namespaces }}
 {{- $prefix := ternary "" "Cluster" (ne $namespace "") }}
 {{- range $kind := list "Role" "RoleBinding" }}
@@ -146,7 +148,9 @@ metadata:
   namespace: {{ . | quote }}
   {{- end }}
   labels: {{- include "ssd.hookLabels" $ | nindent 4 }}
-  annotations: {{- toYaml $.annotations | nindent 4 }}
+  {{- with $.annotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
 {{- if eq $kind "Role" }}
 rules:
 - {apiGroups: [ssd.dev], resources: [ssddeployments, ssddraftpools], verbs: {{ toJson $.verbs }}}

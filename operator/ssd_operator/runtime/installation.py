@@ -20,7 +20,7 @@ from ssd.rpc.client import TargetClient
 from ssd.types import SamplingParams
 from ssd_operator.api.spec import API_VERSION, KIND, RESOURCE_KINDS, Object
 from ssd_operator.children.objects import TARGET_PORT
-from ssd_operator.observe.cluster import Cluster, MissingError, Ref, ref_of
+from ssd_operator.observe.cluster import Cluster, ForbiddenError, MissingError, Ref, ref_of
 from ssd_operator.observe.pod_state import condition_of
 from ssd_operator.runtime.api_server import connect
 from ssd_operator.settings import UNTOUCHED_NAMESPACE
@@ -100,18 +100,33 @@ async def delete_all(
 ) -> None:
     """Delete all resources of some namespaces, or of all, and wait until they are gone.
 
-    The garbage collector deletes their pods, without an operator.
+    The garbage collector deletes their pods, without an operator. A namespace that was deleted is
+    forbidden, because its RoleBinding is gone; it is logged.
     """
+    forbidden = set[str]()
+
+    async def listed(kind: str, namespace: str) -> list[Object]:
+        try:
+            return (await cluster.list_all(kind, namespace))[0]
+        except MissingError:  # they were deleted with their definition
+            return []
+        except ForbiddenError as error:
+            if not namespace:
+                raise
+            if namespace not in forbidden:
+                forbidden.add(namespace)
+                _log.warning("namespace_left_out", namespace=namespace, error=str(error))
+            return []
 
     async def problem() -> str:
         left = []
         for kind, namespace in product(sorted(RESOURCE_KINDS), namespaces or ("",)):
-            with contextlib.suppress(MissingError):  # they were deleted with their definition
-                for resource in (await cluster.list_all(kind, namespace))[0]:
-                    where, ref = resource["metadata"]["namespace"], ref_of(resource)
-                    if where != UNTOUCHED_NAMESPACE:
+            for resource in await listed(kind, namespace):
+                where, ref = resource["metadata"]["namespace"], ref_of(resource)
+                if where != UNTOUCHED_NAMESPACE:
+                    with contextlib.suppress(MissingError):
                         await cluster.delete(where, ref, resource["metadata"]["uid"])
-                        left.append((where, ref.name))
+                    left.append((where, ref.name))
         return str(left) if left else ""
 
     await _wait(problem, seconds, "a finalizer may hold resources")

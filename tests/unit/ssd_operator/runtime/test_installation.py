@@ -12,7 +12,7 @@ from ssd.errors import NotReadyError, SetupError
 from ssd.rpc.http import ProbeServer
 from ssd_operator.api.parse import parse
 from ssd_operator.api.spec import KIND, Object
-from ssd_operator.observe.cluster import Key, MissingError, Ref
+from ssd_operator.observe.cluster import ForbiddenError, Key, MissingError, Ref
 from ssd_operator.runtime import installation
 
 MOMENT = 0.05
@@ -133,6 +133,16 @@ async def test_an_uninstall_without_the_definition_has_nothing_to_delete() -> No
             raise MissingError("404")
 
     await installation.delete_all(Gone(), ())
+
+
+async def test_an_uninstall_leaves_out_a_namespace_that_was_deleted() -> None:
+    api = Installed(list_faults={"gone": ForbiddenError("403")})
+    api.create_resource(("a", "one"), DEMO)
+    await installation.delete_all(api, ("gone", "a"))
+    assert api.keys() == set()
+    api.list_faults = {"": ForbiddenError("403")}
+    with pytest.raises(ForbiddenError):
+        await installation.delete_all(api, ())
 
 
 async def test_a_resource_that_stays_is_named() -> None:
